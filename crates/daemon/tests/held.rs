@@ -45,6 +45,29 @@ fn configured(folder: &TempDir, devices: &str) -> (PathBuf, PathBuf) {
 }
 
 #[test]
+fn ring_whose_image_another_process_holds_starts_as_soon_as_that_one_lets_go() {
+    let image = image();
+    let file = image.path().to_str().unwrap();
+    let keys = ["--lock-with-rings", "--num-queues", "2", "--blk-file", file];
+    let (source, destination) = (Daemon::blk(&keys), Daemon::blk(&keys));
+    let holder = Client::connect(&source.socket(), 1);
+    let mut client = Client::connect(&destination.socket(), 2);
+    client.submit_reads(0, 1);
+    client.submit_reads(1, 1);
+    let waits = || destination.log().matches("the guest's rings wait for the image").count();
+    assert!(wait_until(|| waits() > 0), "{}", destination.log());
+    // The front-end says nothing more, and its guest has kicked already.
+    drop(holder);
+    for queue in 0..2 {
+        assert_eq!(client.wait_for(queue, 1, PATIENCE), 1, "{}", destination.log());
+    }
+    assert_eq!(waits(), 1, "it is told once: {}", destination.log());
+    // The next ring has the image while those run, and gives it back with them.
+    drop(client);
+    is_served(&source.socket());
+}
+
+#[test]
 fn image_that_another_process_holds_costs_its_own_device_until_it_is_free() {
     let image = image();
     let file = image.path().to_str().unwrap();

@@ -161,9 +161,9 @@ fn make_nonblocking(fd: &impl AsFd) -> Result<(), Errno> {
 }
 
 /// Available buffer notifications of a queue. Its eventfd is watched and never read; a port of Xen
-/// is read at each event (`hear`).
-#[derive(Debug)]
-pub struct Kick(Bell);
+/// is read at each event (`hear`). A clone is the same doorbell.
+#[derive(Clone, Debug)]
+pub struct Kick(Arc<Bell>);
 
 impl Kick {
     /// Takes an eventfd of one's own, for a queue without a front-end.
@@ -171,7 +171,11 @@ impl Kick {
     /// # Errors
     /// [`DoorbellError::Kind`] if it is none.
     pub fn new(fd: OwnedFd) -> Result<Self, DoorbellError> {
-        own(fd).map(Self)
+        own(fd).map(Self::of)
+    }
+
+    fn of(bell: Bell) -> Self {
+        Self(Arc::new(bell))
     }
 
     /// Checks what a front-end sent as the kick of `ring`. A worker watches an eventfd for one ring
@@ -189,19 +193,19 @@ impl Kick {
             None => Ok(Theirs::bell(fd)),
             Some(kind) => Ok(Bell::Bridged(bridge.add_kick(fd, kind)?)),
         });
-        bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
+        bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self::of)
     }
 
     /// The events of a Xen queue's channel.
     #[must_use]
     pub fn of_port(port: Arc<EventPort>) -> Self {
-        Self(Bell::Port(port))
+        Self::of(Bell::Port(port))
     }
 
     /// Takes an event that was seen. An event of a Xen port masks the port until it is taken.
     #[inline]
     pub(crate) fn hear(&self) {
-        if let Bell::Port(port) = &self.0 {
+        if let Bell::Port(port) = &*self.0 {
             port.hear();
         }
     }
@@ -213,7 +217,7 @@ impl Kick {
         io: &mut QueueIo<'_>,
         call: impl FnOnce(&mut QueueIo<'_>) -> T,
     ) -> T {
-        let Bell::Foreign(theirs) = &self.0 else { return call(io) };
+        let Bell::Foreign(theirs) = &*self.0 else { return call(io) };
         // What other queues have placed is not this one's.
         io.submit();
         let before = cpu_time();

@@ -10,7 +10,8 @@ use manyring_wire::virtio::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
 use rustix::fd::AsFd;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
 use zerocopy::IntoBytes;
 
 #[test]
@@ -62,7 +63,7 @@ fn a_vring_is_handed_to_the_device_with_all_that_was_said() {
     assert_eq!(started, 1, "the device could not");
     let doorbells = [true, true, false];
     assert_eq!(front.device.asked(), [Asked::Start(1, 128, 77.into(), true, doorbells)]);
-    // The kick went with the attempt: nothing but a new one starts the vring again.
+    // It never can: nothing but a new kick starts the vring again.
     assert_eq!(front.ask("SET_VRING_NUM", [1u32, 64].as_bytes(), &[]), 0);
     assert_eq!(front.device.asked(), []);
     let err = doorbell();
@@ -72,6 +73,50 @@ fn a_vring_is_handed_to_the_device_with_all_that_was_said() {
     assert_eq!(front.device.asked(), [Asked::Start(1, 64, 77.into(), true, doorbells)]);
     front.send("GET_VRING_BASE", 0, [1u32, 0].as_bytes(), &[]);
     assert_eq!(front.reply(), [1u32, 77].as_bytes());
+}
+
+#[test]
+fn a_vring_that_the_host_lacks_something_for_is_tried_again_with_all_that_was_said() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let (kick, file) = (doorbell(), memory(REGION.size));
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    front.describe(0);
+    front.device.asked();
+    front.device.shortages.store(3, Ordering::Relaxed);
+    let started = front.ask("SET_VRING_KICK", 0u64.as_bytes(), &[kick.as_fd()]);
+    assert_eq!(started, 0, "it is accepted, and starts when it can");
+    // Without a further word of the front-end; the last time it cannot start at all.
+    let (began, mut asked) = (SystemTime::now(), Vec::new());
+    while asked.len() < 4 && began.elapsed().unwrap() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(10));
+        asked.extend(front.device.asked());
+    }
+    let start = Asked::Start(0, 128, 77.into(), false, [true, false, false]);
+    assert_eq!(asked, vec![start; 4]);
+    front.send("GET_VRING_BASE", 0, [0u32, 0].as_bytes(), &[]);
+    assert_eq!(front.reply(), [0u32, 77].as_bytes());
+}
+
+#[test]
+fn a_vring_that_waits_for_the_host_is_the_front_ends_to_stop_and_to_change() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let (kick, file) = (doorbell(), memory(REGION.size));
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    front.device.shortages.store(u32::MAX, Ordering::Relaxed);
+    for size in [128u32, 64] {
+        front.describe(0);
+        assert_eq!(front.ask("SET_VRING_NUM", [0, size].as_bytes(), &[]), 0);
+        assert_eq!(front.ask("SET_VRING_KICK", 0u64.as_bytes(), &[kick.as_fd()]), 0);
+        front.send("GET_VRING_BASE", 0, [0u32, 0].as_bytes(), &[]);
+        assert_eq!(front.reply(), [0u32, 77].as_bytes());
+        let tries = front.device.asked().into_iter().filter_map(|asked| match asked {
+            Asked::Start(0, size, ..) => Some(u32::from(size)),
+            _ => None,
+        });
+        let tries: Vec<_> = tries.collect();
+        assert!(!tries.is_empty() && tries.iter().all(|tried| *tried == size), "{tries:?}");
+    }
+    assert_eq!(front.leave(), [Asked::Features(0)]);
 }
 
 #[test]
@@ -147,7 +192,7 @@ fn a_change_of_the_config_space_is_told_on_the_back_end_channel() {
 #[test]
 fn messages_that_cost_much_cpu_time_are_read_when_those_before_are_paid_for() {
     let mut front = Front::new(VIRTIO_ID_BLOCK, true);
-    let began = std::time::SystemTime::now();
+    let began = SystemTime::now();
     for _ in 0..25 {
         assert_eq!(front.write_for(40 * SLOWER), 0);
     }

@@ -378,6 +378,7 @@ impl Server {
                 self.meter.paid().await;
                 connection.next(silence, &self.meter).await
             };
+            let start_due = front.start_due();
             tokio::select! {
                 message = next => {
                     silence = None;
@@ -411,6 +412,13 @@ impl Server {
                     };
                     tracing::warn!(device, "session ends: {why}");
                     return Ended { front, connection: None, origin };
+                }
+                () = passed(start_due) => {
+                    // As an answer: what a device waits for may take long.
+                    tokio::select! {
+                        () = self.meter.charged(front.start_waiting()) => {}
+                        () = self.given_up() => {}
+                    }
                 }
                 () = passed(unshared.due()) => unshared.tell(device),
                 Ok(()) = changes.changed() => front.send_config_change(),

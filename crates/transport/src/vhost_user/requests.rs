@@ -2,6 +2,7 @@
 //! queues.
 
 mod notes;
+mod start;
 
 use super::inflight::{self, InflightRegion};
 use super::session::{
@@ -10,18 +11,17 @@ use super::session::{
 use super::socket::Message;
 use super::transfer::Transfer;
 use super::vring::VringHost;
-use manyring_device::{Device, StartError};
-use manyring_engine::{Activation, Call, Channel, DoorbellError, Event, ForeignFd, Janitor, Kick};
-use manyring_memory::{DirtyLog, GuestMemory, MemoryError, MemoryRules, RegionSpec, Words};
-use manyring_queue::{
-    DeviceQueue, InflightError, QueueConfig, QueueError, RingAddresses, RingFeatures,
-};
+use manyring_device::Device;
+use manyring_engine::{Call, Channel, DoorbellError, Event, ForeignFd, Janitor, Kick};
+use manyring_memory::{DirtyLog, GuestMemory, MemoryError, MemoryRules, RegionSpec};
+use manyring_queue::{QueueError, RingAddresses, RingFeatures};
 use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, InflightArea, LogArea, Region,
     Reply, STATE_FAILED, STATE_NO_FD, VringState,
 };
 use notes::Notes;
 use rustix::fd::OwnedFd;
+use start::Waiting;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -63,6 +63,8 @@ pub(super) struct Front {
     vrings: Vec<VringHost>,
     /// Where the rings that start record what they have in flight.
     inflight: Option<InflightRegion>,
+    /// The vrings that the host lacks something for.
+    waiting: Waiting,
     /// The device's state on its way.
     transfer: Option<Transfer>,
     channel: Option<Channel>,
@@ -93,6 +95,7 @@ impl Front {
             memory: Arc::default(),
             vrings,
             inflight: None,
+            waiting: Waiting::default(),
             transfer: None,
             channel: None,
             events,
@@ -281,13 +284,6 @@ impl Front {
         Ok(())
     }
 
-    /// The ring's place in the region.
-    fn record(&self, index: usize, size: u16) -> Result<Option<Words>, QueueError> {
-        let Some(region) = &self.inflight else { return Ok(None) };
-        let none = InflightError::Entries { entries: 0, size };
-        region.words(index, self.is_packed()).ok_or(QueueError::Inflight(none)).map(Some)
-    }
-
     /// Maps the log, and has every running queue mark what it writes; returns when no request is
     /// left that marks nothing, or marks a former log.
     async fn set_log(&mut self, given: Option<(LogArea, ForeignFd)>) -> Result<(), FrontError> {
@@ -343,58 +339,6 @@ impl Front {
         if let Some(err) = &self.vrings[index].err {
             err.ring_aside();
         }
-    }
-
-    async fn start(&mut self, index: usize) -> bool {
-        match self.try_start(index).await {
-            Ok(()) => {
-                tracing::debug!(device = self.device.name(), queue = index, "queue started");
-                true
-            }
-            Err(StartError::Queue(error)) => {
-                self.session.refuse(index);
-                self.tell_queue_error(index, error);
-                false
-            }
-            Err(error) => {
-                // The kick fd was used up by the attempt: only a new one starts the vring again.
-                let base = self.session.vring(index).map(|v| v.base()).unwrap_or_default();
-                self.session.stopped(index, base);
-                tracing::error!(device = self.device.name(), queue = index, %error, "cannot start");
-                false
-            }
-        }
-    }
-
-    async fn try_start(&mut self, index: usize) -> Result<(), StartError> {
-        let features = self.session.features();
-        let enabled = self.session.is_enabled(index);
-        let vring = self.session.vring(index).copied().unwrap_or_default();
-        let addresses = vring.addresses().ok_or(QueueError::Size { size: vring.size() })?;
-        let config = QueueConfig {
-            size: vring.size(),
-            addresses,
-            base: vring.base(),
-            features: RingFeatures::from_bits(features),
-        };
-        // The queue's worker reads the ring: a page fault there may take as long as the front-end
-        // likes, and all sessions wait for this thread.
-        let queue = DeviceQueue::unread(config, self.memory.clone())?;
-        let queue = queue.recorded(self.record(index, vring.size())?);
-        let host = &mut self.vrings[index];
-        let activation = Activation {
-            index,
-            queue,
-            addresses,
-            kick: host.kick.take(),
-            call: host.call.clone(),
-            err: host.err.clone(),
-            enabled,
-            features,
-            events: self.events.clone(),
-        };
-        host.running = Some(self.device.start(activation).await?);
-        Ok(())
     }
 
     /// True if the driver has negotiated packed rings.

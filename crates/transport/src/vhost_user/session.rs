@@ -166,6 +166,19 @@ impl Session {
         }
     }
 
+    /// Starts the vrings that the transport could not start, as far as they are still complete and
+    /// have not begun otherwise.
+    pub fn retry<F>(&mut self, indexes: &[usize]) -> Vec<Effect<F>> {
+        for index in indexes {
+            if let Some(vring) = self.vrings.get_mut(*index) {
+                vring.refused = false;
+            }
+        }
+        let mut effects = Vec::new();
+        self.start_ready(&mut effects);
+        effects
+    }
+
     /// Handles one message with its file descriptors.
     ///
     /// # Errors

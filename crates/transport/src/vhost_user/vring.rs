@@ -6,7 +6,7 @@ use std::sync::Arc;
 /// The host side of a vring: its doorbells, and its queue while it runs.
 #[derive(Debug, Default)]
 pub(super) struct VringHost {
-    /// Moves to the queue when the queue starts.
+    /// Goes to the queue when the queue has started.
     pub(super) kick: Option<Kick>,
     /// Shared with the queue: one that starts again may get no new call from the front-end.
     pub(super) call: Option<Arc<Call>>,

@@ -18,6 +18,7 @@ use manyring_wire::virtio::VIRTIO_ID_NET;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -26,6 +27,7 @@ use std::cell::Cell;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -68,6 +70,8 @@ pub(crate) struct Recorder {
     /// What it answers to what can be refused.
     agrees: bool,
     asked: Mutex<Vec<Asked>>,
+    /// How many times the host lacks what a queue needs. After that it never can start.
+    pub(crate) shortages: AtomicU32,
     pub(crate) changes: watch::Sender<u64>,
     /// Its queues run here, and take nothing; `None`: none starts.
     pool: Option<Arc<Pool>>,
@@ -91,8 +95,8 @@ impl<R: Chains> Handler<R> for Idle {
 
 impl Recorder {
     pub(crate) fn new(virtio_id: u32, agrees: bool, pool: Option<Arc<Pool>>) -> Self {
-        let (asked, changes) = (Mutex::default(), watch::Sender::new(0));
-        Self { virtio_id, agrees, asked, changes, pool }
+        let (asked, shortages) = (Mutex::default(), AtomicU32::new(0));
+        Self { virtio_id, agrees, asked, shortages, changes: watch::Sender::new(0), pool }
     }
 
     fn run(&self, pool: &Arc<Pool>, activation: Activation) -> Result<QueueHandle, StartError> {
@@ -173,7 +177,10 @@ impl Device for Recorder {
         queue.begin();
         let doorbells = [kick.is_some(), call.is_some(), err.is_some()];
         self.note(Asked::Start(index, queue.size(), queue.base(), enabled, doorbells));
-        Box::pin(std::future::ready(Err(StartError::NoWorker)))
+        let less = |left: u32| left.checked_sub(1);
+        let lacks = self.shortages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
+        let error = if lacks { StartError::Image } else { StartError::Backend(Errno::NXIO) };
+        Box::pin(std::future::ready(Err(error)))
     }
 
     fn send_rarp(&self, mac: [u8; 6]) -> Later<'_, bool> {

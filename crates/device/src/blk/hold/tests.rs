@@ -87,10 +87,14 @@ async fn a_ring_waits_for_the_image_up_to_five_seconds_and_then_does_not_begin()
     let (hold, disk) = (Hold::default(), Held::new(u32::MAX, false));
     assert_eq!(begin(&hold, &disk).await, (false, PATIENCE));
     assert_eq!(disk.refusals.load(Ordering::Relaxed), u32::MAX - tries - 1);
-    // It holds nothing: the next ring tries again.
-    disk.refusals.store(0, Ordering::Relaxed);
+    // It holds nothing: the next ring tries again, once, since it has been waited for already.
+    disk.refusals.store(1, Ordering::Relaxed);
+    assert_eq!(begin(&hold, &disk).await, (false, Duration::ZERO));
     assert_eq!(begin(&hold, &disk).await, (true, Duration::ZERO));
     assert_eq!(end(&hold, &disk).await, (1, 1));
+    // What it had once it waits for anew.
+    disk.refusals.store(1, Ordering::Relaxed);
+    assert_eq!(begin(&hold, &disk).await, (true, PAUSE));
 }
 
 #[tokio::test(start_paused = true)]

@@ -125,6 +125,27 @@ fn without_protocol_features_rings_are_enabled_from_the_start() {
 }
 
 #[test]
+fn a_vring_that_could_not_start_is_tried_again_while_its_front_end_wants_it() {
+    let mut peer = Peer::new();
+    peer.negotiate();
+    peer.map();
+    for index in 0..3u32 {
+        peer.describe(index);
+        peer.effects("SET_VRING_KICK", u64::from(index).as_bytes(), &[7]);
+        peer.0.refuse(index as usize);
+    }
+    // No message but one of its own starts it.
+    assert_eq!(peer.effects("SET_VRING_ENABLE", [0u32, 1].as_bytes(), &[]), []);
+    peer.effects("GET_VRING_BASE", [1u32, 0].as_bytes(), &[]);
+    // Vring 2 was refused for good: it is not among those that are tried.
+    assert_eq!(peer.0.retry::<u32>(&[0, 1, 9]), [Effect::Start(0)]);
+    assert_eq!(peer.0.retry::<u32>(&[0, 1]), [], "it runs, and the other was stopped");
+    peer.0.refuse(0);
+    peer.effects("RESET_DEVICE", &[], &[]);
+    assert_eq!(peer.0.retry::<u32>(&[0]), []);
+}
+
+#[test]
 fn set_features_twice_is_fine() {
     let mut peer = Peer::new();
     peer.negotiate();

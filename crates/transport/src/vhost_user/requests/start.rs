@@ -1,0 +1,148 @@
+//! Starts vrings. Those for which the host lacks something are tried again while their session lives.
+
+use super::{Effect, Front};
+use manyring_device::StartError;
+use manyring_engine::Activation;
+use manyring_memory::Words;
+use manyring_queue::{DeviceQueue, InflightError, QueueConfig, QueueError, RingFeatures};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The first pause before the vrings that wait are tried again, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// Vrings whose start failed for want of something that the host may have again: an image that
+/// another process serves, a file descriptor, a thread.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    vrings: BTreeSet<usize>,
+    /// When they are tried again; `None`: none waits.
+    due: Option<Instant>,
+    pause: Duration,
+    is_told: bool,
+}
+
+impl Waiting {
+    /// A vring did not start. True if the operator must be told, which is once in a session.
+    fn add(&mut self, index: usize, now: Instant) -> bool {
+        self.vrings.insert(index);
+        if self.due.is_none() {
+            self.pause = (self.pause * 2).clamp(PAUSES.0, PAUSES.1);
+            self.due = Some(now + self.pause);
+        }
+        !std::mem::replace(&mut self.is_told, true)
+    }
+
+    /// A vring has started, or never will. True if it was the last that waited.
+    fn remove(&mut self, index: usize) -> bool {
+        let was_last = self.vrings.remove(&index) && self.vrings.is_empty();
+        if self.vrings.is_empty() {
+            (self.due, self.pause) = (None, Duration::ZERO);
+        }
+        was_last
+    }
+
+    /// The vrings that are tried now.
+    fn take(&mut self) -> Vec<usize> {
+        self.due = None;
+        std::mem::take(&mut self.vrings).into_iter().collect()
+    }
+}
+
+impl Front {
+    /// When [`Self::start_waiting`] is to be called; `None`: no vring waits.
+    pub(in crate::vhost_user) fn start_due(&self) -> Option<Instant> {
+        self.waiting.due
+    }
+
+    /// Tries the vrings again that wait for the host, if their front-end still wants them to run.
+    pub(in crate::vhost_user) async fn start_waiting(&mut self) {
+        let indexes = self.waiting.take();
+        for effect in self.session.retry::<()>(&indexes) {
+            if let Effect::Start(index) = effect {
+                self.start(index).await;
+            }
+        }
+    }
+
+    /// Starts a vring. False: it will not start. True also if it waits for the host: its guest's
+    /// requests stay in the ring.
+    pub(super) async fn start(&mut self, index: usize) -> bool {
+        let device = self.device.clone();
+        let device = device.name();
+        match self.try_start(index).await {
+            Ok(()) => {
+                tracing::debug!(device, queue = index, "queue started");
+                if self.waiting.remove(index) {
+                    tracing::info!(device, "the queues that waited for the host have started");
+                }
+                true
+            }
+            Err(StartError::Queue(error)) => {
+                self.session.refuse(index);
+                self.waiting.remove(index);
+                self.tell_queue_error(index, error);
+                false
+            }
+            Err(error) if error.is_shortage() => {
+                self.session.refuse(index);
+                let is_first = self.waiting.add(index, Instant::now());
+                // Of an image the device has told more.
+                if is_first && error != StartError::Image {
+                    tracing::warn!(device, queue = index, %error, "cannot start yet: tried again");
+                }
+                true
+            }
+            Err(error) => {
+                // Only a new kick starts the vring again.
+                let base = self.session.vring(index).map(|v| v.base()).unwrap_or_default();
+                self.session.stopped(index, base);
+                self.waiting.remove(index);
+                self.vrings[index].kick = None;
+                tracing::error!(device, queue = index, %error, "cannot start");
+                false
+            }
+        }
+    }
+
+    async fn try_start(&mut self, index: usize) -> Result<(), StartError> {
+        let features = self.session.features();
+        let enabled = self.session.is_enabled(index);
+        let vring = self.session.vring(index).copied().unwrap_or_default();
+        let addresses = vring.addresses().ok_or(QueueError::Size { size: vring.size() })?;
+        let config = QueueConfig {
+            size: vring.size(),
+            addresses,
+            base: vring.base(),
+            features: RingFeatures::from_bits(features),
+        };
+        // The queue's worker reads the ring: a page fault there may take as long as the front-end
+        // likes, and all sessions wait for this thread.
+        let queue = DeviceQueue::unread(config, self.memory.clone())?;
+        let queue = queue.recorded(self.record(index, vring.size())?);
+        let host = &self.vrings[index];
+        let activation = Activation {
+            index,
+            queue,
+            addresses,
+            kick: host.kick.clone(),
+            call: host.call.clone(),
+            err: host.err.clone(),
+            enabled,
+            features,
+            events: self.events.clone(),
+        };
+        let running = self.device.start(activation).await?;
+        let host = &mut self.vrings[index];
+        (host.running, host.kick) = (Some(running), None);
+        Ok(())
+    }
+
+    /// The ring's place in the in-flight region.
+    fn record(&self, index: usize, size: u16) -> Result<Option<Words>, QueueError> {
+        let Some(region) = &self.inflight else { return Ok(None) };
+        let none = InflightError::Entries { entries: 0, size };
+        region.words(index, self.is_packed()).ok_or(QueueError::Inflight(none)).map(Some)
+    }
+}
