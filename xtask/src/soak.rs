@@ -39,9 +39,12 @@ pub(crate) fn kill_servers(count: u32, seed: Option<u64>) -> Outcome {
 
 fn kills(count: u32, ring: Ring, seed: Option<u64>) -> Outcome<Kills> {
     println!("xtask: building manyring");
-    let binary = build_daemon("dev")?;
+    let built = build_daemon("dev")?;
     let logs = soak::fresh_logs(target()?.join("soak-logs"))?;
     println!("xtask: the logs of daemon and guest lie in {}", logs.display());
+    // Each daemon that is started is the same, also if another build comes meanwhile.
+    let binary = logs.join("manyring");
+    std::fs::copy(&built, &binary).context(binary.display())?;
     let seed = seed.unwrap_or_else(seed_of_the_clock);
     Ok(Kills { binary, count, seed, is_packed: ring == Ring::Packed, logs })
 }

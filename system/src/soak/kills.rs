@@ -1,8 +1,10 @@
 //! The soak of kills: a guest whose fio compares all that it reads, and daemons that are killed.
 //!
 //! Each daemon holds every so many requests for ever, so that those behind them are answered and
-//! completions are out of order. Its successor is the one that must answer what it held.
+//! completions are out of order. Its successor is the one that must answer what it held. A client
+//! of another VMM's kind uses a second disk of the daemons (`beside.rs`).
 
+use super::beside::{Beside, DISK_MIB};
 use super::random::Random;
 use crate::cleanup::Folder;
 use crate::command::find;
@@ -69,48 +71,24 @@ pub fn run(kills: &Kills) -> Outcome {
     packages::need("the soak of kills", &["fio", "gcc", "binutils"])?;
     let format = if kills.is_packed { "packed" } else { "split" };
     println!("soak: {} kills, {format} rings, seed {}", kills.count, kills.seed);
-    let (folder, files) = (Folder::new()?, Folder::inside(&kills.logs)?);
-    let image = files.path().join("disk.img");
-    let file = File::create(&image).context(image.display())?;
-    file.set_len(IMAGE_MIB << 20).context(image.display())?;
-    let root = folder.path().join("root");
-    fio::stand_ins(&find("fio").ok_or("fio is not installed")?, &root)?;
+    let ground = Ground::prepare(kills)?;
     let mut random = Random::new(kills.seed);
-    let config = folder.path().join("manyring.toml");
-    let options = DaemonOptions {
-        binary: kills.binary.clone(),
-        folder: folder.path().to_owned(),
-        log: kills.logs.join("manyring.log"),
-        arguments: ["run", "--config", &config.display().to_string()].map(str::to_owned).into(),
-        is_controlled: false,
-        wrapper: Vec::new(),
-    };
-    let socket = folder.path().join("disk.sock");
-    configure(&config, (&socket, &image), Some(random.below(400) + 40))?;
-    let mut daemon = Daemon::start(options, &socket)?;
-    let options = GuestOptions {
-        socket: Some(&socket),
-        queues: 2,
-        is_packed: kills.is_packed,
-        cpus: 2,
-        programs: &["fio"],
-        root: Some(&root),
-        script: &format!("is_packed={}\n{FORMAT}{COMPARE}", u8::from(kills.is_packed)),
-        ..GuestOptions::default()
-    };
-    let kernel = Kernel::prepare(Kind::Qemu)?;
-    let mut guest = Guest::boot(&kernel, &options, &kills.logs.join("guest.log"))?;
-    guest.reach("load", Duration::from_secs(120))?;
+    ground.configure(Some(random.below(400) + 40))?;
+    let mut daemon = Daemon::start(ground.daemon(kills), ground.socket())?;
+    let mut guest = ground.boot(kills)?;
+    let beside = Beside::start(ground.disks[1].socket.clone(), kills.seed);
     let mut longest = Duration::ZERO;
     for kill in 1..=kills.count {
         // QEMU connects again after a second: some die before that, most under load.
         std::thread::sleep(Duration::from_millis(700 + random.below(1800)));
+        let killed = Instant::now();
         let options = daemon.crash()?;
         let is_last = kill == kills.count;
-        configure(&config, (&socket, &image), (!is_last).then(|| random.below(400) + 40))?;
+        ground.configure((!is_last).then(|| random.below(400) + 40))?;
         let began = Instant::now();
-        daemon = Daemon::start(options, &socket)?;
+        daemon = Daemon::start(options, ground.socket())?;
         longest = longest.max(began.elapsed());
+        beside.next_daemon(killed);
         if kill % 10 == 0 {
             println!("soak: {kill} kills");
         }
@@ -118,8 +96,7 @@ pub fn run(kills: &Kills) -> Outcome {
     guest.proceed()?;
     let said = guest.finish(Duration::from_secs(300))?;
     let runs = said.lines().find_map(|line| line.strip_prefix("GUEST_MARK runs ")).unwrap_or("0");
-    let log = daemon.log()?;
-    let faults = log.lines().filter(|line| line.contains("queue stopped: ")).count();
+    let faults = daemon.log()?.lines().filter(|line| line.contains("queue stopped: ")).count();
     println!(
         "soak: {} kills, {} runs of fio compared all that they read, {faults} faults; a daemon \
          listened at most {} ms after its start",
@@ -127,8 +104,89 @@ pub fn run(kills: &Kills) -> Outcome {
         runs.trim(),
         longest.as_millis()
     );
+    println!("soak: {}", beside.finish()?);
     check(faults == 0, || "a daemon found a fault in the guest's ring".into())?;
     daemon.stop()
+}
+
+/// A disk of the daemons.
+struct Disk {
+    socket: PathBuf,
+    image: PathBuf,
+}
+
+/// What the daemons and the guest find.
+struct Ground {
+    folder: Folder,
+    config: PathBuf,
+    /// The guest's, and that of the client beside it.
+    disks: [Disk; 2],
+    _files: Folder,
+}
+
+impl Ground {
+    fn prepare(kills: &Kills) -> Outcome<Self> {
+        let (folder, files) = (Folder::new()?, Folder::inside(&kills.logs)?);
+        let disk = |name: &str, mib: u64| -> Outcome<Disk> {
+            let image = files.path().join(format!("{name}.img"));
+            let file = File::create(&image).context(image.display())?;
+            file.set_len(mib << 20).context(image.display())?;
+            Ok(Disk { socket: folder.path().join(format!("{name}.sock")), image })
+        };
+        let disks = [disk("disk", IMAGE_MIB)?, disk("beside", DISK_MIB)?];
+        let config = folder.path().join("manyring.toml");
+        Ok(Self { folder, config, disks, _files: files })
+    }
+
+    fn socket(&self) -> &Path {
+        &self.disks[0].socket
+    }
+
+    fn daemon(&self, kills: &Kills) -> DaemonOptions {
+        DaemonOptions {
+            binary: kills.binary.clone(),
+            folder: self.folder.path().to_owned(),
+            log: kills.logs.join("manyring.log"),
+            arguments: ["run".to_owned(), "--config".to_owned(), self.config.display().to_string()]
+                .into(),
+            is_controlled: false,
+            wrapper: Vec::new(),
+        }
+    }
+
+    /// Writes the configuration of a daemon, which holds every so many of the guest's requests.
+    fn configure(&self, held: Option<u64>) -> Outcome {
+        let fault = held.map(|n| format!("fault = {{ hold_every = {n} }}\n")).unwrap_or_default();
+        let table = |name: &str, disk: &Disk, more: &str| {
+            let (socket, image) = (disk.socket.display(), disk.image.display());
+            format!(
+                "[[blk]]\nname = \"{name}\"\nsocket_path = \"{socket}\"\nfile = \"{image}\"\n\
+                 format = \"raw\"\ndirect = true\nnum_queues = 2\n{more}"
+            )
+        };
+        let text = table("disk", &self.disks[0], &fault) + &table("beside", &self.disks[1], "");
+        std::fs::write(&self.config, text).context(self.config.display())
+    }
+
+    /// Boots the guest. Returns when its load runs.
+    fn boot(&self, kills: &Kills) -> Outcome<Guest> {
+        let root = self.folder.path().join("root");
+        fio::stand_ins(&find("fio").ok_or("fio is not installed")?, &root)?;
+        let options = GuestOptions {
+            socket: Some(self.socket()),
+            queues: 2,
+            is_packed: kills.is_packed,
+            cpus: 2,
+            programs: &["fio"],
+            root: Some(&root),
+            script: &format!("is_packed={}\n{FORMAT}{COMPARE}", u8::from(kills.is_packed)),
+            ..GuestOptions::default()
+        };
+        let kernel = Kernel::prepare(Kind::Qemu)?;
+        let mut guest = Guest::boot(&kernel, &options, &kills.logs.join("guest.log"))?;
+        guest.reach("load", Duration::from_secs(120))?;
+        Ok(guest)
+    }
 }
 
 /// Kills NBD servers of the disk of a guest of QEMU, and prints what the guest saw.
@@ -156,14 +214,4 @@ pub fn run_servers(kills: &Kills) -> Outcome {
         kills.count, survived.losses, survived.runs
     );
     Ok(())
-}
-
-fn configure(config: &Path, (socket, image): (&Path, &Path), held: Option<u64>) -> Outcome {
-    let (socket, image) = (socket.display(), image.display());
-    let fault = held.map(|n| format!("fault = {{ hold_every = {n} }}\n")).unwrap_or_default();
-    let text = format!(
-        "[[blk]]\nname = \"disk\"\nsocket_path = \"{socket}\"\nfile = \"{image}\"\n\
-         format = \"raw\"\ndirect = true\nnum_queues = 2\n{fault}"
-    );
-    std::fs::write(config, text).context(config.display())
 }

@@ -6,6 +6,7 @@
 //! (`stage`). The end is a report: what the well-behaved saw, and what the daemon still holds
 //! (`traces`) when everybody has left. Every number that looks random comes from one seed.
 
+mod beside;
 mod guest;
 mod kills;
 mod processes;
