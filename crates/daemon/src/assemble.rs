@@ -10,7 +10,7 @@ pub(crate) mod wanted;
 
 pub(crate) use look::look;
 pub(crate) use part::{Blk, Kind, Part};
-pub(crate) use switch::{Host, Switches};
+pub(crate) use switch::{Heirs, Host, Switches};
 pub(crate) use wanted::{Made, Opened};
 
 use crate::config::plan::{DevicePlan, Place, SocketPlan, Unfound};

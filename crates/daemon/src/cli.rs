@@ -200,6 +200,10 @@ pub(crate) struct RunArgs {
     /// Check the file and what it names on this host, print what would be served, and end.
     #[arg(long)]
     pub(crate) print_plan: bool,
+    /// Take sockets, disks and guests over from the daemon that listens at this control socket,
+    /// which ends then; each of its devices must be in a room. If that fails, it goes on.
+    #[arg(long, value_name = "CONTROL", conflicts_with = "print_plan")]
+    pub(crate) takeover: Option<PathBuf>,
 }
 
 /// Options of the process, for the commands that have no configuration file.

@@ -25,13 +25,13 @@ pub(crate) use tasks::Tasks;
 
 use crate::assemble::links::HostLinks;
 use crate::assemble::{
-    AssembleError, Host, Made, Opened, Served, Switches, free, listens_at, served,
+    AssembleError, Heirs, Host, Made, Opened, Served, Switches, free, listens_at, served,
 };
 use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
 use crate::control::{Entry, Registry};
 use crate::limits::Groups;
 use crate::log;
-use crate::rooms::Rooms;
+use crate::rooms::{Legacy, Rooms};
 use crate::service::{Service, Whose};
 use crate::xen::XenDisks;
 use change::Order;
@@ -46,7 +46,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
-use waiting::{Later, Patience, Tried, Wait, refuse_if_none_is_left};
+use waiting::{First, Later, Patience, Tried, Wait, refuse_if_none_is_left};
 
 /// All parts of the process.
 #[derive(Debug)]
@@ -99,14 +99,21 @@ const CALLS_MAX: usize = 16;
 
 impl House {
     /// Opens every disk and port, and captures if all that went well. Creates no socket; what else
-    /// it creates goes with it, but for captures.
+    /// it creates goes with it, but for captures. `legacy`: what a process before this one has
+    /// left.
     ///
     /// # Errors
     /// No device can be served; or one cannot, and the plan waits for nothing.
-    pub(crate) async fn new(plan: &Plan, service: Arc<Service>) -> Result<Self, AssembleError> {
+    pub(crate) async fn new(
+        plan: &Plan,
+        service: Arc<Service>,
+        mut legacy: Legacy,
+    ) -> Result<Self, AssembleError> {
         manyring_memory::install_sigbus_handler();
         raise_fd_limit();
         let wait = plan.daemon.wait;
+        // A device that cannot be had would be lost to its guest: the other process goes on.
+        let is_strict = legacy.is_there;
         controls_are_free(&plan.daemon, &service)?;
         let io_uring = plan.daemon.io_uring;
         let options = PoolOptions {
@@ -118,10 +125,12 @@ impl House {
         let keeps_on = plan.daemon.place != Place::CommandLine;
         let (devices, groups) = (Registry::default(), Groups::default());
         groups.follow(&plan.limit);
-        let (rooms, domains) = (Rooms::new(room_arguments(&plan.daemon)), plan.daemon.domains);
+        let (rooms, domains) =
+            (Rooms::new(room_arguments(&plan.daemon), &mut legacy), plan.daemon.domains);
         rooms.follow_groups(&plan.limit);
         let calls = Arc::new(Semaphore::new(CALLS_MAX));
-        let host = Host { io_uring, switches: Switches::new(&plan.switch)? };
+        let (switches, heirs) = (Switches::new(&plan.switch)?, Heirs::new(legacy.disks));
+        let host = Host { io_uring, switches, heirs };
         let shared =
             Shared { rooms, domains, pool, devices, groups, service, host, wait, keeps_on, calls };
         let shared = Arc::new(shared);
@@ -129,7 +138,7 @@ impl House {
         shared.service.retain(listening(&plan));
         // Before a port is opened: an interface that goes after that is noticed.
         let links = Some(HostLinks::open(&plan));
-        let tried = Self::try_all(&plan, &shared).await?;
+        let tried = Self::try_all(&plan, &shared, is_strict).await?;
         shared.pool.has_ring().ok_or(AssembleError::Workers)?;
         let (door, orders) = Door::new();
         let shown = watch::Sender::new((1, Arc::new(plan.clone())));
@@ -172,9 +181,16 @@ impl House {
         &self.door
     }
 
-    /// Tries to open each device.
-    async fn try_all(plan: &Plan, shared: &Shared) -> Result<Vec<Tried>, AssembleError> {
-        let mut patience = Patience::new(shared.wait, shared.keeps_on);
+    /// Tries to open each device. `is_strict`: one that cannot be had is an error.
+    async fn try_all(
+        plan: &Plan,
+        shared: &Shared,
+        is_strict: bool,
+    ) -> Result<Vec<Tried>, AssembleError> {
+        let mut patience = match is_strict {
+            true => Patience::new(Some(0), false),
+            false => Patience::new(shared.wait, shared.keeps_on),
+        };
         let mut tried = Vec::new();
         for wanted in plan.wanted() {
             let served = match served(wanted.plan()) {
@@ -189,6 +205,10 @@ impl House {
             let first = match is_free {
                 Ok(()) => patience.open(&wanted, &shared.host).await?,
                 Err(error) => patience.failed(error)?,
+            };
+            let first = match first {
+                First::Held(error) | First::Failed(error) if is_strict => return Err(error),
+                first => first,
             };
             tried.push(Tried { wanted, served, first });
         }

@@ -101,7 +101,7 @@ fn obey(cli: Cli) -> Result<(), Failure> {
                 let text = serde_json::to_string_pretty(&plan).map_err(|e| e.to_string())?;
                 return print(&(text + "\n"));
             }
-            serve(&plan, Some(args.config))
+            serve(&plan, Some(args))
         }
         Command::Stats(args) => runtime()?.block_on(stats::show(&args)),
         Command::Top(args) => runtime()?.block_on(top::show(&args)),
@@ -161,15 +161,32 @@ async fn reload_at(
     std::future::pending().await
 }
 
+/// Opens all that the plan names, and what another process leaves to this one. That process waits
+/// at the other end of the channel.
+async fn open(
+    plan: &Plan,
+    service: &Arc<service::Service>,
+    takeover: Option<PathBuf>,
+) -> Result<(house::House, Option<rooms::LegacyChannel>), String> {
+    let mut legacy = match takeover {
+        Some(control) => rooms::Legacy::of(&control).await?,
+        None => rooms::Legacy::default(),
+    };
+    service.hand_in(std::mem::take(&mut legacy.sockets));
+    let before = legacy.take_channel();
+    let house = house::House::new(plan, service.clone(), legacy).await;
+    Ok((house.map_err(|error| error.to_string())?, before))
+}
+
 /// Puts the parts together and serves until a signal comes.
-fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
+fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
     let runtime = runtime()?;
+    let (file, takeover) = run.map(|run| (run.config, run.takeover)).unzip();
     let served = runtime.block_on(async {
         let hangups = signals::outlive(file.is_some())?;
         // A disk may take long to open: SIGTERM still ends us at once.
         let service = service::Service::from_environment(&plan.named_fds());
-        let house = house::House::new(plan, service.clone()).await;
-        let mut house = house.map_err(|error| error.to_string())?;
+        let (mut house, before) = open(plan, &service, takeover.flatten()).await?;
         // From here on guests come. Disks have been tried with the daemon's own memory only.
         manyring_memory::guard_memory();
         // What follows creates sockets, which go in good order only.
@@ -177,6 +194,7 @@ fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
         // What was said up to here stands in the log before a socket shows that we serve.
         log::finish();
         let control = control::bind(&plan.daemon, &service).await?;
+        rooms::Legacy::accept(before).await?;
         let scraped = control::bind_metrics(&plan.daemon)?;
         let (stop_sender, stop) = watch::channel(false);
         let signals = async {
@@ -191,6 +209,7 @@ fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
             devices: house.devices().clone(),
             door: house.door().clone(),
             rooms: house.rooms().clone(),
+            service: service.clone(),
             shown: house.shown(),
             file,
             reads: Arc::default(),
@@ -219,10 +238,7 @@ fn serve(plan: &Plan, file: Option<PathBuf>) -> Result<(), Failure> {
             () = ready => Ok(()),
             () = fed => Ok(()),
         };
-        let quit = manyring_engine::aside({
-            let pool = pool.clone();
-            move || pool.quit()
-        });
+        let quit = manyring_engine::aside(move || pool.quit());
         if tokio::time::timeout(QUIT_TIMEOUT, quit).await.is_err() {
             tracing::warn!("a worker hangs in a host call: the process ends without it");
         }

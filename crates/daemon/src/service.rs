@@ -17,7 +17,9 @@ pub(crate) use sockets::{Kept, Whose};
 pub(crate) use watchdog::feed;
 
 use notify::Manager;
+use rustix::fd::OwnedFd;
 use sockets::Handed;
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +34,8 @@ pub(crate) struct Service {
     keeps: bool,
     /// What it has handed in and nobody has taken yet.
     handed: Mutex<Vec<Handed>>,
+    /// The sockets that listen, under the names by which another process gets them.
+    listening: Mutex<BTreeMap<String, OwnedFd>>,
     /// The process is about to end, and whoever comes next goes on with its sockets.
     is_ending: Arc<AtomicBool>,
     /// Longest time between two signs of life.
@@ -51,6 +55,7 @@ impl Service {
         Arc::new(Self {
             keeps,
             handed: Mutex::new(sockets::handed(named)),
+            listening: Mutex::default(),
             is_ending: Arc::default(),
             watchdog: watchdog.map(Duration::from_micros),
             manager,

@@ -3,6 +3,7 @@
 mod format;
 mod hand;
 mod held;
+mod look;
 mod probe;
 mod units;
 
@@ -131,6 +132,19 @@ impl Image {
     /// killed process only when the last of its threads has ended, and those that its io_uring
     /// held some time after that.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
+        Self::open_held(path, options, None)
+    }
+
+    /// As [`Self::open`], by a description of this file that another process has opened and locked
+    /// ([`Self::bequeath`]). One that is of another file, or cannot be written to, is left aside.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_held(
+        path: &Path,
+        options: ImageOptions,
+        held: Option<OwnedFd>,
+    ) -> Result<Self, ImageError> {
         let at = || path.to_path_buf();
         let open_error = |errno| ImageError::Open { path: at(), errno };
         // Check the kind before opening: to open a fifo blocks, and a terminal may react to it.
@@ -149,12 +163,14 @@ impl Image {
             flags |= OFlags::EXCL;
         }
         let open = |flags| rustix::fs::open(path, flags, Mode::empty());
-        let plain = open(flags).map_err(|errno| match errno {
+        let held = held.filter(|held| hand::is_of(held, &stat, access));
+        let is_locked = held.is_some() || options.lock_with_rings;
+        let plain = held.map_or_else(|| open(flags), Ok).map_err(|errno| match errno {
             Errno::BUSY => ImageError::in_use(path),
             errno => open_error(errno),
         })?;
         leave_atime(&plain);
-        if !options.lock_with_rings {
+        if !is_locked {
             lock(&plain, path, !options.read_only)?;
         }
         let file_size =
@@ -192,29 +208,6 @@ impl Image {
         let measured = (block_device, options.read_only, file_size);
         let unlocked = options.lock_with_rings.then(at);
         Ok(Self { unlocked, ..Self::measured(file, holder, syncs, measured, options.direct) })
-    }
-
-    /// Looks at what `path` names, without opening it.
-    ///
-    /// # Errors
-    /// `Open`: nothing has this name. `Kind`, `Empty`, `Sectors`: it cannot be an image. What the
-    /// caller may not look at is no error.
-    pub fn look(path: &Path) -> Result<(), ImageError> {
-        let at = || path.to_path_buf();
-        let stat = match rustix::fs::stat(path) {
-            Err(Errno::ACCESS) => return Ok(()),
-            found => found.map_err(|errno| ImageError::Open { path: at(), errno })?,
-        };
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::BlockDevice => return Ok(()),
-            FileType::RegularFile => {}
-            _ => return Err(ImageError::Kind { path: at() }),
-        }
-        match u64::try_from(stat.st_size).unwrap_or(0) {
-            ..512 => Err(ImageError::Empty { path: at() }),
-            size if !size.is_multiple_of(512) => Err(ImageError::Sectors { path: at(), size }),
-            _ => Ok(()),
-        }
     }
 
     fn measured(

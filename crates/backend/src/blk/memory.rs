@@ -31,9 +31,12 @@ impl MemoryDisk {
     /// A disk that another process keeps, in the file that its [`Disk::hand_memory`] gave.
     ///
     /// # Errors
-    /// [`MemoryError`]: `file` does not lie in memory, is shorter than `size`, or cannot be mapped.
+    /// [`MemoryError`]: `file` does not lie in memory, is shorter than `size`, or cannot be mapped,
+    /// or there is no descriptor left for it.
     pub fn handed(file: impl AsFd, size: u64) -> Result<Self, MemoryError> {
-        Ok(Self { storage: Arc::new(Mapping::of_file(file, 0, size)?), given: Mutex::default() })
+        let given = rustix::io::fcntl_dupfd_cloexec(&file, 3).map_err(MemoryError::Map)?;
+        let storage = Arc::new(Mapping::of_file(file, 0, size)?);
+        Ok(Self { storage, given: Mutex::new(Some(given)) })
     }
 }
 

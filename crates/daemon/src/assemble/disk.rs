@@ -10,6 +10,7 @@ use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
 use manyring_memory::MemoryError;
+use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,18 +35,22 @@ pub(crate) enum DiskError {
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Opens a disk for the device `name`, whose guest is told `block_size`, if it is given. The host's
-/// files are served by io_uring, if wanted. May block.
+/// files are served by io_uring, if wanted. `held`: the description of another process that has
+/// served it. May block.
 ///
 /// # Errors
 /// [`DiskError`].
 pub(crate) fn open(
     (name, plan): (&str, &DiskPlan),
     (read_only, block_size): (bool, Option<u32>),
-    io_uring: bool,
+    (io_uring, held): (bool, Option<OwnedFd>),
 ) -> Result<Arc<dyn Disk>, DiskError> {
     Ok(match plan {
         DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
-        DiskPlan::Memory { size } => Arc::new(MemoryDisk::new(*size)?),
+        DiskPlan::Memory { size } => Arc::new(match held {
+            Some(file) => MemoryDisk::handed(file, *size)?,
+            None => MemoryDisk::new(*size)?,
+        }),
         DiskPlan::Nbd(NbdPlan { uri, reconnect, .. }) => Arc::new(NbdDisk::open(NbdOptions {
             name: name.to_owned(),
             uri: uri.clone(),
@@ -64,7 +69,7 @@ pub(crate) fn open(
             };
             let found = pinned.as_ref().map(Pinned::find).transpose();
             let found = found.map_err(DiskError::Unfound)?;
-            let image = Image::open(found.as_ref().unwrap_or(path), options)?;
+            let image = Image::open_held(found.as_ref().unwrap_or(path), options, held)?;
             if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) }
         }
     })

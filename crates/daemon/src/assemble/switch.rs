@@ -6,8 +6,9 @@ use manyring_backend::net::switch::uplink::Uplink;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, SwitchPort};
 use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
 use manyring_device::net::MacAddress;
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use rustix::fd::OwnedFd;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Addresses behind an uplink at most: those of a host's network.
 const UPLINK_MACS_MAX: u32 = 1024;
@@ -19,6 +20,23 @@ const UPLINK_FLOODS_MAX: u32 = 20_000;
 pub(crate) struct Host {
     pub(crate) io_uring: bool,
     pub(crate) switches: Switches,
+    pub(crate) heirs: Heirs,
+}
+
+/// The descriptions of disks that another process has left to this one, by device. Clones share
+/// them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Heirs(Arc<Mutex<HashMap<String, OwnedFd>>>);
+
+impl Heirs {
+    pub(crate) fn new(all: HashMap<String, OwnedFd>) -> Self {
+        Self(Arc::new(Mutex::new(all)))
+    }
+
+    /// What was left of the disk of a device, once.
+    pub(crate) fn take(&self, device: &str) -> Option<OwnedFd> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(device)
+    }
 }
 
 /// The switches of the process, by name. Clones are the same switches.

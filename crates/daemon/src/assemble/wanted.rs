@@ -32,7 +32,7 @@ impl Wanted {
         let unfound = |unfound| AssembleError::unfound(&self.plan().place, unfound);
         self.find().map_err(unfound)?;
         match self {
-            Self::Blk(blk) => open_disk(blk, host.io_uring).map(Opened::Disk),
+            Self::Blk(blk) => open_disk(blk, host).map(Opened::Disk),
             Self::Net(net) => {
                 port::open(net, &host.switches).map(|(port, mac)| Opened::Port(port, mac))
             }
@@ -100,12 +100,12 @@ fn net_options(net: &NetPlan, mac: MacAddress) -> NetOptions {
     }
 }
 
-fn open_disk(blk: &BlkPlan, io_uring: bool) -> Result<Arc<dyn Disk>, AssembleError> {
+fn open_disk(blk: &BlkPlan, host: &Host) -> Result<Arc<dyn Disk>, AssembleError> {
     let place = &blk.device.place;
     let opened = disk::open(
         (&blk.device.name, &blk.disk),
         (blk.read_only, blk.logical_block_size),
-        io_uring,
+        (host.io_uring, host.heirs.take(&blk.device.name)),
     );
     opened.map_err(|error| match error {
         DiskError::Image(source) => image_error(place, source),

@@ -4,7 +4,9 @@ use super::asked::{Asked, Name};
 use super::events::Since;
 use super::refusal::{Problem, Refusal, aside};
 use super::snapshot::{DeviceInfo, Devices, Workers};
-use super::{Controlled, Entry, State, change, config, devices as manage, limits, openapi, scrape};
+use super::{
+    Controlled, Entry, State, change, config, devices as manage, limits, openapi, scrape, takeover,
+};
 use crate::rooms::RoomInfo;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State as Extract};
@@ -57,6 +59,7 @@ pub(super) fn routes() -> OpenApiRouter<State> {
         .routes(routes!(events))
         .routes(routes!(workers))
         .routes(routes!(rooms))
+        .routes(routes!(takeover::begin))
         .routes(routes!(scrape::metrics))
         .routes(routes!(openapi::show))
 }

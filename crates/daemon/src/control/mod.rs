@@ -22,6 +22,7 @@ mod reserve;
 mod scrape;
 pub(crate) mod snapshot;
 mod socket;
+mod takeover;
 
 pub(crate) use config::reload;
 pub(crate) use openapi::text as openapi;
@@ -32,6 +33,7 @@ pub(crate) use socket::{bind, serve};
 use crate::config::Plan;
 use crate::house::Door;
 use crate::rooms::Rooms;
+use crate::service::Service;
 use manyring_engine::Pool;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -44,6 +46,7 @@ pub(crate) struct State {
     pub(crate) devices: Registry,
     pub(crate) door: Door,
     pub(crate) rooms: Rooms,
+    pub(crate) service: Arc<Service>,
     /// The generation, and the plan that is carried out.
     pub(crate) shown: watch::Receiver<(u64, Arc<Plan>)>,
     /// The configuration file, if there is one.

@@ -8,6 +8,7 @@
 
 use super::house::Parcel;
 use super::message::{Told, Written};
+use super::takeover::{Left, Share};
 use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
 use manyring_transport::vhost_user::{NOTE_FDS_MAX, notes_max};
 use rustix::fd::OwnedFd;
@@ -57,11 +58,21 @@ struct Entry {
 }
 
 /// A change of what is kept of a front-end, as a room has said it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Change {
     pub(super) puts: Vec<Written>,
     pub(super) drops: Vec<u32>,
     pub(super) answer: super::message::Answered,
+}
+
+/// What another house has left of a front-end.
+#[derive(Debug)]
+pub(super) struct Heirloom {
+    /// It belongs to this domain.
+    pub(super) domain: String,
+    pub(super) socket: OwnedFd,
+    pub(super) entries: Vec<(Written, Vec<OwnedFd>)>,
+    pub(super) answering: Option<Vec<u8>>,
 }
 
 /// What a room is told so that it serves a front-end.
@@ -197,6 +208,45 @@ impl Estates {
         let mut kept = self.lock();
         let clients = kept.clients.iter_mut();
         clients.flat_map(|(number, client)| self.told(*number, client)).collect()
+    }
+
+    /// Keeps a front-end that another house has left.
+    pub(super) fn inherit(&self, heirloom: Heirloom) {
+        let Heirloom { socket, entries, answering, .. } = heirloom;
+        let number = self.add(socket);
+        for (entry, fds) in entries {
+            let change = Change { puts: vec![entry], ..Change::default() };
+            if let Err(problem) = self.note(number, change, fds) {
+                tracing::warn!(device = self.device, problem, "a front-end is not gone on with");
+                return self.forget(number);
+            }
+        }
+        if let Some(client) = self.lock().clients.get_mut(&number) {
+            client.answering = answering;
+        }
+    }
+
+    /// What is left of the front-ends, which belong to this domain, to another house.
+    pub(super) fn share(&self, domain: &str) -> Share {
+        let mut kept = self.lock();
+        let all: Vec<_> = kept
+            .clients
+            .iter_mut()
+            .flat_map(|(n, client)| {
+                let answering = client.answering.clone();
+                let told = self.told(*n, client);
+                client.answering = answering;
+                told
+            })
+            .collect();
+        let left = |(told, fds)| match told {
+            Told::Kept { device, entry } => Some((Left::Kept { device, entry }, fds)),
+            Told::Client { device, answering, .. } => {
+                Some((Left::Client { device, domain: domain.to_owned(), answering }, fds))
+            }
+            _ => None,
+        };
+        all.into_iter().filter_map(left).collect()
     }
 
     fn told(&self, number: u64, client: &mut Client) -> Handing {

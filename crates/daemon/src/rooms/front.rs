@@ -6,6 +6,7 @@ use super::estate::Estates;
 use super::house::{Deaf, Given, Room};
 use super::lend::Attendant;
 use super::message::{PortFacts, Told};
+use super::takeover::{Bequest, Left, Share};
 use super::{keys, lend};
 use crate::assemble::{Kind, Made, Part};
 use crate::config::plan::{ANY_USER, Wanted};
@@ -52,8 +53,12 @@ pub(crate) async fn serve(
     let counts = Arc::new(counts.map_err(|errno| io_error(errno.into()))?);
     let device = wanted.plan().name.as_str();
     let estates = Estates::new(device, made.part.queue_count());
+    let (asks, heirlooms) = rooms.register(device);
+    let owner = heirlooms.last().map(|heirloom| heirloom.domain.clone());
+    heirlooms.into_iter().for_each(|heirloom| estates.inherit(heirloom));
     let (part, attends, room, waiting) = (made.part.clone(), JoinSet::new(), None, None);
-    let mut front = Front { rooms, wanted, domain, part, counts, attends, room, estates, waiting };
+    let mut front =
+        Front { rooms, wanted, domain, part, counts, attends, room, estates, owner, waiting, asks };
     tracing::info!(device, room = domain, path = %listener.path(), "listening");
     let name = listener.take_name();
     let socket = listener.into_socket();
@@ -107,6 +112,24 @@ async fn accept(socket: &UnixListener, device: &str) -> UnixStream {
     }
 }
 
+/// Returns when front-ends have no room.
+async fn bereft(estates: &Estates, room: Option<&Arc<Room>>) {
+    match room {
+        _ if !estates.is_used() => std::future::pending().await,
+        Some(room) => room.ended().await,
+        None => {}
+    }
+}
+
+/// Returns when the client that waits can be handed over: no user of another domain has the device.
+async fn ready(estates: &Estates, owner: Option<&String>, waiting: Option<&(UnixStream, String)>) {
+    match waiting {
+        None => std::future::pending().await,
+        Some((_, domain)) if owner.is_some_and(|owner| owner != domain) => estates.unused().await,
+        Some(_) => {}
+    }
+}
+
 struct Front<'a> {
     rooms: &'a Rooms,
     wanted: &'a Wanted,
@@ -119,8 +142,12 @@ struct Front<'a> {
     room: Option<Arc<Room>>,
     /// The front-ends, which outlive their rooms.
     estates: Arc<Estates>,
+    /// The domain that they belong to.
+    owner: Option<String>,
     /// One that has connected, and the domain that it belongs to.
     waiting: Option<(UnixStream, String)>,
+    /// Another house wants to know what it is left of the device.
+    asks: mpsc::Receiver<Bequest>,
 }
 
 /// What is to be done next.
@@ -131,6 +158,8 @@ enum Next {
     Ready,
     /// The room of front-ends has ended.
     Bereft,
+    /// Another house takes over.
+    Asked(Bequest),
 }
 
 /// What a room is given of a device.
@@ -144,31 +173,25 @@ struct Gift {
 impl Front<'_> {
     /// Front-ends that have lost their room come first. One client waits here; further ones stay in
     /// the kernel's backlog.
-    async fn next(&self, socket: &UnixListener) -> Next {
-        tokio::select! {
-            biased;
-            () = self.bereft() => Next::Bereft,
-            () = self.ready() => Next::Ready,
-            stream = accept(socket, &self.wanted.plan().name), if self.waiting.is_none() => {
-                Next::Came(stream)
+    async fn next(&mut self, socket: &UnixListener) -> Next {
+        let is_paused = self.rooms.is_paused();
+        if is_paused {
+            tokio::select! {
+                Some(bequest) = self.asks.recv() => return Next::Asked(bequest),
+                () = self.rooms.go_on() => {}
             }
         }
-    }
-
-    async fn bereft(&self) {
-        match &self.room {
-            Some(room) if self.estates.is_used() => room.ended().await,
-            _ => std::future::pending().await,
-        }
-    }
-
-    /// Returns when the client that waits can be handed over: no user of another domain has the
-    /// device.
-    async fn ready(&self) {
-        match (&self.waiting, &self.room) {
-            (None, _) => std::future::pending().await,
-            (Some((_, domain)), Some(room)) if room.name() != domain => self.estates.unused().await,
-            _ => {}
+        let asks = &mut self.asks;
+        let (estates, room, owner, waiting) =
+            (&self.estates, &self.room, &self.owner, &self.waiting);
+        tokio::select! {
+            biased;
+            Some(bequest) = asks.recv() => Next::Asked(bequest),
+            () = bereft(estates, room.as_ref()) => Next::Bereft,
+            () = ready(estates, owner.as_ref(), waiting.as_ref()) => Next::Ready,
+            stream = accept(socket, &self.wanted.plan().name), if waiting.is_none() => {
+                Next::Came(stream)
+            }
         }
     }
 
@@ -187,33 +210,43 @@ impl Front<'_> {
                 }
             }
             Next::Bereft => self.go_on().await,
+            Next::Asked(bequest) => self.bequeath(bequest).await,
         }
     }
 
     /// Hands a client to the room, once that one is there and has the device.
     async fn hand_over(&mut self, stream: UnixStream, domain: &str) {
         let name = self.wanted.plan().name.as_str();
-        let Ok(stream) = stream.into_std() else { return };
         if self.room.as_ref().is_some_and(|room| room.name() != domain && room.has(name)) {
             self.take_back().await;
         }
         let Some(room) = self.given(domain).await else {
-            aside(move || drop(stream)).await;
-            sleep(RETRY).await;
+            if self.rooms.is_paused() {
+                self.waiting = Some((stream, domain.to_owned()));
+            } else if let Ok(stream) = stream.into_std() {
+                aside(move || drop(stream)).await;
+                sleep(RETRY).await;
+            }
             return;
         };
-        self.room = Some(room.clone());
+        let Ok(stream) = stream.into_std() else { return };
+        (self.room, self.owner) = (Some(room.clone()), Some(domain.to_owned()));
         let number = self.estates.add(stream.into());
         room.connect(self.estates.handing(number)).await;
     }
 
     /// Has the next room go on with the front-ends of one that has ended.
     async fn go_on(&mut self) {
-        let Some(before) = self.room.clone() else { return };
-        self.estates.bereave();
-        let domain = before.name();
+        let Some(owner) = self.owner.clone() else { return };
+        if self.room.as_ref().is_some_and(|room| !room.made_way()) {
+            self.estates.bereave();
+        }
+        let domain = owner.as_str();
         while self.estates.is_used() {
             let Some(room) = self.given(domain).await else {
+                if self.rooms.is_paused() {
+                    return;
+                }
                 sleep(RETRY).await;
                 continue;
             };
@@ -229,7 +262,7 @@ impl Front<'_> {
     /// The room of a domain, which has the device. `None`: it could not be given.
     async fn given(&mut self, domain: &str) -> Option<Arc<Room>> {
         let name = self.wanted.plan().name.as_str();
-        let room = self.rooms.of(domain).await;
+        let room = self.rooms.of(domain).await?;
         if !room.has(name)
             && let Err(error) = self.give(&room).await
         {
@@ -237,6 +270,43 @@ impl Front<'_> {
             return None;
         }
         Some(room)
+    }
+
+    /// Leaves the device to another house: its room ends first. If that house fails, all goes on.
+    async fn bequeath(&mut self, bequest: Bequest) {
+        if let Some(room) = &self.room {
+            room.make_way().await;
+        }
+        let share = self.share().await;
+        let _ = bequest.reply.send(share);
+        let _ = bequest.resumes.await;
+    }
+
+    async fn share(&mut self) -> Result<Share, String> {
+        self.let_go().await?;
+        let device = self.wanted.plan().name.clone();
+        let mut share = Share::new();
+        if let Kind::Blk(shown) = &self.part.kind {
+            let disk = shown.disk().clone();
+            let left = aside(move || match disk.image() {
+                Some(image) => image.bequeath().map(Some),
+                None => disk.hand_memory(),
+            });
+            let left = left.await.ok_or("the daemon has failed")?;
+            let left = left.map_err(|errno| errno.to_string())?;
+            let device = || Left::Disk { device: device.clone() };
+            share.extend(left.map(|fd| (device(), vec![fd.into()])));
+        }
+        if let Some((stream, domain)) = self.waiting.take()
+            && self.owner.get_or_insert_with(|| domain.clone()) == &domain
+            && let Ok(stream) = stream.into_std()
+        {
+            self.estates.add(stream.into());
+        }
+        if let Some(owner) = &self.owner {
+            share.extend(self.estates.share(owner));
+        }
+        Ok(share)
     }
 
     /// The domain of whoever has connected.

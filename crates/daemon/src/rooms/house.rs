@@ -69,6 +69,8 @@ pub(super) struct Room {
     asked: AtomicU64,
     answered: watch::Sender<u64>,
     answers: AtomicBool,
+    /// It ends because another house asks for what it has, and not for a fault.
+    makes_way: AtomicBool,
 }
 
 type Order = (Told, Vec<Parcel>);
@@ -134,6 +136,7 @@ impl Room {
             asked: AtomicU64::new(0),
             answered: watch::Sender::new(0),
             answers: AtomicBool::new(true),
+            makes_way: AtomicBool::new(false),
         });
         tokio::spawn(room.clone().run(arguments, ordered));
         room
@@ -246,6 +249,18 @@ impl Room {
         if self.answers.swap(answers, Ordering::Relaxed) && !answers {
             tracing::warn!(room = self.name, pid = self.pid(), "the room does not answer");
         }
+    }
+
+    /// Has the process killed, because another house takes over; returns when it is gone.
+    pub(super) async fn make_way(&self) {
+        self.makes_way.store(true, Ordering::Relaxed);
+        self.end("another process takes over");
+        self.ended().await;
+    }
+
+    /// True if it has ended for no fault.
+    pub(super) fn made_way(&self) -> bool {
+        self.makes_way.load(Ordering::Relaxed)
     }
 
     fn end(&self, reason: &str) {

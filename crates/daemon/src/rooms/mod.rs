@@ -34,21 +34,25 @@ pub mod message;
 mod net;
 mod question;
 pub(crate) mod sandbox;
+mod takeover;
 mod wishes;
 
 pub(crate) use front::serve;
 pub(crate) use inside::run;
+pub(crate) use takeover::{Legacy, LegacyChannel};
 
 use crate::config::plan::{GroupPlan, LimitPlan};
 use counts::Counts;
+use estate::Heirloom;
 use house::{Room, State};
 use limits::Limits;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::watch;
+use takeover::Bequest;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 /// Shortest time between two starts of a room: one that dies at once is not started for ever.
@@ -67,6 +71,12 @@ pub(crate) struct Rooms {
     /// The options that each room is started with.
     arguments: Arc<[OsString]>,
     limits: Arc<watch::Sender<Arc<Limits>>>,
+    /// Where the front of each device is asked for what it leaves to another house.
+    fronts: Arc<Mutex<HashMap<String, mpsc::Sender<Bequest>>>>,
+    /// True while no room is started, because another house takes over.
+    pauses: Arc<watch::Sender<bool>>,
+    /// The front-ends that another house has left, by device.
+    heirlooms: Arc<Mutex<HashMap<String, Vec<Heirloom>>>>,
 }
 
 #[derive(Debug)]
@@ -94,9 +104,46 @@ pub(crate) struct RoomInfo {
 }
 
 impl Rooms {
-    /// No room runs yet. `arguments`: the options that each is started with.
-    pub(crate) fn new(arguments: Vec<OsString>) -> Self {
-        Self { kept: Arc::default(), arguments: arguments.into(), limits: Arc::default() }
+    /// No room runs yet. `arguments`: the options that each is started with. `legacy`: what another
+    /// house has left.
+    pub(crate) fn new(arguments: Vec<OsString>, legacy: &mut Legacy) -> Self {
+        Self {
+            kept: Arc::default(),
+            arguments: arguments.into(),
+            limits: Arc::default(),
+            fronts: Arc::default(),
+            pauses: Arc::new(watch::Sender::new(false)),
+            heirlooms: Arc::new(Mutex::new(std::mem::take(&mut legacy.clients))),
+        }
+    }
+
+    /// The front of a device can be asked for what it leaves, as long as the receiver lives; and
+    /// the front-ends that it was left.
+    fn register(&self, device: &str) -> (mpsc::Receiver<Bequest>, Vec<Heirloom>) {
+        let (asks, asked) = mpsc::channel(1);
+        let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+        fronts.insert(device.to_owned(), asks);
+        let mut heirlooms = self.heirlooms.lock().unwrap_or_else(PoisonError::into_inner);
+        (asked, heirlooms.remove(device).unwrap_or_default())
+    }
+
+    fn has_front(&self, device: &str) -> bool {
+        let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+        fronts.get(device).is_some_and(|asks| !asks.is_closed())
+    }
+
+    fn fronts(&self) -> Vec<mpsc::Sender<Bequest>> {
+        let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+        fronts.values().filter(|asks| !asks.is_closed()).cloned().collect()
+    }
+
+    fn is_paused(&self) -> bool {
+        *self.pauses.borrow()
+    }
+
+    /// Returns when rooms may be started.
+    async fn go_on(&self) {
+        let _ = self.pauses.subscribe().wait_for(|pauses| !pauses).await;
     }
 
     /// A device has this limit from now on.
@@ -118,21 +165,26 @@ impl Rooms {
     }
 
     /// The room of a domain, started if there is none. Waits for the end of the one before it, as
-    /// long as the kernel takes.
-    async fn of(&self, domain: &str) -> Arc<Room> {
+    /// long as the kernel takes. `None`: no room is started now.
+    async fn of(&self, domain: &str) -> Option<Arc<Room>> {
         loop {
             let of = |kept: &Kept| (kept.room.clone(), kept.started, kept.pause);
             let before = self.lock().get(domain).map(of);
             let mut pause = START_PAUSE;
             if let Some((room, started, paused)) = before {
                 if room.serves() {
-                    return room;
+                    return Some(room);
                 }
                 room.ended().await;
-                if started.elapsed() < BRIEF {
-                    pause = (paused * 2).min(START_PAUSE_MAX);
+                if !room.made_way() {
+                    if started.elapsed() < BRIEF {
+                        pause = (paused * 2).min(START_PAUSE_MAX);
+                    }
+                    tokio::time::sleep_until(started + paused).await;
                 }
-                tokio::time::sleep_until(started + paused).await;
+            }
+            if self.is_paused() {
+                return None;
             }
             // Another device of the domain may have been faster.
             let mut kept = self.lock();

@@ -10,7 +10,7 @@ use super::{Service, identity};
 use manyring_engine::aside_for;
 use manyring_transport::vhost_user::{ListenError, Listener, SocketPermissions};
 use rustix::fd::{AsFd, OwnedFd};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -80,6 +80,7 @@ pub(crate) struct Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
+        self.service.lock_listening().remove(&self.name);
         if !self.service.is_ending.load(std::sync::atomic::Ordering::Relaxed) {
             self.service.forget(&self.name);
         }
@@ -160,17 +161,41 @@ impl Service {
         whose: Whose<'_>,
         listener: &mut Listener,
     ) -> Option<Kept> {
-        let manager = self.manager.as_ref().filter(|_| self.keeps)?;
-        let (device, inode) = listener.identity()?;
-        let name = format!("{}{device:x}-{inode:x}", whose.kept());
-        let copy = listener.socket().as_fd().try_clone_to_owned();
+        let name = match listener.identity() {
+            Some((device, inode)) => format!("{}{device:x}-{inode:x}", whose.kept()),
+            // Its path is the manager's.
+            None => whose.name().to_owned(),
+        };
         let unkept = |error: &std::io::Error| {
             tracing::warn!(name, %error, "the socket does not outlive this process");
         };
-        let copy = copy.inspect_err(unkept).ok()?;
-        manager.tell(format!("FDSTORE=1\nFDNAME={name}\n"), Some(copy));
-        listener.set_stays(self.is_ending.clone());
+        let copy = || listener.socket().as_fd().try_clone_to_owned().inspect_err(unkept).ok();
+        self.lock_listening().insert(name.clone(), copy()?);
+        if let Some(manager) = self.manager.as_ref().filter(|_| self.keeps)
+            && listener.identity().is_some()
+        {
+            manager.tell(format!("FDSTORE=1\nFDNAME={name}\n"), Some(copy()?));
+            listener.set_stays(self.is_ending.clone());
+        }
         Some(Kept { service: self.clone(), name })
+    }
+
+    fn lock_listening(&self) -> MutexGuard<'_, BTreeMap<String, OwnedFd>> {
+        self.listening.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes sockets over that another process has handed in, under the names of
+    /// [`Self::listening`].
+    pub(crate) fn hand_in(&self, sockets: Vec<(String, OwnedFd)>) {
+        let handed = sockets.into_iter().map(|(name, socket)| Handed { name, socket });
+        self.handed().extend(handed);
+    }
+
+    /// Copies of all sockets that listen, for another process, with their names.
+    pub(crate) fn listening(&self) -> std::io::Result<Vec<(String, OwnedFd)>> {
+        let listening = self.lock_listening();
+        let copy = |(name, fd): (&String, &OwnedFd)| Ok((name.clone(), fd.try_clone()?));
+        listening.iter().map(copy).collect()
     }
 
     fn forget(&self, name: &str) {

@@ -91,7 +91,7 @@ impl XenHost {
         let mut stop = self.stop.clone();
         loop {
             let (plan, name) = (plan.clone(), self.name());
-            let opened = aside(move || disk::open((&name, &plan), how, io_uring)).await;
+            let opened = aside(move || disk::open((&name, &plan), how, (io_uring, None))).await;
             match opened {
                 None => return Err(HostError::new("the daemon has failed")),
                 Some(Ok(disk)) => return Ok(disk::decorated(disk, self.shared.plan.fault)),

@@ -11,7 +11,7 @@ use super::{Image, ImageError, describe};
 use crate::blk::spares::Spares;
 use crate::sys::file as sys;
 use rustix::fd::{AsRawFd, OwnedFd};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::path::Path;
 
@@ -96,10 +96,26 @@ impl Image {
         self.block_device && !self.is_handed
     }
 
+    /// The description that holds the lock, for a process that serves the image after this one.
+    ///
+    /// # Errors
+    /// `EMFILE`: the process has no further descriptor.
+    pub fn bequeath(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(self.locked(), 3)
+    }
+
     /// The description that holds the image's lock.
     fn locked(&self) -> &OwnedFd {
         self.holder.as_ref().unwrap_or(&self.file)
     }
+}
+
+/// True if a description is of this file, opened with this access.
+pub(super) fn is_of(held: &OwnedFd, file: &Stat, access: OFlags) -> bool {
+    let is_same = |found: Stat| (found.st_dev, found.st_ino) == (file.st_dev, file.st_ino);
+    let has_access = |flags: OFlags| flags & OFlags::RWMODE == access;
+    rustix::fs::fstat(held).is_ok_and(is_same)
+        && rustix::fs::fcntl_getfl(held).is_ok_and(has_access)
 }
 
 impl Handed {

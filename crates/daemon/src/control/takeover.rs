@@ -1,0 +1,44 @@
+//! Another process takes the daemon over (`rooms/takeover.rs`).
+
+use super::State;
+use super::asked::Body;
+use super::refusal::{Problem, Refusal};
+use axum::extract::State as Extract;
+use axum::http::StatusCode;
+use serde::Deserialize;
+use std::path::PathBuf;
+use utoipa::ToSchema;
+
+/// The body of a takeover.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Takeover {
+    /// The socket at which the next process waits. It must be of the daemon's own user.
+    #[schema(value_type = String)]
+    socket: PathBuf,
+}
+
+/// Hands sockets, disks and front-ends to the next process, and ends: there is an answer only if
+/// that fails, and then all goes on.
+#[utoipa::path(
+    post,
+    path = "/v1/takeover",
+    request_body = Takeover,
+    responses(
+        (status = 409, body = Problem, description = "It is not taken over, and goes on"),
+        (status = 422, body = Problem, description = "The body is wrong"),
+    )
+)]
+pub(super) async fn begin(Extract(state): Extract<State>, body: Body) -> Result<(), Refusal> {
+    let Takeover { socket } = body.parse()?;
+    let devices = state.devices.served().iter().map(|d| d.part.name().to_owned()).collect();
+    // Whoever asks may die at any time: the rooms go on all the same.
+    let (rooms, service) = (state.rooms, state.service);
+    let handing = async move { rooms.hand_over(&socket, &service, devices).await };
+    let problem = match tokio::spawn(handing).await {
+        Ok(Ok(never)) => match never {},
+        Ok(Err(problem)) => problem,
+        Err(_) => "the daemon has failed".to_owned(),
+    };
+    Err(Refusal::new(StatusCode::CONFLICT, problem))
+}

@@ -1,0 +1,283 @@
+//! A house is taken over by the next one (`manyring run --takeover CONTROL`): both halves.
+//!
+//! ```text
+//! the next one                                   the one that runs
+//! reads its configuration, listens  -- POST /v1/takeover -->  ends its rooms, hands nobody over
+//!                                   <-- sockets, disks with their locks, front-ends --
+//! opens all that its plan names
+//! `Taken`                           ---------------------->  ends; else it goes on
+//! its rooms go on with the front-ends
+//! ```
+//! Until `Taken` the house that runs keeps all that it hands over. If the other one ends, says
+//! something else or takes too long, rooms are started again and go on with their front-ends: what
+//! both see is a pause. The next one serves nobody before the other process has ended.
+
+use super::Rooms;
+use super::channel::{Came, Channel, NO_FDS};
+use super::estate::Heirloom;
+use super::house::Parcel;
+use super::message::{self, Written};
+use crate::service::Service;
+use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+/// How long the rooms may take to end, and what they had under way.
+const END_PATIENCE: Duration = Duration::from_secs(3);
+/// How long the next house may take to open all that its plan names.
+const OPEN_PATIENCE: Duration = Duration::from_secs(15);
+
+/// What the house that runs leaves to the next one.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub(super) enum Left {
+    /// A socket that listens: the file descriptor. Its name is as the service manager's.
+    Socket {
+        /// Under which a socket is handed in.
+        name: String,
+    },
+    /// The description that holds a disk: of an image with its lock, or of memory.
+    Disk {
+        /// The device's name.
+        device: String,
+    },
+    /// Something that was kept of the session of the client that comes next, with its file
+    /// descriptors.
+    Kept {
+        /// The device's name.
+        device: String,
+        /// As a room has noted it.
+        entry: Written,
+    },
+    /// A front-end: its socket.
+    Client {
+        /// The device's name.
+        device: String,
+        /// That which it belongs to.
+        domain: String,
+        /// The message whose answer was under way.
+        answering: Option<Vec<u8>>,
+    },
+    /// That is all.
+    End {},
+}
+
+/// What the next one says.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Reply {
+    /// It has all, and serves when the other one has ended.
+    Taken {},
+}
+
+/// What is left of one device.
+pub(super) type Share = Vec<(Left, Vec<Parcel>)>;
+
+/// The front of a device is asked for its share. Afterwards it waits until the rooms go on.
+#[derive(Debug)]
+pub(super) struct Bequest {
+    pub(super) reply: oneshot::Sender<Result<Share, String>>,
+    /// Its sender is dropped when the other house has not taken over.
+    pub(super) resumes: oneshot::Receiver<()>,
+}
+
+impl Rooms {
+    /// Hands everything over to the house that listens at `path`. Returns only if that fails: then
+    /// all goes on here.
+    ///
+    /// # Errors
+    /// One line: some devices are served by no room, or the other house has not taken over.
+    pub(crate) async fn hand_over(
+        &self,
+        path: &Path,
+        service: &Arc<Service>,
+        devices: Vec<String>,
+    ) -> Result<std::convert::Infallible, String> {
+        let roomless: Vec<_> =
+            devices.into_iter().filter(|device| !self.has_front(device)).collect();
+        if !roomless.is_empty() {
+            let names = roomless.join(", ");
+            return Err(format!("served by no room, and so by no other process: {names}"));
+        }
+        let channel = connect(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        if self.pauses.send_replace(true) {
+            return Err("another takeover is under way".to_owned());
+        }
+        let result = self.bequeath(&channel, service).await;
+        let Err(problem) = result else {
+            tracing::info!("the next process has taken over");
+            crate::log::finish();
+            std::process::exit(0);
+        };
+        tracing::warn!(problem, "not taken over: the rooms go on");
+        self.pauses.send_replace(false);
+        Err(problem)
+    }
+
+    async fn bequeath(&self, channel: &Channel, service: &Arc<Service>) -> Result<(), String> {
+        tracing::info!("another process takes over: the rooms end");
+        let (mut shares, mut waiting) = (Vec::new(), Vec::new());
+        for front in self.fronts() {
+            let (reply, replied) = oneshot::channel();
+            let (waits, resumes) = oneshot::channel();
+            if front.try_send(Bequest { reply, resumes }).is_ok() {
+                shares.push(replied);
+                waiting.push(waits);
+            }
+        }
+        let sockets = service.listening().map_err(|error| error.to_string())?;
+        let socket = |(name, fd): (String, OwnedFd)| (Left::Socket { name }, vec![fd.into()]);
+        let mut all: Share = sockets.into_iter().map(socket).collect();
+        let gathered = timeout(END_PATIENCE, async {
+            for share in shares {
+                // A front that ends has nothing to leave.
+                if let Ok(share) = share.await {
+                    all.extend(share?);
+                }
+            }
+            Ok::<_, String>(())
+        });
+        gathered.await.map_err(|_| "a room, or its requests, do not end".to_owned())??;
+        all.push((Left::End {}, Vec::new()));
+        for (left, fds) in all {
+            let bytes = message::emit(&left).map_err(|error| error.to_string())?;
+            let sent = timeout(OPEN_PATIENCE, channel.send(&bytes, &fds)).await;
+            sent.map_err(|_| "it does not read".to_owned())?.map_err(|error| error.to_string())?;
+        }
+        let reply = timeout(OPEN_PATIENCE, channel.receive()).await;
+        let reply = reply.map_err(|_| "it is not ready in time".to_owned())?;
+        match reply.map_err(|error| error.to_string())? {
+            Some((bytes, _)) => {
+                message::parse::<Reply>(&bytes).map(|_| ()).map_err(|e| e.to_string())
+            }
+            None => Err("it has ended".to_owned()),
+        }
+    }
+}
+
+/// Connects to the next house, which must be of this process's user.
+fn connect(path: &Path) -> io::Result<Channel> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+    if peer.uid != rustix::process::geteuid() {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Channel::new(socket)
+}
+
+/// What this house was left by the one before it.
+#[derive(Debug, Default)]
+pub(crate) struct Legacy {
+    /// There is such a house.
+    pub(crate) is_there: bool,
+    pub(crate) sockets: Vec<(String, OwnedFd)>,
+    pub(crate) disks: HashMap<String, OwnedFd>,
+    pub(super) clients: HashMap<String, Vec<Heirloom>>,
+    channel: Option<Channel>,
+}
+
+impl Legacy {
+    /// Takes over from the house behind a control socket, which waits for [`Self::accept`].
+    ///
+    /// # Errors
+    /// One line: the house refuses, or cannot be reached.
+    pub(crate) async fn of(control: &Path) -> Result<Self, String> {
+        let mut name = control.as_os_str().to_owned();
+        name.push(format!(".takeover-{}", std::process::id()));
+        let path = PathBuf::from(name);
+        let failed = |error: io::Error| format!("--takeover: {}: {error}", path.display());
+        let listener = listen(&path).map_err(failed)?;
+        let (asked, at) = (control.to_owned(), path.clone());
+        let body = serde_json::json!({ "socket": at }).to_string();
+        let mut refused = tokio::spawn(async move {
+            let post = (hyper::Method::POST, "/v1/takeover");
+            let patience = END_PATIENCE + OPEN_PATIENCE;
+            crate::control::client::change::<serde_json::Value>(&asked, post, body, patience).await
+        });
+        let accepted = tokio::select! {
+            accepted = accept(&listener) => accepted.map_err(failed),
+            refused = &mut refused => Err(match refused {
+                Ok(Err(error)) => error,
+                _ => "--takeover: the daemon has answered, and handed nothing over".to_owned(),
+            }),
+        };
+        let _ = std::fs::remove_file(&path);
+        Self::read(accepted?).await.map_err(|error| format!("--takeover: {error}"))
+    }
+
+    async fn read(channel: Channel) -> Result<Self, String> {
+        let mut legacy = Self { is_there: true, ..Self::default() };
+        let mut kept = Vec::new();
+        loop {
+            let came = timeout(END_PATIENCE + OPEN_PATIENCE, channel.receive()).await;
+            let came = came.map_err(|_| "the daemon hands nothing over".to_owned())?;
+            let Some((bytes, mut fds)): Option<Came> = came.map_err(|error| error.to_string())?
+            else {
+                return Err("the daemon does not hand over: its log says why".to_owned());
+            };
+            match message::parse(&bytes).map_err(|error| error.to_string())? {
+                Left::Socket { name } => legacy.sockets.extend(fds.pop().map(|fd| (name, fd))),
+                Left::Disk { device } => legacy.disks.extend(fds.pop().map(|fd| (device, fd))),
+                Left::Kept { entry, .. } => kept.push((entry, fds)),
+                Left::Client { device, domain, answering } => {
+                    let entries = std::mem::take(&mut kept);
+                    let Some(socket) = fds.pop() else { continue };
+                    let heirloom = Heirloom { domain, socket, entries, answering };
+                    legacy.clients.entry(device).or_default().push(heirloom);
+                }
+                Left::End {} => break,
+            }
+        }
+        legacy.channel = Some(channel);
+        Ok(legacy)
+    }
+
+    /// Everything is open: the other house ends. Returns when it has.
+    ///
+    /// # Errors
+    /// One line: it goes on by itself.
+    pub(crate) async fn accept(channel: Option<LegacyChannel>) -> Result<(), String> {
+        let Some(LegacyChannel(channel)) = channel else { return Ok(()) };
+        let bytes = message::emit(&Reply::Taken {}).map_err(|error| error.to_string())?;
+        channel.send(&bytes, NO_FDS).await.map_err(|error| format!("--takeover: {error}"))?;
+        match timeout(END_PATIENCE, channel.receive()).await {
+            Ok(Ok(None) | Err(_)) => {
+                tracing::info!("taken over");
+                Ok(())
+            }
+            _ => Err("--takeover: the daemon does not end".to_owned()),
+        }
+    }
+
+    /// The channel by which the other house waits.
+    pub(crate) fn take_channel(&mut self) -> Option<LegacyChannel> {
+        self.channel.take().map(LegacyChannel)
+    }
+}
+
+/// The house before this one waits at its other end.
+#[derive(Debug)]
+pub(crate) struct LegacyChannel(Channel);
+
+fn listen(path: &Path) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, 1)?;
+    super::channel::watched(socket, tokio::io::Interest::READABLE)
+}
+
+async fn accept(listener: &tokio::io::unix::AsyncFd<OwnedFd>) -> io::Result<Channel> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let accept = |socket: &OwnedFd| Ok(rustix::net::accept_with(socket, flags)?);
+    Channel::new(listener.async_io(tokio::io::Interest::READABLE, accept).await?)
+}

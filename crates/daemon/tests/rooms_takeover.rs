@@ -1,0 +1,173 @@
+//! `manyring run --takeover`: the next daemon takes guests over while they work, or the one that
+//! runs goes on.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+#![allow(clippy::disallowed_methods, reason = "a guest of a test has a thread of its own")]
+
+mod domain;
+mod foreign;
+mod process;
+mod program;
+
+use domain::{client_works, disk, room, serve, two_domains, works};
+use foreign::Client;
+use manyring_driver::{BlkDriver, BlkOptions};
+use process::{Daemon, wait_until};
+use program::{http, manyring};
+use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Starts the next daemon with this configuration; its log goes to `next.log`.
+fn take_over(daemon: &Daemon, config: &str) -> Child {
+    let log = std::fs::File::options()
+        .append(true)
+        .create(true)
+        .open(daemon.folder().join("next.log"))
+        .unwrap();
+    let mut command = manyring();
+    command.arg("run").arg("--config").arg(daemon.folder().join(config));
+    command.arg("--takeover").arg(daemon.socket_of("control"));
+    command.stderr(Stdio::from(log)).spawn().unwrap()
+}
+
+fn log(daemon: &Daemon) -> String {
+    std::fs::read_to_string(daemon.folder().join("next.log")).unwrap_or_default()
+}
+
+/// True if a process has ended, though its parent has not waited for it.
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_err() || stat.unwrap().contains(") Z ")
+}
+
+fn answers(daemon: &Daemon) -> bool {
+    std::os::unix::net::UnixStream::connect(daemon.socket_of("control")).is_ok()
+}
+
+#[test]
+fn guests_go_on_with_the_daemon_that_takes_over_again_and_again() {
+    let daemon = two_domains();
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let mut other = BlkDriver::connect(&daemon.socket_of("b"), &options).unwrap();
+    let is_over = AtomicBool::new(false);
+    let mut running: Vec<Child> = Vec::new();
+    std::thread::scope(|scope| {
+        let guest = scope.spawn(|| {
+            let mut rounds = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                works(&mut client, rounds);
+                rounds += 1;
+            }
+            rounds
+        });
+        let mut before = daemon.pid();
+        for round in 0..5_u8 {
+            let next = take_over(&daemon, "manyring.toml");
+            let pid = next.id();
+            running.push(next);
+            assert!(wait_until(|| has_ended(before)), "{} {}", daemon.log(), log(&daemon));
+            before = pid;
+            other.queues[0].write(0, &[round; 512]).unwrap();
+            let mut bytes = [9; 512];
+            other.queues[0].read(0, &mut bytes).unwrap();
+            assert_eq!(bytes, [round; 512]);
+            assert!(wait_until(|| room(&daemon, "a")["state"] == "serving"), "{}", log(&daemon));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(guest.join().unwrap() > 0);
+    });
+    works(&mut client, 77);
+    drop(client);
+    // Whoever comes later finds the same sockets.
+    client_works(&daemon.socket_of("a"), 78);
+    let last = running.last_mut().unwrap();
+    let pid = rustix::process::Pid::from_child(last);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(last.wait().unwrap().success(), "{}", log(&daemon));
+    assert!(!daemon.socket_of("a").exists() && !daemon.socket_of("control").exists());
+    assert!(!log(&daemon).contains("fault"), "{}", log(&daemon));
+}
+
+/// Asks a daemon to hand over to a process that reads so many messages and then says this, or dies.
+/// Returns how many there were.
+fn die_after(daemon: &Daemon, messages: usize, says: Option<&[u8]>) -> usize {
+    let path = daemon.folder().join("next");
+    let listener = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    let mut count = 0;
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| ask(daemon, &path));
+        let next: OwnedFd = rustix::net::accept(&listener).unwrap();
+        let mut bytes = vec![0; 1 << 16];
+        while count < messages {
+            let (_, len) = rustix::net::recv(&next, &mut bytes, RecvFlags::empty()).unwrap();
+            count += 1;
+            if bytes[..len].ends_with(b"{\"end\":{}}") {
+                break;
+            }
+        }
+        if let Some(says) = says {
+            rustix::io::write(&next, says).unwrap();
+        }
+        drop(next);
+        let (status, answer) = asked.join().unwrap();
+        assert_eq!(status, 409, "{answer}");
+    });
+    std::fs::remove_file(path).unwrap();
+    count
+}
+
+fn ask(daemon: &Daemon, path: &Path) -> (u16, String) {
+    let body = serde_json::json!({ "socket": path }).to_string();
+    let (status, _, said) = http(&daemon.socket_of("control"), "POST", "/v1/takeover", &body);
+    (status, said)
+}
+
+#[test]
+fn a_daemon_goes_on_wherever_the_next_one_dies() {
+    let daemon = two_domains();
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    works(&mut client, 1);
+    let (status, said) = ask(&daemon, &daemon.folder().join("nobody"));
+    assert_eq!(status, 409, "{said}");
+    works(&mut client, 2);
+    let all = die_after(&daemon, usize::MAX, None);
+    assert!(all > 10, "three sockets, two disks, a front-end and its notes: {all}");
+    works(&mut client, 3);
+    for messages in (0..all).step_by(3) {
+        die_after(&daemon, messages, None);
+        works(&mut client, messages as u64);
+    }
+    die_after(&daemon, usize::MAX, Some(b"\x01{\"taken\":7}"));
+    works(&mut client, 4);
+    // One that cannot have what its configuration names.
+    let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
+    let wrong = text.replace("b.img", "none.img").replace("[daemon]", "[daemon]\nwait = 0");
+    std::fs::write(daemon.folder().join("wrong.toml"), wrong).unwrap();
+    assert!(!take_over(&daemon, "wrong.toml").wait().unwrap().success());
+    assert!(log(&daemon).contains("none.img"), "{}", log(&daemon));
+    works(&mut client, 5);
+    assert!(answers(&daemon) && !daemon.log().contains("fault"), "{}", daemon.log());
+    drop(client);
+    client_works(&daemon.socket_of("b"), 6);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_daemon_whose_devices_are_in_no_room_is_not_taken_over() {
+    let daemon = serve("", &disk("a", "memory = '1M'\n"), &["a"]);
+    assert!(!take_over(&daemon, "manyring.toml").wait().unwrap().success());
+    assert!(log(&daemon).contains("served by no room"), "{}", log(&daemon));
+    client_works(&daemon.socket_of("a"), 1);
+    assert!(daemon.terminate().success());
+}
