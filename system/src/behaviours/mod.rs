@@ -41,6 +41,7 @@ mod soak_short;
 mod systemd_service;
 mod testpmd_client;
 mod testpmd_switch;
+mod three_hosts;
 mod uml_ethtool;
 mod uml_ext4_checksums;
 mod uml_merge_dns;
@@ -52,6 +53,7 @@ mod uml_net_ping_and_iperf3;
 mod uml_offload_limits;
 mod uml_offload_matrix;
 mod uml_outlives_its_room;
+mod uml_overlays;
 mod uml_reclaim;
 mod uml_switch;
 mod uml_tap_made_again;
@@ -115,6 +117,8 @@ pub const ALL: &[Behaviour] = &[
     uml_outlives_its_room::BEHAVIOUR,
     uml_switch::BEHAVIOUR,
     uml_vlan_between_guests::BEHAVIOUR,
+    uml_overlays::VXLAN,
+    uml_overlays::OVS,
     macvtap_over_veth::BEHAVIOUR,
     pcap_opens_in_tshark::BEHAVIOUR,
     testpmd_client::BEHAVIOUR,
@@ -139,6 +143,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_net_survives::BEHAVIOUR,
     qemu_room_dies::BEHAVIOUR,
     qemu_migrates_between_daemons::BEHAVIOUR,
+    three_hosts::BEHAVIOUR,
     qemu_net_four_pairs::BEHAVIOUR,
     qemu_net_legacy::BEHAVIOUR,
     ovmf_boots_from_network::BEHAVIOUR,

@@ -7,7 +7,7 @@ use crate::guest::{Guest, GuestOptions, Kind, Monitor, Net};
 use crate::net::{Far, Namespace, WORDS};
 use crate::{Context, Outcome, check};
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "qemu_migrates_between_daemons", run };
@@ -151,7 +151,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
             let log = format!("guest{round}");
             let before = hosts[to].requests()?;
             let (next, next_monitor) = hosts[to].guest(scene, &log, true)?;
-            let told = migrate(&mut monitor, &hosts[to])?;
+            let told = migrate(&mut monitor, &hosts[to].door())?;
             println!("migration {round}, host {from} to {to}: {told}");
             drop(std::mem::replace(&mut guest, next));
             monitor = next_monitor;
@@ -179,11 +179,11 @@ fn run(scene: &Scene<'_>) -> Outcome {
     Ok(())
 }
 
-/// Migrates the guest, and gives what QEMU says of it.
-fn migrate(monitor: &mut Monitor, to: &Host) -> Outcome<String> {
+/// Migrates the guest to the machine that waits at `door`, and gives what QEMU says of it.
+pub(super) fn migrate(monitor: &mut Monitor, door: &Path) -> Outcome<String> {
     let limits = json!({ "max-bandwidth": 400_000_000, "downtime-limit": 1000 });
     monitor.execute("migrate-set-parameters", &limits)?;
-    let uri = format!("unix:{}", to.door().display());
+    let uri = format!("unix:{}", door.display());
     monitor.execute("migrate", &json!({ "uri": uri }))?;
     let began = Instant::now();
     loop {

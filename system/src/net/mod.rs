@@ -7,6 +7,7 @@ mod capture;
 mod far;
 mod flow;
 mod namespace;
+mod ovs;
 mod service;
 pub mod testpmd;
 
@@ -14,6 +15,7 @@ pub use capture::{Capture, Frames};
 pub use far::Far;
 pub use flow::Flow;
 pub use namespace::Namespace;
+pub use ovs::Ovs;
 pub use service::Service;
 
 /// What the host's side is made of.

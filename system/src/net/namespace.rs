@@ -143,6 +143,23 @@ impl Namespace {
         other.run(&format!("ip link set {interface} netns {}", self.holder.pid())).map(drop)
     }
 
+    /// A cable to another one that is [`beside`] this: its ends are called so here and there.
+    ///
+    /// [`beside`]: Namespace::beside
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn cable_to(&self, far: &Self, [own, theirs]: [&str; 2], mtu: u32) -> Outcome {
+        let pid = far.holder.pid();
+        self.run(&format!(
+            "ip link add {own} mtu {mtu} type veth peer name {theirs} mtu {mtu} netns {pid}"
+        ))?;
+        for (namespace, name) in [(self, own), (far, theirs)] {
+            namespace.run(&format!("ip link set {name} addrgenmode none up"))?;
+        }
+        Ok(())
+    }
+
     fn cable(&self, mtu: u32) -> Outcome {
         for words in [
             "ip link add br0 type bridge mcast_snooping 0".to_owned(),
