@@ -334,7 +334,7 @@ pub(crate) fn send(
     (name, flags): (&str, u32),
     payload: &[u8],
     fds: &[BorrowedFd<'_>],
-) -> Result<(), rustix::io::Errno> {
+) -> Result<(), Errno> {
     let size = u32::try_from(payload.len()).unwrap();
     let header = Header { request: id_of(name), flags: FLAG_VERSION | flags, size }.emit();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
