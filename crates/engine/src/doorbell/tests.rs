@@ -82,7 +82,7 @@ fn an_eventfd_is_rung_itself() {
     assert!(matches!(call.0, Bell::Foreign(_)));
     call.ring();
     assert!(is_rung(&theirs));
-    assert!(matches!(session.kick(theirs).unwrap().0, Bell::Foreign(_)));
+    assert!(matches!(*session.kick(theirs).unwrap().0, Bell::Foreign(_)));
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_worker_watches_an_eventfd_for_one_ring_only_and_each_kick_is_heard_by_all()
     let session = Session::new();
     let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
     let kick_of = |ring| session.kick_of(ring, theirs.try_clone().unwrap()).unwrap();
-    let is_watched = |kick: &Kick| matches!(kick.0, Bell::Foreign(_));
+    let is_watched = |kick: &Kick| matches!(*kick.0, Bell::Foreign(_));
     let first = kick_of(0);
     assert!(is_watched(&first));
     let others = [kick_of(1), kick_of(2)];
@@ -274,7 +274,7 @@ fn a_front_end_whose_eventfd_took_far_too_long_gets_no_worker_to_touch_another()
         assert!(!second.origin.is_blocked());
         let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
         let kick = second.kick(theirs.try_clone().unwrap()).unwrap();
-        assert!(matches!(kick.0, Bell::Bridged(_)), "a worker would watch it");
+        assert!(matches!(*kick.0, Bell::Bridged(_)), "a worker would watch it");
         rustix::io::write(&theirs, &1u64.to_ne_bytes()).unwrap();
         rings_once(&second, &kick);
         let call = second.call(theirs.try_clone().unwrap()).unwrap();
