@@ -188,6 +188,16 @@ fn a_room_that_hangs_holds_up_no_operator_and_no_other_network() {
         kill_process(stopped, Signal::CONT).unwrap();
         let status = |driver: &mut NetDriver| driver.front.config(6, 2).unwrap()[0] & 1;
         assert!(wait_until(|| status(&mut driver) == 1), "{}", daemon.log());
+        // The room obeys one order after the other, so what the guest sends at first may meet one
+        // of the times when the link was down.
+        let passes = wait_until(|| {
+            let tx = &mut driver.pairs[0].tx;
+            assert!(tx.send(&RawHeader::default(), &datagram(1, b"hello")).unwrap());
+            tx.publish(0).unwrap();
+            tx.drain(PATIENCE).unwrap();
+            host.try_receive().is_some()
+        });
+        assert!(passes, "{}", daemon.log());
         works(&mut driver, &host);
         assert!(daemon.terminate().success());
     });
