@@ -63,8 +63,8 @@ impl std::fmt::Display for Compared {
         let (middle, most) = (ms.get(ms.len() / 2).copied(), ms.last().copied());
         write!(
             f,
-            "libblkio compared {} blocks, served by {} daemons; from a kill to the first answers of \
-             the next daemon {} ms, at most {} ms",
+            "libblkio compared {} blocks, served by {} daemons; from a kill to the first answers \
+             of the next daemon {} ms, at most {} ms",
             self.blocks,
             self.daemons,
             middle.unwrap_or_default(),

@@ -10,7 +10,25 @@ use super::{Server, SessionEnd};
 const KNOWN_BY: usize = 64;
 
 impl Server {
-    pub(super) async fn answer(
+    /// Answers a message, and charges the session for the time that this takes.
+    pub(super) async fn attend(
+        &self,
+        connection: &mut Connection,
+        front: &mut Front,
+        message: Result<Message, SocketError>,
+    ) -> Result<(), SessionEnd> {
+        self.meter.count_message();
+        // A disk that does not finish its requests can delay an answer: not for ever.
+        let answered = tokio::select! {
+            answered = self.answer(connection, front, message) => answered,
+            () = self.given_up() => Ok(()),
+        };
+        self.meter.begin_message();
+        answered
+    }
+
+    /// Obeys a message, answers it, and takes it from the socket if it was only peeked.
+    async fn answer(
         &self,
         connection: &mut Connection,
         front: &mut Front,

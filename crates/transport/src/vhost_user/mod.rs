@@ -382,13 +382,7 @@ impl Server {
             tokio::select! {
                 message = next => {
                     silence = None;
-                    self.meter.count_message();
-                    // A disk that does not finish its requests can delay an answer: not for ever.
-                    let answered = tokio::select! {
-                        answered = self.answer(&mut connection, &mut front, message) => answered,
-                        () = self.given_up() => Ok(()),
-                    };
-                    self.meter.begin_message();
+                    let answered = self.attend(&mut connection, &mut front, message).await;
                     unshared.note(front.lacks_memory(), Instant::now());
                     if let Err(end) = answered {
                         // Log the events that its queues have sent before the end.
@@ -406,11 +400,7 @@ impl Server {
                     }
                 }
                 () = origin.blocked() => {
-                    let why = match origin.is_costly() {
-                        true => "too many waiters on its eventfd",
-                        false => "its eventfd is full and blocks us",
-                    };
-                    tracing::warn!(device, "session ends: {why}");
+                    self.tell_blocked(&origin);
                     return Ended { front, connection: None, origin };
                 }
                 () = passed(start_due) => {
@@ -427,6 +417,15 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// Logs why a session ends whose doorbells hold up whoever writes to them.
+    fn tell_blocked(&self, origin: &Origin) {
+        let why = match origin.is_costly() {
+            true => "too many waiters on its eventfd",
+            false => "its eventfd is full and blocks us",
+        };
+        tracing::warn!(device = self.device.name(), "session ends: {why}");
     }
 
     /// Logs an event of a queue. True if the session must end.

@@ -1,4 +1,5 @@
-//! Starts vrings. Those for which the host lacks something are tried again while their session lives.
+//! Starts vrings. Those for which the host lacks something are tried again while their session
+//! lives.
 
 use super::{Effect, Front};
 use manyring_device::StartError;
