@@ -1,6 +1,7 @@
-//! Two hosts, which are namespaces, and a network over both: a guest on a tap of the one, a guest on
-//! a switch's port of the other, whose uplink is a tap. Over Linux's VXLAN and bridges they leave
-//! checksums and segmentation to the hosts; Open vSwitch in userspace takes finished frames only.
+//! Two hosts, which are namespaces, and a network over both: a guest on a tap of the one, a guest
+//! on a switch's port of the other, whose uplink is a tap. Over Linux's VXLAN and bridges they
+//! leave checksums and segmentation to the hosts; Open vSwitch in userspace takes finished frames
+//! only.
 
 use super::{Behaviour, Scene};
 use crate::daemon::{Daemon, DaemonOptions};
