@@ -7,7 +7,7 @@
 use super::beside::{Beside, DISK_MIB};
 use super::random::Random;
 use crate::cleanup::Folder;
-use crate::command::find;
+use crate::command::{find, wait_for};
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::guest::{Guest, GuestOptions, Kernel, Kind, fio};
 use crate::nbd::Trial;
@@ -78,10 +78,10 @@ pub fn run(kills: &Kills) -> Outcome {
     let mut guest = ground.boot(kills)?;
     let beside = Beside::start(ground.disks[1].socket.clone(), kills.seed);
     let mut longest = Duration::ZERO;
+    let mut killed = Instant::now();
     for kill in 1..=kills.count {
-        // QEMU connects again after a second: some die before that, most under load.
-        std::thread::sleep(Duration::from_millis(700 + random.below(1800)));
-        let killed = Instant::now();
+        await_kill(&daemon, killed, kill, &mut random)?;
+        killed = Instant::now();
         let options = daemon.crash()?;
         let is_last = kill == kills.count;
         ground.configure((!is_last).then(|| random.below(400) + 40))?;
@@ -107,6 +107,26 @@ pub fn run(kills: &Kills) -> Outcome {
     println!("soak: {}", beside.finish()?);
     check(faults == 0, || "a daemon found a fault in the guest's ring".into())?;
     daemon.stop()
+}
+
+/// Waits until the daemon is to be killed. QEMU connects again after a second: some daemons die
+/// before that, most under load, and none while QEMU connects. QEMU before 8.2 never uses its socket
+/// again if it loses it then (its commit f02a4b8e6431).
+fn await_kill(daemon: &Daemon, killed: Instant, kill: u32, random: &mut Random) -> Outcome {
+    let before_it_connects = killed + Duration::from_millis(100 + random.below(500));
+    let load = Duration::from_millis(300 + random.below(1700));
+    if kill > 1 && random.below(6) == 0 && Instant::now() < before_it_connects {
+        std::thread::sleep(before_it_connects.duration_since(Instant::now()));
+        return Ok(());
+    }
+    wait_for("QEMU to connect again", Duration::from_secs(60), || {
+        // What the guest's disk says behind the last start.
+        let log = daemon.log()?;
+        let life = log.rsplit("listening device=\"disk\"").next().unwrap_or_default();
+        Ok(life.contains("front-end connected device=\"disk\"").then_some(()))
+    })?;
+    std::thread::sleep(load);
+    Ok(())
 }
 
 /// A disk of the daemons.
