@@ -110,8 +110,8 @@ pub fn run(kills: &Kills) -> Outcome {
 }
 
 /// Waits until the daemon is to be killed. QEMU connects again after a second: some daemons die
-/// before that, most under load, and none while QEMU connects. QEMU before 8.2 never uses its socket
-/// again if it loses it then (its commit f02a4b8e6431).
+/// before that, most under load, and none while QEMU connects. QEMU before 8.2 never uses its
+/// socket again if it loses it then (its commit f02a4b8e6431).
 fn await_kill(daemon: &Daemon, killed: Instant, kill: u32, random: &mut Random) -> Outcome {
     let before_it_connects = killed + Duration::from_millis(100 + random.below(500));
     let load = Duration::from_millis(300 + random.below(1700));
