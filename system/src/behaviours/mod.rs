@@ -42,6 +42,7 @@ mod systemd_service;
 mod testpmd_client;
 mod testpmd_switch;
 mod three_hosts;
+mod uml_doors;
 mod uml_ethtool;
 mod uml_ext4_checksums;
 mod uml_merge_dns;
@@ -106,6 +107,7 @@ pub const ALL: &[Behaviour] = &[
     full_host_waits::BEHAVIOUR,
     uml_nbd_servers_killed::BEHAVIOUR,
     uml_nbd_under_tls::BEHAVIOUR,
+    uml_doors::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
     uml_xdp::BEHAVIOUR,
     uml_where_io_uring_is_refused::BEHAVIOUR,
