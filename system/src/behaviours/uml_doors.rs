@@ -80,7 +80,7 @@ fn images(folder: &Path) -> Outcome<String> {
     create("-f qcow2", "vm1.qcow2")?;
     create("--object secret,id=k,file=KEY -f luks -o key-secret=k,iter-time=10", "vm1.luks")?;
     create("-f raw", "lun.img")?;
-    let bytes: Vec<u8> = (0..MIB << 20).map(|at| (at / 512 % 251) as u8).collect();
+    let bytes: Vec<u8> = (0..MIB << 20).map(|at| (at / 512 % 251).to_le_bytes()[0]).collect();
     std::fs::create_dir_all(at("www")).context("www")?;
     std::fs::write(at("www/vm1.img"), bytes).context("the image")?;
     let image = at("www/vm1.img");

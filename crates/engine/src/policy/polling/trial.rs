@@ -77,20 +77,24 @@ impl Cost {
     /// were, or hardly any.
     fn over(self, other: Self, with_pauses: bool) -> u64 {
         let ns = |cost: Self| if with_pauses { cost.whole_ns } else { cost.ns };
-        permille((ns(self), other.requests), (ns(other), self.requests))
+        permille(product(ns(self), other.requests), product(ns(other), self.requests))
     }
 
     /// The same for the CPU time of a request.
     fn ran_over(self, other: Self) -> u64 {
-        permille((self.ran_ns, other.requests), (other.ran_ns, self.requests))
+        permille(product(self.ran_ns, other.requests), product(other.ran_ns, self.requests))
     }
 }
 
-/// One product over the other, in thousandths, from 1 to 1,000,000.
-fn permille(above: (u64, u64), below: (u64, u64)) -> u64 {
-    let above = u128::from(above.0) * u128::from(above.1) * 1000;
-    let below = u128::from(below.0) * u128::from(below.1);
-    u64::try_from(above / below.max(1)).unwrap_or(u64::MAX).clamp(1, 1_000_000)
+/// So that costs of epochs with different numbers of requests are compared without a division.
+fn product(ns: u64, requests: u64) -> u128 {
+    u128::from(ns) * u128::from(requests)
+}
+
+/// `above` over `below`, in thousandths, from 1 to 1,000,000.
+fn permille(above: u128, below: u128) -> u64 {
+    let share = above.saturating_mul(1000) / below.max(1);
+    u64::try_from(share).unwrap_or(u64::MAX).clamp(1, 1_000_000)
 }
 
 /// How a trial goes on after a pair of epochs.
