@@ -42,7 +42,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Where the guest runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
-    /// What runs it.
+    /// Whether User Mode Linux or QEMU runs the guest.
     pub kind: Kind,
     /// The CPU of the host that the whole guest runs on; any unless said.
     pub cpu: Option<usize>,
@@ -86,8 +86,8 @@ impl GuestDisks {
         Ok(Self { guest, disks: count })
     }
 
-    /// Has fio read blocks of 4 KiB at random from the disk of this index, from 0, for so long and
-    /// with so many requests in flight. Returns its report, JSON.
+    /// Has fio read blocks of 4 KiB at random from disk number `disk`, counted from 0, for `time`
+    /// and with `depth` requests in flight. Returns fio's report, JSON.
     ///
     /// # Errors
     /// There is no such disk, or a request failed.
@@ -95,7 +95,7 @@ impl GuestDisks {
         check(disk < self.disks, || format!("disk {disk} of a guest with {}", self.disks))?;
         self.guest.forget()?;
         self.guest.answer(&format!("{} {depth} {}", LETTERS[disk], time.as_millis()))?;
-        // Nothing is to be seen meanwhile, and looking would disturb the guest.
+        // While fio runs, the console shows nothing new, and reading it would disturb the guest.
         std::thread::sleep(time);
         self.guest.reach("loaded", LIMIT)?;
         let said = self.guest.said_lately()?;

@@ -53,7 +53,7 @@ impl Engine {
     }
 }
 
-/// What is served where.
+/// An image, and the socket at which the server offers it.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) socket: PathBuf,

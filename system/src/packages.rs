@@ -68,7 +68,7 @@ pub(crate) fn unpack(
     unpack_with(folder, &["apt-get".to_owned()], packages, finish)
 }
 
-/// The same by another `apt-get`: its name and options.
+/// Does what [`unpack`] does with another `apt-get`, given as its name and options.
 ///
 /// # Errors
 /// As for [`unpack`].

@@ -186,7 +186,7 @@ impl OddBell {
         self.theirs.as_fd()
     }
 
-    /// What becomes ready for input when the front-end has kicked.
+    /// The file descriptor that becomes readable when the front-end has kicked.
     fn kicked(&self) -> BorrowedFd<'_> {
         self.set.as_ref().map_or_else(|| self.fd(), AsFd::as_fd)
     }

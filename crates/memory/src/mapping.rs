@@ -205,7 +205,7 @@ impl Mapping {
     /// [`MemoryError::Map`]: the socket has no such memory, or less of it.
     pub fn of_socket(socket: impl AsFd, offset: u64, size: u64) -> Result<Self, MemoryError> {
         let len = host_size(size);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        // SAFETY: the kernel chooses a free place for the mapping: no memory in use is replaced.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),

@@ -84,7 +84,8 @@ impl Case<'_> {
         check(received.iter().all(|count| *count >= ENOUGH), || {
             format!("testpmd's ports received {received:?} frames")
         })?;
-        // What lies in the rings is taken and dropped: then nothing moves any more.
+        // In this mode testpmd takes the frames that lie in the rings and drops them; then no frame
+        // moves.
         testpmd.set_mode("rxonly")?;
         testpmd.forward()?;
         std::thread::sleep(A_WHILE);

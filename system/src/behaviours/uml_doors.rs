@@ -23,7 +23,8 @@ const PORTAL: &str = "127.0.0.1:13260";
 const WEB: &str = "127.0.0.1:18080";
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What is written is read back from the server; a disk that is only read has the image's bytes.
+/// The guest writes 4 MiB, drops its page cache and reads the same bytes back from the server. A
+/// disk that is only read must have the checksum of its image.
 const WRITES: &str = r#"
 head -c 4194304 /dev/urandom > /tmp/w
 must dd if=/tmp/w of=$DISK bs=64k seek=100 conv=notrunc,fsync 2>/dev/null

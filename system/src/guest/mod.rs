@@ -299,7 +299,7 @@ impl Guest {
         self.said_since(0)
     }
 
-    /// What the console has shown in whole lines since [`Self::forget`].
+    /// The whole lines that the console has shown since [`Self::forget`].
     ///
     /// # Errors
     /// The file cannot be read.

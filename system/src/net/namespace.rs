@@ -138,7 +138,7 @@ impl Namespace {
     /// [`beside`]: Namespace::beside
     ///
     /// # Errors
-    /// There is none of that name.
+    /// The other namespace has no interface of that name, or the host refuses to move it.
     pub fn take_over(&self, other: &Self, interface: &str) -> Outcome {
         other.run(&format!("ip link set {interface} netns {}", self.holder.pid())).map(drop)
     }

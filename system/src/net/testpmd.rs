@@ -131,7 +131,7 @@ impl Testpmd {
         self.ask("start", "forwarding ports=").map(|_| ())
     }
 
-    /// Begins to forward; each port sends so many bursts first.
+    /// Begins to forward; each port first sends `bursts` bursts of frames.
     ///
     /// # Errors
     /// It is gone.
@@ -163,7 +163,7 @@ impl Testpmd {
         self.counts_of(0)
     }
 
-    /// What one of its ports has seen.
+    /// The frames that port `port` has received and sent.
     ///
     /// # Errors
     /// It does not answer.

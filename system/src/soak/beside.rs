@@ -35,7 +35,7 @@ pub(super) struct Beside {
     thread: JoinHandle<Outcome<Compared>>,
 }
 
-/// What the client is told.
+/// The state by which the soak tells the client of the daemons and of the end.
 #[derive(Default)]
 struct Told {
     /// Counts the daemons.
@@ -45,7 +45,7 @@ struct Told {
     is_over: AtomicBool,
 }
 
-/// What the client has done.
+/// The client's results.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Compared {
     /// How many blocks were read and compared.
@@ -104,7 +104,8 @@ impl Beside {
     }
 }
 
-/// What a block may hold: the version that was answered last, or one that was not answered.
+/// The versions that a block may hold: the one whose write was answered last, or any whose write
+/// was not answered.
 #[derive(Clone, Debug, Default)]
 struct Block {
     answered: u64,
@@ -156,7 +157,8 @@ impl Client {
         Ok(is_served && self.compare_all(connection)?)
     }
 
-    /// Connects to the daemon that there is. It may not listen yet, or be killed meanwhile.
+    /// Connects to the daemon that runs now. Tries again while the daemon does not listen yet, or
+    /// if it is killed before the connection is made.
     fn connect_in_time(&self) -> Outcome<Connection> {
         let began = Instant::now();
         loop {
@@ -181,7 +183,7 @@ impl Client {
         Ok(Connection { queue: queues.remove(0), region, buffers, daemon, _blkio: blkio })
     }
 
-    /// Reads all blocks and compares them. False: the daemon was killed meanwhile.
+    /// Reads all blocks and compares them. False: the daemon was killed before all were read.
     fn compare_all(&mut self, connection: &mut Connection) -> Outcome<bool> {
         for first in (0..BLOCKS).step_by(DEPTH) {
             for slot in 0..DEPTH {
@@ -219,7 +221,7 @@ impl Client {
         Ok(())
     }
 
-    /// Writes blocks, and waits until all are answered. False: the daemon was killed meanwhile.
+    /// Writes blocks, and waits until all writes are answered. False: the daemon was killed first.
     fn write(&mut self, connection: &mut Connection) -> Outcome<bool> {
         // Different ones: of two writes to one block the order would not be known.
         let first = usize::try_from(self.random.below(BLOCKS as u64)).unwrap_or_default();
@@ -243,7 +245,7 @@ impl Client {
         Ok(true)
     }
 
-    /// Waits until all requests are answered. False: the daemon was killed meanwhile.
+    /// Waits until all requests are answered. False: the daemon was killed first.
     fn wait(&self, connection: &mut Connection) -> Outcome<bool> {
         let (began, mut done) = (Instant::now(), 0);
         while done < DEPTH {
@@ -275,7 +277,7 @@ impl Connection {
     }
 }
 
-/// What a version of a block holds; version 0 is the disk as it was made.
+/// The bytes of a block at a version; at version 0 the block is zeroes, as the disk was made.
 fn content(block: usize, version: u64) -> [u8; BLOCK] {
     let mut bytes = [0; BLOCK];
     if version > 0 {

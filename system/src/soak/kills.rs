@@ -120,7 +120,7 @@ fn await_kill(daemon: &Daemon, killed: Instant, kill: u32, random: &mut Random) 
         return Ok(());
     }
     wait_for("QEMU to connect again", Duration::from_secs(60), || {
-        // What the guest's disk says behind the last start.
+        // Only the log behind the last start of the guest's disk counts.
         let log = daemon.log()?;
         let life = log.rsplit("listening device=\"disk\"").next().unwrap_or_default();
         Ok(life.contains("front-end connected device=\"disk\"").then_some(()))
@@ -135,7 +135,7 @@ struct Disk {
     image: PathBuf,
 }
 
-/// What the daemons and the guest find.
+/// The files that the daemons and the guest use.
 struct Ground {
     folder: Folder,
     config: PathBuf,
@@ -174,7 +174,7 @@ impl Ground {
         }
     }
 
-    /// Writes the configuration of a daemon, which holds every so many of the guest's requests.
+    /// Writes the configuration of a daemon, which holds back every `held`th request of the guest.
     fn configure(&self, held: Option<u64>) -> Outcome {
         let fault = held.map(|n| format!("fault = {{ hold_every = {n} }}\n")).unwrap_or_default();
         let table = |name: &str, disk: &Disk, more: &str| {

@@ -376,8 +376,8 @@ pub(crate) fn serve_without_data(
 
 /// Zeroes or discards a range. A block device that another process holds refuses a range of which
 /// the page cache has bytes that are not written yet (`EBUSY`), so the image is synced and the
-/// range tried again. A guest that goes on writing to the range meanwhile may make every try fail;
-/// it then gets `EBUSY`, and its data stay as they are.
+/// range tried again. If the guest keeps writing to the range between the tries, every try may
+/// fail: the request then fails with `EBUSY`, and the data on the disk stay as they are.
 fn change_range(
     image: &Image,
     mode: FallocateFlags,

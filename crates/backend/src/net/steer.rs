@@ -10,8 +10,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Slots: as many as the host's own table may have flows. With 32 flows, in one case of 800 a flow
-/// finds both of its slots taken.
+/// Slots of the table: 4096, the most flows that the table of the host's tap driver may have. With
+/// 32 flows, in one case of 800 a flow finds both of its slots taken.
 pub(in crate::net) const SLOTS: usize = 4096;
 /// The bits of a flow's number from this one on name its slot.
 pub(in crate::net) const SLOT_SHIFT: i32 = 52;

@@ -111,7 +111,7 @@ struct LinkCreate {
     target: u32,
     attach: u32,
     flags: u32,
-    /// What other kinds of links have.
+    /// Fields that only other kinds of links use.
     more: [u64; 4],
 }
 

@@ -122,7 +122,7 @@ impl Links {
         }
     }
 
-    /// The interface with this number, or `None` if there is none.
+    /// The interface with the number `index`; `None`: no interface has this number.
     ///
     /// # Errors
     /// The system's.

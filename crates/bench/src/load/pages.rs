@@ -53,7 +53,7 @@ pub(crate) struct PagesArgs {
     frames: u64,
 }
 
-/// What arrived.
+/// How many of the frames that were sent have arrived, and with which bytes.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct PagesResult {
     /// Frames with the bytes that were written before they were sent.
@@ -115,7 +115,8 @@ impl Sender {
         let size = u32::try_from(len).unwrap_or(0);
         let places: Vec<_> = (0..count).map(|n| ((n * STEP + OFFSET) as u64, size)).collect();
         let slices = match self.frames.payload(0) {
-            // The same snapshot again: its pages are registered.
+            // The frames are laid out in the snapshot that they lie in now: the port has registered
+            // its pages.
             Some(payload) => {
                 let mut list = SliceList::new();
                 list.restart(payload.memory());

@@ -11,7 +11,7 @@ pub(super) struct Counts {
     calls: f64,
 }
 
-/// What `manyring stats --json` prints of the daemon behind a control socket.
+/// The statistics that `manyring stats --json` prints of the daemon behind a control socket.
 ///
 /// # Errors
 /// The command's own words if it fails, or why they are no JSON.

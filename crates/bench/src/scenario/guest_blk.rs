@@ -142,7 +142,8 @@ fn in_guest(
     Ok(found)
 }
 
-/// One load of the guest on one of its disks, and what the back-end of that disk ran meanwhile.
+/// Has the guest read from one of its disks. Returns fio's results, and the CPU time that the
+/// disk's back-end took during this load.
 fn read(
     guest: &mut GuestDisks,
     (disk, depth): (usize, usize),

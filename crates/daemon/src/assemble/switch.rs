@@ -33,7 +33,8 @@ impl Heirs {
         Self(Arc::new(Mutex::new(all)))
     }
 
-    /// What was left of the disk of a device, once.
+    /// Takes the description of the disk that was left for `device`. `None`: none was left, or it
+    /// was taken before.
     pub(crate) fn take(&self, device: &str) -> Option<OwnedFd> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(device)
     }

@@ -65,7 +65,7 @@ pub(super) struct Change {
     pub(super) answer: super::message::Answered,
 }
 
-/// What another house has left of a front-end.
+/// A front-end that another house has handed over: its socket and the notes of its session.
 #[derive(Debug)]
 pub(super) struct Heirloom {
     /// It belongs to this domain.
@@ -75,7 +75,7 @@ pub(super) struct Heirloom {
     pub(super) answering: Option<Vec<u8>>,
 }
 
-/// What a room is told so that it serves a front-end.
+/// The messages that hand front-ends to a room, with the file descriptors of each message.
 pub(super) type Handing = Vec<(Told, Vec<Parcel>)>;
 
 impl Estates {
@@ -180,7 +180,7 @@ impl Estates {
         Ok(())
     }
 
-    /// What a room is told to serve a front-end that has just connected.
+    /// The messages that hand front-end `number`, which has just connected, to a room.
     pub(super) fn handing(&self, number: u64) -> Handing {
         let mut kept = self.lock();
         kept.clients.get_mut(&number).map(|client| self.told(number, client)).unwrap_or_default()
@@ -203,7 +203,7 @@ impl Estates {
         self.count.send_replace(kept.clients.len());
     }
 
-    /// What the next room is told to go on with all front-ends.
+    /// The messages that hand all front-ends to the next room.
     pub(super) fn handings(&self) -> Handing {
         let mut kept = self.lock();
         let clients = kept.clients.iter_mut();
@@ -226,7 +226,7 @@ impl Estates {
         }
     }
 
-    /// What is left of the front-ends, which belong to this domain, to another house.
+    /// The messages that hand all front-ends, which belong to `domain`, to another house.
     pub(super) fn share(&self, domain: &str) -> Share {
         let mut kept = self.lock();
         let all: Vec<_> = kept

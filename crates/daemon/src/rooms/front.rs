@@ -150,7 +150,7 @@ struct Front<'a> {
     asks: mpsc::Receiver<Bequest>,
 }
 
-/// What is to be done next.
+/// The next event that the front of a device deals with.
 enum Next {
     /// Somebody has connected.
     Came(UnixStream),

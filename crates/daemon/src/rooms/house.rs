@@ -114,7 +114,7 @@ pub(super) struct Given {
     pub(super) net: Option<Arc<NetDevice>>,
     /// Where its questions go: one at a time is answered.
     pub(super) asks: mpsc::Sender<Ask>,
-    /// What is kept of its front-ends.
+    /// The sockets and session notes that the house keeps of the device's front-ends.
     pub(super) estates: Arc<Estates>,
 }
 
@@ -325,7 +325,7 @@ impl Room {
             let _ = pidfd.readable().await;
             tracing::info!(room, pid, "the room has ended");
         }
-        // What it has noted before its end.
+        // Reads the notes that the room sent before its end and nobody has read yet.
         for _ in 0..LEFT_MAX {
             let Some((bytes, fds)) = channel.receive_left() else { break };
             if let Ok(heard @ (Heard::Note { .. } | Heard::Gone { .. })) = message::parse(&bytes) {

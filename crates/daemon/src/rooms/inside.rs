@@ -86,7 +86,7 @@ struct Device {
     made: Made,
     clients: mpsc::Sender<Client>,
     counters: OwnedFd,
-    /// What was kept of the client that comes next.
+    /// The session notes of the client that the house hands over next.
     estate: Estate,
 }
 

@@ -145,7 +145,7 @@ pub struct GroupRates {
 pub struct Written {
     /// Where it is kept: another one with this key replaces it.
     pub key: u32,
-    /// What only rooms look into.
+    /// The content of the entry. Rooms read it; the house only stores it.
     #[serde(with = "digits")]
     pub bytes: Vec<u8>,
 }
@@ -207,7 +207,7 @@ pub enum Wish {
     },
 }
 
-/// What a room tells the house. Only a [`Self::Note`] has file descriptors.
+/// A message of a room to the house. Only a [`Self::Note`] has file descriptors.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Heard {
@@ -220,14 +220,14 @@ pub enum Heard {
         /// It has come.
         is_open: bool,
     },
-    /// What is to be kept of the session of a client, for the next room if this one dies. File
-    /// descriptors: those of the first entry.
+    /// Changes the notes of a client's session, which the house keeps for the next room in case
+    /// this one dies. The file descriptors are those of the first entry of `puts`.
     Note {
         /// The device's name.
         device: String,
         /// That of the client.
         number: u64,
-        /// What is kept from now on.
+        /// Entries that the house keeps from now on, each in the place of the one with its key.
         puts: Vec<Written>,
         /// The keys of what is kept no more.
         drops: Vec<u32>,

@@ -7,12 +7,12 @@ use tokio::time::{Instant, sleep_until};
 /// How long a room may leave unread or unanswered what it was told, and how long it may take to
 /// start.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// After so many messages in a [`WINDOW`] the house looks after others until that is over. A
-/// session begins with some hundred.
+/// If a room has sent more than this many messages in a [`WINDOW`], the house reads the room's next
+/// message after the end of the window. A session begins with some hundred messages.
 const MESSAGES_MAX: u32 = 1024;
 const WINDOW: Duration = Duration::from_millis(320);
 
-/// What a room has been asked, and has not answered.
+/// The questions that a room has been asked and has not answered yet.
 #[derive(Debug, Default)]
 pub(super) struct Question {
     /// The number of the last one, and since when no answer has come.

@@ -34,7 +34,7 @@ const END_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the next house may take to open all that its plan names.
 const OPEN_PATIENCE: Duration = Duration::from_secs(15);
 
-/// What the house that runs leaves to the next one.
+/// A message by which the house that runs hands something to the next one.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Left {
@@ -69,7 +69,7 @@ pub(super) enum Left {
     End {},
 }
 
-/// What the next one says.
+/// The answer of the next house to the one that runs.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Reply {
@@ -77,7 +77,7 @@ enum Reply {
     Taken {},
 }
 
-/// What is left of one device.
+/// The messages that hand over one device, with the file descriptors of each message.
 pub(super) type Share = Vec<(Left, Vec<Parcel>)>;
 
 /// The front of a device is asked for its share. Afterwards it waits until the rooms go on.
@@ -174,7 +174,7 @@ fn connect(path: &Path) -> io::Result<Channel> {
     Channel::new(socket)
 }
 
-/// What this house was left by the one before it.
+/// Everything that the house before this one has handed over.
 #[derive(Debug, Default)]
 pub(crate) struct Legacy {
     /// There is such a house.

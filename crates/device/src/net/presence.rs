@@ -68,9 +68,9 @@ impl NetDevice {
         self.0.state().is_link_up()
     }
 
-    /// Pulls the guest's cable, or plugs it in. While it is out, nothing passes. A driver sends as
-    /// soon as it sees its link up, so it is shown a link after its queues pass frames, and that
-    /// there is none before they drop them.
+    /// Pulls the guest's cable, or plugs it in. While the cable is out, nothing passes. A driver
+    /// sends as soon as it sees its link up, so the guest sees the link up only when its queues
+    /// already pass frames, and sees the link down before its queues drop frames.
     pub async fn set_link(&self, up: bool) {
         let changed = {
             let mut state = self.0.state();
@@ -89,7 +89,8 @@ impl NetDevice {
         if up {
             {
                 let mut state = self.0.state();
-                // The operator may have pulled the cable again meanwhile.
+                // The operator may have pulled the cable again while the rules and the port were
+                // set.
                 state.is_link_shown = state.link_up;
             }
             self.0.changes.send_modify(|n| *n += 1);

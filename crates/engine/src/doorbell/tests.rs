@@ -102,7 +102,7 @@ fn a_worker_watches_an_eventfd_for_one_ring_only_and_each_kick_is_heard_by_all()
         for kick in &others {
             rings_once(&session, kick);
         }
-        // What is never read stays what the worker of the first ring sees.
+        // Nobody has read the eventfd, so the worker of the first ring still sees it readable.
         let mut count = [0; 8];
         let mut fds = [PollFd::new(&first, PollFlags::IN)];
         assert_eq!(poll(&mut fds, Some(&Timespec::default())), Ok(1), "round {round}: it was read");

@@ -20,9 +20,9 @@ fn budget() -> &'static Semaphore {
     })
 }
 
-/// File descriptors of ours that stand for one of a front-end's. They count against the room of
-/// front-ends, which could otherwise use up the descriptors that we keep for ourselves. Given back
-/// on drop.
+/// Permits for file descriptors that this process makes in the place of a front-end's. They come
+/// from the budget of front-ends, which could otherwise use up the descriptors that the daemon
+/// keeps for itself. The budget gets them back on drop.
 #[derive(Debug)]
 pub(crate) struct StandIns {
     _permit: SemaphorePermit<'static>,
@@ -30,7 +30,7 @@ pub(crate) struct StandIns {
 
 impl StandIns {
     /// # Errors
-    /// `EMFILE`: front-ends have as many fds as they may have.
+    /// `EMFILE`: front-ends already have all the file descriptors that the budget allows.
     pub(crate) fn take(count: u32) -> Result<Self, Errno> {
         let permit = budget().try_acquire_many(count).map_err(|_| Errno::MFILE)?;
         Ok(Self { _permit: permit })
@@ -41,7 +41,7 @@ impl StandIns {
 ///
 /// If a process has no number left for an fd, the kernel closes that fd on the thread that receives
 /// the message, and such a close may block. Therefore nobody receives a message with fds unless
-/// there is room for as many as it can have.
+/// there is room for [`MESSAGE_FDS_MAX`] of them.
 #[derive(Debug)]
 pub struct Room(Option<SemaphorePermit<'static>>);
 

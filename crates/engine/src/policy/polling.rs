@@ -10,7 +10,7 @@
 //! ```text
 //! a turn with work: the cycle is the time since the last turn with work
 //!                   the epoch's cost grows by the cycle, its requests by those of the turn
-//! an epoch ends:    its CPU time is that of the thread meanwhile
+//! an epoch ends:    its CPU time is what the thread has taken since the epoch began
 //!                   a trial runs?  the cost goes to the arm that was tried; the other arm's turn
 //!                   it is time?    a trial begins, with the arm that is not in use (trial.rs)
 //! a trial ends:     whose requests were served faster? use that arm; are both alike? use the one
@@ -67,10 +67,11 @@ const EPOCH_STOLEN_NS: u64 = 16_000_000;
 /// If the worker slept for longer than this many wakes in a cycle, the client has paused, which it
 /// does in both arms ...
 const PAUSE_WAKES: u64 = 10;
-/// ... and the cycle counts as this many wakes at most in a glance ...
+/// ... and the cycle counts as this many wakes at most in a glance.
 const PAUSE_COST_WAKES: u64 = 20;
-/// ... and as so many nanoseconds in a long epoch, where a pause more or less does not matter: a
-/// client that waits for a time slice, because the worker spins on its CPU, has not paused.
+/// In a long epoch, a cycle in which the client has paused counts as this many nanoseconds at most.
+/// A pause more or less does not matter in a long epoch, and a client that waits for a time slice,
+/// because the worker spins on its CPU, has not paused.
 const PAUSE_COST_NS: u64 = 5_000_000;
 /// If the client paused within this many requests, the epoch ends at a pause, so that both arms are
 /// compared over the same number of pauses.
@@ -84,7 +85,7 @@ const INTERVAL_NS_MIN: u64 = 8_000_000;
 /// Between two trials, at most, where a glance tells the arms apart: where one arm is eight times
 /// as slow, trials then cost below 1 %.
 const INTERVAL_NS_MAX: u64 = 256_000_000;
-/// The same where it takes long epochs to tell them apart.
+/// Between two trials, at most, where only long epochs tell the arms apart.
 const INTERVAL_LONG_NS_MAX: u64 = 2_048_000_000;
 /// A trial follows the one before after this many times what that spent in vain in its arm ...
 const TRIED_SHARE: u64 = 32;
@@ -101,7 +102,8 @@ const OFF_EPOCHS: u32 = 3;
 const OFF_PERMILLE: u64 = 1600;
 /// A changed load begins a trial only this long after the last: some loads always change.
 const OFF_PAUSE_NS: u64 = 32_000_000;
-/// What requests cost between trials is kept for this long, and then counts half.
+/// When the epochs between trials add up to more than this many nanoseconds, their cost is halved
+/// before the next epoch is added: older epochs count less.
 const LATELY_NS: u64 = 64_000_000;
 /// After a sleep as long as this nobody goes on with what was before: an epoch begins anew.
 const FORGOTTEN_NS: u64 = 250_000_000;
@@ -157,7 +159,7 @@ pub struct Law {
     unpaused: u64,
     /// What a request used to cost.
     usual_ns: Option<u64>,
-    /// What requests have cost between trials, over the last while.
+    /// The cost of requests between trials. Older epochs count less ([`LATELY_NS`]).
     lately: Cost,
     off_epochs: u32,
     /// The last of them cost more than usual, not less.

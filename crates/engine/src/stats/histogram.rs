@@ -90,7 +90,7 @@ impl Histogram {
     }
 }
 
-/// What a request of a disk asks for, as its times are told apart.
+/// The operation of a disk request. Each has a histogram of its times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ServedOp {
@@ -164,7 +164,8 @@ impl ServeTimes {
         self.ops().map(|(_, histogram)| histogram.count()).sum()
     }
 
-    /// Every number, in one order and as many whether the rare operations have any or not.
+    /// The values of all counters in a fixed order. Rare operations that have not occurred count as
+    /// zeroes, so the length is fixed too.
     pub(super) fn numbers(&self) -> Vec<u64> {
         let mut numbers: Vec<_> =
             self.ops().flat_map(|(_, histogram)| histogram.cells()).map(Counter::value).collect();

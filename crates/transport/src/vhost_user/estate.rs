@@ -25,8 +25,8 @@
 //!    no region, the session makes one and notes it. The place of a ring in it is emptied before
 //!    the kick of a ring that begins is noted.
 //!
-//! A message that arrives in pieces cannot be read without being consumed. It is obeyed as it
-//! would be without a keeper, and a kill meanwhile ends the session.
+//! A message that arrives in pieces cannot be read without being consumed. Such a message is obeyed
+//! as it would be without a keeper, and a kill before that is done ends the session.
 
 use manyring_device::Later;
 use manyring_wire::vhost_user::{CONFIG_SIZE_MAX, MEM_SLOTS};
@@ -63,11 +63,11 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
 /// A change of what is kept of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Note {
-    /// What is kept under these keys from now on.
+    /// Entries to keep from now on, each in the place of the one with its key.
     pub puts: Vec<Entry>,
     /// Nothing is kept under these keys any more.
     pub drops: Vec<u32>,
-    /// What is new of the answer to the message that is obeyed.
+    /// The change in the state of the answer to the message that is being obeyed.
     pub answer: NotedAnswer,
 }
 
@@ -96,7 +96,7 @@ pub struct Entry {
 /// An entry with its file descriptors, as the next process gets it.
 #[derive(Debug)]
 pub struct Kept {
-    /// What it says.
+    /// The key and the bytes of the entry.
     pub entry: Entry,
     /// In the order in which they came.
     pub fds: Vec<OwnedFd>,

@@ -70,7 +70,7 @@ pub(super) struct Front {
     channel: Option<Channel>,
     events: mpsc::Sender<Event>,
     janitor: Arc<Janitor>,
-    /// What is noted for the process that goes on with the session, if somebody keeps that.
+    /// The notes for the process that goes on with the session; `None`: nobody keeps notes.
     notes: Option<Notes>,
 }
 

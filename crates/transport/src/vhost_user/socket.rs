@@ -90,7 +90,7 @@ pub(super) struct ForeignStream {
     _known: SessionSocket,
     /// Who keeps the session for the process after this one.
     keeper: Option<Arc<dyn Keeper>>,
-    /// What was kept of the session by the process before this one.
+    /// The session notes of the process before this one, until they are taken.
     estate: Mutex<Option<Estate>>,
 }
 
@@ -107,7 +107,8 @@ impl ForeignStream {
         self.keeper.as_ref()
     }
 
-    /// What was kept of the session, once.
+    /// Takes the session notes of the process before this one. `None`: there are none, or they were
+    /// taken before.
     pub(super) fn take_estate(&self) -> Option<Estate> {
         self.estate.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -185,7 +186,8 @@ impl Connection {
         self.stream.keeper()
     }
 
-    /// What was kept of the session by the process before this one, once.
+    /// Takes the session notes of the process before this one. `None`: there are none, or they were
+    /// taken before.
     pub(super) fn take_estate(&self) -> Option<Estate> {
         self.stream.take_estate()
     }

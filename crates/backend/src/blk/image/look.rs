@@ -1,4 +1,4 @@
-//! What a name can be said to be before it is opened.
+//! `Image::look`: whether a path can name an image, found out without opening it.
 
 use super::{Image, ImageError};
 use rustix::fs::FileType;

@@ -51,7 +51,7 @@ impl Channel {
         let (count, opened) = (bytes.len(), tls.open(bytes, &mut answers));
         self.stream.consume(count);
         self.stream.out().append(&mut answers);
-        // What was opened before the fault counts.
+        // Answers that TLS decrypted before it found a fault are taken; then the fault is reported.
         let taken = session.take(tls.plain(), done)?;
         tls.consume(taken);
         Ok(opened?)

@@ -213,7 +213,8 @@ impl Talk {
         Ok(())
     }
 
-    /// What the end of a connection means before the server has answered under TLS.
+    /// Turns `error` into `TlsError::Unanswered` if the server has ended a TLS connection before
+    /// its first answer. Any other error is returned as it is.
     fn explained(&self, error: JoinError) -> JoinError {
         match error {
             JoinError::Silent(error)

@@ -29,10 +29,11 @@ const BACKOFF_LATER: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(60);
 /// Pause between two warnings.
 const WARN_PACE: Duration = Duration::from_secs(10);
-/// A request's time has so many ticks.
+/// The keeper thread ticks this many times in `request_timeout`. A request that has no answer after
+/// this many ticks is overdue.
 pub(super) const TICKS: u32 = 4;
 
-/// What the operator has said of a disk.
+/// The settings of an NBD disk.
 #[derive(Clone, Debug)]
 pub struct NbdOptions {
     /// The device, in the log.
@@ -60,8 +61,8 @@ struct State {
     /// The disk that the guest was told.
     told: Export,
     lines: Vec<Arc<Line>>,
-    /// What the connections have done, also those of queues that are gone: the first one that no
-    /// queue has goes on with the next.
+    /// The counters of every connection, also of queues that are gone. A new queue goes on with the
+    /// first counters that no present queue uses.
     counts: Vec<Arc<Counts>>,
     /// Lines that want a connection, in the order in which they have asked.
     asking: VecDeque<Arc<Line>>,
@@ -122,7 +123,7 @@ impl Keeper {
         self.lock().told
     }
 
-    /// What the connections have done.
+    /// The counters of every connection, also of queues that are gone.
     pub(super) fn counts(&self) -> Vec<Arc<Counts>> {
         self.lock().counts.clone()
     }

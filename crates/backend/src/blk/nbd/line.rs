@@ -6,7 +6,7 @@ use crate::sys::uring::Inbox;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What the thread has for a queue.
+/// A message of the keeper thread to a queue.
 #[derive(Debug)]
 pub(super) enum News {
     /// A connection.
@@ -35,7 +35,8 @@ pub(super) struct Line {
     pub(super) counts: Arc<Counts>,
 }
 
-/// What a connection has done. The queue's worker writes, whoever wants reads.
+/// The counters of one queue's connection. Only the queue's worker writes them; any thread may read
+/// them.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) connected: AtomicBool,
@@ -115,7 +116,8 @@ impl Line {
         if !self.has_news.load(Ordering::Relaxed) {
             return None;
         }
-        // Cleared before the news are taken: what is told meanwhile sets it again.
+        // The flag is cleared before the news are taken: if the keeper thread puts new ones there
+        // between the two steps, it sets the flag again.
         self.has_news.store(false, Ordering::Relaxed);
         self.news().take()
     }

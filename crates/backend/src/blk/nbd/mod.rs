@@ -103,12 +103,12 @@ impl Drop for NbdDisk {
     }
 }
 
-/// What a guest is told of an export.
+/// The disk's geometry, as a guest sees it, of an export of the server.
 fn geometry(export: &Export, read_only: bool) -> Geometry {
     let has = |flag| export.flags & flag != 0;
     let block_size = if export.blocks.min > 512 { BLOCK_MAX } else { 512 };
     let physical_block_size = export.blocks.preferred.clamp(block_size, BLOCK_MAX);
-    // What is no whole block at the end cannot be told.
+    // A guest counts whole blocks: the export's bytes behind the last whole block are left out.
     let size = export.size / u64::from(block_size) * u64::from(block_size);
     Geometry {
         size,

@@ -38,7 +38,7 @@ pub enum TlsError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why the file cannot be used.
         problem: String,
     },
     /// The URI has no name that a certificate could have.
@@ -65,7 +65,8 @@ pub enum TlsError {
     #[error("refuses our certificate, or the lack of one (TLS alert {0:?})")]
     Refused(AlertDescription),
     /// The server has ended the connection in the place of its first answer under TLS. A server
-    /// that wants another certificate learns of ours after the client's handshake has ended.
+    /// that does not trust the client's certificate may end it here, because with TLS 1.3 it sees
+    /// that certificate only after the client's side of the handshake has ended.
     #[error(
         "has ended the connection after the TLS handshake: it may want a certificate that it trusts"
     )]
@@ -129,12 +130,13 @@ fn names(presented: &[String]) -> String {
 /// A session.
 pub(super) struct Tls {
     connection: UnbufferedClientConnection,
-    /// What came in and is not opened: less than a record, or a part of a message of a handshake.
+    /// Received bytes that are not decrypted yet: less than a record, or a part of a message of the
+    /// handshake.
     sealed: Vec<u8>,
-    /// What was opened, from `first` on.
+    /// Decrypted bytes; those before `first` are consumed.
     plain: Vec<u8>,
     first: usize,
-    /// What is to be sealed: the caller's, so that its room is kept.
+    /// Bytes that [`Self::seal`] will encrypt. The vector keeps its memory from call to call.
     unsealed: Vec<u8>,
 }
 
@@ -175,7 +177,7 @@ impl Tls {
         self.run(&[], out).map(drop)
     }
 
-    /// What was opened and is not consumed.
+    /// The decrypted bytes that are not consumed yet.
     pub(super) fn plain(&self) -> &[u8] {
         &self.plain[self.first..]
     }
@@ -306,8 +308,9 @@ fn append(
     }
 }
 
-/// What the files of a folder lead to: `ca-cert.pem`, the authorities whose servers are trusted;
-/// maybe `ca-crl.pem`, what they have revoked; maybe `client-cert.pem` and `client-key.pem`.
+/// Builds rustls' configuration from the files of `folder`: `ca-cert.pem`, the authorities whose
+/// servers are trusted; if it exists, `ca-crl.pem`, the certificates that they have revoked; if
+/// they exist, `client-cert.pem` and `client-key.pem`, the daemon's own certificate and its key.
 fn config(folder: &Path) -> Result<ClientConfig, TlsError> {
     let mut roots = RootCertStore::empty();
     let file = folder.join("ca-cert.pem");

@@ -34,14 +34,16 @@ impl Chunks {
         (0..self.given.len() as u64).map(move |n| (u64::from(first) + n) * u64::from(size))
     }
 
-    /// The kernel gets the chunk at `addr`. False: it is none of these, or the kernel has it.
+    /// Notes that the kernel gets the chunk at `addr`. Returns false if the kernel has this chunk
+    /// already, or if no chunk of this half has this address.
     pub(super) fn give(&mut self, addr: u64) -> bool {
         let entry = self.entry(addr);
         entry.is_some_and(|is_given| !std::mem::replace(is_given, true))
     }
 
-    /// The kernel has given back the chunk in which `addr` lies. Returns its first address; `None`:
-    /// the kernel did not have it, or it is none of these.
+    /// Notes that the kernel has given back the chunk in which `addr` lies. Returns the chunk's
+    /// first address; `None`: the kernel did not have the chunk, or no chunk of this half has this
+    /// address.
     pub(super) fn take(&mut self, addr: u64) -> Option<u64> {
         let is_given = self.entry(addr)?;
         std::mem::replace(is_given, false).then(|| addr - addr % u64::from(self.size))

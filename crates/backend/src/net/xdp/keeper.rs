@@ -30,7 +30,7 @@ use std::time::Duration;
 const DRAIN_LOOKS: u32 = 50;
 const DRAIN_PAUSE: Duration = Duration::from_millis(2);
 
-/// What the keeper shall do.
+/// An order for the keeper thread.
 #[derive(Debug, Default)]
 pub(super) struct Wish {
     /// The device shall read the pages of this snapshot, or of none.
@@ -42,7 +42,8 @@ pub(super) struct Wish {
     ends: bool,
 }
 
-/// What halves ask of the keeper, and what they must know.
+/// Takes the orders of the sending halves to the keeper thread, and tells the halves from which
+/// length on a frame is not copied.
 #[derive(Debug)]
 pub(super) struct Wishes {
     wish: Mutex<Wish>,

@@ -59,7 +59,7 @@ pub struct XdpOptions {
     pub zero_copy: bool,
 }
 
-/// What changes while the port runs. Its lock is held during calls of the host.
+/// The part of a port that changes while the port runs. Its lock is held during system calls.
 #[derive(Debug)]
 struct State {
     /// The program of the interface; `None`: the interface was deleted.
@@ -69,7 +69,7 @@ struct State {
     mtu: Option<u16>,
 }
 
-/// What the port's own thread has of it too.
+/// The part of a port that its keeper thread uses too.
 #[derive(Debug)]
 struct Shared {
     name: String,
@@ -91,7 +91,7 @@ pub struct XdpPort {
     keeper: Option<Keeper>,
 }
 
-/// What is opened of an interface.
+/// An interface that was opened: its link, the XDP program on it, and a socket for each queue.
 struct Opened {
     link: Link,
     program: Program,
@@ -115,7 +115,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a socket of queue `queue` is made for; `None`: the interface is gone.
+    /// The parameters of a new socket for queue `queue`; `None`: the interface is gone.
     fn wanted(&self, queue: u32) -> Option<Wanted> {
         let interface = Some(self.index.load(Ordering::Relaxed)).filter(|index| *index > 0)?;
         let frame_size = u32::from(self.mtu.load(Ordering::Relaxed)) + AROUND;
@@ -170,8 +170,9 @@ impl XdpPort {
     }
 }
 
-/// Bytes of a frame whose copy costs as much as it costs to have its chain come back later: about
-/// so many steps that depend on each other.
+/// Bytes of a frame from which on copying it costs more than returning its chain to the guest
+/// later. A late return is taken to cost as much as `LATE_STEPS` multiplications, each of which
+/// needs the result of the one before; this function measures both costs.
 fn threshold() -> usize {
     const LATE_STEPS: u64 = 240;
     const ROUNDS: u64 = 64;

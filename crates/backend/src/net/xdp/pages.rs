@@ -1,9 +1,9 @@
-//! `Pages`: a guest's memory behind some of ours as one range, which a device reads (zero-copy).
+//! `Pages`: a guest's memory, mapped behind the socket's own, which a device reads (zero-copy).
 //!
 //! A socket has one range of memory. The regions of a guest lie apart, so their pages are mapped a
-//! second time, one region after another behind our memory; the kernel pins them, and keeps no
-//! address of ours: that mapping goes at once. From then on an address of a guest's slice is
-//! translated into a place of the range by a short table.
+//! second time, one region after another behind the socket's own memory. The kernel pins the pages
+//! and does not keep the addresses of this second mapping, so it is unmapped at once. From then on
+//! an address of a guest's slice is translated into a place of the range by a short table.
 
 use manyring_memory::{GuestMemory, GuestSlice, Mapping, MemoryError};
 use std::ops::Range;
@@ -75,7 +75,7 @@ mod tests {
         ] {
             let slice = guest.slice(offset, len).unwrap();
             assert_eq!(pages.place_of(&slice), place, "{offset} {len}");
-            // What is written there is seen in the range: they are the same pages.
+            // The range shows what is written to the slice: both map the same pages.
             let Some(place) = place else { continue };
             slice.write_from(&[7]);
             let mut seen = [0];

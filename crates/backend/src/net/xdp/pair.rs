@@ -74,7 +74,8 @@ impl Pair {
         self.rx.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What becomes readable when a frame arrives, whatever the socket.
+    /// A file descriptor that becomes readable when a frame arrives. It stays the same when the
+    /// socket is replaced.
     pub(super) fn watched(&self) -> BorrowedFd<'_> {
         self.watched.as_fd()
     }

@@ -17,9 +17,10 @@ use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Frames of a call at most: the kernel sends so many before it returns.
+/// Frames that one call sends at most: the kernel sends 32 of them before it returns.
 const SEND_FRAMES: usize = 32;
-/// Frames that the device has had for so long, while none came back, do not come back.
+/// If no frame has come back for this many milliseconds, the frames that the device still has are
+/// taken as lost.
 const STUCK_MS: u64 = 1000;
 /// Looks in a row that find nothing, after which a socket is asked whether it is broken.
 const IDLE_LOOKS: u32 = 64;
@@ -39,7 +40,8 @@ pub(super) struct XdpTx {
     asks: Option<Token>,
     /// The snapshot whose pages the keeper was last asked for, and the socket at that time.
     asked_for: Asked,
-    /// Frames that were out at the last look at those which are stuck, and when they were as many.
+    /// The number of frames that the device had at the last look, and the time (ms) since which
+    /// this number has not changed.
     stuck: (usize, u64),
 }
 
@@ -56,7 +58,8 @@ impl XdpTx {
         }
     }
 
-    /// Tells the keeper if frames are out for so long that the device has forgotten them.
+    /// Tells the keeper thread that the device has forgotten frames, if the number of frames that
+    /// the device has (`out`) has not changed for more than [`STUCK_MS`].
     fn watch_stuck(&mut self, out: usize) {
         let Some(keeper) = self.keeper.as_ref().filter(|_| out > 0) else {
             self.stuck = (0, 0);
@@ -367,7 +370,7 @@ impl PortRx for XdpRx {
 
     fn release(&mut self, count: usize) {
         self.give_back(count);
-        // What is left is lent anew.
+        // The next call of `incoming` lends the remaining frames again.
         self.frames.clear();
     }
 

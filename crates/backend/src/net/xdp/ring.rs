@@ -74,7 +74,8 @@ impl Ring {
         })
     }
 
-    /// Entries of a ring of ours to fill (tx, fill) that the kernel has not taken out.
+    /// Entries that this process has put into the ring and the kernel has not taken out. Only for
+    /// the rings that this process fills: tx and fill.
     pub(super) fn left(&self) -> u32 {
         self.own.wrapping_sub(self.words.load_u32_acquire(self.consumer))
     }

@@ -39,7 +39,7 @@ use std::time::Duration;
 
 /// Bytes of memory that a socket shares with the kernel.
 const MEMORY_SIZE: u32 = 1 << 20;
-/// Entries of each ring: as many as there are chunks at most.
+/// Entries of each ring: one for each chunk, of which there are 512 at most.
 const RING_SIZE: u32 = 512;
 /// Bytes of a chunk: the smaller ones where they hold every frame of the interface.
 const CHUNK_SIZES: [u32; 2] = [2048, 4096];
@@ -159,7 +159,7 @@ impl Socket {
     /// # Errors
     /// * `EINVAL`: the interface has no such queue.
     /// * `EBUSY`: another socket has it, or the device has not let go of the last one's memory.
-    /// * `EOPNOTSUPP`: the driver cannot read pages of ours. `ENODEV`: there is no such interface.
+    /// * `EOPNOTSUPP`: the driver has no zero-copy. `ENODEV`: there is no such interface.
     pub(super) fn bind(&self) -> Result<(), Errno> {
         let Wanted { interface, queue, .. } = self.wanted;
         let address = SocketAddrXdp::new(self.flags, interface, queue);
@@ -389,7 +389,7 @@ pub(super) struct RxEnd {
     ring: Ring,
     fill: Ring,
     chunks: Chunks,
-    /// Memory of ours, in whose first half the chunks lie.
+    /// The socket's own memory, without a guest's pages. The chunks lie in its first half.
     pub(super) memory: Arc<Mapping>,
     /// As in [`TxEnd`]; and frames that do not lie in their chunk.
     wrong: u64,

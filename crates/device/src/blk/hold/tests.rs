@@ -92,7 +92,7 @@ async fn a_ring_waits_for_the_image_up_to_five_seconds_and_then_does_not_begin()
     assert_eq!(begin(&hold, &disk).await, (false, Duration::ZERO));
     assert_eq!(begin(&hold, &disk).await, (true, Duration::ZERO));
     assert_eq!(end(&hold, &disk).await, (1, 1));
-    // What it had once it waits for anew.
+    // The image was held since then, so the next ring waits for it again.
     disk.refusals.store(1, Ordering::Relaxed);
     assert_eq!(begin(&hold, &disk).await, (true, PAUSE));
 }

@@ -94,7 +94,7 @@ fn a_guest_is_shown_a_link_when_its_queues_pass_frames() {
         drop(keeps_workers_untold);
         sets.await;
         assert!(guest.device.is_link_up() && changes.has_changed().unwrap());
-        // An operator who has changed his mind meanwhile.
+        // An operator pulls the cable while it is still being plugged in: the link stays down.
         guest.device.set_link(false).await;
         let keeps_workers_untold = guest.device.0.told.lock().await;
         let mut sets = Box::pin(guest.device.set_link(true));

@@ -20,10 +20,10 @@ use core::ops::RangeInclusive;
 const GLANCE_REQUESTS: u64 = 32;
 /// Nanoseconds of an epoch, at least: a shorter one measures the change from one arm to the other.
 const GLANCE_NS: u64 = 1_000_000;
-/// The same of a long epoch: several bursts of a client with many requests in flight ...
+/// Requests of a long epoch, at least: several bursts of a client with many requests in flight.
 const LONG_REQUESTS: u64 = 256;
-/// ... and several times what the kernel takes to move threads, and to take from a thread that
-/// spins what it has had too much.
+/// Nanoseconds of a long epoch, at least: several times what the kernel takes to move threads, and
+/// to make up for CPU time that a spinning thread has had beyond its share.
 const LONG_NS: u64 = 48_000_000;
 /// An arm that is this many times as slow (in thousandths) in a glance is not tried any longer ...
 const SLOWER_AT_ONCE: u64 = 3000;
@@ -41,7 +41,7 @@ const SPIN_IN_VAIN: u64 = 1050;
 /// Long pairs, at most.
 const LONG_PAIRS_MAX: u32 = 2;
 
-/// What requests cost.
+/// The cost of the requests of one or more epochs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
     /// Time from one turn with work to the next, summed; a pause of the client counts little ...
@@ -80,7 +80,7 @@ impl Cost {
         permille(product(ns(self), other.requests), product(ns(other), self.requests))
     }
 
-    /// The same for the CPU time of a request.
+    /// The CPU time of a request over that of a request of `other`, in thousandths, at least 1.
     fn ran_over(self, other: Self) -> u64 {
         permille(product(self.ran_ns, other.requests), product(other.ran_ns, self.requests))
     }
@@ -115,8 +115,9 @@ pub(super) enum Next {
 pub(super) struct Trial {
     pub(super) spinning: Cost,
     pub(super) sleeping: Cost,
-    /// What the arm in use has cost before, spinning or sleeping: a spin takes CPU time that is
-    /// missed later, and an epoch beside one of the other arm does not show that.
+    /// The cost of the arm in use before this trial, as (spinning, sleeping); the other arm has
+    /// none. A spin takes CPU time that is missed later, and an epoch beside one of the other arm
+    /// does not show that.
     before: (Cost, Cost),
     /// The pair that is under way.
     pair: (Cost, Cost),
@@ -156,7 +157,7 @@ impl Trial {
         }
     }
 
-    /// Nanoseconds and requests of an epoch, at least; `trial` is none outside of trials.
+    /// Nanoseconds and requests of an epoch, at least. `trial` is `None` while no trial runs.
     pub(super) fn epoch(trial: Option<&Self>) -> (u64, u64) {
         match trial {
             Some(Self { is_long: true, .. }) => (LONG_NS, LONG_REQUESTS),

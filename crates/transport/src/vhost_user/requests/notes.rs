@@ -1,5 +1,5 @@
-//! What a session notes of itself for the process that goes on with it (`estate.rs`), and how that
-//! one goes on.
+//! `Notes`: what a session writes down for the process that goes on with it (`estate.rs`), and how
+//! that process goes on.
 
 use super::{Front, FrontError};
 use crate::vhost_user::estate::{Entry, Keeper, MEM_SLOTS_MAX, Note, NotedAnswer, PLACES};
@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// What an entry is about: the upper half of its key. Its declaration order is the order in which
-/// entries are obeyed again.
+/// The subject of an entry: the upper half of its key. The next process obeys the entries in the
+/// order in which the variants are declared here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
 enum Place {
@@ -86,7 +86,7 @@ impl Place {
     }
 }
 
-/// What is noted of the session that runs here.
+/// The notes of the session that runs in this process.
 #[derive(Debug)]
 pub(super) struct Notes {
     keeper: Arc<dyn Keeper>,
@@ -162,7 +162,8 @@ impl Notes {
         }
     }
 
-    /// What a message has taken away or changed beside what it says itself.
+    /// The changes of the notes that a message causes beside the entry of the message itself:
+    /// entries that no longer hold, and states that have changed.
     fn consequences(&self, request: &Request, session: &Session, device: &dyn Device) -> Note {
         let mut note = Note::default();
         match request {
@@ -221,7 +222,7 @@ fn kept_bytes(message: &Message) -> Vec<u8> {
     self::message(request, &message.payload)
 }
 
-/// What a message asks, if it is one that is served.
+/// Parses a message. `None`: its request is not served, or the message is malformed.
 fn parsed(message: &Message) -> Option<Request> {
     let row = row_of(message.header.request).filter(|row| row.served)?;
     Request::parse(row, &message.payload, message.fds.len()).ok()
@@ -238,7 +239,8 @@ impl StateKeeper for OfDevice {
     }
 }
 
-/// What is to be noted when a message was obeyed.
+/// The request of a message that is being obeyed: its consequences must be noted afterwards.
+/// `None`: there are none to note.
 #[derive(Debug)]
 pub(in crate::vhost_user) struct Pending(Option<Request>);
 

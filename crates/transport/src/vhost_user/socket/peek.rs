@@ -76,7 +76,8 @@ impl Connection {
         received.is_ok_and(|received| received.bytes == expected.len()) && bytes == expected
     }
 
-    /// `None`: the message is not there as a whole, or is none, which its receipt will show.
+    /// Reads the next message and leaves it in the socket. `None`: its fds have no room now, or it
+    /// has not arrived as a whole, or it is malformed, which the ordinary receipt will report.
     async fn peek(&self, meter: &Meter) -> Result<Option<Message>, SocketError> {
         loop {
             self.stream.readable().await?;

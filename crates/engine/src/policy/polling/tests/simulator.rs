@@ -39,8 +39,9 @@ enum Step {
 pub(super) struct Client {
     /// Requests that it has with the worker at a time.
     pub(super) depth: u32,
-    /// Thinks for each answer, and has as many requests with the worker again at once; the others
-    /// wait for all of their answers.
+    /// The client thinks about each answer by itself and then sends another request, so that
+    /// `depth` of them are always under way. False: it waits for the answers to all of its `depth`
+    /// requests before it goes on.
     pub(super) streams: bool,
     /// Looks for answers instead of sleeping.
     pub(super) polls: bool,
