@@ -129,6 +129,11 @@ fn a_room_reaches_no_file_network_program_or_process() {
     for what in ["look into the system", "ask which sockets are two ends"] {
         assert!(room.contains(&format!("{what}: done")), "{room}");
     }
+    // One line for each call that the list denies, whatever the thread: here socket(2).
+    for thread in ["manyring", "worker", "janitor", "disk-offload"] {
+        let line = format!("call {} of {thread}: refused\n", libc::SYS_socket);
+        assert_eq!(room.matches(&line).count(), 1, "{room}");
+    }
 }
 
 #[test]
@@ -153,5 +158,6 @@ fn a_room_has_no_right_and_a_list_of_calls() {
         is("CapInh:", "0000000000000000");
     }
     assert!(threads > 2, "its workers have it too");
+    assert!(!daemon.log().contains("is denied"), "it needs no other call: {}", daemon.log());
     assert!(daemon.terminate().success());
 }

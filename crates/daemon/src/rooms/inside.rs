@@ -2,6 +2,7 @@
 
 use super::channel::{Channel, NO_FDS};
 use super::counts;
+use super::denied;
 use super::keeper::HouseKeeper;
 use super::limits::RoomGroups;
 use super::locked::RingLocked;
@@ -53,6 +54,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     pool.has_ring().ok_or("no worker thread can be started")?;
     manyring_memory::guard_memory();
     let balance = tokio::spawn(pool.clone().balance());
+    let tells = tokio::spawn(denied::tell());
     let channel = Arc::new(channel);
     let (says, said) = mpsc::channel(SAID_MAX);
     let (tasks, devices, groups, unanswered) = Default::default();
@@ -60,6 +62,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     room.say(&Heard::Ready {}).await;
     let ended = room.attend(said).await;
     balance.abort();
+    tells.abort();
     room.tasks.stop_all();
     let stopped = async { while room.tasks.ended().await.is_some() {} };
     let _ = tokio::time::timeout(QUIT_TIMEOUT, stopped).await;

@@ -21,6 +21,7 @@
 
 mod channel;
 mod counts;
+mod denied;
 mod estate;
 mod front;
 mod house;

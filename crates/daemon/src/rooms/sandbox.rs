@@ -5,7 +5,8 @@
 //! capabilities     none, whoever it runs as
 //! landlock         of all files it may read those of /proc and /sys; no TCP port, no socket of
 //!                  others by an abstract name, no signal to others
-//! seccomp          the calls of `CALLS`, and of devices the `REQUESTS`; others fail with EPERM
+//! seccomp          the calls of `CALLS`, and of devices the `REQUESTS`; others fail with EPERM,
+//!                  and are logged with their thread (`denied.rs`)
 //! ```
 //! An io_uring is made here, since each worker has its own. What may be asked of it is bounded by
 //! landlock, not by the list of calls.
@@ -109,6 +110,7 @@ fn no_files() -> Result<(), String> {
 
 fn few_calls() -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("seccomp: {error}");
+    super::denied::watch().map_err(|error| failed(&error))?;
     let mut calls: BTreeMap<i64, Vec<_>> =
         CALLS.iter().chain(OLD_CALLS).map(|call| (*call, Vec::new())).collect();
     for request in REQUESTS {
@@ -117,11 +119,9 @@ fn few_calls() -> Result<(), String> {
     }
     let of_diag = rule(&SOCK_DIAG).map_err(|error| failed(&error))?;
     calls.insert(libc::SYS_socket, vec![of_diag]);
-    #[allow(clippy::cast_sign_loss, reason = "the number of an error is small")]
-    let refused = SeccompAction::Errno(libc::EPERM as u32);
     let machine =
         std::env::consts::ARCH.try_into().map_err(|e: seccompiler::BackendError| failed(&e))?;
-    let filter = SeccompFilter::new(calls, refused, SeccompAction::Allow, machine);
+    let filter = SeccompFilter::new(calls, SeccompAction::Trap, SeccompAction::Allow, machine);
     let program: BpfProgram = filter.and_then(TryInto::try_into).map_err(|error| failed(&error))?;
     seccompiler::apply_filter(&program).map_err(|error| failed(&error))
 }
@@ -226,7 +226,15 @@ pub(crate) fn tried() -> String {
     let routes = socket(AddressFamily::NETLINK, SocketType::RAW, None);
     say("ask for interfaces", routes.map(drop).map_err(Into::into));
     let started = std::process::Command::new("/proc/self/exe").arg("--version").spawn();
-    say("start a program", started.and_then(|mut child| child.wait()).map(drop));
+    let ended = started.and_then(|mut child| child.wait());
+    // A child that may not call exec is killed by the signal that its parent handles.
+    say(
+        "start a program",
+        ended.and_then(|ended| match ended.success() {
+            true => Ok(()),
+            false => Err(std::io::ErrorKind::PermissionDenied.into()),
+        }),
+    );
     // ENOTTY from what is no tap, and another error from who may not ask.
     let asked = manyring_backend::sys::tuntap::interface(std::io::stderr().as_fd());
     let asked = asked.map(drop).or_else(|errno| match errno {
@@ -236,6 +244,28 @@ pub(crate) fn tried() -> String {
     say("ask a tap", asked.map_err(Into::into));
     let init = rustix::process::Pid::INIT;
     say("signal another", rustix::process::test_kill_process(init).map_err(Into::into));
+    said.push_str(&by_threads());
+    said
+}
+
+/// The threads of a room, under their names, open a file each: what was noted of that, a line each.
+fn by_threads() -> String {
+    let _ = manyring_backend::sys::denied::take();
+    let misbehaves = || {
+        let made = rustix::net::socket(
+            rustix::net::AddressFamily::INET,
+            rustix::net::SocketType::STREAM,
+            None,
+        );
+        let lines = super::denied::lines();
+        format!("{}: {}", lines.join(" "), if made.is_err() { "refused" } else { "done" })
+    };
+    let mut said = format!("{}\n", misbehaves());
+    for name in ["worker", "janitor", "disk-offload"] {
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let line = thread.spawn(misbehaves).ok().and_then(|thread| thread.join().ok());
+        let _ = writeln!(said, "{}", line.unwrap_or_default());
+    }
     said
 }
 

@@ -1,0 +1,105 @@
+//! Calls of the system that a list of calls denies (seccomp): each fails with `EPERM`, and is noted
+//! with its thread for whoever tells the operator.
+//!
+//! The kernel sends the calling thread `SIGSYS` in place of the call. The handler notes the call in
+//! a static ring, wakes the reader by an eventfd, and lets the thread go on as if the call had
+//! failed. It takes no lock and allocates nothing.
+#![allow(unsafe_code, reason = "allow-listed: a signal handler, and the registers of its thread")]
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsFd, IntoRawFd, OwnedFd};
+use std::io;
+use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+
+/// Calls that can wait for the reader; older ones are only counted.
+const NOTES: usize = 64;
+
+/// The last denied calls, one word each: the thread's id above the call's number.
+static NOTED: [AtomicU64; NOTES] = [const { AtomicU64::new(0) }; NOTES];
+/// The number of calls that were denied.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// The number of those that [`take`] has returned or counted.
+static READ: AtomicUsize = AtomicUsize::new(0);
+/// The handler's own descriptor of the eventfd that wakes the reader; -1: there is none yet.
+static EVENT: AtomicI32 = AtomicI32::new(-1);
+
+/// A call that was denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denied {
+    /// Its number on this machine.
+    pub call: u32,
+    /// The id of the thread that made it.
+    pub thread: u32,
+}
+
+/// Has calls that are denied with `SIGSYS` fail and noted from now on, for the rest of the process.
+/// Returns an eventfd that is readable when [`take`] has something to give.
+///
+/// # Errors
+/// The system has no eventfd, or no handler can be installed.
+pub fn watch() -> io::Result<OwnedFd> {
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    // The handler's own descriptor is never closed.
+    EVENT.store(event.as_fd().try_clone_to_owned()?.into_raw_fd(), Ordering::Relaxed);
+    // SAFETY: all-zero is a valid sigaction: no flags, empty mask, default handler.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+    // SAFETY: the handler is async-signal-safe, and has the signature of SA_SIGINFO.
+    if unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(event)
+}
+
+/// The calls that were denied since the last call of this function, and the number of further ones
+/// that had no place in the ring. Only one thread may call this.
+pub fn take() -> (Vec<Denied>, usize) {
+    let (read, count) = (READ.load(Ordering::Relaxed), COUNT.load(Ordering::Acquire));
+    READ.store(count, Ordering::Relaxed);
+    let from = read.max(count.saturating_sub(NOTES));
+    let note = |index: usize| NOTED[index % NOTES].load(Ordering::Relaxed);
+    #[allow(clippy::cast_possible_truncation, reason = "two halves of a word")]
+    let parse = |note: u64| Denied { call: note as u32, thread: (note >> 32) as u32 };
+    ((from..count).map(note).map(parse).collect(), from - read)
+}
+
+#[allow(clippy::cast_sign_loss, reason = "numbers of calls and threads are not negative")]
+extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the C library's place of `errno`, of this thread.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: as above.
+    let before = unsafe { *errno };
+    // SAFETY: with SA_SIGINFO the kernel passes the interrupted context, which nobody else uses.
+    let call = unsafe { fail(&mut *context.cast::<libc::ucontext_t>()) };
+    // SAFETY: a call without arguments.
+    let thread = unsafe { libc::gettid() };
+    let index = COUNT.load(Ordering::Relaxed);
+    NOTED[index % NOTES].store(u64::from(thread as u32) << 32 | u64::from(call), Ordering::Relaxed);
+    COUNT.fetch_add(1, Ordering::Release);
+    let one = 1_u64.to_ne_bytes();
+    // SAFETY: eight bytes that live; a full eventfd wakes the reader as well.
+    unsafe { libc::write(EVENT.load(Ordering::Relaxed), one.as_ptr().cast(), one.len()) };
+    // SAFETY: as above.
+    unsafe { *errno = before };
+}
+
+/// Has the interrupted call fail, and says which it was.
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "numbers of calls")]
+fn fail(context: &mut libc::ucontext_t) -> u32 {
+    let register = &mut context.uc_mcontext.gregs[libc::REG_RAX as usize];
+    let call = *register as u32;
+    *register = -i64::from(libc::EPERM);
+    call
+}
+
+/// Has the interrupted call fail, and says which it was.
+#[cfg(target_arch = "aarch64")]
+#[allow(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "numbers of calls")]
+fn fail(context: &mut libc::ucontext_t) -> u32 {
+    let registers = &mut context.uc_mcontext.regs;
+    let call = registers[8] as u32;
+    registers[0] = (-i64::from(libc::EPERM)) as u64;
+    call
+}
