@@ -93,6 +93,10 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// True if chains in flight are with a disk, whose completions wake the worker.
     const HAS_DISK: bool = false;
 
+    /// True for a handler (a receiveq's) that returns a chain only when something comes from
+    /// outside, which may be never.
+    const WAITS_FOR_INPUT: bool = false;
+
     /// Prepares the handler on a worker: the queue starts, or comes from another worker.
     fn attach(&mut self, io: &mut QueueIo<'_>) {
         let _ = io;

@@ -134,6 +134,8 @@ impl<R: Chains> Handler<R> for NetTx {
 }
 
 impl<R: Chains> Handler<R> for NetRx {
+    const WAITS_FOR_INPUT: bool = true;
+
     fn attach(&mut self, _io: &mut QueueIo<'_>) {
         self.take_limit();
     }
