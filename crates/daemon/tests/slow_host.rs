@@ -1,5 +1,6 @@
 //! A file system that does not answer, like one of the network that is gone: it costs the devices
-//! whose sockets lie there, and no other request and no other device. Needs root and loop devices.
+//! whose sockets or images lie there, and no other request and no other device. Needs root, loop
+//! devices and FUSE.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod changes;
@@ -8,6 +9,7 @@ mod process;
 mod program;
 
 use changes::{EMPTY, House, is_served};
+use manyring_driver::{BlkDriver, BlkOptions};
 use process::{Daemon, wait_until};
 use program::{manyring, names_in, shown};
 use serde_json::json;
@@ -69,6 +71,43 @@ impl Drop for Freezer {
             let _ = thaws.wait();
         }
         let _ = Command::new("fsfreeze").arg("-u").arg(&self.mounted).output();
+        let _ = Command::new("umount").arg("-l").arg(&self.mounted).output();
+    }
+}
+
+/// A file system whose server answers nothing: whoever looks up a name there waits.
+struct Silent {
+    folder: TempDir,
+    mounted: PathBuf,
+    server: Option<std::fs::File>,
+}
+
+impl Silent {
+    /// None: only root can mount one.
+    fn new() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let mounted = folder.path().join("mounted");
+        std::fs::create_dir(&mounted).unwrap();
+        let server = std::fs::File::options().read(true).write(true).open("/dev/fuse").unwrap();
+        let options = "fd=0,rootmode=40000,user_id=0,group_id=0";
+        let mut mount = Command::new("mount");
+        mount.args(["-i", "-t", "fuse", "-o", options, "none"]).arg(&mounted);
+        assert!(mount.stdin(server.try_clone().unwrap()).status().unwrap().success());
+        Some(Self { folder, mounted, server: Some(server) })
+    }
+
+    /// Whoever waits for an answer is told that there will be none.
+    fn end(&mut self) {
+        self.server = None;
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        self.end();
         let _ = Command::new("umount").arg("-l").arg(&self.mounted).output();
     }
 }
@@ -156,4 +195,77 @@ fn start_and_stop_do_not_wait_for_a_host_that_does_not_answer() {
     assert!(wait_until(|| std::os::unix::net::UnixStream::connect(&good).is_err()));
     freezer.thaw();
     assert!(house.daemon.wait().success(), "{}", house.daemon.log());
+}
+
+#[test]
+fn client_whose_name_is_not_found_for_ever_holds_up_nobody() {
+    let Some(mut silent) = Silent::new() else { return };
+    let folder = silent.folder.path();
+    let (file, control, good) =
+        (folder.join("manyring.toml"), folder.join("control"), folder.join("good"));
+    let text = format!(
+        "[daemon]\ncontrol = '{}'\n[[blk]]\nname = 'bad'\nsocket_path = '{}'\nclient = true\n\
+         null = '1G'\n[[blk]]\nname = 'good'\nsocket_path = '{}'\nnull = '1G'\n",
+        control.display(),
+        silent.mounted.join("bad").display(),
+        good.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    let mut command = manyring();
+    command.arg("run").arg("--config").arg(&file);
+    let sockets = [control.clone(), good.clone()];
+    let daemon = Daemon::start(command, tempfile::tempdir().unwrap(), &sockets);
+    let mut house = House { daemon, control };
+    is_served(&good);
+    assert!(wait_until(|| held(&house) == ["bad"]), "{}", house.daemon.log());
+    is_served(&good);
+    assert_eq!(house.names(), ["bad", "good"]);
+    assert!(house.daemon.stop().0.success(), "{}", house.daemon.log());
+    silent.end();
+}
+
+/// A block device that lies in a file system which can be frozen. Whoever closes it last writes what
+/// the page cache has of it.
+struct Loop(String);
+
+impl Loop {
+    fn new(freezer: &Freezer) -> Self {
+        let file = changes::image(&freezer.mounted, "image");
+        let output = Command::new("losetup").args(["--show", "-f"]).arg(&file).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        Self(String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).output();
+    }
+}
+
+#[test]
+fn image_that_does_not_close_holds_up_nobody() {
+    let Some(freezer) = Freezer::new() else { return };
+    let device = Loop::new(&freezer);
+    let house = House::run(EMPTY);
+    assert_eq!(house.put("good", &house.null("good")).0, 201);
+    let socket = house.at("there");
+    let disk = json!({ "kind": "blk", "socket_path": socket, "file": device.0, "num_queues": 1 });
+    assert_eq!(house.put("there", &disk).0, 201);
+    let mut guest = BlkDriver::connect(&socket, &BlkOptions::default()).unwrap();
+    guest.queues[0].write(0, &[1; 4096]).unwrap();
+    drop(guest);
+    house.is_left("there");
+    freezer.freeze();
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| house.delete("there"));
+        assert!(wait_until(|| held(&house) == ["there"]), "{}", house.daemon.log());
+        is_served(&house.at("good"));
+        assert_eq!(house.names(), ["good"]);
+        assert_eq!(asked.join().unwrap(), 204, "{}", house.daemon.log());
+    });
+    freezer.thaw();
+    assert!(wait_until(|| held(&house).is_empty()), "{:?}", held(&house));
+    // Nobody has it any more.
+    assert_eq!(house.put("there", &disk).0, 201);
 }

@@ -26,7 +26,7 @@ mod takeover;
 
 pub(crate) use config::reload;
 pub(crate) use openapi::text as openapi;
-pub(crate) use registry::{Controlled, Entry, Registry, Waiting};
+pub(crate) use registry::{Controlled, Entry, Registry, Waiting, closed};
 pub(crate) use scrape::{bind as bind_metrics, serve as serve_metrics};
 pub(crate) use socket::{bind, serve};
 

@@ -2,6 +2,7 @@
 
 use super::events::Events;
 use crate::assemble::{Kind, Part};
+use manyring_engine::aside_for;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::Semaphore;
 
@@ -118,7 +119,7 @@ impl Registry {
         let changing = Arc::new(Semaphore::new(1));
         let controlled = Arc::new(Controlled { part, changing, pending: Mutex::default() });
         self.tell_of_sessions(&controlled);
-        self.put(Entry::Served(controlled));
+        let_go(self.put(Entry::Served(controlled)));
     }
 
     /// What has become of devices.
@@ -141,29 +142,33 @@ impl Registry {
 
     /// Adds a device that waits. It takes the place of the entry that has its name, if any.
     pub(crate) fn wait(&self, waiting: Waiting) {
-        self.put(Entry::Waiting(Arc::new(waiting)));
+        let_go(self.put(Entry::Waiting(Arc::new(waiting))));
     }
 
     /// A device that was served is served no more, for this reason.
     pub(crate) fn fail(&self, name: &str, reason: String) {
-        self.end(name, reason, true);
+        let_go(self.end(name, reason, true));
     }
 
-    /// Another device of its name is about to take its place.
-    pub(crate) fn make_way(&self, name: &str) {
-        self.end(name, "the device is being replaced".to_owned(), false);
+    /// Another device of its name is about to take its place. The caller lets the entry go with
+    /// [`closed`].
+    #[must_use]
+    pub(crate) fn make_way(&self, name: &str) -> Option<Entry> {
+        self.end(name, "the device is being replaced".to_owned(), false)
     }
 
-    fn end(&self, name: &str, reason: String, is_failed: bool) {
-        let Some(Entry::Served(controlled)) = self.find(name) else { return };
+    fn end(&self, name: &str, reason: String, is_failed: bool) -> Option<Entry> {
+        let Entry::Served(controlled) = self.find(name)? else { return None };
         let part = &controlled.part;
         let kind = if matches!(part.kind, Kind::Net(_)) { "net" } else { "blk" };
         let (socket, origin) = (part.socket.clone(), part.origin);
         let (name, key) = (name.to_owned(), "socket_path");
-        self.wait(Waiting { name, kind, socket, key, reason, is_failed, origin });
+        let waiting = Waiting { name, kind, socket, key, reason, is_failed, origin };
+        self.put(Entry::Waiting(Arc::new(waiting)))
     }
 
-    fn put(&self, entry: Entry) {
+    /// Returns the entry whose place this one takes.
+    fn put(&self, entry: Entry) -> Option<Entry> {
         let mut devices = self.write();
         match &entry {
             Entry::Served(_) => self.events.tell(entry.name(), "serving", None),
@@ -173,18 +178,34 @@ impl Registry {
             }
         }
         match devices.iter_mut().find(|former| former.name() == entry.name()) {
-            Some(former) => *former = entry,
-            None => devices.push(entry),
+            Some(former) => Some(std::mem::replace(former, entry)),
+            None => {
+                devices.push(entry);
+                None
+            }
         }
     }
 
-    /// Forgets a device.
-    pub(crate) fn remove(&self, name: &str) {
+    /// Forgets a device. The caller lets the entry go with [`closed`].
+    #[must_use]
+    pub(crate) fn remove(&self, name: &str) -> Option<Entry> {
         let mut devices = self.write();
-        let before = devices.len();
-        devices.retain(|entry| entry.name() != name);
-        if devices.len() < before {
-            self.events.tell(name, "removed", None);
-        }
+        let at = devices.iter().position(|entry| entry.name() == name)?;
+        self.events.tell(name, "removed", None);
+        Some(devices.remove(at))
+    }
+}
+
+/// Lets an entry go, on a thread of its own: it may be the last that has the device, and the close
+/// of an image or a block device waits as long as the host likes.
+pub(crate) async fn closed(entry: Entry) {
+    let name = entry.name().to_owned();
+    aside_for(&name, move || drop(entry)).await;
+}
+
+/// The same where nobody waits for it.
+fn let_go(entry: Option<Entry>) {
+    if let Some(entry @ Entry::Served(_)) = entry {
+        tokio::spawn(closed(entry));
     }
 }

@@ -21,11 +21,12 @@ use super::waiting::{Later, Wait};
 use crate::assemble::{AssembleError, Blk, Kind, served};
 use crate::config::diff::{Step, StepInfo, What, diff, diff_of, limits};
 use crate::config::plan::{DevicePlan, Found, Plan, Wanted};
-use crate::control::{Entry, Who};
+use crate::control::{Entry, Who, closed};
 use manyring_engine::{aside, aside_for};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 /// Longest wait until what a device had open is closed.
@@ -356,14 +357,18 @@ impl House {
         for mut ending in ending {
             while ending.changed().await.is_ok() {}
         }
+        let mut closing = JoinSet::new();
         for name in &names {
-            match replaced.contains(*name) {
+            let shown = match replaced.contains(*name) {
                 true => self.shared.devices.make_way(name),
                 false => self.shared.devices.remove(name),
-            }
+            };
+            shown.into_iter().for_each(|entry| drop(closing.spawn(closed(entry))));
             self.pending.remove(*name);
         }
         let began = Instant::now();
+        // What does not close in time goes on to close without being waited for.
+        let _ = tokio::time::timeout(CLOSE_PATIENCE, closing.join_all()).await;
         while left.iter().any(|is_open| is_open()) {
             if began.elapsed() > CLOSE_PATIENCE {
                 tracing::warn!("the host holds what a removed device had open: not waited for");

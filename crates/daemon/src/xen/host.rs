@@ -148,7 +148,8 @@ impl XenHost {
 
     fn close_device(&mut self) {
         if let Some(opened) = self.opened.take() {
-            self.shared.devices.remove(&self.name());
+            // It has not the last of what was opened.
+            drop(self.shared.devices.remove(&self.name()));
             self.closing = Some(close_aside(opened));
         }
     }

@@ -2,9 +2,11 @@
 
 use super::estate::Client;
 use super::{Listener, SocketPermissions};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::future::poll_fn;
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use tokio::net::UnixListener;
@@ -63,4 +65,13 @@ impl Clients {
             }
         }
     }
+}
+
+/// Connects to the socket at `path`, or fails: a front-end that is slow to accept is not waited for,
+/// only the file system in which the name is looked up.
+pub(super) fn connect_now(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }

@@ -31,9 +31,9 @@ pub use listener::{
 pub use requests::FrontError;
 pub use socket::SocketError;
 
-use clients::Clients;
+use clients::{Clients, connect_now};
 use manyring_device::Device;
-use manyring_engine::{Event, EventKind, Janitor, Origin, cpu_time};
+use manyring_engine::{Event, EventKind, Janitor, Origin, aside_for, cpu_time};
 use manyring_memory::MemoryRules;
 use meter::Meter;
 use requests::{Front, told_if_slow};
@@ -266,7 +266,7 @@ impl Server {
     async fn connect_for_ever(&self, path: &std::path::Path) {
         let (mut pause, longest) = BACK_OFF;
         while !*self.stop.borrow() {
-            match UnixStream::connect(path).await {
+            match self.connect(path).await {
                 Ok(stream) => {
                     pause = BACK_OFF.0;
                     self.run_to_end(stream).await;
@@ -285,6 +285,17 @@ impl Server {
             }
             pause = (pause * 2).min(longest);
         }
+    }
+
+    /// Connects on a thread of its own: the file system in which the name is looked up may not
+    /// answer, and the daemon's stop does not wait for it.
+    async fn connect(&self, path: &std::path::Path) -> std::io::Result<UnixStream> {
+        let path = path.to_path_buf();
+        let stream = tokio::select! {
+            stream = aside_for(self.device.name(), move || connect_now(&path)) => stream,
+            () = self.stopped() => None,
+        };
+        UnixStream::from_std(stream.unwrap_or_else(|| Err(ErrorKind::Interrupted.into()))?)
     }
 
     async fn serve_inherited(&self, socket: rustix::fd::OwnedFd) -> std::io::Result<()> {
