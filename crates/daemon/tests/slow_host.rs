@@ -224,8 +224,8 @@ fn client_whose_name_is_not_found_for_ever_holds_up_nobody() {
     silent.end();
 }
 
-/// A block device that lies in a file system which can be frozen. Whoever closes it last writes what
-/// the page cache has of it.
+/// A block device that lies in a file system which can be frozen. Whoever closes it last writes
+/// what the page cache has of it.
 struct Loop(String);
 
 impl Loop {

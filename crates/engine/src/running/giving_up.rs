@@ -86,8 +86,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     }
 
     /// What a former process has taken and not returned is served before the queue ends or rests:
-    /// no base says which chains these are. Buffers of a receiveq are not waited for, since no frame
-    /// may come: they stay in the ring's record, where the next process finds them.
+    /// no base says which chains these are. Buffers of a receiveq are not waited for, since no
+    /// frame may come: they stay in the ring's record, where the next process finds them.
     pub(super) fn serve_owed(&mut self) {
         if !H::WAITS_FOR_INPUT
             && self.life.is_enabled()

@@ -5,11 +5,21 @@ use super::estate::{Kept, NotedAnswer};
 use super::requests::{Front, Sent};
 use super::socket::{Connection, Message, SocketError};
 use super::{Server, SessionEnd};
+use manyring_engine::Origin;
 
 /// How much of a message is kept to know it again: more than any that is answered has.
 const KNOWN_BY: usize = 64;
 
 impl Server {
+    /// Logs why a session ends whose doorbells hold up whoever writes to them.
+    pub(super) fn tell_blocked(&self, origin: &Origin) {
+        let why = match origin.is_costly() {
+            true => "too many waiters on its eventfd",
+            false => "its eventfd is full and blocks us",
+        };
+        tracing::warn!(device = self.device.name(), "session ends: {why}");
+    }
+
     /// Answers a message, and charges the session for the time that this takes.
     pub(super) async fn attend(
         &self,

@@ -67,8 +67,8 @@ impl Clients {
     }
 }
 
-/// Connects to the socket at `path`, or fails: a front-end that is slow to accept is not waited for,
-/// only the file system in which the name is looked up.
+/// Connects to the socket at `path`, or fails: a front-end that is slow to accept is not waited
+/// for, only the file system in which the name is looked up.
 pub(super) fn connect_now(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

@@ -430,15 +430,6 @@ impl Server {
         }
     }
 
-    /// Logs why a session ends whose doorbells hold up whoever writes to them.
-    fn tell_blocked(&self, origin: &Origin) {
-        let why = match origin.is_costly() {
-            true => "too many waiters on its eventfd",
-            false => "its eventfd is full and blocks us",
-        };
-        tracing::warn!(device = self.device.name(), "session ends: {why}");
-    }
-
     /// Logs an event of a queue. True if the session must end.
     fn hear(&self, event: Event) -> bool {
         let (device, queue) = (self.device.name(), event.index);
