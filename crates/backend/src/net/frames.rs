@@ -1,4 +1,5 @@
-//! `Frames`: a burst of frames, each with a header in memory of ours and a payload of a guest.
+//! `Frames`: a burst of frames. Each has its header in the daemon's memory and its payload in a
+//! guest's.
 
 use super::{FRAMES_MAX, Token};
 use manyring_memory::{Gather, GuestSlice, Mapping, MemoryError, Pieces, total_len};
@@ -23,14 +24,15 @@ struct Frame {
     token: Token,
 }
 
-/// A burst of frames. Each has a checked header in memory of ours, then slices of guest memory.
+/// A burst of frames. Each has a checked header in the daemon's own memory, then slices of guest
+/// memory.
 #[derive(Debug)]
 pub struct Frames {
     list: Vec<Frame>,
-    /// The slices of all frames. The headers lie in memory of ours, so that the guest cannot change
-    /// them after the check. The payload stays mapped as long as it is listed.
+    /// The slices of all frames. The headers lie in the daemon's own memory, so that the guest
+    /// cannot change them after the check. The payload stays mapped as long as it is listed.
     slices: Gather,
-    /// Bytes of our memory for each frame.
+    /// Bytes of the daemon's own memory for each frame.
     own_len: usize,
 }
 
@@ -138,9 +140,9 @@ impl Frames {
     }
 
     /// Adds frame `index` of another burst: its header and `head`, the first bytes of the frame as
-    /// they were checked, are copied into memory of ours, and the rest of a short frame too. Of a
-    /// longer frame the rest stays where it is; the frame has a token then. False: nothing was
-    /// added, since the burst is full or the frame has no payload.
+    /// they were checked, are copied into the daemon's own memory. A short frame is copied whole.
+    /// The rest of a longer frame stays in the guest's memory; the frame has a token then. False:
+    /// nothing was added, since the burst is full or the frame has no payload.
     #[inline]
     pub(crate) fn push_lent(&mut self, from: &Self, index: usize, head: &[u8]) -> bool {
         let (count, len) = (self.list.len(), from.len(index));

@@ -152,7 +152,7 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// What the port counts itself, if it is one of a switch.
+    /// The counters of the port; `None`: the port belongs to no switch.
     fn counted(&self) -> Option<&switch::PortCounters> {
         None
     }

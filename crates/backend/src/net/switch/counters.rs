@@ -1,4 +1,4 @@
-//! What a port of a switch counts, each number defined once.
+//! The counters of a switch's port, each defined once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,7 +46,7 @@ macro_rules! port_counters {
 pub struct Counted {
     /// Its name.
     pub name: &'static str,
-    /// What it counts.
+    /// The event that it counts, for the operator.
     pub help: &'static str,
     /// Its value.
     pub value: u64,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What a letter costs its sender beside its bytes, in bytes.
+/// Bytes that a letter adds to `spent`, beside the bytes of its frame.
 const LETTER_COST: usize = 512;
 /// Bytes of the header that comes before each frame.
 const HEAD: usize = HEADER_SIZE;
@@ -31,11 +31,11 @@ pub struct Courier {
     generation: u64,
     /// Inboxes that have mail which nobody has told them of.
     told: Vec<Arc<Inbox>>,
-    /// What the copies of the present burst cost, in bytes.
+    /// The work of copying for the present burst, in bytes, with `LETTER_COST` for each letter.
     pub(super) spent: usize,
 }
 
-/// What a guest must take to get a frame with this header as it is.
+/// The `TAKES_*` bits that a guest must have set to get a frame with this header unchanged.
 pub(super) fn needs(header: &RawHeader) -> u8 {
     let gso = match header.gso_type & !HDR_GSO_ECN {
         HDR_GSO_NONE => 0,
