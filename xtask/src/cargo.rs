@@ -26,6 +26,11 @@ pub(crate) fn see(command: &mut Command) -> Outcome {
     check(status.success(), || format!("{name}: {status}"))
 }
 
+/// Runs a command whose output nobody sees.
+pub(crate) fn quiet(command: &mut Command) -> Outcome {
+    see(command.stdout(Stdio::null()).stderr(Stdio::null()))
+}
+
 /// Where cargo builds.
 pub(crate) fn target() -> Outcome<PathBuf> {
     let metadata = output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;

@@ -4,11 +4,12 @@
 //! name and instructions per item. A change that costs instructions on purpose renews it, so that
 //! its diff shows what it costs.
 
-use crate::cargo::{ROOT, cargo, see};
+use crate::cargo::{ROOT, cargo, quiet, see};
 use manyring_system::command::text;
 use manyring_system::{Context, Outcome, check};
 use std::fmt::{Display, Formatter};
 use std::path::Path;
+use std::process::Command;
 
 /// The command that writes baselines.
 const RENEW: &str = "cargo xtask bench-smoke --renew";
@@ -63,18 +64,24 @@ pub(super) fn renew() -> Outcome {
     Ok(())
 }
 
-/// Builds a bench, which is seen, and gives what it prints, which is shown too. Compiler flags of
-/// the shell would count other code.
+/// Builds the benches that count and shows nothing.
+pub(super) fn build() -> Outcome {
+    BENCHES.iter().try_for_each(|bench| quiet(&mut command(bench, &["--no-run"])))
+}
+
+/// Builds a bench, which is seen, and gives what it prints, which is shown too.
 fn run(bench: &Bench) -> Outcome<String> {
-    let cargo = |more: &[&str]| {
-        let mut command = cargo(&[bench.cargo, more].concat());
-        command.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
-        command
-    };
-    see(&mut cargo(&["--no-run"]))?;
-    let printed = text(&mut cargo(&["--", "--callgrind"]))?;
+    see(&mut command(bench, &["--no-run"]))?;
+    let printed = text(&mut command(bench, &["--", "--callgrind"]))?;
     print!("{printed}");
     Ok(printed)
+}
+
+/// cargo for a bench, with further arguments. Compiler flags of the shell would count other code.
+fn command(bench: &Bench, more: &[&str]) -> Command {
+    let mut command = cargo(&[bench.cargo, more].concat());
+    command.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
+    command
 }
 
 /// A row of a bench: its name, and instructions per item.

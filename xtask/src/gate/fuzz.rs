@@ -1,11 +1,11 @@
 //! Every door of fuzz/ is knocked at: for its share of two minutes in the gate, for an hour alone.
 
 use super::tools;
-use crate::cargo::{cargo, see};
+use crate::cargo::{cargo, quiet, see};
 use manyring_system::guest::cache;
 use manyring_system::{Context, Outcome, check, packages};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
 
@@ -58,13 +58,8 @@ struct Ended {
 
 /// Runs the targets, two at a time. Each one's output is shown in one piece when it has ended.
 fn fuzz_targets(targets: Vec<String>, seconds: u64) -> Outcome {
-    packages::need("fuzzing", &["g++"])?;
-    tools::need_nightly()?;
-    tools::need("fuzz", "0.13.2")?;
+    see(&mut built()?)?;
     let cache = cache()?.join("fuzz");
-    see(cargo(&["+nightly", "fuzz", "build", "--target-dir"])
-        .arg(cache.join("target"))
-        .env("PATH", tools::path()?))?;
     println!("xtask: {} doors, {seconds} s each: {}", targets.len(), targets.join(", "));
     let waiting = Mutex::new(targets.into_iter());
     let mut failures = Vec::new();
@@ -84,6 +79,21 @@ fn fuzz_targets(targets: Vec<String>, seconds: u64) -> Outcome {
         }
     });
     check(failures.is_empty(), || format!("fuzzing failed: {}", failures.join(", ")))
+}
+
+/// Builds every target and shows nothing.
+pub(super) fn build() -> Outcome {
+    quiet(&mut built()?)
+}
+
+/// cargo that builds every target, with all that it needs.
+fn built() -> Outcome<Command> {
+    packages::need("fuzzing", &["g++"])?;
+    tools::need_nightly()?;
+    tools::need("fuzz", "0.13.2")?;
+    let mut command = cargo(&["+nightly", "fuzz", "build", "--target-dir"]);
+    command.arg(cache()?.join("fuzz/target")).env("PATH", tools::path()?);
+    Ok(command)
 }
 
 fn fuzz_one_by_one(

@@ -1,5 +1,6 @@
 //! `cargo xtask ci`: the gate. Every step is a command of its own too; each is timed.
 
+mod ahead;
 pub(crate) mod bench;
 mod counts;
 pub(crate) mod deny;
@@ -9,8 +10,10 @@ mod tools;
 
 use crate::cargo::{self, cargo, see, target};
 use crate::{test, tidy};
+use ahead::Ahead;
 use manyring_system::runner::Totals;
 use manyring_system::{Outcome, check};
+use std::process::Command;
 use std::time::Instant;
 
 /// A step gives the tests it ran; one that counts none counts as one.
@@ -22,7 +25,7 @@ const STEPS: &[Step] = &[
     ("tidy", || one(tidy::run())),
     ("clippy", || one(clippy())),
     ("doc", || one(doc())),
-    ("test", || test::all(None)),
+    ("test", tests),
     ("crates", || one(crates())),
     ("deny", || one(deny::run())),
     ("loom", loom),
@@ -80,12 +83,24 @@ fn crates() -> Outcome {
     see(package.args(own.iter().flat_map(|name| ["--exclude", name])))
 }
 
-/// The race tests of rings and of a switch, on loom's atomics: another build of the same code, in
-/// its own folder.
+/// All tests. What the later steps run is built beside them.
+fn tests() -> Outcome<Totals> {
+    let ahead = Ahead::start();
+    let totals = test::all(None);
+    ahead.finish();
+    totals
+}
+
+/// The race tests of rings and of a switch.
 pub(crate) fn loom() -> Outcome<Totals> {
+    cargo::test(&mut loom_tests()?)
+}
+
+/// Runs the race tests on loom's atomics: another build of the same code, in its own folder.
+fn loom_tests() -> Outcome<Command> {
     let packages = ["--package", "manyring-queue", "--package", "manyring-backend"];
     let mut command = cargo(&["test", "--release", "--test", "interleave*"]);
     command.args(packages);
     command.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", target()?.join("loom"));
-    cargo::test(&mut command)
+    Ok(command)
 }

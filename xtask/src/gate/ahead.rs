@@ -1,0 +1,41 @@
+//! What the last steps of the gate run is built while the tests run, which wait for most of their
+//! time: for a guest's boot, for a reconnect.
+
+use super::{counts, fuzz, loom_tests};
+use crate::cargo::quiet;
+use manyring_system::Outcome;
+use std::thread::JoinHandle;
+
+/// How far the builds stand back behind the tests: as far as the scheduler allows.
+const NICENESS: i32 = 19;
+
+/// Builds on a thread of its own.
+#[derive(Debug)]
+pub(super) struct Ahead(JoinHandle<()>);
+
+impl Ahead {
+    /// Begins to build.
+    pub(super) fn start() -> Self {
+        Self(std::thread::spawn(|| {
+            // The value belongs to the calling thread alone, and what it starts inherits it. If
+            // it cannot be set, the builds only take more time from the tests.
+            let _ = rustix::process::nice(NICENESS);
+            for build in [loom, fuzz::build, counts::build] {
+                // The step that needs it builds again what fails here, and shows the reason.
+                if build().is_err() {
+                    println!("xtask: a build beside the tests failed; its step shows why");
+                }
+            }
+        }))
+    }
+
+    /// Waits until everything is built.
+    pub(super) fn finish(self) {
+        // A panic of the builder was printed by it, and its steps do its work.
+        let _ = self.0.join();
+    }
+}
+
+fn loom() -> Outcome {
+    quiet(loom_tests()?.arg("--no-run"))
+}
