@@ -128,9 +128,12 @@ fn agree(testpmd: &mut Testpmd, daemon: &Daemon) -> Outcome<Value> {
         let is_so = (0..2).all(|port| {
             let (own, other) = (counted[port], counted[1 - port]);
             let [rx, tx] = [0, 1].map(|queue| counter(&stats, port, queue, "packets"));
-            rx == Some(own.rx) && tx == Some(own.tx) && own.rx + lost(&stats, port) == other.tx
+            rx == Some(own.rx)
+                && tx == Some(own.tx)
+                && own.rx + lost(&stats, 1 - port, port) == other.tx
         });
-        seen = Some((counted, stats.clone()));
+        let switch = |port: usize| stats.pointer(&format!("/devices/{port}/switch")).cloned();
+        seen = Some((counted, switch(0), switch(1)));
         Ok(is_so.then_some(stats))
     });
     agreed.map_err(|error| format!("{error}; testpmd and the daemon count {seen:?}"))
@@ -142,9 +145,11 @@ fn counter(stats: &Value, device: usize, queue: usize, name: &str) -> Option<u64
     queue.get("counters").unwrap_or(queue).get(name)?.as_u64()
 }
 
-/// Frames for a port of the switch that were dropped.
-fn lost(stats: &Value, device: usize) -> u64 {
-    let counters = stats.pointer(&format!("/devices/{device}/switch")).and_then(Value::as_object);
-    let dropped = counters.into_iter().flatten().filter(|(name, _)| name.starts_with("dropped"));
-    dropped.filter_map(|(_, count)| count.as_u64()).sum()
+/// Frames from one port of the switch to the other that were dropped: the port that sent them
+/// counts those for which it had no credit, the other one those for which it had no room.
+fn lost(stats: &Value, from: usize, to: usize) -> u64 {
+    let dropped = |port: usize, name: &str| {
+        stats.pointer(&format!("/devices/{port}/switch/{name}")).and_then(Value::as_u64)
+    };
+    dropped(from, "dropped_credit").unwrap_or(0) + dropped(to, "dropped_full").unwrap_or(0)
 }
