@@ -21,7 +21,7 @@ mod kept;
 mod logged;
 mod trailed;
 
-use self::kept::Kept;
+use self::kept::Slots;
 use super::place::{
     EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, Place, event_word, wants_event,
 };
@@ -70,8 +70,7 @@ pub struct DeviceHalf {
     has_begun: bool,
     /// The base is 0: front-ends that do not think of packed rings say so for a new one.
     is_unsure: bool,
-    slots: Vec<Kept>,
-    free_slots: Vec<u16>,
+    slots: Slots,
     aside: Aside,
     order: Order,
     record: Option<Box<PackedInflight>>,
@@ -111,21 +110,21 @@ impl DeviceHalf {
         batch: &mut Batch,
         empty: &mut usize,
     ) -> Result<(Entry, u16), QueueError> {
-        let slot = self.take_slot();
+        let slot = self.slots.take();
         let start = batch.slices.len();
         let walked =
             self.walk_ring((place.at, first), (slot, Walk::from(start)), &mut batch.slices);
         let walk = match walked {
             Ok(walk) => walk,
             Err(fault) => {
-                self.free_slots.push(slot);
+                self.slots.free(slot);
                 return Err(fault);
             }
         };
         *empty += walk.empty;
         let end = batch.slices.len();
         let border = walk.writable_at.min(end);
-        let kept = &mut self.slots[usize::from(slot)];
+        let kept = self.slots.kept_mut(slot);
         kept.at = Some(place);
         let count = kept.count();
         self.held += count;
@@ -142,10 +141,10 @@ impl DeviceHalf {
         slices: &mut SliceList,
     ) -> Result<Walk, QueueError> {
         let Self { areas, slots, last_hit, size, held, features, memory, .. } = self;
-        let kept = &mut slots[usize::from(slot)];
+        let (kept, further) = slots.begin(slot);
         let size = *size;
         for n in 0..size - *held {
-            kept.keep(n, words.0, words.1);
+            kept.keep(n, words.0, words.1, further);
             let (desc, id) = Descriptor::parse_packed(words.0, words.1);
             if desc.is_indirect() {
                 if desc.has_next() {
@@ -168,26 +167,10 @@ impl DeviceHalf {
         Err(QueueError::Overfull { available: 1, in_flight: size, size })
     }
 
-    #[inline]
-    fn take_slot(&mut self) -> u16 {
-        match self.free_slots.pop() {
-            Some(slot) => slot,
-            None => self.further_slot(),
-        }
-    }
-
-    /// A slot that was not used before. The driver of a large ring that is mostly idle uses few.
-    #[cold]
-    #[allow(clippy::cast_possible_truncation, reason = "one for each descriptor, and one more")]
-    fn further_slot(&mut self) -> u16 {
-        self.slots.push(Kept::default());
-        (self.slots.len() - 1) as u16
-    }
-
     /// Returns a chain to the driver.
     #[inline]
     fn write_used(&mut self, slot: u16, written: u32) {
-        let kept = &self.slots[usize::from(slot)];
+        let kept = self.slots.kept(slot);
         let count = kept.count();
         let flags = self.used.used_flags();
         let desc = Descriptor { addr: 0, len: written, flags, next: 0 };
@@ -206,7 +189,7 @@ impl DeviceHalf {
         self.used = self.used.add(count, self.size);
         self.held -= count;
         self.pushed += 1;
-        self.free_slots.push(slot);
+        self.slots.free(slot);
     }
 
     /// A burst that begins at `place` was shown to the driver. Returns its chains.

@@ -1,6 +1,6 @@
 //! Chains of a packed ring that do not lie in it: set aside, owed by a former process, recorded.
 
-use super::{DeviceHalf, Kept, byte_of, counted, walk_table};
+use super::{DeviceHalf, byte_of, walk_table};
 use crate::aside::pop_again;
 use crate::chain::{Batch, Chain, Entry};
 use crate::error::QueueError;
@@ -25,16 +25,17 @@ impl DeviceHalf {
         };
         (self.used, self.held) = (resumed.used, 0);
         for (recorded, descs) in resumed.owed {
-            let mut kept = Kept::default();
+            let slot = self.slots.take();
+            let (kept, further) = self.slots.begin(slot);
             kept.recorded = recorded;
             for (n, (low, high)) in (0..).zip(descs) {
-                kept.keep(n, low, high);
+                kept.keep(n, low, high, further);
                 kept.end(n + 1, Descriptor::parse_packed(low, high).1);
             }
             self.held += kept.count();
-            self.slots.push(kept);
+            self.owed.push(slot);
         }
-        self.owed = (0..counted(self.slots.len())).rev().collect();
+        self.owed.reverse();
         self.avail = self.used.add(self.held, self.size);
         self.take_back_unseen();
         self.judge();
@@ -76,7 +77,7 @@ impl DeviceHalf {
             let walked = ring.walk_again(slot, batch, empty);
             Some(walked.map(|()| {
                 ring.owed.pop();
-                ring.slots[usize::from(slot)].is_again = true;
+                ring.slots.kept_mut(slot).is_again = true;
                 ring.again += 1;
             }))
         });
@@ -109,8 +110,7 @@ impl DeviceHalf {
     ) -> Result<(), QueueError> {
         let start = batch.slices.len();
         let (mut walk, slices) = (Walk::from(start), &mut batch.slices);
-        let kept = &self.slots[usize::from(slot)];
-        for (low, high) in kept.descs() {
+        for (low, high) in self.slots.descs(slot) {
             let (desc, _) = Descriptor::parse_packed(*low, *high);
             if desc.is_indirect() {
                 let walked = (&mut self.last_hit, walk, &mut *slices);
@@ -152,11 +152,11 @@ impl DeviceHalf {
             chains.push(slot);
         }
         let distance = |slot: &u16| {
-            let kept = &self.slots[usize::from(*slot)];
+            let kept = self.slots.kept(*slot);
             let ahead = kept.at.and_then(|at| at.since(self.used, self.size));
             ahead.filter(|ahead| ahead + kept.count() <= self.held)
         };
-        let count: u16 = chains.iter().map(|slot| self.slots[usize::from(*slot)].count()).sum();
+        let count: u16 = chains.iter().map(|slot| self.slots.kept(*slot).count()).sum();
         if count != self.held || !chains.iter().all(|slot| distance(slot).is_some()) {
             chains.into_iter().for_each(|slot| self.aside.push(slot));
             return false;
@@ -176,8 +176,10 @@ impl DeviceHalf {
         }
         if let Some(record) = &mut self.record {
             for chain in batch.entries.iter().filter_map(|entry| entry.chain.as_ref()) {
-                let kept = &mut self.slots[usize::from(chain.slot())];
-                kept.recorded = record.taken(kept.count(), kept.descs());
+                let slot = chain.slot();
+                let count = self.slots.kept(slot).count();
+                let recorded = record.taken(count, self.slots.descs(slot));
+                self.slots.kept_mut(slot).recorded = recorded;
             }
         }
         self.mark_taken(batch);
@@ -185,7 +187,7 @@ impl DeviceHalf {
 
     /// Puts a chain back: into the ring, or to what is owed.
     pub(super) fn put_back(&mut self, slot: u16) {
-        let kept = &mut self.slots[usize::from(slot)];
+        let kept = self.slots.kept_mut(slot);
         if std::mem::take(&mut kept.is_again) {
             self.again -= 1;
             self.owed.push(slot);
@@ -199,17 +201,17 @@ impl DeviceHalf {
         self.avail = self.avail.sub(count, self.size);
         self.held -= count;
         self.has_more = true;
-        self.free_slots.push(slot);
+        self.slots.free(slot);
     }
 
     /// Gives up a chain: its descriptors stay held, for its driver never gets it back.
     pub(super) fn forget(&mut self, slot: u16) {
         self.answered(slot);
-        self.free_slots.push(slot);
+        self.slots.free(slot);
     }
 
     fn answered(&mut self, slot: u16) {
-        let is_again = &mut self.slots[usize::from(slot)].is_again;
+        let is_again = &mut self.slots.kept_mut(slot).is_again;
         self.again -= u16::from(std::mem::take(is_again));
     }
 
@@ -228,7 +230,7 @@ impl DeviceHalf {
         self.answered(slot);
         self.given = self.given.wrapping_add(1);
         if let Some(record) = &mut self.record {
-            record.answered(self.slots[usize::from(slot)].recorded);
+            record.answered(self.slots.kept(slot).recorded);
         }
         if self.trail.is_some() {
             self.trail_used(slot, written);

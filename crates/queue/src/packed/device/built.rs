@@ -1,6 +1,7 @@
 //! The device half of a packed ring is built.
 
 use super::DeviceHalf;
+use super::kept::Slots;
 use crate::aside::Aside;
 use crate::config::{QueueConfig, RingAreas};
 use crate::error::QueueError;
@@ -63,8 +64,7 @@ impl DeviceHalf {
             held: 0,
             has_begun: false,
             is_unsure: config.base.bits() == 0,
-            slots: Vec::new(),
-            free_slots: Vec::new(),
+            slots: Slots::default(),
             aside: Aside::default(),
             order: Order::new(if in_order { size.next_power_of_two() } else { 0 }),
             record: None,

@@ -71,7 +71,7 @@ impl DeviceHalf {
 
     /// Returns a chain to the driver, as `write_used` does, with all of its descriptors.
     pub(super) fn trail_used(&mut self, slot: u16, written: u32) {
-        let kept = &self.slots[usize::from(slot)];
+        let kept = self.slots.kept(slot);
         let (count, mut place) = (kept.count(), self.used);
         let word = used_word(place, kept.id, written);
         let trail = self.trail.get_or_insert_default();
@@ -80,7 +80,7 @@ impl DeviceHalf {
         } else {
             trail.push((place, word));
         }
-        for (_, high) in kept.descs().skip(1) {
+        for (_, high) in self.slots.descs(slot).skip(1) {
             place = place.add(1, self.size);
             trail.push((place, shown(*high, place)));
         }
