@@ -13,6 +13,7 @@
 #![allow(clippy::disallowed_methods, reason = "waiting for real guests needs the real clock")]
 
 pub mod behaviours;
+mod ceph;
 mod certificates;
 pub mod cleanup;
 pub mod command;

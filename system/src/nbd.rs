@@ -1,4 +1,4 @@
-//! Servers of NBD as child processes, and a guest on their disk while they are killed.
+//! Servers of NBD as child processes, and a guest on a disk while what serves it is killed.
 
 use crate::command::{child, find, wait_for};
 use crate::daemon::{Daemon, DaemonOptions};
@@ -127,11 +127,77 @@ impl Drop for Server {
     }
 }
 
-/// How servers are killed under a guest.
+/// What serves the disk of a guest, and is killed under it.
+pub(crate) trait Store {
+    /// The URI of the disk.
+    fn uri(&self) -> String;
+
+    /// Kills it and starts it again. Returns when the guest's requests have met the new one. This
+    /// is kill number `kill`, from 1; the daemon serves the guest.
+    ///
+    /// # Errors
+    /// It does not start again, or the guest does not go on.
+    fn kill(&mut self, kill: u32, daemon: &Daemon) -> Outcome;
+
+    /// Checks how often the daemon has lost a connection.
+    ///
+    /// # Errors
+    /// Not as often as so many kills cost.
+    fn check(&self, kills: u32, losses: u64) -> Outcome;
+}
+
+/// Servers that serve one image in turn: the next one is another program.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    engines: Vec<Engine>,
+    place: Place,
+    log: PathBuf,
+    server: Option<Server>,
+}
+
+impl Turns {
+    /// Starts the first of `engines` at a place in `folder`. Their logs go to the folder `logs`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub(crate) fn start(
+        engines: &[Engine],
+        folder: &Path,
+        logs: &Path,
+        tls: bool,
+    ) -> Outcome<Self> {
+        packages::need("the test of killed servers", &PACKAGES)?;
+        let (place, log) = (Place::new(folder, tls)?, logs.join("nbd.log"));
+        let server = Some(Server::start(engines[0], &place, &log)?);
+        Ok(Self { engines: engines.to_vec(), place, log, server })
+    }
+}
+
+impl Store for Turns {
+    fn uri(&self) -> String {
+        self.place.uri()
+    }
+
+    fn kill(&mut self, kill: u32, daemon: &Daemon) -> Outcome {
+        self.server = None;
+        let next = self.engines[kill as usize % self.engines.len()];
+        self.server = Some(Server::start(next, &self.place, &self.log)?);
+        // The guest is idle for moments: its next request finds out.
+        wait_for("the guest's next request", Duration::from_secs(60), || {
+            Ok((daemon.losses()? >= kill.into()).then_some(()))
+        })
+    }
+
+    fn check(&self, kills: u32, losses: u64) -> Outcome {
+        check(losses >= kills.into(), || format!("{losses} connections were lost of {kills}"))
+    }
+}
+
+/// How what serves a disk is killed under a guest.
 pub(crate) struct Trial<'a> {
     /// The daemon.
     pub(crate) binary: &'a Path,
-    /// Where sockets and the image lie.
+    /// Where sockets lie.
     pub(crate) folder: &'a Path,
     /// Where logs go.
     pub(crate) logs: &'a Path,
@@ -139,10 +205,8 @@ pub(crate) struct Trial<'a> {
     pub(crate) kernel: &'a Kernel,
     /// Queues of its disk, and connections to the server.
     pub(crate) queues: u32,
-    /// How often the server is killed.
+    /// How often it is killed.
     pub(crate) kills: u32,
-    /// The servers speak TLS alone.
-    pub(crate) tls: bool,
     /// The pause before each kill.
     pub(crate) pause: &'a mut dyn FnMut() -> Duration,
 }
@@ -155,24 +219,20 @@ pub(crate) struct Survived {
     pub(crate) losses: u64,
 }
 
-const IMAGE_MIB: u64 = 64;
+/// The size of the disk.
+pub(crate) const IMAGE_MIB: u64 = 64;
 
 impl Trial<'_> {
-    /// A guest whose fio compares all that it reads, on the disk of servers that are killed: both
-    /// engines serve the same image in turn.
+    /// A guest whose fio compares all that it reads, on the disk of a store that is killed.
     ///
     /// # Errors
-    /// The guest had an error, or read what it had not written.
-    pub(crate) fn run(self) -> Outcome<Survived> {
-        let programs = ["fio", "gcc", "binutils", PACKAGES[0], PACKAGES[1]];
-        packages::need("the test of killed servers", &programs)?;
-        let place = Place::new(self.folder, self.tls)?;
+    /// The guest had an error, read what it had not written, or compared nothing.
+    pub(crate) fn run(self, store: &mut dyn Store) -> Outcome<Survived> {
+        packages::need("a guest with fio", &["fio", "gcc", "binutils"])?;
         let root = self.folder.join("root");
         fio::stand_ins(&find("fio").ok_or("fio is not installed")?, &root)?;
-        let log = self.logs.join("nbd.log");
-        let mut server = Server::start(Engine::ALL[0], &place, &log)?;
         let queues = self.queues.to_string();
-        let more = ["--nbd", &place.uri(), "--num-queues", &queues];
+        let more = ["--nbd", &store.uri(), "--num-queues", &queues];
         let daemon_log = self.logs.join("manyring.log");
         let options = DaemonOptions::blk_of(self.binary, self.folder, &daemon_log, &more);
         let of_guest = options.socket();
@@ -188,26 +248,22 @@ impl Trial<'_> {
         };
         let mut guest = Guest::boot(self.kernel, &options, &self.logs.join("guest.log"))?;
         guest.reach("load", Duration::from_secs(120))?;
-        let engines = Engine::ALL.iter().cycle().skip(1);
-        for (kills, engine) in (1..=u64::from(self.kills)).zip(engines) {
+        for kill in 1..=self.kills {
             std::thread::sleep((self.pause)());
-            drop(server);
-            server = Server::start(*engine, &place, &log)?;
-            // The guest is idle for moments: its next request finds out.
-            wait_for("the guest's next request", Duration::from_secs(60), || {
-                Ok((daemon.losses()? >= kills).then_some(()))
-            })?;
+            store.kill(kill, &daemon)?;
         }
         guest.proceed()?;
         let said = guest.finish(Duration::from_secs(300))?;
         let runs = said.lines().find_map(|line| line.strip_prefix("GUEST_MARK runs "));
+        let runs = runs.unwrap_or("0").trim().to_owned();
+        check(runs != "0", || "nothing was compared".into())?;
         let losses = daemon.losses()?;
+        store.check(self.kills, losses)?;
         for queue in daemon.queues()? {
             let errors = queue.value("errors")?;
             check(errors == 0, || format!("{errors} requests of the guest failed"))?;
         }
         daemon.stop()?;
-        drop(server);
-        Ok(Survived { runs: runs.unwrap_or("0").trim().to_owned(), losses })
+        Ok(Survived { runs, losses })
     }
 }

@@ -76,9 +76,15 @@ enum Command {
         /// The format of the guest's rings then.
         #[arg(long, value_enum, default_value = "split", requires = "kill")]
         ring: soak::Ring,
-        /// With --kill: the disk is an NBD server's, and the server is killed.
-        #[arg(long, requires = "kill")]
-        server: bool,
+        /// With --kill: the disk is an NBD server's, and what serves it is killed.
+        #[arg(
+            long,
+            value_enum,
+            requires = "kill",
+            num_args = 0..=1,
+            default_missing_value = "nbd"
+        )]
+        server: Option<soak::Server>,
     },
     /// Time TCP requests and responses of real guests, with each way of polling.
     GuestRr(guest_load::GuestRr),
@@ -166,8 +172,8 @@ fn run(command: Command) -> Outcome {
         Command::Ci => gate::run(),
         Command::Tidy => tidy::run(),
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
-        Command::Soak { kill: Some(count), server: true, seed, .. } => {
-            soak::kill_servers(count, seed)
+        Command::Soak { kill: Some(count), server: Some(server), seed, .. } => {
+            soak::kill_servers(server, count, seed)
         }
         Command::Soak { kill: Some(count), ring, seed, .. } => soak::kill(count, ring, seed),
         Command::Soak { minutes, seed, tricks, .. } => soak::run(minutes, seed, tricks),

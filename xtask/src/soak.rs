@@ -2,7 +2,7 @@
 //! or daemons that are killed under a guest.
 
 use crate::cargo::{build_daemon, target};
-use manyring_system::soak::{self, Kills, Options};
+use manyring_system::soak::{self, Kills, Options, Store};
 use manyring_system::{Context, Outcome, check};
 use std::time::{Duration, SystemTime};
 
@@ -32,9 +32,28 @@ pub(crate) fn kill(count: u32, ring: Ring, seed: Option<u64>) -> Outcome {
     soak::run_kills(&kills(count, ring, seed)?)
 }
 
-/// The same for the NBD server of the guest's disk.
-pub(crate) fn kill_servers(count: u32, seed: Option<u64>) -> Outcome {
-    soak::run_server_kills(&kills(count, Ring::Split, seed)?)
+/// What serves the guest's disk, and is killed in the daemon's place.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum Server {
+    /// nbdkit and qemu-nbd, in turn.
+    Nbd,
+    /// nbdkit.
+    Nbdkit,
+    /// qemu-nbd.
+    QemuNbd,
+    /// The OSD of a Ceph cluster, behind qemu-storage-daemon.
+    Ceph,
+}
+
+/// Kills what serves the guest's disk, `count` times.
+pub(crate) fn kill_servers(server: Server, count: u32, seed: Option<u64>) -> Outcome {
+    let store = match server {
+        Server::Nbd => Store::Nbd,
+        Server::Nbdkit => Store::Nbdkit,
+        Server::QemuNbd => Store::QemuNbd,
+        Server::Ceph => Store::Ceph,
+    };
+    soak::run_store_kills(&kills(count, Ring::Split, seed)?, store)
 }
 
 fn kills(count: u32, ring: Ring, seed: Option<u64>) -> Outcome<Kills> {

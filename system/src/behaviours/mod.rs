@@ -42,6 +42,7 @@ mod systemd_service;
 mod testpmd_client;
 mod testpmd_switch;
 mod three_hosts;
+mod uml_ceph_osd_killed;
 mod uml_doors;
 mod uml_ethtool;
 mod uml_ext4_checksums;
@@ -50,6 +51,7 @@ mod uml_merge_router;
 mod uml_merge_transfers;
 mod uml_nbd_servers_killed;
 mod uml_nbd_under_tls;
+mod uml_nbdkit_filters;
 mod uml_net_ping_and_iperf3;
 mod uml_offload_limits;
 mod uml_offload_matrix;
@@ -107,6 +109,8 @@ pub const ALL: &[Behaviour] = &[
     full_host_waits::BEHAVIOUR,
     uml_nbd_servers_killed::BEHAVIOUR,
     uml_nbd_under_tls::BEHAVIOUR,
+    uml_nbdkit_filters::BEHAVIOUR,
+    uml_ceph_osd_killed::BEHAVIOUR,
     uml_doors::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
     uml_xdp::BEHAVIOUR,

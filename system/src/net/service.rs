@@ -1,7 +1,7 @@
 //! A program that runs beside a test, and is ended with it.
 
 use crate::command::wait_for;
-use crate::{Context, Outcome, cleanup};
+use crate::{Context, Outcome, check, cleanup};
 use rustix::process::{Signal, kill_process};
 use std::fs::File;
 use std::io::Write;
@@ -85,6 +85,17 @@ impl Service {
     pub fn interrupt(mut self) -> Outcome {
         let pid = cleanup::pid(self.child.id()).ok_or("it has no pid")?;
         kill_process(pid, Signal::INT).context(&self.name)?;
+        self.end()
+    }
+
+    /// SIGKILL, and waits for its end.
+    ///
+    /// # Errors
+    /// It had ended before.
+    pub fn kill(mut self) -> Outcome {
+        let ended = self.child.try_wait().context(&self.name)?;
+        check(ended.is_none(), || format!("{} had ended before it was killed", self.name))?;
+        self.child.kill().context(&self.name)?;
         self.end()
     }
 

@@ -6,11 +6,12 @@
 
 use super::beside::{Beside, DISK_MIB};
 use super::random::Random;
+use crate::ceph::Cluster;
 use crate::cleanup::Folder;
 use crate::command::{find, wait_for};
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::guest::{Guest, GuestOptions, Kernel, Kind, fio};
-use crate::nbd::Trial;
+use crate::nbd::{self, Engine, Trial, Turns};
 use crate::{Context, Outcome, check, packages};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -209,28 +210,61 @@ impl Ground {
     }
 }
 
-/// Kills NBD servers of the disk of a guest of QEMU, and prints what the guest saw.
+/// What serves the disk of a guest whose store is killed.
+#[derive(Clone, Copy, Debug)]
+pub enum Store {
+    /// nbdkit and qemu-nbd, in turn.
+    Nbd,
+    /// nbdkit.
+    Nbdkit,
+    /// qemu-nbd.
+    QemuNbd,
+    /// The OSD of a Ceph cluster, behind qemu-storage-daemon.
+    Ceph,
+}
+
+/// Kills what serves the disk of a guest of QEMU, and prints what the guest saw.
 ///
 /// # Errors
 /// The guest read something that it had not written, or had an error.
-pub fn run_servers(kills: &Kills) -> Outcome {
-    println!("soak: {} kills of NBD servers, seed {}", kills.count, kills.seed);
+pub fn run_stores(kills: &Kills, store: Store) -> Outcome {
+    println!("soak: {} kills of {store:?}, seed {}", kills.count, kills.seed);
     let (folder, kernel) = (Folder::new()?, Kernel::prepare(Kind::Qemu)?);
     let mut random = Random::new(kills.seed);
+    let (folder, logs) = (folder.path(), &kills.logs);
+    let turns = |engines: &[Engine]| Turns::start(engines, folder, logs, false);
+    let (mut cluster, mut servers);
+    let killed: &mut dyn nbd::Store = match store {
+        Store::Ceph => {
+            cluster = Cluster::start(&kills.binary, folder, logs)?;
+            &mut cluster
+        }
+        Store::Nbd => {
+            servers = turns(&Engine::ALL)?;
+            &mut servers
+        }
+        Store::Nbdkit => {
+            servers = turns(&[Engine::Nbdkit])?;
+            &mut servers
+        }
+        Store::QemuNbd => {
+            servers = turns(&[Engine::QemuNbd])?;
+            &mut servers
+        }
+    };
     let trial = Trial {
         binary: &kills.binary,
-        folder: folder.path(),
-        logs: &kills.logs,
+        folder,
+        logs,
         kernel: &kernel,
         queues: 2,
         kills: kills.count,
-        tls: false,
         pause: &mut || Duration::from_millis(300 + random.below(1500)),
     };
-    let survived = trial.run()?;
+    let survived = trial.run(killed)?;
     println!(
-        "soak: {} kills of servers, {} connections were lost, {} runs of fio compared all that \
-         they read",
+        "soak: {} kills of {store:?}, {} connections were lost, {} runs of fio compared all that \
+         they read, no error",
         kills.count, survived.losses, survived.runs
     );
     Ok(())

@@ -16,7 +16,7 @@ mod traces;
 
 pub use guest::run as run_guest;
 pub(crate) use kills::COMPARE;
-pub use kills::{Kills, run as run_kills, run_servers as run_server_kills};
+pub use kills::{Kills, Store, run as run_kills, run_stores as run_store_kills};
 
 use crate::{Context, Outcome, check};
 use processes::{Behaved, Hostiles, Report};
