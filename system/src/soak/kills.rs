@@ -79,11 +79,13 @@ pub fn run(kills: &Kills) -> Outcome {
     let mut guest = ground.boot(kills)?;
     let beside = Beside::start(ground.disks[1].socket.clone(), kills.seed);
     let mut longest = Duration::ZERO;
-    let mut killed = Instant::now();
+    let mut life = Life::first();
     for kill in 1..=kills.count {
-        await_kill(&daemon, killed, kill, &mut random)?;
-        killed = Instant::now();
+        let had_session = life.await_kill(&daemon, &mut random)?;
+        let killed = Instant::now();
         let options = daemon.crash()?;
+        let log_before = std::fs::read(&options.log).context(options.log.display())?.len();
+        life = Life { killed, had_session, log_before };
         let is_last = kill == kills.count;
         ground.configure((!is_last).then(|| random.below(400) + 40))?;
         let began = Instant::now();
@@ -110,24 +112,44 @@ pub fn run(kills: &Kills) -> Outcome {
     daemon.stop()
 }
 
-/// Waits until the daemon is to be killed. QEMU connects again after a second: some daemons die
-/// before that, most under load, and none while QEMU connects. QEMU before 8.2 never uses its
-/// socket again if it loses it then (its commit f02a4b8e6431).
-fn await_kill(daemon: &Daemon, killed: Instant, kill: u32, random: &mut Random) -> Outcome {
-    let before_it_connects = killed + Duration::from_millis(100 + random.below(500));
-    let load = Duration::from_millis(300 + random.below(1700));
-    if kill > 1 && random.below(6) == 0 && Instant::now() < before_it_connects {
-        std::thread::sleep(before_it_connects.duration_since(Instant::now()));
-        return Ok(());
+/// The life of a daemon, as far as the time of its end depends on it.
+struct Life {
+    /// When the daemon before it was killed.
+    killed: Instant,
+    /// QEMU had a session with that daemon when it was killed.
+    had_session: bool,
+    /// Bytes of the log when that daemon was killed.
+    log_before: usize,
+}
+
+impl Life {
+    /// That of the first daemon, which has a session with QEMU.
+    fn first() -> Self {
+        Self { killed: Instant::now(), had_session: false, log_before: 0 }
     }
-    wait_for("QEMU to connect again", Duration::from_secs(60), || {
-        // Only the log behind the last start of the guest's disk counts.
-        let log = daemon.log()?;
-        let life = log.rsplit("listening device=\"disk\"").next().unwrap_or_default();
-        Ok(life.contains("front-end connected device=\"disk\"").then_some(()))
-    })?;
-    std::thread::sleep(load);
-    Ok(())
+
+    /// Waits until the daemon is to be killed. QEMU connects again a second after it has lost a
+    /// session: some daemons die before that, most under load, and none while QEMU connects. QEMU
+    /// before 8.2 never uses its socket again if it loses it then (its commit f02a4b8e6431). True
+    /// if QEMU has a session with this daemon.
+    fn await_kill(&self, daemon: &Daemon, random: &mut Random) -> Outcome<bool> {
+        let before_it_connects = self.killed + Duration::from_millis(100 + random.below(500));
+        let load = Duration::from_millis(500 + random.below(1500));
+        // The second counts from the end of the session. After a daemon that had none, nobody knows
+        // how much of it is left.
+        if self.had_session && random.below(6) == 0 && Instant::now() < before_it_connects {
+            std::thread::sleep(before_it_connects.duration_since(Instant::now()));
+            return Ok(false);
+        }
+        wait_for("QEMU to connect again", Duration::from_secs(60), || {
+            // The daemon before this one wrote the log up to there.
+            let log = daemon.log()?;
+            let life = log.get(self.log_before..).unwrap_or_default();
+            Ok(life.contains("front-end connected device=\"disk\"").then_some(()))
+        })?;
+        std::thread::sleep(load);
+        Ok(true)
+    }
 }
 
 /// A disk of the daemons.
