@@ -1,7 +1,7 @@
 //! A running queue without a worker: what the bench `turn` counts the instructions of.
 //!
 //! The bench stands where a worker stands. It hands the queue the same calls in the same order as
-//! `worker.rs` does; the queue, its handler and its disk or port are those of the daemon.
+//! `worker/mod.rs` does; the queue, its handler and its disk or port are those of the daemon.
 
 use crate::StartError;
 use crate::blk::blkif::{Attachment, XenBlkDevice, XenBlkOptions};
@@ -143,7 +143,7 @@ impl SoloRunning {
         let never = Decision::Sleep;
         let looks_on = self.queue.looks_at_ring(never, self.now_ns);
         let mut io = QueueIo::new(&mut self.wait, SLOT.0, SLOT.1, self.now_ns);
-        self.queue.settle((never, looks_on), &mut io)
+        self.queue.settle(never, looks_on, &mut io)
     }
 }
 

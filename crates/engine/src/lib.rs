@@ -14,14 +14,14 @@
 //! session:  Event (a fault, lost memory, a lost port) <- through one bounded mailbox
 //! ```
 //! The parts, from the outside to the inside:
-//! * [`Pool`] starts the workers, on demand, and puts a queue on the first of them. `balance.rs`
-//!   moves queues between them, as `policy/placement.rs` decides.
-//! * A worker (`worker.rs`) is one thread that owns queues. It sees each as `dyn Run`: one indirect
+//! * [`Pool`] (`pool/`) starts the workers, on demand, and puts a queue on the first of them.
+//!   `pool/balance.rs` moves queues between them, as `policy/placement.rs` decides.
+//! * A worker (`worker/`) is one thread that owns queues. It sees each as `dyn Run`: one indirect
 //!   call for a turn, whatever the ring and the device are.
-//! * [`RunningQueue`] is the one implementation of that trait, generic over the ring and the
-//!   handler: within a turn nothing is dispatched per chain (`format.rs`). Its doorbells are
-//!   `notifier.rs`; what a turn may do with the ring, and what its session has been told, is
-//!   `life.rs`.
+//! * [`RunningQueue`] (`running/`) is the one implementation of that trait, generic over the ring
+//!   and the handler: within a turn nothing is dispatched per chain (`running/format.rs`). Its
+//!   doorbells are `running/notifier.rs`; what a turn may do with the ring, and what its session
+//!   has been told, is `running/life.rs`.
 //! * [`Handler`] is what a device brings. A handler takes chains off the ring and returns them. It
 //!   never sleeps, watches no file descriptor by itself, and sends no notification.
 //! * [`QueueIo`] is what a worker lends a queue for one call: its io_uring, the watches of file
@@ -37,11 +37,12 @@
 //!    io_uring by their disks (`manyring_backend::sys::uring`).
 //! 3. Only workers and threads of disks touch guest memory, where a page fault can take as long as
 //!    the front-end likes; the control thread never does (`manyring_memory::Duty`).
-//! 4. Only a device's janitor touches a file descriptor that its front-end sent (`foreign.rs`). A
-//!    write to an eventfd that blocks is interrupted by the sentry (`sentry.rs`).
+//! 4. Only a device's janitor touches a file descriptor that its front-end sent
+//!    (`fds/foreign.rs`). A write to an eventfd that blocks is interrupted by the sentry
+//!    (`fds/sentry.rs`).
 //! 5. Memory that a request uses stays mapped until the request is done. An order that takes memory
 //!    away carries a [`Fence`], which is answered when nothing of the former memory is in use
-//!    (`epoch.rs`).
+//!    (`running/epoch.rs`).
 //!
 //! A handler that returns every chain as it came:
 //! ```
@@ -78,56 +79,38 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod accounts;
-mod aside;
-mod balance;
-mod bridge;
-mod doorbell;
-mod ends;
-mod epoch;
-mod foreign;
-mod format;
-mod handle;
-mod handler;
+mod blocking;
+mod fds;
 mod io;
-mod life;
 pub mod limit;
 mod lookout;
-mod notifier;
-mod orders;
 pub mod policy;
 mod pool;
-mod run;
 mod running;
-mod seats;
-mod sentry;
 pub mod stats;
-mod table;
-mod told;
 mod wait;
-mod wake;
 mod watch;
 mod worker;
 
 pub use accounts::{allowed_cpus, cpu_time};
-pub use aside::{aside, aside_for};
-pub use doorbell::{Call, Channel, DoorbellError, Kick};
-pub use ends::SessionSocket;
-pub use epoch::{Epoch, Epochs};
-pub use foreign::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
-pub use format::AnyFormat;
-pub use handle::{QueueHandle, Route};
-pub use handler::{Awaited, Done, Handler, Mode, Turn, Waits};
+pub use blocking::{aside, aside_for};
+pub use fds::doorbell::{Call, Channel, DoorbellError, Kick};
+pub use fds::ends::SessionSocket;
+pub use fds::foreign::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
 pub use io::QueueIo;
-pub use life::{Event, EventKind};
 pub use limit::{Gate, Limit, Way};
-pub use orders::{Fence, Order, Reply};
 pub use policy::moderation::Moderation;
 pub use policy::polling::Polling;
+pub use pool::handle::{QueueHandle, Route};
 pub use pool::{Home, Pins, Pool, PoolOptions, Pulse, StopError, WorkerView};
 pub use running::RunningQueue;
-pub use seats::Seat;
+pub use running::epoch::{Epoch, Epochs};
+pub use running::format::AnyFormat;
+pub use running::handler::{Awaited, Done, Handler, Mode, Turn, Waits};
+pub use running::life::{Event, EventKind};
+pub use running::orders::{Fence, Order, Reply};
+pub use running::table::Table;
 pub use stats::{QueueStats, WorkerStats};
-pub use table::Table;
 pub use wait::clock_now_ns;
 pub use watch::{Held, held};
 
@@ -135,7 +118,7 @@ pub use watch::{Held, held};
 /// the calls that a worker makes.
 #[doc(hidden)]
 pub mod solo {
-    pub use crate::run::{Happened, Run, Turned};
+    pub use crate::running::run::{Happened, Run, Turned};
     pub use crate::wait::{Source, Wait, Woken};
 }
 

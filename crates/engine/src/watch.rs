@@ -20,8 +20,6 @@
 //! 4. A thread writes to its own post only, without a lock or a look at the clock.
 
 use crate::lookout::Lookout;
-use crate::orders::QueueId;
-use crate::pool::Pool;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -63,15 +61,27 @@ pub fn held() -> Vec<Held> {
     found.collect()
 }
 
+/// The device of the queue with this number, if that runs.
+pub(crate) type DeviceOf = Box<dyn Fn(u64) -> Option<String> + Send + Sync>;
+
 /// Whom a thread serves.
-#[derive(Debug)]
 pub(crate) enum Serves {
-    /// The queues of a pool.
-    Queues(Weak<Pool>),
+    /// Queues of several devices.
+    Queues(DeviceOf),
     /// One device.
     Device(String),
     /// One device, by a call whose end the host chooses.
     Host(String),
+}
+
+impl std::fmt::Debug for Serves {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Queues(_) => f.write_str("Queues"),
+            Self::Device(name) => f.debug_tuple("Device").field(name).finish(),
+            Self::Host(name) => f.debug_tuple("Host").field(name).finish(),
+        }
+    }
 }
 
 impl Serves {
@@ -90,7 +100,7 @@ pub(crate) struct Post {
     serves: Serves,
     thread: OnceLock<i32>,
     beats: AtomicU64,
-    /// The queue whose turn it is; 0: of none.
+    /// The number of the queue whose turn it is; 0: of none.
     queue: AtomicU64,
     is_held: AtomicBool,
     /// What the watch saw last, and in how many ticks it has been the same. Only the watch writes.
@@ -151,8 +161,8 @@ impl Post {
 
     /// The thread works for this queue from now on.
     #[inline]
-    pub(crate) fn serve(&self, queue: QueueId) {
-        self.queue.store(queue.0, Ordering::Relaxed);
+    pub(crate) fn serve(&self, queue: u64) {
+        self.queue.store(queue, Ordering::Relaxed);
     }
 
     /// The thread works for no single queue.
@@ -174,10 +184,8 @@ impl Post {
     fn device(&self) -> String {
         match &self.serves {
             Serves::Device(name) | Serves::Host(name) => name.clone(),
-            Serves::Queues(pool) => {
-                let queue = QueueId(self.queue.load(Ordering::Relaxed));
-                let device = pool.upgrade().and_then(|pool| pool.device_of(queue));
-                device.unwrap_or_default()
+            Serves::Queues(device_of) => {
+                device_of(self.queue.load(Ordering::Relaxed)).unwrap_or_default()
             }
         }
     }

@@ -19,11 +19,11 @@ const JUDGES: &[&str] = &[
     "crates/transport/src/vhost_user/session.rs",
     "crates/transport/src/vhost_user/requests.rs",
     "crates/device/src/blk/virtio.rs",
-    "crates/engine/src/epoch.rs",
-    "crates/engine/src/life.rs",
-    "crates/engine/src/notifier.rs",
-    "crates/engine/src/running.rs",
-    "crates/engine/src/table.rs",
+    "crates/engine/src/running/epoch.rs",
+    "crates/engine/src/running/life.rs",
+    "crates/engine/src/running/notifier.rs",
+    "crates/engine/src/running/mod.rs",
+    "crates/engine/src/running/table.rs",
 ];
 /// The engine runs queues of devices: what a guest sees of a running queue is tested with a device.
 const ENGINE: &str = "crates/engine/";

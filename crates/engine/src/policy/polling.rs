@@ -368,7 +368,7 @@ impl Law {
         let age_ns = now_ns.saturating_sub(self.epoch_began_ns);
         self.epoch_began_ns = now_ns;
         match self.trial.take() {
-            Some(trial) => self.go_on(trial, (epoch, age_ns), now_ns),
+            Some(trial) => self.go_on(trial, epoch, age_ns, now_ns),
             None => self.begin_if_due(epoch, now_ns),
         }
     }
@@ -406,7 +406,7 @@ impl Law {
     }
 
     /// In a trial: the other arm first, then the one in use, and again until that is clear.
-    fn go_on(&mut self, mut trial: Trial, (epoch, age_ns): (Cost, u64), now_ns: u64) {
+    fn go_on(&mut self, mut trial: Trial, epoch: Cost, age_ns: u64, now_ns: u64) {
         trial.note(self.numbers.arm, epoch);
         let tried = self.base.other();
         let is_of_base = self.numbers.arm == self.base;

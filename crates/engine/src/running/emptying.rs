@@ -1,4 +1,5 @@
-//! How a queue that was just disabled drops what is in its ring, before the order is answered.
+//! How a queue is enabled and disabled: one that was just disabled drops what is in its ring,
+//! before the order is answered.
 //!
 //! ```text
 //! order:   drop a batch at once, which empties most rings: answer the order
@@ -11,10 +12,10 @@
 //! have a turn meanwhile. The turns are charged to the guest that filled the ring.
 
 use super::{Look, RunningQueue};
-use crate::handler::{Handler, Mode};
 use crate::io::QueueIo;
-use crate::orders::Fence;
-use crate::run::Run;
+use crate::running::handler::{Handler, Mode};
+use crate::running::orders::Fence;
+use crate::running::run::Run;
 use manyring_queue::Ring;
 
 /// Turns that an order may take: one drops a batch, the next one finds that the ring is empty.
@@ -30,6 +31,33 @@ pub(super) struct Emptying {
 }
 
 impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
+    /// Obeys `SET_VRING_ENABLE`. Some front-ends send no `GET_VRING_BASE`, and take the queue's
+    /// memory back once "disable" is acknowledged: `fence` is answered when nothing is in flight.
+    pub(super) fn set_enabled(&mut self, is_enabled: bool, fence: Fence, io: &mut QueueIo<'_>) {
+        if !is_enabled {
+            self.serve_owed();
+            if self.life.disable() {
+                self.give_back();
+                self.unwatch_port(io);
+                self.give_up_aside();
+                self.discard_all(fence, io);
+            } else {
+                // The queue was disabled before, and what it took may still be in flight.
+                self.fence_disabled(fence);
+            }
+            return;
+        }
+        self.end_emptying();
+        self.keep_aside();
+        self.life.enable();
+        self.notifier.trust_kick();
+        // A port that was lost may be back.
+        self.handler.revive();
+        // The driver may have kicked before it enabled the queue: look at the ring.
+        self.make_hot(io.now_ns());
+        let _ = fence.send(Ok(()));
+    }
+
     /// Drops the chains in the ring of a queue that was just disabled, if its handler drops chains.
     /// `fence` is answered when that is done and nothing that was taken before is in flight.
     pub(super) fn discard_all(&mut self, fence: Fence, io: &mut QueueIo<'_>) {

@@ -1,8 +1,8 @@
 //! How a queue gives up chains: those that nobody has begun to serve, and those that are set aside.
 
 use super::RunningQueue;
-use crate::handler::{Done, Handler};
-use crate::orders::{Fence, Reply};
+use crate::running::handler::{Done, Handler};
+use crate::running::orders::{Fence, Reply};
 use manyring_queue::Ring;
 use tokio::sync::oneshot;
 

@@ -20,11 +20,11 @@
 
 use super::{Slot, Worker, index_of};
 use crate::io::QueueIo;
-use crate::life::Event;
-use crate::orders::{Command, Order, QueueId, Reply};
 use crate::policy::share::Shares;
-use crate::run::Run;
-use crate::seats::Seat;
+use crate::running::life::Event;
+use crate::running::orders::{Order, QueueId, Reply};
+use crate::running::run::Run;
+use crate::worker::mailbox::{Command, Seat};
 use manyring_queue::Base;
 use tokio::sync::mpsc;
 
@@ -34,6 +34,29 @@ pub(super) enum Ending {
     Stop(Reply<Base>),
     /// The queue goes to another worker. The time is when it took its last requests here.
     Move(Seat, Reply<()>, u64),
+}
+
+/// What a queue is told to do.
+#[derive(Debug)]
+pub(super) enum Task {
+    /// What its session or its device has ordered.
+    Order(Order),
+    /// The balance gives it to the worker of this seat.
+    Move(Seat, Reply<()>),
+    /// The balance takes the move back.
+    Stay,
+}
+
+impl Task {
+    /// True if the queue gives back, for this task, the chains of frames that it holds.
+    fn ends_burst(&self) -> bool {
+        matches!(self, Self::Order(order) if order.ends_burst())
+    }
+
+    /// True if a front-end can cause the task, as often as it likes.
+    fn is_of_front_end(&self) -> bool {
+        matches!(self, Self::Order(_))
+    }
 }
 
 /// The guests of a worker: all queues of a session have the same number.
@@ -48,7 +71,8 @@ impl Guests {
         &mut self,
         queue: &dyn Run,
         slots: &[Slot],
-        (shares, now_ns): (&mut Shares, u64),
+        shares: &mut Shares,
+        now_ns: u64,
     ) -> usize {
         let is_same = |known: &mpsc::WeakSender<Event>| {
             known.upgrade().is_some_and(|known| queue.is_of_guest(&known))
@@ -78,7 +102,9 @@ impl Worker {
         for command in self.mailbox.take() {
             match command {
                 Command::Start(id, queue, left_ns) => self.start(id, queue, left_ns),
-                Command::Order(id, order) => self.heed(id, order),
+                Command::Order(id, order) => self.heed(id, Task::Order(order)),
+                Command::Move(id, seat, reply) => self.heed(id, Task::Move(seat, reply)),
+                Command::Stay(id) => self.heed(id, Task::Stay),
                 Command::Quit => self.quit = true,
             }
         }
@@ -86,33 +112,33 @@ impl Worker {
         self.now_ns = self.wait.now_ns();
     }
 
-    /// Gives an order to its queue, if it is here, and looks at the queue afterwards.
-    fn heed(&mut self, id: QueueId, order: Order) {
+    /// Tells a queue what to do, if it is here, and looks at the queue afterwards.
+    fn heed(&mut self, id: QueueId, task: Task) {
         let Some(&slot) = self.by_id.get(&id) else { return };
         let Slot { entry, put_off, guest, .. } = &mut self.slots[slot];
-        let must_wait = order.ends_burst() && is_in_burst(entry.as_ref())
-            || order.is_of_front_end() && !self.shares.may_order(*guest, self.now_ns);
+        let must_wait = task.ends_burst() && is_in_burst(entry.as_ref())
+            || task.is_of_front_end() && !self.shares.may_order(*guest, self.now_ns);
         match (put_off.is_empty(), must_wait) {
-            (true, false) => self.do_order(slot, order),
+            (true, false) => self.carry_out(slot, task),
             (is_first, _) => {
-                put_off.push_back(order);
+                put_off.push_back(task);
                 self.put_off.extend(is_first.then_some(slot));
             }
         }
         self.make_listed(slot);
     }
 
-    /// Obeys an order for the queue in `slot`, in the time of its guest.
-    fn do_order(&mut self, slot: usize, order: Order) {
+    /// Carries out what the queue in `slot` is told, in the time of its guest.
+    fn carry_out(&mut self, slot: usize, task: Task) {
         let began_ns = self.wait.now_ns();
         if let Some((id, _)) = &self.slots[slot].entry {
-            self.lot.post.serve(*id);
+            self.lot.post.serve(id.0);
         }
-        match order {
-            Order::Stop(reply) => self.end(slot, Ending::Stop(reply)),
-            Order::Move(seat, reply) => self.end(slot, Ending::Move(seat, reply, self.now_ns)),
-            Order::Stay => self.stay(slot),
-            order => {
+        match task {
+            Task::Order(Order::Stop(reply)) => self.end(slot, Ending::Stop(reply)),
+            Task::Move(seat, reply) => self.end(slot, Ending::Move(seat, reply, self.now_ns)),
+            Task::Stay => self.stay(slot),
+            Task::Order(order) => {
                 let Slot { entry, generation, .. } = &mut self.slots[slot];
                 if let Some((_, queue)) = entry {
                     let (slot, now_ns) = (index_of(slot), self.now_ns);
@@ -149,9 +175,9 @@ impl Worker {
         put_off.retain(|&slot| {
             while !is_in_burst(self.slots[slot].entry.as_ref())
                 && self.shares.may_order(self.slots[slot].guest, self.now_ns)
-                && let Some(order) = self.slots[slot].put_off.pop_front()
+                && let Some(task) = self.slots[slot].put_off.pop_front()
             {
-                self.do_order(slot, order);
+                self.carry_out(slot, task);
                 // It may have settled since the order came, and nothing else would wake it.
                 self.make_listed(slot);
             }
@@ -164,15 +190,14 @@ impl Worker {
 
     /// A queue comes to this worker; `left_ns`: when another worker let it go.
     pub(super) fn start(&mut self, id: QueueId, mut queue: Box<dyn Run>, left_ns: Option<u64>) {
-        self.lot.post.serve(id);
+        self.lot.post.serve(id.0);
         let free = self.slots.iter().position(|s| s.entry.is_none());
         let slot = free.unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.slots.len() - 1
         });
         let began_ns = self.wait.now_ns();
-        let known = (&mut self.shares, began_ns);
-        let guest = self.guests.number(&*queue, &self.slots, known);
+        let guest = self.guests.number(&*queue, &self.slots, &mut self.shares, began_ns);
         self.slots[slot].guest = guest;
         let generation = self.slots[slot].generation;
         queue.attach(&mut QueueIo::new(&mut self.wait, index_of(slot), generation, self.now_ns));

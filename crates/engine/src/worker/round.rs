@@ -14,7 +14,7 @@
 
 use super::{Slot, Worker, index_of};
 use crate::io::QueueIo;
-use crate::run::Turned;
+use crate::running::run::Turned;
 
 /// What the turns of a round have done.
 #[derive(Clone, Copy, Debug, Default)]
@@ -108,7 +108,7 @@ impl Worker {
                 continue;
             }
             *is_due = false;
-            self.lot.post.serve(*id);
+            self.lot.post.serve(id.0);
             let (place, now_ns) = (index_of(slot), self.now_ns);
             let placed = self.wait.placed();
             let io = QueueIo::new(&mut self.wait, place, *generation, now_ns);

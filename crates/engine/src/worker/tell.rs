@@ -50,7 +50,7 @@ impl Worker {
         if self.now_ns.saturating_sub(self.awake_since_ns) > SATURATED_NS {
             self.awake_since_ns = self.now_ns;
             if self.hot.len() > 1 {
-                self.lot.told.saturated();
+                self.lot.reports.saturated();
             }
         }
     }
@@ -66,7 +66,7 @@ impl Worker {
     /// Called after each sleep; both are looked into once a second at most.
     #[inline]
     pub(super) fn tell_if_resting(&mut self) {
-        if self.now_ns.saturating_sub(self.rest.since_ns) >= self.lot.told.rest_ns() {
+        if self.now_ns.saturating_sub(self.rest.since_ns) >= self.lot.reports.rest_ns() {
             self.look_back();
         }
         if self.leaves_at_ns().is_some_and(|at_ns| at_ns <= self.now_ns) {
@@ -80,7 +80,7 @@ impl Worker {
         let (all, slept) = (self.now_ns - self.rest.since_ns, slept_ns - self.rest.slept_ns);
         (self.rest.since_ns, self.rest.slept_ns) = (self.now_ns, slept_ns);
         if slept * 100 >= all * RESTING_PERCENT && !self.by_id.is_empty() {
-            self.lot.told.resting();
+            self.lot.reports.resting();
         }
     }
 
@@ -94,10 +94,10 @@ impl Worker {
         if self.by_id.is_empty() && !was_empty {
             self.rest.leaves_at_ns = Some(self.now_ns + LEAVE_NS);
             self.rest.looks_at_ns = Some(self.now_ns + LOOK_NS).filter(|_| self.has_ring());
-            self.lot.told.end_to_serve();
+            self.lot.reports.end_to_serve();
         } else if !self.by_id.is_empty() && was_empty {
             (self.rest.leaves_at_ns, self.rest.looks_at_ns) = (None, None);
-            self.lot.told.begin_to_serve();
+            self.lot.reports.begin_to_serve();
         }
     }
 

@@ -1,10 +1,11 @@
 //! A worker with a queue, without its thread.
 
 use super::*;
-use crate::orders::Command;
 use crate::policy::polling::Polling;
 use crate::policy::share::ALONE_NS;
-use crate::run::still::Still;
+use crate::running::orders::Order;
+use crate::running::run::still::Still;
+use crate::worker::mailbox::Command;
 use std::sync::atomic::Ordering;
 
 fn post() -> Arc<Post> {
@@ -18,7 +19,7 @@ fn new_worker() -> Worker {
 
 fn worker(uring: bool) -> Worker {
     let mailbox = Arc::new(Mailbox::new().unwrap());
-    let lot = Lot { told: Arc::default(), stays: true, post: post() };
+    let lot = Lot { reports: Arc::default(), stays: true, post: post() };
     let law = Law::new(Polling::NEVER, 0, 0);
     Worker::new(uring, law, mailbox, Arc::default(), lot).unwrap()
 }

@@ -79,7 +79,7 @@ impl Rig {
     /// Settles beside neighbours that are busy, as a queue without work at once.
     fn settles(&mut self, now_ns: u64) -> bool {
         assert!(self.queue.is_overdue(now_ns), "it has nothing to do for now");
-        self.queue.settle((Decision::Sleep, false), &mut QueueIo::new(&mut self.wait, 0, 0, now_ns))
+        self.queue.settle(Decision::Sleep, false, &mut QueueIo::new(&mut self.wait, 0, 0, now_ns))
     }
 
     fn base(&self) -> Base {

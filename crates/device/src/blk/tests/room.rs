@@ -152,7 +152,7 @@ fn settles(
     looks_on: bool,
     now_ns: u64,
 ) -> bool {
-    queue.settle((LOOK, looks_on), &mut QueueIo::new(wait, 0, 0, now_ns))
+    queue.settle(LOOK, looks_on, &mut QueueIo::new(wait, 0, 0, now_ns))
 }
 
 fn eventfd() -> rustix::fd::OwnedFd {

@@ -171,7 +171,7 @@ impl Guest {
     }
 
     pub(super) fn settles(&mut self, how: (Decision, bool), now_ns: u64) -> bool {
-        self.running.settle(how, &mut QueueIo::new(&mut self.wait, 0, 1, now_ns))
+        self.running.settle(how.0, how.1, &mut QueueIo::new(&mut self.wait, 0, 1, now_ns))
     }
 
     /// The queue hears of an event of its kick.

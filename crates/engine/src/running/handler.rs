@@ -5,7 +5,7 @@
 //! polls a file descriptor, and never sends a notification.
 
 use crate::io::QueueIo;
-use crate::orders::Fence;
+use crate::running::orders::Fence;
 use crate::stats::QueueStats;
 use manyring_backend::net::Readiness;
 use manyring_memory::GuestMemory;

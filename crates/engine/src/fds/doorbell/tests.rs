@@ -1,7 +1,7 @@
 //! What a front-end may give as a doorbell, and what passes through it.
 
 use super::*;
-use crate::foreign::{Janitor, Origin, Room};
+use crate::fds::foreign::{Janitor, Origin, Room};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ const REST_NS_MAX: u64 = 64_000_000_000;
 
 /// What the workers of a pool have told the balance.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct Reports {
     /// Some worker has reported something.
     said: Notify,
     /// A worker was saturated since the balance last looked.
@@ -24,7 +24,7 @@ pub(crate) struct Told {
     rest_ns: AtomicU64,
 }
 
-impl Default for Told {
+impl Default for Reports {
     fn default() -> Self {
         Self {
             said: Notify::new(),
@@ -35,7 +35,7 @@ impl Default for Told {
     }
 }
 
-impl Told {
+impl Reports {
     /// Tells the balance that a worker has not slept for a while, and has more than one hot queue.
     pub(crate) fn saturated(&self) {
         self.is_saturated.store(true, Ordering::Release);
@@ -90,10 +90,10 @@ mod tests {
 
     #[test]
     fn what_leads_to_nothing_is_said_less_and_less() {
-        let told = Told::default();
-        (0..20).for_each(|_| told.note_outcome(false));
-        assert_eq!(told.rest_ns(), REST_NS_MAX);
-        told.note_outcome(true);
-        assert_eq!(told.rest_ns(), REST_NS);
+        let reports = Reports::default();
+        (0..20).for_each(|_| reports.note_outcome(false));
+        assert_eq!(reports.rest_ns(), REST_NS_MAX);
+        reports.note_outcome(true);
+        assert_eq!(reports.rest_ns(), REST_NS);
     }
 }

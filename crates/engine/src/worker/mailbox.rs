@@ -1,81 +1,31 @@
-//! The orders that the control thread gives to running queues, and the mailbox by which a worker
-//! gets them.
+//! The mailbox of a worker: commands on their way to it. Seats: whoever is about to give a worker a
+//! queue holds one, so that the worker's thread does not end meanwhile.
+//!
+//! A worker without queues ends, and is started again on demand. A queue that is sent to a worker
+//! while it ends would be lost, with the requests of its guest. Therefore a worker ends only once
+//! its mailbox is closed; the mailbox closes only while nobody has a seat and no command waits; and
+//! a closed mailbox gives out no seats.
 
-use crate::doorbell::{Call, Kick};
-use crate::policy::moderation::Limits;
-use crate::run::Run;
-use crate::seats::{Seat, Seats};
-use manyring_memory::GuestMemory;
-use manyring_queue::{Base, QueueError, RingAddresses};
+use crate::running::orders::{Order, QueueId, Reply};
+use crate::running::run::Run;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::oneshot;
 
-/// Names a running queue, in all workers and for all time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct QueueId(pub(crate) u64);
-
-/// A reply to an order.
-pub type Reply<T> = oneshot::Sender<T>;
-/// A reply to an order that takes guest memory away: sent once nothing uses that memory any more.
-/// An error says that the order was refused, and nothing has changed.
-pub type Fence = Reply<Result<(), QueueError>>;
-
-/// What a session or a device asks of a running queue. If the reply is dropped instead of sent, the
-/// queue runs no more.
-#[derive(Debug)]
-pub enum Order {
-    /// End, once nothing is in flight; the reply is the base.
-    Stop(Reply<Base>),
-    /// Give the queue to the worker of this seat, and reply when that is done.
-    Move(Seat, Reply<()>),
-    /// Take a move back: keep the queue, if it has not been given away yet.
-    Stay,
-    /// Serve the ring at these addresses of this memory.
-    Memory(Arc<GuestMemory>, RingAddresses, Fence),
-    /// Reply when everything that was taken until now is done.
-    Fence(Fence),
-    /// The session ends, and its front-end is not told a base: leave what is set aside to the next
-    /// one, if the ring has a record.
-    LeaveAside(Reply<()>),
-    /// Enable or disable the queue (`SET_VRING_ENABLE`).
-    Enable(bool, Fence),
-    /// Take the new rules of the queue (link, offloads, filter).
-    Refresh(Reply<()>),
-    /// Hold notifications back within the limits that the driver has set (virtio 1.3 §5.1.6.5.9);
-    /// `None`: as the operator has configured.
-    Moderate(Option<Limits>, Reply<()>),
-    /// Replace the kick.
-    Kick(Option<Kick>, Reply<()>),
-    /// Replace the call.
-    Call(Option<Arc<Call>>, Reply<()>),
-    /// Replace the err.
-    Err(Option<Arc<Call>>, Reply<()>),
-}
-
-impl Order {
-    /// True if a front-end can cause the order, as often as it likes.
-    pub(crate) fn is_of_front_end(&self) -> bool {
-        !matches!(self, Self::Move(..) | Self::Stay)
-    }
-
-    /// True if the queue gives back, for this order, the chains of frames that it holds.
-    pub(crate) fn ends_burst(&self) -> bool {
-        matches!(self, Self::Stop(_) | Self::Memory(..) | Self::Enable(false, _))
-    }
-}
-
-/// A command to a worker.
+/// A command to a worker. The queue that it names may have ended by now.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Run this queue. The time is when another worker took the queue's last requests.
     Start(QueueId, Box<dyn Run>, Option<u64>),
-    /// An order to a queue, which may have ended by now.
+    /// An order to a queue.
     Order(QueueId, Order),
+    /// Give the queue to the worker of this seat, and reply when that is done.
+    Move(QueueId, Seat, Reply<()>),
+    /// Take a move back: keep the queue, if it has not been given away yet.
+    Stay(QueueId),
     /// End the thread.
     Quit,
 }
@@ -86,7 +36,7 @@ pub(crate) struct Mailbox {
     commands: Mutex<Commands>,
     pending: AtomicBool,
     /// The seats of those who are about to give the worker a queue.
-    pub(crate) seats: Seats,
+    seats: Seats,
 }
 
 #[derive(Debug)]
@@ -158,9 +108,71 @@ impl Mailbox {
     }
 }
 
+/// The seats that are taken at one worker; part of its mailbox.
+#[derive(Debug, Default)]
+pub(crate) struct Seats(Mutex<Taken>);
+
+#[derive(Debug, Default)]
+struct Taken {
+    count: usize,
+    is_closed: bool,
+}
+
+/// The promise to give a worker a queue. The promise is taken back when the seat is dropped.
+#[derive(Debug)]
+pub(crate) struct Seat(Arc<Mailbox>);
+
+impl Seats {
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Mailbox {
+    /// Closes the mailbox for good, unless a queue or a command is on its way to it; true if it is
+    /// closed. Only the worker itself may call this: if another thread did, the worker could have
+    /// taken a command out just before, and the mailbox would close while the command is obeyed.
+    pub(crate) fn close(&self) -> bool {
+        let mut taken = self.seats.lock();
+        taken.is_closed = taken.count == 0 && !self.is_pending();
+        taken.is_closed
+    }
+
+    /// True if the worker has ended, or is about to.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.seats.lock().is_closed
+    }
+}
+
+impl Seat {
+    /// A seat at the worker of `mailbox`; `None` if that worker ends.
+    pub(crate) fn take(mailbox: &Arc<Mailbox>) -> Option<Self> {
+        let mut taken = mailbox.seats.lock();
+        if taken.is_closed {
+            return None;
+        }
+        taken.count += 1;
+        drop(taken);
+        Some(Self(mailbox.clone()))
+    }
+
+    /// Gives the worker a queue. `left_ns`: when another worker took its last requests.
+    pub(crate) fn start(self, id: QueueId, queue: Box<dyn Run>, left_ns: Option<u64>) {
+        // The seat is dropped only after this: from then on the waiting command keeps the worker.
+        self.0.send(Command::Start(id, queue, left_ns));
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.seats.lock().count -= 1;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::sync::oneshot;
 
     #[test]
     fn mailbox_of_a_worker_that_has_ended_holds_nothing() {
@@ -179,5 +191,18 @@ mod tests {
             assert_eq!(answer.try_recv().unwrap_err(), oneshot::error::TryRecvError::Closed);
         }
         assert!(mailbox.take().is_empty());
+    }
+
+    #[test]
+    fn a_mailbox_closes_only_when_nothing_is_on_its_way_and_then_for_good() {
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let seat = Seat::take(&mailbox).unwrap();
+        assert!(!mailbox.close() && !mailbox.is_closed(), "a queue is to come");
+        drop(seat);
+        mailbox.send(Command::Quit);
+        assert!(!mailbox.close(), "a command waits");
+        let _ = mailbox.take();
+        assert!(mailbox.close() && mailbox.is_closed());
+        assert!(Seat::take(&mailbox).is_none());
     }
 }

@@ -4,7 +4,7 @@
 //! needs no list of free places, and the slot is also the token by which a disk or a port names
 //! its work.
 
-use crate::epoch::Epoch;
+use crate::running::epoch::Epoch;
 
 /// What is in flight, each with the epoch of the memory that it uses. The table grows up to the
 /// highest slot that is used, to the ring's size at most, and allocates nothing after that.
@@ -67,7 +67,7 @@ impl<T> Table<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::epoch::Epochs;
+    use crate::running::epoch::Epochs;
     use std::sync::Arc;
 
     #[test]

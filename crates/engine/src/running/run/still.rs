@@ -2,9 +2,9 @@
 
 use super::{Happened, Run, Turned};
 use crate::io::QueueIo;
-use crate::life::Event;
-use crate::orders::Order;
 use crate::policy::polling::Decision;
+use crate::running::life::Event;
+use crate::running::orders::Order;
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use manyring_queue::Base;
@@ -86,7 +86,7 @@ impl Run for Still {
         Turned { worked: self.works, taken: usize::from(self.works), is_overdue: !self.is_hot }
     }
 
-    fn settle(&mut self, _how: (Decision, bool), _io: &mut QueueIo<'_>) -> bool {
+    fn settle(&mut self, _: Decision, _: bool, _io: &mut QueueIo<'_>) -> bool {
         self.is_hot = false;
         true
     }

@@ -38,21 +38,24 @@
 //!    of the slot.** The kernel may report a watch that has ended, or whose slot has another queue
 //!    by now: such an event is dropped.
 
+pub(crate) mod mailbox;
 mod obey;
+pub(crate) mod reports;
 mod round;
 mod tell;
 
 use crate::io::QueueIo;
-use crate::orders::{Mailbox, Order, QueueId};
 use crate::policy::moderation::SLEEP_NS_MIN;
 use crate::policy::polling::{Decision, Law};
 use crate::policy::share::Shares;
-use crate::run::{Happened, Run};
+use crate::running::orders::QueueId;
+use crate::running::run::{Happened, Run};
 use crate::stats::WorkerStats;
-use crate::told::Told;
 use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
 use crate::watch::Post;
-use obey::{Ending, Guests};
+use crate::worker::mailbox::Mailbox;
+use crate::worker::reports::Reports;
+use obey::{Ending, Guests, Task};
 use round::{Bill, Round};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -65,7 +68,7 @@ use tell::Rest;
 #[derive(Debug)]
 pub(crate) struct Lot {
     /// Where the worker tells the balance that it is saturated or mostly sleeps.
-    pub(crate) told: Arc<Told>,
+    pub(crate) reports: Arc<Reports>,
     /// The thread goes on when it has had no queue for a minute.
     pub(crate) stays: bool,
     /// Where the worker shows that it goes on, and for which queue it works.
@@ -77,8 +80,8 @@ struct Slot {
     generation: u32,
     entry: Option<(QueueId, Box<dyn Run>)>,
     ending: Option<Ending>,
-    /// Orders that were put off (`obey.rs`), the oldest first.
-    put_off: VecDeque<Order>,
+    /// What was put off (`obey.rs`), the oldest first.
+    put_off: VecDeque<Task>,
     /// Whose queue it is: a number that all queues of a session share.
     guest: usize,
     /// In the list of hot slots.
@@ -314,7 +317,7 @@ impl Worker {
             return;
         }
         if let Some((id, queue)) = &mut found.entry {
-            self.lot.post.serve(*id);
+            self.lot.post.serve(id.0);
             let mut io = QueueIo::new(&mut self.wait, slot, found.generation, self.now_ns);
             queue.on_event(happened, event, &mut io);
             self.make_listed(index);
@@ -350,16 +353,16 @@ impl Worker {
     fn settle(&mut self, should: impl Fn(&dyn Run) -> bool, decision: Decision, looks_on: bool) {
         let (slots, wait, timed) = (&mut self.slots, &mut self.wait, &mut self.timed);
         let post = &self.lot.post;
-        let (how, now_ns) = ((decision, looks_on), self.now_ns);
+        let now_ns = self.now_ns;
         self.hot.retain(|&slot| {
             let Slot { generation, entry, is_listed, is_due, .. } = &mut slots[slot];
             *is_listed = entry.as_mut().is_some_and(|(id, queue)| {
                 if *is_due || !should(&**queue) {
                     return true;
                 }
-                post.serve(*id);
+                post.serve(id.0);
                 let mut io = QueueIo::new(wait, index_of(slot), *generation, now_ns);
-                queue.is_hot() && !queue.settle(how, &mut io)
+                queue.is_hot() && !queue.settle(decision, looks_on, &mut io)
             });
             if !*is_listed && let Some(at) = entry.as_ref().and_then(|(_, q)| q.deadline_ns()) {
                 timed.push((slot, at));

@@ -1,9 +1,9 @@
 //! `Run`: a running queue as its worker sees it, whatever its ring and its handler are.
 
 use crate::io::QueueIo;
-use crate::life::Event;
-use crate::orders::Order;
 use crate::policy::polling::Decision;
+use crate::running::life::Event;
+use crate::running::orders::Order;
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use manyring_queue::Base;
@@ -50,10 +50,10 @@ pub trait Run: Send + Debug {
     /// Tries to stop taking turns: asks for a kick if the queue waits for its driver, and watches
     /// the port if it waits for that. False: the queue must go on taking turns.
     ///
-    /// `how`: what the polling policy decided, and whether the worker keeps looking at the ring of
-    /// some queue. A queue that waits for its port alone keeps looking only in that case: its look
-    /// is a system call, which finds nothing most of the time.
-    fn settle(&mut self, how: (Decision, bool), io: &mut QueueIo<'_>) -> bool;
+    /// `decision`: what the polling policy decided. `looks_on`: the worker keeps looking at the
+    /// ring of some queue. A queue that waits for its port alone keeps looking only in that case:
+    /// its look is a system call, which finds nothing most of the time.
+    fn settle(&mut self, decision: Decision, looks_on: bool, io: &mut QueueIo<'_>) -> bool;
 
     /// Something has happened to the queue.
     fn on_event(&mut self, happened: Happened, event: Woken, io: &mut QueueIo<'_>);
@@ -61,7 +61,7 @@ pub trait Run: Send + Debug {
     /// True if the queue holds frames that the port can take: its next turns send them.
     fn is_in_burst(&self) -> bool;
 
-    /// Obeys an order of the control thread. The worker itself obeys stop, move and stay.
+    /// Obeys an order of the control thread. The worker itself obeys [`Order::Stop`].
     fn heed(&mut self, order: Order, io: &mut QueueIo<'_>);
 
     /// The time that [`Self::deadline_ns`] named has come.

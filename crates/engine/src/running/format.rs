@@ -5,10 +5,10 @@
 //! formats took 3 to 4 % more instructions a turn.
 
 use crate::Activation;
-use crate::handler::Handler;
 use crate::policy::moderation::Moderation;
-use crate::run::Run;
 use crate::running::RunningQueue;
+use crate::running::handler::Handler;
+use crate::running::run::Run;
 use crate::stats::QueueStats;
 use manyring_queue::{DeviceQueue, packed, split};
 use std::sync::Arc;

@@ -36,17 +36,25 @@
 //! each pair of them. The worker holds it as `dyn Run`: one indirect call for each turn.
 
 mod emptying;
+pub(crate) mod epoch;
+pub(crate) mod format;
 mod giving_up;
+pub(crate) mod handler;
+pub(crate) mod life;
+mod notifier;
+pub(crate) mod orders;
+pub(crate) mod run;
+pub(crate) mod table;
 
 use crate::Activation;
-use crate::handler::{Awaited, Done, Handler, Mode, Turn, Waits};
 use crate::io::QueueIo;
-use crate::life::{Event, Life};
-use crate::notifier::{Moment, Notifier};
-use crate::orders::{Fence, Order};
 use crate::policy::moderation::Moderation;
 use crate::policy::polling::Decision;
-use crate::run::{Happened, Run, Turned};
+use crate::running::handler::{Awaited, Done, Handler, Mode, Turn, Waits};
+use crate::running::life::{Event, Life};
+use crate::running::notifier::{Moment, Notifier};
+use crate::running::orders::Order;
+use crate::running::run::{Happened, Run, Turned};
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use emptying::Emptying;
@@ -107,7 +115,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             ring,
             handler,
             notifier: Notifier::new(kick, call),
-            life: Life::new(index, (enabled, H::DROPS_WHEN_DISABLED), err, events),
+            life: Life::new(index, enabled, H::DROPS_WHEN_DISABLED, err, events),
             stats,
             look: Look::Hot,
             worked_at_ns: 0,
@@ -216,33 +224,6 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             io.unwatch_port(fd);
         }
     }
-
-    /// Obeys `SET_VRING_ENABLE`. Some front-ends send no `GET_VRING_BASE`, and take the queue's
-    /// memory back once "disable" is acknowledged: `fence` is answered when nothing is in flight.
-    fn set_enabled(&mut self, is_enabled: bool, fence: Fence, io: &mut QueueIo<'_>) {
-        if !is_enabled {
-            self.serve_owed();
-            if self.life.disable() {
-                self.give_back();
-                self.unwatch_port(io);
-                self.give_up_aside();
-                self.discard_all(fence, io);
-            } else {
-                // The queue was disabled before, and what it took may still be in flight.
-                self.fence_disabled(fence);
-            }
-            return;
-        }
-        self.end_emptying();
-        self.keep_aside();
-        self.life.enable();
-        self.notifier.trust_kick();
-        // A port that was lost may be back.
-        self.handler.revive();
-        // The driver may have kicked before it enabled the queue: look at the ring.
-        self.make_hot(io.now_ns());
-        let _ = fence.send(Ok(()));
-    }
 }
 
 impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
@@ -292,7 +273,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         Turned { worked, taken: done.popped, is_overdue }
     }
 
-    fn settle(&mut self, (decision, looks_on): (Decision, bool), io: &mut QueueIo<'_>) -> bool {
+    fn settle(&mut self, decision: Decision, looks_on: bool, io: &mut QueueIo<'_>) -> bool {
         let waits = self.waits();
         let (asks_driver, is_gone) = (waits.driver, waits.is_gone);
         if is_gone {
@@ -403,7 +384,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
             }
             Order::LeaveAside(reply) => self.leave_aside(reply),
             // The worker itself obeys these (`worker/obey.rs`).
-            Order::Stop(_) | Order::Move(..) | Order::Stay => {}
+            Order::Stop(_) => {}
         }
     }
 

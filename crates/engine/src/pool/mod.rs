@@ -1,16 +1,20 @@
 //! The workers: start (nobody else starts a worker), place, move a queue, stop.
 
+mod balance;
+pub(crate) mod handle;
+mod wake;
+
 use crate::accounts::{ThreadTimes, thread_times};
-use crate::handle::{QueueHandle, Route};
-use crate::orders::{Command, Mailbox, Order, QueueId};
+use crate::fds::sentry;
 use crate::policy::polling::{Law, Polling};
-use crate::run::Run;
-use crate::seats::Seat;
-use crate::sentry;
+use crate::pool::handle::{QueueHandle, Route};
+use crate::pool::wake::wake;
+use crate::running::orders::{Order, QueueId};
+use crate::running::run::Run;
 use crate::stats::WorkerStats;
-use crate::told::Told;
-use crate::wake::wake;
 use crate::watch::{Post, Serves};
+use crate::worker::mailbox::{Command, Mailbox, Seat};
+use crate::worker::reports::Reports;
 use crate::worker::{Lot, Worker};
 use manyring_memory::{Duty, take_duty};
 use rustix::thread::CpuSet;
@@ -139,7 +143,7 @@ pub struct Pool {
     /// Every running queue, for the balance.
     routes: Mutex<Vec<Weak<Route>>>,
     /// What the workers tell the balance.
-    pub(crate) told: Arc<Told>,
+    pub(crate) reports: Arc<Reports>,
 }
 
 /// Why a queue did not stop properly.
@@ -165,7 +169,7 @@ impl Pool {
             places: Mutex::default(),
             next_id: AtomicU64::new(1),
             routes: Mutex::default(),
-            told: Arc::default(),
+            reports: Arc::default(),
         })
     }
 
@@ -244,7 +248,7 @@ impl Pool {
         let seat = self.seat(worker)?;
         let id = QueueId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let stats = queue.stats().clone();
-        let route = Arc::new(Route::new(id, self.clone(), stats, worker, (home, pin.is_some())));
+        let route = Arc::new(Route::new(id, self.clone(), stats, worker, home, pin.is_some()));
         // Known before it pops: whoever looks for running queues misses none that has requests.
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.retain(|r| r.strong_count() > 0);
@@ -338,8 +342,10 @@ impl Pool {
         let cpus = self.worker_cpus.get(index).cloned();
         // The first one stays: a guest that arrives must not depend on a thread that can be had. It
         // ends only to give back threads of the kernel, which are more than its next start takes.
-        let post = Post::new(Serves::Queues(self.me.clone()));
-        let lot = Lot { told: self.told.clone(), stays: index == 0, post: post.clone() };
+        let pool = self.me.clone();
+        let device_of = move |queue| pool.upgrade()?.device_of(QueueId(queue));
+        let post = Post::new(Serves::Queues(Box::new(device_of)));
+        let lot = Lot { reports: self.reports.clone(), stays: index == 0, post: post.clone() };
         let (inbox, counters) = (mailbox.clone(), stats);
         let run = move || {
             take_duty(Duty::Touch);

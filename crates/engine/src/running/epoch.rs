@@ -11,7 +11,7 @@
 //! the request is done. Epochs are acknowledged in order, because a request of an older epoch may
 //! use memory that only a later change removed.
 
-use crate::orders::Fence;
+use crate::running::orders::Fence;
 use manyring_memory::GuestMemory;
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@
 //! write. An epoll set for each ring reports a write once (`EPOLLET`).
 
 use crate::accounts::cpu_time;
-use crate::foreign::{ForeignFd, Janitor, StandIns};
+use crate::fds::foreign::{ForeignFd, Janitor, StandIns};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;

@@ -2,7 +2,7 @@
 use super::*;
 use crate::policy::polling::Polling;
 use crate::pool::PoolOptions;
-use crate::run::still::Still;
+use crate::running::run::still::Still;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
@@ -19,11 +19,11 @@ fn a_queue_whose_disk_hangs_is_gathered_less_and_less() {
         assert!(second.move_to(1).await);
         hangs.store(true, Ordering::Relaxed);
         let balance = tokio::spawn(pool.clone().balance());
-        let before = pool.told.rest_ns();
+        let before = pool.reports.rest_ns();
         let heard = timeout(8 * LONG_WINDOW, async {
-            while pool.told.rest_ns() == before {
+            while pool.reports.rest_ns() == before {
                 // As a worker does that is woken now and then.
-                pool.told.resting();
+                pool.reports.resting();
                 sleep(PAUSE).await;
             }
         });
@@ -55,7 +55,7 @@ fn queues_that_hang_hold_up_no_move_of_others() {
         // One after the other, the hundred are given up after ten seconds.
         let heard = timeout(5 * LONG_WINDOW, async {
             while free.worker() != Some(0) {
-                pool.told.resting();
+                pool.reports.resting();
                 sleep(PAUSE).await;
             }
         });

@@ -1,9 +1,10 @@
 //! `QueueHandle`: a running queue as its session holds it; `Route`: which worker owns it.
 
-use crate::doorbell::{Call, Kick};
-use crate::orders::{Command, Order, QueueId, Reply};
+use crate::fds::doorbell::{Call, Kick};
 use crate::pool::{Home, Pool, StopError};
+use crate::running::orders::{Order, QueueId, Reply};
 use crate::stats::QueueStats;
+use crate::worker::mailbox::Command;
 use manyring_memory::GuestMemory;
 use manyring_queue::{Base, QueueError, RingAddresses};
 use std::sync::Arc;
@@ -34,7 +35,8 @@ impl Route {
         pool: Arc<Pool>,
         stats: Arc<QueueStats>,
         worker: usize,
-        (home, is_pinned): (Home, bool),
+        home: Home,
+        is_pinned: bool,
     ) -> Self {
         stats.worker.set(worker as u64);
         Self { id, pool, worker: Mutex::new(worker), stats, home, is_pinned }
@@ -106,11 +108,11 @@ impl Route {
         let Some(seat) = self.pool.seat(index) else { return false };
         let Some(mailbox) = self.pool.mailbox(*worker) else { return false };
         let (reply, mut moved) = oneshot::channel();
-        mailbox.send(Command::Order(self.id, Order::Move(seat, reply)));
+        mailbox.send(Command::Move(self.id, seat, reply));
         let moved = match tokio::time::timeout(MOVE_PATIENCE, &mut moved).await {
             Ok(moved) => moved,
             Err(_) => {
-                mailbox.send(Command::Order(self.id, Order::Stay));
+                mailbox.send(Command::Stay(self.id));
                 moved.await
             }
         };

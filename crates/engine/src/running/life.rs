@@ -1,8 +1,8 @@
 //! `Life`: whether a running queue serves its ring, drops what the ring holds, or rests; and the
 //! events that its session gets.
 
-use crate::doorbell::Call;
-use crate::handler::Mode;
+use crate::fds::doorbell::Call;
+use crate::running::handler::Mode;
 use crate::stats::QueueStats;
 use manyring_queue::{QueueError, Ring};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub enum EventKind {
 /// may use the memory for something else by now, so the ring is read only after a kick, and written
 /// only if chains were found after that kick.
 ///
-/// [`Handler::DROPS_WHEN_DISABLED`]: crate::handler::Handler::DROPS_WHEN_DISABLED
+/// [`Handler::DROPS_WHEN_DISABLED`]: crate::running::handler::Handler::DROPS_WHEN_DISABLED
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Discard {
     /// Neither reads nor writes the ring.
@@ -68,7 +68,8 @@ pub(crate) struct Life {
 impl Life {
     pub(crate) fn new(
         index: usize,
-        (is_enabled, drops): (bool, bool),
+        is_enabled: bool,
+        drops: bool,
         err: Option<Arc<Call>>,
         events: mpsc::Sender<Event>,
     ) -> Self {

@@ -1,7 +1,7 @@
 //! `Notifier`: the doorbells of a running queue. It decides when the driver gets a call, and which
 //! events of the kick fd are kicks.
 
-use crate::doorbell::{Call, Kick};
+use crate::fds::doorbell::{Call, Kick};
 use crate::io::QueueIo;
 use crate::policy::moderation::{Cause, Decision, Limits, Moderation, Moderator, Untold};
 use crate::stats::QueueStats;

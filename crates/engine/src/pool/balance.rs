@@ -14,8 +14,8 @@
 mod tests;
 
 use crate::accounts::{ThreadTimes, idle_ns};
-use crate::handle::Route;
 use crate::policy::placement::{Move, Placement, QueueLoad, Window, WorkerLoad};
+use crate::pool::handle::Route;
 use crate::pool::{Home, Pool};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -54,11 +54,11 @@ impl Pool {
         let began = Instant::now();
         let mut placement = Placement::default();
         loop {
-            let mut is_saturated = self.told.hear().await;
+            let mut is_saturated = self.reports.hear().await;
             let routes = self.routes();
             let mut before = self.sample(&routes);
             if !is_saturated {
-                is_saturated = timeout(LONG_WINDOW, self.told.hear_saturated()).await.is_ok();
+                is_saturated = timeout(LONG_WINDOW, self.reports.hear_saturated()).await.is_ok();
                 if is_saturated {
                     before = self.sample(&routes);
                 }
@@ -83,7 +83,7 @@ impl Pool {
             if !has_moved {
                 placement.forget_last();
             }
-            self.told.note_outcome(is_saturated || has_moved);
+            self.reports.note_outcome(is_saturated || has_moved);
             sleep(PAUSE).await;
         }
     }

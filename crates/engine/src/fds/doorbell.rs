@@ -13,11 +13,11 @@
 //! (docs/design/0014).
 
 use crate::accounts::cpu_time;
-use crate::bridge::{OddKind, OurEnd};
-use crate::ends;
-use crate::foreign::{ForeignFd, Write};
+use crate::fds::bridge::{OddKind, OurEnd};
+use crate::fds::ends;
+use crate::fds::foreign::{ForeignFd, Write};
+use crate::fds::sentry::{self, Odd};
 use crate::io::QueueIo;
-use crate::sentry::{self, Odd};
 use manyring_memory::EventPort;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, OFlags};

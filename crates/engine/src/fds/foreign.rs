@@ -19,7 +19,7 @@ pub(crate) use budget::StandIns;
 pub use budget::{MESSAGE_FDS_MAX, Room};
 
 use crate::accounts::Cost;
-use crate::bridge::Bridge;
+use crate::fds::bridge::Bridge;
 use crate::watch::{Post, Serves};
 use manyring_backend::sys::interrupt::Interruptible;
 use manyring_memory::{Duty, take_duty};

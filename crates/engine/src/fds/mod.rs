@@ -1,0 +1,14 @@
+//! File descriptors that front-ends send: checked at the door, touched by one thread of the device
+//! alone, and closed there.
+//!
+//! A front-end may send anything as a doorbell, and may make a write to it, a look at it or its end
+//! last as long as it likes. So only eventfds reach a worker (`doorbell.rs`). A pipe or a socket
+//! lies behind an eventfd of ours (`bridge.rs`), and what has to be looked at, mapped or closed the
+//! device's janitor takes (`foreign.rs`). A write that blocks is interrupted (`sentry.rs`). Which
+//! sockets are sessions, whose ends are no doorbells, is kept in `ends.rs`.
+
+pub(crate) mod bridge;
+pub(crate) mod doorbell;
+pub(crate) mod ends;
+pub(crate) mod foreign;
+pub(crate) mod sentry;
