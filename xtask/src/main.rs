@@ -52,7 +52,11 @@ enum Command {
     /// Run the whole gate.
     Ci,
     /// Check the house rules.
-    Tidy,
+    Tidy {
+        /// First write what documents say of the code: ARCHITECTURE.md's tree, the sizes of crates.
+        #[arg(long)]
+        write: bool,
+    },
     /// Fuzz every door for a short while, two at a time.
     FuzzSmoke {
         /// Seconds for all doors together.
@@ -170,7 +174,7 @@ fn run(command: Command) -> Outcome {
         Command::Demo { guest } => demo::run(guest.into()),
         Command::Test { only, beside, times } => test::run(only.as_deref(), beside, times),
         Command::Ci => gate::run(),
-        Command::Tidy => tidy::run(),
+        Command::Tidy { write } => tidy::run(write),
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
         Command::Soak { kill: Some(count), server: Some(server), seed, .. } => {
             soak::kill_servers(server, count, seed)

@@ -1,15 +1,18 @@
 //! `cargo xtask tidy`: the house rules that can be checked, as code. One file per family.
 
+mod circles;
 mod files;
 mod imports;
+mod parameters;
 mod sizes;
 mod source;
+mod tree;
 mod words;
 
 use crate::cargo::ROOT;
 use crate::readme::{FIGURES, difference};
 use files::File;
-use manyring_system::{Outcome, check};
+use manyring_system::{Context, Outcome, check};
 use std::path::Path;
 
 /// A place where a rule is broken.
@@ -39,6 +42,7 @@ type Rule = fn(&File) -> Vec<Offence>;
 const RULES: &[Rule] = &[
     imports::crates,
     imports::policy,
+    parameters::tuples,
     sizes::file,
     sizes::function,
     sizes::line,
@@ -53,7 +57,7 @@ const RULES: &[Rule] = &[
 type RuleOfAll = fn(&[File]) -> Vec<Offence>;
 
 /// Rules that need to see all files.
-const RULES_OF_ALL: &[RuleOfAll] = &[sizes::src_folder, readme];
+const RULES_OF_ALL: &[RuleOfAll] = &[circles::modules, sizes::src_folder, tree::tree, readme];
 
 /// README shows the figures that are kept beside it.
 fn readme(files: &[File]) -> Vec<Offence> {
@@ -63,7 +67,11 @@ fn readme(files: &[File]) -> Vec<Offence> {
     difference(&readme.text, figures).map(|s| Offence::new(readme, 0, s)).into_iter().collect()
 }
 
-pub(crate) fn run() -> Outcome {
+/// Checks all rules. With `write`, what documents say of the code is written first.
+pub(crate) fn run(write: bool) -> Outcome {
+    if write {
+        renew(&files::all(Path::new(ROOT))?)?;
+    }
     let files = files::all(Path::new(ROOT))?;
     let of_each = files.iter().flat_map(|file| RULES.iter().flat_map(move |rule| rule(file)));
     let of_all = RULES_OF_ALL.iter().flat_map(|rule| rule(&files));
@@ -74,6 +82,19 @@ pub(crate) fn run() -> Outcome {
     let rules = RULES.len() + RULES_OF_ALL.len();
     println!("tidy: {} files, {rules} rules, {} offences", files.len(), offences.len());
     check(offences.is_empty(), || "the house is not tidy".into())
+}
+
+/// Writes the tree of ARCHITECTURE.md and the sizes of crates.
+fn renew(files: &[File]) -> Outcome {
+    type Written = fn(&str, &[File]) -> Option<String>;
+    let writers: [(&str, Written); 2] =
+        [(tree::PLACE, tree::written), (sizes::NOTE, sizes::written)];
+    for (place, written) in writers {
+        let page = files.iter().find(|file| file.path == place).ok_or(place)?;
+        let text = written(&page.text, files).ok_or_else(|| format!("{place}: no place for it"))?;
+        std::fs::write(Path::new(ROOT).join(place), text).context(place)?;
+    }
+    Ok(())
 }
 
 /// A file for the rules' own tests, and what `rule` says of it.
