@@ -98,7 +98,7 @@ pub use fds::doorbell::{Call, Channel, DoorbellError, Kick};
 pub use fds::ends::SessionSocket;
 pub use fds::foreign::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
 pub use io::QueueIo;
-pub use limit::{Gate, Limit, Way};
+pub use limit::{Gate, Limit, Rate, Way};
 pub use policy::moderation::Moderation;
 pub use policy::polling::Polling;
 pub use pool::handle::{QueueHandle, Route};

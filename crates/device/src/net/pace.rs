@@ -6,6 +6,7 @@
 //! itself. So a device has some changes free, enough to come and go several times, and regains them
 //! slowly. Beyond these it rests after each change for a multiple of what the change took.
 
+use manyring_engine::Rate;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -22,18 +23,15 @@ pub(super) const REST_MAX: Duration = Duration::from_millis(100);
 /// The changes of one device.
 #[derive(Debug)]
 pub(super) struct Pace {
-    free: u32,
-    free_max: u32,
-    /// Free changes were counted up to here.
-    regained_at: Instant,
+    free: Rate,
     rests_until: Instant,
 }
 
 impl Pace {
     /// A device with so many queue pairs.
     pub(super) fn new(pairs: usize, now: Instant) -> Self {
-        let free_max = FREE_OF_PAIR * u32::try_from(pairs).unwrap_or(u32::MAX / FREE_OF_PAIR);
-        Self { free: free_max, free_max, regained_at: now, rests_until: now }
+        let free = FREE_OF_PAIR * u32::try_from(pairs).unwrap_or(u32::MAX / FREE_OF_PAIR);
+        Self { free: Rate::of(free, REGAIN, now), rests_until: now }
     }
 
     /// When the next change may begin.
@@ -43,17 +41,10 @@ impl Pace {
 
     /// A change was made.
     pub(super) fn changed(&mut self, began: Instant, ended: Instant) {
-        let regained = (began - self.regained_at).as_millis() / REGAIN.as_millis();
-        let regained = u32::try_from(regained).unwrap_or(u32::MAX).min(self.free_max);
-        self.free = (self.free + regained).min(self.free_max);
-        if self.free == self.free_max {
-            self.regained_at = began;
+        if self.free.due() <= began {
+            self.free.charge(REGAIN, began);
         } else {
-            self.regained_at += REGAIN * regained;
-        }
-        match self.free.checked_sub(1) {
-            Some(free) => self.free = free,
-            None => self.rests_until = ended + ((ended - began) * REST).min(REST_MAX),
+            self.rests_until = ended + ((ended - began) * REST).min(REST_MAX);
         }
     }
 }
@@ -86,8 +77,7 @@ mod tests {
         // A host that takes a second for a change is not left alone for four.
         let mut pace = Pace::new(1, start);
         let second = Duration::from_secs(1);
-        pace.free = 0;
-        pace.regained_at = start;
+        make(&mut pace, FREE_OF_PAIR, Duration::ZERO, start);
         pace.changed(start, start + second);
         assert_eq!(pace.next() - start, second + REST_MAX);
     }

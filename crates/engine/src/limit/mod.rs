@@ -12,9 +12,11 @@
 
 mod bucket;
 mod group;
+mod rate;
 
 pub use bucket::Bucket;
 pub use group::{Group, Member};
+pub use rate::Rate;
 
 use crate::stats::QueueStats;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -12,6 +12,7 @@
 //! That slows a front-end down between two messages; it does not shorten a single one. Hence a
 //! session ends at the second message that takes longer than [`LONG`].
 
+use manyring_engine::Rate;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -41,12 +42,12 @@ const COST_MAX: Duration = Duration::from_secs(60);
 /// The messages of a device, over all of its sessions.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// From when on [`AT_ONCE`] messages may come at once again, if none comes before.
-    restored_at: Instant,
+    /// Messages, by their number.
+    count: Rate,
     /// It was logged that messages must wait, and the front-ends have not rested since.
     is_told: bool,
-    /// When all CPU time that was taken is paid for, if no more is taken.
-    paid_at: Instant,
+    /// Messages, by the CPU time that they take.
+    cost: Rate,
     /// CPU time of the current message.
     message: Duration,
     /// When a message was last found to be far too long.
@@ -58,9 +59,9 @@ pub(super) struct Pace {
 impl Pace {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            restored_at: now,
+            count: Rate::of(AT_ONCE, EACH, now),
             is_told: false,
-            paid_at: now,
+            cost: Rate::new(CREDIT * SHARE, now),
             message: Duration::ZERO,
             long_at: None,
             is_over: false,
@@ -69,16 +70,7 @@ impl Pace {
 
     /// When the next piece of a message may be read; at once if that time has passed.
     pub(super) fn due(&self) -> Instant {
-        self.due_by_count().max(self.due_by_cost())
-    }
-
-    fn due_by_count(&self) -> Instant {
-        let last = AT_ONCE.saturating_sub(1);
-        self.restored_at.checked_sub(EACH * last).unwrap_or(self.restored_at)
-    }
-
-    fn due_by_cost(&self) -> Instant {
-        self.paid_at.checked_sub(CREDIT * SHARE).unwrap_or(self.paid_at)
+        self.count.due().max(self.cost.due())
     }
 
     /// Charges CPU time that belongs to no message.
@@ -86,7 +78,7 @@ impl Pace {
         // One jump of the clock alone makes nobody wait.
         let most = if self.remembers(now) { COST_MAX } else { CREDIT };
         self.rest(now);
-        self.paid_at = self.paid_at.max(now) + took.min(most) * SHARE;
+        self.cost.charge(took.min(most) * SHARE, now);
     }
 
     /// Charges CPU time of the current message.
@@ -118,7 +110,7 @@ impl Pace {
     /// front-ends last rested.
     pub(super) fn note_wait(&mut self) -> Option<&'static str> {
         let was_told = std::mem::replace(&mut self.is_told, true);
-        (!was_told).then(|| match self.due_by_count() < self.due_by_cost() {
+        (!was_told).then(|| match self.count.due() < self.cost.due() {
             true => "messages that take too much CPU time",
             false => "messages or clients without end",
         })
@@ -136,12 +128,12 @@ impl Pace {
 
     fn count(&mut self, messages: u32, now: Instant) {
         self.rest(now);
-        self.restored_at = self.restored_at.max(now) + EACH * messages;
+        self.count.charge(EACH * messages, now);
     }
 
     /// Notes whether the front-ends have rested until `now`: then the next wait is logged again.
     fn rest(&mut self, now: Instant) {
-        self.is_told &= self.restored_at.max(self.paid_at) > now;
+        self.is_told &= !(self.count.is_rested(now) && self.cost.is_rested(now));
     }
 }
 

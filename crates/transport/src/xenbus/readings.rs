@@ -2,6 +2,7 @@
 //! Each reading is work for xenstore and for us, and other devices wait for their transactions
 //! meanwhile.
 
+use manyring_engine::Rate;
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -17,27 +18,25 @@ const RENEWAL: Duration = Duration::from_millis(125);
 #[derive(Debug)]
 pub(super) struct Readings {
     last: Option<Instant>,
-    /// From when on a whole burst is allowed again.
-    full_at: Instant,
+    rate: Rate,
 }
 
 impl Readings {
     /// For a device whose nodes were not read yet.
     pub(super) fn new(now: Instant) -> Self {
-        Self { last: None, full_at: now }
+        Self { last: None, rate: Rate::of(BURST, RENEWAL, now) }
     }
 
     /// When the next reading may begin.
     pub(super) fn due(&self) -> Instant {
-        let Some(last) = self.last else { return self.full_at };
-        let renewed = self.full_at + RENEWAL;
-        (last + PAUSE).max(renewed.checked_sub(RENEWAL * BURST).unwrap_or(last))
+        let due = self.rate.due();
+        self.last.map_or(due, |last| due.max(last + PAUSE))
     }
 
     /// Counts a reading that begins now.
     pub(super) fn begin(&mut self, now: Instant) {
         self.last = Some(now);
-        self.full_at = self.full_at.max(now) + RENEWAL;
+        self.rate.charge(RENEWAL, now);
     }
 }
 
