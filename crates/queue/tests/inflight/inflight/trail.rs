@@ -1,8 +1,8 @@
 //! Packed rings without a region: their own flags tell the next device half where to go on,
 //! whatever base it is given.
 
-use super::guest::packed_base;
 use super::{Back, FOR_EVER, Life, Numbers, SIZE, Shared, features, kill_in};
+use crate::guest::packed_base;
 use manyring_queue::{Batch, DeviceQueue, QueueConfig, Ring, RingFeatures};
 use manyring_wire::virtqueue::DESCRIPTOR_SIZE;
 
