@@ -2,8 +2,8 @@
 //! offers an image of it over NBD. The OSD is killed and started again under a guest.
 
 use crate::command::wait_for;
-use crate::daemon::Daemon;
-use crate::nbd::{IMAGE_MIB, Store};
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::nbd::{IMAGE_MIB, Store, Trial};
 use crate::net::{Namespace, Service};
 use crate::{Context, Outcome, check, packages};
 use std::os::unix::net::UnixStream;
@@ -138,8 +138,8 @@ fn open_door(
 }
 
 impl Store for Cluster {
-    fn uri(&self) -> String {
-        format!("nbd+unix:///vm1?socket={}/nbd.sock", self.folder.display())
+    fn options(&self, trial: &Trial<'_>) -> DaemonOptions {
+        trial.over_nbd(&format!("nbd+unix:///vm1?socket={}/nbd.sock", self.folder.display()))
     }
 
     /// SIGKILL for the OSD, which is started again when a request of the guest waits for it.

@@ -245,6 +245,14 @@ impl Daemon {
         output(self.ask("remove").arg(device)).map(drop)
     }
 
+    /// Has it read its configuration file again.
+    ///
+    /// # Errors
+    /// It refuses.
+    pub fn reload(&self) -> Outcome {
+        output(&mut self.ask("reload")).map(drop)
+    }
+
     /// Tells the daemon that the image of a device has another size.
     ///
     /// # Errors

@@ -129,8 +129,8 @@ impl Drop for Server {
 
 /// What serves the disk of a guest, and is killed under it.
 pub(crate) trait Store {
-    /// The URI of the disk.
-    fn uri(&self) -> String;
+    /// How the daemon serves the disk.
+    fn options(&self, trial: &Trial<'_>) -> DaemonOptions;
 
     /// Kills it and starts it again. Returns when the guest's requests have met the new one. This
     /// is kill number `kill`, from 1; the daemon serves the guest.
@@ -174,8 +174,8 @@ impl Turns {
 }
 
 impl Store for Turns {
-    fn uri(&self) -> String {
-        self.place.uri()
+    fn options(&self, trial: &Trial<'_>) -> DaemonOptions {
+        trial.over_nbd(&self.place.uri())
     }
 
     fn kill(&mut self, kill: u32, daemon: &Daemon) -> Outcome {
@@ -223,6 +223,13 @@ pub(crate) struct Survived {
 pub(crate) const IMAGE_MIB: u64 = 64;
 
 impl Trial<'_> {
+    /// A daemon that serves the disk of the NBD server at `uri`.
+    pub(crate) fn over_nbd(&self, uri: &str) -> DaemonOptions {
+        let queues = self.queues.to_string();
+        let more = ["--nbd", uri, "--num-queues", &queues];
+        DaemonOptions::blk_of(self.binary, self.folder, &self.logs.join("manyring.log"), &more)
+    }
+
     /// A guest whose fio compares all that it reads, on the disk of a store that is killed.
     ///
     /// # Errors
@@ -231,10 +238,7 @@ impl Trial<'_> {
         packages::need("a guest with fio", &["fio", "gcc", "binutils"])?;
         let root = self.folder.join("root");
         fio::stand_ins(&find("fio").ok_or("fio is not installed")?, &root)?;
-        let queues = self.queues.to_string();
-        let more = ["--nbd", &store.uri(), "--num-queues", &queues];
-        let daemon_log = self.logs.join("manyring.log");
-        let options = DaemonOptions::blk_of(self.binary, self.folder, &daemon_log, &more);
+        let options = store.options(&self);
         let of_guest = options.socket();
         let daemon = Daemon::start(options, &of_guest)?;
         let options = GuestOptions {

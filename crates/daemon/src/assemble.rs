@@ -1,6 +1,7 @@
 //! Plan -> running parts: the only place that names every part.
 
 pub(crate) mod disk;
+mod door;
 pub(crate) mod links;
 mod look;
 mod part;
@@ -8,6 +9,7 @@ mod port;
 mod switch;
 pub(crate) mod wanted;
 
+pub(crate) use door::DoorError;
 pub(crate) use look::look;
 pub(crate) use part::{Blk, Kind, Part};
 pub(crate) use switch::{Heirs, Host, Switches};
@@ -38,6 +40,8 @@ pub(crate) enum AssembleError {
     Pcap { at: String, path: PathBuf, source: io::Error },
     #[error("{at}: the server {source}")]
     Nbd { at: String, source: JoinError },
+    #[error("{at}: {source}")]
+    Door { at: String, source: DoorError },
     #[error("{at}: {source}")]
     Memory { at: String, source: MemoryError },
     #[error("{at}: {source}")]
@@ -74,6 +78,7 @@ impl AssembleError {
             Self::Image { source, .. } => matches!(source, ImageError::InUse { .. }),
             Self::Port { source, .. } => matches!(source, TapError::Busy(_)),
             Self::Socket { source, .. } => matches!(source, ListenError::Taken { .. }),
+            Self::Door { source, .. } => source.is_held(),
             // A server that is not there yet comes.
             Self::Nbd { source, .. } => {
                 let is_cut = matches!(source, JoinError::Tls(TlsError::Unanswered));
@@ -96,7 +101,10 @@ impl AssembleError {
     /// True if an image cannot be served, for whatever reason; or a device whose user has named
     /// what is not there.
     pub(crate) fn is_of_image(&self) -> bool {
-        matches!(self, Self::Image { .. } | Self::Nbd { .. } | Self::Unfound { .. })
+        matches!(
+            self,
+            Self::Image { .. } | Self::Nbd { .. } | Self::Door { .. } | Self::Unfound { .. }
+        )
     }
 
     /// What a user has named is not to be had.

@@ -130,7 +130,8 @@ impl House {
         rooms.follow_groups(&plan.limit);
         let calls = Arc::new(Semaphore::new(CALLS_MAX));
         let (switches, heirs) = (Switches::new(&plan.switch)?, Heirs::new(legacy.disks));
-        let host = Host { io_uring, switches, heirs };
+        let doors = plan.daemon.state_dir.as_ref().map(|folder| folder.join("doors"));
+        let host = Host { io_uring, switches, heirs, doors };
         let shared =
             Shared { rooms, domains, pool, devices, groups, service, host, wait, keeps_on, calls };
         let shared = Arc::new(shared);

@@ -57,6 +57,7 @@ mod uml_offload_limits;
 mod uml_offload_matrix;
 mod uml_outlives_its_room;
 mod uml_overlays;
+mod uml_qcow2_door;
 mod uml_reclaim;
 mod uml_switch;
 mod uml_tap_made_again;
@@ -111,6 +112,7 @@ pub const ALL: &[Behaviour] = &[
     uml_nbd_under_tls::BEHAVIOUR,
     uml_nbdkit_filters::BEHAVIOUR,
     uml_ceph_osd_killed::BEHAVIOUR,
+    uml_qcow2_door::BEHAVIOUR,
     uml_doors::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
     uml_xdp::BEHAVIOUR,

@@ -95,6 +95,8 @@ impl Default for GuestOptions<'_> {
 
 /// A boot of an emulated machine on a busy host takes this long at most.
 const BOOT: Duration = Duration::from_secs(90);
+/// A guest whose script has ended stops its devices; beside a loaded host that can take long, too.
+const POWER_OFF: Duration = Duration::from_secs(120);
 
 /// A guest that was started; dropped, it is gone with everything it ran in.
 #[derive(Debug)]
@@ -268,7 +270,7 @@ impl Guest {
     /// The script failed or took longer than `limit`.
     pub fn finish(mut self, limit: Duration) -> Outcome<String> {
         self.until("the end of the guest's script", "GUEST_DONE", limit)?;
-        wait_for("the guest's power-off", Duration::from_secs(30), || {
+        wait_for("the guest's power-off", POWER_OFF, || {
             self.child.try_wait().context("the guest")
         })?;
         self.said()

@@ -1,6 +1,7 @@
 //! What a disk's blocks end in, opened.
 
-use crate::config::plan::{DiskPlan, Format, NbdPlan, Pinned};
+use super::door::{DoorDisk, DoorError, DoorOptions};
+use crate::config::plan::{DiskPlan, DoorPlan, Format, NbdPlan, Pinned};
 use crate::config::raw::RawFault;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
@@ -11,6 +12,7 @@ use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
 use manyring_memory::MemoryError;
 use rustix::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,21 +31,33 @@ pub(crate) enum DiskError {
     /// The server that has it.
     #[error(transparent)]
     Nbd(#[from] JoinError),
+    /// The program that reads the image.
+    #[error(transparent)]
+    Door(#[from] DoorError),
 }
 
 /// How long a request may wait for an answer before its connection is taken for dead.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Opens a disk for the device `name`, whose guest is told `block_size`, if it is given. The host's
-/// files are served by io_uring, if wanted. `held`: the description of another process that has
-/// served it. May block.
+/// What a disk is opened with.
+#[derive(Debug)]
+pub(crate) struct Means<'a> {
+    /// The host's files are served by io_uring.
+    pub(crate) io_uring: bool,
+    /// The description of another process that has served the disk.
+    pub(crate) held: Option<OwnedFd>,
+    /// The folder of the sockets of doors.
+    pub(crate) doors: Option<&'a Path>,
+}
+
+/// Opens a disk for the device `name`, whose guest is told `block_size`, if it is given. May block.
 ///
 /// # Errors
 /// [`DiskError`].
 pub(crate) fn open(
     (name, plan): (&str, &DiskPlan),
     (read_only, block_size): (bool, Option<u32>),
-    (io_uring, held): (bool, Option<OwnedFd>),
+    Means { io_uring, held, doors }: Means<'_>,
 ) -> Result<Arc<dyn Disk>, DiskError> {
     Ok(match plan {
         DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
@@ -58,6 +72,19 @@ pub(crate) fn open(
             reconnect: reconnect.map(Duration::from_secs),
             request_timeout: REQUEST_TIMEOUT,
         })?),
+        DiskPlan::Door(DoorPlan { format, path, direct, reconnect }) => {
+            Arc::new(DoorDisk::open(DoorOptions {
+                name: name.to_owned(),
+                // A plan with a door has a `state_dir`.
+                folder: doors.map(Path::to_owned).unwrap_or_default(),
+                format,
+                image: path.clone(),
+                direct: *direct,
+                read_only,
+                reconnect: reconnect.map(Duration::from_secs),
+                request_timeout: REQUEST_TIMEOUT,
+            })?)
+        }
         DiskPlan::File { path, pinned, direct, lock_with_rings, format } => {
             let any_content = *format == Some(Format::Raw);
             let options = ImageOptions {

@@ -2,7 +2,7 @@
 //! interfaces; it opens no file and no device, changes nothing, and needs no privilege.
 
 use super::{AssembleError, port, wanted::image_error};
-use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Place, Plan, SocketPlan};
+use crate::config::plan::{BlkPlan, NetPlan, Place, Plan, SocketPlan};
 use manyring_backend::blk::Image;
 use manyring_transport::vhost_user::{ListenError, look_at_path};
 use std::io;
@@ -41,7 +41,7 @@ fn front(plan: &SocketPlan, place: &Place) -> Result<(), AssembleError> {
 
 fn disk(blk: &BlkPlan) -> Result<(), AssembleError> {
     front(&blk.device.socket, &blk.device.place)?;
-    let DiskPlan::File { path, .. } = &blk.disk else { return Ok(()) };
+    let Some(path) = blk.disk.path() else { return Ok(()) };
     Image::look(path).map_err(|source| image_error(&blk.device.place, source))
 }
 

@@ -8,6 +8,7 @@ use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
 use manyring_device::net::MacAddress;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Addresses behind an uplink at most: those of a host's network.
@@ -21,6 +22,8 @@ pub(crate) struct Host {
     pub(crate) io_uring: bool,
     pub(crate) switches: Switches,
     pub(crate) heirs: Heirs,
+    /// The folder of the sockets of doors.
+    pub(crate) doors: Option<PathBuf>,
 }
 
 /// The descriptions of disks that another process has left to this one, by device. Clones share

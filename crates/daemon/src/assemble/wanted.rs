@@ -1,6 +1,6 @@
 //! What must be opened to serve a device of the plan, and the device made of that.
 
-use super::disk::{self, DiskError};
+use super::disk::{self, DiskError, Means};
 use super::{AssembleError, Blk, Host, Kind, Part, port};
 use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Place, Unfound, Wanted};
 use crate::limits::Groups;
@@ -105,10 +105,15 @@ fn open_disk(blk: &BlkPlan, host: &Host) -> Result<Arc<dyn Disk>, AssembleError>
     let opened = disk::open(
         (&blk.device.name, &blk.disk),
         (blk.read_only, blk.logical_block_size),
-        (host.io_uring, host.heirs.take(&blk.device.name)),
+        Means {
+            io_uring: host.io_uring,
+            held: host.heirs.take(&blk.device.name),
+            doors: host.doors.as_deref(),
+        },
     );
     opened.map_err(|error| match error {
         DiskError::Image(source) => image_error(place, source),
+        DiskError::Door(source) => AssembleError::Door { at: place.at("door"), source },
         DiskError::Nbd(source) => AssembleError::Nbd { at: place.at("nbd"), source },
         DiskError::Unfound(problem) => {
             AssembleError::unfound(place, Unfound { key: "file", problem })

@@ -3,6 +3,7 @@
 mod access;
 mod daemon;
 mod domain;
+mod door;
 mod key_class;
 pub(crate) mod limit;
 mod moderation;
@@ -23,6 +24,7 @@ mod xen;
 pub(crate) use access::AccessPlan;
 pub(crate) use daemon::{DaemonPlan, Domains};
 pub(crate) use domain::ANY_USER;
+pub(crate) use door::DoorPlan;
 pub(crate) use key_class::{Class, class_of};
 pub(crate) use limit::{GroupPlan, LimitPlan, limit_keys};
 pub(crate) use moderation::ModerationPlan;
@@ -143,6 +145,7 @@ pub(crate) enum DiskPlan {
         size: u64,
     },
     Nbd(NbdPlan),
+    Door(DoorPlan),
 }
 
 /// What the bytes of a file are, whatever they look like.
@@ -182,6 +185,7 @@ impl Plan {
         let switch = switch.collect::<Result<Vec<_>, _>>()?;
         let plan = Self { daemon, blk, net, xen_blk, limit, switch };
         plan.check_limits()?;
+        plan.check_doors()?;
         unique::check(&plan)?;
         pins::check(&plan)?;
         Ok(plan)
@@ -210,8 +214,10 @@ impl Plan {
     /// Checks a plan to which devices were added; with `looks`, what the host finds under all paths
     /// too.
     pub(crate) fn check_again(&self, looks: bool) -> Found {
-        if let Err(error) =
-            pins::check(self).and_then(|()| self.check_limits()).and_then(|()| paths::check(self))
+        if let Err(error) = pins::check(self)
+            .and_then(|()| self.check_limits())
+            .and_then(|()| self.check_doors())
+            .and_then(|()| paths::check(self))
         {
             return Found::Wrong(error);
         }
@@ -277,7 +283,9 @@ impl BlkPlan {
         if serial.len() > 20 || !serial.is_ascii() {
             return place.error("serial", "must be at most 20 ASCII characters");
         }
-        let writeback = cache(raw.cache.as_deref(), &place)?;
+        // What a door that is killed has not written yet is lost.
+        let by_itself = raw.door.is_some().then_some("writethrough");
+        let writeback = cache(raw.cache.as_deref().or(by_itself), &place)?;
         let on_full = OnFullPlan::new(raw.on_full.as_deref(), &place)?;
         let logical_block_size = logical_block_size(raw.logical_block_size, &place)?;
         let disk = DiskPlan::new(&raw, &place)?.in_blocks(logical_block_size, &place)?;
@@ -360,6 +368,14 @@ fn check_len(path: &Path, place: &Place, key: &'static str) -> Result<(), PlanEr
 }
 
 impl DiskPlan {
+    /// The file that the disk is kept in, if there is one.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File { path, .. } | Self::Door(DoorPlan { path, .. }) => Some(path),
+            Self::Null { .. } | Self::Memory { .. } | Self::Nbd(_) => None,
+        }
+    }
+
     fn new(raw: &RawBlk, place: &Place) -> Result<Self, PlanError> {
         let size_of = |key: &'static str, RawSize(text): &RawSize| match size(text) {
             Some(size) => Ok(size),
@@ -370,6 +386,7 @@ impl DiskPlan {
             ("direct", raw.direct),
             ("lock_with_rings", raw.lock_with_rings),
             ("format", raw.format.is_some()),
+            ("door", raw.door.is_some()),
         ] {
             if is_set && raw.file.is_none() {
                 return place.error(key, format!("needs {}", place.key("file")));
@@ -378,6 +395,9 @@ impl DiskPlan {
         let format = format(raw.format.as_deref(), place)?;
         match (&raw.file, &raw.null, &raw.memory, NbdPlan::new(raw, place)?) {
             (Some(path), None, None, None) => {
+                if let Some(door) = DoorPlan::new(raw, path, place)? {
+                    return Ok(Self::Door(door));
+                }
                 let RawBlk { direct, lock_with_rings, .. } = *raw;
                 Ok(Self::File { path: path.clone(), pinned: None, direct, lock_with_rings, format })
             }
@@ -401,7 +421,7 @@ impl DiskPlan {
     /// size. The size of a file, or of a server's disk, is measured when it is opened.
     pub(super) fn in_blocks(self, block: Option<u32>, place: &Place) -> Result<Self, PlanError> {
         let (key, size) = match self {
-            Self::File { .. } | Self::Nbd(_) => return Ok(self),
+            Self::File { .. } | Self::Nbd(_) | Self::Door(_) => return Ok(self),
             Self::Null { size } => ("null", size),
             Self::Memory { size } => ("memory", size),
         };

@@ -270,6 +270,8 @@ device_table! {
         pub(crate) null: Option<RawSize>,
         /// Serve a disk of this size in memory.
         pub(crate) memory: Option<RawSize>,
+        /// Have qemu-storage-daemon read `file`, a `qcow2`, `vmdk`, `vdi` or `vhdx`.
+        pub(crate) door: Option<String>,
         /// Serve the disk of the NBD server at this address.
         pub(crate) nbd: Option<String>,
         /// How long requests wait for that server when it is gone: `forever` (default) or like

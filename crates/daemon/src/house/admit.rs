@@ -38,6 +38,8 @@ pub(crate) fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<
                 DiskPlan::Memory { .. } => return Err(only_owner("memory")),
                 // The process would connect to whatever he names, with its own rights.
                 DiskPlan::Nbd(_) => return Err(only_owner("nbd")),
+                // It would open whatever the image names.
+                DiskPlan::Door(_) => return Err(only_owner("door")),
                 DiskPlan::Null { .. } => {}
             }
             &mut blk.device
@@ -100,6 +102,7 @@ mod tests {
             ("@/vms/s\"", "@/vms/s\", \"memory_on_disk\": true", "memory_on_disk"),
             ("\"file\": \"@/vms/a.img\"", "\"memory\": \"1T\"", "memory"),
             ("\"file\": \"@/vms/a.img\"", "\"nbd\": \"nbd://h\"", "nbd"),
+            ("/a.img\"", "/a.img\", \"door\": \"qcow2\"", "door"),
         ] {
             let other = disk.replace(from, to);
             assert_eq!(may(OTHER, &other), Err(key), "{other}");

@@ -36,7 +36,7 @@ pub(super) fn of_blk(blk: &BlkPlan) -> String {
         DiskPlan::Null { size } => keys["null"] = size.to_string().into(),
         DiskPlan::Memory { size } => keys["memory"] = size.to_string().into(),
         // The plan has no domain for it.
-        DiskPlan::Nbd(_) => {}
+        DiskPlan::Nbd(_) | DiskPlan::Door(_) => {}
     }
     keys.to_string()
 }

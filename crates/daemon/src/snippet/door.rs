@@ -8,7 +8,9 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
     let (what, server) = match kind {
         Some("ceph") => (
             "images of a Ceph pool, each named after its device",
-            storage_daemon("driver=rbd,node-name=d,pool=rbd,image=%i,conf=/etc/ceph/ceph.conf"),
+            storage_daemon(
+                "driver=rbd,node-name=d,pool=rbd,image=%i,conf=/etc/ceph/ceph.conf,cache.direct=on",
+            ),
         ),
         Some("qcow2") => (
             "qcow2 files in /srv/images (also vmdk, luks, ..: driver=)",
@@ -25,7 +27,13 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
         ),
         _ => return Err(format!("DEVICE: is none of {}", KINDS.join(", "))),
     };
-    let read_only = if kind == Some("s3") { "read_only = true\n" } else { "" };
+    // A write that was answered must not be in the server's memory alone: a server that is killed
+    // would lose it, and the guest would not hear of that.
+    let keys = match kind {
+        Some("s3") => "read_only = true\n",
+        Some("qcow2") => "cache = \"writethrough\"\n",
+        _ => "",
+    };
     Ok(format!(
         "# /etc/systemd/system/manyring-door@.service: {what}\n\
          # systemctl enable --now manyring-door@vm1\n\
@@ -48,7 +56,7 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
          [[blk]]\n\
          name = \"vm1\"\n\
          socket_path = \"/run/manyring/vm1.sock\"\n\
-         nbd = \"nbd+unix:///vm1?socket=/run/manyring-door/vm1/nbd.sock\"\n{read_only}"
+         nbd = \"nbd+unix:///vm1?socket=/run/manyring-door/vm1/nbd.sock\"\n{keys}"
     ))
 }
 
@@ -73,6 +81,7 @@ mod tests {
             let (unit, device) = text.split_once("# manyring.toml\n").unwrap();
             let plan = config::parse(device).unwrap();
             assert_eq!(plan.blk[0].read_only, kind == "s3", "{text}");
+            assert_eq!(plan.blk[0].writeback, kind != "qcow2", "{text}");
             let lines = unit.lines().filter(|line| !line.starts_with([' ', '#', '[']));
             assert!(lines.filter(|line| !line.is_empty()).all(|line| line.contains('=')), "{unit}");
         }

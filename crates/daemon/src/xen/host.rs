@@ -91,7 +91,8 @@ impl XenHost {
         let mut stop = self.stop.clone();
         loop {
             let (plan, name) = (plan.clone(), self.name());
-            let opened = aside(move || disk::open((&name, &plan), how, (io_uring, None))).await;
+            let means = disk::Means { io_uring, held: None, doors: None };
+            let opened = aside(move || disk::open((&name, &plan), how, means)).await;
             match opened {
                 None => return Err(HostError::new("the daemon has failed")),
                 Some(Ok(disk)) => return Ok(disk::decorated(disk, self.shared.plan.fault)),

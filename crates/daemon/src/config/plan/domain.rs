@@ -47,8 +47,12 @@ impl BlkPlan {
 
     fn needs_the_house(&self) -> Option<&'static str> {
         // A room may not connect to anything.
-        let nbd = matches!(self.disk, DiskPlan::Nbd(_)).then_some("nbd");
-        self.device.needs_the_house().or(nbd)
+        let far = match self.disk {
+            DiskPlan::Nbd(_) => Some("nbd"),
+            DiskPlan::Door(_) => Some("door"),
+            _ => None,
+        };
+        self.device.needs_the_house().or(far)
     }
 }
 

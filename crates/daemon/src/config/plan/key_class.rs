@@ -23,7 +23,7 @@ impl Class {
 }
 
 /// The class of each key of `[[blk]]` and `[[net]]`.
-pub(crate) const KEYS: [(&str, Class); 59] = {
+pub(crate) const KEYS: [(&str, Class); 60] = {
     use Class::{Live, Reconnect, Replace};
     [
         ("name", Replace),
@@ -42,6 +42,7 @@ pub(crate) const KEYS: [(&str, Class); 59] = {
         ("file", Replace),
         ("null", Replace),
         ("memory", Replace),
+        ("door", Replace),
         ("nbd", Replace),
         ("reconnect", Replace),
         ("direct", Replace),

@@ -26,8 +26,10 @@ impl NbdPlan {
     pub(super) fn new(raw: &RawBlk, place: &Place) -> Result<Option<Self>, PlanError> {
         let Some(text) = &raw.nbd else {
             return match raw.reconnect {
-                Some(_) => place.error("reconnect", format!("needs {}", place.key("nbd"))),
-                None => Ok(None),
+                Some(_) if raw.door.is_none() => {
+                    place.error("reconnect", format!("needs {}", place.key("nbd")))
+                }
+                _ => Ok(None),
             };
         };
         let uri = match Uri::parse(text) {
@@ -39,17 +41,21 @@ impl NbdPlan {
             Ok(uri) => uri,
             Err(error) => return place.error("nbd", format!("{text:?} {error}")),
         };
-        let reconnect = match raw.reconnect.as_deref() {
-            None | Some("forever") => None,
-            Some(text) => match seconds(text) {
-                Some(seconds) => Some(seconds),
-                None => {
-                    let problem = format!("{text:?} is neither \"forever\" nor a time like 60s");
-                    return place.error("reconnect", problem);
-                }
-            },
-        };
-        Ok(Some(Self { text: text.clone(), uri, reconnect }))
+        Ok(Some(Self { text: text.clone(), uri, reconnect: patience(raw, place)? }))
+    }
+}
+
+/// Seconds for which requests wait for a server that is gone; `None`: for ever.
+pub(super) fn patience(raw: &RawBlk, place: &Place) -> Result<Option<u64>, PlanError> {
+    match raw.reconnect.as_deref() {
+        None | Some("forever") => Ok(None),
+        Some(text) => match seconds(text) {
+            Some(seconds) => Ok(Some(seconds)),
+            None => {
+                let problem = format!("{text:?} is neither \"forever\" nor a time like 60s");
+                place.error("reconnect", problem)
+            }
+        },
     }
 }
 

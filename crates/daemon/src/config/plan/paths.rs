@@ -1,7 +1,7 @@
 //! Paths with `~` or `$`, which a shell would have replaced: written into a file, or between
 //! quotes, they mean a folder of this very name.
 
-use super::{DiskPlan, Place, Plan, PlanError, SocketPlan, XenPlan};
+use super::{Place, Plan, PlanError, SocketPlan, XenPlan};
 use std::path::{Path, PathBuf};
 
 /// Checks every path of a plan, by looking for the folders that would have such names.
@@ -17,7 +17,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
         }
     }
     for blk in &plan.blk {
-        if let DiskPlan::File { path, .. } = &blk.disk {
+        if let Some(path) = blk.disk.path() {
             check_one(Some(path), &blk.device.place, "file")?;
         }
     }

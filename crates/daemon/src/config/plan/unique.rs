@@ -155,7 +155,7 @@ fn disks<'a>(plan: &'a Plan, look: &Look) -> Result<HashMap<Identity, (&'a str, 
         {
             return place.error("nbd", format!("{}, and not only read", twice(&nbd.text, other)));
         }
-        let DiskPlan::File { path, .. } = &blk.disk else { continue };
+        let Some(path) = blk.disk.path() else { continue };
         if let Some((other, reads)) = disks.insert((look.file)(path), (name, blk.read_only))
             && !(reads && blk.read_only)
         {

@@ -46,8 +46,11 @@ impl Wanted {
     /// The key that names what [`Self::open`] opens.
     pub(crate) fn key(&self) -> &'static str {
         match self {
-            Self::Blk(blk) if matches!(blk.disk, DiskPlan::Nbd(_)) => "nbd",
-            Self::Blk(_) => "file",
+            Self::Blk(blk) => match blk.disk {
+                DiskPlan::Nbd(_) => "nbd",
+                DiskPlan::Door(_) => "door",
+                _ => "file",
+            },
             Self::Net(net) => match &net.port {
                 PortPlan::Macvtap { .. } => "macvtap",
                 PortPlan::Xdp { .. } => "xdp",
@@ -87,7 +90,10 @@ impl Wanted {
         match self {
             Self::Blk(blk) => match &blk.disk {
                 DiskPlan::File { pinned, .. } => find(pinned, "file"),
-                DiskPlan::Null { .. } | DiskPlan::Memory { .. } | DiskPlan::Nbd(_) => Ok(()),
+                DiskPlan::Null { .. }
+                | DiskPlan::Memory { .. }
+                | DiskPlan::Nbd(_)
+                | DiskPlan::Door(_) => Ok(()),
             },
             Self::Net(_) => Ok(()),
         }
@@ -112,7 +118,7 @@ impl Wanted {
         }
         match self {
             Self::Blk(blk) => {
-                if let DiskPlan::File { path, .. } = &blk.disk {
+                if let Some(path) = blk.disk.path() {
                     needs.push(("file", path.as_os_str()));
                 }
                 if let DiskPlan::Nbd(nbd) = &blk.disk {

@@ -1,0 +1,395 @@
+//! `Door`: qemu-storage-daemon as a child, which reads an image in a format that we do not know,
+//! and serves it to our own NBD client.
+//!
+//! ```text
+//! socket      bound here, in a folder that only this user may look into, and given to each child
+//!             as its standard input: a client that connects while there is no child waits in the
+//!             backlog
+//! thread      starts the child, hears what it says, waits for its end; starts the next one, after
+//!             a pause that grows while children do not live long
+//! ```
+//! The thread is the parent of its children, and lives as long as each of them: so the kernel ends
+//! a child when the whole process ends, however that happens, and not before.
+
+use manyring_backend::blk::nbd::{Host, JoinError, NbdDisk, NbdOptions, Uri};
+use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use serde_json::json;
+use std::fs::{DirBuilder, Permissions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+const PROGRAM: &str = "qemu-storage-daemon";
+/// Runs the program so that it is asked to end when the thread that has started it ends. The shell
+/// is there for a process that ends before the kernel knows that: the child of another parent ends.
+const WRAPPER: [&str; 8] = [
+    "setpriv",
+    "--pdeathsig",
+    "TERM",
+    "--no-new-privs",
+    "--inh-caps=-all",
+    "sh",
+    "-c",
+    r#"[ "$PPID" = "$0" ] || exit 1; exec "$@""#,
+];
+/// The first bytes that an NBD server sends.
+const GREETING: [u8; 8] = *b"NBDMAGIC";
+/// How long the first child may take until it serves, in steps of this length.
+const STEP: Duration = Duration::from_millis(50);
+const STEPS: usize = 100;
+/// Shortest and longest pause before the next child: twice the last one each time.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
+/// A child that has lived for so long was no failure: the next one is started at once.
+const LASTING: Duration = Duration::from_secs(10);
+/// How long a child may take to end that is asked to.
+const END: Duration = Duration::from_secs(5);
+/// Of what a child has said, the last bytes are kept.
+const SAID_MAX: usize = 1024;
+
+/// Which image, and how.
+#[derive(Clone, Debug)]
+pub(super) struct DoorOptions {
+    /// The device, whose name the export has too.
+    pub(super) name: String,
+    /// Where the socket goes.
+    pub(super) folder: PathBuf,
+    /// The driver of the image.
+    pub(super) format: &'static str,
+    /// The image.
+    pub(super) image: PathBuf,
+    /// It is read and written past the page cache.
+    pub(super) direct: bool,
+    /// It is only read.
+    pub(super) read_only: bool,
+    /// How long requests wait for a door that is gone; `None`: for ever.
+    pub(super) reconnect: Option<Duration>,
+    /// How long a request may go without an answer.
+    pub(super) request_timeout: Duration,
+}
+
+/// Why there is no door.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DoorError {
+    /// Its socket, its thread or its child.
+    #[error("{what}: {source}")]
+    System { what: String, source: io::Error },
+    /// The child has ended.
+    #[error("{PROGRAM} has ended: {0}")]
+    Ended(String),
+    /// The child does not serve.
+    #[error("{PROGRAM} does not serve")]
+    Silent,
+    /// The NBD client does not understand it.
+    #[error("{PROGRAM} {0}")]
+    Join(#[from] JoinError),
+}
+
+impl DoorError {
+    /// True if another process has the image, or there is no answer yet.
+    pub(crate) fn is_held(&self) -> bool {
+        match self {
+            Self::Ended(said) => said.contains(" lock"),
+            Self::Silent => true,
+            Self::System { .. } | Self::Join(_) => false,
+        }
+    }
+}
+
+/// The disk behind a door.
+#[derive(Debug)]
+pub(super) struct DoorDisk {
+    // The client ends before the server does.
+    disk: NbdDisk,
+    _door: Door,
+}
+
+impl DoorDisk {
+    /// Starts the child, and connects to it. May block for some seconds.
+    ///
+    /// # Errors
+    /// [`DoorError`].
+    pub(super) fn open(options: DoorOptions) -> Result<Self, DoorError> {
+        let (name, read_only) = (options.name.clone(), options.read_only);
+        let (reconnect, request_timeout) = (options.reconnect, options.request_timeout);
+        let door = Door::open(options)?;
+        let uri = Uri {
+            host: Host::Unix(door.socket.display().to_string()),
+            export: name.clone(),
+            tls: false,
+            certificates: None,
+            hostname: None,
+        };
+        let nbd = NbdOptions { name, uri, read_only, reconnect, request_timeout };
+        Ok(Self { disk: NbdDisk::open(nbd)?, _door: door })
+    }
+}
+
+impl Disk for DoorDisk {
+    fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+
+    fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
+        self.disk.open_queue(has_ring)
+    }
+
+    fn queues_max(&self) -> usize {
+        self.disk.queues_max()
+    }
+
+    fn connections(&self) -> Vec<Connection> {
+        self.disk.connections()
+    }
+
+    fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
+        self.disk.resize(size)
+    }
+
+    fn kind(&self) -> &'static str {
+        "door"
+    }
+}
+
+/// The socket and the thread of a door. When it is dropped, its thread asks the child to end, and
+/// ends after it; nobody waits for that.
+#[derive(Debug)]
+struct Door {
+    socket: PathBuf,
+    /// Closed when the door is dropped.
+    _stop: OwnedFd,
+    ended: Arc<Ended>,
+}
+
+/// Why the last child has ended, if one has.
+type Ended = Mutex<Option<String>>;
+
+impl Door {
+    fn open(options: DoorOptions) -> Result<Self, DoorError> {
+        let socket = options.folder.join(format!("{}.sock", options.name));
+        let failed = |source| DoorError::System { what: socket.display().to_string(), source };
+        let listener = listen(&options.folder, &socket).map_err(failed)?;
+        let (stopped, stop) =
+            pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
+        let ended = Arc::<Ended>::default();
+        let watch = Watch { options, listener, stopped, ended: ended.clone() };
+        let thread = std::thread::Builder::new().name("disk-door".to_owned());
+        thread.spawn(move || watch.run()).map_err(failed)?;
+        let door = Self { socket, _stop: stop, ended };
+        door.until_it_serves()?;
+        Ok(door)
+    }
+
+    /// Returns when a child greets.
+    fn until_it_serves(&self) -> Result<(), DoorError> {
+        let failed = |source| DoorError::System { what: self.socket.display().to_string(), source };
+        let mut stream = UnixStream::connect(&self.socket).map_err(failed)?;
+        stream.set_read_timeout(Some(STEP)).map_err(failed)?;
+        for _ in 0..STEPS {
+            let mut bytes = [0; GREETING.len()];
+            if stream.read_exact(&mut bytes).is_ok() && bytes == GREETING {
+                return Ok(());
+            }
+            if let Some(reason) = lock(&self.ended).clone() {
+                return Err(DoorError::Ended(reason));
+            }
+        }
+        Err(DoorError::Silent)
+    }
+}
+
+fn lock(ended: &Ended) -> MutexGuard<'_, Option<String>> {
+    ended.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A socket that only this user may connect to.
+fn listen(folder: &Path, socket: &Path) -> io::Result<UnixListener> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    std::fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+    // That of a process that was killed is still there.
+    match std::fs::remove_file(socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(socket)?;
+    std::fs::set_permissions(socket, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// What the thread of a door has.
+struct Watch {
+    options: DoorOptions,
+    listener: UnixListener,
+    /// Its other end is closed when the door is dropped.
+    stopped: OwnedFd,
+    ended: Arc<Ended>,
+}
+
+impl Watch {
+    fn run(self) {
+        let mut pause = PAUSE.0;
+        loop {
+            let (is_lasting, reason) = match self.start() {
+                Ok(child) => match self.follow(child) {
+                    Some(end) => end,
+                    None => break,
+                },
+                Err(error) => (false, error.to_string()),
+            };
+            let device = &self.options.name;
+            tracing::warn!(device, reason, "{PROGRAM} has ended, and is started again");
+            *lock(&self.ended) = Some(reason);
+            pause = if is_lasting { PAUSE.0 } else { (pause * 2).min(PAUSE.1) };
+            if has_ended(&[&self.stopped], Some(pause)) {
+                break;
+            }
+        }
+    }
+
+    fn start(&self) -> io::Result<Child> {
+        let mut command = Command::new(WRAPPER[0]);
+        command.args(&WRAPPER[1..]).arg(std::process::id().to_string()).arg(PROGRAM);
+        command.args(arguments(&self.options));
+        command.stdin(OwnedFd::from(self.listener.try_clone()?));
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()
+    }
+
+    /// Waits for the end of a child. Returns whether it has lived for long, and why it has ended;
+    /// `None`: the door was dropped, and the child has ended because it was asked to.
+    fn follow(&self, mut child: Child) -> Option<(bool, String)> {
+        let heard = hear(child.stderr.take());
+        let pid = Pid::from_child(&child);
+        // Nobody has waited for the child yet, so that the number is still its own.
+        let Ok(ends) = pidfd_open(pid, PidfdFlags::empty()) else {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Some((false, "it cannot be watched".to_owned()));
+        };
+        let is_lasting = !has_ended(&[&ends, &self.stopped], Some(LASTING));
+        if is_lasting {
+            has_ended(&[&ends, &self.stopped], None);
+        }
+        let is_stopped = has_ended(&[&self.stopped], Some(Duration::ZERO));
+        if is_stopped {
+            let _ = kill_process(pid, Signal::TERM);
+            if !has_ended(&[&ends], Some(END)) {
+                let _ = child.kill();
+            }
+        }
+        let status = child.wait();
+        let said = heard.ok().and_then(|heard| heard.join().ok()).unwrap_or_default();
+        if is_stopped {
+            return None;
+        }
+        let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+        let last = said.lines().last().unwrap_or_default();
+        Some((is_lasting, if last.is_empty() { status } else { format!("{last} ({status})") }))
+    }
+}
+
+/// Reads what a child says until it has ended, on a thread of its own: the end of it.
+fn hear(pipe: Option<ChildStderr>) -> io::Result<JoinHandle<String>> {
+    let read = move || {
+        let (mut pipe, mut bytes, mut len) = (pipe, [0; SAID_MAX], 0);
+        while let Some(count) = pipe.as_mut().and_then(|pipe| pipe.read(&mut bytes).ok()) {
+            if count == 0 {
+                break;
+            }
+            len = count;
+        }
+        String::from_utf8_lossy(&bytes[..len]).into_owned()
+    };
+    std::thread::Builder::new().name("disk-door".to_owned()).spawn(read)
+}
+
+/// Waits until one of these tells an end, for so long or for ever. False: none has.
+fn has_ended(fds: &[&OwnedFd], limit: Option<Duration>) -> bool {
+    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+    // An interrupted wait begins anew: the limits are no promises.
+    loop {
+        match poll(&mut fds, limit.as_ref()) {
+            Err(Errno::INTR) => {}
+            found => return found.is_ok_and(|count| count > 0),
+        }
+    }
+}
+
+/// The arguments of the program. What names of files hold is quoted as JSON is.
+fn arguments(options: &DoorOptions) -> Vec<String> {
+    let DoorOptions { name, format, image, direct, read_only, .. } = options;
+    let file = json!({
+        "driver": "file", "filename": image, "cache": {"direct": direct}, "discard": "unmap",
+    });
+    let disk = json!({
+        "driver": format, "node-name": "disk", "read-only": read_only, "discard": "unmap",
+        "file": file,
+    });
+    let export = json!({
+        "type": "nbd", "id": "export", "node-name": "disk", "name": name, "writable": !read_only,
+    });
+    // The socket is the standard input.
+    let server = "addr.type=fd,addr.str=0,max-connections=300";
+    let (disk, export) = (disk.to_string(), export.to_string());
+    let words = ["--blockdev", &disk, "--nbd-server", server, "--export", &export];
+    words.map(str::to_owned).to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(folder: &Path) -> DoorOptions {
+        DoorOptions {
+            name: "vm1".to_owned(),
+            folder: folder.to_owned(),
+            format: "qcow2",
+            image: "/srv/a \"b\",c.qcow2".into(),
+            direct: true,
+            read_only: false,
+            reconnect: None,
+            request_timeout: Duration::from_secs(1),
+        }
+    }
+
+    #[test]
+    fn what_a_name_holds_adds_no_option() {
+        let arguments = arguments(&options(Path::new("/state")));
+        let disk: serde_json::Value = serde_json::from_str(&arguments[1]).unwrap();
+        assert_eq!(disk["file"]["filename"], "/srv/a \"b\",c.qcow2");
+        assert_eq!(disk["file"]["cache"]["direct"], true);
+        assert_eq!(arguments.len(), 6, "{arguments:?}");
+    }
+
+    #[test]
+    fn only_this_user_reaches_the_socket_and_an_old_one_is_replaced() {
+        let place = tempfile::tempdir().unwrap();
+        let (folder, mode) = (place.path().join("doors"), |path: &Path| {
+            std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+        });
+        let socket = folder.join("vm1.sock");
+        for _ in 0..2 {
+            let _listener = listen(&folder, &socket).unwrap();
+            assert_eq!((mode(&folder), mode(&socket)), (0o700, 0o600));
+        }
+    }
+
+    #[test]
+    fn of_what_a_child_says_the_end_is_kept() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo first >&2; sleep 0.1; echo last >&2"]).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let said = hear(child.stderr.take()).unwrap().join().unwrap();
+        child.wait().unwrap();
+        assert_eq!(said.lines().last(), Some("last"));
+    }
+}

@@ -1,0 +1,146 @@
+//! A qcow2 image that the daemon serves through a child of its own, qemu-storage-daemon: the child
+//! is killed again and again under a guest that compares what it reads, which has no error and no
+//! wrong byte. The child ends with its device, and with the daemon, however that ends.
+
+use super::{Behaviour, Scene};
+use crate::command::{command, output, wait_for};
+use crate::daemon::{Daemon, DaemonOptions};
+use crate::guest::{Kind, is_memory_on_disk};
+use crate::nbd::{IMAGE_MIB, Store, Trial};
+use crate::{Context, Outcome, check, cleanup, packages};
+use rustix::process::{Signal, kill_process};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_qcow2_door", run };
+
+/// What is left when the devices with doors are removed.
+const OTHER: &str = "[[blk]]\nname = 'other'\nnull = '1M'\nsocket_path = 'SOCKET'\n";
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A configuration file with the device `vm1`, and with one whose image is none.
+struct Door {
+    config: PathBuf,
+    folder: PathBuf,
+}
+
+impl Door {
+    fn new(folder: &Path) -> Outcome<Self> {
+        packages::need("the test of a door", &["qemu-utils", "qemu-system-common"])?;
+        let at = |name: &str| folder.join(name).display().to_string();
+        let size = format!("{IMAGE_MIB}M");
+        output(command("qemu-img").args(["create", "-q", "-f", "qcow2", &at("vm1.qcow2"), &size]))?;
+        std::fs::write(at("bad.img"), [1; 4096]).context("bad.img")?;
+        let allowed = if is_memory_on_disk() { "memory_on_disk = true\n" } else { "" };
+        let device = |name: &str, socket: &str, image: &str| {
+            let (socket, image) = (at(socket), at(image));
+            format!(
+                "[[blk]]\nname = '{name}'\nsocket_path = '{socket}'\nfile = '{image}'\n\
+                 door = 'qcow2'\n{allowed}"
+            )
+        };
+        // `Daemon` looks for these sockets.
+        let (control, state) = (at("run-control.sock"), at("state"));
+        let daemon = format!("[daemon]\ncontrol = '{control}'\nstate_dir = '{state}'\n");
+        let devices =
+            device("vm1", "run0.sock", "vm1.qcow2") + &device("bad", "bad.sock", "bad.img");
+        let config = folder.join("manyring.toml");
+        std::fs::write(&config, daemon + &devices).context(config.display())?;
+        Ok(Self { config, folder: folder.to_owned() })
+    }
+
+    fn options_of(&self, binary: &Path, log: PathBuf) -> DaemonOptions {
+        let arguments = ["run", "--config", &self.config.display().to_string()];
+        DaemonOptions {
+            binary: binary.to_owned(),
+            folder: self.folder.clone(),
+            log,
+            arguments: arguments.map(str::to_owned).to_vec(),
+            is_controlled: false,
+            wrapper: Vec::new(),
+        }
+    }
+}
+
+impl Store for Door {
+    fn options(&self, trial: &Trial<'_>) -> DaemonOptions {
+        self.options_of(trial.binary, trial.logs.join("manyring.log"))
+    }
+
+    fn kill(&mut self, kill: u32, daemon: &Daemon) -> Outcome {
+        let pid = child_of(daemon)?;
+        kill_process(cleanup::pid(pid).ok_or("the child has no pid")?, Signal::KILL)
+            .context("the child")?;
+        wait_for("the guest's next request", LIMIT, || {
+            Ok((daemon.losses()? >= kill.into()).then_some(()))
+        })
+    }
+
+    fn check(&self, kills: u32, losses: u64) -> Outcome {
+        check(losses >= kills.into(), || format!("{losses} connections were lost of {kills}"))
+    }
+}
+
+fn run(scene: &Scene<'_>) -> Outcome {
+    let (binary, folder) = (&scene.stage.binary, scene.folder.path());
+    let mut door = Door::new(folder)?;
+    let trial = Trial {
+        binary,
+        folder,
+        logs: &scene.logs,
+        kernel: scene.kernel(Kind::Uml)?,
+        queues: 1,
+        kills: 4,
+        pause: &mut || Duration::from_millis(500),
+    };
+    trial.run(&mut door)?;
+    let start = |log: &str| {
+        let options = door.options_of(binary, scene.log(log));
+        let socket = options.socket();
+        Daemon::start(options, &socket)
+    };
+    let daemon = start("killed.log")?;
+    wait_for("the reason for which an image has no door", LIMIT, || {
+        let log = daemon.log()?;
+        Ok((log.contains("door: qemu-storage-daemon has ended: ")
+            && log.contains("Image is not in qcow2 format"))
+        .then_some(()))
+    })?;
+    let child = child_of(&daemon)?;
+    daemon.crash()?;
+    is_gone(child)?;
+    let daemon = start("removed.log")?;
+    let child = child_of(&daemon)?;
+    let text = std::fs::read_to_string(&door.config).context("the configuration")?;
+    let other = scene.file("other.sock").display().to_string();
+    let without = text.split("[[blk]]").next().unwrap_or_default();
+    std::fs::write(&door.config, without.to_owned() + &OTHER.replace("SOCKET", &other))
+        .context("the configuration")?;
+    daemon.reload()?;
+    is_gone(child)?;
+    daemon.stop()
+}
+
+/// The process that has the image of `vm1`.
+fn child_of(daemon: &Daemon) -> Outcome<u32> {
+    wait_for("the child of the door", LIMIT, || {
+        let tasks = format!("/proc/{}/task", daemon.pid());
+        for task in std::fs::read_dir(&tasks).context(tasks)?.flatten() {
+            let children = std::fs::read_to_string(task.path().join("children"));
+            for pid in children.unwrap_or_default().split_whitespace() {
+                let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                let words = String::from_utf8_lossy(&words).into_owned();
+                if words.starts_with("qemu-storage-daemon") && words.contains("vm1.qcow2") {
+                    return Ok(pid.parse().ok());
+                }
+            }
+        }
+        Ok(None)
+    })
+}
+
+fn is_gone(pid: u32) -> Outcome {
+    wait_for("the end of the child", LIMIT, || {
+        Ok((!Path::new(&format!("/proc/{pid}")).exists()).then_some(()))
+    })
+}
