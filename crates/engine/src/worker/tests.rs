@@ -1,5 +1,7 @@
 //! A worker with a queue, without its thread.
 
+mod owed;
+
 use super::*;
 use crate::policy::polling::Polling;
 use crate::policy::share::ALONE_NS;
