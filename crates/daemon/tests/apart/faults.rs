@@ -14,9 +14,6 @@ const FOLDER: &str = "MANYRING_TEST_FAULTS_FOLDER";
 /// The socket by which the test says which file is withheld.
 const SOCKET: &str = "faults";
 
-/// What the name of the thread begins with that runs the daemon there: the test harness names it.
-pub(crate) const THREAD: &str = "faults::daemon";
-
 /// Not a test by itself: the process that [`daemon`] starts.
 #[test]
 fn daemon_whose_page_faults_wait() {

@@ -13,18 +13,17 @@
 //! closes the files of the session before has ended long ago. What the API shows comes from a
 //! thread of its own for each request: that it comes at all is checked.
 
-use crate::faults;
 use crate::process::{Daemon, PATIENCE};
 use crate::program::http;
 use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
 /// The longest wait that a neighbour may have, unless SECURITY.md says otherwise.
 pub(crate) const STALL_MAX: Duration = Duration::from_millis(50);
-/// Devices of the configuration that [`Prober::start`] needs, beside the control socket `control`.
+/// Devices of the configuration that [`Prober::at`] needs, beside the control socket `control`.
 pub(crate) const NEIGHBOURS: &str = "
 [[blk]]
 name = 'good'
@@ -50,8 +49,11 @@ null = '16M'
 ";
 /// Their sockets, and the control socket.
 pub(crate) const SOCKETS: [&str; 6] = ["control", "good", "other0", "other1", "other2", "other3"];
+/// What the name of the thread begins with that runs a daemon in a process of a test: the test
+/// harness names it.
+pub(crate) const THREAD: &str = "faults::daemon";
 /// Rounds of probes beside an abuse at least.
-const ROUNDS_MIN: usize = 20;
+const ROUNDS_MIN: usize = 12;
 /// Pause between two rounds: a client that comes more often is slowed down.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);
 
@@ -66,6 +68,12 @@ pub(crate) struct Stalls {
     pub(crate) session: Duration,
 }
 
+impl Stalls {
+    pub(crate) fn worst(&self) -> Duration {
+        self.guest.max(self.control).max(self.session)
+    }
+}
+
 pub(crate) struct Prober {
     pid: u32,
     control: PathBuf,
@@ -74,11 +82,12 @@ pub(crate) struct Prober {
 }
 
 impl Prober {
-    /// Probes `daemon`, whose configuration has [`NEIGHBOURS`] and a control socket.
-    pub(crate) fn start(daemon: &Daemon) -> Self {
-        let guest = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
-        let others = SOCKETS[2..].iter().map(|name| daemon.socket_of(name)).collect();
-        let control = daemon.socket_of("control");
+    /// Probes `daemon`, whose configuration has [`NEIGHBOURS`] and a control socket, all of them in
+    /// `folder`.
+    pub(crate) fn at(daemon: &Daemon, folder: &Path) -> Self {
+        let guest = BlkDriver::connect(&folder.join("good"), &BlkOptions::default()).unwrap();
+        let others = SOCKETS[2..].iter().map(|name| folder.join(name)).collect();
+        let control = folder.join("control");
         let mut prober = Self { pid: daemon.pid(), control, others, guest };
         // The first time, parts of the program are read from its file.
         prober.worst(prober.others.len());
@@ -98,61 +107,68 @@ impl Prober {
 
     /// The worst waits of `rounds` rounds.
     pub(crate) fn worst(&mut self, rounds: usize) -> Stalls {
+        let of = |kind| Threads { pid: self.pid, kind };
+        let (workers, control) = (of(Kind::Worker), of(Kind::Control));
         let mut worst = Stalls::default();
         for _ in 0..rounds {
             let queue = &mut self.guest.queues[0];
             let flush = || queue.run(Op::Flush).map(drop).unwrap();
-            worst.guest = worst.guest.max(waited((self.pid, Thread::Worker), flush));
+            worst.guest = worst.guest.max(waited(workers, flush));
             let ask = |path| http(&self.control, "GET", path, "").0;
             let ask_in_vain = || assert_eq!(ask("/v1/nothing"), 404);
-            worst.control = worst.control.max(waited((self.pid, Thread::Control), ask_in_vain));
+            worst.control = worst.control.max(waited(control, ask_in_vain));
             assert_eq!(ask("/v1/devices"), 200);
             self.others.rotate_left(1);
             let connect = || {
                 let mut front = FrontEnd::connect(&self.others[0], PATIENCE).unwrap();
                 front.features().unwrap();
             };
-            worst.session = worst.session.max(waited((self.pid, Thread::Control), connect));
+            worst.session = worst.session.max(waited(control, connect));
             std::thread::sleep(PAUSE);
         }
         worst
     }
 }
 
-/// The thread of the daemon that a probe waits for.
+/// The threads of the daemon that a probe waits for.
+#[derive(Clone, Copy, Debug)]
+struct Threads {
+    /// The daemon's process.
+    pid: u32,
+    kind: Kind,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Thread {
-    /// Any worker.
+enum Kind {
+    /// All workers.
     Worker,
+    /// The main thread, or the one that runs the daemon in a process of a test.
     Control,
 }
 
-/// How long `act` takes, less what this thread, and the thread of the process that it waits for,
+/// How long `act` takes, less what this thread, and the threads of the daemon that it waits for,
 /// waited for a CPU.
-fn waited(whom: (u32, Thread), act: impl FnOnce()) -> Duration {
-    let (before, stolen_before) = (delays(whom), stolen());
+fn waited(threads: Threads, act: impl FnOnce()) -> Duration {
+    let (before, stolen_before) = (delays(threads), stolen());
     let began = SystemTime::now();
     act();
     let took = began.elapsed().unwrap_or_default();
-    let after = delays(whom);
+    let after = delays(threads);
     let delayed = after.iter().map(|(thread, ns)| ns - before.get(thread).unwrap_or(ns).min(ns));
     let delayed = Duration::from_nanos(delayed.sum());
     took.saturating_sub(delayed).saturating_sub(stolen().saturating_sub(stolen_before))
 }
 
-/// Nanoseconds that this thread, and each thread of the process of this kind, could have run and
-/// had no CPU.
-fn delays((pid, kind): (u32, Thread)) -> HashMap<PathBuf, u64> {
+/// Nanoseconds that this thread, and each of `threads`, could have run and had no CPU.
+fn delays(threads: Threads) -> HashMap<PathBuf, u64> {
+    let Threads { pid, kind } = threads;
     let folder = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
     let threads = folder.filter_map(|thread| Some(thread.ok()?.path()));
     let is_meant = |thread: &PathBuf| {
         let name = std::fs::read_to_string(thread.join("comm")).unwrap_or_default();
         match kind {
-            Thread::Worker => name.starts_with("worker-"),
-            // The main thread, or the one that runs the daemon in a process of a test.
-            Thread::Control => {
-                thread.ends_with(pid.to_string()) || name.starts_with(faults::THREAD)
-            }
+            Kind::Worker => name.starts_with("worker-"),
+            Kind::Control => thread.ends_with(pid.to_string()) || name.starts_with(THREAD),
         }
     };
     let delay = |thread: PathBuf| {
@@ -173,7 +189,5 @@ fn stolen() -> Duration {
 
 /// Fails if a neighbour of `abuse` has waited for too long.
 pub(crate) fn check(abuse: &str, stalls: Stalls) {
-    let Stalls { guest, control, session } = stalls;
-    let worst = guest.max(control).max(session);
-    assert!(worst < STALL_MAX, "beside {abuse}: {stalls:?}");
+    assert!(stalls.worst() < STALL_MAX, "beside {abuse}: {stalls:?}");
 }

@@ -170,7 +170,7 @@ fn daemon(server: &Server) -> Daemon {
 fn neighbours_of_a_disk_whose_server_is_bad_wait_for_nothing() {
     let server = Server::start();
     let daemon = daemon(&server);
-    let mut prober = Prober::start(&daemon);
+    let mut prober = Prober::at(&daemon, daemon.folder());
     const LEN: usize = 256 << 10;
     let options = BlkOptions {
         queues: 4,

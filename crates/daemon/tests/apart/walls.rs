@@ -128,7 +128,7 @@ fn is_named(daemon: &Daemon, device: &str) {
 fn a_page_fault_that_does_not_end_holds_its_worker_and_neither_sessions_nor_the_control_api() {
     let names = [&SOCKETS[..], &["disk", "net", "faults"]].concat();
     let daemon = faults::daemon(&format!("{BAD_APART}{NEIGHBOURS}"), &names);
-    let mut prober = Prober::start(&daemon);
+    let mut prober = Prober::at(&daemon, daemon.folder());
     for (device, index) in [("disk", 0), ("net", CONTROLQ)] {
         for at in [At::Start, At::Request] {
             let name = format!("hole-{device}-{at:?}");

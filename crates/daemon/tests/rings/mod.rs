@@ -67,6 +67,11 @@ impl Restart {
         Self { addr, size: vring.size().into(), kick, call }
     }
 
+    /// Has the ring be kicked by another eventfd from its next start on.
+    pub(crate) fn kick_by(&mut self, kick: &OwnedFd) {
+        self.kick = dup(kick.as_fd());
+    }
+
     /// Stops the ring and starts it from where it stopped.
     pub(crate) fn run(&self, front: &mut FrontEnd) {
         let index = self.addr.index;

@@ -4,14 +4,19 @@
 #![allow(clippy::disallowed_methods, reason = "threads of the test")]
 #![allow(clippy::cast_possible_truncation, reason = "bytes of patterns")]
 
+mod beside;
 mod between;
 mod ends;
 mod few;
 mod noise;
+#[path = "../apart/prober.rs"]
+mod prober;
 #[path = "../process/mod.rs"]
 mod process;
 #[path = "../program/mod.rs"]
 mod program;
+#[path = "../rings/mod.rs"]
+mod rings;
 mod serve;
 mod storm;
 mod successors;

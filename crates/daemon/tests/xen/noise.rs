@@ -36,7 +36,7 @@ fn disks_of(domains: Range<u16>) -> Vec<XenDisk> {
 }
 
 /// Names as many rings as it may, and others in their place, until its folder is gone.
-fn rewrite(domain: &Arc<XenDomain>, disk: &XenDisk, is_over: &AtomicBool) {
+pub(crate) fn rewrite(domain: &Arc<XenDomain>, disk: &XenDisk, is_over: &AtomicBool) {
     let mut store = XenStore::new(domain.store().try_clone().unwrap(), PATIENCE);
     let folder = disk.folder();
     store.write(&format!("{folder}/multi-queue-num-queues"), 8).unwrap();
