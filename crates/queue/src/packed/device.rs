@@ -20,8 +20,10 @@ mod built;
 mod kept;
 mod logged;
 mod trailed;
+mod walked;
 
 use self::kept::Slots;
+use self::walked::walk_table;
 use super::place::{
     EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, Place, event_word, wants_event,
 };
@@ -34,9 +36,9 @@ use crate::order::Order;
 use crate::record::marks::Marks;
 use crate::record::packed::PackedInflight;
 use crate::ring::{Chains, Ring};
-use crate::walk::{Table, Walk, gather, table_entries};
-use manyring_memory::{GuestAddr, GuestMemory, LastHit, SliceList, fence_full};
-use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor};
+use crate::walk::Walk;
+use manyring_memory::{GuestMemory, LastHit, fence_full};
+use manyring_wire::virtqueue::{DESCRIPTOR_SIZE, Descriptor};
 use std::sync::Arc;
 
 /// The device half.
@@ -112,8 +114,7 @@ impl DeviceHalf {
     ) -> Result<(Entry, u16), QueueError> {
         let slot = self.slots.take();
         let start = batch.slices.len();
-        let walked =
-            self.walk_ring((place.at, first), (slot, Walk::from(start)), &mut batch.slices);
+        let walked = self.walk_ring(place.at, first, slot, Walk::from(start), &mut batch.slices);
         let walk = match walked {
             Ok(walk) => walk,
             Err(fault) => {
@@ -129,42 +130,6 @@ impl DeviceHalf {
         let count = kept.count();
         self.held += count;
         Ok((Entry::new(Chain::new(slot), start, border, end), count))
-    }
-
-    /// Walks a chain of the ring, and keeps its descriptors. A chain cannot be longer than what is
-    /// free of the ring.
-    #[inline]
-    fn walk_ring(
-        &mut self,
-        (mut at, mut words): (u16, (u64, u64)),
-        (slot, mut walk): (u16, Walk),
-        slices: &mut SliceList,
-    ) -> Result<Walk, QueueError> {
-        let Self { areas, slots, last_hit, size, held, features, memory, .. } = self;
-        let (kept, further) = slots.begin(slot);
-        let size = *size;
-        for n in 0..size - *held {
-            kept.keep(n, words.0, words.1, further);
-            let (desc, id) = Descriptor::parse_packed(words.0, words.1);
-            if desc.is_indirect() {
-                if desc.has_next() {
-                    return Err(QueueError::IndirectNext);
-                }
-                kept.end(n + 1, id);
-                return walk_table(desc, *features, memory, (last_hit, walk, slices));
-            }
-            walk.add(desc, last_hit, slices)?;
-            if !desc.has_next() {
-                kept.end(n + 1, id);
-                return walk.end();
-            }
-            at += 1;
-            if at == size {
-                at = 0;
-            }
-            words = areas.desc.load_u64_pair(usize::from(at) * DESCRIPTOR_SIZE);
-        }
-        Err(QueueError::Overfull { available: 1, in_flight: size, size })
     }
 
     /// Returns a chain to the driver.
@@ -189,7 +154,7 @@ impl DeviceHalf {
         self.used = self.used.add(count, self.size);
         self.held -= count;
         self.pushed += 1;
-        self.slots.free(slot);
+        self.slots.free_used(slot, count);
     }
 
     /// A burst that begins at `place` was shown to the driver. Returns its chains.
@@ -225,36 +190,6 @@ impl DeviceHalf {
             }
         }
     }
-}
-
-/// Walks an indirect table. It has no links: its descriptors are taken in order (§2.8.7).
-fn walk_table(
-    desc: Descriptor,
-    features: RingFeatures,
-    memory: &GuestMemory,
-    (last_hit, mut walk, slices): (&mut LastHit, Walk, &mut SliceList),
-) -> Result<Walk, QueueError> {
-    if !features.indirect {
-        return Err(QueueError::IndirectNotNegotiated);
-    }
-    let count = table_entries(desc)?;
-    let gathered: Vec<u8>;
-    let table = if let Some(one) = memory.slice(GuestAddr(desc.addr), desc.len, last_hit) {
-        Table::Guest(one)
-    } else {
-        gathered = gather(desc, memory, last_hit)?;
-        Table::Copied(&gathered)
-    };
-    for n in 0..count {
-        // Where a split ring has `next`, a packed one has the flags.
-        let Descriptor { addr, len, next, .. } = table.descriptor(n * DESCRIPTOR_SIZE);
-        if next & DESC_F_INDIRECT != 0 {
-            return Err(QueueError::IndirectNested);
-        }
-        let desc = Descriptor { addr, len, flags: next & DESC_F_WRITE, next: 0 };
-        walk.add(desc, last_hit, slices)?;
-    }
-    walk.end()
 }
 
 impl Ring for DeviceHalf {

@@ -9,7 +9,7 @@ use crate::packed::place::Place;
 use crate::record::packed::Recorded;
 
 /// Descriptors that lie in the slot itself: a request of a disk has three, or one with a table.
-const FEW: usize = 4;
+pub(super) const FEW: usize = 4;
 
 /// The chains that have not gone back, by their slots.
 #[derive(Debug, Default)]
@@ -38,13 +38,26 @@ impl Slots {
         (self.kept.len() - 1) as u16
     }
 
-    /// The chain of a slot has gone back, lies in the ring again, or is given up.
-    #[inline]
+    /// The chain of a slot lies in the ring again, or is given up.
     pub(super) fn free(&mut self, slot: u16) {
+        self.free_further(slot);
+        self.free.push(slot);
+    }
+
+    /// The chain of a slot, of `count` descriptors, has gone back.
+    #[inline]
+    pub(super) fn free_used(&mut self, slot: u16, count: u16) {
+        if usize::from(count) > FEW {
+            self.free_further(slot);
+        }
+        self.free.push(slot);
+    }
+
+    #[cold]
+    fn free_further(&mut self, slot: u16) {
         if let Some(list) = self.kept[usize::from(slot)].further.take() {
             self.further.free(list);
         }
-        self.free.push(slot);
     }
 
     /// What is kept of the chain of a slot.
@@ -84,7 +97,7 @@ pub(super) struct Kept {
     /// A former process has taken it; it was popped again.
     pub(super) is_again: bool,
     /// Its first descriptors, as the two words of each.
-    few: [(u64, u64); FEW],
+    pub(super) few: [(u64, u64); FEW],
     /// Those behind them.
     further: Option<List>,
 }
@@ -96,8 +109,14 @@ impl Kept {
     pub(super) fn keep(&mut self, n: u16, low: u64, high: u64, further: &mut Further) {
         match self.few.get_mut(usize::from(n)) {
             Some(place) => *place = (low, high),
-            None => further.add(&mut self.further, (low, high)),
+            None => self.keep_further((low, high), further),
         }
+    }
+
+    /// Keeps a descriptor behind those for which the slot has room.
+    #[inline]
+    pub(super) fn keep_further(&mut self, words: (u64, u64), further: &mut Further) {
+        further.add(&mut self.further, words);
     }
 
     /// The chain has `count` descriptors, and this id.
@@ -195,8 +214,8 @@ mod tests {
         let mut slots = Slots::default();
         let counts = [1, 4, 5, 40, 6];
         let chains: Vec<_> = counts.map(|n| keep(&mut slots, n, u64::from(n) * 100)).into();
-        slots.free(chains[3]);
-        slots.free(chains[2]);
+        slots.free_used(chains[3], 40);
+        slots.free_used(chains[2], 5);
         let later = keep(&mut slots, 30, 9000);
         for (slot, count) in [(chains[0], 1), (chains[1], 4), (chains[4], 6)] {
             assert!(are(&slots, slot, count, u64::from(count) * 100), "{count} descriptors");
@@ -210,7 +229,7 @@ mod tests {
         let mut short = Vec::new();
         for _ in 0..64 {
             let long = keep(&mut slots, 64, 0);
-            slots.free(long);
+            slots.free_used(long, 64);
             short.push(keep(&mut slots, 1, 0));
         }
         assert_eq!((slots.kept.len(), slots.further.places.len()), (64, 64 - FEW));
