@@ -283,12 +283,13 @@ impl PersistentGrants {
     }
 
     /// Adds a reference to the newest lot.
+    #[allow(clippy::cast_possible_truncation, reason = "a lot has some pages")]
     fn add(&mut self, gref: GrantRef, number: usize) -> GrantPage {
         self.grefs.push(gref);
         self.owners.push(number);
         let Some(new) = self.new.last_mut() else { return GrantPage(0) };
         new.grefs.end = self.grefs.len();
-        GrantPage(new.page + u32::try_from(new.grefs.len() - 1).unwrap_or(0))
+        GrantPage(new.page + (new.grefs.len() - 1) as u32)
     }
 }
 

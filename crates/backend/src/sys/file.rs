@@ -129,6 +129,16 @@ pub fn is_cached(file: BorrowedFd<'_>, offset: u64, len: u64) -> Option<bool> {
     Some(stat.cached > last / page - offset / page)
 }
 
+/// The values of a `flock`, in its type.
+#[allow(clippy::cast_possible_truncation, reason = "0, 1 and 2")]
+const F_RDLCK: libc::c_short = libc::F_RDLCK as libc::c_short;
+#[allow(clippy::cast_possible_truncation, reason = "0, 1 and 2")]
+const F_WRLCK: libc::c_short = libc::F_WRLCK as libc::c_short;
+#[allow(clippy::cast_possible_truncation, reason = "0, 1 and 2")]
+const F_UNLCK: libc::c_short = libc::F_UNLCK as libc::c_short;
+#[allow(clippy::cast_possible_truncation, reason = "0, 1 and 2")]
+const SEEK_SET: libc::c_short = libc::SEEK_SET as libc::c_short;
+
 /// The byte whose lock says, among QEMUs, "I write this image".
 const QEMU_WRITES: i64 = 101;
 
@@ -137,15 +147,15 @@ const QEMU_WRITES: i64 = 101;
 pub fn has_qemu_writer(file: impl AsFd) -> bool {
     // SAFETY: all-zero is a valid flock; the fields that matter are set below.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::c_short::try_from(libc::F_WRLCK).unwrap_or(0);
-    lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0);
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
     lock.l_start = QEMU_WRITES;
     lock.l_len = 1;
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: fd is open, and `lock` outlives the call, which writes the lock it finds there.
     let result = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock) };
     // A lock of the whole file is another reader of our own kind.
-    result == 0 && i32::from(lock.l_type) != libc::F_UNLCK && (lock.l_start, lock.l_len) != (0, 0)
+    result == 0 && lock.l_type != F_UNLCK && (lock.l_start, lock.l_len) != (0, 0)
 }
 
 /// The byte whose shared locks say "a process that was given the image still has it": no image is
@@ -159,7 +169,7 @@ const MARK: i64 = 1 << 62;
 /// `EAGAIN` or `EACCES` if another process holds a lock.
 pub fn lock(file: impl AsFd, exclusive: bool) -> Result<(), Errno> {
     // From byte 0, length 0: to the end of any file.
-    set_lock(file, if exclusive { libc::F_WRLCK } else { libc::F_RDLCK }, (0, 0))
+    set_lock(file, if exclusive { F_WRLCK } else { F_RDLCK }, 0, 0)
 }
 
 /// Marks an open file description as given away.
@@ -167,7 +177,7 @@ pub fn lock(file: impl AsFd, exclusive: bool) -> Result<(), Errno> {
 /// # Errors
 /// `EAGAIN` or `EACCES` if the owner has locked the mark.
 pub fn mark(file: impl AsFd) -> Result<(), Errno> {
-    set_lock(file, libc::F_RDLCK, (MARK, 1))
+    set_lock(file, F_RDLCK, MARK, 1)
 }
 
 /// Takes the mark from a description: nothing is under way by it, or it is the owner's, whose lock
@@ -176,7 +186,7 @@ pub fn mark(file: impl AsFd) -> Result<(), Errno> {
 /// # Errors
 /// `ENOLCK`: the system has no lock to give.
 pub fn unmark(file: impl AsFd) -> Result<(), Errno> {
-    set_lock(file, libc::F_UNLCK, (MARK, 1))
+    set_lock(file, F_UNLCK, MARK, 1)
 }
 
 /// True while an open file description lives that was marked. A lock of the whole file is that of
@@ -187,21 +197,21 @@ pub fn unmark(file: impl AsFd) -> Result<(), Errno> {
 pub fn is_marked(file: impl AsFd) -> Result<bool, Errno> {
     // SAFETY: all-zero is a valid flock; the fields that matter are set below.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::c_short::try_from(libc::F_WRLCK).unwrap_or(0);
-    lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0);
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
     (lock.l_start, lock.l_len) = (MARK, 1);
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: fd is open, and `lock` outlives the call, which writes the lock it finds there.
     let result = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock) };
-    let is_mark = i32::from(lock.l_type) != libc::F_UNLCK && lock.l_start == MARK;
+    let is_mark = lock.l_type != F_UNLCK && lock.l_start == MARK;
     if result == 0 { Ok(is_mark) } else { Err(last_errno()) }
 }
 
-fn set_lock(file: impl AsFd, kind: i32, (start, len): (i64, i64)) -> Result<(), Errno> {
+fn set_lock(file: impl AsFd, kind: libc::c_short, start: i64, len: i64) -> Result<(), Errno> {
     // SAFETY: all-zero is a valid flock; the fields that matter are set below.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::c_short::try_from(kind).unwrap_or(0);
-    lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0);
+    lock.l_type = kind;
+    lock.l_whence = SEEK_SET;
     (lock.l_start, lock.l_len) = (start, len);
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: fd is open, and `lock` outlives the call.
@@ -216,8 +226,8 @@ fn set_lock(file: impl AsFd, kind: i32, (start, len): (i64, i64)) -> Result<(), 
 pub fn unlock(file: impl AsFd) -> Result<(), Errno> {
     // SAFETY: as in `lock`.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::c_short::try_from(libc::F_UNLCK).unwrap_or(0);
-    lock.l_whence = libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0);
+    lock.l_type = F_UNLCK;
+    lock.l_whence = SEEK_SET;
     // SAFETY: as in `lock`.
     let result =
         unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };

@@ -195,8 +195,9 @@ impl Request {
         self.0.resize(self.0.len().next_multiple_of(4), 0);
     }
 
+    #[allow(clippy::cast_possible_truncation, reason = "a request of some attributes")]
     fn finish(mut self, sequence: u32) -> Vec<u8> {
-        let len = u32::try_from(self.0.len()).unwrap_or(0);
+        let len = self.0.len() as u32;
         self.0[..4].copy_from_slice(&len.to_ne_bytes());
         self.0[8..12].copy_from_slice(&sequence.to_ne_bytes());
         self.0

@@ -359,6 +359,7 @@ fn push_writable(writable: Pieces<'_>, len: u64, out: &mut SliceList) {
     clippy::inline_always,
     reason = "two formats of a ring call it; in each it is the loop's body"
 )]
+#[allow(clippy::cast_possible_truncation, reason = "at most the 20 bytes of an id")]
 fn parse(
     shared: &Shared,
     header: RawHeader,
@@ -388,11 +389,7 @@ fn parse(
             push_writable(writable, total_len(&writable) - 1, &mut data);
             let len = copy_to_slices(data.as_slices(), &shared.serial);
             debug_assert!(len <= ID_SIZE);
-            Parsed::Answer {
-                status: Status::Ok,
-                kind: Kind::Other,
-                len: u32::try_from(len).unwrap_or(0),
-            }
+            Parsed::Answer { status: Status::Ok, kind: Kind::Other, len: len as u32 }
         }
         RequestKind::Discard | RequestKind::WriteZeroes | RequestKind::SecureErase => {
             range(shared, kind, &readable)

@@ -130,6 +130,7 @@ pub(super) fn halves(
 
 impl ControlQueue {
     /// Returns the chain of the command that was answered. False if there is none.
+    #[allow(clippy::cast_possible_truncation, reason = "at most the answer, of some bytes")]
     pub(super) fn answer(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
         if self.under_way.is_none() {
             return false;
@@ -139,7 +140,7 @@ impl ControlQueue {
         let answer = [&[reply.status as u8][..], &reply.result].concat();
         let written = copy_to_slices(room.as_slices(), &answer);
         stats.packets.add(1);
-        queue.push_used(chain, u32::try_from(written).unwrap_or(0));
+        queue.push_used(chain, written as u32);
         self.epochs.end(epoch);
         true
     }

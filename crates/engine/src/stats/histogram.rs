@@ -24,12 +24,13 @@ impl Histogram {
     /// The bucket of `value`: its highest set bit and the two below it.
     #[must_use]
     #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "below 4")]
     pub fn bucket(value: u64) -> usize {
         if value < 4 {
-            return usize::try_from(value).unwrap_or(0);
+            return value as usize;
         }
         let power = value.ilog2();
-        let low = usize::try_from((value >> (power - 2)) & 3).unwrap_or(0);
+        let low = (value >> (power - 2)) as usize & 3;
         4 * (power as usize - 1) + low
     }
 

@@ -110,6 +110,7 @@ impl Front {
     }
 
     /// Handles one message to the end: carries out its effects, then returns its reply, if any.
+    #[allow(clippy::cast_possible_truncation, reason = "a queue of the session: fewer than 2^16")]
     pub(super) async fn handle(&mut self, message: Message) -> Result<Option<Sent>, FrontError> {
         let Message { header, payload, fds, .. } = message;
         let Outcome { effects, answer } = self.session.handle(header, &payload, fds)?;
@@ -123,7 +124,7 @@ impl Front {
             Answer::Reply(reply) => reply,
             Answer::Ack => Reply::U64(u64::from(refused)),
             Answer::Base(index) => Reply::VringState(VringState {
-                index: u32::try_from(index).unwrap_or(0),
+                index: index as u32,
                 num: self.session.vring(index).map_or(0, |v| v.base().bits()),
             }),
             Answer::Config(access) => self.read_config(access),

@@ -187,18 +187,19 @@ impl Handshake {
         Ok(Progress::More)
     }
 
+    #[allow(clippy::cast_possible_truncation, reason = "a name has 4096 bytes at most")]
     fn ask(&mut self, option: u32, out: &mut Vec<u8>) {
         let mut data = Vec::new();
         if option == OPT_GO {
             let name = self.wish.name.as_bytes();
-            data.extend(u32::try_from(name.len()).unwrap_or(0).to_be_bytes());
+            data.extend((name.len() as u32).to_be_bytes());
             data.extend(name);
             data.extend(1u16.to_be_bytes());
             data.extend(INFO_BLOCK_SIZE.to_be_bytes());
         }
         out.extend(IHAVEOPT.to_be_bytes());
         out.extend(option.to_be_bytes());
-        out.extend(u32::try_from(data.len()).unwrap_or(0).to_be_bytes());
+        out.extend((data.len() as u32).to_be_bytes());
         out.extend(data);
         self.replies = 0;
         self.state = State::Header { option };

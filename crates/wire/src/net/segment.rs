@@ -130,6 +130,7 @@ impl Cut {
     }
 
     /// Writes into the headers of a segment what is its own.
+    #[allow(clippy::cast_possible_truncation, reason = "within a frame")]
     fn number(
         &self,
         segment: &mut [u8],
@@ -149,7 +150,7 @@ impl Cut {
             put(segment, network + 4, low(segment.len() - network - IPV6).to_be_bytes())?;
         }
         let sequence = u32::from_be_bytes(*bytes(segment, transport + 4)?);
-        let sequence = sequence.wrapping_add(u32::try_from(at).unwrap_or(0));
+        let sequence = sequence.wrapping_add(at as u32);
         put(segment, transport + 4, sequence.to_be_bytes())?;
         if !is_last {
             segment[transport + 13] &= !FIN_PSH;

@@ -125,6 +125,7 @@ impl Incoming {
 
     /// The head of a chunk, with the first bytes of its payload: how many of these were taken.
     /// `None`: there are too few.
+    #[allow(clippy::cast_possible_truncation, reason = "some bytes")]
     fn chunk<'a>(
         &mut self,
         chunk: Chunk,
@@ -158,7 +159,7 @@ impl Incoming {
                     return Err(NbdError::Reply("too many errors for one command"));
                 }
                 sent.error = sent.error.or(Some(ErrorHead::parse(head).0));
-                let left = len - u32::try_from(ErrorHead::SIZE).unwrap_or(0);
+                let left = len - ErrorHead::SIZE as u32;
                 *self = Self::Rest { cookie, left, is_last };
                 Some((ErrorHead::SIZE, NextReply::GoesOn))
             }

@@ -111,8 +111,9 @@ impl std::fmt::Debug for Clock {
 struct Moment(u64);
 
 impl Moment {
+    #[allow(clippy::cast_possible_truncation, reason = "32 bits of it")]
     fn second(self) -> u32 {
-        u32::try_from((self.0 / 1000) & u64::from(u32::MAX)).unwrap_or(0)
+        (self.0 / 1000) as u32
     }
 }
 

@@ -143,8 +143,9 @@ impl Table {
     }
 
     #[inline]
+    #[allow(clippy::cast_possible_truncation, reason = "the low bits")]
     fn set(&self, key: Key) -> &[Entry] {
-        let low = usize::try_from(key.mixed() & (SETS as u64 - 1)).unwrap_or(0);
+        let low = key.mixed() as usize & (SETS - 1);
         &self.entries[low * WAYS..(low + 1) * WAYS]
     }
 
@@ -253,13 +254,14 @@ impl Table {
 
     /// Every address with its VLAN, its port, and the seconds since it was seen.
     #[must_use]
+    #[allow(clippy::cast_possible_truncation, reason = "twelve bits")]
     pub(super) fn list(&self, second: u32) -> Vec<Station> {
         let of = |entry: &Entry| {
             let key = Key(entry.key.load(Ordering::Acquire));
             let value = Value(entry.value.load(Ordering::Acquire));
             let is_there = value.is_of(key) && value.age(second) <= self.age;
             let [_, _, address @ ..] = (key.0 >> 12).to_be_bytes();
-            let vlan = u16::try_from(key.0 & 0xfff).unwrap_or(0);
+            let vlan = (key.0 & 0xfff) as u16;
             is_there.then(|| Station { address, vlan, port: value.port(), age: value.age(second) })
         };
         self.entries.iter().filter_map(of).collect()

@@ -267,11 +267,12 @@ impl TxEnd {
 
     /// Puts a frame of `len` bytes into a chunk by `copy`, which returns how many it has written.
     /// False: there is no chunk, or the ring is full.
+    #[allow(clippy::cast_possible_truncation, reason = "at most a chunk")]
     pub(super) fn put(&mut self, len: usize, copy: impl FnOnce(GuestSlice<'_>) -> usize) -> bool {
         let Some(&chunk) = self.free.last() else { return false };
         let at = usize::try_from(chunk).unwrap_or(usize::MAX);
         let Some(target) = self.memory.slice(at, len.min(self.room)) else { return false };
-        let copied = u32::try_from(copy(target)).unwrap_or(0);
+        let copied = copy(target) as u32;
         if copied == 0 || !self.ring.put(Place { addr: chunk, len: copied }) {
             return false;
         }

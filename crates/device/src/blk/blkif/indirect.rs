@@ -55,6 +55,7 @@ impl BlkifQueue {
     ///
     /// # Errors
     /// A [`RequestError`] that is a fault of the front-end: the ring must stop.
+    #[allow(clippy::cast_possible_truncation, reason = "at most a page")]
     fn segments_of(
         &mut self,
         indirect: &Indirect,
@@ -66,7 +67,7 @@ impl BlkifQueue {
             let bytes = &mut self.bytes[..len];
             let list = &mut self.page;
             list.clear();
-            let range = (0, u32::try_from(len).unwrap_or(0));
+            let range = (0, len as u32);
             let last = &mut self.last;
             let found = self
                 .lists

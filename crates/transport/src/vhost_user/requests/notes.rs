@@ -72,8 +72,9 @@ impl Place {
         Self::Kick,
     ];
 
+    #[allow(clippy::cast_possible_truncation, reason = "16 bits of it")]
     fn key(self, index: usize) -> u32 {
-        ((self as u32) << 16) | (u32::try_from(index).unwrap_or(0) & 0xffff)
+        ((self as u32) << 16) | (index as u32 & 0xffff)
     }
 
     fn of(key: u32) -> Option<Self> {
@@ -204,8 +205,9 @@ impl Notes {
 const SET_VRING_BASE: u32 = 10;
 const SET_INFLIGHT_FD: u32 = 32;
 
+#[allow(clippy::cast_possible_truncation, reason = "a message of ours: some bytes")]
 fn message(request: u32, payload: &[u8]) -> Vec<u8> {
-    let size = u32::try_from(payload.len()).unwrap_or(0);
+    let size = payload.len() as u32;
     let header = Header { request, flags: FLAG_VERSION, size };
     [&header.emit()[..], payload].concat()
 }
@@ -301,6 +303,7 @@ impl Front {
 
     /// Has a ring that is about to begin record in a region of this session, if the front-end has
     /// given none, and empties the ring's place there.
+    #[allow(clippy::cast_possible_truncation, reason = "a device has some hundred queues")]
     async fn prepare_region(&mut self, index: usize) {
         let (device, is_packed) = (self.device.clone(), self.is_packed());
         let is_running = self.vrings.get(index).is_none_or(|vring| vring.running.is_some());
@@ -314,7 +317,7 @@ impl Front {
             _ if self.session.has_running() => return,
             _ => {}
         }
-        let queues = u16::try_from(device.queue_count()).unwrap_or(0);
+        let queues = device.queue_count() as u16;
         let queue_size = device.queue_size_max();
         let area = InflightArea { queues, queue_size, ..InflightArea::default() };
         let Ok((area, file)) = inflight::make(area, is_packed) else { return };
