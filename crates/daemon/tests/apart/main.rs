@@ -1,8 +1,8 @@
 //! Two guests whose queues share one worker: neither's bytes get into the other's disk or memory,
 //! and neither's long requests keep the other's short ones waiting.
 //! No daemon here: the pool and the device are used as the transport uses them. But for `walls.rs`,
-//! `beside.rs` and `servers.rs`, in which neighbours of all kinds of abuses are probed, of a whole
-//! daemon.
+//! `beside.rs`, `servers.rs` and `tls.rs`, in which neighbours of all kinds of abuses are probed,
+//! of a whole daemon.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 #[path = "../process/mod.rs"]
@@ -17,6 +17,7 @@ mod faults;
 mod order;
 mod prober;
 mod servers;
+mod tls;
 mod walls;
 
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};

@@ -43,7 +43,7 @@ const MANNERS: [Manner; 7] = [
     Manner::Lies,
     Manner::Ends,
 ];
-const SIZE: u64 = 64 << 20;
+pub(crate) const SIZE: u64 = 64 << 20;
 
 /// A server on the loopback interface, whose manner can be changed.
 struct Server {
@@ -134,8 +134,18 @@ fn answer(manner: Manner, command: &Command) -> Option<Vec<u8>> {
 }
 
 fn negotiate(socket: &mut TcpStream) -> Option<()> {
+    greet(socket)?;
+    offer(socket)
+}
+
+/// The first bytes of the server, and of the client.
+pub(crate) fn greet(socket: &mut impl ReadWrite) -> Option<()> {
     socket.write_all(b"NBDMAGICIHAVEOPT\0\x03").ok()?;
-    socket.read_exact(&mut [0; 4]).ok()?;
+    socket.read_exact(&mut [0; 4]).ok()
+}
+
+/// Answers options until the client has chosen the disk.
+pub(crate) fn offer(socket: &mut impl ReadWrite) -> Option<()> {
     loop {
         let mut head = [0; 16];
         socket.read_exact(&mut head).ok()?;
@@ -155,6 +165,11 @@ fn negotiate(socket: &mut TcpStream) -> Option<()> {
         reply(1, &[])?;
     }
 }
+
+/// What a server reads from and writes to.
+pub(crate) trait ReadWrite: Read + Write {}
+
+impl<T: Read + Write> ReadWrite for T {}
 
 fn daemon(server: &Server) -> Daemon {
     let port = server.port;

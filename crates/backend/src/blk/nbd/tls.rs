@@ -243,8 +243,9 @@ impl Tls {
                 Ok(ConnectionState::BlockedHandshake) => break false,
                 Ok(_) => return Err(TlsError::Ended),
                 Err(error) => {
-                    // An alert tells the server's log of the fault.
-                    let state = connection.process_tls_records(&mut []).state;
+                    // An alert tells the server's log of the fault. rustls looks for it in what is
+                    // left of the same bytes, in which it knows places: it panics in shorter ones.
+                    let state = connection.process_tls_records(&mut sealed[at..]).state;
                     if let Ok(ConnectionState::EncodeTlsData(message)) = state {
                         encode(message, out);
                     }

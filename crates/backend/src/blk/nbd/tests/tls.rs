@@ -42,7 +42,16 @@ impl Authority {
 
     /// A server with a certificate for `host`. `asks`: clients must have one of this authority.
     fn server(&self, host: &str, until: i32, asks: bool) -> Arc<ServerConfig> {
-        let [certificate, key] = self.sign(host, until);
+        self.server_of(self.sign(host, until), asks, 1)
+    }
+
+    /// A server that shows its certificate so many times.
+    fn server_of(
+        &self,
+        [certificate, key]: [String; 2],
+        asks: bool,
+        times: usize,
+    ) -> Arc<ServerConfig> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider.clone());
         let config = config.with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
@@ -53,7 +62,7 @@ impl Authority {
             true => config.with_client_cert_verifier(verifier.build().unwrap()),
             false => config.with_no_client_auth(),
         };
-        let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()];
+        let chain = vec![CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap(); times];
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
         Arc::new(config.with_single_cert(chain, key).unwrap())
     }
@@ -156,6 +165,16 @@ fn who_is_not_trusted_is_named_in_one_line() {
     assert!(NbdDisk::open(files.options(&server)).is_ok());
     // A plain client, which the server does not take.
     assert!(NbdDisk::open(options(&server)).is_err());
+}
+
+#[test]
+fn a_handshake_message_that_is_too_long_costs_the_handshake() {
+    let (server, authority) = (Server::new(Offer::default()), Authority::new("ours"));
+    let files = Files::new(&authority);
+    // The message comes in several records, and its beginning is in the buffer when it is refused.
+    server.require_tls(authority.server_of(authority.sign(HOST, 2100), false, 1000));
+    let said = NbdDisk::open(files.options(&server)).unwrap_err().to_string();
+    assert!(said.starts_with("has broken TLS: "), "{said}");
 }
 
 #[test]
