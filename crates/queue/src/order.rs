@@ -15,13 +15,20 @@
 
 use crate::chain::Batch;
 
+/// A chain that goes back: its head or slot, and the bytes that were written to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Used {
+    pub(crate) slot: u16,
+    pub(crate) written: u32,
+}
+
 /// The positions of the chains in flight, and the chains that wait.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     /// The position of each chain in flight, by its head. As long as the ring.
     positions: Vec<u16>,
-    /// Head and written bytes of each chain that waits, by position. Empty until the first waits.
-    waiting: Vec<Option<(u16, u32)>>,
+    /// Each chain that waits, by its position. Empty until the first waits.
+    waiting: Vec<Option<Used>>,
     count: u16,
 }
 
@@ -53,8 +60,8 @@ impl Order {
 
     /// True if the chain `used` may be returned now, as entry `used_idx`. If not, it waits here.
     #[inline]
-    pub(crate) fn is_due(&mut self, used: (u16, u32), used_idx: u16) -> bool {
-        let position = self.positions.get(usize::from(used.0));
+    pub(crate) fn is_due(&mut self, used: Used, used_idx: u16) -> bool {
+        let position = self.positions.get(usize::from(used.slot));
         match position {
             Some(&position) if position != used_idx => {
                 self.keep(position, used);
@@ -65,7 +72,7 @@ impl Order {
     }
 
     #[cold]
-    fn keep(&mut self, position: u16, used: (u16, u32)) {
+    fn keep(&mut self, position: u16, used: Used) {
         let size = self.positions.len();
         self.waiting.resize(size, None);
         let place = &mut self.waiting[usize::from(position) & (size - 1)];
@@ -76,12 +83,12 @@ impl Order {
 
     /// Takes the chain that waits for entry `used_idx`, the next one to be written.
     #[inline]
-    pub(crate) fn take(&mut self, used_idx: u16) -> Option<(u16, u32)> {
+    pub(crate) fn take(&mut self, used_idx: u16) -> Option<Used> {
         if self.count == 0 { None } else { self.take_one(used_idx) }
     }
 
     #[cold]
-    fn take_one(&mut self, used_idx: u16) -> Option<(u16, u32)> {
+    fn take_one(&mut self, used_idx: u16) -> Option<Used> {
         let mask = self.positions.len().checked_sub(1)?;
         let used = self.waiting.get_mut(usize::from(used_idx) & mask)?.take()?;
         self.count -= 1;

@@ -29,7 +29,7 @@ use crate::base::Base;
 use crate::chain::{BATCH_CHAINS, Chain};
 use crate::config::RingAddresses;
 use crate::error::QueueError;
-use crate::record::journal::{self, Journal, JournalError, Owed};
+use crate::record::journal::{self, Journal, JournalError, Owed, Shape};
 use crate::ring::Ring;
 use manyring_memory::{GuestMemory, Part, Words, fence_compiler, fence_full};
 use manyring_wire::xen::blkif::{
@@ -149,9 +149,9 @@ impl BackRing {
         if journal::is_unserved(&ring.words) {
             return ring.journaled(journal);
         }
-        let (shape, at) = ((ring.abi, ring.size), (&ring.words, ring.rsp_prod));
+        let shape = Shape { abi: ring.abi, size: ring.size };
         let found = match journal.clone() {
-            Some(words) => Journal::resume(words, shape, at),
+            Some(words) => Journal::resume(words, shape, &ring.words, ring.rsp_prod),
             None => Err(JournalError::Missing),
         };
         match found {
@@ -168,9 +168,9 @@ impl BackRing {
     fn journaled(mut self, journal: Option<Words>) -> Result<Self, QueueError> {
         match journal {
             Some(words) => {
-                let (shape, at) = ((self.abi, self.size), (&self.words, self.rsp_prod));
-                let begun = Journal::begin(words, shape, at).map_err(QueueError::Journal)?;
-                self.journal = Some(begun);
+                let shape = Shape { abi: self.abi, size: self.size };
+                let begun = Journal::begin(words, shape, &self.words, self.rsp_prod);
+                self.journal = Some(begun.map_err(QueueError::Journal)?);
             }
             None => journal::mark_unwritten(&self.words),
         }
@@ -238,7 +238,8 @@ impl BackRing {
             let entry = words.part::<ENTRY>(entry_offset(ENTRY, self.size, count));
             let copied = copy_out(entry, layout, request.words_mut());
             if let Some(journal) = journal {
-                journal.take(*slot, copied.split_at(layout.segments / 4));
+                let (head, rest) = copied.split_at(layout.segments / 4);
+                journal.take(*slot, head, rest);
             }
             *chain = Some(Chain::new(*slot));
             count = count.wrapping_add(1);

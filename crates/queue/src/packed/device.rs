@@ -103,18 +103,21 @@ impl DeviceHalf {
         place.is_avail((u64::from_le(words.1) >> 48) as u16).then_some(words)
     }
 
-    /// Walks the chain at `place`, whose first descriptor has these words. Gives its entry, and how
-    /// many descriptors it has.
+    /// Walks the chain at `place`, whose first descriptor has these two words. Gives its entry, and
+    /// how many descriptors it has.
     #[inline]
     fn pop_chain(
         &mut self,
-        (place, first): (Place, (u64, u64)),
+        place: Place,
+        low: u64,
+        high: u64,
         batch: &mut Batch,
         empty: &mut usize,
     ) -> Result<(Entry, u16), QueueError> {
         let slot = self.slots.take();
         let start = batch.slices.len();
-        let walked = self.walk_ring(place.at, first, slot, Walk::from(start), &mut batch.slices);
+        let walked =
+            self.walk_ring(place.at, low, high, slot, Walk::from(start), &mut batch.slices);
         let walk = match walked {
             Ok(walk) => walk,
             Err(fault) => {
@@ -261,7 +264,7 @@ impl Ring for DeviceHalf {
         // written those and now read its event. One of us must see the other (§2.8.21.3.1).
         fence_full();
         let word = self.areas.avail.load_u32(0);
-        wants_event(word, self.features.event_idx, (self.used, moved), self.size)
+        wants_event(word, self.features.event_idx, self.used, moved, self.size)
     }
 
     fn enable_notifications(&mut self) -> bool {
@@ -333,14 +336,14 @@ impl Chains for DeviceHalf {
         }
         let (mut empty, in_flight, size, mut place) = (0, self.in_flight, self.size, self.avail);
         self.has_more = false;
-        while let Some(first) = self.available_at(place) {
+        while let Some((low, high)) = self.available_at(place) {
             if batch.entries.len() >= max.min(BATCH_CHAINS)
                 || batch.slices.len() + empty >= BATCH_SLICES
             {
                 self.has_more = true;
                 break;
             }
-            match self.pop_chain((place, first), batch, &mut empty) {
+            match self.pop_chain(place, low, high, batch, &mut empty) {
                 Ok((entry, count)) => {
                     batch.entries.push(entry);
                     place = place.add(count, size);

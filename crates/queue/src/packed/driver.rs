@@ -139,7 +139,7 @@ impl DriverHalf {
         fence_full();
         let moved = std::mem::take(&mut self.moved);
         let word = self.areas.used.load_u32(0);
-        wants_event(word, self.features.event_idx, (self.avail, moved), self.size)
+        wants_event(word, self.features.event_idx, self.avail, moved, self.size)
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]

@@ -103,12 +103,7 @@ pub(crate) fn event_word(place: u16, flags: u16) -> u32 {
 /// `now`? Reserved flags count as "always".
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
-pub(crate) fn wants_event(
-    word: u32,
-    has_desc: bool,
-    (now, moved): (Place, u16),
-    size: u16,
-) -> bool {
+pub(crate) fn wants_event(word: u32, has_desc: bool, now: Place, moved: u16, size: u16) -> bool {
     match (word >> 16) as u16 & 3 {
         EVENT_DISABLE => false,
         EVENT_DESC if has_desc => {
@@ -144,11 +139,11 @@ mod tests {
         // The three descriptors 3 and 4 of the lap before, and 0 of this one, were just passed.
         let passed = |at, wrap| {
             let word = event_word(Place { at, wrap }.bits(), EVENT_DESC);
-            wants_event(word, true, (now, 3), size)
+            wants_event(word, true, now, 3, size)
         };
         assert!(passed(3, true) && passed(4, true) && passed(0, false));
         assert!(!passed(2, true) && !passed(1, false));
-        assert!(wants_event(event_word(9, EVENT_DESC), false, (now, 1), size), "not negotiated");
-        assert!(!wants_event(event_word(0, EVENT_DISABLE), true, (now, 1), size));
+        assert!(wants_event(event_word(9, EVENT_DESC), false, now, 1, size), "not negotiated");
+        assert!(!wants_event(event_word(0, EVENT_DISABLE), true, now, 1, size));
     }
 }

@@ -119,7 +119,7 @@ impl Inflight {
             self.begin(entries, used_idx);
         } else {
             self.end_burst(size, used_idx)?;
-            self.find_owed((entries, size))?;
+            self.find_owed(entries, size)?;
         }
         let count = u16::try_from(self.owed.len()).unwrap_or(u16::MAX);
         Ok((version != 0).then(|| used_idx.wrapping_add(count)))
@@ -167,7 +167,7 @@ impl Inflight {
     }
 
     /// Finds the chains that are in flight.
-    fn find_owed(&mut self, (entries, size): (u16, u16)) -> Result<(), InflightError> {
+    fn find_owed(&mut self, entries: u16, size: u16) -> Result<(), InflightError> {
         let mut owed = Vec::new();
         for head in 0..entries {
             if self.words.load_u16(entry(head) + FLAG) & 0xff == 0 {

@@ -117,14 +117,23 @@ pub(crate) struct Journal {
 /// which it took them.
 pub(crate) type Owed = Vec<u16>;
 
+/// How the entries of a ring are laid out, and how many there are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    pub(crate) abi: Abi,
+    pub(crate) size: u16,
+}
+
 impl Journal {
     /// Begins a journal for a ring of `size` entries whose next request and response have this
     /// count. The ring is marked last, so that a marked ring has a complete journal.
     pub(crate) fn begin(
         words: Words,
-        (abi, size): (Abi, u16),
-        (ring, count): (&Words, u32),
+        shape: Shape,
+        ring: &Words,
+        count: u32,
     ) -> Result<Self, JournalError> {
+        let Shape { abi, size } = shape;
         check_size(&words, size)?;
         ring.store_u32(MARK, UNSERVED);
         words.store_u32(HEAD, 0);
@@ -148,9 +157,11 @@ impl Journal {
     /// Goes on with the journal of a ring whose published responses end at `rsp_prod`.
     pub(crate) fn resume(
         words: Words,
-        (abi, size): (Abi, u16),
-        (ring, rsp_prod): (&Words, u32),
+        shape: Shape,
+        ring: &Words,
+        rsp_prod: u32,
     ) -> Result<(Self, Owed), JournalError> {
+        let Shape { abi, size } = shape;
         check_size(&words, size)?;
         let mark = ring.load_u32(MARK);
         if words.load_u32(HEAD) != MAGIC || words.load_u32(HEAD_VERSION) != VERSION {
@@ -193,7 +204,7 @@ impl Journal {
     /// Records a request as taken. Its words are given as those before the segments, and the rest.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "the first part has a constant length")]
-    pub(crate) fn take(&mut self, slot: u16, (head, rest): (&[u32], &[u32])) {
+    pub(crate) fn take(&mut self, slot: u16, head: &[u32], rest: &[u32]) {
         let record = self.words.part::<UNIT>(record(slot));
         record.store_u64(ORDER, self.taken);
         record.store_u32s(REQUEST, head);

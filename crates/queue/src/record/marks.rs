@@ -44,7 +44,8 @@ impl Marks {
     /// `addr`; `former`: what it had in a former snapshot. `None`: the snapshot has no log.
     pub(crate) fn new(
         memory: &GuestMemory,
-        (addr, len): (u64, usize),
+        addr: u64,
+        len: usize,
         former: Option<Box<Self>>,
     ) -> Option<Box<Self>> {
         let log = memory.log()?.clone();

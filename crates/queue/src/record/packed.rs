@@ -108,7 +108,8 @@ impl PackedInflight {
     /// nobody has, and a new record begins at `used`.
     pub(crate) fn resume(
         &mut self,
-        (size, used): (u16, Place),
+        size: u16,
+        used: Place,
         desc: &Words,
     ) -> Result<Option<Resumed>, InflightError> {
         let room = self.words.size().saturating_sub(HEADER_SIZE) / ENTRY_SIZE;

@@ -85,7 +85,8 @@ impl DeviceHalf {
     #[inline]
     fn pop_chain(
         &mut self,
-        (index, size): (u16, u16),
+        index: u16,
+        size: u16,
         batch: &mut Batch,
         empty: &mut usize,
     ) -> Result<Entry, QueueError> {
@@ -380,7 +381,7 @@ impl Chains for DeviceHalf {
         // CPU lets a load wait that a recent store covers in part only (docs/design/0006).
         let (mut index, size) = (self.last_avail, self.size);
         for _ in 0..available.min(BATCH_CHAINS).min(max) {
-            match self.pop_chain((index, size), batch, &mut empty) {
+            match self.pop_chain(index, size, batch, &mut empty) {
                 Ok(entry) => {
                     batch.entries.push(entry);
                     index = index.wrapping_add(1);

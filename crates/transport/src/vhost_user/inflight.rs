@@ -78,7 +78,7 @@ pub(super) fn make(area: InflightArea, is_packed: bool) -> io::Result<(InflightA
 /// Empties the place of a ring in the file of a region that [`make`] has made: the next ring there
 /// begins anew. If the kernel has no memory for that, the ring finds a record of another one, and
 /// does not start.
-pub(super) fn forget(file: impl AsFd, area: InflightArea, (index, is_packed): (usize, bool)) {
+pub(super) fn forget(file: impl AsFd, area: InflightArea, index: usize, is_packed: bool) {
     let stride = stride(area.queue_size, is_packed) as u64;
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let _ = fallocate(file, flags, index as u64 * stride, stride);

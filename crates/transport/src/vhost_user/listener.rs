@@ -437,13 +437,13 @@ impl SocketName {
 impl SocketName {
     /// Removes it at once. May block.
     fn remove(&mut self) {
-        remove_socket(&self.path, (self.device, self.inode), self.stays.as_deref());
+        remove_socket(&self.path, self.device, self.inode, self.stays.as_deref());
         self.is_removed = true;
     }
 }
 
 /// Removes the name of a socket, if it is still that of this socket: device and inode.
-fn remove_socket(path: &Path, (device, inode): (u64, u64), stays: Option<&AtomicBool>) {
+fn remove_socket(path: &Path, device: u64, inode: u64, stays: Option<&AtomicBool>) {
     if stays.is_some_and(|stays| stays.load(Ordering::Relaxed)) {
         return;
     }
@@ -456,9 +456,9 @@ fn remove_socket(path: &Path, (device, inode): (u64, u64), stays: Option<&Atomic
 impl Drop for SocketName {
     fn drop(&mut self) {
         if !self.is_removed {
-            let (path, identity) = (self.path.clone(), (self.device, self.inode));
+            let (path, device, inode) = (self.path.clone(), self.device, self.inode);
             let stays = self.stays.clone();
-            removal::remove(move || remove_socket(&path, identity, stays.as_deref()));
+            removal::remove(move || remove_socket(&path, device, inode, stays.as_deref()));
         }
     }
 }

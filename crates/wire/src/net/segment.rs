@@ -123,7 +123,7 @@ impl Cut {
             segment.clear();
             segment.extend_from_slice(head);
             segment.extend_from_slice(&payload[at..payload.len().min(at + self.piece)]);
-            self.number(&mut segment, (index, at), index + 1 == count)?;
+            self.number(&mut segment, index, at, index + 1 == count)?;
             each(&segment);
         }
         Ok(count)
@@ -134,7 +134,8 @@ impl Cut {
     fn number(
         &self,
         segment: &mut [u8],
-        (index, at): (usize, usize),
+        index: usize,
+        at: usize,
         is_last: bool,
     ) -> Result<(), SegmentError> {
         let (network, transport) = (self.network, self.transport);

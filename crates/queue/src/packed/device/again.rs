@@ -4,6 +4,7 @@ use super::{DeviceHalf, byte_of, walk_table};
 use crate::aside::pop_again;
 use crate::chain::{Batch, Chain, Entry};
 use crate::error::QueueError;
+use crate::order::Used;
 use crate::packed::place::{F_AVAIL, F_USED};
 use crate::ring::Ring;
 use crate::walk::Walk;
@@ -15,7 +16,7 @@ impl DeviceHalf {
     /// ended before it did so.
     pub(super) fn resume(&mut self) -> bool {
         let Some(record) = &mut self.record else { return false };
-        let resumed = match record.resume((self.size, self.used), &self.areas.desc) {
+        let resumed = match record.resume(self.size, self.used, &self.areas.desc) {
             Ok(None) => return false,
             Ok(Some(resumed)) => resumed,
             Err(error) => {
@@ -113,8 +114,8 @@ impl DeviceHalf {
         for (low, high) in self.slots.descs(slot) {
             let (desc, _) = Descriptor::parse_packed(*low, *high);
             if desc.is_indirect() {
-                let walked = (&mut self.last_hit, walk, &mut *slices);
-                walk = walk_table(desc, self.features, &self.memory, walked)?;
+                let (last_hit, memory) = (&mut self.last_hit, &self.memory);
+                walk = walk_table(desc, self.features, memory, last_hit, walk, slices)?;
             } else {
                 walk.add(desc, &mut self.last_hit, slices)?;
             }
@@ -220,7 +221,7 @@ impl DeviceHalf {
         if let Some(marks) = &mut self.marks {
             marks.answered(slot);
         }
-        if self.features.in_order && !self.order.is_due((slot, written), self.given) {
+        if self.features.in_order && !self.order.is_due(Used { slot, written }, self.given) {
             return;
         }
         self.return_noted(slot, written);
@@ -241,7 +242,7 @@ impl DeviceHalf {
 
     /// As [`Ring::publish`], of a ring that notes something.
     pub(super) fn publish_noted(&mut self) -> u16 {
-        while let Some((slot, written)) = self.order.take(self.given) {
+        while let Some(Used { slot, written }) = self.order.take(self.given) {
             self.return_noted(slot, written);
         }
         if let Some(marks) = &mut self.marks {

@@ -109,14 +109,14 @@ impl Kept {
     pub(super) fn keep(&mut self, n: u16, low: u64, high: u64, further: &mut Further) {
         match self.few.get_mut(usize::from(n)) {
             Some(place) => *place = (low, high),
-            None => self.keep_further((low, high), further),
+            None => self.keep_further(low, high, further),
         }
     }
 
     /// Keeps a descriptor behind those for which the slot has room.
     #[inline]
-    pub(super) fn keep_further(&mut self, words: (u64, u64), further: &mut Further) {
-        further.add(&mut self.further, words);
+    pub(super) fn keep_further(&mut self, low: u64, high: u64, further: &mut Further) {
+        further.add(&mut self.further, low, high);
     }
 
     /// The chain has `count` descriptors, and this id.
@@ -151,9 +151,9 @@ pub(super) struct Further {
 impl Further {
     /// Adds a descriptor to a list.
     #[cold]
-    fn add(&mut self, list: &mut Option<List>, words: (u64, u64)) {
+    fn add(&mut self, list: &mut Option<List>, low: u64, high: u64) {
         let at = self.take();
-        self.places[usize::from(at)] = (words, at);
+        self.places[usize::from(at)] = ((low, high), at);
         match list {
             Some(list) => {
                 self.places[usize::from(list.last)].1 = at;

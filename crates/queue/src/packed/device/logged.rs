@@ -11,9 +11,9 @@ impl DeviceHalf {
     /// Marks from now on what the snapshot's log wants, in a ring at these addresses. Not before
     /// the ring has begun: nothing may be written then.
     pub(super) fn log_from_here(&mut self, addresses: RingAddresses) {
-        let ring = (addresses.descriptor, desc_table_size(self.size));
-        self.marks = Marks::new(&self.memory, ring, self.marks.take());
-        self.event_marks = Marks::new(&self.memory, (addresses.used, EVENT_SIZE), None);
+        let (ring, len) = (addresses.descriptor, desc_table_size(self.size));
+        self.marks = Marks::new(&self.memory, ring, len, self.marks.take());
+        self.event_marks = Marks::new(&self.memory, addresses.used, EVENT_SIZE, None);
         self.is_noted = self.features.in_order || self.record.is_some() || self.marks.is_some();
         if self.has_begun {
             self.mark_all();

@@ -11,10 +11,11 @@ use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_WRITE, DESCRIPTOR_SIZE, D
 /// How far along its chain a walk has come.
 enum Walked {
     Whole(Walk),
-    /// The chain goes on at the descriptor `at`, whose words were read.
+    /// The chain goes on at the descriptor `at`, whose two words were read.
     Part {
         at: u16,
-        words: (u64, u64),
+        low: u64,
+        high: u64,
         walk: Walk,
     },
 }
@@ -26,14 +27,17 @@ impl DeviceHalf {
     pub(super) fn walk_ring(
         &mut self,
         at: u16,
-        words: (u64, u64),
+        low: u64,
+        high: u64,
         slot: u16,
         walk: Walk,
         slices: &mut SliceList,
     ) -> Result<Walk, QueueError> {
-        match self.walk_on::<false>(at, words, slot, walk, slices)? {
+        match self.walk_on::<false>(at, low, high, slot, walk, slices)? {
             Walked::Whole(walk) => Ok(walk),
-            Walked::Part { at, words, walk } => self.walk_long(at, words, slot, walk, slices),
+            Walked::Part { at, low, high, walk } => {
+                self.walk_long(at, low, high, slot, walk, slices)
+            }
         }
     }
 
@@ -42,12 +46,13 @@ impl DeviceHalf {
     fn walk_long(
         &mut self,
         at: u16,
-        words: (u64, u64),
+        low: u64,
+        high: u64,
         slot: u16,
         walk: Walk,
         slices: &mut SliceList,
     ) -> Result<Walk, QueueError> {
-        match self.walk_on::<true>(at, words, slot, walk, slices)? {
+        match self.walk_on::<true>(at, low, high, slot, walk, slices)? {
             Walked::Whole(walk) => Ok(walk),
             Walked::Part { .. } => {
                 let size = self.size;
@@ -62,7 +67,8 @@ impl DeviceHalf {
     fn walk_on<const FURTHER: bool>(
         &mut self,
         mut at: u16,
-        mut words: (u64, u64),
+        mut low: u64,
+        mut high: u64,
         slot: u16,
         mut walk: Walk,
         slices: &mut SliceList,
@@ -73,17 +79,17 @@ impl DeviceHalf {
         let places = if FURTHER { FEW..room.max(FEW) } else { 0..room.min(FEW) };
         for n in places {
             if FURTHER {
-                kept.keep_further(words, further);
+                kept.keep_further(low, high, further);
             } else {
-                kept.few[n] = words;
+                kept.few[n] = (low, high);
             }
-            let (desc, id) = Descriptor::parse_packed(words.0, words.1);
+            let (desc, id) = Descriptor::parse_packed(low, high);
             if desc.is_indirect() {
                 if desc.has_next() {
                     return Err(QueueError::IndirectNext);
                 }
                 kept.end(counted(n + 1), id);
-                let walk = walk_table(desc, *features, memory, (last_hit, walk, slices))?;
+                let walk = walk_table(desc, *features, memory, last_hit, walk, slices)?;
                 return Ok(Walked::Whole(walk));
             }
             walk.add(desc, last_hit, slices)?;
@@ -95,9 +101,9 @@ impl DeviceHalf {
             if at == size {
                 at = 0;
             }
-            words = areas.desc.load_u64_pair(usize::from(at) * DESCRIPTOR_SIZE);
+            (low, high) = areas.desc.load_u64_pair(usize::from(at) * DESCRIPTOR_SIZE);
         }
-        Ok(Walked::Part { at, words, walk })
+        Ok(Walked::Part { at, low, high, walk })
     }
 }
 
@@ -106,7 +112,9 @@ pub(super) fn walk_table(
     desc: Descriptor,
     features: RingFeatures,
     memory: &GuestMemory,
-    (last_hit, mut walk, slices): (&mut LastHit, Walk, &mut SliceList),
+    last_hit: &mut LastHit,
+    mut walk: Walk,
+    slices: &mut SliceList,
 ) -> Result<Walk, QueueError> {
     if !features.indirect {
         return Err(QueueError::IndirectNotNegotiated);

@@ -9,8 +9,8 @@ impl DeviceHalf {
     /// Marks from now on what the snapshot's log wants, in a ring whose used ring lies at the
     /// front-end's address `used`. Not before the ring has begun: nothing may be written then.
     pub(super) fn log_from_here(&mut self, used: u64) {
-        let area = (used, used_ring_size(self.size));
-        self.marks = Marks::new(&self.memory, area, self.marks.take());
+        let len = used_ring_size(self.size);
+        self.marks = Marks::new(&self.memory, used, len, self.marks.take());
         self.is_noted = self.features.in_order || self.record.is_some() || self.marks.is_some();
         if let (true, Some(marks)) = (self.has_begun, &self.marks) {
             marks.wrote_all();

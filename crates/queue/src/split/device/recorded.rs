@@ -4,6 +4,7 @@ use super::DeviceHalf;
 use crate::aside::pop_again;
 use crate::chain::Batch;
 use crate::error::QueueError;
+use crate::order::Used;
 use crate::record::inflight::Inflight;
 use crate::ring::Ring;
 use manyring_memory::Words;
@@ -93,7 +94,7 @@ impl DeviceHalf {
     /// As [`Ring::publish`], of a ring that notes something. Cold as well.
     #[cold]
     pub(super) fn publish_noted(&mut self) -> u16 {
-        while let Some((head, written)) = self.order.take(self.used_idx) {
+        while let Some(Used { slot: head, written }) = self.order.take(self.used_idx) {
             if let Some(record) = &mut self.record {
                 record.answered(head);
             }
@@ -130,7 +131,8 @@ impl DeviceHalf {
         if let Some(marks) = &mut self.marks {
             marks.answered(head);
         }
-        if self.features.in_order && !self.order.is_due((head, written), self.used_idx) {
+        if self.features.in_order && !self.order.is_due(Used { slot: head, written }, self.used_idx)
+        {
             return;
         }
         if let Some(record) = &mut self.record {

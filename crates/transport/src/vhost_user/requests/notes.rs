@@ -312,7 +312,7 @@ impl Front {
             // The front-end's.
             (Some(_), None) => return,
             (Some(region), Some((area, file))) if region.is_packed() == is_packed => {
-                return inflight::forget(file, *area, (index, is_packed));
+                return inflight::forget(file, *area, index, is_packed);
             }
             _ if self.session.has_running() => return,
             _ => {}

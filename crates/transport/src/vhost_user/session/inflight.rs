@@ -7,7 +7,8 @@ impl Session {
     pub(super) fn inflight_of<F>(
         &self,
         name: &'static str,
-        (area, size): (InflightArea, usize),
+        area: InflightArea,
+        size: usize,
     ) -> Result<Outcome<F>, SessionError> {
         self.check_inflight(name, area)?;
         Ok(Outcome::of(Answer::Inflight(area, size)))
@@ -17,7 +18,8 @@ impl Session {
     pub(super) fn set_inflight<F>(
         &mut self,
         name: &'static str,
-        (area, fd): (InflightArea, Option<F>),
+        area: InflightArea,
+        fd: Option<F>,
     ) -> Result<Vec<Effect<F>>, SessionError> {
         self.check_inflight(name, area)?;
         if self.vrings.iter().any(|v| v.running) {

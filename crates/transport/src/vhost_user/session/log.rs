@@ -21,7 +21,7 @@ pub(super) struct LogState {
 
 impl Session {
     /// Takes a log, in place of a former one. Always answered, as QEMU expects it.
-    pub(super) fn set_log<F>(&mut self, (area, fd): (LogArea, Option<F>)) -> Outcome<F> {
+    pub(super) fn set_log<F>(&mut self, area: LogArea, fd: Option<F>) -> Outcome<F> {
         self.log.is_there = true;
         self.forget_refusals();
         let effects = vec![Effect::Log(fd.map(|fd| (area, fd)))];

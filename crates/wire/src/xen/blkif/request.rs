@@ -211,7 +211,7 @@ impl Indirect {
             return Err(RequestError::IndirectCount { count, expected });
         }
         let count = segments.iter().map(|segment| u64::from(segment.sectors())).sum();
-        limits.check_data((self.sector, count), segments.iter().copied())?;
+        limits.check_data(self.sector, count, segments.iter().copied())?;
         Ok(count)
     }
 }
@@ -230,16 +230,18 @@ impl Limits {
     #[inline]
     fn check_data(
         &self,
-        (sector, count): (u64, u64),
+        sector: u64,
+        count: u64,
         segments: impl Iterator<Item = Segment>,
     ) -> Result<(), RequestError> {
         self.check_range(sector, count)?;
-        if self.block_shift == 0 { Ok(()) } else { self.check_blocks((sector, count), segments) }
+        if self.block_shift == 0 { Ok(()) } else { self.check_blocks(sector, count, segments) }
     }
 
     fn check_blocks(
         &self,
-        (sector, count): (u64, u64),
+        sector: u64,
+        count: u64,
         mut segments: impl Iterator<Item = Segment>,
     ) -> Result<(), RequestError> {
         let block = 1_u64.checked_shl(self.block_shift).unwrap_or(u64::MAX);
@@ -317,7 +319,7 @@ fn parse_data<'a>(
         return Err(RequestError::ReadOnly);
     }
     let data = Data { op, sector: fields.sector, segments };
-    limits.check_data((data.sector, sectors), data.segments())?;
+    limits.check_data(data.sector, sectors, data.segments())?;
     Ok(data)
 }
 
