@@ -8,7 +8,7 @@ mod guest;
 use arbitrary::Arbitrary;
 use guest::{Guest, Spoil};
 use libfuzzer_sys::fuzz_target;
-use manyring_backend::net::null::NullPort;
+use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions};
 use manyring_device::fuzzing::SoloControl;
 use manyring_queue::DeviceQueue;
 use manyring_wire::net::{Command, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ};
@@ -38,7 +38,10 @@ fuzz_target!(|input: (u64, Vec<Step>)| {
     let features = features | VIRTIO_NET_F_CTRL_VQ | VIRTIO_NET_F_MQ;
     let guest = Guest::new(16, 65_530, true, true, true);
     let queue = DeviceQueue::new(guest.config, guest.memory.clone()).unwrap();
-    let port = Arc::new(NullPort::new(PAIRS, 0));
+    // Its port takes whatever hash a driver sets.
+    let clock = Clock::new(|| 5_000);
+    let switch = Switch::new(SwitchOptions { name: "s".to_owned(), age: 300, clock });
+    let port = Arc::new(switch.port(PortOptions::new("port", PAIRS)).unwrap());
     let mut solo = SoloControl::new(&RUNTIME, queue, port, features);
     for step in steps {
         match step {
@@ -55,6 +58,7 @@ fuzz_target!(|input: (u64, Vec<Step>)| {
                 // A chain without a status byte breaks the queue and never comes back.
                 assert_eq!(solo.queue().in_flight(), 0);
                 assert!(solo.device().mac()[0] & 1 == 0);
+                assert!(solo.hashed_pairs() <= PAIRS);
                 assert!(solo.queue().available_count() == 0 || solo.queue().fault().is_some());
             }
         }

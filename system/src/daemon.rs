@@ -186,6 +186,18 @@ impl Daemon {
         queues_of(&json).ok_or(format!("manyring stats --json: no queues in {json}"))
     }
 
+    /// The counters of every queue of the device that has this name.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or has no such device.
+    pub fn queues_of(&self, device: &str) -> Outcome<Vec<Counters>> {
+        let json = self.stats()?;
+        let devices = json.pointer("/devices").and_then(Value::as_array);
+        let is_it = |found: &&Value| found.get("name").and_then(Value::as_str) == Some(device);
+        let found = devices.and_then(|all| all.iter().find(is_it)).and_then(queues_of);
+        found.ok_or_else(|| format!("manyring stats --json: no device {device} in {json}"))
+    }
+
     /// What its first worker says of itself, and what that worker has learned about polling.
     ///
     /// # Errors

@@ -298,6 +298,7 @@ impl Moving {
             moderation,
             reclaim,
             offload,
+            hash_report: false,
         };
         let device = NetDevice::new(device, port, pool.clone());
         let host = Host::on(tap);

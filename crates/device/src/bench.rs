@@ -155,6 +155,7 @@ fn rules() -> Arc<Rules> {
         frame_size_max: FRAME_SIZE_MAX,
         room_size: ROOM_SIZE,
         filter: None,
+        hash: None,
     })
 }
 

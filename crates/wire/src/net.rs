@@ -3,6 +3,7 @@
 mod ctrl;
 pub mod flow;
 pub mod head;
+pub mod rss;
 pub mod segment;
 
 pub use ctrl::{
@@ -20,6 +21,9 @@ pub const HEADER_SIZE: usize = 12;
 /// Bytes of the header of a legacy driver without mergeable buffers: it ends before `num_buffers`
 /// (§5.1.6.1).
 pub const LEGACY_HEADER_SIZE: usize = 10;
+/// Bytes of the header of a driver that has each frame's hash reported: the hash lies behind
+/// `num_buffers` (§5.1.6).
+pub const HASH_HEADER_SIZE: usize = 20;
 /// Where `num_buffers` lies in the header.
 pub const NUM_BUFFERS_OFFSET: usize = 10;
 /// Longest frame: an IP packet of 65,535 bytes, an Ethernet header and a VLAN tag.
@@ -77,6 +81,10 @@ pub const VIRTIO_NET_F_GUEST_USO4: u64 = 1 << 54;
 pub const VIRTIO_NET_F_GUEST_USO6: u64 = 1 << 55;
 /// The device takes uncut UDP datagrams.
 pub const VIRTIO_NET_F_HOST_USO: u64 = 1 << 56;
+/// The device reports the hash of each frame.
+pub const VIRTIO_NET_F_HASH_REPORT: u64 = 1 << 57;
+/// The driver chooses the receiveq of each frame by its hash.
+pub const VIRTIO_NET_F_RSS: u64 = 1 << 60;
 /// `speed` and `duplex` are valid.
 pub const VIRTIO_NET_F_SPEED_DUPLEX: u64 = 1 << 63;
 
@@ -90,6 +98,9 @@ pub const SPEED_UNKNOWN: u32 = u32::MAX;
 /// Bytes of the header before each packet of a driver that has negotiated `features` (§5.1.6.1).
 #[must_use]
 pub const fn header_size(features: u64) -> usize {
+    if features & VIRTIO_NET_F_HASH_REPORT != 0 {
+        return HASH_HEADER_SIZE;
+    }
     match features & (VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF) {
         0 => LEGACY_HEADER_SIZE,
         _ => HEADER_SIZE,
@@ -127,7 +138,7 @@ pub enum Duplex {
     Unknown = 0xff,
 }
 
-/// The config space (§5.1.4), as far as `duplex`: receive-side scaling is not served.
+/// The config space (§5.1.4), as far as the hash of receive-side scaling.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned,
 )]
@@ -145,6 +156,12 @@ pub struct Config {
     pub speed: U32,
     /// [`Duplex`].
     pub duplex: u8,
+    /// Bytes of the longest hash key.
+    pub rss_max_key_size: u8,
+    /// Entries of the longest indirection table.
+    pub rss_max_indirection_table_length: U16,
+    /// [`rss::hash_type`] bits.
+    pub supported_hash_types: U32,
 }
 
 /// What a side takes that is not finished: partial checksums, uncut segments.
@@ -231,7 +248,8 @@ pub const GUEST_OFFLOAD_BITS: u64 = VIRTIO_NET_F_GUEST_CSUM
     | VIRTIO_NET_F_GUEST_ECN
     | VIRTIO_NET_F_GUEST_USO4
     | VIRTIO_NET_F_GUEST_USO6;
-/// The control queue, and every feature whose commands [`Command`] knows, but `VIRTIO_NET_F_MQ`.
+/// The control queue, and every feature whose commands [`Command`] knows, but those of several
+/// queue pairs and of the hash.
 pub const CTRL_BITS: u64 = VIRTIO_NET_F_CTRL_VQ
     | VIRTIO_NET_F_CTRL_RX
     | VIRTIO_NET_F_CTRL_RX_EXTRA

@@ -59,6 +59,7 @@ mod uml_outlives_its_room;
 mod uml_overlays;
 mod uml_qcow2_door;
 mod uml_reclaim;
+mod uml_rss;
 mod uml_switch;
 mod uml_tap_made_again;
 mod uml_tcp_rr;
@@ -123,6 +124,7 @@ pub const ALL: &[Behaviour] = &[
     uml_ethtool::BEHAVIOUR,
     uml_tap_made_again::BEHAVIOUR,
     uml_outlives_its_room::BEHAVIOUR,
+    uml_rss::BEHAVIOUR,
     uml_switch::BEHAVIOUR,
     uml_vlan_between_guests::BEHAVIOUR,
     uml_overlays::VXLAN,

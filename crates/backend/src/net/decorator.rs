@@ -6,6 +6,7 @@ use super::tap::lent::Lent;
 use super::{Port, PortRx, PortTx};
 use crate::sys::link::LinkEvent;
 use manyring_wire::net::Offloads;
+use manyring_wire::net::rss::Rss;
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -86,6 +87,14 @@ impl<D: Decorator> Port for Decorated<D> {
 
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
         self.inner.set_attached(index, attached)
+    }
+
+    fn can_hash(&self) -> bool {
+        self.inner.can_hash()
+    }
+
+    fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
+        self.inner.set_rss(rss)
     }
 
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {

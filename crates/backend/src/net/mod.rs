@@ -39,7 +39,9 @@ pub use returned::{Outcome, Returned, Token};
 use crate::sys::link::LinkEvent;
 use manyring_memory::GuestSlice;
 use manyring_wire::net::Offloads;
+use manyring_wire::net::rss::Rss;
 use rustix::io::Errno;
+use std::sync::Arc;
 use tap::TapError;
 use tap::lent::Lent;
 
@@ -98,6 +100,20 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// `EINVAL`: the port has no such pair. Any other: the host refuses to attach or detach it.
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno>;
+
+    /// True if the port can deliver each frame by the pair that the guest's hash chooses.
+    fn can_hash(&self) -> bool {
+        false
+    }
+
+    /// Delivers each frame by the pair that `rss` chooses from now on; `None`: as the port likes.
+    /// All pairs that `rss` names are attached. May block.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the port cannot ([`Self::can_hash`]). Any other: the host refuses it.
+    fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
+        if rss.is_some() { Err(Errno::OPNOTSUPP) } else { Ok(()) }
+    }
 
     /// Sets the host's MTU. May block.
     ///

@@ -13,6 +13,7 @@ mod open;
 mod program;
 mod queue;
 mod queues;
+mod rss;
 mod settings;
 
 pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};
@@ -25,12 +26,14 @@ use again::{Wanted, prepare};
 use flows::{Flows, Steering};
 use lent::{Lent, transmit};
 use manyring_wire::net::Offloads;
+use manyring_wire::net::rss::Rss;
 use offloads::{offload_bits, probe_offloads};
 use open::{by_fds, by_name};
 pub(super) use open::{check_mtu, check_queue_pairs, find, join_error, open_links};
 pub use open::{check_name, look};
 use queue::{TapRx, TapTx};
 use queues::Queues;
+use rss::Hashed;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
 pub(super) use settings::Settings;
@@ -117,6 +120,8 @@ struct State {
     /// It was logged that the length of the queues cannot be changed.
     is_room_told: bool,
     link_up: bool,
+    /// The guest chooses the queue of each frame; the steering table is used otherwise.
+    hashed: Option<Hashed>,
 }
 
 /// The port.
@@ -206,6 +211,7 @@ impl TapPort {
                 sharers: 0,
                 is_room_told: false,
                 link_up: true,
+                hashed: None,
             }),
             mtu: AtomicU16::new(mtu.unwrap_or(0)),
             name: opened.name,
@@ -391,6 +397,14 @@ impl Port for TapPort {
         Ok(())
     }
 
+    fn can_hash(&self) -> bool {
+        self.flows.is_some()
+    }
+
+    fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
+        self.steer_by(rss.as_deref())
+    }
+
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
         let mut state = self.state();
         if !state.is_gone {
@@ -472,6 +486,7 @@ mod tests {
                 sharers: 0,
                 is_room_told: false,
                 link_up: true,
+                hashed: None,
             }),
             mtu: AtomicU16::new(1400),
         };

@@ -97,6 +97,7 @@ fn net_options(net: &NetPlan, mac: MacAddress) -> NetOptions {
         moderation: net.device.moderation.law(),
         reclaim: net.reclaim.law(),
         offload: net.offload.limit(),
+        hash_report: net.hash_report,
     }
 }
 

@@ -92,6 +92,10 @@ pub(crate) struct NetArgs {
     /// packet [default: true].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) steer: Option<bool>,
+    /// Offer the guest to report the hash of each packet that it receives, which costs it time for
+    /// each packet [default: false].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) hash_report: Option<bool>,
     /// Capture all packets in this file (pcap), both ways; its former content is lost.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
@@ -128,6 +132,7 @@ impl From<NetArgs> for RawConfig {
             txqueuelen: args.txqueuelen,
             merge: args.merge,
             steer: args.steer,
+            hash_report: args.hash_report,
             pcap: args.pcap,
             limit: RawLimit::of_options(args.limit),
             ..RawNet::new(args.name, args.socket)

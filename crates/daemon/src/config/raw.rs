@@ -376,6 +376,8 @@ device_table! {
         /// daemon; false: the kernel's tap driver learns flows, which costs about 20 % more time
         /// for each short packet; default true.
         pub(crate) steer: Option<bool>,
+        /// Offer to report the hash of each frame to the guest, which costs time; default false.
+        pub(crate) hash_report: Option<bool>,
         /// Serve it from the process of this trust domain; default: as `domains` says.
         pub(crate) domain: Option<String>,
         /// Write every frame to this file.

@@ -47,6 +47,7 @@ pub(super) fn of_net(net: &NetPlan, device: &NetDevice) -> String {
     keys["queue_pairs"] = net.queue_pairs.into();
     keys["reclaim"] = json!(net.reclaim);
     keys["offload"] = json!(net.offload);
+    keys["hash_report"] = net.hash_report.into();
     let mac: MacAddress = device.mac();
     keys["mac"] = mac_text(mac).into();
     keys["mtu"] = device.mtu().into();

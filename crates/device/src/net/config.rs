@@ -2,10 +2,11 @@
 
 use super::{NetOptions, State};
 use manyring_backend::net::Port;
+use manyring_wire::net::rss::{KEY_SIZE_MAX, TABLE_LEN_MAX, hash_type};
 use manyring_wire::net::{
-    CTRL_BITS, Config, Duplex, Offloads, SPEED_UNKNOWN, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ,
-    VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_F_SPEED_DUPLEX, VIRTIO_NET_F_STATUS,
-    VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP,
+    CTRL_BITS, Config, Duplex, Offloads, SPEED_UNKNOWN, VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MAC,
+    VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_F_RSS,
+    VIRTIO_NET_F_SPEED_DUPLEX, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP,
 };
 use manyring_wire::virtio::{
     VIRTIO_F_ANY_LAYOUT, VIRTIO_F_EVENT_IDX, VIRTIO_F_IN_ORDER, VIRTIO_F_INDIRECT_DESC,
@@ -55,6 +56,8 @@ pub(super) fn features(options: &NetOptions, port: &dyn Port, mtu: Option<u16>) 
         | options.offload.of(port.taken()).host_features()
         | options.offload.of(port.given()).guest_features()
         | when(options.queue_pairs > 1, VIRTIO_NET_F_MQ)
+        | when(options.queue_pairs > 1 && port.can_hash(), VIRTIO_NET_F_RSS)
+        | when(options.hash_report, VIRTIO_NET_F_HASH_REPORT)
         | when(mtu.is_some(), VIRTIO_NET_F_MTU)
         | when(options.speed.is_some(), VIRTIO_NET_F_SPEED_DUPLEX)
 }
@@ -71,6 +74,9 @@ pub(super) fn config(options: &NetOptions, state: &State) -> Config {
         mtu: state.mtu_told.unwrap_or(0).into(),
         speed: options.speed.unwrap_or(SPEED_UNKNOWN).into(),
         duplex: duplex as u8,
+        rss_max_key_size: u8::try_from(KEY_SIZE_MAX).unwrap_or(u8::MAX),
+        rss_max_indirection_table_length: u16::try_from(TABLE_LEN_MAX).unwrap_or(u16::MAX).into(),
+        supported_hash_types: hash_type::ALL.into(),
     }
 }
 

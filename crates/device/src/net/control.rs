@@ -3,11 +3,13 @@
 use super::pace::{REST, REST_MAX};
 use super::rules::Filter;
 use super::{Inner, State};
+use manyring_wire::net::rss::{Hasher, Rss};
 use manyring_wire::net::{
     Coalescing, Command, CtrlStatus, MacAddress, Offloads, QueueCoalescing, RxMode,
     VIRTIO_NET_F_CTRL_GUEST_OFFLOADS, VIRTIO_NET_F_CTRL_MAC_ADDR, VIRTIO_NET_F_CTRL_RX,
     VIRTIO_NET_F_CTRL_RX_EXTRA, VIRTIO_NET_F_CTRL_VLAN, VIRTIO_NET_F_GUEST_ANNOUNCE,
-    VIRTIO_NET_F_MQ, VIRTIO_NET_F_NOTF_COAL, VIRTIO_NET_F_VQ_NOTF_COAL,
+    VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MQ, VIRTIO_NET_F_NOTF_COAL, VIRTIO_NET_F_RSS,
+    VIRTIO_NET_F_VQ_NOTF_COAL,
 };
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -22,7 +24,7 @@ pub(super) enum Refusal {
     #[error("its feature was not negotiated")]
     Feature,
     #[error("{pairs} queue pairs of a device with {max}")]
-    Pairs { pairs: u16, max: usize },
+    Pairs { pairs: usize, max: usize },
     #[error("offloads that were not negotiated")]
     Offloads,
     #[error("the host's interface does not follow")]
@@ -57,6 +59,8 @@ pub(super) fn needs(command: &Command) -> u64 {
         Command::VlanAdd(_) | Command::VlanDel(_) => VIRTIO_NET_F_CTRL_VLAN,
         Command::AnnounceAck => VIRTIO_NET_F_GUEST_ANNOUNCE,
         Command::QueuePairs(_) => VIRTIO_NET_F_MQ,
+        Command::Rss(_) => VIRTIO_NET_F_RSS,
+        Command::Hash(_) => VIRTIO_NET_F_HASH_REPORT,
         Command::GuestOffloads(_) => VIRTIO_NET_F_CTRL_GUEST_OFFLOADS,
         Command::CoalesceTx(_) | Command::CoalesceRx(_) => VIRTIO_NET_F_NOTF_COAL,
         Command::CoalesceQueue(_) | Command::CoalesceQuery(_) => VIRTIO_NET_F_VQ_NOTF_COAL,
@@ -70,7 +74,7 @@ enum Reach {
     Rules,
     /// These queues: when they call.
     Coalescing(Vec<usize>),
-    /// The queues of all pairs, and the host.
+    /// The queues of all pairs, the host, and who reports hashes.
     Pairs,
     /// The host, then all queues.
     Offloads,
@@ -85,8 +89,16 @@ pub(super) enum Before {
         rx: Option<Coalescing>,
         queues: Vec<(usize, Option<Coalescing>)>,
     },
-    Pairs(usize),
+    Steering(Steering),
     Offloads(Offloads),
+}
+
+/// Which pairs the driver uses, and how it has its frames spread over them.
+#[derive(Debug)]
+pub(super) struct Steering {
+    pairs: usize,
+    rss: Option<Arc<Rss>>,
+    hash: Option<Arc<Hasher>>,
 }
 
 /// The two kinds of commands. Work that one has left behind delays only commands of its kind.
@@ -228,6 +240,16 @@ impl State {
         before
     }
 
+    /// Uses this many pairs, and spreads frames by `rss`. Returns what was set before.
+    fn steer(&mut self, pairs: usize, rss: Option<Arc<Rss>>) -> Before {
+        let hash = self.hash.clone();
+        if let Some(rss) = &rss {
+            self.hash = Some(Arc::new(rss.hasher().clone()));
+        }
+        let pairs = std::mem::replace(&mut self.pairs_in_use, pairs);
+        Before::Steering(Steering { pairs, rss: std::mem::replace(&mut self.rss, rss), hash })
+    }
+
     /// Sets the parameters of these virtqueues.
     fn coalesce(&mut self, indices: impl Iterator<Item = usize>, coalescing: Coalescing) -> Before {
         let (tx, rx) = (self.coalescing_tx, self.coalescing_rx);
@@ -252,12 +274,20 @@ impl Inner {
             Command::CoalesceRx(_) => Reach::Coalescing(self.data_queues(0).collect()),
             Command::CoalesceQueue(queue) => Reach::Coalescing(vec![self.data_queue(queue.index)?]),
             Command::QueuePairs(pairs) => {
-                let (pairs, max) = (*pairs, self.options.queue_pairs);
-                if !(1..=max).contains(&usize::from(pairs)) {
+                let (pairs, max) = (usize::from(*pairs), self.options.queue_pairs);
+                if !(1..=max).contains(&pairs) {
                     return Err(Refusal::Pairs { pairs, max });
                 }
                 Reach::Pairs
             }
+            Command::Rss(config) => {
+                let (pairs, max) = (config.pairs(), self.options.queue_pairs);
+                if pairs > max {
+                    return Err(Refusal::Pairs { pairs, max });
+                }
+                Reach::Pairs
+            }
+            Command::Hash(_) => Reach::Rules,
             Command::GuestOffloads(bits) => {
                 if bits & !self.state().features != 0 {
                     return Err(Refusal::Offloads);
@@ -294,8 +324,20 @@ impl Inner {
             Command::CoalesceQueue(QueueCoalescing { index, coalescing }) => {
                 state.coalesce(std::iter::once(usize::from(index)), coalescing)
             }
-            Command::QueuePairs(pairs) => {
-                Before::Pairs(std::mem::replace(&mut state.pairs_in_use, pairs.into()))
+            Command::QueuePairs(pairs) => state.steer(pairs.into(), None),
+            Command::Rss(config) => {
+                // Linux 6.1 goes on using the pairs that it has set before, whatever it says here.
+                let pairs = state.pairs_in_use.max(config.pairs());
+                state.steer(pairs, Some(Arc::new(Rss::new(config))))
+            }
+            Command::Hash(config) => {
+                let before = Before::Steering(Steering {
+                    pairs: state.pairs_in_use,
+                    rss: state.rss.clone(),
+                    hash: state.hash.clone(),
+                });
+                state.hash = Some(Arc::new(Hasher::new(config)));
+                before
             }
             Command::GuestOffloads(bits) => {
                 // Another driver may have begun since this was checked.
@@ -321,7 +363,9 @@ impl Inner {
                     state.vqs[index].coalescing = coalescing;
                 }
             }
-            Some(Before::Pairs(pairs)) => state.pairs_in_use = pairs,
+            Some(Before::Steering(Steering { pairs, rss, hash })) => {
+                (state.pairs_in_use, state.rss, state.hash) = (pairs, rss, hash);
+            }
             Some(Before::Offloads(given)) => state.given = given,
             None => {}
         }
@@ -333,7 +377,11 @@ impl Inner {
         match reach {
             Reach::Rules => self.push_rules().await,
             Reach::Coalescing(queues) => self.push_coalescing(queues).await,
-            Reach::Pairs => return self.apply_pairs().await,
+            Reach::Pairs => {
+                let follows = self.apply_steering().await;
+                self.push_rules().await;
+                return follows;
+            }
             Reach::Offloads => {
                 let follows = self.apply_offloads().await;
                 self.push_rules().await;

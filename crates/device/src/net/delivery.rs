@@ -117,6 +117,9 @@ impl Delivery {
     pub(super) fn push(&mut self, queue: &mut impl Chains, header: RawHeader, len: usize) -> usize {
         let takes_csum = self.rules.given.csum;
         self.tally.add(&header, len);
+        if self.posted.header_size() > HEADER_SIZE {
+            self.posted.write_hash(self.rules.hash.as_deref(), len);
+        }
         let size = self.posted.header_size() + len;
         let before = self.posted.pieces().len();
         let used = self.posted.push_frame(queue, size, |count| header.to_driver(takes_csum, count));

@@ -23,6 +23,7 @@ fn rules(given: Offloads, filter: Option<Filter>) -> Arc<Rules> {
         frame_size_max: FRAME_SIZE_MAX,
         room_size: FRAME_SIZE_MAX,
         filter,
+        hash: None,
     })
 }
 
@@ -166,6 +167,7 @@ impl SoloControl {
             moderation: Moderation::Off,
             reclaim: super::Reclaim::Off,
             offload: super::Offload::All,
+            hash_report: true,
         };
         // The pool starts no thread before a queue is started in it.
         let device = NetDevice::new(options, port, Pool::new(PoolOptions::default()));
@@ -192,6 +194,12 @@ impl SoloControl {
             self.ring.needs_notification();
             runtime.block_on(self.clerk.serve_next());
         }
+    }
+
+    /// The pairs that the driver's hash may choose.
+    #[must_use]
+    pub fn hashed_pairs(&self) -> usize {
+        self.device.0.state().rss.as_ref().map_or(1, |rss| rss.config().pairs())
     }
 
     /// The device, as the commands have left it.

@@ -51,8 +51,10 @@ use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{Limit, Pool, StopError};
 use manyring_engine::{QueueHandle, Route};
 use manyring_queue::Base;
+use manyring_wire::net::rss::{Hasher, Rss};
 use manyring_wire::net::{
-    Coalescing, FRAME_SIZE_MAX, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MTU, controlq,
+    Coalescing, FRAME_SIZE_MAX, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MTU,
+    controlq,
 };
 use manyring_wire::vhost_user::{PROTOCOL_F_MTU, PROTOCOL_F_RARP};
 use manyring_wire::virtio::VIRTIO_ID_NET;
@@ -86,6 +88,9 @@ pub struct NetOptions {
     pub reclaim: Reclaim,
     /// What may be left unfinished, of what the port takes and gives.
     pub offload: Offload,
+    /// Offer to report the hash of each frame (`VIRTIO_NET_F_HASH_REPORT`), which costs a driver
+    /// that takes the offer the short way of received frames.
+    pub hash_report: bool,
 }
 
 /// What a turn of a network queue did.
@@ -147,6 +152,10 @@ struct State {
     has_control: bool,
     /// Pairs that `VQ_PAIRS_SET` has set; applies while our control queue runs.
     pairs_in_use: usize,
+    /// By which pair each frame comes, if `RSS_CONFIG` was set after `VQ_PAIRS_SET`.
+    rss: Option<Arc<Rss>>,
+    /// The hash that the driver has set last.
+    hash: Option<Arc<Hasher>>,
     coalescing_tx: Option<Coalescing>,
     coalescing_rx: Option<Coalescing>,
     vqs: Vec<Vq>,
@@ -155,6 +164,7 @@ struct State {
     /// What the host was last told: the pairs that it may use, and what it may leave unfinished.
     attached: Vec<bool>,
     host_given: Option<Offloads>,
+    host_rss: Option<Arc<Rss>>,
     /// How often an interface was joined in place of one that had gone.
     joins: u64,
     elsewhere: Elsewhere,
@@ -212,12 +222,15 @@ impl NetDevice {
             given: Offloads::default(),
             has_control: false,
             pairs_in_use: 1,
+            rss: None,
+            hash: None,
             coalescing_tx: None,
             coalescing_rx: None,
             vqs,
             awaited: None,
             attached: vec![false; options.queue_pairs],
             host_given: None,
+            host_rss: None,
             joins: 0,
             elsewhere: Elsewhere::default(),
         };
@@ -324,6 +337,7 @@ impl Inner {
             frame_size_max: mtu.map_or(FRAME_SIZE_MAX, |mtu| mtu + ETHERNET_SIZE),
             room_size: room_size.min(FRAME_SIZE_MAX),
             filter: state.filter.clone().filter(|f| !f.passes_all()),
+            hash: state.hash.clone().filter(|_| state.features & VIRTIO_NET_F_HASH_REPORT != 0),
         }
     }
 

@@ -191,6 +191,48 @@ impl Inner {
         follows
     }
 
+    /// Serves the pairs in use, and has the port spread frames over them as the guest has set it.
+    /// No frame goes to a pair that is out of use: the port is told of a hash when its pairs are
+    /// served, and forgets one before pairs are taken out of use. False if the port refuses.
+    pub(super) async fn apply_steering(&self) -> bool {
+        if self.state().rss.is_some() {
+            return self.apply_pairs().await && self.apply_rss().await;
+        }
+        let forgets = self.apply_rss().await;
+        self.apply_pairs().await && forgets
+    }
+
+    /// Has the port choose the pair of each frame as the guest has set it. False if it refuses.
+    pub(super) async fn apply_rss(&self) -> bool {
+        // Most often there is no hash: then a host that is late is not waited for. Whoever tells
+        // the host of another hash just now looks again afterwards.
+        let is_told = {
+            let state = self.state();
+            state.rss == state.host_rss
+        };
+        if is_told {
+            return true;
+        }
+        let _calls = self.host.lock().await;
+        loop {
+            let (rss, told) = {
+                let state = self.state();
+                (state.rss.clone(), state.host_rss.clone())
+            };
+            if told == rss {
+                return true;
+            }
+            let (port, wanted) = (self.port.clone(), rss.clone());
+            let set = aside(move || port.set_rss(wanted)).await;
+            if let Err(errno) = set.unwrap_or(Err(Errno::INTR)) {
+                let device = &self.options.name;
+                tracing::warn!(device, %errno, "the port cannot choose pairs by the guest's hash");
+                return false;
+            }
+            self.state().host_rss = rss;
+        }
+    }
+
     /// Tells each queue whose service has changed. A queue is told to serve only if its pair
     /// `may_begin`.
     async fn tell_served(&self, may_begin: impl Fn(&State, usize) -> bool) {

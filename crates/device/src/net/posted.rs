@@ -2,6 +2,8 @@
 
 use manyring_memory::{GuestSlice, Row, SliceQueue, copy_between, total_len};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains, QueueError};
+use manyring_wire::net::flow::FLOW_BYTES;
+use manyring_wire::net::rss::{Hash, Hasher};
 use manyring_wire::net::{HEADER_SIZE, LEGACY_HEADER_SIZE, RawHeader};
 
 /// Pieces of one receive buffer at most: they must fit one system call with the spill.
@@ -324,7 +326,7 @@ impl Posted {
     fn write_header(&self, header: &[u8; HEADER_SIZE]) {
         // A posted buffer is not shorter than a header, which most often lies in its first piece.
         let Some(first) = self.pieces.piece(0) else { return };
-        let is_written = if self.header_size == HEADER_SIZE {
+        let is_written = if self.header_size >= HEADER_SIZE {
             first[0].write_array(header)
         } else {
             let (short, _num_buffers) = header.split_at(LEGACY_HEADER_SIZE);
@@ -333,13 +335,45 @@ impl Posted {
         if is_written {
             return;
         }
-        let mut rest = &header[..self.header_size];
-        for piece in self.pieces.iter() {
-            rest = &rest[piece.write_from(rest)..];
-            if rest.is_empty() {
+        self.write_at(0, &header[..self.header_size.min(HEADER_SIZE)]);
+    }
+
+    /// Writes bytes to the posted buffers, from byte `at` on.
+    fn write_at(&self, at: usize, mut bytes: &[u8]) {
+        for piece in self.pieces_from(at) {
+            bytes = &bytes[piece.write_from(bytes)..];
+            if bytes.is_empty() {
                 break;
             }
         }
+    }
+
+    /// The posted buffers from byte `at` on.
+    fn pieces_from(&self, at: usize) -> impl Iterator<Item = GuestSlice<'_>> {
+        let mut skip = at;
+        self.pieces.iter().map(move |piece| {
+            let (skipped, rest) = piece.split_at(skip);
+            skip -= skipped.len();
+            rest
+        })
+    }
+
+    /// Writes the hash of the frame of `len` bytes that lies in the first buffers, behind
+    /// `num_buffers` (§5.1.6). The frame is read where the driver has it, who may change it
+    /// meanwhile: then the driver has a wrong hash.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn write_hash(&self, hasher: Option<&Hasher>, len: usize) {
+        let (mut start, mut known) = ([0; FLOW_BYTES], 0);
+        for piece in self.pieces_from(self.header_size) {
+            known += piece.read_into(&mut start[known..]);
+            if known == start.len() {
+                break;
+            }
+        }
+        let known = &start[..known.min(len)];
+        let hash = hasher.map_or(Hash::default(), |hasher| hasher.hash_of(known));
+        self.write_at(HEADER_SIZE, &hash.emit());
     }
 
     /// Puts every buffer back into the ring, the newest first, and holds nothing of guest memory

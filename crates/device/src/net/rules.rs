@@ -1,10 +1,12 @@
 //! `Rules`: what a running queue follows: the link, the guest's offloads and its receive filter.
 
 use manyring_memory::{GuestSlice, copy_from_slices};
+use manyring_wire::net::rss::Hasher;
 use manyring_wire::net::{
     FilterTable, HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6,
     HDR_GSO_UDP_L4, MacAddress, Offloads, RawHeader, RxMode, VLAN_COUNT,
 };
+use std::sync::Arc;
 
 /// What a queue passes on; nothing by default. An immutable snapshot: for each change the control
 /// thread makes a new one.
@@ -20,6 +22,8 @@ pub(crate) struct Rules {
     pub(crate) room_size: usize,
     /// What the guest wants to receive; `None`: everything.
     pub(crate) filter: Option<Filter>,
+    /// The hash that the driver has reported with each frame; `None`: it has set none.
+    pub(crate) hash: Option<Arc<Hasher>>,
 }
 
 /// What becomes of a frame that has arrived for the guest.

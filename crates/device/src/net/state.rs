@@ -48,6 +48,7 @@ impl Inner {
         state.mtu_told = state.mtu_front_end.or(state.mtu);
         state.filter = None;
         state.pairs_in_use = 1;
+        (state.rss, state.hash) = (None, None);
         (state.coalescing_tx, state.coalescing_rx) = (None, None);
         for vq in &mut state.vqs {
             (vq.coalescing, vq.is_restored) = (None, false);
@@ -81,6 +82,7 @@ impl Inner {
         // offloads: this saves a call of the host for each.
         if features != 0 {
             self.apply_offloads().await;
+            self.apply_rss().await;
         }
         self.push_rules().await;
     }
@@ -135,6 +137,8 @@ impl Inner {
         if let Ok(pairs) = u16::try_from(state.pairs_in_use) {
             commands.push(Command::QueuePairs(pairs));
         }
+        commands.extend(state.rss.as_ref().map(|rss| Command::Rss(rss.config().clone())));
+        commands.extend(state.hash.as_ref().map(|hash| Command::Hash(hash.config().clone())));
         commands.extend(state.coalescing_tx.map(Command::CoalesceTx));
         commands.extend(state.coalescing_rx.map(Command::CoalesceRx));
         let own = |(index, vq): (u16, &super::Vq)| {
@@ -203,6 +207,7 @@ impl Inner {
             Command::QueuePairs(pairs) => {
                 (1..=self.options.queue_pairs).contains(&usize::from(*pairs))
             }
+            Command::Rss(config) => config.pairs() <= self.options.queue_pairs,
             Command::GuestOffloads(bits) => bits & !features == 0,
             Command::CoalesceQueue(queue) => usize::from(queue.index) < data_queues,
             Command::AnnounceAck | Command::CoalesceQuery(_) => false,

@@ -31,7 +31,7 @@ use manyring_engine::{Gate, Limit};
 use manyring_memory::MemoryError;
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains};
 use manyring_wire::host_size;
-use manyring_wire::net::{LEGACY_HEADER_SIZE, Offloads};
+use manyring_wire::net::{HEADER_SIZE, Offloads};
 use std::sync::Arc;
 
 const _: () = assert!(burst::FRAMES_MAX == BATCH_CHAINS && burst::SHARED_BYTES == GROUP_BYTES);
@@ -52,8 +52,8 @@ pub(crate) struct NetTx {
     limit: Option<Arc<Limit>>,
     /// What the guest may send unfinished.
     taken: Offloads,
-    /// The headers of the guest's frames have [`LEGACY_HEADER_SIZE`] bytes.
-    has_short_headers: bool,
+    /// Bytes of the header before each of the guest's frames.
+    header_size: usize,
     batch: Batch,
     /// The burst; the chains of its frames that are not done, in order; how many frames are done.
     frames: Frames,
@@ -90,7 +90,7 @@ impl NetTx {
             gate: None,
             limit: None,
             taken,
-            has_short_headers: false,
+            header_size: HEADER_SIZE,
             batch: Batch::new(),
             frames: Frames::new()?,
             chains: Vec::with_capacity(BATCH_CHAINS),
@@ -110,7 +110,7 @@ impl NetTx {
 
     /// Serves a driver whose headers have `size` bytes. Before the first turn only.
     pub(crate) fn set_headers(&mut self, size: usize) {
-        self.has_short_headers = size == LEGACY_HEADER_SIZE;
+        self.header_size = size;
     }
 
     /// The same, for queue `index` of the device that the log calls `device`.

@@ -1,5 +1,6 @@
 //! The control queue: commands of the driver (virtio 1.3 §5.1.6.5).
 
+use super::rss::{HashConfig, RssConfig, RssError};
 use super::{GUEST_OFFLOAD_BITS, MTU_MIN};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, Unaligned};
@@ -32,6 +33,8 @@ pub mod class {
     pub const ANNOUNCE_ACK: u8 = 0;
     pub const MQ: u8 = 4;
     pub const MQ_VQ_PAIRS_SET: u8 = 0;
+    pub const MQ_RSS_CONFIG: u8 = 1;
+    pub const MQ_HASH_CONFIG: u8 = 2;
     pub const GUEST_OFFLOADS: u8 = 5;
     pub const GUEST_OFFLOADS_SET: u8 = 0;
     pub const NOTF_COAL: u8 = 6;
@@ -107,6 +110,10 @@ pub enum Command {
     AnnounceAck,
     /// Use that many queue pairs.
     QueuePairs(u16),
+    /// Choose the receiveq of each frame by its hash.
+    Rss(RssConfig),
+    /// Report this hash.
+    Hash(HashConfig),
     /// Deliver only such unfinished packets: `GUEST_*` bits.
     GuestOffloads(u64),
     /// Coalesce notifications of all transmitqs.
@@ -137,6 +144,8 @@ pub enum CommandError {
     Vlan { id: u16 },
     #[error("offloads {bits:#x} that there are not")]
     Offloads { bits: u64 },
+    #[error("receive-side scaling: {0}")]
+    Rss(#[from] RssError),
 }
 
 #[derive(FromBytes, Immutable, Unaligned)]
@@ -199,6 +208,8 @@ impl Command {
             (class::ANNOUNCE, class::ANNOUNCE_ACK) if data.is_empty() => Self::AnnounceAck,
             (class::ANNOUNCE, class::ANNOUNCE_ACK) => return Err(wrong),
             (class::MQ, class::MQ_VQ_PAIRS_SET) => Self::QueuePairs(short()?),
+            (class::MQ, class::MQ_RSS_CONFIG) => Self::Rss(RssConfig::parse(data)?),
+            (class::MQ, class::MQ_HASH_CONFIG) => Self::Hash(HashConfig::parse(data)?),
             (class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET) => {
                 let bits = U64::read_from_bytes(data).map(U64::get).map_err(|_| wrong)?;
                 if bits & !GUEST_OFFLOAD_BITS != 0 {
@@ -238,6 +249,8 @@ impl Command {
             Self::QueuePairs(pairs) => {
                 (class::MQ, class::MQ_VQ_PAIRS_SET, pairs.to_le_bytes().to_vec())
             }
+            Self::Rss(config) => (class::MQ, class::MQ_RSS_CONFIG, config.emit()),
+            Self::Hash(config) => (class::MQ, class::MQ_HASH_CONFIG, config.emit()),
             Self::GuestOffloads(bits) => {
                 (class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET, bits.to_le_bytes().to_vec())
             }

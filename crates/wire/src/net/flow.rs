@@ -59,19 +59,7 @@ pub struct Flow {
 #[must_use]
 #[inline]
 pub fn flow_of(start: &[u8], key: u64) -> Option<Flow> {
-    let mut window = start.get(..FLOW_BYTES_MIN)?;
-    let mut at = 0;
-    for _ in 0..LOOKS_BEHIND {
-        let kind = word(window, ETHERNET - 2);
-        if TYPES_VLAN.contains(&kind) {
-            at += VLAN_TAG;
-        } else if kind == TYPE_PPPOE {
-            at += PPPOE;
-        } else {
-            break;
-        }
-        window = start.get(at..at + FLOW_BYTES_MIN)?;
-    }
+    let (window, at) = packet_of(start)?;
     let kind = word(window, ETHERNET - 2);
     let (ends, is_connection) = if TYPES_IPV4.contains(&kind) {
         let ends = [half(window, ETHERNET + 12), half(window, ETHERNET + 16)].map(u64::from);
@@ -88,6 +76,28 @@ pub fn flow_of(start: &[u8], key: u64) -> Option<Flow> {
     };
     let [a, b] = ends.map(|end| mixed(end ^ key));
     Some(Flow { number: a.wrapping_add(b).wrapping_mul(MIX[0]), is_connection })
+}
+
+/// Looks behind VLAN tags and PPPoE sessions: the [`FLOW_BYTES_MIN`] bytes whose last two of
+/// [`ETHERNET`] are the EtherType of the packet, and where in the frame they begin. `None`: the
+/// frame is shorter.
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "a part of `flow_of`, which each frame passes")]
+pub(super) fn packet_of(start: &[u8]) -> Option<(&[u8], usize)> {
+    let mut window = start.get(..FLOW_BYTES_MIN)?;
+    let mut at = 0;
+    for _ in 0..LOOKS_BEHIND {
+        let kind = word(window, ETHERNET - 2);
+        if TYPES_VLAN.contains(&kind) {
+            at += VLAN_TAG;
+        } else if kind == TYPE_PPPOE {
+            at += PPPOE;
+        } else {
+            break;
+        }
+        window = start.get(at..at + FLOW_BYTES_MIN)?;
+    }
+    Some((window, at))
 }
 
 /// Adds the ports at `at` to both ends, where the protocol has any.

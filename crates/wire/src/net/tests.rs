@@ -39,7 +39,7 @@ fn a_header_for_a_driver_is_the_same_but_for_flags_and_buffers() {
 
 #[test]
 fn layouts_are_the_specifications() {
-    assert_eq!((size_of::<RawHeader>(), size_of::<Config>()), (HEADER_SIZE, 17));
+    assert_eq!((size_of::<RawHeader>(), size_of::<Config>()), (HEADER_SIZE, 24));
     assert_eq!(std::mem::offset_of!(RawHeader, num_buffers), NUM_BUFFERS_OFFSET);
 }
 

@@ -45,6 +45,7 @@ pub use table::{ADDRESSES_MAX, PORTS_MAX, Station};
 use super::steer::Steer;
 use guard::{Change, Tag};
 use mail::Inbox;
+use manyring_wire::net::rss::Rss;
 use manyring_wire::net::{MacAddress, Offloads};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -180,6 +181,8 @@ struct Shared {
     inboxes: Vec<Mutex<Option<Arc<Inbox>>>>,
     /// By which pair the guest sends each flow, if it uses several.
     steer: Steer,
+    /// By which pair its guest wants each frame, if it has chosen: then nothing is learnt.
+    rss: Mutex<Option<Arc<Rss>>>,
 }
 
 const TAKES_CSUM: u8 = 1;
@@ -207,6 +210,7 @@ impl Shared {
             in_use: AtomicUsize::new(0),
             inboxes: (0..pairs).map(|_| Mutex::new(None)).collect(),
             steer: Steer::new(),
+            rss: Mutex::default(),
         }
     }
 
@@ -260,6 +264,7 @@ struct Map {
 struct Destination {
     port: Arc<Shared>,
     inboxes: Vec<Option<Arc<Inbox>>>,
+    rss: Option<Arc<Rss>>,
 }
 
 impl Map {
@@ -275,15 +280,18 @@ impl Destination {
         self.port.uses_several()
     }
 
-    /// The queue that takes a frame which begins with `start`, and its number: that of the pair by
-    /// which its guest sends the flow. What belongs to no flow goes by the sender's queue, `index`.
+    /// The queue that takes a frame which begins with `start`, and its number: that which the
+    /// guest's hash chooses; without one that of the pair by which the guest sends the flow. What
+    /// belongs to no flow goes by the sender's queue, `index`, then.
     #[inline]
     fn inbox(&self, index: usize, start: &[u8]) -> Option<(usize, &Arc<Inbox>)> {
         let in_use = self.port.in_use.load(Ordering::Acquire);
-        let pair = match in_use {
-            0 => return None,
-            1 => 0,
-            _ => self.port.steer.choose(start, in_use).unwrap_or(index % in_use),
+        let pair = match (in_use, &self.rss) {
+            (0, _) => return None,
+            (1, _) => 0,
+            // A pair that is not attached any more takes no frames: the first one does.
+            (_, Some(rss)) => Some(rss.pair_of(start)).filter(|pair| *pair < in_use).unwrap_or(0),
+            (_, None) => self.port.steer.choose(start, in_use).unwrap_or(index % in_use),
         };
         let inbox = self.inboxes.get(pair)?.as_ref()?;
         (!inbox.is_closed()).then_some((pair, inbox))
@@ -376,7 +384,8 @@ impl Switch {
             slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
         };
         let inboxes = port.inboxes.iter().map(inbox).collect();
-        ports[at] = is_there.then(|| Arc::new(Destination { port: port.clone(), inboxes }));
+        let rss = port.rss.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        ports[at] = is_there.then(|| Arc::new(Destination { port: port.clone(), inboxes, rss }));
         *map = Arc::new(Map { ports });
         self.generation.fetch_add(1, Ordering::Release);
     }

@@ -5,6 +5,7 @@ use super::receiver::SwitchRx;
 use super::sender::SwitchTx;
 use super::{Courier, OFFLOADS, PortCounters, Shared, Switch};
 use crate::net::{Port, PortRx, PortTx};
+use manyring_wire::net::rss::Rss;
 use manyring_wire::net::{HEADER_SIZE, Offloads};
 use rustix::io::Errno;
 use std::sync::{Arc, PoisonError};
@@ -94,6 +95,16 @@ impl Port for SwitchPort {
 
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
         self.shared.attach(index, attached).ok_or(Errno::INVAL)?;
+        self.redraw();
+        Ok(())
+    }
+
+    fn can_hash(&self) -> bool {
+        true
+    }
+
+    fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
+        *self.shared.rss.lock().unwrap_or_else(PoisonError::into_inner) = rss;
         self.redraw();
         Ok(())
     }

@@ -160,7 +160,7 @@ impl TapPort {
             tracing::warn!(name, %error, "the host goes on using queues that nobody serves");
         }
         if let Some(flows) = &self.flows
-            && let Err(errno) = flows.attach(self.queues[0].as_fd())
+            && let Err(errno) = self.attach_program(&self.state(), flows)
         {
             tracing::warn!(name, %errno, "steer: the host chooses the queues");
             self.state().is_left_alone = true;

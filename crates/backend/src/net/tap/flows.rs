@@ -62,7 +62,7 @@ impl Flows {
     /// # Errors
     /// `EPERM`: this process may not load programs (`CAP_BPF`). Any other: the kernel has no memory
     /// for the table, or does not know such programs.
-    fn new() -> Result<Self, Errno> {
+    pub(super) fn new() -> Result<Self, Errno> {
         let (words, map) = Words::new(PAIRS + SLOTS)?;
         // The standard library's own seed, which nobody outside can guess.
         let key = RandomState::new().build_hasher().finish();
@@ -78,6 +78,12 @@ impl Flows {
     pub(super) fn lent(map: OwnedFd, key: u64) -> Result<Self, Errno> {
         let words = Words::of(&map, PAIRS + SLOTS)?;
         Ok(Self { words, key, is_shared: AtomicBool::new(false), map, program: None })
+    }
+
+    /// The place of a pair among the queues that the host uses; the first one's if it has none.
+    #[cfg(test)]
+    pub(super) fn place_of(&self, pair: usize) -> u32 {
+        self.words.as_slice()[pair].load(Ordering::Relaxed).saturating_sub(1)
     }
 
     pub(super) fn map(&self) -> &OwnedFd {
@@ -206,7 +212,7 @@ impl Steering {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
@@ -275,7 +281,7 @@ mod tests {
     }
 
     /// Ethernet, tags and sessions, and what may be IP, with lies among it.
-    fn frames() -> impl Strategy<Value = Vec<u8>> {
+    pub(in crate::net::tap) fn frames() -> impl Strategy<Value = Vec<u8>> {
         let kind = prop::sample::select(vec![0x0800u16, 0x86dd, 0x0806, 0x21, 0x57]);
         let tag = prop::sample::select(vec![0x8100u16, 0x88a8, 0x8864]);
         let first = prop::sample::select(vec![0x45u8, 0x45, 0x46, 0x4f, 0x40, 0x60]);

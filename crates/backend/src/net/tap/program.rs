@@ -16,66 +16,68 @@ use manyring_wire::net::flow;
 // Classes, sizes and operations of instructions (RFC 9669).
 const LD_IMM64: u8 = 0x18;
 const LDX: u8 = 0x61;
-const HALF: u8 = 0x08;
-const BYTE: u8 = 0x10;
+pub(super) const HALF: u8 = 0x08;
+pub(super) const BYTE: u8 = 0x10;
 const LONG: u8 = 0x18;
 const ALU64: u8 = 0x07;
 const FROM_REGISTER: u8 = 0x08;
-const ADD: u8 = 0x00;
-const SUB: u8 = 0x10;
+pub(super) const ADD: u8 = 0x00;
+pub(super) const SUB: u8 = 0x10;
 const MUL: u8 = 0x20;
 const OR: u8 = 0x40;
-const AND: u8 = 0x50;
-const SHL: u8 = 0x60;
-const SHR: u8 = 0x70;
-const XOR: u8 = 0xa0;
-const MOV: u8 = 0xb0;
+pub(super) const AND: u8 = 0x50;
+pub(super) const SHL: u8 = 0x60;
+pub(super) const SHR: u8 = 0x70;
+pub(super) const XOR: u8 = 0xa0;
+pub(super) const MOV: u8 = 0xb0;
 const JUMP: u8 = 0x05;
-const IF_EQUAL: u8 = 0x15;
+pub(super) const IF_EQUAL: u8 = 0x15;
 const IF_UNEQUAL: u8 = 0x55;
-const IF_SET: u8 = 0x45;
+pub(super) const IF_SET: u8 = 0x45;
 const CALL: u8 = 0x85;
-const EXIT: u8 = 0x95;
+pub(super) const EXIT: u8 = 0x95;
 /// As the source register of `LD_IMM64`: the constant is the address of the first entry of a map.
 const PSEUDO_MAP_VALUE: u8 = 2;
 
 // Registers. A call returns its result in R0, takes arguments in R1 to R5, and changes all of them.
-const R0: u8 = 0;
-const R1: u8 = 1;
-const R2: u8 = 2;
-const R3: u8 = 3;
+pub(super) const R0: u8 = 0;
+pub(super) const R1: u8 = 1;
+pub(super) const R2: u8 = 2;
+pub(super) const R3: u8 = 3;
 const R4: u8 = 4;
 const R5: u8 = 5;
 // Calls leave these unchanged. FRAME: the frame (`skb`). AT: where in the frame the program reads.
 // SOURCE, TARGET: the two ends of the flow. STACK: the end of the stack.
 const FRAME: u8 = 6;
-const AT: u8 = 7;
-const SOURCE: u8 = 8;
+pub(super) const AT: u8 = 7;
+pub(super) const SOURCE: u8 = 8;
 const TARGET: u8 = 9;
-const STACK: u8 = 10;
+pub(super) const STACK: u8 = 10;
 
 /// Where on the stack the headers of the frame are copied to: the fields of each are aligned there.
 const ETHERNET_AT: i16 = -62;
-const IPV4_AT: i16 = ETHERNET_AT + 14;
-const IPV6_AT: i16 = -64;
-const PORTS_AT: i16 = -8;
+pub(super) const IPV4_AT: i16 = ETHERNET_AT + 14;
+pub(super) const IPV6_AT: i16 = -64;
+pub(super) const PORTS_AT: i16 = -8;
 
 /// The target of jumps: an index into [`Code::marks`].
 #[derive(Clone, Copy)]
-struct Label(usize);
+pub(super) struct Label(usize);
 
 /// The targets that several steps jump to.
-struct Labels {
-    v4: Label,
-    v6: Label,
-    ports: Label,
-    number: Label,
-    too_short: Label,
+pub(super) struct Labels {
+    pub(super) v4: Label,
+    pub(super) v6: Label,
+    /// Both ends are known but for their ports.
+    pub(super) ports: Label,
+    /// Both ends are known.
+    pub(super) number: Label,
+    pub(super) too_short: Label,
 }
 
 /// Instructions, and jumps whose targets come later.
 #[derive(Default)]
-struct Code {
+pub(super) struct Code {
     list: Vec<Insn>,
     /// The jump instructions, each with its target.
     jumps: Vec<(usize, Label)>,
@@ -84,17 +86,17 @@ struct Code {
 }
 
 impl Code {
-    fn add(&mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) {
+    pub(super) fn add(&mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) {
         self.list.push(Insn::new(code, (to, from), offset, immediate));
     }
 
     /// `to = to operation from`
-    fn with(&mut self, operation: u8, to: u8, from: u8) {
+    pub(super) fn with(&mut self, operation: u8, to: u8, from: u8) {
         self.add(ALU64 | FROM_REGISTER | operation, to, from, 0, 0);
     }
 
     /// `to = to operation number`
-    fn with_number(&mut self, operation: u8, to: u8, number: i32) {
+    pub(super) fn with_number(&mut self, operation: u8, to: u8, number: i32) {
         self.add(ALU64 | operation, to, 0, 0, number);
     }
 
@@ -106,30 +108,30 @@ impl Code {
     }
 
     /// `to = the address of the words`
-    fn words(&mut self, to: u8, map: i32) {
+    pub(super) fn words(&mut self, to: u8, map: i32) {
         self.add(LD_IMM64, to, PSEUDO_MAP_VALUE, 0, map);
         self.add(0, 0, 0, 0, 0);
     }
 
     /// `to = *(from + offset)`, of this size; 0 is a word of 32 bits
-    fn read(&mut self, to: u8, from: u8, offset: i16, size: u8) {
+    pub(super) fn read(&mut self, to: u8, from: u8, offset: i16, size: u8) {
         self.add(LDX | size, to, from, offset, 0);
     }
 
-    fn jump(&mut self, label: Label) {
+    pub(super) fn jump(&mut self, label: Label) {
         self.jumps.push((self.list.len(), label));
         self.add(JUMP, 0, 0, 0, 0);
     }
 
     /// Jumps if the register compares so with `number`.
-    fn jump_if(&mut self, comparison: u8, register: u8, number: i32, label: Label) {
+    pub(super) fn jump_if(&mut self, comparison: u8, register: u8, number: i32, label: Label) {
         self.jumps.push((self.list.len(), label));
         self.add(comparison, register, 0, 0, number);
     }
 
     /// Copies `len` bytes of the frame, from `AT + offset` on, to the stack; jumps to `otherwise`
     /// if the frame is shorter.
-    fn fetch(&mut self, offset: usize, to: i16, len: usize, otherwise: Label) {
+    pub(super) fn fetch(&mut self, offset: usize, to: i16, len: usize, otherwise: Label) {
         self.with(MOV, R1, FRAME);
         self.with(MOV, R2, AT);
         self.with_number(ADD, R2, size(offset));
@@ -140,16 +142,16 @@ impl Code {
         self.jump_if(IF_UNEQUAL, R0, 0, otherwise);
     }
 
-    fn label(&mut self) -> Label {
+    pub(super) fn label(&mut self) -> Label {
         self.marks.push(None);
         Label(self.marks.len() - 1)
     }
 
-    fn mark(&mut self, label: Label) {
+    pub(super) fn mark(&mut self, label: Label) {
         self.marks[label.0] = Some(self.list.len());
     }
 
-    fn finish(mut self) -> Vec<Insn> {
+    pub(super) fn finish(mut self) -> Vec<Insn> {
         for (at, label) in self.jumps {
             let distance = self.marks[label.0].and_then(|to| to.checked_sub(at + 1));
             let distance = distance.and_then(|distance| i16::try_from(distance).ok());
@@ -161,12 +163,12 @@ impl Code {
 }
 
 /// A number of bytes, as an instruction has it.
-fn size(bytes: usize) -> i32 {
+pub(super) fn size(bytes: usize) -> i32 {
     i32::try_from(bytes).unwrap_or(i32::MAX)
 }
 
 /// The number that an instruction reads from a field of the frame in network byte order.
-fn in_order(field: u16) -> i32 {
+pub(super) fn in_order(field: u16) -> i32 {
     field.to_be().into()
 }
 
@@ -189,7 +191,7 @@ pub(super) fn program(map: i32, key: u64) -> Vec<Insn> {
 
 /// Finds the IP packet behind VLAN tags and PPPoE headers, and advances AT by their length. The
 /// ends of a frame that is not IP are its Ethernet addresses.
-fn look_at_ethernet(code: &mut Code, labels: &Labels) {
+pub(super) fn look_at_ethernet(code: &mut Code, labels: &Labels) {
     code.with(MOV, FRAME, R1);
     code.with_number(MOV, AT, 0);
     code.fetch(0, ETHERNET_AT, flow::FLOW_BYTES_MIN, labels.too_short);

@@ -23,7 +23,7 @@ impl Class {
 }
 
 /// The class of each key of `[[blk]]` and `[[net]]`.
-pub(crate) const KEYS: [(&str, Class); 60] = {
+pub(crate) const KEYS: [(&str, Class); 61] = {
     use Class::{Live, Reconnect, Replace};
     [
         ("name", Replace),
@@ -85,6 +85,7 @@ pub(crate) const KEYS: [(&str, Class); 60] = {
         ("txqueuelen", Reconnect),
         ("merge", Reconnect),
         ("steer", Reconnect),
+        ("hash_report", Reconnect),
         ("pcap", Replace),
     ]
 };

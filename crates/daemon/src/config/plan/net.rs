@@ -30,6 +30,7 @@ pub(crate) struct NetPlan {
     pub(crate) txqueuelen: Option<u32>,
     pub(crate) merge: bool,
     pub(crate) steer: bool,
+    pub(crate) hash_report: bool,
     pub(crate) pcap: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fault: Option<RawNetFault>,
@@ -121,6 +122,7 @@ impl NetPlan {
             // A merged frame is one that the host must cut.
             merge: raw.merge.unwrap_or(true) && offload == OffloadPlan::All,
             steer: raw.steer.unwrap_or(true),
+            hash_report: raw.hash_report.unwrap_or(false),
             pcap: raw.pcap,
             fault: raw.fault,
             port,

@@ -1,6 +1,7 @@
 //! The control queue of a device: what each command does, and when.
 
 mod late;
+mod rss;
 
 use super::guest::*;
 use super::*;
@@ -32,6 +33,8 @@ fn commands() -> Vec<(u8, u8, Vec<u8>, u64)> {
         (class::VLAN, class::VLAN_DEL, vec![5, 0], VIRTIO_NET_F_CTRL_VLAN),
         (class::ANNOUNCE, class::ANNOUNCE_ACK, vec![], VIRTIO_NET_F_GUEST_ANNOUNCE),
         (class::MQ, class::MQ_VQ_PAIRS_SET, vec![2, 0], VIRTIO_NET_F_MQ),
+        (class::MQ, class::MQ_RSS_CONFIG, rss::config(&[0, 1]).emit(), VIRTIO_NET_F_RSS),
+        (class::MQ, class::MQ_HASH_CONFIG, rss::hash().emit(), VIRTIO_NET_F_HASH_REPORT),
         (
             class::GUEST_OFFLOADS,
             class::GUEST_OFFLOADS_SET,

@@ -25,7 +25,9 @@ pub(super) const ANSWER: u64 = DATA + 0x4_0000;
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Everything but what depends on the port or the options.
 pub(super) const EVERYTHING: u64 =
-    VIRTIO_F_VERSION_1 | CTRL_BITS | VIRTIO_NET_F_MQ | VIRTIO_NET_F_MRG_RXBUF | GUEST_OFFLOAD_BITS;
+    VIRTIO_F_VERSION_1 | CTRL_BITS | HASH_BITS | VIRTIO_NET_F_MRG_RXBUF | GUEST_OFFLOAD_BITS;
+/// Several pairs, and the hash by which frames are spread over them.
+const HASH_BITS: u64 = VIRTIO_NET_F_MQ | VIRTIO_NET_F_RSS | VIRTIO_NET_F_HASH_REPORT;
 pub(super) const PAIRS: usize = 2;
 /// Data queues of the device, and the control queue's index.
 pub(super) const COUNT: usize = PAIRS * 2;

@@ -37,6 +37,7 @@ use manyring_memory::{
     GuestMemory, GuestSlice, Mapping, RegionSpec, copy_from_slices, copy_to_slices, total_len,
 };
 use manyring_queue::{DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
+use manyring_wire::net::rss::{Rss, RssConfig};
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
 use manyring_wire::virtqueue::RING_IDX;
 use rustix::io::Errno;
@@ -62,6 +63,7 @@ fn open_rules() -> Rules {
         frame_size_max: FRAME_SIZE_MAX,
         room_size: FRAME_SIZE_MAX,
         filter: None,
+        hash: None,
     }
 }
 
@@ -112,6 +114,9 @@ struct Script {
     seen: Vec<u16>,
     given: Offloads,
     refuses_offloads: bool,
+    /// By what the port was told to choose pairs, with the pairs that were attached then.
+    rss_calls: Vec<(Option<RssConfig>, Vec<bool>)>,
+    refuses_rss: bool,
     attached: Vec<bool>,
     /// What the host was called for, one after the other.
     attach_calls: Vec<(usize, bool)>,
@@ -320,6 +325,20 @@ impl Port for Scripted {
         Ok(())
     }
 
+    fn can_hash(&self) -> bool {
+        true
+    }
+
+    fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
+        let mut script = self.script();
+        if script.refuses_rss {
+            return Err(Errno::PERM);
+        }
+        let attached = script.attached.clone();
+        script.rss_calls.push((rss.map(|rss| rss.config().clone()), attached));
+        Ok(())
+    }
+
     fn set_mtu(&self, _: u16) -> Result<(), Errno> {
         Ok(())
     }
@@ -344,6 +363,7 @@ fn options(queue_pairs: usize) -> NetOptions {
         moderation: Moderation::Off,
         reclaim: crate::net::Reclaim::Off,
         offload: crate::net::Offload::All,
+        hash_report: true,
     }
 }
 

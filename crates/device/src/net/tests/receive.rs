@@ -3,6 +3,8 @@
 //! This file is two modules: the tests of `receive` run over a port that reads, those of
 //! `receive_lent` over one that lends.
 
+#[path = "receive/hash.rs"]
+mod hash;
 #[path = "receive/legacy.rs"]
 mod legacy;
 #[path = "receive/refused.rs"]
@@ -11,7 +13,9 @@ mod refused;
 use super::*;
 use crate::net::NetRx;
 use manyring_queue::QueueError;
-use manyring_wire::net::{HDR_F_DATA_VALID, HDR_GSO_TCPV4, HDR_GSO_UDP_L4, NUM_BUFFERS_OFFSET};
+use manyring_wire::net::{
+    HASH_HEADER_SIZE, HDR_F_DATA_VALID, HDR_GSO_TCPV4, HDR_GSO_UDP_L4, NUM_BUFFERS_OFFSET,
+};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use zerocopy::FromBytes;
@@ -81,7 +85,7 @@ impl Guest {
     fn take(&mut self) -> Option<(RawHeader, Vec<u8>, usize)> {
         let mut bytes = self.take_buffer()?;
         let count = match self.header_size {
-            HEADER_SIZE => {
+            HEADER_SIZE | HASH_HEADER_SIZE => {
                 u16::from_le_bytes([bytes[NUM_BUFFERS_OFFSET], bytes[NUM_BUFFERS_OFFSET + 1]])
             }
             _ => 1,

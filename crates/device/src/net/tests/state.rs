@@ -3,6 +3,7 @@
 
 use super::guest::*;
 use crate::{Device, StateError};
+use manyring_wire::net::rss::{HashConfig, RssConfig};
 use manyring_wire::net::*;
 
 /// Sets something by each command, and stops the rings as a front-end does that migrates its guest.
@@ -10,6 +11,9 @@ fn stopped_after_commands(guest: &mut Guest) -> Vec<u8> {
     let coalescing = |packets: u8| [[packets, 0, 0, 0], [50, 0, 0, 0]].concat();
     let of_queue = [&[3, 0, 0, 0][..], &coalescing(1)].concat();
     let table = [&[1, 0, 0, 0][..], &[2, 0, 0, 0, 0, 7], &[0; 4]].concat();
+    let hash = HashConfig { types: 3, key: vec![7; 40] };
+    let rss = RssConfig { hash, unclassified: 1, table: vec![1, 0], transmitqs: 2 };
+    let hash = HashConfig { types: 1, key: vec![9; 8] };
     for (class, command, data) in [
         (class::RX, class::RX_PROMISC, vec![0]),
         (class::RX, class::RX_ALLMULTI, vec![1]),
@@ -19,6 +23,8 @@ fn stopped_after_commands(guest: &mut Guest) -> Vec<u8> {
         (class::VLAN, class::VLAN_ADD, vec![5, 0]),
         (class::VLAN, class::VLAN_ADD, vec![0xff, 0xf]),
         (class::MQ, class::MQ_VQ_PAIRS_SET, vec![2, 0]),
+        (class::MQ, class::MQ_RSS_CONFIG, rss.emit()),
+        (class::MQ, class::MQ_HASH_CONFIG, hash.emit()),
         (class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET, vec![2, 0, 0, 0, 0, 0, 0, 0]),
         (class::NOTF_COAL, class::NOTF_COAL_TX_SET, coalescing(4)),
         (class::NOTF_COAL, class::NOTF_COAL_RX_SET, coalescing(8)),
@@ -52,7 +58,8 @@ impl Guest {
     fn shown(&self) -> String {
         let rules = self.device.0.rules();
         let state = self.device.0.state();
-        format!("{:?} {:?} {:?} {}", state.mac, rules.filter, rules.given, state.pairs_in_use)
+        let steering = (state.pairs_in_use, &state.rss, &state.hash);
+        format!("{:?} {:?} {:?} {:?}", state.mac, rules.filter, rules.given, steering)
     }
 }
 
@@ -148,6 +155,12 @@ fn a_state_that_is_none_of_ours_changes_nothing() {
     for command in [
         Command::QueuePairs(3),
         Command::QueuePairs(0),
+        Command::Rss(RssConfig {
+            hash: HashConfig { types: 1, key: Vec::new() },
+            unclassified: 0,
+            table: vec![2],
+            transmitqs: 1,
+        }),
         Command::CoalesceQueue(QueueCoalescing { index: 4, coalescing: Coalescing::default() }),
         Command::CoalesceQuery(0),
         Command::AnnounceAck,

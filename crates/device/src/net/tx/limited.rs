@@ -7,7 +7,6 @@ use manyring_engine::stats::QueueStats;
 use manyring_engine::{Limit, Way};
 use manyring_memory::total_len;
 use manyring_queue::Chains;
-use manyring_wire::net::{HEADER_SIZE, LEGACY_HEADER_SIZE};
 use std::sync::Arc;
 
 impl NetTx {
@@ -49,8 +48,7 @@ impl NetTx {
         let mut count = 0;
         if !gate.is_closed(now_ns) {
             gate.open();
-            let short = self.has_short_headers;
-            let header = if short { LEGACY_HEADER_SIZE } else { HEADER_SIZE } as u64;
+            let header = self.header_size as u64;
             let batch = &self.batch;
             let bytes = |index| batch.peek(index).map_or(0, |(readable, _)| total_len(&readable));
             let mut admits =

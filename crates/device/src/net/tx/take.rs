@@ -4,7 +4,7 @@ use super::NetTx;
 use crate::net::parse::{Wrong, add_frame};
 use manyring_engine::stats::{Counter, QueueStats};
 use manyring_queue::Chains;
-use manyring_wire::net::{HEADER_SIZE, LEGACY_HEADER_SIZE};
+use manyring_wire::net::{HASH_HEADER_SIZE, HEADER_SIZE, LEGACY_HEADER_SIZE};
 
 impl NetTx {
     /// Makes frames of the batch. Chains that hold none, or are to be dropped, go back at once;
@@ -20,8 +20,8 @@ impl NetTx {
             self.drop_batch(queue, &stats.dropped_link_down, popped)
         } else if !is_enabled {
             self.drop_batch(queue, &stats.dropped_disabled, popped)
-        } else if self.has_short_headers {
-            self.take_legacy_frames(queue, stats, popped)
+        } else if self.header_size != HEADER_SIZE {
+            self.take_other_frames(queue, stats, popped)
         } else {
             self.take_frames::<HEADER_SIZE>(queue, stats, popped)
         }
@@ -36,14 +36,17 @@ impl NetTx {
         dropped
     }
 
-    /// As [`Self::take_frames`], where the headers are short.
+    /// As [`Self::take_frames`], where the headers are short, or have room for a hash.
     #[inline(never)]
-    fn take_legacy_frames(
+    fn take_other_frames(
         &mut self,
         queue: &mut impl Chains,
         stats: &QueueStats,
         popped: usize,
     ) -> usize {
+        if self.header_size == HASH_HEADER_SIZE {
+            return self.take_frames::<HASH_HEADER_SIZE>(queue, stats, popped);
+        }
         self.take_frames::<LEGACY_HEADER_SIZE>(queue, stats, popped)
     }
 

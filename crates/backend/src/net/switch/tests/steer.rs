@@ -1,6 +1,7 @@
 //! A guest with several queues: each flow comes by one of them, that by which the guest sends it.
 
 use super::*;
+use manyring_wire::net::rss::{HashConfig, RssConfig, hash_type};
 use proptest::prelude::*;
 
 /// A segment of connection `flow` between host 1 and host 2, sent by `from`.
@@ -87,5 +88,40 @@ proptest! {
             }
             prop_assert_eq!(came[0].len() + came[1].len(), 2);
         }
+    }
+}
+
+proptest! {
+    /// A guest that chooses by its hash gets each frame by the pair of its choice, whatever it has
+    /// sent before; and as before when it has taken its choice back.
+    #[test]
+    fn a_guest_that_chooses_by_hash_gets_each_flow_by_the_pair_of_its_choice(
+        key in prop::collection::vec(any::<u8>(), 40),
+        table in prop::collection::vec(0u16..2, 8),
+        flows in prop::collection::vec(0u16..50, 1..40),
+    ) {
+        let world = World::new();
+        let mut one = world.guest(1);
+        let (mut two, mut second) = with_two_pairs(&world, 2);
+        one.greet(&mut []);
+        two.greet(&mut [&mut one]);
+        by_second(&mut two, &mut second, Guest::receive);
+        two.receive();
+        let hash = HashConfig { types: hash_type::ALL, key };
+        let rss = Arc::new(Rss::new(RssConfig { hash, unclassified: 0, table, transmitqs: 2 }));
+        two.port.set_rss(Some(rss.clone())).unwrap();
+        for (number, flow) in (1..).zip(&flows) {
+            let frame = segment(1, *flow, number);
+            one.send_all(&[frame.clone(), segment(1, *flow, number + 1)]);
+            let came = [two.receive(), by_second(&mut two, &mut second, Guest::receive)];
+            one.reap();
+            prop_assert_eq!(came[rss.pair_of(&frame)].len(), 2, "flow {}", flow);
+            prop_assert_eq!(came[1 - rss.pair_of(&frame)].len(), 0, "flow {}", flow);
+        }
+        two.port.set_rss(None).unwrap();
+        two.send_all(&[segment(2, 7, 2)]);
+        one.receive();
+        one.send_all(&[segment(1, 7, 2)]);
+        prop_assert_eq!(two.receive().len(), 1, "by the pair that it has sent the flow by");
     }
 }

@@ -1,7 +1,7 @@
 //! Frames of a legacy driver: without mergeable buffers its header has 10 bytes.
 
 use super::*;
-use manyring_wire::net::LEGACY_HEADER_SIZE;
+use manyring_wire::net::{HASH_HEADER_SIZE, LEGACY_HEADER_SIZE};
 
 fn guest(taken: Offloads) -> Guest {
     let mut guest = Guest::with([], taken);
@@ -84,4 +84,23 @@ fn a_legacy_drivers_chain_without_a_whole_frame_is_counted() {
     assert_eq!(guest.ring.stats.dropped_too_long.value(), 1);
     assert_eq!(guest.port.passed().len(), 2);
     let _ = guest.returned();
+}
+
+/// A driver that has hashes reported has longer headers both ways (§5.1.6).
+#[test]
+fn a_frame_behind_a_header_with_room_for_a_hash_is_sent_whole() {
+    let long = [RawHeader::default().as_bytes(), &[0xee; 8], &frame(3, 60)].concat();
+    for pieces in [&[80][..], &[20, 60], &[12, 8, 60], &[13, 67], &[70, 10]] {
+        let mut guest = Guest::with([], ALL);
+        guest.tx.set_headers(HASH_HEADER_SIZE);
+        guest.offer(&long, pieces);
+        guest.turn();
+        assert_eq!(guest.port.sent(), [frame(3, 60)], "{pieces:?}");
+        assert_eq!((guest.returned(), guest.ring.stats.bytes_passed.value()), (1, 60));
+    }
+    let mut guest = Guest::with([], ALL);
+    guest.tx.set_headers(HASH_HEADER_SIZE);
+    guest.offer(&long, &[33]);
+    guest.turn();
+    assert_eq!((guest.returned(), guest.ring.stats.dropped_short.value()), (1, 1));
 }
