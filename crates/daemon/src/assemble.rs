@@ -60,7 +60,7 @@ pub(crate) enum AssembleError {
     Unfound { at: String, key: &'static str, problem: String },
     #[error("{at}: the host has not opened it yet")]
     Slow { at: String },
-    #[error("{at}: the switch {name} is there when the daemon is started again")]
+    #[error("{at}: there is no switch {name}")]
     NoSwitch { at: String, name: String },
     #[error("{at}: {source}")]
     Switch { at: String, source: SwitchError },

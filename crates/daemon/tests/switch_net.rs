@@ -13,6 +13,10 @@ use serde_json::Value;
 
 /// A device on the switch for each of these names, whose guests have addresses that end in 1, 2, ..
 fn serve(names: &[&str], more: &str) -> Daemon {
+    Daemon::run(&config(names, more), &[names, &["control"]].concat())
+}
+
+fn config(names: &[&str], more: &str) -> String {
     let mut config = "[daemon]\ncontrol = '@/control'\n[[switch]]\nname = 's0'\n".to_owned();
     for (n, name) in (1..).zip(names) {
         config += &format!(
@@ -20,7 +24,7 @@ fn serve(names: &[&str], more: &str) -> Daemon {
              mac = '02:00:00:00:00:0{n}'\n{more}"
         );
     }
-    Daemon::run(&config, &[names, &["control"]].concat())
+    config
 }
 
 fn mac(n: u8) -> [u8; 6] {
@@ -250,4 +254,53 @@ fn a_guarded_guest_is_nobody_else_and_isolated_ones_hear_nothing_of_each_other()
     assert!(wait_until(|| counter(&daemon, "a", "dropped_spoofed") == 1));
     assert!(wait_until(|| counter(&daemon, "a", "flooded") == 1));
     assert_eq!(b.receive(), None);
+}
+
+/// Has the daemon serve this configuration: the status of the answer, and its steps.
+fn replace(daemon: &Daemon, config: &str) -> (u16, Vec<String>) {
+    let text = config.replace('@', &daemon.folder().display().to_string());
+    let (status, answer) = http_json(&daemon.socket_of("control"), "PUT", "/v1/config", &text);
+    let steps = answer["steps"].as_array().into_iter().flatten();
+    let words = |step: &Value| {
+        let [what, device] = ["step", "device"].map(|key| step[key].as_str().unwrap().to_owned());
+        format!("{what} {device}")
+    };
+    (status, steps.map(words).collect())
+}
+
+#[test]
+fn a_switch_comes_with_its_ports_and_goes_with_them_while_others_talk() {
+    let daemon = serve(&["a", "b"], "");
+    let (mut a, mut b) = (Guest::connect(&daemon, "a", 1), Guest::connect(&daemon, "b", 2));
+    a.greet(&mut b);
+    b.greet(&mut a);
+    let first = config(&["a", "b"], "");
+    let port =
+        |name: &str| format!("[[net]]\nname = '{name}'\nsocket_path = '@/{name}'\nswitch = 's1'\n");
+    let both = format!("{first}{}{}[[switch]]\nname = 's1'\n", port("c"), port("d"));
+    for _ in 0..2 {
+        let (status, steps) = replace(&daemon, &both);
+        assert_eq!((status, steps.join(", ")), (200, "add s1, add c, add d".to_owned()));
+        let (mut c, mut d) = (Guest::connect(&daemon, "c", 3), Guest::connect(&daemon, "d", 4));
+        c.greet(&mut d);
+        d.greet(&mut c);
+        c.talk(&mut d, 50);
+        a.talk(&mut b, 50);
+        assert_eq!(b.receive().or(a.receive()), None, "the switches are apart");
+        // Ports that are used keep it.
+        assert_eq!(replace(&daemon, &first).0, 409);
+        c.talk(&mut d, 50);
+        drop((c, d));
+        assert!(wait_until(|| replace(&daemon, &first).0 == 200));
+        a.talk(&mut b, 50);
+    }
+    // A switch whose uplink cannot be had does not come, and nothing else does.
+    let uplink = format!("{both}uplink = 'no-such-bridge-port-here'\n");
+    assert_eq!(replace(&daemon, &uplink).0, 422);
+    // What it is like is taken when it comes.
+    let older = first.replace("name = 's0'", "name = 's0'\nage = 7");
+    for _ in 0..2 {
+        assert_eq!(replace(&daemon, &older), (200, vec!["restart [[switch]]".to_owned()]));
+    }
+    a.talk(&mut b, 50);
 }

@@ -1,7 +1,9 @@
 //! Two guests on one switch of one daemon: echoes, iperf3 both ways, data unchanged, the host
-//! behind an uplink, and an address that moves from one port to another.
+//! behind an uplink that is deleted and made again, and an address that moves from one port to
+//! another.
 
 use super::{Behaviour, Scene};
+use crate::command::wait_for;
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::guest::{Guest, GuestOptions, Kind, Net};
 use crate::net::{Flow, Namespace, WORDS};
@@ -36,6 +38,14 @@ agrees 192.0.2.3 1024 "IPv4"
 agrees 2001:db8::3 1024 "IPv6"
 flow to-server 192.0.2.3 -n 16M
 flow to-client 192.0.2.3 -n 16M -R
+await gone
+# The interface is there again, and is joined within some seconds.
+tries=0
+until ping -c 1 -W 1 $HOST > /dev/null; do
+    [ $tries -lt 30 ] || fail "the uplink is not joined again"
+    tries=$((tries + 1))
+done
+pings $HOST
 must ethtool -K eth0 rx-gro-hw off > /dev/null
 agrees 192.0.2.3 256 "segments are cut"
 must ethtool -K eth0 rx-gro-hw on > /dev/null
@@ -57,8 +67,8 @@ const TAP: &str = "tap0";
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;
+    namespace.lasting_tap(TAP)?;
     let (daemon, sockets) = serve(scene, &namespace)?;
-    namespace.address(TAP)?;
     let net = |index: usize| Some(Net { socket: &sockets[index], pairs: 1 });
     let programs = ["iperf3", "ethtool"].as_slice();
     let script = format!("{WORDS}{SERVER}");
@@ -75,7 +85,15 @@ fn run(scene: &Scene<'_>) -> Outcome {
         ..Default::default()
     };
     let mut asking = Guest::boot(kernel, &options, &scene.log("client.log"))?;
+    asking.reach("gone", LIMIT)?;
+    namespace.run(&format!("ip link delete {TAP}"))?;
+    wait_for("the loss of the uplink", LIMIT, || {
+        Ok(daemon.log()?.contains("the uplink's interface is gone").then_some(()))
+    })?;
+    namespace.lasting_tap(TAP)?;
+    asking.proceed()?;
     asking.reach("done", LIMIT)?;
+    check(daemon.log()?.contains("joined again"), || "the daemon says nothing of that".into())?;
     let stats = daemon.stats_text()?;
     check(stats.contains("flooded") && stats.contains("moves"), || stats.clone())?;
     asking.proceed()?;
@@ -90,6 +108,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         check(faults == 0, || format!("queue {index} of the server: {faults} faults"))?;
     }
     daemon.stop()?;
+    namespace.run(&format!("ip link delete {TAP}"))?;
     namespace.holds_only(&[])
 }
 

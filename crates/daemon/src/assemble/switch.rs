@@ -1,4 +1,4 @@
-//! Plan -> switches: made when the process starts, with their uplinks; and the ports of devices.
+//! Plan -> switches, with their uplinks; and the ports of devices.
 
 use super::AssembleError;
 use crate::config::plan::{NetPlan, SwitchPlan, SwitchPortPlan};
@@ -9,7 +9,7 @@ use manyring_device::net::MacAddress;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Addresses behind an uplink at most: those of a host's network.
 const UPLINK_MACS_MAX: u32 = 1024;
@@ -45,7 +45,7 @@ impl Heirs {
 
 /// The switches of the process, by name. Clones are the same switches.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Switches(Arc<BTreeMap<String, Running>>);
+pub(crate) struct Switches(Arc<Mutex<BTreeMap<String, Running>>>);
 
 #[derive(Debug)]
 struct Running {
@@ -59,8 +59,33 @@ impl Switches {
     /// # Errors
     /// An uplink cannot be opened.
     pub(crate) fn new(plans: &[SwitchPlan]) -> Result<Self, AssembleError> {
+        let switches = Self::default();
+        switches.add(plans)?;
+        Ok(switches)
+    }
+
+    /// Makes these switches: all of them, or none. May block.
+    ///
+    /// # Errors
+    /// An uplink cannot be opened.
+    pub(crate) fn add(&self, plans: &[SwitchPlan]) -> Result<(), AssembleError> {
         let made = plans.iter().map(|plan| Ok((plan.name.clone(), Running::new(plan)?)));
-        Ok(Self(Arc::new(made.collect::<Result<_, AssembleError>>()?)))
+        let made = made.collect::<Result<Vec<_>, AssembleError>>()?;
+        self.all().extend(made);
+        Ok(())
+    }
+
+    /// Removes these switches, whose devices have gone. Waits for their uplinks, so it may block.
+    pub(crate) fn remove(&self, names: &[String]) {
+        let gone: Vec<_> = {
+            let mut all = self.all();
+            names.iter().filter_map(|name| all.remove(name)).collect()
+        };
+        drop(gone);
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Running>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A port for a device.
@@ -74,8 +99,8 @@ impl Switches {
         mac: MacAddress,
     ) -> Result<SwitchPort, AssembleError> {
         let at = |key: &str| net.device.place.at(key);
-        let running = self.0.get(&plan.switch);
-        let Some(Running { switch, .. }) = running else {
+        let switch = self.all().get(&plan.switch).map(|running| running.switch.clone());
+        let Some(switch) = switch else {
             return Err(AssembleError::NoSwitch { at: at("switch"), name: plan.switch.clone() });
         };
         let options = PortOptions {
@@ -124,5 +149,5 @@ fn uplink(switch: &Arc<Switch>, tap: &str) -> Result<Uplink, TapError> {
     });
     let port = port.map_err(|_| system(rustix::io::Errno::NOSPC))?;
     let name = format!("uplink-{}", switch.name());
-    Uplink::start(port, &host, &name).map_err(system)
+    Uplink::start(port, Arc::new(host), &name).map_err(system)
 }

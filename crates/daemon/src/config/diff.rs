@@ -1,6 +1,6 @@
 //! Two plans -> the steps from the one to the other. Pure: nothing is looked at or opened.
 
-use super::plan::{Class, DevicePlan, Plan, Wanted, class_of};
+use super::plan::{Class, DevicePlan, Plan, SwitchPlan, Wanted, class_of};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -20,6 +20,10 @@ pub(crate) enum What {
     Remove,
     /// Other values of these keys, which take effect as their class says: see [`Class`].
     Change(Wanted, Class, Vec<String>),
+    /// A switch comes, before the devices that are its ports.
+    AddSwitch(SwitchPlan),
+    /// A switch goes, after its ports.
+    RemoveSwitch,
     /// These groups of `[[limit]]` have other rates.
     Limits(Vec<String>),
     /// These keys are taken when the process starts.
@@ -40,8 +44,8 @@ pub(crate) struct StepInfo {
 impl Step {
     pub(crate) fn info(&self) -> StepInfo {
         let (step, keys) = match &self.what {
-            What::Add(_) => ("add", Vec::new()),
-            What::Remove => ("remove", Vec::new()),
+            What::Add(_) | What::AddSwitch(_) => ("add", Vec::new()),
+            What::Remove | What::RemoveSwitch => ("remove", Vec::new()),
             What::Change(_, class, keys) => (class.name(), keys.clone()),
             What::Limits(names) => (Class::Live.name(), names.clone()),
             What::NeedsRestart(keys) => ("restart", keys.clone()),
@@ -83,7 +87,7 @@ fn changed_device(former: &Wanted, device: &Wanted) -> Option<What> {
 
 /// The steps: first what goes, then what is replaced, then what comes.
 pub(crate) fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
-    let mut steps = Vec::new();
+    let [mut steps, gone] = switches(running, desired);
     let now: Vec<_> = running.wanted().collect();
     let then: Vec<_> = desired.wanted().collect();
     let find = |all: &[Wanted], name: &str| all.iter().find(|d| d.plan().name == name).cloned();
@@ -106,6 +110,7 @@ pub(crate) fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
             steps.push(Step { name: name.clone(), what: What::Add(device.clone()) });
         }
     }
+    steps.extend(gone);
     steps.extend(limits(running, desired));
     let restart = [
         ("[daemon]", changed(&value(&running.daemon), &value(&desired.daemon))),
@@ -142,8 +147,25 @@ fn changed_xen(running: &Plan, desired: &Plan) -> Vec<String> {
     if all(running) == all(desired) { Vec::new() } else { vec!["xen_blk".to_owned()] }
 }
 
+/// The switches that come, and those that go.
+fn switches(running: &Plan, desired: &Plan) -> [Vec<Step>; 2] {
+    let lacks = |plan: &Plan, name: &str| plan.switch.iter().all(|switch| switch.name != name);
+    let step = |of: &SwitchPlan, what| Step { name: of.name.clone(), what };
+    let come = desired.switch.iter().filter(|of| lacks(running, &of.name));
+    let go = running.switch.iter().filter(|of| lacks(desired, &of.name));
+    let come = come.map(|of| step(of, What::AddSwitch(of.clone())));
+    [come.collect(), go.map(|of| step(of, What::RemoveSwitch)).collect()]
+}
+
+/// The keys of switches in both plans that differ.
 fn changed_switches(running: &Plan, desired: &Plan) -> Vec<String> {
-    if running.switch == desired.switch { Vec::new() } else { vec!["switch".to_owned()] }
+    let mut keys = BTreeSet::new();
+    for then in &desired.switch {
+        if let Some(now) = running.switch.iter().find(|now| now.name == then.name) {
+            keys.extend(changed(&value(now), &value(then)));
+        }
+    }
+    keys.into_iter().collect()
 }
 
 /// The keys, as a user writes them, whose values differ.
@@ -230,7 +252,10 @@ mod tests {
             plan = match &step.what {
                 What::Add(device) | What::Change(device, ..) => plan.with(device),
                 What::Remove => plan.without(|device| device.name == step.name),
-                What::Limits(_) | What::NeedsRestart(_) => plan,
+                What::AddSwitch(_)
+                | What::RemoveSwitch
+                | What::Limits(_)
+                | What::NeedsRestart(_) => plan,
             };
         }
         plan
@@ -286,6 +311,23 @@ mod tests {
             let keys = vec![key.to_owned()];
             assert_eq!(steps, [StepInfo { device: "a".into(), step: step.into(), keys }], "{more}");
         }
+        let switches =
+            |text: &str| parse(&format!("{text}[[net]]\nsocket_path = '/s'\nnull = true")).unwrap();
+        let (s0, s1) = ("[[switch]]\nname = 's0'\n", "[[switch]]\nname = 's1'\nuplink = 't'\n");
+        let both = format!("{s0}{s1}");
+        let told = |a: &str, b: &str| -> Vec<_> {
+            let steps = diff(&switches(a), &switches(b));
+            steps
+                .iter()
+                .map(|step| (step.name.clone(), step.info().step, step.info().keys))
+                .collect()
+        };
+        let none = Vec::<String>::new;
+        assert_eq!(told(s0, &both), [("s1".to_owned(), "add".to_owned(), none())]);
+        assert_eq!(told(&both, s1), [("s0".to_owned(), "remove".to_owned(), none())]);
+        let older = format!("{s0}age = 7\n");
+        let keys = vec!["age".to_owned()];
+        assert_eq!(told(s0, &older), [("[[switch]]".to_owned(), "restart".to_owned(), keys)]);
         let restart = "[daemon]\nworkers = 3\n";
         let text = "[[blk]]\nname = 'a'\nsocket_path = '/s'\nnull = '1G'\n";
         let steps = diff(&parse(text).unwrap(), &parse(&format!("{restart}{text}")).unwrap());

@@ -198,7 +198,40 @@ impl House {
         Done { generation: self.generation, steps: steps.iter().map(Step::info).collect() }
     }
 
+    /// Carries the steps out: switches come before their ports, and go after them.
     async fn carry_out(
+        &mut self,
+        desired: Plan,
+        steps: Vec<Step>,
+        force: bool,
+        keep: Option<Keep>,
+    ) -> Result<Done, Refused> {
+        let switches = self.shared.host.switches.clone();
+        let (mut comes, mut goes) = (Vec::new(), Vec::new());
+        for step in &steps {
+            match &step.what {
+                What::AddSwitch(plan) => comes.push(plan.clone()),
+                What::RemoveSwitch => goes.push(step.name.clone()),
+                _ => {}
+            }
+        }
+        let come: Vec<_> = comes.iter().map(|plan| plan.name.clone()).collect();
+        if !comes.is_empty() {
+            let opened = aside(move || switches.add(&comes));
+            let opened = tokio::time::timeout(CLOSE_PATIENCE, opened).await.ok().flatten();
+            let slow = || Refused::Host("the host does not answer".to_owned());
+            opened.ok_or_else(slow)?.map_err(|error| refused(&error))?;
+        }
+        let done = self.carry_out_devices(desired, steps, force, keep).await;
+        let gone = if done.is_ok() { goes } else { come };
+        if !gone.is_empty() {
+            let switches = self.shared.host.switches.clone();
+            aside(move || switches.remove(&gone)).await;
+        }
+        done
+    }
+
+    async fn carry_out_devices(
         &mut self,
         desired: Plan,
         steps: Vec<Step>,
@@ -258,6 +291,11 @@ impl House {
         let daemon = std::mem::replace(&mut self.plan, desired);
         self.plan.daemon = daemon.daemon;
         self.plan.xen_blk = daemon.xen_blk;
+        for switch in &mut self.plan.switch {
+            if let Some(same) = daemon.switch.iter().find(|former| former.name == switch.name) {
+                switch.clone_from(same);
+            }
+        }
         self.shown.send_replace((self.generation, Arc::new(self.plan.clone())));
         self.wait_anew(live).await;
         Ok(done)

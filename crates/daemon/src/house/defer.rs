@@ -46,7 +46,11 @@ impl House {
                     work.leaving.push(former);
                     work.coming.push(device.clone());
                 }
-                What::Add(_) | What::Limits(_) | What::NeedsRestart(_) => {}
+                What::Add(_)
+                | What::AddSwitch(_)
+                | What::RemoveSwitch
+                | What::Limits(_)
+                | What::NeedsRestart(_) => {}
             }
         }
         work

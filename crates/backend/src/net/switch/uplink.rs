@@ -4,6 +4,7 @@
 //! out:   a burst that guests have lent goes to the host's interface as it is; a letter too
 //! in:    a frame is read from the interface into memory of ours, and goes the way of a letter
 //! idle:  arms the bell; sleeps until the interface, the bell or the end reports
+//! gone:  looks each second for an interface of the same name, and joins it
 //! ```
 //! The thread belongs to the switch, so that no worker of a guest makes the system calls of another
 //! guest's frames. A full interface costs frames: a burst is offered once, and what the interface
@@ -41,6 +42,7 @@ pub struct Uplink {
 #[derive(Debug)]
 struct Carrier {
     port: SwitchPort,
+    host: Arc<dyn Port>,
     courier: Courier,
     from_guests: Box<dyn PortRx>,
     to_host: Box<dyn PortTx>,
@@ -54,6 +56,8 @@ struct Carrier {
     letter: Vec<u8>,
     /// The host's interface is down or gone.
     is_down: bool,
+    /// It was deleted, and that was logged.
+    is_gone: bool,
 }
 
 impl Uplink {
@@ -62,17 +66,9 @@ impl Uplink {
     /// # Errors
     /// `EMFILE`, `ENOMEM`, `EAGAIN`: there is no file descriptor, memory or thread for it. Others:
     /// the host refuses to attach the pair, or its offloads.
-    pub fn start(port: SwitchPort, host: &dyn Port, name: &str) -> Result<Self, Errno> {
+    pub fn start(port: SwitchPort, host: Arc<dyn Port>, name: &str) -> Result<Self, Errno> {
         let no_memory = |_| Errno::NOMEM;
-        let given = host.given();
-        host.set_offloads(manyring_wire::net::Offloads {
-            csum: given.csum,
-            tso4: given.tso4,
-            tso6: given.tso6,
-            ecn: given.ecn,
-            ..OFFLOADS
-        })?;
-        host.set_attached(0, true)?;
+        attach(&*host)?;
         port.set_offloads(host.taken())?;
         port.set_attached(0, true)?;
         let (ends, bell) = (Arc::new(AtomicBool::new(false)), Arc::new(Bell::new()?));
@@ -82,17 +78,32 @@ impl Uplink {
             to_host: host.open_tx(0)?,
             from_host: host.open_rx(0)?,
             port,
+            host,
             bell: bell.clone(),
             ends: ends.clone(),
             room: Arc::new(Mapping::anonymous(ROOM as u64).map_err(no_memory)?),
             frame: Frames::new().map_err(no_memory)?,
             letter: Vec::with_capacity(ROOM),
             is_down: false,
+            is_gone: false,
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
         let thread = thread.spawn(move || carrier.run()).map_err(|_| Errno::AGAIN)?;
         Ok(Self { ends, bell, thread: Some(thread) })
     }
+}
+
+/// Has the host use its pair, and leave unfinished what ports of a switch take.
+fn attach(host: &dyn Port) -> Result<(), Errno> {
+    let given = host.given();
+    host.set_offloads(manyring_wire::net::Offloads {
+        csum: given.csum,
+        tso4: given.tso4,
+        tso6: given.tso6,
+        ecn: given.ecn,
+        ..OFFLOADS
+    })?;
+    host.set_attached(0, true)
 }
 
 impl Drop for Uplink {
@@ -112,8 +123,33 @@ impl Carrier {
             let out = self.carry_out();
             if !self.carry_in() && !out {
                 self.sleep();
+                if self.is_down {
+                    self.regain();
+                }
             }
         }
+    }
+
+    /// Joins an interface of the same name, if the host's was deleted and there is one by now.
+    fn regain(&mut self) {
+        if !self.host.is_gone() {
+            return;
+        }
+        let interface = self.host.interface().unwrap_or_default();
+        if !std::mem::replace(&mut self.is_gone, true) {
+            tracing::warn!(
+                interface,
+                "the uplink's interface is gone: it is joined again when there is one of this name"
+            );
+        }
+        if self.host.join_again().is_err() {
+            return;
+        }
+        match attach(&*self.host) {
+            Ok(()) => tracing::info!(interface, "the uplink's interface is joined again"),
+            Err(errno) => tracing::warn!(interface, %errno, "the uplink's interface is not used"),
+        }
+        (self.is_gone, self.is_down) = (false, false);
     }
 
     /// Gives the host what guests have left. True if there was something.
