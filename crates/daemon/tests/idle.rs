@@ -1,10 +1,10 @@
 //! A hundred guests that do nothing cost nothing: no timer ticks, no thread runs, and each takes
-//! less than a mebibyte.
+//! less than a mebibyte. So do a thousand ports of a switch, which take some KiB each.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod process;
 
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
 use process::{Daemon, wait_until};
 use std::time::Duration;
 
@@ -83,4 +83,39 @@ fn a_guest_takes_less_than_a_mebibyte() {
     let (one, many) = (anonymous(1), anonymous(DEVICES));
     let each = many.saturating_sub(one) / (DEVICES as u64 - 1);
     assert!(each < 1024, "{each} KiB each: {one} KiB with one guest, {many} KiB with {DEVICES}");
+}
+
+/// A daemon with a switch, and a thousand network devices of this kind of port.
+fn ports(port: &str) -> Daemon {
+    let names: Vec<_> = (0..PORTS).map(|n| format!("port{n}")).collect();
+    let device =
+        |name: &String| format!("[[net]]\nname = '{name}'\nsocket_path = '@/{name}'\n{port}\n");
+    let devices: String = names.iter().map(device).collect();
+    let config = format!("[daemon]\nworkers = 2\n[[switch]]\nname = 's0'\n{devices}");
+    let sockets: Vec<_> = names.iter().map(String::as_str).collect();
+    Daemon::run(&config, &sockets)
+}
+
+const PORTS: usize = 1000;
+/// KiB that an idle port of a switch may take beside what its device takes.
+const PORT_KIB: u64 = 20;
+
+#[test]
+fn a_thousand_idle_ports_of_a_switch_take_little_memory_and_no_time() {
+    let anonymous = |daemon: &Daemon| number(&format!("/proc/{}/status", daemon.pid()), "RssAnon:");
+    let null = anonymous(&ports("null = true"));
+    let daemon = ports("switch = 's0'");
+    let switched = anonymous(&daemon);
+    let each = switched.saturating_sub(null) / PORTS as u64;
+    assert!(each <= PORT_KIB, "{each} KiB each: {null} KiB without a switch, {switched} KiB with");
+    // Two of them have guests, who are connected and silent.
+    let guest = |name| NetDriver::connect(&daemon.socket_of(name), &NetOptions::default()).unwrap();
+    let _guests = [guest("port0"), guest("port999")];
+    let woken = || of_threads(&daemon, "voluntary_ctxt_switches:");
+    let quiet = wait_until(|| {
+        let before = woken();
+        std::thread::sleep(QUIET);
+        woken() == before
+    });
+    assert!(quiet, "threads are woken: {:?}", woken());
 }

@@ -33,6 +33,7 @@ mod qemu_packed_rings;
 mod qemu_room_dies;
 mod qemu_survives_daemon_sigkill;
 mod qemu_survives_sigkills_under_load;
+mod qemu_switch;
 mod qemu_under_libvirt;
 mod qemu_zero_copy;
 mod read_only_disk;
@@ -151,6 +152,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_four_queues::BEHAVIOUR,
     qemu_under_libvirt::BEHAVIOUR,
     qemu_net_survives::BEHAVIOUR,
+    qemu_switch::BEHAVIOUR,
     qemu_room_dies::BEHAVIOUR,
     qemu_migrates_between_daemons::BEHAVIOUR,
     three_hosts::BEHAVIOUR,

@@ -17,6 +17,7 @@ mod faults;
 mod order;
 mod prober;
 mod servers;
+mod switched;
 mod tls;
 mod walls;
 
