@@ -94,6 +94,8 @@ enum Load {
     Net(load::net::NetLoadArgs),
     /// Who reads the bytes of a frame that leaves by AF_XDP, and when.
     Pages(load::pages::PagesArgs),
+    /// Frames from one guest to another.
+    Vm(load::vm::VmLoadArgs),
     /// One of several guests of a back-end, until it is told to end.
     Guest(load::guest::GuestArgs),
     /// Guests that are connected and idle, until the standard input ends.
@@ -177,6 +179,7 @@ fn run_load(load: Load) -> Result<(), String> {
         Load::Xenblk(args) => load::xenblk::run(&args).map_err(failed)?.print(args.is_json()),
         Load::Xen(args) => load::xenblk::xen(&args).map_err(failed),
         Load::Net(args) => load::net::run(&args).map_err(failed)?.print(args.json),
+        Load::Vm(args) => load::vm::run(&args).map_err(failed)?.print(args.json),
         Load::Pages(args) => load::pages::run(&args).map_err(failed)?.print(),
         Load::Guest(args) => load::guest::run(&args).map_err(failed)?.print(),
         Load::Crowd(args) => load::crowd::run(&args).map_err(failed),

@@ -7,13 +7,9 @@
 //! whose frames are in flight while the link goes down, its memory goes, and the daemon is killed.
 
 use super::{Behaviour, Scene};
-use crate::command::{command, output};
-use crate::guest::Guest;
-use crate::guest::initramfs;
-use crate::guest::newest::newest_kernel;
-use crate::{Context, Outcome, check, packages};
+use crate::guest::boot_on_cable;
+use crate::{Context, Outcome, check};
 use serde_json::Value;
-use std::path::Path;
 use std::time::Duration;
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "qemu_zero_copy", run };
@@ -66,21 +62,9 @@ echo "ALL THROUGH"
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn run(scene: &Scene<'_>) -> Outcome {
-    packages::need("an emulated machine", &["qemu-system-x86", "binutils", "busybox-static"])?;
-    let (image, modules) = newest_kernel()?;
-    // With what debuggers need, the programs do not fit the machine.
-    let strip = |path: &Path, name: &str| -> Outcome<String> {
-        let to = scene.file(name);
-        output(command("strip").arg("-o").args([to.as_path(), path]))?;
-        Ok(to.display().to_string())
-    };
-    let programs =
-        [strip(&scene.stage.binary, "manyring")?, strip(&scene.stage.bench, "manyring-bench")?];
-    let programs: Vec<_> = programs.iter().map(String::as_str).collect();
-    let initrd = scene.file("initramfs");
-    initramfs::write(&initrd, &modules, &programs, None, SCRIPT)?;
+    let programs = [scene.stage.binary.as_path(), &scene.stage.bench];
     let console = scene.log("console.log");
-    let guest = Guest::by_firmware("qemu-system-x86_64", &machine(&image, &initrd), &console)?;
+    let guest = boot_on_cable(scene.folder.path(), &programs, SCRIPT, &console)?;
     let said = guest.finish(LIMIT)?;
     check(said.contains("ALL THROUGH"), || "the script did not come to its end".to_owned())?;
     let [lent, copied] = ["LENT ", "COPIED "].map(|word| result(&said, word));
@@ -101,21 +85,4 @@ fn run(scene: &Scene<'_>) -> Outcome {
 fn result(said: &str, word: &str) -> Outcome<Value> {
     let line = said.lines().find_map(|line| line.trim().strip_prefix(word));
     serde_json::from_str(line.ok_or(format!("no line {word}"))?).context(word)
-}
-
-/// The words of QEMU: one CPU, which counts its instructions, and two cards on a cable.
-fn machine(image: &Path, initrd: &Path) -> Vec<String> {
-    let words = format!(
-        "-accel tcg,thread=single -icount shift=0,sleep=off -machine q35 -cpu max -m 1G \
-         -nodefaults -no-reboot -display none -serial stdio -kernel {} -initrd {} \
-         -netdev hubport,id=a,hubid=1 -netdev hubport,id=b,hubid=1 \
-         -device virtio-net-pci,netdev=a,iommu_platform=on,disable-legacy=on,vectors=0,romfile= \
-         -device virtio-net-pci,netdev=b,vectors=0,romfile=",
-        image.display(),
-        initrd.display()
-    );
-    let mut words: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
-    words.push("-append".to_owned());
-    words.push("console=ttyS0 quiet panic=-1 no_timer_check disk=no net=no".to_owned());
-    words
 }

@@ -1,5 +1,6 @@
 //! A real Linux guest: booted, talked to over its console, ended.
 
+mod cable;
 pub(crate) mod cpio;
 pub(crate) mod fio;
 pub(crate) mod initramfs;
@@ -10,6 +11,7 @@ mod machine;
 mod monitor;
 pub(crate) mod newest;
 
+pub use cable::boot_on_cable;
 pub use kernel::{Kernel, Kind, cache};
 pub(crate) use machine::{environment, is_memory_on_disk};
 pub(crate) use monitor::Monitor;

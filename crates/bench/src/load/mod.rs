@@ -12,6 +12,7 @@ pub(crate) mod pages;
 pub(crate) mod rr;
 pub(crate) mod stream;
 pub(crate) mod tap;
+pub(crate) mod vm;
 pub(crate) mod xenblk;
 
 use crate::measure::{Latencies, waited_seconds};

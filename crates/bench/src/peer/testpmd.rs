@@ -5,7 +5,7 @@ use crate::load::net::Direction;
 use crate::measure::{Affinity, now};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -49,7 +49,7 @@ const SMALL_POOL: u32 = 4096;
 /// What all runs are given; both lcores run where the process may.
 fn arguments(
     prefix: &Prefix,
-    device: OsString,
+    devices: &[OsString],
     mode: &str,
     pairs: u16,
     pool: u32,
@@ -59,7 +59,8 @@ fn arguments(
             .map(OsString::from)
             .into();
     all.push(prefix.0.clone().into());
-    all.extend(["--vdev".into(), device, "--".into()]);
+    all.extend(devices.iter().flat_map(|device| ["--vdev".into(), device.clone()]));
+    all.push("--".into());
     all.push(format!("--forward-mode={mode}").into());
     all.push(format!("--rxq={pairs}").into());
     all.push(format!("--txq={pairs}").into());
@@ -91,9 +92,7 @@ impl BackEnd {
     ) -> Result<Self, PeerError> {
         let program = find(TESTPMD)?;
         let prefix = Prefix::new();
-        let mut device = OsString::from("net_vhost0,iface=");
-        device.push(socket);
-        device.push(format!(",queues={pairs}"));
+        let device = vhost(0, socket, pairs);
         // What the guest transmits this side receives.
         let mode = match direction {
             Direction::Transmit => "rxonly",
@@ -101,10 +100,30 @@ impl BackEnd {
         };
         let mut all: Vec<OsString> = lcores(cpu).into();
         let pool = SMALL_POOL * u32::from(pairs);
-        all.extend(arguments(&prefix, device, mode, pairs, pool));
+        all.extend(arguments(&prefix, &[device], mode, pairs, pool));
         let server = Server::start(&program, &all, socket, &Affinity::one(cpu))?;
         Ok(Self { server, _prefix: prefix })
     }
+
+    /// Starts one on CPU `cpu` that forwards between two guests, and waits for their sockets.
+    pub(crate) fn between(sockets: &[PathBuf; 2], cpu: usize) -> Result<Self, PeerError> {
+        let program = find(TESTPMD)?;
+        let prefix = Prefix::new();
+        let devices = [vhost(0, &sockets[0], 1), vhost(1, &sockets[1], 1)];
+        let mut all: Vec<OsString> = lcores(cpu).into();
+        all.extend(arguments(&prefix, &devices, "io", 1, SMALL_POOL * 2));
+        let _ = std::fs::remove_file(&sockets[0]);
+        let server = Server::start(&program, &all, &sockets[1], &Affinity::one(cpu))?;
+        Ok(Self { server, _prefix: prefix })
+    }
+}
+
+/// A vhost port of this number, which listens there.
+fn vhost(number: u32, socket: &Path, pairs: u16) -> OsString {
+    let mut device = OsString::from(format!("net_vhost{number},iface="));
+    device.push(socket);
+    device.push(format!(",queues={pairs}"));
+    device
 }
 
 /// Drives the back-end behind `socket` by a virtio-user port with this many buffers on CPU `cpu`:
@@ -126,7 +145,7 @@ pub(crate) fn front_end(
         Direction::Receive => ("rxonly", "Rx-pps:"),
     };
     let mut command = apart(&program);
-    command.args(lcores(cpu)).args(arguments(&prefix, device, mode, 1, pool));
+    command.args(lcores(cpu)).args(arguments(&prefix, &[device], mode, 1, pool));
     command.stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = spawn(&mut command, &Affinity::one(cpu)).map_err(failed)?;
     let output = child.stdout.take();
@@ -159,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_pool_has_as_many_buffers_as_it_is_asked_for() {
-        let all = arguments(&Prefix::new(), "net_x".into(), "rxonly", 4, 16_384);
+        let all = arguments(&Prefix::new(), &["net_x".into()], "rxonly", 4, 16_384);
         assert!(all.contains(&"--total-num-mbufs=16384".into()), "{all:?}");
         assert!(all.contains(&"--rxq=4".into()), "{all:?}");
     }

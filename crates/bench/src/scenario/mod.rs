@@ -22,7 +22,9 @@ pub(crate) mod tap_stream;
 pub(crate) mod tcp_crr;
 pub(crate) mod tcp_ladder;
 pub(crate) mod tcp_rr;
+pub(crate) mod vm_to_vm;
 pub(crate) mod xen_blk_queues;
+pub(crate) mod zero_copy;
 
 use crate::calibrate::Costs;
 use crate::load::xenblk::XenBlkLoadArgs;

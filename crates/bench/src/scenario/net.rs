@@ -109,6 +109,15 @@ impl<'a> NetBench<'a> {
         std::iter::once(("manyring", Daemon::Ours)).chain(beside).collect()
     }
 
+    /// Starts this build's daemon on a configuration file, and waits for one of its sockets.
+    pub(super) fn daemon_of(&self, config: &Path, socket: &Path) -> Result<Server, String> {
+        let program = peer::manyring(self.args.manyring.as_deref()).map_err(|e| e.to_string())?;
+        let mut all: Vec<OsString> =
+            ["run", "--log-level=error", "--config"].map(Into::into).into();
+        all.push(config.into());
+        Server::start(&program, &all, socket, &self.server).map_err(|e| e.to_string())
+    }
+
     /// Starts a daemon with one network device, in a namespace if there is one.
     pub(super) fn daemon(
         &self,

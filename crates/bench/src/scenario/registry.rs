@@ -3,8 +3,8 @@
 
 use super::{
     SECONDS, ScenarioArgs, blk_queues, file_blk, guest_blk, hundred, idle, multiqueue, nbd_blk,
-    neighbours, null_blk, null_net, tap_small, tap_stream, tcp_crr, tcp_ladder, tcp_rr,
-    xen_blk_queues,
+    neighbours, null_blk, null_net, tap_small, tap_stream, tcp_crr, tcp_ladder, tcp_rr, vm_to_vm,
+    xen_blk_queues, zero_copy,
 };
 use crate::netns;
 use crate::peer;
@@ -55,6 +55,22 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
         cost: Cost { setup: 1.0, runs: 20.0, each: 2.2 },
         only: Only::Cells,
         run: null_net::run,
+    },
+    &Entry {
+        name: "vm-to-vm",
+        about: "From guest to guest: 64 and 1518 bytes, split and packed rings, and 64 KiB",
+        needs: Needs::NOTHING,
+        cost: Cost { setup: 1.0, runs: 10.0, each: 0.7 },
+        only: Only::Cells,
+        run: vm_to_vm::run,
+    },
+    &Entry {
+        name: "zero-copy",
+        about: "A frame that a card reads in its sender's memory, against one that is copied",
+        needs: Needs { is_root: false, programs: zero_copy::PROGRAMS },
+        cost: Cost { setup: 12.0, runs: 2.0, each: 1.0 },
+        only: Only::Cells,
+        run: zero_copy::run,
     },
     &Entry {
         name: "tap-small",
