@@ -17,6 +17,8 @@
 //! halves.
 
 mod chunks;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod keeper;
 mod pages;
 mod pair;

@@ -1,0 +1,34 @@
+//! The check of what comes back from a socket of AF_XDP, for the fuzz door `xdp_descriptor`.
+
+use super::chunks::Chunks;
+use super::ring::Place;
+
+/// The chunks of one half of a pair.
+#[derive(Debug)]
+pub struct Lent(Chunks);
+
+impl Lent {
+    /// `count` chunks of `size` bytes, which is a power of two, from number `first` on. The kernel
+    /// has none of them.
+    #[must_use]
+    pub fn new(first: u32, size: u32, count: u32) -> Self {
+        Self(Chunks::new(first, size, count))
+    }
+
+    /// The kernel gets the chunk at `addr`. False: it has it, or there is none.
+    pub fn give(&mut self, addr: u64) -> bool {
+        self.0.give(addr)
+    }
+
+    /// The chunk of an address that came back, if the kernel had it.
+    pub fn take(&mut self, addr: u64) -> Option<u64> {
+        self.0.take(addr)
+    }
+
+    /// The chunk of a frame that came back, if the kernel had it, and the frame (its address and
+    /// length), if it lies in the chunk.
+    pub fn take_frame(&mut self, addr: u64, len: u32) -> Option<(u64, Option<(u64, u32)>)> {
+        let (chunk, frame) = self.0.take_frame(Place { addr, len })?;
+        Some((chunk, frame.map(|frame| (frame.addr, frame.len))))
+    }
+}
