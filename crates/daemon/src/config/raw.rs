@@ -353,8 +353,7 @@ device_table! {
         /// What either side may leave unfinished for the other: "all" (default), "csum" (checksums
         /// alone, no segments) or "none".
         pub(crate) offload: Option<String>,
-        /// MAC address of the guest; default: that of a macvtap or of `xdp`, else made from name
-        /// and socket.
+        /// MAC address; default: that of a macvtap or of `xdp`, else made from name and socket.
         pub(crate) mac: Option<String>,
         /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.
         pub(crate) mtu: Option<u32>,
@@ -372,9 +371,8 @@ device_table! {
         /// Join consecutive packets of one flow into one GSO packet before it is written to the
         /// tap; default true.
         pub(crate) merge: Option<bool>,
-        /// Deliver a flow to the queue pair on which the guest sends it, with a BPF program of the
-        /// daemon; false: the kernel's tap driver learns flows, which costs about 20 % more time
-        /// for each short packet; default true.
+        /// Deliver a flow to the queue pair on which the guest sends it, with a BPF program; false:
+        /// the kernel's tap driver learns flows, at about 20 % more a short packet; default true.
         pub(crate) steer: Option<bool>,
         /// Offer to report the hash of each frame to the guest, which costs time; default false.
         pub(crate) hash_report: Option<bool>,
