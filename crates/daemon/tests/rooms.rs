@@ -116,6 +116,11 @@ fn a_room_reaches_no_file_network_program_or_process() {
         "ask for interfaces",
         "start a program",
         "ask a tap",
+        "choose the CPUs of another",
+        "limit another",
+        "signal a thread of another",
+        "have another signalled by a file",
+        "make a process",
     ] {
         assert!(free.contains(&format!("{what}: done")), "{free}");
         assert!(room.contains(&format!("{what}: refused")), "{room}");

@@ -103,3 +103,48 @@ fn fail(context: &mut libc::ucontext_t) -> u32 {
     registers[0] = (-i64::from(libc::EPERM)) as u64;
     call
 }
+
+/// Calls that reach another process of the same user, for whoever shows that a list denies them.
+pub mod reach {
+    use std::io;
+
+    fn done(result: libc::c_long) -> io::Result<libc::c_long> {
+        if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    }
+
+    /// Asks whether the first thread of a process may be signalled; sends nothing.
+    ///
+    /// # Errors
+    /// The system's: it may not.
+    pub fn signal_thread(process: i32) -> io::Result<()> {
+        // SAFETY: a call without pointers; signal 0 is only checked.
+        done(unsafe { libc::syscall(libc::SYS_tgkill, process, process, 0) }).map(drop)
+    }
+
+    /// Makes a process the owner of an open file, which would send it signals.
+    ///
+    /// # Errors
+    /// The system's: it may not.
+    pub fn own_file(process: i32) -> io::Result<()> {
+        let (end, _other) = io::pipe()?;
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&end);
+        // SAFETY: a call without pointers, on a descriptor that lives.
+        done(unsafe { libc::fcntl(fd, libc::F_SETOWN, process) }.into()).map(drop)
+    }
+
+    /// Makes a process, which ends at once. The caller has one thread.
+    ///
+    /// # Errors
+    /// The system's: there is none.
+    pub fn make_process() -> io::Result<()> {
+        // SAFETY: the child of a process with one thread makes one call, which never returns.
+        let child = done(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) })?;
+        if child == 0 {
+            // SAFETY: a call without pointers.
+            unsafe { libc::_exit(0) };
+        }
+        let child = i32::try_from(child).map_err(io::Error::other)?;
+        // SAFETY: the status of the child is not asked for.
+        done(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }.into()).map(drop)
+    }
+}

@@ -5,8 +5,10 @@
 //! capabilities     none, whoever it runs as
 //! landlock         of all files it may read those of /proc and /sys; no TCP port, no socket of
 //!                  others by an abstract name, no signal to others
-//! seccomp          the calls of `CALLS`, and of devices the `REQUESTS`; others fail with EPERM,
-//!                  and are logged with their thread (`denied.rs`)
+//! seccomp          the calls of `CALLS`, those of `own_process` for this process alone, and of
+//!                  devices the `REQUESTS`; others fail with EPERM, and are logged with their
+//!                  thread (`denied.rs`); threads are made and no process, which would outlive the
+//!                  room
 //! ```
 //! An io_uring is made here, since each worker has its own. What may be asked of it is bounded by
 //! landlock, not by the list of calls.
@@ -17,6 +19,7 @@ use landlock::{
 };
 use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets};
+use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule,
@@ -114,31 +117,66 @@ fn few_calls() -> Result<(), String> {
     let mut calls: BTreeMap<i64, Vec<_>> =
         CALLS.iter().chain(OLD_CALLS).map(|call| (*call, Vec::new())).collect();
     for request in REQUESTS {
-        let rule = rule(&[(1, *request)]).map_err(|error| failed(&error))?;
+        let rule = rule(&[(1, Eq, *request)]).map_err(|error| failed(&error))?;
         calls.entry(libc::SYS_ioctl).or_default().push(rule);
+    }
+    for (call, conditions) in own_process() {
+        calls.insert(call, vec![rule(&conditions).map_err(|error| failed(&error))?]);
     }
     let of_diag = rule(&SOCK_DIAG).map_err(|error| failed(&error))?;
     calls.insert(libc::SYS_socket, vec![of_diag]);
-    let machine =
-        std::env::consts::ARCH.try_into().map_err(|e: seccompiler::BackendError| failed(&e))?;
-    let filter = SeccompFilter::new(calls, SeccompAction::Trap, SeccompAction::Allow, machine);
-    let program: BpfProgram = filter.and_then(TryInto::try_into).map_err(|error| failed(&error))?;
-    seccompiler::apply_filter(&program).map_err(|error| failed(&error))
+    // The C library makes a thread by `clone3`, whose flags lie in memory that no list sees; where
+    // the kernel has no such call, it makes the thread by `clone`. It makes a process with all
+    // signals blocked, so that a signal in the place of the call would end this one.
+    let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
+    let process = rule(&[(0, MaskedEq(thread), 0)]).map_err(|error| failed(&error))?;
+    let process = BTreeMap::from([(libc::SYS_clone, vec![process])]);
+    let fails = |errno: i32| SeccompAction::Errno(errno.unsigned_abs());
+    for (calls, otherwise, listed) in [
+        (clone3, SeccompAction::Allow, fails(libc::ENOSYS)),
+        (process, SeccompAction::Allow, fails(libc::EPERM)),
+        (calls, SeccompAction::Trap, SeccompAction::Allow),
+    ] {
+        let machine =
+            std::env::consts::ARCH.try_into().map_err(|e: seccompiler::BackendError| failed(&e))?;
+        let filter = SeccompFilter::new(calls, otherwise, listed, machine);
+        let program: BpfProgram = filter.and_then(TryInto::try_into).map_err(|e| failed(&e))?;
+        seccompiler::apply_filter(&program).map_err(|error| failed(&error))?;
+    }
+    Ok(())
 }
 
-/// A call whose arguments, by their index, have these values.
-fn rule(arguments: &[(u8, u64)]) -> Result<SeccompRule, seccompiler::BackendError> {
-    let (size, equals) = (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq);
-    let conditions = arguments
-        .iter()
-        .map(|(index, value)| SeccompCondition::new(*index, size.clone(), equals.clone(), *value));
-    SeccompRule::new(conditions.collect::<Result<_, _>>()?)
+/// What an argument of a call must be: its index, how it is compared, and with what.
+type Condition = (u8, SeccompCmpOp, u64);
+
+/// A call whose arguments meet all of these.
+fn rule(arguments: &[Condition]) -> Result<SeccompRule, seccompiler::BackendError> {
+    let condition = |(index, how, value): &Condition| {
+        SeccompCondition::new(*index, SeccompCmpArgLen::Dword, how.clone(), *value)
+    };
+    SeccompRule::new(arguments.iter().map(condition).collect::<Result<_, _>>()?)
 }
+
+/// Calls by which a process could reach others of its user, and so the house: it signals its own
+/// threads, also by no file's owner, and sets limits and CPUs of its own.
+fn own_process() -> Vec<(i64, Vec<Condition>)> {
+    let owner = |command: i32| (1, Ne, u64::from(command.unsigned_abs()));
+    vec![
+        (libc::SYS_fcntl, vec![owner(libc::F_SETOWN), owner(F_SETOWN_EX)]),
+        (libc::SYS_prlimit64, vec![(0, Eq, 0)]),
+        (libc::SYS_sched_setaffinity, vec![(0, Eq, 0)]),
+        (libc::SYS_tgkill, vec![(0, Eq, u64::from(std::process::id()))]),
+    ]
+}
+
+/// As the C library's headers have it.
+const F_SETOWN_EX: i32 = 15;
 
 /// The only socket that is made: one by which the kernel says which sockets are two ends of one
 /// (`NETLINK_SOCK_DIAG`), so that a session's own socket is taken for no doorbell. It tells no more
 /// than /proc does, and changes nothing without a capability.
-const SOCK_DIAG: [(u8, u64); 2] = [(0, 16), (2, 4)];
+const SOCK_DIAG: [Condition; 2] = [(0, Eq, 16), (2, Eq, 4)];
 
 /// What a process that serves disks calls: what its workers, its janitors, the disks' own threads
 /// and the control thread were seen to call, and what the C library or the runtime may call in
@@ -149,7 +187,7 @@ const CALLS: &[i64] = &[
     libc::SYS_clock_nanosleep, libc::SYS_clone, libc::SYS_clone3, libc::SYS_close,
     libc::SYS_close_range, libc::SYS_dup, libc::SYS_dup3, libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_eventfd2,
-    libc::SYS_exit, libc::SYS_exit_group, libc::SYS_fallocate, libc::SYS_fcntl,
+    libc::SYS_exit, libc::SYS_exit_group, libc::SYS_fallocate,
     libc::SYS_fdatasync, libc::SYS_fstat, libc::SYS_fstatfs, libc::SYS_fsync, libc::SYS_ftruncate,
     libc::SYS_futex, libc::SYS_getcpu, libc::SYS_getdents64, libc::SYS_getegid, libc::SYS_geteuid,
     libc::SYS_getgid, libc::SYS_getpeername, libc::SYS_getpid, libc::SYS_getrandom,
@@ -160,14 +198,14 @@ const CALLS: &[i64] = &[
     libc::SYS_memfd_create, libc::SYS_mmap, libc::SYS_mprotect, libc::SYS_mremap,
     libc::SYS_munmap, libc::SYS_nanosleep, libc::SYS_newfstatat, libc::SYS_openat,
     libc::SYS_pipe2, libc::SYS_ppoll, libc::SYS_prctl, libc::SYS_pread64, libc::SYS_preadv,
-    libc::SYS_preadv2, libc::SYS_prlimit64, libc::SYS_pwrite64, libc::SYS_pwritev,
+    libc::SYS_preadv2, libc::SYS_pwrite64, libc::SYS_pwritev,
     libc::SYS_pwritev2, libc::SYS_read, libc::SYS_readlinkat, libc::SYS_readv, libc::SYS_recvfrom,
     libc::SYS_recvmsg, libc::SYS_restart_syscall, libc::SYS_rseq, libc::SYS_rt_sigaction,
     libc::SYS_rt_sigpending, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn,
-    libc::SYS_rt_sigtimedwait, libc::SYS_sched_getaffinity, libc::SYS_sched_setaffinity,
+    libc::SYS_rt_sigtimedwait, libc::SYS_sched_getaffinity,
     libc::SYS_sched_yield, libc::SYS_sendmsg, libc::SYS_sendto, libc::SYS_set_robust_list,
     libc::SYS_set_tid_address, libc::SYS_setsockopt, libc::SYS_shutdown, libc::SYS_sigaltstack,
-    libc::SYS_socketpair, libc::SYS_statfs, libc::SYS_statx, libc::SYS_sysinfo, libc::SYS_tgkill,
+    libc::SYS_socketpair, libc::SYS_statfs, libc::SYS_statx, libc::SYS_sysinfo,
     libc::SYS_timerfd_create, libc::SYS_timerfd_settime, libc::SYS_uname, libc::SYS_write,
     libc::SYS_writev,
     // cachestat, by the one number that it has everywhere.
@@ -244,8 +282,29 @@ pub(crate) fn tried() -> String {
     say("ask a tap", asked.map_err(Into::into));
     let init = rustix::process::Pid::INIT;
     say("signal another", rustix::process::test_kill_process(init).map_err(Into::into));
+    reach_others(&mut say);
     said.push_str(&by_threads());
     said
+}
+
+/// Tries to reach the process that has started this one.
+fn reach_others(say: &mut impl FnMut(&'static str, Result<(), std::io::Error>)) {
+    use manyring_backend::sys::denied::reach;
+    // The list has no call that gives the parent.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+    let Some(parent) = parent.and_then(rustix::process::Pid::from_raw) else { return };
+    let same = rustix::thread::sched_getaffinity(Some(parent));
+    let moved = same.and_then(|cpus| rustix::thread::sched_setaffinity(Some(parent), &cpus));
+    say("choose the CPUs of another", moved.map_err(Into::into));
+    let core = rustix::process::Resource::Core;
+    let own = rustix::process::getrlimit(core);
+    let limited = rustix::process::prlimit(Some(parent), core, own);
+    say("limit another", limited.map(drop).map_err(Into::into));
+    let parent = parent.as_raw_nonzero().get();
+    say("signal a thread of another", reach::signal_thread(parent));
+    say("have another signalled by a file", reach::own_file(parent));
+    say("make a process", reach::make_process());
 }
 
 /// The threads of a room, under their names, open a file each: what was noted of that, a line each.
