@@ -20,6 +20,17 @@ const LETTER_COST: usize = 512;
 /// Bytes of the header that comes before each frame.
 const HEAD: usize = HEADER_SIZE;
 
+/// A frame as some of the ports get it.
+struct Copy {
+    change: Change,
+    letter: Letter,
+    pieces: Pieces,
+}
+
+/// The frames that a letter becomes for guests who do not take it as it is, once one was to get it.
+/// `None` within: it cannot be finished.
+type Pieces = Option<Option<Vec<Letter>>>;
+
 /// Carries frames of one port.
 #[derive(Debug)]
 pub struct Courier {
@@ -83,7 +94,7 @@ impl Courier {
     pub(super) fn flood(&mut self, letter: &[u8], vlan: u16, tag: Tag) {
         let map = self.map.clone();
         // Nearly all ports take the frame as it is, or all with the same change: one copy for all.
-        let mut copies: [Option<(Change, Letter)>; 2] = [None, None];
+        let mut copies: [Option<Copy>; 2] = [None, None];
         for destination in map.ports.iter().flatten() {
             let port = &destination.port;
             let is_apart = self.own.options.isolated && port.options.isolated;
@@ -92,14 +103,13 @@ impl Courier {
             }
             let Some(change) = port.options.vlans.departure(vlan, tag) else { continue };
             let slot = usize::from(change != Change::None);
-            let copy = match &copies[slot] {
-                Some((same, copy)) if *same == change => Some(copy.clone()),
-                _ => changed(letter, change).map(Letter::from),
-            };
-            let Some(copy) = copy else { continue };
-            copies[slot] = Some((change, copy.clone()));
+            if copies[slot].as_ref().is_none_or(|copy| copy.change != change) {
+                let letter = changed(letter, change).map(Letter::from);
+                copies[slot] = letter.map(|letter| Copy { change, letter, pieces: None });
+            }
+            let Some(Copy { letter, pieces, .. }) = &mut copies[slot] else { continue };
             self.spent += LETTER_COST;
-            self.deliver(destination, copy);
+            self.deliver(destination, letter, pieces);
         }
     }
 
@@ -109,26 +119,30 @@ impl Courier {
         let Some(destination) = map.get(to) else { return false };
         let Some(copy) = changed(letter, change) else { return false };
         self.spent += LETTER_COST + copy.len();
-        self.deliver(destination, copy.into())
+        self.deliver(destination, &copy.into(), &mut None)
     }
 
     /// Puts a letter into the inbox of a port, or the frames that it becomes for a guest who does
     /// not take it as it is. False: it was dropped, and is counted.
-    fn deliver(&mut self, to: &Destination, letter: Letter) -> bool {
+    fn deliver(&mut self, to: &Destination, letter: &Letter, pieces: &mut Pieces) -> bool {
         let counters = &to.port.counters;
         let start = letter.get(HEAD..).unwrap_or_default();
         let Some((_, inbox)) = to.inbox(self.index, start) else {
             counters.dropped_no_queue.add(1);
             return false;
         };
-        let Ok((header, _)) = RawHeader::read_from_prefix(&letter) else { return false };
+        let Ok((header, _)) = RawHeader::read_from_prefix(letter) else { return false };
         let is_put = if needs(&header) & !to.port.takes() == 0 {
-            let is_put = inbox.put(letter);
+            let is_put = inbox.put(letter.clone());
             (if is_put { &counters.mailed } else { &counters.dropped_full }).add(1);
             is_put
         } else {
-            self.spent += letter.len() * 2;
-            finished(to, inbox, &header, &letter)
+            let pieces = pieces.get_or_insert_with(|| {
+                self.spent += letter.len() * 2;
+                finished(&header, letter)
+            });
+            self.spent += LETTER_COST * pieces.as_ref().map_or(0, Vec::len);
+            put_all(to, inbox, &header, pieces.as_deref())
         };
         if is_put && !self.told.iter().any(|told| Arc::ptr_eq(told, inbox)) {
             self.told.push(inbox.clone());
@@ -142,21 +156,30 @@ impl Courier {
     }
 }
 
-/// Puts the frames that a letter becomes when it is cut and summed. True if one of them was put.
-fn finished(to: &Destination, inbox: &Inbox, header: &RawHeader, letter: &[u8]) -> bool {
-    let counters = &to.port.counters;
+/// The frames that a letter becomes when it is cut and summed. `None`: it cannot be.
+fn finished(header: &RawHeader, letter: &[u8]) -> Option<Vec<Letter>> {
     let mut frame = letter[HEAD..].to_vec();
-    let (mut put, mut dropped) = (0, 0);
+    let mut pieces = Vec::new();
     let count = finish(header, &mut frame, |piece| {
         let mut letter = vec![0; HEAD + piece.len()];
         letter[HEAD..].copy_from_slice(piece);
-        let is_put = inbox.put(letter.into());
-        (put, dropped) = (put + u64::from(is_put), dropped + u64::from(!is_put));
+        pieces.push(letter.into());
     });
-    match count {
-        Ok(_) if header.gso_type == HDR_GSO_NONE => counters.finished.add(1),
-        Ok(_) => counters.segmented.add(1),
-        Err(_) => counters.dropped_unfinished.add(1),
+    count.is_ok().then_some(pieces)
+}
+
+/// Puts such frames into an inbox. True if one of them was put.
+fn put_all(to: &Destination, inbox: &Inbox, header: &RawHeader, pieces: Option<&[Letter]>) -> bool {
+    let counters = &to.port.counters;
+    match pieces {
+        Some(_) if header.gso_type == HDR_GSO_NONE => counters.finished.add(1),
+        Some(_) => counters.segmented.add(1),
+        None => counters.dropped_unfinished.add(1),
+    }
+    let (mut put, mut dropped) = (0, 0);
+    for piece in pieces.unwrap_or_default() {
+        let is_put = inbox.put(piece.clone());
+        (put, dropped) = (put + u64::from(is_put), dropped + u64::from(!is_put));
     }
     counters.mailed.add(put);
     if dropped > 0 {

@@ -34,6 +34,13 @@ impl SwitchPort {
         &self.shared.counters
     }
 
+    /// What waits for its first receiveq.
+    #[cfg(test)]
+    pub(super) fn inbox(&self) -> Arc<Inbox> {
+        let slot = self.shared.inboxes[0].lock().unwrap_or_else(PoisonError::into_inner);
+        slot.clone().unwrap()
+    }
+
     /// Shows all senders what the port is like now.
     fn redraw(&self) {
         self.switch.redraw(&mut self.switch.map(), &self.shared, true);

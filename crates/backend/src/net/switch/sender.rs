@@ -229,7 +229,8 @@ impl SwitchTx {
             open: None,
             handed: VecDeque::new(),
             must_ring: false,
-            mailed: 0,
+            // Frames may have gone by the mail while there was no lane.
+            mailed: inbox.last(),
         });
         Some(way(self.lanes.len() - 1))
     }

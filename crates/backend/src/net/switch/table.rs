@@ -14,6 +14,7 @@
 //! a later frame.
 
 use super::PortId;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Addresses that a switch knows at most.
@@ -99,6 +100,8 @@ pub(super) struct Learner<'a> {
 #[derive(Debug)]
 pub(super) struct Table {
     entries: Box<[Entry]>,
+    /// Chooses with an address its set, so that nobody can fill the set of somebody else's.
+    secret: u64,
     /// Seconds after which an address is forgotten that sends nothing.
     age: u64,
 }
@@ -139,13 +142,14 @@ impl Table {
     #[must_use]
     pub(super) fn new(age: u32) -> Self {
         let entries = (0..ADDRESSES_MAX).map(|_| Entry::default()).collect();
-        Self { entries, age: u64::from(age) }
+        let secret = RandomState::new().build_hasher().finish();
+        Self { entries, secret, age: u64::from(age) }
     }
 
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "the low bits")]
     fn set(&self, key: Key) -> &[Entry] {
-        let low = key.mixed() as usize & (SETS - 1);
+        let low = Key(key.0 ^ self.secret).mixed() as usize & (SETS - 1);
         &self.entries[low * WAYS..(low + 1) * WAYS]
     }
 
@@ -362,6 +366,32 @@ mod tests {
         }
         assert_eq!(ports.counts()[0], 8);
         assert_eq!(ports.learn(&table, key(200), 1, 8, 1), Learnt::New, "others have room");
+    }
+
+    #[test]
+    fn nobody_knows_which_addresses_share_a_set() {
+        // Those that share one in a table that is like any other.
+        let (table, ports) = (Table::new(300), Ports::new());
+        let at = |table: &Table, key: Key| {
+            table.set(key).as_ptr().addr() - table.entries.as_ptr().addr()
+        };
+        let victim = key(1);
+        let keys = (0..u32::MAX).map(|n| {
+            let [_, b, c, d] = n.to_be_bytes();
+            Key::new([2, 9, 9, b, c, d], 0).unwrap()
+        });
+        let colliding: Vec<_> =
+            keys.filter(|key| at(&table, *key) == at(&table, victim)).take(2 * WAYS).collect();
+        for key in &colliding {
+            ports.learn(&table, *key, 0, 8, 1);
+        }
+        assert_eq!(ports.learn(&table, victim, 1, 8, 1), Learnt::Full);
+        // In another one they do not.
+        let (table, ports) = (Table::new(300), Ports::new());
+        for key in &colliding {
+            ports.learn(&table, *key, 0, 8, 1);
+        }
+        assert_eq!(ports.learn(&table, victim, 1, 8, 1), Learnt::New);
     }
 
     proptest! {

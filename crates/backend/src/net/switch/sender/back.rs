@@ -6,6 +6,7 @@ use crate::net::switch::Found;
 use crate::net::switch::Moment;
 use crate::net::switch::guard::Change;
 use crate::net::switch::lane::Burst;
+use manyring_wire::net::HEADER_SIZE;
 
 impl SwitchTx {
     /// Empties every lane whose oldest burst is there for `ms` milliseconds: the frames are copied
@@ -36,6 +37,14 @@ impl SwitchTx {
             } else {
                 burst.give_up(Outcome::Passed);
                 for index in 0..burst.frames.count() {
+                    let size = HEADER_SIZE + burst.frames.len(index);
+                    if self.lanes[at].inbox.is_full(size) {
+                        // Before it is copied: it would be dropped.
+                        if let Some(destination) = self.courier.map.get(to) {
+                            destination.port.counters.dropped_full.add(1);
+                        }
+                        continue;
+                    }
                     // The head of a lent frame is ours, and comes with the rest.
                     self.copy(&burst.frames, index, &[]);
                     self.courier.mail(to, &self.letter, Change::None);

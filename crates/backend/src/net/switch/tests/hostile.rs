@@ -138,6 +138,64 @@ fn a_frame_to_where_it_comes_from_goes_nowhere() {
 }
 
 #[test]
+fn lanes_to_a_receiver_without_buffers_do_not_add_up() {
+    let world = World::new();
+    let mut a = world.guest(200);
+    let mut others: Vec<_> = (1..=40).map(|n| world.guest(n)).collect();
+    for other in &mut others {
+        other.send_all(&[frame([0xff; 6], mac(other.n), 60, 0)]);
+    }
+    others.iter_mut().for_each(|other| drop(other.receive()));
+    // Nobody takes anything from now on: lanes are emptied, and left for those that have none.
+    for round in 0..400 {
+        let frames: Vec<_> = (1..=40).map(|n| frame(mac(n), mac(200), 300, round)).collect();
+        a.send_all(&frames);
+        world.later(500);
+        a.reap();
+    }
+    for other in &others {
+        let inbox = other.port.inbox();
+        assert!(inbox.unseen() <= 66, "{} lanes", inbox.unseen());
+    }
+}
+
+#[test]
+fn what_goes_by_the_mail_is_not_overtaken_by_a_new_lane() {
+    let world = World::new();
+    let mut a = world.guest(200);
+    let mut others: Vec<_> = (1..=33).map(|n| world.guest(n)).collect();
+    for other in &mut others {
+        other.send_all(&[frame([0xff; 6], mac(other.n), 60, 0)]);
+    }
+    others.iter_mut().for_each(|other| drop(other.receive()));
+    let frames: Vec<_> = (1..=33).map(|n| frame(mac(n), mac(200), 300, 1)).collect();
+    assert_eq!(a.send_all(&frames).later.count_ones(), 32, "the last one goes by the mail");
+    for other in &mut others[..32] {
+        assert_eq!(other.numbers(), [1]);
+    }
+    a.reap();
+    assert_eq!(a.send(33, 300, 2).later, 0, "its mail is there still");
+    assert_eq!(others[32].numbers(), [1, 2]);
+    assert_eq!(a.send(33, 300, 3).later, 1);
+    assert_eq!(others[32].numbers(), [3]);
+}
+
+#[test]
+fn a_flood_of_segments_is_cut_once_for_all_who_do_not_take_it_whole() {
+    let world = World::new();
+    let mut a = world.guest(200);
+    let mut others: Vec<_> = (1..=8).map(|n| world.guest(n)).collect();
+    for other in &mut others {
+        other.port.set_offloads(Offloads::default()).unwrap();
+    }
+    let header = RawHeader { flags: 1, csum_start: 14.into(), ..RawHeader::default() };
+    a.send_with(&header, &[frame([0xff; 6], mac(200), 300, 5)]);
+    let letters: Vec<_> = others.iter().map(|other| other.port.inbox().first()).collect();
+    assert!(letters.iter().all(|letter| Arc::ptr_eq(letter, &letters[0])), "one copy");
+    assert!(others.iter_mut().all(|other| other.receive().len() == 1));
+}
+
+#[test]
 fn more_receivers_than_a_queue_has_lanes_get_copies() {
     let world = World::new();
     let mut a = world.guest(200);
