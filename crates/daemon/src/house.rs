@@ -324,6 +324,7 @@ impl House {
         while let Some((_, result)) = self.tasks.ended().await {
             result?;
         }
+        self.rooms().end().await;
         self.followers.abort_all();
         Ok(())
     }

@@ -149,6 +149,28 @@ fn ask_as_other(program: &Path, arguments: &[&str]) -> Output {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods, reason = "the kernel notes the user of the thread")]
+fn another_user_has_no_process_take_over() {
+    if !is_root() {
+        return;
+    }
+    let config = "[daemon]\ncontrol = '@/control'\ncontrol_mode = '0666'\n";
+    let daemon = Daemon::run(config, &["control"]);
+    let open = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(daemon.folder(), open).unwrap();
+    let control = daemon.socket_of("control");
+    // A socket of the daemon's user who says nothing.
+    let body = json!({ "socket": "/run/udev/control" }).to_string();
+    let asked = std::thread::spawn(move || {
+        let user = rustix::process::Uid::from_raw(4711);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        http_json(&control, "POST", "/v1/takeover", &body)
+    });
+    let (status, answer) = asked.join().unwrap();
+    assert_eq!(status, 403, "{answer}");
+}
+
+#[test]
 fn another_user_names_only_what_the_operator_allows() {
     if !is_root() {
         return;

@@ -62,6 +62,8 @@ fn a_device_is_served_for_the_user_who_connects_and_moves_when_he_has_left() {
         driver.queues[0].read(0, &mut bytes).unwrap();
         assert_eq!((bytes[0], bytes[1023]), (7, 9));
         assert_eq!(devices("user:0"), serde_json::json!([]));
+        // Whatever the first room says: its end alone takes away what it was given.
+        assert_eq!(room(&daemon, "user:0")["state"], "ended");
         assert_eq!(devices("user:65534"), serde_json::json!(["a", "b"]));
         let written = || domain::counted(&daemon, "a", "writes") == 2;
         assert!(wait_until(written), "what the first room counted is kept");

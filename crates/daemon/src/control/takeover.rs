@@ -1,9 +1,10 @@
 //! Another process takes the daemon over (`rooms/takeover.rs`).
 
-use super::State;
 use super::asked::Body;
 use super::refusal::{Problem, Refusal};
-use axum::extract::State as Extract;
+use super::{State, Who};
+use crate::house::is_bound;
+use axum::extract::{Extension, State as Extract};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -25,11 +26,21 @@ pub(super) struct Takeover {
     path = "/v1/takeover",
     request_body = Takeover,
     responses(
+        (status = 403, body = Problem, description = "Only for root and the daemon's user"),
         (status = 409, body = Problem, description = "It is not taken over, and goes on"),
         (status = 422, body = Problem, description = "The body is wrong"),
     )
 )]
-pub(super) async fn begin(Extract(state): Extract<State>, body: Body) -> Result<(), Refusal> {
+pub(super) async fn begin(
+    Extract(state): Extract<State>,
+    Extension(who): Extension<Who>,
+    body: Body,
+) -> Result<(), Refusal> {
+    if is_bound(who.uid) {
+        // Every guest would wait for a process that he has named.
+        let error = "only root and the daemon's user may have another process take over";
+        return Err(Refusal::new(StatusCode::FORBIDDEN, error));
+    }
     let Takeover { socket } = body.parse()?;
     let devices = state.devices.served().iter().map(|d| d.part.name().to_owned()).collect();
     // Whoever asks may die at any time: the rooms go on all the same.

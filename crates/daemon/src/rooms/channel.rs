@@ -1,25 +1,63 @@
 //! `Channel`: whole messages with file descriptors over a pair of sockets, without waiting.
 
 use super::message::{FDS_MAX, SIZE_MAX};
+use manyring_engine::{Janitor, MESSAGE_FDS_MAX};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, socketpair,
 };
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// An end of the pair. Needs a tokio runtime.
 #[derive(Debug)]
-pub(super) struct Channel(AsyncFd<OwnedFd>);
+pub(super) struct Channel {
+    socket: AsyncFd<OwnedFd>,
+    /// Closes the file descriptors that have come and are not wanted: the other end chooses what
+    /// they are, and so how long a close takes.
+    janitor: Arc<Janitor>,
+}
+
+/// File descriptors that have come. Those that nobody takes are closed by the janitor.
+#[derive(Debug)]
+pub(super) struct Brought {
+    fds: Vec<OwnedFd>,
+    janitor: Arc<Janitor>,
+}
+
+impl Brought {
+    pub(super) fn is_empty(&self) -> bool {
+        self.fds.is_empty()
+    }
+
+    pub(super) fn take(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.fds)
+    }
+}
+
+impl Drop for Brought {
+    fn drop(&mut self) {
+        if !self.is_empty() {
+            let fds = self.take();
+            self.janitor.dispose(fds);
+        }
+    }
+}
+
+/// Pause before a message is sent again whose descriptors found no room.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// A message has none.
 pub(super) const NO_FDS: &[OwnedFd] = &[];
 
 /// What has come.
-pub(super) type Came = (Vec<u8>, Vec<OwnedFd>);
+pub(super) type Came = (Vec<u8>, Brought);
 
 /// Two ends. The second one is to be given to another process, which makes it a [`Channel`].
 pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -34,17 +72,18 @@ pub(super) fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Own
 }
 
 impl Channel {
-    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
-        Ok(Self(watched(socket, Interest::READABLE | Interest::WRITABLE)?))
+    pub(super) fn new(socket: OwnedFd, janitor: Arc<Janitor>) -> io::Result<Self> {
+        let socket = watched(socket, Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Self { socket, janitor })
     }
 
     /// The socket, off the runtime, to be closed where that may block: with it the kernel closes
     /// what was sent and not received.
     pub(super) fn into_socket(self) -> OwnedFd {
-        self.0.into_inner()
+        self.socket.into_inner()
     }
 
-    /// Sends a message as soon as there is room for it.
+    /// Sends a message as soon as there is room for it, and for its descriptors.
     ///
     /// # Errors
     /// The other end is gone.
@@ -60,7 +99,16 @@ impl Channel {
             rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
             Ok(())
         };
-        self.0.async_io(Interest::WRITABLE, send).await
+        loop {
+            match self.socket.async_io(Interest::WRITABLE, send).await {
+                // The processes of this user, of which another room is one, have too many
+                // descriptors on their way.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
+                    tokio::time::sleep(RETRY).await;
+                }
+                result => return result,
+            }
+        }
     }
 
     /// The next message; `None`: the other end is gone.
@@ -68,37 +116,61 @@ impl Channel {
     /// # Errors
     /// `InvalidData`: a message that is too long, or has more file descriptors than any.
     pub(super) async fn receive(&self) -> io::Result<Option<Came>> {
-        self.0.async_io(Interest::READABLE, receive).await
+        match self.came().await {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
+            came => came,
+        }
+    }
+
+    async fn came(&self) -> io::Result<Option<Came>> {
+        let receive = |socket: &OwnedFd| receive(socket, &self.janitor);
+        self.socket.async_io(Interest::READABLE, receive).await
+    }
+
+    /// Returns when the other end is gone, having read all that was sent to it.
+    ///
+    /// # Errors
+    /// `ConnectionReset`: it has not read all. `InvalidData`: it says something.
+    pub(super) async fn ended(&self) -> io::Result<()> {
+        match self.came().await? {
+            None => Ok(()),
+            Some(_) => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Says nothing more: the other end sees an end.
+    pub(super) fn finish(&self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }
 
     /// The next message of what the other end has sent before it was gone; `None`: there is no
     /// further one.
     pub(super) fn receive_left(&self) -> Option<Came> {
-        receive(self.0.get_ref()).ok().flatten()
+        receive(self.socket.get_ref(), &self.janitor).ok().flatten()
     }
 }
 
-fn receive(socket: &OwnedFd) -> io::Result<Option<Came>> {
+fn receive(socket: &OwnedFd, janitor: &Arc<Janitor>) -> io::Result<Option<Came>> {
     let mut bytes = vec![0; SIZE_MAX];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    // Space for all that any message can have: the kernel closes what does not fit, on this thread.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let mut slices = [IoSliceMut::new(&mut bytes)];
-    let received = match rustix::net::recvmsg(socket, &mut slices, &mut control, flags) {
-        Err(rustix::io::Errno::CONNRESET) => return Ok(None),
-        received => received?,
-    };
-    let mut fds = Vec::new();
+    let received = rustix::net::recvmsg(socket, &mut slices, &mut control, flags)?;
+    let mut brought = Brought { fds: Vec::new(), janitor: janitor.clone() };
+    let fds = &mut brought.fds;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             fds.extend(rights);
         }
     }
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    let is_cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    if is_cut || fds.len() > FDS_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
     bytes.truncate(received.bytes);
-    Ok((!bytes.is_empty()).then_some((bytes, fds)))
+    Ok((!bytes.is_empty()).then_some((bytes, brought)))
 }
 
 #[cfg(test)]
@@ -109,21 +181,24 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let (a, b) = pair().unwrap();
-            test(Channel::new(a).unwrap(), Channel::new(b).unwrap()).await;
+            let janitor = Arc::new(Janitor::of("test"));
+            let new = |socket| Channel::new(socket, janitor.clone()).unwrap();
+            test(new(a), new(b)).await;
         });
     }
 
     #[test]
     fn messages_come_whole_with_their_descriptors_and_the_end_is_seen() {
         with_channels(|a, b| async move {
-            let fds: Vec<_> = (0..FDS_MAX).map(|_| a.0.get_ref().try_clone().unwrap()).collect();
+            let fds: Vec<_> =
+                (0..FDS_MAX).map(|_| a.socket.get_ref().try_clone().unwrap()).collect();
             a.send(b"one", &fds).await.unwrap();
             a.send(b"two", NO_FDS).await.unwrap();
             let (bytes, came) = b.receive().await.unwrap().unwrap();
-            assert_eq!((bytes.as_slice(), came.len()), (&b"one"[..], FDS_MAX));
+            assert_eq!((bytes.as_slice(), came.fds.len()), (&b"one"[..], FDS_MAX));
             drop((came, fds));
             let (bytes, came) = b.receive().await.unwrap().unwrap();
-            assert_eq!((bytes.as_slice(), came.len()), (&b"two"[..], 0));
+            assert_eq!((bytes.as_slice(), came.fds.len()), (&b"two"[..], 0));
             drop(a);
             assert!(b.receive().await.unwrap().is_none());
         });
@@ -135,6 +210,49 @@ mod tests {
             a.send(&[1; SIZE_MAX + 1], NO_FDS).await.unwrap();
             let error = b.receive().await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        });
+    }
+
+    /// A TCP connection whose close waits for its peer, which reads nothing.
+    fn lingers() -> (OwnedFd, std::net::TcpStream) {
+        use std::io::Write;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while stream.write(&[0; 1 << 16]).is_ok() {}
+        stream.set_nonblocking(false).unwrap();
+        let linger = Some(std::time::Duration::from_secs(60));
+        rustix::net::sockopt::set_socket_linger(&stream, linger).unwrap();
+        (stream.into(), peer)
+    }
+
+    #[test]
+    fn descriptors_that_nobody_takes_are_closed_on_no_thread_of_the_runtime() {
+        with_channels(|a, b| async move {
+            let most = MESSAGE_FDS_MAX - 1;
+            for (text, others) in [(&b"one"[..], 0), (&[1; SIZE_MAX + 1], 0), (b"many", most)] {
+                let (fd, _peer) = lingers();
+                let mut fds = vec![a.socket.get_ref().as_fd(); others];
+                fds.push(fd.as_fd());
+                let mut space =
+                    [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
+                let mut control = SendAncillaryBuffer::new(&mut space);
+                assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+                let (flags, socket) = (SendFlags::empty(), a.socket.get_ref());
+                rustix::net::sendmsg(socket, &[IoSlice::new(text)], &mut control, flags).unwrap();
+                drop(fd);
+                drop(b.receive().await);
+                // The janitor has it, and waits for the peer.
+                let idle = b.janitor.idle();
+                tokio::pin!(idle);
+                let is_idle = std::future::poll_fn(|context| {
+                    std::task::Poll::Ready(idle.as_mut().poll(context).is_ready())
+                });
+                assert!(!is_idle.await, "closed by the runtime's thread");
+                // It is interrupted.
+                idle.await;
+            }
         });
     }
 }

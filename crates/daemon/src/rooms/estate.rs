@@ -17,8 +17,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+/// Sessions of a device whose notes may be there: one begins while those before it end.
+const SESSIONS_MAX: usize = 4;
 /// Longest entry: the state of a network device with full tables.
 const ENTRY_SIZE_MAX: usize = 7168;
+/// Longest beginning of a message by which it is known again.
+const ANSWERING_MAX: usize = 256;
+/// Front-ends that a device may have before the next one waits: one is served, some wait in the
+/// room, and those that have left are to be told of.
+const CLIENTS_MAX: usize = 64;
 /// A front-end whose rooms die so often, each within [`BRIEF`](super::BRIEF), is let go of.
 const BRIEF_LIVES_MAX: u32 = 8;
 
@@ -138,6 +145,16 @@ impl Estates {
         let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
     }
 
+    /// Returns when the device may have another front-end.
+    pub(super) async fn has_place(&self) {
+        let _ = self.count.subscribe().wait_for(|count| *count < CLIENTS_MAX).await;
+    }
+
+    /// Returns when few enough of its file descriptors wait to be closed.
+    pub(super) async fn closes(&self) {
+        self.origin.janitor().room().await;
+    }
+
     /// Keeps what a room notes.
     ///
     /// # Errors
@@ -157,9 +174,19 @@ impl Estates {
             return Err(format!("{} file descriptors in a note", fds.len()));
         }
         let mut kept = self.lock();
+        let most = notes_max(self.queues);
+        let entries = kept.clients.values().flat_map(|client| client.entries.values());
+        let (count, held) = entries.fold((0, 0), |(n, fds), e| (n + 1, fds + e.fds.len()));
         // One that was let go of may be noted still.
         let Some(client) = kept.clients.get_mut(&number) else { return Ok(()) };
         client.is_lost |= !has_room && !fds.is_empty();
+        if !has_room {
+            // Nothing would bound how many there are.
+            fds.clear();
+        }
+        if count > SESSIONS_MAX * most || held > SESSIONS_MAX * most {
+            return Err(format!("{count} notes and {held} file descriptors of a device"));
+        }
         for key in change.drops {
             client.entries.remove(&key);
         }
@@ -169,11 +196,14 @@ impl Estates {
             }
             client.entries.insert(key, Entry { bytes, fds: std::mem::take(&mut fds) });
         }
-        if client.entries.len() > notes_max(self.queues) {
+        if client.entries.len() > most {
             return Err(format!("{} notes of a session", client.entries.len()));
         }
         match change.answer {
             Answered::Unchanged => {}
+            Answered::UnderWay(message) if message.len() > ANSWERING_MAX => {
+                return Err(format!("an answer to {} bytes", message.len()));
+            }
             Answered::UnderWay(message) => client.answering = Some(message),
             Answered::Sent => client.answering = None,
         }
@@ -319,6 +349,36 @@ mod tests {
         assert!(estates.note(number, long, Vec::new()).is_err());
         let fds = (0..=NOTE_FDS_MAX).map(|_| fd()).collect();
         assert!(estates.note(number, change(&[1], &[]), fds).is_err());
+        let known = Answered::UnderWay(vec![0; ANSWERING_MAX + 1]);
+        let known = Change { answer: known, ..Change::default() };
+        assert!(estates.note(number, known, Vec::new()).is_err());
+    }
+
+    #[test]
+    fn what_a_device_keeps_is_bounded_over_all_its_front_ends() {
+        let estates = estates();
+        let most = notes_max(estates.queues) as u32;
+        let keys: Vec<_> = (0..most).collect();
+        let noted = (0..=SESSIONS_MAX + 1).map(|_| {
+            let number = estates.add(fd());
+            estates.note(number, change(&keys, &[]), Vec::new())
+        });
+        assert_eq!(noted.filter(Result::is_ok).count(), SESSIONS_MAX + 1);
+        // The next front-end has to wait when there are too many.
+        while *estates.count.borrow() < CLIENTS_MAX {
+            estates.add(fd());
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let place = estates.has_place();
+            tokio::pin!(place);
+            let ready = std::future::poll_fn(|context| {
+                std::task::Poll::Ready(place.as_mut().poll(context).is_ready())
+            });
+            assert!(!ready.await);
+            estates.forget(1);
+            place.await;
+        });
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::Rooms;
 use super::counts::Counts;
-use super::estate::Estates;
+use super::estate::{Estates, Handing};
 use super::house::{Deaf, Given, Room};
 use super::lend::Attendant;
 use super::message::{PortFacts, Told};
@@ -126,7 +126,7 @@ async fn ready(estates: &Estates, owner: Option<&String>, waiting: Option<&(Unix
     match waiting {
         None => std::future::pending().await,
         Some((_, domain)) if owner.is_some_and(|owner| owner != domain) => estates.unused().await,
-        Some(_) => {}
+        Some(_) => estates.has_place().await,
     }
 }
 
@@ -218,7 +218,14 @@ impl Front<'_> {
     async fn hand_over(&mut self, stream: UnixStream, domain: &str) {
         let name = self.wanted.plan().name.as_str();
         if self.room.as_ref().is_some_and(|room| room.name() != domain && room.has(name)) {
-            self.take_back().await;
+            let rooms = self.rooms;
+            tokio::select! {
+                () = self.leave() => {}
+                () = rooms.paused() => {
+                    self.waiting = Some((stream, domain.to_owned()));
+                    return;
+                }
+            }
         }
         let Some(room) = self.given(domain).await else {
             if self.rooms.is_paused() {
@@ -232,7 +239,14 @@ impl Front<'_> {
         let Ok(stream) = stream.into_std() else { return };
         (self.room, self.owner) = (Some(room.clone()), Some(domain.to_owned()));
         let number = self.estates.add(stream.into());
-        room.connect(self.estates.handing(number)).await;
+        let handing = self.estates.handing(number);
+        self.tell(&room, handing).await;
+    }
+
+    /// Hands clients to a room. If another house takes over meanwhile, the room ends, and whoever
+    /// comes after it gets them.
+    async fn tell(&self, room: &Room, handing: Handing) {
+        self.rooms.unless_paused(room.connect(handing)).await;
     }
 
     /// Has the next room go on with the front-ends of one that has ended.
@@ -254,7 +268,7 @@ impl Front<'_> {
             let device = self.wanted.plan().name.as_str();
             tracing::info!(device, room = domain, pid = room.pid(), "its front-end goes on");
             self.room = Some(room.clone());
-            return room.connect(handings).await;
+            return self.tell(&room, handings).await;
         }
         self.part.connected.send_replace(false);
     }
@@ -274,8 +288,11 @@ impl Front<'_> {
 
     /// Leaves the device to another house: its room ends first. If that house fails, all goes on.
     async fn bequeath(&mut self, bequest: Bequest) {
+        if bequest.reply.is_closed() {
+            return;
+        }
         if let Some(room) = &self.room {
-            room.make_way().await;
+            room.make_way("another process takes over").await;
         }
         let share = self.share().await;
         let _ = bequest.reply.send(share);
@@ -319,6 +336,7 @@ impl Front<'_> {
 
     async fn give(&mut self, room: &Arc<Room>) -> Result<(), String> {
         self.let_go().await?;
+        self.rooms.unless_paused(self.estates.closes()).await;
         let joins = self.net().map_or(0, |net| net.outside().joins);
         let mut gift = self.gift().await?;
         gift.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
@@ -393,10 +411,23 @@ impl Front<'_> {
         }
     }
 
-    /// Takes the device from its room, which has stopped it then.
+    /// Takes the device from its room for another domain. A room that a guest has taken over may
+    /// say that it has stopped, and keep what it was given: only its end takes that away. What else
+    /// the room has goes on in the next room of its domain.
+    async fn leave(&mut self) {
+        if let Some(room) = self.room.clone() {
+            room.remove(&self.wanted.plan().name).await;
+            room.make_way("another domain gets a device of it").await;
+        }
+        self.take_back().await;
+    }
+
+    /// Takes the device from its room, which has stopped it then. If this is given up, it is to be
+    /// done again.
     async fn take_back(&mut self) {
-        let Some(room) = self.room.take() else { return };
+        let Some(room) = self.room.clone() else { return };
         room.remove(&self.wanted.plan().name).await;
+        self.room = None;
         let counts = self.counts.clone();
         aside(move || counts.end()).await;
     }
@@ -405,7 +436,11 @@ impl Front<'_> {
     /// room's requests must have ended.
     async fn close(&mut self) {
         let device = &self.wanted.plan().name;
+        let room = self.room.clone();
         self.take_back().await;
+        if let Some(room) = room.filter(|room| room.devices().is_empty()) {
+            room.make_way("its last device is gone").await;
+        }
         self.estates.forget_all();
         if let Err(error) = self.let_go().await {
             tracing::warn!(device, error, "the image is let go of");

@@ -1,13 +1,13 @@
 //! `Room`: one process, as the house sees it: what it is told, what it says, and its end.
 
-use super::channel::{Channel, pair, watched};
+use super::channel::{Brought, Channel, pair, watched};
 use super::counts::Counts;
 use super::estate::{Change, Estates, Handing};
 use super::lend::Ask;
 use super::message::{self, Heard, Told, Wish};
 use super::question::{Messages, PATIENCE, Question};
 use manyring_device::net::{Guest, NetDevice};
-use manyring_engine::{ForeignFd, aside};
+use manyring_engine::{ForeignFd, Janitor, aside};
 use manyring_transport::vhost_user::Connected;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -69,8 +69,10 @@ pub(super) struct Room {
     asked: AtomicU64,
     answered: watch::Sender<u64>,
     answers: AtomicBool,
-    /// It ends because another house asks for what it has, and not for a fault.
+    /// It ends because another house or domain gets what it has, and not for a fault.
     makes_way: AtomicBool,
+    /// Closes the file descriptors that rooms of the domain had no reason to send.
+    janitor: Arc<Janitor>,
 }
 
 type Order = (Told, Vec<Parcel>);
@@ -123,8 +125,13 @@ pub(super) struct Given {
 pub(super) struct Deaf;
 
 impl Room {
-    /// Starts a process for a domain; what it is told meanwhile waits for it.
-    pub(super) fn start(name: &str, arguments: Arc<[OsString]>) -> Arc<Self> {
+    /// Starts a process for a domain; what it is told meanwhile waits for it. `janitor`: that of
+    /// the domain.
+    pub(super) fn start(
+        name: &str,
+        arguments: Arc<[OsString]>,
+        janitor: Arc<Janitor>,
+    ) -> Arc<Self> {
         let (orders, ordered) = mpsc::channel(ORDERS_MAX);
         let room = Arc::new(Self {
             name: name.to_owned(),
@@ -137,6 +144,7 @@ impl Room {
             answered: watch::Sender::new(0),
             answers: AtomicBool::new(true),
             makes_way: AtomicBool::new(false),
+            janitor,
         });
         tokio::spawn(room.clone().run(arguments, ordered));
         room
@@ -230,10 +238,19 @@ impl Room {
         self.lock().remove(device);
     }
 
-    /// Asks for counters: the number of the question.
+    /// Asks for counters: the number of the question. One that is not answered yet is not asked
+    /// again: those who ask could fill what the room has to be told.
     pub(super) fn ask(&self) -> Option<u64> {
+        let asked = self.asked.load(Ordering::Relaxed);
+        if *self.answered.borrow() < asked && self.serves() {
+            return Some(asked);
+        }
         let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
-        self.tell(Told::Count { number }, Vec::new()).ok().map(|()| number)
+        let told = self.tell(Told::Count { number }, Vec::new());
+        if told.is_err() {
+            self.asked.store(asked, Ordering::Relaxed);
+        }
+        told.ok().map(|()| number)
     }
 
     pub(super) async fn answered(&self, number: u64) {
@@ -251,11 +268,16 @@ impl Room {
         }
     }
 
-    /// Has the process killed, because another house takes over; returns when it is gone.
-    pub(super) async fn make_way(&self) {
+    /// Has the process killed, because another house or domain gets what it has; returns when it
+    /// is gone.
+    pub(super) async fn make_way(&self, reason: &str) {
         self.makes_way.store(true, Ordering::Relaxed);
-        self.end("another process takes over");
+        self.end(reason);
         self.ended().await;
+    }
+
+    pub(super) fn janitor(&self) -> &Arc<Janitor> {
+        &self.janitor
     }
 
     /// True if it has ended for no fault.
@@ -310,7 +332,7 @@ impl Room {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK).ok());
         let pidfd = pidfd.and_then(|fd| watched(fd, Interest::READABLE).ok());
-        let (Some(pidfd), Ok(channel)) = (pidfd, Channel::new(socket)) else {
+        let (Some(pidfd), Ok(channel)) = (pidfd, Channel::new(socket, self.janitor.clone())) else {
             self.end("the system gives nothing to look after it by");
             aside(move || (child.kill(), child.wait())).await;
             return;
@@ -326,8 +348,10 @@ impl Room {
             tracing::info!(room, pid, "the room has ended");
         }
         // Reads the notes that the room sent before its end and nobody has read yet.
+        let mut messages = Messages::new();
         for _ in 0..LEFT_MAX {
             let Some((bytes, fds)) = channel.receive_left() else { break };
+            messages.count(bytes.len()).await;
             if let Ok(heard @ (Heard::Note { .. } | Heard::Gone { .. })) = message::parse(&bytes) {
                 let _ = self.hear(heard, fds);
             }
@@ -370,10 +394,14 @@ impl Room {
                     };
                     let heard = message::parse(&bytes).map_err(|error| error.to_string());
                     heard.iter().for_each(|heard| question.hear(heard));
+                    let has_fds = !fds.is_empty();
                     if let Err(problem) = heard.and_then(|heard| self.hear(heard, fds)) {
                         return format!("its message is refused: {problem}");
                     }
-                    messages.count().await;
+                    if has_fds && timeout(PATIENCE, self.closes()).await.is_err() {
+                        return "what it has noted does not close".to_owned();
+                    }
+                    messages.count(bytes.len()).await;
                 }
                 _ = pidfd.readable() => return "its process has ended".to_owned(),
                 () = question.patience(), if question.is_asked() => {
@@ -402,12 +430,12 @@ impl Room {
 
     /// # Errors
     /// The room has no such device, or says what it cannot mean.
-    fn hear(&self, heard: Heard, fds: Vec<OwnedFd>) -> Result<(), String> {
+    fn hear(&self, heard: Heard, mut fds: Brought) -> Result<(), String> {
         let missing = |device: &str| format!("it was not given {device:?}");
         match heard {
             Heard::Note { device, number, puts, drops, answer } => {
                 let change = Change { puts, drops, answer };
-                return self.estates(&device)?.note(number, change, fds);
+                return self.estates(&device)?.note(number, change, fds.take());
             }
             Heard::Gone { device, number } => self.estates(&device)?.forget(number),
             _ if !fds.is_empty() => return Err("file descriptors that it must not send".to_owned()),
@@ -461,6 +489,15 @@ impl Room {
         let devices = self.lock();
         let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
         Ok(device.given.estates.clone())
+    }
+
+    /// Returns when few enough file descriptors of front-ends wait to be closed.
+    async fn closes(&self) {
+        let of = |device: &Device| device.given.estates.clone();
+        let all: Vec<_> = self.lock().values().map(of).collect();
+        for estates in all {
+            estates.closes().await;
+        }
     }
 
     fn hear_wish(&self, name: &str, number: u64, wish: Wish) -> Result<(), String> {

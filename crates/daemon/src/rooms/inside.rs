@@ -19,7 +19,7 @@ use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Handed, Image};
-use manyring_engine::{Pool, PoolOptions, aside};
+use manyring_engine::{Janitor, Pool, PoolOptions, aside};
 use manyring_memory::{MemoryFiles, MemoryRules};
 use manyring_transport::vhost_user::{Client, Endpoint, Entry, Estate, Keeper, Kept, ServeOptions};
 use rustix::fd::{AsFd, OwnedFd};
@@ -48,7 +48,9 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     // The house ends its rooms: a signal to the whole group is its own affair.
     let _outlived = (signals::outlive(false)?, signals::Ends::new()?);
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
-    let channel = socket.and_then(Channel::new).map_err(|error| format!("channel: {error}"))?;
+    let closes = Arc::new(Janitor::of("the house"));
+    let channel = socket.and_then(|socket| Channel::new(socket, closes));
+    let channel = channel.map_err(|error| format!("channel: {error}"))?;
     let (uring, polling) = (plan.io_uring, plan.polling.law());
     let pool = Pool::new(PoolOptions { workers_max: plan.workers, polling, uring });
     pool.has_ring().ok_or("no worker thread can be started")?;
@@ -105,9 +107,9 @@ impl Inside {
             tokio::select! {
                 came = channel.receive() => {
                     let came = came.map_err(|error| format!("house: {error}"))?;
-                    let Some((bytes, fds)) = came else { return Ok(()) };
+                    let Some((bytes, mut fds)) = came else { return Ok(()) };
                     let told = message::parse(&bytes).map_err(|error| format!("house: {error}"))?;
-                    self.obey(told, fds).await?;
+                    self.obey(told, fds.take()).await?;
                 }
                 Some(said) = said.recv() => {
                     let heard = match said {

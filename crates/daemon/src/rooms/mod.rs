@@ -47,6 +47,7 @@ use counts::Counts;
 use estate::Heirloom;
 use house::{Room, State};
 use limits::Limits;
+use manyring_engine::Janitor;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -54,6 +55,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use takeover::Bequest;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 /// Shortest time between two starts of a room: one that dies at once is not started for ever.
@@ -142,6 +144,29 @@ impl Rooms {
         *self.pauses.borrow()
     }
 
+    /// Ends all rooms: one that a guest has taken over may outlive the end of its channel.
+    pub(crate) async fn end(&self) {
+        let rooms: Vec<_> = self.lock().values().map(|kept| kept.room.clone()).collect();
+        let all: JoinSet<_> = rooms
+            .into_iter()
+            .map(|room| async move { room.make_way("the daemon ends").await })
+            .collect();
+        let _ = tokio::time::timeout(COUNT_PATIENCE, all.join_all()).await;
+    }
+
+    /// Waits, but not once another house takes over.
+    async fn unless_paused(&self, waits: impl Future<Output = ()>) {
+        tokio::select! {
+            () = waits => {}
+            () = self.paused() => {}
+        }
+    }
+
+    /// Returns when no room is to be started.
+    async fn paused(&self) {
+        let _ = self.pauses.subscribe().wait_for(|pauses| *pauses).await;
+    }
+
     /// Returns when rooms may be started.
     async fn go_on(&self) {
         let _ = self.pauses.subscribe().wait_for(|pauses| !pauses).await;
@@ -172,11 +197,14 @@ impl Rooms {
             let of = |kept: &Kept| (kept.room.clone(), kept.started, kept.pause);
             let before = self.lock().get(domain).map(of);
             let mut pause = START_PAUSE;
+            let mut janitor = None;
             if let Some((room, started, paused)) = before {
                 if room.serves() {
                     return Some(room);
                 }
                 room.ended().await;
+                self.unless_paused(room.janitor().idle()).await;
+                janitor = Some(room.janitor().clone());
                 if !room.made_way() {
                     if started.elapsed() < BRIEF {
                         pause = (paused * 2).min(START_PAUSE_MAX);
@@ -193,7 +221,8 @@ impl Rooms {
             if kept.get(domain).is_some_and(|kept| kept.room.state() != State::Ended) {
                 continue;
             }
-            let room = Room::start(domain, self.arguments.clone());
+            let janitor = janitor.unwrap_or_else(|| Arc::new(Janitor::of(domain)));
+            let room = Room::start(domain, self.arguments.clone(), janitor);
             let (started, starts) = (Instant::now(), starts + 1);
             kept.insert(domain.to_owned(), Kept { room, started, starts, pause });
         }

@@ -8,8 +8,11 @@ use tokio::time::{Instant, sleep_until};
 /// start.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// If a room has sent more than this many messages in a [`WINDOW`], the house reads the room's next
-/// message after the end of the window. A session begins with some hundred messages.
-const MESSAGES_MAX: u32 = 1024;
+/// message after the end of the window. A session begins with some hundred messages, nearly all of
+/// them short: a long one counts as several.
+const MESSAGES_MAX: usize = 1024;
+/// Bytes of a message for each further one that it counts as.
+const LONG: usize = 1024;
 const WINDOW: Duration = Duration::from_millis(320);
 
 /// The questions that a room has been asked and has not answered yet.
@@ -62,7 +65,7 @@ impl Question {
 #[derive(Debug)]
 pub(super) struct Messages {
     began: Instant,
-    count: u32,
+    count: usize,
 }
 
 impl Messages {
@@ -70,12 +73,14 @@ impl Messages {
         Self { began: Instant::now(), count: 0 }
     }
 
-    /// Counts a message; returns when the next one may be read.
-    pub(super) async fn count(&mut self) {
+    /// Counts a message of this many bytes; returns when the next one may be read, and others of
+    /// this thread have had their turn.
+    pub(super) async fn count(&mut self, size: usize) {
+        tokio::task::yield_now().await;
         if self.began.elapsed() > WINDOW {
             *self = Self::new();
         }
-        self.count += 1;
+        self.count += 1 + size / LONG;
         if self.count > MESSAGES_MAX {
             sleep_until(self.began + WINDOW).await;
         }

@@ -18,6 +18,7 @@ use super::estate::Heirloom;
 use super::house::Parcel;
 use super::message::{self, Written};
 use crate::service::Service;
+use manyring_engine::{Janitor, aside};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
@@ -106,12 +108,20 @@ impl Rooms {
             let names = roomless.join(", ");
             return Err(format!("served by no room, and so by no other process: {names}"));
         }
-        let channel = connect(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        // The file system in which the name is looked up may not answer.
+        let (at, to) = (path.display(), path.to_owned());
+        let socket = aside(move || connect(&to)).await.ok_or("the daemon has failed")?;
+        let closes = Arc::new(Janitor::of("takeover"));
+        let channel = socket.and_then(|socket| Channel::new(socket, closes));
+        let channel = channel.map_err(|error| format!("{at}: {error}"))?;
         if self.pauses.send_replace(true) {
             return Err("another takeover is under way".to_owned());
         }
         let result = self.bequeath(&channel, service).await;
         let Err(problem) = result else {
+            // The rooms have ended, and none is started again: what this process still has to
+            // close may take long, and the next one does not wait for it.
+            channel.finish();
             tracing::info!("the next process has taken over");
             crate::log::finish();
             std::process::exit(0);
@@ -127,9 +137,16 @@ impl Rooms {
         for front in self.fronts() {
             let (reply, replied) = oneshot::channel();
             let (waits, resumes) = oneshot::channel();
-            if front.try_send(Bequest { reply, resumes }).is_ok() {
-                shares.push(replied);
-                waiting.push(waits);
+            match front.try_send(Bequest { reply, resumes }) {
+                Ok(()) => {
+                    shares.push(replied);
+                    waiting.push(waits);
+                }
+                // A front that ends has nothing to leave.
+                Err(TrySendError::Closed(_)) => {}
+                Err(TrySendError::Full(_)) => {
+                    return Err("a device has not heard of the takeover before this one".to_owned());
+                }
             }
         }
         let sockets = service.listening().map_err(|error| error.to_string())?;
@@ -137,7 +154,6 @@ impl Rooms {
         let mut all: Share = sockets.into_iter().map(socket).collect();
         let gathered = timeout(END_PATIENCE, async {
             for share in shares {
-                // A front that ends has nothing to leave.
                 if let Ok(share) = share.await {
                     all.extend(share?);
                 }
@@ -162,8 +178,8 @@ impl Rooms {
     }
 }
 
-/// Connects to the next house, which must be of this process's user.
-fn connect(path: &Path) -> io::Result<Channel> {
+/// Connects to the next house, which must be of this process's user. May block.
+fn connect(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -171,7 +187,7 @@ fn connect(path: &Path) -> io::Result<Channel> {
     if peer.uid != rustix::process::geteuid() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    Channel::new(socket)
+    Ok(socket)
 }
 
 /// Everything that the house before this one has handed over.
@@ -224,13 +240,14 @@ impl Legacy {
             else {
                 return Err("the daemon does not hand over: its log says why".to_owned());
             };
+            let mut pop = || fds.take().pop();
             match message::parse(&bytes).map_err(|error| error.to_string())? {
-                Left::Socket { name } => legacy.sockets.extend(fds.pop().map(|fd| (name, fd))),
-                Left::Disk { device } => legacy.disks.extend(fds.pop().map(|fd| (device, fd))),
-                Left::Kept { entry, .. } => kept.push((entry, fds)),
+                Left::Socket { name } => legacy.sockets.extend(pop().map(|fd| (name, fd))),
+                Left::Disk { device } => legacy.disks.extend(pop().map(|fd| (device, fd))),
+                Left::Kept { entry, .. } => kept.push((entry, fds.take())),
                 Left::Client { device, domain, answering } => {
                     let entries = std::mem::take(&mut kept);
-                    let Some(socket) = fds.pop() else { continue };
+                    let Some(socket) = pop() else { continue };
                     let heirloom = Heirloom { domain, socket, entries, answering };
                     legacy.clients.entry(device).or_default().push(heirloom);
                 }
@@ -241,20 +258,22 @@ impl Legacy {
         Ok(legacy)
     }
 
-    /// Everything is open: the other house ends. Returns when it has.
+    /// Everything is open: the other house ends. Returns when it serves nobody any more.
     ///
     /// # Errors
-    /// One line: it goes on by itself.
+    /// One line: it goes on by itself, or has ended before it has heard this.
     pub(crate) async fn accept(channel: Option<LegacyChannel>) -> Result<(), String> {
         let Some(LegacyChannel(channel)) = channel else { return Ok(()) };
         let bytes = message::emit(&Reply::Taken {}).map_err(|error| error.to_string())?;
         channel.send(&bytes, NO_FDS).await.map_err(|error| format!("--takeover: {error}"))?;
-        match timeout(END_PATIENCE, channel.receive()).await {
-            Ok(Ok(None) | Err(_)) => {
+        match timeout(END_PATIENCE, channel.ended()).await {
+            Ok(Ok(())) => {
                 tracing::info!("taken over");
                 Ok(())
             }
-            _ => Err("--takeover: the daemon does not end".to_owned()),
+            // It has waited no longer: two houses would serve the same disks.
+            Ok(Err(_)) => Err("--takeover: the daemon goes on: this one was too slow".to_owned()),
+            Err(_) => Err("--takeover: the daemon does not end".to_owned()),
         }
     }
 
@@ -279,5 +298,46 @@ fn listen(path: &Path) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
 async fn accept(listener: &tokio::io::unix::AsyncFd<OwnedFd>) -> io::Result<Channel> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let accept = |socket: &OwnedFd| Ok(rustix::net::accept_with(socket, flags)?);
-    Channel::new(listener.async_io(tokio::io::Interest::READABLE, accept).await?)
+    loop {
+        let socket = listener.async_io(tokio::io::Interest::READABLE, accept).await?;
+        // Who may connect to the name depends on the umask.
+        if rustix::net::sockopt::socket_peercred(&socket)?.uid == rustix::process::geteuid() {
+            return Channel::new(socket, Arc::new(Janitor::of("takeover")));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rooms::channel::pair;
+
+    fn with_channels<F: Future<Output = ()>>(test: impl FnOnce(Channel, Channel) -> F) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (a, b) = pair().unwrap();
+            let new = |socket| Channel::new(socket, Arc::new(Janitor::of("test"))).unwrap();
+            test(new(a), new(b)).await;
+        });
+    }
+
+    #[test]
+    fn a_house_that_waited_no_longer_is_not_taken_over() {
+        with_channels(|next, runs| async move {
+            let accepted = tokio::spawn(Legacy::accept(Some(LegacyChannel(next))));
+            // The answer is there, and nobody has read it.
+            while runs.receive_left().is_none() {
+                tokio::task::yield_now().await;
+            }
+            assert!(!accepted.is_finished());
+            runs.finish();
+            accepted.await.unwrap().unwrap();
+        });
+        with_channels(|next, runs| async move {
+            let taken = message::emit(&Reply::Taken {}).unwrap();
+            next.send(&taken, NO_FDS).await.unwrap();
+            drop(runs);
+            assert!(next.ended().await.is_err());
+        });
+    }
 }
