@@ -15,6 +15,14 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new("cargo");
     // Set for us by the cargo that runs us; a child's toolchain is its own choice.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").args(arguments);
+    // So is what it says of our package. Build scripts watch these variables (ring's does): a child
+    // that had them would build ring, and all that needs it, differently from a plain `cargo build`.
+    for (name, _) in std::env::vars_os() {
+        let told = name.to_string_lossy();
+        if told.starts_with("CARGO_PKG_") || told.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(name);
+        }
+    }
     command
 }
 
@@ -157,6 +165,13 @@ mod tests {
         let mut programs = Programs::default();
         said.lines().for_each(|line| programs.hear(line));
         programs.end(success)
+    }
+
+    #[test]
+    fn a_child_of_cargo_is_told_nothing_of_our_package() {
+        let child = cargo(&["build"]);
+        let is_removed = |name: &str| child.get_envs().any(|(n, v)| n == name && v.is_none());
+        assert!(is_removed("CARGO_PKG_NAME") && is_removed("CARGO_MANIFEST_DIR"));
     }
 
     #[test]
