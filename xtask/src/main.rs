@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "steps are timed by the real clock")]
 
+mod arm64;
 mod beside;
 mod cargo;
 mod demo;
@@ -129,6 +130,8 @@ enum Command {
     },
     /// Make the Debian package, in target/package.
     Package(package::Package),
+    /// Run the tests of formats, memory and rings for arm64, under emulation.
+    Arm64,
     /// Compare the OpenAPI document of a daemon with what it answers: a minute or two.
     Schemathesis(schemathesis::Schemathesis),
     /// Check licences, bans and sources of the dependencies.
@@ -196,6 +199,7 @@ fn run(command: Command) -> Outcome {
         Command::BenchSmoke { renew: true } => gate::bench::renew(),
         Command::Readme { run } => readme::run(run.as_deref()),
         Command::Package(package) => package::run(&package),
+        Command::Arm64 => arm64::run(),
         Command::Schemathesis(how) => schemathesis::run(&how),
         Command::Deny => gate::deny::run(),
         Command::Mutants(which) => gate::mutants::run(&which),

@@ -9,6 +9,7 @@ use manyring_system::command::{command, output};
 use manyring_system::package::{Contents, deb, depends};
 use manyring_system::packages::need;
 use manyring_system::{Context, Outcome};
+pub(crate) use program::ARM64;
 use program::Program;
 use std::fs;
 use std::path::Path;
@@ -58,7 +59,7 @@ pub(crate) fn run(package: &Package) -> Outcome {
     if package.arm64 {
         let scratch = scratch.join("arm64");
         fs::create_dir_all(&scratch).context(scratch.display())?;
-        let program = Program::ARM64.build(&package.profile, &scratch.join("manyring"))?;
+        let program = ARM64.build(&package.profile, &scratch.join("manyring"))?;
         // The least C library that has what it needs, as in the package for amd64.
         let depends = contents.depends.clone();
         let contents = Contents { program, depends, architecture: "arm64", ..contents };

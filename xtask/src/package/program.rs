@@ -17,16 +17,26 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// What is built for where.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(crate) struct Program {
     /// The target, as rustc names it.
-    target: &'static str,
-    packages: &'static [&'static str],
+    pub(crate) target: &'static str,
+    /// The Debian packages that link it.
+    pub(crate) packages: &'static [&'static str],
     /// The profile of cargo, if it has one of its own.
     profile: Option<&'static str>,
     /// Who links it, and the variable that tells cargo so.
-    linker: Option<(&'static str, &'static str)>,
+    pub(crate) linker: Option<(&'static str, &'static str)>,
     strip: &'static str,
 }
+
+/// For 64-bit ARM.
+pub(crate) const ARM64: Program = Program {
+    target: "aarch64-unknown-linux-gnu",
+    packages: &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
+    profile: None,
+    linker: Some(("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")),
+    strip: "aarch64-linux-gnu-strip",
+};
 
 impl Program {
     /// It needs no library, so that it runs on any Linux of this machine.
@@ -37,15 +47,6 @@ impl Program {
         profile: Some("static"),
         linker: None,
         strip: "strip",
-    };
-
-    /// For 64-bit ARM.
-    pub(super) const ARM64: Self = Self {
-        target: "aarch64-unknown-linux-gnu",
-        packages: &["gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"],
-        profile: None,
-        linker: Some(("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")),
-        strip: "aarch64-linux-gnu-strip",
     };
 
     /// Builds and strips it, and gives the path back.
