@@ -1,5 +1,5 @@
-//! Devices that another user has asked for over the control socket: they come back with the next
-//! daemon, and there is a bound of them.
+//! Devices that somebody has asked for over the control socket come back with the next daemon, whole
+//! or not at all if the former one was killed meanwhile. Another user has a bound of them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod changes;
@@ -7,9 +7,9 @@ mod client;
 mod process;
 mod program;
 
-use changes::{House, is_served};
+use changes::{EMPTY, House, is_served};
 use process::{Daemon, copy_program, wait_until};
-use program::{manyring, shown};
+use program::{manyring, names_in, shown};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -124,4 +124,68 @@ fn another_user_has_no_more_devices_than_the_operator_allows() {
     let house = place.start();
     assert_eq!(house.names(), ["b", "c", "mine"]);
     assert_eq!(add("d").0, Some(1), "they are counted by the next process too");
+}
+
+/// A daemon that keeps its devices in `folder`, where a killed one may have left its sockets.
+fn started_in(folder: &Path) -> House {
+    let control = folder.join("control");
+    for left in ["control", "a"] {
+        let _ = std::fs::remove_file(folder.join(left));
+    }
+    let mut command = manyring();
+    command.arg("run").arg("--config").arg(folder.join("manyring.toml"));
+    let sockets = [control.clone()];
+    let daemon = Daemon::start(command, tempfile::tempdir().unwrap(), &sockets);
+    House { daemon, control }
+}
+
+/// Runs a command against the daemon, kills the daemon once `is_seen` or the command has ended, and
+/// tells whether the command was told that its change is made.
+fn killed_during(house: House, command: &[&str], is_seen: &dyn Fn() -> bool) -> bool {
+    let mut change = house.command(command);
+    let mut change = change.stderr(std::process::Stdio::null()).spawn().unwrap();
+    while !is_seen() && change.try_wait().unwrap().is_none() {}
+    // SIGKILL.
+    drop(house);
+    change.wait().unwrap().success()
+}
+
+#[test]
+fn change_during_which_the_daemon_is_killed_is_there_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = EMPTY.replace('@', folder.path().to_str().unwrap());
+    std::fs::write(folder.path().join("manyring.toml"), config).unwrap();
+    let (socket, kept) = (folder.path().join("a"), folder.path().join("state/devices/a.json"));
+    // What shows how far a change has come: a folder for its socket, what is kept, its socket.
+    let is_prepared = || names_in(folder.path()).iter().any(|name| name.starts_with(".mr-"));
+    let (is_kept, is_gone) = (|| kept.exists(), || !kept.exists());
+    let is_committed = || socket.exists();
+    let moments: [&dyn Fn() -> bool; 3] = [&is_prepared, &is_kept, &is_committed];
+    let path = socket.to_str().unwrap();
+    let add = ["add", "blk", "--name", "a", "--socket-path", path, "--null", "1G"];
+    for round in 0..12 {
+        let house = started_in(folder.path());
+        assert!(house.names().is_empty());
+        let is_seen = moments[round % moments.len()];
+        let is_made = killed_during(house, &add, is_seen);
+        let must_be_there = is_made || is_kept();
+        // Names that the killed process has left are in nobody's way.
+        let house = started_in(folder.path());
+        let is_there = house.names() == ["a"];
+        assert!(is_there == must_be_there && (is_there || house.names().is_empty()), "{round}");
+        if !is_there {
+            assert_eq!(house.command(&add).status().unwrap().code(), Some(0), "{round}");
+        }
+        assert!(wait_until(|| socket.exists()));
+        is_served(&socket);
+        house.is_left("a");
+        let is_removed = killed_during(house, &["remove", "a"], &is_gone);
+        let house = started_in(folder.path());
+        assert_eq!(house.names().is_empty(), is_removed || is_gone(), "{round}");
+        assert_eq!(house.delete("a"), 204);
+        drop(house);
+        for left in names_in(folder.path()).iter().filter(|name| name.starts_with(".mr-")) {
+            std::fs::remove_dir_all(folder.path().join(left)).unwrap();
+        }
+    }
 }
