@@ -12,7 +12,15 @@ ask_on() {
 runs_again() { test "$(show NRestarts)" = "$1" && is ActiveState active; }
 journal() { journalctl -q -b -u manyring -p "$1..$1" -o cat | grep -q "$2"; }
 
+hundred_kills() {
+    restarts=$(show NRestarts)
+    for n in $(seq 100); do
+        kill -9 "$(show MainPID)" && manyring stats --control $control && until_ runs_again $((restarts + n)) || return 1
+    done
+}
+
 must "unit verifies" sh -c '! systemd-analyze verify /etc/systemd/system/manyring.service 2>&1 | grep .'
+must "exposure is at most 2.0" systemd-analyze security --offline=true --threshold=20 --no-pager /etc/systemd/system/manyring.service
 must "start" systemctl start manyring
 # With Type=notify, start returns when READY has come: nobody need wait for a socket.
 must "sockets listen when start returns" test -S /run/manyring/a.sock -a -S /run/manyring/b.sock -a -S $control
@@ -39,6 +47,10 @@ for n in 1 2 3 4 5; do
     must "client of the gap $n" load a
     must "restart $n" until_ runs_again $n
 done
+# From here on the gap is as long as the unit makes it.
+sed -i '/RestartSec/d' /etc/systemd/system/manyring.service.d/quick.conf
+systemctl daemon-reload
+must "a hundred kills, each followed by a client that is answered" hundred_kills
 for n in 1 2 3; do
     must "restart by hand $n" systemctl restart manyring
     must "guest after restart by hand $n" load a
