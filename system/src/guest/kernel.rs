@@ -101,6 +101,12 @@ impl Kernel {
         let (image, modules) = (self.image.clone(), self.modules.clone());
         Self { kind: self.kind, image, modules, shim: None, is_kvm: true }
     }
+
+    /// This kernel where a container has it, without KVM, whose device the container lacks.
+    pub(super) fn inside(&self, image: &Path) -> Self {
+        let (image, modules) = (image.to_owned(), self.modules.clone());
+        Self { kind: self.kind, image, modules, shim: None, is_kvm: false }
+    }
 }
 
 /// Where fetched parts are kept between runs: outside the tree.

@@ -8,6 +8,8 @@ use std::sync::LazyLock;
 
 pub(super) const MEMORY_MIB: u64 = 512;
 const SHM: &str = "/dev/shm";
+/// The program that is an emulated machine.
+pub(super) const QEMU: &str = "qemu-system-x86_64";
 
 /// True if User Mode Linux's memory, which is a file, has no room in `/dev/shm` (containers): it
 /// then lies beside the guest's other files, perhaps on a disk. Once for all, since the daemons are
@@ -66,7 +68,7 @@ pub(crate) fn environment(options: &GuestOptions<'_>) -> [String; 2] {
 
 pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path) -> Command {
     let mut command = namespace(options);
-    command.arg("qemu-system-x86_64");
+    command.arg(QEMU);
     if kernel.is_kvm() {
         command.args(["-accel", "kvm", "-cpu", "host"]);
     } else {

@@ -95,6 +95,30 @@ impl Default for GuestOptions<'_> {
     }
 }
 
+/// Writes what a container with this host's programs needs to boot a guest in QEMU: a folder with
+/// the kernel, the initramfs, and `run`, a script of a shell. The container has the folder at
+/// `inside`; standard input and output of the script are the guest's console.
+///
+/// # Errors
+/// The folder cannot be written.
+pub(crate) fn for_container(
+    kernel: &Kernel,
+    options: &GuestOptions<'_>,
+    folder: &Path,
+    inside: &Path,
+) -> Outcome {
+    std::fs::create_dir_all(folder).context(folder.display())?;
+    let GuestOptions { programs, root, script, .. } = options;
+    initramfs::write(&folder.join("initramfs"), kernel.modules(), programs, *root, script)?;
+    std::fs::copy(kernel.image(), folder.join("vmlinuz")).context(kernel.image().display())?;
+    let kernel = kernel.inside(&inside.join("vmlinuz"));
+    let command = machine::qemu(&kernel, options, &inside.join("initramfs"));
+    let words = command.get_args().skip_while(|word| *word != machine::QEMU);
+    let quoted: Vec<_> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
+    let run = folder.join("run");
+    std::fs::write(&run, format!("exec {}\n", quoted.join(" "))).context(run.display())
+}
+
 /// A boot of an emulated machine on a busy host takes this long at most.
 const BOOT: Duration = Duration::from_secs(90);
 /// A guest whose script has ended stops its devices; beside a loaded host that can take long, too.

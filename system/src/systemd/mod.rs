@@ -98,7 +98,11 @@ impl Root {
         self.write("day/script", &format!("{WORDS}{script}"))?;
         let programs = self.folder.with_file_name("programs");
         let log = fs::File::create(log).context(log.display())?;
-        let mut nspawn = child(crate::command::find("systemd-nspawn").ok_or("no systemd-nspawn")?);
+        // systemd-nspawn that is killed leaves its container running: a PID namespace takes that with
+        // it.
+        let mut nspawn = child("unshare");
+        nspawn.args(["--fork", "--pid", "--kill-child", "--mount-proc", "--"]);
+        nspawn.arg(crate::command::find("systemd-nspawn").ok_or("no systemd-nspawn")?);
         nspawn.arg("-q").arg("-D").arg(&self.folder);
         let overlay = if self.is_writable { "--overlay" } else { "--overlay-ro" };
         nspawn.arg(format!("{overlay}=/usr:{}:/usr", programs.display()));

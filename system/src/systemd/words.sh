@@ -5,4 +5,5 @@ must() {
     shift
     if "$@" >/day/said 2>&1; then echo "must $what: yes"; else echo "must $what: no: $(tail -c 300 /day/said)"; fi
 }
-until_() { n=0; until "$@" >/dev/null 2>&1; do n=$((n + 1)); test $n -lt 300 || return 1; sleep 0.1; done; }
+# Tries again for half a minute, or for the tenths of a second in $patience.
+until_() { n=0; until "$@" >/dev/null 2>&1; do n=$((n + 1)); test $n -lt ${patience:-300} || return 1; sleep 0.1; done; }
