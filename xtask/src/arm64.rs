@@ -1,6 +1,6 @@
-//! `cargo xtask arm64`: the tests of the crates that know formats, guest memory and rings, built for
-//! 64-bit ARM and run under emulation of its user mode. The emulator keeps the stronger memory order
-//! of the host, so that it does not show what an ARM CPU may reorder: `cargo xtask loom` tries that.
+//! `cargo xtask arm64`: the tests of the crates that know formats, guest memory and rings, built
+//! for 64-bit ARM and run under emulation of its user mode. The emulator keeps the stronger memory
+//! order of the host, so it does not show what an ARM CPU may reorder: `cargo xtask loom` does.
 
 use crate::cargo::{cargo, see, test};
 use crate::package::ARM64;

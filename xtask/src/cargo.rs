@@ -15,8 +15,8 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new("cargo");
     // Set for us by the cargo that runs us; a child's toolchain is its own choice.
     command.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").args(arguments);
-    // So is what it says of our package. Build scripts watch these variables (ring's does): a child
-    // that had them would build ring, and all that needs it, differently from a plain `cargo build`.
+    // So is what it says of our package. Build scripts watch these variables (ring's does): a
+    // child that had them would build ring, and all that needs it, anew after a `cargo build`.
     for (name, _) in std::env::vars_os() {
         let told = name.to_string_lossy();
         if told.starts_with("CARGO_PKG_") || told.starts_with("CARGO_MANIFEST_") {

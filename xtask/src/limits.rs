@@ -1,8 +1,8 @@
 //! `cargo xtask limits`: what a disk's limit lets pass, measured by a client: operations and bytes,
 //! reads and writes, each with small and large requests and several queues.
 //!
-//! A worker or a client that is ready to run while other programs have the CPUs passes less than the
-//! limit allows, which tells nothing of the limit. The kernel says for how long they waited
+//! A worker or a client that is ready to run while other programs have the CPUs passes less than
+//! the limit allows, which tells nothing of the limit. The kernel says for how long they waited
 //! (`schedstat`). A cell that is short by no more than that is measured again; one that is short by
 //! more has failed, and so has one that passes too much.
 

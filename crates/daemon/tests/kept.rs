@@ -1,5 +1,5 @@
-//! Devices that somebody has asked for over the control socket come back with the next daemon, whole
-//! or not at all if the former one was killed meanwhile. Another user has a bound of them.
+//! Devices that somebody has asked for over the control socket come back with the next daemon,
+//! whole or not at all if the former one was killed meanwhile. Another user has a bound of them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod changes;

@@ -98,8 +98,8 @@ impl Root {
         self.write("day/script", &format!("{WORDS}{script}"))?;
         let programs = self.folder.with_file_name("programs");
         let log = fs::File::create(log).context(log.display())?;
-        // systemd-nspawn that is killed leaves its container running: a PID namespace takes that with
-        // it.
+        // systemd-nspawn that is killed leaves its container running; the end of a PID namespace
+        // ends both.
         let mut nspawn = child("unshare");
         nspawn.args(["--fork", "--pid", "--kill-child", "--mount-proc", "--"]);
         nspawn.arg(crate::command::find("systemd-nspawn").ok_or("no systemd-nspawn")?);
