@@ -38,6 +38,7 @@ mod qemu_under_libvirt;
 mod qemu_zero_copy;
 mod read_only_disk;
 mod sectors_stay;
+mod snippets_boot;
 mod soak_short;
 mod systemd_service;
 mod testpmd_client;
@@ -107,6 +108,7 @@ pub const ALL: &[Behaviour] = &[
     package_day::BEHAVIOUR,
     image_lock_refuses_others::BEHAVIOUR,
     sectors_stay::BEHAVIOUR,
+    snippets_boot::BEHAVIOUR,
     direct_past_the_cache::BEHAVIOUR,
     uml_ext4_checksums::BEHAVIOUR,
     full_host_waits::BEHAVIOUR,

@@ -89,11 +89,11 @@ impl Kernel {
         &self.modules
     }
 
-    pub(super) fn shim(&self) -> Option<&Path> {
+    pub(crate) fn shim(&self) -> Option<&Path> {
         self.shim.as_deref()
     }
 
-    pub(super) fn is_kvm(&self) -> bool {
+    pub(crate) fn is_kvm(&self) -> bool {
         self.is_kvm
     }
 

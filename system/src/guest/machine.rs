@@ -22,6 +22,12 @@ pub(crate) fn is_memory_on_disk() -> bool {
     *ON_DISK
 }
 
+/// Where User Mode Linux makes the file that is its memory, beside its `initramfs` at worst.
+pub(crate) fn memory_folder(initramfs: &Path) -> &Path {
+    let folder = initramfs.parent().unwrap_or(Path::new("/"));
+    if is_memory_on_disk() { folder } else { Path::new(SHM) }
+}
+
 /// A pid namespace of its own: killing UML alone would leave its traced children behind.
 pub(super) fn namespace(options: &GuestOptions<'_>) -> Command {
     let mut command = child("unshare");
@@ -39,8 +45,7 @@ pub(super) fn uml(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path)
     if let Some(shim) = kernel.shim() {
         command.env("LD_PRELOAD", shim);
     }
-    let memory = if is_memory_on_disk() { folder } else { Path::new(SHM) };
-    command.env("TMPDIR", memory);
+    command.env("TMPDIR", memory_folder(initramfs));
     command.arg(kernel.image());
     command.arg(format!("mem={MEMORY_MIB}M")).arg(format!("initrd={}", initramfs.display()));
     command.arg(format!("uml_dir={}/", folder.display()));

@@ -13,7 +13,7 @@ pub(crate) mod newest;
 
 pub use cable::boot_on_cable;
 pub use kernel::{Kernel, Kind, cache};
-pub(crate) use machine::{environment, is_memory_on_disk};
+pub(crate) use machine::{environment, is_memory_on_disk, memory_folder};
 pub(crate) use monitor::Monitor;
 
 use crate::cleanup::{self, Folder};
