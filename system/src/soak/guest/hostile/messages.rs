@@ -1,11 +1,12 @@
 //! Tricks with messages: pieces of them, fds that are odd, memory that moves or is cut away.
 
 use super::{Driver, Hostile, Played};
-use manyring_driver::hostile::{OddFd, fill_eventfd};
+use manyring_driver::hostile::{Hold, OddFd, fill_eventfd};
 use manyring_driver::wire::vhost_user::{FLAG_VERSION, Header, PROTOCOL_F_MQ};
 use manyring_driver::{Arena, DriverError, FrontEnd, Op, Vring};
-use rustix::fd::AsFd;
-use rustix::fs::ftruncate;
+use rustix::event::epoll;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::time::Duration;
 
@@ -13,6 +14,9 @@ use std::time::Duration;
 const SET_MEM_TABLE: u32 = 5;
 const GET_FEATURES: u32 = 1;
 const SET_VRING_KICK: u32 = 12;
+const PAGE: u64 = 4096;
+/// Waiters on each file descriptor. A process may have some thousand descriptors.
+const WAITERS: usize = 250;
 
 impl Driver {
     fn front(&mut self) -> &mut FrontEnd {
@@ -198,6 +202,65 @@ pub(super) fn cut_memory(hostile: &mut Hostile<'_>) -> Played {
         hostile.wait(Duration::from_millis(50));
     }
     Ok(())
+}
+
+/// Holes are punched into the memory, those of the rings among them, while the rings run on it.
+pub(super) fn punched_memory(hostile: &mut Hostile<'_>) -> Played {
+    while !hostile.is_over() {
+        let mut driver = hostile.driver()?;
+        driver.work()?;
+        let table = driver.arena().table();
+        let (size, file) = (table[0].0.size, table[0].1.try_clone_to_owned()?);
+        // From here on the driver does not know its own rings any more.
+        let kick = driver.vring().ok_or(DriverError::RingFull)?.kick_fd().try_clone_to_owned()?;
+        for _ in 0..10 {
+            let at = hostile.random.below(size / PAGE) * PAGE;
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            fallocate(&file, flags, at, size - at)?;
+            rustix::io::write(&kick, &1u64.to_ne_bytes())?;
+            hostile.wait(Duration::from_millis(5));
+        }
+    }
+    Ok(())
+}
+
+/// A lock of the kernel is held that the close of the call needs, for a while after the session.
+pub(super) fn held_lock(hostile: &mut Hostile<'_>) -> Played {
+    let mut driver = hostile.driver()?;
+    let (_reader, writer) = rustix::pipe::pipe()?;
+    driver.front().set_vring_call(0, Some(writer.as_fd()))?;
+    driver.work()?;
+    let hold = Hold::pipe(writer)?;
+    drop(driver);
+    hostile.pause();
+    drop(hold);
+    Ok(())
+}
+
+/// Many waiters on kick, call and the session's socket, all of which each write walks.
+pub(super) fn many_waiters(hostile: &mut Hostile<'_>) -> Played {
+    let mut driver = hostile.driver()?;
+    let socket = driver.front().stream().try_clone().map_err(DriverError::Io)?;
+    let mut sets = waiters(&socket)?;
+    let vring = driver.vring().ok_or(DriverError::RingFull)?;
+    sets.append(&mut waiters(vring.kick_fd())?);
+    sets.append(&mut waiters(vring.call_fd())?);
+    while !hostile.is_over() {
+        driver.work()?;
+        driver.front().features()?;
+        hostile.wait(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Sets of epoll that watch a file descriptor.
+fn waiters(fd: impl AsFd) -> Result<Vec<OwnedFd>, DriverError> {
+    let watch = || {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&set, fd.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        Ok(set)
+    };
+    (0..WAITERS).map(|_| watch()).collect()
 }
 
 /// A call that the daemon writes to while it is full and blocks: an eventfd whose `O_NONBLOCK` is
