@@ -343,7 +343,10 @@ fn spawn(options: &DaemonOptions) -> Outcome<Child> {
 }
 
 /// The CPU time of a process so far, user and system, in clock ticks.
-pub(crate) fn ticks(pid: u32) -> Outcome<u64> {
+///
+/// # Errors
+/// It has ended.
+pub fn ticks(pid: u32) -> Outcome<u64> {
     let path = format!("/proc/{pid}/stat");
     let stat = std::fs::read_to_string(&path).context(path)?;
     // Fields 14 and 15, counted after the name in brackets.

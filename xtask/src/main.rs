@@ -5,6 +5,7 @@
 mod arm64;
 mod beside;
 mod cargo;
+mod dead_server;
 mod demo;
 mod gate;
 mod guest_load;
@@ -97,6 +98,8 @@ enum Command {
     GuestReclaim(guest_load::GuestReclaim),
     /// Measure what the limit of a disk lets pass, by operations and bytes; 1 % is allowed.
     Limits(limits::Limits),
+    /// Time seven guests of one worker while the server of an eighth one's disk is dead.
+    DeadServer(dead_server::DeadServer),
     /// Serve the disks of real Xen guests, under emulation, and try all that they do with them.
     Xen(xen::Xen),
     /// One guest of the soak: a process that the soak starts, and may kill.
@@ -187,6 +190,7 @@ fn run(command: Command) -> Outcome {
         Command::GuestRr(args) => guest_load::rr(&args),
         Command::GuestReclaim(args) => guest_load::reclaim(&args),
         Command::Limits(limits) => limits::run(&limits),
+        Command::DeadServer(args) => dead_server::run(&args),
         Command::Xen(args) => xen::run(args),
         Command::SoakGuest { words } => manyring_system::soak::run_guest(&words),
         Command::Fuzz { door, seconds } => gate::fuzz::long(door.as_deref(), seconds),
