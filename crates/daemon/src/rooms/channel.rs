@@ -222,7 +222,7 @@ mod tests {
         stream.set_nonblocking(true).unwrap();
         while stream.write(&[0; 1 << 16]).is_ok() {}
         stream.set_nonblocking(false).unwrap();
-        let linger = Some(std::time::Duration::from_secs(60));
+        let linger = Some(Duration::from_secs(60));
         rustix::net::sockopt::set_socket_linger(&stream, linger).unwrap();
         (stream.into(), peer)
     }

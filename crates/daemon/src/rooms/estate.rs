@@ -6,8 +6,8 @@
 //! They are a front-end's, so a thread of the device closes them (`Janitor`). When the room dies,
 //! the next one is handed the socket with the notes.
 
-use super::house::Parcel;
 use super::message::{Told, Written};
+use super::parcel::Parcel;
 use super::takeover::{Left, Share};
 use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
 use manyring_transport::vhost_user::{NOTE_FDS_MAX, notes_max};
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn what_a_device_keeps_is_bounded_over_all_its_front_ends() {
         let estates = estates();
-        let most = notes_max(estates.queues) as u32;
+        let most = u32::try_from(notes_max(estates.queues)).unwrap();
         let keys: Vec<_> = (0..most).collect();
         let noted = (0..=SESSIONS_MAX + 1).map(|_| {
             let number = estates.add(fd());

@@ -5,11 +5,12 @@ use super::counts::Counts;
 use super::estate::{Change, Estates, Handing};
 use super::lend::Ask;
 use super::message::{self, Heard, Told, Wish};
+use super::parcel::{Order, Parcel};
 use super::question::{Messages, PATIENCE, Question};
 use manyring_device::net::{Guest, NetDevice};
-use manyring_engine::{ForeignFd, Janitor, aside};
+use manyring_engine::{Janitor, aside};
 use manyring_transport::vhost_user::Connected;
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -73,31 +74,6 @@ pub(super) struct Room {
     makes_way: AtomicBool,
     /// Closes the file descriptors that rooms of the domain had no reason to send.
     janitor: Arc<Janitor>,
-}
-
-type Order = (Told, Vec<Parcel>);
-
-/// A file descriptor that goes with an order.
-#[derive(Debug)]
-pub(super) enum Parcel {
-    Own(OwnedFd),
-    /// A front-end's, which the house keeps.
-    Foreign(Arc<ForeignFd>),
-}
-
-impl From<OwnedFd> for Parcel {
-    fn from(fd: OwnedFd) -> Self {
-        Self::Own(fd)
-    }
-}
-
-impl AsFd for Parcel {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Own(fd) => fd.as_fd(),
-            Self::Foreign(fd) => fd.as_fd(),
-        }
-    }
 }
 
 /// A device that the room was given.

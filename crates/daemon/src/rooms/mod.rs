@@ -33,6 +33,7 @@ mod limits;
 mod locked;
 pub mod message;
 mod net;
+mod parcel;
 mod question;
 pub(crate) mod sandbox;
 mod takeover;

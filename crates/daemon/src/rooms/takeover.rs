@@ -15,8 +15,8 @@
 use super::Rooms;
 use super::channel::{Came, Channel, NO_FDS};
 use super::estate::Heirloom;
-use super::house::Parcel;
 use super::message::{self, Written};
+use super::parcel::Parcel;
 use crate::service::Service;
 use manyring_engine::{Janitor, aside};
 use rustix::fd::OwnedFd;

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 /// Letters that wait for one receiveq at most, and their bytes.
 pub(super) const LETTERS_MAX: usize = 512;
 const LETTER_BYTES_MAX: usize = 1 << 20;
-/// Lanes that the receiver has not seen, after so many of which those are dropped that their senders
-/// use no more.
+/// Once this many lanes wait that the receiver has not seen, those that their senders use no
+/// more are dropped.
 const LANES_UNSEEN: usize = 64;
 /// How often a lock is tried before the thing is dropped: its holder only moves a pointer.
 const TRIES: usize = 200;
