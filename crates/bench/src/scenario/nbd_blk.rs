@@ -1,8 +1,8 @@
 //! `nbd-blk`: a disk of an NBD server: what the client costs, and what it reaches.
 //!
 //! 4 KiB random reads from nbdkit's memory, which costs little: by one connection against
-//! qemu-storage-daemon's client and fio's (libnbd), then by two. The server runs where the system
-//! puts it: its share of the CPUs is the same for all.
+//! qemu-storage-daemon's client and fio's (libnbd), then by two and by four. The server runs where
+//! the system puts it: its share of the CPUs is the same for all.
 
 use super::file_blk::fio_by;
 use super::{
@@ -40,11 +40,11 @@ pub(crate) fn run(args: &NbdBlkArgs) -> Result<Report<BlkCell>, String> {
     let mut bench = Bench::new(scenario, args.client)?;
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let server = Server::start(folder.path())?;
-    for (queues, depth, client) in [(1, 1, "sleeps"), (1, 64, "sleeps"), (2, 64, "sleeps")] {
-        let poll = client == "polls";
+    let client = "sleeps";
+    for (queues, depth) in [(1, 1), (1, 64), (2, 64), (4, 64)] {
         let name = format!("{queues} queues, QD{depth}, client {client}");
         let contenders = contenders(scenario, &server.socket, (queues, depth))?;
-        let work = Work { queues, depth, size: BLOCK, poll, threads: None, pinned: true };
+        let work = Work { queues, depth, size: BLOCK, poll: false, threads: None, pinned: true };
         bench.cell(&name, &[work], &driven(contenders, client))?;
     }
     Ok(bench.report("nbd-blk"))

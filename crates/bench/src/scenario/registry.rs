@@ -34,9 +34,9 @@ pub(crate) const ALL: &[&dyn Scenario] = &[
     },
     &Entry {
         name: "nbd-blk",
-        about: "A disk of an NBD server, by one connection and by two",
+        about: "A disk of an NBD server, by one connection, by two and by four",
         needs: Needs { is_root: false, programs: &[nbd_blk::NBDKIT] },
-        cost: Cost { setup: 1.0, runs: 11.0, each: 0.4 },
+        cost: Cost { setup: 1.0, runs: 15.0, each: 0.4 },
         only: Only::Cells,
         run: nbd_blk::run,
     },
