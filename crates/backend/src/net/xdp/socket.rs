@@ -104,6 +104,9 @@ impl Socket {
         let nothing = GuestMemory::default();
         let joined = Pages::join(&own, guest.unwrap_or(&nothing)).map_err(|_| Errno::NOMEM)?;
         let (pages, range) = joined;
+        // The kernel pins all of them in one call, for which every other thread waits that maps
+        // something: what makes that call long is done before.
+        range.populate().map_err(|_| Errno::NOMEM)?;
         let fd = register(&range, size)?;
         // The kernel has pinned the pages, and needs no address of them.
         drop(range);
