@@ -1,7 +1,7 @@
 //! `QueueError`: what the driver did wrong; latched, reported once.
 
-use crate::blkif::JournalError;
 use crate::record::inflight::InflightError;
+use crate::record::journal::JournalError;
 use manyring_memory::MemoryError;
 use manyring_wire::xen::blkif::{RING_PAGE_ORDER_MAX, RequestError};
 
