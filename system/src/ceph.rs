@@ -16,14 +16,14 @@ const PACKAGES: [&str; 5] =
 const LIMIT: Duration = Duration::from_secs(60);
 /// The identity of the OSD, and of its folder.
 const OSD: &str = "5f3f1c9e-6a4e-4c8e-9d51-8a3b7c20d1aa";
-/// More requests than the guest can have in flight: so many answers include one that was asked for
-/// when the OSD was there again.
+/// More requests than the guest can have in flight: one of this number of answers is to a request
+/// that the guest made when the OSD was there again.
 const ENOUGH: u64 = 40;
 
 /// The cluster, and the server of its image.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    // What uses another part is dropped before it.
+    // Fields are dropped in this order: each part before the parts that it uses.
     _door: Service,
     osd: Option<Service>,
     _monitor: Service,
@@ -146,7 +146,7 @@ impl Store for Cluster {
     fn kill(&mut self, _kill: u32, daemon: &Daemon) -> Outcome {
         let osd = self.osd.take().ok_or("the OSD was not started again")?;
         osd.kill()?;
-        // What the OSD had answered before its end is on its way for a moment.
+        // Answers that the OSD sent before its end are on their way for a moment.
         let mut last = None;
         wait_for("a request of the guest that waits for the OSD", LIMIT, || {
             let now = (counted(daemon, "requests")?, waiting(daemon)?);

@@ -127,7 +127,7 @@ impl Drop for Server {
     }
 }
 
-/// What serves the disk of a guest, and is killed under it.
+/// The store of a guest's disk, which is killed while the guest uses the disk.
 pub(crate) trait Store {
     /// How the daemon serves the disk.
     fn options(&self, trial: &Trial<'_>) -> DaemonOptions;
@@ -142,7 +142,7 @@ pub(crate) trait Store {
     /// Checks how often the daemon has lost a connection.
     ///
     /// # Errors
-    /// Not as often as so many kills cost.
+    /// `losses` connections are not what this number of kills costs.
     fn check(&self, kills: u32, losses: u64) -> Outcome;
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Guests that are measured.
 const GUESTS: usize = 7;
-/// What they must keep of the requests that they have beside an idle guest.
+/// The part that they must keep of their request rate beside an idle guest.
 const PROMISE: f64 = 0.97;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -50,7 +50,7 @@ impl Drop for Running {
     }
 }
 
-/// What seven guests that run at once have.
+/// One measurement of the seven guests, which run at once.
 struct Sample {
     /// Requests a second, of each.
     rates: Vec<f64>,

@@ -51,7 +51,7 @@ struct Cell {
     queues: u32,
 }
 
-/// What one load has shown.
+/// The results of one load.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
     /// How far the client was from the limit, as a part of it.
@@ -62,7 +62,7 @@ struct Measured {
     cpus: f64,
 }
 
-/// What is to be said of a cell.
+/// The verdict on a cell.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Verdict {
     Exact,

@@ -32,7 +32,7 @@ pub(crate) fn kill(count: u32, ring: Ring, seed: Option<u64>) -> Outcome {
     soak::run_kills(&kills(count, ring, seed)?)
 }
 
-/// What serves the guest's disk, and is killed in the daemon's place.
+/// The server of the guest's disk that is killed in the daemon's place.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum Server {
     /// nbdkit and qemu-nbd, in turn.

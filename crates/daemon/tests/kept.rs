@@ -1,5 +1,6 @@
 //! Devices that somebody has asked for over the control socket come back with the next daemon,
-//! whole or not at all if the former one was killed meanwhile. Another user has a bound of them.
+//! whole or not at all if the former one was killed during the request. Another user has a bound
+//! of them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod changes;
@@ -156,7 +157,7 @@ fn change_during_which_the_daemon_is_killed_is_there_whole_or_not_at_all() {
     let config = EMPTY.replace('@', folder.path().to_str().unwrap());
     std::fs::write(folder.path().join("manyring.toml"), config).unwrap();
     let (socket, kept) = (folder.path().join("a"), folder.path().join("state/devices/a.json"));
-    // What shows how far a change has come: a folder for its socket, what is kept, its socket.
+    // Signs of how far a change has come: a folder for its socket, the kept file, its socket.
     let is_prepared = || names_in(folder.path()).iter().any(|name| name.starts_with(".mr-"));
     let (is_kept, is_gone) = (|| kept.exists(), || !kept.exists());
     let is_committed = || socket.exists();

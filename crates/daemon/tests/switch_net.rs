@@ -297,7 +297,7 @@ fn a_switch_comes_with_its_ports_and_goes_with_them_while_others_talk() {
     // A switch whose uplink cannot be had does not come, and nothing else does.
     let uplink = format!("{both}uplink = 'no-such-bridge-port-here'\n");
     assert_eq!(replace(&daemon, &uplink).0, 422);
-    // What it is like is taken when it comes.
+    // A switch takes its settings when it is made: a changed `age` needs a restart.
     let older = first.replace("name = 's0'", "name = 's0'\nage = 7");
     for _ in 0..2 {
         assert_eq!(replace(&daemon, &older), (200, vec!["restart [[switch]]".to_owned()]));

@@ -197,7 +197,7 @@ impl Mapping {
 
     /// Has the kernel make each page that is not there yet, a few at a time. May take long. A call
     /// that makes all of them, as one that pins them does, keeps the whole process from mapping
-    /// anything meanwhile.
+    /// anything until it returns.
     ///
     /// # Errors
     /// [`MemoryError::Map`]: the host has no memory for them, or some were cut away.

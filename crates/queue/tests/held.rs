@@ -1,5 +1,5 @@
-//! What a hostile driver can make the device half of a ring hold for it: no more memory than
-//! belongs to the ring's size, however it uses the ring's slots.
+//! How much memory a hostile driver can make the device half of a ring hold for it: no more than
+//! belongs to the ring's size, however the driver uses the ring's slots.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(not(loom))]
 

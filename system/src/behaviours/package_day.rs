@@ -15,8 +15,8 @@ use std::path::Path;
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "package_day", run };
 
-/// What the guest does: it writes and compares until it is told to end. Each word that it is told
-/// it marks when a comparison that began afterwards is done and the host has answered a ping.
+/// The guest's script: it writes and compares until it reads `end`. It marks each other word when a
+/// comparison that began after the word is done and the host has answered a ping.
 const GUEST: &str = r#"
 network
 compare() {

@@ -145,7 +145,7 @@ fn boot(
     Guest::boot(scene.kernel(kind)?, &options, &scene.log(&format!("{}.log", NAMES[index])))
 }
 
-/// What a port of the switch has counted.
+/// The value of a counter of a port of the switch.
 fn counter(daemon: &Daemon, device: &str, counter: &str) -> Outcome<u64> {
     let json = daemon.stats()?;
     let devices = json.pointer("/devices").and_then(Value::as_array);

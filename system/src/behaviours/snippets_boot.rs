@@ -67,7 +67,7 @@ fn words(line: &str) -> Vec<String> {
     line.replace("\\\n", " ").split_whitespace().map(str::to_owned).collect()
 }
 
-/// The line's words, and what boots a guest of ours; without KVM where this host has none.
+/// The line's words, and those that boot our test guest; without KVM where this host has none.
 fn qemu(scene: &Scene<'_>, line: &str) -> Outcome<Vec<String>> {
     let kernel = scene.kernel(Kind::Qemu)?;
     let (hosted, emulated) = ("-accel kvm -cpu host", "-accel tcg,thread=multi -cpu max");
@@ -103,7 +103,7 @@ fn uml(scene: &Scene<'_>, line: &str) -> Outcome<Vec<String>> {
     Ok(own)
 }
 
-/// What the guest waits for.
+/// Words that tell the guest which devices to wait for.
 fn own_words() -> String {
     let options = GuestOptions { socket: Some(Path::new("")), ..Default::default() };
     environment(&options).join(" ")

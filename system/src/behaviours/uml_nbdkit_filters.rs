@@ -18,7 +18,7 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_nbdkit_filters", 
 
 const LIMIT: Duration = Duration::from_secs(120);
 const MIB: u64 = 16;
-/// What the filter `delay` adds to each request, in nanoseconds.
+/// The delay that the filter `delay` adds to each request, in nanoseconds.
 const DELAY_NS: u64 = 20_000_000;
 /// The pause of the filter `retry-request` before it tries a request again: it takes whole seconds.
 const RETRY_NS: u64 = 1_000_000_000;
@@ -130,7 +130,7 @@ impl Disk {
         check(answer[0] == word.to_ascii_uppercase(), || format!("the filter said {answer:?}"))
     }
 
-    /// What `manyring stats` says of its only queue: `place` in it, like `counters/errors`.
+    /// The value at `place`, like `counters/errors`, in `manyring stats` of the disk's only queue.
     fn value(&self, daemon: &Daemon, place: &str) -> Outcome<u64> {
         let json = daemon.stats()?;
         let devices = json.get("devices").and_then(Value::as_array);

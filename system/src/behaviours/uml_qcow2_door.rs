@@ -14,11 +14,11 @@ use std::time::Duration;
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_qcow2_door", run };
 
-/// What is left when the devices with doors are removed.
+/// The only device that is left when the devices with doors are removed.
 const OTHER: &str = "[[blk]]\nname = 'other'\nnull = '1M'\nsocket_path = 'SOCKET'\n";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A configuration file with the device `vm1`, and with one whose image is none.
+/// A configuration file with the device `vm1`, and with one whose file is not a qcow2 image.
 struct Door {
     config: PathBuf,
     folder: PathBuf,

@@ -88,7 +88,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         let is_so = came[0] >= LEAST && came[1] >= LEAST && came[2..] == [0, 0];
         check(is_so, || what("two queues", &came))?;
         let came = told("third")?;
-        // What is no IP packet goes to the first.
+        // Frames that are not IP go to the first queue, so its count is not checked.
         let is_so = came[2] >= DATAGRAMS && came[1] == 0 && came[3] == 0;
         check(is_so, || what("the third queue", &came))?;
         let came = told("addresses")?;
@@ -106,7 +106,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     daemon.stop()
 }
 
-/// Sends datagrams from as many ports; how many frames each receiveq of the device got meanwhile.
+/// Sends datagrams, each from its own port. Returns how many frames each receiveq got.
 fn send(daemon: &Daemon, namespace: &Namespace, name: &str, address: &str) -> Outcome<Vec<u64>> {
     let before = received(daemon, name)?;
     let line = format!("for n in {{1..{DATAGRAMS}}}; do echo > /dev/udp/{address}/9; done");
@@ -121,7 +121,7 @@ fn send(daemon: &Daemon, namespace: &Namespace, name: &str, address: &str) -> Ou
     Ok(came)
 }
 
-/// What each receiveq of the device has passed.
+/// The number of packets that each receiveq of the device has passed.
 fn received(daemon: &Daemon, name: &str) -> Outcome<Vec<u64>> {
     let queues = daemon.queues_of(name)?;
     queues.iter().step_by(2).take(4).map(|queue| queue.value("packets")).collect()

@@ -8,7 +8,7 @@ use crate::command::{command, output};
 use crate::{Outcome, packages};
 use std::path::{Path, PathBuf};
 
-/// What is installed for it.
+/// The packages that the machine needs.
 const PACKAGES: [&str; 3] = ["qemu-system-x86", "binutils", "busybox-static"];
 
 /// Boots the machine with these programs in it, each under the name of its file, and with `script`

@@ -232,7 +232,7 @@ impl Ground {
     }
 }
 
-/// What serves the disk of a guest whose store is killed.
+/// The kind of store that serves a guest's disk and is killed.
 #[derive(Clone, Copy, Debug)]
 pub enum Store {
     /// nbdkit and qemu-nbd, in turn.

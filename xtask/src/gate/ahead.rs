@@ -1,5 +1,5 @@
-//! What the last steps of the gate run is built while the tests run, which wait for most of their
-//! time: for a guest's boot, for a reconnect.
+//! Builds the programs of the gate's last steps while the tests run, because the tests wait most of
+//! the time: for a guest's boot, for a reconnect.
 
 use super::{counts, fuzz, loom_tests};
 use crate::cargo::quiet;

@@ -45,7 +45,7 @@ fn module_of<'a>(file: &'a File, src: &str) -> Option<&'a str> {
     is_code.then_some(module)
 }
 
-/// What the root shows under its own name, and the module that it comes from.
+/// The names that the root's `use` lines bring into it, each with the module that it comes from.
 fn shown_by(root: &str) -> BTreeMap<&str, &str> {
     let mut shown = BTreeMap::new();
     for at in source::words(root, "use") {
@@ -58,8 +58,8 @@ fn shown_by(root: &str) -> BTreeMap<&str, &str> {
     shown
 }
 
-/// What a file takes from the root: the names behind `crate::`, and behind `super::` in a file that
-/// lies directly below it.
+/// The names that a file takes from the root: those behind `crate::`, and those behind `super::` in
+/// a file that lies directly below the root.
 fn named_in<'a>(file: &'a File, src: &str) -> Vec<&'a str> {
     let code = file.code_before_tests();
     let is_below_root = !file.path[src.len()..].contains('/');

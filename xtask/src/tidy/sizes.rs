@@ -11,7 +11,7 @@ const LINE_COLUMNS_MAX: usize = 100;
 
 /// The page that names the crates which are larger, with a bound for each and the reason.
 pub(super) const NOTE: &str = "docs/design/0027-sizes.md";
-/// What such bounds are a multiple of.
+/// Every bound in [`NOTE`] is a multiple of this number.
 const STEP: usize = 500;
 
 /// A crate has at most 4,000 lines in its `src`, tests left out, or the bound that [`NOTE`] has for

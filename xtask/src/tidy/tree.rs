@@ -88,7 +88,7 @@ fn is_below(rest: &str) -> bool {
     rest.starts_with('/')
 }
 
-/// Writes names, in as many lines as they need.
+/// Writes names, and begins a new line where the next name does not fit.
 fn write_names(tree: &mut String, names: &[&str]) {
     let mut line = String::new();
     for name in names {

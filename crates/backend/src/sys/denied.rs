@@ -135,7 +135,7 @@ pub mod reach {
     /// Makes a process, which ends at once. The caller has one thread.
     ///
     /// # Errors
-    /// The system's: there is none.
+    /// `clone` or `waitpid` has failed: the system's error.
     pub fn make_process() -> io::Result<()> {
         // SAFETY: the child of a process with one thread makes one call, which never returns.
         let child = done(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) })?;

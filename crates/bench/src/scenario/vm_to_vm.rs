@@ -1,6 +1,6 @@
 //! `vm-to-vm`: frames from one guest to another, of 64 and 1518 bytes by split and packed rings,
 //! and segments of 64 KiB: through a switch of our daemon, and through testpmd, which forwards
-//! between two vhost ports; the long ones against one copy of as many bytes in memory.
+//! between two vhost ports. The segments are compared with one copy of their bytes in memory.
 //!
 //! One thread drives both guests, by the same lean driver halves for every back-end.
 

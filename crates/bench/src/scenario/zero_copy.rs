@@ -33,7 +33,7 @@ const FRAMES_SMOKE: usize = 320;
 /// The machine takes no longer for each round.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What `load pages` prints, as far as it is of interest here.
+/// The part of the output of `load pages` that this scenario reads.
 #[derive(Deserialize)]
 struct Counted {
     /// Bytes of a frame, and nanoseconds that one takes.
@@ -99,7 +99,7 @@ fn in_machine(bench: &NetBench<'_>) -> Result<[Vec<Counted>; 2], String> {
     Ok([lent?, copied?])
 }
 
-/// What a frame of this size took.
+/// The sample for frames of this size, from the time that one takes.
 #[allow(clippy::cast_precision_loss, reason = "a few thousand instructions")]
 fn sample(counted: Option<&Counted>, size: usize) -> Result<NetSample, String> {
     let of_size = |counted: &Counted| {

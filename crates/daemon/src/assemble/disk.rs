@@ -39,7 +39,7 @@ pub(crate) enum DiskError {
 /// How long a request may wait for an answer before its connection is taken for dead.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a disk is opened with.
+/// The means with which the daemon opens a disk.
 #[derive(Debug)]
 pub(crate) struct Means<'a> {
     /// The host's files are served by io_uring.

@@ -49,7 +49,7 @@ const STEP: Duration = Duration::from_millis(50);
 const STEPS: usize = 100;
 /// Shortest and longest pause before the next child: twice the last one each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
-/// A child that has lived for so long was no failure: the next one is started at once.
+/// A child that lives this long has not failed: the next one starts after the shortest pause.
 const LASTING: Duration = Duration::from_secs(10);
 /// How long a child may take to end that is asked to.
 const END: Duration = Duration::from_secs(5);
@@ -225,7 +225,7 @@ fn listen(folder: &Path, socket: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// What the thread of a door has.
+/// The state of the thread that runs a door's children.
 struct Watch {
     options: DoorOptions,
     listener: UnixListener,
@@ -311,7 +311,7 @@ fn hear(pipe: Option<ChildStderr>) -> io::Result<JoinHandle<String>> {
     std::thread::Builder::new().name("disk-door".to_owned()).spawn(read)
 }
 
-/// Waits until one of these tells an end, for so long or for ever. False: none has.
+/// Waits for `limit`, or for ever, until one of `fds` tells an end. Returns false if none does.
 fn has_ended(fds: &[&OwnedFd], limit: Option<Duration>) -> bool {
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());

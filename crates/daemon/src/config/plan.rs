@@ -283,7 +283,7 @@ impl BlkPlan {
         if serial.len() > 20 || !serial.is_ascii() {
             return place.error("serial", "must be at most 20 ASCII characters");
         }
-        // What a door that is killed has not written yet is lost.
+        // A killed door loses the writes that it has only cached: its default is to write through.
         let by_itself = raw.door.is_some().then_some("writethrough");
         let writeback = cache(raw.cache.as_deref().or(by_itself), &place)?;
         let on_full = OnFullPlan::new(raw.on_full.as_deref(), &place)?;

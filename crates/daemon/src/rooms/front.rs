@@ -243,8 +243,8 @@ impl Front<'_> {
         self.tell(&room, handing).await;
     }
 
-    /// Hands clients to a room. If another house takes over meanwhile, the room ends, and whoever
-    /// comes after it gets them.
+    /// Hands clients to a room. If another house takes over before that is done, the room ends, and
+    /// whoever comes after the room gets the clients.
     async fn tell(&self, room: &Room, handing: Handing) {
         self.rooms.unless_paused(room.connect(handing)).await;
     }

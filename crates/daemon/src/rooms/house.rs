@@ -101,8 +101,8 @@ pub(super) struct Given {
 pub(super) struct Deaf;
 
 impl Room {
-    /// Starts a process for a domain; what it is told meanwhile waits for it. `janitor`: that of
-    /// the domain.
+    /// Starts a process for a domain. Orders to a process that still starts wait in the room.
+    /// `janitor`: the domain's.
     pub(super) fn start(
         name: &str,
         arguments: Arc<[OsString]>,

@@ -5,7 +5,7 @@ use manyring_engine::ForeignFd;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// What a room is told, and the descriptors that go with it.
+/// An order to a room, and the descriptors that go with it.
 pub(super) type Order = (Told, Vec<Parcel>);
 
 /// A file descriptor that goes with an order.

@@ -147,7 +147,7 @@ fn few_calls() -> Result<(), String> {
     Ok(())
 }
 
-/// What an argument of a call must be: its index, how it is compared, and with what.
+/// A condition on an argument of a call: the argument's index, the comparison, and the value.
 type Condition = (u8, SeccompCmpOp, u64);
 
 /// A call whose arguments meet all of these.

@@ -63,7 +63,7 @@ impl Beside {
 
     /// Does `abuse` again and again while the prober looks. A thread of the daemon that holds a
     /// lock of its address space may have no CPU for a while, and the prober does not know which.
-    /// So a stall of ours is one that three tries in a row see.
+    /// So a stall counts against the daemon only if three tries in a row see one.
     fn bear(&mut self, name: &str, mut abuse: impl FnMut() + Send) {
         for is_last in [false, false, true] {
             let stalls = self.prober.beside(|is_over| {

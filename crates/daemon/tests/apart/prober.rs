@@ -49,8 +49,8 @@ null = '16M'
 ";
 /// Their sockets, and the control socket.
 pub(crate) const SOCKETS: [&str; 6] = ["control", "good", "other0", "other1", "other2", "other3"];
-/// What the name of the thread begins with that runs a daemon in a process of a test: the test
-/// harness names it.
+/// The first part of the name of a thread that runs a daemon in a process of a test: the test
+/// harness names the thread.
 pub(crate) const THREAD: &str = "faults::daemon";
 /// Rounds of probes beside an abuse at least.
 const ROUNDS_MIN: usize = 12;

@@ -166,7 +166,7 @@ pub(crate) fn offer(socket: &mut impl ReadWrite) -> Option<()> {
     }
 }
 
-/// What a server reads from and writes to.
+/// A stream that a server reads from and writes to.
 pub(crate) trait ReadWrite: Read + Write {}
 
 impl<T: Read + Write> ReadWrite for T {}

@@ -1,6 +1,6 @@
-//! What the neighbours of a bad port of a switch feel, and three pairs of guests who talk by that
-//! switch: a receiver that takes nothing, one whose rings lie, one that is killed again and again,
-//! and a sender whose rings lie. All of them have one worker.
+//! How a bad port of a switch disturbs its neighbours, and three pairs of guests who talk by that
+//! switch. The port is a receiver that takes nothing, one whose rings lie, one that is killed again
+//! and again, or a sender whose rings lie. All of them have one worker.
 
 use crate::prober::{NEIGHBOURS, Prober, SOCKETS, check};
 use crate::process::{Daemon, wait_until};
@@ -96,7 +96,7 @@ impl Port {
     }
 }
 
-/// What each pair has heard of what it was sent.
+/// Sends frames in each pair, and adds to `heard` how many have come.
 fn talk(talkers: &mut [Port], heard: &mut [u64; 3]) {
     for (pair, heard) in talkers.chunks_mut(2).zip(heard) {
         let [from, to] = pair else { continue };

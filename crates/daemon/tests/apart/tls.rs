@@ -1,6 +1,6 @@
-//! What the neighbours of a guest feel whose disk's server breaks TLS, or uses what TLS allows
-//! without end: tickets, new keys, records that hold almost nothing, certificates, and records that
-//! never end. All of them have one worker.
+//! How a disk's server that breaks TLS disturbs the neighbours of the disk's guest, or one that
+//! uses without end what TLS allows: tickets, new keys, records that hold almost nothing,
+//! certificates, and records that never end. All of them have one worker.
 
 use crate::prober::{NEIGHBOURS, Prober, SOCKETS, check};
 use crate::process::{Daemon, PATIENCE, wait_until};
@@ -58,7 +58,7 @@ const MANNERS: [Manner; 9] = [
     Manner::Crumbs,
 ];
 
-/// What servers of each manner have for TLS.
+/// The TLS configuration of the servers of each manner.
 struct Configs([Arc<ServerConfig>; MANNERS.len()]);
 
 impl Configs {

@@ -1,4 +1,4 @@
-//! What the neighbours of a hostile Xen guest feel in the same process and on the same worker: a
+//! How a hostile Xen guest disturbs its neighbours in the same process and on the same worker: a
 //! guest over vhost-user, the control API and a new session, as `apart/prober.rs` measures them.
 
 use crate::noise::rewrite;
@@ -41,15 +41,15 @@ impl Beside {
         Self { prober: Prober::at(&daemon, &folder), world, _daemon: daemon }
     }
 
-    /// A domain of so many pages and its disk, announced.
+    /// Makes a domain of `pages` pages, and announces its disk.
     fn attach(&mut self, number: u16, pages: u32) -> Fickle {
         let disk = XenDisk::new("vbd", number, XVDA, "memory:64M");
         disk.announce(&mut self.world.toolstack).unwrap();
         Fickle { domain: self.world.domain_of(number, pages), disk }
     }
 
-    /// Has `abuse` go on until its flag is set, while the prober looks; a stall of ours is one that
-    /// three tries in a row see.
+    /// Has `abuse` go on until its flag is set, while the prober looks. A stall counts against the
+    /// daemon only if three tries in a row see one.
     fn bear(&mut self, name: &str, mut abuse: impl FnMut(&AtomicBool) + Send) {
         for is_last in [false, false, true] {
             let stalls = self.prober.beside(&mut abuse);

@@ -359,8 +359,8 @@ impl Posted {
     }
 
     /// Writes the hash of the frame of `len` bytes that lies in the first buffers, behind
-    /// `num_buffers` (§5.1.6). The frame is read where the driver has it, who may change it
-    /// meanwhile: then the driver has a wrong hash.
+    /// `num_buffers` (§5.1.6). The frame is read from the driver's buffers: a driver that changes
+    /// the frame before it is read gets a wrong hash.
     #[cold]
     #[inline(never)]
     pub(super) fn write_hash(&self, hasher: Option<&Hasher>, len: usize) {

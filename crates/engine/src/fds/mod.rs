@@ -2,10 +2,10 @@
 //! alone, and closed there.
 //!
 //! A front-end may send anything as a doorbell, and may make a write to it, a look at it or its end
-//! last as long as it likes. So only eventfds reach a worker (`doorbell.rs`). A pipe or a socket
-//! lies behind an eventfd of ours (`bridge.rs`), and what has to be looked at, mapped or closed the
-//! device's janitor takes (`foreign.rs`). A write that blocks is interrupted (`sentry.rs`). Which
-//! sockets are sessions, whose ends are no doorbells, is kept in `ends.rs`.
+//! last as long as it likes. So only eventfds reach a worker (`doorbell.rs`). The engine puts its
+//! own eventfd before a pipe or a socket (`bridge.rs`), and the device's janitor takes what has to
+//! be looked at, mapped or closed (`foreign.rs`). A write that blocks is interrupted (`sentry.rs`).
+//! Which sockets are sessions, whose ends are no doorbells, is kept in `ends.rs`.
 
 pub(crate) mod bridge;
 pub(crate) mod doorbell;

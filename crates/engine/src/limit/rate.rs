@@ -19,7 +19,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// What may be done at once, as the sum of the costs before the last one.
+    /// `credit`: the costs of all things that may be done at once, without the cost of the last.
     #[must_use]
     pub fn new(credit: Duration, now: Instant) -> Self {
         Self { paid_at: now, credit }

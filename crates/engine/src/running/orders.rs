@@ -17,8 +17,8 @@ pub type Reply<T> = oneshot::Sender<T>;
 /// An error says that the order was refused, and nothing has changed.
 pub type Fence = Reply<Result<(), QueueError>>;
 
-/// What a session or a device asks of a running queue. If the reply is dropped instead of sent, the
-/// queue runs no more.
+/// An order of a session or a device to a running queue. If the reply is dropped instead of sent,
+/// the queue runs no more.
 #[derive(Debug)]
 pub enum Order {
     /// End, once nothing is in flight; the reply is the base.

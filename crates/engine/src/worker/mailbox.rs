@@ -1,5 +1,5 @@
 //! The mailbox of a worker: commands on their way to it. Seats: whoever is about to give a worker a
-//! queue holds one, so that the worker's thread does not end meanwhile.
+//! queue holds one, and the worker's thread does not end while anybody does.
 //!
 //! A worker without queues ends, and is started again on demand. A queue that is sent to a worker
 //! while it ends would be lost, with the requests of its guest. Therefore a worker ends only once

@@ -80,7 +80,7 @@ struct Slot {
     generation: u32,
     entry: Option<(QueueId, Box<dyn Run>)>,
     ending: Option<Ending>,
-    /// What was put off (`obey.rs`), the oldest first.
+    /// The tasks that were put off (`obey.rs`), the oldest first.
     put_off: VecDeque<Task>,
     /// Whose queue it is: a number that all queues of a session share.
     guest: usize,

@@ -36,10 +36,10 @@ pub(super) enum Ending {
     Move(Seat, Reply<()>, u64),
 }
 
-/// What a queue is told to do.
+/// A task for a queue.
 #[derive(Debug)]
 pub(super) enum Task {
-    /// What its session or its device has ordered.
+    /// An order of the queue's session or device.
     Order(Order),
     /// The balance gives it to the worker of this seat.
     Move(Seat, Reply<()>),

@@ -54,7 +54,7 @@ pub enum HashReport {
     Udpv6 = 6,
 }
 
-/// What a frame is told to have hashed to: the fields behind `num_buffers` in the header of a
+/// The hash that a driver is told of a frame: the fields behind `num_buffers` in the header of a
 /// driver that has negotiated `VIRTIO_NET_F_HASH_REPORT` (§5.1.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hash {
@@ -74,7 +74,7 @@ impl Hash {
     }
 }
 
-/// What a driver has set of the hash: which types, and the key.
+/// A driver's settings of the hash: the types and the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HashConfig {
     /// [`hash_type`] bits.
@@ -83,7 +83,7 @@ pub struct HashConfig {
     pub key: Vec<u8>,
 }
 
-/// What a driver has set by `VIRTIO_NET_CTRL_MQ_RSS_CONFIG`.
+/// The settings that a driver makes by `VIRTIO_NET_CTRL_MQ_RSS_CONFIG`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RssConfig {
     /// The hash.
@@ -97,7 +97,7 @@ pub struct RssConfig {
     pub transmitqs: u16,
 }
 
-/// What is wrong with a configuration of the hash.
+/// An error in a driver's configuration of the hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum RssError {
@@ -157,7 +157,7 @@ impl HashConfig {
         u8::try_from(self.key.len()).unwrap_or(u8::MAX)
     }
 
-    /// What a driver writes, `struct virtio_net_hash_config`.
+    /// The bytes that a driver writes, `struct virtio_net_hash_config`.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let (hash_types, hash_key_length) = (self.types.into(), self.key_size());
@@ -201,7 +201,7 @@ impl RssConfig {
         most.max(of(self.unclassified)).max(usize::from(self.transmitqs))
     }
 
-    /// What a driver writes, `struct virtio_net_rss_config`.
+    /// The bytes that a driver writes, `struct virtio_net_rss_config`.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let mask = u16::try_from(self.table.len().saturating_sub(1)).unwrap_or(u16::MAX);
@@ -266,7 +266,7 @@ pub struct Hasher {
     toeplitz: Toeplitz,
 }
 
-/// What of a frame is hashed.
+/// The bytes of a frame that are hashed, and the type of the hash.
 struct Input {
     bytes: [u8; INPUT_SIZE_MAX],
     len: usize,
@@ -294,7 +294,7 @@ impl Hasher {
         Self { config, toeplitz }
     }
 
-    /// What the driver has set.
+    /// The driver's settings of the hash.
     #[must_use]
     pub fn config(&self) -> &HashConfig {
         &self.config
@@ -375,7 +375,7 @@ impl Rss {
         Self { hasher: Hasher::new(config.hash.clone()), config }
     }
 
-    /// What the driver has set.
+    /// The driver's settings of receive-side scaling.
     #[must_use]
     pub fn config(&self) -> &RssConfig {
         &self.config

@@ -34,7 +34,7 @@ impl SwitchPort {
         &self.shared.counters
     }
 
-    /// What waits for its first receiveq.
+    /// The inbox of the port's first receiveq.
     #[cfg(test)]
     pub(super) fn inbox(&self) -> Arc<Inbox> {
         let slot = self.shared.inboxes[0].lock().unwrap_or_else(PoisonError::into_inner);

@@ -91,7 +91,7 @@ impl TapPort {
     }
 }
 
-/// What names the program's words, and those of the steering table.
+/// The file descriptors of the program's own map, and of the map of the steering table.
 struct Maps {
     own: i32,
     flows: i32,

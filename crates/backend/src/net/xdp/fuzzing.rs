@@ -15,7 +15,8 @@ impl Lent {
         Self(Chunks::new(first, size, count))
     }
 
-    /// The kernel gets the chunk at `addr`. False: it has it, or there is none.
+    /// Gives the chunk at `addr` to the kernel. Returns false if the kernel has it already, or if
+    /// no such chunk exists.
     pub fn give(&mut self, addr: u64) -> bool {
         self.0.give(addr)
     }

@@ -60,19 +60,19 @@ impl Slots {
         }
     }
 
-    /// What is kept of the chain of a slot.
+    /// The kept descriptors and facts of the chain in a slot.
     #[inline]
     pub(super) fn kept(&self, slot: u16) -> &Kept {
         &self.kept[usize::from(slot)]
     }
 
-    /// What is kept of the chain of a slot, to be changed.
+    /// The entry of the chain in a slot, to be changed.
     #[inline]
     pub(super) fn kept_mut(&mut self, slot: u16) -> &mut Kept {
         &mut self.kept[usize::from(slot)]
     }
 
-    /// What is kept of the chain of a slot, and where its further descriptors go ([`Kept::keep`]).
+    /// The entry of the chain in a slot, and the store of its further descriptors ([`Kept::keep`]).
     #[inline]
     pub(super) fn begin(&mut self, slot: u16) -> (&mut Kept, &mut Further) {
         (&mut self.kept[usize::from(slot)], &mut self.further)

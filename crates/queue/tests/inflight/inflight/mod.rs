@@ -38,7 +38,7 @@ impl Numbers {
     }
 }
 
-/// What outlives a device half: the ring and its driver, the region, and what the driver waits for.
+/// The state that outlives a device half: the ring, its driver with its requests, and the region.
 struct Shared {
     rig: Rig,
     region: Words,
@@ -315,7 +315,7 @@ fn kill_in(mut shared: Shared, seed: u64, stores: u64, again: &[u64]) -> bool {
         return false;
     }
     for stores in again.iter().copied().chain([FOR_EVER]) {
-        // What the driver was given is returned, whether it has looked at that or not.
+        // Chains that were given to the driver are returned, even if it has not looked at them yet.
         shared.take();
         let mut life = Life { stores };
         let mut next = || {
@@ -421,7 +421,7 @@ fn what_is_owed_is_popped_first_and_in_its_order_and_can_be_put_back() {
     assert_eq!(back.pop(&shared, &mut life, 64, 0), Some(2));
     let ids: Vec<u64> = back.held.iter().map(|(id, _)| *id).collect();
     assert_eq!(ids, [1, 2, 3, 6, 7]);
-    // What is given up is owed still.
+    // The device half still owes the chains that it discards.
     while let Some((_, chain)) = back.held.pop() {
         back.queue.discard(chain);
     }

@@ -45,7 +45,7 @@ impl Authority {
         self.server_of(self.sign(host, until), asks, 1)
     }
 
-    /// A server that shows its certificate so many times.
+    /// A server that shows its certificate `times` times.
     fn server_of(
         &self,
         [certificate, key]: [String; 2],
