@@ -20,7 +20,7 @@ static NOTED: [AtomicU64; NOTES] = [const { AtomicU64::new(0) }; NOTES];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The number of those that [`take`] has returned or counted.
 static READ: AtomicUsize = AtomicUsize::new(0);
-/// The handler's own descriptor of the eventfd that wakes the reader; -1: there is none yet.
+/// The handler's own descriptor of the eventfd that wakes the reader, or -1 before it is made.
 static EVENT: AtomicI32 = AtomicI32::new(-1);
 
 /// A call that was denied.

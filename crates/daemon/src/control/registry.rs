@@ -203,7 +203,7 @@ pub(crate) async fn closed(entry: Entry) {
     aside_for(&name, move || drop(entry)).await;
 }
 
-/// The same where nobody waits for it.
+/// Lets an entry go as [`closed`] does, without waiting until it is closed.
 fn let_go(entry: Option<Entry>) {
     if let Some(entry @ Entry::Served(_)) = entry {
         tokio::spawn(closed(entry));

@@ -405,7 +405,7 @@ impl House {
             self.pending.remove(*name);
         }
         let began = Instant::now();
-        // What does not close in time goes on to close without being waited for.
+        // An image that does not close in time goes on closing, and nobody waits for it.
         let _ = tokio::time::timeout(CLOSE_PATIENCE, closing.join_all()).await;
         while left.iter().any(|is_open| is_open()) {
             if began.elapsed() > CLOSE_PATIENCE {

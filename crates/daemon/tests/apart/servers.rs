@@ -1,4 +1,4 @@
-//! What the neighbours of a guest feel whose disk has a bad server: one that reads nothing, that
+//! The neighbours of a guest whose disk has a bad server: one that reads nothing, that
 //! answers in the smallest pieces or without end, that lies, that takes connections and ends them,
 //! or that is gone. All of them have one worker.
 
@@ -108,7 +108,7 @@ fn serve(mut socket: TcpStream, manner: Manner, asked: &AtomicUsize) -> Option<(
     }
 }
 
-/// What a server of this manner sends for a command; `None`: it ends the connection.
+/// The bytes that a server of this manner sends for a command, or `None` if it hangs up.
 fn answer(manner: Manner, command: &Command) -> Option<Vec<u8>> {
     let Command { cookie, offset, len, .. } = *command;
     let chunk = |at: u64, bytes: &[u8], is_last| {
@@ -216,7 +216,7 @@ fn neighbours_of_a_disk_whose_server_is_bad_wait_for_nothing() {
         let asked = server.asked[manner as usize].load(Ordering::SeqCst);
         assert!(asked > 0, "{manner:?}: it was asked nothing");
         server.set(Manner::Good);
-        // What the server has kept is answered after all.
+        // The server answers in the end the requests that it has kept.
         for queue in &mut guest.queues {
             while queue.in_flight() > 0 {
                 assert_eq!(queue.wait(PATIENCE).unwrap().status, 0, "{manner:?}");
