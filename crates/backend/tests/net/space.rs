@@ -1,6 +1,6 @@
 //! A network namespace of a test's own, and its interfaces; for the tests of the daemon too.
 
-use manyring_backend::net::tap::{TapOptions, TapSource};
+use manyring_backend::net::tap::{TapError, TapOptions, TapSource};
 use manyring_backend::sys::link::{Link, Links};
 use rustix::fd::AsFd;
 use rustix::thread::{UnshareFlags, move_into_link_name_space};
@@ -91,6 +91,19 @@ pub(crate) fn wait_until_gone(name: &str) {
         std::thread::sleep(Duration::from_millis(1));
     }
     panic!("{name} is still there");
+}
+
+/// Opens an interface of which the last user has just let go. It may be busy for as long as a
+/// command that another test starts has copies of that user's file descriptors.
+#[allow(dead_code, reason = "the daemon's tests open none")]
+pub(crate) fn opened_again<T>(open: impl Fn() -> Result<T, TapError>) -> T {
+    for _ in 0..PATIENCE.as_millis() {
+        match open() {
+            Err(TapError::Busy(_)) => std::thread::sleep(Duration::from_millis(1)),
+            other => return other.unwrap(),
+        }
+    }
+    panic!("the interface stays busy");
 }
 
 /// A tap to create or join by name.

@@ -1,6 +1,6 @@
 //! Every bad start gives one clear error.
 
-use crate::space::{in_own_space, named, queues, run, wait_until_gone};
+use crate::space::{in_own_space, named, opened_again, queues, run, wait_until_gone};
 use manyring_backend::net::Port;
 use manyring_backend::net::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
@@ -66,7 +66,7 @@ fn a_tap_in_use_is_busy_with_one_queue_or_several() {
         let other = queue("mr2", TAP | NO_PI | VNET_HDR);
         assert_eq!(error(named("mr2", 1)), "mr2 is in use by another process");
         drop(other);
-        TapPort::open(named("mr2", 1)).unwrap();
+        opened_again(|| TapPort::open(named("mr2", 1)));
         let _two = TapPort::open(named("mr1", 2)).unwrap();
         assert_eq!(error(named("mr1", 2)), "mr1 is in use by another process");
         assert_eq!(error(named("mr1", 1)), "mr1 is in use by another process");
@@ -88,7 +88,8 @@ fn a_process_without_the_capability_is_told_which() {
         assert_eq!(error(named("mr9", 1)), text("mr9", "create it or join it"));
         assert_eq!(error(named("mr0", 1)), text("mr0", "create it or join it"));
         assert_eq!(error(named("mr2", 1)), text("mr2", "set it up or down"));
-        TapPort::open(TapOptions { up: Some(false), mtu: Some(1500), ..named("mr2", 1) }).unwrap();
+        let as_it_is = || TapOptions { up: Some(false), mtu: Some(1500), ..named("mr2", 1) };
+        opened_again(|| TapPort::open(as_it_is()));
         let copies = || handed_in.iter().map(|fd| fd.try_clone().unwrap()).collect();
         let wish = |mtu| TapOptions { mtu, ..fds(copies(), 2) };
         assert_eq!(error(wish(Some(1400))), text("mr1", "set its MTU"));
@@ -143,7 +144,7 @@ fn a_bridge_or_an_mtu_that_cannot_be_says_so() {
         run("ip tuntap add dev mr4 mode tap");
         run("ip link set mr4 master br1");
         assert_eq!(error(bridged("mr4", "br0")), "mr4 already belongs to another bridge");
-        TapPort::open(TapOptions { bridge: Some("br1".into()), ..named("mr4", 1) }).unwrap();
+        opened_again(|| TapPort::open(bridged("mr4", "br1")));
         let wish = |mtu| TapOptions { mtu: Some(mtu), ..named("mr1", 1) };
         assert_eq!(error(wish(67)), "MTU 67: at least 68");
         assert_eq!(error(wish(65522)), "the host refuses MTU 65522 for mr1");

@@ -5,7 +5,7 @@ use crate::guest::{
     GUEST, GUEST_MAC, Guest, HOST, arp_request, echo_request, ether_type, ethernet, halves, ipv4,
     is_ipv4, wait_for_input,
 };
-use crate::space::{in_own_space, link, named, run, wait_until_gone};
+use crate::space::{in_own_space, link, named, opened_again, run, wait_until_gone};
 use manyring_backend::net::tap::{TapOptions, TapPort};
 use manyring_backend::net::{Frames, Port, Readiness, Sent, Stop};
 use manyring_memory::{Mapping, SliceList, install_sigbus_handler};
@@ -94,7 +94,8 @@ fn a_joined_tap_stays_with_its_settings_and_without_offloads() {
         let there = link("mr0").unwrap();
         assert_eq!((there.mtu, there.is_up), (1400, true));
         // Once more, without a word about what it is.
-        let again = TapPort::open(TapOptions { up: None, ..named("mr0", 1) }).unwrap();
+        let options = || TapOptions { up: None, ..named("mr0", 1) };
+        let again = opened_again(|| TapPort::open(options()));
         assert_eq!((again.mtu(), link("mr0").unwrap().master), (Some(1400), there.master));
     });
 }
@@ -162,8 +163,8 @@ fn the_queues_that_a_guest_uses_share_the_room_of_the_tap() {
         port.set_attached(0, true).unwrap();
         assert_eq!(length(), own, "nobody asked for it");
         drop(port);
-        let options = TapOptions { txqueuelen: Some(600), ..named("mr0", 4) };
-        let port = TapPort::open(options).unwrap();
+        let options = || TapOptions { txqueuelen: Some(600), ..named("mr0", 4) };
+        let port = opened_again(|| TapPort::open(options()));
         for (index, attached, each) in [
             (0, true, 600),
             (1, true, 300),
@@ -181,7 +182,8 @@ fn the_queues_that_a_guest_uses_share_the_room_of_the_tap() {
         }
         drop(port);
         // Less than a frame for each queue: every one holds one.
-        let port = TapPort::open(TapOptions { txqueuelen: Some(1), ..named("mr0", 4) }).unwrap();
+        let options = || TapOptions { txqueuelen: Some(1), ..named("mr0", 4) };
+        let port = opened_again(|| TapPort::open(options()));
         (0..4).for_each(|index| port.set_attached(index, true).unwrap());
         assert_eq!(length(), 1);
     });

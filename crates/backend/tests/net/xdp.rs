@@ -4,7 +4,7 @@ use crate::guest::{
     GUEST, GUEST_MAC, Guest, HOST, arp_request, echo_request, ether_type, ethernet, halves, ipv4,
     is_ipv4, wait_for_input,
 };
-use crate::space::{PATIENCE, in_own_space, link, run, wait_until_gone};
+use crate::space::{PATIENCE, in_own_space, link, opened_again, run, wait_until_gone};
 use manyring_backend::net::tap::TapError;
 use manyring_backend::net::xdp::{XdpOptions, XdpPort};
 use manyring_backend::net::{Frames, Incoming, Port, Sent, Stop};
@@ -94,7 +94,7 @@ fn the_kernel_answers_through_an_interface_and_gets_it_back() {
         // Another process, or another port, cannot have it at the same time.
         assert_eq!(XdpPort::open(&options("v0", 1)).err(), Some(TapError::Busy("v0".into())));
         drop(port);
-        let port = XdpPort::open(&options("v0", 1)).unwrap();
+        let port = opened_again(|| XdpPort::open(&options("v0", 1)));
         port.set_attached(0, true).unwrap();
         echoes(&port, 0, 10);
     });

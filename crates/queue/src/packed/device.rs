@@ -69,6 +69,8 @@ pub struct DeviceHalf {
     in_flight: u16,
     /// Descriptors of the ring whose chains have not gone back.
     held: u16,
+    /// Those of them that the next burst shows to the driver, if there is a record.
+    unshown: u16,
     has_begun: bool,
     /// The base is 0: front-ends that do not think of packed rings say so for a new one.
     is_unsure: bool,

@@ -49,6 +49,8 @@ pub enum InflightError {
     Burst { head: u16 },
     #[error("chain {head} in flight, in a ring of {size}")]
     Head { head: u16, size: u16 },
+    #[error("entry {entry} is neither free nor part of a chain in flight")]
+    Lost { entry: u16 },
 }
 
 /// Bytes of the region of a split ring with `entries` entries.

@@ -126,8 +126,9 @@ impl PackedInflight {
             }
             VERSION => {
                 self.next = (0..entries).map(|n| self.words.load_u16(entry(n) + NEXT)).collect();
-                let used = self.end_burst(size, desc)?;
-                let owed = self.find_owed(size)?;
+                let mut is_seen = vec![false; self.next.len()];
+                let used = self.end_burst(size, desc, &mut is_seen)?;
+                let owed = self.find_owed(size, &mut is_seen)?;
                 Ok(Some(Resumed { used, owed }))
             }
             version => Err(InflightError::Version { version }),
@@ -150,8 +151,14 @@ impl PackedInflight {
         fence_compiler();
     }
 
-    /// Ends or undoes the burst that was published last. Returns the next descriptor to use.
-    fn end_burst(&mut self, size: u16, desc: &Words) -> Result<Place, InflightError> {
+    /// Ends or undoes the burst that was published last. Returns the next descriptor to use, and
+    /// notes in `is_seen` the entries that are free.
+    fn end_burst(
+        &mut self,
+        size: u16,
+        desc: &Words,
+        is_seen: &mut [bool],
+    ) -> Result<Place, InflightError> {
         let wraps = self.words.load_u16(HEAD_PLACES + 4);
         let new = Place { at: self.words.load_u16(HEAD_PLACES), wrap: wraps & 0xff != 0 };
         let old = Place { at: self.words.load_u16(HEAD_PLACES + 2), wrap: wraps >> 8 != 0 };
@@ -167,23 +174,21 @@ impl PackedInflight {
         self.words.store_u16(to, self.free);
         fence_compiler();
         // Whoever is killed up to the last store does the same again.
-        self.clear_free(size)?;
+        self.clear_free(size, is_seen)?;
         self.words.store_u64(HEAD_PLACES, places(used, used));
         fence_compiler();
         Ok(used)
     }
 
     /// What lies on the free list is not in flight.
-    fn clear_free(&self, size: u16) -> Result<(), InflightError> {
-        let (mut at, mut count) = (self.free, 0);
+    fn clear_free(&self, size: u16, is_seen: &mut [bool]) -> Result<(), InflightError> {
+        let mut at = self.free;
         while let Some(next) = self.next.get(usize::from(at)) {
-            if count >= self.next.len() {
-                return Err(InflightError::Burst { head: at });
-            }
+            see(is_seen, at, at)?;
             if self.words.load_u16(entry(at) + STATE) & 0xff != 0 {
                 self.words.store_u16(entry(at) + STATE, 0);
             }
-            (at, count) = (*next, count + 1);
+            at = *next;
         }
         // The list ends behind its entries.
         if usize::from(at) == self.next.len() {
@@ -193,8 +198,9 @@ impl PackedInflight {
         }
     }
 
-    /// Finds the chains that are in flight.
-    fn find_owed(&mut self, size: u16) -> Result<Vec<Owed>, InflightError> {
+    /// Finds the chains that are in flight. Each entry is free, or belongs to one of them: if one
+    /// were lost, the free ones would not be enough for what the ring can hold.
+    fn find_owed(&mut self, size: u16, is_seen: &mut [bool]) -> Result<Vec<Owed>, InflightError> {
         let mut heads = Vec::new();
         for (head, _) in (0u16..).zip(&self.next) {
             if self.words.load_u16(entry(head) + STATE) & 0xff != 0 {
@@ -203,7 +209,6 @@ impl PackedInflight {
         }
         heads.sort_unstable();
         self.counter = heads.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
-        let mut is_seen = vec![false; self.next.len()];
         let (mut owed, mut all) = (Vec::new(), 0);
         for (_, head) in heads {
             let num = self.words.load_u16(entry(head) + STATE + 6);
@@ -213,11 +218,7 @@ impl PackedInflight {
             }
             let (mut at, mut last, mut descs) = (head, head, Vec::new());
             for _ in 0..num {
-                let was_seen =
-                    is_seen.get_mut(usize::from(at)).map(|seen| std::mem::replace(seen, true));
-                if was_seen != Some(false) {
-                    return Err(InflightError::Burst { head });
-                }
+                see(is_seen, at, head)?;
                 let high = self.words.load_u64_acquire(entry(at) + DESC_HIGH).to_le();
                 let low = self.words.load_u64_acquire(entry(at) + DESC_ADDR).to_le();
                 descs.push((low, high.rotate_left(32)));
@@ -225,7 +226,10 @@ impl PackedInflight {
             }
             owed.push((Recorded { head, last }, descs));
         }
-        Ok(owed)
+        match (0..).zip(is_seen).find(|(_, seen)| !**seen) {
+            Some((head, _)) => Err(InflightError::Lost { entry: head }),
+            None => Ok(owed),
+        }
     }
 
     /// Records that a chain of these `num` descriptors is taken: at most as many as entries are
@@ -312,6 +316,14 @@ impl PackedInflight {
 #[inline]
 fn entry(index: u16) -> usize {
     HEADER_SIZE + usize::from(index) * ENTRY_SIZE
+}
+
+/// Notes that entry `at` belongs to the list that begins at `head`, and to no other one.
+fn see(is_seen: &mut [bool], at: u16, head: u16) -> Result<(), InflightError> {
+    match is_seen.get_mut(usize::from(at)).map(|seen| std::mem::replace(seen, true)) {
+        Some(false) => Ok(()),
+        _ => Err(InflightError::Burst { head }),
+    }
 }
 
 fn state(next: u16, last: u16, num: u16, inflight: u16) -> u64 {

@@ -146,8 +146,9 @@ impl DeviceHalf {
         if self.in_flight + self.order.count() + self.owed() > 0 {
             return false;
         }
-        // All that is held is set aside. If each chain lies where it was made available, behind
-        // what is used, no other descriptor was written there.
+        // All that is held is set aside, but for what the next burst shows. If each chain lies
+        // where it was made available, behind what is used, no other descriptor was written there.
+        let held = self.held - self.unshown;
         let mut chains = Vec::new();
         while let Some(slot) = self.aside.take_first() {
             chains.push(slot);
@@ -155,10 +156,10 @@ impl DeviceHalf {
         let distance = |slot: &u16| {
             let kept = self.slots.kept(*slot);
             let ahead = kept.at.and_then(|at| at.since(self.used, self.size));
-            ahead.filter(|ahead| ahead + kept.count() <= self.held)
+            ahead.filter(|ahead| ahead + kept.count() <= held)
         };
         let count: u16 = chains.iter().map(|slot| self.slots.kept(*slot).count()).sum();
-        if count != self.held || !chains.iter().all(|slot| distance(slot).is_some()) {
+        if count != held || !chains.iter().all(|slot| distance(slot).is_some()) {
             chains.into_iter().for_each(|slot| self.aside.push(slot));
             return false;
         }
@@ -231,7 +232,11 @@ impl DeviceHalf {
         self.answered(slot);
         self.given = self.given.wrapping_add(1);
         if let Some(record) = &mut self.record {
+            // Until the burst is published its entries of the record are not free: a driver that
+            // makes such descriptors available again has a fault, as of others that are held.
+            let count = self.slots.kept(slot).count();
             record.answered(self.slots.kept(slot).recorded);
+            (self.held, self.unshown) = (self.held + count, self.unshown + count);
         }
         if self.trail.is_some() {
             self.trail_used(slot, written);
@@ -257,6 +262,7 @@ impl DeviceHalf {
         self.areas.desc.store_u64_release(byte_of(place) + 8, word);
         if let Some(record) = &mut self.record {
             record.published(self.used);
+            self.held -= std::mem::take(&mut self.unshown);
         }
         self.mark_used(place);
         self.shown_from(place)

@@ -62,6 +62,7 @@ impl DeviceHalf {
             event_written: None,
             in_flight: 0,
             held: 0,
+            unshown: 0,
             has_begun: false,
             is_unsure: config.base.bits() == 0,
             slots: Slots::default(),

@@ -1,7 +1,8 @@
 //! A device half that is killed before any of its stores, and the next one on its in-flight region:
-//! every chain is served, and returned once. Regions that are not the ring's are refused. The same
-//! of packed rings without a region: `trail.rs`.
+//! every chain is served, and returned once. Regions that are not the ring's are refused.
+//! Packed rings that have no region are tested in `trail.rs`.
 
+mod packed_regions;
 mod regions;
 mod trail;
 
