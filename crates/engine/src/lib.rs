@@ -94,9 +94,10 @@ mod worker;
 
 pub use accounts::{allowed_cpus, cpu_time};
 pub use blocking::{aside, aside_for};
+pub use fds::budget::{MESSAGE_FDS_MAX, Room};
 pub use fds::doorbell::{Call, Channel, DoorbellError, Kick};
 pub use fds::ends::SessionSocket;
-pub use fds::foreign::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room};
+pub use fds::foreign::{ForeignFd, Janitor, Origin};
 pub use io::QueueIo;
 pub use limit::{Gate, Limit, Rate, Way};
 pub use policy::moderation::Moderation;

@@ -1,8 +1,8 @@
 //! `MemoryFiles`: the file systems whose files may hold guest memory. `MemoryRules`: these, and how
 //! much of it there may be.
 
+use crate::bounds::BYTES_MAX;
 use crate::error::MemoryError;
-use crate::guest::BYTES_MAX;
 use rustix::fd::AsFd;
 
 /// Which files may be mapped. What decides is whom a page fault can wait for, because it is taken

@@ -9,7 +9,7 @@
 #![allow(unsafe_code, reason = "allow-listed: the ioctls of the grant device")]
 
 use crate::error::MemoryError;
-use crate::grant::{GrantAccess, GrantError, GrantRef, Lot, pages_of};
+use crate::lot::{GrantAccess, GrantError, GrantRef, Lot, pages_of};
 use crate::mapping::PAGE;
 use crate::window::Window;
 use rustix::fd::{AsRawFd, OwnedFd};

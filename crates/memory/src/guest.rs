@@ -8,33 +8,16 @@
 //! addresses what the search would find; (3) the search is left for the 2 MiB in which a region
 //! begins, for addresses past the table, and for bytes that cross from a region into the next.
 
+use crate::bounds::BYTES_MAX;
 use crate::dirty::{DirtyLog, DirtyPages, Logged};
 use crate::error::MemoryError;
 use crate::files::{MemoryFiles, MemoryRules};
 use crate::iov::GuestSlice;
 use crate::mapping::Mapping;
-use crate::region::{Place, Region};
+use crate::region::{GuestAddr, Place, Region, RegionSpec, Regions};
 use crate::shared::Words;
 use rustix::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// A guest physical address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GuestAddr(pub u64);
-
-/// Where a region lies: in the guest, in the front-end, in its file. All in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegionSpec {
-    /// Guest physical address of the first byte.
-    pub guest_addr: u64,
-    /// Bytes.
-    pub size: u64,
-    /// Address of the first byte in the front-end.
-    pub user_addr: u64,
-    /// Offset of the first byte in the file.
-    pub mmap_offset: u64,
-}
 
 /// Where the last addresses were found: two regions, since requests and their data often lie in
 /// two. One per queue. What it knows of one snapshot is nothing to another.
@@ -60,26 +43,16 @@ const SEARCH: u8 = u8::MAX;
 /// Regions of a snapshot that needs no table: a queue remembers as many.
 const REMEMBERED: usize = 2;
 
-/// Bytes of a guest's regions together. Few of those that there may be at a time
-/// (`Mapping::of_file`), also while a front-end replaces all of its regions; more than guests have.
-pub(crate) const BYTES_MAX: u64 = 1 << 43;
-
 /// The regions of a guest at one time. Immutable: a change makes a new snapshot, which shares the
 /// mappings that stay.
 #[derive(Clone, Debug, Default)]
 pub struct GuestMemory {
-    /// Sorted by guest address, free of overlap.
-    regions: Vec<Region>,
+    regions: Regions,
     /// For each block of addresses the region that [`Self::searched`] finds for all of them.
     blocks: Box<[u8]>,
-    /// Names these regions and no others, for as long as the process lives; clones share it.
-    id: u64,
     /// Where its pages are marked that are written, if its front-end has given a log.
     logged: Option<Arc<Logged>>,
 }
-
-/// The id of the next snapshot. That without regions is 0.
-static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl GuestMemory {
     /// One region from guest address 0 on.
@@ -93,7 +66,7 @@ impl GuestMemory {
 
     fn of_regions(regions: Vec<Region>) -> Self {
         let (blocks, logged) = (blocks(&regions), None);
-        Self { regions, blocks, id: NEXT_ID.fetch_add(1, Ordering::Relaxed), logged }
+        Self { regions: Regions::of(regions), blocks, logged }
     }
 
     /// The same regions whose pages are marked in `log`; `None`: nowhere. What is written with an
@@ -102,11 +75,11 @@ impl GuestMemory {
     /// # Errors
     /// [`MemoryError::LogShort`].
     pub fn with_log(&self, log: Option<Arc<DirtyLog>>) -> Result<Self, MemoryError> {
-        Self::of_regions(self.regions.clone()).logged(log)
+        Self::of_regions(self.regions.list().to_vec()).logged(log)
     }
 
     fn logged(mut self, log: Option<Arc<DirtyLog>>) -> Result<Self, MemoryError> {
-        let logged = log.map(|log| Logged::new(log, &self.regions)).transpose()?;
+        let logged = log.map(|log| Logged::new(log, self.regions.list())).transpose()?;
         self.logged = logged.map(Arc::new);
         Ok(self)
     }
@@ -133,33 +106,28 @@ impl GuestMemory {
         })
     }
 
-    #[inline]
-    pub(crate) fn region(&self, index: usize) -> Option<&Region> {
-        self.regions.get(index)
-    }
-
     /// Names the regions of this snapshot and no others, for as long as the process lives; 0 names
     /// none.
     #[must_use]
     #[inline]
     pub fn id(&self) -> u64 {
-        self.id
+        self.regions.id()
     }
 
     /// The mappings of the regions, by guest address.
     pub fn mappings(&self) -> impl Iterator<Item = &Arc<Mapping>> {
-        self.regions.iter().map(Region::mapping)
+        self.regions.list().iter().map(Region::mapping)
     }
 
     /// The regions, by guest address.
     pub fn specs(&self) -> impl Iterator<Item = &RegionSpec> {
-        self.regions.iter().map(Region::spec)
+        self.regions.list().iter().map(Region::spec)
     }
 
     /// How many regions there are.
     #[must_use]
     pub fn region_count(&self) -> usize {
-        self.regions.len()
+        self.regions.list().len()
     }
 
     /// Bytes of all regions together.
@@ -171,7 +139,7 @@ impl GuestMemory {
     /// True once a region, or the log, was cut away under us.
     #[must_use]
     pub fn is_broken(&self) -> bool {
-        self.regions.iter().any(|r| r.mapping().is_broken())
+        self.regions.list().iter().any(|r| r.mapping().is_broken())
             || self.log().is_some_and(|log| log.is_broken())
     }
 
@@ -209,7 +177,7 @@ impl GuestMemory {
         added: impl IntoIterator<Item = (RegionSpec, F)>,
     ) -> Result<Self, MemoryError> {
         let rules = rules.into();
-        let mut regions = self.regions.clone();
+        let mut regions = self.regions.list().to_vec();
         for (spec, file) in added {
             if regions.iter().any(|r| *r.spec() == spec) {
                 continue;
@@ -224,7 +192,7 @@ impl GuestMemory {
             let mapping = Mapping::of_file_in(rules.files, file, spec.mmap_offset, spec.size)?;
             insert(&mut regions, spec, Arc::new(mapping))?;
         }
-        if regions.len() == self.regions.len() {
+        if regions.len() == self.regions.list().len() {
             return Ok(self.clone());
         }
         Self::of_regions(regions).logged(self.log().cloned())
@@ -239,7 +207,7 @@ impl GuestMemory {
         spec: RegionSpec,
         mapping: Arc<Mapping>,
     ) -> Result<Self, MemoryError> {
-        let mut regions = self.regions.clone();
+        let mut regions = self.regions.list().to_vec();
         insert(&mut regions, spec, mapping)?;
         Self::of_regions(regions).logged(self.log().cloned())
     }
@@ -250,7 +218,8 @@ impl GuestMemory {
         let same = |s: &RegionSpec| {
             (s.guest_addr, s.size, s.user_addr) == (spec.guest_addr, spec.size, spec.user_addr)
         };
-        let left: Vec<_> = self.regions.iter().filter(|r| !same(r.spec())).cloned().collect();
+        let left: Vec<_> =
+            self.regions.list().iter().filter(|r| !same(r.spec())).cloned().collect();
         // A log that was long enough for more regions is so for these.
         let unlogged = Self::of_regions(left);
         unlogged.clone().logged(self.log().cloned()).unwrap_or(unlogged)
@@ -298,8 +267,8 @@ impl GuestMemory {
         last: &mut LastHit,
     ) -> Option<GuestSlice<'m>> {
         let len = u64::from(len);
-        let known = last.first.slice(self, addr, len);
-        known.or_else(|| last.second.slice(self, addr, len))
+        let known = last.first.slice(&self.regions, addr, len);
+        known.or_else(|| last.second.slice(&self.regions, addr, len))
     }
 
     /// The region that begins last at or before `addr`: by the table, or by a search.
@@ -307,7 +276,7 @@ impl GuestMemory {
         let block = usize::try_from(addr >> BLOCK_SHIFT).ok()?;
         match self.blocks.get(block) {
             Some(&index) if index != SEARCH => Some(index.into()),
-            _ => searched(&self.regions, addr),
+            _ => searched(self.regions.list(), addr),
         }
     }
 
@@ -324,9 +293,9 @@ impl GuestMemory {
         let (mut at, mut left) = (addr.0, len);
         let mut index = self.region_at(at).ok_or(refused)?;
         loop {
-            let place = Place::of(self, index).ok_or(refused)?;
+            let place = Place::of(&self.regions, index).ok_or(refused)?;
             let n = left.min(place.bytes_from(at));
-            each(place.slice(self, GuestAddr(at), n).ok_or(refused)?);
+            each(place.slice(&self.regions, GuestAddr(at), n).ok_or(refused)?);
             left -= n;
             if left == 0 {
                 last.note(place);
@@ -345,6 +314,7 @@ impl GuestMemory {
         let refused = MemoryError::UserRange { addr, len: len as u64 };
         let (region, offset) = self
             .regions
+            .list()
             .iter()
             .find_map(|r| {
                 let RegionSpec { user_addr, size, .. } = *r.spec();

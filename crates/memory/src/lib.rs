@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod bounds;
 mod dirty;
 mod error;
 mod evtchn;
@@ -30,6 +31,7 @@ mod iov;
 mod kept;
 mod killed;
 mod list;
+mod lot;
 mod mapping;
 mod persistent;
 mod region;
@@ -45,15 +47,17 @@ pub use error::MemoryError;
 pub use evtchn::{EVENT_DEVICE, EventPort};
 pub use files::{MemoryFiles, MemoryRules};
 pub use gntdev::{GRANT_DEVICE, GrantDevice};
-pub use grant::{GRANT_PAGE_SIZE, GrantAccess, GrantError, GrantMapper, GrantPages, GrantRef, Lot};
-pub use guest::{GuestAddr, GuestMemory, LastHit, RegionSpec};
+pub use grant::{GRANT_PAGE_SIZE, GrantMapper, GrantPages};
+pub use guest::{GuestMemory, LastHit};
 pub use iov::{
     GuestSlice, advance, as_iovecs, copy_between, copy_from_slices, copy_to_slices, total_len,
 };
 pub use killed::stores_before_the_end;
 pub use list::{Gather, KeptByte, Pieces, SliceList, SliceQueue};
+pub use lot::{GrantAccess, GrantError, GrantRef, Lot};
 pub use mapping::Mapping;
 pub use persistent::{GrantAsks, GrantCounters, GrantLimits, GrantPage, PersistentGrants};
+pub use region::{GuestAddr, RegionSpec};
 pub use row::Row;
 pub use shared::{Part, Words, fence_compiler, fence_full};
 pub use sigbus::{fault_count, install as install_sigbus_handler};

@@ -13,9 +13,10 @@
 #![allow(unsafe_code, reason = "allow-listed: keeps slices with what maps them")]
 
 use crate::error::MemoryError;
-use crate::guest::{GuestAddr, GuestMemory, LastHit};
+use crate::guest::{GuestMemory, LastHit};
 use crate::iov::GuestSlice;
 use crate::mapping::Mapping;
+use crate::region::GuestAddr;
 use crate::row::Row;
 use std::ops::{Deref, Range};
 use std::sync::Arc;

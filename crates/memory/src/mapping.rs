@@ -11,27 +11,14 @@ use rustix::io::Errno;
 use rustix::mm::{
     Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
 };
+use std::hash::{BuildHasher, Hasher};
+use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// Bytes of a page of the host.
 pub(crate) const PAGE: usize = 4096;
-
-/// `vm.max_map_count`, where it cannot be read: the kernel's default.
-const COUNT_DEFAULT: usize = 65_530;
-
-/// How many mappings front-ends may make us have as regions, and again as many as pieces of
-/// windows: three of eight that the kernel lets a process have (`vm.max_map_count`). A process that
-/// has them all can neither map nor unmap, start no thread and allocate nothing large; so a quarter
-/// is left for everything else.
-pub(crate) fn count_max() -> usize {
-    static MAX: OnceLock<usize> = OnceLock::new();
-    *MAX.get_or_init(|| {
-        let text = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-        text.and_then(|text| text.trim().parse().ok()).unwrap_or(COUNT_DEFAULT) / 8 * 3
-    })
-}
 
 /// Bytes of files that all mappings of this process may have together: half of the addresses of a
 /// process. A file costs nothing for what is not written to it, so a front-end could take all of
@@ -42,6 +29,11 @@ const FILE_BYTES_MAX: u64 = 1 << 46;
 const POPULATED_AT_ONCE: usize = 2 << 20;
 /// Bytes that are unmapped in no time, such as the journal of a ring.
 const SMALL: usize = 2 << 20;
+
+/// The addresses among which windows are placed: 8 TiB.
+pub(crate) const WINDOWS: Range<u64> = 32 << 40..40 << 40;
+/// How many places are tried for one window before it is given up.
+const PLACES_MAX: usize = 64;
 
 /// Addresses that a mapping of a file has taken of [`FILE_BYTES_MAX`]; given back on drop.
 #[derive(Debug)]
@@ -218,7 +210,7 @@ impl Mapping {
 
     /// The host's addresses of all pages.
     #[must_use]
-    pub fn addresses(&self) -> std::ops::Range<usize> {
+    pub fn addresses(&self) -> Range<usize> {
         let base = self.base.as_ptr().addr();
         base..base + self.len
     }
@@ -254,7 +246,7 @@ impl Mapping {
     /// [`MemoryError::Map`], [`MemoryError::TooMany`].
     pub(crate) fn reserved(pages: usize) -> Result<Self, MemoryError> {
         let len = pages.checked_mul(PAGE).ok_or(MemoryError::Overflow)?;
-        let base = crate::window::reserve(len)?;
+        let base = reserve(len)?;
         Self::watched(base, len, len, 0, PAGE)
     }
 
@@ -313,6 +305,27 @@ impl Drop for Mapping {
         // SAFETY: `base` and `len` are those of our mmap; nothing refers to it any more.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
+}
+
+/// Reserves `len` bytes somewhere among [`WINDOWS`].
+fn reserve(len: usize) -> Result<*mut core::ffi::c_void, MemoryError> {
+    let room =
+        (WINDOWS.end - WINDOWS.start).checked_sub(len as u64).ok_or(MemoryError::Overflow)?;
+    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    let flags = flags | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
+    let mut refusal = Errno::NOMEM;
+    for _ in 0..PLACES_MAX {
+        // A place of the process's own random choice, so that nobody can tell addresses ahead.
+        let random = std::hash::RandomState::new().build_hasher().finish();
+        let place = WINDOWS.start + random % (room + 1) / PAGE as u64 * PAGE as u64;
+        let place = std::ptr::without_provenance_mut(host_size(place));
+        // SAFETY: with FIXED_NOREPLACE the kernel takes nobody's memory.
+        match unsafe { mmap_anonymous(place, len, prot, flags) } {
+            Ok(base) => return Ok(base),
+            Err(errno) => refusal = errno,
+        }
+    }
+    Err(MemoryError::Map(refusal))
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "64-bit hosts only, see manyring-wire")]

@@ -27,10 +27,11 @@ mod table;
 
 pub use asks::GrantAsks;
 
-use crate::grant::{GrantAccess, GrantError, GrantMapper, GrantPages, GrantRef, Lot};
+use crate::grant::{GrantMapper, GrantPages};
 use crate::guest::LastHit;
 use crate::kept::{Kept, SLEEP_NS};
 use crate::list::SliceList;
+use crate::lot::{GrantAccess, GrantError, GrantRef, Lot};
 use asks::Ask;
 use std::ops::Range;
 use table::Table;

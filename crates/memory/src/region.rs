@@ -1,13 +1,30 @@
-//! `Region`, a piece of guest memory with its mapping, and `Place`, where its bytes lie: here a
-//! guest address is checked, once.
+//! `Region`, a piece of guest memory with its mapping, `Regions`, those of one snapshot, and
+//! `Place`, where the bytes of one lie: here a guest address is checked, once.
 #![allow(unsafe_code, reason = "allow-listed: a checked guest address becomes a slice")]
 
 use crate::error::MemoryError;
-use crate::guest::{GuestAddr, GuestMemory, RegionSpec};
 use crate::iov::GuestSlice;
 use crate::mapping::Mapping;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A guest physical address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GuestAddr(pub u64);
+
+/// Where a region lies: in the guest, in the front-end, in its file. All in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionSpec {
+    /// Guest physical address of the first byte.
+    pub guest_addr: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Address of the first byte in the front-end.
+    pub user_addr: u64,
+    /// Offset of the first byte in the file.
+    pub mmap_offset: u64,
+}
 
 /// A region of a snapshot: its bytes are the first `spec.size` of its mapping.
 #[derive(Clone, Debug)]
@@ -46,6 +63,35 @@ impl Region {
     }
 }
 
+/// The regions of one snapshot of guest memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Regions {
+    /// Sorted by guest address, free of overlap.
+    list: Vec<Region>,
+    /// Names these regions and no others, for as long as the process lives; clones share it.
+    id: u64,
+}
+
+/// The id of the next snapshot. That without regions is 0.
+static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+
+impl Regions {
+    /// These regions, sorted by guest address and free of overlap, under a new id.
+    pub(crate) fn of(list: Vec<Region>) -> Self {
+        Self { list, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    #[inline]
+    pub(crate) fn list(&self) -> &[Region] {
+        &self.list
+    }
+
+    #[inline]
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+}
+
 /// Where the bytes of a region lie, by value: whoever asks for many addresses keeps it beside its
 /// other words, and a further address in the same region costs no look at the list of regions.
 ///
@@ -74,10 +120,10 @@ impl Default for Place {
 
 impl Place {
     /// Where region `index` of a snapshot lies.
-    pub(crate) fn of(memory: &GuestMemory, index: usize) -> Option<Self> {
-        let Region { spec, base, .. } = memory.region(index)?;
+    pub(crate) fn of(regions: &Regions, index: usize) -> Option<Self> {
+        let Region { spec, base, .. } = regions.list.get(index)?;
         let RegionSpec { guest_addr, size, .. } = *spec;
-        Some(Self { guest_addr, size, base: *base, snapshot: memory.id() })
+        Some(Self { guest_addr, size, base: *base, snapshot: regions.id })
     }
 
     /// How many bytes there are here from guest address `addr` on.
@@ -85,24 +131,25 @@ impl Place {
         self.size.saturating_sub(addr.wrapping_sub(self.guest_addr))
     }
 
-    /// The slice of `len` bytes at `addr`, if all of them are here and this is a place of `memory`.
+    /// The slice of `len` bytes at `addr`, if all of them are here and this is a place of
+    /// `regions`.
     #[inline]
     pub(crate) fn slice<'m>(
         &self,
-        memory: &'m GuestMemory,
+        regions: &'m Regions,
         addr: GuestAddr,
         len: u64,
     ) -> Option<GuestSlice<'m>> {
         let offset = addr.0.wrapping_sub(self.guest_addr);
         let is_inside = offset < self.size && self.size - offset >= len;
-        if !is_inside || self.snapshot != memory.id() {
+        if !is_inside || self.snapshot != regions.id {
             return None;
         }
         // SAFETY: offset < size <= bytes of the mapping (`Region::new`): the address lies inside.
         let start = unsafe { self.base.add(host_size(offset)) };
         // SAFETY: offset + len <= size <= bytes of the mapping. `of` took this place from a
-        // snapshot of the same id as `memory`, which therefore holds the same mapping, and keeps
-        // it mapped as long as it is borrowed.
+        // snapshot of the same id as `regions`, which therefore hold the same mapping, and keep it
+        // mapped as long as they are borrowed.
         Some(unsafe { GuestSlice::new(start, host_size(len)) })
     }
 }

@@ -11,12 +11,12 @@
 //! raw system call and takes no lock.
 #![allow(unsafe_code, reason = "allow-listed: a signal handler and its table")]
 
+use crate::bounds::count_max;
 use crate::error::MemoryError;
-use crate::mapping;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Mappings that can be watched at once. [`mapping::count_max`] is less, unless the operator has
+/// Mappings that can be watched at once. [`count_max`] is less, unless the operator has
 /// raised `vm.max_map_count`: with the kernel's default, 48 sessions have room for all of their
 /// slots, thousands for the few that guests use.
 const SLOTS: usize = 65536;
@@ -63,7 +63,7 @@ pub fn fault_count() -> u64 {
 /// How many windows there may be. Each splits a mapping in up to three, so together they take up to
 /// an eighth of `vm.max_map_count`, half of what is left beside regions and grants.
 fn windows_max() -> usize {
-    mapping::count_max() / 6
+    count_max() / 6
 }
 
 /// A claimed slot of the table; freed on drop.
@@ -73,7 +73,7 @@ pub(crate) struct Watch(usize);
 impl Watch {
     /// Watches `len` bytes at `base`, mapped in pages of `page` bytes, a power of two.
     pub(crate) fn new(base: usize, len: usize, page: usize) -> Result<Self, MemoryError> {
-        let max = mapping::count_max().min(SLOTS);
+        let max = count_max().min(SLOTS);
         for (index, slot) in TABLE.iter().enumerate().take(max) {
             let claim =
                 slot.base.compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl Drop for Watch {
 pub fn install() {
     INSTALL.call_once(|| {
         // Read now: a sandbox may forbid it later.
-        mapping::count_max();
+        count_max();
         // SAFETY: all-zero is a valid sigaction: no flags, empty mask, default handler.
         let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: as above.

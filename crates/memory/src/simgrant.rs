@@ -26,8 +26,8 @@
 //! server against being shortened, as the memory of a guest is.
 
 use crate::error::MemoryError;
-use crate::grant::{GrantAccess, GrantError, GrantRef, Lot};
 use crate::kept::Lends;
+use crate::lot::{GrantAccess, GrantError, GrantRef, Lot};
 use crate::mapping::{Mapping, PAGE};
 use crate::shared::Words;
 use crate::window::Window;

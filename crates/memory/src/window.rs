@@ -24,19 +24,14 @@
 //! hold all the others for as long as that lasts, and its neighbours go on with what is their own.
 #![allow(unsafe_code, reason = "allow-listed: maps at addresses of ours")]
 
+use crate::bounds::count_max;
 use crate::error::MemoryError;
-use crate::mapping::{self, Mapping, PAGE};
+use crate::mapping::{Mapping, PAGE};
 use rustix::fd::AsFd;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
-use std::hash::{BuildHasher, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// The addresses among which windows are placed: 8 TiB.
-const WINDOWS: Range<u64> = 32 << 40..40 << 40;
-/// How many places are tried for one window before it is given up.
-const PLACES_MAX: usize = 64;
 
 /// Pieces of all windows that no window was promised.
 static PIECES: AtomicUsize = AtomicUsize::new(0);
@@ -45,7 +40,7 @@ static PROMISED: AtomicUsize = AtomicUsize::new(0);
 
 /// Pieces that all windows may have.
 fn pieces_max() -> usize {
-    mapping::count_max()
+    count_max()
 }
 
 /// Of these, the pieces that may be promised.
@@ -199,35 +194,10 @@ impl Drop for Window {
     }
 }
 
-/// Reserves `len` bytes somewhere among [`WINDOWS`].
-pub(crate) fn reserve(len: usize) -> Result<*mut core::ffi::c_void, MemoryError> {
-    let room =
-        (WINDOWS.end - WINDOWS.start).checked_sub(len as u64).ok_or(MemoryError::Overflow)?;
-    let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-    let flags = flags | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-    let mut refusal = rustix::io::Errno::NOMEM;
-    for _ in 0..PLACES_MAX {
-        // A place of the process's own random choice, so that nobody can tell addresses ahead.
-        let random = std::hash::RandomState::new().build_hasher().finish();
-        let place = WINDOWS.start + random % (room + 1) / PAGE as u64 * PAGE as u64;
-        let place = std::ptr::without_provenance_mut(host_size(place));
-        // SAFETY: with FIXED_NOREPLACE the kernel takes nobody's memory.
-        match unsafe { mmap_anonymous(place, len, prot, flags) } {
-            Ok(base) => return Ok(base),
-            Err(errno) => refusal = errno,
-        }
-    }
-    Err(MemoryError::Map(refusal))
-}
-
-#[allow(clippy::cast_possible_truncation, reason = "64-bit hosts only, see manyring-wire")]
-const fn host_size(size: u64) -> usize {
-    size as usize
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mapping::WINDOWS;
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
     fn file(pages: u64) -> rustix::fd::OwnedFd {

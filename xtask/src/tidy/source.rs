@@ -111,7 +111,11 @@ pub(super) fn line_of(text: &str, at: usize) -> usize {
 /// and code may follow.
 pub(super) fn before_tests(code: &str) -> &str {
     let tests = code.match_indices("#[cfg(test)]").map(|(at, _)| at).find(|&at| {
-        let rest = code[at..].trim_start_matches("#[cfg(test)]").trim_start();
+        let mut rest = code[at..].trim_start();
+        while let Some((_, after)) = rest.strip_prefix("#[").and_then(|rest| rest.split_once("]\n"))
+        {
+            rest = after.trim_start();
+        }
         let after_name = rest.strip_prefix("mod ").map(|rest| rest.trim_start_matches(is_name));
         after_name.is_some_and(|rest| rest.trim_start().starts_with('{'))
     });
@@ -196,6 +200,8 @@ mod tests {
     fn tests_begin_at_their_module() {
         let code = "a\n#[cfg(test)]\nfn x() {}\n#[cfg(test)]\nmod tests {}\n";
         assert_eq!(before_tests(code), "a\n#[cfg(test)]\nfn x() {}\n");
+        let code = "a\n#[cfg(test)]\n#[cfg(not(loom))]\nmod tests {}\n";
+        assert_eq!(before_tests(code), "a\n");
         assert_eq!(before_tests("abc"), "abc");
         let declared = "#[cfg(test)]\nmod tests;\nfn a() {}\n";
         assert_eq!(before_tests(declared), declared);

@@ -16,7 +16,7 @@
 //! write. An epoll set for each ring reports a write once (`EPOLLET`).
 
 use crate::accounts::cpu_time;
-use crate::fds::foreign::{ForeignFd, Janitor, StandIns};
+use crate::fds::budget::StandIns;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
@@ -25,10 +25,21 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Reads from one kick in a row, at most: a front-end that writes without end must not keep the
 /// thread from its other work.
 const DRAIN_READS: usize = 1024;
+
+/// A file descriptor as a front-end sent it, which knows the rules of its session
+/// (`foreign.rs`).
+pub(crate) trait Sent: AsFd {
+    /// True if the session ends because one of its eventfds has blocked or held up a thread.
+    fn is_blocked(&self) -> bool;
+
+    /// Notes the CPU time that it took to begin to watch the file descriptor.
+    fn note_watch(&self, took: Duration);
+}
 
 /// The kinds of doorbell that no worker touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,12 +60,12 @@ enum Direction {
 
 /// A doorbell that is no eventfd, with the eventfd of ours that a worker uses instead.
 #[derive(Debug)]
-struct OddBell {
+struct OddBell<F> {
     id: u64,
     kind: OddKind,
     /// Reports writes to an eventfd. Closed before `theirs`, which it refers to.
     set: Option<OwnedFd>,
-    theirs: ForeignFd,
+    theirs: F,
     ours: Arc<OwnedFd>,
     direction: Direction,
     /// For `ours` and `set`.
@@ -62,29 +73,28 @@ struct OddBell {
 }
 
 /// The odd doorbells of a device's sessions. Lives on the janitor's thread.
-#[derive(Debug, Default)]
-pub(crate) struct Bridge {
-    last_id: u64,
-    bells: Vec<OddBell>,
-}
-
-/// Our end of an odd doorbell, as its worker holds it. When it is dropped, the janitor closes the
-/// odd doorbell.
 #[derive(Debug)]
-pub(crate) struct OurEnd {
-    pub(crate) event: Arc<OwnedFd>,
-    id: u64,
-    janitor: Arc<Janitor>,
+pub(crate) struct Bridge<F> {
+    last_id: u64,
+    bells: Vec<OddBell<F>>,
 }
 
-impl Drop for OurEnd {
-    fn drop(&mut self) {
-        let id = self.id;
-        self.janitor.push_removal(id);
+/// Our side of an odd doorbell.
+#[derive(Debug)]
+pub(crate) struct OurSide {
+    /// What a worker watches, or writes to.
+    pub(crate) event: Arc<OwnedFd>,
+    /// What [`Bridge::remove`] takes.
+    pub(crate) id: u64,
+}
+
+impl<F> Default for Bridge<F> {
+    fn default() -> Self {
+        Self { last_id: 0, bells: Vec::new() }
     }
 }
 
-impl Bridge {
+impl<F: Sent> Bridge<F> {
     pub(crate) fn is_empty(&self) -> bool {
         self.bells.is_empty()
     }
@@ -93,7 +103,7 @@ impl Bridge {
     ///
     /// # Errors
     /// Those of [`Self::add`].
-    pub(crate) fn add_kick(&mut self, fd: ForeignFd, kind: OddKind) -> Result<OurEnd, Errno> {
+    pub(crate) fn add_kick(&mut self, fd: F, kind: OddKind) -> Result<OurSide, Errno> {
         self.add(fd, kind, Direction::Kick { is_over: false })
     }
 
@@ -103,10 +113,10 @@ impl Bridge {
     /// Those of [`Self::add`].
     pub(crate) fn add_call(
         &mut self,
-        fd: ForeignFd,
+        fd: F,
         kind: OddKind,
         bytes: Vec<u8>,
-    ) -> Result<OurEnd, Errno> {
+    ) -> Result<OurSide, Errno> {
         self.add(fd, kind, Direction::Call(bytes))
     }
 
@@ -114,12 +124,7 @@ impl Bridge {
     /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no eventfd to give, or front-ends have as
     /// many fds as they may have. `ENOBUFS`: a call has more to be read than it should hold.
     /// The error of `fcntl` or `shutdown`.
-    fn add(
-        &mut self,
-        theirs: ForeignFd,
-        kind: OddKind,
-        direction: Direction,
-    ) -> Result<OurEnd, Errno> {
+    fn add(&mut self, theirs: F, kind: OddKind, direction: Direction) -> Result<OurSide, Errno> {
         let stand_ins = StandIns::take(if kind == OddKind::Event { 2 } else { 1 })?;
         let mut set = None;
         match (kind, &direction) {
@@ -133,10 +138,9 @@ impl Bridge {
         }
         let ours = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         self.last_id += 1;
-        let janitor = theirs.origin().janitor().clone();
-        let end = OurEnd { event: ours.clone(), id: self.last_id, janitor };
+        let side = OurSide { event: ours.clone(), id: self.last_id };
         self.bells.push(OddBell {
-            id: end.id,
+            id: side.id,
             kind,
             set,
             theirs,
@@ -144,7 +148,7 @@ impl Bridge {
             direction,
             _stand_ins: stand_ins,
         });
-        Ok(end)
+        Ok(side)
     }
 
     /// Removes an odd doorbell. Its last call is not lost: the thread passes calls on before each
@@ -181,7 +185,7 @@ impl Bridge {
     }
 }
 
-impl OddBell {
+impl<F: Sent> OddBell<F> {
     fn fd(&self) -> BorrowedFd<'_> {
         self.theirs.as_fd()
     }
@@ -194,7 +198,7 @@ impl OddBell {
     /// What to poll. A kick that is over would be ready for ever. Our eventfd takes its place in
     /// the list, polled for nothing but errors, which it never has.
     fn watched(&self) -> PollFd<'_> {
-        let is_costly = self.kind == OddKind::Event && self.theirs.origin().is_blocked();
+        let is_costly = self.kind == OddKind::Event && self.theirs.is_blocked();
         match self.direction {
             Direction::Kick { is_over: false } if !is_costly => {
                 PollFd::from_borrowed_fd(self.kicked(), PollFlags::IN)
@@ -265,12 +269,12 @@ impl OddBell {
 
 /// A set that reports each write to the eventfd once. To enter it waits for the lock under which
 /// others walk the eventfd's waiters: where that takes far too long, the session ends.
-fn set_of(eventfd: &ForeignFd) -> Result<OwnedFd, Errno> {
+fn set_of(eventfd: &impl Sent) -> Result<OwnedFd, Errno> {
     let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
     let before = cpu_time();
     epoll::add(&set, eventfd, epoll::EventData::new_u64(0), flags)?;
-    eventfd.origin().note_watch(cpu_time().saturating_sub(before));
+    eventfd.note_watch(cpu_time().saturating_sub(before));
     Ok(set)
 }
 
@@ -287,7 +291,7 @@ enum Drained {
 /// Lets nobody send anything to a socket to which the back-end only writes, and throws away what
 /// was sent before: an unread message with file descriptors keeps these open, which may include the
 /// front-end's end of the session's socket.
-fn refuse_input(socket: &ForeignFd) -> Result<(), Errno> {
+fn refuse_input(socket: &impl Sent) -> Result<(), Errno> {
     match rustix::net::shutdown(socket, Shutdown::Read) {
         // The other end is closed.
         Ok(()) | Err(Errno::NOTCONN) => {}

@@ -13,9 +13,9 @@
 //! (docs/design/0014).
 
 use crate::accounts::cpu_time;
-use crate::fds::bridge::{OddKind, OurEnd};
+use crate::fds::bridge::{OddKind, OurSide};
 use crate::fds::ends;
-use crate::fds::foreign::{ForeignFd, Write};
+use crate::fds::foreign::{ForeignFd, Janitor, Write};
 use crate::fds::sentry::{self, Odd};
 use crate::io::QueueIo;
 use manyring_memory::EventPort;
@@ -76,9 +76,29 @@ impl AsFd for Bell {
         match self {
             Self::Own(fd) | Self::Shared(fd, _) => fd.as_fd(),
             Self::Foreign(theirs) => theirs.fd.as_fd(),
-            Self::Bridged(end) => end.event.as_fd(),
+            Self::Bridged(end) => end.side.event.as_fd(),
             Self::Port(port) => port.as_fd(),
         }
+    }
+}
+
+/// Our end of an odd doorbell, as its worker holds it. When it is dropped, the janitor closes the
+/// odd doorbell.
+#[derive(Debug)]
+struct OurEnd {
+    side: OurSide,
+    janitor: Arc<Janitor>,
+}
+
+impl OurEnd {
+    fn of(side: OurSide, janitor: Arc<Janitor>) -> Self {
+        Self { side, janitor }
+    }
+}
+
+impl Drop for OurEnd {
+    fn drop(&mut self) {
+        self.janitor.push_removal(self.side.id);
     }
 }
 
@@ -186,12 +206,16 @@ impl Kick {
     /// [`DoorbellError`].
     pub async fn of_front_end(fd: ForeignFd, ring: usize) -> Result<Self, DoorbellError> {
         let janitor = fd.origin().janitor().clone();
-        let bell = janitor.with_bridge(move |bridge| match kind_of(&fd, Use::Kick)? {
-            None if !fd.origin().may_watch(ring, eventfd_id(&fd)?) => {
-                Ok(Bell::Bridged(bridge.add_kick(fd, OddKind::Event)?))
-            }
-            None => Ok(Theirs::bell(fd)),
-            Some(kind) => Ok(Bell::Bridged(bridge.add_kick(fd, kind)?)),
+        let theirs = janitor.clone();
+        let bell = janitor.with_bridge(move |bridge| {
+            let side = match kind_of(&fd, Use::Kick)? {
+                None if fd.origin().may_watch(ring, eventfd_id(&fd)?) => {
+                    return Ok(Theirs::bell(fd));
+                }
+                None => bridge.add_kick(fd, OddKind::Event)?,
+                Some(kind) => bridge.add_kick(fd, kind)?,
+            };
+            Ok(Bell::Bridged(OurEnd::of(side, theirs)))
         });
         bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self::of)
     }
@@ -273,13 +297,15 @@ impl Call {
     /// [`DoorbellError`].
     pub async fn of_front_end(fd: ForeignFd) -> Result<Self, DoorbellError> {
         let janitor = fd.origin().janitor().clone();
+        let theirs = janitor.clone();
         let bell = janitor.with_bridge(move |bridge| match kind_of(&fd, Use::Call)? {
             None => {
                 make_nonblocking(&fd)?;
                 Ok(Theirs::bell(fd))
             }
             Some(kind) => {
-                Ok(Bell::Bridged(bridge.add_call(fd, kind, 1u64.to_ne_bytes().into())?))
+                let side = bridge.add_call(fd, kind, 1u64.to_ne_bytes().into())?;
+                Ok(Bell::Bridged(OurEnd::of(side, theirs)))
             }
         });
         bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
@@ -414,9 +440,10 @@ impl Channel {
     /// [`DoorbellError`]; [`DoorbellError::Kind`] for an eventfd too, which carries no messages.
     pub async fn of_front_end(fd: ForeignFd, message: Vec<u8>) -> Result<Self, DoorbellError> {
         let janitor = fd.origin().janitor().clone();
+        let theirs = janitor.clone();
         let end = janitor.with_bridge(move |bridge| {
             let kind = kind_of(&fd, Use::Call)?.ok_or(DoorbellError::Kind)?;
-            Ok(bridge.add_call(fd, kind, message)?)
+            Ok(OurEnd::of(bridge.add_call(fd, kind, message)?, theirs))
         });
         end.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
     }
@@ -424,7 +451,7 @@ impl Channel {
     /// Sends the message, without waiting. If the channel is full, the front-end has such a message
     /// to read already.
     pub fn send(&self) {
-        let _ = rustix::io::write(&self.0.event, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.0.side.event, &1u64.to_ne_bytes());
     }
 }
 

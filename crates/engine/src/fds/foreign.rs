@@ -13,13 +13,9 @@
 //! A device has one janitor, so that a front-end can block at most one thread. The next session of
 //! the device begins when the janitor has closed everything of the session before.
 
-mod budget;
-
-pub(crate) use budget::StandIns;
-pub use budget::{MESSAGE_FDS_MAX, Room};
-
 use crate::accounts::Cost;
-use crate::fds::bridge::Bridge;
+use crate::fds::bridge::{Bridge, Sent};
+use crate::fds::budget::{JOBS_MAX, Room};
 use crate::watch::{Post, Serves};
 use manyring_backend::sys::interrupt::Interruptible;
 use manyring_memory::{Duty, take_duty};
@@ -32,8 +28,6 @@ use std::time::Duration;
 use tokio::sync::{Notify, SemaphorePermit, oneshot};
 use tokio::time::Instant;
 
-/// Jobs that may wait for the janitor before the session receives its next message.
-const JOBS_MAX: usize = 64;
 /// The janitor keeps a stack of this size while it runs.
 const STACK_SIZE: usize = 256 << 10;
 /// CPU time that a job is charged at most: to unmap an honest guest's terabyte takes long.
@@ -41,7 +35,7 @@ const JOB_COST_MAX: Duration = Duration::from_millis(10);
 /// A close that takes longer than this is interrupted, and once more after each such period.
 const NUDGE: Duration = Duration::from_secs(1);
 
-type Job = Box<dyn FnOnce(&mut Bridge) + Send>;
+type Job = Box<dyn FnOnce(&mut Bridge<ForeignFd>) + Send>;
 
 /// A device's thread for all calls on fds of its front-ends that may block. The thread runs only
 /// while it has jobs or odd doorbells (`bridge.rs`).
@@ -150,7 +144,7 @@ impl Janitor {
         self.lock().thread = Some(Interruptible::this_thread());
         let post = Post::new(Serves::Device(self.device.clone()));
         post.enter();
-        let mut bridge = Bridge::default();
+        let mut bridge: Bridge<ForeignFd> = Bridge::default();
         loop {
             let job = {
                 let mut state = self.lock();
@@ -203,7 +197,7 @@ impl Janitor {
     /// caller no longer waits for the result, it is dropped on the janitor's thread too.
     pub(crate) async fn with_bridge<T: Send + 'static>(
         self: &Arc<Self>,
-        job: impl FnOnce(&mut Bridge) -> T + Send + 'static,
+        job: impl FnOnce(&mut Bridge<ForeignFd>) -> T + Send + 'static,
     ) -> Option<T> {
         let (reply, mut done) = oneshot::channel();
         let janitor = self.clone();
@@ -441,6 +435,16 @@ impl AsFd for ForeignFd {
             Some((fd, _)) => fd.as_fd(),
             None => unreachable!("only the drop takes it"),
         }
+    }
+}
+
+impl Sent for ForeignFd {
+    fn is_blocked(&self) -> bool {
+        self.origin.is_blocked()
+    }
+
+    fn note_watch(&self, took: Duration) {
+        self.origin.note_watch(took);
     }
 }
 

@@ -5,9 +5,11 @@
 //! last as long as it likes. So only eventfds reach a worker (`doorbell.rs`). The engine puts its
 //! own eventfd before a pipe or a socket (`bridge.rs`), and the device's janitor takes what has to
 //! be looked at, mapped or closed (`foreign.rs`). A write that blocks is interrupted (`sentry.rs`).
-//! Which sockets are sessions, whose ends are no doorbells, is kept in `ends.rs`.
+//! How many of them front-ends may have is counted in `budget.rs`. Which sockets are sessions,
+//! whose ends are no doorbells, is kept in `ends.rs`.
 
 pub(crate) mod bridge;
+pub(crate) mod budget;
 pub(crate) mod doorbell;
 pub(crate) mod ends;
 pub(crate) mod foreign;

@@ -121,7 +121,7 @@ fn the_table_finds_what_a_search_finds_for_every_page() {
         assert!(!memory.blocks.is_empty());
         for (end, page) in ends.iter().flat_map(|end| (0..8192).map(move |page| (end, page))) {
             let addr = (end + 4 * MIB).saturating_sub(page * 0x1000);
-            assert_eq!(memory.region_at(addr), searched(&memory.regions, addr), "{addr:#x}");
+            assert_eq!(memory.region_at(addr), searched(memory.regions.list(), addr), "{addr:#x}");
         }
     }
     // Two regions are remembered: they need none.
@@ -225,7 +225,7 @@ fn regions_that_come_together_make_one_snapshot_or_none() {
     let memory = none.with_regions_in(rules, [2, 0, 3, 1, 0].map(region)).unwrap();
     let addresses: Vec<_> = memory.specs().map(|s| s.guest_addr / MIB).collect();
     assert_eq!(addresses, [0, 1, 2, 3], "in order, and the one that came twice once");
-    assert_eq!(memory.blocks[..], blocks_searched(&memory.regions, memory.blocks.len()));
+    assert_eq!(memory.blocks[..], blocks_searched(memory.regions.list(), memory.blocks.len()));
     assert_eq!(memory.with_regions_in(rules, [region(1)]).unwrap().id(), memory.id());
     assert_eq!(none.id(), before);
     let beyond = none.with_regions_in(rules, [region(0), region(4)]);

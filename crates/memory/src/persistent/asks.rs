@@ -1,7 +1,7 @@
 //! `GrantAsks`: the references that a burst of requests names, and the pages that were found.
 
 use super::GrantPage;
-use crate::grant::{GrantAccess, GrantError, GrantRef};
+use crate::lot::{GrantAccess, GrantError, GrantRef};
 use std::ops::Range;
 
 /// A reference that is yet to be looked up, or was not found at once.

@@ -13,7 +13,7 @@
 //!    [`GRAIN_NS`] ago: whoever purges looks at times that are ten and more times as long, and a
 //!    move writes to the neighbours at both ends too.
 
-use crate::grant::GrantRef;
+use crate::lot::GrantRef;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 

@@ -1,7 +1,8 @@
 //! What a front-end may give as a doorbell, and what passes through it.
 
 use super::*;
-use crate::fds::foreign::{Janitor, Origin, Room};
+use crate::fds::budget::Room;
+use crate::fds::foreign::{Janitor, Origin};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;

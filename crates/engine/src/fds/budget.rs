@@ -1,12 +1,15 @@
 //! How many file descriptors front-ends may have, all of them together, and the part of a message.
 
-use super::JOBS_MAX;
 use rustix::io::Errno;
 use std::sync::OnceLock;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// File descriptors of one message at most (`SCM_MAX_FD` of the kernel).
 pub const MESSAGE_FDS_MAX: usize = 253;
+/// Jobs that may wait for a janitor before its session receives the next message. Each may be the
+/// close of a file descriptor, so the budget has room for as many.
+pub(super) const JOBS_MAX: usize = 64;
+
 /// Permits for file descriptors of front-ends: the limit of open files, less a quarter of it (and
 /// no fewer than 256) for our own.
 fn budget() -> &'static Semaphore {
