@@ -129,7 +129,8 @@ impl House {
             (Rooms::new(room_arguments(&plan.daemon), &mut legacy), plan.daemon.domains);
         rooms.follow_groups(&plan.limit);
         let calls = Arc::new(Semaphore::new(CALLS_MAX));
-        let (switches, heirs) = (Switches::new(&plan.switch)?, Heirs::new(legacy.disks));
+        let (switches, heirs) =
+            (Switches::new(&plan.switch)?, Heirs::new(std::mem::take(&mut legacy.opened)));
         let doors = plan.daemon.state_dir.as_ref().map(|folder| folder.join("doors"));
         let host = Host { io_uring, switches, heirs, doors };
         let shared =

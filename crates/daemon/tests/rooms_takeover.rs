@@ -3,18 +3,23 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![allow(clippy::disallowed_methods, reason = "a guest of a test has a thread of its own")]
 
+mod datagram;
 mod domain;
 mod foreign;
 mod process;
 mod program;
+mod space;
 
+use datagram::{Host, datagram};
 use domain::{client_works, disk, room, serve, two_domains, works};
 use foreign::Client;
-use manyring_driver::{BlkDriver, BlkOptions};
-use process::{Daemon, wait_until};
+use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
+use manyring_wire::net::RawHeader;
+use process::{Daemon, PATIENCE, wait_until};
 use program::{http, manyring};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use space::{in_own_space, link, queues};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -170,4 +175,66 @@ fn a_daemon_whose_devices_are_in_no_room_is_not_taken_over() {
     assert!(log(&daemon).contains("served by no room"), "{}", log(&daemon));
     client_works(&daemon.socket_of("a"), 1);
     assert!(daemon.terminate().success());
+}
+
+/// Two taps, one of a single queue and one of two.
+const TAPS: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
+    [[net]]\nname = 'one'\nsocket_path = '@/one'\ntap = 'one0'\ndomain = 'a'\n\
+    [[net]]\nname = 'two'\nsocket_path = '@/two'\ntap = 'two%d'\nqueue_pairs = 2\ndomain = 'b'\n";
+
+/// A datagram leaves by each pair.
+fn sends(driver: &mut NetDriver, host: &Host) {
+    for pair in &mut driver.pairs {
+        assert!(pair.tx.send(&RawHeader::default(), &datagram(1, b"hello")).unwrap());
+        pair.tx.publish(0).unwrap();
+        pair.tx.drain(PATIENCE).unwrap();
+        assert_eq!(host.receive(), b"hello");
+    }
+}
+
+#[test]
+fn taps_go_to_the_daemon_that_takes_over_and_stay_where_it_dies() {
+    in_own_space(|| {
+        let daemon = Daemon::run(TAPS, &["one", "two", "control"]);
+        let host = Host::on("two0");
+        let connect = |name: &str, queue_pairs| {
+            let options = NetOptions { queue_pairs, ..NetOptions::default() };
+            let mut driver = NetDriver::connect(&daemon.socket_of(name), &options).unwrap();
+            driver.set_queue_pairs(u16::try_from(queue_pairs).unwrap()).unwrap();
+            driver
+        };
+        let mut drivers = [connect("one", 1), connect("two", 2)];
+        let mut all_send = || {
+            drivers.iter_mut().for_each(|driver| sends(driver, &host));
+            assert!(wait_until(|| queues("two0") == (2, 0)), "{:?}", queues("two0"));
+        };
+        all_send();
+        let indexes = ["one0", "two0"].map(|name| link(name).unwrap().index);
+        assert!(die_after(&daemon, usize::MAX, None) > 0);
+        all_send();
+        // It dies when it has opened both.
+        let wrong = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap()
+            + "[[blk]]\nname = 'z'\nsocket_path = '/none'\nfile = '/none'\n";
+        std::fs::write(daemon.folder().join("wrong.toml"), wrong).unwrap();
+        assert!(!take_over(&daemon, "wrong.toml").wait().unwrap().success());
+        all_send();
+        let mut before = daemon.pid();
+        let mut running = Vec::new();
+        for _ in 0..3 {
+            running.push(take_over(&daemon, "manyring.toml"));
+            let said = || format!("{} {}", daemon.log(), log(&daemon));
+            assert!(wait_until(|| has_ended(before)), "{}", said());
+            before = running.last().unwrap().id();
+            all_send();
+        }
+        let said = daemon.log() + &log(&daemon);
+        assert!(!said.contains("steer:") && !said.contains("fault"), "{said}");
+        let is_there = |name: &str| link(name).map(|link| link.index);
+        assert_eq!(["one0", "two0"].map(|name| is_there(name).unwrap()), indexes);
+        let last = running.last_mut().unwrap();
+        let pid = rustix::process::Pid::from_child(last);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(last.wait().unwrap().success(), "{}", log(&daemon));
+        assert!(is_there("one0").is_none() && is_there("two0").is_none());
+    });
 }

@@ -129,6 +129,10 @@ impl<D: Decorator> Port for Decorated<D> {
         self.inner.lend()
     }
 
+    fn keep(&self) {
+        self.inner.keep();
+    }
+
     fn counted(&self) -> Option<&PortCounters> {
         self.inner.counted()
     }

@@ -168,6 +168,10 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// The process that was to serve the queues in this one's place for good has ended: undoes what
+    /// that process may have set of the interface. May block.
+    fn keep(&self) {}
+
     /// The counters of the port; `None`: the port belongs to no switch.
     fn counted(&self) -> Option<&switch::PortCounters> {
         None

@@ -28,7 +28,7 @@ use lent::{Lent, transmit};
 use manyring_wire::net::Offloads;
 use manyring_wire::net::rss::Rss;
 use offloads::{offload_bits, probe_offloads};
-use open::{by_fds, by_name};
+use open::{by_fds, by_name, left};
 pub(super) use open::{check_mtu, check_queue_pairs, find, join_error, open_links};
 pub use open::{check_name, look};
 use queue::{TapRx, TapTx};
@@ -56,6 +56,14 @@ pub enum TapSource {
     },
     /// The queues of a tap that another process has opened.
     Fds(Vec<OwnedFd>),
+    /// The queues of the tap of this name that the process before this one has left to it. The tap
+    /// is this process's own from now on, as if it had opened it.
+    Left {
+        /// As in [`TapSource::Name`].
+        name: String,
+        /// One for each queue pair, in the order of the pairs.
+        fds: Vec<OwnedFd>,
+    },
 }
 
 /// Which tap, and what to set of it.
@@ -172,6 +180,7 @@ impl TapPort {
                 by_name(&name, must_exist, options.queue_pairs)?
             }
             TapSource::Fds(fds) => by_fds(fds, options.queue_pairs)?,
+            TapSource::Left { name, fds } => left(&name, fds, options.queue_pairs)?,
         };
         Self::assemble(opened, &settings)
     }
@@ -446,6 +455,10 @@ impl Port for TapPort {
 
     fn lend(&self) -> Option<Result<Lent, Errno>> {
         Some(self.lent())
+    }
+
+    fn keep(&self) {
+        self.kept();
     }
 }
 

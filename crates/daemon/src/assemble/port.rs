@@ -1,6 +1,6 @@
 //! Plan -> port: the host's side of a network device, and the address that goes with it.
 
-use super::{AssembleError, Switches};
+use super::{AssembleError, Host};
 use crate::config::plan::{NetPlan, PortPlan, mac_text};
 use manyring_backend::net::Port;
 use manyring_backend::net::fault::{FaultOptions, FaultPort};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Opens the port of `net`; gives the address of its guest too.
 pub(super) fn open(
     net: &NetPlan,
-    switches: &Switches,
+    host: &Host,
 ) -> Result<(Arc<dyn Port>, MacAddress), AssembleError> {
     let failed = |key, source| failed(net, key, source);
     let port = match &net.port {
@@ -26,10 +26,14 @@ pub(super) fn open(
         }
         PortPlan::Switch(plan) => {
             let mac = net.mac.unwrap_or_else(|| net.made_mac());
-            return Ok((Arc::new(switches.port(net, plan, mac)?), mac));
+            return Ok((Arc::new(host.switches.port(net, plan, mac)?), mac));
         }
         PortPlan::Tap { name, must_exist } => {
-            let source = TapSource::Name { name: name.clone(), must_exist: *must_exist };
+            let (name, fds) = (name.clone(), host.heirs.take(&net.device.name));
+            let source = match fds.is_empty() {
+                true => TapSource::Name { name, must_exist: *must_exist },
+                false => TapSource::Left { name, fds },
+            };
             open_tap(net, source).map_err(|error| failed("tap", error))?
         }
         PortPlan::TapFds(fds) => {

@@ -26,20 +26,20 @@ pub(crate) struct Host {
     pub(crate) doors: Option<PathBuf>,
 }
 
-/// The descriptions of disks that another process has left to this one, by device. Clones share
-/// them.
+/// What another process has left to this one, by device: the description that holds a disk, or the
+/// queues of a tap. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Heirs(Arc<Mutex<HashMap<String, OwnedFd>>>);
+pub(crate) struct Heirs(Arc<Mutex<HashMap<String, Vec<OwnedFd>>>>);
 
 impl Heirs {
-    pub(crate) fn new(all: HashMap<String, OwnedFd>) -> Self {
+    pub(crate) fn new(all: HashMap<String, Vec<OwnedFd>>) -> Self {
         Self(Arc::new(Mutex::new(all)))
     }
 
-    /// Takes the description of the disk that was left for `device`. `None`: none was left, or it
-    /// was taken before.
-    pub(crate) fn take(&self, device: &str) -> Option<OwnedFd> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(device)
+    /// Takes what was left for `device`. Empty: nothing was left, or it was taken before.
+    pub(crate) fn take(&self, device: &str) -> Vec<OwnedFd> {
+        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        left.remove(device).unwrap_or_default()
     }
 }
 

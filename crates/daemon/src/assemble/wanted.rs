@@ -33,9 +33,7 @@ impl Wanted {
         self.find().map_err(unfound)?;
         match self {
             Self::Blk(blk) => open_disk(blk, host).map(Opened::Disk),
-            Self::Net(net) => {
-                port::open(net, &host.switches).map(|(port, mac)| Opened::Port(port, mac))
-            }
+            Self::Net(net) => port::open(net, host).map(|(port, mac)| Opened::Port(port, mac)),
         }
     }
 
@@ -108,7 +106,7 @@ fn open_disk(blk: &BlkPlan, host: &Host) -> Result<Arc<dyn Disk>, AssembleError>
         (blk.read_only, blk.logical_block_size),
         Means {
             io_uring: host.io_uring,
-            held: host.heirs.take(&blk.device.name),
+            held: host.heirs.take(&blk.device.name).pop(),
             doors: host.doors.as_deref(),
         },
     );

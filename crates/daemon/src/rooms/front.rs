@@ -27,6 +27,8 @@ use tokio::time::{Instant, sleep};
 
 /// Pause before a client, or a room, is tried again.
 const RETRY: Duration = Duration::from_millis(200);
+/// Queues of a tap that one message hands to the next house.
+const QUEUES_MAX: usize = 64;
 /// When it is told that requests of a room that has ended have not.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -90,6 +92,32 @@ fn handed(disk: &dyn Disk, queues: usize) -> Result<Vec<OwnedFd>, Errno> {
     };
     let Handed { file, flushes } = image.hand(queues)?;
     Ok([file].into_iter().chain(flushes).collect())
+}
+
+/// What the next house gets of a device that is open here, a message each: the description that
+/// holds a disk, or the queues of a tap. May block.
+fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
+    match kind {
+        Kind::Blk(shown) => {
+            let disk = shown.disk();
+            let left = match disk.image() {
+                Some(image) => Some(image.bequeath()?),
+                None => disk.hand_memory()?,
+            };
+            Ok(left.map(|fd| vec![fd]).into_iter().collect())
+        }
+        // Each process can open queues of a macvtap, whatever others have.
+        Kind::Net(net) if net.port().kind() != "tap" || net.port().is_gone() => Ok(Vec::new()),
+        Kind::Net(net) => {
+            let mut queues = net.port().lend().transpose()?.map_or(Vec::new(), |lent| lent.queues);
+            let mut left = Vec::new();
+            while !queues.is_empty() {
+                let rest = queues.split_off(queues.len().min(QUEUES_MAX));
+                left.push(std::mem::replace(&mut queues, rest));
+            }
+            Ok(left)
+        }
+    }
 }
 
 fn io_error(source: io::Error) -> ListenError {
@@ -297,22 +325,23 @@ impl Front<'_> {
         let share = self.share().await;
         let _ = bequest.reply.send(share);
         let _ = bequest.resumes.await;
+        if let Some(port) = self.net().map(|net| net.port().clone()) {
+            aside(move || port.keep()).await;
+        }
     }
 
     async fn share(&mut self) -> Result<Share, String> {
         self.let_go().await?;
         let device = self.wanted.plan().name.clone();
         let mut share = Share::new();
-        if let Kind::Blk(shown) = &self.part.kind {
-            let disk = shown.disk().clone();
-            let left = aside(move || match disk.image() {
-                Some(image) => image.bequeath().map(Some),
-                None => disk.hand_memory(),
-            });
-            let left = left.await.ok_or("the daemon has failed")?;
-            let left = left.map_err(|errno| errno.to_string())?;
-            let device = || Left::Disk { device: device.clone() };
-            share.extend(left.map(|fd| (device(), vec![fd.into()])));
+        let kind = self.part.kind.clone();
+        let left = aside(move || left_of(&kind)).await.ok_or("the daemon has failed")?;
+        let left = left.map_err(|errno| errno.to_string())?;
+        let is_disk = self.net().is_none();
+        for fds in left {
+            let device = device.clone();
+            let of = if is_disk { Left::Disk { device } } else { Left::Queues { device } };
+            share.push((of, fds.into_iter().map(Into::into).collect()));
         }
         if let Some((stream, domain)) = self.waiting.take()
             && self.owner.get_or_insert_with(|| domain.clone()) == &domain

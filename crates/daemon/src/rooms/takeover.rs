@@ -50,6 +50,12 @@ pub(super) enum Left {
         /// The device's name.
         device: String,
     },
+    /// The queues of a tap, as file descriptors in the order of the pairs; the first of them, or
+    /// more of them.
+    Queues {
+        /// The device's name.
+        device: String,
+    },
     /// Something that was kept of the session of the client that comes next, with its file
     /// descriptors.
     Kept {
@@ -196,7 +202,8 @@ pub(crate) struct Legacy {
     /// There is such a house.
     pub(crate) is_there: bool,
     pub(crate) sockets: Vec<(String, OwnedFd)>,
-    pub(crate) disks: HashMap<String, OwnedFd>,
+    /// The description that holds a disk, or the queues of a tap, by device.
+    pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
     pub(super) clients: HashMap<String, Vec<Heirloom>>,
     channel: Option<Channel>,
 }
@@ -243,7 +250,9 @@ impl Legacy {
             let mut pop = || fds.take().pop();
             match message::parse(&bytes).map_err(|error| error.to_string())? {
                 Left::Socket { name } => legacy.sockets.extend(pop().map(|fd| (name, fd))),
-                Left::Disk { device } => legacy.disks.extend(pop().map(|fd| (device, fd))),
+                Left::Disk { device } | Left::Queues { device } => {
+                    legacy.opened.entry(device).or_default().extend(fds.take());
+                }
                 Left::Kept { entry, .. } => kept.push((entry, fds.take())),
                 Left::Client { device, domain, answering } => {
                     let entries = std::mem::take(&mut kept);

@@ -124,6 +124,17 @@ pub(in crate::net) fn join_error(name: &str, errno: Errno) -> TapError {
     }
 }
 
+/// Takes the queues of a tap over from the process that has opened them. They must be of `name`: the
+/// configuration may name another interface by now.
+pub(super) fn left(name: &str, fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
+    let opened = by_fds(fds, queue_pairs)?;
+    // The host has put a number in the place of `%d`.
+    if opened.name != name && !name.contains('%') {
+        return by_name(name, false, queue_pairs);
+    }
+    Ok(Opened { is_handed_in: false, ..opened })
+}
+
 /// Checks queues that another process has opened.
 pub(super) fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
     if fds.len() != queue_pairs {
