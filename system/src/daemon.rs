@@ -9,6 +9,7 @@ use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use std::fs::OpenOptions;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -306,6 +307,37 @@ impl Daemon {
         self.child.kill().context("manyring")?;
         self.child.wait().context("manyring")?;
         Ok(self.options.clone())
+    }
+
+    /// Starts the next daemon, which takes over; returns it when this one has ended.
+    ///
+    /// # Errors
+    /// The next one ended, or did not take over.
+    pub fn taken_over_by(mut self, next: &DaemonOptions) -> Outcome<Self> {
+        let mut taking = Self { child: spawn(next)?, options: next.clone() };
+        let status = wait_for("a takeover", START, || {
+            if let Some(status) = taking.child.try_wait().context("manyring")? {
+                return Err(format!("the next manyring ended: {status}\n{}", taking.log()?));
+            }
+            self.child.try_wait().context("manyring")
+        })?;
+        check(status.success(), || format!("manyring ended with {status} after a takeover"))?;
+        Ok(taking)
+    }
+
+    /// Starts the next daemon, which dies before it has taken over; returns when it has ended.
+    ///
+    /// # Errors
+    /// The next one took over, or ended by itself.
+    pub fn outlives(&mut self, next: &DaemonOptions) -> Outcome {
+        let mut dies = Self { child: spawn(next)?, options: next.clone() };
+        let status = wait_for("the end of a daemon that dies", START, || {
+            let ended = self.child.try_wait().context("manyring")?;
+            check(ended.is_none(), || "manyring was taken over".into())?;
+            dies.child.try_wait().context("manyring")
+        })?;
+        let is_killed = status.signal() == Some(Signal::KILL.as_raw());
+        check(is_killed, || format!("the next manyring was not killed: {status}"))
     }
 
     /// SIGTERM: must end by itself, with status 0.

@@ -80,7 +80,7 @@ enum Command {
         #[arg(long, value_name = "N", conflicts_with_all = ["minutes", "tricks"])]
         kill: Option<u32>,
         /// The format of the guest's rings then.
-        #[arg(long, value_enum, default_value = "split", requires = "kill")]
+        #[arg(long, value_enum, default_value = "split")]
         ring: soak::Ring,
         /// With --kill: the disk is an NBD server's, and what serves it is killed.
         #[arg(
@@ -91,6 +91,9 @@ enum Command {
             default_missing_value = "nbd"
         )]
         server: Option<soak::Server>,
+        /// Instead: guests in rooms, of which something ends this often, and how long they wait.
+        #[command(flatten)]
+        rooms: soak::Rooms,
     },
     /// Time TCP requests and responses of real guests, with each way of polling.
     GuestRr(guest_load::GuestRr),
@@ -184,6 +187,9 @@ fn run(command: Command) -> Outcome {
         Command::FuzzSmoke { seconds } => gate::fuzz::smoke(seconds),
         Command::Soak { kill: Some(count), server: Some(server), seed, .. } => {
             soak::kill_servers(server, count, seed)
+        }
+        Command::Soak { rooms, ring, seed, .. } if rooms.is_asked() => {
+            soak::rooms(&rooms, ring, seed)
         }
         Command::Soak { kill: Some(count), ring, seed, .. } => soak::kill(count, ring, seed),
         Command::Soak { minutes, seed, tricks, .. } => soak::run(minutes, seed, tricks),

@@ -56,10 +56,50 @@ pub(crate) fn kill_servers(server: Server, count: u32, seed: Option<u64>) -> Out
     soak::run_store_kills(&kills(count, Ring::Split, seed)?, store)
 }
 
+/// What ends again and again under guests that are in rooms.
+#[derive(Debug, clap::Args)]
+#[group(multiple = false, conflicts_with_all = ["minutes", "tricks", "kill"])]
+pub(crate) struct Rooms {
+    /// Kill rooms this often under a guest of User Mode Linux and one of QEMU.
+    #[arg(long, value_name = "N")]
+    rooms: Option<u32>,
+    /// Kill the daemon and its rooms this often under a guest of QEMU.
+    #[arg(long, value_name = "N")]
+    house: Option<u32>,
+    /// Have the next daemon take over this often; then kill ten that try, each at another step.
+    #[arg(long, value_name = "N")]
+    takeovers: Option<u32>,
+}
+
+impl Rooms {
+    pub(crate) fn is_asked(&self) -> bool {
+        self.rooms.or(self.house).or(self.takeovers).is_some()
+    }
+}
+
+/// Ends rooms, or daemons, under guests that compare what they read.
+pub(crate) fn rooms(rooms: &Rooms, ring: Ring, seed: Option<u64>) -> Outcome {
+    let kills = |count, logs| kills_with_logs(count, ring, seed, logs);
+    match (rooms.rooms, rooms.house, rooms.takeovers) {
+        (Some(count), ..) => soak::run_rooms(&kills(count, "soak-rooms")?),
+        (_, Some(count), _) => soak::run_house(&kills(count, "soak-house")?),
+        (.., takeovers) => {
+            let count = takeovers.unwrap_or_default();
+            soak::run_takeovers(&kills(count, "soak-takeovers")?)
+        }
+    }
+}
+
 fn kills(count: u32, ring: Ring, seed: Option<u64>) -> Outcome<Kills> {
+    kills_with_logs(count, ring, seed, "soak-logs")
+}
+
+/// The logs lie in a folder of this name below `target`, so that soaks of other kinds can run
+/// beside this one.
+fn kills_with_logs(count: u32, ring: Ring, seed: Option<u64>, logs: &str) -> Outcome<Kills> {
     println!("xtask: building manyring");
     let built = build_daemon("dev")?;
-    let logs = soak::fresh_logs(target()?.join("soak-logs"))?;
+    let logs = soak::fresh_logs(target()?.join(logs))?;
     println!("xtask: the logs of daemon and guest lie in {}", logs.display());
     // Each daemon that is started is the same, also if another build comes meanwhile.
     let binary = logs.join("manyring");

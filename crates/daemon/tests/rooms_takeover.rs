@@ -200,7 +200,7 @@ fn taps_go_to_the_daemon_that_takes_over_and_stay_where_it_dies() {
         let connect = |name: &str, queue_pairs| {
             let options = NetOptions { queue_pairs, ..NetOptions::default() };
             let mut driver = NetDriver::connect(&daemon.socket_of(name), &options).unwrap();
-            driver.set_queue_pairs(u16::try_from(queue_pairs).unwrap()).unwrap();
+            driver.set_queue_pairs(queue_pairs).unwrap();
             driver
         };
         let mut drivers = [connect("one", 1), connect("two", 2)];

@@ -4,19 +4,22 @@
 //! hostile: they change their tricks every second and are killed in the middle of them. Each guest
 //! is a process (`guest`), the daemon a child with disks on files and taps in a network namespace
 //! (`stage`). The end is a report: what the well-behaved saw, and what the daemon still holds
-//! (`traces`) when everybody has left. Every number that looks random comes from one seed.
+//! (`traces`) when everybody has left. Two other soaks kill: the daemon or a disk's server
+//! (`kills`), and rooms (`rooms`). Every number that looks random comes from one seed.
 
 mod beside;
 mod guest;
 mod kills;
 mod processes;
 mod random;
+mod rooms;
 mod stage;
 mod traces;
 
 pub use guest::run as run_guest;
 pub(crate) use kills::COMPARE;
 pub use kills::{Kills, Store, run as run_kills, run_stores as run_store_kills};
+pub use rooms::{run_house, run_rooms, run_takeovers};
 
 use crate::{Context, Outcome, check};
 use processes::{Behaved, Hostiles, Report};

@@ -18,7 +18,7 @@ const TUN: u16 = 1;
 fn error(options: TapOptions) -> String {
     let number = match &options.source {
         TapSource::Fds(fds) => fds.last().map(|fd| fd.as_raw_fd().to_string()),
-        TapSource::Name { .. } => None,
+        TapSource::Name { .. } | TapSource::Left { .. } => None,
     };
     let text = TapPort::open(options).unwrap_err().to_string();
     match number {

@@ -100,8 +100,8 @@ impl TapPort {
         Ok(Lent { facts, queues, table: table.transpose()? })
     }
 
-    /// Another process had copies of the queues, set up the interface for itself, and has ended: the
-    /// host is to choose queues by the program of this one again.
+    /// Another process had copies of the queues, set up the interface for itself, and has ended:
+    /// the host is to choose queues by the program of this one again.
     pub(super) fn kept(&self) {
         let state = self.state();
         let Some(flows) = self.flows.as_ref().filter(|_| !state.is_left_alone) else { return };

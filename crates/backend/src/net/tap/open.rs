@@ -124,8 +124,8 @@ pub(in crate::net) fn join_error(name: &str, errno: Errno) -> TapError {
     }
 }
 
-/// Takes the queues of a tap over from the process that has opened them. They must be of `name`: the
-/// configuration may name another interface by now.
+/// Takes the queues of a tap over from the process that has opened them. They must be of `name`:
+/// the configuration may name another interface by now.
 pub(super) fn left(name: &str, fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
     let opened = by_fds(fds, queue_pairs)?;
     // The host has put a number in the place of `%d`.
