@@ -1,4 +1,14 @@
 //! The driver half of a packed virtqueue: what a guest does, for tests and bench.
+//!
+//! ```text
+//! look:  from where the last look ended, while the descriptor is used: a chain is seen, and its
+//!        descriptors are passed over
+//! take:  the first chain that was seen; a look, if there is none
+//! ```
+//! Each used descriptor is read once. With `VIRTIO_F_IN_ORDER` a device may return a batch by one
+//! used descriptor, with the id of the last chain, in the place of the first one (§2.8.9): then
+//! that chain was seen and all that were made available before it, whose buffers count as written
+//! to their ends.
 
 use super::place::{EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, Place, event_word, wants_event};
 use crate::IndirectTable;
@@ -8,6 +18,14 @@ use manyring_memory::{GuestMemory, fence_full};
 use manyring_wire::virtqueue::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor,
 };
+use std::collections::VecDeque;
+
+/// A chain that the device has returned: its id, and the bytes that were written.
+#[derive(Clone, Copy, Debug)]
+struct Returned {
+    id: u16,
+    written: u32,
+}
 
 /// The driver half.
 #[derive(Debug)]
@@ -16,11 +34,17 @@ pub struct DriverHalf {
     size: u16,
     features: RingFeatures,
     avail: Place,
+    /// Where the next used descriptor will be: behind the chains that were seen.
     used: Place,
     free_count: u16,
     free_ids: Vec<u16>,
-    /// The ids in flight in the order of their chains, if chains come back in that.
-    expected: std::collections::VecDeque<u16>,
+    /// Descriptors that were made available and whose chains were not seen.
+    unseen: u16,
+    /// Chains that were seen and not taken.
+    seen: VecDeque<Returned>,
+    /// The chains in flight that were not seen, in their order and as if they had been written to
+    /// their ends. Empty unless chains come back in that order.
+    expected: VecDeque<Returned>,
     /// Descriptors of the chain of each id; 0 if it is not in flight.
     counts: Vec<u16>,
     /// The first descriptor of what was added and not published: the others stand in the ring.
@@ -62,7 +86,9 @@ impl DriverHalf {
             used: next,
             free_count: size,
             free_ids: (0..size).rev().collect(),
-            expected: std::collections::VecDeque::new(),
+            unseen: 0,
+            seen: VecDeque::new(),
+            expected: VecDeque::new(),
             counts: vec![0; usize::from(size)],
             first: None,
             moved: 0,
@@ -80,7 +106,7 @@ impl DriverHalf {
             let more = if n < count { DESC_F_NEXT } else { 0 };
             self.write(Descriptor { addr, len, flags: flags | more, next: 0 }, id);
         }
-        self.take_into_account(id, u16::try_from(count).ok()?);
+        self.take_into_account(id, u16::try_from(count).ok()?, writable);
         Some(id)
     }
 
@@ -104,16 +130,18 @@ impl DriverHalf {
         }
         let len = u32::try_from(table_size).ok()?;
         self.write(Descriptor { addr: table.addr, len, flags: DESC_F_INDIRECT, next: 0 }, id);
-        self.take_into_account(id, 1);
+        self.take_into_account(id, 1, writable);
         Some(id)
     }
 
-    fn take_into_account(&mut self, id: u16, count: u16) {
+    fn take_into_account(&mut self, id: u16, count: u16, writable: &[(u64, u32)]) {
         self.counts[usize::from(id)] = count;
         self.free_count -= count;
+        self.unseen += count;
         self.moved += count;
         if self.features.in_order {
-            self.expected.push_back(id);
+            let written = writable.iter().map(|&(_, len)| len).sum();
+            self.expected.push_back(Returned { id, written });
         }
     }
 
@@ -142,44 +170,57 @@ impl DriverHalf {
         wants_event(word, self.features.event_idx, self.avail, moved, self.size)
     }
 
+    /// The used descriptor behind what was seen, if there is one.
     #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
-    fn next_used(&self) -> Option<(u16, u32)> {
+    fn next_used(&self) -> Option<Returned> {
+        // Acquire: what the device wrote before it showed this descriptor is read after it.
         let high = self.areas.desc.load_u64_acquire(byte_of(self.used) + 8);
-        let is_used = self.free_count < self.size && self.used.is_used((high >> 48) as u16);
-        is_used.then_some(((high >> 32) as u16, high as u32))
+        let is_used = self.unseen > 0 && self.used.is_used((high >> 48) as u16);
+        is_used.then_some(Returned { id: (high >> 32) as u16, written: high as u32 })
+    }
+
+    /// Passes over all chains that are used.
+    fn look(&mut self) {
+        while let Some(returned) = self.next_used() {
+            // The chains before it in a batch that is returned by its last one.
+            while self.features.in_order
+                && let Some(skipped) = self.expected.pop_front()
+                && skipped.id != returned.id
+            {
+                self.see(skipped);
+            }
+            self.see(returned);
+        }
+    }
+
+    fn see(&mut self, returned: Returned) {
+        let count = self.counts.get(usize::from(returned.id)).copied().unwrap_or(0);
+        // A device that returns a chain twice would corrupt the list of ids.
+        let is_open = count > 0 && count <= self.unseen;
+        assert!(is_open, "the device returned chain {}, which is not in flight", returned.id);
+        self.unseen -= count;
+        self.used = self.used.add(count, self.size);
+        self.seen.push_back(returned);
     }
 
     /// See [`crate::DriverQueue::take_used`].
     pub fn take_used(&mut self) -> Option<(u16, u32)> {
-        let (id, written) = self.next_used()?;
-        let count = std::mem::take(&mut self.counts[usize::from(id)]);
-        // A device that returns a chain twice would corrupt the list of ids.
-        assert!(count > 0, "the device returned chain {id}, which is not in flight");
-        if self.features.in_order {
-            let expected = self.expected.pop_front();
-            assert_eq!(expected, Some(id), "the device returned a chain before its turn");
+        if self.seen.is_empty() {
+            self.look();
         }
+        let Returned { id, written } = self.seen.pop_front()?;
+        let count = std::mem::take(&mut self.counts[usize::from(id)]);
+        assert!(count > 0, "the device returned chain {id} twice");
         self.free_ids.push(id);
         self.free_count += count;
-        self.used = self.used.add(count, self.size);
         Some((id, written))
     }
 
     /// See [`crate::DriverQueue::used_count`].
     #[must_use]
+    #[allow(clippy::cast_possible_truncation, reason = "at most the ring's size")]
     pub fn used_count(&self) -> u16 {
-        let (mut place, mut chains) = (self.used, 0);
-        let mut left = self.size - self.free_count;
-        loop {
-            let high = self.areas.desc.load_u64_acquire(byte_of(place) + 8);
-            #[allow(clippy::cast_possible_truncation, reason = "taken out by shifts")]
-            let (flags, id) = ((high >> 48) as u16, (high >> 32) as u16);
-            let count = self.counts.get(usize::from(id)).copied().unwrap_or(0);
-            if left == 0 || !place.is_used(flags) || count == 0 || count > left {
-                return chains;
-            }
-            (place, left, chains) = (place.add(count, self.size), left - count, chains + 1);
-        }
+        self.seen.len() as u16
     }
 
     /// See [`crate::DriverQueue::enable_notifications`].
@@ -192,7 +233,7 @@ impl DriverHalf {
         self.areas.avail.store_u32(0, word);
         // Full fence: mirrors the one in the device half's `needs_notification`.
         fence_full();
-        self.next_used().is_some()
+        !self.seen.is_empty() || self.next_used().is_some()
     }
 
     /// See [`crate::DriverQueue::disable_notifications`].
