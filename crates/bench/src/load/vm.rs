@@ -7,7 +7,7 @@ use super::{LoadError, STUCK};
 use crate::measure::{now, own_cpu_seconds, pin, waited_seconds};
 use clap::Args;
 use manyring_driver::wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HDR_GSO_TCPV4, RawHeader};
-use manyring_driver::wire::virtio::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED};
+use manyring_driver::wire::virtio::VIRTIO_F_RING_PACKED;
 use manyring_driver::{DriverError, NetDriver, NetOptions};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -113,13 +113,10 @@ fn result(packets: u64, size: usize, seconds: f64) -> NetLoadResult {
 fn connect(socket: &Path, args: &VmLoadArgs) -> Result<NetDriver, LoadError> {
     let size = u32::try_from(args.size).map_err(|_| LoadError::Options("size is too large"))?;
     let packed = if args.packed { VIRTIO_F_RING_PACKED } else { 0 };
-    // A device that promises to keep the order may return a batch by its last chain alone, which
-    // our driver half of a packed ring does not understand.
-    let unasked = if args.packed { VIRTIO_F_IN_ORDER } else { 0 };
     let unfinished = if args.size > FINISHED_MAX { NetOptions::OFFLOADS } else { 0 };
     let options = NetOptions {
         queue_size: 1024,
-        features: (NetOptions::PLAIN & !unasked) | packed | unfinished,
+        features: NetOptions::PLAIN | packed | unfinished,
         mergeable_size: if args.size > FINISHED_MAX { 4096 } else { 1536 },
         transmit_size: size + 12,
         ..NetOptions::default()
