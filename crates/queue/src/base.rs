@@ -1,8 +1,8 @@
 //! `Base`: where a ring goes on, as `SET_VRING_BASE` and `GET_VRING_BASE` carry it.
 
-use crate::config::RingFeatures;
 use crate::error::QueueError;
-use crate::packed::place::Place;
+use crate::features::RingFeatures;
+use crate::place::Place;
 
 /// Where a ring goes on: what a front-end sets before a queue starts, and asks for when it stops.
 ///

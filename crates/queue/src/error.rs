@@ -63,3 +63,9 @@ pub enum QueueError {
     #[error("request: {0}")]
     Blkif(RequestError),
 }
+
+impl From<MemoryError> for QueueError {
+    fn from(error: MemoryError) -> Self {
+        Self::Ring(error)
+    }
+}

@@ -89,8 +89,10 @@ pub mod blkif;
 mod chain;
 mod config;
 mod error;
+mod features;
 mod order;
 pub mod packed;
+mod place;
 mod record;
 mod ring;
 pub mod split;
@@ -98,13 +100,14 @@ mod walk;
 
 pub use base::Base;
 pub use chain::{BATCH_CHAINS, Batch, Chain};
-pub use config::{QueueConfig, RingAddresses, RingFeatures};
+pub use config::{QueueConfig, RingAddresses};
 pub use error::QueueError;
+pub use features::RingFeatures;
 pub use record::inflight::{InflightError, inflight_size};
 pub use record::packed::packed_inflight_size;
 pub use ring::{Chains, Ring};
 
-use manyring_memory::{GuestMemory, MemoryError, Words};
+use manyring_memory::{GuestMemory, Words};
 use std::sync::Arc;
 
 /// The device half of a virtqueue.
@@ -491,10 +494,4 @@ pub struct IndirectTable {
     pub addr: u64,
     /// The table's words.
     pub words: Words,
-}
-
-impl From<MemoryError> for QueueError {
-    fn from(error: MemoryError) -> Self {
-        Self::Ring(error)
-    }
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const CRATES: [&str; 7] = ["backend", "device", "driver", "engine", "memory", "transport", "wire"];
 
 /// Those of them for which it holds inside of folders too.
-const INSIDE: [&str; 4] = ["driver", "engine", "memory", "wire"];
+const INSIDE: [&str; 5] = ["driver", "engine", "memory", "queue", "wire"];
 
 /// Who names whom, by module.
 type Edges<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;

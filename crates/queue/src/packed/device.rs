@@ -24,15 +24,16 @@ mod walked;
 
 use self::kept::Slots;
 use self::walked::walk_table;
-use super::place::{
-    EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, Place, event_word, wants_event,
-};
 use crate::aside::Aside;
 use crate::base::Base;
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch, Chain, Entry};
-use crate::config::{RingAddresses, RingAreas, RingFeatures};
+use crate::config::{RingAddresses, RingAreas};
 use crate::error::QueueError;
+use crate::features::RingFeatures;
 use crate::order::Order;
+use crate::place::{
+    EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, Place, event_word, wants_event,
+};
 use crate::record::marks::Marks;
 use crate::record::packed::PackedInflight;
 use crate::ring::{Chains, Ring};

@@ -10,10 +10,11 @@
 //! that chain was seen and all that were made available before it, whose buffers count as written
 //! to their ends.
 
-use super::place::{EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, Place, event_word, wants_event};
 use crate::IndirectTable;
-use crate::config::{QueueConfig, RingAreas, RingFeatures};
+use crate::config::{QueueConfig, RingAreas};
 use crate::error::QueueError;
+use crate::features::RingFeatures;
+use crate::place::{EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, Place, event_word, wants_event};
 use manyring_memory::{GuestMemory, fence_full};
 use manyring_wire::virtqueue::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor,

@@ -2,7 +2,6 @@
 
 mod device;
 mod driver;
-pub(crate) mod place;
 pub(crate) mod trail;
 
 pub use crate::config::RingAreas;

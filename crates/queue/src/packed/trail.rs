@@ -24,7 +24,7 @@
 //! Everything here is read from a guest: a ring that a hostile driver has written gets some place
 //! in it, and one whose flags tell nothing keeps its front-end's base.
 
-use super::place::{F_AVAIL, F_USED, Place};
+use crate::place::{F_AVAIL, F_USED, Place};
 
 /// Where a ring goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

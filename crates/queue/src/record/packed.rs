@@ -33,7 +33,7 @@
 //! is read of it after the start.
 
 use super::inflight::InflightError;
-use crate::packed::place::Place;
+use crate::place::Place;
 use manyring_memory::{Words, fence_compiler};
 use manyring_wire::virtqueue::DESCRIPTOR_SIZE;
 

@@ -1,8 +1,9 @@
 //! The driver half of a split virtqueue: what a guest does, for tests and bench.
 
 use crate::IndirectTable;
-use crate::config::{QueueConfig, RingAreas, RingFeatures};
+use crate::config::{QueueConfig, RingAreas};
 use crate::error::QueueError;
+use crate::features::RingFeatures;
 use manyring_memory::{GuestMemory, fence_full};
 use manyring_wire::virtqueue::{
     AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor,

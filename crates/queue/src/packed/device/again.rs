@@ -5,7 +5,7 @@ use crate::aside::pop_again;
 use crate::chain::{Batch, Chain, Entry};
 use crate::error::QueueError;
 use crate::order::Used;
-use crate::packed::place::{F_AVAIL, F_USED};
+use crate::place::{F_AVAIL, F_USED};
 use crate::ring::Ring;
 use crate::walk::Walk;
 use manyring_memory::fence_compiler;

@@ -5,7 +5,7 @@
 //! many as the ring has, and so is the list: a driver that uses long chains in every slot, one
 //! after the other, makes it no longer.
 
-use crate::packed::place::Place;
+use crate::place::Place;
 use crate::record::packed::Recorded;
 
 /// Descriptors that lie in the slot itself: a request of a disk has three, or one with a table.

@@ -3,7 +3,7 @@
 use super::{DeviceHalf, byte_of};
 use crate::chain::Batch;
 use crate::config::RingAddresses;
-use crate::packed::place::Place;
+use crate::place::Place;
 use crate::record::marks::Marks;
 use manyring_wire::virtqueue::{DESCRIPTOR_SIZE, EVENT_SIZE, desc_table_size};
 

@@ -2,8 +2,8 @@
 
 use super::{DeviceHalf, byte_of};
 use crate::order::Order;
-use crate::packed::place::{F_AVAIL, F_USED, Place};
 use crate::packed::trail::{self, Found};
+use crate::place::{F_AVAIL, F_USED, Place};
 use manyring_memory::fence_compiler;
 use manyring_wire::virtqueue::{DESC_F_NEXT, Descriptor};
 

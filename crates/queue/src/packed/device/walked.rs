@@ -2,8 +2,8 @@
 
 use super::kept::FEW;
 use super::{DeviceHalf, counted};
-use crate::config::RingFeatures;
 use crate::error::QueueError;
+use crate::features::RingFeatures;
 use crate::walk::{Table, Walk, gather, table_entries};
 use manyring_memory::{GuestAddr, GuestMemory, LastHit, SliceList};
 use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor};

@@ -1,4 +1,5 @@
-//! `Place`: a position in a packed ring and its wrap counter (virtio 1.3 §2.8.1).
+//! `Place`: a position in a packed ring and its wrap counter (virtio 1.3 §2.8.1), and the words of
+//! its event suppression areas (§2.8.10), which name such a position.
 
 /// Descriptor flag of a packed ring: available, or used (§2.8.1).
 pub(crate) const F_AVAIL: u16 = 1 << 7;
