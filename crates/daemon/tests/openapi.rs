@@ -66,6 +66,25 @@ fn document_names_the_routes_that_there_are_and_those_that_are_promised() {
 }
 
 #[test]
+fn index_leads_to_everything_that_is_shown_without_a_name() {
+    let daemon = Daemon::run(CONFIG, &["control", "blk0"]);
+    let control = daemon.socket_of("control");
+    let index = shown(&control, "/v1");
+    assert_eq!(index["version"], env!("CARGO_PKG_VERSION"), "{index}");
+    let links = index["links"].as_object().unwrap();
+    let words: Vec<_> = links.keys().map(String::as_str).collect();
+    let all =
+        ["config", "devices", "events", "limits", "metrics", "openapi", "rooms", "workers"];
+    assert_eq!(words, all);
+    for (word, path) in links {
+        let (status, _, body) = http(&control, "GET", path.as_str().unwrap(), "");
+        assert_eq!(status, 200, "{word}: {body}");
+    }
+    let openapi = shown(&control, "/v1/openapi.json");
+    assert_eq!(openapi["info"]["version"], index["version"], "{openapi}");
+}
+
+#[test]
 fn everything_that_is_refused_is_refused_in_json() {
     let daemon = Daemon::run(CONFIG, &["control", "blk0"]);
     let control = daemon.socket_of("control");

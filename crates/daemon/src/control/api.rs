@@ -46,6 +46,7 @@ pub(super) fn router(state: State, role: Role) -> Router {
 pub(super) fn routes() -> OpenApiRouter<State> {
     let whole = routes!(config::show, config::replace);
     OpenApiRouter::with_openapi(openapi::Document::openapi())
+        .routes(routes!(openapi::index))
         .routes(routes!(devices))
         .routes(routes!(device, manage::put, manage::patch, manage::delete))
         .routes(routes!(change::resize))
