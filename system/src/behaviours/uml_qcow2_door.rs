@@ -1,6 +1,7 @@
 //! A qcow2 image that the daemon serves through a child of its own, qemu-storage-daemon: the child
 //! is killed again and again under a guest that compares what it reads, which has no error and no
-//! wrong byte. The child ends with its device, and with the daemon, however that ends.
+//! wrong byte. The child and its socket go with their device; the child goes with the daemon as
+//! well, however that ends.
 
 use super::{Behaviour, Scene};
 use crate::command::{command, output, wait_for};
@@ -111,6 +112,8 @@ fn run(scene: &Scene<'_>) -> Outcome {
     is_gone(child)?;
     let daemon = start("removed.log")?;
     let child = child_of(&daemon)?;
+    let socket = scene.file("state/doors/vm1.sock");
+    check(socket.exists(), || format!("{} is not the door's", socket.display()))?;
     let text = std::fs::read_to_string(&door.config).context("the configuration")?;
     let other = scene.file("other.sock").display().to_string();
     let without = text.split("[[blk]]").next().unwrap_or_default();
@@ -118,6 +121,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         .context("the configuration")?;
     daemon.reload()?;
     is_gone(child)?;
+    check(!socket.exists(), || format!("{} has outlived its device", socket.display()))?;
     daemon.stop()
 }
 

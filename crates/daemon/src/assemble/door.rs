@@ -13,6 +13,7 @@
 
 use manyring_backend::blk::nbd::{Host, JoinError, NbdDisk, NbdOptions, Uri};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
+use manyring_transport::vhost_user::SocketName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -160,11 +161,12 @@ impl Disk for DoorDisk {
     }
 }
 
-/// The socket and the thread of a door. When it is dropped, its thread asks the child to end, and
-/// ends after it; nobody waits for that.
+/// The socket and the thread of a door. When it is dropped, the socket loses its name, and its
+/// thread asks the child to end, and ends after it; nobody waits for that.
 #[derive(Debug)]
 struct Door {
     socket: PathBuf,
+    _name: SocketName,
     /// Closed when the door is dropped.
     _stop: OwnedFd,
     ended: Arc<Ended>,
@@ -177,14 +179,14 @@ impl Door {
     fn open(options: DoorOptions) -> Result<Self, DoorError> {
         let socket = options.folder.join(format!("{}.sock", options.name));
         let failed = |source| DoorError::System { what: socket.display().to_string(), source };
-        let listener = listen(&options.folder, &socket).map_err(failed)?;
+        let (listener, name) = listen(&options.folder, &socket).map_err(failed)?;
         let (stopped, stop) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
         let ended = Arc::<Ended>::default();
         let watch = Watch { options, listener, stopped, ended: ended.clone() };
         let thread = std::thread::Builder::new().name("disk-door".to_owned());
         thread.spawn(move || watch.run()).map_err(failed)?;
-        let door = Self { socket, _stop: stop, ended };
+        let door = Self { socket, _name: name, _stop: stop, ended };
         door.until_it_serves()?;
         Ok(door)
     }
@@ -211,8 +213,8 @@ fn lock(ended: &Ended) -> MutexGuard<'_, Option<String>> {
     ended.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A socket that only this user may connect to.
-fn listen(folder: &Path, socket: &Path) -> io::Result<UnixListener> {
+/// A socket that only this user may connect to, and its name.
+fn listen(folder: &Path, socket: &Path) -> io::Result<(UnixListener, SocketName)> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     std::fs::set_permissions(folder, Permissions::from_mode(0o700))?;
     // That of a process that was killed is still there.
@@ -221,8 +223,9 @@ fn listen(folder: &Path, socket: &Path) -> io::Result<UnixListener> {
         _ => {}
     }
     let listener = UnixListener::bind(socket)?;
+    let name = SocketName::at(socket.to_owned())?;
     std::fs::set_permissions(socket, Permissions::from_mode(0o600))?;
-    Ok(listener)
+    Ok((listener, name))
 }
 
 /// The state of the thread that runs a door's children.
@@ -371,16 +374,22 @@ mod tests {
     }
 
     #[test]
-    fn only_this_user_reaches_the_socket_and_an_old_one_is_replaced() {
+    fn only_this_user_reaches_the_socket_and_only_its_last_name_is_removed() {
         let place = tempfile::tempdir().unwrap();
         let (folder, mode) = (place.path().join("doors"), |path: &Path| {
             std::fs::metadata(path).unwrap().permissions().mode() & 0o777
         });
         let socket = folder.join("vm1.sock");
-        for _ in 0..2 {
-            let _listener = listen(&folder, &socket).unwrap();
-            assert_eq!((mode(&folder), mode(&socket)), (0o700, 0o600));
-        }
+        // That of a process that was killed is still there.
+        std::fs::create_dir(&folder).unwrap();
+        drop(UnixListener::bind(&socket).unwrap());
+        let (_first, name) = listen(&folder, &socket).unwrap();
+        assert_eq!((mode(&folder), mode(&socket)), (0o700, 0o600));
+        let (_second, last) = listen(&folder, &socket).unwrap();
+        drop(name);
+        assert!(socket.exists(), "the door before the last one has removed the socket");
+        drop(last);
+        assert!(!socket.exists(), "the socket outlives its door");
     }
 
     #[test]

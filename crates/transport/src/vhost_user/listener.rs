@@ -424,6 +424,16 @@ impl Drop for OwnFolder {
 }
 
 impl SocketName {
+    /// The name of the socket that somebody has bound to `path`.
+    ///
+    /// # Errors
+    /// The system's: nothing has this name.
+    pub fn at(path: PathBuf) -> io::Result<Self> {
+        let found = std::fs::symlink_metadata(&path)?;
+        let (device, inode) = (found.dev(), found.ino());
+        Ok(Self { path, device, inode, stays: None, is_removed: false })
+    }
+
     /// Removes the name on a thread of its own, and waits until it is gone: a second at most, if
     /// the host does not answer. The thread is named with the `device` then.
     pub async fn removed(mut self, device: &str) {

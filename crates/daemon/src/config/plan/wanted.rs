@@ -121,8 +121,11 @@ impl Wanted {
                 if let Some(path) = blk.disk.path() {
                     needs.push(("file", path.as_os_str()));
                 }
-                if let DiskPlan::Nbd(nbd) = &blk.disk {
-                    needs.push(("nbd", OsStr::new(&nbd.text)));
+                match &blk.disk {
+                    DiskPlan::Nbd(nbd) => needs.push(("nbd", OsStr::new(&nbd.text))),
+                    // Its socket is named after the device.
+                    DiskPlan::Door(_) => needs.push(("door", OsStr::new(&self.plan().name))),
+                    DiskPlan::File { .. } | DiskPlan::Null { .. } | DiskPlan::Memory { .. } => {}
                 }
             }
             Self::Net(net) => {
