@@ -25,7 +25,7 @@ pub(crate) use tasks::Tasks;
 
 use crate::assemble::links::HostLinks;
 use crate::assemble::{
-    AssembleError, Heirs, Host, Made, Opened, Served, Switches, free, listens_at, served,
+    AssembleError, Heirs, Host, Made, Opened, Switches, free, listens_at, served,
 };
 use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
 use crate::control::{Entry, Registry};
@@ -37,8 +37,8 @@ use crate::xen::XenDisks;
 use change::Order;
 use front::{Front, Stage};
 use kept::{Kept, with_kept};
-use manyring_engine::{Pool, PoolOptions, aside_for};
-use manyring_transport::vhost_user::{Endpoint, ListenError, SocketPermissions};
+use manyring_engine::{AsideRow, Pool, PoolOptions};
+use manyring_transport::vhost_user::{Endpoint, SocketPermissions};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
-use waiting::{First, Later, Patience, Tried, Wait, refuse_if_none_is_left};
+use waiting::{Asked, First, Later, Patience, Tried, Wait, refuse_if_none_is_left};
 
 /// All parts of the process.
 #[derive(Debug)]
@@ -186,28 +186,19 @@ impl House {
     /// Tries to open each device. `is_strict`: one that cannot be had is an error.
     async fn try_all(
         plan: &Plan,
-        shared: &Shared,
+        shared: &Arc<Shared>,
         is_strict: bool,
     ) -> Result<Vec<Tried>, AssembleError> {
         let mut patience = match is_strict {
             true => Patience::new(Some(0), false),
             false => Patience::new(shared.wait, shared.keeps_on),
         };
+        let row = AsideRow::default();
+        let asked: Vec<_> = plan.wanted().map(|wanted| Asked::new(wanted, shared, &row)).collect();
+        row.go_on();
         let mut tried = Vec::new();
-        for wanted in plan.wanted() {
-            let served = match served(wanted.plan()) {
-                // Its folder is found when the device is opened.
-                Err(AssembleError::Unfound { .. }) => None,
-                served => Some(served?),
-            };
-            let is_free = match &served {
-                Some(served) => shared.socket_is_free(wanted.plan(), served, &mut patience).await,
-                None => Ok(()),
-            };
-            let first = match is_free {
-                Ok(()) => patience.open(&wanted, &shared.host).await?,
-                Err(error) => patience.failed(error)?,
-            };
+        for asked in asked {
+            let (wanted, served, first) = asked.answered(&mut patience, &shared.host, &row).await?;
             let first = match first {
                 First::Held(error) | First::Failed(error) if is_strict => return Err(error),
                 first => first,
@@ -391,25 +382,15 @@ impl Shared {
         self.calls.clone().try_acquire_owned().map_err(|_| AssembleError::Calls)
     }
 
-    /// Checks that the socket of a device can have its name.
-    async fn socket_is_free(
-        &self,
-        plan: &DevicePlan,
-        served: &Served,
-        patience: &mut Patience,
-    ) -> Result<(), AssembleError> {
+    /// Checks that the socket of a device can have its name. Blocks as long as the host likes.
+    fn socket_is_free(&self, plan: &DevicePlan) -> Result<(), AssembleError> {
+        // A folder that has still to be found is looked at when the device is opened.
+        let Ok(served) = served(plan) else { return Ok(()) };
         let Endpoint::Listen { path, permissions } = &served.endpoint else { return Ok(()) };
-        let (service, wait, name) = (self.service.clone(), self.wait, plan.name.clone());
-        let (path, permissions, at) = (path.clone(), *permissions, served.at.clone());
-        let slow = ListenError::Slow { path: path.clone() };
-        let slow = AssembleError::Socket { at: at.clone(), source: slow };
-        let look = aside_for(&plan.name, move || {
-            match service.has(Whose::Device(&name), &path, permissions) {
-                true => Ok(()),
-                false => free(&path, wait, || at),
-            }
-        });
-        patience.within(look).await.flatten().unwrap_or(Err(slow))
+        match self.service.has(Whose::Device(&plan.name), path, *permissions) {
+            true => Ok(()),
+            false => free(path, self.wait, || served.at.clone()),
+        }
     }
 
     /// Makes the device of what was opened for it.

@@ -1,4 +1,5 @@
-//! Calls that may block, beside the control thread: each on a thread of its own.
+//! Calls that may block, beside the control thread: each on a thread of its own, but for a row of
+//! them at the start.
 //!
 //! A pool of threads would be cheaper, but these calls are rare. What counts is what happens where
 //! the system has no thread to give (a limit of processes): the call waits until there is one. The
@@ -6,7 +7,10 @@
 
 use crate::watch::{Post, Serves};
 use manyring_memory::{Duty, take_duty};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -44,27 +48,17 @@ async fn apart<T: Send + 'static>(
     let (reply, answer) = oneshot::channel();
     // A thread that cannot be had must not take the call with it.
     let call = Arc::new(Mutex::new(Some((call, reply))));
-    let mut is_told = false;
-    let thread = loop {
-        let theirs = call.clone();
-        let post = post.clone();
-        let work = move || {
-            take_duty(Duty::Both);
+    let work = || {
+        let (theirs, post) = (call.clone(), post.clone());
+        move || {
             let _at_work = post.map(AtWork::new);
             let call = theirs.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some((call, reply)) = call {
                 drop(reply.send(call()));
             }
-        };
-        match std::thread::Builder::new().name("aside".to_owned()).spawn(work) {
-            Ok(thread) => break thread,
-            Err(error) if !std::mem::replace(&mut is_told, true) => {
-                tracing::warn!(%error, "no thread for a call that may block: it waits for one");
-            }
-            Err(_) => {}
         }
-        tokio::time::sleep(RETRY).await;
     };
+    let thread = start(work).await;
     // Else the call and its reply would live as long as this does, and so for ever.
     drop(call);
     let answer = answer.await.ok();
@@ -74,6 +68,77 @@ async fn apart<T: Send + 'static>(
         let _ = thread.join();
     }
     answer
+}
+
+/// Starts a thread for what `work` gives; waits until the system has one.
+async fn start<F: FnOnce() + Send + 'static>(work: impl Fn() -> F) -> JoinHandle<()> {
+    let mut is_told = false;
+    loop {
+        let work = work();
+        let work = move || {
+            take_duty(Duty::Both);
+            work();
+        };
+        match std::thread::Builder::new().name("aside".to_owned()).spawn(work) {
+            Ok(thread) => return thread,
+            Err(error) if !std::mem::replace(&mut is_told, true) => {
+                tracing::warn!(%error, "no thread for a call that may block: it waits for one");
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Calls for many devices, each of which may block, in their order. One thread does them all as
+/// long as the host comes back: a thread for each would cost a start with a thousand devices most
+/// of its time. Whoever waits for an answer in vain has another thread go on with the next call.
+/// Dropping this drops the calls that no thread has begun.
+#[derive(Debug, Default)]
+pub struct AsideRow(Arc<Mutex<VecDeque<Call>>>);
+
+/// A call, and the device for which it is done.
+struct Call {
+    device: String,
+    call: Box<dyn FnOnce() + Send>,
+}
+
+impl std::fmt::Debug for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Call").field(&self.device).finish()
+    }
+}
+
+impl AsideRow {
+    /// Puts a call behind the others. While it does not come back, its thread is named with the
+    /// `device`, as that of [`aside_for`] is.
+    pub fn add(&self, device: &str, call: impl FnOnce() + Send + 'static) {
+        let (device, call) = (device.to_owned(), Box::new(call));
+        lock(&self.0).push_back(Call { device, call });
+    }
+
+    /// Has one more thread do the calls that none has begun, until none is left; one after the
+    /// other, whether or not they panic. Needs a tokio runtime with time.
+    pub fn go_on(&self) {
+        let (calls, runtime) = (Arc::downgrade(&self.0), Handle::current());
+        let work = move || {
+            let (calls, runtime) = (calls.clone(), runtime.clone());
+            move || {
+                let _entered = runtime.enter();
+                let next = || lock(&*calls.upgrade()?).pop_front();
+                while let Some(Call { device, call }) = next() {
+                    let _at_work = AtWork::new(Post::new(Serves::Host(device)));
+                    // Whoever waits for it sees that by its channel.
+                    let _ = catch_unwind(AssertUnwindSafe(call));
+                }
+            }
+        };
+        tokio::spawn(start(work));
+    }
+}
+
+fn lock(calls: &Mutex<VecDeque<Call>>) -> MutexGuard<'_, VecDeque<Call>> {
+    calls.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The thread is under watch until this is dropped, also by a call that panics.
@@ -123,5 +188,46 @@ mod tests {
             std::thread::sleep(Duration::from_millis(5));
         }
         assert_eq!(runtime.block_on(aside_for("a", || -> u8 { panic!("as it is to") })), None);
+    }
+
+    #[test]
+    fn calls_of_a_row_are_done_in_order_by_one_thread_and_by_another_if_it_does_not_come_back() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let (lets_go, waits) = std::sync::mpsc::channel::<()>();
+        let (tells, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let row = AsideRow::default();
+        let add = |number: u32| {
+            let tells = tells.clone();
+            let tell = move || tells.send((number, std::thread::current().id())).unwrap();
+            row.add("row", tell);
+        };
+        add(0);
+        row.add("row", || panic!("as the test wants it"));
+        add(1);
+        row.add("stuck", move || assert!(waits.recv().is_err(), "it is let go"));
+        add(2);
+        runtime.block_on(async {
+            row.go_on();
+            let (first, second) = (told.recv().await.unwrap(), told.recv().await.unwrap());
+            assert_eq!((first.0, second), (0, (1, first.1)), "one thread, also after a panic");
+            while !crate::held().iter().any(|held| held.device == "stuck") {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert!(told.try_recv().is_err(), "nobody goes on unless he is told to");
+            row.go_on();
+            let third = told.recv().await.unwrap();
+            assert_eq!(third.0, 2);
+            assert_ne!(third.1, first.1);
+        });
+        drop(lets_go);
+    }
+
+    #[test]
+    fn calls_that_nobody_has_begun_go_with_their_row() {
+        let (tells, told) = std::sync::mpsc::channel::<()>();
+        let row = AsideRow::default();
+        row.add("dropped", move || tells.send(()).unwrap());
+        drop(row);
+        assert!(told.recv().is_err(), "it was done");
     }
 }

@@ -93,7 +93,7 @@ mod watch;
 mod worker;
 
 pub use accounts::{allowed_cpus, cpu_time};
-pub use blocking::{aside, aside_for};
+pub use blocking::{AsideRow, aside, aside_for};
 pub use fds::budget::{MESSAGE_FDS_MAX, Room};
 pub use fds::doorbell::{Call, Channel, DoorbellError, Kick};
 pub use fds::ends::SessionSocket;

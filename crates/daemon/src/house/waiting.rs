@@ -5,7 +5,7 @@
 //! likes. So what it holds costs the devices that need it, and no others:
 //!
 //! ```text
-//! start:  open each device, on a thread of its own:
+//! start:  open each device, by one thread as long as the host answers:
 //!             opened                           it is served
 //!             held by another process          it waits
 //!             no answer from the host yet      it waits
@@ -17,15 +17,15 @@
 //! every error is waited out: the process has other guests by then.
 
 use super::Shared;
-use crate::assemble::{AssembleError, Host, Made, Opened, Served};
+use crate::assemble::{AssembleError, Host, Made, Opened, Served, served};
 use crate::config::plan::Wanted;
 use crate::control::Waiting;
 use crate::service::Whose;
-use manyring_engine::aside_for;
-use manyring_transport::vhost_user::{Endpoint, check_path};
+use manyring_engine::{AsideRow, aside_for};
+use manyring_transport::vhost_user::{Endpoint, ListenError, check_path};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -41,7 +41,7 @@ pub(super) const HELD_PATIENCE: Duration = Duration::from_millis(500);
 /// Shortest and longest pause between two tries.
 pub(super) const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// A try to open a device, on a thread of its own. `None` inside: the call has panicked.
+/// A try to open a device, on another thread. `None` inside: the call has panicked.
 pub(super) type Try = JoinHandle<Option<Result<Opened, AssembleError>>>;
 
 /// `call` is kept until the host comes back.
@@ -78,6 +78,80 @@ pub(super) struct Tried {
     pub(super) first: First,
 }
 
+/// A device of the start: whether its socket's name is free is looked at, and then it is opened, in
+/// the turn that it has in a row of calls.
+#[derive(Debug)]
+pub(super) struct Asked {
+    wanted: Wanted,
+    served: Result<Option<Served>, AssembleError>,
+    is_free: oneshot::Receiver<Result<(), AssembleError>>,
+    opened: oneshot::Receiver<Result<Opened, AssembleError>>,
+}
+
+impl Asked {
+    pub(super) fn new(wanted: Wanted, shared: &Arc<Shared>, row: &AsideRow) -> Self {
+        let ((tells, is_free), (opens, opened)) = (oneshot::channel(), oneshot::channel());
+        let served = match served(wanted.plan()) {
+            // Its folder is found when the device is opened.
+            Err(AssembleError::Unfound { .. }) => Ok(None),
+            served => served.map(Some),
+        };
+        if served.is_ok() {
+            let (shared, wanted) = (shared.clone(), wanted.clone());
+            row.add(&wanted.plan().name.clone(), move || {
+                let looked = shared.socket_is_free(wanted.plan());
+                let is_free = looked.is_ok();
+                if tells.send(looked).is_ok() && is_free {
+                    let _ = opens.send(wanted.open(&shared.host));
+                }
+            });
+        }
+        Self { wanted, served, is_free, opened }
+    }
+
+    /// What became of the first try. A call that does not come back is left behind: the rest of
+    /// the row goes on without it.
+    ///
+    /// # Errors
+    /// As [`Patience::open`].
+    pub(super) async fn answered(
+        self,
+        patience: &mut Patience,
+        host: &Host,
+        row: &AsideRow,
+    ) -> Result<(Wanted, Option<Served>, First), AssembleError> {
+        let Self { wanted, served, is_free, opened } = self;
+        let served = served?;
+        let is_free = match patience.within(is_free).await {
+            Some(answer) => answer.unwrap_or_else(|_| Err(failed(&wanted))),
+            None => {
+                row.go_on();
+                Err(slow(&wanted, served.as_ref()))
+            }
+        };
+        let first = match is_free {
+            Ok(()) => patience.open(&wanted, host, opened).await?,
+            Err(error) => patience.failed(error)?,
+        };
+        if matches!(first, First::Slow(_)) {
+            row.go_on();
+        }
+        Ok((wanted, served, first))
+    }
+}
+
+/// The host has not told whether the name of a device's socket is free.
+fn slow(wanted: &Wanted, served: Option<&Served>) -> AssembleError {
+    let name = served.and_then(|served| match &served.endpoint {
+        Endpoint::Listen { path, .. } => Some((served.at.clone(), path.clone())),
+        _ => None,
+    });
+    match name {
+        Some((at, path)) => AssembleError::Socket { at, source: ListenError::Slow { path } },
+        None => failed(wanted),
+    }
+}
+
 /// What is left to do for a device after its first try.
 #[derive(Debug)]
 pub(super) enum Later {
@@ -107,28 +181,35 @@ impl Patience {
         Self { refuses, keeps_on, left: OPEN_PATIENCE_ALL, held_left }
     }
 
-    /// Opens a device for the first time.
+    /// What became of the first opening of a device, of which `opened` is to tell. One that
+    /// another process holds is opened again, for a while.
     ///
     /// # Errors
     /// The device cannot be served, whatever other processes do; or nothing is waited for.
-    pub(super) async fn open(
+    async fn open(
         &mut self,
         wanted: &Wanted,
         host: &Host,
+        opened: oneshot::Receiver<Result<Opened, AssembleError>>,
     ) -> Result<First, AssembleError> {
+        let mut attempt = tokio::spawn(async move { opened.await.ok() });
         loop {
-            match self.try_open(wanted, host).await? {
+            match self.try_open(wanted, attempt).await? {
                 First::Held(_) if !self.held_left.is_zero() => {
                     tokio::time::sleep(PAUSE.0).await;
                     self.held_left = self.held_left.saturating_sub(PAUSE.0);
                 }
                 first => return Ok(first),
             }
+            attempt = open(wanted, host, None);
         }
     }
 
-    async fn try_open(&mut self, wanted: &Wanted, host: &Host) -> Result<First, AssembleError> {
-        let mut attempt = open(wanted, host, None);
+    async fn try_open(
+        &mut self,
+        wanted: &Wanted,
+        mut attempt: Try,
+    ) -> Result<First, AssembleError> {
         let Some(answer) = self.within(&mut attempt).await else {
             return Ok(First::Slow(attempt));
         };
