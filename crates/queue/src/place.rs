@@ -5,6 +5,8 @@
 pub(crate) const F_AVAIL: u16 = 1 << 7;
 /// Descriptor flag of a packed ring: used, or available, by the wrap counter.
 pub(crate) const F_USED: u16 = 1 << 15;
+/// Both: what tells the lap on which a descriptor is available or used.
+pub(crate) const LAP: u16 = F_AVAIL | F_USED;
 
 /// A descriptor of a packed ring, and whether the lap on which it is reached has an odd number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,14 +29,16 @@ impl Place {
     /// The place `count` descriptors further in a ring of `size`, which is not less.
     #[inline]
     #[must_use]
-    #[allow(clippy::cast_possible_truncation, reason = "below the ring's size")]
     pub(crate) fn add(self, count: u16, size: u16) -> Self {
-        let (at, size) = (u32::from(self.at) + u32::from(count), u32::from(size));
-        if at >= size {
-            Self { at: (at - size) as u16, wrap: !self.wrap }
-        } else {
-            Self { at: at as u16, wrap: self.wrap }
-        }
+        // Both are at most 32768, and the first is less.
+        let at = self.at + count;
+        if at >= size { self.on_next_lap(at - size) } else { Self { at, ..self } }
+    }
+
+    /// Cold, so that a chain which does not cross the ring's end pays for one comparison alone.
+    #[cold]
+    fn on_next_lap(self, at: u16) -> Self {
+        Self { at, wrap: !self.wrap }
     }
 
     /// The place `count` descriptors before this one.
@@ -66,13 +70,13 @@ impl Place {
     /// The flags of a descriptor that is used here.
     #[inline]
     pub(crate) fn used_flags(self) -> u16 {
-        if self.wrap { F_AVAIL | F_USED } else { 0 }
+        u16::from(self.wrap) * LAP
     }
 
     /// True if a descriptor with these flags is available here.
     #[inline]
     pub(crate) fn is_avail(self, flags: u16) -> bool {
-        flags & (F_AVAIL | F_USED) == self.avail_flags()
+        flags & LAP == self.avail_flags()
     }
 
     /// True if a descriptor with these flags was used here, and is so still or was made available
@@ -84,7 +88,7 @@ impl Place {
     /// True if a descriptor with these flags is used here.
     #[inline]
     pub(crate) fn is_used(self, flags: u16) -> bool {
-        flags & (F_AVAIL | F_USED) == self.used_flags()
+        flags & LAP == self.used_flags()
     }
 }
 

@@ -32,7 +32,7 @@ use crate::error::QueueError;
 use crate::features::RingFeatures;
 use crate::order::Order;
 use crate::place::{
-    EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, Place, event_word, wants_event,
+    EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, LAP, Place, event_word, wants_event,
 };
 use crate::record::marks::Marks;
 use crate::record::packed::PackedInflight;
@@ -97,13 +97,14 @@ pub struct DeviceHalf {
 }
 
 impl DeviceHalf {
-    /// The two words of the descriptor at a place, if it is available there.
+    /// The two words of the descriptor at a place, if it has the flags `lap` of one that is
+    /// available there.
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "the highest 16 bits")]
-    fn available_at(&self, place: Place) -> Option<(u64, u64)> {
+    fn available_at(&self, place: Place, lap: u16) -> Option<(u64, u64)> {
         // Acquire: the rest of the chain is read after the flags of its first descriptor.
         let words = self.areas.desc.load_u64_pair_acquire(byte_of(place));
-        place.is_avail((u64::from_le(words.1) >> 48) as u16).then_some(words)
+        ((u64::from_le(words.1) >> 48) as u16 & LAP == lap).then_some(words)
     }
 
     /// Walks the chain at `place`, whose first descriptor has these two words. Gives its entry, and
@@ -117,12 +118,10 @@ impl DeviceHalf {
         batch: &mut Batch,
         empty: &mut usize,
     ) -> Result<(Entry, u16), QueueError> {
-        let slot = self.slots.take();
-        let start = batch.slices.len();
-        let walked =
-            self.walk_ring(place.at, low, high, slot, Walk::from(start), &mut batch.slices);
-        let walk = match walked {
-            Ok(walk) => walk,
+        let (slot, start) = (self.slots.next(), batch.slices.len());
+        let walked = self.walk_ring(place, low, high, slot, Walk::from(start), &mut batch.slices);
+        let (walk, count) = match walked {
+            Ok(walked) => walked,
             Err(fault) => {
                 self.slots.free(slot);
                 return Err(fault);
@@ -131,9 +130,6 @@ impl DeviceHalf {
         *empty += walk.empty;
         let end = batch.slices.len();
         let border = walk.writable_at.min(end);
-        let kept = self.slots.kept_mut(slot);
-        kept.at = Some(place);
-        let count = kept.count();
         self.held += count;
         Ok((Entry::new(Chain::new(slot), start, border, end), count))
     }
@@ -141,26 +137,24 @@ impl DeviceHalf {
     /// Returns a chain to the driver.
     #[inline]
     fn write_used(&mut self, slot: u16, written: u32) {
-        let kept = self.slots.kept(slot);
-        let count = kept.count();
+        let (id, count) = self.slots.free_used(slot);
         let flags = self.used.used_flags();
         let desc = Descriptor { addr: 0, len: written, flags, next: 0 };
-        let (_, word) = desc.emit_packed(kept.id);
+        let (_, word) = desc.emit_packed(id);
         if self.first.is_none() {
             self.first = Some((self.used, word));
         } else {
             self.areas.desc.store_u64(byte_of(self.used) + 8, word);
         }
-        self.has_used(slot, count);
+        self.has_used(count);
     }
 
     /// A chain of `count` descriptors has gone back.
     #[inline]
-    fn has_used(&mut self, slot: u16, count: u16) {
+    fn has_used(&mut self, count: u16) {
         self.used = self.used.add(count, self.size);
         self.held -= count;
         self.pushed += 1;
-        self.slots.free_used(slot, count);
     }
 
     /// A burst that begins at `place` was shown to the driver. Returns its chains.
@@ -216,7 +210,7 @@ impl Ring for DeviceHalf {
         if !self.is_plain {
             return self.fault.is_none();
         }
-        self.has_more = self.available_at(self.avail).is_some();
+        self.has_more = self.available_at(self.avail, self.avail.avail_flags()).is_some();
         self.has_more
     }
 
@@ -339,7 +333,9 @@ impl Chains for DeviceHalf {
         }
         let (mut empty, in_flight, size, mut place) = (0, self.in_flight, self.size, self.avail);
         self.has_more = false;
-        while let Some((low, high)) = self.available_at(place) {
+        // The flags of an available descriptor on this lap.
+        let mut lap = place.avail_flags();
+        while let Some((low, high)) = self.available_at(place, lap) {
             if batch.entries.len() >= max.min(BATCH_CHAINS)
                 || batch.slices.len() + empty >= BATCH_SLICES
             {
@@ -349,7 +345,10 @@ impl Chains for DeviceHalf {
             match self.pop_chain(place, low, high, batch, &mut empty) {
                 Ok((entry, count)) => {
                     batch.entries.push(entry);
-                    place = place.add(count, size);
+                    place.at += count;
+                    if place.at >= size {
+                        (place, lap) = next_lap(place, size);
+                    }
                 }
                 Err(fault) => {
                     self.latch_fault(fault);
@@ -407,6 +406,15 @@ impl Chains for DeviceHalf {
         self.mark_put_back(slot);
         self.forget(slot);
     }
+}
+
+/// The place `size` before `place.at`, on the next lap, and the flags of an available descriptor
+/// there.
+#[cold]
+#[inline(never)]
+fn next_lap(place: Place, size: u16) -> (Place, u16) {
+    let place = Place { at: place.at - size, wrap: !place.wrap };
+    (place, place.avail_flags())
 }
 
 #[inline]

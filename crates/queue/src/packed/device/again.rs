@@ -26,8 +26,8 @@ impl DeviceHalf {
         };
         (self.used, self.held) = (resumed.used, 0);
         for (recorded, descs) in resumed.owed {
-            let slot = self.slots.take();
-            let (kept, further) = self.slots.begin(slot);
+            let slot = self.slots.next();
+            let (kept, further) = self.slots.begin(None);
             kept.recorded = recorded;
             for (n, (low, high)) in (0..).zip(descs) {
                 kept.keep(n, low, high, further);
@@ -115,7 +115,7 @@ impl DeviceHalf {
             let (desc, _) = Descriptor::parse_packed(*low, *high);
             if desc.is_indirect() {
                 let (last_hit, memory) = (&mut self.last_hit, &self.memory);
-                walk = walk_table(desc, self.features, memory, last_hit, walk, slices)?;
+                walk = walk_table(*low, *high, self.features, memory, last_hit, walk, slices)?;
             } else {
                 walk.add(desc, &mut self.last_hit, slices)?;
             }
@@ -155,7 +155,7 @@ impl DeviceHalf {
         }
         let distance = |slot: &u16| {
             let kept = self.slots.kept(*slot);
-            let ahead = kept.at.and_then(|at| at.since(self.used, self.size));
+            let ahead = kept.place().and_then(|at| at.since(self.used, self.size));
             ahead.filter(|ahead| ahead + kept.count() <= held)
         };
         let count: u16 = chains.iter().map(|slot| self.slots.kept(*slot).count()).sum();

@@ -11,46 +11,76 @@ use crate::record::packed::Recorded;
 /// Descriptors that lie in the slot itself: a request of a disk has three, or one with a table.
 pub(super) const FEW: usize = 4;
 
-/// The chains that have not gone back, by their slots.
-#[derive(Debug, Default)]
+/// No slot: there are fewer.
+const NONE: u16 = u16::MAX;
+
+/// The chains that have not gone back, by their slots. Those that no chain has form a list, of
+/// which each slot holds the next one: whoever begins or ends a chain looks at its slot anyhow.
+#[derive(Debug)]
 pub(super) struct Slots {
     /// Reaches as far as the highest slot that was used.
     kept: Vec<Kept>,
-    free: Vec<u16>,
+    /// The slot that the next chain gets, which is the one that was freed last.
+    first_free: u16,
     further: Further,
 }
 
+impl Default for Slots {
+    fn default() -> Self {
+        Self { kept: Vec::new(), first_free: NONE, further: Further::default() }
+    }
+}
+
 impl Slots {
-    /// A slot that no chain has.
+    /// The slot that the next chain gets ([`Self::begin`]).
     #[inline]
-    pub(super) fn take(&mut self) -> u16 {
-        match self.free.pop() {
-            Some(slot) => slot,
-            None => self.take_new(),
+    pub(super) fn next(&mut self) -> u16 {
+        if self.first_free == NONE {
+            self.add();
         }
+        self.first_free
     }
 
-    /// A slot that was not used before. The driver of a large ring that is mostly idle uses few.
+    /// Adds a slot. The driver of a large ring that is mostly idle uses few.
     #[cold]
     #[allow(clippy::cast_possible_truncation, reason = "one for each descriptor, and one more")]
-    fn take_new(&mut self) -> u16 {
-        self.kept.push(Kept::default());
-        (self.kept.len() - 1) as u16
+    fn add(&mut self) {
+        self.first_free = self.kept.len() as u16;
+        self.kept.push(Kept { next_free: NONE, ..Kept::default() });
     }
 
-    /// The chain of a slot lies in the ring again, or is given up.
+    /// Gives the slot that [`Self::next`] has named to a chain that lies at a place, if it does:
+    /// its entry, and the store of its further descriptors ([`Kept::keep`]).
+    #[inline]
+    pub(super) fn begin(&mut self, at: Option<Place>) -> (&mut Kept, &mut Further) {
+        let kept = &mut self.kept[usize::from(self.first_free)];
+        self.first_free = kept.next_free;
+        kept.at = at;
+        (kept, &mut self.further)
+    }
+
+    /// The entry of a slot that a chain has, and the store of its further descriptors.
+    pub(super) fn go_on(&mut self, slot: u16) -> (&mut Kept, &mut Further) {
+        (&mut self.kept[usize::from(slot)], &mut self.further)
+    }
+
+    /// The chain of a slot lies in the ring again, is given up, or was refused.
     pub(super) fn free(&mut self, slot: u16) {
         self.free_further(slot);
-        self.free.push(slot);
+        self.free_used(slot);
     }
 
-    /// The chain of a slot, of `count` descriptors, has gone back.
+    /// The chain of a slot has gone back. Gives its id, and how many descriptors it has.
     #[inline]
-    pub(super) fn free_used(&mut self, slot: u16, count: u16) {
+    pub(super) fn free_used(&mut self, slot: u16) -> (u16, u16) {
+        let kept = &mut self.kept[usize::from(slot)];
+        let (id, count) = (kept.id, kept.count);
+        kept.next_free = self.first_free;
+        self.first_free = slot;
         if usize::from(count) > FEW {
             self.free_further(slot);
         }
-        self.free.push(slot);
+        (id, count)
     }
 
     #[cold]
@@ -72,12 +102,6 @@ impl Slots {
         &mut self.kept[usize::from(slot)]
     }
 
-    /// The entry of the chain in a slot, and the store of its further descriptors ([`Kept::keep`]).
-    #[inline]
-    pub(super) fn begin(&mut self, slot: u16) -> (&mut Kept, &mut Further) {
-        (&mut self.kept[usize::from(slot)], &mut self.further)
-    }
-
     /// The descriptors of the chain of a slot, as the two words of each.
     pub(super) fn descs(&self, slot: u16) -> impl Iterator<Item = &(u64, u64)> {
         let kept = self.kept(slot);
@@ -92,7 +116,7 @@ pub(super) struct Kept {
     pub(super) id: u16,
     count: u16,
     /// Where it lay in the ring; `None` for a chain that a former process has taken.
-    pub(super) at: Option<Place>,
+    at: Option<Place>,
     pub(super) recorded: Recorded,
     /// A former process has taken it; it was popped again.
     pub(super) is_again: bool,
@@ -100,6 +124,8 @@ pub(super) struct Kept {
     pub(super) few: [(u64, u64); FEW],
     /// Those behind them.
     further: Option<List>,
+    /// The free slot behind this one, while no chain has it.
+    next_free: u16,
 }
 
 impl Kept {
@@ -123,6 +149,11 @@ impl Kept {
     #[inline]
     pub(super) fn end(&mut self, count: u16, id: u16) {
         (self.count, self.id) = (count, id);
+    }
+
+    /// Where it lay in the ring; `None` for a chain that a former process has taken.
+    pub(super) fn place(&self) -> Option<Place> {
+        self.at
     }
 
     /// How many descriptors the chain has.
@@ -197,8 +228,8 @@ mod tests {
 
     /// Takes a slot for a chain of `count` descriptors, the words of each a number from `from` on.
     fn keep(slots: &mut Slots, count: u16, from: u64) -> u16 {
-        let slot = slots.take();
-        let (kept, further) = slots.begin(slot);
+        let slot = slots.next();
+        let (kept, further) = slots.begin(None);
         (0..count).zip(from..).for_each(|(n, word)| kept.keep(n, word, word, further));
         kept.end(count, 7);
         slot
@@ -214,8 +245,8 @@ mod tests {
         let mut slots = Slots::default();
         let counts = [1, 4, 5, 40, 6];
         let chains: Vec<_> = counts.map(|n| keep(&mut slots, n, u64::from(n) * 100)).into();
-        slots.free_used(chains[3], 40);
-        slots.free_used(chains[2], 5);
+        assert_eq!(slots.free_used(chains[3]), (7, 40));
+        slots.free_used(chains[2]);
         let later = keep(&mut slots, 30, 9000);
         for (slot, count) in [(chains[0], 1), (chains[1], 4), (chains[4], 6)] {
             assert!(are(&slots, slot, count, u64::from(count) * 100), "{count} descriptors");
@@ -229,7 +260,7 @@ mod tests {
         let mut short = Vec::new();
         for _ in 0..64 {
             let long = keep(&mut slots, 64, 0);
-            slots.free_used(long, 64);
+            slots.free_used(long);
             short.push(keep(&mut slots, 1, 0));
         }
         assert_eq!((slots.kept.len(), slots.further.places.len()), (64, 64 - FEW));

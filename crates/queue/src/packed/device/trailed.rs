@@ -72,7 +72,7 @@ impl DeviceHalf {
     /// Returns a chain to the driver, as `write_used` does, with all of its descriptors.
     pub(super) fn trail_used(&mut self, slot: u16, written: u32) {
         let kept = self.slots.kept(slot);
-        let (count, mut place) = (kept.count(), self.used);
+        let mut place = self.used;
         let word = used_word(place, kept.id, written);
         let trail = self.trail.get_or_insert_default();
         if self.first.is_none() {
@@ -84,7 +84,8 @@ impl DeviceHalf {
             place = place.add(1, self.size);
             trail.push((place, shown(*high, place)));
         }
-        self.has_used(slot, count);
+        let (_, count) = self.slots.free_used(slot);
+        self.has_used(count);
     }
 
     /// Writes all of the burst but its first descriptor, from the last one down.

@@ -4,39 +4,38 @@ use super::kept::FEW;
 use super::{DeviceHalf, counted};
 use crate::error::QueueError;
 use crate::features::RingFeatures;
+use crate::place::Place;
 use crate::walk::{Table, Walk, gather, table_entries};
 use manyring_memory::{GuestAddr, GuestMemory, LastHit, SliceList};
 use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor};
 
 /// How far along its chain a walk has come.
 enum Walked {
-    Whole(Walk),
+    /// To its end, after as many descriptors.
+    Whole(Walk, u16),
     /// The chain goes on at the descriptor `at`, whose two words were read.
-    Part {
-        at: u16,
-        low: u64,
-        high: u64,
-        walk: Walk,
-    },
+    Part { at: u16, low: u64, high: u64, walk: Walk },
 }
 
 impl DeviceHalf {
-    /// Walks a chain of the ring, and keeps its descriptors. A chain cannot be longer than what is
-    /// free of the ring.
+    /// Walks the chain of the ring that begins at a place, where these two words stand, and keeps
+    /// its descriptors in `slot`, which is the next one and is the chain's from here on. Gives how
+    /// many descriptors there are: no more than are free of the ring.
     #[inline]
     pub(super) fn walk_ring(
         &mut self,
-        at: u16,
+        place: Place,
         low: u64,
         high: u64,
         slot: u16,
         walk: Walk,
         slices: &mut SliceList,
-    ) -> Result<Walk, QueueError> {
-        match self.walk_on::<false>(at, low, high, slot, walk, slices)? {
-            Walked::Whole(walk) => Ok(walk),
+    ) -> Result<(Walk, u16), QueueError> {
+        match self.walk_on::<false>(place, low, high, slot, walk, slices)? {
+            Walked::Whole(walk, count) => Ok((walk, count)),
             Walked::Part { at, low, high, walk } => {
-                self.walk_long(at, low, high, slot, walk, slices)
+                let place = Place { at, ..place };
+                self.walk_long(place, low, high, slot, walk, slices)
             }
         }
     }
@@ -45,15 +44,15 @@ impl DeviceHalf {
     #[cold]
     fn walk_long(
         &mut self,
-        at: u16,
+        place: Place,
         low: u64,
         high: u64,
         slot: u16,
         walk: Walk,
         slices: &mut SliceList,
-    ) -> Result<Walk, QueueError> {
-        match self.walk_on::<true>(at, low, high, slot, walk, slices)? {
-            Walked::Whole(walk) => Ok(walk),
+    ) -> Result<(Walk, u16), QueueError> {
+        match self.walk_on::<true>(place, low, high, slot, walk, slices)? {
+            Walked::Whole(walk, count) => Ok((walk, count)),
             Walked::Part { .. } => {
                 let size = self.size;
                 Err(QueueError::Overfull { available: 1, in_flight: size, size })
@@ -62,11 +61,12 @@ impl DeviceHalf {
     }
 
     /// Walks along the first descriptors of a chain, which are kept in its slot, or along the
-    /// further ones.
+    /// further ones. Whether the first ones are free of the ring is asked once, at their end: until
+    /// then only copies of them were looked at.
     #[inline]
     fn walk_on<const FURTHER: bool>(
         &mut self,
-        mut at: u16,
+        place: Place,
         mut low: u64,
         mut high: u64,
         slot: u16,
@@ -74,28 +74,33 @@ impl DeviceHalf {
         slices: &mut SliceList,
     ) -> Result<Walked, QueueError> {
         let Self { areas, slots, last_hit, size, held, features, memory, .. } = self;
-        let (kept, further) = slots.begin(slot);
-        let (size, room) = (*size, usize::from(*size - *held));
-        let places = if FURTHER { FEW..room.max(FEW) } else { 0..room.min(FEW) };
-        for n in places {
+        let (kept, further) = if FURTHER { slots.go_on(slot) } else { slots.begin(Some(place)) };
+        let (mut at, size, room) = (place.at, *size, *size - *held);
+        for n in if FURTHER { FEW..FEW.max(room.into()) } else { 0..FEW } {
             if FURTHER {
                 kept.keep_further(low, high, further);
             } else {
                 kept.few[n] = (low, high);
             }
+            let count = counted(n + 1);
             let (desc, id) = Descriptor::parse_packed(low, high);
-            if desc.is_indirect() {
-                if desc.has_next() {
-                    return Err(QueueError::IndirectNext);
-                }
-                kept.end(counted(n + 1), id);
-                let walk = walk_table(desc, *features, memory, last_hit, walk, slices)?;
-                return Ok(Walked::Whole(walk));
+            let is_indirect = desc.is_indirect();
+            if !is_indirect {
+                walk.add(desc, last_hit, slices)?;
+            } else if desc.has_next() {
+                return Err(QueueError::IndirectNext);
             }
-            walk.add(desc, last_hit, slices)?;
             if !desc.has_next() {
-                kept.end(counted(n + 1), id);
-                return Ok(Walked::Whole(walk.end()?));
+                if count > room {
+                    return Err(QueueError::Overfull { available: 1, in_flight: size, size });
+                }
+                kept.end(count, id);
+                let walk = if is_indirect {
+                    walk_table(low, high, *features, memory, last_hit, walk, slices)?
+                } else {
+                    walk.end()?
+                };
+                return Ok(Walked::Whole(walk, count));
             }
             at += 1;
             if at == size {
@@ -107,9 +112,11 @@ impl DeviceHalf {
     }
 }
 
-/// Walks an indirect table. It has no links: its descriptors are taken in order (§2.8.7).
+/// Walks the indirect table that a descriptor with these two words names. It has no links: its
+/// descriptors are taken in order (§2.8.7).
 pub(super) fn walk_table(
-    desc: Descriptor,
+    low: u64,
+    high: u64,
     features: RingFeatures,
     memory: &GuestMemory,
     last_hit: &mut LastHit,
@@ -119,6 +126,7 @@ pub(super) fn walk_table(
     if !features.indirect {
         return Err(QueueError::IndirectNotNegotiated);
     }
+    let (desc, _) = Descriptor::parse_packed(low, high);
     let count = table_entries(desc)?;
     let gathered: Vec<u8>;
     let table = if let Some(one) = memory.slice(GuestAddr(desc.addr), desc.len, last_hit) {
