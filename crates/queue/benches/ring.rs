@@ -6,6 +6,11 @@
 //! `SHAPE/BATCH` with `--once SHAPE BATCH ROUNDS` and collects in `serve` only. The gate compares
 //! these with `ring.baseline`, which `cargo xtask bench-smoke --renew` writes.
 //!
+//! `-- --apart` prints ns per chain with each half on a thread of its own, which both look for work
+//! all the time: what the cache lines cost that go to and fro between two CPUs. It wants two CPUs
+//! that do nothing else. The driver half keeps as many chains of two descriptors in flight as the
+//! row says; with one, a row is the way there and back.
+//!
 //! A count contains the device half, from pop to the question whether the driver wants a call, and
 //! nothing of the driver half. Of the C library it has copies of a few bytes at most.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a bench ends where it fails")]
@@ -55,7 +60,8 @@ impl Shape {
 }
 
 struct Pair<D> {
-    driver: DriverQueue,
+    /// None once a thread of its own has it.
+    driver: Option<DriverQueue>,
     device: D,
     tables: Vec<IndirectTable>,
     batch: Batch,
@@ -80,6 +86,8 @@ fn serve_rounds(is_packed: bool, mut round: impl FnMut(&mut dyn Serves)) {
 trait Serves {
     fn fill(&mut self, shape: Shape);
     fn serve(&mut self, batch: usize) -> usize;
+    /// The driver half, which a thread of its own may take.
+    fn take_driver(&mut self) -> DriverQueue;
 }
 
 impl<D: Chains> Serves for Pair<D> {
@@ -90,6 +98,10 @@ impl<D: Chains> Serves for Pair<D> {
     fn serve(&mut self, batch: usize) -> usize {
         self.serve_ring(batch)
     }
+
+    fn take_driver(&mut self) -> DriverQueue {
+        self.driver.take().expect("it is here")
+    }
 }
 
 impl<D: Chains> Pair<D> {
@@ -99,7 +111,7 @@ impl<D: Chains> Pair<D> {
             IndirectTable { addr, words: memory.words(addr, 48, DESC_ALIGN).unwrap() }
         };
         Self {
-            driver: DriverQueue::new(config, memory).unwrap(),
+            driver: Some(DriverQueue::new(config, memory).unwrap()),
             device,
             tables: (0..u64::from(RING_SIZE)).map(table).collect(),
             batch: Batch::new(),
@@ -108,20 +120,19 @@ impl<D: Chains> Pair<D> {
 
     /// The driver's part: takes what is used, fills the ring.
     fn fill_ring(&mut self, shape: Shape) {
-        while self.driver.take_used().is_some() {}
+        let driver = self.driver.as_mut().expect("it is here");
+        while driver.take_used().is_some() {}
         for n in 0..shape.chains() {
             let at = BUFFERS + 0x1000 * (n as u64 % 64);
             let (header, data, status) = ((at, 16), (at + 0x200, 0x800), (at + 0x100, 1));
             let head = match shape {
-                Shape::Two => self.driver.add(&[header], &[data]),
-                Shape::Three => self.driver.add(&[header], &[data, status]),
-                Shape::Indirect => {
-                    self.driver.add_indirect(&[header], &[data, status], &self.tables[n])
-                }
+                Shape::Two => driver.add(&[header], &[data]),
+                Shape::Three => driver.add(&[header], &[data, status]),
+                Shape::Indirect => driver.add_indirect(&[header], &[data, status], &self.tables[n]),
             };
             head.expect("the ring is full");
         }
-        self.driver.publish();
+        driver.publish();
     }
 
     /// The device's part: what is measured.
@@ -198,6 +209,67 @@ fn count(kind: Kind, name: &str, batch: usize) -> f64 {
     callgrind::count("*Pair*serve_ring*", &arguments) / (kind.shape.chains() * rounds) as f64
 }
 
+/// Chains of two descriptors that a round of [`apart`] passes.
+const PASSED: usize = 1 << 13;
+/// Rounds of [`apart`] for each format and depth, in turns.
+const TURNS: usize = 101;
+
+/// ns per chain, with the device half on this thread and the driver half, which keeps `depth`
+/// chains in flight, on another.
+#[allow(clippy::disallowed_methods, reason = "a bench measures time")]
+fn apart(is_packed: bool, depth: usize) -> f64 {
+    let mut ns = 0.0;
+    serve_rounds(is_packed, |pair| {
+        let mut driver = pair.take_driver();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let at = BUFFERS;
+                let (mut added, mut taken) = (0, 0);
+                while taken < PASSED {
+                    while added < PASSED && added - taken < depth {
+                        driver.add(&[(at, 16)], &[(at + 0x200, 0x800)]).unwrap();
+                        added += 1;
+                    }
+                    driver.publish();
+                    while driver.take_used().is_some() {
+                        taken += 1;
+                    }
+                }
+            });
+            let mut served = 0;
+            while served == 0 {
+                served += pair.serve(depth);
+            }
+            // From here on the thread runs.
+            let (start, before) = (Instant::now(), served);
+            while served < PASSED {
+                served += pair.serve(depth);
+            }
+            ns = start.elapsed().as_nanos() as f64 / (PASSED - before) as f64;
+        });
+    });
+    ns
+}
+
+fn print_apart() {
+    println!("both halves on two CPUs: ns per chain, median (quartiles) of {TURNS}; split/packed");
+    for depth in [1, 4, 16, 32, 64] {
+        let mut all = [Vec::new(), Vec::new()];
+        for turn in 0..2 * TURNS {
+            all[turn % 2].push(apart(turn % 2 == 1, depth));
+        }
+        let quartiles = all.map(|mut times: Vec<f64>| {
+            times.sort_by(f64::total_cmp);
+            [TURNS / 4, TURNS / 2, TURNS * 3 / 4].map(|at| times[at])
+        });
+        let [[_, split, _], [_, packed, _]] = quartiles;
+        for ([low, middle, high], name) in quartiles.into_iter().zip(["split", "packed"]) {
+            println!("{name:16} {depth:3} {middle:6.1} ({low:.1}, {high:.1})");
+        }
+        println!("{:16} {depth:3} {:6.2}", "ratio", split / packed);
+    }
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -207,6 +279,7 @@ fn main() {
             let kind = kind_of(name).expect("a shape: two, three or indirect, or packed-two ..");
             once(kind, batch.parse().expect("BATCH"), rounds.parse().expect("ROUNDS"));
         }
+        ["--apart"] => print_apart(),
         ["--callgrind"] => {
             println!("# device half, split and packed rings: instructions per chain");
             for (kind, name) in Kind::all() {
