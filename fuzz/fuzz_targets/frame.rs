@@ -29,8 +29,9 @@ fuzz_target!(|input: (u64, [u8; HEADER_SIZE], u16, bool, Vec<Vec<u8>>, &[u8])| {
             assert!(taken.has_gso() && clean.gso_size.get() > 0 && clean.flags != 0);
         }
     }
-    let start = &bytes[..bytes.len().min(HEAD_SIZE_MAX)];
-    if let Ok(head) = Head::parse(&header, start, bytes.len()) {
+    let (mut start, known) = ([0; HEAD_SIZE_MAX], bytes.len().min(HEAD_SIZE_MAX));
+    start[..known].copy_from_slice(&bytes[..known]);
+    if let Ok(head) = Head::parse(&header, &start, known, bytes.len()) {
         let (size, mut alone) = (head.size(), [0; HEAD_SIZE_MAX]);
         assert_eq!(size + head.payload(), bytes.len());
         let written = Joined::new(head).write(&mut alone);

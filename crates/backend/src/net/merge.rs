@@ -143,14 +143,14 @@ impl Merger {
         self.open.clear();
         self.next = 0;
         let left = self.left;
+        let mut start = [0; HEAD_SIZE_MAX];
         for index in (first..frames.count()).filter(|index| left >> index & 1 == 0) {
             if let Some(ahead) = frames.slices(index + LOOK_AHEAD).get(1) {
                 ahead.prefetch_for_read();
             }
-            let mut start = [0; HEAD_SIZE_MAX];
             let slices = frames.slices(index);
             let known = copy_from_slices(slices.get(1..).unwrap_or_default(), &mut start);
-            let head = Head::parse(&frames.header(index), &start[..known], frames.len(index));
+            let head = Head::parse(&frames.header(index), &start, known, frames.len(index));
             match head.ok().filter(|head| !self.refused.contains(&head.kind())) {
                 Some(head) => self.place(index, head),
                 None => {

@@ -249,7 +249,7 @@ const BRIDGE: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use manyring_driver::wire::net::head::{Head, Joined};
+    use manyring_driver::wire::net::head::{HEAD_SIZE_MAX, Head, Joined};
 
     #[test]
     fn a_generated_frame_has_a_right_header_and_a_flow_of_its_own() {
@@ -268,7 +268,11 @@ mod tests {
         {
             let mut frame = FlowFrame::new(flow, 64);
             let header = frame.header();
-            let mut head = || Head::parse(&header, frame.next(), 64);
+            let mut head = || {
+                let mut start = [0; HEAD_SIZE_MAX];
+                start[..64].copy_from_slice(frame.next());
+                Head::parse(&header, &start, 64, 64)
+            };
             let joins = match (head(), head()) {
                 (Ok(first), Ok(second)) => Joined::new(first).add(&second),
                 _ => false,

@@ -102,7 +102,7 @@ pub struct Head {
     network: usize,
     transport: usize,
     size: usize,
-    /// All headers, with zeroes for what may differ from frame to frame.
+    /// All headers, with zeroes for what may differ from frame to frame. Behind them lies anything.
     bytes: [u8; HEAD_SIZE_MAX],
     payload: usize,
     identification: u16,
@@ -111,13 +111,21 @@ pub struct Head {
 }
 
 impl Head {
-    /// Reads the headers of a frame of `len` bytes that `header` came with. `start` is its first
-    /// bytes: [`HEAD_SIZE_MAX`], or all of it.
+    /// Reads the headers of a frame of `len` bytes that `header` came with. Its first `known` bytes
+    /// are those of `start`: all that it has room for, or all that the frame has.
     ///
     /// # Errors
     /// [`Alone`].
     #[inline]
-    pub fn parse(header: &RawHeader, start: &[u8], len: usize) -> Result<Self, Alone> {
+    pub fn parse(
+        header: &RawHeader,
+        start: &[u8; HEAD_SIZE_MAX],
+        known: usize,
+        len: usize,
+    ) -> Result<Self, Alone> {
+        // A copy of all of it takes fewer instructions than one of what is known.
+        let bytes = *start;
+        let start = start.get(..known).ok_or(Alone::Wrong)?;
         if header.gso_type != HDR_GSO_NONE {
             return Err(Alone::Kind);
         }
@@ -156,17 +164,7 @@ impl Head {
             return Err(Alone::Wrong);
         }
         let payload = len.checked_sub(size).ok_or(Alone::Wrong)?;
-        if kind.is_tcp() {
-            if own[13] & !(PSH | ECE) != ACK || payload == 0 {
-                return Err(Alone::Flags);
-            }
-        } else if usize::from(u16::from_be_bytes([own[4], own[5]])) != UDP + payload {
-            return Err(Alone::Wrong);
-        } else if payload == 0 {
-            return Err(Alone::Flags);
-        }
-        let mut bytes = [0; HEAD_SIZE_MAX];
-        bytes[..size].copy_from_slice(&start[..size]);
+        check_own(kind, own, payload)?;
         let mut head = Self {
             kind,
             network,
@@ -251,6 +249,21 @@ impl Head {
         let len = low_half(self.size - self.transport + payload);
         fold(sum(addresses) + u32::from(protocol) + u32::from(len))
     }
+}
+
+/// Checks what lies in the header of TCP or UDP before `payload` bytes.
+#[inline]
+fn check_own(kind: Kind, own: &[u8], payload: usize) -> Result<(), Alone> {
+    if kind.is_tcp() {
+        if own[13] & !(PSH | ECE) != ACK || payload == 0 {
+            return Err(Alone::Flags);
+        }
+    } else if usize::from(u16::from_be_bytes([own[4], own[5]])) != UDP + payload {
+        return Err(Alone::Wrong);
+    } else if payload == 0 {
+        return Err(Alone::Flags);
+    }
+    Ok(())
 }
 
 /// Checks the fixed header of IPv4; returns its size.

@@ -105,7 +105,10 @@ impl Frame {
 }
 
 fn parse(header: &RawHeader, bytes: &[u8]) -> Result<Head, Alone> {
-    Head::parse(header, &bytes[..bytes.len().min(HEAD_SIZE_MAX)], bytes.len())
+    let mut start = [0xa5; HEAD_SIZE_MAX];
+    let known = bytes.len().min(HEAD_SIZE_MAX);
+    start[..known].copy_from_slice(&bytes[..known]);
+    Head::parse(header, &start, known, bytes.len())
 }
 
 /// Joins all of `frames`, or as many as can be; returns the long frame.
