@@ -138,6 +138,7 @@ impl House {
         let shared = Arc::new(shared);
         let (plan, kept) = with_kept(plan)?;
         shared.service.retain(listening(&plan));
+        shared.let_go_of_others(&plan).await;
         // Before a port is opened: an interface that goes after that is noticed.
         let links = Some(HostLinks::open(&plan));
         let tried = Self::try_all(&plan, &shared, is_strict).await?;

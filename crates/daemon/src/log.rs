@@ -63,6 +63,11 @@ pub(crate) fn say(text: String) {
     LINES.push(text.into_bytes());
 }
 
+/// Writes to standard error a line of another process, which ends with a newline.
+pub(crate) fn pass_on(line: Vec<u8>) {
+    LINES.push(line);
+}
+
 /// What a line of this level begins with: its priority, as syslog counts, where the journal reads
 /// it (sd-daemon(3)).
 fn head(level: Level) -> &'static str {

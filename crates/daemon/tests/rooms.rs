@@ -12,7 +12,7 @@ use foreign::Client;
 use manyring_driver::FrontEnd;
 use process::{PATIENCE, wait_until};
 use program::{http_json, manyring};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
 fn each_domain_has_a_process_and_the_house_shows_what_it_counts() {
@@ -116,6 +116,9 @@ fn a_room_reaches_no_file_network_program_or_process() {
         "ask for interfaces",
         "start a program",
         "ask a tap",
+        "make memory that can be executed",
+        "outlive its house",
+        "trace another",
         "choose the CPUs of another",
         "limit another",
         "signal a thread of another",
@@ -128,11 +131,30 @@ fn a_room_reaches_no_file_network_program_or_process() {
     for what in ["look into the system", "ask which sockets are two ends"] {
         assert!(room.contains(&format!("{what}: done")), "{room}");
     }
-    // One line for each call that the list denies, whatever the thread: here socket(2).
+    // One line for each call that the list denies, whatever the thread: here socket(2) and mmap(2).
     for thread in ["manyring", "worker", "janitor", "disk-offload"] {
-        let line = format!("call {} of {thread}: refused\n", libc::SYS_socket);
+        let [socket, mmap] = [libc::SYS_socket, libc::SYS_mmap];
+        let line = format!("call {socket} of {thread} call {mmap} of {thread}: refused\n");
         assert_eq!(room.matches(&line).count(), 1, "{room}");
     }
+}
+
+/// A room that was made to misbehave does not end with its channel. A stopped process reads none.
+#[test]
+fn a_room_that_does_nothing_for_it_ends_with_a_house_that_is_killed() {
+    let daemon = two_domains();
+    client_works(&daemon.socket_of("a"), 1);
+    client_works(&daemon.socket_of("b"), 1);
+    let rooms = [pid(&daemon, "a"), pid(&daemon, "b")];
+    rooms.iter().for_each(|room| kill_process(*room, Signal::STOP).unwrap());
+    assert!(rooms.iter().all(|room| rustix::process::test_kill_process(*room).is_ok()));
+    let house = Pid::from_raw(i32::try_from(daemon.pid()).unwrap()).unwrap();
+    kill_process(house, Signal::KILL).unwrap();
+    let is_gone = |room: &Pid| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", room.as_raw_nonzero()));
+        stat.is_err() || stat.unwrap().contains(") Z ")
+    };
+    assert!(wait_until(|| rooms.iter().all(is_gone)), "a room outlives its house");
 }
 
 #[test]

@@ -20,6 +20,8 @@ use program::{http, manyring};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
 use space::{in_own_space, link, queues};
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,7 +50,7 @@ fn has_ended(pid: u32) -> bool {
 }
 
 fn answers(daemon: &Daemon) -> bool {
-    std::os::unix::net::UnixStream::connect(daemon.socket_of("control")).is_ok()
+    UnixStream::connect(daemon.socket_of("control")).is_ok()
 }
 
 #[test]
@@ -175,6 +177,35 @@ fn a_daemon_whose_devices_are_in_no_room_is_not_taken_over() {
     assert!(log(&daemon).contains("served by no room"), "{}", log(&daemon));
     client_works(&daemon.socket_of("a"), 1);
     assert!(daemon.terminate().success());
+}
+
+#[test]
+fn what_the_next_daemon_does_not_serve_is_let_go_of() {
+    let daemon = two_domains();
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    works(&mut client, 1);
+    let mut other = UnixStream::connect(daemon.socket_of("b")).unwrap();
+    other.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(wait_until(|| room(&daemon, "b")["state"] == "serving"), "{}", daemon.log());
+    let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
+    let (only_a, _) = text.split_once("[[blk]]\nname = 'b'").unwrap();
+    std::fs::write(daemon.folder().join("less.toml"), only_a).unwrap();
+    let mut first = take_over(&daemon, "less.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    // A connection that is reset has an end, too.
+    let end = other.read(&mut [0; 16]);
+    assert!(matches!(end, Ok(0)) || end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
+    works(&mut client, 2);
+    // Nor does it keep the image from the one that comes next.
+    let mut second = take_over(&daemon, "manyring.toml");
+    assert!(wait_until(|| has_ended(first.id())), "{}", log(&daemon));
+    assert!(first.wait().unwrap().success());
+    client_works(&daemon.socket_of("b"), 3);
+    works(&mut client, 4);
+    drop(client);
+    let pid = rustix::process::Pid::from_child(&second);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(second.wait().unwrap().success(), "{}", log(&daemon));
 }
 
 /// Two taps, one of a single queue and one of two.

@@ -132,6 +132,45 @@ pub mod reach {
         done(unsafe { libc::fcntl(fd, libc::F_SETOWN, process) }.into()).map(drop)
     }
 
+    /// Maps a page that can be executed, and unmaps it again.
+    ///
+    /// # Errors
+    /// The system's: the process may not have such memory.
+    pub fn map_executable() -> io::Result<()> {
+        const PAGE: usize = 4096;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let rights = libc::PROT_READ | libc::PROT_EXEC;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let page = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, rights, flags, -1, 0) };
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the mapping that was just made, which nobody uses.
+        done(unsafe { libc::munmap(page, PAGE) }.into()).map(drop)
+    }
+
+    /// Asks the kernel not to end this process when its parent ends.
+    ///
+    /// # Errors
+    /// The system's: it is to end then.
+    pub fn outlive_parent() -> io::Result<()> {
+        // SAFETY: a call without pointers.
+        done(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) }.into()).map(drop)
+    }
+
+    /// Asks to trace a process that does not exist.
+    ///
+    /// # Errors
+    /// The system's: the call itself is refused.
+    pub fn trace() -> io::Result<()> {
+        // SAFETY: no process has this number, and the further arguments are 0.
+        let traced = unsafe { libc::syscall(libc::SYS_ptrace, libc::PTRACE_SEIZE, i32::MAX, 0, 0) };
+        match done(traced) {
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+            traced => traced.map(drop),
+        }
+    }
+
     /// Makes a process, which ends at once. The caller has one thread.
     ///
     /// # Errors

@@ -36,6 +36,12 @@ impl Heirs {
         Self(Arc::new(Mutex::new(all)))
     }
 
+    /// Lets go of what was left for devices that are not wanted any more. May block.
+    pub(crate) fn keep(&self, is_wanted: impl Fn(&str) -> bool) {
+        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        left.retain(|device, _| is_wanted(device));
+    }
+
     /// Takes what was left for `device`. Empty: nothing was left, or it was taken before.
     pub(crate) fn take(&self, device: &str) -> Vec<OwnedFd> {
         let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);

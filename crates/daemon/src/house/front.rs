@@ -3,7 +3,7 @@
 use super::Shared;
 use super::waiting::{Later, OPEN_PATIENCE, Wait};
 use crate::assemble::{AssembleError, Made, Served, links, listens_at, socket_key};
-use crate::config::plan::Wanted;
+use crate::config::plan::{Plan, Wanted};
 use crate::rooms;
 use crate::service::{Kept, Whose};
 use manyring_transport::vhost_user::{Endpoint, ListenError, serve};
@@ -106,6 +106,15 @@ impl Front {
 }
 
 impl Shared {
+    /// Lets go of what another house has left of devices that this plan does not serve, or not from
+    /// a room.
+    pub(super) async fn let_go_of_others(&self, plan: &Plan) {
+        let of = |name: &str| plan.wanted().find(|wanted| wanted.plan().name == name);
+        let has_front = |wanted: Wanted| wanted.domain(self.domains).is_some();
+        self.rooms.keep_heirlooms(|name| of(name).is_some_and(has_front)).await;
+        self.host.heirs.keep(|name| of(name).is_some());
+    }
+
     /// Listens for a device, however long the host takes to make its socket. From the second second
     /// on the device is shown as one that waits.
     async fn listen_late(

@@ -1,6 +1,6 @@
 //! `Room`: one process, as the house sees it: what it is told, what it says, and its end.
 
-use super::channel::{Brought, Channel, pair, watched};
+use super::channel::{Brought, Channel, watched};
 use super::counts::Counts;
 use super::estate::{Change, Estates, Handing};
 use super::lend::Ask;
@@ -14,9 +14,7 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,6 +29,8 @@ const ORDERS_MAX: usize = 64;
 const IDLE: Duration = Duration::from_secs(60);
 /// Most messages that are read of a room that has ended: more than a socket holds.
 const LEFT_MAX: usize = 4096;
+/// How long the last lines of a room are waited for.
+const LINES_PATIENCE: Duration = Duration::from_millis(50);
 /// How long the kernel may take to end a process before that is told.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -276,8 +276,7 @@ impl Room {
     }
 
     async fn run(self: Arc<Self>, arguments: Arc<[OsString]>, mut orders: mpsc::Receiver<Order>) {
-        let spawned = aside(move || spawn(&arguments)).await;
-        match spawned.unwrap_or_else(|| Err(io::ErrorKind::Other.into())) {
+        match super::begin::spawned(arguments).await {
             Err(error) => {
                 tracing::error!(room = self.name, %error, "the room cannot be started");
                 self.end("it was not started");
@@ -313,6 +312,7 @@ impl Room {
             aside(move || (child.kill(), child.wait())).await;
             return;
         };
+        let says = child.stderr.take().map(|stderr| tokio::spawn(super::chatter::pass_on(stderr)));
         let reason = self.attend(&channel, &pidfd, orders).await;
         self.end(&reason);
         let _ = pidfd_send_signal(&pidfd, Signal::KILL);
@@ -331,6 +331,10 @@ impl Room {
             if let Ok(heard @ (Heard::Note { .. } | Heard::Gone { .. })) = message::parse(&bytes) {
                 let _ = self.hear(heard, fds);
             }
+        }
+        if let Some(says) = says {
+            // The last lines of a room come before whatever follows its end.
+            let _ = timeout(LINES_PATIENCE, says).await;
         }
         let socket = channel.into_socket();
         aside(move || (drop(socket), child.wait())).await;
@@ -487,13 +491,4 @@ impl Room {
 /// Returns when a room is so far.
 async fn is(state: &mut watch::Receiver<State>, awaited: State) {
     let _ = state.wait_for(|state| *state == awaited).await;
-}
-
-/// Starts the process. Its standard input is its end of the channel: an end of it ends the room.
-fn spawn(arguments: &[OsString]) -> io::Result<(Child, OwnedFd)> {
-    let (ours, theirs) = pair()?;
-    let mut command = Command::new("/proc/self/exe");
-    command.arg0("manyring").args(arguments).env_clear().process_group(0);
-    command.stdin(theirs).stdout(Stdio::null());
-    Ok((command.spawn()?, ours))
 }

@@ -6,7 +6,8 @@
 //! front.rs   listens, accepts; opens and locks the image
 //!               | which room? starts it                     inside.rs  sessions, workers, guest
 //! house.rs   one process: what it is told and asked    <->             memory, as the daemon runs
-//!               its end is waited for                                  them
+//!               its end is waited for; begin.rs starts it              them
+//! chatter.rs what it writes to standard error
 //! lend.rs    does what a guest may choose of its       <-   wishes.rs  asks for that, and waits
 //!            interface, and keeps the interface
 //! estate.rs  keeps connections, and notes of the       <-   keeper.rs  notes what its sessions are
@@ -19,7 +20,9 @@
 //! killed. What a room says is checked as a hostile peer's. A room that dies is started again, and
 //! its front-ends go on: they see a pause.
 
+mod begin;
 mod channel;
+mod chatter;
 mod counts;
 mod denied;
 mod estate;
@@ -41,6 +44,7 @@ mod wishes;
 
 pub(crate) use front::serve;
 pub(crate) use inside::run;
+pub use takeover::Left;
 pub(crate) use takeover::{Legacy, LegacyChannel};
 
 use crate::config::plan::{GroupPlan, LimitPlan};
@@ -48,7 +52,7 @@ use counts::Counts;
 use estate::Heirloom;
 use house::{Room, State};
 use limits::Limits;
-use manyring_engine::Janitor;
+use manyring_engine::{Janitor, aside};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -127,8 +131,24 @@ impl Rooms {
         let (asks, asked) = mpsc::channel(1);
         let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
         fronts.insert(device.to_owned(), asks);
-        let mut heirlooms = self.heirlooms.lock().unwrap_or_else(PoisonError::into_inner);
-        (asked, heirlooms.remove(device).unwrap_or_default())
+        (asked, self.heirlooms().remove(device).unwrap_or_default())
+    }
+
+    /// Lets go of the front-ends that another house has left of devices which have no front here.
+    pub(crate) async fn keep_heirlooms(&self, has_front: impl Fn(&str) -> bool) {
+        let all = std::mem::take(&mut *self.heirlooms());
+        let (kept, others) = all.into_iter().partition(|(device, _)| has_front(device));
+        *self.heirlooms() = kept;
+        let others: HashMap<String, Vec<Heirloom>> = others;
+        for device in others.keys() {
+            tracing::warn!(device, "its front-ends are let go of: no room serves it any more");
+        }
+        // The last descriptor of a front-end's file may take long to close.
+        aside(move || drop(others)).await;
+    }
+
+    fn heirlooms(&self) -> MutexGuard<'_, HashMap<String, Vec<Heirloom>>> {
+        self.heirlooms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn has_front(&self, device: &str) -> bool {
@@ -241,7 +261,7 @@ impl Rooms {
             room.note_answer(answers);
             let counts: Vec<Arc<Counts>> = room.counts();
             // The file is the house's own: it is read beside the control thread all the same.
-            manyring_engine::aside(move || counts.iter().for_each(|counts| counts.read())).await;
+            aside(move || counts.iter().for_each(|counts| counts.read())).await;
         }
     }
 

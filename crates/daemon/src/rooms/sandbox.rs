@@ -1,6 +1,7 @@
 //! What a room gives up before its first thread: whatever takes it over has no more than it has.
 //!
 //! ```text
+//! death signal     the kernel kills it when its house ends, however that ends
 //! no_new_privs     no program gives it rights; what follows needs it
 //! capabilities     none, whoever it runs as
 //! landlock         of all files it may read those of /proc and /sys; no TCP port, no socket of
@@ -58,6 +59,9 @@ pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
     if arguments.get(1).is_none_or(|command| command != "room") {
         return Ok(());
     }
+    // Without a sandbox, too: a room that no house looks after would keep its images.
+    let kill = Some(rustix::process::Signal::KILL);
+    let _ = rustix::process::set_parent_process_death_signal(kill);
     let asked = |mode: Sandbox| {
         let option = format!("--sandbox={}", mode.name());
         arguments.iter().any(|argument| *argument == *option)
@@ -159,10 +163,15 @@ fn rule(arguments: &[Condition]) -> Result<SeccompRule, seccompiler::BackendErro
 }
 
 /// Calls by which a process could reach others of its user, and so the house: it signals its own
-/// threads, also by no file's owner, and sets limits and CPUs of its own.
+/// threads, also by no file's owner, and sets limits and CPUs of its own. Nor does it outlive the
+/// house, or make memory that can be executed.
 fn own_process() -> Vec<(i64, Vec<Condition>)> {
     let owner = |command: i32| (1, Ne, u64::from(command.unsigned_abs()));
+    let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
     vec![
+        (libc::SYS_mmap, vec![(2, MaskedEq(executable), 0)]),
+        (libc::SYS_mprotect, vec![(2, MaskedEq(executable), 0)]),
+        (libc::SYS_prctl, vec![(0, Ne, u64::from(libc::PR_SET_PDEATHSIG.unsigned_abs()))]),
         (libc::SYS_fcntl, vec![owner(libc::F_SETOWN), owner(F_SETOWN_EX)]),
         (libc::SYS_prlimit64, vec![(0, Eq, 0)]),
         (libc::SYS_sched_setaffinity, vec![(0, Eq, 0)]),
@@ -195,9 +204,9 @@ const CALLS: &[i64] = &[
     libc::SYS_getsockname, libc::SYS_getsockopt, libc::SYS_gettid, libc::SYS_getuid,
     libc::SYS_io_uring_enter, libc::SYS_io_uring_register, libc::SYS_io_uring_setup,
     libc::SYS_kcmp, libc::SYS_lseek, libc::SYS_madvise, libc::SYS_membarrier,
-    libc::SYS_memfd_create, libc::SYS_mmap, libc::SYS_mprotect, libc::SYS_mremap,
+    libc::SYS_memfd_create, libc::SYS_mremap,
     libc::SYS_munmap, libc::SYS_nanosleep, libc::SYS_newfstatat, libc::SYS_openat,
-    libc::SYS_pipe2, libc::SYS_ppoll, libc::SYS_prctl, libc::SYS_pread64, libc::SYS_preadv,
+    libc::SYS_pipe2, libc::SYS_ppoll, libc::SYS_pread64, libc::SYS_preadv,
     libc::SYS_preadv2, libc::SYS_pwrite64, libc::SYS_pwritev,
     libc::SYS_pwritev2, libc::SYS_read, libc::SYS_readlinkat, libc::SYS_readv, libc::SYS_recvfrom,
     libc::SYS_recvmsg, libc::SYS_restart_syscall, libc::SYS_rseq, libc::SYS_rt_sigaction,
@@ -282,6 +291,10 @@ pub(crate) fn tried() -> String {
     say("ask a tap", asked.map_err(Into::into));
     let init = rustix::process::Pid::INIT;
     say("signal another", rustix::process::test_kill_process(init).map_err(Into::into));
+    use manyring_backend::sys::denied::reach;
+    say("make memory that can be executed", reach::map_executable());
+    say("outlive its house", reach::outlive_parent());
+    say("trace another", reach::trace());
     reach_others(&mut say);
     said.push_str(&by_threads());
     said
@@ -316,6 +329,7 @@ fn by_threads() -> String {
             rustix::net::SocketType::STREAM,
             None,
         );
+        let _ = manyring_backend::sys::denied::reach::map_executable();
         let lines = super::denied::lines();
         format!("{}: {}", lines.join(" "), if made.is_err() { "refused" } else { "done" })
     };

@@ -39,7 +39,7 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(15);
 /// A message by which the house that runs hands something to the next one.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(super) enum Left {
+pub enum Left {
     /// A socket that listens: the file descriptor. Its name is as the service manager's.
     Socket {
         /// Under which a socket is handed in.

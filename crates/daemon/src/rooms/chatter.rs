@@ -1,0 +1,101 @@
+//! What a room writes to standard error goes on to the house's, at a bounded rate: a room that was
+//! taken over can fill no disk.
+//!
+//! The house reads no faster than the rate allows, so a room that writes more waits for its pipe as
+//! for any slow log. An honest room bounds its lines by itself (`log.rs`) and never waits.
+
+use std::process::ChildStderr;
+use std::time::Duration;
+use tokio::net::unix::pipe::Receiver;
+use tokio::time::{Instant, sleep};
+
+/// Bytes that may come at once.
+const BURST: usize = 256 << 10;
+/// Bytes a second after that.
+const PER_SECOND: usize = 32 << 10;
+/// A longer line is cut.
+const LINE_MAX: usize = 4096;
+
+/// Passes on what the process writes, until it has ended.
+pub(super) async fn pass_on(stderr: ChildStderr) {
+    let Ok(pipe) = Receiver::from_owned_fd(stderr.into()) else { return };
+    let mut allowance = Allowance { left: BURST, last: Instant::now() };
+    let (mut line, mut bytes) = (Vec::new(), [0; LINE_MAX]);
+    while pipe.readable().await.is_ok() {
+        match pipe.try_read(&mut bytes) {
+            Ok(0) => break,
+            Ok(count) => {
+                for byte in &bytes[..count] {
+                    line.push(shown(*byte));
+                    if *byte == b'\n' || line.len() == LINE_MAX {
+                        end(&mut line);
+                    }
+                }
+                sleep(allowance.spend(count, Instant::now())).await;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => break,
+        }
+    }
+    end(&mut line);
+}
+
+/// Passes a line on, if it is not empty.
+fn end(line: &mut Vec<u8>) {
+    if line.last().is_some_and(|last| *last != b'\n') {
+        line.push(b'\n');
+    }
+    if !line.is_empty() {
+        crate::log::pass_on(std::mem::take(line));
+    }
+}
+
+/// A byte as an operator's terminal may get it: a room's line gives no orders to it.
+fn shown(byte: u8) -> u8 {
+    let is_control = byte.is_ascii_control() && !matches!(byte, b'\n' | b'\t');
+    if is_control { b'?' } else { byte }
+}
+
+/// The bytes that may still be read at once.
+struct Allowance {
+    left: usize,
+    last: Instant,
+}
+
+impl Allowance {
+    /// Counts bytes that were read, and says how long the next read has to wait.
+    fn spend(&mut self, count: usize, now: Instant) -> Duration {
+        let passed = now.saturating_duration_since(self.last).as_millis();
+        self.last = now;
+        let passed = usize::try_from(passed).unwrap_or(usize::MAX);
+        let earned = passed.saturating_mul(PER_SECOND) / 1000;
+        self.left = self.left.saturating_add(earned).min(BURST);
+        let owed = count.saturating_sub(self.left);
+        self.left = self.left.saturating_sub(count);
+        Duration::from_millis((owed.saturating_mul(1000) / PER_SECOND) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_at_once_and_a_flood_at_the_rate() {
+        let mut now = Instant::now();
+        let mut allowance = Allowance { left: BURST, last: now };
+        let (began, mut passed) = (now, 0);
+        while now.duration_since(began) < Duration::from_secs(60) {
+            now += allowance.spend(LINE_MAX, now);
+            passed += LINE_MAX;
+        }
+        let most = BURST + 61 * PER_SECOND + LINE_MAX;
+        assert!((most - 3 * PER_SECOND..=most).contains(&passed), "{passed}");
+    }
+
+    #[test]
+    fn a_line_gives_no_orders_to_a_terminal() {
+        let line: Vec<u8> = b"a\x1b[2Jb\tc\r\n".iter().map(|byte| shown(*byte)).collect();
+        assert_eq!(line, b"a?[2Jb\tc?\n");
+    }
+}

@@ -1,0 +1,14 @@
+//! Door: what a daemon hands to the one that takes over. Any bytes are a message or an error; a
+//! message is read again as it was written.
+#![no_main]
+
+use manyring_daemon::rooms::Left;
+use manyring_daemon::rooms::message::{emit, parse};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    if let Ok(left) = parse::<Left>(bytes)
+        && let Ok(written) = emit(&left)
+    {
+        assert_eq!(parse::<Left>(&written).ok(), Some(left));
+    }
+});
