@@ -5,6 +5,7 @@
 
 mod capture;
 mod far;
+mod flood;
 mod flow;
 mod namespace;
 mod ovs;
@@ -13,15 +14,17 @@ pub mod testpmd;
 
 pub use capture::{Capture, Frames};
 pub use far::Far;
+pub use flood::flood;
 pub use flow::Flow;
 pub use namespace::Namespace;
 pub use ovs::Ovs;
 pub use service::Service;
 
 /// What the host's side is made of.
-pub const PACKAGES: [&str; 5] = ["busybox-static", "ethtool", "iperf3", "iproute2", "tshark"];
+pub const PACKAGES: [&str; 6] =
+    ["busybox-static", "ethtool", "iperf3", "iproute2", "iputils-ping", "tshark"];
 
-/// Words for a guest's script: `network`, `pings`, `agrees`, `flow`; see the file.
+/// Words for a guest's script: `network`, `pings`, `floods`, `agrees`, `flow`; see the file.
 pub const WORDS: &str = include_str!("words.sh");
 
 /// The far end's addresses; the guest has the same with 2 at the end.

@@ -24,6 +24,18 @@ pings() {
     }
 }
 
+# floods ADDRESS: 5000 echoes, each as soon as an answer is there, between two marks; all come back.
+# Debian's own ping, which must be among the guest's programs: busybox cannot flood.
+floods() {
+    await flood
+    /bin/ping -f -q -c 5000 -W 3 $1 > /tmp/ping 2>&1
+    grep -q ' 0% packet loss' /tmp/ping || {
+        cat /tmp/ping
+        fail "a flood of $1"
+    }
+    await flooded
+}
+
 # agrees ADDRESS KIB WHAT: that much random data arrives unchanged there, and here.
 agrees() {
     head -c $(($2 * 1024)) /dev/urandom > /tmp/sent
