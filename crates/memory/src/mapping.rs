@@ -8,9 +8,7 @@ use crate::sigbus;
 use crate::touch::unmapped;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use rustix::mm::{
-    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
-};
+use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
 use std::hash::{BuildHasher, Hasher};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -25,8 +23,6 @@ pub(crate) const PAGE: usize = 4096;
 /// them, and the next thread or allocation of this process would find none.
 const FILE_BYTES_MAX: u64 = 1 << 46;
 
-/// Bytes of pages that one call makes: a few hundred microseconds.
-const POPULATED_AT_ONCE: usize = 2 << 20;
 /// Bytes that are unmapped in no time, such as the journal of a ring.
 const SMALL: usize = 2 << 20;
 
@@ -185,27 +181,6 @@ impl Mapping {
             at += part.len;
         }
         Ok(whole)
-    }
-
-    /// Has the kernel make each page that is not there yet, a few at a time. May take long. A call
-    /// that makes all of them, as one that pins them does, keeps the whole process from mapping
-    /// anything until it returns.
-    ///
-    /// # Errors
-    /// [`MemoryError::Map`]: the host has no memory for them, or some were cut away.
-    pub fn populate(&self) -> Result<(), MemoryError> {
-        for at in (0..self.len).step_by(POPULATED_AT_ONCE) {
-            let (from, len) = (self.base.as_ptr().wrapping_add(at), self.len - at);
-            let len = len.min(POPULATED_AT_ONCE);
-            // SAFETY: these pages are this mapping's, and the call changes no byte of them.
-            match unsafe { madvise(from.cast(), len, Advice::LinuxPopulateWrite) } {
-                Ok(()) => {}
-                // A kernel before 5.14: whoever needs a page makes it.
-                Err(Errno::INVAL) => return Ok(()),
-                Err(errno) => return Err(MemoryError::Map(errno)),
-            }
-        }
-        Ok(())
     }
 
     /// The host's addresses of all pages.

@@ -1,6 +1,7 @@
 //! The system calls the backends share: the only place here that may be unsafe.
 
 pub mod bpf;
+pub(crate) mod child;
 pub mod denied;
 pub mod file;
 pub mod interrupt;

@@ -21,8 +21,9 @@ use super::chunks::Chunks;
 use super::pages::Pages;
 use super::ring::{Layout, Place, Ring};
 use crate::net::Token;
+use crate::sys::child::in_child;
 use manyring_memory::{GuestMemory, GuestSlice, Mapping};
-use rustix::fd::{AsFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_xdp_rx_ring_size, set_xdp_tx_ring_size, set_xdp_umem_completion_ring_size,
@@ -87,7 +88,7 @@ impl Socket {
         let size = *CHUNK_SIZES.iter().find(fits).ok_or(Errno::MSGSIZE)?;
         let own = Mapping::anonymous(MEMORY_SIZE.into()).map_err(|_| Errno::NOMEM)?;
         let own = Arc::new(own);
-        let fd = register(&own, size)?;
+        let fd = register(&own, size, |fd, registered| set_xdp_umem_reg(fd, registered))?;
         Self::assemble(fd, own, size, wanted, None)
     }
 
@@ -104,10 +105,11 @@ impl Socket {
         let nothing = GuestMemory::default();
         let joined = Pages::join(&own, guest.unwrap_or(&nothing)).map_err(|_| Errno::NOMEM)?;
         let (pages, range) = joined;
-        // The kernel pins all of them in one call, for which every other thread waits that maps
-        // something: what makes that call long is done before.
-        range.populate().map_err(|_| Errno::NOMEM)?;
-        let fd = register(&range, size)?;
+        // The kernel makes and pins all of these pages in one call, for which every thread of the
+        // calling process waits that maps something; and the guest chooses how many pages it has.
+        let fd = register(&range, size, |fd, registered| {
+            in_child(fd, || set_xdp_umem_reg(fd, registered))
+        })?;
         // The kernel has pinned the pages, and needs no address of them.
         drop(range);
         Self::assemble(fd, own, size, wanted, Some(pages))
@@ -170,8 +172,12 @@ impl Socket {
     }
 }
 
-/// A socket whose memory is `range`, in chunks of `size` bytes.
-fn register(range: &Mapping, size: u32) -> Result<OwnedFd, Errno> {
+/// A socket whose memory is `range`, in chunks of `size` bytes, once `tell` has told the kernel.
+fn register(
+    range: &Mapping,
+    size: u32,
+    tell: impl FnOnce(BorrowedFd<'_>, XdpUmemReg) -> Result<(), Errno>,
+) -> Result<OwnedFd, Errno> {
     let (family, flags) = (AddressFamily::XDP, SocketFlags::CLOEXEC);
     let fd = socket_with(family, SocketType::RAW, flags, None)?;
     let addresses = range.addresses();
@@ -183,7 +189,7 @@ fn register(range: &Mapping, size: u32) -> Result<OwnedFd, Errno> {
         flags: XdpUmemRegFlags::empty(),
         tx_metadata_len: 0,
     };
-    set_xdp_umem_reg(&fd, registered)?;
+    tell(fd.as_fd(), registered)?;
     Ok(fd)
 }
 
@@ -439,5 +445,29 @@ impl RxEnd {
             self.give_back(chunk);
         }
         self.publish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_gives_a_socket_of_ours_its_memory() {
+        let own = Arc::new(Mapping::anonymous_shared(MEMORY_SIZE.into()).unwrap());
+        let guest = Arc::new(Mapping::anonymous_shared(16 << 20).unwrap());
+        let (_, range) = Pages::join(&own, &GuestMemory::of_mapping(guest)).unwrap();
+        let tell = |fd: BorrowedFd<'_>, registered: XdpUmemReg| {
+            in_child(fd, || set_xdp_umem_reg(fd, registered))?;
+            // It has some now: the second time is refused.
+            assert_eq!(set_xdp_umem_reg(fd, registered), Err(Errno::BUSY));
+            Ok(())
+        };
+        let fd = register(&range, CHUNK_SIZES[1], tell).unwrap();
+        assert_eq!(set_xdp_umem_fill_ring_size(&fd, RING_SIZE), Ok(()));
+        // What the kernel refuses is known here.
+        let refused =
+            register(&range, 1, |fd, registered| in_child(fd, || set_xdp_umem_reg(fd, registered)));
+        assert_eq!(refused.map(drop), Err(Errno::INVAL));
     }
 }

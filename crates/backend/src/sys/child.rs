@@ -1,0 +1,113 @@
+//! A call of the system that a child of this process makes, because it would hold up all threads.
+//!
+//! The kernel has one lock for the memory map of a process. A call that holds it for long, as one
+//! that pins gigabytes does, holds up every thread of the process that maps something, or touches a
+//! page for the first time. A child has a map of its own with the same shared pages, and the same
+//! open files: what it does to a socket is done to ours.
+//!
+//! To make the child, the kernel copies the private part of the map with the lock held: this takes
+//! as long as the daemon's own memory is large (milliseconds), whatever guests have.
+#![allow(unsafe_code, reason = "allow-listed: a child that makes a call and ends")]
+
+use rustix::fd::{AsRawFd, BorrowedFd};
+use rustix::io::Errno;
+use std::mem::MaybeUninit;
+
+/// Has a child make `call`, and waits for its end. The child has no open file but `fd`, so that
+/// nothing stays open for its sake that this process closes meanwhile. It gets no signals but those
+/// that nobody can block.
+///
+/// `call` takes no lock and allocates nothing: the child has one thread, and what other threads had
+/// locked when it was made stays locked there.
+///
+/// # Errors
+/// That of `call`. `EAGAIN`, `ENOMEM`: there can be no child. `ECHILD`: it was killed.
+pub(crate) fn in_child(
+    fd: BorrowedFd<'_>,
+    call: impl FnOnce() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: it fills the set.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: the first set was filled, and the second one is filled by the call.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+    // SAFETY: as `fork`; the child makes system calls only, and ends.
+    let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+    let failed = std::io::Error::last_os_error();
+    if child == 0 {
+        close_all_but(fd);
+        let status = call().err().map_or(0, Errno::raw_os_error);
+        // SAFETY: a call without pointers, which does not return.
+        unsafe { libc::_exit(status) };
+    }
+    // SAFETY: the mask of this thread as it was.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    let child = libc::pid_t::try_from(child).ok().filter(|child| *child > 0);
+    let child = child.ok_or(Errno::from_io_error(&failed).unwrap_or(Errno::AGAIN))?;
+    let mut status = 0;
+    // SAFETY: `status` lives.
+    while unsafe { libc::waitpid(child, &raw mut status, 0) } != child {
+        if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
+            return Err(Errno::CHILD);
+        }
+    }
+    match libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)) {
+        Some(0) => Ok(()),
+        Some(errno) => Err(Errno::from_raw_os_error(errno)),
+        None => Err(Errno::CHILD),
+    }
+}
+
+/// Closes all open files of the child but one. A kernel before 5.9 cannot: they stay open until the
+/// child ends.
+fn close_all_but(fd: BorrowedFd<'_>) {
+    let fd = fd.as_raw_fd().unsigned_abs();
+    for (from, to) in [(0, fd.checked_sub(1)), (fd + 1, Some(u32::MAX))] {
+        if let Some(to) = to {
+            // SAFETY: the child is about to end: nothing there uses these files.
+            unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fd::AsFd;
+
+    #[test]
+    fn a_child_shares_files_and_has_no_others_and_tells_how_its_call_ended() {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let (other, _writer) = std::io::pipe().unwrap();
+        let write = |value: u64| rustix::io::write(&event, &value.to_ne_bytes()).map(drop);
+        in_child(event.as_fd(), || write(7)).unwrap();
+        let mut seen = [0; 8];
+        assert_eq!(rustix::io::read(&event, &mut seen), Ok(8));
+        assert_eq!(u64::from_ne_bytes(seen), 7, "it wrote to the file of this process");
+        assert_eq!(in_child(event.as_fd(), || write(u64::MAX)), Err(Errno::INVAL));
+        let uses_other = || rustix::io::fcntl_getfd(&other).map(drop);
+        assert_eq!(in_child(event.as_fd(), uses_other), Err(Errno::BADF));
+        assert_eq!(uses_other(), Ok(()), "it is open here");
+    }
+
+    #[test]
+    fn a_child_that_a_signal_ends_has_not_made_its_call() {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let dies = || std::process::abort();
+        assert_eq!(in_child(event.as_fd(), dies), Err(Errno::CHILD));
+    }
+
+    #[test]
+    fn what_a_child_does_to_its_memory_map_is_not_done_to_ours() {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let page = Box::new([7_u8; 4096]);
+        let unmaps = || {
+            // SAFETY: the child's own copy, which it does not use any more.
+            let result = unsafe { libc::munmap((page.as_ptr().addr() & !4095) as *mut _, 4096) };
+            if result == 0 { Ok(()) } else { Err(Errno::INVAL) }
+        };
+        assert_eq!(in_child(event.as_fd(), unmaps), Ok(()));
+        assert!(page.iter().all(|byte| *byte == 7));
+    }
+}
