@@ -14,6 +14,10 @@
 //! the turn that serves it, the turn that finds nothing, and the settling of the queue until it
 //! waits for the next kick; not the sleep.
 //!
+//! `vm/32` and `vmref/32` are frames of 64 and 1500 bytes from one guest to another on a switch: a
+//! turn of the transmitq and one of the receiveq, and where frames are lent another turn of the
+//! transmitq, by which they come back.
+//!
 //! A count contains what the C library does: its `memcpy` in `blk-memory/32`, half of that row, and
 //! the way to the clock, which is a system call under valgrind. It contains nothing of the kernel,
 //! of the driver half, and of the worker around the queue: its list of hot queues, the guests'
@@ -24,6 +28,7 @@
 mod callgrind;
 #[path = "../../queue/benches/guest/mod.rs"]
 mod guest;
+mod switch;
 mod xen;
 
 use guest::guest;
@@ -35,8 +40,8 @@ use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_device::bench::SoloRunning;
 use manyring_device::blk::blkif::Attachment;
 use manyring_engine::{Activation, Call, Event, Kick};
-use manyring_memory::Mapping;
-use manyring_queue::{DeviceQueue, DriverQueue};
+use manyring_memory::{GuestMemory, Mapping};
+use manyring_queue::{DeviceQueue, DriverQueue, QueueConfig};
 use manyring_wire::xen::blkif::Abi;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
@@ -116,12 +121,32 @@ fn doorbell() -> OwnedFd {
     eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap()
 }
 
+/// A ring of the guest's, as its device gets it, and what happens there.
+fn activation(
+    config: QueueConfig,
+    memory: Arc<GuestMemory>,
+    kick: &OwnedFd,
+) -> (Activation, mpsc::Receiver<Event>) {
+    let (sender, events) = mpsc::channel(1);
+    let activation = Activation {
+        index: 0,
+        queue: DeviceQueue::new(config, memory).unwrap(),
+        addresses: config.addresses,
+        kick: Some(Kick::new(kick.try_clone().unwrap()).unwrap()),
+        call: Some(Arc::new(Call::new(doorbell()).unwrap())),
+        err: None,
+        enabled: true,
+        features: 0,
+        events: sender,
+    };
+    (activation, events)
+}
+
 impl Pair {
     fn new(kind: Kind) -> Self {
-        let (kick, (sender, events)) = (doorbell(), mpsc::channel(1));
-        let ours = Kick::new(kick.try_clone().unwrap()).unwrap();
-        let call = Arc::new(Call::new(doorbell()).unwrap());
+        let kick = doorbell();
         if kind == Kind::BlkifNull {
+            let (sender, events) = mpsc::channel(1);
             let (front, mapper) = xen::Front::new();
             let attachment = Attachment {
                 index: 0,
@@ -132,8 +157,8 @@ impl Pair {
                 journal: Some(memfd_create("journal", MemfdFlags::CLOEXEC).unwrap()),
                 takeover: false,
                 mapper,
-                kick: ours,
-                call,
+                kick: Kick::new(kick.try_clone().unwrap()).unwrap(),
+                call: Arc::new(Call::new(doorbell()).unwrap()),
                 events: sender,
             };
             let disk = Arc::new(NullDisk::new(DISK_SIZE));
@@ -149,17 +174,7 @@ impl Pair {
             }
         }
         let driver = DriverQueue::new(config, &memory).unwrap();
-        let activation = Activation {
-            index: 0,
-            queue: DeviceQueue::new(config, memory).unwrap(),
-            addresses: config.addresses,
-            kick: Some(ours),
-            call: Some(call),
-            err: None,
-            enabled: true,
-            features: 0,
-            events: sender,
-        };
+        let (activation, events) = activation(config, memory, &kick);
         let port = NullPort::new(1, FRAME as usize);
         let running = match kind {
             Kind::BlkNull | Kind::BlkifNull => {
@@ -265,19 +280,36 @@ fn once((_, kind, batch, settles): Row) {
     }
 }
 
+/// Rows of frames from guest to guest: the name, and bytes of a frame.
+const CABLES: [(&str, u32); 2] = [("vm/32", 64), ("vmref/32", 1500)];
+/// Frames of a round of these.
+const CABLE_BATCH: usize = 32;
+
+/// As [`once`], for frames from guest to guest.
+fn once_by_cable(len: u32) {
+    let mut cable = switch::Cable::new(len);
+    (0..WARM_ITEMS / CABLE_BATCH).for_each(|_| cable.round(CABLE_BATCH, false));
+    (0..ITEMS / CABLE_BATCH).for_each(|_| cable.round(CABLE_BATCH, true));
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let [once_word, name] = &arguments[..]
         && once_word == "--once"
     {
+        if let Some((_, len)) = CABLES.iter().find(|row| row.0 == name) {
+            return once_by_cable(*len);
+        }
         let row = ROWS.iter().find(|row| row.0 == name).expect("ROW is one of those printed");
         return once(*row);
     }
     println!("# running queue: instructions per request or frame");
-    for (name, ..) in ROWS {
-        let count = callgrind::count("*Pair::serve*", &["--once", name]);
+    let row = |name, symbol| {
+        let count = callgrind::count(symbol, &["--once", name]);
         println!("{name:16} {:8.1}", count / ITEMS as f64);
-    }
+    };
+    ROWS.iter().for_each(|(name, ..)| row(name, "*Pair::serve*"));
+    CABLES.iter().for_each(|(name, _)| row(name, "*Cable::serve*"));
 }
 
 /// A tap of a network namespace that ends with this process.

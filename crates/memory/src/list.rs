@@ -355,6 +355,20 @@ impl Gather {
         true
     }
 
+    /// Adds two slices of our memory that lie one behind the other at `offset`: of `FIRST` bytes
+    /// and of `len`. Returns both; `None`, and nothing is added, if they are not all inside.
+    #[inline]
+    pub fn push_own_pair<const FIRST: usize>(
+        &mut self,
+        offset: usize,
+        len: usize,
+    ) -> Option<[GuestSlice<'_>; 2]> {
+        let (first, second) = self.own.slice(offset, FIRST + len)?.split_at(FIRST);
+        // SAFETY: as in `push_own`.
+        self.list.slices.extend([first, second].map(|slice| unsafe { slice.keep() }));
+        Some([first, second])
+    }
+
     /// Adds what lies behind the first `skip` bytes of pieces of a guest.
     ///
     /// # Panics
@@ -400,6 +414,7 @@ impl Gather {
 
     /// True if slices of the guest's that `other` holds can be added.
     #[must_use]
+    #[inline]
     pub fn is_compatible(&self, other: &Self) -> bool {
         !self.has_pieces || Arc::ptr_eq(&self.list.memory, &other.list.memory)
     }

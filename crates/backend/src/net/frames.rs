@@ -12,8 +12,21 @@ use zerocopy::transmute;
 /// Bytes of a frame that are copied into the burst that passes it on from queue to queue, at most:
 /// shorter frames are copied whole, and their sender is done with them at once.
 pub(crate) const INLINE_MAX: usize = 128 - HEADER_SIZE;
+/// Bytes of an Ethernet header without a tag.
+pub(crate) const ETHERNET: usize = 14;
 /// The token of a frame whose sender is done with it.
 pub(crate) const DONE: Token = Token::MAX;
+
+/// What [`Frames::push_plain`] has done with a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Added {
+    /// It takes the general way.
+    Nothing,
+    /// All of it was copied: its sender is done with it.
+    Copied,
+    /// Its memory is used until its token is back.
+    Lent,
+}
 
 /// A frame of a burst.
 #[derive(Clone, Debug)]
@@ -173,6 +186,71 @@ impl Frames {
         let token = if is_inline { DONE } else { from.token(index) };
         self.list.push(Frame { slices: start..self.slices.len(), len, token });
         true
+    }
+
+    /// The short way of [`Self::push_lent`], for a frame that lies in one piece, if `admits` allows
+    /// its Ethernet header, as that was copied, and the header before it. Unless `may_lend`, only
+    /// frames of at most [`INLINE_MAX`] bytes are added.
+    #[inline]
+    pub(crate) fn push_plain(
+        &mut self,
+        from: &Self,
+        index: usize,
+        may_lend: bool,
+        admits: impl FnOnce(&[u8; ETHERNET], &[u8; HEADER_SIZE]) -> bool,
+    ) -> Added {
+        let (Some(frame), start) = (from.list.get(index), self.slices.len()) else {
+            return Added::Nothing;
+        };
+        let (count, len) = (self.list.len(), frame.len);
+        let Some([header, payload]) = from.slices.as_slices().get(frame.slices.clone()) else {
+            return Added::Nothing;
+        };
+        if count == FRAMES_MAX || (len > INLINE_MAX && !may_lend) {
+            return Added::Nothing;
+        }
+        let (Some(header), Some(head)) = (header.read_array(), payload.read_array()) else {
+            return Added::Nothing;
+        };
+        if !admits(&head, &header) {
+            return Added::Nothing;
+        }
+        let own = count * self.own_len;
+        if len > INLINE_MAX {
+            return self.push_rest(from, index, own, (&header, &head));
+        }
+        let own = self.slices.push_own_pair::<HEADER_SIZE>(own, len);
+        let Some([to_header, to_payload]) = own else { return Added::Nothing };
+        to_header.write_array(&header);
+        to_payload.copy_from(payload);
+        // Over what was copied after the check: what was checked is what is delivered.
+        to_payload.write_array(&head);
+        self.list.push(Frame { slices: start..start + 2, len, token: DONE });
+        Added::Copied
+    }
+
+    /// As [`Self::push_plain`], for a frame of which only the headers are copied, to `own`.
+    #[inline]
+    fn push_rest(
+        &mut self,
+        from: &Self,
+        index: usize,
+        own: usize,
+        (header, head): (&[u8; HEADER_SIZE], &[u8; ETHERNET]),
+    ) -> Added {
+        let start = self.slices.len();
+        let Some(rest) = from.payload(index).filter(|_| self.slices.is_compatible(&from.slices))
+        else {
+            return Added::Nothing;
+        };
+        let own = self.slices.push_own_pair::<HEADER_SIZE>(own, ETHERNET);
+        let Some([to_header, to_head]) = own else { return Added::Nothing };
+        to_header.write_array(header);
+        to_head.write_array(head);
+        self.slices.extend(rest, ETHERNET);
+        let (len, token) = (from.len(index), from.token(index));
+        self.list.push(Frame { slices: start..self.slices.len(), len, token });
+        Added::Lent
     }
 
     /// Drops the first `count` frames. Tokens of those whose senders wait for them are added to

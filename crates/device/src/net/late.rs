@@ -73,8 +73,8 @@ impl Late {
         })
     }
 
-    /// The port has taken frame `index` of the burst and keeps it.
-    pub(super) fn add(&mut self, chain: Chain, frames: &Frames, index: usize) {
+    /// The port has taken frame `index` of the burst, which has this header, and keeps it.
+    pub(super) fn add(&mut self, chain: Chain, frames: &Frames, index: usize, header: RawHeader) {
         let epoch = self.epochs.begin();
         debug_assert!(
             frames.payload(index).is_some_and(|payload| std::ptr::eq(
@@ -83,7 +83,7 @@ impl Late {
             )),
             "a frame of another snapshot"
         );
-        let (header, len) = (frames.header(index), frames.len(index));
+        let len = frames.len(index);
         self.frames.insert(chain.slot(), epoch, Held { chain, header, len });
         self.count += 1;
     }

@@ -449,9 +449,10 @@ impl NetTx {
                 returned += 1;
                 continue;
             }
-            self.lost.add(&self.frames.header(index), self.frames.len(index));
+            let header = self.frames.header(index);
+            self.lost.add(&header, self.frames.len(index));
             let late = self.late.get_or_insert_with(|| Late::new(queue.memory().clone()));
-            late.add(chain, &self.frames, index);
+            late.add(chain, &self.frames, index, header);
         }
         returned
     }

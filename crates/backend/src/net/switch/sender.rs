@@ -22,12 +22,12 @@ use super::guard::{Change, ETHERNET, LOOK_MAX, needs_look};
 use super::lane::{Burst, Lane};
 use super::mail::{Inbox, LANES};
 use super::{Moment, PortId, Shared, Switch, TAKES_ALL, Verdict};
-use crate::net::frames::INLINE_MAX;
+use crate::net::frames::{Added, INLINE_MAX};
 use crate::net::{Frames, PortTx, Readiness, Returned, Sent};
 use crate::ready::Bell;
 use manyring_memory::copy_from_slices;
 use manyring_wire::net::flow::FLOW_BYTES;
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE};
+use manyring_wire::net::{FRAME_SIZE_MAX, HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -68,6 +68,12 @@ impl OwnLane {
     fn is_empty(&self) -> bool {
         self.handed.is_empty() && self.open.is_none()
     }
+
+    /// True if its receiver is there, and has done with the mail that goes before.
+    #[inline]
+    fn is_served(&self) -> bool {
+        self.inbox.has_done(self.mailed) && !self.inbox.is_closed()
+    }
 }
 
 /// The way of the last frame, for the next one.
@@ -78,6 +84,21 @@ struct Way {
     lane: usize,
     /// The receiver takes whatever a guest leaves unfinished.
     takes_all: bool,
+}
+
+impl Way {
+    /// True if a frame that begins with `head` goes this way: it has the same addresses, and no
+    /// tag.
+    #[inline]
+    fn is_of(&self, head: &[u8; ETHERNET]) -> bool {
+        head[..12] == self.addresses && head[12..] != [0x81, 0]
+    }
+
+    /// True if the receiver takes a frame with this header as it is, by what is known here.
+    #[inline]
+    fn takes(&self, header: &[u8; HEADER_SIZE]) -> bool {
+        self.takes_all || (header[0] & HDR_F_NEEDS_CSUM == 0 && header[1] == HDR_GSO_NONE)
+    }
 }
 
 /// The lane of a frame, and what is known of its receiver.
@@ -140,6 +161,34 @@ impl SwitchTx {
         })
     }
 
+    /// Passes on frames from number `first` on, as long as they go the way of the frame before, are
+    /// finished and lie in one piece: what all of them need is looked at once. Returns how many
+    /// these are; the next one takes the general way, by [`Self::pass`].
+    #[inline]
+    fn pass_plain(&mut self, frames: &Frames, first: usize, sent: &mut Sent) -> usize {
+        let Some(way) = self.last else { return 0 };
+        let own = &mut self.lanes[way.lane];
+        if !own.is_served() || self.courier.own.uses_several() {
+            return 0;
+        }
+        let Some(burst) = &mut own.open else { return 0 };
+        let is_guarded = self.is_guarded;
+        let admits = |head: &[u8; ETHERNET], header: &[u8; HEADER_SIZE]| {
+            way.is_of(head) && !(is_guarded && needs_look(head)) && way.takes(header)
+        };
+        for index in first..frames.count() {
+            match burst.frames.push_plain(frames, index, self.lent < CREDIT, admits) {
+                Added::Nothing => return index - first,
+                Added::Copied => {}
+                Added::Lent => {
+                    self.lent += 1;
+                    sent.later |= 1 << index;
+                }
+            }
+        }
+        frames.count() - first
+    }
+
     /// Passes frame `index` of the burst on.
     #[inline]
     fn pass(&mut self, frames: &Frames, index: usize, sent: &mut Sent) {
@@ -151,8 +200,7 @@ impl SwitchTx {
         let first = frames.slices(index).get(1);
         if let (Some(way), Some(head)) =
             (self.last, first.and_then(|first| first.read_array::<ETHERNET>()))
-            && head[..12] == way.addresses
-            && head[12..] != [0x81, 0]
+            && way.is_of(&head)
             && !(self.is_guarded && needs_look(&head))
         {
             self.lend(frames, index, (&head, way), sent);
@@ -249,8 +297,7 @@ impl SwitchTx {
         let is_long = frames.len(index) > INLINE_MAX;
         let own = &self.lanes[way.lane];
         let is_as_taken = way.takes_all || self.is_as_taken(frames, index, own.to);
-        let is_open = own.inbox.has_done(own.mailed) && !own.inbox.is_closed();
-        let may_lend = is_as_taken && is_open;
+        let may_lend = is_as_taken && own.is_served();
         let has_credit = !is_long || self.lent < CREDIT;
         if may_lend && has_credit && self.add(frames, index, (head, way.lane)) {
             if is_long {
@@ -396,11 +443,11 @@ impl PortTx for SwitchTx {
         self.now = now;
         self.courier.spent = 0;
         let mut sent = Sent::default();
-        for index in first..frames.count() {
-            self.pass(frames, index, &mut sent);
-            sent.taken += 1;
-            if self.courier.spent >= SPENT_MAX {
-                break;
+        while first + sent.taken < frames.count() && self.courier.spent < SPENT_MAX {
+            sent.taken += self.pass_plain(frames, first + sent.taken, &mut sent);
+            if first + sent.taken < frames.count() {
+                self.pass(frames, first + sent.taken, &mut sent);
+                sent.taken += 1;
             }
         }
         for at in 0..self.lanes.len() {
