@@ -5,6 +5,8 @@ use crate::touch::touched;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+/// Bytes from which on a copy of what another CPU has written is left to the CPU.
+const LONG: usize = 2048;
 /// Bytes of a cache line.
 #[cfg(any(target_arch = "x86_64", test))]
 const CACHE_LINE: usize = 64;
@@ -163,6 +165,20 @@ impl<'m> GuestSlice<'m> {
         n
     }
 
+    /// The same, where another CPU has just written the bytes.
+    #[inline]
+    fn copy_from_afar(&self, other: &GuestSlice<'_>) -> usize {
+        touched();
+        let n = self.len().min(other.len());
+        if n < LONG {
+            return self.copy_from(other);
+        }
+        let (source, target) = (other.0.iov_base.cast::<u8>(), self.0.iov_base.cast::<u8>());
+        // SAFETY: as in `copy_from`.
+        unsafe { copy_long(source, target, n) };
+        n
+    }
+
     /// Asks for the first two cache lines, to write them soon: a line that another CPU has written
     /// takes as long to come as a hundred instructions, and several come at once if they are asked
     /// for ahead. A hint: nothing is read or written.
@@ -210,6 +226,34 @@ impl<'m> GuestSlice<'m> {
         // SAFETY: all `len` bytes are mapped for `'m` (`new`).
         unsafe { std::ptr::write_bytes(self.0.iov_base.cast::<u8>(), 0, self.len()) };
     }
+}
+
+/// Copies `n` bytes, which may overlap, by the CPU's own instruction for that if it is a fast one:
+/// lines that another CPU has written arrive a fifth sooner than by the C library, which copies
+/// such pieces in a loop. Their order within the copy is the same.
+///
+/// # Safety
+/// As for [`std::ptr::copy`].
+#[inline(never)]
+unsafe fn copy_long(source: *const u8, target: *mut u8, n: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if target.addr().wrapping_sub(source.addr()) >= n && is_x86_feature_detected!("ermsb") {
+        // SAFETY: `n` bytes are mapped at both; no byte is read after another one was written over
+        // it, since the target does not begin inside of the source. The direction flag is clear
+        // wherever Rust's code runs.
+        unsafe {
+            std::arch::asm!(
+                "rep movsb",
+                inout("rcx") n => _,
+                inout("rsi") source => _,
+                inout("rdi") target => _,
+                options(nostack, preserves_flags)
+            );
+        }
+        return;
+    }
+    // SAFETY: of the caller.
+    unsafe { std::ptr::copy(source, target, n) };
 }
 
 /// Where the cache lines of `len` bytes at `base` begin, as far as they are asked for ahead. A
@@ -283,7 +327,8 @@ pub fn copy_to_slices(slices: &[GuestSlice], bytes: &[u8]) -> usize {
 }
 
 /// Copies the bytes of `sources`, in order, to what lies behind the first `skip` bytes of
-/// `targets`; returns how many fitted.
+/// `targets`; returns how many fitted. Another CPU has just written them: this is how frames get
+/// from guest to guest.
 pub fn copy_between<'a>(
     targets: impl Iterator<Item = &'a GuestSlice<'a>>,
     mut skip: usize,
@@ -295,7 +340,7 @@ pub fn copy_between<'a>(
         let (skipped, mut room) = target.split_at(skip);
         skip -= skipped.len();
         while !room.is_empty() {
-            let copied = room.copy_from(&source);
+            let copied = room.copy_from_afar(&source);
             done += copied;
             room = room.split_at(copied).1;
             source = source.split_at(copied).1;
@@ -322,6 +367,27 @@ mod tests {
         assert_eq!(copy_from_slices(&parts, &mut out), 8);
         assert_eq!(&out, b"abcdefgh");
         assert_eq!(total_len(&parts), 8);
+    }
+
+    #[test]
+    fn long_copies_are_right_wherever_they_overlap() {
+        let mapping = Mapping::anonymous(1 << 16).unwrap();
+        let bytes: Vec<u8> = (0..1 << 16).map(|n: u32| (n % 251) as u8).collect();
+        let whole = mapping.slice(0, 1 << 16).unwrap();
+        for len in [LONG - 1, LONG, LONG + 13, 5000] {
+            for (from, to) in [(0, 20_001), (20_001, 0), (100, 101), (101, 100), (7, 7), (9, 2000)]
+            {
+                whole.write_from(&bytes);
+                let target = mapping.slice(to, len).unwrap();
+                let source = [mapping.slice(from, len).unwrap()];
+                assert_eq!(copy_between([target].iter(), 0, &source), len);
+                let mut expected = bytes.clone();
+                expected.copy_within(from..from + len, to);
+                let mut seen = vec![0; bytes.len()];
+                whole.read_into(&mut seen);
+                assert!(seen == expected, "{len} bytes from {from} to {to}");
+            }
+        }
     }
 
     #[test]
