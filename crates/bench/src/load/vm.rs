@@ -25,8 +25,13 @@ const PIECE: u16 = 1448;
 const HEADERS: usize = 54;
 /// The link addresses of the guests.
 pub(crate) const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
-/// Bytes that copies go round in: more than the caches hold, as guests' buffers are.
-const ROUND: usize = 16 << 20;
+/// Entries of a ring; and of the ring of a guest that sends long frames: a guest whose memory goes
+/// round through 64 MiB would measure the host's memory.
+const RING: u16 = 1024;
+const RING_LONG: u16 = 128;
+/// Bytes of a receive buffer: where frames are finished, and of long frames, which have several.
+const BUFFER: u32 = 1536;
+const BUFFER_LONG: u32 = 4096;
 
 /// `manyring-bench load vm ..`
 #[derive(Args, Clone, Debug)]
@@ -87,7 +92,9 @@ pub(crate) fn run(args: &VmLoadArgs) -> Result<NetLoadResult, LoadError> {
     let (cpu, waited) = (own_cpu_seconds(), waited_seconds("thread-self"));
     let mut result = match (&args.from, &args.to) {
         (Some(from), Some(to)) => {
-            let (mut from, mut to) = (connect(from, args)?, connect(to, args)?);
+            let is_long = args.size > FINISHED_MAX;
+            let mut from = connect(from, args, if is_long { RING_LONG } else { RING })?;
+            let mut to = connect(to, args, RING)?;
             drive(&mut from, &mut to, args.size, duration)?
         }
         _ => copy(args.size, duration),
@@ -110,14 +117,14 @@ fn result(packets: u64, size: usize, seconds: f64) -> NetLoadResult {
     }
 }
 
-fn connect(socket: &Path, args: &VmLoadArgs) -> Result<NetDriver, LoadError> {
+fn connect(socket: &Path, args: &VmLoadArgs, queue_size: u16) -> Result<NetDriver, LoadError> {
     let size = u32::try_from(args.size).map_err(|_| LoadError::Options("size is too large"))?;
     let packed = if args.packed { VIRTIO_F_RING_PACKED } else { 0 };
     let unfinished = if args.size > FINISHED_MAX { NetOptions::OFFLOADS } else { 0 };
     let options = NetOptions {
-        queue_size: 1024,
+        queue_size,
         features: NetOptions::PLAIN | packed | unfinished,
-        mergeable_size: if args.size > FINISHED_MAX { 4096 } else { 1536 },
+        mergeable_size: if args.size > FINISHED_MAX { BUFFER_LONG } else { BUFFER },
         transmit_size: size + 12,
         ..NetOptions::default()
     };
@@ -225,13 +232,17 @@ fn greet(to: &mut NetDriver, from: &mut NetDriver) -> Result<(), DriverError> {
     Ok(())
 }
 
-/// Copies frames of this size in memory, for as long.
+/// Copies frames of this size in memory, for as long: out of as many buffers as a guest that sends
+/// has, into as many bytes as one that receives.
 fn copy(size: usize, duration: Duration) -> NetLoadResult {
-    let (source, mut target) = (vec![0x5a_u8; ROUND], vec![0_u8; ROUND]);
+    let targets = usize::from(RING) * BUFFER_LONG as usize;
+    let source = vec![0x5a_u8; usize::from(RING_LONG) * size];
+    let mut target = vec![0_u8; targets];
     let (start, mut packets) = (now(), 0);
     while start.elapsed() < duration {
-        for (source, target) in source.chunks_exact(size).zip(target.chunks_exact_mut(size)) {
-            target.copy_from_slice(black_box(source));
+        for (n, source) in source.chunks_exact(size).enumerate() {
+            let at = n % (targets / size) * size;
+            target[at..at + size].copy_from_slice(black_box(source));
             packets += 1;
         }
         black_box(&mut target);

@@ -28,7 +28,7 @@ const WAYS: [(&str, &str, &str); 2] =
 /// Bytes of a frame, as `load pages` sends them.
 const SIZES: [usize; 3] = [64, 512, 1500];
 /// Frames of each size in a round.
-const FRAMES: usize = 3200;
+const FRAMES: usize = 12_800;
 const FRAMES_SMOKE: usize = 320;
 /// The machine takes no longer for each round.
 const LIMIT: Duration = Duration::from_secs(120);
