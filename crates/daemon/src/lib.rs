@@ -96,6 +96,9 @@ fn obey(cli: Cli) -> Result<(), Failure> {
         Command::XenBlk(args) => serve(&config::planned((*args).into())?, None),
         Command::Run(args) => {
             let plan = config::read(&args.config)?;
+            for (device, key) in plan.roomless() {
+                tracing::warn!(device, key, "no room can serve this: the daemon itself does");
+            }
             if args.print_plan {
                 assemble::look(&plan).map_err(|error| error.to_string())?;
                 let text = serde_json::to_string_pretty(&plan).map_err(|e| e.to_string())?;

@@ -9,6 +9,7 @@ mod connections;
 mod process;
 mod text;
 
+pub(crate) use process::Used;
 pub(crate) use text::Format;
 
 use crate::assemble::{self, Part};
@@ -111,6 +112,16 @@ fn rooms(out: &mut Text, state: &State) {
     out.family("manyring_room_starts", Sort::Counter, None, "Times the room was started");
     for room in &rooms {
         out.line(format_args!("room=\"{}\"", room.room), room.starts);
+    }
+    let help = "Memory of the room's process, what guests share with it and it has touched too";
+    out.family("manyring_room_resident_memory_bytes", Sort::Gauge, Some("bytes"), help);
+    for room in &rooms {
+        out.line(format_args!("room=\"{}\"", room.room), room.resident_bytes);
+    }
+    let help = "CPU time of the room's process that runs now";
+    out.family("manyring_room_cpu_seconds", Sort::Counter, Some("seconds"), help);
+    for room in &rooms {
+        out.line(format_args!("room=\"{}\"", room.room), seconds(room.cpu_ns));
     }
 }
 

@@ -23,6 +23,10 @@ fn each_domain_has_a_process_and_the_house_shows_what_it_counts() {
     let (a, b) = (pid(&daemon, "a"), pid(&daemon, "b"));
     assert!(a != b && a.as_raw_nonzero().get().unsigned_abs() != daemon.pid());
     assert_eq!(room(&daemon, "a")["devices"], serde_json::json!(["a"]));
+    assert!(room(&daemon, "a")["resident_bytes"].as_u64().unwrap() > 1 << 16);
+    let metrics = program::http(&daemon.socket_of("control"), "GET", "/metrics", "").2;
+    assert!(metrics.contains("manyring_room_resident_memory_bytes{room=\"a\"} "), "{metrics}");
+    assert!(metrics.contains("manyring_room_cpu_seconds_total{room=\"b\"} "), "{metrics}");
     assert!(counted(&daemon, "a", "reads") > 0 && counted(&daemon, "a", "writes") > 0);
     // The lock is the house's, and the room's as long as it has the image.
     let taken = manyring()

@@ -40,6 +40,26 @@ pub(super) fn write(out: &mut Text) {
     gauge("process_max_fds", None, "File descriptors that may be open at a time", most);
 }
 
+/// What another process uses of the host.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Used {
+    pub(crate) resident_bytes: u64,
+    pub(crate) cpu_ns: u64,
+}
+
+impl Used {
+    /// What the process of this number uses; nothing if there is none. Takes no lock that the
+    /// process may hold.
+    pub(crate) fn of(pid: u32) -> Self {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let number = |index| field(&stat, index).unwrap_or(0);
+        let page = u64::try_from(rustix::param::page_size()).unwrap_or(0);
+        let ticks = number(14).saturating_add(number(15));
+        let cpu_ns = ticks.saturating_mul(1_000_000_000 / TICKS);
+        Self { resident_bytes: number(24).saturating_mul(page), cpu_ns }
+    }
+}
+
 /// Field `number` of `/proc/self/stat`, counted from 1 as proc(5) does; 3 or above.
 fn field(stat: &str, number: usize) -> Option<u64> {
     // The name of the program may hold blanks and brackets: the fields behind it begin at 3.
@@ -68,6 +88,17 @@ mod tests {
         assert_eq!([4, 5, 7, 8].map(|n| field(stat, n)), [Some(1), Some(2), Some(4), None]);
         assert_eq!(field(stat, 2), None);
         assert_eq!(field("", 20), None);
+    }
+
+    #[test]
+    fn what_a_process_uses_is_seen_from_another_one() {
+        let used = Used::of(std::process::id());
+        assert!(used.resident_bytes >= 4096, "{used:?}");
+        // Work until the kernel has counted a tick of it.
+        while Used::of(std::process::id()).cpu_ns == 0 {
+            std::hint::black_box((0..1000).sum::<u64>());
+        }
+        assert_eq!(Used::of(0).resident_bytes, 0);
     }
 
     #[test]

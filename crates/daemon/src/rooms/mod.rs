@@ -48,6 +48,7 @@ pub use takeover::Left;
 pub(crate) use takeover::{Legacy, LegacyChannel};
 
 use crate::config::plan::{GroupPlan, LimitPlan};
+use crate::metrics;
 use counts::Counts;
 use estate::Heirloom;
 use house::{Room, State};
@@ -109,6 +110,10 @@ pub(crate) struct RoomInfo {
     pub(crate) starts: u64,
     /// It has answered the last question.
     pub(crate) answers: bool,
+    /// Bytes of memory that its process uses; 0 while there is no process.
+    pub(crate) resident_bytes: u64,
+    /// Nanoseconds of CPU time that its process has used; 0 while there is no process.
+    pub(crate) cpu_ns: u64,
 }
 
 impl Rooms {
@@ -267,13 +272,18 @@ impl Rooms {
 
     /// What there is to say of the rooms.
     pub(crate) fn all(&self) -> Vec<RoomInfo> {
-        let info = |(name, kept): (&String, &Kept)| RoomInfo {
-            room: name.clone(),
-            state: kept.room.state().name(),
-            pid: kept.room.pid(),
-            devices: kept.room.devices(),
-            starts: kept.starts,
-            answers: kept.room.answers(),
+        let info = |(name, kept): (&String, &Kept)| {
+            let used = metrics::Used::of(kept.room.pid());
+            RoomInfo {
+                room: name.clone(),
+                state: kept.room.state().name(),
+                pid: kept.room.pid(),
+                devices: kept.room.devices(),
+                starts: kept.starts,
+                answers: kept.room.answers(),
+                resident_bytes: used.resident_bytes,
+                cpu_ns: used.cpu_ns,
+            }
         };
         self.lock().iter().map(info).collect()
     }

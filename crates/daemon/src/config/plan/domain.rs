@@ -82,23 +82,42 @@ impl Wanted {
             (Some(domain), _) => Some(domain.clone()),
             (None, Domains::One) => None,
             (None, Domains::Device | Domains::User) => {
-                let needs = match self {
-                    // A room would count for itself alone what the group may pass.
-                    _ if device.limit.group.is_some() => Some("limit.group"),
-                    Self::Blk(blk) => blk.needs_the_house(),
-                    Self::Net(net) => net.needs_the_house(),
-                };
                 // No domain that is named has a colon.
-                needs.is_none().then(|| match domains {
+                self.needs_the_house().is_none().then(|| match domains {
                     Domains::User => ANY_USER.to_owned(),
                     _ => format!("device:{}", device.name),
                 })
             }
         }
     }
+
+    /// The key for which no room serves a device that names no domain.
+    fn needs_the_house(&self) -> Option<&'static str> {
+        match self {
+            // A room would count for itself alone what the group may pass.
+            _ if self.plan().limit.group.is_some() => Some("limit.group"),
+            Self::Blk(blk) => blk.needs_the_house(),
+            Self::Net(net) => net.needs_the_house(),
+        }
+    }
 }
 
 impl Plan {
+    /// The devices that the daemon itself serves although its guests are to be apart, each with the
+    /// key that no room can serve.
+    pub(crate) fn roomless(&self) -> Vec<(String, &'static str)> {
+        let domains = self.daemon.domains;
+        if domains == Domains::One {
+            return Vec::new();
+        }
+        let of = |wanted: Wanted| {
+            let key = wanted.needs_the_house().filter(|_| wanted.domain(domains).is_none())?;
+            Some((wanted.plan().name.clone(), key))
+        };
+        let xens = self.xen_blk.iter().map(|_| ("xen_blk".to_owned(), "xen_blk"));
+        self.wanted().filter_map(of).chain(xens).collect()
+    }
+
     /// Checks that all devices of a group of limits are served by one process: each process counts
     /// by itself what its devices pass.
     pub(super) fn check_groups(&self) -> Result<(), PlanError> {
@@ -154,6 +173,19 @@ mod tests {
             let error = domain_of(daemon, device).unwrap_err();
             assert!(error.contains(key), "{error}");
         }
+    }
+
+    #[test]
+    fn what_no_room_serves_is_told_with_its_key() {
+        let devices = "[[blk]]\nname = 'a'\nsocket_path = '/a'\nnull = '1G'\n\
+            [[blk]]\nname = 'b'\nsocket_path = '/b'\nclient = true\nnull = '1G'\n\
+            [[net]]\nname = 'c'\nsocket_path = '/c'\nnull = true\npcap = '/p'\n";
+        let roomless = |domains: &str| {
+            parse(&format!("[daemon]\ndomains = '{domains}'\n{devices}")).unwrap().roomless()
+        };
+        assert_eq!(roomless("one"), []);
+        let apart = [("b".to_owned(), "client"), ("c".to_owned(), "pcap")];
+        assert_eq!((roomless("user"), roomless("device")), (apart.to_vec(), apart.to_vec()));
     }
 
     #[test]
