@@ -26,7 +26,7 @@ use std::sync::Arc;
 const ASK_NS: u64 = 50_000;
 /// A port that rings when it is done with frames is asked after this long: only so that it sees
 /// whoever holds frames for too long.
-const LOOK_NS: u64 = 100_000_000;
+const LOOK_NS: u64 = 50_000_000;
 /// After this long a wait for frames that are with the port is logged.
 const PATIENCE_NS: u64 = 1_000_000_000;
 

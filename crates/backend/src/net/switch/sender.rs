@@ -40,8 +40,8 @@ const BURSTS_MAX: usize = 32;
 /// Lanes that a queue has at most.
 const LANES_MAX: usize = 32;
 /// Milliseconds after which a lane is emptied that is not served: always, and if no more frames can
-/// be lent.
-const HOLD_MS: u64 = 500;
+/// be lent. An `IN_ORDER` guest may stand still for the first: no chain passes those that are lent.
+const HOLD_MS: u64 = 50;
 const RELIEVE_MS: u64 = 20;
 /// Bytes of copies after which `send` returns: the rest of the burst is offered again.
 const SPENT_MAX: usize = 256 << 10;

@@ -3,13 +3,13 @@
 use super::*;
 
 #[test]
-fn a_receiver_that_takes_nothing_holds_a_senders_frames_for_half_a_second_at_most() {
+fn a_receiver_that_takes_nothing_holds_a_senders_frames_for_fifty_milliseconds_at_most() {
     let world = World::new();
     let (mut a, mut b) = world.two();
     for n in 0..10 {
         a.send(2, 1000, n);
     }
-    world.later(499);
+    world.later(49);
     assert_eq!(a.reap(), []);
     world.later(1);
     assert_eq!(a.reaped(Outcome::Passed).len(), 10, "copied to its mail");
