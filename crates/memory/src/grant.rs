@@ -103,7 +103,7 @@ impl GrantPages {
     /// other queues of the process have.
     ///
     /// # Errors
-    /// [`GrantError::Memory`]; [`MemoryError::Pieces`]: too many are promised to others.
+    /// [`GrantError::Memory`]; `MemoryError::Pieces`: too many are promised to others.
     pub(crate) fn with_promise(
         mapper: GrantMapper,
         pages: usize,
@@ -119,7 +119,7 @@ impl GrantPages {
     ///
     /// # Errors
     /// That of the first reference that cannot be mapped; then none is.
-    /// [`MemoryError::Pieces`]: the process has as many queues as may be.
+    /// `MemoryError::Pieces`: the process has as many queues as may be.
     pub fn of_ring(mapper: GrantMapper, grefs: &[GrantRef]) -> Result<Self, GrantError> {
         let pieces = mapper.pieces_of_lot(grefs.len());
         let mut pages = Self::with_promise(mapper, grefs.len(), pieces)?;

@@ -4,22 +4,23 @@
 //! The house reads no faster than the rate allows, so a room that writes more waits for its pipe as
 //! for any slow log. An honest room bounds its lines by itself (`log.rs`) and never waits.
 
+use manyring_engine::Rate;
 use std::process::ChildStderr;
 use std::time::Duration;
 use tokio::net::unix::pipe::Receiver;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 
 /// Bytes that may come at once.
 const BURST: usize = 256 << 10;
 /// Bytes a second after that.
-const PER_SECOND: usize = 32 << 10;
+const PER_SECOND: u32 = 32 << 10;
 /// A longer line is cut.
 const LINE_MAX: usize = 4096;
 
 /// Passes on what the process writes, until it has ended.
 pub(super) async fn pass_on(stderr: ChildStderr) {
     let Ok(pipe) = Receiver::from_owned_fd(stderr.into()) else { return };
-    let mut allowance = Allowance { left: BURST, last: Instant::now() };
+    let mut rate = Rate::new(cost(BURST), Instant::now());
     let (mut line, mut bytes) = (Vec::new(), [0; LINE_MAX]);
     while pipe.readable().await.is_ok() {
         match pipe.try_read(&mut bytes) {
@@ -31,7 +32,8 @@ pub(super) async fn pass_on(stderr: ChildStderr) {
                         end(&mut line);
                     }
                 }
-                sleep(allowance.spend(count, Instant::now())).await;
+                rate.charge(cost(count), Instant::now());
+                sleep_until(rate.due()).await;
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(_) => break,
@@ -56,24 +58,9 @@ fn shown(byte: u8) -> u8 {
     if is_control { b'?' } else { byte }
 }
 
-/// The bytes that may still be read at once.
-struct Allowance {
-    left: usize,
-    last: Instant,
-}
-
-impl Allowance {
-    /// Counts bytes that were read, and says how long the next read has to wait.
-    fn spend(&mut self, count: usize, now: Instant) -> Duration {
-        let passed = now.saturating_duration_since(self.last).as_millis();
-        self.last = now;
-        let passed = usize::try_from(passed).unwrap_or(usize::MAX);
-        let earned = passed.saturating_mul(PER_SECOND) / 1000;
-        self.left = self.left.saturating_add(earned).min(BURST);
-        let owed = count.saturating_sub(self.left);
-        self.left = self.left.saturating_sub(count);
-        Duration::from_millis((owed.saturating_mul(1000) / PER_SECOND) as u64)
-    }
+/// The time that so many bytes are paid for by.
+fn cost(bytes: usize) -> Duration {
+    Duration::from_secs(bytes as u64) / PER_SECOND
 }
 
 #[cfg(test)]
@@ -82,15 +69,18 @@ mod tests {
 
     #[test]
     fn a_burst_passes_at_once_and_a_flood_at_the_rate() {
-        let mut now = Instant::now();
-        let mut allowance = Allowance { left: BURST, last: now };
-        let (began, mut passed) = (now, 0);
-        while now.duration_since(began) < Duration::from_secs(60) {
-            now += allowance.spend(LINE_MAX, now);
+        let began = Instant::now();
+        let (mut now, mut rate, mut passed) = (began, Rate::new(cost(BURST), began), 0);
+        while now < began + Duration::from_secs(60) {
+            if rate.due() > began && now == began {
+                assert!((BURST..=BURST + LINE_MAX).contains(&passed), "{passed} at once");
+            }
+            now = now.max(rate.due());
+            rate.charge(cost(LINE_MAX), now);
             passed += LINE_MAX;
         }
-        let most = BURST + 61 * PER_SECOND + LINE_MAX;
-        assert!((most - 3 * PER_SECOND..=most).contains(&passed), "{passed}");
+        let most = BURST + 60 * (32 << 10) + 2 * LINE_MAX;
+        assert!((most - 4 * LINE_MAX..=most).contains(&passed), "{passed}");
     }
 
     #[test]
