@@ -226,8 +226,8 @@ impl Ring for DeviceQueue {
     }
 
     #[inline]
-    fn asks_once(&self) -> bool {
-        each!(self, queue => queue.asks_once())
+    fn wants_call_within(&self, chains: u16) -> bool {
+        each!(self, queue => queue.wants_call_within(chains))
     }
 
     fn enable_notifications(&mut self) -> bool {

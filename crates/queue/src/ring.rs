@@ -82,12 +82,12 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
     /// After a publish: does the driver want a used buffer notification?
     fn needs_notification(&mut self) -> bool;
 
-    /// True if a driver that asks for a used buffer notification gets one, however often chains are
-    /// published before it asks again: so it is with `VIRTIO_F_EVENT_IDX`. Otherwise each publish
-    /// may cost a notification, until the driver has begun to handle the first.
+    /// True if the driver has asked for a used buffer notification of one of the next `chains` that
+    /// are published: it sleeps then, or is about to. It may ask for one at any time after this. A
+    /// ring that cannot tell says yes.
     #[inline]
-    fn asks_once(&self) -> bool {
-        false
+    fn wants_call_within(&self, _chains: u16) -> bool {
+        true
     }
 
     /// Asks for available buffer notifications and looks again. True: there is work, do not sleep.

@@ -27,9 +27,10 @@ use zerocopy::FromBytes;
 
 /// Requests that a turn takes at most, and answers together if the disk is done with them at once:
 /// the driver works on these answers while the next turn serves the next requests. With a group for
-/// all that a full ring holds, either side waits while the other works. A driver that must be
-/// called for each group is served in one piece.
-const GROUP: usize = 16;
+/// all that a full ring holds, either side waits while the other works. A driver that sleeps until
+/// it is called is served in one piece: it would wake for the first group, and be called again for
+/// a later one.
+const GROUP: u16 = 16;
 
 /// A queue of a virtio block device, as its worker runs it.
 #[derive(Debug)]
@@ -114,8 +115,9 @@ impl BlkQueue {
         let mut popped = if is_retry {
             self.pop_waiting(queue, (max, now_ns))
         } else {
-            let group = if queue.asks_once() { GROUP } else { usize::MAX };
-            queue.pop_batch(&mut self.batch, max.min(group))
+            let is_whole = max <= GROUP.into() || queue.wants_call_within(GROUP);
+            let group = if is_whole { max } else { GROUP.into() };
+            queue.pop_batch(&mut self.batch, group)
         };
         if popped == 0 {
             return 0;

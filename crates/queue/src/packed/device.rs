@@ -264,6 +264,14 @@ impl Ring for DeviceHalf {
         wants_event(word, self.features.event_idx, self.used, moved, self.size)
     }
 
+    #[inline]
+    fn wants_call_within(&self, chains: u16) -> bool {
+        let word = self.areas.avail.load_u32(0);
+        let chains = chains.min(self.size);
+        let then = self.used.add(chains, self.size);
+        wants_event(word, self.features.event_idx, then, chains, self.size)
+    }
+
     fn enable_notifications(&mut self) -> bool {
         self.write_event(if self.features.event_idx {
             event_word(self.avail.bits(), EVENT_DESC)

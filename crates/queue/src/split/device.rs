@@ -302,8 +302,13 @@ impl Ring for DeviceHalf {
     }
 
     #[inline]
-    fn asks_once(&self) -> bool {
-        self.features.event_idx
+    fn wants_call_within(&self, chains: u16) -> bool {
+        if self.features.event_idx {
+            let event = self.areas.avail.load_u16(used_event(self.size));
+            event.wrapping_sub(self.used_idx) < chains
+        } else {
+            self.areas.avail.load_u16(RING_FLAGS) & AVAIL_F_NO_INTERRUPT == 0
+        }
     }
 
     fn enable_notifications(&mut self) -> bool {

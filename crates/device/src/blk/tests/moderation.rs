@@ -277,19 +277,26 @@ fn a_queue_that_ends_tells_what_it_holds_back() {
 }
 
 #[test]
-fn a_long_burst_is_answered_in_groups_and_its_driver_called_once() {
-    for (event_idx, groups) in [(true, &[16, 16, 16, 12][..]), (false, &[60])] {
-        let features = RingFeatures { event_idx, ..RingFeatures::default() };
+fn a_long_burst_is_answered_in_groups_unless_its_driver_sleeps() {
+    for (packed, event_idx, sleeps) in [false, true].into_iter().flat_map(|packed| {
+        [(packed, false, false), (packed, false, true), (packed, true, false), (packed, true, true)]
+    }) {
+        let features = RingFeatures { event_idx, packed, ..RingFeatures::default() };
         let disk = NullDisk::new(DISK_SIZE);
         let (_mapping, mut driver, mut queue) = rig_with(&disk, 60, features);
         let mut wait = Wait::new(false).unwrap();
         queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
-        assert!(!driver.enable_notifications(), "the driver sleeps until it is called");
+        if sleeps {
+            assert!(!driver.enable_notifications(), "it sleeps until it is called");
+        } else {
+            driver.disable_notifications();
+        }
         let mut seen = Vec::new();
         while queue.turn(&mut QueueIo::new(&mut wait, 0, 0, 0)).worked {
             seen.push(std::iter::from_fn(|| driver.take_used()).count());
         }
-        assert_eq!(seen, groups, "{event_idx}");
-        assert_eq!(queue.stats().calls.value(), 1, "{event_idx}");
+        let groups = if sleeps { &[60][..] } else { &[16, 16, 16, 12] };
+        assert_eq!(seen, groups, "{packed} {event_idx} {sleeps}");
+        assert_eq!(queue.stats().calls.value(), u64::from(sleeps), "{packed} {event_idx} {sleeps}");
     }
 }
