@@ -110,19 +110,23 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it and waits until `socket` is there anew.
+    /// Starts it and waits until `socket` is there anew, and behind it the control socket, if it is
+    /// told to have one: those of a daemon that was killed are still there, and nobody listens.
     ///
     /// # Errors
-    /// It ended, or the socket did not appear.
+    /// It ended, or a socket did not appear.
     pub fn start(options: DaemonOptions, socket: &Path) -> Outcome<Self> {
-        let before = inode(socket);
+        let control = options.is_controlled.then(|| options.control());
+        let sockets: Vec<_> = control.as_deref().into_iter().chain([socket]).collect();
+        let inodes = || sockets.iter().map(|socket| inode(socket)).collect::<Vec<_>>();
+        let before = inodes();
         let mut daemon = Self { child: spawn(&options)?, options };
         wait_for("the daemon's socket", START, || {
             if let Some(status) = daemon.child.try_wait().context("manyring")? {
                 return Err(format!("manyring ended at its start: {status}\n{}", daemon.log()?));
             }
-            let now = inode(socket);
-            Ok((now.is_some() && now != before).then_some(()))
+            let is_new = |(now, before): (&Option<_>, _)| now.is_some() && now != before;
+            Ok(inodes().iter().zip(&before).all(is_new).then_some(()))
         })?;
         Ok(daemon)
     }
