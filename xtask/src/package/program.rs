@@ -24,7 +24,7 @@ pub(crate) struct Program {
     pub(crate) packages: &'static [&'static str],
     /// The profile of cargo, if it has one of its own.
     profile: Option<&'static str>,
-    /// Who links it, and the variable that tells cargo so.
+    /// The variable that tells cargo who links it, or how; and its value.
     pub(crate) linker: Option<(&'static str, &'static str)>,
     strip: &'static str,
 }
@@ -45,7 +45,11 @@ impl Program {
         // The C compiler of ring.
         packages: &["musl-tools"],
         profile: Some("static"),
-        linker: None,
+        // The list of addresses that it corrects when it starts takes 0.3 MB, unless it is packed.
+        linker: Some((
+            "CARGO_TARGET_X86_64_UNKNOWN_LINUX_MUSL_RUSTFLAGS",
+            "-C link-arg=-Wl,-z,pack-relative-relocs",
+        )),
         strip: "strip",
     };
 
