@@ -17,7 +17,7 @@ pub(crate) const ETHERNET: usize = 14;
 /// The token of a frame whose sender is done with it.
 pub(crate) const DONE: Token = Token::MAX;
 
-/// What [`Frames::push_plain`] has done with a frame.
+/// Says if [`Frames::push_plain`] has added a frame, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Added {
     /// It takes the general way.

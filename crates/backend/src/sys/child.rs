@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use std::mem::MaybeUninit;
 
 /// Has a child make `call`, and waits for its end. The child has no open file but `fd`, so that
-/// nothing stays open for its sake that this process closes meanwhile. It gets no signals but those
-/// that nobody can block.
+/// nothing stays open for its sake that this process closes meanwhile. All signals are
+/// blocked in it, but for the two that cannot be.
 ///
 /// `call` takes no lock and allocates nothing: the child has one thread, and what other threads had
 /// locked when it was made stays locked there.

@@ -232,8 +232,8 @@ fn greet(to: &mut NetDriver, from: &mut NetDriver) -> Result<(), DriverError> {
     Ok(())
 }
 
-/// Copies frames of this size in memory, for as long: out of as many buffers as a guest that sends
-/// has, into as many bytes as one that receives.
+/// Copies frames of this size in memory for this time. The copy has as many source buffers as a
+/// sending guest, and as many target bytes as a receiving one.
 fn copy(size: usize, duration: Duration) -> NetLoadResult {
     let targets = usize::from(RING) * BUFFER_LONG as usize;
     let source = vec![0x5a_u8; usize::from(RING_LONG) * size];

@@ -26,8 +26,8 @@ pub(crate) struct Host {
     pub(crate) doors: Option<PathBuf>,
 }
 
-/// What another process has left to this one, by device: the description that holds a disk, or the
-/// queues of a tap. Clones share it.
+/// The file descriptors that another process has left to this one, by device: the description that
+/// holds a disk, or the queues of a tap. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Heirs(Arc<Mutex<HashMap<String, Vec<OwnedFd>>>>);
 

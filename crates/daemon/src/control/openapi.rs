@@ -76,8 +76,8 @@ pub(super) async fn index() -> Json<Index> {
     Json(index.clone())
 }
 
-/// What a path is called in the index; `None` for the index itself, and for paths with a name in
-/// them.
+/// The name under which the index lists a path. `None`: it lists neither itself nor paths that hold
+/// the name of a device.
 fn link(path: &str) -> Option<&str> {
     let (_, last) = path.rsplit_once('/').filter(|_| path != "/v1" && !path.contains('{'))?;
     last.split('.').next()

@@ -109,8 +109,8 @@ impl Asked {
         Self { wanted, served, is_free, opened }
     }
 
-    /// What became of the first try. A call that does not come back is left behind: the rest of
-    /// the row goes on without it.
+    /// Waits for the result of the first try. If its call does not come back, the thread of the row
+    /// is left behind with it, and the rest of the row goes on without it.
     ///
     /// # Errors
     /// As [`Patience::open`].
@@ -181,7 +181,7 @@ impl Patience {
         Self { refuses, keeps_on, left: OPEN_PATIENCE_ALL, held_left }
     }
 
-    /// What became of the first opening of a device, of which `opened` is to tell. One that
+    /// Waits for the result of a device's first opening, which comes by `opened`. A device that
     /// another process holds is opened again, for a while.
     ///
     /// # Errors

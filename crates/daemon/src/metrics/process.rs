@@ -40,7 +40,7 @@ pub(super) fn write(out: &mut Text) {
     gauge("process_max_fds", None, "File descriptors that may be open at a time", most);
 }
 
-/// What another process uses of the host.
+/// The memory and CPU time that another process uses.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Used {
     pub(crate) resident_bytes: u64,

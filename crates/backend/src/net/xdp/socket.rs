@@ -465,7 +465,7 @@ mod tests {
         };
         let fd = register(&range, CHUNK_SIZES[1], tell).unwrap();
         assert_eq!(set_xdp_umem_fill_ring_size(&fd, RING_SIZE), Ok(()));
-        // What the kernel refuses is known here.
+        // The child reports to this process that the kernel refuses its call.
         let refused =
             register(&range, 1, |fd, registered| in_child(fd, || set_xdp_umem_reg(fd, registered)));
         assert_eq!(refused.map(drop), Err(Errno::INVAL));
