@@ -46,7 +46,7 @@ const DATAGRAMS: [u32; 3] = [8 + 4, 8 + 200, 8 + 500];
 const MTU: u32 = 1500;
 /// Of a packet that one router has forwarded.
 const HOPS: u32 = 63;
-const LIMIT: Duration = Duration::from_secs(180);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     packages::need("a file to be sent", &["openssl"])?;

@@ -13,9 +13,9 @@ use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 use std::mem::MaybeUninit;
 
-/// Has a child make `call`, and waits for its end. The child has no open file but `fd`, so that
-/// nothing stays open for its sake that this process closes meanwhile. All signals are
-/// blocked in it, but for the two that cannot be.
+/// Has a child make `call`, and waits for the child's end. The child keeps `fd` open and closes all
+/// other files: a file that this process closes meanwhile is closed at once. All signals are
+/// blocked in the child, but for the two that cannot be.
 ///
 /// `call` takes no lock and allocates nothing: the child has one thread, and what other threads had
 /// locked when it was made stays locked there.

@@ -232,8 +232,9 @@ fn greet(to: &mut NetDriver, from: &mut NetDriver) -> Result<(), DriverError> {
     Ok(())
 }
 
-/// Copies frames of this size in memory for this time. The copy has as many source buffers as a
-/// sending guest, and as many target bytes as a receiving one.
+/// Copies frames of `size` bytes in memory until `duration` has passed. It takes them in turn from
+/// the number of buffers that a sending guest has, and writes them in turn to the number of bytes
+/// that a receiving guest has.
 fn copy(size: usize, duration: Duration) -> NetLoadResult {
     let targets = usize::from(RING) * BUFFER_LONG as usize;
     let source = vec![0x5a_u8; usize::from(RING_LONG) * size];

@@ -48,8 +48,8 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// What the process of this number uses; nothing if there is none. Takes no lock that the
-    /// process may hold.
+    /// Reads what the process with the number `pid` uses; zeroes if there is no such process. The
+    /// kernel takes no lock for it that the process may hold.
     pub(crate) fn of(pid: u32) -> Self {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let number = |index| field(&stat, index).unwrap_or(0);

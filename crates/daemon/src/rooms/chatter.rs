@@ -1,5 +1,5 @@
-//! What a room writes to standard error goes on to the house's, at a bounded rate: a room that was
-//! taken over can fill no disk.
+//! The house passes each room's standard error on to its own, at a bounded rate, so that a room
+//! that was taken over cannot fill a disk with its lines.
 //!
 //! The house reads no faster than the rate allows, so a room that writes more waits for its pipe as
 //! for any slow log. An honest room bounds its lines by itself (`log.rs`) and never waits.
@@ -58,7 +58,7 @@ fn shown(byte: u8) -> u8 {
     if is_control { b'?' } else { byte }
 }
 
-/// The time that so many bytes are paid for by.
+/// The time after which a room may write this number of bytes once more.
 fn cost(bytes: usize) -> Duration {
     Duration::from_secs(bytes as u64) / PER_SECOND
 }

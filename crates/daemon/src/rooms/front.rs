@@ -94,8 +94,8 @@ fn handed(disk: &dyn Disk, queues: usize) -> Result<Vec<OwnedFd>, Errno> {
     Ok([file].into_iter().chain(flushes).collect())
 }
 
-/// What the next house gets of a device that is open here, a message each: the description that
-/// holds a disk, or the queues of a tap. May block.
+/// The file descriptors that the next house gets of a device that is open here: the description
+/// that holds a disk, or the queues of a tap. Each inner list goes in one message. May block.
 fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
     match kind {
         Kind::Blk(shown) => {

@@ -74,7 +74,7 @@ impl Cable {
         self.take_turns();
     }
 
-    /// The same, not counted: the symbol is another.
+    /// Takes turns as the counted function does. The count leaves it out, since its name differs.
     #[inline(never)]
     fn warm_up(&mut self) {
         std::hint::black_box(&mut *self).take_turns();

@@ -82,9 +82,9 @@ pub(crate) struct Bridge<F> {
 /// Our side of an odd doorbell.
 #[derive(Debug)]
 pub(crate) struct OurSide {
-    /// What a worker watches, or writes to.
+    /// The eventfd that a worker watches for a kick, or writes to for a call.
     pub(crate) event: Arc<OwnedFd>,
-    /// What [`Bridge::remove`] takes.
+    /// The number by which [`Bridge::remove`] finds it.
     pub(crate) id: u64,
 }
 
