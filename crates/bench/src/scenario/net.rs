@@ -129,7 +129,8 @@ impl<'a> NetBench<'a> {
         self.daemon_at(&self.socket(), daemon, arguments, space, affinity)
     }
 
-    /// The same, listening there.
+    /// Starts it as [`Self::daemon`] does, with its device at this socket. A control socket gets its
+    /// name after those of all devices, so that is the one to wait for where there is one.
     fn daemon_at(
         &self,
         socket: &Path,
@@ -153,7 +154,9 @@ impl<'a> NetBench<'a> {
         all.extend(arguments.iter().map(OsString::from));
         all.extend(self.args.extra.iter().cloned());
         let program = if space.is_some() { Path::new("ip") } else { &program };
-        Server::start(program, &all, socket, affinity).map_err(|e| e.to_string())
+        let control = arguments.iter().find_map(|argument| argument.strip_prefix("--control="));
+        let last = control.map_or(socket, Path::new);
+        Server::start(program, &all, last, affinity).map_err(|e| e.to_string())
     }
 }
 
