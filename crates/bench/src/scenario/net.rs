@@ -129,8 +129,8 @@ impl<'a> NetBench<'a> {
         self.daemon_at(&self.socket(), daemon, arguments, space, affinity)
     }
 
-    /// Starts it as [`Self::daemon`] does, with its device at this socket. A control socket gets its
-    /// name after those of all devices, so that is the one to wait for where there is one.
+    /// Starts it as [`Self::daemon`] does, with its device at this socket. A control socket gets
+    /// its name after those of all devices, so that is the one to wait for where there is one.
     fn daemon_at(
         &self,
         socket: &Path,
