@@ -18,6 +18,7 @@ pub(crate) use monitor::Monitor;
 
 use crate::cleanup::{self, Folder};
 use crate::command::wait_for;
+use crate::daemon::ticks;
 use crate::{Context, Outcome, check};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -303,7 +304,7 @@ impl Guest {
     }
 
     fn until(&mut self, what: &str, line_start: &str, limit: Duration) -> Outcome {
-        wait_for(what, limit, || {
+        let reached = wait_for(what, limit, || {
             let has_ended = self.child.try_wait().context("the guest")?.is_some();
             if self.shown.is_some() {
                 let said = self.said()?;
@@ -316,7 +317,18 @@ impl Guest {
             let is_there = said.lines().any(|line| is_line(line, line_start));
             check(is_there || !has_ended, || format!("{what}: the guest ended before"))?;
             Ok(is_there.then_some(()))
-        })
+        });
+        reached.map_err(|error| format!("{error}; {}", self.at_work()))
+    }
+
+    /// What a guest does that was waited for in vain: one that waits for a device's answer to a
+    /// command runs in a loop, and one whose wake-up was lost sleeps.
+    fn at_work(&self) -> String {
+        let ticks = || ticks(self.child.id());
+        let before = ticks();
+        std::thread::sleep(Duration::from_secs(1));
+        let (Ok(before), Ok(after)) = (before, ticks()) else { return "it has ended".to_owned() };
+        format!("it takes {} of 100 ticks of CPU time", after.saturating_sub(before))
     }
 
     /// Everything the console has shown so far, in whole lines.

@@ -1,6 +1,7 @@
 //! What a process holds: fds by kind, mappings of guest memory, threads, memory, CPU time.
 
 use crate::command::wait_for;
+use crate::daemon::ticks;
 use crate::{Context, Outcome, check};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -204,14 +205,6 @@ fn kind(name: &str) -> String {
 fn proc(pid: u32, name: &str) -> Outcome<String> {
     let path = format!("/proc/{pid}/{name}");
     std::fs::read_to_string(&path).context(path)
-}
-
-/// User and system time, in clock ticks: fields 14 and 15, counted after the name in brackets.
-fn ticks(pid: u32) -> Outcome<u64> {
-    let stat = proc(pid, "stat")?;
-    let fields = stat.rsplit_once(") ").ok_or("/proc/PID/stat has no name")?.1;
-    let mut times = fields.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
-    Ok(times.next().ok_or("no utime")? + times.next().ok_or("no stime")?)
 }
 
 fn resident_kib(pid: u32) -> Outcome<u64> {
