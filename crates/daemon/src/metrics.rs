@@ -155,12 +155,13 @@ fn workers(out: &mut Text, state: &State) {
     let help = "1 while a thread does not come back from serving a device";
     out.family("manyring_thread_held", Sort::Gauge, None, help);
     for held in held {
-        let (thread, device) = (held.thread, held.device);
-        out.line(format_args!("thread=\"{thread}\",device=\"{device}\""), 1);
+        let (room, thread, device) = (of_room(&held.room), held.thread, held.device);
+        out.line(format_args!("{room}thread=\"{thread}\",device=\"{device}\""), 1);
     }
     let each = |out: &mut Text, value: &dyn Fn(&WorkerInfo) -> String| {
         for worker in &workers {
-            out.line(format_args!("worker=\"{}\"", worker.index), value(worker));
+            let WorkerInfo { room, index, .. } = worker;
+            out.line(format_args!("{}worker=\"{index}\"", of_room(room)), value(worker));
         }
     };
     out.family("manyring_worker_queues", Sort::Gauge, None, "Queues the worker owns");
@@ -187,6 +188,12 @@ fn workers(out: &mut Text, state: &State) {
     for (index, stats) in state.pool.worker_stats().iter().enumerate() {
         buckets(out, true, &format!("worker=\"{index}\""), &stats.pause_ns);
     }
+    for WorkerInfo { room, index, pause_ns, .. } in &workers {
+        if !room.is_empty() {
+            let labels = format!("{}worker=\"{index}\"", of_room(room));
+            filled(out, true, &labels, &pause_ns.buckets, pause_ns.sum);
+        }
+    }
     for number in LawStats::default().counters() {
         let (name, unit) = base_name("worker_polling", number.name);
         out.family(&name, sort_of(number.kind), unit, number.help);
@@ -195,6 +202,11 @@ fn workers(out: &mut Text, state: &State) {
             if unit == Some("seconds") { seconds(value) } else { value.to_string() }
         });
     }
+}
+
+/// The label of what is in a room; nothing for what is in no room.
+fn of_room(room: &str) -> String {
+    if room.is_empty() { String::new() } else { format!("room=\"{room}\",") }
 }
 
 /// The stats of every queue that runs or has run, with its labels.
@@ -282,11 +294,15 @@ fn base_name(of: &str, name: &str) -> (String, Option<&'static str>) {
     }
 }
 
-/// The bounds lie on bucket edges of [`Histogram`], so that the counts are exact.
 fn buckets(out: &mut Text, is_time: bool, labels: &str, histogram: &Histogram) {
-    let number = |n: u64| if is_time { seconds(n) } else { n.to_string() };
     // One reading: all samples of a histogram agree.
-    let filled: Vec<_> = histogram.filled().collect();
+    let all: Vec<_> = histogram.filled().collect();
+    filled(out, is_time, labels, &all, histogram.sum());
+}
+
+/// The bounds lie on bucket edges of [`Histogram`], so that the counts are exact.
+fn filled(out: &mut Text, is_time: bool, labels: &str, filled: &[(u64, u64)], sum: u64) {
+    let number = |n: u64| if is_time { seconds(n) } else { n.to_string() };
     let (mut rest, mut count) = (filled.iter().peekable(), 0);
     for power in if is_time { TIME_BOUNDS.as_slice() } else { &COUNT_BOUNDS } {
         let bound = (1u64 << power) - 1;
@@ -298,7 +314,7 @@ fn buckets(out: &mut Text, is_time: bool, labels: &str, histogram: &Histogram) {
     let count = filled.iter().map(|b| b.1).sum::<u64>();
     out.part("_bucket", format_args!("{labels},le=\"+Inf\""), count);
     out.part("_count", labels, count);
-    out.part("_sum", labels, number(histogram.sum()));
+    out.part("_sum", labels, number(sum));
 }
 
 /// Nanoseconds as seconds, exactly.

@@ -28,6 +28,18 @@ fn each_domain_has_a_process_and_the_house_shows_what_it_counts() {
     assert!(metrics.contains("manyring_room_resident_memory_bytes{room=\"a\"} "), "{metrics}");
     assert!(metrics.contains("manyring_room_cpu_seconds_total{room=\"b\"} "), "{metrics}");
     assert!(counted(&daemon, "a", "reads") > 0 && counted(&daemon, "a", "writes") > 0);
+    assert!(metrics.contains("manyring_worker_queues{room=\"a\",worker=\"0\"} "), "{metrics}");
+    let workers = program::shown(&daemon.socket_of("control"), "/v1/workers");
+    let ran = |room: &str| {
+        let all = workers["workers"].as_array().unwrap().iter();
+        let of_room = all.filter(|worker| worker["room"] == room);
+        of_room.map(|worker| worker["ran_ns"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert!(ran("a") > 0 && ran("b") > 0, "{workers}");
+    let control = daemon.socket_of("control");
+    let stats = manyring().args(["stats", "--control"]).arg(&control).output().unwrap();
+    let stats = String::from_utf8(stats.stdout).unwrap();
+    assert!(stats.contains("a/0 ") && stats.contains("b/0 "), "{stats}");
     // The lock is the house's, and the room's as long as it has the image.
     let taken = manyring()
         .args(["blk", "--wait", "0", "--socket-path"])

@@ -141,7 +141,7 @@ async fn rooms(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     show(move || Ok(AllRooms { rooms: state.rooms.all() })).await
 }
 
-/// The threads that serve queues.
+/// The threads that serve queues, of the daemon and of its rooms.
 #[utoipa::path(
     get,
     path = "/v1/workers",
@@ -150,6 +150,7 @@ async fn rooms(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     )
 )]
 async fn workers(Extract(state): Extract<State>) -> Result<Response, Refusal> {
+    state.rooms.count().await;
     show(move || Ok(Workers::new(&state))).await
 }
 

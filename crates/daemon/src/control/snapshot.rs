@@ -7,7 +7,7 @@ use manyring_backend::blk::Connection;
 use manyring_backend::net::switch::PortCounters;
 use manyring_device::net::NetDevice;
 use manyring_engine::stats::Histogram;
-use manyring_engine::{Held, QueueStats, WorkerView};
+use manyring_engine::{Held, Pool, QueueStats, WorkerView};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -130,7 +130,7 @@ pub(crate) struct Summary {
 }
 
 /// `GET /v1/workers`
-#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 pub(crate) struct Workers {
     pub(crate) workers: Vec<WorkerInfo>,
     /// Workers and janitors that do not come back.
@@ -141,6 +141,9 @@ pub(crate) struct Workers {
 /// A thread that does not come back from what it does.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct HeldInfo {
+    /// The room whose thread it is; none: the daemon's own.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) room: String,
     pub(crate) thread: String,
     /// The device that it served then; empty if these were several.
     pub(crate) device: String,
@@ -154,6 +157,7 @@ pub(crate) struct HeldInfo {
 impl HeldInfo {
     fn of(held: Held) -> Self {
         Self {
+            room: String::new(),
             thread: held.thread,
             device: held.device,
             state: held.state.to_string(),
@@ -166,6 +170,9 @@ impl HeldInfo {
 /// One worker thread.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct WorkerInfo {
+    /// The room whose worker it is; none: the daemon's own.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) room: String,
     pub(crate) index: usize,
     /// Its thread runs: it ends for want of queues, and is started again on demand.
     #[serde(default)]
@@ -355,7 +362,8 @@ impl Summary {
         Self::new(histogram.filled().collect(), histogram.sum())
     }
 
-    fn new(buckets: Vec<(u64, u64)>, sum: u64) -> Self {
+    /// Of filled buckets, in the order of their largest values, and the sum of what they counted.
+    pub(crate) fn new(buckets: Vec<(u64, u64)>, sum: u64) -> Self {
         let count = buckets.iter().map(|b| b.1).sum();
         let percentile = |percent: u64| {
             let rank = (u128::from(count) * u128::from(percent)).div_ceil(100);
@@ -383,11 +391,22 @@ impl Summary {
 }
 
 impl Workers {
+    /// Those of the daemon and those of its rooms.
     pub(crate) fn new(state: &State) -> Self {
-        let views = state.pool.views().into_iter().enumerate();
+        let mut all = Self::of(&state.pool);
+        let rooms = state.rooms.workers();
+        all.workers.extend(rooms.workers);
+        all.held.extend(rooms.held);
+        all
+    }
+
+    /// Those of this process.
+    pub(crate) fn of(pool: &Pool) -> Self {
+        let views = pool.views().into_iter().enumerate();
         // Those that have never run have nothing to say.
         let has_run = |view: &WorkerView| view.thread_id.is_some() || view.ran_ns() > 0;
         let workers = views.filter(|(_, view)| has_run(view)).map(|(index, view)| WorkerInfo {
+            room: String::new(),
             index,
             running: view.thread_id.is_some(),
             ran_ns: view.ran_ns(),
@@ -406,6 +425,24 @@ impl Workers {
         let held = manyring_engine::held().into_iter().map(HeldInfo::of);
         Self { workers: workers.collect(), held: held.collect() }
     }
+}
+
+impl WorkerInfo {
+    /// Its number, behind the name of its room if it is in one.
+    pub(crate) fn name(&self) -> String {
+        named(&self.room, self.index)
+    }
+}
+
+impl HeldInfo {
+    /// The thread's name, behind that of its room if it is in one.
+    pub(crate) fn name(&self) -> String {
+        named(&self.room, &self.thread)
+    }
+}
+
+fn named(room: &str, what: impl std::fmt::Display) -> String {
+    if room.is_empty() { what.to_string() } else { format!("{room}/{what}") }
 }
 
 /// For people to read: what is above 2^53 is rounded.

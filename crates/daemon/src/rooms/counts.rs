@@ -70,9 +70,14 @@ fn size() -> usize {
 }
 
 fn blank(queues: usize) -> Result<OwnedFd, Errno> {
+    sealed("counters", queues * size())
+}
+
+/// A file in memory of so many bytes, which nobody can make longer or shorter.
+pub(super) fn sealed(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("counters", flags)?;
-    rustix::fs::ftruncate(&file, u64::try_from(queues * size()).unwrap_or(u64::MAX))?;
+    let file = rustix::fs::memfd_create(name, flags)?;
+    rustix::fs::ftruncate(&file, u64::try_from(bytes).unwrap_or(u64::MAX))?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
 }

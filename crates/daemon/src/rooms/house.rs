@@ -7,6 +7,9 @@ use super::lend::Ask;
 use super::message::{self, Heard, Told, Wish};
 use super::parcel::{Order, Parcel};
 use super::question::{Messages, PATIENCE, Question};
+use super::state::State;
+use super::threads::Threads;
+use crate::control::snapshot::Workers;
 use manyring_device::net::{Guest, NetDevice};
 use manyring_engine::{Janitor, aside};
 use manyring_transport::vhost_user::Connected;
@@ -34,29 +37,6 @@ const LINES_PATIENCE: Duration = Duration::from_millis(50);
 /// How long the kernel may take to end a process before that is told.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How far a room is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    Starting,
-    Serving,
-    Ending,
-    /// It is killed, and the kernel does not end it.
-    Held,
-    Ended,
-}
-
-impl State {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Serving => "serving",
-            Self::Ending => "ending",
-            Self::Held => "held",
-            Self::Ended => "ended",
-        }
-    }
-}
-
 /// One process.
 #[derive(Debug)]
 pub(super) struct Room {
@@ -65,6 +45,7 @@ pub(super) struct Room {
     pid: AtomicU32,
     orders: mpsc::Sender<Order>,
     devices: Mutex<BTreeMap<String, Device>>,
+    threads: Threads,
     /// Sessions that have begun.
     sessions: AtomicU64,
     asked: AtomicU64,
@@ -115,6 +96,7 @@ impl Room {
             pid: AtomicU32::new(0),
             orders,
             devices: Mutex::default(),
+            threads: Threads::new(),
             sessions: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             answered: watch::Sender::new(0),
@@ -122,6 +104,8 @@ impl Room {
             makes_way: AtomicBool::new(false),
             janitor,
         });
+        let threads = room.threads.given().into_iter().map(Parcel::from).collect();
+        let _ = room.tell(Told::Threads {}, threads);
         tokio::spawn(room.clone().run(arguments, ordered));
         room
     }
@@ -149,6 +133,11 @@ impl Room {
 
     pub(super) fn counts(&self) -> Vec<Arc<Counts>> {
         self.lock().values().map(|device| device.given.counts.clone()).collect()
+    }
+
+    /// How its threads are, as it has said.
+    pub(super) fn threads(&self) -> Workers {
+        self.threads.read(&self.name, |device| self.has(device))
     }
 
     /// True while it can be told something.

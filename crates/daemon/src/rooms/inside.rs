@@ -8,6 +8,7 @@ use super::limits::RoomGroups;
 use super::locked::RingLocked;
 use super::message::{self, Heard, PortFacts, Told, Written};
 use super::net::{self, Given, RoomNet};
+use super::threads;
 use super::wishes::{Said, TheHouse, Unanswered};
 use crate::assemble::{Made, Opened};
 use crate::config::plan::{BlkPlan, DaemonPlan, DiskPlan, Wanted};
@@ -60,7 +61,9 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let channel = Arc::new(channel);
     let (says, said) = mpsc::channel(SAID_MAX);
     let (tasks, devices, groups, unanswered) = Default::default();
-    let mut room = Inside { channel, pool, uring, tasks, devices, groups, says, unanswered };
+    let threads = None;
+    let mut room =
+        Inside { channel, pool, uring, tasks, devices, groups, says, unanswered, threads };
     room.say(&Heard::Ready {}).await;
     let ended = room.attend(said).await;
     balance.abort();
@@ -83,6 +86,8 @@ struct Inside {
     groups: RoomGroups,
     says: mpsc::Sender<Said>,
     unanswered: Unanswered,
+    /// Where the house reads how the threads are.
+    threads: Option<OwnedFd>,
 }
 
 struct Device {
@@ -166,7 +171,9 @@ impl Inside {
                 }
             }
             Told::Done { number, error } => self.unanswered.answer(number, error),
+            Told::Threads {} => self.threads = fds.pop(),
             Told::Count { number } => {
+                self.threads.iter().for_each(|file| threads::write(file, &self.pool));
                 let mut news = Vec::new();
                 for (name, Device { net, made, counters, .. }) in &mut self.devices {
                     counts::write(counters, &*made.device, made.part.queue_count());

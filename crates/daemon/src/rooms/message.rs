@@ -94,7 +94,9 @@ pub enum Told {
         /// The device's name.
         device: String,
     },
-    /// Counters are to be written down.
+    /// A file descriptor: where the room writes what there is to say of its threads.
+    Threads {},
+    /// Counters are to be written down, and what there is to say of threads.
     Count {
         /// The answer names it.
         number: u64,

@@ -13,7 +13,8 @@
 //! estate.rs  keeps connections, and notes of the       <-   keeper.rs  notes what its sessions are
 //!            sessions, for the next room                          told
 //!            message.rs what they say    channel.rs how, with file descriptors    keys.rs a device
-//!            counts.rs what a device has counted    sandbox.rs what a room gives up
+//!            counts.rs what a device has counted    threads.rs how its workers are
+//!            sandbox.rs what a room gives up
 //! ```
 //! The house reads no byte that a front-end sends to a room, maps none of its memory, and waits for
 //! no room: what it has to tell a room lies in a bounded queue, and a room that does not read is
@@ -39,7 +40,9 @@ mod net;
 mod parcel;
 mod question;
 pub(crate) mod sandbox;
+mod state;
 mod takeover;
+mod threads;
 mod wishes;
 
 pub(crate) use front::serve;
@@ -48,13 +51,15 @@ pub use takeover::Left;
 pub(crate) use takeover::{Legacy, LegacyChannel};
 
 use crate::config::plan::{GroupPlan, LimitPlan};
+use crate::control::snapshot::Workers;
 use crate::metrics;
 use counts::Counts;
 use estate::Heirloom;
-use house::{Room, State};
+use house::Room;
 use limits::Limits;
 use manyring_engine::{Janitor, aside};
 use serde::Serialize;
+use state::State;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -268,6 +273,18 @@ impl Rooms {
             // The file is the house's own: it is read beside the control thread all the same.
             aside(move || counts.iter().for_each(|counts| counts.read())).await;
         }
+    }
+
+    /// The workers of the rooms that have a process, as these have said when they were last asked.
+    pub(crate) fn workers(&self) -> Workers {
+        let rooms: Vec<_> = self.lock().values().map(|kept| kept.room.clone()).collect();
+        let mut all = Workers::default();
+        for room in rooms.iter().filter(|room| room.pid() != 0) {
+            let Workers { workers, held } = room.threads();
+            all.workers.extend(workers);
+            all.held.extend(held);
+        }
+        all
     }
 
     /// What there is to say of the rooms.

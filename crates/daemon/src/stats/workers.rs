@@ -12,7 +12,7 @@ pub(super) fn table(workers: &[WorkerInfo], before: Option<(&[WorkerInfo], f64)>
     let names = ["WORKER", "STATE", "CPUS", "QUEUES", cpu, sleeps, "MOVES", "PAUSE p50", "p99 us"];
     let mut rows = vec![names.map(str::to_owned)];
     for worker in workers {
-        let old = before.and_then(|(all, _)| all.iter().find(|old| old.index == worker.index));
+        let old = before.and_then(|(all, _)| all.iter().find(|old| old.name() == worker.name()));
         let since =
             |of: fn(&WorkerInfo) -> u64| as_float(of(worker).saturating_sub(old.map_or(0, of)));
         let seconds = before.map_or(1.0, |(_, seconds)| seconds);
@@ -20,7 +20,7 @@ pub(super) fn table(workers: &[WorkerInfo], before: Option<(&[WorkerInfo], f64)>
         let came =
             old.map_or_else(|| worker.pause_ns.clone(), |old| worker.pause_ns.since(&old.pause_ns));
         rows.push([
-            worker.index.to_string(),
+            worker.name(),
             if worker.running { "runs" } else { "ended" }.to_owned(),
             worker.cpus.as_deref().map_or_else(|| "any".to_owned(), in_words),
             worker.queues.to_string(),
@@ -43,7 +43,7 @@ pub(super) fn held(threads: &[HeldInfo]) -> String {
     let line = |held: &HeldInfo| {
         let device = if held.device.is_empty() { "several devices" } else { &held.device };
         let seconds = as_float(held.held_ns) / 1e9;
-        let HeldInfo { thread, state, waits_in, .. } = held;
+        let (thread, HeldInfo { state, waits_in, .. }) = (held.name(), held);
         format!("{thread} is held by {device} for {seconds:.1} s, in {waits_in} (state {state})\n")
     };
     threads.iter().map(line).collect()
@@ -58,6 +58,7 @@ mod tests {
     fn worker(ran_ns: u64, sleeps: u64, pauses: &[(u64, u64)]) -> WorkerInfo {
         let pause_ns = Summary { buckets: pauses.to_vec(), ..Summary::default() };
         WorkerInfo {
+            room: String::new(),
             index: 3,
             running: true,
             cpus: Some(vec![0, 1, 4]),
@@ -92,18 +93,28 @@ mod tests {
     #[test]
     fn a_thread_that_does_not_come_back_is_shown_with_the_device_that_holds_it() {
         let worker = HeldInfo {
+            room: String::new(),
             thread: "worker-0".to_owned(),
             device: "disk".to_owned(),
             state: "D".to_owned(),
             waits_in: "folio_wait_bit_common".to_owned(),
             held_ns: 2_340_000_000,
         };
-        let shared = HeldInfo { device: String::new(), ..worker.clone() };
+        let shared = HeldInfo { device: String::new(), room: "a".to_owned(), ..worker.clone() };
         assert_eq!(
             held(&[worker, shared]),
             "worker-0 is held by disk for 2.3 s, in folio_wait_bit_common (state D)\n\
-             worker-0 is held by several devices for 2.3 s, in folio_wait_bit_common (state D)\n"
+             a/worker-0 is held by several devices for 2.3 s, in folio_wait_bit_common (state D)\n"
         );
+    }
+
+    #[test]
+    fn one_of_a_room_is_compared_with_itself_and_shown_with_the_rooms_name() {
+        let of =
+            |room: &str, ran_ns| WorkerInfo { room: room.to_owned(), ..worker(ran_ns, 0, &[]) };
+        let before = [of("", 9_000_000_000), of("a", 1_000_000_000)];
+        let shown = table(&[of("a", 2_000_000_000)], Some((&before, 2.0)));
+        assert_eq!((words(&shown, 1)[0], words(&shown, 1)[4]), ("a/3", "50"), "{shown}");
     }
 
     #[test]

@@ -53,9 +53,9 @@ impl View {
                 ("LOST/s", 6),
             ],
             Self::Workers => &[
-                ("WORKER", 6),
+                ("WORKER", 12),
                 ("STATE", 5),
-                ("CPUS", 12),
+                ("CPUS", 10),
                 ("QUEUES", 6),
                 ("CPU%", 5),
                 ("LOOK%", 5),
@@ -219,7 +219,7 @@ fn of_queue(queue: &Seen<'_>, is_interval: bool) -> Row {
 }
 
 fn of_worker(worker: &WorkerInfo, before: Option<(&Shown, f64)>) -> Row {
-    let old = before.and_then(|(old, _)| old.workers.iter().find(|w| w.index == worker.index));
+    let old = before.and_then(|(old, _)| old.workers.iter().find(|w| w.name() == worker.name()));
     let seconds = before.map_or(1.0, |(_, seconds)| seconds);
     let since = |of: &dyn Fn(&WorkerInfo) -> u64| match old {
         Some(old) => as_float(of(worker).saturating_sub(of(old))),
@@ -234,7 +234,7 @@ fn of_worker(worker: &WorkerInfo, before: Option<(&Shown, f64)>) -> Row {
     };
     let came = old.map_or_else(Summary::default, |old| worker.pause_ns.since(&old.pause_ns));
     let cells = vec![
-        Cell::count(worker.index as u64),
+        Cell::Number(as_float(worker.index as u64), worker.name()),
         Cell::text(if worker.running { "runs" } else { "ended" }),
         Cell::text(worker.cpus.as_deref().map_or_else(|| "any".to_owned(), in_words)),
         Cell::count(worker.queues),
@@ -245,7 +245,7 @@ fn of_worker(worker: &WorkerInfo, before: Option<(&Shown, f64)>) -> Row {
         Cell::count(came.count),
         Cell::time(came.p99),
     ];
-    Row { key: format!("worker {}", worker.index), device: None, cells, is_bad: false }
+    Row { key: format!("worker {}", worker.name()), device: None, cells, is_bad: false }
 }
 
 #[cfg(test)]

@@ -146,7 +146,8 @@ impl Model {
             if held.len() > 1 { format!(" (and {} more)", held.len() - 1) } else { String::new() };
         Some(format!(
             "{} is held by {device} for {seconds:.1} s, in {}{more}",
-            first.thread, first.waits_in
+            first.name(),
+            first.waits_in
         ))
     }
 

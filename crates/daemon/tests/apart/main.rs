@@ -1,8 +1,8 @@
 //! Two guests whose queues share one worker: neither's bytes get into the other's disk or memory,
 //! and neither's long requests keep the other's short ones waiting.
 //! No daemon here: the pool and the device are used as the transport uses them. But for `walls.rs`,
-//! `beside.rs`, `servers.rs` and `tls.rs`, in which neighbours of all kinds of abuses are probed,
-//! of a whole daemon.
+//! `walled.rs`, `beside.rs`, `servers.rs` and `tls.rs`, in which neighbours of all kinds of abuses
+//! are probed, of a whole daemon.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 #[path = "../process/mod.rs"]
@@ -19,6 +19,7 @@ mod prober;
 mod servers;
 mod switched;
 mod tls;
+mod walled;
 mod walls;
 
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};

@@ -130,10 +130,10 @@ impl Prober {
     }
 }
 
-/// The threads of the daemon that a probe waits for.
+/// The threads of the daemon, and of its rooms, that a probe waits for.
 #[derive(Clone, Copy, Debug)]
 struct Threads {
-    /// The daemon's process.
+    /// The daemon's process. Its rooms are its children.
     pid: u32,
     kind: Kind,
 }
@@ -142,7 +142,7 @@ struct Threads {
 enum Kind {
     /// All workers.
     Worker,
-    /// The main thread, or the one that runs the daemon in a process of a test.
+    /// The main thread of each process, or the one that runs the daemon in a process of a test.
     Control,
 }
 
@@ -162,21 +162,35 @@ fn waited(threads: Threads, act: impl FnOnce()) -> Duration {
 /// Nanoseconds that this thread, and each of `threads`, could have run and had no CPU.
 fn delays(threads: Threads) -> HashMap<PathBuf, u64> {
     let Threads { pid, kind } = threads;
-    let folder = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
-    let threads = folder.filter_map(|thread| Some(thread.ok()?.path()));
     let is_meant = |thread: &PathBuf| {
         let name = std::fs::read_to_string(thread.join("comm")).unwrap_or_default();
+        let is_main = || thread.file_name() == thread.ancestors().nth(2).and_then(Path::file_name);
         match kind {
             Kind::Worker => name.starts_with("worker-"),
-            Kind::Control => thread.ends_with(pid.to_string()) || name.starts_with(THREAD),
+            Kind::Control => is_main() || name.starts_with(THREAD),
         }
     };
     let delay = |thread: PathBuf| {
         let text = std::fs::read_to_string(thread.join("schedstat")).ok()?;
         Some((thread, text.split(' ').nth(1)?.parse().ok()?))
     };
+    let house = tasks(&pid.to_string());
+    let rooms: Vec<_> = house.iter().flat_map(|task| children(task)).collect();
+    let threads = house.into_iter().chain(rooms.iter().flat_map(|room| tasks(room)));
     let own = PathBuf::from("/proc/thread-self");
     threads.filter(is_meant).chain([own]).filter_map(delay).collect()
+}
+
+/// The folders of the threads of a process.
+fn tasks(pid: &str) -> Vec<PathBuf> {
+    let folder = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    folder.filter_map(|task| Some(task.ok()?.path())).collect()
+}
+
+/// The processes that a thread has started.
+fn children(task: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(task.join("children")).unwrap_or_default();
+    text.split_whitespace().map(str::to_owned).collect()
 }
 
 /// What the hypervisor has taken from this machine's CPUs.

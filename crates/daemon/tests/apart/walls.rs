@@ -12,12 +12,18 @@ use crate::program::{http, manyring, output_of};
 use manyring_driver::{Arena, FrontEnd, Vring};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::VIRTIO_NET_F_CTRL_VQ;
-use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, PROTOCOL_F_REPLY_ACK, VringAddr};
+use manyring_wire::vhost_user::{
+    F_PROTOCOL_FEATURES, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_REPLY_ACK, Region, VringAddr,
+};
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use zerocopy::IntoBytes;
 
+/// Number of the request ADD_MEM_REG.
+const ADD_MEM_REG: u32 = 37;
 /// Index of the control queue of a device with one pair.
 const CONTROLQ: u32 = 2;
 pub(crate) const PAGE: u64 = 4096;
@@ -25,25 +31,36 @@ pub(crate) const PAGE: u64 = 4096;
 const SIZE: u64 = 16 * PAGE;
 
 /// A guest with one ring of 16 entries, in a file of its own.
-struct Ring {
-    front: FrontEnd,
-    arena: Arena,
-    file: OwnedFd,
+pub(crate) struct Ring {
+    pub(crate) front: FrontEnd,
+    pub(crate) arena: Arena,
+    pub(crate) file: OwnedFd,
     vring: Vring,
 }
 
 impl Ring {
     /// Ring `index` of the device at `socket`, which is not started yet.
-    fn connect(socket: &std::path::Path, name: &str, index: u32) -> Self {
+    fn connect(socket: &Path, name: &str, index: u32) -> Self {
+        Self::in_file(socket, memfd_create(name, MemfdFlags::CLOEXEC).unwrap(), index, SIZE)
+    }
+
+    /// The same in this file, with so many bytes of memory.
+    pub(crate) fn in_file(socket: &Path, file: OwnedFd, index: u32, size: u64) -> Self {
         let mut front = FrontEnd::connect(socket, PATIENCE).unwrap();
         let required = F_PROTOCOL_FEATURES | VIRTIO_F_VERSION_1;
-        let features = front.negotiate(VIRTIO_NET_F_CTRL_VQ, required, PROTOCOL_F_REPLY_ACK);
-        let file = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
-        let arena = Arena::in_file(file.try_clone().unwrap(), SIZE).unwrap();
+        let protocol = PROTOCOL_F_REPLY_ACK | PROTOCOL_F_CONFIGURE_MEM_SLOTS;
+        let features = front.negotiate(VIRTIO_NET_F_CTRL_VQ, required, protocol);
+        let arena = Arena::in_file(file.try_clone().unwrap(), size).unwrap();
         let ring_features = RingFeatures::from_bits(features.unwrap());
         let vring = Vring::new(&arena, index, 16, ring_features, 0).unwrap();
         front.set_memory(&arena).unwrap();
         Self { front, arena, file, vring }
+    }
+
+    /// Adds a region of memory, without waiting until it is there.
+    pub(crate) fn send_region(&mut self, region: Region, file: &OwnedFd) {
+        let body = [&[0; 8], region.as_bytes()].concat();
+        self.front.send_message(ADD_MEM_REG, &body, &[file.as_fd()]).unwrap();
     }
 
     /// Takes every page of the ring out of memory: it reads as the empty ring that it was.
@@ -53,7 +70,7 @@ impl Ring {
     }
 
     /// Starts the ring. It is enabled before: the answer to a later "enable" would be the worker's.
-    fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let (front, vring, at) = (&mut self.front, &self.vring, self.vring.addresses());
         let index = vring.index();
         front.set_vring_enable(index, true).unwrap();
@@ -67,14 +84,14 @@ impl Ring {
     }
 
     /// Offers a request or command that lies in pages which nobody has touched.
-    fn offer(&mut self) {
+    pub(crate) fn offer(&mut self) {
         let [head, status] = [(); 2].map(|()| self.arena.alloc(PAGE, PAGE).unwrap());
         self.vring.queue().add(&[(head, 16)], &[(status, 1)]).unwrap();
         self.vring.publish().unwrap();
         self.vring.kick().unwrap();
     }
 
-    fn is_answered(&mut self) -> bool {
+    pub(crate) fn is_answered(&mut self) -> bool {
         self.vring.wait_used(PATIENCE).is_ok()
     }
 }

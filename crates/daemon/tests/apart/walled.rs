@@ -1,0 +1,372 @@
+//! What other users feel of one who holds up his own room by what he does to his own memory, to
+//! his doorbells or to his session: a guest, the control API and a new session of theirs, each
+//! measured by the prober. And what SIGKILL does to a room that the kernel does not end: its own
+//! devices wait for its end, and nobody else.
+//!
+//! No fault here is made by a debugger's means: it is what any user can do. A process of the
+//! kernel's idle class that shares its CPU with a busy one takes seconds for what it does in
+//! milliseconds, and so keeps what the kernel locks meanwhile. Needs root, to be two users.
+
+use crate::prober::{PAUSE, Prober, STALL_MAX, Stalls, check};
+use crate::process::{Daemon, PATIENCE, wait_until};
+use crate::program::shown;
+use crate::rings::{Restart, replace_table};
+use crate::walls::{PAGE, Ring};
+use manyring_driver::{Arena, BlkDriver, BlkOptions, FrontEnd, Op};
+use manyring_wire::vhost_user::Region;
+use rustix::event::epoll;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, memfd_create};
+use rustix::process::{Pid, Signal, Uid, kill_process};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
+
+const NOBODY: u32 = 65534;
+/// The room of [`NOBODY`].
+const ROOM: &str = "user:65534";
+/// Bytes of memory whose pages the kernel takes some ten milliseconds to let go of.
+const LARGE: u64 = 512 << 20;
+/// How often the bad front-end maps as many: the kernel has to go through all mappings.
+const MAPPINGS: usize = 8;
+/// Bytes at the beginning of a guest's memory that nobody takes away: its ring is there.
+const KEPT: u64 = 1 << 20;
+
+/// Everybody can connect to the devices of the bad guest, and the rest is root's.
+const CONFIGURATION: &str = "
+[daemon]
+control = '@/control'
+workers = 1
+domains = 'user'
+[[blk]]
+name = 'bad'
+socket_path = '@/bad'
+socket_mode = '0666'
+memory = '64M'
+num_queues = 8
+handshake_timeout = 1
+[[blk]]
+name = 'bad1'
+socket_path = '@/bad1'
+socket_mode = '0666'
+memory = '64M'
+";
+/// Devices of root, one for each socket that the prober uses.
+const OTHERS: [&str; 5] = ["good", "other0", "other1", "other2", "other3"];
+
+/// A daemon with a room for each user, and the prober, who is root.
+struct Walled {
+    daemon: Daemon,
+    prober: Prober,
+}
+
+impl Walled {
+    fn new() -> Self {
+        let table = |name: &str| {
+            format!("[[blk]]\nname = '{name}'\nsocket_path = '@/{name}'\nnull = '16M'\n")
+        };
+        let text: String =
+            [CONFIGURATION.to_owned()].into_iter().chain(OTHERS.map(table)).collect();
+        let names = [&["control", "bad", "bad1"], &OTHERS[..]].concat();
+        let daemon = Daemon::run(&text, &names);
+        std::fs::set_permissions(daemon.folder(), PermissionsExt::from_mode(0o755)).unwrap();
+        let prober = Prober::at(&daemon, daemon.folder());
+        Self { daemon, prober }
+    }
+
+    /// What the API says of the room of the bad guest.
+    fn room(&self) -> serde_json::Value {
+        let rooms = shown(&self.daemon.socket_of("control"), "/v1/rooms");
+        let all = rooms["rooms"].as_array().unwrap();
+        all.iter().find(|room| room["room"] == ROOM).cloned().unwrap_or_default()
+    }
+
+    /// Returns when the API shows that this thread of the bad guest's room does not come back.
+    fn wait_until_held(&self, thread: &str) {
+        let is_held = || {
+            let workers = shown(&self.daemon.socket_of("control"), "/v1/workers");
+            let held = workers["held"].as_array().cloned().unwrap_or_default();
+            held.iter().any(|held| held["room"] == ROOM && held["thread"] == thread)
+        };
+        assert!(wait_until(is_held), "{}", self.daemon.log());
+    }
+
+    /// Does `abuse` again and again as the other user while the prober looks. As in `beside.rs`, a
+    /// stall counts only if three tries in a row see one.
+    fn bear(&mut self, name: &str, mut abuse: impl FnMut() + Send) {
+        let mut worst = Stalls::default();
+        for _ in 0..3 {
+            worst = self.prober.beside(|is_over| {
+                become_nobody();
+                while !is_over.load(Ordering::Relaxed) {
+                    abuse();
+                }
+            });
+            if worst.worst() < STALL_MAX {
+                break;
+            }
+        }
+        check(name, worst);
+        assert_eq!(self.room()["state"], "serving", "{}", self.daemon.log());
+    }
+
+    /// Probes while the room of the other user is held up, and after it is killed; then lets it go.
+    fn holds_its_own_devices_alone(&mut self, name: &str, mut holds: Punch) {
+        check(name, self.prober.worst(12));
+        let room = self.room();
+        let killed = i32::try_from(room["pid"].as_i64().unwrap()).unwrap();
+        assert!(holds.is_under_way(), "the room was let go of too early");
+        kill_process(Pid::from_raw(killed).unwrap(), Signal::KILL).unwrap();
+        let is_held = || self.room()["state"] == "held";
+        assert!(wait_until(is_held), "{name}: {}", self.daemon.log());
+        check(name, self.prober.worst(12));
+        std::thread::scope(|scope| {
+            let socket = self.daemon.socket_of("bad1");
+            let next =
+                scope.spawn(move || as_nobody(|| FrontEnd::connect(&socket, PATIENCE)?.features()));
+            check(name, self.prober.worst(6));
+            assert!(!next.is_finished(), "{name}: its devices wait for its end");
+            assert!(holds.is_under_way() && self.room()["state"] == "held");
+            holds.release();
+            next.join().unwrap().expect("the next room serves");
+        });
+        assert_eq!(self.room()["starts"], 2, "{}", self.daemon.log());
+    }
+}
+
+fn become_nobody() {
+    let user = Uid::from_raw(NOBODY);
+    rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+}
+
+/// What a thread of the other user makes of it: the kernel notes who connects, of each thread.
+fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    let run = || {
+        become_nobody();
+        act()
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+}
+
+/// A process of the other user which takes the pages of a file away, and gets a CPU so seldom that
+/// it does not come to an end.
+struct Punch {
+    puncher: Child,
+    hogs: Vec<Child>,
+}
+
+impl Punch {
+    /// Takes the pages from `from` on away, and returns when `is_begun`.
+    fn start(file: &OwnedFd, from: u64, is_begun: impl Fn() -> bool) -> Self {
+        let size = u64::try_from(fstat(file).unwrap().st_size).unwrap();
+        let mut command = bound(&["chrt", "--idle", "0", "fallocate", "--punch-hole"]);
+        command.args(["--offset", &from.to_string(), "--length", &(size - from).to_string()]);
+        command.arg("/proc/self/fd/0").stdin(file.try_clone().unwrap()).uid(NOBODY);
+        let hogs = vec![hog(0)];
+        let mut punch = Self { puncher: command.spawn().unwrap(), hogs };
+        assert!(wait_until(is_begun));
+        // What is left has so little of a CPU that it takes minutes.
+        punch.hogs.push(hog(-20));
+        assert!(punch.is_under_way(), "the kernel was faster");
+        punch
+    }
+
+    fn is_under_way(&mut self) -> bool {
+        self.puncher.try_wait().unwrap().is_none()
+    }
+
+    /// Lets it come to its end.
+    fn release(&mut self) {
+        for mut hog in self.hogs.drain(..) {
+            hog.kill().unwrap();
+            hog.wait().unwrap();
+        }
+        let pid = self.puncher.id().to_string();
+        assert!(run(&["chrt", "--other", "--pid", "0", &pid]));
+        assert!(run(&["renice", "-n", "-20", "-p", &pid]));
+        assert!(self.puncher.wait().unwrap().success());
+    }
+}
+
+impl Drop for Punch {
+    fn drop(&mut self) {
+        for process in self.hogs.iter_mut().chain([&mut self.puncher]) {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+/// A program with arguments, bound to the last CPU that this process may use.
+fn bound(words: &[&str]) -> Command {
+    let cpus = rustix::thread::sched_getaffinity(None).unwrap();
+    let last = (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|cpu| cpus.is_set(*cpu)).unwrap();
+    let mut command = Command::new("taskset");
+    command.args(["--cpu-list", &last.to_string()]).args(words);
+    command.stdin(Stdio::null());
+    command
+}
+
+/// A process that takes all of the CPU that it can get.
+fn hog(niceness: i32) -> Child {
+    let niceness = niceness.to_string();
+    let mut hog = bound(&["nice", "-n", &niceness, "sh", "-c", "while :; do :; done"]);
+    hog.spawn().unwrap()
+}
+
+/// Runs a program to its end: true if it has done what it was to do.
+fn run(words: &[&str]) -> bool {
+    Command::new(words[0]).args(&words[1..]).stdout(Stdio::null()).status().unwrap().success()
+}
+
+/// A file in memory, all of whose pages are there.
+fn large() -> OwnedFd {
+    let file = memfd_create("large", MemfdFlags::CLOEXEC).unwrap();
+    fallocate(&file, FallocateFlags::empty(), 0, LARGE).unwrap();
+    file
+}
+
+/// Pages of shared files that this process has mapped and touched.
+fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split(' ').nth(2).unwrap().parse().unwrap()
+}
+
+/// All pages of a file, in the memory of this process. A look at one page brings its neighbours.
+fn mapped_and_touched(file: &OwnedFd) -> Arena {
+    let mapped = Arena::in_file(file.try_clone().unwrap(), LARGE).unwrap();
+    let from = mapped.table()[0].0.guest_addr;
+    let pages = (from..from + LARGE).step_by(usize::try_from(4 * PAGE).unwrap());
+    pages.for_each(|at| mapped.read(at, &mut [0]).unwrap());
+    mapped
+}
+
+/// The front-end takes pages away that it has mapped itself, so the kernel holds the file's lock
+/// of mappings. Its room maps the file then, and waits with the lock of its address space.
+#[test]
+fn a_user_whose_file_cannot_be_mapped_holds_his_own_room_alone() {
+    let mut walled = Walled::new();
+    let bad = walled.daemon.socket_of("bad");
+    let small = || memfd_create("small", MemfdFlags::CLOEXEC).unwrap();
+    let mut ring = as_nobody(|| Ring::in_file(&bad, small(), 0, KEPT));
+    ring.start();
+    ring.offer();
+    assert!(ring.is_answered());
+    let file = large();
+    let mapped: Vec<_> = (0..MAPPINGS).map(|_| mapped_and_touched(&file)).collect();
+    let before = resident();
+    let punch = Punch::start(&file, 0, || resident() < before);
+    let user_addr = 1 << 44;
+    let region = Region { guest_addr: 1 << 40, size: LARGE, user_addr, mmap_offset: 0 };
+    ring.send_region(region, &file);
+    walled.wait_until_held("janitor");
+    walled.holds_its_own_devices_alone("a lock of a file that is mapped", punch);
+    drop(mapped);
+    ring.offer();
+    assert!(ring.is_answered(), "the guest goes on in the next room");
+    assert!(walled.daemon.terminate().success());
+}
+
+/// A worker touches a page of a hole that is being punched, and waits until that is done.
+#[test]
+fn a_user_who_takes_memory_away_holds_his_own_room_alone() {
+    let mut walled = Walled::new();
+    let bad = walled.daemon.socket_of("bad");
+    let file = large();
+    let mut ring = as_nobody(|| Ring::in_file(&bad, file.try_clone().unwrap(), 0, LARGE));
+    ring.start();
+    ring.offer();
+    assert!(ring.is_answered());
+    // What is offered from now on lies in what is taken away.
+    ring.arena.alloc(KEPT, PAGE).unwrap();
+    let blocks = fstat(&file).unwrap().st_blocks;
+    let punch = Punch::start(&file, KEPT, || fstat(&file).unwrap().st_blocks < blocks);
+    ring.offer();
+    walled.wait_until_held("worker-0");
+    walled.holds_its_own_devices_alone("a hole that is being punched", punch);
+    assert!(ring.is_answered(), "the guest goes on in the next room");
+    ring.offer();
+    assert!(ring.is_answered());
+    assert!(walled.daemon.terminate().success());
+}
+
+/// So many waiters that the kernel takes milliseconds to wake them all.
+fn watched_by_many(fd: impl AsFd) -> (Vec<OwnedFd>, Vec<OwnedFd>) {
+    const COPIES: usize = 100;
+    let copies: Vec<_> = (0..COPIES).map(|_| fd.as_fd().try_clone_to_owned().unwrap()).collect();
+    let watch = |_| {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        for copy in &copies {
+            epoll::add(&set, copy, epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
+        }
+        set
+    };
+    let sets = (0..300).map(watch).collect();
+    (copies, sets)
+}
+
+#[test]
+fn users_wait_for_nothing_beside_the_doorbells_and_messages_of_another_one() {
+    let mut walled = Walled::new();
+    let bad = walled.daemon.socket_of("bad");
+    let connect = || BlkDriver::connect(&bad, &BlkOptions::default()).unwrap();
+    let mut guest = as_nobody(connect);
+    let sets = watched_by_many(guest.queues[0].vring().call_fd());
+    walled.bear("a call with thirty thousand waiters", || {
+        guest.queues[0].run(Op::Flush).unwrap();
+    });
+    drop(sets);
+    let sets = watched_by_many(guest.front.stream());
+    walled.bear("a session with thirty thousand waiters", || {
+        guest.front.features().unwrap();
+    });
+    drop(sets);
+    let (arena, mut round) = (guest.arena.clone(), 0);
+    walled.bear("memory tables that are replaced", || {
+        round += 1;
+        replace_table(&mut guest.front, &arena, round);
+    });
+    let restart = Restart::of(guest.queues[0].vring());
+    walled.bear("rings that stop and start", || restart.run(&mut guest.front));
+    drop(guest);
+    walled.bear("messages that do not end", || {
+        let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        front.send_bytes(&[1, 0, 0, 0, 1, 0], &[]).unwrap();
+        std::thread::sleep(PAUSE);
+    });
+    walled.bear("clients that come and go", || drop(FrontEnd::connect(&bad, PATIENCE)));
+    assert!(walled.daemon.terminate().success());
+}
+
+/// Memory that a room has touched everywhere, and that goes with its front-end.
+#[test]
+fn users_wait_for_nothing_beside_the_large_requests_and_memory_of_another_one() {
+    const LEN: usize = 48 << 20;
+    let mut walled = Walled::new();
+    let bad = walled.daemon.socket_of("bad");
+    let options = BlkOptions {
+        queue_size: 4,
+        buffer_size: u32::try_from(LEN).unwrap(),
+        segment_size: 1 << 20,
+        ..BlkOptions::default()
+    };
+    walled.bear("large memory that is cut away while a request is under way", || {
+        let mut guest = BlkDriver::connect(&bad, &options).unwrap();
+        let queue = &mut guest.queues[0];
+        while queue.submit(Op::Read { sector: 0, len: LEN }).unwrap().is_some() {}
+        queue.publish().unwrap();
+        let cut = |file| rustix::fs::ftruncate(file, 0).unwrap();
+        guest.arena.table().iter().for_each(|(_, file)| cut(file));
+        let _ = guest.front.is_closed_within(PATIENCE);
+        // The driver's own memory is gone as well: nothing of it may be touched here any more.
+        std::mem::forget(guest);
+    });
+    walled.bear("large requests whose front-end leaves", || {
+        let mut guest = BlkDriver::connect(&bad, &options).unwrap();
+        let queue = &mut guest.queues[0];
+        while queue.submit(Op::Read { sector: 0, len: LEN }).unwrap().is_some() {}
+        queue.publish().unwrap();
+    });
+    assert!(walled.daemon.terminate().success());
+}
