@@ -1,5 +1,6 @@
-//! Receive-side scaling as `ethtool` sets it, on a tap and on a port of a switch: the counters of
-//! the queues show that each frame comes by the queue that the guest's table says.
+//! Receive-side scaling as `ethtool` sets it, on a tap, on one whose queues a room serves, and on a
+//! port of a switch: the counters of the queues show that each frame comes by the queue that the
+//! guest's table says.
 
 use super::{Behaviour, Scene};
 use crate::daemon::{Daemon, DaemonOptions};
@@ -57,8 +58,16 @@ const DATAGRAMS: u64 = 200;
 const LEAST: u64 = 15;
 
 fn run(scene: &Scene<'_>) -> Outcome {
+    for domain in ["", "domain = 'guest'\n"] {
+        scales(scene, domain).context(format!("a tap with {domain:?}"))?;
+    }
+    Ok(())
+}
+
+/// The tap's device has these further lines.
+fn scales(scene: &Scene<'_>, more: &str) -> Outcome {
     let namespace = Namespace::new()?;
-    let (daemon, sockets) = serve(scene, &namespace)?;
+    let (daemon, sockets) = serve(scene, &namespace, more)?;
     namespace.address(TAPS[0])?;
     namespace.run(&format!("ip link set {} up", TAPS[1]))?;
     namespace.run(&format!("ip address add 198.51.100.1/24 dev {}", TAPS[1]))?;
@@ -127,18 +136,19 @@ fn received(daemon: &Daemon, name: &str) -> Outcome<Vec<u64>> {
     queues.iter().step_by(2).take(4).map(|queue| queue.value("packets")).collect()
 }
 
-/// A daemon with a device on a tap, and one on a switch with an uplink; both with four pairs.
-fn serve(scene: &Scene<'_>, namespace: &Namespace) -> Outcome<(Daemon, Vec<PathBuf>)> {
+/// A daemon with a device on a tap, which has these further lines, and one on a switch with an
+/// uplink; both with four pairs.
+fn serve(scene: &Scene<'_>, namespace: &Namespace, more: &str) -> Outcome<(Daemon, Vec<PathBuf>)> {
     let sockets: Vec<_> = NAMES.iter().map(|name| scene.file(&format!("{name}.sock"))).collect();
     let config = scene.file("manyring.toml");
     let control = scene.file("run-control.sock");
     let mut text = format!("[daemon]\ncontrol = '{}'\n", control.display());
     text += &format!("[[switch]]\nname = 's0'\nuplink = '{}'\n", TAPS[1]);
-    let ports = [format!("tap = '{}'", TAPS[0]), "switch = 's0'".to_owned()];
+    let ports = [format!("tap = '{}'\n{more}", TAPS[0]), "switch = 's0'\n".to_owned()];
     for ((name, socket), port) in NAMES.iter().zip(&sockets).zip(ports) {
         let socket = socket.display();
         text += &format!(
-            "[[net]]\nname = '{name}'\nsocket_path = '{socket}'\n{port}\nqueue_pairs = 4\n\
+            "[[net]]\nname = '{name}'\nsocket_path = '{socket}'\n{port}queue_pairs = 4\n\
              hash_report = true\n"
         );
         if crate::guest::is_memory_on_disk() {

@@ -11,6 +11,7 @@ use crate::assemble::{Blk, Kind};
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::tap::lent::{Lent, LentTable};
 use manyring_device::Device;
+use manyring_device::net::RssConfig;
 use manyring_device::net::{NetDevice, Offloads, Outside};
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 /// A question of a room.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub(super) number: u64,
     pub(super) wish: Wish,
@@ -41,6 +42,7 @@ pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<Owne
         offloads: facts.offloads.guest_features(),
         mtu: facts.mtu,
         table_key,
+        can_hash: facts.can_hash,
     };
     Ok((Some(facts), queues))
 }
@@ -134,6 +136,11 @@ impl Attendant {
             }
             (Kind::Net(net), Wish::Offloads { bits }) => {
                 net.lend_offloads(Offloads::of_guest(bits)).await
+            }
+            (Kind::Net(net), Wish::Rss { config }) => {
+                let config = Some(config).filter(|config| !config.is_empty());
+                let rss = config.map(|config| RssConfig::parse(&config)).transpose();
+                net.lend_rss(rss.map_err(|_| Errno::INVAL)?).await
             }
             (Kind::Blk(blk), Wish::Lock { is_held }) => {
                 let disk = blk.disk().clone();

@@ -117,6 +117,8 @@ pub struct PortFacts {
     pub mtu: Option<u16>,
     /// The key of the table in which flows are noted, if there is one.
     pub table_key: Option<u64>,
+    /// The host can choose queues by the guest's hash.
+    pub can_hash: bool,
 }
 
 /// Rates of a limit, in a second; 0: no limit.
@@ -187,7 +189,7 @@ pub enum Answered {
 }
 
 /// What a guest of a room may choose, and only the house can do.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Wish {
     /// The host is to use a queue pair, or not.
@@ -201,6 +203,12 @@ pub enum Wish {
     Offloads {
         /// As `VIRTIO_NET_F_GUEST_*`.
         bits: u64,
+    },
+    /// Frames are to come by the pairs that the guest's hash chooses.
+    Rss {
+        /// `struct virtio_net_rss_config`, as its driver writes it; empty: as the host likes.
+        #[serde(with = "digits")]
+        config: Vec<u8>,
     },
     /// The image is to be locked for the rings that begin, or all of them have stopped.
     Lock {
@@ -349,6 +357,7 @@ mod tests {
                 offloads: number,
                 mtu,
                 table_key: Some(number),
+                can_hash: is_open,
             });
             let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
             let told = match number % 10 {
@@ -374,18 +383,17 @@ mod tests {
             };
             assert_eq!(parse::<Told>(&emit(&told).unwrap()).unwrap(), told, "round {round}");
             let device = text(seed);
-            let heard = match number % 11 {
+            let ask = |device, wish| Heard::Ask { device, number, wish };
+            let heard = match number % 12 {
                 0 => Heard::Ready {},
                 1 => Heard::Session { device, is_open },
                 2 => Heard::Removed { device },
                 3 => Heard::Doubt { device },
                 4 => Heard::Guest { device, mac: Some([2; 6]), announces: is_open, control: mtu },
-                5 => Heard::Ask { device, number, wish: Wish::Offloads { bits: number } },
-                6 => {
-                    let wish = Wish::Pair { pair: 3, attached: is_open };
-                    Heard::Ask { device, number, wish }
-                }
-                7 => Heard::Ask { device, number, wish: Wish::Lock { is_held: is_open } },
+                5 => ask(device, Wish::Offloads { bits: number }),
+                6 => ask(device, Wish::Pair { pair: 3, attached: is_open }),
+                7 => ask(device, Wish::Lock { is_held: is_open }),
+                8 => ask(device, Wish::Rss { config: vec![7; 307] }),
                 9 => Heard::Gone { device, number },
                 10 => {
                     let puts = vec![Written { key: 1, bytes: vec![9; 40] }];

@@ -43,9 +43,9 @@ impl Given {
         if queues.len() != net.queue_pairs {
             return Err(format!("house: {} queues for {} pairs", queues.len(), net.queue_pairs));
         }
-        let PortFacts { interface, is_macvtap, offloads, mtu, .. } = facts;
+        let PortFacts { interface, is_macvtap, offloads, mtu, can_hash, .. } = facts;
         let offloads = Offloads::of_guest(offloads);
-        let facts = Facts { interface, is_macvtap, offloads, mtu };
+        let facts = Facts { interface, is_macvtap, offloads, mtu, can_hash };
         let port = LentPort::new(Lent { facts, queues, table }, net.merge, Arc::new(house));
         Ok(Self::Lent(Arc::new(port.map_err(|errno| errno.to_string())?)))
     }

@@ -2,7 +2,7 @@
 
 use super::message::Wish;
 use manyring_backend::net::tap::lent::Owner;
-use manyring_device::net::Offloads;
+use manyring_device::net::{Offloads, RssConfig};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use tokio::sync::{mpsc, oneshot};
@@ -54,6 +54,10 @@ impl Owner for TheHouse {
 
     fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
         self.ask(Wish::Offloads { bits: offloads.guest_features() })
+    }
+
+    fn set_rss(&self, rss: Option<&RssConfig>) -> Result<(), Errno> {
+        self.ask(Wish::Rss { config: rss.map(RssConfig::emit).unwrap_or_default() })
     }
 
     fn doubt(&self) {

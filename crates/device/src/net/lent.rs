@@ -5,8 +5,10 @@
 //! [`NetDevice`] of its own, with the guest's session, on a port that asks this one.
 
 use super::{Inner, NetDevice, State};
+use manyring_wire::net::rss::{Rss, RssConfig};
 use manyring_wire::net::{MacAddress, Offloads};
 use rustix::io::Errno;
+use std::sync::Arc;
 use tokio::time::{Instant, sleep_until};
 
 /// What another process serves of the device, and what that one has told.
@@ -120,8 +122,37 @@ impl NetDevice {
         if follows { Ok(()) } else { Err(Errno::IO) }
     }
 
+    /// Has the host deliver frames by the pairs that the hash of a guest chooses whose queues
+    /// another process serves, at the pace of [`Self::lend_pair`]: each change loads a program.
+    /// `None`: as the host likes.
+    ///
+    /// # Errors
+    /// `EINVAL`: the port cannot, or has too few pairs. `EIO`: the host refuses; the log says why.
+    pub async fn lend_rss(&self, rss: Option<RssConfig>) -> Result<(), Errno> {
+        let can = |rss: &RssConfig| self.0.port.can_hash() && rss.pairs() <= self.queue_pairs();
+        if !rss.as_ref().is_none_or(can) {
+            return Err(Errno::INVAL);
+        }
+        if rss.is_none() && self.0.state().host_rss.is_none() {
+            return Ok(());
+        }
+        let next = self.0.host.lock().await.next();
+        sleep_until(next).await;
+        let began = Instant::now();
+        self.0.state().rss = rss.map(|rss| Arc::new(Rss::new(rss)));
+        let follows = self.0.apply_rss().await;
+        self.0.host.lock().await.changed(began, Instant::now());
+        if follows {
+            return Ok(());
+        }
+        let mut state = self.0.state();
+        state.rss = state.host_rss.clone();
+        Err(Errno::IO)
+    }
+
     /// The process that served the queues is gone: the host uses none of them any more.
     pub async fn take_back(&self) {
+        let _ = self.lend_rss(None).await;
         self.0.state().elsewhere.pairs.clear();
         self.show_guest(Guest::default());
         self.0.apply_pairs().await;

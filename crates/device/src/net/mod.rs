@@ -37,6 +37,7 @@ pub use config::Offload;
 #[cfg(fuzzing)]
 pub use fuzzing::{SoloControl, SoloRx, SoloTx, passes};
 pub use lent::{Guest, Outside};
+pub use manyring_wire::net::rss::RssConfig;
 pub use manyring_wire::net::{MacAddress, Offloads, is_mtu, parse_mac};
 
 use crate::live::Live;

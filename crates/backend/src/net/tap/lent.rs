@@ -2,12 +2,13 @@
 //!
 //! The owner has opened the interface and keeps every right to it. Whoever borrows its queues reads
 //! and writes frames, and asks the owner for all that the guest may choose ([`Owner`]): the pairs
-//! in use, and the offloads. It calls nothing on the queues but `read`, `write` and `poll`.
+//! in use, the offloads, and the hash by which frames find their pair. It calls nothing on the
+//! queues but `read`, `write` and `poll`.
 //!
 //! ```text
 //! owner                                   borrower
 //! TapPort::lend -> Lent ----------------> LentPort::new
-//! does what is asked, at its own pace <-- Owner::set_attached, set_offloads (blocks until done)
+//! does what is asked, at its own pace <-- Owner::set_attached, set_offloads, set_rss (these block)
 //! looks whether the interface is gone <-- Owner::doubt
 //! sees that the interface is gone ------> LentPort::lose
 //! has joined it again: new queues ------> LentPort::renew, which `join_again` takes
@@ -19,6 +20,7 @@ use super::queues::Queues;
 use super::{TapError, TapPort};
 use crate::net::merge::Merger;
 use crate::net::{Port, PortRx, PortTx};
+use manyring_wire::net::rss::{Rss, RssConfig};
 use manyring_wire::net::{HEADER_SIZE, Offloads};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::{Errno, retry_on_intr};
@@ -37,6 +39,8 @@ pub struct Facts {
     pub offloads: Offloads,
     /// The interface's MTU in bytes, if it has one.
     pub mtu: Option<u16>,
+    /// The owner can have the host choose queues by the guest's hash.
+    pub can_hash: bool,
 }
 
 /// The table by which the host finds the pair of a flow: its memory, and the key of its hash.
@@ -59,8 +63,8 @@ pub struct Lent {
     pub table: Option<LentTable>,
 }
 
-/// The process that owns a lent interface, as the borrower reaches it. Both calls block until the
-/// owner has answered.
+/// The process that owns a lent interface, as the borrower reaches it. The calls that set something
+/// block until the owner has answered.
 pub trait Owner: Send + Sync + std::fmt::Debug {
     /// Has the host use a pair, or not.
     ///
@@ -73,6 +77,12 @@ pub trait Owner: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// As for [`Self::set_attached`].
     fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno>;
+
+    /// Has the host deliver each frame by the pair that `rss` chooses; `None`: as it likes.
+    ///
+    /// # Errors
+    /// As for [`Self::set_attached`].
+    fn set_rss(&self, rss: Option<&RssConfig>) -> Result<(), Errno>;
 
     /// A queue could not be read or written: the interface may be gone. Does not block.
     fn doubt(&self);
@@ -91,6 +101,7 @@ impl TapPort {
             is_macvtap: self.kind == "macvtap",
             offloads: self.offloads,
             mtu: self.mtu(),
+            can_hash: self.can_hash(),
         };
         let queues = self.queues.iter().map(|queue| copy(queue)).collect::<Result<_, _>>()?;
         let table = self.flows.as_ref().map(|flows| {
@@ -227,6 +238,14 @@ impl Port for LentPort {
         self.owner.set_offloads(offloads)
     }
 
+    fn can_hash(&self) -> bool {
+        self.facts.can_hash
+    }
+
+    fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
+        self.owner.set_rss(rss.as_deref().map(Rss::config))
+    }
+
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
         self.queues.of(index)?;
         self.owner.set_attached(index, attached)?;
@@ -285,6 +304,7 @@ pub(super) fn transmit(queues: &Queues, frame: &[u8]) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use manyring_wire::net::rss::HashConfig;
     use std::os::unix::net::UnixDatagram;
 
     /// Notes what it is asked.
@@ -307,6 +327,10 @@ mod tests {
             self.note(format!("csum {}", offloads.csum))
         }
 
+        fn set_rss(&self, rss: Option<&RssConfig>) -> Result<(), Errno> {
+            self.note(format!("rss {:?}", rss.map(|rss| &rss.table)))
+        }
+
         fn doubt(&self) {
             let _ = self.note("doubt".to_owned());
         }
@@ -315,7 +339,8 @@ mod tests {
     fn lent(queues: Vec<OwnedFd>) -> Lent {
         let interface = "lan0".to_owned();
         let offloads = Offloads { csum: true, ..Offloads::default() };
-        let facts = Facts { interface, is_macvtap: false, offloads, mtu: Some(1400) };
+        let facts =
+            Facts { interface, is_macvtap: false, offloads, mtu: Some(1400), can_hash: true };
         Lent { facts, queues, table: None }
     }
 
@@ -328,11 +353,19 @@ mod tests {
         port.set_attached(0, true).unwrap();
         assert_eq!(port.set_attached(1, true), Err(Errno::INVAL));
         port.set_offloads(Offloads::default()).unwrap();
+        let hash = HashConfig { types: 0, key: Vec::new() };
+        let config = RssConfig { hash, unclassified: 0, table: vec![1], transmitqs: 2 };
+        port.set_rss(Some(Arc::new(Rss::new(config)))).unwrap();
+        port.set_rss(None).unwrap();
+        assert!(port.can_hash());
         port.set_link(false);
         port.set_mtu(1300).unwrap();
         assert_eq!(port.mtu(), Some(1300));
         assert!(!port.is_gone());
-        assert_eq!(*notes.0.lock().unwrap(), ["0 true", "csum false", "doubt"]);
+        assert_eq!(
+            *notes.0.lock().unwrap(),
+            ["0 true", "csum false", "rss Some([1])", "rss None", "doubt"]
+        );
     }
 
     #[test]
