@@ -17,6 +17,10 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes that a letter adds to `spent`, beside the bytes of its frame.
 const LETTER_COST: usize = 512;
+/// How much a frame may cost that is flooded, counted as `spent`: 8192 letters. A frame that each
+/// of 4000 ports gets whole costs half of that. One that is cut into 512 would cost the other
+/// guests of the worker a tenth of a second; so ports that are behind the limit do not get it.
+const FLOOD_SPENT_MAX: usize = 8192 * LETTER_COST;
 /// Bytes of the header that comes before each frame.
 const HEAD: usize = HEADER_SIZE;
 
@@ -77,6 +81,7 @@ impl Courier {
     /// Sends one frame as if the guest of the port had: `letter` is a header and the frame.
     pub fn send(&mut self, letter: &[u8]) {
         self.refresh();
+        self.spent = 0;
         let Some(frame) = letter.get(HEAD..) else { return };
         let second = self.switch.clock.now().second();
         let (verdict, vlan, tag) = self.switch.judge(&self.own, &self.map, frame, second);
@@ -136,6 +141,9 @@ impl Courier {
             let is_put = inbox.put(letter.clone());
             (if is_put { &counters.mailed } else { &counters.dropped_full }).add(1);
             is_put
+        } else if self.spent >= FLOOD_SPENT_MAX {
+            counters.dropped_full.add(1);
+            return false;
         } else {
             let pieces = pieces.get_or_insert_with(|| {
                 self.spent += letter.len() * 2;

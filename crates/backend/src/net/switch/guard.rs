@@ -10,9 +10,16 @@ pub(super) const VLAN_TAG: usize = 4;
 /// Where a tag stands in a frame: behind both addresses.
 pub(super) const TAG_AT: usize = 12;
 const TYPE_VLAN: u16 = 0x8100;
+/// A service tag (802.1ad). Linux takes one without a VLAN off, as it does a priority tag, and goes
+/// on with what is behind it.
+const TYPE_SERVICE_TAG: u16 = 0x88a8;
 const TYPE_ARP: u16 = 0x0806;
 const TYPE_RARP: u16 = 0x8035;
 const TYPE_IPV6: u16 = 0x86dd;
+/// A smaller number is the length of a frame of IEEE 802.3, which has its type behind [`SNAP`].
+const TYPE_MIN: u16 = 0x600;
+/// The start of a frame of IEEE 802.3 whose type follows (RFC 1042). Some systems take ARP so.
+const SNAP: [u8; 3] = [0xaa, 0xaa, 3];
 /// Where ARP has its sender's address, from the start of its packet.
 const ARP_SENDER: usize = 8;
 const IPV6: usize = 40;
@@ -125,7 +132,10 @@ fn addresses(head: &[u8]) -> Option<([u8; 6], [u8; 6])> {
 #[must_use]
 pub(super) fn needs_look(head: &[u8]) -> bool {
     let at = if Tag::of(head).is_tagged { TAGGED } else { ETHERNET };
-    matches!(kind(head, at - 2), Some(TYPE_ARP | TYPE_RARP | TYPE_IPV6 | TYPE_VLAN) | None)
+    match kind(head, at - 2) {
+        Some(TYPE_ARP | TYPE_RARP | TYPE_IPV6 | TYPE_VLAN | TYPE_SERVICE_TAG) | None => true,
+        Some(kind) => kind < TYPE_MIN,
+    }
 }
 
 /// True if a frame with these first bytes, [`LOOK_MAX`] or all of it, comes from `mac` by all that
@@ -141,10 +151,11 @@ pub(super) fn is_own(head: &[u8], mac: [u8; 6]) -> bool {
     let packet = head.get(at..).unwrap_or(&[]);
     match kind(head, at - 2) {
         Some(TYPE_ARP | TYPE_RARP) => packet.get(ARP_SENDER..ARP_SENDER + 6) == Some(&mac),
-        // A second tag would hide what is behind it.
-        Some(TYPE_VLAN) | None => false,
+        // A tag of another kind, or a second one, would hide what is behind it.
+        Some(TYPE_VLAN | TYPE_SERVICE_TAG) | None => false,
         Some(TYPE_IPV6) => discovers_as(packet, mac),
-        Some(_) => true,
+        // So would the other form of a type.
+        Some(kind) => kind >= TYPE_MIN || !packet.starts_with(&SNAP),
     }
 }
 
@@ -287,5 +298,15 @@ mod tests {
         assert!(!is_own(&behind, OWN), "behind an extension header");
         let double = [&ethernet(OWN, TYPE_VLAN)[..], &[0, 5, 0x81, 0, 0, 6, 8, 6]].concat();
         assert!(needs_look(&double[..14]) && !is_own(&double, OWN), "a second tag");
+        let service = [&ethernet(OWN, TYPE_SERVICE_TAG)[..], &[0, 0], &arp(OTHER)[12..]].concat();
+        assert!(needs_look(&service[..14]) && !is_own(&service, OWN), "a service tag");
+        let inner = [&ethernet(OWN, TYPE_VLAN)[..], &[0, 5], &service[12..]].concat();
+        assert!(needs_look(&inner[..14]) && !is_own(&inner, OWN), "one behind another tag");
+        let length = u16::try_from(arp(OTHER).len() - 6).unwrap();
+        let snap = [&ethernet(OWN, length)[..], &SNAP, &[0; 3], &arp(OTHER)[12..]].concat();
+        assert!(needs_look(&snap[..14]) && !is_own(&snap, OWN), "ARP behind a SNAP header");
+        // Frames of a spanning tree have a length too, and no type.
+        let tree = [&ethernet(OWN, 38)[..], &[0x42, 0x42, 3], &[0; 35]].concat();
+        assert!(needs_look(&tree[..14]) && is_own(&tree, OWN), "IEEE 802.2 without SNAP");
     }
 }

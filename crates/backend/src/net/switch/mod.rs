@@ -32,6 +32,7 @@ mod mail;
 mod port;
 mod receiver;
 mod sender;
+mod shared;
 mod table;
 pub mod uplink;
 
@@ -42,13 +43,13 @@ pub use handoff::{Found, Handoff};
 pub use port::SwitchPort;
 pub use table::{ADDRESSES_MAX, PORTS_MAX, Station};
 
-use super::steer::Steer;
 use guard::{Change, Tag};
 use mail::Inbox;
 use manyring_wire::net::rss::Rss;
 use manyring_wire::net::{MacAddress, Offloads};
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use shared::{Shared, TAKES_ALL, TAKES_CSUM, TAKES_ECN, TAKES_TSO4, TAKES_TSO6};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use table::{Learner, Learnt, Table};
 
@@ -161,97 +162,9 @@ pub enum SwitchError {
     Full,
 }
 
-/// What all queues of a port share.
-#[derive(Debug)]
-struct Shared {
-    id: PortId,
-    options: PortOptions,
-    counters: PortCounters,
-    /// Addresses that the table has behind it.
-    macs: AtomicU32,
-    /// The second in which the table was last looked through for old ones.
-    swept: AtomicU32,
-    /// The second for which floods are counted, and how many there were.
-    flood: AtomicU64,
-    /// What the guest takes unfinished.
-    takes: AtomicU8,
-    /// Which pairs the guest uses, and how many from the first on.
-    attached: Vec<AtomicBool>,
-    in_use: AtomicUsize,
-    inboxes: Vec<Mutex<Option<Arc<Inbox>>>>,
-    /// By which pair the guest sends each flow, if it uses several.
-    steer: Steer,
-    /// By which pair its guest wants each frame, if it has chosen: then nothing is learnt.
-    rss: Mutex<Option<Arc<Rss>>>,
-}
-
-const TAKES_CSUM: u8 = 1;
-const TAKES_TSO4: u8 = 2;
-const TAKES_TSO6: u8 = 4;
-const TAKES_ECN: u8 = 8;
-const TAKES_ALL: u8 = TAKES_CSUM | TAKES_TSO4 | TAKES_TSO6 | TAKES_ECN;
-
 /// What a switch takes from guests and gives to them: checksums and TCP segments.
 const OFFLOADS: Offloads =
     Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: false, uso6: false };
-
-impl Shared {
-    fn new(id: PortId, options: PortOptions) -> Self {
-        let pairs = options.queue_pairs;
-        Self {
-            id,
-            options,
-            counters: PortCounters::default(),
-            macs: AtomicU32::new(0),
-            swept: AtomicU32::new(u32::MAX),
-            flood: AtomicU64::new(0),
-            takes: AtomicU8::new(0),
-            attached: (0..pairs).map(|_| AtomicBool::new(false)).collect(),
-            in_use: AtomicUsize::new(0),
-            inboxes: (0..pairs).map(|_| Mutex::new(None)).collect(),
-            steer: Steer::new(),
-            rss: Mutex::default(),
-        }
-    }
-
-    fn set_takes(&self, takes: Offloads) {
-        let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
-        let bits = bit(takes.csum, TAKES_CSUM)
-            | bit(takes.tso4, TAKES_TSO4)
-            | bit(takes.tso6, TAKES_TSO6)
-            | bit(takes.ecn, TAKES_ECN);
-        self.takes.store(bits, Ordering::Release);
-    }
-
-    fn takes(&self) -> u8 {
-        self.takes.load(Ordering::Acquire)
-    }
-
-    fn attach(&self, index: usize, attached: bool) -> Option<()> {
-        self.attached.get(index)?.store(attached, Ordering::Release);
-        let in_use = self.attached.iter().take_while(|pair| pair.load(Ordering::Acquire)).count();
-        self.in_use.store(in_use, Ordering::Release);
-        Some(())
-    }
-
-    /// True if the guest uses several queues.
-    #[inline]
-    fn uses_several(&self) -> bool {
-        self.in_use.load(Ordering::Relaxed) > 1
-    }
-
-    /// True if the port may flood one more frame in this second.
-    fn may_flood(&self, second: u32) -> bool {
-        let old = self.flood.load(Ordering::Relaxed);
-        let count = if old >> 32 == u64::from(second) { old & 0xffff_ffff } else { 0 };
-        if count >= u64::from(self.options.floods_max) {
-            return false;
-        }
-        // Two queues that count at the same time may count one.
-        self.flood.store(u64::from(second) << 32 | (count + 1), Ordering::Relaxed);
-        true
-    }
-}
 
 /// The ports of a switch as a sender sees them, until they change.
 #[derive(Debug, Default)]

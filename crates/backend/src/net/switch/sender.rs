@@ -9,25 +9,27 @@
 //!        at the end: the bursts go into their lanes, and each receiver is rung once
 //! reap:  bursts that are back: their frames are done
 //!        a lane whose oldest burst is there for too long: take the frames back, copy them to the
-//!        mail, and use the lane again when that mail was taken
+//!        mail, and use the lane again when that mail was taken and the receiver has had a rest
 //! ```
 //! **Credit.** At most [`CREDIT`] frames of a queue are lent at any time, over all lanes. A lane
 //! that is not served is emptied after [`HOLD_MS`], or after [`RELIEVE_MS`] when no more frames can
 //! be lent: a receiver that sleeps, lies or is gone holds a guest's buffers no longer than that.
 
 mod back;
+mod own;
 
 use super::courier::Courier;
 use super::guard::{Change, ETHERNET, LOOK_MAX, needs_look};
 use super::lane::{Burst, Lane};
-use super::mail::{Inbox, LANES};
+use super::mail::LANES;
 use super::{Moment, PortId, Shared, Switch, TAKES_ALL, Verdict};
 use crate::net::frames::{Added, INLINE_MAX};
 use crate::net::{Frames, PortTx, Readiness, Returned, Sent};
 use crate::ready::Bell;
 use manyring_memory::copy_from_slices;
 use manyring_wire::net::flow::FLOW_BYTES;
-use manyring_wire::net::{FRAME_SIZE_MAX, HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE};
+use own::{OwnLane, OwnWay, Way};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -45,71 +47,6 @@ const HOLD_MS: u64 = 50;
 const RELIEVE_MS: u64 = 20;
 /// Bytes of copies after which `send` returns: the rest of the burst is offered again.
 const SPENT_MAX: usize = 256 << 10;
-
-/// A lane, as its sender has it.
-#[derive(Debug)]
-struct OwnLane {
-    lane: Arc<Lane>,
-    inbox: Arc<Inbox>,
-    to: PortId,
-    pair: usize,
-    /// The burst that the present call adds to.
-    open: Option<Box<Burst>>,
-    /// When each burst was handed over that is not back.
-    handed: VecDeque<Moment>,
-    /// The receiver has not been told of what was handed over.
-    must_ring: bool,
-    /// A letter of the inbox: nothing goes by the lane before the receiver is done with it.
-    mailed: u64,
-}
-
-impl OwnLane {
-    /// True if nothing of the sender is in the lane, and nothing is about to be.
-    fn is_empty(&self) -> bool {
-        self.handed.is_empty() && self.open.is_none()
-    }
-
-    /// True if its receiver is there, and has done with the mail that goes before.
-    #[inline]
-    fn is_served(&self) -> bool {
-        self.inbox.has_done(self.mailed) && !self.inbox.is_closed()
-    }
-}
-
-/// The way of the last frame, for the next one.
-#[derive(Clone, Copy, Debug)]
-struct Way {
-    /// Both addresses.
-    addresses: [u8; 12],
-    lane: usize,
-    /// The receiver takes whatever a guest leaves unfinished.
-    takes_all: bool,
-}
-
-impl Way {
-    /// True if a frame that begins with `head` goes this way: it has the same addresses, and no
-    /// tag.
-    #[inline]
-    fn is_of(&self, head: &[u8; ETHERNET]) -> bool {
-        head[..12] == self.addresses && head[12..] != [0x81, 0]
-    }
-
-    /// True if the receiver takes a frame with this header as it is, by what is known here.
-    #[inline]
-    fn takes(&self, header: &[u8; HEADER_SIZE]) -> bool {
-        self.takes_all || (header[0] & HDR_F_NEEDS_CSUM == 0 && header[1] == HDR_GSO_NONE)
-    }
-}
-
-/// The lane of a frame, and what is known of its receiver.
-#[derive(Clone, Copy, Debug)]
-struct OwnWay {
-    lane: usize,
-    /// It takes whatever a guest leaves unfinished.
-    takes_all: bool,
-    /// It uses several queues, so that each flow has a way of its own.
-    is_steered: bool,
-}
 
 /// The first bytes of frame `index`, by which its flow is known, and how many there are. The guest
 /// may change them later: all that follows from them is the choice of a queue.
@@ -168,7 +105,7 @@ impl SwitchTx {
     fn pass_plain(&mut self, frames: &Frames, first: usize, sent: &mut Sent) -> usize {
         let Some(way) = self.last else { return 0 };
         let own = &mut self.lanes[way.lane];
-        if !own.is_served() || self.courier.own.uses_several() {
+        if !own.is_served(self.now) || self.courier.own.uses_several() {
             return 0;
         }
         let Some(burst) = &mut own.open else { return 0 };
@@ -279,6 +216,7 @@ impl SwitchTx {
             must_ring: false,
             // Frames may have gone by the mail while there was no lane.
             mailed: inbox.last(),
+            rests_until: Moment(destination.port.rests_until.load(Ordering::Relaxed)),
         });
         Some(way(self.lanes.len() - 1))
     }
@@ -297,7 +235,7 @@ impl SwitchTx {
         let is_long = frames.len(index) > INLINE_MAX;
         let own = &self.lanes[way.lane];
         let is_as_taken = way.takes_all || self.is_as_taken(frames, index, own.to);
-        let may_lend = is_as_taken && own.is_served();
+        let may_lend = is_as_taken && own.is_served(self.now);
         let has_credit = !is_long || self.lent < CREDIT;
         if may_lend && has_credit && self.add(frames, index, (head, way.lane)) {
             if is_long {

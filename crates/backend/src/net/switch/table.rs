@@ -3,7 +3,8 @@
 //! ```text
 //! learn   the address is known behind this port? note the second, once in each second
 //!         behind another port? it has moved: unless it has moved too often in this second
-//!         unknown? take an entry of its set that is free or too old, if its port may have more
+//!         unknown? take an entry of its set that is free or too old, if its port may have more;
+//!                  for the first address of a port also one of a port that has several
 //! find    the entry of its set with this key that is not too old
 //! ```
 //! An entry is two words: the key (address and VLAN), and the value (port, second, and a tag made
@@ -185,21 +186,29 @@ impl Table {
         if learner.count.load(Ordering::Relaxed) >= learner.max {
             return Learnt::Full;
         }
-        for entry in set {
-            let old = entry.value.load(Ordering::Acquire);
-            let is_old = old != FREE && old != BUSY && Value(old).age(second) > self.age;
-            if (old != FREE && !is_old) || !claim(entry, old) {
-                continue;
+        let is_old = |old: u64| old != FREE && Value(old).age(second) > self.age;
+        // Ports with several addresses each could fill the sets of those with one.
+        let may_yield = |old: u64| {
+            let has = count_of(Value(old).port()).map_or(0, |count| count.load(Ordering::Relaxed));
+            learner.count.load(Ordering::Relaxed) == 0 && has > 1
+        };
+        let take = |is_free: &dyn Fn(u64) -> bool| {
+            for entry in set {
+                let old = entry.value.load(Ordering::Acquire);
+                if old == BUSY || !is_free(old) || !claim(entry, old) {
+                    continue;
+                }
+                if old != FREE {
+                    lose(count_of(Value(old).port()));
+                }
+                learner.count.fetch_add(1, Ordering::Relaxed);
+                entry.key.store(key.0, Ordering::Release);
+                entry.value.store(Value::new(key, learner.port, second, 0).0, Ordering::Release);
+                return Some(Learnt::New);
             }
-            if old != FREE {
-                lose(count_of(Value(old).port()));
-            }
-            learner.count.fetch_add(1, Ordering::Relaxed);
-            entry.key.store(key.0, Ordering::Release);
-            entry.value.store(Value::new(key, learner.port, second, 0).0, Ordering::Release);
-            return Learnt::New;
-        }
-        Learnt::Full
+            None
+        };
+        take(&|old| old == FREE || is_old(old)).or_else(|| take(&may_yield)).unwrap_or(Learnt::Full)
     }
 
     /// The address has an entry: notes the second, or moves it to another port.
@@ -370,8 +379,11 @@ mod tests {
 
     #[test]
     fn nobody_knows_which_addresses_share_a_set() {
-        // Those that share one in a table that is like any other.
+        // Those that share one in a table that is like any other. The victim's port has another
+        // address already, so that it takes nobody's place.
         let (table, ports) = (Table::new(300), Ports::new());
+        let own = key(2);
+        ports.learn(&table, own, 1, 8, 1);
         let at = |table: &Table, key: Key| {
             table.set(key).as_ptr().addr() - table.entries.as_ptr().addr()
         };
@@ -388,10 +400,30 @@ mod tests {
         assert_eq!(ports.learn(&table, victim, 1, 8, 1), Learnt::Full);
         // In another one they do not.
         let (table, ports) = (Table::new(300), Ports::new());
+        ports.learn(&table, own, 1, 8, 1);
         for key in &colliding {
             ports.learn(&table, *key, 0, 8, 1);
         }
         assert_eq!(ports.learn(&table, victim, 1, 8, 1), Learnt::New);
+    }
+
+    #[test]
+    fn ports_of_many_addresses_leave_room_for_one_of_each_other_port() {
+        let (table, ports) = (Table::new(300), Ports::new());
+        for n in 0..60_000u32 {
+            let [_, b, c, d] = n.to_be_bytes();
+            ports.learn(&table, Key::new([2, 9, b, c, d, 0], 0).unwrap(), 0, 60_000, 1);
+        }
+        assert_eq!(ports.counts()[0], 4096, "every set is full");
+        assert_eq!(ports.learn(&table, key(1), 1, 8, 1), Learnt::New);
+        assert_eq!((table.find(key(1), 1), ports.counts()), (Some(1), [4095, 1, 0, 0]));
+        assert_eq!(ports.learn(&table, key(2), 1, 8, 1), Learnt::Full, "its second one must wait");
+        // The first address of a port stays: nobody takes the last one that somebody has.
+        for n in 0..60_000u32 {
+            let [_, b, c, d] = n.to_be_bytes();
+            ports.learn(&table, Key::new([2, 8, b, c, d, 0], 0).unwrap(), 2, 60_000, 1);
+        }
+        assert_eq!((table.find(key(1), 1), ports.counts()), (Some(1), [4094, 1, 1, 0]));
     }
 
     proptest! {

@@ -10,7 +10,8 @@ use manyring_wire::net::HEADER_SIZE;
 
 impl SwitchTx {
     /// Empties every lane whose oldest burst is there for `ms` milliseconds: the frames are copied
-    /// to the mail as far as that has room, and their sender is done with them.
+    /// to the mail as far as that has room, and their sender is done with them. Until the receiver
+    /// has had a rest it is lent nothing.
     #[cold]
     pub(super) fn relieve(&mut self, ms: u64) {
         let now = self.courier.switch.clock.now();
@@ -30,6 +31,7 @@ impl SwitchTx {
         let to = self.lanes[at].to;
         if let Some(destination) = self.courier.map.get(to) {
             destination.port.counters.stalled.add(1);
+            self.lanes[at].rests_until = destination.port.rest(self.courier.switch.clock.now());
         }
         for mut burst in taken {
             if burst.frames.is_broken() {

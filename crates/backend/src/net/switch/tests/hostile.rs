@@ -17,8 +17,44 @@ fn a_receiver_that_takes_nothing_holds_a_senders_frames_for_fifty_milliseconds_a
     // While the mail is there, what follows is copied too, so that it overtakes nothing.
     assert_eq!(a.send(2, 1000, 10).later, 0);
     assert_eq!(b.numbers(), (0..11).collect::<Vec<_>>());
-    assert_eq!(a.send(2, 1000, 11).later, 1, "it is served again");
+    assert_eq!(a.send(2, 1000, 11).later, 0, "and for a second, though it takes what comes");
     assert_eq!(b.numbers(), [11]);
+    world.later(1000);
+    assert_eq!(a.send(2, 1000, 12).later, 1, "it is served again");
+    assert_eq!(b.numbers(), [12]);
+}
+
+#[test]
+fn who_lets_frames_lie_again_and_again_is_lent_nothing_for_most_of_the_time() {
+    let world = World::new();
+    let (mut a, mut b) = world.two();
+    let (mut held, mut number) = (0, 0);
+    // It takes all its mail, and then lets the frame lie that it is lent.
+    for _ in 0..60_000 / 10 {
+        let is_lent = !a.lent.is_empty();
+        if !is_lent {
+            b.receive();
+            a.send(2, 1000, number);
+            number += 1;
+        }
+        world.later(10);
+        a.reap();
+        held += if is_lent { 10 } else { 0 };
+    }
+    assert!(held <= 60_000 * 3 / 100, "a frame was held for {held} ms of a minute");
+    // Another sender begins with that, and in a minute all is forgotten.
+    let mut c = world.guest(3);
+    c.greet(&mut [&mut a]);
+    b.receive();
+    assert_eq!(c.send(2, 1000, 1).later, 0);
+    b.receive();
+    world.later(70_000);
+    assert_eq!(c.send(2, 1000, 2).later, 1);
+    world.later(50);
+    assert_eq!(c.reaped(Outcome::Passed).len(), 1);
+    b.receive();
+    world.later(1000);
+    assert_eq!(c.send(2, 1000, 3).later, 1, "the first rest is short again");
 }
 
 #[test]
@@ -40,7 +76,7 @@ fn a_receiver_that_takes_nothing_costs_a_sender_no_more_than_its_credit() {
     assert_eq!(a.reaped(Outcome::Passed).len(), 128);
     assert_eq!(a.send(3, 200, 79).later, 0, "its mail of before is still there");
     assert_eq!(c.numbers(), [78, 79]);
-    assert_eq!(a.send(3, 200, 80).later, 1);
+    assert_eq!(a.send(3, 200, 80).later, 1, "who lets nothing lie rests not");
     assert_eq!(b.receive().len(), 128);
 }
 
@@ -192,6 +228,38 @@ fn a_flood_of_segments_is_cut_once_for_all_who_do_not_take_it_whole() {
     a.send_with(&header, &[frame([0xff; 6], mac(200), 300, 5)]);
     let letters: Vec<_> = others.iter().map(|other| other.port.inbox().first()).collect();
     assert!(letters.iter().all(|letter| Arc::ptr_eq(letter, &letters[0])), "one copy");
+    assert!(others.iter_mut().all(|other| other.receive().len() == 1));
+}
+
+#[test]
+fn a_flood_of_segments_costs_no_more_than_a_bounded_number_of_letters() {
+    let world = World::new();
+    let mut a = world.guest(200);
+    let mut others: Vec<_> = (1..=40).map(|n| world.guest(n)).collect();
+    for other in &mut others {
+        other.port.set_offloads(Offloads::default()).unwrap();
+    }
+    // TCP over IPv4, 512 segments of 4 bytes.
+    let mut bytes = [&[0xff; 6][..], &mac(200), &[8, 0]].concat();
+    bytes.extend([0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    bytes.extend([0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0, 0]);
+    bytes.resize(54 + 512 * 4, 7);
+    let header = RawHeader {
+        flags: 1,
+        gso_type: 1,
+        gso_size: 4.into(),
+        hdr_len: 54.into(),
+        csum_start: 34.into(),
+        csum_offset: 16.into(),
+        ..RawHeader::default()
+    };
+    a.send_with(&header, &[bytes]);
+    let got: Vec<_> = others.iter_mut().map(|other| other.receive().len()).collect();
+    let (all, none) = (got.iter().filter(|n| **n == 512).count(), 40 - 16);
+    assert_eq!((all, got.iter().filter(|n| **n == 0).count()), (16, none), "{got:?}");
+    assert_eq!(others.iter().map(|other| other.counter("dropped_full")).sum::<u64>(), 24);
+    // The limit is one frame's: the next flood goes to all.
+    a.send_all(&[frame([0xff; 6], mac(200), 60, 1)]);
     assert!(others.iter_mut().all(|other| other.receive().len() == 1));
 }
 

@@ -1,0 +1,126 @@
+//! `Shared`: what all queues of a port share: its limits, its counters, and what its guest uses.
+
+use super::mail::Inbox;
+use super::{Moment, PortCounters, PortId, PortOptions};
+use crate::net::steer::Steer;
+use manyring_wire::net::Offloads;
+use manyring_wire::net::rss::Rss;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// What all queues of a port share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) id: PortId,
+    pub(super) options: PortOptions,
+    pub(super) counters: PortCounters,
+    /// Addresses that the table has behind it.
+    pub(super) macs: AtomicU32,
+    /// The second in which the table was last looked through for old ones.
+    pub(super) swept: AtomicU32,
+    /// The second for which floods are counted, and how many there were.
+    flood: AtomicU64,
+    /// What the guest takes unfinished.
+    pub(super) takes: AtomicU8,
+    /// Until when the guest is lent nothing, because it has let frames lie, and how long that
+    /// lasts, both in milliseconds.
+    pub(super) rests_until: AtomicU64,
+    rest: AtomicU64,
+    /// Which pairs the guest uses, and how many from the first on.
+    pub(super) attached: Vec<AtomicBool>,
+    pub(super) in_use: AtomicUsize,
+    pub(super) inboxes: Vec<Mutex<Option<Arc<Inbox>>>>,
+    /// By which pair the guest sends each flow, if it uses several.
+    pub(super) steer: Steer,
+    /// By which pair its guest wants each frame, if it has chosen: then nothing is learnt.
+    pub(super) rss: Mutex<Option<Arc<Rss>>>,
+}
+
+/// Milliseconds for which a guest is lent nothing that has let frames lie: the first time, and at
+/// most; and after how many without that it begins anew.
+const REST_MS: u64 = 1000;
+const REST_MAX_MS: u64 = 8000;
+const FORGIVEN_MS: u64 = 60_000;
+
+pub(super) const TAKES_CSUM: u8 = 1;
+pub(super) const TAKES_TSO4: u8 = 2;
+pub(super) const TAKES_TSO6: u8 = 4;
+pub(super) const TAKES_ECN: u8 = 8;
+pub(super) const TAKES_ALL: u8 = TAKES_CSUM | TAKES_TSO4 | TAKES_TSO6 | TAKES_ECN;
+
+impl Shared {
+    pub(super) fn new(id: PortId, options: PortOptions) -> Self {
+        let pairs = options.queue_pairs;
+        Self {
+            id,
+            options,
+            counters: PortCounters::default(),
+            macs: AtomicU32::new(0),
+            swept: AtomicU32::new(u32::MAX),
+            flood: AtomicU64::new(0),
+            takes: AtomicU8::new(0),
+            rests_until: AtomicU64::new(0),
+            rest: AtomicU64::new(0),
+            attached: (0..pairs).map(|_| AtomicBool::new(false)).collect(),
+            in_use: AtomicUsize::new(0),
+            inboxes: (0..pairs).map(|_| Mutex::new(None)).collect(),
+            steer: Steer::new(),
+            rss: Mutex::default(),
+        }
+    }
+
+    pub(super) fn set_takes(&self, takes: Offloads) {
+        let bit = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
+        let bits = bit(takes.csum, TAKES_CSUM)
+            | bit(takes.tso4, TAKES_TSO4)
+            | bit(takes.tso6, TAKES_TSO6)
+            | bit(takes.ecn, TAKES_ECN);
+        self.takes.store(bits, Ordering::Release);
+    }
+
+    pub(super) fn takes(&self) -> u8 {
+        self.takes.load(Ordering::Acquire)
+    }
+
+    pub(super) fn attach(&self, index: usize, attached: bool) -> Option<()> {
+        self.attached.get(index)?.store(attached, Ordering::Release);
+        let in_use = self.attached.iter().take_while(|pair| pair.load(Ordering::Acquire)).count();
+        self.in_use.store(in_use, Ordering::Release);
+        Some(())
+    }
+
+    /// The guest has let frames lie that it was lent: says until when it gets only copies. Who does
+    /// so again and again could stop a sender whose buffers must go back in order for most of the
+    /// time; so each rest is twice as long as the one before.
+    pub(super) fn rest(&self, now: Moment) -> Moment {
+        let until = self.rests_until.load(Ordering::Relaxed);
+        if now.0 < until {
+            // Another sender has seen it too.
+            return Moment(until);
+        }
+        let is_new = now.0.saturating_sub(until) > FORGIVEN_MS;
+        let last = if is_new { 0 } else { self.rest.load(Ordering::Relaxed) };
+        let rest = (last * 2).clamp(REST_MS, REST_MAX_MS);
+        self.rest.store(rest, Ordering::Relaxed);
+        self.rests_until.store(now.0 + rest, Ordering::Relaxed);
+        Moment(now.0 + rest)
+    }
+
+    /// True if the guest uses several queues.
+    #[inline]
+    pub(super) fn uses_several(&self) -> bool {
+        self.in_use.load(Ordering::Relaxed) > 1
+    }
+
+    /// True if the port may flood one more frame in this second.
+    pub(super) fn may_flood(&self, second: u32) -> bool {
+        let old = self.flood.load(Ordering::Relaxed);
+        let count = if old >> 32 == u64::from(second) { old & 0xffff_ffff } else { 0 };
+        if count >= u64::from(self.options.floods_max) {
+            return false;
+        }
+        // Two queues that count at the same time may count one.
+        self.flood.store(u64::from(second) << 32 | (count + 1), Ordering::Relaxed);
+        true
+    }
+}
