@@ -458,8 +458,7 @@ fn room_arguments(plan: &DaemonPlan) -> Vec<OsString> {
     let sandbox = format!("--sandbox={}", plan.sandbox.name());
     let mut arguments: Vec<OsString> = vec!["room".into(), sandbox.into()];
     arguments.extend(log::arguments().into_iter().map(OsString::from));
-    arguments.push("--workers".into());
-    arguments.push(plan.workers.to_string().into());
+    arguments.push(format!("--workers={}", plan.workers).into());
     for cpus in &plan.worker_cpus {
         let cpus: Vec<_> = cpus.iter().map(ToString::to_string).collect();
         arguments.extend(["--worker-cpus".into(), cpus.join(",").into()]);

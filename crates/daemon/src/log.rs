@@ -63,9 +63,29 @@ pub(crate) fn say(text: String) {
     LINES.push(text.into_bytes());
 }
 
-/// Writes to standard error a line of another process, which ends with a newline.
-pub(crate) fn pass_on(line: Vec<u8>) {
-    LINES.push(line);
+/// Writes to standard error a line of the process of a room, with the room's name, whatever the
+/// process has made of the line.
+pub(crate) fn pass_on(room: &str, line: &str) {
+    LINES.push(named(LINES.format(), room, line).into_bytes());
+}
+
+/// A room's line, with the name of the room: before a line of text, and as the first key of JSON. A
+/// line that is no object, or has a room already, is the message of another one.
+fn named(format: LogFormat, room: &str, line: &str) -> String {
+    if format == LogFormat::Text {
+        return format!("room={room} {line}\n");
+    }
+    let object: Option<serde_json::Map<String, serde_json::Value>> =
+        serde_json::from_str(line).ok();
+    let is_plain = object.is_some_and(|object| !object.is_empty() && !object.contains_key("room"));
+    match line.trim_start().strip_prefix('{') {
+        Some(rest) if is_plain => format!("{{\"room\":{},{rest}\n", serde_json::json!(room)),
+        _ => {
+            let fields = serde_json::json!({ "message": line });
+            let line = serde_json::json!({ "room": room, "level": "WARN", "fields": fields });
+            format!("{line}\n")
+        }
+    }
 }
 
 /// What a line of this level begins with: its priority, as syslog counts, where the journal reads
@@ -242,6 +262,20 @@ impl Write for Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_of_a_room_names_the_room_whatever_the_room_has_written() {
+        let named = |format, line| named(format, "a", line);
+        assert_eq!(named(LogFormat::Text, "WARN room=b"), "room=a WARN room=b\n");
+        let honest = r#"{"level":"INFO","fields":{"message":"m"}}"#;
+        let line = named(LogFormat::Json, honest);
+        assert_eq!(line, "{\"room\":\"a\",\"level\":\"INFO\",\"fields\":{\"message\":\"m\"}}\n");
+        for lie in [r#"{"room":"b"}"#, r#"{"a":1,"room":"b"}"#, r#""} {"#, "{}", "{", "1", "text"] {
+            let line: serde_json::Value =
+                serde_json::from_str(&named(LogFormat::Json, lie)).unwrap();
+            assert_eq!((&line["room"], &line["fields"]["message"]), (&"a".into(), &lie.into()));
+        }
+    }
 
     /// How many of `count` lines, one each `step`, are shown, and how many are said to be lost.
     fn flood(limit: &mut Limit, start: Duration, step: Duration, count: u32) -> (u64, u64, u64) {

@@ -140,6 +140,7 @@ fn a_room_reaches_no_file_network_program_or_process() {
         "signal a thread of another",
         "have another signalled by a file",
         "make a process",
+        "make an io_uring",
     ] {
         assert!(free.contains(&format!("{what}: done")), "{free}");
         assert!(room.contains(&format!("{what}: refused")), "{room}");
@@ -148,7 +149,7 @@ fn a_room_reaches_no_file_network_program_or_process() {
         assert!(room.contains(&format!("{what}: done")), "{room}");
     }
     // One line for each call that the list denies, whatever the thread: here socket(2) and mmap(2).
-    for thread in ["manyring", "worker", "janitor", "disk-offload"] {
+    for thread in ["manyring-room", "worker", "janitor", "disk-offload"] {
         let [socket, mmap] = [libc::SYS_socket, libc::SYS_mmap];
         let line = format!("call {socket} of {thread} call {mmap} of {thread}: refused\n");
         assert_eq!(room.matches(&line).count(), 1, "{room}");

@@ -200,6 +200,7 @@ fn what_the_next_daemon_does_not_serve_is_let_go_of() {
     let mut second = take_over(&daemon, "manyring.toml");
     assert!(wait_until(|| has_ended(first.id())), "{}", log(&daemon));
     assert!(first.wait().unwrap().success());
+    assert!(wait_until(|| log(&daemon).contains("listening device=\"b\"")), "{}", log(&daemon));
     client_works(&daemon.socket_of("b"), 3);
     works(&mut client, 4);
     drop(client);

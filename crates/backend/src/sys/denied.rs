@@ -1,9 +1,11 @@
 //! Calls of the system that a list of calls denies (seccomp): each fails with `EPERM`, and is noted
-//! with its thread for whoever tells the operator.
+//! with its thread for whoever tells the operator. So is a file that landlock refuses.
 //!
 //! The kernel sends the calling thread `SIGSYS` in place of the call. The handler notes the call in
 //! a static ring, wakes the reader by an eventfd, and lets the thread go on as if the call had
-//! failed. It takes no lock and allocates nothing.
+//! failed. It takes no lock and allocates nothing. `openat` it makes itself, in a form that the
+//! list lets pass, and gives the thread the result: the list sees no path, and landlock tells
+//! nobody but the caller that it refuses one.
 #![allow(unsafe_code, reason = "allow-listed: a signal handler, and the registers of its thread")]
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -64,14 +66,26 @@ pub fn take() -> (Vec<Denied>, usize) {
     ((from..count).map(note).map(parse).collect(), from - read)
 }
 
-#[allow(clippy::cast_sign_loss, reason = "numbers of calls and threads are not negative")]
 extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the C library's place of `errno`, of this thread.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let before = unsafe { *errno };
     // SAFETY: with SA_SIGINFO the kernel passes the interrupted context, which nobody else uses.
-    let call = unsafe { fail(&mut *context.cast::<libc::ucontext_t>()) };
+    let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
+    let call = call(context);
+    let result = if i64::from(call) == libc::SYS_openat { open(context) } else { -libc::EPERM };
+    if matches!(-result, libc::EPERM | libc::EACCES) {
+        note(call);
+    }
+    answer(context, result);
+    // SAFETY: as above.
+    unsafe { *errno = before };
+}
+
+/// Notes a call of this thread as denied. Takes no lock and allocates nothing; changes `errno`.
+#[allow(clippy::cast_sign_loss, reason = "numbers of threads are not negative")]
+pub fn note(call: u32) {
     // SAFETY: a call without arguments.
     let thread = unsafe { libc::gettid() };
     let index = COUNT.load(Ordering::Relaxed);
@@ -80,28 +94,63 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     let one = 1_u64.to_ne_bytes();
     // SAFETY: eight bytes that live; a full eventfd wakes the reader as well.
     unsafe { libc::write(EVENT.load(Ordering::Relaxed), one.as_ptr().cast(), one.len()) };
-    // SAFETY: as above.
-    unsafe { *errno = before };
 }
 
-/// Has the interrupted call fail, and says which it was.
+/// The fifth argument of an `openat` that the handler makes: a list of calls lets this form pass.
+/// The kernel reads four. A thread that passes it by itself is bounded by landlock all the same.
+pub const OPENED_BY_HANDLER: u32 = 0x6d61_6e79;
+
+/// Makes the interrupted `openat`: a descriptor, or a negative error.
+fn open(context: &libc::ucontext_t) -> i32 {
+    let [folder, path, flags, mode] = arguments(context);
+    // SAFETY: the call that the thread has made, with its own arguments. The kernel checks them.
+    let opened =
+        unsafe { libc::syscall(libc::SYS_openat, folder, path, flags, mode, OPENED_BY_HANDLER) };
+    match i32::try_from(opened) {
+        Ok(fd) if fd >= 0 => fd,
+        _ => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EPERM),
+    }
+}
+
+/// The number of the interrupted call.
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "numbers of calls")]
-fn fail(context: &mut libc::ucontext_t) -> u32 {
-    let register = &mut context.uc_mcontext.gregs[libc::REG_RAX as usize];
-    let call = *register as u32;
-    *register = -i64::from(libc::EPERM);
-    call
+fn call(context: &libc::ucontext_t) -> u32 {
+    context.uc_mcontext.gregs[libc::REG_RAX as usize] as u32
 }
 
-/// Has the interrupted call fail, and says which it was.
+/// The first four arguments of the interrupted call.
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::cast_sign_loss, reason = "indexes of registers")]
+fn arguments(context: &libc::ucontext_t) -> [i64; 4] {
+    [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10]
+        .map(|register| context.uc_mcontext.gregs[register as usize])
+}
+
+/// Has the interrupted call end with this result.
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::cast_sign_loss, reason = "indexes of registers")]
+fn answer(context: &mut libc::ucontext_t, result: i32) {
+    context.uc_mcontext.gregs[libc::REG_RAX as usize] = i64::from(result);
+}
+
+/// The number of the interrupted call.
 #[cfg(target_arch = "aarch64")]
-#[allow(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "numbers of calls")]
-fn fail(context: &mut libc::ucontext_t) -> u32 {
-    let registers = &mut context.uc_mcontext.regs;
-    let call = registers[8] as u32;
-    registers[0] = (-i64::from(libc::EPERM)) as u64;
-    call
+#[allow(clippy::cast_possible_truncation, reason = "numbers of calls")]
+fn call(context: &libc::ucontext_t) -> u32 {
+    context.uc_mcontext.regs[8] as u32
+}
+
+/// The first four arguments of the interrupted call.
+#[cfg(target_arch = "aarch64")]
+fn arguments(context: &libc::ucontext_t) -> [i64; 4] {
+    [0, 1, 2, 3].map(|register| context.uc_mcontext.regs[register].cast_signed())
+}
+
+/// Has the interrupted call end with this result.
+#[cfg(target_arch = "aarch64")]
+fn answer(context: &mut libc::ucontext_t, result: i32) {
+    context.uc_mcontext.regs[0] = i64::from(result).cast_unsigned();
 }
 
 /// Calls that reach another process of the same user, for whoever shows that a list denies them.
@@ -169,6 +218,21 @@ pub mod reach {
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
             traced => traced.map(drop),
         }
+    }
+
+    /// Makes an io_uring, and closes it.
+    ///
+    /// # Errors
+    /// The system's: the process may make no more of them.
+    pub fn make_ring() -> io::Result<()> {
+        // `struct io_uring_params`, all zero.
+        let mut parameters = [0_u32; 30];
+        // SAFETY: the kernel writes to the parameters, which have their size and live.
+        let made = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
+        let fd = i32::try_from(done(made)?).map_err(io::Error::other)?;
+        // SAFETY: the descriptor that was just made, which nobody else has.
+        drop(unsafe { <rustix::fd::OwnedFd as rustix::fd::FromRawFd>::from_raw_fd(fd) });
+        Ok(())
     }
 
     /// Makes a process, which ends at once. The caller has one thread.

@@ -2,7 +2,8 @@
 //!
 //! `SINGLE_ISSUER | DEFER_TASKRUN | TASKRUN_FLAG`: completions are run when the worker asks, and a
 //! flag in shared memory says that there are some, so that looking costs two nanoseconds. The
-//! ring belongs to one thread and must be created on it.
+//! ring belongs to one thread and must be created on it. It takes only the requests that it is made
+//! for (`bounds.rs`).
 //!
 //! An entry of the submission queue names an array of iovecs, which the kernel reads when the
 //! entry is submitted and not later (`IORING_FEAT_SUBMIT_STABLE`). The two are one `Task` here,
@@ -18,6 +19,7 @@
 //! is parked, and the worker comes back with its next turn.
 #![allow(unsafe_code, reason = "allow-listed: submission queue entries are raw")]
 
+mod bounds;
 mod calm;
 mod disk;
 mod entry;
@@ -27,6 +29,8 @@ mod stream;
 mod threads;
 mod watch;
 
+use bounds::Disabled;
+pub use bounds::{are_reserved, reserve};
 use calm::DeviceSlot;
 pub use disk::RingDisk;
 pub use entry::{FileOp, Hand, RingFile};
@@ -126,17 +130,13 @@ impl Ring {
     /// Creates the ring of the calling thread.
     ///
     /// # Errors
-    /// `EPERM`, `ENOSYS` or `EINVAL` where io_uring is refused or too old.
+    /// `EPERM`, `ENOSYS` or `EINVAL` where io_uring is refused or too old; `EPERM` also where all
+    /// rings that were [reserved](reserve) are in use.
     pub fn new() -> io::Result<Self> {
-        let uring = IoUring::builder()
-            .setup_cqsize(COMPLETIONS)
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_taskrun_flag()
-            .build(SUBMISSIONS)?;
+        let ring = Disabled::take()?;
+        let free_files = if ring.has_files { (0..FILES).rev().collect() } else { Vec::new() };
+        let uring = ring.enable()?;
         allow_threads(&uring, threads::MIN);
-        let registered = uring.submitter().register_files_sparse(FILES).is_ok();
-        let free_files = if registered { (0..FILES).rev().collect() } else { Vec::new() };
         let mut ring = Self {
             uring,
             slices: Vec::with_capacity(SLICES),

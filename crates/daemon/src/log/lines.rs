@@ -51,6 +51,10 @@ impl Lines {
         self.state().format = format;
     }
 
+    pub(super) fn format(&self) -> LogFormat {
+        self.state().format
+    }
+
     /// Puts a line, with its end, into the queue. Never waits for standard error.
     pub(super) fn push(&self, line: Vec<u8>) {
         let mut state = self.state();

@@ -1,5 +1,5 @@
 //! The house passes each room's standard error on to its own, at a bounded rate, so that a room
-//! that was taken over cannot fill a disk with its lines.
+//! that was taken over cannot fill a disk with its lines. Each line names the room (`log.rs`).
 //!
 //! The house reads no faster than the rate allows, so a room that writes more waits for its pipe as
 //! for any slow log. An honest room bounds its lines by itself (`log.rs`) and never waits.
@@ -16,9 +16,11 @@ const BURST: usize = 256 << 10;
 const PER_SECOND: u32 = 32 << 10;
 /// A longer line is cut.
 const LINE_MAX: usize = 4096;
+/// Bytes that the house adds to a line at most, besides the room's name.
+const NAMED: usize = 64;
 
-/// Passes on what the process writes, until it has ended.
-pub(super) async fn pass_on(stderr: ChildStderr) {
+/// Passes on what the process of a room writes, until it has ended.
+pub(super) async fn pass_on(stderr: ChildStderr, room: String) {
     let Ok(pipe) = Receiver::from_owned_fd(stderr.into()) else { return };
     let mut rate = Rate::new(cost(BURST), Instant::now());
     let (mut line, mut bytes) = (Vec::new(), [0; LINE_MAX]);
@@ -26,29 +28,30 @@ pub(super) async fn pass_on(stderr: ChildStderr) {
         match pipe.try_read(&mut bytes) {
             Ok(0) => break,
             Ok(count) => {
+                let mut written = count;
                 for byte in &bytes[..count] {
                     line.push(shown(*byte));
                     if *byte == b'\n' || line.len() == LINE_MAX {
-                        end(&mut line);
+                        end(&room, &mut line);
+                        written += NAMED + room.len();
                     }
                 }
-                rate.charge(cost(count), Instant::now());
+                rate.charge(cost(written), Instant::now());
                 sleep_until(rate.due()).await;
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(_) => break,
         }
     }
-    end(&mut line);
+    end(&room, &mut line);
 }
 
 /// Passes a line on, if it is not empty.
-fn end(line: &mut Vec<u8>) {
-    if line.last().is_some_and(|last| *last != b'\n') {
-        line.push(b'\n');
-    }
+fn end(room: &str, line: &mut Vec<u8>) {
+    let line = std::mem::take(line);
+    let line = line.strip_suffix(b"\n").unwrap_or(&line);
     if !line.is_empty() {
-        crate::log::pass_on(std::mem::take(line));
+        crate::log::pass_on(room, &String::from_utf8_lossy(line));
     }
 }
 

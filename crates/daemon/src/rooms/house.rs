@@ -301,7 +301,10 @@ impl Room {
             aside(move || (child.kill(), child.wait())).await;
             return;
         };
-        let says = child.stderr.take().map(|stderr| tokio::spawn(super::chatter::pass_on(stderr)));
+        let says = child
+            .stderr
+            .take()
+            .map(|stderr| tokio::spawn(super::chatter::pass_on(stderr, self.name.clone())));
         let reason = self.attend(&channel, &pidfd, orders).await;
         self.end(&reason);
         let _ = pidfd_send_signal(&pidfd, Signal::KILL);

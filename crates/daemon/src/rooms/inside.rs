@@ -3,11 +3,13 @@
 use super::channel::{Channel, NO_FDS};
 use super::counts;
 use super::denied;
+use super::identity;
 use super::keeper::HouseKeeper;
 use super::limits::RoomGroups;
 use super::locked::RingLocked;
 use super::message::{self, Heard, PortFacts, Told, Written};
 use super::net::{self, Given, RoomNet};
+use super::sandbox;
 use super::threads;
 use super::wishes::{Said, TheHouse, Unanswered};
 use crate::assemble::{Made, Opened};
@@ -53,9 +55,13 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let channel = socket.and_then(|socket| Channel::new(socket, closes));
     let channel = channel.map_err(|error| format!("channel: {error}"))?;
     let (uring, polling) = (plan.io_uring, plan.polling.law());
-    let pool = Pool::new(PoolOptions { workers_max: plan.workers, polling, uring });
+    let workers_max = sandbox::workers_max(plan.workers);
+    let pool = Pool::new(PoolOptions { workers_max, polling, uring });
     pool.has_ring().ok_or("no worker thread can be started")?;
     manyring_memory::guard_memory();
+    if let Some(refused) = identity::refused() {
+        tracing::info!(refused, "the room shares this with the daemon");
+    }
     let balance = tokio::spawn(pool.clone().balance());
     let tells = tokio::spawn(denied::tell());
     let channel = Arc::new(channel);

@@ -14,7 +14,7 @@
 //!            sessions, for the next room                          told
 //!            message.rs what they say    channel.rs how, with file descriptors    keys.rs a device
 //!            counts.rs what a device has counted    threads.rs how its workers are
-//!            sandbox.rs what a room gives up
+//!            sandbox.rs what a room gives up        identity.rs as whom it goes on
 //! ```
 //! The house reads no byte that a front-end sends to a room, maps none of its memory, and waits for
 //! no room: what it has to tell a room lies in a bounded queue, and a room that does not read is
@@ -29,6 +29,7 @@ mod denied;
 mod estate;
 mod front;
 mod house;
+mod identity;
 mod inside;
 mod keeper;
 mod keys;

@@ -1,6 +1,9 @@
 //! What a room gives up before its first thread: whatever takes it over has no more than it has.
 //!
 //! ```text
+//! rings            all io_urings of its workers are made, and none later; each takes the requests
+//!                  of disks and no others (`sys/uring/bounds.rs`)
+//! user, namespaces its own, where it can have them (`identity.rs`)
 //! death signal     the kernel kills it when its house ends, however that ends
 //! no_new_privs     no program gives it rights; what follows needs it
 //! capabilities     none, whoever it runs as
@@ -11,13 +14,14 @@
 //!                  thread (`denied.rs`); threads are made and no process, which would outlive the
 //!                  room
 //! ```
-//! An io_uring is made here, since each worker has its own. What may be asked of it is bounded by
-//! landlock, not by the list of calls.
+//! Files are opened by a signal's handler, for which the list has a form of `openat` of its own: so
+//! a file that landlock refuses is a line of the log, as any other call is.
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
+use manyring_backend::sys::{denied, uring};
 use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
@@ -28,6 +32,7 @@ use seccompiler::{
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::sync::OnceLock;
 
 /// How much a room gives up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -51,6 +56,21 @@ impl Sandbox {
     }
 }
 
+/// Most workers of a room, each of which has a ring of 350 KiB from the beginning.
+const RINGS_MAX: usize = 16;
+
+/// The number of rings that were made.
+static RINGS: OnceLock<usize> = OnceLock::new();
+
+/// How many workers a room can have of `workers` that are wanted: each needs a ring. Where rings
+/// are refused, all of them do without.
+pub(super) fn workers_max(workers: usize) -> usize {
+    match RINGS.get() {
+        None | Some(0) => workers,
+        Some(rings) => workers.min(*rings),
+    }
+}
+
 /// Gives up what a room gives up, if the program was started as one. Nothing was read or started.
 ///
 /// # Errors
@@ -60,8 +80,13 @@ pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
         return Ok(());
     }
     // Without a sandbox, too: a room that no house looks after would keep its images.
-    let kill = Some(rustix::process::Signal::KILL);
-    let _ = rustix::process::set_parent_process_death_signal(kill);
+    let dies_with_house = || {
+        let kill = Some(rustix::process::Signal::KILL);
+        let _ = rustix::process::set_parent_process_death_signal(kill);
+    };
+    dies_with_house();
+    // The house starts its rooms by a path that tells nobody what they are.
+    let _ = rustix::thread::set_name(c"manyring-room");
     let asked = |mode: Sandbox| {
         let option = format!("--sandbox={}", mode.name());
         arguments.iter().any(|argument| *argument == *option)
@@ -69,6 +94,16 @@ pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
     if asked(Sandbox::None) {
         return Ok(());
     }
+    // First: a host may let root alone make rings.
+    if !arguments.iter().any(|argument| argument == "--no-io-uring") {
+        let option =
+            |argument: &OsString| argument.to_str()?.strip_prefix("--workers=")?.parse().ok();
+        let workers: usize = arguments.iter().find_map(option).unwrap_or(1);
+        let _ = RINGS.set(uring::reserve(workers.min(RINGS_MAX)));
+    }
+    super::identity::enter();
+    // A change of user has taken it back.
+    dies_with_house();
     match give_up() {
         Err(problem) if asked(Sandbox::Seccomp) => Err(problem),
         _ => Ok(()),
@@ -127,6 +162,8 @@ fn few_calls() -> Result<(), String> {
     for (call, conditions) in own_process() {
         calls.insert(call, vec![rule(&conditions).map_err(|error| failed(&error))?]);
     }
+    let opened = rule(&[(4, Eq, u64::from(denied::OPENED_BY_HANDLER))]);
+    calls.insert(libc::SYS_openat, vec![opened.map_err(|error| failed(&error))?]);
     let of_diag = rule(&SOCK_DIAG).map_err(|error| failed(&error))?;
     calls.insert(libc::SYS_socket, vec![of_diag]);
     // The C library makes a thread by `clone3`, whose flags lie in memory that no list sees; where
@@ -202,10 +239,10 @@ const CALLS: &[i64] = &[
     libc::SYS_getgid, libc::SYS_getpeername, libc::SYS_getpid, libc::SYS_getrandom,
     libc::SYS_getrusage,
     libc::SYS_getsockname, libc::SYS_getsockopt, libc::SYS_gettid, libc::SYS_getuid,
-    libc::SYS_io_uring_enter, libc::SYS_io_uring_register, libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter, libc::SYS_io_uring_register,
     libc::SYS_kcmp, libc::SYS_lseek, libc::SYS_madvise, libc::SYS_membarrier,
     libc::SYS_memfd_create, libc::SYS_mremap,
-    libc::SYS_munmap, libc::SYS_nanosleep, libc::SYS_newfstatat, libc::SYS_openat,
+    libc::SYS_munmap, libc::SYS_nanosleep, libc::SYS_newfstatat,
     libc::SYS_pipe2, libc::SYS_ppoll, libc::SYS_pread64, libc::SYS_preadv,
     libc::SYS_preadv2, libc::SYS_pwrite64, libc::SYS_pwritev,
     libc::SYS_pwritev2, libc::SYS_read, libc::SYS_readlinkat, libc::SYS_readv, libc::SYS_recvfrom,
@@ -242,7 +279,6 @@ const OLD_CALLS: &[i64] = &[
     libc::SYS_epoll_create,
     libc::SYS_epoll_wait,
     libc::SYS_lstat,
-    libc::SYS_open,
     libc::SYS_pipe,
     libc::SYS_poll,
     libc::SYS_readlink,
@@ -318,18 +354,19 @@ fn reach_others(say: &mut impl FnMut(&'static str, Result<(), std::io::Error>)) 
     say("signal a thread of another", reach::signal_thread(parent));
     say("have another signalled by a file", reach::own_file(parent));
     say("make a process", reach::make_process());
+    say("make an io_uring", reach::make_ring());
 }
 
 /// The threads of a room, under their names, open a file each: what was noted of that, a line each.
 fn by_threads() -> String {
-    let _ = manyring_backend::sys::denied::take();
+    let _ = denied::take();
     let misbehaves = || {
         let made = rustix::net::socket(
             rustix::net::AddressFamily::INET,
             rustix::net::SocketType::STREAM,
             None,
         );
-        let _ = manyring_backend::sys::denied::reach::map_executable();
+        let _ = denied::reach::map_executable();
         let lines = super::denied::lines();
         format!("{}: {}", lines.join(" "), if made.is_err() { "refused" } else { "done" })
     };

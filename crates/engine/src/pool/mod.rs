@@ -16,6 +16,7 @@ use crate::watch::{Post, Serves};
 use crate::worker::mailbox::{Command, Mailbox, Seat};
 use crate::worker::reports::Reports;
 use crate::worker::{Lot, Worker};
+use manyring_backend::sys::uring::are_reserved;
 use manyring_memory::{Duty, take_duty};
 use rustix::thread::CpuSet;
 use std::collections::HashMap;
@@ -345,7 +346,12 @@ impl Pool {
         let pool = self.me.clone();
         let device_of = move |queue| pool.upgrade()?.device_of(QueueId(queue));
         let post = Post::new(Serves::Queues(Box::new(device_of)));
-        let lot = Lot { reports: self.reports.clone(), stays: index == 0, post: post.clone() };
+        let lot = Lot {
+            reports: self.reports.clone(),
+            stays: index == 0,
+            is_irreplaceable: uring && are_reserved(),
+            post: post.clone(),
+        };
         let (inbox, counters) = (mailbox.clone(), stats);
         let run = move || {
             take_duty(Duty::Touch);

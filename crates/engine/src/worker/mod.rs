@@ -55,6 +55,7 @@ use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
 use crate::watch::Post;
 use crate::worker::mailbox::Mailbox;
 use crate::worker::reports::Reports;
+use manyring_backend::sys::denied;
 use obey::{Ending, Guests, Task};
 use round::{Bill, Round};
 use rustix::fd::AsFd;
@@ -71,6 +72,9 @@ pub(crate) struct Lot {
     pub(crate) reports: Arc<Reports>,
     /// The thread goes on when it has had no queue for a minute.
     pub(crate) stays: bool,
+    /// The process makes no io_uring for another thread in its place: the thread never ends by
+    /// itself.
+    pub(crate) is_irreplaceable: bool,
     /// Where the worker shows that it goes on, and for which queue it works.
     pub(crate) post: Arc<Post>,
 }
@@ -95,6 +99,11 @@ struct Slot {
 /// core, a look takes that core's time. One pause between looks cost a polling driver a third of
 /// its requests, at every depth; more than eight begin to cost a driver that waits for each answer.
 const LOOK_PAUSES: u32 = 4;
+
+/// The result of a request that its io_uring does not take (`uring/bounds.rs`).
+const REFUSED: i32 = -Errno::ACCESS.raw_os_error();
+/// The number of `io_uring_enter`, which is the same on all machines.
+const IO_URING_ENTER: u32 = 426;
 
 /// A worker: its thread runs [`Worker::run`] to the end.
 #[derive(Debug)]
@@ -302,6 +311,8 @@ impl Worker {
                         self.wait.watch(event.as_fd(), Source::Mailbox);
                     }
                 }
+                // Nobody here submits what the ring refuses. Someone in this thread has.
+                Source::Ended if event.result == REFUSED => denied::note(IO_URING_ENTER),
                 Source::Mailbox | Source::Ended => {}
             }
         }

@@ -3,7 +3,8 @@
 //! The balance measures nothing while nobody complains. A worker speaks up in two cases only: it
 //! has several queues and never comes to sleep, so that one of them might better be served
 //! elsewhere; or it mostly sleeps, so that its queues might be given to another worker. A worker
-//! that has had no queue for a minute ends its thread, unless it is the one that always stays.
+//! that has had no queue for a minute ends its thread, unless it is the one that always stays, or
+//! the process makes no other io_uring for a thread in its place (a sandbox).
 
 use super::Worker;
 use crate::accounts::ring_threads;
@@ -104,6 +105,9 @@ impl Worker {
     /// When the thread ends, or looks whether it should, if no queue comes until then. A sleep has
     /// a timer for that: two sleeps at most, since a worker without queues wakes for nothing else.
     pub(super) fn leaves_at_ns(&self) -> Option<u64> {
+        if self.lot.is_irreplaceable {
+            return None;
+        }
         let leaves_at_ns = self.rest.leaves_at_ns.filter(|_| !self.lot.stays);
         self.rest.looks_at_ns.into_iter().chain(leaves_at_ns).min()
     }

@@ -1,6 +1,7 @@
 //! The ring against real files and eventfds.
 
 use super::*;
+use io_uring::types::Fd;
 use manyring_memory::Mapping;
 use rustix::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -277,4 +278,41 @@ fn the_kernel_has_a_thread_for_each_entry_that_the_lanes_of_a_ring_let_in() {
     }
     assert_eq!(let_in, 8 * 36);
     assert!(allowed[0] as usize >= let_in, "{allowed:?} threads");
+}
+
+/// What the kernel makes of an entry in a ring's submission queue, whoever has put it there.
+fn refused(entry: &io_uring::squeue::Entry) -> bool {
+    let mut ring = Ring::new().unwrap();
+    // SAFETY: the entries of these tests name no memory.
+    unsafe { ring.uring.submission().push(&entry.clone().user_data(7)).unwrap() };
+    ring.wait(Some(Duration::from_secs(5))).unwrap();
+    let mut events = Vec::new();
+    ring.reap(&mut events);
+    events.iter().any(|event| event.user_data == 7 && event.result == -libc::EACCES)
+}
+
+#[test]
+fn a_ring_takes_no_request_but_those_that_it_is_made_for() {
+    use io_uring::{opcode, squeue::Flags};
+    let socket = opcode::Socket::new(libc::AF_INET, libc::SOCK_DGRAM, 0).build();
+    let open = opcode::OpenAt::new(Fd(libc::AT_FDCWD), std::ptr::null()).build();
+    let send = opcode::SendMsg::new(Fd(0), std::ptr::null()).build();
+    for entry in [opcode::Nop::new().build(), socket, open, send] {
+        assert!(refused(&entry), "{entry:?}");
+    }
+    let poll = || opcode::PollRemove::new(99).build();
+    assert!(refused(&poll().flags(Flags::IO_LINK)), "nor a flag");
+    assert!(!refused(&poll()));
+}
+
+#[test]
+fn an_enabled_ring_takes_no_registration_but_files_and_a_number_of_threads() {
+    let mut ring = Ring::new().unwrap();
+    let events = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    let refused = ring.uring.submitter().register_eventfd(events.as_raw_fd()).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+    let refused = ring.uring.submitter().register_personality().unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+    assert!(matches!(ring.register_file(events.as_fd()), RingFile::Registered(_)));
+    ring.uring.submitter().register_iowq_max_workers(&mut [1, 0]).unwrap();
 }

@@ -19,7 +19,7 @@ fn post() -> Arc<crate::watch::Post> {
 
 /// A worker without queues, whose time has come.
 fn empty(mailbox: &Arc<Mailbox>, stays: bool) -> Worker {
-    let lot = Lot { reports: Arc::default(), stays, post: post() };
+    let lot = Lot { reports: Arc::default(), stays, is_irreplaceable: false, post: post() };
     let (law, stats) = (Law::new(Polling::NEVER, 0, 0), Arc::default());
     let mut worker = Worker::new(false, law, mailbox.clone(), stats, lot).unwrap();
     worker.rest.leaves_at_ns = Some(worker.now_ns);
@@ -75,7 +75,7 @@ fn a_worker_that_begins_again_goes_on_with_its_counts_and_has_not_slept_yet() {
     stats.law.trials.set(7);
     stats.law.spins_hit.set(9);
     stats.law.gap_ns.set(11);
-    let lot = Lot { reports: Arc::default(), stays: true, post: post() };
+    let lot = Lot { reports: Arc::default(), stays: true, is_irreplaceable: false, post: post() };
     let law = Law::new(Polling::NEVER, 0, 0);
     let worker = Worker::new(false, law, mailbox, stats.clone(), lot).unwrap();
     assert_eq!(worker.rest.slept_ns, 1 << 40, "it would seem to have slept all the time");
@@ -102,7 +102,7 @@ fn the_first_worker_has_no_such_time() {
 
 /// A worker that had a queue, and has it no more.
 fn emptied(mailbox: &Arc<Mailbox>, stays: bool) -> Worker {
-    let lot = Lot { reports: Arc::default(), stays, post: post() };
+    let lot = Lot { reports: Arc::default(), stays, is_irreplaceable: false, post: post() };
     let (law, stats) = (Law::new(Polling::NEVER, 0, 0), Arc::default());
     let mut worker = Worker::new(true, law, mailbox.clone(), stats, lot).unwrap();
     assert_eq!(worker.rest.looks_at_ns, None, "it has submitted nothing yet");

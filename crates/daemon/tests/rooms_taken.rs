@@ -1,0 +1,210 @@
+//! A room that a guest has taken: what its threads do then is denied and told, and it sees nothing
+//! of other domains.
+#![cfg(target_arch = "x86_64")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+mod domain;
+mod foreign;
+mod process;
+mod program;
+mod taken;
+
+use domain::{disk, pid, room, serve, two_domains, works};
+use foreign::Client;
+use manyring_driver::{BlkDriver, BlkOptions};
+use process::{Daemon, wait_until};
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use taken::Taken;
+
+/// The threads of a process: their names and numbers.
+fn threads(process: i32) -> Vec<(String, i32)> {
+    let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
+    let thread = |task: fs::DirEntry| {
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        Some((name.trim_end().to_owned(), task.file_name().to_str()?.parse().ok()?))
+    };
+    tasks.filter_map(thread).collect()
+}
+
+/// What a taken thread tries, and what comes of it: the number of the call that the log names.
+fn misbehaves(thread: &mut Taken) -> Vec<i64> {
+    let path = thread.text("/etc/passwd");
+    let (folder, scratch) = (i64::from(libc::AT_FDCWD).cast_unsigned(), thread.scratch());
+    let executable = u64::from((libc::PROT_READ | libc::PROT_EXEC).unsigned_abs());
+    let private = u64::from((libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unsigned_abs());
+    let none = u64::MAX;
+    let tried = [
+        (libc::SYS_openat, [folder, path, 0, 0, 0, 0], libc::EACCES),
+        (libc::SYS_socket, [2, 1, 0, 0, 0, 0], libc::EPERM),
+        (libc::SYS_mmap, [0, 4096, executable, private, none, 0], libc::EPERM),
+        (libc::SYS_execve, [path, 0, 0, 0, 0, 0], libc::EPERM),
+        (libc::SYS_io_uring_setup, [1, scratch, 0, 0, 0, 0], libc::EPERM),
+    ];
+    for (call, arguments, error) in tried {
+        assert_eq!(thread.call(call, arguments), -i64::from(error), "call {call}");
+    }
+    tried.map(|(call, ..)| call).to_vec()
+}
+
+/// Has the worker of a room ask its io_uring to open a file.
+fn asks_its_ring(worker: &mut Taken, process: i32) {
+    let (call, ring) = worker.was_in();
+    assert_eq!(call, libc::SYS_io_uring_enter, "it sleeps in its ring");
+    // `struct io_rings`, of which kernels have two forms: where the tail and the mask of the
+    // submission queue are, which has 256 entries.
+    const FORMS: [[u64; 2]; 2] = [[4, 16], [64, 256]];
+    const SIZE: u32 = 256;
+    const ENTRIES_AT: u64 = 0x1000_0000;
+    const ENTRY_SIZE: u64 = 64;
+    const OPENAT: u32 = 18;
+    // `Source::Ended`: the worker expects nothing of it.
+    const USER_DATA: [u32; 2] = [0, 4 << 24];
+    let (rings, entries) = (mapped(process, 0), mapped(process, ENTRIES_AT));
+    let form = FORMS.into_iter().find(|[_, mask]| worker.load(rings + mask) == SIZE - 1);
+    let [tail_at, _] = form.expect("a third form");
+    let tail = worker.load(rings + tail_at);
+    let entry = entries + u64::from(tail % SIZE) * ENTRY_SIZE;
+    (0..ENTRY_SIZE).step_by(4).for_each(|at| worker.store(entry + at, 0));
+    worker.store(entry, OPENAT);
+    worker.store(entry + 4, libc::AT_FDCWD.cast_unsigned());
+    let path = worker.text("/etc/passwd");
+    worker.store(entry + 16, u32::try_from(path & 0xffff_ffff).unwrap());
+    worker.store(entry + 20, u32::try_from(path >> 32).unwrap());
+    worker.store(entry + 32, USER_DATA[0]);
+    worker.store(entry + 36, USER_DATA[1]);
+    worker.store(rings + tail_at, tail.wrapping_add(1));
+    assert_eq!(worker.call(libc::SYS_io_uring_enter, [ring, 1, 0, 0, 0, 0]), 1);
+}
+
+/// Where the only io_uring of a process is mapped with this offset.
+fn mapped(process: i32, offset: u64) -> u64 {
+    let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+    let rings: Vec<_> = maps
+        .lines()
+        .filter(|line| line.contains("[io_uring]"))
+        .filter(|line| {
+            let field = line.split_whitespace().nth(2).unwrap();
+            u64::from_str_radix(field, 16).unwrap() == offset
+        })
+        .collect();
+    assert_eq!(rings.len(), 1, "{maps}");
+    u64::from_str_radix(rings[0].split('-').next().unwrap(), 16).unwrap()
+}
+
+#[test]
+fn threads_of_a_room_that_are_taken_reach_nothing_and_are_told_of_and_guests_go_on() {
+    let table = |name: &str, domain: &str| {
+        disk(name, &format!("file = '@/{name}.img'\ndomain = '{domain}'\n"))
+    };
+    let devices = [table("a", "a"), table("b", "b"), table("odd", "a")].concat();
+    let daemon = serve("workers = 1\n", &devices, &["a", "b", "odd"]);
+    let mut clients = ["a", "b"].map(|name| Client::connect(&daemon.socket_of(name), false));
+    clients.iter_mut().for_each(|client| works(client, 1));
+    // A janitor stays as long as it passes the calls of a front-end on that gives no eventfd.
+    let mut odd = BlkDriver::connect(&daemon.socket_of("odd"), &BlkOptions::default()).unwrap();
+    let (_calls, call) = UnixStream::pair().unwrap();
+    odd.front.set_vring_call(0, Some(call.as_fd())).unwrap();
+    let process = pid(&daemon, "a").as_raw_nonzero().get();
+    let of = |name: &str| threads(process).into_iter().find(|(known, _)| known == name);
+    assert!(wait_until(|| of("janitor").is_some()), "{:?}", threads(process));
+    let [worker, janitor] = ["worker-0", "janitor"].map(|name| of(name).unwrap().1);
+    // The first thread of a room is its control thread.
+    for (name, thread) in [("manyring-room", process), ("worker-0", worker), ("janitor", janitor)] {
+        let mut taken = Taken::take(process, thread);
+        let mut calls = misbehaves(&mut taken);
+        if thread == worker {
+            asks_its_ring(&mut taken, process);
+            calls.push(libc::SYS_io_uring_enter);
+        }
+        drop(taken);
+        for call in calls {
+            // One line, which names the room, the call and the thread.
+            let line = format!("call={call} thread={thread} name=\"{name}\"");
+            let is_told = || {
+                let log = daemon.log();
+                let mut lines = log.lines().filter(|told| told.contains(&line));
+                lines.next().is_some_and(|told| told.starts_with("room=a "))
+                    && lines.next().is_none()
+            };
+            assert!(wait_until(is_told), "{line}\n{}", daemon.log());
+        }
+        clients.iter_mut().for_each(|client| works(client, 2));
+    }
+    assert_eq!(room(&daemon, "a")["starts"], 1, "it goes on: {}", daemon.log());
+    assert!(
+        !daemon.log().lines().any(|line| line.starts_with("room=b ") && line.contains("denied"))
+    );
+    assert!(daemon.terminate().success());
+}
+
+/// A field of `/proc/PID/status`.
+fn status(process: i32, key: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    line.unwrap_or_else(|| unreachable!("{key}: {status}")).trim().to_owned()
+}
+
+/// The files in memory that a process has mapped or open: guest memory, in-flight regions.
+fn memory_files(process: i32) -> BTreeSet<String> {
+    let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+    let inode = |line: &str| line.split_whitespace().nth(4).unwrap().to_owned();
+    maps.lines().filter(|line| line.contains("memfd:")).map(inode).collect()
+}
+
+/// The images that a process has open.
+fn images(process: i32) -> BTreeSet<String> {
+    let open = fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
+    let paths = open.filter_map(|fd| fs::read_link(fd.path()).ok());
+    let images = paths.filter(|path| path.extension().is_some_and(|kind| kind == "img"));
+    images.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_room_has_no_right_a_user_of_its_own_and_no_memory_of_other_domains() {
+    let daemon = two_domains();
+    let mut clients = ["a", "b"].map(|name| Client::connect(&daemon.socket_of(name), false));
+    clients.iter_mut().for_each(|client| works(client, 1));
+    let house = i32::try_from(daemon.pid()).unwrap();
+    let [a, b] = ["a", "b"].map(|name| pid(&daemon, name).as_raw_nonzero().get());
+    for process in [a, b] {
+        for (key, value) in [
+            ("Seccomp", "2"),
+            ("NoNewPrivs", "1"),
+            ("CapEff", "0000000000000000"),
+            ("CapPrm", "0000000000000000"),
+            ("CapInh", "0000000000000000"),
+            ("CapBnd", "0000000000000000"),
+            ("CapAmb", "0000000000000000"),
+        ] {
+            assert_eq!(status(process, key), value, "{key}");
+        }
+    }
+    owners_differ(&daemon, house, [a, b]);
+    let [of_a, of_b] = [a, b].map(memory_files);
+    assert!(!of_a.is_empty() && !of_b.is_empty(), "each maps its guest's memory");
+    assert!(of_a.is_disjoint(&of_b), "{of_a:?} {of_b:?}");
+    assert!(memory_files(house).is_disjoint(&(&of_a | &of_b)), "the house maps none");
+    assert_eq!([a, b].map(images), ["a", "b"].map(|name| BTreeSet::from([name.to_owned()])));
+    assert!(!daemon.log().contains("is denied"), "it needs nothing else: {}", daemon.log());
+    clients.iter_mut().for_each(|client| works(client, 2));
+    assert!(daemon.terminate().success());
+}
+
+/// Where the house is root, each room has a user and groups of its own; and a namespace of users,
+/// if the kernel lets it.
+fn owners_differ(daemon: &Daemon, house: i32, [a, b]: [i32; 2]) {
+    let users = [house, a, b].map(|process| status(process, "Uid"));
+    if rustix::process::geteuid().is_root() {
+        assert!(users[0] != users[1] && users[1] != users[2] && users[0] != users[2], "{users:?}");
+        let groups = [house, a, b].map(|process| status(process, "Gid"));
+        assert!(groups[0] != groups[1] && groups[1] != groups[2], "{groups:?}");
+        assert_eq!([a, b].map(|process| status(process, "Groups")), ["", ""]);
+    }
+    if !daemon.log().contains("a namespace of users") {
+        let of = |process| fs::read_link(format!("/proc/{process}/ns/user")).unwrap();
+        assert!(of(house) != of(a) && of(a) != of(b));
+    }
+}
