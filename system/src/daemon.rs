@@ -15,6 +15,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 const START: Duration = Duration::from_secs(30);
+/// Set where the device of each daemon is to be served from a room.
+const IN_ROOMS: &str = "MANYRING_TEST_ROOMS";
+
+fn is_in_room() -> bool {
+    std::env::var_os(IN_ROOMS).is_some()
+}
 
 /// How to start it.
 #[derive(Clone, Debug)]
@@ -63,7 +69,8 @@ impl DaemonOptions {
     fn one_device(kind: &str, binary: &Path, folder: &Path, log: &Path, more: &[&str]) -> Self {
         let socket = folder.join(format!("{kind}0.sock")).display().to_string();
         let allowed: &[_] = if is_memory_on_disk() { &["--memory-on-disk"] } else { &[] };
-        let arguments = [&[kind, "--socket-path", &socket], allowed].concat();
+        let house: &[_] = if is_in_room() { &["--house"] } else { &[] };
+        let arguments = [&[kind, "--socket-path", &socket], allowed, house].concat();
         Self {
             binary: binary.to_owned(),
             folder: folder.to_owned(),

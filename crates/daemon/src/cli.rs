@@ -234,6 +234,10 @@ pub(crate) struct DaemonArgs {
     /// end at once [default: for ever].
     #[arg(long, value_name = "SECONDS")]
     pub(crate) wait: Option<u32>,
+
+    /// Serve the guest from a process of its own, without rights, which this one starts (a room).
+    #[arg(long)]
+    pub(crate) house: bool,
 }
 
 /// `manyring blk`
@@ -333,6 +337,7 @@ impl From<DaemonArgs> for RawDaemon {
             io_uring: args.no_io_uring.then_some(false),
             control: args.control,
             wait: args.wait,
+            domains: args.house.then(|| "device".to_owned()),
             ..Self::default()
         }
     }

@@ -90,15 +90,12 @@ fn obey(cli: Cli) -> Result<(), Failure> {
     log::start(&cli.log_level, cli.log_format).map_err(Failure::Wrong)?;
     match cli.command {
         Command::Blk(args) if args.print_capabilities => print(cli::BLK_CAPABILITIES),
-        Command::Blk(args) => serve(&config::planned((*args).into())?, None),
+        Command::Blk(args) => serve(&told(config::planned((*args).into())?), None),
         Command::Net(args) if args.print_capabilities => print(cli::NET_CAPABILITIES),
-        Command::Net(args) => serve(&config::planned((*args).into())?, None),
-        Command::XenBlk(args) => serve(&config::planned((*args).into())?, None),
+        Command::Net(args) => serve(&told(config::planned((*args).into())?), None),
+        Command::XenBlk(args) => serve(&told(config::planned((*args).into())?), None),
         Command::Run(args) => {
-            let plan = config::read(&args.config)?;
-            for (device, key) in plan.roomless() {
-                tracing::warn!(device, key, "no room can serve this: the daemon itself does");
-            }
+            let plan = told(config::read(&args.config)?);
             if args.print_plan {
                 assemble::look(&plan).map_err(|error| error.to_string())?;
                 let text = serde_json::to_string_pretty(&plan).map_err(|e| e.to_string())?;
@@ -130,6 +127,14 @@ fn obey(cli: Cli) -> Result<(), Failure> {
         }
         Command::Snippet(args) => print(&snippet::text(&args).map_err(Failure::Wrong)?),
     }
+}
+
+/// Says of which devices guests are to be apart, and are not.
+fn told(plan: Plan) -> Plan {
+    for (device, key) in plan.roomless() {
+        tracing::warn!(device, key, "no room can serve this: the daemon itself does");
+    }
+    plan
 }
 
 fn runtime() -> Result<Runtime, String> {

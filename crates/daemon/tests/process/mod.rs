@@ -112,6 +112,27 @@ impl Mappings {
     }
 }
 
+/// Set where daemons of these tests are to serve their devices from rooms, one for each, as far as
+/// rooms can serve them: so each test that asks for no other domain is one of rooms too.
+const IN_ROOMS: &str = "MANYRING_TEST_ROOMS";
+
+fn in_rooms() -> bool {
+    std::env::var_os(IN_ROOMS).is_some()
+}
+
+/// The configuration, with its devices in rooms if they are to be.
+fn apart(configuration: &str) -> String {
+    const DAEMON: &str = "[daemon]\n";
+    if !in_rooms() || configuration.contains("domains = ") {
+        return configuration.to_owned();
+    }
+    let apart = format!("{DAEMON}domains = 'device'\n");
+    match configuration.contains(DAEMON) {
+        true => configuration.replacen(DAEMON, &apart, 1),
+        false => apart + configuration,
+    }
+}
+
 impl Daemon {
     /// `manyring blk` with these arguments; its socket is there.
     pub(crate) fn blk<A: AsRef<OsStr>>(arguments: &[A]) -> Self {
@@ -119,6 +140,7 @@ impl Daemon {
         let socket = folder.path().join("blk0");
         let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
         command.arg("blk").arg("--socket-path").arg(&socket).args(arguments);
+        command.args(in_rooms().then_some("--house"));
         Self::start(command, folder, &[socket])
     }
 
@@ -138,7 +160,7 @@ impl Daemon {
     pub(crate) fn run(configuration: &str, names: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("temporary folder");
         let file = folder.path().join("manyring.toml");
-        let text = configuration.replace('@', &folder.path().display().to_string());
+        let text = apart(configuration).replace('@', &folder.path().display().to_string());
         std::fs::write(&file, text).expect("configuration");
         let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
         command.arg("run").arg("--config").arg(&file);
