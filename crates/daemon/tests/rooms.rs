@@ -54,6 +54,29 @@ fn each_domain_has_a_process_and_the_house_shows_what_it_counts() {
     assert!(wait_until(|| is_gone(a) && is_gone(b)), "a room ends with its house");
 }
 
+/// The processes that the house has started.
+fn children(daemon: &process::Daemon) -> Vec<Pid> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten();
+    let of = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
+    let text: String = tasks.filter_map(|task| of(task).ok()).collect();
+    text.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+}
+
+#[test]
+fn a_process_waits_for_the_next_domain_and_one_that_was_killed_is_not_missed() {
+    let daemon = two_domains();
+    assert!(wait_until(|| children(&daemon).len() == 1), "{}", daemon.log());
+    let spare = children(&daemon);
+    client_works(&daemon.socket_of("a"), 1);
+    assert_eq!(pid(&daemon, "a"), spare[0]);
+    assert!(wait_until(|| children(&daemon).len() == 2), "the next one waits");
+    let next = children(&daemon).into_iter().find(|child| *child != spare[0]).unwrap();
+    kill_process(next, Signal::KILL).unwrap();
+    client_works(&daemon.socket_of("b"), 2);
+    assert!(pid(&daemon, "b") != next && room(&daemon, "b")["starts"] == 1);
+    assert!(daemon.terminate().success());
+}
+
 #[test]
 fn a_room_that_is_killed_costs_its_own_guest_alone_and_is_there_for_the_next() {
     let daemon = two_domains();

@@ -1,5 +1,10 @@
 //! Starts the processes of rooms, all on one thread, which lives as long as the house.
 //!
+//! One process is always ahead: a *spare* has given up its rights, started its worker and waits for
+//! its first order. No room knows its domain by anything but what it is told, so it serves
+//! whichever domain needs a process next: a front-end whose room has died does not wait until a
+//! program is loaded. The next spare is started when that front-end has been served.
+//!
 //! The kernel kills a room when the thread that has started it ends (`sandbox.rs` asks for that),
 //! so a room outlives no house, whatever it was made to do and however the house ends.
 
@@ -9,41 +14,101 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Duration;
 use tokio::sync::oneshot;
+
+/// Pause before the next spare is started: it takes CPU time which a front-end that waits for its
+/// room needs more.
+const SPARE_PAUSE: Duration = Duration::from_millis(500);
 
 /// A process, and the house's end of its channel.
 type Spawned = (Child, OwnedFd);
 
-/// A process to start, and where it is awaited.
-struct Order {
-    arguments: Arc<[OsString]>,
-    spawned: oneshot::Sender<io::Result<Spawned>>,
+/// What the thread is asked for.
+enum Order {
+    /// A process, and where it is awaited.
+    Room { arguments: Arc<[OsString]>, spawned: oneshot::Sender<io::Result<Spawned>> },
+    /// A spare with these arguments from now on.
+    Spare { arguments: Arc<[OsString]> },
 }
 
-/// Starts the process of a room with these arguments.
+/// The process of a room with these arguments: the spare, or one that starts now.
 ///
 /// # Errors
 /// The system has no thread, process or file descriptor.
 pub(super) async fn spawned(arguments: Arc<[OsString]>) -> io::Result<Spawned> {
-    static ORDERS: OnceLock<Option<mpsc::Sender<Order>>> = OnceLock::new();
     let failed = || io::Error::from(io::ErrorKind::Other);
-    let orders = ORDERS.get_or_init(starter).as_ref().ok_or_else(failed)?;
     let (spawned, is_spawned) = oneshot::channel();
-    orders.send(Order { arguments, spawned }).map_err(|_| failed())?;
+    let order = Order::Room { arguments, spawned };
+    orders().ok_or_else(failed)?.send(order).map_err(|_| failed())?;
     is_spawned.await.map_err(|_| failed())?
+}
+
+/// Has a spare process wait, with these arguments: rooms will be needed.
+pub(super) fn prepare(arguments: Arc<[OsString]>) {
+    if let Some(orders) = orders() {
+        let _ = orders.send(Order::Spare { arguments });
+    }
+}
+
+/// Where the thread takes its orders. `None`: the system had no thread.
+fn orders() -> Option<&'static mpsc::Sender<Order>> {
+    static ORDERS: OnceLock<Option<mpsc::Sender<Order>>> = OnceLock::new();
+    ORDERS.get_or_init(starter).as_ref()
 }
 
 /// Starts the thread. `None`: the system has none.
 fn starter() -> Option<mpsc::Sender<Order>> {
-    let (orders, ordered) = mpsc::channel::<Order>();
-    let work = move || {
-        for Order { arguments, spawned } in ordered {
-            let _ = spawned.send(spawn(&arguments));
-        }
-    };
+    let (orders, ordered) = mpsc::channel();
+    let work = move || Starter::default().work(&ordered);
     std::thread::Builder::new().name("rooms".to_owned()).spawn(work).ok()?;
     Some(orders)
+}
+
+#[derive(Default)]
+struct Starter {
+    spare: Option<Spawned>,
+    /// What a spare is to be started with, if one is wanted and there is none.
+    wanted: Option<Arc<[OsString]>>,
+}
+
+impl Starter {
+    fn work(mut self, ordered: &mpsc::Receiver<Order>) {
+        loop {
+            let order = match &self.wanted {
+                None => ordered.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(_) => ordered.recv_timeout(SPARE_PAUSE),
+            };
+            match order {
+                Ok(Order::Room { arguments, spawned }) => {
+                    let _ = spawned.send(self.room(&arguments));
+                    self.wanted = Some(arguments);
+                }
+                Ok(Order::Spare { arguments }) => self.prepare(&arguments),
+                Err(RecvTimeoutError::Timeout) => {
+                    let wanted = self.wanted.take();
+                    wanted.iter().for_each(|arguments| self.prepare(arguments));
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Without a spare, the next room takes longer to begin: nothing else is wrong then.
+    fn prepare(&mut self, arguments: &[OsString]) {
+        if self.spare.is_none() {
+            self.spare = spawn(arguments).ok();
+        }
+    }
+
+    fn room(&mut self, arguments: &[OsString]) -> io::Result<Spawned> {
+        // A spare that was killed serves nobody.
+        let lives = |spare: &mut Spawned| matches!(spare.0.try_wait(), Ok(None));
+        let spare = self.spare.take().and_then(|mut spare| lives(&mut spare).then_some(spare));
+        spare.map_or_else(|| spawn(arguments), Ok)
+    }
 }
 
 /// Starts the process. Its standard input is its end of the channel: an end of it ends the room.

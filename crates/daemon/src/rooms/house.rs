@@ -281,6 +281,7 @@ impl Room {
             device.given.connected.send_replace(false);
         }
         aside(move || gone.into_values().for_each(|device| device.given.counts.end())).await;
+        self.threads.end();
         self.pid.store(0, Ordering::Relaxed);
         self.state.send_replace(State::Ended);
     }

@@ -140,6 +140,7 @@ impl Rooms {
     /// the front-ends that it was left.
     fn register(&self, device: &str) -> (mpsc::Receiver<Bequest>, Vec<Heirloom>) {
         let (asks, asked) = mpsc::channel(1);
+        begin::prepare(self.arguments.clone());
         let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
         fronts.insert(device.to_owned(), asks);
         (asked, self.heirlooms().remove(device).unwrap_or_default())

@@ -10,7 +10,7 @@ use manyring_engine::Pool;
 use manyring_engine::stats::LawStats;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes of the file: a number of bytes, and so many bytes of JSON.
 const SIZE: usize = 256 << 10;
@@ -27,25 +27,34 @@ const COUNT_MAX: u64 = 1 << 48;
 /// What one room says.
 #[derive(Debug)]
 pub(super) struct Threads {
-    /// `None`: the system had no file for it.
-    file: Option<OwnedFd>,
+    /// `None`: the system had no file for it, or the room has ended.
+    file: Mutex<Option<OwnedFd>>,
     /// What it said last. A room that writes while the house reads says nothing new.
     last: Mutex<Workers>,
 }
 
 impl Threads {
     pub(super) fn new() -> Self {
-        Self { file: sealed("threads", SIZE).ok(), last: Mutex::default() }
+        Self { file: Mutex::new(sealed("threads", SIZE).ok()), last: Mutex::default() }
     }
 
     /// The file, for the room.
     pub(super) fn given(&self) -> Option<OwnedFd> {
-        self.file.as_ref()?.try_clone().ok()
+        self.file().as_ref()?.try_clone().ok()
+    }
+
+    fn file(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The room has ended: nothing of it is shown any more.
+    pub(super) fn end(&self) {
+        *self.file() = None;
     }
 
     /// What the room of this name has written. `serves` says which devices it has.
     pub(super) fn read(&self, room: &str, serves: impl Fn(&str) -> bool) -> Workers {
-        let said = self.file.as_ref().and_then(said);
+        let said = self.file().as_ref().and_then(said);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(said) = said {
             *last = checked(said, room, serves);
