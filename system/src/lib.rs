@@ -24,6 +24,7 @@ pub mod guest_load;
 pub mod guest_reclaim;
 pub mod guest_rr;
 pub mod host_fs;
+pub mod lanes;
 mod nbd;
 pub mod net;
 pub mod package;

@@ -1,15 +1,15 @@
-//! Runs behaviours two at a time, and those that watch time alone; says PASS or FAIL of each, keeps
-//! the logs of failures.
+//! Runs behaviours three at a time, and those that watch time alone; says PASS or FAIL of each,
+//! keeps the logs of failures.
 
 use crate::behaviours::{Behaviour, Scene, Stage};
-use crate::{Context, Outcome};
+use crate::{Context, Outcome, lanes};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Behaviours that run at the same time. A guest mostly waits: for its own boot, for a reconnect.
-const AT_ONCE: usize = 2;
+/// Two at a time leave half of two CPUs idle.
+const AT_ONCE: usize = 3;
 
 /// Names that a report shows at its end; the rest is in what was printed before.
 const NAMES_MAX: usize = 40;
@@ -104,40 +104,17 @@ fn in_lanes(
     lanes: usize,
     logs: &Path,
 ) -> Outcome<Totals> {
-    let waiting = Mutex::new(behaviours.into_iter());
-    std::thread::scope(|scope| {
-        let (ended, reports) = channel();
-        for _ in 0..lanes {
-            let (ended, waiting) = (ended.clone(), &waiting);
-            // What a lane starts dies with its thread, so a lane lives as long as its behaviours.
-            scope.spawn(move || one_by_one(stage, waiting, logs, &ended));
-        }
-        drop(ended);
-        let mut totals = Totals::default();
-        for report in reports {
-            count(report, logs, &mut totals)?;
-        }
-        Ok(totals)
-    })
-}
-
-fn one_by_one(
-    stage: &Stage,
-    waiting: &Mutex<std::vec::IntoIter<Behaviour>>,
-    logs: &Path,
-    ended: &Sender<Ended>,
-) {
-    loop {
-        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let Some(behaviour) = next else { return };
+    let play = |behaviour: Behaviour| {
         let start = Instant::now();
         let outcome = Scene::play(stage, &behaviour, &logs.join(behaviour.name));
-        // Reports are read until the last lane has ended; if reading failed, nobody wants more.
-        let report = Ended { name: behaviour.name, took: start.elapsed(), outcome };
-        if ended.send(report).is_err() {
-            return;
-        }
-    }
+        Ended { name: behaviour.name, took: start.elapsed(), outcome }
+    };
+    let (mut totals, mut counted) = (Totals::default(), Ok(()));
+    lanes::each(behaviours, lanes, play, |ended| {
+        let this = count(ended, logs, &mut totals);
+        counted = std::mem::replace(&mut counted, Ok(())).and(this);
+    });
+    counted.map(|()| totals)
 }
 
 /// Says how a behaviour ended, and keeps its logs if it failed.

@@ -2,8 +2,9 @@
 //! for 64-bit ARM and run under emulation of its user mode. The emulator keeps the stronger memory
 //! order of the host, so it does not show what an ARM CPU may reorder: `cargo xtask loom` does.
 
-use crate::cargo::{cargo, see, test};
+use crate::cargo::{cargo, see};
 use crate::package::ARM64;
+use crate::programs::test;
 use manyring_system::command::command;
 use manyring_system::packages::need;
 use manyring_system::{Outcome, check};

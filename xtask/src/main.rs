@@ -11,6 +11,7 @@ mod gate;
 mod guest_load;
 mod limits;
 mod package;
+mod programs;
 mod readme;
 mod schemathesis;
 mod soak;

@@ -1,7 +1,8 @@
 //! `cargo xtask test`: every test there is, and their totals on one line.
 
 use crate::beside::Busy;
-use crate::cargo::{self, build_bench, build_daemon, cargo};
+use crate::cargo::{self, build_bench, build_daemon};
+use crate::programs;
 use manyring_system::behaviours::ALL;
 use manyring_system::runner::{self, Totals};
 use manyring_system::{Outcome, check, packages};
@@ -28,7 +29,7 @@ pub(crate) fn all(only: Option<&str>) -> Outcome<Totals> {
     let mut totals = Totals::default();
     if only.is_none() {
         packages::need("the tests of network ports", &PORT_TESTS)?;
-        totals.add(cargo::test(&mut cargo(&["test", "--workspace", "--no-fail-fast"]))?);
+        totals.add(programs::workspace()?);
     }
     let wanted = |name: &str| only.is_none_or(|only| name.contains(only));
     let chosen: Vec<_> = ALL.iter().copied().filter(|behaviour| wanted(behaviour.name)).collect();

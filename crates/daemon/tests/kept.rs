@@ -9,7 +9,7 @@ mod process;
 mod program;
 
 use changes::{EMPTY, House, is_served};
-use process::{Daemon, copy_program, wait_until};
+use process::{Daemon, copy_program, is_root_or_left_out, wait_until};
 use program::{manyring, names_in, shown};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -30,7 +30,7 @@ fn public(path: &Path, mode: u32) {
 impl Place {
     /// None: only root can be somebody else too.
     fn new(more: &str) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
+        if !is_root_or_left_out() {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@
 mod process;
 mod program;
 
-use process::{Daemon, PATIENCE, copy_program, wait_until};
+use process::{Daemon, PATIENCE, copy_program, is_root_or_left_out, wait_until};
 use program::{http, http_json};
 use serde_json::json;
 use std::io::{Read, Write};
@@ -15,10 +15,6 @@ use std::process::{Command, Output};
 
 /// Somebody else than the daemon's user.
 const OTHER: [&str; 3] = ["--reuid=4711", "--regid=4711", "--clear-groups"];
-
-fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
 
 #[test]
 fn clients_that_ask_nothing_keep_nobody_out() {
@@ -151,7 +147,7 @@ fn ask_as_other(program: &Path, arguments: &[&str]) -> Output {
 #[test]
 #[allow(clippy::disallowed_methods, reason = "the kernel notes the user of the thread")]
 fn another_user_has_no_process_take_over() {
-    if !is_root() {
+    if !is_root_or_left_out() {
         return;
     }
     let config = "[daemon]\ncontrol = '@/control'\ncontrol_mode = '0666'\n";
@@ -172,7 +168,7 @@ fn another_user_has_no_process_take_over() {
 
 #[test]
 fn another_user_names_only_what_the_operator_allows() {
-    if !is_root() {
+    if !is_root_or_left_out() {
         return;
     }
     let config = "[daemon]\ncontrol = '@/control'\ncontrol_mode = '0666'\nstate_dir = '@/state'\n\

@@ -6,7 +6,7 @@ mod process;
 mod program;
 
 use manyring_driver::{BlkDriver, BlkOptions, Op};
-use process::{Daemon, PATIENCE, wait_until};
+use process::{Daemon, PATIENCE, is_root_or_left_out, wait_until};
 use program::shown;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ fn serve(options: &[&str]) {
 
 #[test]
 fn request_that_fails_in_its_middle_is_an_error_and_the_queue_goes_on() {
-    if !rustix::process::geteuid().is_root() {
+    if !is_root_or_left_out() {
         return;
     }
     for options in [&["--direct"][..], &["--direct", "--no-io-uring"], &[], &["--no-io-uring"]] {

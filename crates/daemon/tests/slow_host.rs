@@ -10,7 +10,7 @@ mod program;
 
 use changes::{EMPTY, House, is_served};
 use manyring_driver::{BlkDriver, BlkOptions};
-use process::{Daemon, wait_until};
+use process::{Daemon, is_root_or_left_out, wait_until};
 use program::{manyring, names_in, shown};
 use serde_json::json;
 use std::cell::RefCell;
@@ -38,7 +38,7 @@ fn text(path: &Path) -> &str {
 impl Freezer {
     /// None: only root can mount one.
     fn new() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
+        if !is_root_or_left_out() {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -85,7 +85,7 @@ struct Silent {
 impl Silent {
     /// None: only root can mount one.
     fn new() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
+        if !is_root_or_left_out() {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();

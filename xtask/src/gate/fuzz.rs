@@ -3,11 +3,9 @@
 use super::tools;
 use crate::cargo::{cargo, quiet, see};
 use manyring_system::guest::cache;
-use manyring_system::{Context, Outcome, check, packages};
+use manyring_system::{Context, Outcome, check, lanes, packages};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError};
 
 /// Seconds that the gate spends on all targets together.
 pub(crate) const SMOKE_SECONDS: u64 = 120;
@@ -15,7 +13,7 @@ pub(crate) const SMOKE_SECONDS: u64 = 120;
 pub(crate) const LONG_SECONDS: u64 = 3600;
 
 /// Targets that run at the same time.
-const AT_ONCE: u64 = 2;
+const AT_ONCE: usize = 2;
 
 /// Fuzzes every target; all of them together take about `seconds`.
 pub(crate) fn smoke(seconds: u64) -> Outcome {
@@ -31,7 +29,7 @@ pub(crate) fn long(target: Option<&str>, seconds: u64) -> Outcome {
 
 /// Seconds for each of `targets` targets, so that all of them end after about `seconds`.
 fn share(seconds: u64, targets: u64) -> u64 {
-    (seconds / targets.div_ceil(AT_ONCE).max(1)).max(1)
+    (seconds / targets.div_ceil(AT_ONCE as u64).max(1)).max(1)
 }
 
 fn chosen(all: Vec<String>, target: Option<&str>) -> Outcome<Vec<String>> {
@@ -61,21 +59,17 @@ fn fuzz_targets(targets: Vec<String>, seconds: u64) -> Outcome {
     see(&mut built()?)?;
     let cache = cache()?.join("fuzz");
     println!("xtask: {} doors, {seconds} s each: {}", targets.len(), targets.join(", "));
-    let waiting = Mutex::new(targets.into_iter());
     let mut failures = Vec::new();
-    std::thread::scope(|scope| {
-        let (ended, reports) = channel();
-        for _ in 0..AT_ONCE {
-            let (ended, waiting, cache) = (ended.clone(), &waiting, &cache);
-            scope.spawn(move || fuzz_one_by_one(waiting, cache, seconds, &ended));
-        }
-        drop(ended);
-        for report in reports {
-            println!("\n== fuzz {}\n{}", report.target, report.text.trim_end());
-            if let Err(sentence) = report.outcome {
-                println!("xtask: {sentence}");
-                failures.push(report.target);
-            }
+    let work = |target: String| {
+        let mut text = String::new();
+        let outcome = fuzz(&target, &cache, seconds, &mut text);
+        Ended { target, text, outcome }
+    };
+    lanes::each(targets, AT_ONCE, work, |ended| {
+        println!("\n== fuzz {}\n{}", ended.target, ended.text.trim_end());
+        if let Err(sentence) = ended.outcome {
+            println!("xtask: {sentence}");
+            failures.push(ended.target);
         }
     });
     check(failures.is_empty(), || format!("fuzzing failed: {}", failures.join(", ")))
@@ -94,22 +88,6 @@ fn built() -> Outcome<Command> {
     let mut command = cargo(&["+nightly", "fuzz", "build", "--target-dir"]);
     command.arg(cache()?.join("fuzz/target")).env("PATH", tools::path()?);
     Ok(command)
-}
-
-fn fuzz_one_by_one(
-    waiting: &Mutex<std::vec::IntoIter<String>>,
-    cache: &Path,
-    seconds: u64,
-    ended: &Sender<Ended>,
-) {
-    loop {
-        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let Some(target) = next else { return };
-        let mut text = String::new();
-        let outcome = fuzz(&target, cache, seconds, &mut text);
-        // The receiver reads until the last sender is gone, so a send cannot fail.
-        let _ = ended.send(Ended { target, text, outcome });
-    }
 }
 
 /// Runs one target to its end; `text` becomes what it printed.

@@ -8,8 +8,8 @@ pub(crate) mod fuzz;
 pub(crate) mod mutants;
 mod tools;
 
-use crate::cargo::{self, cargo, see, target};
-use crate::{test, tidy};
+use crate::cargo::{cargo, see, target};
+use crate::{programs, test, tidy};
 use ahead::Ahead;
 use manyring_system::runner::Totals;
 use manyring_system::{Outcome, check};
@@ -93,7 +93,7 @@ fn tests() -> Outcome<Totals> {
 
 /// The race tests of rings and of a switch.
 pub(crate) fn loom() -> Outcome<Totals> {
-    cargo::test(&mut loom_tests()?)
+    programs::test(&mut loom_tests()?)
 }
 
 /// Runs the race tests on loom's atomics: another build of the same code, in its own folder.

@@ -1,0 +1,343 @@
+//! Test programs: built by cargo, run two at a time, shown one after another, and counted.
+
+use crate::cargo::{cargo, forget_our_package};
+use manyring_system::command::output;
+use manyring_system::runner::Totals;
+use manyring_system::{Context, Outcome, check, lanes};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use std::io::{BufRead, BufReader, PipeReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Test programs that run at the same time. Most of them wait most of the time: for a time limit,
+/// for a daemon's start.
+const AT_ONCE: usize = 2;
+
+/// Runs the tests of the workspace: its test programs, then the examples in its documentation.
+pub(crate) fn workspace() -> Outcome<Totals> {
+    let (mut programs, start) = (Programs::default(), Instant::now());
+    let (mut spent, mut success) = (Duration::ZERO, true);
+    let built = built()?;
+    check(!built.is_empty(), || "the workspace has no test program".into())?;
+    lanes::each(built, AT_ONCE, run, |ended| {
+        println!("{}", ended.text);
+        ended.text.lines().for_each(|line| programs.hear(line));
+        success &= ended.success;
+        spent += ended.spent;
+    });
+    let (took, spent) = (start.elapsed().as_secs_f64(), spent.as_secs_f64());
+    println!("\nthe test programs took {took:.1} s, and {spent:.1} s of CPU time");
+    let mut totals = programs.end(success);
+    totals.add(test(&mut cargo(&["test", "--workspace", "--no-fail-fast", "--doc"]))?);
+    Ok(totals)
+}
+
+/// A test program that cargo has built.
+#[derive(Debug, PartialEq, Eq)]
+struct Program {
+    /// Its source, below the folder of all crates.
+    source: String,
+    path: PathBuf,
+    /// Where cargo would run it: the folder of its package.
+    folder: PathBuf,
+}
+
+/// Builds the test programs of the workspace; their order is cargo's.
+fn built() -> Outcome<Vec<Program>> {
+    let mut build = cargo(&["test", "--workspace", "--no-run"]);
+    let messages = output(
+        build.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit()),
+    )?;
+    Ok(String::from_utf8_lossy(&messages).lines().filter_map(built_program).collect())
+}
+
+/// A line of `cargo --message-format json` that says where a test program lies.
+fn built_program(message: &str) -> Option<Program> {
+    let message: serde_json::Value = serde_json::from_str(message).ok()?;
+    if !message.pointer("/profile/test")?.as_bool()? {
+        return None;
+    }
+    let path = message.get("executable")?.as_str()?.into();
+    let manifest = Path::new(message.get("manifest_path")?.as_str()?);
+    let source = Path::new(message.pointer("/target/src_path")?.as_str()?);
+    let folder = manifest.parent()?;
+    let source = source.strip_prefix(folder.parent()?).unwrap_or(source).display().to_string();
+    Some(Program { source, path, folder: folder.to_owned() })
+}
+
+/// What came of a test program.
+struct Ended {
+    /// What it said, below the line that cargo would have put above it.
+    text: String,
+    success: bool,
+    /// CPU time of it and of what it waited for.
+    spent: Duration,
+}
+
+fn run(program: Program) -> Ended {
+    // In the form in which cargo says it, which `Programs` reads.
+    let mut text = format!("     Running {} ({})\n", program.source, program.path.display());
+    let start = Instant::now();
+    let (success, spent) = match run_to_end(&program, &mut text) {
+        Ok(ended) => ended,
+        Err(sentence) => {
+            text.push_str(&format!("xtask: {sentence}\n"));
+            (false, Duration::ZERO)
+        }
+    };
+    let (took, cpu) = (start.elapsed().as_secs_f64(), spent.as_secs_f64());
+    text.push_str(&format!("     Took {took:.1} s, and {cpu:.1} s of CPU time"));
+    Ended { text, success, spent }
+}
+
+/// Whether it succeeded, and the CPU time that it used.
+fn run_to_end(program: &Program, text: &mut String) -> Outcome<(bool, Duration)> {
+    let mut command = Command::new(&program.path);
+    forget_our_package(&mut command);
+    command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
+    let (mut child, mut said) = spawn(&mut command)?;
+    let mut bytes = Vec::new();
+    let read = said.read_to_end(&mut bytes);
+    text.push_str(&String::from_utf8_lossy(&bytes));
+    let spent = spent(&child);
+    let status = child.wait().context(program.path.display())?;
+    read.context(program.path.display())?;
+    Ok((status.success(), spent))
+}
+
+/// Starts a command. What it and its children say, to their output or as errors, comes through one
+/// pipe, so that it comes in its order.
+fn spawn(command: &mut Command) -> Outcome<(Child, PipeReader)> {
+    let (reader, writer) = std::io::pipe().context("a pipe")?;
+    let errors = writer.try_clone().context("a pipe")?;
+    let spawned = command.stdin(Stdio::null()).stdout(writer).stderr(errors).spawn();
+    // The command holds the pipe's other end until it is told to hold something else.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    Ok((spawned.context(command.get_program().to_string_lossy())?, reader))
+}
+
+/// Waits until a child ends, and says how much CPU time it and those that it waited for have used.
+/// It is an account for people, so a child of which the kernel says nothing has used none.
+fn spent(child: &Child) -> Duration {
+    let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    if waitid(WaitId::Pid(Pid::from_child(child)), ended).is_err() {
+        return Duration::ZERO;
+    }
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    Duration::from_secs(ticks(&stat).unwrap_or(0))
+        / u32::try_from(ticks_per_second()).unwrap_or(100)
+}
+
+fn ticks_per_second() -> u64 {
+    rustix::param::clock_ticks_per_second()
+}
+
+/// The times of `/proc/PID/stat` (proc(5): utime, stime, cutime, cstime, the fields 14 to 17),
+/// together, in the kernel's ticks.
+fn ticks(stat: &str) -> Option<u64> {
+    // The second field, the name in parentheses, may hold anything.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let times: Vec<u64> =
+        fields.split(' ').skip(11).take(4).map_while(|ticks| ticks.parse().ok()).collect();
+    (times.len() == 4).then(|| times.iter().sum())
+}
+
+/// Runs `cargo test` with arguments, shows what it says, and counts.
+pub(crate) fn test(command: &mut Command) -> Outcome<Totals> {
+    // What cargo says of the test programs is read, whatever the user's settings are.
+    command.env("CARGO_TERM_COLOR", "never").env("CARGO_TERM_QUIET", "false");
+    let (mut child, said) = spawn(command)?;
+    let mut programs = Programs::default();
+    for line in BufReader::new(said).split(b'\n') {
+        let line = line.context("cargo test")?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        programs.hear(&line);
+    }
+    let status = child.wait().context("cargo test")?;
+    Ok(programs.end(status.success()))
+}
+
+/// What the test programs of one `cargo test` have said.
+#[derive(Debug, Default)]
+struct Programs {
+    totals: Totals,
+    /// How many have begun.
+    begun: u64,
+    /// The one that has not ended.
+    running: Option<String>,
+}
+
+impl Programs {
+    fn hear(&mut self, line: &str) {
+        if let Some(name) = program(line) {
+            self.give_up();
+            self.begun += 1;
+            self.running = Some(name);
+        } else if let Some((passed, failed)) = parse_result(line) {
+            self.running = None;
+            self.totals.passed += passed;
+            self.totals.failed += failed;
+        } else if let Some(name) = parse_failure(line) {
+            let program = self.running.as_deref().unwrap_or("?");
+            self.totals.names.push(format!("{program}::{name}"));
+        } else if let Some(name) = line.strip_prefix("left out: ") {
+            // A test says so of itself, and passes: a promise that is not checked.
+            self.totals.fail(name, "the test was left out");
+        }
+    }
+
+    /// A program that has died has given no result.
+    fn give_up(&mut self) {
+        if let Some(name) = self.running.take() {
+            self.totals.fail(&name, "ended without a result");
+        }
+    }
+
+    fn end(mut self, success: bool) -> Totals {
+        self.give_up();
+        if self.begun == 0 {
+            self.totals.fail("cargo test", "no test program was run");
+        } else if !success && self.totals.failed == 0 {
+            self.totals.fail("cargo test", "it failed, and no test of it");
+        }
+        self.totals
+    }
+}
+
+/// `     Running tests/plan.rs (target/debug/deps/plan-0123456789abcdef)`, or `   Doc-tests NAME`:
+/// the program's name without its number.
+fn program(line: &str) -> Option<String> {
+    if let Some(name) = line.trim_start().strip_prefix("Doc-tests ") {
+        return Some(format!("Doc-tests {name}"));
+    }
+    let (_, path) = line.trim_start().strip_prefix("Running ")?.split_once(" (")?;
+    let file = path.strip_suffix(')')?.rsplit('/').next()?;
+    Some(file.rsplit_once('-').map_or(file, |(name, _)| name).to_owned())
+}
+
+/// `test result: ok. 3 passed; 0 failed; 0 ignored; ..`: how many passed and how many failed. An
+/// ignored test is a promise that is not checked: it fails.
+fn parse_result(line: &str) -> Option<(u64, u64)> {
+    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let count = |name: &str| -> Option<u64> {
+        let part = counts.split("; ").find_map(|part| part.strip_suffix(name))?;
+        part.trim().parse().ok()
+    };
+    Some((count(" passed")?, count(" failed")? + count(" ignored")?))
+}
+
+/// `test NAME ... FAILED` or `test NAME ... ignored, WHY`: the name.
+fn parse_failure(line: &str) -> Option<&str> {
+    let (name, how) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    (how == "FAILED" || how.starts_with("ignored")).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn totals(said: &str, success: bool) -> Totals {
+        let mut programs = Programs::default();
+        said.lines().for_each(|line| programs.hear(line));
+        programs.end(success)
+    }
+
+    #[test]
+    fn what_cargo_builds_is_a_test_program_if_its_profile_is_that_of_tests() {
+        let message = |test: bool| {
+            format!(
+                r#"{{"reason":"compiler-artifact","manifest_path":"/a/crates/queue/Cargo.toml",
+                "target":{{"src_path":"/a/crates/queue/tests/pair.rs"}},
+                "profile":{{"test":{test}}},"executable":"/t/deps/pair-0123456789abcdef"}}"#
+            )
+        };
+        let path = "/t/deps/pair-0123456789abcdef".into();
+        let source = "queue/tests/pair.rs".to_owned();
+        let program = Program { source, path, folder: "/a/crates/queue".into() };
+        assert_eq!(built_program(&message(true)), Some(program));
+        assert_eq!(built_program(&message(false)), None);
+        assert_eq!(built_program(r#"{"reason":"build-finished","success":true}"#), None);
+        assert_eq!(built_program("   Compiling"), None);
+    }
+
+    #[test]
+    fn a_test_program_that_ended_is_shown_and_what_it_used_is_said() {
+        let of = |path: &str| {
+            let source = "a/tests/b.rs".to_owned();
+            run(Program { source, path: path.into(), folder: "/".into() })
+        };
+        let ended = of("/usr/bin/false");
+        assert!(!ended.success, "{}", ended.text);
+        let said = "     Running a/tests/b.rs (/usr/bin/false)\n     Took";
+        assert!(ended.text.starts_with(said), "{}", ended.text);
+        let ended = of("/no/such/program");
+        assert!(!ended.success && ended.text.contains("/no/such/program: "), "{}", ended.text);
+    }
+
+    #[test]
+    fn the_times_of_a_process_and_of_its_children_are_its_ticks() {
+        let stat = "7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0 1";
+        assert_eq!(ticks(stat), Some(127));
+        assert_eq!(ticks("7 (a) S 1 2 3"), None);
+        assert!(ticks(&std::fs::read_to_string("/proc/self/stat").unwrap()).is_some());
+    }
+
+    #[test]
+    fn results_of_cargo_test_are_counted_and_ignored_tests_fail() {
+        let line = "test result: ok. 12 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
+        assert_eq!(parse_result(line), Some((12, 0)));
+        let line = "test result: FAILED. 1 passed; 2 failed; 3 ignored; 0 measured";
+        assert_eq!(parse_result(line), Some((1, 5)));
+        assert_eq!(parse_result("running 3 tests"), None);
+    }
+
+    const SAID: &str = "   Compiling manyring-daemon v0.1.0 (/a/crates/daemon)
+     Running unittests src/lib.rs (target/debug/deps/manyring_daemon-0123456789abcdef)
+running 2 tests
+test plan::one ... ok
+test plan::two ... FAILED
+failures:
+    plan::two
+test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
+     Running tests/few_fds.rs (/t/deps/few_fds-0123456789abcdef)
+test a_guest_waits ... ignored, too slow
+test result: ok. 0 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out
+     Running tests/idle.rs (/t/deps/idle-0123456789abcdef)
+running 1 test
+     Running tests/net.rs (/t/deps/net-0123456789abcdef)
+test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
+
+    #[test]
+    fn tests_that_failed_are_named_with_their_program_and_so_is_a_program_that_died() {
+        let names = [
+            "manyring_daemon::plan::two",
+            "few_fds::a_guest_waits",
+            "idle: ended without a result",
+        ];
+        let names = names.map(str::to_owned).to_vec();
+        assert_eq!(totals(SAID, false), Totals { passed: 5, failed: 3, names });
+    }
+
+    #[test]
+    fn a_test_that_says_that_it_was_left_out_has_failed() {
+        let said = "     Running tests/kept.rs (/t/deps/kept-0123456789abcdef)
+left out: change_that_is_kept, which needs root
+test change_that_is_kept ... ok
+test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
+        let names = vec!["change_that_is_kept, which needs root: the test was left out".into()];
+        assert_eq!(totals(said, true), Totals { passed: 1, failed: 1, names });
+    }
+
+    #[test]
+    fn the_last_program_may_die_too_and_nothing_run_is_nothing_passed() {
+        let running = "     Running tests/net.rs (/t/deps/net-0123456789abcdef)";
+        assert_eq!(totals(running, false).names, ["net: ended without a result"]);
+        assert_eq!(totals("error: could not compile", false).failed, 1);
+        assert_eq!(totals("", true).failed, 1);
+        let ended = "   Doc-tests manyring_wire\ntest result: ok. 2 passed; 0 failed; 0 ignored";
+        assert_eq!(totals(ended, true), Totals { passed: 2, ..Totals::default() });
+        assert_eq!(totals(ended, false).names, ["cargo test: it failed, and no test of it"]);
+    }
+}
