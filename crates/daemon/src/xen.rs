@@ -257,7 +257,7 @@ impl XenDisks {
         if let Err(ServeError::Store(error)) = served
             && !error.is_lost()
         {
-            tracing::error!(device = %id, %error, "not served for a second");
+            tracing::error!(device = %id, %error, "not served: tried again in a second");
             ends_within(&stop, RETRY).await;
         }
         id

@@ -32,6 +32,8 @@ const RECORD_HEADER_SIZE: usize = 16;
 /// What the halves and the writer share.
 #[derive(Debug, Default)]
 struct Capture {
+    /// The file, as messages name it.
+    path: String,
     buffer: Mutex<Buffer>,
     changed: Condvar,
     missed: AtomicU64,
@@ -89,7 +91,8 @@ impl Capture {
 
     fn miss(&self, frames: u64) {
         if self.missed.fetch_add(frames, Ordering::Relaxed) == 0 {
-            tracing::warn!("frames pass that are not captured: the capture file is too slow");
+            let path = &self.path;
+            tracing::warn!(path, "frames pass that are not captured: the capture file is too slow");
         }
     }
 
@@ -107,14 +110,15 @@ impl Capture {
                 break;
             }
             if let Err(error) = file.write_all(&taken) {
-                tracing::error!(%error, "the capture ends here: its file cannot be written");
+                let path = &self.path;
+                tracing::error!(path, %error, "the capture ends here: its file cannot be written");
                 self.lock().is_closed = true;
                 return;
             }
             taken.clear();
         }
         if let Err(error) = file.flush() {
-            tracing::error!(%error, "the end of the capture is lost");
+            tracing::error!(path = self.path, %error, "the end of the capture is lost");
         }
     }
 }
@@ -151,7 +155,7 @@ impl PcapPort {
         // Two words that are always 0: time zone and accuracy.
         header.extend([0, 0, SNAPLEN, LINKTYPE_ETHERNET].iter().flat_map(|w| w.to_le_bytes()));
         file.write_all(&header)?;
-        let capture = Arc::new(Capture::default());
+        let capture = Arc::new(Capture { path: path.display().to_string(), ..Capture::default() });
         let shared = capture.clone();
         // A thread that only ever waits for a file: no worker, so not of the pool.
         std::thread::Builder::new().name("capture".into()).spawn(move || {
@@ -173,12 +177,13 @@ impl Drop for Pcap {
     fn drop(&mut self) {
         self.capture.lock().is_closed = true;
         self.capture.changed.notify_all();
+        let path = &self.capture.path;
         if !self.capture.is_done_within(PATIENCE) {
-            tracing::warn!("the end of the capture is lost: its file takes nothing");
+            tracing::warn!(path, "the end of the capture is lost: its file takes nothing");
         }
         let missed = self.capture.missed.load(Ordering::Relaxed);
         if missed > 0 {
-            tracing::warn!(missed, "frames are not in the capture");
+            tracing::warn!(path, missed, "frames are not in the capture");
         }
     }
 }

@@ -43,10 +43,14 @@ fn hint(line: &str, problem: &str) -> Option<String> {
         let name = line.trim_matches(['[', ']', ' ']);
         return Some(format!("there can be several: write [[{name}]]"));
     }
-    if problem.ends_with("expected a boolean") {
+    // What YAML and others take for a boolean.
+    let value = line.rsplit('=').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let is_boolean = ["yes", "no", "on", "off", "true", "false"].contains(&value.as_str());
+    let is_unquoted = problem.contains("string values must be quoted");
+    if problem.ends_with("expected a boolean") || (is_unquoted && is_boolean) {
         return Some("write true or false, without quotes".to_owned());
     }
-    if problem.contains("string values must be quoted") {
+    if is_unquoted {
         return Some("paths and names stand in quotes, like \"/var/lib/disk.img\"".to_owned());
     }
     if problem.starts_with("invalid type: integer") && problem.ends_with("expected a string") {
@@ -81,6 +85,7 @@ mod tests {
             ("[[net]]\nmtu = '1500'\n", "expected a whole number from 68 to 65535, without quotes"),
             ("[[blk]]\nmemory = 1.5\n", "expected a size like \"64G\", or a number of bytes"),
             ("[[blk]]\nread_only = 'yes'\n", "write true or false"),
+            ("[[blk]]\nread_only = yes\n", "write true or false"),
             ("[[blk]]\nfile = /x\n", "stand in quotes"),
             ("[[blk]]\nserial = 7\n", "write it in quotes"),
         ] {

@@ -389,7 +389,7 @@ impl House {
         let mut left = Vec::new();
         for name in &names {
             if let Some(Entry::Served(served)) = self.shared.devices.find(name) {
-                left.push(is_open(&served.part.kind));
+                left.push((*name, is_open(&served.part.kind)));
             }
         }
         for mut ending in ending {
@@ -407,9 +407,9 @@ impl House {
         let began = Instant::now();
         // An image that does not close in time goes on closing, and nobody waits for it.
         let _ = tokio::time::timeout(CLOSE_PATIENCE, closing.join_all()).await;
-        while left.iter().any(|is_open| is_open()) {
+        while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {
             if began.elapsed() > CLOSE_PATIENCE {
-                tracing::warn!("the host holds what a removed device had open: not waited for");
+                tracing::warn!(device, "the host holds what it had open: not waited for");
                 return;
             }
             sleep(LOOK_AGAIN).await;

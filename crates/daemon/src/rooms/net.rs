@@ -7,6 +7,7 @@ use crate::config::plan::{NetPlan, PortPlan};
 use manyring_backend::net::Port;
 use manyring_backend::net::null::NullPort;
 use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable};
+use manyring_device::Device;
 use manyring_device::net::Offloads;
 use manyring_device::net::{Guest, NetDevice};
 use rustix::fd::OwnedFd;
@@ -130,7 +131,8 @@ async fn follow(device: Arc<NetDevice>, mut wants: watch::Receiver<Wanted>) {
         if let Some(mtu) = wanted.mtu.filter(|mtu| device.mtu() != Some(*mtu))
             && let Err(errno) = device.set_mtu(mtu).await
         {
-            tracing::warn!(mtu, %errno, "the guest's MTU does not change");
+            let device = device.name();
+            tracing::warn!(device, mtu, %errno, "the guest's MTU does not change");
         }
         if wanted.announcements > announcements {
             let _ = device.announce();

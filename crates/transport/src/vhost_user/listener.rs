@@ -418,7 +418,7 @@ impl Drop for OwnFolder {
     fn drop(&mut self) {
         if !self.is_removed {
             let names = self.names.clone();
-            removal::remove(move || names.remove());
+            removal::remove(Path::new(&self.names.name), move || names.remove());
         }
     }
 }
@@ -468,7 +468,7 @@ impl Drop for SocketName {
         if !self.is_removed {
             let (path, device, inode) = (self.path.clone(), self.device, self.inode);
             let stays = self.stays.clone();
-            removal::remove(move || remove_socket(&path, device, inode, stays.as_deref()));
+            removal::remove(&self.path, move || remove_socket(&path, device, inode, stays.as_deref()));
         }
     }
 }

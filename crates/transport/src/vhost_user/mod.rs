@@ -252,7 +252,7 @@ impl Server {
                     return ForeignStream::new(stream, self.janitor.clone());
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept");
+                    tracing::warn!(device = self.device.name(), %error, "cannot accept");
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
             }

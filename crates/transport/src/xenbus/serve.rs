@@ -221,7 +221,8 @@ impl Device<'_> {
     /// The connection to xenstore is lost while queues run: returns when the queues must stop.
     /// Other commands are ignored, since nothing can be written to xenstore.
     async fn run_on(&mut self, error: &StoreError, commands: &mut mpsc::Receiver<Command>) {
-        tracing::warn!(device = %self.back.id(), %error, "queues run on");
+        let device = self.back.id();
+        tracing::warn!(%device, %error, "the connection to xenstore is lost: the queues run on");
         loop {
             tokio::select! {
                 () = stopped(&mut self.stop) => return,

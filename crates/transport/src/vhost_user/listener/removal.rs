@@ -1,6 +1,7 @@
 //! Names are removed on a thread of their own: whoever drops a socket need not wait for a host
 //! that does not answer, such as a file system of the network that is gone.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -14,9 +15,9 @@ const PATIENCE_LATE: Duration = Duration::from_millis(1);
 /// Removals that nobody waits for any more and that the host has not ended.
 static LATE: AtomicUsize = AtomicUsize::new(0);
 
-/// Has a thread do `call`, which removes a name, and waits until it is done, but not for long. If
+/// Has a thread do `call`, which removes the name `path`, and waits until it is done, but not for long. If
 /// the system has no thread to give, the caller does it.
-pub(super) fn remove(call: impl Fn() + Send + Sync + 'static) {
+pub(super) fn remove(path: &Path, call: impl Fn() + Send + Sync + 'static) {
     let call = Arc::new(call);
     let is_left = Arc::new(AtomicBool::new(false));
     // The thread says that it begins, and that it is done.
@@ -38,7 +39,8 @@ pub(super) fn remove(call: impl Fn() + Send + Sync + 'static) {
     if told.recv_timeout(if is_late { PATIENCE_LATE } else { PATIENCE }).is_ok() {
         return;
     }
-    tracing::warn!("the host does not remove a socket's name: not waited for");
+    let path = path.display();
+    tracing::warn!(%path, "the host does not remove the socket's name: not waited for");
     LATE.fetch_add(1, Ordering::AcqRel);
     if is_left.swap(true, Ordering::AcqRel) {
         LATE.fetch_sub(1, Ordering::AcqRel);
@@ -55,7 +57,7 @@ mod tests {
         let (lets_go, waits) = sync_channel::<()>(0);
         let (tells, told) = sync_channel(1);
         let waits = Mutex::new(waits);
-        remove(move || {
+        remove(Path::new("held"), move || {
             let _ = waits.lock().unwrap().recv();
             tells.send(()).unwrap();
         });
@@ -68,7 +70,7 @@ mod tests {
         }
         let is_done = Arc::new(AtomicBool::new(false));
         let theirs = is_done.clone();
-        remove(move || theirs.store(true, Ordering::Release));
+        remove(Path::new("removed"), move || theirs.store(true, Ordering::Release));
         assert!(is_done.load(Ordering::Acquire), "one that is removed at once is waited for");
     }
 }
