@@ -12,25 +12,29 @@ use crate::cargo::{cargo, see, target};
 use crate::{programs, test, tidy};
 use ahead::Ahead;
 use manyring_system::runner::Totals;
-use manyring_system::{Outcome, check};
+use manyring_system::{Outcome, check, lanes};
 use std::process::Command;
 use std::time::Instant;
 
 /// A step gives the tests it ran; one that counts none counts as one.
 type Step = (&'static str, fn() -> Outcome<Totals>);
 
-/// The cheap ones first: what fails, should fail early.
-const STEPS: &[Step] = &[
-    ("fmt", || one(see(&mut cargo(&["fmt", "--all", "--check"])))),
-    ("tidy", || one(tidy::run(false))),
-    ("clippy", || one(clippy())),
-    ("doc", || one(doc())),
-    ("test", tests),
-    ("crates", || one(crates())),
-    ("deny", || one(deny::run())),
-    ("loom", loom),
-    ("fuzz-smoke", || one(fuzz::smoke(fuzz::SMOKE_SECONDS))),
-    ("bench-smoke", || one(bench::smoke())),
+/// The cheap ones first: what fails, should fail early. Steps of one row run at the same time: the
+/// benches wait most of the time, for guests' boots and for moments to pass, and no time that they
+/// take is judged.
+const STEPS: &[&[Step]] = &[
+    &[("fmt", || one(see(&mut cargo(&["fmt", "--all", "--check"]))))],
+    &[("tidy", || one(tidy::run(false)))],
+    &[("clippy", || one(clippy()))],
+    &[("doc", || one(doc()))],
+    &[("test", tests)],
+    &[("crates", || one(crates()))],
+    &[("deny", || one(deny::run()))],
+    &[("loom", loom)],
+    &[
+        ("fuzz-smoke", || one(fuzz::smoke(fuzz::SMOKE_SECONDS))),
+        ("bench-smoke", || one(bench::smoke())),
+    ],
 ];
 
 /// Runs all steps, also after one has failed, and ends with the totals.
@@ -38,25 +42,31 @@ pub(crate) fn run() -> Outcome {
     let start = Instant::now();
     let mut totals = Totals::default();
     let mut report = Vec::new();
-    for (name, step) in STEPS {
-        println!("\n== {name}");
-        let begin = Instant::now();
-        let counted = step().unwrap_or_else(|sentence| {
-            println!("xtask: {sentence}");
-            let mut counted = Totals::default();
-            counted.fail(name, &sentence);
-            counted
+    for steps in STEPS {
+        lanes::each(steps.to_vec(), steps.len(), took, |(line, counted)| {
+            println!("== {line}");
+            totals.add(counted);
+            report.push(line);
         });
-        let word = if counted.failed == 0 { "passed" } else { "FAILED" };
-        let line = format!("{name:12} {word} {:6.0} s  {counted}", begin.elapsed().as_secs_f64());
-        totals.add(counted);
-        println!("== {line}");
-        report.push(line);
     }
     println!("\n{}", report.join("\n"));
     println!("{:12}        {:6.0} s", "all", start.elapsed().as_secs_f64());
     println!("\n{}", totals.report());
     check(totals.failed == 0, || "the gate is closed".into())
+}
+
+/// Runs a step. Gives its line of the report, and what it counted.
+fn took((name, step): Step) -> (String, Totals) {
+    println!("\n== {name}");
+    let begin = Instant::now();
+    let counted = step().unwrap_or_else(|sentence| {
+        println!("xtask: {sentence}");
+        let mut counted = Totals::default();
+        counted.fail(name, &sentence);
+        counted
+    });
+    let word = if counted.failed == 0 { "passed" } else { "FAILED" };
+    (format!("{name:12} {word} {:6.0} s  {counted}", begin.elapsed().as_secs_f64()), counted)
 }
 
 fn one(outcome: Outcome) -> Outcome<Totals> {
