@@ -47,8 +47,8 @@ pub(super) fn start(
                 return Err(HostError { text: error.to_string(), is_passing: true });
             }
             journal => journal.inspect_err(|error| {
-                let device = device.name();
-                tracing::warn!(device, %error, "a ring is served that nobody can take over");
+                let (device, queue) = (device.name(), index);
+                tracing::warn!(device, queue, %error, "a ring is served that nobody can take over");
             }),
         };
         held.extend(journal.as_ref().ok().and_then(|file| shared.state_dir.held(id, index, file)));

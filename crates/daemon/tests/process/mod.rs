@@ -35,7 +35,8 @@ pub(crate) fn is_root_or_left_out() -> bool {
     if !is_root {
         let current = std::thread::current();
         let test = current.name().unwrap_or("a test");
-        writeln!(std::io::stderr(), "left out: {test}, which needs root").unwrap();
+        let line = format!("left out: {test}, which needs root\n");
+        std::io::stderr().write_all(line.as_bytes()).unwrap();
     }
     is_root
 }

@@ -308,7 +308,8 @@ impl XenBlkDevice {
         let order = ring_refs.len().max(1).ilog2();
         let ring_pages = GrantPages::of_ring(mapper.clone(), &grefs)?;
         let config = RingConfig { abi, order, addr: 0 };
-        let queue = self.ring(config, &ring_pages, attachment.journal, attachment.takeover)?;
+        let queue =
+            self.ring(index, config, &ring_pages, attachment.journal, attachment.takeover)?;
         let handler =
             self.handler((abi, order), (persistent, indirect), mapper, ring_pages, disk)?;
         let stats = self.backing.stats_to_run(index);
@@ -329,6 +330,7 @@ impl XenBlkDevice {
 
     fn ring(
         &self,
+        queue: usize,
         config: RingConfig,
         pages: &GrantPages,
         journal: Option<OwnedFd>,
@@ -342,7 +344,7 @@ impl XenBlkDevice {
             // Without a journal the guest loses its disk when this process ends, which is better
             // for it than no disk at all.
             let journal = journal.unwrap_or_else(|error| {
-                tracing::warn!(device, %error, "a ring is served that nobody can take over");
+                tracing::warn!(device, queue, %error, "a ring is served that nobody can take over");
                 None
             });
             return Ok(BackRing::begin(config, memory, journal)?);
@@ -355,7 +357,7 @@ impl XenBlkDevice {
         let ring = match (BackRing::take_over(config, memory, journal), problem) {
             (Ok(ring), None) => ring,
             (Ok(ring), Some(error)) => {
-                tracing::warn!(device, %error, "a ring is served that nobody can take over");
+                tracing::warn!(device, queue, %error, "a ring is served that nobody can take over");
                 ring
             }
             (Err(error), problem) => return Err(problem.unwrap_or_else(|| error.into())),

@@ -468,7 +468,9 @@ impl Drop for SocketName {
         if !self.is_removed {
             let (path, device, inode) = (self.path.clone(), self.device, self.inode);
             let stays = self.stays.clone();
-            removal::remove(&self.path, move || remove_socket(&path, device, inode, stays.as_deref()));
+            removal::remove(&self.path, move || {
+                remove_socket(&path, device, inode, stays.as_deref())
+            });
         }
     }
 }

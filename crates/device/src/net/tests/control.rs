@@ -282,9 +282,9 @@ fn a_kick_whose_other_end_is_closed_costs_nothing() {
         guest.ring.driver.take_used()
     });
     assert_eq!(answer.map(|(_, written)| written), Some(1));
-    let heard = kicks();
+    // The kick and the end of its pipe are heard, which may be after the answer, and nothing else.
     pause(&guest, 100);
-    assert!(heard <= 2 && kicks() == heard, "{heard} kicks, then {}", kicks() - heard);
+    assert!(kicks() <= 2, "{} kicks", kicks());
     // Another one is as good as the first was.
     let kick = Kick::new(guest.kick.try_clone().unwrap()).unwrap();
     guest.runtime.block_on(guest.control.as_ref().unwrap().set_kick(Some(kick)));

@@ -15,8 +15,8 @@ const PATIENCE_LATE: Duration = Duration::from_millis(1);
 /// Removals that nobody waits for any more and that the host has not ended.
 static LATE: AtomicUsize = AtomicUsize::new(0);
 
-/// Has a thread do `call`, which removes the name `path`, and waits until it is done, but not for long. If
-/// the system has no thread to give, the caller does it.
+/// Has a thread do `call`, which removes the name `path`, and waits until it is done, but not for
+/// long. If the system has no thread to give, the caller does it.
 pub(super) fn remove(path: &Path, call: impl Fn() + Send + Sync + 'static) {
     let call = Arc::new(call);
     let is_left = Arc::new(AtomicBool::new(false));
