@@ -22,11 +22,15 @@ pub(crate) fn cargo(arguments: &[&str]) -> Command {
 /// it, anew after a `cargo build`.
 pub(crate) fn forget_our_package(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
-        let told = name.to_string_lossy();
-        if told.starts_with("CARGO_PKG_") || told.starts_with("CARGO_MANIFEST_") {
+        if is_of_our_package(&name.to_string_lossy()) {
             command.env_remove(name);
         }
     }
+}
+
+/// Whether cargo tells a program of its own package by this variable.
+fn is_of_our_package(variable: &str) -> bool {
+    variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
 }
 
 /// Runs a command whose output the user sees.
@@ -72,8 +76,12 @@ mod tests {
 
     #[test]
     fn a_child_of_cargo_is_told_nothing_of_our_package() {
+        assert!(is_of_our_package("CARGO_PKG_NAME") && is_of_our_package("CARGO_MANIFEST_DIR"));
+        assert!(!is_of_our_package("CARGO_TARGET_DIR"));
+        // Whoever runs this test has told it this one, and cargo others too.
+        assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
         let child = cargo(&["build"]);
         let is_removed = |name: &str| child.get_envs().any(|(n, v)| n == name && v.is_none());
-        assert!(is_removed("CARGO_PKG_NAME") && is_removed("CARGO_MANIFEST_DIR"));
+        assert!(is_removed("CARGO_MANIFEST_DIR"));
     }
 }
