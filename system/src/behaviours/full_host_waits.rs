@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "full_host_waits", run };
 
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 /// Of the host's file system, of which the guest writes more than there is room for.
 const HOST_MIB: u64 = 96;
 

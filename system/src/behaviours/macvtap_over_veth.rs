@@ -21,7 +21,7 @@ agrees $HOST 512 "after the load"
 await done
 "#;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 const MAC: &str = "52:54:00:12:34:57";
 
 fn run(scene: &Scene<'_>) -> Outcome {

@@ -28,7 +28,7 @@ agrees $HOST 256 "booted over the network"
 "#;
 
 /// Under emulation on a busy host.
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     packages::need("a network boot", &PACKAGES)?;

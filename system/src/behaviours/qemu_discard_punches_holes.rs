@@ -28,7 +28,7 @@ must blkdiscard -z -o $((48 << 20)) -l $((8 << 20)) $DISK
 sync
 "#;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     blocks_come_back(scene, &["--num-queues", "1"])

@@ -33,7 +33,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let (queues, cpus, programs) = (4, 4, ["fio"].as_slice());
     let options = GuestOptions { queues, cpus, programs, script: SCRIPT, ..Default::default() };
     let mut guest = scene.boot(Kind::Qemu, &daemon, options)?;
-    guest.reach("written", Duration::from_secs(180))?;
+    guest.reach("written", Duration::from_secs(420))?;
     let counters = daemon.queues()?;
     check(counters.len() == 4, || format!("4 queues expected, not {}", counters.len()))?;
     let (mut errors, mut flushes) = (0, 0);
@@ -46,7 +46,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     check(errors == 0, || format!("{errors} requests were answered with an error"))?;
     check(flushes > 0, || "no flush arrived".into())?;
     guest.proceed()?;
-    let said = guest.finish(Duration::from_secs(60))?;
+    let said = guest.finish(Duration::from_secs(180))?;
     check(said.contains("err= 0"), || "fio does not report success".into())?;
     daemon.stop()?;
     let mut found = vec![0; PATTERN.len() * PATTERN_COUNT];

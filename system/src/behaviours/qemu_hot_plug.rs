@@ -32,7 +32,7 @@ done
 await gone
 "#;
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(240);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let image = scene.image(16)?;

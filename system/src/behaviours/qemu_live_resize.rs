@@ -22,7 +22,7 @@ yes grown | head -c 65536 > /tmp/data
 must dd if=/tmp/data of=$DISK bs=64k seek=$((150 * 16)) conv=fsync,notrunc 2>/dev/null
 "#;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let image = scene.image(64)?;

@@ -69,9 +69,9 @@ wait
 dmesg | grep -q "I/O error" && fail "an I/O error"
 "#;
 
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 /// How long a migration may take: the guest is slow, and makes much of its memory dirty.
-const MIGRATION: Duration = Duration::from_secs(150);
+const MIGRATION: Duration = Duration::from_secs(360);
 
 /// One of the two places at which the guest can be.
 struct Host {

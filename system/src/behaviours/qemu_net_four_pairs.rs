@@ -69,7 +69,7 @@ const PAIRS: u32 = 4;
 const ROUNDS: u32 = 4;
 /// Flows with data until then: two from each CPU, to the host and to the guest, and two that stay.
 const FLOWS: u64 = 18;
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;

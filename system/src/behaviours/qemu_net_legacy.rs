@@ -39,7 +39,7 @@ await done
 const KINDS: [(&str, u32); 2] =
     [(",disable-modern=on", 1), (",disable-modern=on,mrg_rxbuf=off", 0)];
 const PAIRS: u32 = 2;
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(240);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     KINDS.iter().try_for_each(|(properties, merges)| {

@@ -45,8 +45,8 @@ await after
 "#;
 
 const TAP: &str = "tap0";
-const LIMIT: Duration = Duration::from_secs(150);
-const BOOT: Duration = Duration::from_secs(150);
+const LIMIT: Duration = Duration::from_secs(360);
+const BOOT: Duration = Duration::from_secs(360);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;

@@ -45,7 +45,7 @@ done
 
 const TAP: &str = "tap0";
 const ROUNDS: usize = 3;
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(240);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;

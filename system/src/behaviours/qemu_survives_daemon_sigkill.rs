@@ -26,12 +26,12 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let daemon = scene.serve(&image, &["--num-queues", "2"])?;
     let options = GuestOptions { queues: 2, cpus: 2, script: SCRIPT, ..GuestOptions::default() };
     let mut guest = scene.boot(Kind::Qemu, &daemon, options)?;
-    guest.reach("idle", Duration::from_secs(60))?;
+    guest.reach("idle", Duration::from_secs(180))?;
     let options = daemon.crash()?;
     let socket = options.socket();
     let daemon = Daemon::start(options, &socket)?;
     guest.proceed()?;
-    guest.finish(Duration::from_secs(60))?;
+    guest.finish(Duration::from_secs(180))?;
     daemon.stop()?;
     let mut found = vec![0; 1 << 20];
     let file = File::open(&image).context(image.display())?;

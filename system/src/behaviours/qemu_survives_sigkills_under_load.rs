@@ -67,7 +67,7 @@ pub(super) fn survive(scene: &Scene<'_>, is_packed: bool) -> Outcome {
     let (queues, cpus, script) = (2, 2, script.as_str());
     let options = GuestOptions { queues, cpus, is_packed, script, ..GuestOptions::default() };
     let mut guest = scene.boot(Kind::Qemu, &daemon, options)?;
-    guest.reach("load", Duration::from_secs(60))?;
+    guest.reach("load", Duration::from_secs(180))?;
     for kill in 1..=KILLS {
         // QEMU connects again after a second. Then the guest works until its requests are held.
         std::thread::sleep(Duration::from_millis(1700));
@@ -76,7 +76,7 @@ pub(super) fn survive(scene: &Scene<'_>, is_packed: bool) -> Outcome {
         daemon = Daemon::start(options, &socket)?;
     }
     guest.proceed()?;
-    guest.finish(Duration::from_secs(60))?;
+    guest.finish(Duration::from_secs(180))?;
     let log = daemon.log()?;
     check(!log.contains("queue stopped: "), || format!("a queue has a fault: {log}"))?;
     daemon.stop()

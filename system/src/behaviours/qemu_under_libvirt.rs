@@ -64,7 +64,7 @@ until [ "$(blockdev --getsize64 $DISK)" = $((112 << 20)) ]; do sleep 0.1; done
 
 /// The name of the disk that is plugged in.
 const PLUGGED: &str = "plugged";
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;

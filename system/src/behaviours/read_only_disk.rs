@@ -28,7 +28,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let daemon = scene.serve(&image, &["--read-only", "--num-queues", "1"])?;
     let options = GuestOptions { script: SCRIPT, ..GuestOptions::default() };
     let guest = scene.boot(Kind::Qemu, &daemon, options)?;
-    guest.finish(Duration::from_secs(60))?;
+    guest.finish(Duration::from_secs(180))?;
     daemon.stop()?;
     let after = text(command("sha256sum").arg(&image))?;
     check(before == after, || "the file has changed".into())

@@ -15,7 +15,7 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "snippets_boot", run }
 const README_BEGINS: &str = "qemu-system-x86_64 -accel kvm";
 const README_ENDS: &str = "-drive file=your-system.qcow2,if=virtio";
 const QUEUES: &str = "4";
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 
 const SCRIPT: &str = r#"
 echo "queues: $(ls /sys/block/$(basename $DISK)/mq | wc -l)"

@@ -19,7 +19,7 @@ const NETWORK: &str = include_str!("../../../examples/three-hosts/network.sh");
 const CONFIGURATION: &str = include_str!("../../../examples/three-hosts/manyring.toml");
 const UNIT: &str = include_str!("../../../examples/three-hosts/store@.service");
 const ADDRESSES: [&str; 3] = ["198.51.100.1", "198.51.100.2", "198.51.100.3"];
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// A writer whose data are read back from the server, and a connection by which data leave all the
 /// time: what arrived must be what was sent, in the end.

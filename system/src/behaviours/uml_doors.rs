@@ -23,7 +23,7 @@ const PACKAGES: [&str; 6] =
 const MIB: usize = 64;
 const PORTAL: &str = "127.0.0.1:13260";
 const WEB: &str = "127.0.0.1:18080";
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// The guest writes 4 MiB, drops its page cache and reads the same bytes back from the server. A
 /// disk that is only read must have the checksum of its image.

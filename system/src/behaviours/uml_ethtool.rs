@@ -98,7 +98,7 @@ agrees $HOST 256 "bound again, four pairs"
 await bound-again
 "#;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 const TAP: &str = "tap0";
 
 fn run(scene: &Scene<'_>) -> Outcome {

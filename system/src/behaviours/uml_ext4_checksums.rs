@@ -42,7 +42,7 @@ pub(super) fn guest_and_host_agree(scene: &Scene<'_>, arguments: &[&str]) -> Out
 pub(super) fn agree_on(scene: &Scene<'_>, image: &Path, daemon: Daemon) -> Outcome {
     let options = GuestOptions { script: SCRIPT, ..GuestOptions::default() };
     let guest = scene.boot(Kind::Uml, &daemon, options)?;
-    let said = guest.finish(Duration::from_secs(60))?;
+    let said = guest.finish(Duration::from_secs(180))?;
     daemon.stop()?;
     output(command("e2fsck").arg("-fn").arg(image))?;
     let sums: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("SUM ")).collect();

@@ -116,7 +116,7 @@ ask uncut
 /// The cable's near end.
 const SLOW_LINK: &str = "tc qdisc add dev port0 root tbf rate 5mbit burst 4k latency 2s";
 const SLOWER_LINK: &str = "tc qdisc replace dev port0 root tbf rate 1mbit burst 4k latency 2s";
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 /// How long the daemon runs between two halts, in turn. The guest asks once for each answer, and
 /// answers once for each question, so frames gather only if a halt begins before the guest has
 /// dealt with what has reached it: hence the short run. The long one is there to get on.

@@ -58,9 +58,9 @@ const KIB_OUT: u64 = 1 << 20;
 const KIB_IN: u64 = 1 << 17;
 const KEY_OUT: &str = "6d616e7972696e672d2d746f2d686f73";
 const KEY_IN: &str = "67656e6972796e612d2d746f2d677565";
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 /// The guest's cipher makes 15 to 40 MiB of the long stream in a second.
-const STREAM_LIMIT: Duration = Duration::from_secs(150);
+const STREAM_LIMIT: Duration = Duration::from_secs(360);
 /// How long the daemon runs, and then halts, where frames are to gather.
 const RUN: Duration = Duration::from_millis(30);
 const HALT: Duration = Duration::from_millis(10);

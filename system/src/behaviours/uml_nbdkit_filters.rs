@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_nbdkit_filters", run };
 
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 const MIB: u64 = 16;
 /// The delay that the filter `delay` adds to each request, in nanoseconds.
 const DELAY_NS: u64 = 20_000_000;

@@ -40,7 +40,7 @@ const BYTES_MIN: u64 = 40 << 20;
 /// Frames that are lost by right: before the host's end is up, not asked for, in a queue that the
 /// guest has just given up.
 const DUE: [&str; 3] = ["dropped_port_down", "dropped_filtered", "dropped_disabled"];
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(240);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let image = scene.image(64)?;

@@ -24,7 +24,7 @@ agrees $HOST 1024 "$CSUM"
 agrees $HOST6 1024 "$CSUM"
 "#;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     for (number, (offload, csum)) in (0..).zip([("none", r"off \[fixed\]"), ("csum", "on")]) {

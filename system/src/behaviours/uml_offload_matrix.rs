@@ -54,7 +54,7 @@ done
 grep -E '^(Tcp|Udp|Ip):' /proc/net/snmp | sed 's/^/SNMP /'
 "#;
 
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 /// How often the guest sends once more where nothing was merged.
 const TRIES: usize = 5;
 

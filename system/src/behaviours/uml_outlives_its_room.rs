@@ -53,7 +53,7 @@ dmesg | grep -i "i/o error" && fail "the kernel saw an error"
 
 const TAP: &str = "tap0";
 const ROUNDS: usize = 8;
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(240);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;

@@ -17,7 +17,7 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_qcow2_door", run 
 
 /// The only device that is left when the devices with doors are removed.
 const OTHER: &str = "[[blk]]\nname = 'other'\nnull = '1M'\nsocket_path = 'SOCKET'\n";
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// A configuration file with the device `vm1`, and with one whose file is not a qcow2 image.
 struct Door {

@@ -60,7 +60,7 @@ agrees 192.0.2.3 256 "moved"
 await done
 "#;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 const NAMES: [&str; 3] = ["server", "left", "right"];
 const TAP: &str = "tap0";
 

@@ -40,7 +40,7 @@ const PAIRS: u32 = 2;
 const GONE: &str = "the host's interface is gone";
 /// The load has begun.
 const BYTES_MIN: u64 = 1 << 20;
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;

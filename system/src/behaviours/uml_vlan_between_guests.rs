@@ -68,7 +68,7 @@ must ip link del eth0.5
 pings 192.0.2.3
 "#;
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(240);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;

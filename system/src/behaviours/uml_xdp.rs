@@ -30,7 +30,7 @@ agrees $HOST 256 "joined again"
 flow again $HOST -t 1
 "#;
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(180);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let namespace = Namespace::new()?;

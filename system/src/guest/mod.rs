@@ -121,9 +121,9 @@ pub(crate) fn for_container(
 }
 
 /// A boot of an emulated machine on a busy host takes this long at most.
-const BOOT: Duration = Duration::from_secs(90);
+const BOOT: Duration = Duration::from_secs(240);
 /// A guest whose script has ended stops its devices; beside a loaded host that can take long, too.
-const POWER_OFF: Duration = Duration::from_secs(120);
+const POWER_OFF: Duration = Duration::from_secs(300);
 
 /// A guest that was started; dropped, it is gone with everything it ran in.
 #[derive(Debug)]

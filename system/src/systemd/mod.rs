@@ -17,7 +17,7 @@ pub(crate) const PACKAGE: &str = include_str!("package.sh");
 const WORDS: &str = include_str!("words.sh");
 
 /// Longest time from the start to the end of a container.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(600);
 
 /// Runs a script, and ends the container.
 const SCRIPT: &str = "[Unit]
