@@ -9,7 +9,9 @@ use manyring_driver::{NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
 use process::{Daemon, wait_until};
 use program::{http, http_json, shown};
-use serde_json::Value;
+use rustix::fs::FileType;
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A device on the switch for each of these names, whose guests have addresses that end in 1, 2, ..
 fn serve(names: &[&str], more: &str) -> Daemon {
@@ -242,6 +244,135 @@ fn memory_that_is_cut_away_under_frames_ends_its_own_session_only() {
         c.talk(&mut b, 100);
         drop((a, c));
     }
+}
+
+#[test]
+fn a_receiver_whose_memory_is_cut_away_gives_back_what_it_was_lent() {
+    let daemon = serve(&["a", "b", "c"], "");
+    let (mut a, mut c) = (Guest::connect(&daemon, "a", 1), Guest::connect(&daemon, "c", 3));
+    for round in 0..3 {
+        let mut b = Guest::connect(&daemon, "b", 2);
+        b.greet(&mut a);
+        c.greet(&mut a);
+        // More than it has buffers for; and then the buffers are gone that the next ones go to.
+        for _ in 0..200 {
+            a.send(mac(2));
+        }
+        while b.driver.pairs[0].rx.recv(&mut Vec::new()).unwrap().is_some() {}
+        rustix::fs::ftruncate(b.driver.arena.table()[0].1, 0x1000).unwrap();
+        let is_over = wait_until(|| {
+            a.send(mac(2));
+            daemon.log().matches("guest memory was cut away").count() > round
+        });
+        assert!(is_over, "{}", daemon.log());
+        a.talk(&mut c, 100);
+        let all_back = wait_until(|| {
+            a.driver.pairs[0].tx.reclaim();
+            a.driver.pairs[0].tx.in_flight() == 0
+        });
+        assert!(all_back, "round {round}");
+        drop(b);
+    }
+}
+
+#[test]
+fn ports_that_come_and_go_in_a_storm_cost_those_who_talk_no_frame() {
+    let daemon = serve(&["a", "b"], "");
+    let (mut a, mut b) = (Guest::connect(&daemon, "a", 1), Guest::connect(&daemon, "b", 2));
+    a.greet(&mut b);
+    b.greet(&mut a);
+    let control = daemon.socket_of("control");
+    let ends = AtomicBool::new(false);
+    let rounds = std::thread::scope(|scope| {
+        let storms: Vec<_> = (0..4)
+            .map(|n| {
+                let (control, ends) = (&control, &ends);
+                let socket = daemon.folder().join(format!("storm{n}"));
+                let path = format!("/v1/devices/storm{n}");
+                scope.spawn(move || {
+                    let mut rounds = 0;
+                    while !ends.load(Ordering::Relaxed) {
+                        let body = json!({"kind": "net", "socket_path": socket, "switch": "s0"});
+                        let put = http_json(control, "PUT", &path, &body.to_string());
+                        assert_eq!(put.0, 201, "{}", put.1);
+                        assert_eq!(http(control, "DELETE", &path, "").0, 204);
+                        rounds += 1;
+                    }
+                    rounds
+                })
+            })
+            .collect();
+        for _ in 0..4 {
+            a.talk(&mut b, 500);
+            b.talk(&mut a, 500);
+        }
+        ends.store(true, Ordering::Relaxed);
+        storms.into_iter().map(|storm| storm.join().unwrap()).sum::<u32>()
+    });
+    assert!(rounds >= 8, "{rounds} ports came and went");
+    // All ports are free again, and nothing was dropped for want of one.
+    assert_eq!(
+        (counter(&daemon, "a", "dropped_no_queue"), counter(&daemon, "a", "flooded")),
+        (0, 1)
+    );
+    let devices = shown(&control, "/v1/devices");
+    assert_eq!(devices["devices"].as_array().map(Vec::len), Some(2), "{devices}");
+}
+
+#[test]
+fn jumbo_frames_for_a_guest_of_a_small_mtu_are_dropped_and_those_behind_them_arrive() {
+    let daemon = serve(&["a", "b"], "mtu = 1500\n");
+    let (mut a, mut b) = (Guest::connect(&daemon, "a", 1), Guest::connect(&daemon, "b", 2));
+    a.greet(&mut b);
+    b.greet(&mut a);
+    for _ in 0..20 {
+        let tx = &mut a.driver.pairs[0].tx;
+        let jumbo = [&mac(2)[..], &mac(1), &[0x88, 0xb5], &[7; 1900]].concat();
+        tx.reclaim();
+        assert!(wait_until(|| {
+            tx.reclaim();
+            tx.send(&RawHeader::default(), &jumbo).unwrap()
+        }));
+        tx.publish(0).unwrap();
+        a.talk(&mut b, 5);
+    }
+    let filtered = || device(&daemon, "b")["queues"][0]["counters"]["dropped_filtered"].as_u64();
+    assert!(filtered() >= Some(20), "{}", device(&daemon, "b"));
+}
+
+#[test]
+fn a_capture_whose_disk_hangs_costs_its_frames_and_nobody_waits_for_it() {
+    let daemon = serve(&["a", "b"], "");
+    let (mut a, mut b) = (Guest::connect(&daemon, "a", 1), Guest::connect(&daemon, "b", 2));
+    a.greet(&mut b);
+    b.greet(&mut a);
+    // A pipe that nobody reads: a write to it never returns.
+    let pipe = daemon.folder().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, 0o600.into(), 0).unwrap();
+    let reader = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    let control = daemon.socket_of("control");
+    let (path, socket) = ("/v1/devices/c", daemon.folder().join("c"));
+    let body = json!({"kind": "net", "socket_path": socket, "switch": "s0", "pcap": pipe});
+    let (status, answer) = http_json(&control, "PUT", path, &body.to_string());
+    assert_eq!(status, 201, "{answer}");
+    let driver = NetDriver::connect(&socket, &NetOptions::default()).unwrap();
+    let mut c = Guest { n: 3, driver, sent: 0 };
+    c.greet(&mut a);
+    // More than a pipe holds, in and out; the copies wait in memory.
+    c.talk(&mut a, 300);
+    a.talk(&mut c, 300);
+    a.talk(&mut b, 100);
+    drop(c);
+    // It goes while its writer hangs: the daemon goes on meanwhile, and answers.
+    let is_gone = std::thread::scope(|scope| {
+        let gone = scope.spawn(|| http(&control, "DELETE", "/v1/devices/c?force=true", "").0);
+        for _ in 0..20 {
+            a.talk(&mut b, 20);
+        }
+        gone.join().unwrap()
+    });
+    assert_eq!(is_gone, 204);
+    drop(reader);
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! Plan -> switches, with their uplinks; and the ports of devices.
 
 use super::AssembleError;
-use crate::config::plan::{NetPlan, SwitchPlan, SwitchPortPlan};
+use crate::config::plan::{NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind};
+use manyring_backend::net::Port;
+use manyring_backend::net::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::switch::uplink::Uplink;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, SwitchPort};
 use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
+use manyring_backend::net::xdp::{XdpOptions, XdpPort};
 use manyring_device::net::MacAddress;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, HashMap};
@@ -128,16 +131,45 @@ impl Running {
         let (name, age) = (plan.name.clone(), plan.age);
         let switch = Switch::new(SwitchOptions { name, age, clock: Clock::default() });
         let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
-        let uplink = plan.uplink.as_deref().map(|tap| uplink(&switch, tap).map_err(failed));
+        let open = |name| uplink(&switch, name, plan.uplink_kind).map_err(failed);
+        let uplink = plan.uplink.as_deref().map(open);
         Ok(Self { switch, _uplink: uplink.transpose()? })
     }
 }
 
-/// Opens a tap as the uplink of a switch.
-fn uplink(switch: &Arc<Switch>, tap: &str) -> Result<Uplink, TapError> {
-    let system = |errno| TapError::system(tap, "carry frames for a switch to and from it", errno);
-    let host = TapPort::open(TapOptions {
-        source: TapSource::Name { name: tap.to_owned(), must_exist: false },
+/// Opens an interface as the uplink of a switch.
+fn uplink(switch: &Arc<Switch>, name: &str, kind: UplinkKind) -> Result<Uplink, TapError> {
+    let system = |errno| TapError::system(name, "carry frames for a switch to and from it", errno);
+    let host = interface(name, kind)?;
+    let port = switch.port(PortOptions {
+        macs_max: UPLINK_MACS_MAX,
+        floods_max: UPLINK_FLOODS_MAX,
+        ..PortOptions::new(name, 1)
+    });
+    let port = port.map_err(|_| system(rustix::io::Errno::NOSPC))?;
+    let thread = format!("uplink-{}", switch.name());
+    Uplink::start(port, host, &thread).map_err(system)
+}
+
+/// Opens an interface with one queue, and leaves it as it is.
+fn interface(name: &str, kind: UplinkKind) -> Result<Arc<dyn Port>, TapError> {
+    let (name, queue_pairs, mtu, up) = (name.to_owned(), 1, None, None);
+    Ok(match kind {
+        UplinkKind::Tap => Arc::new(tap(name)?),
+        UplinkKind::Macvtap => {
+            let (sndbuf, txqueuelen, merge) = (None, None, false);
+            let options = MacvtapOptions { name, queue_pairs, sndbuf, txqueuelen, merge, mtu, up };
+            Arc::new(macvtap::open(&options)?)
+        }
+        UplinkKind::Xdp => {
+            Arc::new(XdpPort::open(&XdpOptions { name, queue_pairs, mtu, up, zero_copy: false })?)
+        }
+    })
+}
+
+fn tap(name: String) -> Result<TapPort, TapError> {
+    TapPort::open(TapOptions {
+        source: TapSource::Name { name, must_exist: false },
         queue_pairs: 1,
         sndbuf: None,
         txqueuelen: None,
@@ -147,13 +179,5 @@ fn uplink(switch: &Arc<Switch>, tap: &str) -> Result<Uplink, TapError> {
         mtu: None,
         bridge: None,
         up: None,
-    })?;
-    let port = switch.port(PortOptions {
-        macs_max: UPLINK_MACS_MAX,
-        floods_max: UPLINK_FLOODS_MAX,
-        ..PortOptions::new(tap, 1)
-    });
-    let port = port.map_err(|_| system(rustix::io::Errno::NOSPC))?;
-    let name = format!("uplink-{}", switch.name());
-    Uplink::start(port, Arc::new(host), &name).map_err(system)
+    })
 }

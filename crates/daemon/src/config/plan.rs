@@ -37,7 +37,7 @@ pub(crate) use pins::in_words;
 pub(crate) use place::{Place, PlanError, Source};
 pub(crate) use polling::PollingPlan;
 pub(crate) use socket::SocketPlan;
-pub(crate) use switch::{SwitchPlan, SwitchPortPlan};
+pub(crate) use switch::{SwitchPlan, SwitchPortPlan, UplinkKind};
 pub(crate) use wanted::{Unfound, Wanted};
 pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 

@@ -150,6 +150,23 @@ impl Guest {
         all
     }
 
+    /// Sends a frame whose first bytes lie in slices of these lengths.
+    fn send_in_pieces(&mut self, header: &RawHeader, bytes: &[u8], pieces: &[usize]) {
+        self.mapping.slice(0, bytes.len()).unwrap().write_from(bytes);
+        let mut slices = SliceList::new();
+        slices.restart(&self.memory);
+        let mut at = 0;
+        for piece in pieces {
+            let len = u32::try_from((*piece).min(bytes.len() - at)).unwrap();
+            let place = manyring_memory::GuestAddr(at as u64);
+            slices.resolve(place, len, &mut manyring_memory::LastHit::default()).unwrap();
+            at += len as usize;
+        }
+        self.frames.clear();
+        assert!(self.frames.push_as(0, header, slices.all(), 0, bytes.len()));
+        assert_eq!(self.tx.send(&self.frames, 0), Sent { taken: 1, ..Sent::default() });
+    }
+
     fn send(&mut self, to: u8, len: usize, number: u32) -> Sent {
         self.send_all(&[frame(mac(to), mac(self.n), len, number)])
     }

@@ -6,12 +6,15 @@
 //! idle:  arms the bell; sleeps until the interface, the bell or the end reports
 //! gone:  looks each second for an interface of the same name, and joins it
 //! ```
+//! The interface is a tap, a macvtap, or any other one by AF_XDP: whatever is a [`Port`] and is
+//! done with the bytes of a frame when it has taken the frame.
+//!
 //! The thread belongs to the switch, so that no worker of a guest makes the system calls of another
 //! guest's frames. A full interface costs frames: a burst is offered once, and what the interface
 //! does not take of it is dropped, as a network card drops it.
 
 use super::{Courier, OFFLOADS, SwitchPort};
-use crate::net::{Frames, Incoming, Port, PortRx, PortTx, Readiness};
+use crate::net::{Frames, Incoming, Port, PortRx, PortTx, Readiness, Returned, Sent};
 use crate::ready::Bell;
 use manyring_memory::{Duty, Mapping, SliceList, take_duty};
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawHeader};
@@ -29,6 +32,12 @@ const READ_MAX: usize = 32;
 const ROOM: usize = HEADER_SIZE + FRAME_SIZE_MAX;
 /// How often an interface that is down or gone is tried again.
 const AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// How often an interface is looked at that does not report its end.
+const LOOK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+/// Milliseconds between two looks for an interface that is gone, however much guests send.
+const LOOK_MS: u64 = 500;
+/// How often an interface is asked to send what the kernel had no room for: nothing tells of room.
+const ASK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 
 /// An uplink that runs until it is dropped.
 #[derive(Debug)]
@@ -54,10 +63,20 @@ struct Carrier {
     room: Arc<Mapping>,
     frame: Frames,
     letter: Vec<u8>,
+    /// Frames that the interface has taken and asks to be called again for, and those of them that
+    /// have come back. Their bytes were copied.
+    owed: usize,
+    returned: Vec<Returned>,
     /// The host's interface is down or gone.
     is_down: bool,
     /// It was deleted, and that was logged.
     is_gone: bool,
+    /// It has lost frames: it may be gone.
+    must_look: bool,
+    /// It does not report that it is gone, as others than a tap: it is looked at now and then.
+    is_silent: bool,
+    /// When it was last looked for (ms): each look takes the host's network lock.
+    looked_at: Option<u64>,
 }
 
 impl Uplink {
@@ -69,6 +88,7 @@ impl Uplink {
     pub fn start(port: SwitchPort, host: Arc<dyn Port>, name: &str) -> Result<Self, Errno> {
         let no_memory = |_| Errno::NOMEM;
         attach(&*host)?;
+        let is_silent = host.kind() != "tap";
         port.set_offloads(host.taken())?;
         port.set_attached(0, true)?;
         let (ends, bell) = (Arc::new(AtomicBool::new(false)), Arc::new(Bell::new()?));
@@ -84,8 +104,13 @@ impl Uplink {
             room: Arc::new(Mapping::anonymous(ROOM as u64).map_err(no_memory)?),
             frame: Frames::new().map_err(no_memory)?,
             letter: Vec::with_capacity(ROOM),
+            owed: 0,
+            returned: Vec::new(),
             is_down: false,
             is_gone: false,
+            must_look: false,
+            is_silent,
+            looked_at: None,
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
         let thread = thread.spawn(move || carrier.run()).map_err(|_| Errno::AGAIN)?;
@@ -121,9 +146,10 @@ impl Carrier {
         take_duty(Duty::Touch);
         while !self.ends.load(Ordering::Acquire) {
             let out = self.carry_out();
+            self.reap();
             if !self.carry_in() && !out {
                 self.sleep();
-                if self.is_down {
+                if self.is_down || self.must_look || self.is_gone || self.is_silent {
                     self.regain();
                 }
             }
@@ -132,6 +158,11 @@ impl Carrier {
 
     /// Joins an interface of the same name, if the host's was deleted and there is one by now.
     fn regain(&mut self) {
+        let now = self.courier.switch.clock.now().0;
+        if self.looked_at.is_some_and(|then| now.saturating_sub(then) < LOOK_MS) {
+            return;
+        }
+        (self.looked_at, self.must_look) = (Some(now), false);
         if !self.host.is_gone() {
             return;
         }
@@ -152,22 +183,41 @@ impl Carrier {
         (self.is_gone, self.is_down) = (false, false);
     }
 
+    /// Has the host send what it had no room for.
+    fn reap(&mut self) {
+        if self.owed > 0 {
+            self.to_host.reap(&mut self.returned);
+            self.owed -= self.owed.min(self.returned.len());
+            self.returned.clear();
+        }
+    }
+
+    /// Counts frames that the host has taken and lost, and those that it asks to be called for.
+    fn note(&mut self, sent: &Sent) {
+        self.owed += sent.later.count_ones() as usize;
+        self.must_look |= sent.down > 0;
+        self.port.counters().dropped_full.add(sent.lost.count_ones().into());
+    }
+
     /// Gives the host what guests have left. True if there was something.
     fn carry_out(&mut self) -> bool {
         match self.from_guests.incoming(usize::MAX) {
             Incoming::Lent(frames) if frames.count() == 0 => false,
             Incoming::Lent(frames) => {
                 let count = frames.count();
-                let mut done = 0;
+                let (mut done, mut all) = (0, Sent::default());
                 while done < count {
                     let sent = self.to_host.send(frames, done);
                     done += sent.taken;
+                    (all.later, all.lost) = (all.later | sent.later, all.lost | sent.lost);
+                    all.down += sent.down;
                     if sent.stop.is_some() {
                         break;
                     }
                 }
                 self.port.counters().dropped_full.add((count - done) as u64);
                 self.from_guests.release(count);
+                self.note(&all);
                 true
             }
             Incoming::Read => {
@@ -194,6 +244,7 @@ impl Carrier {
         self.frame.push(&header, slices.all(), 0, len);
         let sent = self.to_host.send(&self.frame, 0);
         self.frame.release();
+        self.note(&sent);
         if sent.taken == 0 {
             self.port.counters().dropped_full.add(1);
         }
@@ -233,7 +284,14 @@ impl Carrier {
         let mut fds = [&guests, &end, &host].map(|fd| PollFd::new(fd, PollFlags::IN));
         // An interface that is down reports that without end.
         let count = if self.is_down { 2 } else { 3 };
-        let _ = poll(&mut fds[..count], self.is_down.then_some(&AGAIN));
+        let looks = self.is_down || self.must_look || self.is_gone;
+        let timeout = match (self.owed > 0, looks, self.is_silent) {
+            (true, ..) => Some(&ASK),
+            (_, true, _) => Some(&AGAIN),
+            (.., true) => Some(&LOOK),
+            _ => None,
+        };
+        let _ = poll(&mut fds[..count], timeout);
         // Somebody who sleeps by `poll` must read what was written.
         let _ = rustix::io::read(guests, &mut [0; 8]);
     }

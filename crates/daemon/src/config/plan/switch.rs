@@ -16,9 +16,21 @@ pub(crate) struct SwitchPlan {
     pub(crate) name: String,
     /// Seconds.
     pub(crate) age: u32,
-    /// The tap that leads to the host.
+    /// The interface that leads to the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uplink: Option<String>,
+    pub(crate) uplink_kind: UplinkKind,
+}
+
+/// How frames come from an uplink, and go there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum UplinkKind {
+    #[default]
+    Tap,
+    Macvtap,
+    /// Any interface, by AF_XDP.
+    Xdp,
 }
 
 /// A port of a switch.
@@ -44,7 +56,19 @@ impl SwitchPlan {
         if let Some(Err(error)) = raw.uplink.as_deref().map(check_name) {
             return place.error("uplink", error.to_string());
         }
-        Ok(Self { place, name, age, uplink: raw.uplink })
+        let uplink_kind = match raw.uplink_kind.as_deref() {
+            Some(_) if raw.uplink.is_none() => {
+                return place.error("uplink_kind", format!("needs {}", place.key("uplink")));
+            }
+            None | Some("tap") => UplinkKind::Tap,
+            Some("macvtap") => UplinkKind::Macvtap,
+            Some("xdp") => UplinkKind::Xdp,
+            Some(text) => {
+                let problem = format!("{text:?} is none of \"tap\", \"macvtap\" and \"xdp\"");
+                return place.error("uplink_kind", problem);
+            }
+        };
+        Ok(Self { place, name, age, uplink: raw.uplink, uplink_kind })
     }
 }
 
@@ -128,6 +152,12 @@ pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
             PortPlan::Tap { name, .. } if uplinks.contains(name.as_str()) => {
                 return place.error("tap", "is the uplink of a switch");
             }
+            PortPlan::Macvtap { name } if uplinks.contains(name.as_str()) => {
+                return place.error("macvtap", "is the uplink of a switch");
+            }
+            PortPlan::Xdp { name, .. } if uplinks.contains(name.as_str()) => {
+                return place.error("xdp", "is the uplink of a switch");
+            }
             _ => {}
         }
     }
@@ -151,6 +181,12 @@ mod tests {
             (format!("{SWITCH}age = 0\n{NET}switch = 's0'"), "s0: age"),
             (format!("{SWITCH}uplink = 't/t'\n{NET}switch = 's0'"), "s0: uplink"),
             (format!("{SWITCH}uplink = 't'\n{NET}tap = 't'"), "a: tap: is the uplink of a switch"),
+            (format!("{SWITCH}uplink = 't'\n{NET}xdp = 't'"), "a: xdp: is the uplink of a switch"),
+            (format!("{SWITCH}uplink_kind = 'xdp'\n{NET}tap = 't'"), "uplink_kind: needs uplink"),
+            (
+                format!("{SWITCH}uplink = 't'\nuplink_kind = 'veth'\n{NET}tap = 't'"),
+                "s0: uplink_kind: \"veth\" is none of \"tap\", \"macvtap\" and \"xdp\"",
+            ),
         ] {
             let error = plan(&text).expect_err(words);
             assert!(error.contains(words), "{error}");

@@ -10,6 +10,9 @@ pub(crate) struct RawSwitch {
     pub(crate) name: Option<String>,
     /// Seconds after which an address is forgotten that sends nothing, 1 to 65536; default 300.
     pub(crate) age: Option<u32>,
-    /// The tap by which the guests of the switch reach the host: joined if it exists, else created.
+    /// The interface by which the guests of the switch reach the host. A tap is joined if it
+    /// exists, else created.
     pub(crate) uplink: Option<String>,
+    /// What the uplink is: `tap` (the default), `macvtap`, or `xdp`.
+    pub(crate) uplink_kind: Option<String>,
 }

@@ -99,11 +99,19 @@ impl SwitchTx {
         }
     }
 
-    /// Leaves lanes whose receivers are gone.
+    /// Leaves lanes whose receivers are gone. One that goes with frames that it was lent gets
+    /// copies for a while when it is back: who comes and goes in turn would hold all credit of its
+    /// senders.
     pub(super) fn leave_closed(&mut self) {
         for at in (0..self.lanes.len()).rev() {
             if !self.lanes[at].inbox.is_closed() {
                 continue;
+            }
+            let own = &self.lanes[at];
+            if !own.is_empty()
+                && let Some(destination) = self.courier.map.get(own.to)
+            {
+                destination.port.rest(self.courier.switch.clock.now());
             }
             self.recall_lane(at);
             if self.lanes[at].is_empty() {

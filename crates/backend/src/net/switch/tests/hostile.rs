@@ -113,8 +113,11 @@ fn frames_for_a_guest_that_has_gone_come_back_and_the_next_ones_are_dropped() {
     assert_eq!(b.counter("dropped_no_queue"), 1);
     // It is back.
     b.rx = Some(b.port.open_rx(0).unwrap());
-    a.send(2, 300, 7);
+    assert_eq!(a.send(2, 300, 7).later, 0, "it went with frames that it was lent");
     assert_eq!(b.numbers(), [7]);
+    world.later(1000);
+    assert_eq!(a.send(2, 300, 8).later, 1);
+    assert_eq!(b.numbers(), [8]);
 }
 
 #[test]

@@ -54,6 +54,68 @@ fn vlans_are_apart_and_a_trunk_has_their_tags() {
     assert_eq!((b.receive().len(), c.receive().len()), (0, 0));
 }
 
+/// A broadcast of guest `n` with this tag.
+fn tagged(n: u8, tci: u16, number: u32) -> Vec<u8> {
+    let mut bytes = frame([0xff; 6], mac(n), 60, number);
+    let [high, low] = tci.to_be_bytes();
+    bytes.splice(12..12, [0x81, 0, high, low]);
+    bytes
+}
+
+#[test]
+fn tags_of_a_priority_and_of_no_vlan_reach_ports_of_every_vlan_only() {
+    let world = World::new();
+    let on = |n: u8, vlans: Vlans| world.guest_on(n, with("v", |options| options.vlans = vlans));
+    let (mut all, mut other) = (on(1, Vlans::All), on(2, Vlans::All));
+    let (mut access, mut trunk) = (on(3, Vlans::Access(5)), on(4, Vlans::Trunk(vec![5])));
+    // A priority, the number that no VLAN has, and VLAN 5 with a priority.
+    let frames = [tagged(1, 0xe000, 1), tagged(1, 0x0fff, 2), tagged(1, 0xe005, 3)];
+    all.send_all(&frames);
+    assert_eq!(other.receive(), frames, "as they are");
+    assert_eq!(access.numbers(), [3], "without the tag");
+    assert_eq!(trunk.receive(), [frames[2].clone()]);
+    // Ports of a VLAN let none of these in, but the trunk its own.
+    access.send_all(&[tagged(3, 0xe000, 4), tagged(3, 0x0fff, 5), tagged(3, 0xe005, 6)]);
+    trunk.send_all(&[tagged(4, 0xe000, 7), tagged(4, 0x0fff, 8), tagged(4, 0xe005, 9)]);
+    assert_eq!((access.counter("dropped_vlan"), trunk.counter("dropped_vlan")), (3, 2));
+    assert_eq!(access.numbers(), [9]);
+    assert_eq!(all.receive(), [tagged(4, 0xe005, 9)]);
+    // A tag that is cut short is none: the frame has no VLAN.
+    let short = tagged(1, 5, 10)[..14].to_vec();
+    all.send_all(std::slice::from_ref(&short));
+    assert_eq!(other.receive(), [tagged(4, 0xe005, 9), short]);
+    assert_eq!((access.receive().len(), trunk.receive().len()), (0, 0));
+}
+
+#[test]
+fn an_address_of_two_ports_is_nobodys_for_long_and_others_are_not_disturbed() {
+    let world = World::new();
+    let (mut a, mut b) = world.two();
+    let mut thief = world.guest(3);
+    let mut c = world.guest(4);
+    c.greet(&mut [&mut a, &mut b, &mut thief]);
+    // Both say in turn that they have address 2.
+    for _ in 0..20 {
+        thief.send_all(&[frame(mac(4), mac(2), 60, 0)]);
+        b.send_all(&[frame(mac(4), mac(2), 60, 0)]);
+    }
+    assert_eq!(thief.counter("moves") + b.counter("moves"), 4);
+    assert!(thief.counter("flaps") + b.counter("flaps") > 0, "then it stays for this second");
+    c.receive();
+    for n in 0..50 {
+        a.send(2, 200, n);
+        a.send(4, 200, n);
+    }
+    assert_eq!(c.numbers(), (0..50).collect::<Vec<_>>());
+    assert_eq!(thief.receive().len() + b.receive().len(), 50, "each went to one of them");
+    // Whoever is silent loses it.
+    world.later(1000);
+    b.send_all(&[frame(mac(4), mac(2), 60, 0)]);
+    world.later(1000);
+    a.send(2, 200, 51);
+    assert_eq!((b.numbers(), thief.receive().len()), (vec![51], 0));
+}
+
 #[test]
 fn a_guarded_guest_sends_as_itself_only() {
     let world = World::new();
@@ -113,6 +175,15 @@ fn segments_are_whole_for_a_guest_who_takes_them_and_cut_for_one_who_does_not() 
     let lens: Vec<_> = b.receive().iter().map(Vec::len).collect();
     assert_eq!(lens, [1054, 1054, 1054, 554]);
     assert_eq!((b.counter("segmented"), b.counter("dropped_unfinished")), (1, 0));
+    // However its driver has laid out the headers.
+    for piece in [1, 7, 13, 33, 53] {
+        let whole = vec![bytes.len()];
+        let pieces = [vec![piece; 60 / piece], whole].concat();
+        a.send_in_pieces(&header, &bytes, &pieces);
+        let again: Vec<_> = b.receive().iter().map(Vec::len).collect();
+        assert_eq!(again, lens, "{piece}");
+    }
+    assert_eq!(b.counter("segmented"), 6);
     let lie = RawHeader { gso_size: 1.into(), ..header };
     a.send_with(&lie, &[bytes]);
     assert_eq!((b.receive().len(), b.counter("dropped_unfinished")), (0, 1));
