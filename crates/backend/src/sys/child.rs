@@ -11,11 +11,13 @@
 
 use rustix::fd::{AsRawFd, BorrowedFd};
 use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
 use std::mem::MaybeUninit;
 
 /// Has a child make `call`, and waits for the child's end. The child keeps `fd` open and closes all
 /// other files: a file that this process closes meanwhile is closed at once. All signals are
-/// blocked in the child, but for the two that cannot be.
+/// blocked in the child, but for the two that cannot be; it does not outlive the calling thread,
+/// which waits for it.
 ///
 /// `call` takes no lock and allocates nothing: the child has one thread, and what other threads had
 /// locked when it was made stays locked there.
@@ -26,6 +28,7 @@ pub(crate) fn in_child(
     fd: BorrowedFd<'_>,
     call: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<(), Errno> {
+    let parent = rustix::process::getpid();
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
     // SAFETY: it fills the set.
     unsafe { libc::sigfillset(all.as_mut_ptr()) };
@@ -36,7 +39,8 @@ pub(crate) fn in_child(
     let failed = std::io::Error::last_os_error();
     if child == 0 {
         close_all_but(fd);
-        let status = call().err().map_or(0, Errno::raw_os_error);
+        let lives = die_with(parent);
+        let status = lives.and_then(|()| call()).err().map_or(0, Errno::raw_os_error);
         // SAFETY: a call without pointers, which does not return.
         unsafe { libc::_exit(status) };
     }
@@ -56,6 +60,14 @@ pub(crate) fn in_child(
         Some(errno) => Err(Errno::from_raw_os_error(errno)),
         None => Err(Errno::CHILD),
     }
+}
+
+/// Has the kernel kill the child when the thread that has made it ends, however that ends: nobody
+/// waits for the call then, which can take as long as a front-end likes to keep its pages from it.
+fn die_with(parent: Pid) -> Result<(), Errno> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have ended before it was asked.
+    if rustix::process::getppid() == Some(parent) { Ok(()) } else { Err(Errno::CHILD) }
 }
 
 /// Closes all open files of the child but one. A kernel before 5.9 cannot: they stay open until the
@@ -96,6 +108,45 @@ mod tests {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let dies = || std::process::abort();
         assert_eq!(in_child(event.as_fd(), dies), Err(Errno::CHILD));
+    }
+
+    #[test]
+    fn a_child_ends_with_whoever_waits_for_it() {
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        let tell = || {
+            let pid = rustix::process::getpid().as_raw_nonzero().get();
+            rustix::io::write(&writer, &pid.to_ne_bytes()).map(drop)
+        };
+        let hangs = || -> Result<(), Errno> {
+            loop {
+                let _ = rustix::event::poll(&mut [], None);
+            }
+        };
+        // A child that waits for a child of its own.
+        let waits =
+            || tell().and_then(|()| in_child(writer.as_fd(), || tell().and_then(|()| hangs())));
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| in_child(writer.as_fd(), waits));
+            let mut pid = || {
+                let mut bytes = [0; 4];
+                std::io::Read::read_exact(&mut reader, &mut bytes).unwrap();
+                Pid::from_raw(i32::from_ne_bytes(bytes)).unwrap()
+            };
+            let [child, its_child] = [pid(), pid()];
+            rustix::process::kill_process(child, Signal::KILL).unwrap();
+            assert_eq!(waiter.join().unwrap(), Err(Errno::CHILD));
+            // A process that has ended and that nobody has waited for can be asked for still.
+            let stat = format!("/proc/{}/stat", its_child.as_raw_nonzero());
+            let runs = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+            let lives = (0..1000).all(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                runs()
+            });
+            if lives {
+                rustix::process::kill_process(its_child, Signal::KILL).unwrap();
+            }
+            assert!(!lives, "it outlives whoever waits for it");
+        });
     }
 
     #[test]
