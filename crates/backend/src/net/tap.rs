@@ -61,6 +61,8 @@ pub enum TapSource {
     Left {
         /// As in [`TapSource::Name`].
         name: String,
+        /// As in [`TapSource::Name`], of an interface that is another one by now.
+        must_exist: bool,
         /// One for each queue pair, in the order of the pairs.
         fds: Vec<OwnedFd>,
     },
@@ -180,7 +182,9 @@ impl TapPort {
                 by_name(&name, must_exist, options.queue_pairs)?
             }
             TapSource::Fds(fds) => by_fds(fds, options.queue_pairs)?,
-            TapSource::Left { name, fds } => left(&name, fds, options.queue_pairs)?,
+            TapSource::Left { name, must_exist, fds } => {
+                left(&name, must_exist, fds, options.queue_pairs)?
+            }
         };
         Self::assemble(opened, &settings)
     }

@@ -29,10 +29,11 @@ pub(super) fn open(
             return Ok((Arc::new(host.switches.port(net, plan, mac)?), mac));
         }
         PortPlan::Tap { name, must_exist } => {
-            let (name, fds) = (name.clone(), host.heirs.take(&net.device.name));
+            let (name, must_exist) = (name.clone(), *must_exist);
+            let fds = host.heirs.take(&net.device.name);
             let source = match fds.is_empty() {
-                true => TapSource::Name { name, must_exist: *must_exist },
-                false => TapSource::Left { name, fds },
+                true => TapSource::Name { name, must_exist },
+                false => TapSource::Left { name, must_exist, fds },
             };
             open_tap(net, source).map_err(|error| failed("tap", error))?
         }

@@ -3,7 +3,7 @@
 use super::Shared;
 use super::waiting::{Later, OPEN_PATIENCE, Wait};
 use crate::assemble::{AssembleError, Made, Served, links, listens_at, socket_key};
-use crate::config::plan::{Plan, Wanted};
+use crate::config::plan::{Plan, PortPlan, Wanted};
 use crate::rooms;
 use crate::service::{Kept, Whose};
 use manyring_transport::vhost_user::{Endpoint, ListenError, serve};
@@ -112,7 +112,12 @@ impl Shared {
         let of = |name: &str| plan.wanted().find(|wanted| wanted.plan().name == name);
         let has_front = |wanted: Wanted| wanted.domain(self.domains).is_some();
         self.rooms.keep_heirlooms(|name| of(name).is_some_and(has_front)).await;
-        self.host.heirs.keep(|name| of(name).is_some());
+        // What is not taken would stay open as long as this process lives.
+        let takes = |wanted: Wanted| match wanted {
+            Wanted::Blk(_) => true,
+            Wanted::Net(net) => matches!(net.port, PortPlan::Tap { .. }),
+        };
+        self.host.heirs.keep(|name| of(name).is_some_and(takes));
     }
 
     /// Listens for a device, however long the host takes to make its socket. From the second second

@@ -124,15 +124,27 @@ pub(in crate::net) fn join_error(name: &str, errno: Errno) -> TapError {
     }
 }
 
-/// Takes the queues of a tap over from the process that has opened them. They must be of `name`:
-/// the configuration may name another interface by now.
-pub(super) fn left(name: &str, fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, TapError> {
+/// Takes the queues of a tap over from the process that has opened them. If they are not of `name`,
+/// the configuration names another interface by now: that one is joined, or created.
+pub(super) fn left(
+    name: &str,
+    must_exist: bool,
+    fds: Vec<OwnedFd>,
+    queue_pairs: usize,
+) -> Result<Opened, TapError> {
     let opened = by_fds(fds, queue_pairs)?;
-    // The host has put a number in the place of `%d`.
-    if opened.name != name && !name.contains('%') {
-        return by_name(name, false, queue_pairs);
+    if !is_made_of(name, &opened.name) {
+        return by_name(name, must_exist, queue_pairs);
     }
     Ok(Opened { is_handed_in: false, ..opened })
+}
+
+/// True if the host calls an interface `name` that was wanted as `wanted`: it puts a number in the
+/// place of `%d`.
+fn is_made_of(wanted: &str, name: &str) -> bool {
+    let Some((before, behind)) = wanted.split_once("%d") else { return name == wanted };
+    let number = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(behind));
+    number.is_some_and(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Checks queues that another process has opened.
@@ -184,4 +196,26 @@ pub(super) fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, Ta
         links,
         link,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_number_is_known_again_and_no_other_one() {
+        for (wanted, name, is_it) in [
+            ("tap0", "tap0", true),
+            ("tap0", "tap1", false),
+            ("vm%d", "vm0", true),
+            ("vm%d", "vm12", true),
+            ("vm%dx", "vm12x", true),
+            ("vm%d", "vm", false),
+            ("vm%d", "tap0", false),
+            ("vm%d", "vm1x", false),
+            ("vm%dx", "vmx", false),
+        ] {
+            assert_eq!(is_made_of(wanted, name), is_it, "{wanted} {name}");
+        }
+    }
 }
