@@ -182,7 +182,8 @@ async fn open(
     };
     service.hand_in(std::mem::take(&mut legacy.sockets));
     let before = legacy.take_channel();
-    let house = house::House::new(plan, service.clone(), legacy).await;
+    let house = house::House::new(plan, service.clone(), legacy);
+    let house = rooms::Legacy::while_it_waits(before.as_ref(), house).await;
     Ok((house.map_err(|error| error.to_string())?, before))
 }
 

@@ -13,6 +13,10 @@ use manyring_driver::FrontEnd;
 use process::{PATIENCE, wait_until};
 use program::{http_json, manyring};
 use rustix::process::{Pid, Signal, kill_process};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::{Duration, Instant};
 
 #[test]
 fn each_domain_has_a_process_and_the_house_shows_what_it_counts() {
@@ -114,6 +118,36 @@ fn a_room_that_hangs_holds_up_neither_its_neighbour_nor_the_house() {
     kill_process(stopped, Signal::CONT).unwrap();
     works(&mut held, 3);
     assert!(wait_until(|| room(&daemon, "a")["answers"] == true));
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn what_the_rooms_of_a_domain_write_is_bounded_over_all_starts_and_heard_no_longer_than_they_live()
+{
+    let daemon = two_domains();
+    let (began, line) = (Instant::now(), [b"flood".repeat(200), b"\n".to_vec()].concat());
+    for round in 0..3 {
+        client_works(&daemon.socket_of("a"), round);
+        let room_pid = pid(&daemon, "a");
+        // As somebody has it whom a room has sent its standard error by a socket.
+        let path = format!("/proc/{}/fd/2", room_pid.as_raw_nonzero());
+        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+        let pipe = File::options().write(true).custom_flags(flags).open(path).unwrap();
+        let until = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < until {
+            if (&pipe).write_all(&line).is_err() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        kill_process(room_pid, Signal::KILL).unwrap();
+        assert!(wait_until(|| room(&daemon, "a")["state"] == "ended"), "the house goes on");
+        let late = (&pipe).write_all(b"late\n").unwrap_err();
+        assert_eq!(late.kind(), std::io::ErrorKind::BrokenPipe, "the room has ended");
+    }
+    let passed = daemon.log().matches("flood").count() * "flood".len();
+    let seconds = usize::try_from(began.elapsed().as_secs()).unwrap() + 1;
+    assert!(passed > 200 << 10, "{passed} bytes: what may come at once");
+    assert!(passed < (256 << 10) + seconds * (32 << 10) + (16 << 10), "{passed} in {seconds} s");
     assert!(daemon.terminate().success());
 }
 

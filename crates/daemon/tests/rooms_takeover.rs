@@ -11,7 +11,7 @@ mod program;
 mod space;
 
 use datagram::{Host, datagram};
-use domain::{client_works, disk, room, serve, two_domains, works};
+use domain::{client_works, disk, pid, room, serve, two_domains, works};
 use foreign::Client;
 use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
@@ -180,6 +180,30 @@ fn a_daemon_whose_devices_are_in_no_room_is_not_taken_over() {
 }
 
 #[test]
+fn a_domain_whose_rooms_die_again_and_again_keeps_no_other_from_a_takeover() {
+    let daemon = two_domains();
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    works(&mut client, 1);
+    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let _dies = BlkDriver::connect(&daemon.socket_of("b"), &options).unwrap();
+    // Before each start the house waits longer, and before the next one for five seconds: more than
+    // a takeover does.
+    for starts in 1..=6 {
+        let is_there = || room(&daemon, "b")["starts"] == starts && room(&daemon, "b")["pid"] != 0;
+        assert!(wait_until(is_there), "{starts} {}", daemon.log());
+        rustix::process::kill_process(pid(&daemon, "b"), rustix::process::Signal::KILL).unwrap();
+    }
+    assert!(wait_until(|| room(&daemon, "b")["state"] == "ended"), "{}", daemon.log());
+    let mut next = take_over(&daemon, "manyring.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    works(&mut client, 2);
+    drop(client);
+    let pid = rustix::process::Pid::from_child(&next);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+#[test]
 fn what_the_next_daemon_does_not_serve_is_let_go_of() {
     let daemon = two_domains();
     let mut client = Client::connect(&daemon.socket_of("a"), false);
@@ -268,5 +292,25 @@ fn taps_go_to_the_daemon_that_takes_over_and_stay_where_it_dies() {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         assert!(last.wait().unwrap().success(), "{}", log(&daemon));
         assert!(is_there("one0").is_none() && is_there("two0").is_none());
+    });
+}
+
+#[test]
+fn a_tap_goes_with_the_daemon_that_is_taken_over_if_the_next_one_has_other_use_for_its_device() {
+    in_own_space(|| {
+        let config = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
+            [[net]]\nname = 'n'\nsocket_path = '@/n'\ntap = 'n0'\ndomain = 'a'\n";
+        let daemon = Daemon::run(config, &["n", "control"]);
+        assert!(link("n0").is_some());
+        let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
+        let other = text.replace("tap = 'n0'", "null = true");
+        assert_ne!(text, other);
+        std::fs::write(daemon.folder().join("other.toml"), other).unwrap();
+        let mut next = take_over(&daemon, "other.toml");
+        assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+        assert!(wait_until(|| link("n0").is_none()), "somebody has its queues");
+        let pid = rustix::process::Pid::from_child(&next);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(next.wait().unwrap().success(), "{}", log(&daemon));
     });
 }

@@ -15,7 +15,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::RecvTimeoutError;
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -39,32 +39,33 @@ enum Order {
 /// # Errors
 /// The system has no thread, process or file descriptor.
 pub(super) async fn spawned(arguments: Arc<[OsString]>) -> io::Result<Spawned> {
-    let failed = || io::Error::from(io::ErrorKind::Other);
     let (spawned, is_spawned) = oneshot::channel();
     let order = Order::Room { arguments, spawned };
-    orders().ok_or_else(failed)?.send(order).map_err(|_| failed())?;
-    is_spawned.await.map_err(|_| failed())?
+    orders()?.send(order).map_err(|_| io::ErrorKind::Other)?;
+    is_spawned.await.map_err(|_| io::ErrorKind::Other)?
 }
 
 /// Has a spare process wait, with these arguments: rooms will be needed.
 pub(super) fn prepare(arguments: Arc<[OsString]>) {
-    if let Some(orders) = orders() {
+    if let Ok(orders) = orders() {
         let _ = orders.send(Order::Spare { arguments });
     }
 }
 
-/// Where the thread takes its orders. `None`: the system had no thread.
-fn orders() -> Option<&'static mpsc::Sender<Order>> {
-    static ORDERS: OnceLock<Option<mpsc::Sender<Order>>> = OnceLock::new();
-    ORDERS.get_or_init(starter).as_ref()
-}
-
-/// Starts the thread. `None`: the system has none.
-fn starter() -> Option<mpsc::Sender<Order>> {
+/// Where the thread takes its orders, which is started if there is none.
+///
+/// # Errors
+/// The system has no thread now. It may have one later.
+fn orders() -> io::Result<mpsc::Sender<Order>> {
+    static ORDERS: Mutex<Option<mpsc::Sender<Order>>> = Mutex::new(None);
+    let mut kept = ORDERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(orders) = &*kept {
+        return Ok(orders.clone());
+    }
     let (orders, ordered) = mpsc::channel();
     let work = move || Starter::default().work(&ordered);
-    std::thread::Builder::new().name("rooms".to_owned()).spawn(work).ok()?;
-    Some(orders)
+    std::thread::Builder::new().name("rooms".to_owned()).spawn(work)?;
+    Ok(kept.insert(orders).clone())
 }
 
 #[derive(Default)]

@@ -2,13 +2,17 @@
 //! that was taken over cannot fill a disk with its lines. Each line names the room (`log.rs`).
 //!
 //! The house reads no faster than the rate allows, so a room that writes more waits for its pipe as
-//! for any slow log. An honest room bounds its lines by itself (`log.rs`) and never waits.
+//! for any slow log. An honest room bounds its lines by itself (`log.rs`) and never waits. The rate
+//! is that of a domain: a room that ends and is started again has used what it has used. The pipe
+//! is closed with its room, which may have handed the other end to somebody who outlives it.
 
 use manyring_engine::Rate;
 use std::process::ChildStderr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::unix::pipe::Receiver;
-use tokio::time::{Instant, sleep_until};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until, timeout};
 
 /// Bytes that may come at once.
 const BURST: usize = 256 << 10;
@@ -18,32 +22,68 @@ const PER_SECOND: u32 = 32 << 10;
 const LINE_MAX: usize = 4096;
 /// Bytes that the house adds to a line at most, besides the room's name.
 const NAMED: usize = 64;
+/// How long the last lines of a room are waited for.
+const LINES_PATIENCE: Duration = Duration::from_millis(50);
 
-/// Passes on what the process of a room writes, until it has ended.
-pub(super) async fn pass_on(stderr: ChildStderr, room: String) {
-    let Ok(pipe) = Receiver::from_owned_fd(stderr.into()) else { return };
-    let mut rate = Rate::new(cost(BURST), Instant::now());
-    let (mut line, mut bytes) = (Vec::new(), [0; LINE_MAX]);
-    while pipe.readable().await.is_ok() {
-        match pipe.try_read(&mut bytes) {
-            Ok(0) => break,
-            Ok(count) => {
-                let mut written = count;
-                for byte in &bytes[..count] {
-                    line.push(shown(*byte));
-                    if *byte == b'\n' || line.len() == LINE_MAX {
-                        end(&room, &mut line);
-                        written += NAMED + room.len();
+/// What the rooms of a domain may write, one room after the other.
+#[derive(Debug)]
+pub(super) struct Chatter(Mutex<Rate>);
+
+impl Chatter {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Rate::new(cost(BURST), Instant::now()))))
+    }
+
+    /// Charges bytes that were read; returns when the next ones may be.
+    fn charge(&self, count: usize) -> Instant {
+        let mut rate = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rate.charge(cost(count), Instant::now());
+        rate.due()
+    }
+
+    /// Passes on what the process of a room writes, until [`Following::end`].
+    pub(super) fn follow(self: &Arc<Self>, stderr: ChildStderr, room: String) -> Following {
+        Following(tokio::spawn(self.clone().pass_on(stderr, room)))
+    }
+
+    async fn pass_on(self: Arc<Self>, stderr: ChildStderr, room: String) {
+        let Ok(pipe) = Receiver::from_owned_fd(stderr.into()) else { return };
+        let (mut line, mut bytes) = (Vec::new(), [0; LINE_MAX]);
+        while pipe.readable().await.is_ok() {
+            match pipe.try_read(&mut bytes) {
+                Ok(0) => break,
+                Ok(count) => {
+                    let mut written = count;
+                    for byte in &bytes[..count] {
+                        line.push(*byte);
+                        if *byte == b'\n' || line.len() == LINE_MAX {
+                            end(&room, &mut line);
+                            written += NAMED + room.len();
+                        }
                     }
+                    sleep_until(self.charge(written)).await;
                 }
-                rate.charge(cost(written), Instant::now());
-                sleep_until(rate.due()).await;
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => break,
             }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(_) => break,
+        }
+        end(&room, &mut line);
+    }
+}
+
+/// A process whose lines are passed on.
+#[derive(Debug)]
+pub(super) struct Following(JoinHandle<()>);
+
+impl Following {
+    /// The process has ended: passes on its last lines, and closes the pipe, whoever else may have
+    /// it.
+    pub(super) async fn end(mut self) {
+        if timeout(LINES_PATIENCE, &mut self.0).await.is_err() {
+            self.0.abort();
+            let _ = self.0.await;
         }
     }
-    end(&room, &mut line);
 }
 
 /// Passes a line on, if it is not empty.
@@ -51,14 +91,22 @@ fn end(room: &str, line: &mut Vec<u8>) {
     let line = std::mem::take(line);
     let line = line.strip_suffix(b"\n").unwrap_or(&line);
     if !line.is_empty() {
-        crate::log::pass_on(room, &String::from_utf8_lossy(line));
+        crate::log::pass_on(room, &shown(line));
     }
 }
 
-/// A byte as an operator's terminal may get it: a room's line gives no orders to it.
-fn shown(byte: u8) -> u8 {
-    let is_control = byte.is_ascii_control() && !matches!(byte, b'\n' | b'\t');
-    if is_control { b'?' } else { byte }
+/// A line as an operator's terminal may get it: it gives no orders to that, in no encoding. It is
+/// no longer than it was.
+fn shown(line: &[u8]) -> String {
+    let is_order = |c: &char| c.is_control() && *c != '\t';
+    let mut text = String::with_capacity(line.len());
+    for chunk in line.utf8_chunks() {
+        text.extend(chunk.valid().chars().map(|c| if is_order(&c) { '?' } else { c }));
+        if !chunk.invalid().is_empty() {
+            text.push('?');
+        }
+    }
+    text
 }
 
 /// The time after which a room may write this number of bytes once more.
@@ -88,7 +136,16 @@ mod tests {
 
     #[test]
     fn a_line_gives_no_orders_to_a_terminal() {
-        let line: Vec<u8> = b"a\x1b[2Jb\tc\r\n".iter().map(|byte| shown(*byte)).collect();
-        assert_eq!(line, b"a?[2Jb\tc?\n");
+        for (line, expected) in [
+            (&b"a\x1b[2Jb\tc\r"[..], "a?[2Jb\tc?"),
+            // The 8-bit form of ESC [, as UTF-8 and as it is.
+            (b"a\xc2\x9b2Jb", "a?2Jb"),
+            (b"a\x9b2Jb\xff", "a?2Jb?"),
+            ("\u{fc}ber".as_bytes(), "\u{fc}ber"),
+        ] {
+            let text = shown(line);
+            assert_eq!(text, expected);
+            assert!(text.len() <= line.len());
+        }
     }
 }

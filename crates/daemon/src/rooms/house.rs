@@ -1,6 +1,7 @@
 //! `Room`: one process, as the house sees it: what it is told, what it says, and its end.
 
 use super::channel::{Brought, Channel, watched};
+use super::chatter::Chatter;
 use super::counts::Counts;
 use super::estate::{Change, Estates, Handing};
 use super::lend::Ask;
@@ -32,8 +33,6 @@ const ORDERS_MAX: usize = 64;
 const IDLE: Duration = Duration::from_secs(60);
 /// Most messages that are read of a room that has ended: more than a socket holds.
 const LEFT_MAX: usize = 4096;
-/// How long the last lines of a room are waited for.
-const LINES_PATIENCE: Duration = Duration::from_millis(50);
 /// How long the kernel may take to end a process before that is told.
 const END_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -53,8 +52,21 @@ pub(super) struct Room {
     answers: AtomicBool,
     /// It ends because another house or domain gets what it has, and not for a fault.
     makes_way: AtomicBool,
-    /// Closes the file descriptors that rooms of the domain had no reason to send.
-    janitor: Arc<Janitor>,
+    kin: Kin,
+}
+
+/// What all rooms of a domain have, one room after the other.
+#[derive(Clone, Debug)]
+pub(super) struct Kin {
+    /// Closes the file descriptors that the rooms had no reason to send.
+    pub(super) janitor: Arc<Janitor>,
+    pub(super) chatter: Arc<Chatter>,
+}
+
+impl Kin {
+    pub(super) fn of(domain: &str) -> Self {
+        Self { janitor: Arc::new(Janitor::of(domain)), chatter: Chatter::new() }
+    }
 }
 
 /// A device that the room was given.
@@ -83,12 +95,8 @@ pub(super) struct Deaf;
 
 impl Room {
     /// Starts a process for a domain. Orders to a process that still starts wait in the room.
-    /// `janitor`: the domain's.
-    pub(super) fn start(
-        name: &str,
-        arguments: Arc<[OsString]>,
-        janitor: Arc<Janitor>,
-    ) -> Arc<Self> {
+    /// `kin`: the domain's.
+    pub(super) fn start(name: &str, arguments: Arc<[OsString]>, kin: Kin) -> Arc<Self> {
         let (orders, ordered) = mpsc::channel(ORDERS_MAX);
         let room = Arc::new(Self {
             name: name.to_owned(),
@@ -102,7 +110,7 @@ impl Room {
             answered: watch::Sender::new(0),
             answers: AtomicBool::new(true),
             makes_way: AtomicBool::new(false),
-            janitor,
+            kin,
         });
         let threads = room.threads.given().into_iter().map(Parcel::from).collect();
         let _ = room.tell(Told::Threads {}, threads);
@@ -241,8 +249,8 @@ impl Room {
         self.ended().await;
     }
 
-    pub(super) fn janitor(&self) -> &Arc<Janitor> {
-        &self.janitor
+    pub(super) fn kin(&self) -> &Kin {
+        &self.kin
     }
 
     /// True if it has ended for no fault.
@@ -297,15 +305,14 @@ impl Room {
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK).ok());
         let pidfd = pidfd.and_then(|fd| watched(fd, Interest::READABLE).ok());
-        let (Some(pidfd), Ok(channel)) = (pidfd, Channel::new(socket, self.janitor.clone())) else {
+        let (Some(pidfd), Ok(channel)) = (pidfd, Channel::new(socket, self.kin.janitor.clone()))
+        else {
             self.end("the system gives nothing to look after it by");
             aside(move || (child.kill(), child.wait())).await;
             return;
         };
-        let says = child
-            .stderr
-            .take()
-            .map(|stderr| tokio::spawn(super::chatter::pass_on(stderr, self.name.clone())));
+        let kin = &self.kin;
+        let says = child.stderr.take().map(|stderr| kin.chatter.follow(stderr, self.name.clone()));
         let reason = self.attend(&channel, &pidfd, orders).await;
         self.end(&reason);
         let _ = pidfd_send_signal(&pidfd, Signal::KILL);
@@ -327,7 +334,7 @@ impl Room {
         }
         if let Some(says) = says {
             // The last lines of a room come before whatever follows its end.
-            let _ = timeout(LINES_PATIENCE, says).await;
+            says.end().await;
         }
         let socket = channel.into_socket();
         aside(move || (drop(socket), child.wait())).await;

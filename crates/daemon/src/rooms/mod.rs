@@ -56,9 +56,9 @@ use crate::control::snapshot::Workers;
 use crate::metrics;
 use counts::Counts;
 use estate::Heirloom;
-use house::Room;
+use house::{Kin, Room};
 use limits::Limits;
-use manyring_engine::{Janitor, aside};
+use manyring_engine::aside;
 use serde::Serialize;
 use state::State;
 use std::collections::{BTreeMap, HashMap};
@@ -230,19 +230,19 @@ impl Rooms {
             let of = |kept: &Kept| (kept.room.clone(), kept.started, kept.pause);
             let before = self.lock().get(domain).map(of);
             let mut pause = START_PAUSE;
-            let mut janitor = None;
+            let mut kin = None;
             if let Some((room, started, paused)) = before {
                 if room.serves() {
                     return Some(room);
                 }
                 room.ended().await;
-                self.unless_paused(room.janitor().idle()).await;
-                janitor = Some(room.janitor().clone());
+                self.unless_paused(room.kin().janitor.idle()).await;
+                kin = Some(room.kin().clone());
                 if !room.made_way() {
                     if started.elapsed() < BRIEF {
                         pause = (paused * 2).min(START_PAUSE_MAX);
                     }
-                    tokio::time::sleep_until(started + paused).await;
+                    self.unless_paused(tokio::time::sleep_until(started + paused)).await;
                 }
             }
             if self.is_paused() {
@@ -254,8 +254,8 @@ impl Rooms {
             if kept.get(domain).is_some_and(|kept| kept.room.state() != State::Ended) {
                 continue;
             }
-            let janitor = janitor.unwrap_or_else(|| Arc::new(Janitor::of(domain)));
-            let room = Room::start(domain, self.arguments.clone(), janitor);
+            let kin = kin.unwrap_or_else(|| Kin::of(domain));
+            let room = Room::start(domain, self.arguments.clone(), kin);
             let (started, starts) = (Instant::now(), starts + 1);
             kept.insert(domain.to_owned(), Kept { room, started, starts, pause });
         }

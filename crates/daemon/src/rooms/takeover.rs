@@ -286,6 +286,21 @@ impl Legacy {
         }
     }
 
+    /// Has `opens` open what the other house has left, as long as that one waits. If it waits no
+    /// longer, this process ends where it stands: what it would still set of a tap, also in letting
+    /// go of that, would be set of the other one's.
+    pub(crate) async fn while_it_waits<T>(
+        channel: Option<&LegacyChannel>,
+        opens: impl Future<Output = T>,
+    ) -> T {
+        if let Some(opened) = unless_it_goes_on(channel, opens).await {
+            return opened;
+        }
+        tracing::error!("--takeover: the daemon goes on: this one was too slow");
+        crate::log::finish();
+        std::process::exit(1);
+    }
+
     /// The channel by which the other house waits.
     pub(crate) fn take_channel(&mut self) -> Option<LegacyChannel> {
         self.channel.take().map(LegacyChannel)
@@ -295,6 +310,20 @@ impl Legacy {
 /// The house before this one waits at its other end.
 #[derive(Debug)]
 pub(crate) struct LegacyChannel(Channel);
+
+/// What `opens` gives; `None` if the other house has ended its end of the channel before.
+async fn unless_it_goes_on<T>(
+    channel: Option<&LegacyChannel>,
+    opens: impl Future<Output = T>,
+) -> Option<T> {
+    let Some(LegacyChannel(channel)) = channel else { return Some(opens.await) };
+    tokio::select! {
+        biased;
+        // It says nothing before it has heard that everything is open.
+        _ = channel.ended() => None,
+        opened = opens => Some(opened),
+    }
+}
 
 fn listen(path: &Path) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -327,6 +356,18 @@ mod tests {
             let (a, b) = pair().unwrap();
             let new = |socket| Channel::new(socket, Arc::new(Janitor::of("test"))).unwrap();
             test(new(a), new(b)).await;
+        });
+    }
+
+    #[test]
+    fn nothing_is_opened_any_more_once_the_other_house_goes_on() {
+        with_channels(|next, runs| async move {
+            let next = LegacyChannel(next);
+            assert_eq!(unless_it_goes_on(Some(&next), async { 7 }).await, Some(7));
+            drop(runs);
+            let hangs = std::future::pending::<()>();
+            assert_eq!(unless_it_goes_on(Some(&next), hangs).await, None);
+            assert_eq!(unless_it_goes_on(None, async { 8 }).await, Some(8));
         });
     }
 
