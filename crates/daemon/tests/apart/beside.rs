@@ -14,7 +14,7 @@ use manyring_driver::hostile::{Hold, HostileRing, OddFd, Spoil, fill_eventfd};
 use manyring_driver::{BlkDriver, BlkOptions, ControlOwner, FrontEnd, NetDriver, NetOptions, Op};
 use manyring_wire::net::{CtrlStatus, RawHeader, RxMode};
 use rustix::event::epoll;
-use rustix::fd::AsFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
 use rustix::process::Signal;
 use std::path::PathBuf;
@@ -317,15 +317,35 @@ fn neighbours_of_a_call_with_many_waiters_wait_for_little() {
     /// Each costs a write to the call some 200 ns.
     const SETS: usize = 1000;
     let mut beside = Beside::new();
-    let mut guest = connect(&beside.bad(), &BlkOptions::default());
+    let waits = |call: &OwnedFd| {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        epoll::add(&set, call, epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
+        set
+    };
+    let bad = beside.bad();
+    let mut guest = connect(&bad, &BlkOptions::default());
     let call = guest.queues[0].vring().call_fd().try_clone_to_owned().unwrap();
-    let waiters: Vec<_> = (0..SETS)
-        .map(|_| {
-            let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-            epoll::add(&set, &call, epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
-            set
-        })
-        .collect();
+    let waiters: Vec<_> = (0..SETS).map(|_| waits(&call)).collect();
     beside.bear("a call with many waiters", || guest.queues[0].run(Op::Flush).map(drop).unwrap());
+    drop((guest, waiters));
+    // The driver half watches its own eventfd: this guest is called by a socket, and looks.
+    let (theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    let theirs = OwnedFd::from(theirs);
+    let mut guest = connect(&bad, &BlkOptions::default());
+    guest.front.set_vring_call(0, Some(ours.as_fd())).unwrap();
+    let waiters: Vec<_> = (0..SETS).map(|_| waits(&theirs)).collect();
+    let mut calls = 0;
+    beside.bear("a socket with many waiters", || {
+        let queue = &mut guest.queues[0];
+        queue.submit(Op::Flush).unwrap();
+        queue.publish().unwrap();
+        while queue.take().is_none() {
+            queue.vring().queue().enable_notifications();
+            std::thread::yield_now();
+        }
+        calls += usize::from(rustix::io::read(&theirs, &mut [0; 8]).is_ok());
+    });
+    assert!(calls > 0, "the guest was never called");
     drop(waiters);
 }

@@ -9,6 +9,9 @@
 //! kick:  front-end -> pipe or socket -> (thread: drain) -> our eventfd -> worker
 //! call:  worker -> our eventfd -> (thread: read) -> pipe or socket -> front-end
 //! ```
+//! A call by a unix socket needs that only before Linux 6.9: from then on a worker sends it itself
+//! ([`sends_never_wait`]).
+//!
 //! Several calls may become one, since a notification carries no count. The thread sleeps in `poll`
 //! only, which takes no lock of a pipe or unix socket that a front-end could hold.
 //!
@@ -24,7 +27,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Reads from one kick in a row, at most: a front-end that writes without end must not keep the
@@ -291,7 +294,7 @@ enum Drained {
 /// Lets nobody send anything to a socket to which the back-end only writes, and throws away what
 /// was sent before: an unread message with file descriptors keeps these open, which may include the
 /// front-end's end of the session's socket.
-fn refuse_input(socket: &impl Sent) -> Result<(), Errno> {
+pub(crate) fn refuse_input(socket: &impl Sent) -> Result<(), Errno> {
     match rustix::net::shutdown(socket, Shutdown::Read) {
         // The other end is closed.
         Ok(()) | Err(Errno::NOTCONN) => {}
@@ -306,6 +309,28 @@ fn refuse_input(socket: &impl Sent) -> Result<(), Errno> {
         }
     }
     Err(Errno::NOBUFS)
+}
+
+/// The first release of Linux in which who sends to a unix socket does not collect its garbage.
+const SENDS_NEVER_WAIT: [u32; 2] = [6, 9];
+
+/// True if a message without file descriptors is sent to a unix socket, or refused because that is
+/// full, without waiting for anybody. Before Linux 6.9 whoever sends waits while the kernel
+/// collects the garbage of sockets that are sent in messages, and a front-end can make it collect
+/// for long.
+pub(crate) fn sends_never_wait() -> bool {
+    static NEVER: OnceLock<bool> = OnceLock::new();
+    *NEVER.get_or_init(|| {
+        let uname = rustix::system::uname();
+        since(&uname.release().to_string_lossy(), SENDS_NEVER_WAIT)
+    })
+}
+
+/// True if this release of the kernel is `least`, or a later one.
+fn since(release: &str, least: [u32; 2]) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|n| n.parse().ok());
+    let version: [u32; 2] = [numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)];
+    version >= least
 }
 
 /// The offset of a read or write that has none.
@@ -331,5 +356,26 @@ fn write_pipe(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     match rustix::io::pwritev2(fd, &buffers, NO_OFFSET, ReadWriteFlags::NOWAIT) {
         Err(Errno::OPNOTSUPP) => rustix::io::write(fd, bytes),
         written => written,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_is_compared_by_its_first_two_numbers() {
+        for (release, is_since) in [
+            ("6.9.0", true),
+            ("6.18.44-fc-v657", true),
+            ("7.0", true),
+            ("6.9-rc1", true),
+            ("6.8.12-generic", false),
+            ("6.1.0-56-cloud-amd64", false),
+            ("5.15", false),
+            ("", false),
+        ] {
+            assert_eq!(since(release, SENDS_NEVER_WAIT), is_since, "{release}");
+        }
     }
 }

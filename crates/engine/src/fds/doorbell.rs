@@ -4,8 +4,9 @@
 //! Xen, or a port of the event device.
 //!
 //! QEMU passes eventfds, UML what it calls a pipe, which is a pair of unix sockets or a pipe.
-//! Anything else is refused. A worker only touches eventfds: the front-end's own, guarded by the
-//! sentry (`sentry.rs`), or one of ours that stands for an odd doorbell (`bridge.rs`).
+//! Anything else is refused. A worker only touches eventfds and sockets that are calls: the
+//! front-end's own, guarded by the sentry (`sentry.rs`), or an eventfd of ours that stands for
+//! another doorbell (`bridge.rs`).
 //!
 //! The daemon may have rights that the front-end lacks, so nothing that a front-end sends is opened
 //! again by its path, and a descriptor must carry the access that it is used for. A pipe or socket
@@ -13,7 +14,7 @@
 //! (docs/design/0014).
 
 use crate::accounts::cpu_time;
-use crate::fds::bridge::{OddKind, OurSide};
+use crate::fds::bridge::{self, OddKind, OurSide};
 use crate::fds::ends;
 use crate::fds::foreign::{ForeignFd, Janitor, Write};
 use crate::fds::sentry::{self, Odd};
@@ -63,7 +64,7 @@ enum Bell {
     /// An eventfd that a domain of the simulated Xen may hold too, and whether a write to it has
     /// blocked.
     Shared(OwnedFd, AtomicBool),
-    /// The front-end's eventfd.
+    /// The front-end's eventfd, or the unix socket that it sent as a call.
     Foreign(Arc<Theirs>),
     /// An eventfd of ours that stands for a pipe or socket of the front-end (`bridge.rs`).
     Bridged(OurEnd),
@@ -210,7 +211,7 @@ impl Kick {
         let bell = janitor.with_bridge(move |bridge| {
             let side = match kind_of(&fd, Use::Kick)? {
                 None if fd.origin().may_watch(ring, eventfd_id(&fd)?) => {
-                    return Ok(Theirs::bell(fd));
+                    return Ok(Theirs::bell(fd, false));
                 }
                 None => bridge.add_kick(fd, OddKind::Event)?,
                 Some(kind) => bridge.add_kick(fd, kind)?,
@@ -301,7 +302,11 @@ impl Call {
         let bell = janitor.with_bridge(move |bridge| match kind_of(&fd, Use::Call)? {
             None => {
                 make_nonblocking(&fd)?;
-                Ok(Theirs::bell(fd))
+                Ok(Theirs::bell(fd, false))
+            }
+            Some(OddKind::Socket) if bridge::sends_never_wait() => {
+                bridge::refuse_input(&fd)?;
+                Ok(Theirs::bell(fd, true))
             }
             Some(kind) => {
                 let side = bridge.add_call(fd, kind, 1u64.to_ne_bytes().into())?;
@@ -324,7 +329,7 @@ impl Call {
     #[allow(clippy::inline_always, reason = "on the way of every turn that answers something")]
     pub fn ring(&self) {
         let (fd, is_odd) = match &self.0 {
-            Bell::Foreign(theirs) => (theirs.fd.as_fd(), theirs.fd.origin().next_write().is_some()),
+            Bell::Foreign(theirs) => (theirs.fd.as_fd(), theirs.is_odd()),
             Bell::Shared(fd, is_blocked) => (fd.as_fd(), is_blocked.load(Ordering::Relaxed)),
             other => return other.ring(),
         };
@@ -346,24 +351,37 @@ impl Call {
     }
 }
 
-/// The eventfd of a front-end.
+/// The eventfd of a front-end, or its unix socket.
 #[derive(Debug)]
 struct Theirs {
     fd: ForeignFd,
+    is_socket: bool,
     /// A write is among the jobs of the janitor: one is enough for all calls until then.
     is_passed_on: AtomicBool,
 }
 
 impl Theirs {
-    fn bell(fd: ForeignFd) -> Bell {
-        Bell::Foreign(Arc::new(Self { fd, is_passed_on: AtomicBool::new(false) }))
+    fn bell(fd: ForeignFd, is_socket: bool) -> Bell {
+        let is_passed_on = AtomicBool::new(false);
+        Bell::Foreign(Arc::new(Self { fd, is_socket, is_passed_on }))
+    }
+
+    /// True if it is not simply written as an eventfd that has never been odd.
+    #[inline]
+    fn is_odd(&self) -> bool {
+        self.is_socket || self.fd.origin().next_write().is_some()
+    }
+
+    fn write(&self) -> Result<(), Odd> {
+        let fd = self.fd.as_fd();
+        if self.is_socket { sentry::send(fd, 1) } else { sentry::write(fd, 1) }
     }
 
     /// Writes now, and notes how much CPU time that has taken.
     fn write_measured(&self) {
         let origin = self.fd.origin();
         let before = cpu_time();
-        let written = sentry::write(self.fd.as_fd(), 1);
+        let written = self.write();
         let took = cpu_time().saturating_sub(before);
         if written == Err(Odd::Blocked) {
             origin.tell_blocked();
@@ -398,7 +416,7 @@ impl Bell {
         }
     }
 
-    /// Rings a doorbell whose writes have been odd before.
+    /// Rings a doorbell whose writes have been odd before, or which is a socket.
     #[cold]
     #[inline(never)]
     fn ring_odd(&self) {
@@ -406,6 +424,11 @@ impl Bell {
         match theirs.fd.origin().next_write() {
             Some(Write::Never) => {}
             Some(Write::ByJanitor) => theirs.pass_on(),
+            None if theirs.is_socket => {
+                if let Err(odd) = theirs.write() {
+                    self.tell_odd(odd);
+                }
+            }
             Some(Write::Measured) | None => theirs.write_measured(),
         }
     }

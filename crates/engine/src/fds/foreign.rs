@@ -7,7 +7,8 @@
 //!
 //! ```text
 //! recvmsg -> ForeignFd -- checked, mapped, closed --> the janitor's thread of that device
-//!               \-- proved an eventfd --> worker: watched, written under the sentry; never closed
+//!               \-- proved an eventfd, or a call that is a socket
+//!                        --> worker: watched, written under the sentry; never closed
 //! ```
 //! A [`ForeignFd`] that is dropped, on whatever thread, is handed to the janitor, which closes it.
 //! A device has one janitor, so that a front-end can block at most one thread. The next session of

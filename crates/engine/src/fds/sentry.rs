@@ -1,9 +1,10 @@
-//! The sentry over threads that write to an eventfd of a front-end.
+//! The sentry over threads that write to an eventfd or a unix socket of a front-end.
 //!
 //! A write to an eventfd waits while the count is at its maximum, unless `O_NONBLOCK` is set. The
 //! front-end can change both the count and the flag, and the kernel has no call that writes to an
-//! eventfd without waiting. So a thread counts its writes in its [`Place`], and one thread of the
-//! process, the sentry, interrupts a write that it has seen twice, one tick apart:
+//! eventfd without waiting. (A message to a socket can be sent without waiting; the sentry sees how
+//! long that takes all the same.) So a thread counts its writes in its [`Place`], and one thread of
+//! the process, the sentry, interrupts a write that it has seen twice, one tick apart:
 //!
 //! ```text
 //! writer:  writes += 1 (odd: inside);  is the sentry asleep? wake it;  write;  writes += 1
@@ -21,6 +22,7 @@ use crate::lookout::Lookout;
 use manyring_backend::sys::interrupt::Interruptible;
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
+use rustix::net::SendFlags;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -70,11 +72,26 @@ pub(crate) enum Odd {
 /// [`Odd`].
 #[inline]
 pub(crate) fn write(fd: BorrowedFd<'_>, count: u64) -> Result<(), Odd> {
-    let bytes = count.to_ne_bytes();
+    watched(|| rustix::io::write(fd, &count.to_ne_bytes()))
+}
+
+/// Sends `count` to a unix socket of a front-end, from any thread, as [`write`] does. If the socket
+/// is full, nothing is sent.
+///
+/// # Errors
+/// [`Odd`].
+pub(crate) fn send(fd: BorrowedFd<'_>, count: u64) -> Result<(), Odd> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    watched(|| rustix::net::send(fd, &count.to_ne_bytes(), flags))
+}
+
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "on the way of every turn that answers something")]
+fn watched(write: impl FnOnce() -> Result<usize, Errno>) -> Result<(), Odd> {
     PLACE.with(|place| {
         let writes = place.writes.fetch_add(1, Ordering::SeqCst);
         SENTRY.rouse();
-        let written = rustix::io::write(fd, &bytes);
+        let written = write();
         let writes = writes + 2;
         place.writes.store(writes, Ordering::Release);
         if written == Err(Errno::INTR) {

@@ -136,6 +136,61 @@ fn pipes_and_unix_sockets_ring_through_an_eventfd_of_ours() {
     }
 }
 
+/// Where the kernel sends without waiting, nobody else is woken for a call.
+#[test]
+fn a_call_by_a_socket_is_sent_by_whoever_rings_and_by_the_janitor_after_a_long_one() {
+    let session = Session::new();
+    let (theirs, ours) = pair();
+    let call = session.call(ours).unwrap();
+    let is_sent_at_once = bridge::sends_never_wait();
+    assert_eq!(matches!(call.0, Bell::Foreign(_)), is_sent_at_once);
+    let is_here = || {
+        let mut fds = [PollFd::new(&theirs, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())) == Ok(1)
+    };
+    let hold = || {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        session.origin.janitor().push_write(move || _ = held.recv());
+        release
+    };
+    let release = hold();
+    call.ring();
+    assert_eq!(is_here(), is_sent_at_once);
+    drop(release);
+    assert!(is_rung(&theirs));
+    assert_eq!(rustix::io::read(&theirs, &mut [0; 64]), Ok(8));
+    session.origin.note_write(Duration::from_millis(2));
+    let release = hold();
+    (0..3).for_each(|_| call.ring());
+    assert!(!is_here(), "the session pays for long ones by its janitor");
+    drop(release);
+    assert!(is_rung(&theirs));
+    session.is_idle();
+    assert_eq!(rustix::io::read(&theirs, &mut [0; 64]), Ok(8), "three calls are one by then");
+}
+
+#[test]
+fn a_socket_that_nobody_reads_takes_calls_until_it_is_full_and_blocks_nobody() {
+    assert!(sentry::start());
+    let session = Session::new();
+    let (theirs, ours) = pair();
+    let call = session.call(ours.try_clone().unwrap()).unwrap();
+    blocking(&ours);
+    for _ in 0..10_000 {
+        call.ring();
+    }
+    session.is_idle();
+    assert!(!session.origin.is_blocked());
+    let mut bytes = vec![0; 1 << 20];
+    let held = rustix::io::read(&theirs, &mut bytes).unwrap();
+    assert!(held % 8 == 0 && held < 80_000, "{held} bytes");
+    call.ring();
+    assert!(is_rung(&theirs), "it takes calls again");
+    // Its reader is gone: there is nobody to call, and no signal for us.
+    drop(theirs);
+    call.ring();
+}
+
 #[test]
 fn the_last_call_is_passed_on_though_its_doorbell_is_dropped_behind_it() {
     let session = Session::new();
