@@ -16,7 +16,9 @@
 //!
 //! `vm/32` and `vmref/32` are frames of 64 and 1500 bytes from one guest to another on a switch: a
 //! turn of the transmitq and one of the receiveq, and where frames are lent another turn of the
-//! transmitq, by which they come back.
+//! transmitq, by which they come back. In the rows `beside-..` the sender sends as many frames to a
+//! third guest, who takes them or is a bad receiver: what its own turns take is not counted. Beside
+//! a bad one a frame of the two others may cost a little more than beside one that serves.
 //!
 //! A count contains what the C library does: its `memcpy` in `blk-memory/32`, half of that row, and
 //! the way to the clock, which is a system call under valgrind. It contains nothing of the kernel,
@@ -49,6 +51,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::thread::UnshareFlags;
 use std::hint::black_box;
 use std::sync::Arc;
+use switch::Third;
 use tokio::sync::mpsc;
 
 /// Requests or frames of a run that are counted, and those before them.
@@ -280,15 +283,27 @@ fn once((_, kind, batch, settles): Row) {
     }
 }
 
-/// Rows of frames from guest to guest: the name, and bytes of a frame.
-const CABLES: [(&str, u32); 2] = [("vm/32", 64), ("vmref/32", 1500)];
+/// Rows of frames from guest to guest: the name, bytes of a frame, and a third guest.
+const CABLES: [(&str, u32, Option<Third>); 6] = [
+    ("vm/32", 64, None),
+    ("vmref/32", 1500, None),
+    (BESIDE, 1500, Some(Third::Serves)),
+    ("beside-stalls/32", 1500, Some(Third::Stalls)),
+    ("beside-lies/32", 1500, Some(Third::Lies)),
+    ("beside-killed/32", 1500, Some(Third::IsKilled)),
+];
+/// The row with which those of bad receivers are compared, and how fast two guests must be beside
+/// one of those, by instructions.
+const BESIDE: &str = "beside-serves/32";
+const LEAST: f64 = 0.97;
 /// Frames of a round of these.
 const CABLE_BATCH: usize = 32;
 
 /// As [`once`], for frames from guest to guest.
-fn once_by_cable(len: u32) {
-    let mut cable = switch::Cable::new(len);
-    (0..WARM_ITEMS / CABLE_BATCH).for_each(|_| cable.round(CABLE_BATCH, false));
+fn once_by_cable(len: u32, third: Option<Third>) {
+    let mut cable = switch::Cable::new(len, third);
+    // A receiver that takes nothing is found out first.
+    (0..2 * WARM_ITEMS / CABLE_BATCH).for_each(|_| cable.round(CABLE_BATCH, false));
     (0..ITEMS / CABLE_BATCH).for_each(|_| cable.round(CABLE_BATCH, true));
 }
 
@@ -297,8 +312,8 @@ fn main() {
     if let [once_word, name] = &arguments[..]
         && once_word == "--once"
     {
-        if let Some((_, len)) = CABLES.iter().find(|row| row.0 == name) {
-            return once_by_cable(*len);
+        if let Some((_, len, third)) = CABLES.iter().find(|row| row.0 == name) {
+            return once_by_cable(*len, *third);
         }
         let row = ROWS.iter().find(|row| row.0 == name).expect("ROW is one of those printed");
         return once(*row);
@@ -307,9 +322,18 @@ fn main() {
     let row = |name, symbol| {
         let count = callgrind::count(symbol, &["--once", name]);
         println!("{name:16} {:8.1}", count / ITEMS as f64);
+        count
     };
-    ROWS.iter().for_each(|(name, ..)| row(name, "*Pair::serve*"));
-    CABLES.iter().for_each(|(name, _)| row(name, "*Cable::serve*"));
+    for (name, ..) in ROWS {
+        row(name, "*Pair::serve*");
+    }
+    let counts = CABLES.map(|(name, ..)| row(name, "*Cable::serve*"));
+    let served = counts[2];
+    for ((name, ..), count) in CABLES.iter().zip(counts).skip(3) {
+        let speed = served / count;
+        println!("# {name}: {speed:.2} of the speed of {BESIDE}");
+        assert!(speed >= LEAST, "{name}: a bad receiver costs its neighbours too much");
+    }
 }
 
 /// A tap of a network namespace that ends with this process.
