@@ -17,15 +17,18 @@ use super::defer::Work;
 use super::front::{Front, Stage};
 use super::kept::{Former, Keep};
 use super::prepare::{Prepared, Ready, refused};
-use super::waiting::{Later, Wait};
+use super::waiting::{Later, Wait, failed};
 use crate::assemble::{AssembleError, Blk, Kind, served};
 use crate::config::diff::{Step, StepInfo, What, diff, diff_of, limits};
 use crate::config::plan::{DevicePlan, Found, Plan, Wanted};
 use crate::control::{Entry, Who, closed};
-use manyring_engine::{aside, aside_for};
+use manyring_engine::{AsideRow, aside};
 use std::collections::HashSet;
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -331,11 +334,7 @@ impl House {
     }
 
     pub(super) async fn prepare(&self, devices: Vec<Wanted>) -> Result<Vec<Prepared>, Refused> {
-        let mut prepared = Vec::new();
-        for device in devices {
-            prepared.push(Prepared::new(&self.shared, device).await.map_err(|e| refused(&e))?);
-        }
-        Ok(prepared)
+        Prepared::all(&self.shared, devices).await.map_err(|error| refused(&error))
     }
 
     /// Writes down what is kept, and names the sockets.
@@ -348,13 +347,19 @@ impl House {
         for prepared in prepared {
             finished.push(prepared.finished().await.map_err(|error| refused(&error))?);
         }
-        let former = match keep {
-            Some(keep) => Some(self.keep(keep).await?),
+        // One thread does all of it, one call after the other.
+        let row = AsideRow::default();
+        let is_kept = Arc::new(AtomicBool::new(keep.is_none()));
+        let kept = keep.map(|keep| self.keep(keep, &row, is_kept.clone()));
+        let coming: Vec<_> = finished.into_iter().map(|one| one.named(&row, &is_kept)).collect();
+        row.go_on();
+        let former = match kept {
+            Some(kept) => Some(kept.await?),
             None => None,
         };
         let mut named = Vec::new();
-        for finished in finished {
-            match finished.published().await {
+        for coming in coming {
+            match coming.published().await {
                 Ok(ready) => named.push(ready),
                 Err(error) => {
                     if let Some(former) = former {
@@ -367,17 +372,25 @@ impl House {
         Ok(named)
     }
 
-    /// Writes down what is kept. However long that takes it is waited for: the disk must hold what
-    /// the answer says.
-    async fn keep(&self, keep: Keep) -> Result<Former, Refused> {
-        let kept = self.kept.clone();
-        let name = keep.name.clone();
-        let changed = aside_for(&name, move || kept.change(&keep)).await;
-        let failed = |problem: String| Refused::Host(format!("{name}: cannot be kept: {problem}"));
-        match changed {
-            Some(Ok(former)) => Ok(former),
-            Some(Err(error)) => Err(failed(error.to_string())),
-            None => Err(failed("the daemon has failed".to_owned())),
+    /// Puts the call that writes down what is kept behind the others in the row; it sets `is_kept`
+    /// at its end. However long it takes it is waited for: the disk must hold what the answer says.
+    fn keep(
+        &self,
+        keep: Keep,
+        row: &AsideRow,
+        is_kept: Arc<AtomicBool>,
+    ) -> impl Future<Output = Result<Former, Refused>> + use<> {
+        let (tells, changed) = oneshot::channel();
+        let (kept, name) = (self.kept.clone(), keep.name.clone());
+        row.add(&name.clone(), move || {
+            let changed = kept.change(&keep);
+            is_kept.store(changed.is_ok(), Ordering::Release);
+            let _ = tells.send(changed);
+        });
+        async move {
+            let changed =
+                changed.await.unwrap_or_else(|_| Err(io::Error::other("the daemon has failed")));
+            changed.map_err(|error| Refused::Host(format!("{name}: cannot be kept: {error}")))
         }
     }
 
@@ -420,14 +433,7 @@ impl House {
     /// be had any more is tried again.
     pub(super) async fn restore(&mut self, devices: Vec<Wanted>) {
         for device in devices {
-            let ready = match Prepared::new(&self.shared, device.clone()).await {
-                Ok(prepared) => match prepared.finished().await {
-                    Ok(finished) => finished.published().await,
-                    Err(error) => Err(error),
-                },
-                Err(error) => Err(error),
-            };
-            let front = match ready {
+            let front = match self.put_together(device.clone()).await {
                 Ok(ready) => ready.shown(&self.shared),
                 Err(error) => {
                     let served = match served(device.plan()) {
@@ -443,6 +449,16 @@ impl House {
             };
             self.start(front);
         }
+    }
+
+    /// Opens a device and names its socket, outside of any change.
+    async fn put_together(&self, device: Wanted) -> Result<Ready, AssembleError> {
+        let prepared = Prepared::all(&self.shared, vec![device.clone()]).await?;
+        let prepared = prepared.into_iter().next().ok_or_else(|| failed(&device))?;
+        let row = AsideRow::default();
+        let named = prepared.finished().await?.named(&row, &Arc::new(AtomicBool::new(true)));
+        row.go_on();
+        named.published().await
     }
 }
 

@@ -118,10 +118,15 @@ impl Kept {
             let device = serde_json::from_str(text).unwrap_or_default();
             serde_json::to_vec(&Record { uid: *uid, device }).unwrap_or_default()
         });
-        if text != former {
-            put(folder, &path, text.as_deref())?;
+        let differs = text != former;
+        let before = Former { path: Some(path.clone()), text: former };
+        if differs && let Err(error) = put(folder, &path, text.as_deref()) {
+            // The file can have its new name although the folder could not be written: what is
+            // refused now must not be there after the next start.
+            before.restore();
+            return Err(error);
         }
-        Ok(Former { path: Some(path), text: former })
+        Ok(before)
     }
 }
 
@@ -129,6 +134,9 @@ impl Former {
     /// The change has failed: as it was before. Blocks, too.
     pub(super) fn restore(&self) {
         let Some(path) = &self.path else { return };
+        if std::fs::read(path).ok() == self.text {
+            return;
+        }
         let folder = path.parent().unwrap_or(Path::new("."));
         if let Err(error) = put(folder, path, self.text.as_deref()) {
             tracing::error!(path = %path.display(), %error, "cannot take a change back");

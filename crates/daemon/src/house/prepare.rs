@@ -4,12 +4,15 @@
 use super::Shared;
 use super::change::Refused;
 use super::front::{Front, Stage};
-use super::waiting::{HELD_PATIENCE, OPEN_PATIENCE_ALL, PAUSE, Wait, open};
+use super::waiting::{HELD_PATIENCE, OPEN_PATIENCE_ALL, PAUSE, Wait, failed};
 use crate::assemble::{AssembleError, Made, Opened, Served, served};
 use crate::config::plan::Wanted;
-use manyring_engine::aside_for;
-use manyring_transport::vhost_user::{Endpoint, ListenError, Unnamed};
+use manyring_engine::{AsideRow, aside_for};
+use manyring_transport::vhost_user::{Endpoint, ListenError, Listener, SocketPermissions, Unnamed};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// Nothing of it can be seen from outside.
@@ -30,49 +33,136 @@ pub(super) struct Ready {
     served: Served,
 }
 
-impl Prepared {
-    /// Opens the device, and binds its socket. A host that does not answer is waited for as long as
-    /// at the start of the process, and so is another process that is about to end.
-    ///
-    /// # Errors
-    /// The device cannot be served; all that was made is gone.
-    pub(super) async fn new(shared: &Shared, wanted: Wanted) -> Result<Self, AssembleError> {
-        let began = Instant::now();
-        let limit = began + OPEN_PATIENCE_ALL;
-        let held = |error: &AssembleError| error.is_held() && began.elapsed() < HELD_PATIENCE;
-        let served = served(wanted.plan())?;
-        let socket = loop {
-            let Endpoint::Listen { path, permissions } = &served.endpoint else { break None };
-            let ((at, permissions), call) = ((path.clone(), *permissions), shared.call()?);
-            let bound = aside_for(&wanted.plan().name, move || {
-                let _call = call;
-                Unnamed::bind(&at, permissions)
-            });
-            let slow = ListenError::Slow { path: path.clone() };
-            match timeout_at(limit, bound).await.ok().flatten().unwrap_or(Err(slow)) {
-                Ok(socket) => break Some(socket),
-                Err(source) => {
-                    let error =
-                        AssembleError::Socket { at: at_key(&wanted, &served, &source), source };
-                    if !held(&error) {
-                        return Err(error);
-                    }
+/// The calls of the host by which a device is had: the first binds its socket, if it is made here
+/// and there is none yet, the second opens it. They are done in the turn that they have in a row,
+/// one after the other on one thread.
+#[derive(Debug)]
+struct Calls {
+    bound: Option<oneshot::Receiver<Result<Unnamed, ListenError>>>,
+    opened: oneshot::Receiver<Result<Opened, AssembleError>>,
+}
+
+impl Calls {
+    /// Puts them behind the calls of other devices in the row. `call` is kept until the host has
+    /// come back from both.
+    fn new(
+        shared: &Shared,
+        prepared: &Begun,
+        row: &AsideRow,
+        call: &Arc<OwnedSemaphorePermit>,
+    ) -> Self {
+        let ((tells, bound), (opens, opened)) = (oneshot::channel(), oneshot::channel());
+        let (wanted, host, call) = (prepared.wanted.clone(), shared.host.clone(), call.clone());
+        let listens = prepared.listens();
+        let bound = listens.is_some().then_some(bound);
+        row.add(&prepared.wanted.plan().name, move || {
+            let _call = call;
+            if let Some((path, permissions)) = listens {
+                let socket = Unnamed::bind(&path, permissions);
+                let is_bound = socket.is_ok();
+                // Without a socket the device is not opened; nor if nobody waits any more.
+                if tells.send(socket).is_err() || !is_bound {
+                    return;
                 }
             }
-            sleep(PAUSE.0).await;
-        };
-        let slow = || AssembleError::Slow { at: wanted.plan().place.at(wanted.key()) };
-        let opened = loop {
-            let attempt = open(&wanted, &shared.host, Some(shared.call()?));
-            let answer = timeout_at(limit, attempt).await;
-            match answer.map_err(|_| slow())?.ok().flatten() {
-                Some(Ok(opened)) => break opened,
-                Some(Err(error)) if held(&error) => sleep(PAUSE.0).await,
-                Some(Err(error)) => return Err(error),
-                None => return Err(super::waiting::failed(&wanted)),
+            let _ = opens.send(wanted.open(&host));
+        });
+        Self { bound, opened }
+    }
+}
+
+/// A device whose socket, or itself, is still to be had.
+#[derive(Debug)]
+struct Begun {
+    wanted: Wanted,
+    served: Served,
+    socket: Option<Unnamed>,
+}
+
+impl Begun {
+    /// Where its socket is to be bound; none if it is there, or is not made here.
+    fn listens(&self) -> Option<(PathBuf, SocketPermissions)> {
+        match &self.served.endpoint {
+            Endpoint::Listen { path, permissions } if self.socket.is_none() => {
+                Some((path.clone(), *permissions))
             }
-        };
-        Ok(Self { wanted, opened, served, socket })
+            _ => None,
+        }
+    }
+
+    /// Waits for the socket, and then for the device.
+    async fn answered(&mut self, calls: Calls, limit: Instant) -> Result<Opened, AssembleError> {
+        let Self { wanted, served, socket } = self;
+        if let (Some(bound), Endpoint::Listen { path, .. }) = (calls.bound, &served.endpoint) {
+            let slow = || Err(ListenError::Slow { path: path.clone() });
+            let bound = timeout_at(limit, bound).await.unwrap_or_else(|_| Ok(slow()));
+            let bound = bound.map_err(|_| failed(wanted))?;
+            let bound = bound.map_err(|source| AssembleError::Socket {
+                at: at_key(wanted, served, &source),
+                source,
+            })?;
+            *socket = Some(bound);
+        }
+        let slow = || AssembleError::Slow { at: wanted.plan().place.at(wanted.key()) };
+        let opened = timeout_at(limit, calls.opened).await.map_err(|_| slow())?;
+        opened.unwrap_or_else(|_| Err(failed(wanted)))
+    }
+}
+
+impl Prepared {
+    /// Binds the sockets of these devices, and opens them. A host that does not answer is waited
+    /// for as long as at the start of the process, and so is another process that is about to end.
+    ///
+    /// # Errors
+    /// Of the first device that cannot be served; all that was made is gone.
+    pub(super) async fn all(
+        shared: &Shared,
+        devices: Vec<Wanted>,
+    ) -> Result<Vec<Self>, AssembleError> {
+        if devices.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (row, call) = (AsideRow::default(), Arc::new(shared.call()?));
+        let mut begun = Vec::new();
+        for wanted in devices {
+            let served = served(wanted.plan())?;
+            let device = Begun { wanted, served, socket: None };
+            let calls = Calls::new(shared, &device, &row, &call);
+            begun.push((device, calls));
+        }
+        drop(call);
+        row.go_on();
+        let mut prepared = Vec::new();
+        for (device, calls) in begun {
+            prepared.push(Self::new(shared, device, calls).await?);
+        }
+        Ok(prepared)
+    }
+
+    /// Waits for the calls of one device. What another process holds is asked for again, for a
+    /// while.
+    async fn new(
+        shared: &Shared,
+        mut device: Begun,
+        mut calls: Calls,
+    ) -> Result<Self, AssembleError> {
+        let began = Instant::now();
+        let limit = began + OPEN_PATIENCE_ALL;
+        let mut row;
+        loop {
+            match device.answered(calls, limit).await {
+                Ok(opened) => {
+                    let Begun { wanted, served, socket } = device;
+                    return Ok(Self { wanted, opened, served, socket });
+                }
+                Err(error) if error.is_held() && began.elapsed() < HELD_PATIENCE => {}
+                Err(error) => return Err(error),
+            }
+            sleep(PAUSE.0).await;
+            row = AsideRow::default();
+            calls = Calls::new(shared, &device, &row, &Arc::new(shared.call()?));
+            row.go_on();
+        }
     }
 
     /// Begins its capture, if it has one: the file of an earlier one is emptied only now.
@@ -86,23 +176,53 @@ impl Prepared {
         let opened = aside_for(&name, move || wanted.decorated(opened));
         let opened = timeout(OPEN_PATIENCE_ALL, opened).await;
         let opened = opened.map_err(|_| AssembleError::Slow { at })?;
-        self.opened = opened.unwrap_or_else(|| Err(super::waiting::failed(&self.wanted)))?;
+        self.opened = opened.unwrap_or_else(|| Err(failed(&self.wanted)))?;
         Ok(self)
     }
 
-    /// Gives the socket its name.
+    /// Puts the call that gives the socket its name behind the others in the row. It is done only
+    /// if `may` is set by then.
+    pub(super) fn named(self, row: &AsideRow, may: &Arc<AtomicBool>) -> Named {
+        let Self { wanted, opened, served, socket } = self;
+        let named = socket.map(|socket| {
+            let (tells, named) = oneshot::channel();
+            let may = may.clone();
+            row.add(&wanted.plan().name, move || {
+                if may.load(Ordering::Acquire) {
+                    let _ = tells.send(socket.publish());
+                }
+            });
+            named
+        });
+        Named { wanted, opened, served, named }
+    }
+}
+
+/// Its socket is about to get its name.
+#[derive(Debug)]
+pub(super) struct Named {
+    wanted: Wanted,
+    opened: Opened,
+    served: Served,
+    named: Option<oneshot::Receiver<Result<Listener, ListenError>>>,
+}
+
+impl Named {
+    /// Waits until the socket has its name.
     ///
     /// # Errors
     /// The host refuses that, or does not answer; all that was made is gone.
     pub(super) async fn published(self) -> Result<Ready, AssembleError> {
-        let Self { wanted, opened, mut served, socket } = self;
-        if let Some(socket) = socket {
-            let slow = ListenError::Slow { path: socket.path().to_path_buf() };
-            let named = aside_for(&wanted.plan().name, move || socket.publish());
-            let named = timeout(OPEN_PATIENCE_ALL, named).await.ok().flatten();
-            let at = |source: &ListenError| at_key(&wanted, &served, source);
-            let named = named.unwrap_or(Err(slow));
-            let named = named.map_err(|e| AssembleError::Socket { at: at(&e), source: e })?;
+        let Self { wanted, opened, mut served, named } = self;
+        if let (Some(named), Endpoint::Listen { path, .. }) = (named, &served.endpoint) {
+            let named = match timeout(OPEN_PATIENCE_ALL, named).await {
+                Ok(named) => named.map_err(|_| failed(&wanted))?,
+                Err(_) => Err(ListenError::Slow { path: path.clone() }),
+            };
+            let named = named.map_err(|source| AssembleError::Socket {
+                at: at_key(&wanted, &served, &source),
+                source,
+            })?;
             served.endpoint = Endpoint::Bound(named);
         }
         Ok(Ready { wanted, opened, served })
