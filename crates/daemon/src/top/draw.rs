@@ -75,18 +75,18 @@ fn footer(model: &Model) -> Paragraph<'static> {
     let text = if model.is_typing {
         format!("names with: {}_   (Enter: done, Esc: all)", model.filter)
     } else {
-        let filter = if model.filter.is_empty() {
-            String::new()
-        } else {
-            format!("   only names with {:?} (Esc: all)", model.filter)
+        // It stands first, since a narrow terminal cuts the end.
+        let filter = match model.filter.as_str() {
+            "" => String::new(),
+            text => format!("only {text:?}, Esc all   "),
         };
-        format!("q leave  ? help  / filter  s order  p pause  Tab view{filter}")
+        format!("{filter}q leave  ? help  / filter  s order  p pause  Tab view")
     };
     Paragraph::new(text).style(Style::new().add_modifier(Modifier::REVERSED))
 }
 
 fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, rows: &[Row]) {
-    let columns = model.view.columns();
+    let columns = whole(model.view.columns(), area.width);
     let is_text =
         |column: usize| rows.first().is_none_or(|row| matches!(row.cells[column], Cell::Text(_)));
     let aligned = |column: usize, text: &str| {
@@ -104,17 +104,35 @@ fn table(frame: &mut Frame<'_>, area: Rect, model: &Model, rows: &[Row]) {
         aligned(column, name).style(style)
     });
     let lines = rows.iter().map(|row| {
-        let cells = row.cells.iter().enumerate();
+        let cells = row.cells.iter().take(columns.len()).enumerate();
         let style = if row.is_bad { Style::new().fg(Color::Yellow) } else { Style::new() };
         widgets::Row::new(cells.map(|(column, cell)| aligned(column, cell.shown()))).style(style)
     });
-    let widths = columns.iter().map(|(_, width)| Constraint::Length(*width));
+    // Where there is room, the first column is as wide as the longest name.
+    let fixed: u16 = columns[1..].iter().map(|(_, width)| width + 1).sum();
+    let longest = rows.iter().map(|row| row.cells[0].shown().chars().count()).max();
+    let longest = u16::try_from(longest.unwrap_or(0)).unwrap_or(u16::MAX);
+    let first = longest.min(area.width.saturating_sub(fixed)).max(columns[0].1);
+    let widths = columns
+        .iter()
+        .enumerate()
+        .map(|(column, (_, width))| Constraint::Length(if column == 0 { first } else { *width }));
     let table = Table::new(lines, widths)
         .header(widgets::Row::new(names))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
     let chosen = (!rows.is_empty()).then(|| model.chosen(rows));
     let mut state = TableState::new().with_selected(chosen);
     frame.render_stateful_widget(table, area, &mut state);
+}
+
+/// The columns that a terminal of this width has room for: a number that is cut would be another.
+fn whole(columns: &'static [(&'static str, u16)], width: u16) -> &'static [(&'static str, u16)] {
+    let mut used = 0;
+    let fits = columns.iter().take_while(|(_, width_of_column)| {
+        used += width_of_column + 1;
+        used <= width.saturating_add(1)
+    });
+    &columns[..fits.count().max(1)]
 }
 
 fn help(frame: &mut Frame<'_>) {
@@ -126,5 +144,7 @@ fn help(frame: &mut Frame<'_>) {
     frame.render_widget(Paragraph::new(HELP).block(Block::bordered().title("manyring top")), area);
 }
 
+#[cfg(test)]
+mod pictures;
 #[cfg(test)]
 mod tests;

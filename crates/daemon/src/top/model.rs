@@ -128,8 +128,10 @@ impl Model {
         let [operations, to_guests, from_guests] = sums.map(rate);
         let waiting = if bad > 0 { format!(", {bad} not served") } else { String::new() };
         format!(
-            "{all} devices, {connected} connected{waiting}; {running} workers; {operations} ops/s, \
-             in {to_guests}, out {from_guests}"
+            "{}, {connected} connected{waiting}; {}; {operations} ops/s, in {to_guests}, \
+             out {from_guests}",
+            several(all, "device"),
+            several(running, "worker"),
         )
     }
 
@@ -256,6 +258,11 @@ impl Model {
     }
 }
 
+/// So many of these, in words.
+fn several(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// One line about what a device is.
 fn what_it_is(device: &DeviceInfo) -> String {
     let DeviceInfo { name, kind, origin, .. } = device;
@@ -270,5 +277,6 @@ fn what_it_is(device: &DeviceInfo) -> String {
         }
         Detail::Waiting {} => "not served".to_owned(),
     };
-    format!("{name} ({kind}, from {origin}): {detail}")
+    let room = device.room.as_ref().map(|room| format!(", in room {room}")).unwrap_or_default();
+    format!("{name} ({kind}, from {origin}{room}): {detail}")
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// A disk whose queue has done this many requests of 4096 bytes.
-fn disk(name: &str, requests: u64, errors: u64) -> DeviceInfo {
+pub(super) fn disk(name: &str, requests: u64, errors: u64) -> DeviceInfo {
     let device = json!({
         "name": name, "kind": "blk", "disk": "uring", "size": 1 << 30, "read_only": false,
         "logical_block_size": 512, "state": "serving", "origin": "file", "connected": true,
@@ -32,7 +32,7 @@ fn disk(name: &str, requests: u64, errors: u64) -> DeviceInfo {
 }
 
 /// A network that has received this many packets, of which the eighth part was dropped.
-fn network(name: &str, packets: u64) -> DeviceInfo {
+pub(super) fn network(name: &str, packets: u64) -> DeviceInfo {
     let device = json!({
         "name": name, "kind": "net", "port": "tap", "interface": "tap0", "link": "up",
         "mac": "02:00:00:00:00:01", "mtu": null, "host_mtu": 1500, "queue_pairs": 1,
@@ -47,7 +47,7 @@ fn network(name: &str, packets: u64) -> DeviceInfo {
     device
 }
 
-fn failed(name: &str, reason: &str) -> DeviceInfo {
+pub(super) fn failed(name: &str, reason: &str) -> DeviceInfo {
     let device = json!({
         "name": name, "kind": "blk", "state": "failed", "origin": "file", "connected": false,
         "reason": reason, "socket": "/run/manyring/data.sock", "queues": [],
@@ -65,7 +65,7 @@ fn worker(ran_ns: u64, hits: u64) -> WorkerInfo {
 }
 
 /// Three devices at a time, in thousands of what they have done.
-fn three(done: u64) -> Shown {
+pub(super) fn three(done: u64) -> Shown {
     let devices = vec![
         disk("root", 20_000 * done, done),
         network("lan", 800 * done),
@@ -75,7 +75,7 @@ fn three(done: u64) -> Shown {
 }
 
 /// A model that has seen both, two seconds apart.
-fn model(before: Shown, now: Shown) -> Model {
+pub(super) fn model(before: Shown, now: Shown) -> Model {
     let mut model = Model::new("/run/manyring/control".to_owned());
     let start = Instant::now();
     model.take(Ok(before), start);
@@ -88,7 +88,7 @@ fn screen(model: &mut Model) -> Vec<String> {
     screen_of(model, 80, 24)
 }
 
-fn screen_of(model: &mut Model, width: u16, height: u16) -> Vec<String> {
+pub(super) fn screen_of(model: &mut Model, width: u16, height: u16) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| draw(frame, model)).unwrap();
     let buffer = terminal.backend().buffer();
@@ -98,13 +98,13 @@ fn screen_of(model: &mut Model, width: u16, height: u16) -> Vec<String> {
     (0..height).map(line).collect()
 }
 
-fn press(model: &mut Model, keys: &[KeyCode]) {
+pub(super) fn press(model: &mut Model, keys: &[KeyCode]) {
     for key in keys {
         model.press(KeyEvent::new(*key, KeyModifiers::NONE));
     }
 }
 
-fn type_in(model: &mut Model, text: &str) {
+pub(super) fn type_in(model: &mut Model, text: &str) {
     text.chars().for_each(|c| press(model, &[KeyCode::Char(c)]));
 }
 
@@ -114,7 +114,7 @@ fn eighty_columns_show_three_devices() {
     let shown = screen(&mut model);
     let expected = [
         "manyring top  /run/manyring/control   1:DEVICES 2:queues 3:workers",
-        "3 devices, 1 connected, 1 not served; 1 workers; 20.8k ops/s, in 82.7M, out 0",
+        "3 devices, 1 connected, 1 not served; 1 worker; 20.8k ops/s, in 82.7M, out 0",
         "DEVICE           KIND    STATE       OPS/s   IN/s  OUT/s     p99 FLIGHT LOST/s",
         "data             blk     failed          0      0      0       -      0      0",
         "lan              net     free          800   800k      0   1.0us      0    100",
