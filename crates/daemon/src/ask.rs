@@ -2,8 +2,8 @@
 //! daemon, asked over its control socket to change something.
 
 use crate::cli::{
-    AddedDevice, AnnounceArgs, LinkArgs, LinkState, MtuArgs, ReloadArgs, RemoveArgs, ResizeArgs,
-    SetArgs,
+    AddedDevice, AnnounceArgs, CONTROL, LinkArgs, LinkState, MtuArgs, ReloadArgs, RemoveArgs,
+    ResizeArgs, SetArgs,
 };
 use crate::config::diff::StepInfo;
 use crate::config::plan::{is_device_name, parse_size};
@@ -22,15 +22,14 @@ pub(crate) async fn add(device: AddedDevice) -> Result<(), Failure> {
         AddedDevice::Blk(args) => ("blk", RawConfig::from(*args)),
         AddedDevice::Net(args) => ("net", RawConfig::from(*args)),
     };
-    let missing = || Failure::Wrong("--control: is missing".to_owned());
-    let control = raw.daemon.control.take().ok_or_else(missing)?;
+    let control = raw.daemon.control.take().unwrap_or_else(|| CONTROL.into());
     if let Some(option) = raw.daemon.given() {
         return Err(Failure::Wrong(format!("{option}: is chosen where the daemon is started")));
     }
     let keys =
         raw.blk.iter().map(serde_json::to_value).chain(raw.net.iter().map(serde_json::to_value));
     let mut keys = keys.last().and_then(Result::ok).unwrap_or_default();
-    let Some(keys) = keys.as_object_mut() else { return Err(missing()) };
+    let keys = keys.as_object_mut().ok_or_else(|| "no device is described".to_owned())?;
     keys.retain(|_, value| !value.is_null());
     // The daemon has another working directory.
     for key in ["file", "socket_path", "pcap"] {

@@ -4,8 +4,8 @@ mod ask;
 mod net;
 
 pub(crate) use ask::{
-    AddArgs, AddedDevice, AnnounceArgs, LinkArgs, LinkState, MtuArgs, ReloadArgs, RemoveArgs,
-    ResizeArgs, SetArgs, StatsArgs, TopArgs,
+    AddArgs, AddedDevice, AnnounceArgs, CONTROL, LinkArgs, LinkState, MtuArgs, ReloadArgs,
+    RemoveArgs, ResizeArgs, SetArgs, StatsArgs, TopArgs,
 };
 pub(crate) use net::NetArgs;
 

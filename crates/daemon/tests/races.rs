@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 
@@ -55,6 +55,30 @@ fn several_who_put_one_name_at_once_are_served_one_after_the_other() {
     }
     assert_eq!(unfinished(house.daemon.folder()), [""; 0]);
     assert!(names_in(kept.parent().unwrap()).is_empty());
+}
+
+#[test]
+fn more_commands_at_once_than_there_are_places_are_all_carried_out() {
+    const COMMANDS: usize = 48;
+    let house = House::run(EMPTY);
+    for command in ["add", "remove"] {
+        let asking: Vec<_> = (0..COMMANDS)
+            .map(|n| {
+                let (name, socket) = (format!("d{n}"), house.at(&format!("d{n}")));
+                let socket = socket.to_str().unwrap();
+                let add = ["blk", "--name", &name, "--null", "1M", "--socket-path", socket];
+                let arguments = if command == "add" { &add[..] } else { &add[2..3] };
+                let mut asks = house.command(&[&[command], arguments].concat());
+                asks.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+            })
+            .collect();
+        for asks in asking {
+            let output = asks.wait_with_output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!((output.status.code(), said.as_str()), (Some(0), ""), "{command}");
+        }
+        assert_eq!(house.names().len(), if command == "add" { COMMANDS } else { 0 });
+    }
 }
 
 #[test]

@@ -4,11 +4,15 @@ use super::{BlkArgs, NetArgs};
 use clap::{Args, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
+/// The control socket that the commands ask unless they are told of another one: that of the
+/// packaged service.
+pub(crate) const CONTROL: &str = "/run/manyring/control.sock";
+
 /// `manyring stats`
 #[derive(Args, Debug)]
 pub(crate) struct StatsArgs {
     /// The control socket of the running daemon.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub(crate) control: PathBuf,
     /// Print JSON: with --watch one line each time.
     #[arg(long)]
@@ -30,7 +34,7 @@ pub(crate) struct StatsArgs {
 #[derive(Args, Debug)]
 pub(crate) struct TopArgs {
     /// The control socket of the running daemon.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub(crate) control: PathBuf,
     /// Seconds between two updates, 1 to 60.
     #[arg(
@@ -62,7 +66,7 @@ pub(crate) enum AddedDevice {
 #[derive(Args, Debug)]
 pub(crate) struct SetArgs {
     /// The control socket of the running daemon.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub(crate) control: PathBuf,
     /// The name of the device.
     pub(crate) device: String,
@@ -75,7 +79,7 @@ pub(crate) struct SetArgs {
 #[derive(Args, Debug)]
 pub(crate) struct RemoveArgs {
     /// The control socket of the running daemon.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub(crate) control: PathBuf,
     /// The name of the device.
     pub(crate) device: String,
@@ -88,7 +92,7 @@ pub(crate) struct RemoveArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ReloadArgs {
     /// The control socket of the running daemon.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub(crate) control: PathBuf,
     /// Print what would change, and change nothing.
     #[arg(long)]
@@ -99,7 +103,7 @@ pub(crate) struct ReloadArgs {
 #[derive(Args, Debug)]
 pub(crate) struct ResizeArgs {
     /// The control socket of the running daemon.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub(crate) control: PathBuf,
     /// The name of the device.
     pub(crate) device: String,
@@ -115,7 +119,7 @@ pub(crate) struct ResizeArgs {
 #[derive(Args, Debug)]
 pub(crate) struct LinkArgs {
     /// The control socket of the running daemon.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub(crate) control: PathBuf,
     /// The name of the device.
     pub(crate) device: String,
@@ -137,7 +141,7 @@ pub(crate) enum LinkState {
 #[derive(Args, Debug)]
 pub(crate) struct MtuArgs {
     /// The control socket of the running daemon.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub(crate) control: PathBuf,
     /// The name of the device.
     pub(crate) device: String,
@@ -149,7 +153,7 @@ pub(crate) struct MtuArgs {
 #[derive(Args, Debug)]
 pub(crate) struct AnnounceArgs {
     /// The control socket of the running daemon.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub(crate) control: PathBuf,
     /// The name of the device.
     pub(crate) device: String,

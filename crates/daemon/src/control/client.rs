@@ -4,15 +4,19 @@ use crate::config::plan::unexpanded;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::handshake;
-use hyper::{Method, Request};
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
+use std::error::Error;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
 /// Longest wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause before a daemon is asked again that had no place for this client.
+const AGAIN: Duration = Duration::from_millis(50);
 /// Largest answer that is read.
 const ANSWER_SIZE_MAX: usize = 256 << 20;
 
@@ -58,12 +62,35 @@ async fn ask<T: DeserializeOwned>(
         .map_err(|error| format!("{}: not understood: {error}", control.display()))
 }
 
+/// Asks until the daemon has a place for this client: others can have all of them for a moment. The
+/// caller limits the time.
 async fn exchange(
     control: &Path,
     method: Method,
     path: &str,
     body: String,
 ) -> Result<Bytes, String> {
+    loop {
+        match exchange_once(control, &method, path, body.clone()).await? {
+            Answer::Done(bytes) => return Ok(bytes),
+            Answer::Busy => tokio::time::sleep(AGAIN).await,
+        }
+    }
+}
+
+/// What a daemon answers that does not refuse for good.
+enum Answer {
+    Done(Bytes),
+    /// It has not looked at the request: there are too many clients, or changes.
+    Busy,
+}
+
+async fn exchange_once(
+    control: &Path,
+    method: &Method,
+    path: &str,
+    body: String,
+) -> Result<Answer, String> {
     let at = control.display();
     let failed = |error: &dyn std::fmt::Display| format!("{at}: {error}");
     let stream = UnixStream::connect(control)
@@ -73,20 +100,39 @@ async fn exchange(
     // Ends with the sender, or with the daemon: the request then fails and says so.
     tokio::spawn(connection);
     let request = Request::builder()
-        .method(method)
+        .method(method.clone())
         .uri(path)
         .header("host", "manyring")
         .header("content-type", "application/json")
         .body(Full::new(Bytes::from(body)))
         .map_err(|e| failed(&e))?;
-    let answer = sender.send_request(request).await.map_err(|e| failed(&e))?;
+    let answer = match sender.send_request(request).await {
+        Ok(answer) => answer,
+        Err(error) if was_not_sent(&error) => return Ok(Answer::Busy),
+        Err(error) => return Err(failed(&error)),
+    };
     let status = answer.status();
     let body = Limited::new(answer.into_body(), ANSWER_SIZE_MAX);
     let bytes = body.collect().await.map_err(|e| failed(&e))?.to_bytes();
     if status.is_success() {
-        return Ok(bytes);
+        return Ok(Answer::Done(bytes));
+    }
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        return Ok(Answer::Busy);
     }
     let error: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
     let text = error.as_ref().and_then(|e| e["error"].as_str());
     Err(text.map_or_else(|| failed(&status), str::to_owned))
+}
+
+/// A daemon that has no place for a client answers and closes without a look at the request, or
+/// takes the place of one whose request it has not read yet. Then nothing of the request, which is
+/// one short write, has been read: the kernel says so by these errors. A daemon that ends while it
+/// carries a request out has read it, and the connection just ends.
+fn was_not_sent(error: &hyper::Error) -> bool {
+    let is_unread = |cause: &(dyn Error + 'static)| {
+        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        matches!(kind, Some(ErrorKind::BrokenPipe | ErrorKind::ConnectionReset))
+    };
+    error.is_canceled() || error.source().is_some_and(is_unread)
 }

@@ -117,6 +117,7 @@ pub(super) fn refuse(refused: Refused) -> Refusal {
         Refused::Wrong(_) => StatusCode::UNPROCESSABLE_ENTITY,
         Refused::Moved(_) => StatusCode::PRECONDITION_FAILED,
         Refused::Host(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        Refused::Busy => StatusCode::SERVICE_UNAVAILABLE,
     };
     Refusal::new(status, refused.to_string())
 }

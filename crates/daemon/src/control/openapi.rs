@@ -170,7 +170,7 @@ fn is_no_null(parameter: &mut RefOr<Parameter>) {
 fn may_fail(operation: &mut Operation) {
     answer(operation, 400, "The path, what stands behind it, or the body is not understood");
     answer(operation, 500, "The host refuses, or the daemon has failed");
-    answer(operation, 503, "Too many clients");
+    answer(operation, 503, "Too many clients, or changes: ask again");
 }
 
 fn answer(operation: &mut Operation, status: u16, about: &str) {

@@ -4,6 +4,7 @@ use crate::config::diff::StepInfo;
 use crate::config::plan::{Plan, Wanted};
 use crate::control::Who;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 
 /// Changes that can wait for the one before them.
@@ -58,6 +59,9 @@ pub(crate) enum Refused {
     /// The host refuses, or does not answer.
     #[error("{0}")]
     Host(String),
+    /// Too many others wait for their changes: asked again later, this one may be done.
+    #[error("too many changes are under way: ask again")]
+    Busy,
 }
 
 /// A change, who asks for it, and who waits for the answer.
@@ -84,11 +88,14 @@ impl Door {
     /// [`Refused`]: everything is as it was.
     pub(crate) async fn ask(&self, change: Change, who: Who) -> Result<Done, Refused> {
         let (answer, answered) = oneshot::channel();
-        let busy = || Refused::Conflict("too many changes are under way".to_owned());
-        self.0.try_send(Order { change, who, answer }).map_err(|_| busy())?;
         let ends = || Refused::Host("the daemon is about to end".to_owned());
+        self.0.try_send(Order { change, who, answer }).map_err(|error| match error {
+            TrySendError::Full(_) => Refused::Busy,
+            TrySendError::Closed(_) => ends(),
+        })?;
         answered.await.unwrap_or_else(|_| Err(ends()))
     }
+
     /// Asks for a change that follows from another one: it waits for its turn, however many do.
     pub(super) async fn follow(&self, change: Change) {
         let (answer, answered) = oneshot::channel();
