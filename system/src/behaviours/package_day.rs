@@ -62,7 +62,9 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let deb = deb(&contents, scene.folder.path(), scene.folder.path())?;
     let root = Root::with_packages(scene.folder.path())?;
     root.install(&scene.stage.bench, "manyring-bench")?;
-    std::fs::copy(&deb, root.at("day/manyring.deb")).context(deb.display())?;
+    let name = deb.file_name().ok_or("a package without a name")?;
+    std::fs::copy(&deb, root.at("day").join(name)).context(deb.display())?;
+    root.write("day/guide", &installing()?)?;
     let script = format!("{WORDS}{GUEST}");
     let guest = GuestOptions {
         socket: Some(Path::new("/run/manyring/web.sock")),
@@ -75,5 +77,14 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let said = root.run(PACKAGE, &scene.log("systemd.log"))?;
     std::fs::write(scene.log("said"), &said).context("said")?;
     let _ = std::fs::copy(root.at("day/console"), scene.log("guest.log"));
-    kept(&said, 58)
+    kept(&said, 61)
+}
+
+/// The commands by which docs/guide/install.md installs the package and adds a disk.
+fn installing() -> Outcome<String> {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide/install.md");
+    let guide = std::fs::read_to_string(&guide).context(guide.display())?;
+    let fragments = guide.split("```sh\n").filter_map(|part| part.split("```").next());
+    // Before the first fragment stands the title; the first makes the package.
+    Ok(fragments.skip(2).take(2).collect())
 }

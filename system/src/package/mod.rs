@@ -31,10 +31,13 @@ fn source() -> PathBuf {
 
 const COPYRIGHT: (&str, &str, bool) =
     ("contrib/deb/copyright", "usr/share/doc/manyring/copyright", false);
-const CHANGELOG: (&str, &str, bool) = ("CHANGELOG.md", "usr/share/doc/manyring/changelog", false);
+/// What operators notice, and what Debian's tools read of versions.
+const NEWS: (&str, &str, bool) = ("CHANGELOG.md", "usr/share/doc/manyring/NEWS", false);
+const CHANGELOG: (&str, &str, bool) =
+    ("contrib/deb/changelog", "usr/share/doc/manyring/changelog", false);
 
 /// Files of the source, where they go, and whether they are programs.
-const FILES: [(&str, &str, bool); 15] = [
+const FILES: [(&str, &str, bool); 16] = [
     ("contrib/deb/manyring.toml", "etc/manyring/manyring.toml", false),
     ("contrib/xen/block-manyring", "etc/xen/scripts/block-manyring", true),
     ("contrib/systemd/manyring.service", "lib/systemd/system/manyring.service", false),
@@ -42,6 +45,7 @@ const FILES: [(&str, &str, bool); 15] = [
     ("contrib/systemd/manyring@.socket", "lib/systemd/system/manyring@.socket", false),
     ("contrib/deb/sysusers.conf", "usr/lib/sysusers.d/manyring.conf", false),
     COPYRIGHT,
+    NEWS,
     CHANGELOG,
     ("examples/50-manyring-blk.json", "usr/share/qemu/vhost-user/50-manyring-blk.json", false),
     ("examples/50-manyring-net.json", "usr/share/qemu/vhost-user/50-manyring-net.json", false),
@@ -82,7 +86,12 @@ pub fn deb(contents: &Contents, scratch: &Path, folder: &Path) -> Outcome<PathBu
         let _ = writeln!(copyright, " {}", if line.trim().is_empty() { "." } else { line });
     }
     fs::write(root.join(COPYRIGHT.1), copyright).context("copyright")?;
-    output(child("gzip").args(["-9n"]).arg(root.join(CHANGELOG.1)))?;
+    let changelog = fs::read_to_string(root.join(CHANGELOG.1)).context("changelog")?;
+    check(changelog.starts_with(&format!("manyring ({})", contents.version)), || {
+        format!("{}: its first entry is not of version {}", CHANGELOG.0, contents.version)
+    })?;
+    let mut gzip = child("gzip");
+    output(gzip.arg("-9n").args([CHANGELOG.1, NEWS.1].map(|name| root.join(name))))?;
     control(contents, &root)?;
     fs::create_dir_all(folder).context(folder.display())?;
     let deb = folder.join(format!("manyring_{}_{}.deb", contents.version, contents.architecture));

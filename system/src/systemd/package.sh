@@ -28,6 +28,8 @@ boots() {
 has_booted() { patience=900 && until_ test -s /day/took && patience=; }
 ended() { grep -q -a '^GUEST_DONE' /day/console && ! kill -0 "$guest"; }
 clock() { date +%s%3N; }
+# A line of the guide, as it stands there, where the package lies.
+guide() { (cd /day && sh -ec "$(sed -n "$1p" guide)"); }
 # Fifty disks more in the file; the 37th is what $1 says.
 fifty() {
     sed '/^# fifty/,$d' /etc/manyring/manyring.toml
@@ -58,14 +60,14 @@ ip addr add 192.0.2.1/24 dev br0
 ip link set br0 up
 must "nothing is here" sh -c 'test ! -e /usr/bin/manyring -a ! -e /etc/manyring'
 installed=$(clock)
-must "install" dpkg --force-unsafe-io -i /day/manyring.deb
+must "install as the guide says" guide 1
 must "user of the service" grep -q '^manyring:' /etc/passwd
 must "nothing runs before it is enabled" sh -c '! systemctl -q is-active manyring'
-must "enable and start" systemctl enable --now manyring
-mkdir -p /var/lib/manyring
-truncate -s 64M /var/lib/manyring/web.img
-chown manyring /var/lib/manyring/web.img
-must "a disk by the API" manyring add blk --control $control --name web --socket-path /run/manyring/web.sock --blk-file /var/lib/manyring/web.img
+must "enable and start" guide 2
+must "make a file for a disk" guide 3
+must "give it to the service" guide 4
+must "a disk by the API" guide 5
+must "what the VMM is to be told" guide 6
 must "a network" network 1
 # The guest has this disk and this network until it ends, before the package is removed.
 sh /day/guest/run <>/day/keys >/day/console 2>&1 &
@@ -111,7 +113,7 @@ must "a client after kill -9" load
 must "restarted" until_ runs_again
 must "the guest goes on after kill -9" works killed
 before=$(systemctl show manyring -p MainPID --value)
-must "upgrade" dpkg --force-unsafe-io -i /day/manyring.deb
+must "upgrade" dpkg --force-unsafe-io -i /day/manyring_0.1.0_amd64.deb
 must "the new program runs" sh -c "test \$(systemctl show manyring -p MainPID --value) != $before"
 must "the guest goes on after the upgrade" works upgraded
 must "all thirteen were kept" test "$(names | wc -l)" = 13
