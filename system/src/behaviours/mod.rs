@@ -37,6 +37,7 @@ mod qemu_switch;
 mod qemu_under_libvirt;
 mod qemu_zero_copy;
 mod read_only_disk;
+mod readme_is_tried;
 mod sectors_stay;
 mod snippets_boot;
 mod soak_short;
@@ -150,6 +151,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_discard_punches_holes::BEHAVIOUR,
     uml_where_io_uring_is_refused::BEHAVIOUR,
     read_only_disk::BEHAVIOUR,
+    readme_is_tried::BEHAVIOUR,
     qemu_hot_plug::BEHAVIOUR,
     uml_without_io_uring::BEHAVIOUR,
     qemu_flush_reaches_the_host::BEHAVIOUR,

@@ -23,6 +23,7 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     if let Some(cpu) = options.cpu {
         pin(cpu).map_err(|errno| LoadError::Cpu { cpu, errno })?;
     }
+    options.await_socket();
     let (client, lanes) = connect(options)?;
     let result = timed(options, lanes, |lanes, end| Party::new(lanes, options, end)?.run());
     drop(client);

@@ -22,6 +22,7 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     if let Some(cpu) = options.cpu {
         pin(cpu).map_err(|errno| LoadError::Cpu { cpu, errno })?;
     }
+    options.await_socket();
     let mut driver = connect(options)?;
     let queues = std::mem::take(&mut driver.queues);
     let lanes = Lane::all(queues, options, driver.capacity(), RING_MAX)?;

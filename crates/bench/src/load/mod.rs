@@ -142,6 +142,17 @@ impl LoadOptions {
         Ok(())
     }
 
+    /// Waits for the socket: the daemon may have been started a moment ago, by the line above in a
+    /// script. The name appears when the socket listens. Whoever connects gets the error if it
+    /// does not appear.
+    fn await_socket(&self) {
+        let mut pauses = SOCKET_PATIENCE.as_millis() / SOCKET_PAUSE.as_millis();
+        while pauses > 0 && !self.socket.exists() {
+            std::thread::sleep(SOCKET_PAUSE);
+            pauses -= 1;
+        }
+    }
+
     /// Deals the queues to the threads, one each in turn.
     fn deal<L>(&self, lanes: impl Iterator<Item = L>) -> Vec<Vec<L>> {
         let threads = self.threads.unwrap_or(self.queues).min(self.queues).max(1);
@@ -152,6 +163,10 @@ impl LoadOptions {
         parties
     }
 }
+
+/// How long a socket is waited for that is not there yet, and the pause between two looks.
+const SOCKET_PATIENCE: Duration = Duration::from_secs(5);
+const SOCKET_PAUSE: Duration = Duration::from_millis(10);
 
 /// A request that has not come back by then never will.
 const STUCK: Duration = Duration::from_secs(10);
