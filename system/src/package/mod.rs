@@ -37,13 +37,14 @@ const CHANGELOG: (&str, &str, bool) =
     ("contrib/deb/changelog", "usr/share/doc/manyring/changelog", false);
 
 /// Files of the source, where they go, and whether they are programs.
-const FILES: [(&str, &str, bool); 16] = [
+const FILES: [(&str, &str, bool); 17] = [
     ("contrib/deb/manyring.toml", "etc/manyring/manyring.toml", false),
     ("contrib/xen/block-manyring", "etc/xen/scripts/block-manyring", true),
     ("contrib/systemd/manyring.service", "lib/systemd/system/manyring.service", false),
     ("contrib/systemd/manyring@.service", "lib/systemd/system/manyring@.service", false),
     ("contrib/systemd/manyring@.socket", "lib/systemd/system/manyring@.socket", false),
     ("contrib/deb/sysusers.conf", "usr/lib/sysusers.d/manyring.conf", false),
+    ("contrib/deb/lintian-overrides", "usr/share/lintian/overrides/manyring", false),
     COPYRIGHT,
     NEWS,
     CHANGELOG,
