@@ -76,6 +76,9 @@ fn a_process_waits_for_the_next_domain_and_one_that_was_killed_is_not_missed() {
     assert!(wait_until(|| children(&daemon).len() == 2), "the next one waits");
     let next = children(&daemon).into_iter().find(|child| *child != spare[0]).unwrap();
     kill_process(next, Signal::KILL).unwrap();
+    let stat = format!("/proc/{}/stat", next.as_raw_nonzero());
+    let has_ended = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z "));
+    assert!(wait_until(has_ended));
     client_works(&daemon.socket_of("b"), 2);
     assert!(pid(&daemon, "b") != next && room(&daemon, "b")["starts"] == 1);
     assert!(daemon.terminate().success());

@@ -22,6 +22,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const NOBODY: u32 = 65534;
 /// The room of [`NOBODY`].
@@ -154,7 +155,11 @@ fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
 struct Punch {
     puncher: Child,
     hogs: Vec<Child>,
+    /// Two of them on one CPU would hold up each other.
+    _alone: MutexGuard<'static, ()>,
 }
+
+static ALONE: Mutex<()> = Mutex::new(());
 
 impl Punch {
     /// Takes the pages from `from` on away, and returns when `is_begun`.
@@ -163,8 +168,9 @@ impl Punch {
         let mut command = bound(&["chrt", "--idle", "0", "fallocate", "--punch-hole"]);
         command.args(["--offset", &from.to_string(), "--length", &(size - from).to_string()]);
         command.arg("/proc/self/fd/0").stdin(file.try_clone().unwrap()).uid(NOBODY);
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let hogs = vec![hog(0)];
-        let mut punch = Self { puncher: command.spawn().unwrap(), hogs };
+        let mut punch = Self { puncher: command.spawn().unwrap(), hogs, _alone };
         assert!(wait_until(is_begun));
         // What is left has so little of a CPU that it takes minutes.
         punch.hogs.push(hog(-20));
