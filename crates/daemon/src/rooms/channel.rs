@@ -32,6 +32,11 @@ pub(super) struct Brought {
 }
 
 impl Brought {
+    #[cfg(fuzzing)]
+    pub(super) fn of(fds: Vec<OwnedFd>, janitor: Arc<Janitor>) -> Self {
+        Self { fds, janitor }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.fds.is_empty()
     }

@@ -410,7 +410,7 @@ impl Room {
 
     /// # Errors
     /// The room has no such device, or says what it cannot mean.
-    fn hear(&self, heard: Heard, mut fds: Brought) -> Result<(), String> {
+    pub(super) fn hear(&self, heard: Heard, mut fds: Brought) -> Result<(), String> {
         let missing = |device: &str| format!("it was not given {device:?}");
         match heard {
             Heard::Note { device, number, puts, drops, answer } => {

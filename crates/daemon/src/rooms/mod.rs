@@ -28,6 +28,8 @@ mod counts;
 mod denied;
 mod estate;
 mod front;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod house;
 mod identity;
 mod inside;

@@ -1,0 +1,107 @@
+//! A room without a process, of which the house hears: what the fuzz target `house` runs.
+
+use super::channel::Brought;
+use super::counts::Counts;
+use super::estate::Estates;
+use super::house::{Given, Room};
+use super::message::{self, FDS_MAX, Heard, SIZE_MAX, Told};
+use manyring_backend::net::null::NullPort;
+use manyring_device::net::{NetDevice, NetOptions, Offload, Reclaim};
+use manyring_engine::{Janitor, Moderation, Pool, PoolOptions};
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, watch};
+
+/// The devices that the room was given: networks of two pairs.
+pub const DEVICES: [&str; 2] = ["a", "b"];
+const PAIRS: usize = 2;
+
+/// What the house keeps of a room that a guest has taken.
+#[derive(Debug)]
+pub struct TakenRoom {
+    room: Arc<Room>,
+    estates: Vec<Arc<Estates>>,
+    counts: Vec<(Arc<Counts>, OwnedFd)>,
+    janitor: Arc<Janitor>,
+    runtime: Runtime,
+}
+
+impl TakenRoom {
+    /// `None`: the system has no file descriptor to give.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+        let guard = runtime.enter();
+        let janitor = Arc::new(Janitor::of("taken"));
+        // Nobody polls the task that would start the process.
+        let room = Room::start("taken", Arc::new([]), janitor.clone());
+        let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
+        let (mut estates, mut counts) = (Vec::new(), Vec::new());
+        for name in DEVICES {
+            let options = NetOptions {
+                name: name.to_owned(),
+                queue_pairs: PAIRS,
+                mac: [2, 0, 0, 0, 0, 9],
+                mtu: None,
+                speed: None,
+                moderation: Moderation::Off,
+                reclaim: Reclaim::Off,
+                offload: Offload::All,
+                hash_report: true,
+            };
+            let port = Arc::new(NullPort::new(PAIRS, 0));
+            let net = Arc::new(NetDevice::new(options, port, pool.clone()));
+            let counted = Arc::new(Counts::new(net.clone(), 2 * PAIRS + 1).ok()?);
+            counts.push((counted.clone(), counted.begin().ok()?));
+            let kept = Estates::new(name, 2 * PAIRS + 1);
+            estates.push(kept.clone());
+            let order = Told::Device {
+                device: name.to_owned(),
+                keys: String::new(),
+                has_image: false,
+                port: None,
+            };
+            let connected = watch::Sender::new(false);
+            let (asks, _) = mpsc::channel(1);
+            let given = Given { connected, counts: counted, net: Some(net), asks, estates: kept };
+            room.give(order, Vec::new(), given).ok()?;
+        }
+        drop(guard);
+        Some(Self { room, estates, counts, janitor, runtime })
+    }
+
+    /// The house hears a message with this number of file descriptors. False: the room is ended
+    /// for it.
+    pub fn hears(&self, bytes: &[u8], fds: usize) -> bool {
+        let _guard = self.runtime.enter();
+        let fds = (0..fds).filter_map(|_| Some(std::fs::File::open("/dev/null").ok()?.into()));
+        let brought = Brought::of(fds.collect(), self.janitor.clone());
+        message::parse::<Heard>(bytes).is_ok_and(|heard| self.room.hear(heard, brought).is_ok())
+    }
+
+    /// A front-end connects to a device: its number.
+    pub fn connects(&self, device: usize) -> Option<u64> {
+        let socket = std::fs::File::open("/dev/null").ok()?;
+        Some(self.estates[device % DEVICES.len()].add(socket.into()))
+    }
+
+    /// The room writes these bytes where the house reads its counters, which takes any.
+    pub fn counts(&self, device: usize, bytes: &[u8]) {
+        let (counts, file) = &self.counts[device % DEVICES.len()];
+        let _ = rustix::io::pwrite(file, bytes, 0);
+        counts.read();
+    }
+
+    /// The room dies: all that the next one is told of its front-ends fits a message.
+    pub fn dies(&self) {
+        for estates in &self.estates {
+            estates.bereave();
+            for (told, fds) in estates.handings() {
+                let bytes = message::emit(&told);
+                assert!(bytes.is_ok_and(|bytes| bytes.len() <= SIZE_MAX), "{told:?}");
+                assert!(fds.len() <= FDS_MAX, "{} descriptors", fds.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Door: the house, and the estate that it keeps, of a room which a guest has taken. Whatever the
+//! room says, in any order, is heard or ends the room; and what the next room is told of its
+//! front-ends always fits a message.
+#![no_main]
+
+use arbitrary::Arbitrary;
+use manyring_daemon::rooms::fuzzing::{DEVICES, TakenRoom};
+use manyring_daemon::rooms::message::{Answered, Heard, Wish, Written, emit};
+
+#[derive(Arbitrary, Debug)]
+enum Act {
+    Connect(u8),
+    Say { said: Said, device: u8, number: u8, fds: u8 },
+    Bytes { bytes: Vec<u8>, fds: u8 },
+    Counters { device: u8, bytes: Vec<u8> },
+    Die,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Said {
+    Ready,
+    Session(bool),
+    Note { puts: Vec<(u8, u16)>, drops: Vec<u8>, answer: Option<u16>, sent: bool },
+    Gone,
+    Removed,
+    Pair(u16, bool),
+    Offloads(u64),
+    Lock(bool),
+    Doubt,
+    Guest { mac: Option<[u8; 6]>, announces: bool, control: Option<u16> },
+    Counted,
+}
+
+impl Said {
+    fn heard(self, device: String, number: u64) -> Heard {
+        let ask = |device, wish| Heard::Ask { device, number, wish };
+        match self {
+            Self::Ready => Heard::Ready {},
+            Self::Session(is_open) => Heard::Session { device, is_open },
+            Self::Note { puts, drops, answer, sent } => {
+                let written = |(key, size): (u8, u16)| Written {
+                    key: key.into(),
+                    bytes: vec![key; usize::from(size) % 8000],
+                };
+                let answer = match (answer, sent) {
+                    (Some(size), _) => Answered::UnderWay(vec![1; usize::from(size) % 600]),
+                    (None, true) => Answered::Sent,
+                    (None, false) => Answered::Unchanged,
+                };
+                let puts = puts.into_iter().map(written).collect();
+                let drops = drops.into_iter().map(u32::from).collect();
+                Heard::Note { device, number, puts, drops, answer }
+            }
+            Self::Gone => Heard::Gone { device, number },
+            Self::Removed => Heard::Removed { device },
+            Self::Pair(pair, attached) => ask(device, Wish::Pair { pair, attached }),
+            Self::Offloads(bits) => ask(device, Wish::Offloads { bits }),
+            Self::Lock(is_held) => ask(device, Wish::Lock { is_held }),
+            Self::Doubt => Heard::Doubt { device },
+            Self::Guest { mac, announces, control } => {
+                Heard::Guest { device, mac, announces, control }
+            }
+            Self::Counted => Heard::Counted { number },
+        }
+    }
+}
+
+libfuzzer_sys::fuzz_target!(|acts: Vec<Act>| {
+    let Some(room) = TakenRoom::new() else { return };
+    for act in acts {
+        let goes_on = match act {
+            Act::Connect(device) => room.connects(device.into()).is_some(),
+            Act::Say { said, device, number, fds } => {
+                // Now and then one that it was not given.
+                let name = DEVICES.get(usize::from(device) % 3).copied().unwrap_or("other");
+                let heard = said.heard(name.to_owned(), (number % 8).into());
+                // One that is too long cannot be sent.
+                emit(&heard).map_or(true, |bytes| room.hears(&bytes, usize::from(fds) % 12))
+            }
+            Act::Bytes { bytes, fds } => room.hears(&bytes, usize::from(fds) % 12),
+            Act::Counters { device, bytes } => {
+                room.counts(device.into(), &bytes);
+                true
+            }
+            Act::Die => {
+                room.dies();
+                true
+            }
+        };
+        if !goes_on {
+            break;
+        }
+    }
+    room.dies();
+});
