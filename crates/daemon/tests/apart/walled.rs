@@ -93,6 +93,18 @@ impl Walled {
         assert!(wait_until(is_held), "{}", self.daemon.log());
     }
 
+    /// Returns when the kernel keeps this thread of the bad guest's room. The thread that would
+    /// tell of it may be kept too: it touches memory of the same address space.
+    fn wait_until_stuck(&self, name: &str) {
+        let tasks = format!("/proc/{}/task", self.room()["pid"]);
+        let is_stuck = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.contains(&format!("({name}) D "))
+        };
+        let threads = || std::fs::read_dir(&tasks).into_iter().flatten().flatten();
+        assert!(wait_until(|| threads().any(is_stuck)), "{}", self.daemon.log());
+    }
+
     /// Does `abuse` again and again as the other user while the prober looks. As in `beside.rs`, a
     /// stall counts only if three tries in a row see one.
     fn bear(&mut self, name: &str, mut abuse: impl FnMut() + Send) {
@@ -227,16 +239,29 @@ fn run(words: &[&str]) -> bool {
 }
 
 /// A file in memory, all of whose pages are there.
-fn large() -> OwnedFd {
-    let file = memfd_create("large", MemfdFlags::CLOEXEC).unwrap();
+fn large(name: &str) -> OwnedFd {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
     fallocate(&file, FallocateFlags::empty(), 0, LARGE).unwrap();
     file
 }
 
-/// Pages of shared files that this process has mapped and touched.
-fn resident() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
-    text.split(' ').nth(2).unwrap().parse().unwrap()
+/// KiB of the files of this name that are in memory and mapped by this process. Other tests map
+/// and unmap memory of theirs meanwhile.
+fn resident(name: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let is_meant = format!("/memfd:{name} ");
+    let mut is_of_it = false;
+    let of_line = |line: &str| {
+        if let Some(size) = line.strip_prefix("Rss:").filter(|_| is_of_it) {
+            return size.trim().trim_end_matches(" kB").parse().unwrap();
+        }
+        // The head of a mapping begins with its addresses, and each other line with a name.
+        if line.split(' ').next().is_some_and(|word| !word.ends_with(':')) {
+            is_of_it = line.contains(&is_meant);
+        }
+        0
+    };
+    text.lines().map(of_line).sum()
 }
 
 /// All pages of a file, in the memory of this process. A look at one page brings its neighbours.
@@ -259,14 +284,15 @@ fn a_user_whose_file_cannot_be_mapped_holds_his_own_room_alone() {
     ring.start();
     ring.offer();
     assert!(ring.is_answered());
-    let file = large();
+    let file = large("mapped");
     let mapped: Vec<_> = (0..MAPPINGS).map(|_| mapped_and_touched(&file)).collect();
-    let before = resident();
-    let punch = Punch::start(&file, 0, || resident() < before);
+    let before = resident("mapped");
+    assert!(before > LARGE / 1024, "{before}");
+    let punch = Punch::start(&file, 0, || resident("mapped") < before);
     let user_addr = 1 << 44;
     let region = Region { guest_addr: 1 << 40, size: LARGE, user_addr, mmap_offset: 0 };
     ring.send_region(region, &file);
-    walled.wait_until_held("janitor");
+    walled.wait_until_stuck("janitor");
     walled.holds_its_own_devices_alone("a lock of a file that is mapped", punch);
     drop(mapped);
     ring.offer();
@@ -279,7 +305,7 @@ fn a_user_whose_file_cannot_be_mapped_holds_his_own_room_alone() {
 fn a_user_who_takes_memory_away_holds_his_own_room_alone() {
     let mut walled = Walled::new();
     let bad = walled.daemon.socket_of("bad");
-    let file = large();
+    let file = large("punched");
     let mut ring = as_nobody(|| Ring::in_file(&bad, file.try_clone().unwrap(), 0, LARGE));
     ring.start();
     ring.offer();
