@@ -16,7 +16,6 @@ use process::{Daemon, wait_until};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use taken::Taken;
 
 /// The threads of a process: their names and numbers.
@@ -103,9 +102,9 @@ fn threads_of_a_room_that_are_taken_reach_nothing_and_are_told_of_and_guests_go_
     let daemon = serve("workers = 1\n", &devices, &["a", "b", "odd"]);
     let mut clients = ["a", "b"].map(|name| Client::connect(&daemon.socket_of(name), false));
     clients.iter_mut().for_each(|client| works(client, 1));
-    // A janitor stays as long as it passes the calls of a front-end on that gives no eventfd.
+    // A janitor stays as long as it passes the calls of a front-end on that gives a pipe.
     let mut odd = BlkDriver::connect(&daemon.socket_of("odd"), &BlkOptions::default()).unwrap();
-    let (_calls, call) = UnixStream::pair().unwrap();
+    let (_calls, call) = std::io::pipe().unwrap();
     odd.front.set_vring_call(0, Some(call.as_fd())).unwrap();
     let process = pid(&daemon, "a").as_raw_nonzero().get();
     let of = |name: &str| threads(process).into_iter().find(|(known, _)| known == name);
