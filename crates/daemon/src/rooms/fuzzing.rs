@@ -3,7 +3,7 @@
 use super::channel::Brought;
 use super::counts::Counts;
 use super::estate::Estates;
-use super::house::{Given, Room};
+use super::house::{Given, Kin, Room};
 use super::message::{self, FDS_MAX, Heard, SIZE_MAX, Told};
 use manyring_backend::net::null::NullPort;
 use manyring_device::net::{NetDevice, NetOptions, Offload, Reclaim};
@@ -33,9 +33,10 @@ impl TakenRoom {
     pub fn new() -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
         let guard = runtime.enter();
-        let janitor = Arc::new(Janitor::of("taken"));
+        let kin = Kin::of("taken");
+        let janitor = kin.janitor.clone();
         // Nobody polls the task that would start the process.
-        let room = Room::start("taken", Arc::new([]), janitor.clone());
+        let room = Room::start("taken", Arc::new([]), kin);
         let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
         let (mut estates, mut counts) = (Vec::new(), Vec::new());
         for name in DEVICES {
