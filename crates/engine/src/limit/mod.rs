@@ -122,6 +122,7 @@ impl Limit {
             member: member.clone(),
             due_ns: 0,
             waits_since_ns: None,
+            booked: None,
             admitted: Passed::default(),
         };
         (!rates.is_none() || member.is_some()).then(|| Box::new(gate()))
@@ -136,6 +137,9 @@ pub struct Gate {
     /// Nothing passes before; 0: the queue does not wait.
     due_ns: u64,
     waits_since_ns: Option<u64>,
+    /// The request or packet that was refused last is charged already, and passes when it is due:
+    /// other queues of the device may not take every unit that comes before this one looks again.
+    booked: Option<(Way, u64)>,
     /// What was admitted and charged since the last [`Self::settle`], by [`Way`].
     admitted: Passed,
 }
@@ -169,11 +173,15 @@ impl Gate {
             self.refuse(due_ns, now_ns, stats);
             return false;
         }
+        self.end_wait(now_ns, stats);
+        true
+    }
+
+    fn end_wait(&mut self, now_ns: u64, stats: &QueueStats) {
         self.due_ns = 0;
         if let Some(since_ns) = self.waits_since_ns.take() {
             stats.limited_ns.add(now_ns.saturating_sub(since_ns));
         }
-        true
     }
 
     fn look(&self, charges: Charges, now_ns: u64) -> u64 {
@@ -191,15 +199,27 @@ impl Gate {
         }
     }
 
-    /// As [`Self::passes`], of a request or packet that seems to have `bytes` bytes: it is charged.
+    /// As [`Self::passes`], of a request or packet that seems to have `bytes` bytes: it is charged,
+    /// also if it is refused; it passes when the queue looks again then.
     pub fn admits(&mut self, way: Way, bytes: u64, now_ns: u64, stats: &QueueStats) -> bool {
-        let passes = self.passes(way, now_ns, stats);
-        if passes {
-            self.charge(way, bytes, now_ns);
-            let (count, sum) = &mut self.admitted[way as usize];
-            (*count, *sum) = (*count + 1, *sum + bytes);
-        }
-        passes
+        let (way, bytes) = match self.booked.take() {
+            Some(booked) => {
+                self.end_wait(now_ns, stats);
+                booked
+            }
+            None => {
+                let passes = self.passes(way, now_ns, stats);
+                self.charge(way, bytes, now_ns);
+                if !passes {
+                    self.booked = Some((way, bytes));
+                    return false;
+                }
+                (way, bytes)
+            }
+        };
+        let (count, sum) = &mut self.admitted[way as usize];
+        (*count, *sum) = (*count + 1, *sum + bytes);
+        true
     }
 
     /// What was admitted has turned out to be this: the difference is charged, or given back.
@@ -214,11 +234,15 @@ impl Gate {
             let more = (passed.0.saturating_sub(admitted.0), passed.1.saturating_sub(admitted.1));
             let less = (admitted.0.saturating_sub(passed.0), admitted.1.saturating_sub(passed.1));
             self.charge_all(way, more.0, more.1, now_ns);
-            for (index, units) in Charges(way).units(less.0, less.1) {
-                self.limit.own.all[index].give_back(units);
-                if let Some(member) = &self.member {
-                    member.give_back(index, units);
-                }
+            self.give_back(way, less.0, less.1);
+        }
+    }
+
+    fn give_back(&self, way: Way, count: u64, bytes: u64) {
+        for (index, units) in Charges(way).units(count, bytes) {
+            self.limit.own.all[index].give_back(units);
+            if let Some(member) = &self.member {
+                member.give_back(index, units);
             }
         }
     }
@@ -235,6 +259,14 @@ impl Gate {
             if let Some(member) = &self.member {
                 member.charge(index, units, now_ns);
             }
+        }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        if let Some((way, bytes)) = self.booked {
+            self.give_back(way, 1, bytes);
         }
     }
 }

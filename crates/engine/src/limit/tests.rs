@@ -252,3 +252,48 @@ fn what_a_member_leaves_is_taken_by_the_others() {
     assert!(passed[2] >= 180, "{passed:?}");
     assert!((9980..=10_060).contains(&(passed[0] + passed[2])), "{passed:?}");
 }
+
+/// Queues of one device that look one after the other, always in this order.
+#[test]
+fn a_queue_that_always_looks_after_another_one_has_its_part() {
+    let ops = [10_000, 0, 0];
+    let bytes = [100 << 20, 0, 0];
+    for (rates, size) in
+        [(Rates { ops, ..Rates::default() }, 4096), (Rates { bytes, ..Rates::default() }, 1 << 20)]
+    {
+        let limit = limit(rates);
+        let mut gates = [limit.gate().unwrap(), limit.gate().unwrap()];
+        let (stats, mut passed, mut now_ns) = (QueueStats::default(), [0u64; 2], 1);
+        while now_ns < 10 * SECOND_NS {
+            for (gate, passed) in gates.iter_mut().zip(&mut passed) {
+                if gate.is_closed(now_ns) {
+                    continue;
+                }
+                gate.open();
+                let count = (0..64).take_while(|_| gate.admits(Way::Read, size, now_ns, &stats));
+                let count = count.count() as u64;
+                let mut settled = Passed::default();
+                settled[0] = (count, count * size);
+                gate.settle(settled, now_ns);
+                *passed += count;
+            }
+            now_ns =
+                gates.iter().filter_map(|gate| gate.due_ns()).min().unwrap().max(now_ns + 1000);
+        }
+        let all: u64 = passed.iter().sum();
+        let due = if size == 4096 { 100_000 } else { 1000 };
+        assert!(all.abs_diff(due) <= due / 100, "{passed:?}");
+        assert!(passed[1] >= all / 8, "{passed:?}");
+    }
+}
+
+#[test]
+fn what_was_charged_and_never_passed_is_given_back() {
+    let limit = limit(Rates { ops: [10, 0, 0], ..Rates::default() });
+    let (stats, mut gate) = (QueueStats::default(), limit.gate().unwrap());
+    assert!(gate.admits(Way::Read, 1, 1, &stats));
+    assert!(!gate.admits(Way::Read, 1, 1, &stats));
+    let arrival_ns = limit.own.all[0].arrival_ns();
+    drop(gate);
+    assert_eq!(arrival_ns - limit.own.all[0].arrival_ns(), SECOND_NS / 10);
+}
