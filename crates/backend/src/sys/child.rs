@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal};
 use std::mem::MaybeUninit;
 
 /// Has a child make `call`, and waits for the child's end. The child keeps `fd` open and closes all
-/// other files: a file that this process closes meanwhile is closed at once. All signals are
+/// other files, so it holds none of them open that this process closes. All signals are
 /// blocked in the child, but for the two that cannot be; it does not outlive the calling thread,
 /// which waits for it.
 ///

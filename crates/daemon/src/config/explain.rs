@@ -43,7 +43,7 @@ fn hint(line: &str, problem: &str) -> Option<String> {
         let name = line.trim_matches(['[', ']', ' ']);
         return Some(format!("there can be several: write [[{name}]]"));
     }
-    // What YAML and others take for a boolean.
+    // Other formats, as YAML, have these words for booleans.
     let value = line.rsplit('=').next().unwrap_or_default().trim().to_ascii_lowercase();
     let is_boolean = ["yes", "no", "on", "off", "true", "false"].contains(&value.as_str());
     let is_unquoted = problem.contains("string values must be quoted");

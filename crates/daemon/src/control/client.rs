@@ -78,7 +78,7 @@ async fn exchange(
     }
 }
 
-/// What a daemon answers that does not refuse for good.
+/// The answer of a daemon that has done a request, or can be asked again.
 enum Answer {
     Done(Bytes),
     /// It has not looked at the request: there are too many clients, or changes.

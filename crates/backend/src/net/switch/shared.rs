@@ -8,7 +8,7 @@ use manyring_wire::net::rss::Rss;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What all queues of a port share.
+/// A port, as all of its queues see it.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) id: PortId,
@@ -20,7 +20,7 @@ pub(super) struct Shared {
     pub(super) swept: AtomicU32,
     /// The second for which floods are counted, and how many there were.
     flood: AtomicU64,
-    /// What the guest takes unfinished.
+    /// Bits for the offloads that the guest accepts: segments uncut, checksums left out.
     pub(super) takes: AtomicU8,
     /// Until when the guest is lent nothing, because it has let frames lie, and how long that
     /// lasts, both in milliseconds.

@@ -1,4 +1,5 @@
-//! What a ring may be asked for, and where the rings of a process come from that makes no more.
+//! Restricts io_urings to the requests that Manyring makes, and reserves the io_urings of a process
+//! that may not make any later.
 //!
 //! ```text
 //! any process:  io_uring_setup (disabled) -> files -> REGISTER_RESTRICTIONS -> the worker enables
@@ -28,7 +29,7 @@ const REQUESTS: [u8; 8] = [
 ];
 /// Requests of sockets that are connected already (`Stream`). A reserved ring does not take them.
 const OF_SOCKETS: [u8; 2] = [opcode::Send::CODE, opcode::Recv::CODE];
-/// What may be registered once the ring is enabled: files, and a number of threads.
+/// The registrations that an enabled ring accepts: of files, and of a number of threads.
 /// `IORING_REGISTER_FILES_UPDATE`, `IORING_REGISTER_IOWQ_MAX_WORKERS`.
 const REGISTRATIONS: [u8; 2] = [6, 19];
 

@@ -13,6 +13,6 @@ pub(crate) struct RawSwitch {
     /// The interface by which the guests of the switch reach the host. A tap is joined if it
     /// exists, else created.
     pub(crate) uplink: Option<String>,
-    /// What the uplink is: `tap` (the default), `macvtap`, or `xdp`.
+    /// Kind of the uplink: `tap` (the default), `macvtap`, or `xdp`.
     pub(crate) uplink_kind: Option<String>,
 }

@@ -80,7 +80,7 @@ fn tags_of_a_priority_and_of_no_vlan_reach_ports_of_every_vlan_only() {
     assert_eq!((access.counter("dropped_vlan"), trunk.counter("dropped_vlan")), (3, 2));
     assert_eq!(access.numbers(), [9]);
     assert_eq!(all.receive(), [tagged(4, 0xe005, 9)]);
-    // A tag that is cut short is none: the frame has no VLAN.
+    // The frame ends within its VLAN tag, so it counts as one without a tag.
     let short = tagged(1, 5, 10)[..14].to_vec();
     all.send_all(std::slice::from_ref(&short));
     assert_eq!(other.receive(), [tagged(4, 0xe005, 9), short]);
