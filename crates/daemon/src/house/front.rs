@@ -112,7 +112,7 @@ impl Shared {
         let of = |name: &str| plan.wanted().find(|wanted| wanted.plan().name == name);
         let has_front = |wanted: Wanted| wanted.domain(self.domains).is_some();
         self.rooms.keep_heirlooms(|name| of(name).is_some_and(has_front)).await;
-        // What is not taken would stay open as long as this process lives.
+        // This closes the queues of taps that no device of this process takes over.
         let takes = |wanted: Wanted| match wanted {
             Wanted::Blk(_) => true,
             Wanted::Net(net) => matches!(net.port, PortPlan::Tap { .. }),

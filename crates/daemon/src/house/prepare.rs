@@ -33,9 +33,9 @@ pub(super) struct Ready {
     served: Served,
 }
 
-/// The calls of the host by which a device is had: the first binds its socket, if it is made here
-/// and there is none yet, the second opens it. They are done in the turn that they have in a row,
-/// one after the other on one thread.
+/// The slow calls of the host that prepare a device, made one after the other on one thread: the
+/// first binds its socket, unless it was handed in or exists already, and the second opens the
+/// device.
 #[derive(Debug)]
 struct Calls {
     bound: Option<oneshot::Receiver<Result<Unnamed, ListenError>>>,

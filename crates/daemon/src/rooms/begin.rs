@@ -26,7 +26,7 @@ const SPARE_PAUSE: Duration = Duration::from_millis(500);
 /// A process, and the house's end of its channel.
 type Spawned = (Child, OwnedFd);
 
-/// What the thread is asked for.
+/// An order to the thread that starts rooms.
 enum Order {
     /// A process, and where it is awaited.
     Room { arguments: Arc<[OsString]>, spawned: oneshot::Sender<io::Result<Spawned>> },
@@ -52,7 +52,7 @@ pub(super) fn prepare(arguments: Arc<[OsString]>) {
     }
 }
 
-/// Where the thread takes its orders, which is started if there is none.
+/// Returns the channel to the thread that starts rooms, and starts that thread if there is none.
 ///
 /// # Errors
 /// The system has no thread now. It may have one later.
@@ -71,7 +71,7 @@ fn orders() -> io::Result<mpsc::Sender<Order>> {
 #[derive(Default)]
 struct Starter {
     spare: Option<Spawned>,
-    /// What a spare is to be started with, if one is wanted and there is none.
+    /// The arguments for the next spare process, if one is wanted and there is none.
     wanted: Option<Arc<[OsString]>>,
 }
 

@@ -25,7 +25,7 @@ const NAMED: usize = 64;
 /// How long the last lines of a room are waited for.
 const LINES_PATIENCE: Duration = Duration::from_millis(50);
 
-/// What the rooms of a domain may write, one room after the other.
+/// The rate at which the rooms of a domain may write to the log, over all their starts.
 #[derive(Debug)]
 pub(super) struct Chatter(Mutex<Rate>);
 

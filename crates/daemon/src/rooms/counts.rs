@@ -73,7 +73,7 @@ fn blank(queues: usize) -> Result<OwnedFd, Errno> {
     sealed("counters", queues * size())
 }
 
-/// A file in memory of so many bytes, which nobody can make longer or shorter.
+/// Makes a file in memory of `bytes` bytes, sealed so that nobody can change its length.
 pub(super) fn sealed(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags)?;

@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, watch};
 pub const DEVICES: [&str; 2] = ["a", "b"];
 const PAIRS: usize = 2;
 
-/// What the house keeps of a room that a guest has taken.
+/// A room that a guest controls, with the records that the house keeps of it.
 #[derive(Debug)]
 pub struct TakenRoom {
     room: Arc<Room>,

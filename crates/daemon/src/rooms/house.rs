@@ -55,7 +55,7 @@ pub(super) struct Room {
     kin: Kin,
 }
 
-/// What all rooms of a domain have, one room after the other.
+/// The parts that each room of a domain shares with the rooms before and after it.
 #[derive(Clone, Debug)]
 pub(super) struct Kin {
     /// Closes the file descriptors that the rooms had no reason to send.

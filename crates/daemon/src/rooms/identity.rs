@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 /// The highest number of a process is below 2^22.
 const FIRST: u32 = 0x7000_0000;
 
-/// What the kernel has refused; empty: nothing.
+/// The names of the rights that the kernel refused to take away; empty if it refused none.
 static REFUSED: OnceLock<String> = OnceLock::new();
 
 /// Takes a user and namespaces of its own. Whatever is refused is left, and told by [`refused`].
