@@ -48,7 +48,7 @@ pub const VIRTIO_BLK_T_WRITE_ZEROES: u32 = 13;
 /// Request type: secure erase.
 pub const VIRTIO_BLK_T_SECURE_ERASE: u32 = 14;
 
-/// What the status byte of a request says (§5.2.6).
+/// The status byte by which the device answers a request (§5.2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {
@@ -148,7 +148,7 @@ pub const SEGMENT_SIZE: usize = 16;
 /// `RawSegment::flags`: the range may be deallocated.
 pub const SEGMENT_UNMAP: u32 = 1;
 
-/// What a request asks for: the header, parsed.
+/// The operation that a driver requests: a header with its sector turned into a byte offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     /// Read from `offset` (bytes).

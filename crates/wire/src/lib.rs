@@ -1,4 +1,4 @@
-//! What bytes mean: every format a peer can send. No I/O, no clock, no unsafe.
+//! Bytes of every format that a peer can send, parsed and emitted. No I/O, no clock, no unsafe.
 //!
 //! transport -> queue -> device -> backend; **wire** lies under all of them. Every type here is
 //! parsed from bytes or emitted to bytes and does nothing else: `parse` checks once, and a value

@@ -1,4 +1,4 @@
-//! NBD, the client's half: what a server of network block devices is asked, and what it answers.
+//! NBD, the client's half: requests to a server of network block devices, and its answers.
 //!
 //! The specification is `doc/proto.md` of the NBD project (fixed newstyle negotiation, simple and
 //! structured replies) and its `doc/uri.md`.
@@ -47,22 +47,22 @@ pub const FLAG_FUA: u16 = 1;
 /// Command flag of write zeroes: no hole may be made.
 pub const FLAG_NO_HOLE: u16 = 1 << 1;
 
-/// What a server has sent that no server may send, or that this client does not speak.
+/// A message of the server that breaks the protocol, or a version that this client does not speak.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NbdError {
     /// The first bytes are not those of an NBD server.
     #[error("is no NBD server: it does not send NBD's greeting")]
     NoServer,
-    /// It speaks the protocol of before 2011.
+    /// The server speaks the negotiation of before 2011, oldstyle or without fixed newstyle.
     #[error("speaks an NBD protocol that is too old (no fixed newstyle negotiation)")]
     OldStyle,
-    /// It has refused an option.
+    /// The server has refused an option of the negotiation.
     #[error("{0}")]
     Refused(OptionRefused),
-    /// Its answer to an option is not one.
+    /// The server's answer to an option of the negotiation is malformed.
     #[error("has answered the negotiation with what is no answer ({0})")]
     Handshake(&'static str),
-    /// Bytes in the place of a reply that are none.
+    /// Bytes that should begin a reply, and do not.
     #[error("has sent what is no reply ({0})")]
     Reply(&'static str),
 }

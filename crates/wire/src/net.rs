@@ -164,7 +164,8 @@ pub struct Config {
     pub supported_hash_types: U32,
 }
 
-/// What a side takes that is not finished: partial checksums, uncut segments.
+/// Unfinished packets that one side accepts: partial checksums, and segments that are still to be
+/// cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Offloads {
     /// Partial checksums; every other one needs it.
@@ -182,7 +183,8 @@ pub struct Offloads {
 }
 
 impl Offloads {
-    /// What a driver takes: its `GUEST_*` features, or what it has set by command.
+    /// The unfinished packets that a driver accepts: by its `GUEST_*` features, or by the bits of
+    /// `GUEST_OFFLOADS_SET`.
     #[must_use]
     pub const fn of_guest(bits: u64) -> Self {
         let csum = bits & VIRTIO_NET_F_GUEST_CSUM != 0;
@@ -198,7 +200,7 @@ impl Offloads {
         }
     }
 
-    /// What a device takes: the `HOST_*` features that were negotiated.
+    /// The unfinished packets that a device accepts: the `HOST_*` features that were negotiated.
     #[must_use]
     pub const fn of_host(features: u64) -> Self {
         let csum = features & VIRTIO_NET_F_CSUM != 0;
@@ -297,7 +299,7 @@ pub struct RawHeader {
     pub num_buffers: U16,
 }
 
-/// What is wrong with a header that a driver sent.
+/// Why the header of a frame that a driver sent is refused; the frame is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each is")]
 pub enum HeaderError {
@@ -343,8 +345,9 @@ impl RawHeader {
         transmute!(words)
     }
 
-    /// The same for a packet that fills one buffer, without partial checksum or segmentation; none
-    /// if the header says that the packet has either. `bytes` are the header as the port gave it.
+    /// The header for a driver, as by [`Self::to_driver`], of a packet that fills one buffer and
+    /// has neither a partial checksum nor segmentation; `None` if the header says that the packet
+    /// has either. `bytes` are the header as the port gave it.
     #[inline]
     #[must_use]
     pub fn plain_to_driver(
@@ -406,8 +409,9 @@ impl RawHeader {
             clean.gso_type = self.gso_type;
             clean.gso_size = self.gso_size;
         }
-        // A hint that a device must not rely on (§5.1.6.2.2), so no reason to drop the frame; but
-        // a tap refuses headers that are longer than what it gets.
+        // `hdr_len` is a hint that a device must not rely on (§5.1.6.2.2), so a wrong one is no
+        // reason to drop the frame; but a tap refuses a header that is longer than the frame: cut
+        // it.
         let frame = u16::try_from(len).unwrap_or(u16::MAX);
         clean.hdr_len = self.hdr_len.get().min(frame).into();
         Ok(clean)

@@ -15,7 +15,7 @@ pub const HEADER_SIZE: usize = 12;
 pub const PAYLOAD_SIZE_MAX: usize = 4096;
 /// Most regions, and so file descriptors, of one `SET_MEM_TABLE`.
 pub const TABLE_REGIONS_MAX: usize = 8;
-/// Memory slots offered with `CONFIGURE_MEM_SLOTS`: as many as QEMU and libblkio can use.
+/// Memory slots offered with `CONFIGURE_MEM_SLOTS`: the most that QEMU and libblkio can use.
 pub const MEM_SLOTS: u64 = 509;
 /// Largest config space access of one message.
 pub const CONFIG_SIZE_MAX: u32 = 256;
@@ -262,7 +262,7 @@ pub enum Payload {
     StateTransfer,
     /// An IOTLB message.
     Iotlb,
-    /// Offset, size, flags and that many bytes.
+    /// Offset, size, flags, and the number of bytes that the size says.
     Config,
     /// [`InflightArea`], with or without its padding.
     Inflight,
@@ -281,7 +281,8 @@ impl Payload {
             Self::MemTable => (8, 8 + TABLE_REGIONS_MAX * size_of::<Region>()),
             Self::Log => (16, 16),
             Self::Iotlb => (32, 32),
-            // Also of what cannot be: it is answered with an error, and the session goes on.
+            // A size that no access may have passes here too: the answer says that the access
+            // failed, and the session goes on.
             Self::Config => (12, PAYLOAD_SIZE_MAX),
             Self::Inflight => (20, 24),
             Self::Opaque => (0, PAYLOAD_SIZE_MAX),
@@ -298,7 +299,7 @@ pub enum Fds {
     One,
     /// One, or none if bit 8 of the payload is set.
     OneUnlessFlag,
-    /// As many as the table has regions.
+    /// One for each region of the table.
     PerRegion,
     /// Up to one: the row is not served, what comes is closed.
     Any,

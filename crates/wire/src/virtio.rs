@@ -1,4 +1,4 @@
-//! What every virtio device shares: feature bits, status bits, device ids (virtio 1.3 §2, §6).
+//! Common to all virtio devices: feature bits, status bits, device ids (virtio 1.3 §2, §6).
 
 /// A legacy driver may lay out its buffers as it likes (§6.3): a header may share a descriptor with
 /// what follows it. Drivers that follow virtio 1.0 do so without this bit.

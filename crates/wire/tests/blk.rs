@@ -1,4 +1,4 @@
-//! What a driver of a disk can say, at every limit: requests, segments, descriptors.
+//! Bytes that a driver of a disk can send, at every limit: requests, segments, descriptors.
 
 use manyring_wire::blk::{
     RawHeader, RawSegment, RequestKind, SECTOR_SIZE, Segment, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_OUT,

@@ -1,4 +1,4 @@
-//! What a driver of a network device can say, at every limit: offloads, headers, commands.
+//! Bytes that a driver of a network device can send, at every limit: offloads, headers, commands.
 
 use manyring_wire::net::{
     Coalescing, Command, CommandError, FilterTable, HDR_F_DATA_VALID, HDR_F_NEEDS_CSUM,

@@ -1,4 +1,4 @@
-//! What a front-end can send, at every limit: headers, payloads, regions, vring indexes.
+//! Messages that a front-end can send, at every limit: headers, payloads, regions, vring indexes.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 use manyring_wire::vhost_user::{

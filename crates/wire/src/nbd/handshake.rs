@@ -41,10 +41,10 @@ const REPLY_DATA_MAX: usize = 8192;
 const REPLIES_MAX: u32 = 64;
 /// Bytes of the name of an export at most.
 const NAME_MAX: usize = 4096;
-/// What a server takes that does not say it (`doc/proto.md`, "Block size constraints").
+/// Block sizes of a server that states none (`doc/proto.md`, "Block size constraints").
 const BLOCKS: Blocks = Blocks { min: 1, preferred: 4096, max: 32 << 20 };
 
-/// What is wanted of the server.
+/// The export that a client asks the server for, and whether the connection is encrypted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
     /// The name of the export; empty: the server's default.
@@ -58,7 +58,7 @@ pub struct Wish {
 pub struct Blocks {
     /// The unit of offsets and lengths, a power of two.
     pub min: u32,
-    /// What the server suggests, a power of two.
+    /// The size of reads and writes that the server recommends, a power of two.
     pub preferred: u32,
     /// The data of one command at most.
     pub max: u32,
@@ -89,13 +89,13 @@ pub enum OptionRefused {
     /// It speaks no TLS.
     #[error("speaks no TLS")]
     NoTls,
-    /// It knows no `NBD_OPT_GO`.
+    /// The server knows no `NBD_OPT_GO`.
     #[error("is too old: it knows no NBD_OPT_GO")]
     NoGo,
-    /// It is about to end.
+    /// The server is about to end.
     #[error("is shutting down")]
     Shutdown,
-    /// Its policy.
+    /// The server's policy forbids it to this client.
     #[error("refuses this client")]
     Policy,
     /// Another error, by its number.
@@ -163,7 +163,7 @@ impl Handshake {
     /// [`NbdError`]: the connection is over.
     ///
     /// # Panics
-    /// If `bytes` are not as many as were needed.
+    /// If `bytes` are more or fewer than [`Self::needs`] said.
     pub fn take(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<Progress, NbdError> {
         assert_eq!(bytes.len(), self.needs(), "as many bytes as were asked for");
         match self.state {
@@ -285,7 +285,8 @@ impl Handshake {
             (INFO_EXPORT | INFO_BLOCK_SIZE, _) => {
                 return Err(NbdError::Handshake("information of a wrong length"));
             }
-            // Names and descriptions, which nobody has asked for.
+            // Other information, such as the export's name and description: this client does not
+            // use it.
             _ => {}
         }
         Ok(())
@@ -312,7 +313,8 @@ fn refusal(kind: u32) -> OptionRefused {
         REP_ERR_TLS_REQD => OptionRefused::TlsRequired,
         REP_ERR_UNKNOWN => OptionRefused::Unknown,
         REP_ERR_SHUTDOWN => OptionRefused::Shutdown,
-        // It was asked for its block sizes, and has given them before.
+        // The client asked for the block sizes in `NBD_OPT_GO`, so a sound server does not answer
+        // with this error.
         REP_ERR_BLOCK_SIZE_REQD => OptionRefused::Other(8),
         other => OptionRefused::Other(other & !REP_ERROR),
     }

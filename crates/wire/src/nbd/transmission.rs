@@ -24,7 +24,7 @@ const CHUNK_IS_ERROR: u16 = 1 << 15;
 /// Bytes of an error chunk's payload at most: its head, a message, an offset.
 const ERROR_MAX: u32 = 6 + 4096 + 8;
 
-/// What a command does.
+/// The operation of a command (`NBD_CMD_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum CommandKind {
@@ -34,7 +34,7 @@ pub enum CommandKind {
     Write = 1,
     /// `NBD_CMD_DISC`: the client leaves; no reply.
     Disconnect = 2,
-    /// `NBD_CMD_FLUSH`: what was answered before is durable.
+    /// `NBD_CMD_FLUSH`: every write that was answered before becomes durable.
     Flush = 3,
     /// `NBD_CMD_TRIM`
     Trim = 4,
@@ -45,11 +45,11 @@ pub enum CommandKind {
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// What it does.
+    /// The operation.
     pub kind: CommandKind,
     /// `FLAG_*`.
     pub flags: u16,
-    /// Comes back in its reply.
+    /// The client's number of the command; the reply carries the same.
     pub cookie: u64,
     /// First byte.
     pub offset: u64,
@@ -131,14 +131,14 @@ impl ReplyError {
     }
 }
 
-/// What the head of a reply says.
+/// The head of a reply, parsed: a simple reply, or one chunk of a structured one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// A simple one; the data of a read follow if there is no error.
     Simple {
         /// Why the command has failed.
         error: Option<ReplyError>,
-        /// The command's.
+        /// The cookie of the command that is answered.
         cookie: u64,
     },
     /// A chunk of a structured one, whose payload follows.
@@ -148,17 +148,17 @@ pub enum Reply {
 /// The head of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// What follows.
+    /// The type of the payload.
     pub kind: ChunkKind,
     /// The reply ends with it.
     pub is_last: bool,
-    /// The command's.
+    /// The cookie of the command that is answered.
     pub cookie: u64,
     /// Bytes of payload: checked for the kind.
     pub len: u32,
 }
 
-/// What a chunk holds.
+/// The type of a chunk's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkKind {
     /// Nothing; always the last.
@@ -278,7 +278,7 @@ impl Hole {
     }
 }
 
-/// What every error's payload begins with; its message is not read.
+/// The number at the beginning of every error chunk's payload; the message behind it is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorHead(pub ReplyError);
 
@@ -286,7 +286,8 @@ impl ErrorHead {
     /// Bytes that are read of it.
     pub const SIZE: usize = 4;
 
-    /// The head of an error. Success is none: it is taken for `EIO`.
+    /// The error of these four bytes. A server that sends 0 (success) in an error chunk means
+    /// `EIO`.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::SIZE]) -> Self {
         Self(ReplyError::of(u32_at(bytes, 0)).unwrap_or(ReplyError::Io))

@@ -30,7 +30,7 @@ pub enum Host {
 /// Why a text is no NBD URI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
-    /// Another scheme, or none.
+    /// The scheme is missing, or is not one of NBD's.
     #[error("must begin with nbd://, nbds://, nbd+unix:/// or nbds+unix:///")]
     Scheme,
     /// A unix URI without its socket.
@@ -42,7 +42,7 @@ pub enum UriError {
     /// No number of a port.
     #[error("the port is no number from 1 to 65535")]
     Port,
-    /// An escape that is none, or bytes that are no UTF-8.
+    /// A `%` without two hexadecimal digits, or escaped bytes that are not UTF-8.
     #[error("has a % that is not followed by two hexadecimal digits of UTF-8")]
     Escape,
     /// A user.

@@ -44,7 +44,7 @@ pub mod class {
     pub const NOTF_COAL_VQ_GET: u8 = 3;
 }
 
-/// What the status byte of a command says.
+/// The status byte by which the device answers a command (§5.1.6.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CtrlStatus {
@@ -66,7 +66,7 @@ pub enum RxMode {
     NoBcast,
 }
 
-/// The MAC table: what is received beside the device's own address.
+/// The MAC table: addresses whose frames are received beside those to the device's own address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FilterTable {
     /// Unicast addresses.
@@ -108,7 +108,7 @@ pub enum Command {
     VlanDel(u16),
     /// The driver has announced itself.
     AnnounceAck,
-    /// Use that many queue pairs.
+    /// Use this number of queue pairs.
     QueuePairs(u16),
     /// Choose the receiveq of each frame by its hash.
     Rss(RssConfig),
@@ -126,7 +126,7 @@ pub enum Command {
     CoalesceQuery(u16),
 }
 
-/// What is wrong with a command.
+/// Why a command is refused; its status byte becomes `VIRTIO_NET_ERR`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum CommandError {
@@ -236,7 +236,7 @@ impl Command {
 }
 
 impl Command {
-    /// What a driver writes, before the status byte.
+    /// The bytes that a driver writes before the status byte: class, command, data.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let (class, command, data) = match self {
@@ -314,7 +314,7 @@ impl Coalescing {
 }
 
 impl QueueCoalescing {
-    /// What a driver writes to set it, `struct virtio_net_ctrl_coal_vq`.
+    /// The data of the command that sets these parameters, `struct virtio_net_ctrl_coal_vq`.
     #[must_use]
     pub fn emit(self) -> [u8; 12] {
         let mut bytes = [0; 12];

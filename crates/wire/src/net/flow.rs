@@ -29,28 +29,29 @@ pub const VLAN_TAG: usize = 4;
 pub const PPPOE: usize = 8;
 /// How often a tag or a session is looked behind.
 pub const LOOKS_BEHIND: usize = 2;
-/// What an IPv4 packet is called, by Ethernet and by PPP.
+/// The protocol numbers of IPv4 in an Ethernet header and in a PPP header.
 pub const TYPES_IPV4: [u16; 2] = [0x0800, 0x0021];
-/// What an IPv6 packet is called, by Ethernet and by PPP.
+/// The protocol numbers of IPv6 in an Ethernet header and in a PPP header.
 pub const TYPES_IPV6: [u16; 2] = [0x86dd, 0x0057];
-/// A tag, of a customer or a provider.
+/// The EtherTypes of a customer's and of a provider's VLAN tag.
 pub const TYPES_VLAN: [u16; 2] = [0x8100, 0x88a8];
-/// A PPPoE session.
+/// The EtherType of a PPPoE session.
 pub const TYPE_PPPOE: u16 = 0x8864;
 /// TCP, UDP and SCTP have their ports in the same place.
 pub const PROTOCOLS_WITH_PORTS: [u8; 3] = [6, 17, 132];
-/// "More fragments", and where the fragment lies.
+/// Mask of an IPv4 header's "more fragments" flag and fragment offset: 0 if the packet is whole.
 pub const FRAGMENT: u16 = 0x3fff;
 /// Odd numbers whose products spread over all bits.
 pub const MIX: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93];
 
-/// What a frame belongs to.
+/// The flow of a frame, and whether it is one connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// The number of the flow.
     pub number: u64,
-    /// It is one connection. If not, several go by the same number (fragments, tunnels, echoes,
-    /// what is no IP): they may be spread by it, and each is sent by whom it likes.
+    /// The flow is one connection. If not, several connections may have the same number (fragments,
+    /// tunnels, echoes, frames without IP): a queue may be chosen by the number, but the queue on
+    /// which the guest sends such frames says nothing of where the answers belong.
     pub is_connection: bool,
 }
 

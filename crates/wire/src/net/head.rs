@@ -63,7 +63,7 @@ pub enum Alone {
     Flags,
 }
 
-/// What the headers of a frame belong to.
+/// The protocols of a frame that can be joined with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// TCP over IPv4.
@@ -207,7 +207,7 @@ impl Head {
         }
     }
 
-    /// What it belongs to.
+    /// The protocols of the frame.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
@@ -278,7 +278,7 @@ fn check_ipv4(ip: &[u8; IPV4], packet: usize) -> Result<usize, Alone> {
     if is_right { Ok(IPV4) } else { Err(Alone::Wrong) }
 }
 
-/// The same for IPv6.
+/// Checks the fixed header of IPv6 before a packet of `packet` bytes; returns its size.
 #[inline]
 fn check_ipv6(ip: &[u8; IPV6], packet: usize) -> Result<usize, Alone> {
     let is_right = ip[0] >> 4 == 6

@@ -12,7 +12,7 @@
 use super::head::{TYPE_IPV4, TYPE_IPV6, TYPE_VLAN, array, fold};
 use super::{HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, RawHeader};
 
-/// Segments of a frame at most: with an MSS of 128 bytes the longest frame has as many.
+/// Segments of a frame at most: the longest frame with an MSS of 128 bytes has 512.
 pub const SEGMENTS_MAX: usize = 512;
 
 const ETHERNET: usize = 14;

@@ -84,7 +84,7 @@ fn headers_said_to_be_longer_than_their_frame_are_cut_to_it() {
         let clean = RawHeader { hdr_len: said.into(), ..header }.checked(len, ALL).unwrap();
         assert_eq!(clean.hdr_len.get(), handed_on, "{said} of {len}");
     }
-    // No frame is so long that its length has no place in the field.
+    // The length of the longest frame still fits into the field.
     let clean = RawHeader { hdr_len: u16::MAX.into(), ..header }.checked(65_549, ALL).unwrap();
     assert_eq!(clean.hdr_len.get(), u16::MAX);
 }

@@ -71,7 +71,7 @@ pub enum Request {
     CheckDeviceState,
 }
 
-/// What is wrong with a message.
+/// Why a message of the front-end cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum ParseError {

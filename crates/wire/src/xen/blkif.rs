@@ -28,7 +28,7 @@ pub const SECTORS_PER_PAGE: u8 = 8;
 pub const SEGMENTS_MAX: usize = 11;
 /// Most pages of segments of one indirect request (`BLKIF_MAX_INDIRECT_PAGES_PER_REQUEST`).
 pub const INDIRECT_PAGES_MAX: usize = 8;
-/// Most segments of one indirect request: as many as its pages hold.
+/// Most segments of one indirect request: 8 pages hold 512 each.
 pub const INDIRECT_SEGMENTS_MAX: u16 = 4096;
 
 /// `operation`: read.
@@ -109,7 +109,8 @@ impl Abi {
         }
     }
 
-    /// What a front-end of this ABI writes into its `protocol` node; `None` if it writes none.
+    /// The value that a front-end of this ABI writes into its `protocol` node; `None` if it writes
+    /// none.
     #[must_use]
     pub const fn name(self) -> Option<&'static str> {
         match self {
@@ -129,7 +130,8 @@ impl Abi {
         }
     }
 
-    /// Entries of a ring of `1 << order` pages: as many as fit, rounded down to a power of two.
+    /// Entries of a ring of `1 << order` pages: the largest power of two that fits behind the
+    /// indexes.
     #[must_use]
     pub const fn ring_size(self, order: u32) -> u16 {
         assert!(order <= RING_PAGE_ORDER_MAX);
@@ -277,7 +279,7 @@ impl Status {
 /// A response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// That of the request.
+    /// The id of the request.
     pub id: u64,
     /// [`Request::echo`]: the operation of the request. Of an indirect request it is the inner
     /// operation; with any other, a Linux front-end gives the disk up.
@@ -298,7 +300,7 @@ impl Response {
         [self.id as u32, (self.id >> 32) as u32, last]
     }
 
-    /// Parses the words of a response. `None`: its status is none of the specification's.
+    /// Parses the words of a response. `None`: the specification has no such status.
     #[must_use]
     #[allow(clippy::cast_possible_wrap, reason = "the status is carried as its bits")]
     pub const fn parse(words: [u32; RESPONSE_WORDS]) -> Option<Self> {

@@ -1,4 +1,4 @@
-//! What the nodes of a Xen block device say together: one record for each step of its life.
+//! The nodes of a Xen block device, read together: one record for each step of its life.
 //!
 //! ```text
 //! tool stack   Assignment    whose disk it is, and what is served        both ends Initialising
@@ -55,7 +55,7 @@ fn write_flag(key: Key, value: bool) -> (String, String) {
     write(key, u8::from(value))
 }
 
-/// What the tool stack has written into the back-end's folder.
+/// The nodes that the tool stack has written into the back-end's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assignment {
     /// Path of the front-end's folder.
@@ -64,7 +64,7 @@ pub struct Assignment {
     pub frontend_id: u16,
     /// `mode`: may the front-end write?
     pub writable: bool,
-    /// `params`: what is to be served.
+    /// `params`: the image to serve, as the tool stack names it.
     pub params: String,
     /// 0: the device is to go for good.
     pub online: bool,
@@ -106,7 +106,7 @@ pub struct Discard {
     pub secure: bool,
 }
 
-/// What a back-end can do.
+/// The features that a back-end offers to a front-end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
     /// Write barriers.
@@ -152,8 +152,8 @@ impl Offer {
         nodes
     }
 
-    /// What the requests of a front-end are checked against that was offered this, and connected
-    /// to `disk`.
+    /// The borders that requests are checked against, of a front-end that was offered this and is
+    /// connected to `disk`.
     #[must_use]
     pub fn limits(&self, disk: &Disk, writable: bool) -> Limits {
         let block = (u64::from(disk.sector_size) / SECTOR_SIZE).max(1);
@@ -209,7 +209,7 @@ pub struct Queue {
     pub event_channel: u32,
 }
 
-/// What a front-end needs for a connection.
+/// The front-end's half of a connection: its ABI, and the ring and event channel of each queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// The ABI of its requests.
@@ -361,7 +361,7 @@ fn parse_own(
     }
 }
 
-/// What a back-end says of its disk when it connects, and again when the disk's size changes.
+/// A disk's size and block sizes, told when the back-end connects and again when the size changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disk {
     /// Size in sectors of 512 bytes.

@@ -6,7 +6,7 @@
 //! descriptors. Who calls [`Call::Create`] is that domain from then on, until the connection ends
 //! and the domain with it; everybody else is domain 0.
 
-/// What the second socket's name has behind that of the first.
+/// The suffix by which the second socket's path differs from the first's.
 pub const SOCKET_SUFFIX: &str = ".hypercall";
 /// Bytes of a call, and of an answer.
 pub const CALL_SIZE: usize = 16;
@@ -49,7 +49,7 @@ pub enum Call {
         /// Which port.
         port: u32,
     },
-    /// Closes a port of ours. The other end may be bound again.
+    /// Closes a port of the caller. The other end may be bound again.
     Close {
         /// The port.
         port: u32,
@@ -68,7 +68,7 @@ pub struct Outcome {
 }
 
 impl Call {
-    /// Parses a call. `None`: there is none like this.
+    /// Parses a call. `None`: the number names no call, or an argument is out of its range.
     #[must_use]
     pub fn parse(bytes: &[u8; CALL_SIZE]) -> Option<Self> {
         let [number, a, b, c] = words(bytes);

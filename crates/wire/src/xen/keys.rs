@@ -30,7 +30,7 @@ pub enum Folder {
     Queue,
 }
 
-/// What the value of a node looks like.
+/// The form that the value of a node must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// `0` or `1`.
@@ -59,7 +59,7 @@ pub struct Key {
     pub folder: Folder,
     /// Who writes it.
     pub writer: Writer,
-    /// What its value looks like.
+    /// The form of its value.
     pub form: Form,
     /// The value of a node that does not exist. `None`: it must exist, or its record says what is
     /// meant without it.
@@ -105,7 +105,7 @@ keys! {
     ONLINE = "online", Back by Toolstack, Form::Flag, Some("1");
     /// May the front-end write? `!` permits it although others do: both are writable.
     MODE = "mode", Back by Toolstack, Form::Word(&["r", "w", "w!"]), Some("w");
-    /// What is served: free text, most often a file's name.
+    /// The image to serve: free text, most often a file's name.
     PARAMS = "params", Back by Toolstack, Form::Text, Some("");
     /// Numbers of the block device that is served, in hexadecimal, as `major:minor`.
     PHYSICAL_DEVICE = "physical-device", Back by Toolstack, Form::Text, Some("");
@@ -137,7 +137,7 @@ keys! {
         number_from(0, U32), Some("0");
     /// Largest ring, in log2 of its pages.
     MAX_RING_PAGE_ORDER = "max-ring-page-order", Back by Back, number_from(0, U32), Some("0");
-    /// Largest ring in pages; an older name for the same.
+    /// Largest ring in pages; an older name of `max-ring-page-order`.
     MAX_RING_PAGES = "max-ring-pages", Back by Back, power_from(1, U32), Some("1");
     /// Most queues.
     MULTI_QUEUE_MAX_QUEUES = "multi-queue-max-queues", Back by Back, number_from(1, U32), Some("1");
@@ -162,7 +162,7 @@ keys! {
     BACKEND_ID = "backend-id", Front by Toolstack, number_from(0, 0x7fef), Some("0");
     /// The disk's number in the guest.
     VIRTUAL_DEVICE = "virtual-device", Front by Toolstack, number_from(0, U32), Some("0");
-    /// What the guest shall take it for: `disk`, `cdrom`, `floppy`.
+    /// The kind of disk that the guest shall see: `disk`, `cdrom`, `floppy`.
     DEVICE_TYPE = "device-type", Front by Toolstack, Form::Text, Some("disk");
     /// 0: the front-end is to be on its guard against the back-end.
     TRUSTED = "trusted", Front by Toolstack, Form::Flag, Some("1");
@@ -174,7 +174,7 @@ keys! {
     /// Size of each ring, in log2 of its pages.
     RING_PAGE_ORDER = "ring-page-order", Front by Front,
         number_from(0, RING_PAGE_ORDER_MAX as u64), Some("0");
-    /// Size of each ring in pages; an older name for the same.
+    /// Size of each ring in pages; an older name of `ring-page-order`.
     NUM_RING_PAGES = "num-ring-pages", Front by Front, power_from(1, RING_PAGES_MAX), Some("1");
     /// Queues of the front-end.
     MULTI_QUEUE_NUM_QUEUES = "multi-queue-num-queues", Front by Front, number_from(1, U32),
@@ -196,11 +196,11 @@ keys! {
 pub struct KeyError {
     /// The node, as seen from the folder of its end: `queue-3/ring-ref1`.
     pub key: String,
-    /// What is wrong.
+    /// The fault of its value.
     pub fault: KeyFault,
 }
 
-/// What is wrong with a value.
+/// Why the value of a node is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum KeyFault {

@@ -5,7 +5,7 @@ pub const ABS_PATH_MAX: usize = 3072;
 /// Longest relative path in bytes (`XENSTORE_REL_PATH_MAX`); that of a special watch as well.
 pub const REL_PATH_MAX: usize = 2048;
 
-/// What is wrong with a path.
+/// Why bytes are no path of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum PathError {
@@ -113,7 +113,7 @@ impl std::fmt::Display for Path<'_> {
     }
 }
 
-/// What a watch is set on, and what an event tells of.
+/// The subject of a watch and of its events: a node with everything below it, or a special event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Watched<'a> {
     /// A node and everything below it.
@@ -128,7 +128,7 @@ impl<'a> Watched<'a> {
     /// A domain was released, shut down, crashed or destroyed.
     pub const RELEASE_DOMAIN: Watched<'static> = Watched::Special("@releaseDomain");
 
-    /// Parses what a watch is set on.
+    /// Parses the subject of a watch.
     ///
     /// # Errors
     /// [`PathError`], as for a path. Behind the `@` of a special event, all printable characters

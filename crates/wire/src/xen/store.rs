@@ -24,7 +24,7 @@ pub const PAYLOAD_SIZE_MAX: usize = 4096;
 /// Defines the operations with their ids and their printable names, once.
 macro_rules! operations {
     ($($(#[$doc:meta])* $name:ident = $id:literal, $text:literal;)*) => {
-        /// What a message asks for, or what it answers.
+        /// The operation of a message: a request's own, which its reply repeats.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
         pub enum Op { $($(#[$doc])* $name = $id),* }
@@ -88,9 +88,9 @@ operations! {
     Rm = 13, "RM";
     /// Sets a node's permissions.
     SetPerms = 14, "SET_PERMS";
-    /// What a watch saw; from the server alone.
+    /// A watch saw a change; only the server sends this.
     WatchEvent = 15, "WATCH_EVENT";
-    /// An error reply; from the server alone.
+    /// An error reply; only the server sends this.
     Error = 16, "ERROR";
     /// Is a domain known to the server?
     IsDomainIntroduced = 17, "IS_DOMAIN_INTRODUCED";
@@ -203,7 +203,7 @@ pub enum MessageError {
 pub struct Header {
     /// The operation's id: [`Op::from_id`] tells whether there is one.
     pub kind: u32,
-    /// What the sender of the request calls it; its reply carries the same.
+    /// The client's number of the request; its reply carries the same.
     pub req_id: u32,
     /// The transaction; 0 outside of one.
     pub tx_id: u32,
@@ -239,7 +239,7 @@ impl Header {
     }
 }
 
-/// A whole message: its header, and as many bytes of payload as that says.
+/// A whole message: a header, and the payload of the size that the header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
     /// The header.
@@ -275,7 +275,7 @@ pub fn strings(payload: &[u8]) -> impl Iterator<Item = &[u8]> {
         .map(|with_nul| &with_nul[..with_nul.len() - 1])
 }
 
-/// What a domain may do with a node.
+/// The access of a domain to a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// `n`: nothing.
@@ -292,7 +292,7 @@ pub enum Access {
 /// that of every domain that no entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permission {
-    /// What the domain may do.
+    /// The access of the domain.
     pub access: Access,
     /// The domain.
     pub domain: u16,
@@ -332,7 +332,7 @@ pub(super) fn number<N: std::str::FromStr>(text: &[u8]) -> Option<N> {
     std::str::from_utf8(text).ok().filter(|_| digits)?.parse().ok()
 }
 
-/// What a server sends: the answer to a request, or an event.
+/// A message of the server: the answer to a request, or an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
     /// The request was served; the payload is what its operation returns: a value of `READ`, the
@@ -350,7 +350,7 @@ pub enum Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// What `OK` looks like: the payload of a reply that has nothing else to tell.
+    /// The payload `OK`, of a reply to a request that returns nothing.
     pub const OK: &'static [u8] = b"OK\0";
 
     /// Parses what a server sent.
@@ -374,7 +374,8 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// The id of a transaction, from the payload of a `TRANSACTION_START` reply. 0 is none.
+/// The id of a transaction, from the payload of a `TRANSACTION_START` reply. `None` also for 0,
+/// which stands for "outside of a transaction".
 #[must_use]
 pub fn transaction_id(payload: &[u8]) -> Option<u32> {
     strings(payload).next().and_then(number).filter(|id| *id != 0)

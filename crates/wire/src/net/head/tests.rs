@@ -111,7 +111,8 @@ fn parse(header: &RawHeader, bytes: &[u8]) -> Result<Head, Alone> {
     Head::parse(header, &start, known, bytes.len())
 }
 
-/// Joins all of `frames`, or as many as can be; returns the long frame.
+/// Joins the first frame with those that follow, up to the first that cannot be joined; returns how
+/// many were joined, and the long frame's headers and bytes.
 fn join(frames: &[Frame]) -> (usize, RawHeader, Vec<u8>) {
     let mut joined = Joined::new(frames[0].head().unwrap());
     let rest = frames[1..].iter().take_while(|frame| frame.head().is_ok_and(|h| joined.add(&h)));

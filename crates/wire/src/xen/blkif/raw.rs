@@ -34,7 +34,7 @@ impl RawRequest {
         self.abi
     }
 
-    /// The words, as many as belong to the request.
+    /// The words that belong to the request.
     #[must_use]
     pub fn words(&self) -> &[u32] {
         &self.words[..self.abi.layout().request_size(self.words[0]).div_ceil(4)]
@@ -52,7 +52,7 @@ impl RawRequest {
         self.fields().id
     }
 
-    /// What every request has, and where its segments are if it has some.
+    /// The fields that every request has, and the place where a read or write has its segments.
     #[inline]
     pub(super) fn fields(&self) -> Fields<'_> {
         // The numbers are those of the layouts: constants, so that no place in `words` is checked.

@@ -7,8 +7,8 @@ use super::{
     SEGMENTS_PER_PAGE, Segment, SegmentError, Status,
 };
 
-/// What the back-end has offered and what the disk is: the borders that requests are checked
-/// against. Capacity may change while the disk is connected.
+/// The borders that requests are checked against: the features that the back-end has offered, and
+/// the disk's size and blocks. The size may change while the disk is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Size of the disk in sectors of 512 bytes.
@@ -72,7 +72,7 @@ impl RequestError {
         }
     }
 
-    /// What the response says.
+    /// The status of the response to a request that is refused for this reason.
     #[must_use]
     pub const fn status(&self) -> Status {
         match self {
@@ -98,15 +98,15 @@ pub struct Refusal {
 /// in the copy of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// What the front-end calls it; its response has the same.
+    /// The front-end's number of the request; its response has the same.
     pub id: u64,
     /// The operation of its response: its own, or the inner one of an indirect request.
     pub echo: u8,
-    /// What is asked for.
+    /// The operation and its data.
     pub kind: Kind<'a>,
 }
 
-/// What a request asks for.
+/// The operation of a request, with its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind<'a> {
     /// Data moves to or from the segments that the request carries.
@@ -129,7 +129,7 @@ pub enum Kind<'a> {
     },
 }
 
-/// What happens with the data of a request.
+/// How the data of a request move, and in which order with other writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataOp {
     /// From the disk into the guest's pages.
@@ -145,7 +145,7 @@ pub enum DataOp {
 /// A read or write with up to [`SEGMENTS_MAX`] segments of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Data<'a> {
-    /// What happens with the data.
+    /// The direction of the data, and their order with other writes.
     pub op: DataOp,
     /// First sector.
     pub sector: u64,
@@ -200,8 +200,8 @@ impl Indirect {
         here * SEGMENT_SIZE
     }
 
-    /// Checks the segments that were read from the pages: there are as many as the request said,
-    /// and their sectors lie on the disk. Returns how many sectors they have.
+    /// Checks the segments that were read from the pages: their number is the request's, and their
+    /// sectors lie on the disk. Returns how many sectors they have.
     ///
     /// # Errors
     /// [`RequestError::IndirectCount`], [`RequestError::Range`], [`RequestError::Alignment`].

@@ -23,7 +23,7 @@ fn offer() -> Offer {
     }
 }
 
-/// What a front-end of one queue writes; `more` is added or replaces.
+/// The nodes of a front-end of one queue; `more` adds nodes or replaces their values.
 fn simple(more: &[(&str, &str)]) -> Nodes {
     let mut all = nodes(&[("ring-ref", "8"), ("event-channel", "5")]);
     all.extend(nodes(more));

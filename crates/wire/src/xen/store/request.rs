@@ -61,8 +61,8 @@ impl<'a> Request<'a> {
     /// Parses a request.
     ///
     /// # Errors
-    /// With what it is to be refused: [`ErrorName::Enosys`] for an operation that no client can
-    /// ask for, else [`ErrorName::Einval`].
+    /// The error of the refusal: [`ErrorName::Enosys`] for an operation that no client can ask for,
+    /// else [`ErrorName::Einval`].
     pub fn parse(message: &Message<'a>) -> Result<Self, ErrorName> {
         let op = Op::from_id(message.header.kind).ok_or(ErrorName::Enosys)?;
         match op {

@@ -15,7 +15,7 @@ fn bytes(kind: u32, payload: &[u8]) -> Vec<u8> {
     [words, payload.to_vec()].concat()
 }
 
-/// What a server makes of the request `kind` outside of a transaction.
+/// Parses the request `kind` with this payload outside of a transaction, as a server does.
 fn request(kind: u32, payload: &[u8]) -> Result<Request<'_>, ErrorName> {
     let size = u32::try_from(payload.len()).unwrap();
     Request::parse(&Message { header: Header { kind, req_id: 7, tx_id: 0, size }, payload })
