@@ -2,17 +2,18 @@
 
 use std::sync::OnceLock;
 
-/// Bytes of a guest's regions together. Few of those that there may be at a time
-/// (`Mapping::of_file`), also while a front-end replaces all of its regions; more than guests have.
+/// Bytes of one guest's regions together: more than guests have, and little of the addresses that
+/// all mappings of files share (`FILE_BYTES_MAX`), also while a front-end replaces all of its
+/// regions.
 pub(crate) const BYTES_MAX: u64 = 1 << 43;
 
 /// `vm.max_map_count`, where it cannot be read: the kernel's default.
 const COUNT_DEFAULT: usize = 65_530;
 
-/// How many mappings front-ends may make us have as regions, and again as many as pieces of
-/// windows: three of eight that the kernel lets a process have (`vm.max_map_count`). A process that
-/// has them all can neither map nor unmap, start no thread and allocate nothing large; so a quarter
-/// is left for everything else.
+/// Mappings that all front-ends together may have as regions of memory; the pieces of windows may
+/// be the same number again. That is three eighths of the mappings that the kernel lets a process
+/// have (`vm.max_map_count`), twice, and a quarter stays for everything else: a process without a
+/// free one can neither map nor unmap, start no thread and allocate nothing large.
 pub(crate) fn count_max() -> usize {
     static MAX: OnceLock<usize> = OnceLock::new();
     *MAX.get_or_init(|| {

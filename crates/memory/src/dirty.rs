@@ -5,9 +5,9 @@
 //! bit n % 8 of byte n / 8:  the page of 4 KiB at guest address n * 4096 was written
 //! mark:    bits that are set already?  nothing is stored; else an atomic OR
 //! ```
-//! The front-end takes bits out while we put them in: it exchanges a word by zero, and copies the
-//! pages whose bits it got. So a page is written first, then comes a full fence, and then the look
-//! at its bit. If the bit is set, the front-end has not copied the page yet.
+//! The front-end takes bits out while we put them in: it exchanges a word for zero, and copies the
+//! pages whose bits it got. So we write a page first, then comes a full fence, and then we look at
+//! the page's bit. If the bit is set, the front-end has not copied the page yet.
 
 use crate::error::MemoryError;
 use crate::iov::GuestSlice;

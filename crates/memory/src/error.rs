@@ -1,6 +1,6 @@
-//! `MemoryError`: what is wrong with a region or an address.
+//! `MemoryError`: why a region, an address or a mapping of guest memory is refused.
 
-/// What is wrong with a region or an address.
+/// Why a region, an address or a mapping of guest memory is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum MemoryError {

@@ -86,9 +86,9 @@ impl EventPort {
         self.port
     }
 
-    /// Takes the event that made the descriptor readable, and unmasks the port: called before the
-    /// ring is looked at, so that what is added after that look signals again. Nothing to take is
-    /// nothing to unmask.
+    /// Takes the event that made the descriptor readable, and unmasks the port. The caller looks at
+    /// the ring after this call, so that a request added after that look signals again. Without an
+    /// event the port is not masked, and nothing is done.
     pub fn hear(&self) {
         let mut port = [0; 4];
         if rustix::io::read(&self.fd, &mut port) == Ok(port.len()) {
@@ -96,7 +96,7 @@ impl EventPort {
         }
     }
 
-    /// Signals the other end. One that is gone hears nothing.
+    /// Signals the other end. Nothing happens if the other end is gone.
     pub fn notify(&self) {
         let notify = Notify { port: self.port };
         // SAFETY: the number is that of the structure, which the device reads.

@@ -26,7 +26,7 @@ pub enum MemoryFiles {
     LocalDisk,
 }
 
-/// What an operator allows the memory of one session to be.
+/// The rules by which an operator limits the memory of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRules {
     /// Where its files may lie.
@@ -42,7 +42,7 @@ impl Default for MemoryRules {
 }
 
 impl From<MemoryFiles> for MemoryRules {
-    /// As much as any session may have.
+    /// The largest limit that a session may have: 8 TiB.
     fn from(files: MemoryFiles) -> Self {
         Self { files, bytes_max: BYTES_MAX }
     }

@@ -78,19 +78,19 @@ impl GrantDevice {
     ) -> Result<(), GrantError> {
         let Some(GrantRef(gref)) = lot.grefs.first().copied() else { return Ok(()) };
         let mut request = map_request(domain, lot.grefs);
-        // SAFETY: the request holds the header and as many pairs as it counts; the device reads
-        // both and writes the header.
+        // SAFETY: the request holds the header, and the number of pairs that the header counts; the
+        // device reads both and writes the header.
         unsafe { self.ioctl(MAP_GRANT_REF, &mut request) }.map_err(GrantError::Device)?;
         let offset = request[1];
         let is_writable = lot.access == GrantAccess::Write;
         let put = window.put(pages_of(lot), &self.fd, offset, is_writable);
         let mut end = [offset, lot.grefs.len() as u64];
-        // SAFETY: the request has the 16 bytes that the device reads. What it takes out of its
-        // table is no mapping: that keeps its own count.
+        // SAFETY: the request has the 16 bytes that the device reads. The references leave the
+        // device's table; the mapping has a count of its own and stays.
         let ended = unsafe { self.ioctl(UNMAP_GRANT_REF, &mut end) };
         debug_assert!(ended.is_ok(), "the device forgot its own offset: {ended:?}");
         put.map_err(|error| match error {
-            // What the device answers when Xen refuses a reference, whatever the reason.
+            // The device's answer when Xen refuses a reference, whatever the reason.
             MemoryError::Map(Errno::INVAL) => GrantError::NotGranted { gref },
             error => GrantError::Memory(error),
         })

@@ -9,8 +9,8 @@
 //! does: [`GrantPages::memory`] is one [`GuestMemory`] of one region, whose guest address 4096 * n
 //! is page n. Slices, lists, epochs and disks treat it like any other. **What outlives what**:
 //! every address of that snapshot stays mapped until nobody holds the snapshot any more. A page
-//! that was unmapped holds zeroes of ours, so a slice that is used too late (a mistake of ours)
-//! reads and writes those, and never another guest's memory. A page that its owner cuts away
+//! that was unmapped holds zeroed private memory, so a slice that is used too late (by mistake)
+//! reads and writes that, and never another guest's memory. A page that its owner cuts away
 //! (SIGBUS) costs the [`GrantPages`] it is in, which are one queue's.
 
 use crate::gntdev::GrantDevice;
@@ -91,7 +91,7 @@ pub struct GrantPages {
 }
 
 impl GrantPages {
-    /// Reserves `pages` pages, to which no reference is mapped yet. They cost addresses only.
+    /// Reserves addresses for `pages` pages, without memory: no reference is mapped to them yet.
     ///
     /// # Errors
     /// [`GrantError::Memory`].
@@ -99,8 +99,8 @@ impl GrantPages {
         Self::with_promise(mapper, pages, 0)
     }
 
-    /// As [`Self::new`]. `pieces` of them, as the mapper counts pieces, can be mapped whatever
-    /// other queues of the process have.
+    /// As [`Self::new`]; in addition, `pieces` mappings (pieces of the process's address space,
+    /// which are limited) can be made whatever other queues of the process hold.
     ///
     /// # Errors
     /// [`GrantError::Memory`]; `MemoryError::Pieces`: too many are promised to others.
@@ -118,8 +118,8 @@ impl GrantPages {
     /// room whatever other queues of the process have.
     ///
     /// # Errors
-    /// That of the first reference that cannot be mapped; then none is.
-    /// `MemoryError::Pieces`: the process has as many queues as may be.
+    /// That of the first reference that cannot be mapped; no reference is mapped then.
+    /// `MemoryError::Pieces`: the queues of the process hold all pieces that may be promised.
     pub fn of_ring(mapper: GrantMapper, grefs: &[GrantRef]) -> Result<Self, GrantError> {
         let pieces = mapper.pieces_of_lot(grefs.len());
         let mut pages = Self::with_promise(mapper, grefs.len(), pieces)?;

@@ -3,10 +3,11 @@
 //! ```text
 //! slice(addr, len):  the region that begins last at or before addr; addr + len lies inside
 //! ```
-//! What was done to it: (1) whoever asks keeps where the last two regions lie by value, and most
-//! addresses are found there; (2) with more than two regions a table says for each 2 MiB of guest
-//! addresses what the search would find; (3) the search is left for the 2 MiB in which a region
-//! begins, for addresses past the table, and for bytes that cross from a region into the next.
+//! Instead of a search for each address: (1) the caller keeps where the last two regions lie by
+//! value, and most addresses are found there; (2) with more than two regions a table says for each
+//! 2 MiB of guest addresses which region the search would find; (3) the search remains for the 2
+//! MiB in which a region begins, for addresses past the table, and for bytes that cross from a
+//! region into the next.
 
 use crate::bounds::BYTES_MAX;
 use crate::dirty::{DirtyLog, DirtyPages, Logged};
@@ -19,8 +20,8 @@ use crate::shared::Words;
 use rustix::fd::AsFd;
 use std::sync::Arc;
 
-/// Where the last addresses were found: two regions, since requests and their data often lie in
-/// two. One per queue. What it knows of one snapshot is nothing to another.
+/// The regions in which a queue found its last addresses: two, since requests and their data often
+/// lie in two. A region of one snapshot is never used with another snapshot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LastHit {
     first: Place,
@@ -40,7 +41,7 @@ const BLOCK_SHIFT: u32 = 21;
 const BLOCKS_MAX: u64 = 1 << 16;
 /// The entry of a block that must be searched.
 const SEARCH: u8 = u8::MAX;
-/// Regions of a snapshot that needs no table: a queue remembers as many.
+/// A snapshot of no more regions than this has no table: a [`LastHit`] remembers them all.
 const REMEMBERED: usize = 2;
 
 /// The regions of a guest at one time. Immutable: a change makes a new snapshot, which shares the
@@ -60,7 +61,7 @@ impl GuestMemory {
     pub fn of_mapping(mapping: Arc<Mapping>) -> Self {
         let size = mapping.size() as u64;
         let spec = RegionSpec { guest_addr: 0, size, user_addr: 0, mmap_offset: 0 };
-        // The mapping is as long as itself.
+        // The mapping is exactly as long as the region, so this cannot fail.
         Self::of_regions(Region::new(spec, mapping).into_iter().collect())
     }
 
@@ -69,8 +70,9 @@ impl GuestMemory {
         Self { regions: Regions::of(regions), blocks, logged }
     }
 
-    /// The same regions whose pages are marked in `log`; `None`: nowhere. What is written with an
-    /// older snapshot is marked in the older log, or not at all.
+    /// A snapshot of the same regions in which written pages are marked in `log`, or not at all
+    /// without one. Writes through an older snapshot are marked in the log of that one, if it has
+    /// one.
     ///
     /// # Errors
     /// [`MemoryError::LogShort`].
@@ -106,8 +108,7 @@ impl GuestMemory {
         })
     }
 
-    /// Names the regions of this snapshot and no others, for as long as the process lives; 0 names
-    /// none.
+    /// An id that only the regions of this snapshot have in this process; 0: there are none.
     #[must_use]
     #[inline]
     pub fn id(&self) -> u64 {
@@ -153,7 +154,8 @@ impl GuestMemory {
         self.with_region_in(MemoryFiles::InMemory, spec, file)
     }
 
-    /// The same within `rules`.
+    /// A snapshot with `spec` of `file` added, as by [`Self::with_region`], within the operator's
+    /// `rules`.
     ///
     /// # Errors
     /// Those of [`Self::with_region`], and [`MemoryError::MemoryMax`].
@@ -351,8 +353,8 @@ fn insert(
     Ok(())
 }
 
-/// What [`searched`] finds in each block of addresses: the same for all of them, unless a region
-/// begins inside.
+/// The region that [`searched`] finds in each block of addresses; [`SEARCH`] where a region begins
+/// inside the block, so that its addresses differ.
 ///
 /// Plainly: search for the first and for the last address of each block. A front-end can have a
 /// table of 65536 blocks made by each of its messages, so it is filled region by region instead:

@@ -5,12 +5,12 @@ use crate::touch::touched;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// Bytes from which on a copy of what another CPU has written is left to the CPU.
+/// Bytes from which on a copy of memory that another CPU has just written uses `rep movsb`.
 const LONG: usize = 2048;
 /// Bytes of a cache line.
 #[cfg(any(target_arch = "x86_64", test))]
 const CACHE_LINE: usize = 64;
-/// Bytes that are asked for ahead at most.
+/// Bytes that are prefetched at most.
 #[cfg(any(target_arch = "x86_64", test))]
 const PREFETCH_MAX: usize = 1536;
 
@@ -50,7 +50,7 @@ impl<'m> GuestSlice<'m> {
         Self(libc::iovec { iov_base, iov_len }, PhantomData)
     }
 
-    /// The same bytes for another lifetime.
+    /// This slice with another lifetime.
     ///
     /// # Safety
     /// The bytes must stay mapped for all of `'k`: whoever keeps the result keeps what maps them.
@@ -165,7 +165,8 @@ impl<'m> GuestSlice<'m> {
         n
     }
 
-    /// The same, where another CPU has just written the bytes.
+    /// Copies from another slice, as [`Self::copy_from`], where another CPU has just written the
+    /// bytes.
     #[inline]
     fn copy_from_afar(&self, other: &GuestSlice<'_>) -> usize {
         touched();
@@ -179,9 +180,9 @@ impl<'m> GuestSlice<'m> {
         n
     }
 
-    /// Asks for the first two cache lines, to write them soon: a line that another CPU has written
-    /// takes as long to come as a hundred instructions, and several come at once if they are asked
-    /// for ahead. A hint: nothing is read or written.
+    /// Asks for the first two cache lines, to write them soon: fetching a line that another CPU has
+    /// written takes the time of a hundred instructions, and prefetched lines come side by side. A
+    /// hint: nothing is read or written.
     #[inline]
     pub fn prefetch_for_write(&self) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -202,9 +203,9 @@ impl<'m> GuestSlice<'m> {
         }
     }
 
-    /// Asks for its cache lines, to read them soon, and for no more of them than a short frame has:
-    /// while a system call works on one frame, the next one comes from the CPU that wrote it. A
-    /// hint: nothing is read.
+    /// Asks for the cache lines of a short frame, to read them soon: while a system call works on
+    /// one frame, the next one comes from the cache of the CPU that wrote it. A hint: nothing is
+    /// read.
     #[inline]
     pub fn prefetch_for_read(&self) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]

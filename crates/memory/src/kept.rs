@@ -19,9 +19,9 @@ use crate::window::{has_room_to_keep, room_to_keep};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// How long after its last look a sleeping queue looks again whose guest keeps much.
+/// How long a queue of a guest that keeps much sleeps at most before it looks at the count again.
 pub(crate) const SLEEP_NS: u64 = 1_000_000_000;
-/// Which part of the room is much.
+/// A guest keeps much if it keeps more than one part in this many of the room.
 const MUCH: usize = 16;
 
 /// The guests whose queues keep references, by who lends the pages.
@@ -68,11 +68,11 @@ impl Drop for Guest {
     }
 }
 
-/// The references that a queue keeps. They are its guest's no more when this is dropped.
+/// The references that one queue keeps. On drop they are taken off its guest's number.
 #[derive(Debug)]
 pub(crate) struct Kept {
     guest: Arc<Guest>,
-    /// Of those of the guest, how many are this queue's.
+    /// The references of the guest that this queue keeps.
     count: usize,
     /// The value of [`LACKING`] at the last look.
     lacking: u64,

@@ -1,8 +1,8 @@
 //! Ends a thread before one of its stores to shared memory, as a kill may: for tests.
 //!
-//! What a process leaves behind in shared memory when it is killed depends on which of its stores
-//! it has reached. A test of that counts the stores of a call, and then runs it once for each of
-//! them. A release build has nothing of it.
+//! When a process is killed, its shared memory holds the stores that it had reached. A test counts
+//! the stores of a call, and then runs the call once for each of them, ending before it. A release
+//! build contains nothing of this.
 
 #[cfg(debug_assertions)]
 use std::cell::Cell;
@@ -13,13 +13,13 @@ thread_local! {
     static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
 }
 
-/// What a thread panics with when it has made all of its stores.
+/// The payload of the panic that ends a thread which has made all of its stores.
 #[cfg(debug_assertions)]
 const KILLED: &str = "killed before a store";
 
 /// Lets this thread make this many more stores through [`Words`](crate::Words), and panic before
-/// the next one with the words "killed before a store". Returns how many were left of those that it
-/// was given before. `None`: as many as it likes.
+/// the next one with the words "killed before a store". Returns how many stores were left of the
+/// last number that was set. `None`: no limit.
 #[cfg(debug_assertions)]
 #[allow(clippy::must_use_candidate, reason = "whoever begins to count has nothing to take")]
 pub fn stores_before_the_end(left: Option<u64>) -> Option<u64> {
@@ -39,7 +39,7 @@ pub(crate) fn before_store() {
     #[cfg(debug_assertions)]
     if let Some(left) = LEFT.get() {
         if left == 0 {
-            // Without the words that a panic has for the one who has made a mistake.
+            // `resume_unwind` skips the panic hook: no message is printed, since nothing is wrong.
             std::panic::resume_unwind(Box::new(KILLED));
         }
         LEFT.set(Some(left - 1));

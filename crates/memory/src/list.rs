@@ -5,11 +5,11 @@
 //! resolve(addr, len)      adds the slices of a guest address
 //! extend(pieces)          adds slices of another list of the same snapshot
 //! ```
-//! Why this is sound: a list gives its slices out only for as long as it is borrowed itself; all of
-//! them lie in the snapshot (or the memory of ours) that it holds; and it changes the snapshot only
-//! when it is empty. Which snapshot slices lie in is never taken on trust: [`Pieces`] carry it, and
-//! only this file makes them. Lists are reused, and a list that keeps its snapshot costs no
-//! reference count; [`SliceList::release`] lets go of a snapshot that is to be unmapped.
+//! Why this is sound: a list lends its slices only while it is borrowed itself; all of them lie in
+//! the snapshot (or the private memory) that it holds; and it changes the snapshot only when it is
+//! empty. Which snapshot slices lie in is never taken on trust: [`Pieces`] carry it, and only this
+//! file makes them. Lists are reused, and a list that keeps its snapshot costs no reference count;
+//! [`SliceList::release`] lets go of a snapshot that is to be unmapped.
 #![allow(unsafe_code, reason = "allow-listed: keeps slices with what maps them")]
 
 use crate::error::MemoryError;
@@ -64,8 +64,8 @@ impl<'a> Pieces<'a> {
     }
 }
 
-/// A byte of guest memory that is written later, when its snapshot is named again: many of them
-/// share one reference to that.
+/// A byte of guest memory that is written later, by a caller who shows its snapshot again:
+/// thousands of such bytes need no reference count of their own.
 #[derive(Clone, Copy, Debug)]
 pub struct KeptByte {
     byte: GuestSlice<'static>,
@@ -94,7 +94,8 @@ impl KeptByte {
 /// Slices of one snapshot, and the snapshot. Reused: no allocation once it has grown.
 #[derive(Debug, Default)]
 pub struct SliceList {
-    /// Not mapped for ever, as their type says: they are lent for as long as `self` is borrowed.
+    /// Lent only while `self` is borrowed, which holds their memory: not `'static` as the type
+    /// says.
     slices: Vec<GuestSlice<'static>>,
     memory: Arc<GuestMemory>,
 }
@@ -186,8 +187,8 @@ impl SliceList {
         last: &mut LastHit,
     ) -> Result<(), MemoryError> {
         let Self { slices, memory } = self;
-        // SAFETY: mapped as long as `memory` is held, which is replaced only together with the
-        // emptying of the list; and lent only as long as the list is borrowed.
+        // SAFETY: the bytes are mapped while `memory` is held, which is replaced only together with
+        // the emptying of the list; and they are lent only while the list is borrowed.
         memory.each_slice(addr, len, last, |slice| slices.push(unsafe { slice.keep() }))
     }
 
@@ -202,8 +203,8 @@ impl SliceList {
         self.slices.extend(pieces.iter().map(|slice| unsafe { slice.keep() }));
     }
 
-    /// Adds the `len` bytes behind the first `skip` bytes of pieces of another list, or as many as
-    /// there are.
+    /// Adds the `len` bytes behind the first `skip` bytes of pieces of another list, or all bytes
+    /// behind these if there are fewer.
     ///
     /// # Panics
     /// If this list holds slices of another snapshot.
@@ -278,7 +279,7 @@ impl SliceQueue {
             self.memory = pieces.memory.clone();
         }
         // SAFETY: they lie in `pieces.memory`, which is `self.memory` now, and which is replaced
-        // only while the queue is empty; and they are lent only as long as it is borrowed.
+        // only while the queue is empty; and they are lent only while the queue is borrowed.
         self.slices.extend(pieces.iter().map(|slice| unsafe { slice.keep() }));
     }
 
@@ -322,7 +323,7 @@ impl SliceQueue {
     }
 }
 
-/// Slices of memory of ours and of one snapshot, in any order: what a system call reads or writes.
+/// Slices of private memory and of one guest's snapshot, in any order: the iovec of a system call.
 #[derive(Debug)]
 pub struct Gather {
     /// The slices of both kinds; its snapshot is that of the guest's.
@@ -339,24 +340,24 @@ impl Gather {
         Self { list: SliceList::new(), has_pieces: false, own }
     }
 
-    /// Memory of ours.
+    /// The private memory, from which [`Self::push_own`] takes slices.
     #[must_use]
     #[inline]
     pub fn own(&self) -> &Mapping {
         &self.own
     }
 
-    /// Adds `len` bytes at `offset` of our memory. False if they are not all inside.
+    /// Adds `len` bytes at `offset` of the private memory. False if they are not all inside.
     #[inline]
     pub fn push_own(&mut self, offset: usize, len: usize) -> bool {
         let Some(slice) = self.own.slice(offset, len) else { return false };
-        // SAFETY: mapped as long as `own` is held, which is as long as this list lives.
+        // SAFETY: the bytes are mapped while `own` is held, for the whole life of this list.
         self.list.slices.push(unsafe { slice.keep() });
         true
     }
 
-    /// Adds two slices of our memory that lie one behind the other at `offset`: of `FIRST` bytes
-    /// and of `len`. Returns both; `None`, and nothing is added, if they are not all inside.
+    /// Adds two slices of the private memory that lie one behind the other at `offset`: of `FIRST`
+    /// bytes and of `len`. Returns both; `None`, and nothing is added, if they are not all inside.
     #[inline]
     pub fn push_own_pair<const FIRST: usize>(
         &mut self,
@@ -369,7 +370,7 @@ impl Gather {
         Some([first, second])
     }
 
-    /// Adds what lies behind the first `skip` bytes of pieces of a guest.
+    /// Adds the bytes behind the first `skip` bytes of pieces of a guest.
     ///
     /// # Panics
     /// If this list holds slices of another snapshot.
@@ -385,8 +386,7 @@ impl Gather {
         self.list.extend_part(pieces, skip, usize::MAX);
     }
 
-    /// Replaces the slice at `index` by what lies behind the first `skip` bytes of the first of
-    /// `pieces`.
+    /// Replaces the slice at `index` by the first slice of `pieces` without its first `skip` bytes.
     ///
     /// # Panics
     /// If this list holds other slices of another snapshot.
@@ -589,7 +589,8 @@ mod tests {
 
     #[test]
     fn pieces_of_a_gather_list_are_the_guests_wherever_its_memory_lies() {
-        // The kernel places one mapping after the other: the guest's lies on either side of ours.
+        // The kernel places one mapping after the other: the guest's memory lies on either side of
+        // the private memory.
         let (first, own) = (memory(4096), Arc::new(Mapping::anonymous(4096).unwrap()));
         for guest in [first, memory(4096)] {
             let mut gather = Gather::new(own.clone());

@@ -1,4 +1,4 @@
-//! What Xen domains lend: grant references, what their pages are mapped for, and what can be wrong.
+//! Grant references that Xen domains lend, the access to their pages, and the errors of mapping.
 
 use crate::error::MemoryError;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantRef(pub u32);
 
-/// What a page is mapped for.
+/// The access that a page is mapped for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantAccess {
     /// We read it: the data of a write request. Its owner may have granted it read-only.
@@ -44,7 +44,7 @@ pub enum GrantError {
 pub struct Lot<'a> {
     /// The page of the first reference.
     pub page: u32,
-    /// What the pages are mapped for.
+    /// The access to all of the pages.
     pub access: GrantAccess,
     /// The references.
     pub grefs: &'a [GrantRef],

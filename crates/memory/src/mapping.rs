@@ -19,11 +19,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) const PAGE: usize = 4096;
 
 /// Bytes of files that all mappings of this process may have together: half of the addresses of a
-/// process. A file costs nothing for what is not written to it, so a front-end could take all of
-/// them, and the next thread or allocation of this process would find none.
+/// process. A sparse file needs no memory, so without the bound a front-end could take all
+/// addresses, and this process could start no thread and allocate nothing more.
 const FILE_BYTES_MAX: u64 = 1 << 46;
 
-/// Bytes that are unmapped in no time, such as the journal of a ring.
+/// Bytes that any thread may unmap, since it takes no time: the journal of a ring, for example.
 const SMALL: usize = 2 << 20;
 
 /// The addresses among which windows are placed: 8 TiB.
@@ -62,7 +62,7 @@ pub struct Mapping {
     /// Bytes between the start of the mapping and the first byte that was asked for.
     skip: usize,
     watch: Option<sigbus::Watch>,
-    /// What a file takes of the addresses of this process; given back when it is unmapped.
+    /// The part of [`FILE_BYTES_MAX`] that a file's mapping takes; given back when it is unmapped.
     share: Option<Share>,
 }
 
@@ -82,7 +82,8 @@ impl Mapping {
         Self::of_file_in(MemoryFiles::InMemory, file, offset, size)
     }
 
-    /// The same of a file that lies where `files` allows it.
+    /// Maps `size` bytes of `file` from `offset` on, as [`Self::of_file`], where `files` allows the
+    /// file.
     ///
     /// # Errors
     /// [`MemoryError::NotAFile`], [`MemoryError::OnDisk`] or [`MemoryError::FileSystem`] if its
@@ -111,7 +112,7 @@ impl Mapping {
         let whole = size.checked_add(skip).and_then(|n| n.checked_next_multiple_of(page));
         let whole = whole.ok_or(MemoryError::Overflow)?;
         let (share, len) = (Share::take(whole)?, host_size(whole));
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        // SAFETY: the kernel chooses a free place for the mapping: no memory in use is replaced.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -147,7 +148,7 @@ impl Mapping {
 
     fn zeroed(size: u64, kind: MapFlags) -> Result<Self, MemoryError> {
         let len = host_size(size);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        // SAFETY: as in `of_file_in`.
         let base = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -214,7 +215,7 @@ impl Mapping {
         Ok(Self { base, len, size: len, skip: 0, watch: None, share: None })
     }
 
-    /// Reserves `pages` pages at addresses of ours, all of them zeroed memory, for a
+    /// Reserves `pages` pages of zeroed memory at a random place among [`WINDOWS`], for a
     /// [`crate::window::Window`].
     ///
     /// # Errors
@@ -250,16 +251,16 @@ impl Mapping {
         self.watch.as_ref().is_some_and(sigbus::Watch::is_broken)
     }
 
-    /// `len` bytes at `offset`, or `None` if they are not all inside. They stay mapped as long as
-    /// the mapping is borrowed: it is unmapped when it is dropped, and at no other time. (Memory
-    /// that is cut away is replaced in place.)
+    /// `len` bytes at `offset`, or `None` if they are not all inside. They stay mapped while the
+    /// mapping is borrowed: it is unmapped when it is dropped, and at no other time. (Memory that
+    /// is cut away is replaced in place.)
     #[must_use]
     #[inline]
     pub fn slice(&self, offset: usize, len: usize) -> Option<GuestSlice<'_>> {
         if offset > self.size || self.size - offset < len {
             return None;
         }
-        // SAFETY: the bytes are inside (checked above) and mapped as long as `self` is borrowed.
+        // SAFETY: the bytes are inside (checked above) and mapped while `self` is borrowed.
         Some(unsafe { GuestSlice::new(self.address(offset), len) })
     }
 

@@ -12,10 +12,10 @@
 //! ```
 //! Each reference is looked up. (1) A reference of the table is a *hit*. (2) Another one is a
 //! *miss*: while the table has room, it is mapped, writable, and enters the table. (3) Without
-//! room, or if the front-end lacks the feature, or if its guest keeps as many references as it may
-//! (`kept.rs`), it goes into its request's *lot*: pages that follow each other, mapped together and
-//! unmapped together, when `release` has seen the last of them. Table and lots have pages of their
-//! own, taken from free lists: a request allocates nothing.
+//! room, or if the front-end lacks the feature, or if its guest already keeps all references that
+//! it may (`kept.rs`), it goes into its request's *lot*: pages that follow each other, mapped
+//! together and unmapped together, when `release` has seen the last of them. Table and lots have
+//! pages of their own, taken from free lists: a request allocates nothing.
 //!
 //! `purge` makes room. It looks once in [`PURGE_INTERVAL_NS`]. If references found no room since it
 //! looked last, it unmaps those used longest ago, [`PURGE_PERCENT`] of the limit. It unmaps what
@@ -43,11 +43,11 @@ const PURGE_PERCENT: u32 = 5;
 /// A reference that was not used for this long is unmapped.
 const UNUSED_NS: u64 = 60_000_000_000;
 
-/// Pieces that a queue can map for requests although other queues hold all others: a request of 256
-/// segments takes eight lots, one of 11 segments as many references.
+/// Pieces that a queue can map for requests although other queues hold all others. A request of 256
+/// segments takes eight lots; one of 11 segments takes at most eleven pieces, one a reference.
 const PROMISED_PIECES: usize = 12;
 
-/// What a queue may have mapped.
+/// The most references that a queue may have mapped, by their kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantLimits {
     /// References that stay mapped. 0 for a front-end without the feature.
@@ -71,14 +71,14 @@ impl GrantPage {
     }
 }
 
-/// What became of the references of a queue, counted by the queue's worker.
+/// The numbers of hits, misses and purges of a queue's references, counted by the queue's worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantCounters {
     /// References of the table now.
     pub persistent: u64,
     /// References that were found in the table.
     pub hits: u64,
-    /// References that were not.
+    /// References that were not found in the table.
     pub misses: u64,
     /// Of the misses, those that were mapped for their request alone.
     pub transient: u64,
@@ -114,7 +114,7 @@ pub struct PersistentGrants {
     is_short: bool,
     purge_at_ns: u64,
     counters: GrantCounters,
-    // What `acquire` and `release` need while they run, kept for its allocation.
+    // Lists that `acquire` and `release` need while they run, kept for their allocations.
     new: Vec<NewLot>,
     grefs: Vec<GrantRef>,
     /// Which asks a new reference belongs to.
@@ -128,8 +128,8 @@ impl PersistentGrants {
     /// Reserves what `limits` allow; nothing is mapped yet.
     ///
     /// # Errors
-    /// [`GrantError::Memory`]; of these `MemoryError::Pieces`: the process has as many queues as
-    /// may be.
+    /// [`GrantError::Memory`]; of these `MemoryError::Pieces`: the queues of the process hold all
+    /// pieces that may be promised.
     pub fn new(mapper: GrantMapper, limits: GrantLimits) -> Result<Self, GrantError> {
         let kept = (limits.persistent > 0).then(|| Kept::new(mapper.lends()));
         let pages = limits.persistent as usize + limits.lot_pages as usize * limits.lots as usize;
@@ -158,7 +158,7 @@ impl PersistentGrants {
         &self.pages
     }
 
-    /// What became of the references so far.
+    /// The counters, and the number of references that are in the table now.
     #[must_use]
     #[inline]
     pub fn counters(&self) -> GrantCounters {
@@ -245,8 +245,9 @@ impl PersistentGrants {
         }
         self.counters.misses += 1;
         let access = GrantAccess::Write;
-        // Other queues give room back meanwhile. Once a reference of this call has found none, no
-        // later one looks for it again: a lot grows only while it is the newest of `new`.
+        // Other queues may give room back while this call runs. All the same, once a reference of
+        // the call has found no room, no later one looks: a lot grows only while it is the newest
+        // of `new`.
         *may_keep = *may_keep && self.has_room_to_keep();
         let kept = may_keep.then(|| self.table.insert(ask.gref, now_ns)).flatten();
         if let Some(page) = kept {

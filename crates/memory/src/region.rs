@@ -68,7 +68,7 @@ impl Region {
 pub(crate) struct Regions {
     /// Sorted by guest address, free of overlap.
     list: Vec<Region>,
-    /// Names these regions and no others, for as long as the process lives; clones share it.
+    /// An id that only these regions have in this process; clones share it.
     id: u64,
 }
 
@@ -92,8 +92,8 @@ impl Regions {
     }
 }
 
-/// Where the bytes of a region lie, by value: whoever asks for many addresses keeps it beside its
-/// other words, and a further address in the same region costs no look at the list of regions.
+/// Where the bytes of a region lie, by value: a caller that resolves many addresses keeps it, and a
+/// further address in the same region costs no look at the list of regions.
 ///
 /// It holds nothing: its region may be unmapped while it lives. So it gives slices out only to
 /// whoever shows the snapshot that it came from.
@@ -149,7 +149,7 @@ impl Place {
         let start = unsafe { self.base.add(host_size(offset)) };
         // SAFETY: offset + len <= size <= bytes of the mapping. `of` took this place from a
         // snapshot of the same id as `regions`, which therefore hold the same mapping, and keep it
-        // mapped as long as they are borrowed.
+        // mapped while they are borrowed.
         Some(unsafe { GuestSlice::new(start, host_size(len)) })
     }
 }

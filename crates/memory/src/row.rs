@@ -1,4 +1,4 @@
-//! `Row`: what is added behind and taken from the front, in one piece of memory.
+//! `Row`: items that are added behind and taken from the front, in one piece of memory.
 
 /// Items before the front that stay until it pays to move those behind them.
 const GAP_MIN: usize = 64;
@@ -69,13 +69,13 @@ impl<T> Row<T> {
         self.items.get(self.first)
     }
 
-    /// The same, to be changed.
+    /// The item that was added first, to be changed.
     #[inline]
     pub fn front_mut(&mut self) -> Option<&mut T> {
         self.items.get_mut(self.first)
     }
 
-    /// Takes `count` items from the front, or all if there are not as many.
+    /// Takes `count` items from the front, or all if there are fewer.
     #[inline]
     pub fn drop_front(&mut self, count: usize) {
         self.first = self.first.saturating_add(count);

@@ -9,9 +9,9 @@ pub use real::{Part, Words, fence_full};
 #[cfg(loom)]
 pub use model::{Part, Words, fence_full};
 
-/// Keeps what was stored before in front of what is stored after it, for whoever looks when this
-/// process was killed. A process is killed between two instructions, and its end comes before the
-/// start of whoever looks: only the compiler could exchange the two. No instruction.
+/// Keeps the order of stores before and after it for a process that reads them once this process
+/// was killed. A process is killed between two instructions, and ends before its successor starts:
+/// so only the compiler could exchange the stores, and no instruction is needed.
 #[inline]
 pub fn fence_compiler() {
     std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
@@ -80,7 +80,7 @@ mod real {
 
         #[inline]
         fn u16_at(&self, offset: usize) -> &AtomicU16 {
-            // SAFETY: in range (asserted), 2-aligned (rings are), alive as long as `mapping`.
+            // SAFETY: in range (asserted), 2-aligned (rings are), alive while `mapping` is held.
             unsafe { AtomicU16::from_ptr(self.at::<u16>(offset)) }
         }
 
@@ -172,7 +172,7 @@ mod real {
         fn u64_at(&self, offset: usize) -> &AtomicU64 {
             let word = self.at::<u64>(offset);
             assert!(word.is_aligned());
-            // SAFETY: in range and aligned (asserted), alive as long as `mapping`.
+            // SAFETY: in range and aligned (asserted), alive while `mapping` is held.
             unsafe { AtomicU64::from_ptr(word) }
         }
 
@@ -233,7 +233,7 @@ mod real {
 
         #[inline]
         fn u32_at(&self, offset: usize) -> &AtomicU32 {
-            // SAFETY: in range and aligned (asserted), alive as long as `mapping`.
+            // SAFETY: in range and aligned (asserted), alive while `mapping` is held.
             unsafe { AtomicU32::from_ptr(self.u32s_at(offset, 1)) }
         }
 
@@ -271,8 +271,8 @@ mod real {
         #[inline]
         pub fn load_u32s(&self, offset: usize, words: &mut [u32]) {
             let first = self.u32s_at(offset, words.len());
-            // SAFETY: all words are in range and aligned (asserted in `u32s_at`), and alive as
-            // long as `mapping`.
+            // SAFETY: all words are in range and aligned (asserted in `u32s_at`), and alive while
+            // `mapping` is held.
             unsafe { load_from(first, words) };
         }
 
@@ -285,14 +285,14 @@ mod real {
         }
 
         /// Writes a few words of 32 bits (a response of a Xen ring) without order, one at a time:
-        /// they need not lie in memory of ours before.
+        /// they come from registers, and need not be stored in private memory first.
         #[inline]
         pub fn store_few_u32s<const COUNT: usize>(&self, offset: usize, words: [u32; COUNT]) {
             let first = self.u32s_at(offset, COUNT);
             for (n, word) in words.into_iter().enumerate() {
                 before_store();
                 // SAFETY: one of the words, all of which are in range and aligned (asserted in
-                // `u32s_at`), and alive as long as `mapping`.
+                // `u32s_at`), and alive while `mapping` is held.
                 let place = unsafe { AtomicU32::from_ptr(first.wrapping_add(n)) };
                 place.store(word.to_le(), Ordering::Relaxed);
             }
@@ -354,7 +354,7 @@ mod real {
     /// Copies words out of shared memory.
     ///
     /// # Safety
-    /// There are as many at `first`, which is aligned, and they stay there meanwhile.
+    /// `words.len()` words lie at `first`, which is aligned, and stay mapped during the call.
     #[inline]
     unsafe fn load_from(first: *mut u32, words: &mut [u32]) {
         let load_pair = |n: usize, pair: &mut [u32; 2]| {

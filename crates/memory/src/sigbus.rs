@@ -3,9 +3,9 @@
 //! A front-end may truncate the file of a region, or its tmpfs may be full. The first access then
 //! raises SIGBUS. The handler replaces a window around the fault by zeroed memory and marks the
 //! region broken; the thread goes on (it reads zeroes), and the worker's next look at
-//! [`fault_count`] ends that session. A fault in no mapping of ours is not ours: the former handler
-//! gets it. To replace all of a large region takes 90 ms for each GiB that was touched, which is
-//! left to the janitor: it unmaps the region when the session has ended.
+//! [`fault_count`] ends that session. A fault outside of all watched mappings goes to the handler
+//! that was installed before. To replace all of a large region takes 90 ms for each GiB that was
+//! touched, which is left to the janitor: it unmaps the region when the session has ended.
 //!
 //! Async-signal-safe by design: the table is static, its words are atomics, the handler makes one
 //! raw system call and takes no lock.
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Mappings that can be watched at once. [`count_max`] is less, unless the operator has
 /// raised `vm.max_map_count`: with the kernel's default, 48 sessions have room for all of their
-/// slots, thousands for the few that guests use.
+/// slots, and thousands of sessions for the few slots that guests use.
 const SLOTS: usize = 65536;
 /// Bytes that the handler replaces for a fault, at least a page of the region's file: few, because
 /// each page of them that is mapped costs time on the thread that has faulted.
@@ -123,8 +123,8 @@ pub fn install() {
     });
 }
 
-/// Finds the slot that holds `address`. The base is read twice, so that a slot that changes hands
-/// meanwhile is not taken for ours.
+/// Finds the slot that holds `address`. The base is read twice, so that a slot that is freed and
+/// claimed for another mapping between the two reads is not taken for the address's.
 fn find(address: usize) -> Option<(&'static Slot, usize, usize)> {
     TABLE[..USED.load(Ordering::Acquire)].iter().find_map(|slot| {
         let base = slot.base.load(Ordering::Acquire);
@@ -150,8 +150,8 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
             FAULTS.fetch_add(1, Ordering::Relaxed);
         }
         let (base, len) = part_to_replace(slot, base, len, address);
-        // SAFETY: base..base+len is part of a live mapping of ours (a thread just faulted in it),
-        // and replacing it keeps every address valid.
+        // SAFETY: base..base+len is part of a live mapping of this table (a thread just faulted in
+        // it), and replacing it keeps every address valid.
         let mapped = unsafe {
             libc::syscall(
                 libc::SYS_mmap,
@@ -240,7 +240,7 @@ mod tests {
         let last = usize::try_from(last).unwrap();
         mapping.slice(last, 4).unwrap().write_from(b"lost");
         assert!(mapping.is_broken());
-        // What lies further away is still the file's.
+        // Bytes further away than the window are still the file's.
         mapping.slice(last - WINDOW, 4).unwrap().write_from(b"kept");
         let mut bytes = [0; 4];
         rustix::io::pread(&file, &mut bytes, (last - WINDOW) as u64).unwrap();
@@ -287,7 +287,7 @@ mod tests {
         unsafe { libc::_exit(if is_fault && has_own_stack { CHAINED } else { 1 }) };
     }
 
-    /// Touches a page that lies behind the end of its file: below all mappings of ours if
+    /// Touches a page that lies behind the end of its file: below all watched mappings if
     /// `is_below`, above them otherwise.
     fn fault_beside_a_mapping(is_below: bool) {
         let file = rustix::fs::memfd_create("theirs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();

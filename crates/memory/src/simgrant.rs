@@ -19,7 +19,7 @@
 //! * Ending access is **refused** while a mark is set, as by Linux's
 //!   `gnttab_end_foreign_access_ref` on real Xen: [`GrantEntry::ended`] gives nothing then. A
 //!   domain that overwrites its entry all the same has ended nothing: the page stays mapped until
-//!   it is unmapped, as on real Xen. It may use the entry for another page meanwhile; later
+//!   it is unmapped, as on real Xen. The domain may name another page in the entry at once; later
 //!   mappings find that one.
 //!
 //! The table is the domain's to spoil, and it spoils its own grants only. The file is sealed by the
@@ -81,7 +81,7 @@ impl GrantEntry {
         self.0 >> SEATS_SHIFT != 0
     }
 
-    /// What the entry becomes when its domain ends access; `None` while the page is mapped.
+    /// The entry without its grant, when its domain ends access; `None` while the page is mapped.
     #[must_use]
     pub const fn ended(self) -> Option<Self> {
         if self.is_mapped() { None } else { Some(Self::FREE) }
@@ -151,13 +151,13 @@ impl GrantTable {
         (gref.0 < self.len()).then(|| GrantEntry(self.words.load_u64_acquire(place(gref))))
     }
 
-    /// Changes the entry of a reference by what `change` makes of it, in one step; tries again with
-    /// a newer entry if another process comes between. Returns the entry that was replaced, or
-    /// what `change` refused it with.
+    /// Replaces the entry of a reference by the result of `change`, in one step; tries again with
+    /// the newer entry if another process changes it at the same time. Returns the entry that was
+    /// replaced.
     ///
     /// # Errors
-    /// Those of `change`; [`GrantError::NotGranted`] past the end of the table, and for an entry
-    /// that never stays the same.
+    /// The error of `change`; [`GrantError::NotGranted`] past the end of the table, and for an
+    /// entry that another process changes all the time.
     pub fn update(
         &self,
         gref: GrantRef,
@@ -241,8 +241,8 @@ impl SimGrants {
         Ok(entry.page())
     }
 
-    /// Takes one mark of ours off the entry of a reference whose page was unmapped. A domain that
-    /// has overwritten the entry has taken the mark off by itself.
+    /// Takes one mark of this seat off the entry of a reference whose page was unmapped. A domain
+    /// that has overwritten the entry has taken the mark off by itself.
     pub(crate) fn unpin(&self, gref: GrantRef) {
         let _ = self.table.update(gref, |entry| {
             let has_mark = entry.pins(self.seat) > 0;

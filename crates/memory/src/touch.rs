@@ -1,10 +1,10 @@
 //! Which threads may touch guest memory, and which may unmap it: checked in debug builds.
 //!
-//! A page fault in guest memory can take as long as the front-end likes: it waits while another
-//! process punches a hole into the file, for one. A thread that touches the memory of a guest
-//! waits with it, and so does everybody who waits for that thread. To unmap a large region takes
-//! long as well. So a thread that all guests share, such as the control thread, does neither: it
-//! leaves the first to workers and threads of disks, and the second to janitors.
+//! A page fault in guest memory has no bound in time: it waits while another process punches a hole
+//! into the file, for one. A thread that touches the memory of a guest waits with it, and so does
+//! everybody who waits for that thread. To unmap a large region takes long as well. So a thread
+//! that all guests share, such as the control thread, does neither: workers and threads of disks
+//! touch guest memory, and janitors unmap it.
 //!
 //! A comment would not keep that so. In a debug build, the daemon says [`guard_memory`] when it
 //! starts, and from then on its process ends when a thread touches or unmaps guest memory and has
@@ -15,7 +15,7 @@ use std::cell::Cell;
 #[cfg(debug_assertions)]
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a thread may do with guest memory.
+/// The use of guest memory that a thread is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duty {
     /// Nothing: guests of all devices wait for this thread.
@@ -51,8 +51,8 @@ pub fn take_duty(duty: Duty) {
     let _ = duty;
 }
 
-/// Does `call`, which touches memory of ours only: [`Mapping::anonymous`](crate::Mapping), which
-/// is accessed in the same way as a guest's.
+/// Does `call`, which touches private memory only: [`Mapping::anonymous`](crate::Mapping), which is
+/// accessed in the same way as a guest's.
 pub fn in_own_memory<T>(call: impl FnOnce() -> T) -> T {
     #[cfg(debug_assertions)]
     let former = DUTY.replace(Duty::Both);

@@ -1,9 +1,9 @@
-//! `Window`: a range of addresses of ours, into whose pages a front-end's pages are mapped.
+//! `Window`: a range of reserved addresses, into whose pages a front-end's pages are mapped.
 //!
 //! The queue of a Xen disk serves pages that come and go with each request, while its slices are
 //! addresses in one snapshot of guest memory. A window joins the two: it is reserved once, belongs
-//! to one [`GuestMemory`](crate::GuestMemory) of one region, and every page of it is mapped as long
-//! as it lives: either a front-end's page ([`Window::put`]) or zeroed memory of ours
+//! to one [`GuestMemory`](crate::GuestMemory) of one region, and every page of it is mapped for its
+//! whole life: either a front-end's page ([`Window::put`]) or zeroed private memory
 //! ([`Window::clear`]). So no slice of it ever points at memory of anybody else, whatever is mapped
 //! or unmapped in which order; a page that is cut away (SIGBUS) costs the window, which is the
 //! queue's alone.
@@ -11,8 +11,8 @@
 //! **Where windows lie.** The kernel unmaps what lies at a fixed address before it asks the new
 //! file to map itself there, and leaves a hole if the file refuses, as the grant device does for a
 //! bad reference. [`Window::put`] fills the hole at once, but another thread that maps memory
-//! meanwhile could be given it, and then lose its memory to us. The kernel chooses the highest gap
-//! (the lowest above a third of the address space in the legacy layout); windows lie far below
+//! in that moment could be given it, and then lose its memory to us. The kernel chooses the highest
+//! gap (the lowest above a third of the address space in the legacy layout); windows lie far below
 //! both, where it chooses nothing.
 //!
 //! **How many pieces.** The number of a process's mappings is limited (`vm.max_map_count`); at the
@@ -21,7 +21,7 @@
 //! further one is refused: no other mapping of the process ever is.
 //!
 //! A sixth of them is promised to single windows when these are made: a guest whose disk hangs can
-//! hold all the others for as long as that lasts, and its neighbours go on with what is their own.
+//! hold all the others until the disk answers, and its neighbours go on with their promised ones.
 #![allow(unsafe_code, reason = "allow-listed: maps at addresses of ours")]
 
 use crate::bounds::count_max;
@@ -65,11 +65,12 @@ pub(crate) fn has_room_to_keep(planned: usize) -> bool {
     PIECES.load(Ordering::Relaxed) + planned < room_to_keep()
 }
 
-/// Pages at addresses of ours. See the module's page.
+/// Pages at reserved addresses, each mapped to a front-end's page or to zeroes; see the module's
+/// page.
 #[derive(Debug)]
 pub(crate) struct Window {
     mapping: Arc<Mapping>,
-    /// By page: what begins there.
+    /// By page: the piece that begins there.
     begins: Vec<Piece>,
     /// Pieces that it was promised, and how many of them are not put.
     promised: usize,
@@ -88,8 +89,8 @@ enum Piece {
 }
 
 impl Window {
-    /// A window of `pages` pages of zeroed memory, allocated as they are touched. As many pieces as
-    /// it is `promised` can be put whatever other windows have.
+    /// A window of `pages` pages of zeroed memory, allocated as they are touched. It can put
+    /// `promised` pieces whatever other windows have.
     ///
     /// # Errors
     /// [`MemoryError::Map`], [`MemoryError::TooMany`]; [`MemoryError::Pieces`]: too many are
@@ -115,7 +116,8 @@ impl Window {
     /// The pages hold zeroes if it fails.
     ///
     /// # Errors
-    /// [`MemoryError::Map`]; [`MemoryError::Pieces`] if there are as many as may be.
+    /// [`MemoryError::Map`]; [`MemoryError::Pieces`] if all windows together have the most that may
+    /// be.
     ///
     /// # Panics
     /// If the pages are not all inside.

@@ -14,7 +14,7 @@ fn the_last_region_is_refused_while_the_process_has_room_for_others() {
     }
     let file = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 8192).unwrap();
-    // The same page each time: neighbours do not become one mapping.
+    // Each mapping shows the same page of the file, so that the kernel joins no neighbours.
     let region = || Mapping::of_file(&file, 4096, 4096);
     let mut regions: Vec<_> = (0..max).map(|n| region().map_err(|e| (n, e)).unwrap()).collect();
     assert_eq!(region().unwrap_err(), MemoryError::TooMany { max });

@@ -324,7 +324,7 @@ fn a_transfer_goes_on_where_it_was_cut_short() {
         assert_eq!(bytes, all[done..], "{done}");
         assert!(rest.first().is_none_or(|slice| !slice.is_empty()), "{done}");
     }
-    // What is done twice is done as once.
+    // Two advances in a row drop the bytes of both.
     let mut rest = parts();
     advance(&mut rest, 1);
     advance(&mut rest, 4);

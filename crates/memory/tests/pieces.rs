@@ -46,7 +46,7 @@ fn a_guest_that_lends_more_pages_than_can_be_mapped_is_served_and_costs_nobody_e
     }
     let kept = grants.counters().persistent;
     assert!((20..26).contains(&(kept * 100 / max as u64)), "{kept} of {max}");
-    // What is in use at once meets the bound, and nobody else does.
+    // Only references in use at the same time meet the bound.
     let pages = acquire(&mut grants, 20_000..GREFS);
     let full: Page = Err(GrantError::Memory(MemoryError::Pieces { max: max / 8 * 3 }));
     assert!(pages.iter().any(Result::is_ok) && pages.contains(&full));

@@ -93,7 +93,8 @@ impl GrantAsks {
         }
     }
 
-    /// The pages of all references that were mapped: what is to be released if the burst ends here.
+    /// The pages of the references with these numbers that were mapped, to be released if the burst
+    /// is given up here.
     #[inline]
     pub fn acquired(&self, numbers: Range<usize>) -> impl Iterator<Item = GrantPage> {
         self.pages[numbers].iter().copied().filter(|page| *page != NO_PAGE)

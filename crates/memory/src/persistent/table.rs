@@ -10,8 +10,8 @@
 //!    holds the entry that was found by these bits last. It is right if the entry says so: then
 //!    the map is not asked. References that meet in a place cost their queue the map.
 //! 2. *The order of use has a grain.* A release moves an entry only if its last move is
-//!    [`GRAIN_NS`] ago: whoever purges looks at times that are ten and more times as long, and a
-//!    move writes to the neighbours at both ends too.
+//!    [`GRAIN_NS`] ago: a purge compares times that are at least ten times longer, and a move
+//!    writes to both neighbours as well.
 
 use crate::lot::GrantRef;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// No entry.
 const NONE: u32 = u32::MAX;
-/// Places for each entry, so that few references meet in one that do not follow each other.
+/// Places for each entry: with twice the number, few references that do not follow each other meet.
 const PLACES_PER_ENTRY: usize = 2;
 /// By how much the time of an entry's last use may be too early.
 pub(super) const GRAIN_NS: u64 = 10_000_000;

@@ -5,7 +5,7 @@ use crate::grant::tests::Domain;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// What became of the asks of a burst.
+/// The results of the asks of one burst, in order.
 type Pages = Vec<Result<GrantPage, GrantError>>;
 
 const SECOND: u64 = 1_000_000_000;
@@ -65,7 +65,7 @@ fn a_reference_is_mapped_once_and_found_from_then_on() {
     let counters = bed.grants.counters();
     assert_eq!((counters.persistent, counters.hits, counters.misses), (3, 3, 3));
     assert_eq!(bed.mapped(), [1, 2, 3]);
-    // What the domain writes is what a slice of the page holds.
+    // A slice of the page holds the bytes that the domain writes.
     rustix::io::pwrite(&bed.domain.file, b"data", 4 * 4096).unwrap();
     let (mut last, mut list) = (LastHit::default(), SliceList::new());
     list.restart(bed.grants.pages().memory());
@@ -159,7 +159,7 @@ enum Step {
     Use(&'static [u32]),
     /// References are used and stay in use.
     Hold(&'static [u32]),
-    /// What is held is released.
+    /// The references that are held are released.
     Let,
     /// The worker looks; this many references are purged.
     Purge(u64),
@@ -185,7 +185,7 @@ fn the_least_recently_used_references_make_room_when_time_has_come() {
         (260 * MS, Purge(0), &[1, 2]),
         (270 * MS, Use(&[100, 101]), &[1, 2]),
         (280 * MS, Hold(&[3, 102]), &[1, 2]),
-        // What is in use is passed over.
+        // References in use are passed over.
         (370 * MS, Purge(2), &[1, 2, 4, 5]),
         (380 * MS, Let, &[1, 2, 4, 5]),
         // A minute after its last use everything goes, at the first look.
@@ -262,8 +262,8 @@ struct Twin {
 }
 
 impl Twin {
-    /// What `purge` does, given which references stayed: of those that were last used at the same
-    /// time, any may go. Returns how many went.
+    /// Purges as the table does, given which references stayed: of those that were last used at the
+    /// same time, any may go. Returns how many went.
     fn purge(&mut self, now: u64, stays: impl Fn(u32) -> bool) -> u64 {
         if now < self.purge_at {
             return 0;

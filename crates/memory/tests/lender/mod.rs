@@ -5,7 +5,7 @@ use manyring_memory::{GrantAccess, GrantMapper, GrantRef};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::sync::Arc;
 
-/// Maps the pages of a domain whose table has so many references, all of them granted. They lie
+/// Maps the pages of a domain whose table has `grefs` references, all of them granted. They lie
 /// backwards, so that no two of them are one mapping.
 pub(crate) fn mapper(grefs: u32) -> GrantMapper {
     let table_pages = grefs * 8 / 4096 + 1;
