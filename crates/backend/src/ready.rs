@@ -1,8 +1,8 @@
-//! `Readiness`: what a half of a port waits for. `Bell`: how one half wakes another half of ours.
+//! `Readiness`: the event that a half of a port waits for. `Bell`: how one half wakes another here.
 //!
-//! A file descriptor of the host reports what happens in the kernel. Between two queues of this
-//! process nothing happens there: one thread leaves work in memory, and another takes it. The
-//! second one may be asleep:
+//! A file descriptor of the host reports events of the kernel. Between two queues of this process
+//! no such event happens: one thread leaves work in memory, and another thread, which may be
+//! asleep, takes it:
 //! ```text
 //! post (any thread)          leave the work; say so in `pending`; disarm: was it armed? write
 //!                            to the eventfd
@@ -25,13 +25,13 @@ use rustix::io::{Errno, write};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What to wait for before another try.
+/// The event to wait for before a half is tried again.
 #[derive(Debug)]
 pub enum Readiness<'a> {
     /// Wait until this file descriptor is ready: for input, or output if it is of a sending half.
     Fd(BorrowedFd<'a>),
-    /// Arm the bell, and wait until it is rung. Its eventfd is watched as long as the half stays
-    /// with its worker, and is never read.
+    /// Arm the bell, and wait until it is rung. Its eventfd is watched while the half stays with
+    /// its worker, and is never read.
     Bell(&'a Bell),
     /// Do not wait: the half is always ready.
     Always,
@@ -40,14 +40,14 @@ pub enum Readiness<'a> {
 }
 
 impl<'a> Readiness<'a> {
-    /// What is watched all the time, and never read: the eventfd of a bell.
+    /// The bell whose eventfd the worker watches all the time and never reads, if there is one.
     #[must_use]
     pub fn bell(&self) -> Option<&'a Bell> {
         if let Self::Bell(bell) = self { Some(bell) } else { None }
     }
 }
 
-/// Which work is left, and whether its owner must be woken: a bell without its eventfd.
+/// The atomic words of a bell: the bits of work that is left, and whether the owner must be woken.
 #[derive(Debug)]
 pub struct Alarm {
     armed: AtomicBool,
@@ -55,24 +55,24 @@ pub struct Alarm {
 }
 
 impl Alarm {
-    /// Nothing is pending, and nobody sleeps.
+    /// An alarm with no work pending, whose owner is awake.
     #[must_use]
     pub fn new() -> Self {
         Self { armed: AtomicBool::new(false), pending: AtomicU64::new(0) }
     }
 
-    /// Says that the work of `bits` is left. True: the owner must be woken.
+    /// Notes that the work of `bits` is left. True: the owner must be woken.
     #[must_use]
     pub fn post(&self, bits: u64) -> bool {
         self.pending.fetch_or(bits, Ordering::AcqRel);
         self.armed.swap(false, Ordering::AcqRel)
     }
 
-    /// The owner wants to sleep. False: it must not, because work is pending.
+    /// Announces that the owner wants to sleep. False: it must not, because work is pending.
     #[must_use]
     pub fn arm(&self) -> bool {
         self.armed.swap(true, Ordering::AcqRel);
-        // A plain load could be done before the store above is seen.
+        // A plain load could be executed before the store above is visible to others.
         if self.pending.fetch_or(0, Ordering::AcqRel) == 0 {
             return true;
         }
@@ -80,7 +80,7 @@ impl Alarm {
         false
     }
 
-    /// The owner is awake: posts need not wake it.
+    /// Announces that the owner is awake, so that posts need not wake it.
     #[inline]
     pub fn disarm(&self) {
         if self.armed.load(Ordering::Relaxed) {
@@ -88,21 +88,21 @@ impl Alarm {
         }
     }
 
-    /// Which work is left.
+    /// The bits of the work that is left.
     #[must_use]
     #[inline]
     pub fn pending(&self) -> u64 {
         self.pending.load(Ordering::Acquire)
     }
 
-    /// The owner takes up the work of `bits`, before it looks at that work: what is left during the
-    /// look is posted again.
+    /// Clears the bits of work that the owner is about to look at, before it looks: a thread that
+    /// leaves more work during the look sets them again.
     #[inline]
     pub fn take(&self, bits: u64) {
         self.pending.fetch_and(!bits, Ordering::AcqRel);
     }
 
-    /// The owner puts work off that it has taken up.
+    /// Sets the bits of work again that the owner has looked at and not finished.
     #[inline]
     pub fn put_off(&self, bits: u64) {
         self.pending.fetch_or(bits, Ordering::AcqRel);
@@ -115,7 +115,7 @@ impl Default for Alarm {
     }
 }
 
-/// Wakes the owner of a half, wherever its worker is.
+/// Wakes the owner of a half, whichever thread its worker runs on.
 #[derive(Debug)]
 pub struct Bell {
     alarm: Alarm,
@@ -126,13 +126,13 @@ impl Bell {
     /// A bell that nobody has rung.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE`: there is no file descriptor for it. `ENOMEM`: no memory.
+    /// `EMFILE`, `ENFILE`: the host has no file descriptor to give. `ENOMEM`: it has no memory.
     pub fn new() -> Result<Self, Errno> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { alarm: Alarm::new(), fd })
     }
 
-    /// Says that the work of `bits` is left, and wakes the owner if it sleeps.
+    /// Notes that the work of `bits` is left, and wakes the owner if it sleeps.
     pub fn post(&self, bits: u64) {
         if self.alarm.post(bits) {
             // This fails only when the count is about to overflow, after 2^64 writes.
@@ -140,7 +140,7 @@ impl Bell {
         }
     }
 
-    /// The words, for the owner.
+    /// The words of the bell, which its owner arms and clears.
     #[must_use]
     #[inline]
     pub fn alarm(&self) -> &Alarm {
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
     use rustix::io::read;
 
-    /// How often the bell was rung since the last look.
+    /// How often the bell was rung since the last call.
     fn rings(bell: &Bell) -> u64 {
         let mut count = [0; 8];
         read(bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))

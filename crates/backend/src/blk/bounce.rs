@@ -27,11 +27,11 @@ const BOUNCE_BYTES: u64 = 1 << 20;
 pub(super) enum Bytes<'a> {
     /// To or from the guest.
     Guest(&'a SliceList),
-    /// Zeroes, to be written.
+    /// Zeroes, for a write-zeroes request.
     Zeroes,
 }
 
-/// Aligned memory, mapped when it is first needed, and who may wait with it.
+/// Memory of [`BOUNCE_BYTES`] with the alignment of a page, mapped when a transfer first needs it.
 #[derive(Debug)]
 pub(super) struct Bounce {
     memory: Option<Mapping>,
@@ -39,13 +39,13 @@ pub(super) struct Bounce {
 }
 
 impl Bounce {
-    /// For the disk's own thread.
+    /// The memory of the disk's own thread, which may wait for other writes of the disk.
     pub(super) fn of_thread() -> Self {
         Self { memory: None, may_wait: true }
     }
 
-    /// For a worker, which serves a task itself because the host has no thread to give. It must not
-    /// wait for writes whose ends it has to hear itself.
+    /// For a worker that serves a task itself, because the host could not start the disk's thread.
+    /// It must not wait for other writes: it learns of their ends only by its own ring.
     pub(super) fn of_worker() -> Self {
         Self { memory: None, may_wait: false }
     }
@@ -61,7 +61,8 @@ impl Bounce {
     /// Reads the first piece of `range` of the disk. Returns how many bytes it has.
     ///
     /// # Errors
-    /// The host's; `ENOMEM` if there is no memory for the piece; `EFAULT` if guest memory is gone.
+    /// `ENOMEM`: no memory for the piece. `EFAULT`: guest memory was cut away. Else the call's
+    /// error.
     pub(super) fn read(
         &mut self,
         image: &Image,
@@ -82,7 +83,8 @@ impl Bounce {
     /// it has.
     ///
     /// # Errors
-    /// As [`Self::read`]; `EAGAIN` if the caller may not wait and would have to.
+    /// As [`Self::read`]; `EAGAIN`: another write is under way in these units, and a worker may not
+    /// wait for its end.
     pub(super) fn write(
         &mut self,
         image: &Image,
@@ -130,14 +132,14 @@ impl Bounce {
     }
 }
 
-/// The units that hold the first piece of `range`.
+/// The units that hold the beginning of `range`: [`BOUNCE_BYTES`] at most, one unit at least.
 fn first_units(range: &Range<u64>, unit: u64) -> Range<u64> {
     let start = range.start / unit * unit;
     start..range.end.next_multiple_of(unit).min(start + (BOUNCE_BYTES / unit).max(1) * unit)
 }
 
-/// Reads `part` of `units`, which begin where the memory does. What lies behind the end of the
-/// image is zeroed. Returns how many bytes of the part the image has.
+/// Reads `part` of `units`, which begin where the memory does, and zeroes the bytes of the memory
+/// that lie behind the end of the image. Returns how many bytes of the part the image has.
 fn fill(
     image: &Image,
     memory: &Mapping,
@@ -160,7 +162,7 @@ fn fill(
 }
 
 /// Writes `units`, which begin where the memory does. Returns how many bytes of whole units were
-/// written: less than all only before an error.
+/// written. That is less than all of them only if a later call has failed.
 fn put(image: &Image, memory: &Mapping, units: &Range<u64>, flags: i32) -> Result<u64, Errno> {
     let mut at = units.start;
     while at < units.end {

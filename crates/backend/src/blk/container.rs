@@ -2,9 +2,9 @@
 //!
 //! If such an image were served as a raw disk, its guest would see the container, and overwrite it.
 
-/// How many bytes at the beginning of a file are looked at.
+/// Bytes at the beginning of a file in which a magic number is looked for.
 pub(super) const HEAD_LEN: usize = 512;
-/// How many bytes at its end are.
+/// Bytes at the end of a file in which a magic number is looked for: the footer of a VHD.
 pub(super) const TAIL_LEN: usize = 512;
 
 /// A magic number at an offset of the file's beginning, and the format it belongs to.
@@ -43,7 +43,7 @@ mod tests {
             let mut head = [0; HEAD_LEN];
             head[offset..][..magic.len()].copy_from_slice(magic);
             assert_eq!(format_of(&head, &[0; TAIL_LEN]), Some(format));
-            // Somewhere else it is data, and so is one that is not whole.
+            // Elsewhere a magic number is data of the guest, and so is one that is cut short.
             head.rotate_right(1);
             assert_eq!(format_of(&head, &[0; TAIL_LEN]), None, "{format}");
             assert_eq!(format_of(&magic[..magic.len() - 1], &[]), None, "{format}");

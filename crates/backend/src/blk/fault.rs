@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What goes wrong.
+/// The faults that a fault disk adds to another disk. The default adds none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultPlan {
     /// Every n-th read fails with `EIO`; 0 = none.
@@ -31,8 +31,8 @@ pub struct FaultPlan {
 pub struct FaultSwitch(Arc<AtomicBool>);
 
 impl FaultSwitch {
-    /// From now on the disk is not full, and no request is held. Those that are held fail with
-    /// `EIO` in the next turn.
+    /// Ends `hold_every` and `full`: from now on no request is held, and writes find room. The
+    /// requests that are held fail with `EIO` in the next turn.
     pub fn release(&self) {
         self.0.store(true, Ordering::Release);
     }
@@ -42,7 +42,7 @@ impl FaultSwitch {
     }
 }
 
-/// The disk.
+/// A disk that passes requests to another disk, except for those that its plan makes fail.
 #[derive(Debug)]
 pub struct FaultDisk {
     inner: Arc<dyn Disk>,
@@ -132,7 +132,7 @@ struct FaultQueue {
 }
 
 impl FaultQueue {
-    /// What goes wrong with the n-th request; `None`: it passes to the inner disk.
+    /// How the n-th request fails or is held; `None`: the request passes to the inner disk.
     fn verdict(&self, request: &Request, n: u64) -> Option<Verdict> {
         let is_nth = |every: u64| every != 0 && n.is_multiple_of(every);
         let takes_room = matches!(request.op, Op::Write { .. } | Op::WriteZeroes { .. });

@@ -27,10 +27,10 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How often a range of a block device that another process holds is tried.
+/// How often zeroing or discarding a range of a block device that another process holds is tried.
 const BUSY_TRIES: usize = 4;
 
-/// The disk.
+/// A disk on an image that is read and written by system calls.
 #[derive(Debug)]
 pub struct FileDisk {
     image: Arc<Image>,
@@ -82,7 +82,7 @@ pub(crate) struct FileQueue {
     image: Arc<Image>,
     backlog: Backlog,
     aside: Aside,
-    /// The file system has not refused yet to write without waiting (`RWF_NOWAIT`).
+    /// False once the file system has refused a write with `RWF_NOWAIT` (`EOPNOTSUPP`).
     can_write_at_once: bool,
     /// Reused for requests that one call did not finish.
     task: Task,
@@ -119,7 +119,7 @@ impl FileQueue {
         }
     }
 
-    /// Serves a read or write on the worker, by one call. Only what the call leaves becomes a task.
+    /// Serves a read or write on the worker, by one call. The bytes left over become a task.
     fn serve(&mut self, request: &Request, pieces: Pieces<'_>) -> Step {
         let (op, range) = (request.op, (request.offset, request.len));
         let Some(flags) = flags_here(op, range, &self.image, self.can_write_at_once) else {
@@ -184,7 +184,7 @@ impl DiskQueue for FileQueue {
     }
 }
 
-/// Serves at most `bytes` of a read or write on the worker. [`Step::Left`]: it would wait.
+/// Serves at most `bytes` of a read or write on the worker. [`Step::Left`]: the call would wait.
 fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> Step {
     let range = (task.offset, bytes.min(task.len));
     let Some(flags) = flags_here(task.op, range, image, *can_write) else { return Step::Left };
@@ -193,7 +193,7 @@ fn piece(task: &mut Task, image: &Image, bytes: u64, can_write: &mut bool) -> St
 }
 
 /// The flags for a read or write of this range (offset, length) on the worker. `None`: the call
-/// could wait.
+/// could wait for the disk, so the worker must not make it.
 #[inline]
 fn flags_here(op: Op, range: (u64, u64), image: &Image, can_write: bool) -> Option<i32> {
     let in_memory = image.is_in_memory();
@@ -209,7 +209,7 @@ fn flags_here(op: Op, range: (u64, u64), image: &Image, can_write: bool) -> Opti
     }
 }
 
-/// What comes next for a task after a call on the worker.
+/// The next step of a task after the `result` of one call on the worker.
 fn outcome(
     task: &mut Task,
     result: Result<(), Errno>,
@@ -260,10 +260,10 @@ fn call(
     }
 }
 
-/// A call has moved `n` bytes of a task.
+/// Notes that a call has moved `n` bytes of a task.
 ///
 /// # Errors
-/// `EIO`: no byte was moved.
+/// `EIO`: no byte was moved, because the file ends before the disk does.
 fn went_on(task: &mut Task, n: usize) -> Result<(), Errno> {
     // The file is shorter than the disk: somebody has cut it since it was measured.
     if n == 0 {
@@ -273,7 +273,7 @@ fn went_on(task: &mut Task, n: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A call has failed. `EAGAIN` and `EINTR` are tried again for a while, and then count as `EIO`.
+/// The next step after an error: `EAGAIN` and `EINTR` are tried again, and at last count as `EIO`.
 fn went_wrong(task: &mut Task, errno: Errno) -> Step {
     match errno {
         Errno::AGAIN | Errno::INTR if task.patience.may_try_again() => Step::More,
@@ -282,8 +282,8 @@ fn went_wrong(task: &mut Task, errno: Errno) -> Step {
     }
 }
 
-/// Serves all of a task, waiting for each of its calls: for a thread that may wait. `bounce` is
-/// memory for what `O_DIRECT` refuses.
+/// Serves all of a task, waiting for each of its calls: for a thread that may wait. `bounce` is the
+/// aligned memory for transfers that `O_DIRECT` refuses.
 pub(super) fn serve_to_the_end(
     task: &mut Task,
     image: &Image,
@@ -326,7 +326,7 @@ pub(super) fn serve_to_the_end(
     }
 }
 
-/// Makes a call, and again for a while as long as it fails with `EAGAIN` or `EINTR`.
+/// Repeats a call while it fails with `EAGAIN` or `EINTR`, which at last count as `EIO`.
 fn patiently(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
     let mut patience = Patience::default();
     loop {
@@ -426,7 +426,7 @@ fn zero_units(
     write_zeroes(image, offset..offset + len, bounce)
 }
 
-/// Writes zeroes. They lie in memory that is aligned.
+/// Writes zeroes to the range, from aligned memory, as `O_DIRECT` asks for it.
 fn write_zeroes(image: &Image, range: Range<u64>, bounce: &mut Bounce) -> Result<(), Errno> {
     let mut at = range.start;
     while at < range.end {

@@ -24,26 +24,26 @@ use std::sync::Arc;
 pub(super) struct Flushes {
     image: Arc<Image>,
     file: Option<OwnedFd>,
-    /// The kernel has one call for all of these, under the token of the first.
+    /// Flushes that one call of the kernel serves, under the token of the first of them.
     under_way: Vec<u32>,
     waiting: Vec<u32>,
 }
 
 impl Flushes {
     /// # Errors
-    /// Those of [`Image::lend_description`].
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no description to give.
     pub(super) fn new(image: Arc<Image>) -> Result<Self, Errno> {
         let file = Some(image.lend_description()?);
         Ok(Self { image, file, under_way: Vec::new(), waiting: Vec::new() })
     }
 
-    /// The file, by the description that flushes use.
+    /// The open file description on which `fdatasync` of this queue is called.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.file.as_ref().map_or(self.image.file(), AsFd::as_fd)
     }
 
-    /// True if the caller must give the kernel the flush `token`, for the first time or again.
-    /// False: the flush waits.
+    /// Begins the flush `token`, or continues it if it is under way already. True: the caller must
+    /// give it to the kernel. False: it waits for the end of the flush under way.
     pub(super) fn begin(&mut self, token: u32) -> bool {
         match self.under_way.first() {
             Some(first) => {
@@ -68,7 +68,7 @@ impl Flushes {
         std::mem::swap(&mut self.under_way, &mut self.waiting);
     }
 
-    /// The flush that the caller must give the kernel next.
+    /// The token of the flush that the caller must give to the kernel next.
     pub(super) fn next(&self) -> Option<u32> {
         self.under_way.first().copied()
     }

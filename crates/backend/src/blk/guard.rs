@@ -27,13 +27,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The token of the question that a queue is asked: no request has it.
+/// The token of the question which writes a queue has under way: no request has this token.
 pub(super) const QUESTION: u32 = u32::MAX;
 
 /// The writes under way of a disk, and the range that its thread changes.
 #[derive(Debug, Default)]
 pub(super) struct Guard {
-    /// The disk has had a write of a part of a unit.
+    /// A part of a unit was written at least once, so that queues must list their writes.
     is_active: AtomicBool,
     state: Mutex<State>,
     /// Notified when the thread may have nothing to wait for.
@@ -48,17 +48,17 @@ struct State {
     /// bound their number: a write under way takes an entry of one.
     under_way: HashMap<(u64, u32), Range<u64>>,
     seats: HashMap<u64, Seat>,
-    /// How often the thread has looked whether it may go on.
+    /// How often the thread has checked whether a listed write overlaps its range.
     #[cfg(test)]
     looks: u64,
 }
 
-/// A queue on its worker.
+/// A queue that is attached to a worker.
 #[derive(Debug)]
 struct Seat {
     inbox: Arc<Inbox>,
     tag: u64,
-    /// All writes that the queue has under way are listed.
+    /// The queue has listed all writes that it has under way.
     has_answered: bool,
 }
 
@@ -86,19 +86,19 @@ impl Guard {
         self.is_active.load(Ordering::Relaxed)
     }
 
-    /// The name of a new queue.
+    /// Gives a new queue the number that names it to this guard.
     pub(super) fn name_queue(&self) -> u64 {
         self.next_queue.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A queue begins on a worker whose ring has this inbox. It has nothing under way.
+    /// Attaches a queue, with nothing under way, on the worker whose ring has this inbox.
     pub(super) fn attach(&self, queue: u64, inbox: &Arc<Inbox>, tag: u64) {
         let mut state = self.lock();
         let has_answered = self.is_active();
         state.seats.insert(queue, Seat { inbox: inbox.clone(), tag, has_answered });
     }
 
-    /// A queue leaves its worker, or ends.
+    /// Detaches a queue that leaves its worker or ends.
     pub(super) fn detach(&self, queue: u64) {
         let mut state = self.lock();
         state.seats.remove(&queue);
@@ -118,7 +118,8 @@ impl Guard {
         self.ended.notify_all();
     }
 
-    /// Lists a write. False: the thread changes a unit that it touches, and must serve it.
+    /// Lists a write as under way. False: it must be served by the disk's thread, which is changing
+    /// a unit that the write touches.
     pub(super) fn enter(&self, queue: u64, token: u32, range: Range<u64>) -> bool {
         let mut state = self.lock();
         if state.changed.as_ref().is_some_and(|changed| overlap(changed, &range)) {
@@ -128,7 +129,7 @@ impl Guard {
         true
     }
 
-    /// A write that may have been listed has ended, or goes to the thread.
+    /// Takes a write off the list, if it is listed: it has ended, or the disk's thread serves it.
     pub(super) fn leave(&self, queue: u64, token: u32) {
         let mut state = self.lock();
         let ended = state.under_way.remove(&(queue, token));
@@ -145,7 +146,7 @@ impl Guard {
     /// dropped.
     ///
     /// # Errors
-    /// `EAGAIN`: a write there may be under way, and the caller may not wait.
+    /// `EAGAIN`: a write to the range is under way, and the caller may not wait for its end.
     pub(super) fn change(&self, range: Range<u64>, may_wait: bool) -> Result<Changing<'_>, Errno> {
         let mut state = self.lock();
         if !self.is_active.swap(true, Ordering::Relaxed) {
@@ -172,7 +173,7 @@ impl Guard {
     }
 }
 
-/// While it lives no other write enters the range.
+/// Keeps other writes of the disk out of a range of units until it is dropped.
 #[derive(Debug)]
 pub(super) struct Changing<'a>(&'a Guard);
 

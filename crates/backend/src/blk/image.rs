@@ -63,7 +63,7 @@ pub enum ImageError {
     #[error("{} is in use by another process{}", path.display(), named(*holder))]
     InUse {
         path: PathBuf,
-        /// Its process id, where the system tells.
+        /// The process id of the holder, if `/proc` shows which process holds the lock.
         holder: Option<u32>,
     },
     #[error("{} is a block device: lock_with_rings is for files", path.display())]
@@ -178,7 +178,7 @@ impl Image {
         if file_size < 512 {
             return Err(ImageError::Empty { path: at() });
         }
-        // Before the size: an image of another format may have any, and its size is no fault then.
+        // This check comes before that of the size: an image of another format may have any size.
         if !options.any_content {
             format::check(&plain, path, (block_device, file_size))?;
         }
@@ -271,7 +271,7 @@ impl Image {
     /// loses from now on.
     ///
     /// # Errors
-    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no description to give.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no file descriptor or memory to give.
     pub(super) fn lend_description(&self) -> Result<OwnedFd, Errno> {
         self.spare.take().map_or_else(|| describe(&self.file), Ok)
     }
@@ -290,7 +290,7 @@ impl Image {
         self.synced(rustix::fs::fdatasync(&*file))
     }
 
-    /// The answer to a flush whose call ended with `result`.
+    /// Returns the answer to a flush whose call ended with `result`, and remembers a loss of bytes.
     ///
     /// Linux reports to one call only that pages could not be written, and treats the pages as
     /// clean from then on: other flushes of that time, and all later ones, would tell the guest
@@ -304,8 +304,8 @@ impl Image {
     /// still have the bytes, and flush them at the next try.
     ///
     /// # Errors
-    /// That of the call; `EIO` since a flush of this image has lost bytes, whatever the reason was:
-    /// a write that was to be durable must not be tried again for want of room.
+    /// The error of the call. Since a flush of this image has lost bytes it is always `EIO`: with
+    /// `ENOSPC` the caller would wait for space, and try a durable write again.
     pub(crate) fn synced(&self, result: Result<(), Errno>) -> Result<(), Errno> {
         if let Err(errno) = result
             && !matches!(errno, Errno::INTR | Errno::AGAIN | Errno::CANCELED | Errno::BADF)

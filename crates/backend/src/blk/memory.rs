@@ -1,5 +1,5 @@
-//! `memory`: a disk in anonymous memory, which is allocated as it is written, and lost at the end.
-//! A request that is longer than a turn's quota is copied in pieces, one in each turn.
+//! `memory`: a disk in anonymous memory, allocated as it is written, and lost when the disk is
+//! closed. A request longer than a turn's quota is copied in pieces, one in each turn.
 
 use super::task::{Backlog, Step, Task};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Op, Request};
@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The disk.
+/// A disk whose content is memory of this process.
 #[derive(Debug)]
 pub struct MemoryDisk {
     storage: Arc<Mapping>,

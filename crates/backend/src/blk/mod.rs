@@ -44,7 +44,7 @@ use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::ops::Range;
 
-/// What a disk is, as a device must know it. Sizes in bytes.
+/// The size and the limits of a disk, from which a device makes its configuration. Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size, a multiple of 512.
@@ -69,7 +69,7 @@ pub struct Geometry {
     pub secure_erase_max: u64,
 }
 
-/// What a request does.
+/// The operation of a request (virtio 1.3 §5.2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Disk to memory.
@@ -100,7 +100,7 @@ pub struct Request {
     /// Names the request in its completion: a number below the ring's size that no other request
     /// in flight has.
     pub token: u32,
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// First byte on the disk.
     pub offset: u64,
@@ -171,18 +171,18 @@ impl Burst {
 pub struct Completion {
     /// The token of the request.
     pub token: u32,
-    /// Success, or the error with which the host refused.
+    /// `Ok`, or the error of the host, which the device maps to a status (virtio 1.3 §5.2.6).
     pub result: Result<(), Errno>,
 }
 
 /// A connection of a queue to the server of its disk, and what it has done so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// It is there.
+    /// The connection is established.
     pub is_up: bool,
-    /// Times it was lost.
+    /// Times that the connection was lost.
     pub losses: u64,
-    /// Requests that are not answered.
+    /// Requests that were sent and are not answered.
     pub in_flight: u64,
     /// Bytes sent.
     pub bytes_sent: u64,
@@ -193,7 +193,7 @@ pub struct Connection {
 /// A disk, shared by its queues. Its methods may block (a network disk may hang), so only a thread
 /// that may wait calls them.
 pub trait Disk: Send + Sync + std::fmt::Debug {
-    /// What the disk is now.
+    /// The present geometry: its size changes with [`Self::resize`], and nothing else does.
     fn geometry(&self) -> Geometry;
 
     /// Makes a queue. `has_ring`: the worker will lend an io_uring.
@@ -202,12 +202,12 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no file descriptor or memory for the queue.
     fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno>;
 
-    /// Queues that it can have at most.
+    /// Queues that the disk can have at most.
     fn queues_max(&self) -> usize {
         usize::MAX
     }
 
-    /// The connections of its queues to a server, if it has one.
+    /// The connections of the disk's queues to its server; empty for a disk without a server.
     fn connections(&self) -> Vec<Connection> {
         Vec::new()
     }
@@ -223,21 +223,21 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// disk is not one in memory.
     ///
     /// # Errors
-    /// The system has no file descriptor or memory.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no file descriptor or memory for the file.
     fn hand_memory(&self) -> Result<Option<OwnedFd>, Errno> {
         Ok(None)
     }
 
-    /// A ring begins, and none runs: takes the lock that goes with them, if there is one
-    /// ([`ImageOptions::lock_with_rings`]). May block.
+    /// Takes the lock that goes with the rings ([`ImageOptions::lock_with_rings`]), if the disk has
+    /// one: called when a ring begins and no other one runs. May block.
     ///
     /// # Errors
-    /// [`ImageError::InUse`], [`ImageError::Lock`].
+    /// `InUse`: another process has the image. `Lock`: the file system cannot lock it.
     fn acquire(&self) -> Result<(), ImageError> {
         Ok(())
     }
 
-    /// The last ring has stopped: gives the lock back. May block.
+    /// Gives the lock that goes with the rings back, when the last ring has stopped. May block.
     fn release(&self) {}
 
     /// A short name for logs and counters: `file`, `uring`, `null`, ..

@@ -5,7 +5,7 @@ use crate::sys::uring::Ring;
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The disk.
+/// A disk that stores no bytes: a request is done as soon as it is submitted.
 #[derive(Debug)]
 pub struct NullDisk {
     size: AtomicU64,

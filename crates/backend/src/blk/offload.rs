@@ -19,9 +19,9 @@
 //! **Why no thread of an io_uring writes to a file.** Those threads make the writes and `fallocate`
 //! calls of one file one after another, and tell files apart by six bits of a hash of their inodes.
 //! Of ten images on one worker, two share these bits with even odds. The writes of one guest would
-//! then wait for as long as the file system keeps a write of the other guest: for ever, if its
-//! server is gone. (Measured: while a write to one image waited for 3.2 s, the writes to 3 of 255
-//! other images waited as well.)
+//! then wait as long as the file system delays a write of the other guest: for ever, if its server
+//! is gone. (Measured: while a write to one image waited for 3.2 s, the writes to 3 of 255 other
+//! images waited as well.)
 
 use super::bounce::Bounce;
 use super::file::serve_to_the_end;
@@ -55,32 +55,31 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// At most as many as the rings of the disk's queues have entries.
+    /// Waiting tasks: not more than the rings of the disk's queues have entries.
     tasks: VecDeque<Job>,
-    /// A flush is among the tasks.
+    /// One of `tasks` is a flush.
     flush_waits: bool,
-    /// Flushes that came while it waits: they end with it.
+    /// Flushes that came while a flush waits in `tasks`: they end together with it.
     joined: Vec<Job>,
     /// The thread runs, or a worker serves the tasks in its place.
     is_running: bool,
     /// The thread runs, and has to be woken for the next task.
     is_asleep: bool,
     is_closed: bool,
-    /// The job that the thread has: its inbox, and its `user_data`.
+    /// The job that the thread serves now: its inbox and its `user_data`.
     under_way: Option<(Arc<Inbox>, u64)>,
-    /// That job is to end after a piece.
+    /// The job under way must end after its present piece.
     must_end: bool,
 }
 
-/// Bytes of a piece of a long transfer. A job ends after the piece that it is at, if its queue
-/// stops.
+/// Bytes of a piece of a long transfer. If its queue stops, a job ends after its present piece.
 const PIECE: u64 = 4 << 20;
-/// How many of the jobs that came last are looked through for one that is to be taken back: those
-/// of a queue that stops are the last, but for those of the disk's other queues.
+/// How many of the last jobs are searched for one that is to be taken back. The jobs of a queue
+/// that stops are near the end; only jobs of the disk's other queues come after them.
 const RECALL_REACH: usize = 4096;
 
-/// A task with its file and its queue's inbox. The thread has the image only by its jobs: an idle
-/// thread that held the image would keep the image's lock.
+/// A task with its image and its queue's inbox. The thread has the image only through its jobs: if
+/// an idle thread held the image, nobody else could lock it.
 #[derive(Debug)]
 struct Job {
     task: Task,
@@ -94,8 +93,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next job; returns it with the flushes that end with it. `None`: there was no
-    /// job for [`IDLE`], or the disk is gone, and the thread must end.
+    /// Waits for the next job; returns it with the flushes that end with it. `None`: no job came
+    /// for [`IDLE`], or the disk is gone, and the thread must end.
     fn next(&self) -> Option<(Job, Vec<Job>)> {
         let mut state = self.lock();
         let mut is_idle = false;
@@ -126,7 +125,7 @@ impl State {
         }
     }
 
-    /// As [`Self::take`], for whoever serves the job now.
+    /// Takes the first job as [`Self::take`] does, and notes it as under way.
     fn take_up(&mut self) -> Option<(Job, Vec<Job>)> {
         let taken = self.take();
         self.under_way = taken.as_ref().map(|(job, _)| (job.inbox.clone(), job.user_data));
@@ -134,15 +133,15 @@ impl State {
         taken
     }
 
-    /// Takes tasks up for a worker that serves them because there is no thread; the worker returns
-    /// to its queues after them.
+    /// Takes the first job for a worker that serves the tasks because the host could not start a
+    /// thread.
     fn begin(&mut self) -> Option<(Job, Vec<Job>)> {
         let taken = self.take_up();
         self.is_running = taken.is_some();
         taken
     }
 
-    /// The first job, with the flushes that end with it.
+    /// Removes the first job, with the flushes that end with it.
     fn take(&mut self) -> Option<(Job, Vec<Job>)> {
         let job = self.tasks.pop_front()?;
         let joined = match job.task.op {
@@ -166,8 +165,8 @@ impl Offload {
         }
     }
 
-    /// Serves `task` on the thread; its result goes to `inbox`, as that of `user_data`. If the
-    /// system has no thread to give, the tasks are served here, and the worker waits.
+    /// Sends `task` to the thread, which puts its result into `inbox` under `user_data`. If the
+    /// host cannot start a thread, the worker serves the tasks here, waiting for the disk.
     pub(crate) fn send(&self, task: Task, inbox: &Arc<Inbox>, user_data: u64) {
         let mut state = self.shared.lock();
         state.push(Job { task, image: self.image.clone(), inbox: inbox.clone(), user_data });
@@ -196,9 +195,9 @@ impl Offload {
         thread.spawn(move || serve(&shared)).is_ok()
     }
 
-    /// Serves the tasks in the place of the thread, until there are none, or a thread starts. It is
-    /// one worker that does, and no thread beside it: the tasks of a disk rely on being served one
-    /// after another (`guard.rs`).
+    /// Serves the tasks in the place of the thread, until there are none or a thread starts. One
+    /// worker does so at a time, and no thread beside it: `guard.rs` relies on the tasks of a disk
+    /// being served one after another.
     #[cold]
     fn serve_here(&self) {
         warn_of_waiting();
@@ -213,8 +212,8 @@ impl Offload {
         }
     }
 
-    /// Takes back a transfer that the thread has not begun with: true. One that is under way ends
-    /// after a piece, with `ECANCELED`, unless that is its end anyway.
+    /// Takes back a transfer that the thread has not begun: true. A transfer under way ends after
+    /// its present piece, with `ECANCELED` unless that piece was its last.
     pub(crate) fn recall(&self, inbox: &Arc<Inbox>, user_data: u64) -> bool {
         let is_it = |of: &Arc<Inbox>, data: u64| data == user_data && Arc::ptr_eq(of, inbox);
         let mut state = self.shared.lock();
@@ -258,8 +257,8 @@ impl Job {
         matches!(self.task.op, Op::Read | Op::Write { .. })
     }
 
-    /// Serves the job. The flushes that have `joined` it end with the same result.
-    /// Between two pieces of a long transfer `must_end` is asked.
+    /// Serves the job; the flushes that have `joined` it end with the same result. Between two
+    /// pieces of a long transfer `must_end` is asked whether to stop.
     fn run(mut self, joined: Vec<Self>, (bounce, must_end): (&mut Bounce, &dyn Fn() -> bool)) {
         let result = self.serve(bounce, must_end);
         joined.into_iter().chain([self]).for_each(|job| job.end(result));
@@ -290,12 +289,12 @@ impl Job {
     }
 }
 
-/// By which a queue without a ring sends tasks to its disk's thread, and gets their completions.
+/// Sends tasks of a queue without a ring to its disk's thread, and gets their completions.
 #[derive(Debug)]
 pub(crate) struct Aside {
     offload: Arc<Offload>,
     inbox: Arc<Inbox>,
-    /// Reused for what comes out of the inbox.
+    /// Reused for the events of the inbox.
     events: Vec<Event>,
 }
 
@@ -332,7 +331,7 @@ impl Aside {
     }
 }
 
-/// The result that an event stands for.
+/// The result of a request, from the number in its event: negative is an errno, as in io_uring.
 fn result_of(result: i32) -> Result<(), Errno> {
     if result < 0 { Err(Errno::from_raw_os_error(-result)) } else { Ok(()) }
 }
@@ -358,7 +357,7 @@ mod tests {
         let offload = Arc::new(Offload::new(Arc::new(image)));
         let [mut one, mut other] =
             [offload.clone(), offload.clone()].map(|o| Aside::new(o).unwrap());
-        // As if the thread were busy with something.
+        // Keep `send` from starting a thread.
         offload.shared.lock().is_running = true;
         let zeroes = Op::WriteZeroes { unmap: false, durable: false };
         let ops = [Op::Flush, zeroes, Op::Flush, Op::Flush];
@@ -401,7 +400,7 @@ mod tests {
             }
         }
         drop((aside, offload));
-        // Nobody holds the image: it is opened at once.
+        // The idle thread does not hold the image: it can be opened again at once.
         drop(open());
         wait_until(|| Arc::strong_count(&shared) == 1);
     }
@@ -430,12 +429,12 @@ mod tests {
             image.within_size(Some(8192), || {
                 is_refused(true);
                 scope.spawn(|| aside.send(write(1, 512, 512)));
-                // It has read the unit, and cannot write before this closure ends.
+                // The worker has read the unit, and cannot write it before this closure ends.
                 let is_at_it = || offload.shared.lock().under_way.is_some();
                 wait_until(|| is_at_it() && image.guard().is_active());
                 is_refused(false);
                 aside.send(write(2, 0, 4096));
-                // Time enough for a thread that should not be there.
+                // Leave time for a second thread to start, which there must not be.
                 std::thread::sleep(Duration::from_millis(100));
                 let state = offload.shared.lock();
                 assert!(state.under_way.as_ref().is_some_and(|(_, data)| *data == 1));

@@ -1,14 +1,14 @@
 //! `Quota`: how many bytes a queue may copy on its worker's thread before the next queue's turn;
 //! `Patience`: how often a disk may answer "again". Pure: no clock, no I/O.
 
-/// Bytes of a turn of a queue that goes on with the rest in its next turn. Copying them takes some
+/// Bytes of a turn of a queue that continues a transfer in its next turn. Copying them takes some
 /// 15 microseconds from the page cache, some 90 if pages must be allocated. A smaller quota would
-/// give the next queue its turn sooner, but the system call for each piece would begin to show.
+/// give the next queue its turn sooner, but each piece costs a system call.
 pub(crate) const PIECE: u64 = 128 << 10;
-/// Bytes of a turn of a queue that gives the rest to a kernel thread, which costs twice as much.
+/// Bytes of a turn of a queue that gives the rest to a kernel thread, at twice the cost.
 pub(crate) const BURST: u64 = 256 << 10;
 
-/// What is left of a turn.
+/// The bytes that a queue may still copy in its present turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
     turn: u64,
@@ -26,7 +26,7 @@ impl Quota {
         self.left = self.turn;
     }
 
-    /// Takes all of `bytes`; or takes nothing and returns false. For work that is not cut.
+    /// Takes all of `bytes`, or takes nothing and returns false: for a transfer that is not split.
     pub(crate) fn take(&mut self, bytes: u64) -> bool {
         let fits = bytes <= self.left;
         if fits {
@@ -35,7 +35,7 @@ impl Quota {
         fits
     }
 
-    /// Takes as many of `bytes` as are left: for work that is done piece by piece.
+    /// Takes `bytes`, or the rest of the quota if that is less: for a transfer done in pieces.
     pub(crate) fn take_part(&mut self, bytes: u64) -> u64 {
         let part = bytes.min(self.left);
         self.left -= part;
@@ -43,29 +43,29 @@ impl Quota {
     }
 }
 
-/// How often in a row a disk may answer a request with `EAGAIN` or `EINTR`. A try takes
-/// microseconds, so the limit is long enough for a shortage to pass, and each request ends.
+/// How often in a row a disk may answer a request with `EAGAIN` or `EINTR` before it fails. A try
+/// takes microseconds, so a thousand of them outlast a short lack of memory, and each request ends.
 const AGAIN_MAX: u32 = 1000;
 
-/// How often the disk has said "again" since the request last went on.
+/// How often in a row the disk has answered a request with `EAGAIN` or `EINTR`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Patience {
     spent: u32,
 }
 
 impl Patience {
-    /// Counts an answer "again". False if there were too many in a row: the request has failed.
+    /// Counts an answer `EAGAIN` or `EINTR`. False: there were too many, and the request fails.
     pub(crate) fn may_try_again(&mut self) -> bool {
         self.spent += 1;
         self.spent <= AGAIN_MAX
     }
 
-    /// True if the last answer of the disk was "again".
+    /// True if the last answer of the disk was `EAGAIN` or `EINTR`.
     pub(crate) fn is_tried(self) -> bool {
         self.spent > 0
     }
 
-    /// The request went on: begins to count anew.
+    /// Starts the count anew: some bytes of the request were transferred.
     pub(crate) fn renew(&mut self) {
         self.spent = 0;
     }

@@ -1,9 +1,9 @@
 //! `Spares`: open file descriptions of an image that no queue uses at present.
 //!
-//! A queue that ends puts its description here, and a queue that starts takes one: a guest that
-//! restarts uses those of before. Descriptions that no queue has taken after a while are closed, so
-//! that an image without a guest keeps none. A thread of its own closes them, since some file
-//! systems wait for their host in `close`, and neither a worker nor the control thread may wait.
+//! A queue that ends puts its description here, and a queue that starts takes one, so that a guest
+//! that restarts reuses its former ones. Descriptions that no queue takes within [`KEPT`] are
+//! closed, so that an image without a guest keeps none. A thread closes them: on some network file
+//! systems `close` waits for the server, and neither a worker nor the control thread may wait.
 
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,10 +19,9 @@ pub(super) struct Spares(Arc<Mutex<Shared>>);
 #[derive(Debug, Default)]
 struct Shared {
     files: Vec<OwnedFd>,
-    /// A thread is there to close them. There is one at most for an image, even if its file system
-    /// hangs.
+    /// The thread that closes them runs. An image has one at most, even if `close` hangs.
     has_thread: bool,
-    /// They are never closed: this process cannot open others.
+    /// The descriptions are never closed, because this process cannot open new ones.
     is_kept: bool,
 }
 
@@ -31,7 +30,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 impl Spares {
-    /// Descriptions that were given, and stay as long as the image.
+    /// Descriptions that were given to this process: they stay open until the image is dropped.
     pub(super) fn kept(files: Vec<OwnedFd>) -> Self {
         Self(Arc::new(Mutex::new(Shared { files, is_kept: true, ..Shared::default() })))
     }
@@ -48,7 +47,7 @@ impl Spares {
         if !shared.has_thread && !shared.is_kept {
             let theirs = self.0.clone();
             let thread = std::thread::Builder::new().name("close".to_owned());
-            // If the system has no thread to give, the next `put` asks again.
+            // If the host cannot start a thread, the next `put` tries again.
             shared.has_thread = thread.spawn(move || close(&theirs)).is_ok();
         }
     }
@@ -97,7 +96,7 @@ mod tests {
     fn a_description_is_taken_again_or_closed_after_a_while_or_with_its_image() {
         let spares = Spares::default();
         assert!(spares.take().is_none());
-        // Twice: the thread of before has ended or has not.
+        // Run twice, so that the second `put` finds a thread that has ended or one that still runs.
         for _ in 0..2 {
             let (pipes, writers): (Vec<_>, Vec<_>) = (0..3).map(|_| pipe().unwrap()).unzip();
             pipes.into_iter().for_each(|reader| spares.put(reader));

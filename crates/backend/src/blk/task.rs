@@ -1,5 +1,5 @@
-//! `Task`: a request, of which a part may be done; `Backlog`: the tasks of a queue that go on in
-//! its next turns.
+//! `Task`: the part of a request that is not done yet; `Backlog`: the tasks of a queue that
+//! continue in its next turns.
 
 use super::quota::{PIECE, Patience, Quota};
 use super::{Completion, Op, Request};
@@ -16,19 +16,19 @@ pub(crate) struct Task {
     pub(crate) offset: u64,
     /// How many bytes are not done.
     pub(crate) len: u64,
-    /// The slices that are not done. Their memory stays mapped as long as they are listed here.
+    /// The slices that are not done. Their memory stays mapped while they are listed here.
     pub(crate) rest: SliceList,
     pub(crate) patience: Patience,
 }
 
-/// What comes next for a task of which a piece was served.
+/// The queue's next step for a task of which a piece was served.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// The rest of the task is to be served.
     More,
     /// The task has ended.
     Done(Result<(), Errno>),
-    /// The disk's thread goes on with the task, and sends its completion.
+    /// The disk's thread serves the rest of the task, and sends its completion.
     Left,
 }
 
@@ -69,7 +69,7 @@ impl Task {
     }
 }
 
-/// Fills `out` with the first `bytes` bytes of `list`.
+/// Replaces the content of `out` by the first `bytes` bytes of `list`.
 pub(crate) fn head(list: &SliceList, bytes: u64, out: &mut SliceList) {
     out.clear();
     out.extend_part(list.all(), 0, usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -88,8 +88,8 @@ impl Default for Task {
     }
 }
 
-/// The tasks of a queue that do not fit in one turn, in order: as many as its ring has entries at
-/// most. Each turn does a [`Quota`] of them.
+/// The tasks of a queue that do not fit in one turn, in order. Each turn serves a [`Quota`] of
+/// their bytes. The ring of the queue bounds their number.
 #[derive(Debug)]
 pub(crate) struct Backlog {
     quota: Quota,
@@ -103,8 +103,8 @@ impl Default for Backlog {
 }
 
 impl Backlog {
-    /// True if a request of `bytes` may be served at once: no task waits, and it fits in this turn,
-    /// whose quota it then takes.
+    /// True if a request of `bytes` may be served at once: no task waits, and the quota of this
+    /// turn covers it. The quota is then taken.
     pub(crate) fn takes_at_once(&mut self, bytes: u64) -> bool {
         self.tasks.is_empty() && self.quota.take(bytes)
     }
@@ -114,14 +114,14 @@ impl Backlog {
         self.tasks.push_back(task);
     }
 
-    /// Takes a task out of the backlog. False: it is not there.
+    /// Removes the task of a token from the backlog. False: the backlog has no such task.
     pub(crate) fn recall(&mut self, token: u32) -> bool {
         let at = self.tasks.iter().rposition(|task| task.token == token);
         at.and_then(|at| self.tasks.remove(at)).is_some()
     }
 
-    /// Serves as much of the tasks as the turn's quota allows, and ends the turn. `serve` gets the
-    /// first task, and how many bytes of it to serve. True if the next turn has more to do.
+    /// Serves as much of the tasks as the turn's quota allows, and ends the turn. `serve` is called
+    /// with a task and the number of its bytes to serve. True if tasks are left for the next turn.
     pub(crate) fn run(
         &mut self,
         done: &mut Vec<Completion>,

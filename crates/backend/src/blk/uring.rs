@@ -1,4 +1,4 @@
-//! `uring`: the same image through the worker's io_uring.
+//! `uring`: serves an image through the io_uring of the worker.
 //!
 //! ```text
 //! submit: short read through the page cache -> try preadv2(RWF_NOWAIT) here: a hit costs no round
@@ -82,7 +82,7 @@ const SLICES_KEPT: usize = 256;
 const TOKENS_KEPT: usize = 1024;
 const SLICES_KEPT_BEYOND: usize = 4;
 
-/// The disk.
+/// A disk on an image that is served through io_uring.
 #[derive(Debug)]
 pub struct UringDisk {
     image: Arc<Image>,
@@ -173,7 +173,7 @@ struct UringQueue {
     holder: RingFile,
     /// Names the queue to the guard of the image.
     name: u64,
-    /// The file description of `flushes`.
+    /// The file description on which this queue calls `fdatasync`.
     synced: RingFile,
     flushes: Flushes,
     /// Reused for flushes that end together.
@@ -181,14 +181,14 @@ struct UringQueue {
     zeroes: &'static Mapping,
     /// The disk's own thread.
     offload: Arc<Offload>,
-    /// The file system can write into the page cache without waiting, as far as is known.
+    /// False once the file system has refused to write into the page cache without waiting.
     can_write_at_once: bool,
     quota: Quota,
     /// Reused for the slices of an entry that is only a piece of its request.
     piece: SliceList,
     /// The requests by token. Those that are done keep their lists for reuse.
     in_flight: Vec<InFlight>,
-    /// Tokens that had requests since guest memory has changed last, each once.
+    /// Tokens that had requests since the last change of guest memory, each once.
     holders: Vec<u32>,
 }
 
@@ -225,7 +225,7 @@ impl UringQueue {
         entry.rest.extend(pieces);
     }
 
-    /// Forgets the request of a token: it is done.
+    /// Frees the token of a request that is done.
     fn close(&mut self, token: u32) {
         self.left(token);
         let entry = &mut self.in_flight[token as usize];
@@ -239,7 +239,7 @@ impl UringQueue {
         }
     }
 
-    /// Gives all that is left of a request to the disk's own thread.
+    /// Gives the rest of a request to the disk's own thread.
     fn start_aside(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) {
         // The thread must never wait for a request that waits for the thread.
         self.left(token);
@@ -253,7 +253,7 @@ impl UringQueue {
         self.offload.send(task, ring.inbox(), user_data);
     }
 
-    /// What is left of a request, for a thread that may wait.
+    /// The rest of a request as a task for the disk's thread, or for the worker when it must wait.
     fn task(&mut self, token: u32) -> Task {
         let entry = &mut self.in_flight[token as usize];
         Task {
@@ -266,7 +266,7 @@ impl UringQueue {
         }
     }
 
-    /// Gives the io_uring an entry for what is left of a request.
+    /// Gives the io_uring an entry for the next piece of a request.
     fn start(&mut self, token: u32, ring: &mut Ring) {
         let disk =
             *self.disk.get_or_insert_with(|| ring.open_disk(self.number, self.image.device()));
@@ -321,7 +321,7 @@ impl UringQueue {
         }
     }
 
-    /// Ends all flushes for which the kernel's call stood, and starts those that have waited.
+    /// Ends all flushes that the call of the kernel stood for, and starts those that waited for it.
     #[cold]
     fn end_flushes(&mut self, result: Done, ring: &mut Ring, done: &mut Vec<Completion>) {
         let mut ended = std::mem::take(&mut self.ended);
@@ -336,8 +336,8 @@ impl UringQueue {
         }
     }
 
-    /// Tries to read from the page cache on the worker, by one call. `None`: the read would wait, a
-    /// signal came, or it was short. The io_uring must read then.
+    /// Tries to read from the page cache on the worker, by one call. `None`: the read would wait,
+    /// was interrupted by a signal, or was short. The io_uring must read then.
     fn read_cached(&self, request: &Request, pieces: Pieces<'_>) -> Option<Result<(), Errno>> {
         let file = self.image.file();
         match sys::read(file, pieces.as_slices(), request.offset, sys::RWF_NOWAIT) {
@@ -348,7 +348,7 @@ impl UringQueue {
         }
     }
 
-    /// Ends a request on the thread of the worker, waiting for the disk.
+    /// Serves the rest of a request on the worker's thread, waiting for the disk.
     #[cold]
     fn end_here(&mut self, token: u32) -> Result<(), Errno> {
         warn_of_waiting();
@@ -453,14 +453,14 @@ impl DiskQueue for UringQueue {
         let result = match step {
             Step::Again if self.in_flight[token as usize].ends_now() => Err(Errno::CANCELED),
             Step::Again => return self.start(token, ring),
-            // A flush that `end_here` makes has reported its result to the image.
+            // If `end_here` made a flush, `Image::synced` has seen its result already.
             Step::Here => self.end_here(token),
             Step::Done if is_flush => self.image.synced(Ok(())),
             Step::Failed(errno) if is_flush => self.image.synced(Err(errno)),
             Step::Done => Ok(()),
             Step::Failed(errno) => Err(errno),
         };
-        // "Again" becomes EIO only after `Image::synced`, which takes EIO for a loss of bytes.
+        // `EAGAIN` becomes `EIO` only here: `Image::synced` would take `EIO` for a loss of bytes.
         let result = result.map_err(|errno| match errno {
             Errno::AGAIN | Errno::INTR => Errno::IO,
             errno => errno,

@@ -1,4 +1,4 @@
-//! `Decorated`: a port around another one. Its [`Decorator`] changes frames; the rest is passed on.
+//! `Decorated`: a port around another one. Its [`Decorator`] changes frames, and nothing else.
 
 use super::switch::PortCounters;
 use super::tap::TapError;
@@ -10,7 +10,7 @@ use manyring_wire::net::rss::Rss;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// What a decorator changes of the port it stands around.
+/// The part of a decorated port that differs from its inner port: its two halves and its kind.
 pub trait Decorator: Send + Sync + std::fmt::Debug {
     /// The kind of a decorated port, whose inner port is of kind `inner`.
     fn kind(&self, inner: &'static str) -> &'static str {
@@ -20,22 +20,22 @@ pub trait Decorator: Send + Sync + std::fmt::Debug {
     /// A sending half that stands before `inner`.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of a system call that the half needs, such as `eventfd`.
     fn around_tx(&self, inner: Box<dyn PortTx>) -> Result<Box<dyn PortTx>, Errno>;
 
     /// A receiving half that stands before `inner`.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of a system call that the half needs.
     fn around_rx(&self, inner: Box<dyn PortRx>) -> Result<Box<dyn PortRx>, Errno>;
 
-    /// The inner port has sent a frame by [`Port::transmit`].
+    /// Called after the inner port has sent a frame by [`Port::transmit`].
     fn transmitted(&self, frame: &[u8]) {
         let _ = frame;
     }
 }
 
-/// A port with a decorator around it.
+/// A port whose halves are those of `decorator`, around those of an inner port.
 #[derive(Debug)]
 pub struct Decorated<D> {
     pub(super) decorator: D,

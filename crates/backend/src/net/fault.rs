@@ -8,7 +8,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// What goes wrong. Each half counts its own frames, from 1; 0: never.
+/// Which frames fail, and how. Each half counts its own frames, from 1; 0: none fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultOptions {
     /// Every n-th frame that is sent is lost, but reported as sent.
@@ -29,7 +29,7 @@ const fn is_nth(n: u64, every: u64) -> bool {
     every != 0 && n.is_multiple_of(every)
 }
 
-/// The port.
+/// A port that loses, spoils or refuses frames of another port, by a plan.
 pub type FaultPort = Decorated<FaultOptions>;
 
 impl FaultPort {
@@ -62,7 +62,7 @@ impl Decorator for FaultOptions {
     }
 }
 
-/// Which stops were already made before the next frame.
+/// The stops that were already made before the next frame: each is made once.
 #[derive(Debug, Default)]
 struct Stopped {
     blocked: bool,
@@ -76,9 +76,9 @@ struct FaultTx {
     /// Frames that are done with.
     done: u64,
     stopped: Stopped,
-    /// This decorator made the last stop, not the inner port.
+    /// The last stop was made by this decorator, and not by the inner port.
     is_blocked: bool,
-    /// Always ready for output.
+    /// An eventfd that is always writable: the readiness after a stop of this decorator.
     ready: OwnedFd,
     /// One frame on its way to the port.
     pass: Frames,
@@ -106,7 +106,7 @@ impl FaultTx {
             self.pass.push_as(token, &header, payload, 0, frames.len(index));
         }
         let sent = self.inner.send(&self.pass, 0);
-        // A copy of its slices would keep the memory of the frame mapped.
+        // A stored copy of its slices would keep the guest memory of the frame mapped.
         self.pass.release();
         sent
     }
@@ -174,8 +174,8 @@ impl PortRx for FaultRx {
             let len = self.inner.recv(buffers)?;
             self.frames += 1;
             if is_nth(self.frames, self.options.drop_rx_every) {
-                // If every frame is lost, a port that always has frames would keep us here for
-                // ever.
+                // Without this, a port that always has frames would never leave the loop if each
+                // one is lost.
                 if self.options.drop_rx_every == 1 {
                     return Err(Errno::AGAIN);
                 }
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(poll(&mut fds, Some(&Timespec { tv_sec: 5, tv_nsec: 0 })), Ok(1));
         assert_eq!(tx.send(&frames, 3), stop(4, Stop::Blocked));
         assert_eq!(tx.send(&frames, 7), stop(0, Stop::NoMemory));
-        // Then it is the port's own stop.
+        // The inner port made this stop.
         assert_eq!(tx.send(&frames, 7), stop(3, Stop::Blocked));
         assert!(matches!(tx.readiness(), Readiness::Never));
         let numbers: Vec<_> = kept.lock().unwrap().iter().map(|bytes| bytes[12]).collect();

@@ -14,17 +14,17 @@ use zerocopy::transmute;
 pub(crate) const INLINE_MAX: usize = 128 - HEADER_SIZE;
 /// Bytes of an Ethernet header without a tag.
 pub(crate) const ETHERNET: usize = 14;
-/// The token of a frame whose sender is done with it.
+/// The token of a frame that was copied whole: its sender is not told when it is delivered.
 pub(crate) const DONE: Token = Token::MAX;
 
-/// Says if [`Frames::push_plain`] has added a frame, and how.
+/// Whether [`Frames::push_plain`] has added a frame, and whether by a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Added {
-    /// It takes the general way.
+    /// Nothing: the frame must be added by [`Frames::push_lent`].
     Nothing,
-    /// All of it was copied: its sender is done with it.
+    /// The frame, copied whole: its sender may reuse its memory.
     Copied,
-    /// Its memory is used until its token is back.
+    /// The frame, whose memory stays in use until its token comes back.
     Lent,
 }
 
@@ -43,7 +43,7 @@ struct Frame {
 pub struct Frames {
     list: Vec<Frame>,
     /// The slices of all frames. The headers lie in the daemon's own memory, so that the guest
-    /// cannot change them after the check. The payload stays mapped as long as it is listed.
+    /// cannot change them after the check. The payload stays mapped while it is listed.
     slices: Gather,
     /// Bytes of the daemon's own memory for each frame.
     own_len: usize,
@@ -81,7 +81,7 @@ impl Frames {
     }
 
     /// Adds a joined frame, the only frame of its burst: `header` and `head`, then each of
-    /// `payloads` without its own head, which is as long as `head`. False if there is no room.
+    /// `payloads` from byte `head.len()` on, behind its own head. False if there is no room.
     ///
     /// # Panics
     /// If the burst holds frames of another snapshot.
@@ -188,8 +188,8 @@ impl Frames {
         true
     }
 
-    /// The short way of [`Self::push_lent`], for a frame that lies in one piece, if `admits` allows
-    /// its Ethernet header, as that was copied, and the header before it. Unless `may_lend`, only
+    /// The fast path of [`Self::push_lent`], for a frame in one piece: `admits` sees the copied
+    /// Ethernet header and the header before it, and may refuse them. Unless `may_lend`, only
     /// frames of at most [`INLINE_MAX`] bytes are added.
     #[inline]
     pub(crate) fn push_plain(
@@ -223,13 +223,13 @@ impl Frames {
         let Some([to_header, to_payload]) = own else { return Added::Nothing };
         to_header.write_array(&header);
         to_payload.copy_from(payload);
-        // Over what was copied after the check: what was checked is what is delivered.
+        // Write the checked copy over the payload: the bytes delivered are the ones checked.
         to_payload.write_array(&head);
         self.list.push(Frame { slices: start..start + 2, len, token: DONE });
         Added::Copied
     }
 
-    /// As [`Self::push_plain`], for a frame of which only the headers are copied, to `own`.
+    /// The part of [`Self::push_plain`] that copies only the headers of a frame, to `own`.
     #[inline]
     fn push_rest(
         &mut self,
@@ -307,7 +307,7 @@ impl Frames {
         bytes.map_or_else(RawHeader::default, |bytes: [u8; HEADER_SIZE]| transmute!(bytes))
     }
 
-    /// True once guest memory was cut away under the frames: it has read as zeroes since then.
+    /// True if guest memory was cut away under the frames: it reads as zeroes since then.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.slices.is_broken()
@@ -327,7 +327,7 @@ impl Frames {
     }
 }
 
-/// Copies what lies behind the first `skip` bytes of `sources` to `target`.
+/// Copies the bytes of `sources` behind the first `skip` to `target`.
 #[inline]
 fn copy_behind(target: &GuestSlice<'_>, skip: usize, sources: &[GuestSlice<'_>]) {
     // Most often a frame lies in one piece.

@@ -5,10 +5,10 @@
 //! reap      passes on what has been kept for long enough, and only then reads its bytes
 //! recall    gives back what has not been kept for long enough: its sending has not begun
 //! ```
-//! A device that gives the memory of a frame back to the driver too early is found out: the host
-//! gets the bytes that the driver has written there since. The decorator reads no clock. A port
-//! that `tells` has a timer, which only causes calls of `reap`; what a call does follows from the
-//! seed.
+//! If a device gives the memory of a frame back to its driver too early, the host gets the bytes
+//! that the driver has written there since, and the test fails. The decorator reads no clock. A
+//! port that `tells` has a timer, which only causes calls of `reap`; the effect of a call follows
+//! from the seed.
 
 use super::decorator::{Decorated, Decorator};
 use super::{Frames, Outcome, Port, PortRx, PortTx, Readiness, Returned, Sent, Token};
@@ -23,23 +23,23 @@ use rustix::time::{
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// How late frames are.
+/// How long frames are kept, and from which seed the delays are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LateOptions {
     /// The seed of the first half; each further half has the next number as its seed.
     pub seed: u64,
     /// A frame is kept for at most this many calls of `reap`.
     pub calls_max: u32,
-    /// A timer tells when to call `reap`. If false, nothing tells, and the device must ask.
+    /// A timer makes the port ready when `reap` should be called. If false, the device must poll.
     pub tells: bool,
 }
 
 /// Nanoseconds until the timer of a port that `tells` causes the next call.
 const CALL_NS: i64 = 100_000;
-/// One frame of this many passes at once, and one burst of this many is cut behind a frame.
+/// One frame in this many passes at once, and one burst in this many is cut short behind a frame.
 const AT_ONCE: u64 = 8;
 
-/// The port.
+/// A port that finishes frames late, in any order.
 pub type LatePort = Decorated<Late>;
 
 impl LatePort {
@@ -50,7 +50,7 @@ impl LatePort {
         Self::around(port, Late { options, halves, grip: Grip::default() })
     }
 
-    /// What makes the port hold frames for ever, and let them go.
+    /// A handle by which a test makes the port hold all frames, and release them.
     #[must_use]
     pub fn grip(&self) -> Grip {
         self.decorator.grip.clone()
@@ -63,11 +63,11 @@ pub struct Grip(Arc<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
-    /// No frame is finished.
+    /// No frame is finished while this is set.
     holds: AtomicBool,
-    /// No frame can be taken back.
+    /// No frame can be taken back while this is set, as if its sending had begun.
     has_begun: AtomicBool,
-    /// Frames that the halves have.
+    /// Frames that the halves keep now.
     count: AtomicUsize,
     timers: Mutex<Vec<Weak<OwnedFd>>>,
 }
@@ -79,7 +79,7 @@ impl Grip {
         self.0.holds.store(true, Ordering::SeqCst);
     }
 
-    /// Frames are finished again.
+    /// Frames are finished, and can be taken back, again.
     pub fn let_go(&self) {
         self.0.holds.store(false, Ordering::SeqCst);
         self.0.has_begun.store(false, Ordering::SeqCst);
@@ -107,11 +107,11 @@ fn arm(timer: &OwnedFd) {
     let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once);
 }
 
-/// What is late, and how.
+/// The decorator of a [`LatePort`]: its options, and the grip on its frames.
 #[derive(Debug)]
 pub struct Late {
     options: LateOptions,
-    /// How many halves there have been.
+    /// How many sending halves were made: each gets its own seed.
     halves: AtomicU64,
     grip: Grip,
 }
@@ -120,7 +120,7 @@ impl Late {
     /// A sending half that stands before `inner`.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of `timerfd_create`.
     fn half(&self, inner: Box<dyn PortTx>) -> Result<LateTx, Errno> {
         let LateOptions { seed, calls_max, tells } = self.options;
         let timer = if tells {
@@ -155,7 +155,7 @@ impl Decorator for Late {
     }
 }
 
-/// A frame that is kept. Its bytes are where the driver has put them.
+/// A frame that is kept. Its bytes stay in the driver's memory until it is passed on.
 #[derive(Debug)]
 struct Kept {
     token: Token,
@@ -168,7 +168,7 @@ struct Kept {
 #[derive(Debug)]
 struct LateTx {
     inner: Box<dyn PortTx>,
-    /// As many as a ring has entries at most: each has a token of its own.
+    /// Not more than a ring has entries: each frame has a token of its own.
     frames: Vec<Kept>,
     random: u64,
     calls_max: u32,
@@ -187,7 +187,7 @@ impl LateTx {
         (mixed ^ mixed >> 31) % end
     }
 
-    /// Arms the timer, if frames are kept and not held.
+    /// Arms the timer, unless no frame is kept or the grip holds them all.
     fn arm(&self) {
         if let Some(timer) = &self.timer
             && !self.frames.is_empty()
@@ -213,7 +213,7 @@ impl LateTx {
         self.grip.0.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes the frame at `index` out of those that are kept.
+    /// Removes the frame at `index` from those that are kept.
     fn remove(&mut self, index: usize) -> Kept {
         self.grip.0.count.fetch_sub(1, Ordering::SeqCst);
         self.frames.swap_remove(index)
@@ -231,7 +231,7 @@ impl LateTx {
         }
         let token = self.remove(index).token;
         let outcome = match sent {
-            // The port behind this one keeps it further.
+            // The inner port reports this frame later.
             Sent { later: 1, .. } => return true,
             Sent { refused: 1, .. } => Outcome::Refused,
             Sent { down: 1, .. } => Outcome::Down,

@@ -2,8 +2,8 @@
 //!
 //! The macvtap must exist. Each queue is opened by its device node, `/dev/tap<number>`. A node of
 //! this name may belong to another interface (numbers are unique only within a network namespace),
-//! or be missing (in containers). The queue is then opened by a node that we make, and remove at
-//! once.
+//! or be missing (in containers). The queue is then opened by a node that the daemon makes, and
+//! removes at once.
 
 use super::tap::{
     Opened, QUEUE_FLAGS, Settings, TapError, TapPort, check_mtu, check_name, check_queue_pairs,
@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Which macvtap, and what to set of it.
+/// The name of a macvtap, and the settings that are applied to it.
 #[derive(Clone, Debug)]
 pub struct MacvtapOptions {
     /// The interface: 1 to 15 bytes.
@@ -108,7 +108,7 @@ pub fn look(name: &str) -> Result<(), TapError> {
 /// Opens a queue of interface `name`, and checks that it belongs to this interface.
 fn open_queue(name: &str, link: &Link) -> Result<OwnedFd, TapError> {
     let failed = |errno| match errno {
-        // The interface has as many queues as it can have.
+        // The interface has all the queues that it can have, and other processes have opened them.
         Errno::BUSY => TapError::Busy(name.to_owned()),
         Errno::ACCESS => TapError::system(name, "open its device node", Errno::PERM),
         errno => TapError::system(name, "open its device node", errno),
@@ -137,7 +137,7 @@ fn device_number(name: &str, index: u32) -> Option<u64> {
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Opens character device `number` by a node that is made for this and removed at once.
+/// Opens character device `number` by a device node that is made for this call and then removed.
 fn open_own_node(number: u64) -> Result<OwnedFd, Errno> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let mut last = Errno::NOENT;

@@ -1,4 +1,4 @@
-//! `Merger`: decides which frames of a burst leave as one.
+//! `Merger`: decides which frames of a burst leave joined, as one long frame.
 //!
 //! A frame costs the host about the same whatever its length, so a host that can cut long frames is
 //! given long ones. No frame waits for others to come: only frames of one burst are joined.
@@ -10,9 +10,9 @@
 //! ```
 //! Frames of one flow leave in order; frames of different flows may overtake each other.
 //! [`manyring_wire::net::head`] decides which frames can be joined, and makes the headers of the
-//! joined frame. The headers of the guest's frames are copied once and checked, and sent from
-//! memory of ours. The payload is sent from guest memory, or gathered first if it lies in short
-//! pieces ([`super::tap`]).
+//! joined frame. The headers of the guest's frames are copied once and checked, and sent from the
+//! daemon's own memory. The payload is sent from guest memory, or gathered first if it lies in
+//! short pieces ([`super::tap`]).
 //!
 //! The device offers a burst again until all of it is taken. The frames reported as taken must be
 //! the first ones of what was offered ([`super::Sent::taken`]), so the merger remembers which later
@@ -27,9 +27,9 @@ use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE};
 const OPEN_MAX: usize = 8;
 /// After this many planned bursts in a row without a joined frame, only some bursts are planned.
 const VAIN_MAX: u32 = 8;
-/// A frame's cache line is prefetched this many frames before the frame is parsed.
+/// How many frames ahead of the one that is parsed the merger prefetches a frame's cache line.
 const LOOK_AHEAD: usize = 2;
-/// Then one burst in this many is planned: parsing costs some 50 ns for each frame.
+/// One burst in this many is planned then: parsing costs some 50 ns for each frame.
 const LOOK_EVERY: u32 = 16;
 
 /// Frames that leave as one.
@@ -47,7 +47,7 @@ impl Group {
     }
 }
 
-/// Which bits are set, the lowest first.
+/// The indexes of the set bits, the lowest first.
 pub(super) fn bits(mut of: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let at = of.trailing_zeros();
@@ -56,7 +56,7 @@ pub(super) fn bits(mut of: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Joins frames for a port that cuts them.
+/// Joins consecutive frames of a flow, for a port whose host segments long frames again.
 #[derive(Debug)]
 pub(super) struct Merger {
     /// Kinds of joined frames that the port does not cut.
@@ -80,7 +80,7 @@ pub(super) struct Merger {
 }
 
 impl Merger {
-    /// For a port that cuts TCP, and UDP if `cuts_udp`.
+    /// A merger for a port that segments TCP, and UDP as well if `cuts_udp`.
     pub(super) fn new(cuts_udp: bool) -> Self {
         let refused = if cuts_udp { vec![] } else { vec![Kind::Udp4, Kind::Udp6] };
         Self {
@@ -190,7 +190,7 @@ impl Merger {
         self.groups.get(self.next)
     }
 
-    /// The joined frame of the next group. `None`: there is no memory for its headers, and the
+    /// The joined frame of the next group. `None`: the host has no memory for its headers, and the
     /// frames of the group must be sent one by one.
     pub(super) fn next_joined(&mut self, frames: &Frames) -> Option<&Frames> {
         let Self { groups, next, joined: out, .. } = self;
@@ -205,7 +205,7 @@ impl Merger {
         let payloads = bits(*parts).filter_map(|index| frames.payload(index));
         out.clear();
         let has_room = out.push_joined(&header, &head[..size], payloads);
-        // If a payload were missing, the headers would name more bytes than the joined frame has.
+        // If a payload were missing, the headers would claim more bytes than the joined frame has.
         (has_room && out.len(0) == size + joined.payload()).then_some(&*out)
     }
 
@@ -214,7 +214,7 @@ impl Merger {
         self.left |= parts;
     }
 
-    /// Goes on to the group after the next one, which was sent or lost.
+    /// Advances to the group after the next one, which was sent or lost.
     pub(super) fn go_on(&mut self) {
         self.next += 1;
     }
@@ -288,7 +288,7 @@ mod tests {
         (header, bytes)
     }
 
-    /// A burst of what a guest has in its memory.
+    /// A burst of frames that lie in a guest's memory.
     fn burst(of: &[(RawHeader, Vec<u8>)]) -> Frames {
         let memory = Arc::new(Mapping::anonymous(1 << 18).unwrap());
         let mut places = Vec::new();
@@ -307,7 +307,7 @@ mod tests {
         frames
     }
 
-    /// What a plan comes to.
+    /// The groups of a plan, each as the list of its frames' indexes.
     fn groups(merger: &Merger) -> Vec<Vec<usize>> {
         merger.groups.iter().map(|group| bits(group.parts).collect()).collect()
     }
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(merger.taken(0, 64, true), 1, "the second is the other flow's");
         assert!(merger.plan(&frames, 1), "the plan holds");
         assert_eq!(merger.next().unwrap().parts, !odd);
-        // The caller gave one frame up: what is left is planned anew.
+        // The caller gave one frame up, so that the rest is planned anew.
         assert!(merger.plan(&frames, 2));
         assert_eq!(groups(&merger), [(3..64).step_by(2).collect::<Vec<_>>()]);
         merger.note_left(!odd & !3);

@@ -67,19 +67,19 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// How many queue pairs the port has.
     fn queue_pairs(&self) -> usize;
 
-    /// The offloads that the port takes from a guest: partial checksums, uncut segments.
+    /// The offloads that the port accepts from a guest's frames: partial checksums, large segments.
     fn taken(&self) -> Offloads;
 
-    /// The offloads that the port can deliver to a guest that takes them.
+    /// The offloads that the port can use in frames for a guest that accepts them.
     fn given(&self) -> Offloads;
 
-    /// The host's MTU in bytes, if there is one.
+    /// The MTU of the host's interface in bytes, if the port has an interface.
     fn mtu(&self) -> Option<u16>;
 
     /// The sending half of pair `index`.
     ///
     /// # Errors
-    /// `EINVAL`: the port has no such pair. Any other: the system lacks what the half needs
+    /// `EINVAL`: the port has no such pair. Any other: the host lacks a resource for the half
     /// (`EMFILE`: a file descriptor; `ENOMEM`: memory).
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno>;
 
@@ -92,13 +92,13 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// Delivers frames with these offloads only from now on. May block.
     ///
     /// # Errors
-    /// The host's: it cannot deliver, or withhold, such frames.
+    /// The error of the host, which cannot deliver such frames, or cannot stop delivering them.
     fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno>;
 
-    /// Lets the host use pair `index`, or not. Does nothing if the pair is so already. May block.
+    /// Lets the host use pair `index`, or not. Has no effect if nothing changes. May block.
     ///
     /// # Errors
-    /// `EINVAL`: the port has no such pair. Any other: the host refuses to attach or detach it.
+    /// `EINVAL`: the port has no such pair. Any other: the host cannot attach or detach the pair.
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno>;
 
     /// True if the port can deliver each frame by the pair that the guest's hash chooses.
@@ -106,8 +106,8 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// Delivers each frame by the pair that `rss` chooses from now on; `None`: as the port likes.
-    /// All pairs that `rss` names are attached. May block.
+    /// Delivers each frame by the pair that `rss` chooses from now on (virtio 1.3 §5.1.6.5.6.4);
+    /// `None`: the port chooses. All pairs that `rss` names are attached. May block.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the port cannot ([`Self::can_hash`]). Any other: the host refuses it.
@@ -130,12 +130,12 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// False if the host does not report the end of the port's interface: it is elsewhere.
+    /// False if the interface is in another namespace, and its deletion is not reported here.
     fn is_reported(&self) -> bool {
         true
     }
 
-    /// False if another process owns the interface, and logs what becomes of it.
+    /// False if another process owns the interface, and logs its deletion and its return.
     fn is_own(&self) -> bool {
         true
     }
@@ -158,18 +158,18 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         Ok(())
     }
 
-    /// The queues of the interface, for a process that serves them in this one's place; this one
-    /// goes on to call the host. `None`: the port is no interface, and any process can make its
-    /// own. May block.
+    /// Copies of the interface's queues, for a process that serves them in the place of this one,
+    /// which still makes all calls that set something. `None`: the port is no interface, so any
+    /// process can make its own. May block.
     ///
     /// # Errors
-    /// The system has no file descriptor.
+    /// `EMFILE`, `ENFILE`: the host has no file descriptor.
     fn lend(&self) -> Option<Result<Lent, Errno>> {
         None
     }
 
-    /// The process that was to serve the queues in this one's place for good has ended: undoes what
-    /// that process may have set of the interface. May block.
+    /// Restores the settings of the interface, because the process that was to take it over for
+    /// good has ended. May block.
     fn keep(&self) {}
 
     /// The counters of the port; `None`: the port belongs to no switch.
@@ -180,11 +180,11 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// Sends one frame (without a header) towards the host, as if the guest had. May block.
     ///
     /// # Errors
-    /// The host's, which has not taken the frame: its interface is full, down or gone.
+    /// The error of the host, which did not take the frame: its interface is full, down or gone.
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno>;
 }
 
-/// Why a sending half stopped before the end of a burst.
+/// Why a sending half took only a part of a burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// The port is full: wait for its readiness.
@@ -193,14 +193,14 @@ pub enum Stop {
     NoMemory,
 }
 
-/// What became of the frames of a burst, from the first one that was offered.
+/// How many frames of a burst, from the first one offered, were taken, and how they ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Frames that were taken, in order: sent, refused or lost. The rest was not touched.
+    /// Frames that were taken, in order: sent, refused or lost. The other frames were not touched.
     pub taken: usize,
     /// Of the frames taken, those whose memory the port still uses: bit n is frame n of the burst.
-    /// Each comes back by [`PortTx::reap`] or [`PortTx::recall`], under its token, with what became
-    /// of it. The driver must not get the memory of a frame back before the frame has come back.
+    /// Each comes back by [`PortTx::reap`] or [`PortTx::recall`] with its token and its outcome.
+    /// The driver must not get the memory of a frame back before the frame has come back.
     pub later: u64,
     /// Of the frames taken, those that the host refused (a header it finds wrong).
     pub refused: usize,
@@ -267,7 +267,7 @@ pub trait PortTx: Send + std::fmt::Debug {
     /// [`Sent::stop`].
     fn send(&mut self, frames: &Frames, first: usize) -> Sent;
 
-    /// What to wait for after [`Stop::Blocked`].
+    /// The event to wait for after [`Stop::Blocked`].
     fn readiness(&self) -> Readiness<'_>;
 
     /// Adds to `done` the frames that the port has finished since the last call. Called in every
@@ -283,13 +283,13 @@ pub trait PortTx: Send + std::fmt::Debug {
         0
     }
 
-    /// The memory of the queue changes, or the queue ends: nothing of the port shall refer to the
-    /// memory that there was until now, once the frames that lie in it are back. Does not block.
+    /// Called when the memory of the queue changes, or the queue ends: once the frames that lie in
+    /// the old memory are back, the port must hold no reference to it. Does not block.
     fn forget(&mut self) {}
 
     /// An eventfd or timer that becomes readable anew each time that [`Self::reap`] has something.
-    /// The worker watches it as long as it owns the queue, and never reads it. A port without one
-    /// is asked again every 50 us while a frame is with it.
+    /// The worker watches it while it owns the queue, and never reads it. A port without one is
+    /// asked again every 50 us while it has a frame.
     fn done(&self) -> Readiness<'_> {
         Readiness::Never
     }
@@ -330,6 +330,6 @@ pub trait PortRx: Send + std::fmt::Debug {
     /// * Any other: the port is down, detached or gone; wait until it is attached again.
     fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno>;
 
-    /// What to wait for after `EAGAIN`.
+    /// The event to wait for after [`Self::recv`] has failed with `EAGAIN`.
     fn readiness(&self) -> Readiness<'_>;
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Bytes of the shortest frame that can be generated: Ethernet's minimum without its checksum.
 pub const GENERATED_SIZE_MIN: usize = 60;
 
-/// A port that ends nowhere.
+/// A port without a host: frames that are sent to it are dropped.
 #[derive(Debug)]
 pub struct NullPort {
     queue_pairs: usize,
@@ -18,8 +18,8 @@ pub struct NullPort {
 }
 
 impl NullPort {
-    /// A sink with `queue_pairs` pairs that also delivers frames of `generated` bytes as fast as
-    /// they are taken, 0 = none; others are clamped to 60 .. 65,553 bytes.
+    /// A port with `queue_pairs` pairs that delivers frames of `generated` bytes as fast as they
+    /// are received; 0: none. Other values are clamped to 60 .. 65,553 bytes.
     #[must_use]
     pub fn new(queue_pairs: usize, generated: usize) -> Self {
         let generated = match generated {
@@ -109,13 +109,13 @@ impl PortTx for NullTx {
 
 #[derive(Debug)]
 struct NullRx {
-    /// One frame, repeated: each copy stands behind a header of zeroes, and all are lent again
-    /// whenever asked.
+    /// One frame, [`GROUP_FRAMES`] times, each behind a header of zeroes. The
+    /// burst is lent again whenever the device asks.
     generated: Option<Frames>,
 }
 
-/// A burst that holds `frame` again and again, each time in the same memory, which is not written
-/// after this.
+/// A burst that holds `frame` many times, each time in the same memory, which is not written any
+/// more.
 fn lend_always(frame: &[u8]) -> Result<Frames, MemoryError> {
     let memory = Arc::new(Mapping::anonymous(frame.len() as u64)?);
     if let Some(whole) = memory.slice(0, frame.len()) {

@@ -1,8 +1,8 @@
 //! `pcap`: a decorator that writes every frame of another port, both ways, to a capture file.
 //!
-//! Frames are copied into a bounded buffer and written by a thread of its own, so that no worker
-//! waits for a disk: a frame that finds the buffer full is passed on, but not captured. Frames are
-//! captured as they cross the port: a guest's checksums may be partial, its segments uncut.
+//! Frames are copied into a bounded buffer, which a thread writes to the file, so that no worker
+//! waits for a disk: if the buffer is full, a frame passes and is not captured. Frames are captured
+//! as they cross the port: a guest's checksums may be partial, its segments large.
 
 use super::decorator::{Decorated, Decorator};
 use super::{Frames, Port, PortRx, PortTx, Readiness, Returned, Sent};
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// Bytes that may wait to be written.
 const BUFFER_SIZE_MAX: usize = 16 << 20;
-/// Longest wait for the last write to the file: a disk that hangs must not keep the process alive.
+/// How long a drop waits for the last write: a disk that hangs must not hold the process.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The classic format with nanoseconds.
 const MAGIC: u32 = 0xa1b2_3c4d;
@@ -29,7 +29,7 @@ const SNAPLEN: u32 = 262_144;
 const LINKTYPE_ETHERNET: u32 = 1;
 const RECORD_HEADER_SIZE: usize = 16;
 
-/// What the halves and the writer share.
+/// The state that the halves and the writing thread share.
 #[derive(Debug, Default)]
 struct Capture {
     /// The file, as messages name it.
@@ -43,9 +43,9 @@ struct Capture {
 struct Buffer {
     /// Records in the file's format, not written yet.
     bytes: Vec<u8>,
-    /// Nothing is captured any more.
+    /// The port was dropped: no frame is captured any more.
     is_closed: bool,
-    /// Nothing is written any more.
+    /// The writing thread has ended, after the last record or an error of the file.
     is_done: bool,
 }
 
@@ -123,7 +123,7 @@ impl Capture {
     }
 }
 
-/// Copies what lies in `slices` behind a virtio-net header.
+/// Copies the bytes of a frame, without the virtio-net header that `slices` begin with.
 fn copy_frame(slices: &[GuestSlice], bytes: &mut [u8]) {
     let (mut skip, mut done) = (HEADER_SIZE, 0);
     for slice in slices {
@@ -133,21 +133,21 @@ fn copy_frame(slices: &[GuestSlice], bytes: &mut [u8]) {
     }
 }
 
-/// The port.
+/// A port whose frames are captured.
 pub type PcapPort = Decorated<Pcap>;
 
-/// What captures; it ends with the port.
+/// The decorator of a [`PcapPort`]. The capture ends when it is dropped.
 #[derive(Debug)]
 pub struct Pcap {
     capture: Arc<Capture>,
 }
 
 impl PcapPort {
-    /// Decorates `port`; what was in the file at `path` is lost. The file is complete when the
-    /// port is dropped, unless it takes nothing for two seconds then. May block.
+    /// Decorates `port`, and truncates the file at `path`. The file is complete when the port is
+    /// dropped, unless it accepts no write for two seconds then. May block.
     ///
     /// # Errors
-    /// The system's: the file cannot be created, or the thread not be started.
+    /// The error of the host: the file cannot be created, or the thread not be started.
     pub fn new(port: Arc<dyn Port>, path: &Path) -> io::Result<Self> {
         let mut file = File::create(path)?;
         let mut header = MAGIC.to_le_bytes().to_vec();
@@ -157,7 +157,7 @@ impl PcapPort {
         file.write_all(&header)?;
         let capture = Arc::new(Capture { path: path.display().to_string(), ..Capture::default() });
         let shared = capture.clone();
-        // A thread that only ever waits for a file: no worker, so not of the pool.
+        // This thread only waits for a file and serves no queue, so it does not come from the pool.
         std::thread::Builder::new().name("capture".into()).spawn(move || {
             shared.write_to(file);
             shared.lock().is_done = true;
@@ -166,7 +166,7 @@ impl PcapPort {
         Ok(Self::around(port, Pcap { capture }))
     }
 
-    /// Frames that passed, but were not captured.
+    /// Frames that passed but were not captured, because the buffer was full.
     #[must_use]
     pub fn missed(&self) -> u64 {
         self.decorator.capture.missed.load(Ordering::Relaxed)
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(port.open_rx(0).unwrap().recv(&buffers), Ok(HEADER_SIZE + 64));
         assert_eq!(port.missed(), 0);
         drop(port);
-        // The capture is over; the port is not.
+        // The capture has ended; the port still works.
         assert_eq!(tx.send(&frames, 0).taken, 3);
         let bytes = std::fs::read(file.path()).unwrap();
         assert_eq!(bytes.len(), 24 + 3 * RECORD_HEADER_SIZE + 22 + 22 + 64);
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn frames_that_find_the_buffer_full_are_counted_and_the_others_kept() {
-        // Nobody writes.
+        // Without a writing thread nothing leaves the buffer.
         let capture = Capture::default();
         let fit = BUFFER_SIZE_MAX / (RECORD_HEADER_SIZE + 65_553);
         capture.add((0..fit + 2).map(|_| (65_553, |bytes: &mut [u8]| bytes.fill(1))));

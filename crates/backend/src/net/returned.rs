@@ -10,11 +10,11 @@ pub type Token = u16;
 pub struct Returned {
     /// Names the frame.
     pub token: Token,
-    /// What became of the frame.
+    /// Whether the frame was passed on, and if not, why.
     pub outcome: Outcome,
 }
 
-/// What became of a frame that the port finished after [`PortTx::send`](super::PortTx::send) had
+/// The end of a frame that the port finished after [`PortTx::send`](super::PortTx::send) had
 /// returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {

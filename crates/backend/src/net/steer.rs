@@ -1,5 +1,5 @@
-//! `steer`: to which queue of a guest the frames of each flow go: to that of the pair by which the
-//! guest sends the flow (virtio 1.3 §5.1.6.5.6.1).
+//! `steer`: the receiveq of each flow of a guest with several queue pairs: that of the pair on
+//! whose transmitq the guest sends the flow (virtio 1.3 §5.1.6.5.6.1).
 //!
 //! A table of 4096 words, each with a flow's tag (16 bits, never 0), a second (8) and a pair (8).
 //! The rules are those of the taps' table, which the kernel reads (`tap/flows.rs` has them); here
@@ -40,7 +40,7 @@ impl Steer {
         Self { slots: OnceLock::new(), key: RandomState::new().build_hasher().finish() }
     }
 
-    /// The guest sends a frame that begins with these bytes by `pair`.
+    /// Notes that the guest sends a frame that begins with these bytes on the transmitq of `pair`.
     pub(super) fn note(&self, start: &[u8], pair: usize, second: u32) {
         let Some(Flow { number, is_connection: true }) = flow_of(start, self.key) else { return };
         let Ok(pair) = u8::try_from(pair) else { return };
@@ -50,8 +50,8 @@ impl Steer {
     }
 
     /// The pair, of the first `pairs` ones, for a frame to the guest that begins with these bytes;
-    /// `None`: the frame belongs to no flow. Frames of a flow that the guest has not sent have the
-    /// same pair as well.
+    /// `None`: the frame belongs to no flow. If the guest has not sent the flow, the flow's number
+    /// decides, so that all of its frames have the same pair.
     pub(super) fn choose(&self, start: &[u8], pairs: usize) -> Option<usize> {
         let Flow { number, .. } = flow_of(start, self.key)?;
         let known = self.slots.get().and_then(|slots| pair_of(slots, number));
@@ -61,7 +61,7 @@ impl Steer {
     }
 }
 
-/// The pair by which the guest sends a flow, if it has a slot.
+/// The pair on which the guest sends a flow, if the flow has a slot.
 fn pair_of(slots: &[AtomicU32], flow: u64) -> Option<u64> {
     let (first, other) = slots_of(slots, flow)?;
     let words = [first, other].map(|slot| slot.load(Ordering::Relaxed));
@@ -70,8 +70,8 @@ fn pair_of(slots: &[AtomicU32], flow: u64) -> Option<u64> {
     Some(pair.into())
 }
 
-/// Notes in `slots` that the guest sends the flow by `pair`. True if the flow had no slot, or was
-/// sent by another pair before.
+/// Notes in `slots` that the guest sends the flow on `pair`. True if the flow had no slot, or was
+/// sent on another pair before.
 #[inline]
 pub(super) fn note_one(slots: &[AtomicU32], flow: u64, pair: u8, second: u8) -> bool {
     let Some((first, other)) = slots_of(slots, flow) else { return false };
@@ -81,7 +81,7 @@ pub(super) fn note_one(slots: &[AtomicU32], flow: u64, pair: u8, second: u8) -> 
     if in_first == new {
         return false;
     }
-    // A flow has one slot, not two: look for its tag in both before a free slot is taken.
+    // A flow must not have two slots: look for its tag in both before a free slot is taken.
     let in_other = other.load(Ordering::Relaxed);
     let both = [(first, in_first), (other, in_other)];
     if let Some((slot, old)) = both.iter().find(|(_, old)| old >> TAG_IN_SLOT == tag) {

@@ -2,7 +2,7 @@
 //!
 //! A tap is joined or created by name, or handed in as file descriptors. A tap that the port has
 //! created goes away with the port; a tap that it has joined stays, with its offloads switched off.
-//! The same code serves the queues of a macvtap (see [`super::macvtap`]).
+//! The code in this folder also serves the queues of a macvtap (see [`super::macvtap`]).
 
 mod again;
 mod error;
@@ -56,19 +56,19 @@ pub enum TapSource {
     },
     /// The queues of a tap that another process has opened.
     Fds(Vec<OwnedFd>),
-    /// The queues of the tap of this name that the process before this one has left to it. The tap
-    /// is this process's own from now on, as if it had opened it.
+    /// The queues of the tap of this name, received from the former process of this daemon, which
+    /// is being replaced. From now on the tap is this process's own, as if it had opened it.
     Left {
         /// As in [`TapSource::Name`].
         name: String,
-        /// As in [`TapSource::Name`], of an interface that is another one by now.
+        /// As in [`TapSource::Name`], if the configuration names another interface by now.
         must_exist: bool,
         /// One for each queue pair, in the order of the pairs.
         fds: Vec<OwnedFd>,
     },
 }
 
-/// Which tap, and what to set of it.
+/// The tap to open, and the settings to apply.
 #[derive(Debug)]
 pub struct TapOptions {
     /// Where the tap comes from.
@@ -100,18 +100,18 @@ pub(super) struct Opened {
     pub(super) name: String,
     pub(super) fds: Vec<OwnedFd>,
     pub(super) is_multi_queue: bool,
-    /// Which queues the host uses now: all, if we have opened them.
+    /// Which queues the host uses now: all, if this process has opened them.
     pub(super) attached: Vec<bool>,
     /// The fds were handed in, so other processes may have copies of them.
     pub(super) is_handed_in: bool,
-    /// We have created the interface.
+    /// This process has created the interface.
     pub(super) is_created: bool,
     pub(super) links: Links,
     /// The interface, if it is in this network namespace.
     pub(super) link: Option<Link>,
 }
 
-/// What changes while the port runs. Its lock is held during calls of the host.
+/// State of the port that changes while it runs. Its lock is held during system calls.
 #[derive(Debug)]
 struct State {
     is_multi_queue: bool,
@@ -123,18 +123,18 @@ struct State {
     /// The pairs that the host uses, in the order of its queues: the host adds a new queue at the
     /// end, and moves the last one to the place of a queue that it stops using.
     order: Vec<usize>,
-    /// Other processes have queues of the tap too: the host chooses among all of them by itself.
+    /// Other processes have queues of the tap too, so the kernel chooses among all of them.
     is_left_alone: bool,
     /// The number of queues among which [`TapPort::txqueuelen`] is divided at present.
     sharers: u32,
-    /// It was logged that the length of the queues cannot be changed.
+    /// The log says that the length of the queues cannot be changed.
     is_room_told: bool,
     link_up: bool,
-    /// The guest chooses the queue of each frame; the steering table is used otherwise.
+    /// The guest's RSS program, if it has configured one; otherwise the steering table applies.
     hashed: Option<Hashed>,
 }
 
-/// The port.
+/// A port on the queues of a tap or macvtap.
 #[derive(Debug)]
 pub struct TapPort {
     kind: &'static str,
@@ -144,13 +144,13 @@ pub struct TapPort {
     is_handed_in: bool,
     offloads: Offloads,
     merges: bool,
-    /// The steering table; `None`: the host chooses the queue of a frame by itself.
+    /// The steering table; `None`: the kernel chooses the queue of a frame.
     flows: Option<Arc<Flows>>,
     links: Links,
     /// The number of the interface; 0 if it is gone, or in another network namespace.
     index: AtomicU32,
     guest_mac: Option<[u8; 6]>,
-    /// Frames that all queues which the host uses may hold together; `None`: as the host has it.
+    /// Frames that all attached queues may hold together; `None`: the host's setting stays.
     txqueuelen: Option<u32>,
     state: Mutex<State>,
     /// The host's MTU, 0 if it has none. It lies outside the lock, so that reading it waits for no
@@ -189,7 +189,7 @@ impl TapPort {
         Self::assemble(opened, &settings)
     }
 
-    /// Makes a port of opened queues, and applies the settings.
+    /// Makes a port of opened queues, and applies the settings to their interface.
     pub(super) fn assemble(opened: Opened, settings: &Settings<'_>) -> Result<Self, TapError> {
         let name = opened.name.as_str();
         let system = |action, errno| TapError::system(name, action, errno);
@@ -232,7 +232,7 @@ impl TapPort {
         // Here an error fails the start. When pairs are attached later, an error is only logged.
         port.share_room(&mut port.state())
             .map_err(|errno| TapError::system(&port.name, "set its txqueuelen", errno))?;
-        // An interface that was handed in may have been left without a carrier.
+        // The former user of an interface that was handed in may have switched its carrier off.
         port.show_carrier(true);
         port.detach_all()?;
         if opened.is_multi_queue && port.kind == "tap" {
@@ -258,7 +258,7 @@ impl TapPort {
         self.guest_mac
     }
 
-    /// Detaches all queues: nobody serves them yet, so the host must not send its flows to them.
+    /// Detaches all queues: no worker reads them yet, so the kernel must not put frames into them.
     fn detach_all(&self) -> Result<(), TapError> {
         for (index, queue) in self.queues.iter().enumerate() {
             self.set_attached(index, false).map_err(|errno| match errno {
@@ -277,9 +277,8 @@ impl TapPort {
         }
     }
 
-    /// Divides `txqueuelen` among the queues that the host uses. The host would give each queue the
-    /// whole length: four queues would hold four times as many frames as one, and TCP would fill
-    /// them.
+    /// Divides `txqueuelen` among the attached queues. The kernel gives each queue the whole
+    /// length, so four queues would hold four times the frames of one, and TCP would fill them all.
     fn share_room(&self, state: &mut State) -> Result<(), Errno> {
         let attached = state.attached.iter().filter(|is_attached| **is_attached).count();
         let sharers = u32::try_from(attached).unwrap_or(u32::MAX).max(1);
@@ -294,9 +293,8 @@ impl TapPort {
         Ok(())
     }
 
-    /// Updates the steering table for the queues that the host uses now. If other processes have
-    /// queues of the tap too, we cannot know the order of the queues: from then on the host chooses
-    /// by itself.
+    /// Updates the steering table for the attached queues. If other processes have queues of the
+    /// tap too, the order of the queues is unknown: from then on the kernel chooses the queue.
     fn follow(&self, state: &mut State) {
         let Some(flows) = self.flows.as_ref().filter(|_| !state.is_left_alone) else { return };
         let named = self.links.find(&self.name).ok().flatten();
@@ -507,7 +505,7 @@ mod tests {
             }),
             mtu: AtomicU16::new(1400),
         };
-        // As long as a call of the host lasts.
+        // Hold the lock, as a system call does that takes long.
         let call = port.state();
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {

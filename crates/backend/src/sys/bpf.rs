@@ -1,7 +1,7 @@
-//! Programs that the kernel runs for us, and the memory that they share with us (`bpf(2)`).
+//! Programs that the kernel runs for this process, and the memory they share with it (`bpf(2)`).
 //!
-//! What a program does is said by its instructions ([`Insn`]); the kernel proves before it takes
-//! them that they end and touch nothing else.
+//! A program is a list of instructions ([`Insn`]). Before the kernel accepts them, it proves that
+//! they end and touch no other memory.
 #![allow(unsafe_code, reason = "allow-listed: the bpf call, and memory shared with the kernel")]
 
 use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -32,7 +32,7 @@ const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 pub const BPF_FUNC_REDIRECT_MAP: i32 = 51;
 /// `bpf_skb_load_bytes(skb, offset, to, len)`: 0, or an error if the frame ends before.
 pub const BPF_FUNC_SKB_LOAD_BYTES: i32 = 26;
-/// Tries to load a program.
+/// How often loading a program is tried, if signals interrupt the kernel's proof.
 const LOAD_TRIES: usize = 10;
 /// The name of our programs and maps in the kernel's lists (`bpftool`).
 const NAME: [u8; 16] = *b"manyring\0\0\0\0\0\0\0\0";
@@ -63,7 +63,7 @@ impl Insn {
     }
 }
 
-/// The fields of `union bpf_attr` of a new map.
+/// The fields of `union bpf_attr` for `BPF_MAP_CREATE`.
 #[derive(Default)]
 #[repr(C)]
 struct MapCreate {
@@ -77,7 +77,7 @@ struct MapCreate {
     name: [u8; 16],
 }
 
-/// The fields of `union bpf_attr` of a new program.
+/// The fields of `union bpf_attr` for `BPF_PROG_LOAD`.
 #[derive(Default)]
 #[repr(C, align(8))]
 struct ProgLoad {
@@ -103,7 +103,7 @@ struct MapElement {
     flags: u64,
 }
 
-/// The fields of `union bpf_attr` of a new link.
+/// The fields of `union bpf_attr` for `BPF_LINK_CREATE`.
 #[derive(Default)]
 #[repr(C, align(8))]
 struct LinkCreate {
@@ -115,7 +115,7 @@ struct LinkCreate {
     more: [u64; 4],
 }
 
-/// The fields of `union bpf_attr` of a test run.
+/// The fields of `union bpf_attr` for `BPF_PROG_TEST_RUN`.
 #[cfg(test)]
 #[derive(Default)]
 #[repr(C, align(8))]
@@ -130,12 +130,12 @@ struct TestRun {
     duration: u32,
 }
 
-/// `bpf(2)`. `T` holds the fields of the command, and pointers only to what outlives the call and
-/// is as long as the fields beside them say.
+/// `bpf(2)`. `T` has the fields of the command. Each pointer in it must refer to memory that
+/// outlives the call and has the length that the fields beside it say.
 fn call<T>(command: c_uint, attributes: &mut T) -> Result<c_long, Errno> {
     let size = size_of::<T>();
     // SAFETY: the kernel reads and writes `size` bytes of the attributes, which are borrowed for
-    // that; what they point to is as the callers of this private function promise.
+    // that; the callers of this private function promise that their pointers are valid.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size) };
     if result < 0 {
         let error = std::io::Error::last_os_error();
@@ -154,24 +154,24 @@ fn address<T>(of: &[T]) -> u64 {
     of.as_ptr().expose_provenance() as u64
 }
 
-/// Words that a program of the kernel's and this process share: an array map of one entry.
+/// Words that a program in the kernel shares with this process: an array map of one entry.
 #[derive(Debug)]
 pub struct Words {
     base: NonNull<AtomicU32>,
     count: usize,
 }
 
-// SAFETY: the memory is used by atomic operations alone, and lives as long as `Words`.
+// SAFETY: only atomic operations use the memory, which stays mapped until `Words` is dropped.
 unsafe impl Send for Words {}
 // SAFETY: as above.
 unsafe impl Sync for Words {}
 
 impl Words {
-    /// `count` words of zero, and what names them in a program. They live as long as one of
-    /// both, or a program of theirs, does.
+    /// `count` words of zero, and the map by which a program names them. The kernel frees them when
+    /// both are dropped and no program uses the map any more.
     ///
     /// # Errors
-    /// `EPERM` for who may not (`CAP_BPF`); the system's.
+    /// `EPERM`: the process lacks `CAP_BPF`. Any other: the kernel has no memory or no such maps.
     pub fn new(count: usize) -> Result<(Self, OwnedFd), Errno> {
         let len = count * size_of::<AtomicU32>();
         let mut attributes = MapCreate {
@@ -187,26 +187,26 @@ impl Words {
         Ok((Self::of(&map, count)?, map))
     }
 
-    /// The `count` words that this names, which a process of ours has made. The kernel refuses a
-    /// map that has fewer pages; its size never changes.
+    /// The `count` words of a map that another process of this daemon has made. The kernel refuses
+    /// to map more pages than the map has, and its size never changes.
     ///
     /// # Errors
-    /// The system's: it is no such map.
+    /// `EINVAL`, `EPERM`: the descriptor is no such map. Any other: the kernel cannot map it.
     pub fn of(map: &OwnedFd, count: usize) -> Result<Self, Errno> {
         let len = count * size_of::<AtomicU32>();
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps no other memory.
         let base =
             unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, map, 0) }?;
         Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, count })
     }
 
-    /// The words.
+    /// The shared words. Any of them may change at any time.
     #[must_use]
     #[inline]
     pub fn as_slice(&self) -> &[AtomicU32] {
-        // SAFETY: so many words are mapped, writable and aligned to a page, as long as `self`
-        // lives; the kernel's side reads and writes them by single loads and stores.
+        // SAFETY: `count` words are mapped, writable and aligned to a page, until `self` is
+        // dropped; the kernel reads and writes them by single loads and stores.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
     }
 }
@@ -220,20 +220,20 @@ impl Drop for Words {
     }
 }
 
-/// Loads a program that looks at frames (a socket filter, as far as the kernel is concerned). Its
-/// maps live as long as it does.
+/// Loads a program that reads frames and returns a number (`BPF_PROG_TYPE_SOCKET_FILTER`). The
+/// kernel keeps its maps until the program is unloaded.
 ///
 /// # Errors
-/// `EPERM` for who may not (`CAP_BPF`); `EACCES` if the kernel finds it unsafe; the system's.
+/// `EPERM`: the process lacks `CAP_BPF`. `EACCES`: the kernel finds the program unsafe.
 pub fn load(instructions: &[Insn]) -> Result<OwnedFd, Errno> {
     load_as(BPF_PROG_TYPE_SOCKET_FILTER, instructions)
 }
 
-/// Loads a program that decides about the frames which arrive at an interface (XDP). Its maps live
-/// as long as it does.
+/// Loads a program that decides on the frames that arrive at an interface (XDP). The kernel keeps
+/// its maps until the program is unloaded.
 ///
 /// # Errors
-/// Those of [`load`]; here `EPERM` asks for `CAP_NET_ADMIN` too.
+/// Those of [`load`]; `EPERM` may also mean that the process lacks `CAP_NET_ADMIN`.
 pub fn load_xdp(instructions: &[Insn]) -> Result<OwnedFd, Errno> {
     load_as(BPF_PROG_TYPE_XDP, instructions)
 }
@@ -248,7 +248,7 @@ fn load_as(kind: u32, instructions: &[Insn]) -> Result<OwnedFd, Errno> {
         name: NAME,
         ..ProgLoad::default()
     };
-    // The proof gives up where a signal comes.
+    // A signal interrupts the kernel's proof (`EAGAIN`).
     for _ in 0..LOAD_TRIES {
         match call(BPF_PROG_LOAD, &mut attributes) {
             Err(Errno::AGAIN) => {}
@@ -261,7 +261,7 @@ fn load_as(kind: u32, instructions: &[Insn]) -> Result<OwnedFd, Errno> {
 /// A map of `count` sockets of AF_XDP (`XSKMAP`), all of its entries empty.
 ///
 /// # Errors
-/// `EPERM` for who may not (`CAP_BPF`); the system's.
+/// `EPERM`: the process lacks `CAP_BPF`. Any other: the kernel has no memory or no such maps.
 pub fn sockets(count: u32) -> Result<OwnedFd, Errno> {
     let mut attributes = MapCreate {
         kind: BPF_MAP_TYPE_XSKMAP,
@@ -277,7 +277,7 @@ pub fn sockets(count: u32) -> Result<OwnedFd, Errno> {
 /// Puts `socket` into entry `index` of a map of sockets; `None` empties the entry.
 ///
 /// # Errors
-/// `E2BIG`: the map has no such entry. `ENOENT`: the entry is empty already. The system's.
+/// `E2BIG`: the map has no such entry. `ENOENT`: the entry is empty already.
 pub fn set_socket(
     map: BorrowedFd<'_>,
     index: u32,
@@ -296,12 +296,12 @@ pub fn set_socket(
     call(command, &mut attributes).map(drop)
 }
 
-/// Attaches a program to the interface of this number, for the frames that arrive there, until the
-/// link is closed or the interface is deleted. With `generic` the kernel runs it behind the driver.
+/// Attaches a program to interface number `interface`, for the frames that arrive there, until the
+/// link is closed or the interface deleted. With `generic` the kernel runs it behind the driver.
 ///
 /// # Errors
-/// `EBUSY`, `EEXIST`: the interface has a program. `EOPNOTSUPP`, `EINVAL`: the driver takes none.
-/// The system's.
+/// `EBUSY`, `EEXIST`: the interface has a program. `EOPNOTSUPP`, `EINVAL`: the driver supports
+/// none. `EPERM`: the process lacks `CAP_NET_ADMIN`.
 pub fn attach_xdp(
     program: BorrowedFd<'_>,
     interface: u32,
@@ -317,13 +317,13 @@ pub fn attach_xdp(
     opened(call(BPF_LINK_CREATE, &mut attributes)?)
 }
 
-/// What a program says of a frame.
+/// The number that a program returns for `frame`.
 ///
 /// # Errors
-/// The system's.
+/// The error of `BPF_PROG_TEST_RUN`.
 #[cfg(test)]
 pub(crate) fn run(program: BorrowedFd<'_>, frame: &[u8]) -> Result<u32, Errno> {
-    // The test takes an Ethernet header off, which the program is to see.
+    // The test run strips an Ethernet header, so put one in front of the frame.
     let data = [&[0; 14][..], frame].concat();
     let mut attributes = TestRun {
         program: u32::try_from(program.as_raw_fd()).map_err(|_| Errno::BADF)?,

@@ -1,12 +1,13 @@
-//! A call of the system that a child of this process makes, because it would hold up all threads.
+//! `in_child`: a system call that a child of this process makes, because it would stop all threads.
 //!
-//! The kernel has one lock for the memory map of a process. A call that holds it for long, as one
-//! that pins gigabytes does, holds up every thread of the process that maps something, or touches a
-//! page for the first time. A child has a map of its own with the same shared pages, and the same
-//! open files: what it does to a socket is done to ours.
+//! The kernel has one lock for the memory map of a process. A call that holds it for long, such as
+//! one that pins gigabytes, stops every thread of the process that maps memory or touches a page
+//! for the first time. A child has its own map, with the same shared pages, and the same open
+//! files: a call of the child on a socket changes the parent's socket.
 //!
-//! To make the child, the kernel copies the private part of the map with the lock held: this takes
-//! as long as the daemon's own memory is large (milliseconds), whatever guests have.
+//! To make the child, the kernel copies the private part of the map with the lock held:
+//! milliseconds that grow with the daemon's own memory, and not with that of guests, which is
+//! shared.
 #![allow(unsafe_code, reason = "allow-listed: a child that makes a call and ends")]
 
 use rustix::fd::{AsRawFd, BorrowedFd};
@@ -14,23 +15,22 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
 use std::mem::MaybeUninit;
 
-/// Has a child make `call`, and waits for the child's end. The child keeps `fd` open and closes all
-/// other files, so it holds none of them open that this process closes. All signals are
-/// blocked in the child, but for the two that cannot be; it does not outlive the calling thread,
-/// which waits for it.
+/// Makes `call` in a child, and waits for the child's end. The child keeps `fd` open and closes all
+/// other files, so it delays no close of this process. All signals are blocked in the child, except
+/// for the two that cannot be; the child does not outlive the calling thread, which waits for it.
 ///
-/// `call` takes no lock and allocates nothing: the child has one thread, and what other threads had
-/// locked when it was made stays locked there.
+/// `call` must take no lock and allocate nothing: the child has one thread, and a lock that another
+/// thread held when the child was made stays locked there.
 ///
 /// # Errors
-/// That of `call`. `EAGAIN`, `ENOMEM`: there can be no child. `ECHILD`: it was killed.
+/// The error of `call`. `EAGAIN`, `ENOMEM`: the host can start no child. `ECHILD`: it was killed.
 pub(crate) fn in_child(
     fd: BorrowedFd<'_>,
     call: impl FnOnce() -> Result<(), Errno>,
 ) -> Result<(), Errno> {
     let parent = rustix::process::getpid();
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: it fills the set.
+    // SAFETY: `sigfillset` initialises the set.
     unsafe { libc::sigfillset(all.as_mut_ptr()) };
     // SAFETY: the first set was filled, and the second one is filled by the call.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
@@ -41,15 +41,15 @@ pub(crate) fn in_child(
         close_all_but(fd);
         let lives = die_with(parent);
         let status = lives.and_then(|()| call()).err().map_or(0, Errno::raw_os_error);
-        // SAFETY: a call without pointers, which does not return.
+        // SAFETY: `_exit` takes no pointers, and does not return.
         unsafe { libc::_exit(status) };
     }
-    // SAFETY: the mask of this thread as it was.
+    // SAFETY: this restores the mask that the call above has stored.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     let child = libc::pid_t::try_from(child).ok().filter(|child| *child > 0);
     let child = child.ok_or(Errno::from_io_error(&failed).unwrap_or(Errno::AGAIN))?;
     let mut status = 0;
-    // SAFETY: `status` lives.
+    // SAFETY: `status` outlives the call.
     while unsafe { libc::waitpid(child, &raw mut status, 0) } != child {
         if std::io::Error::last_os_error().kind() != std::io::ErrorKind::Interrupted {
             return Err(Errno::CHILD);
@@ -62,21 +62,21 @@ pub(crate) fn in_child(
     }
 }
 
-/// Has the kernel kill the child when the thread that has made it ends, however that ends: nobody
-/// waits for the call then, which can take as long as a front-end likes to keep its pages from it.
+/// Makes the kernel kill the child when the thread that has made it ends: nobody waits for the call
+/// then, which takes as long as a front-end keeps back the pages to be pinned.
 fn die_with(parent: Pid) -> Result<(), Errno> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-    // It may have ended before it was asked.
+    // The parent may have ended before the signal was set.
     if rustix::process::getppid() == Some(parent) { Ok(()) } else { Err(Errno::CHILD) }
 }
 
-/// Closes all open files of the child but one. A kernel before 5.9 cannot: they stay open until the
-/// child ends.
+/// Closes all open files of the child but one. A kernel before 5.9 has no such call: the files stay
+/// open until the child ends.
 fn close_all_but(fd: BorrowedFd<'_>) {
     let fd = fd.as_raw_fd().unsigned_abs();
     for (from, to) in [(0, fd.checked_sub(1)), (fd + 1, Some(u32::MAX))] {
         if let Some(to) = to {
-            // SAFETY: the child is about to end: nothing there uses these files.
+            // SAFETY: the child is about to end, and uses none of these files.
             unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) };
         }
     }
@@ -122,7 +122,7 @@ mod tests {
                 let _ = rustix::event::poll(&mut [], None);
             }
         };
-        // A child that waits for a child of its own.
+        // A child that in turn waits for its own child.
         let waits =
             || tell().and_then(|()| in_child(writer.as_fd(), || tell().and_then(|()| hangs())));
         std::thread::scope(|scope| {
@@ -135,7 +135,7 @@ mod tests {
             let [child, its_child] = [pid(), pid()];
             rustix::process::kill_process(child, Signal::KILL).unwrap();
             assert_eq!(waiter.join().unwrap(), Err(Errno::CHILD));
-            // A process that has ended and that nobody has waited for can be asked for still.
+            // A process that nobody has waited for still has a `stat` file when it has ended.
             let stat = format!("/proc/{}/stat", its_child.as_raw_nonzero());
             let runs = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
             let lives = (0..1000).all(|_| {
@@ -154,7 +154,7 @@ mod tests {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let page = Box::new([7_u8; 4096]);
         let unmaps = || {
-            // SAFETY: the child's own copy, which it does not use any more.
+            // SAFETY: this unmaps the child's own copy of the page, which is not used any more.
             let result = unsafe { libc::munmap((page.as_ptr().addr() & !4095) as *mut _, 4096) };
             if result == 0 { Ok(()) } else { Err(Errno::INVAL) }
         };

@@ -1,11 +1,11 @@
-//! Calls of the system that a list of calls denies (seccomp): each fails with `EPERM`, and is noted
-//! with its thread for whoever tells the operator. So is a file that landlock refuses.
+//! System calls that seccomp denies: each fails with `EPERM`, and is noted with its thread, so that
+//! the operator can be told. A file that landlock refuses is noted as well.
 //!
 //! The kernel sends the calling thread `SIGSYS` in place of the call. The handler notes the call in
 //! a static ring, wakes the reader by an eventfd, and lets the thread go on as if the call had
-//! failed. It takes no lock and allocates nothing. `openat` it makes itself, in a form that the
-//! list lets pass, and gives the thread the result: the list sees no path, and landlock tells
-//! nobody but the caller that it refuses one.
+//! failed. It takes no lock and allocates nothing. The handler makes a denied `openat` itself, in a
+//! form that the list allows, and returns the result to the thread: seccomp sees no path, and
+//! landlock reports a refusal only to the caller.
 #![allow(unsafe_code, reason = "allow-listed: a signal handler, and the registers of its thread")]
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -13,7 +13,7 @@ use rustix::fd::{AsFd, IntoRawFd, OwnedFd};
 use std::io;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
-/// Calls that can wait for the reader; older ones are only counted.
+/// Calls that can wait for the reader; if more come, the oldest are only counted.
 const NOTES: usize = 64;
 
 /// The last denied calls, one word each: the thread's id above the call's number.
@@ -34,11 +34,11 @@ pub struct Denied {
     pub thread: u32,
 }
 
-/// Has calls that are denied with `SIGSYS` fail and noted from now on, for the rest of the process.
-/// Returns an eventfd that is readable when [`take`] has something to give.
+/// Installs the handler: from now on calls that are denied with `SIGSYS` fail with `EPERM` and are
+/// noted. Returns an eventfd that is readable when [`take`] has calls to return.
 ///
 /// # Errors
-/// The system has no eventfd, or no handler can be installed.
+/// The host has no eventfd to give, or the handler cannot be installed.
 pub fn watch() -> io::Result<OwnedFd> {
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     // The handler's own descriptor is never closed.
@@ -54,8 +54,8 @@ pub fn watch() -> io::Result<OwnedFd> {
     Ok(event)
 }
 
-/// The calls that were denied since the last call of this function, and the number of further ones
-/// that had no place in the ring. Only one thread may call this.
+/// Returns the calls that were denied since the last `take`, and the number of older ones that the
+/// ring has lost. Only one thread may call this.
 pub fn take() -> (Vec<Denied>, usize) {
     let (read, count) = (READ.load(Ordering::Relaxed), COUNT.load(Ordering::Acquire));
     READ.store(count, Ordering::Relaxed);
@@ -67,7 +67,7 @@ pub fn take() -> (Vec<Denied>, usize) {
 }
 
 extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the C library's place of `errno`, of this thread.
+    // SAFETY: the C library returns the address of this thread's `errno`.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
     let before = unsafe { *errno };
@@ -86,24 +86,24 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
 /// Notes a call of this thread as denied. Takes no lock and allocates nothing; changes `errno`.
 #[allow(clippy::cast_sign_loss, reason = "numbers of threads are not negative")]
 pub fn note(call: u32) {
-    // SAFETY: a call without arguments.
+    // SAFETY: `gettid` takes no pointers.
     let thread = unsafe { libc::gettid() };
     let index = COUNT.load(Ordering::Relaxed);
     NOTED[index % NOTES].store(u64::from(thread as u32) << 32 | u64::from(call), Ordering::Relaxed);
     COUNT.fetch_add(1, Ordering::Release);
     let one = 1_u64.to_ne_bytes();
-    // SAFETY: eight bytes that live; a full eventfd wakes the reader as well.
+    // SAFETY: the buffer of eight bytes outlives the call; a full eventfd is readable as well.
     unsafe { libc::write(EVENT.load(Ordering::Relaxed), one.as_ptr().cast(), one.len()) };
 }
 
-/// The fifth argument of an `openat` that the handler makes: a list of calls lets this form pass.
-/// The kernel reads four. A thread that passes it by itself is bounded by landlock all the same.
+/// The fifth argument of an `openat` that the handler makes: the list allows a call with it. The
+/// kernel ignores a fifth argument. A thread that passes it by itself is still bound by landlock.
 pub const OPENED_BY_HANDLER: u32 = 0x6d61_6e79;
 
-/// Makes the interrupted `openat`: a descriptor, or a negative error.
+/// Makes the interrupted `openat`. Returns a descriptor, or a negative errno.
 fn open(context: &libc::ucontext_t) -> i32 {
     let [folder, path, flags, mode] = arguments(context);
-    // SAFETY: the call that the thread has made, with its own arguments. The kernel checks them.
+    // SAFETY: the thread's own call with its own arguments, whose pointers the kernel checks.
     let opened =
         unsafe { libc::syscall(libc::SYS_openat, folder, path, flags, mode, OPENED_BY_HANDLER) };
     match i32::try_from(opened) {
@@ -127,7 +127,7 @@ fn arguments(context: &libc::ucontext_t) -> [i64; 4] {
         .map(|register| context.uc_mcontext.gregs[register as usize])
 }
 
-/// Has the interrupted call end with this result.
+/// Sets the result of the interrupted call.
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::cast_sign_loss, reason = "indexes of registers")]
 fn answer(context: &mut libc::ucontext_t, result: i32) {
@@ -147,13 +147,13 @@ fn arguments(context: &libc::ucontext_t) -> [i64; 4] {
     [0, 1, 2, 3].map(|register| context.uc_mcontext.regs[register].cast_signed())
 }
 
-/// Has the interrupted call end with this result.
+/// Sets the result of the interrupted call.
 #[cfg(target_arch = "aarch64")]
 fn answer(context: &mut libc::ucontext_t, result: i32) {
     context.uc_mcontext.regs[0] = i64::from(result).cast_unsigned();
 }
 
-/// Calls that reach another process of the same user, for whoever shows that a list denies them.
+/// Calls that reach another process of the same user, for tests that show that a list denies them.
 pub mod reach {
     use std::io;
 
@@ -164,7 +164,7 @@ pub mod reach {
     /// Asks whether the first thread of a process may be signalled; sends nothing.
     ///
     /// # Errors
-    /// The system's: it may not.
+    /// `EPERM`: the call is denied.
     pub fn signal_thread(process: i32) -> io::Result<()> {
         // SAFETY: a call without pointers; signal 0 is only checked.
         done(unsafe { libc::syscall(libc::SYS_tgkill, process, process, 0) }).map(drop)
@@ -173,7 +173,7 @@ pub mod reach {
     /// Makes a process the owner of an open file, which would send it signals.
     ///
     /// # Errors
-    /// The system's: it may not.
+    /// `EPERM`: the call is denied.
     pub fn own_file(process: i32) -> io::Result<()> {
         let (end, _other) = io::pipe()?;
         let fd = std::os::fd::AsRawFd::as_raw_fd(&end);
@@ -184,7 +184,7 @@ pub mod reach {
     /// Maps a page that can be executed, and unmaps it again.
     ///
     /// # Errors
-    /// The system's: the process may not have such memory.
+    /// `EPERM`: the process may not have executable memory.
     pub fn map_executable() -> io::Result<()> {
         const PAGE: usize = 4096;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -201,7 +201,7 @@ pub mod reach {
     /// Asks the kernel not to end this process when its parent ends.
     ///
     /// # Errors
-    /// The system's: it is to end then.
+    /// `EPERM`: the call is denied.
     pub fn outlive_parent() -> io::Result<()> {
         // SAFETY: a call without pointers.
         done(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, 0) }.into()).map(drop)
@@ -210,7 +210,7 @@ pub mod reach {
     /// Asks to trace a process that does not exist.
     ///
     /// # Errors
-    /// The system's: the call itself is refused.
+    /// `EPERM`: the call is denied.
     pub fn trace() -> io::Result<()> {
         // SAFETY: no process has this number, and the further arguments are 0.
         let traced = unsafe { libc::syscall(libc::SYS_ptrace, libc::PTRACE_SEIZE, i32::MAX, 0, 0) };
@@ -223,7 +223,7 @@ pub mod reach {
     /// Makes an io_uring, and closes it.
     ///
     /// # Errors
-    /// The system's: the process may make no more of them.
+    /// `EPERM`: the process may make no more io_urings.
     pub fn make_ring() -> io::Result<()> {
         // `struct io_uring_params`, all zero.
         let mut parameters = [0_u32; 30];

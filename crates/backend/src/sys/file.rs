@@ -6,7 +6,7 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The upper half of an offset of vectored calls, where a register does not hold all of it.
+/// The upper half of the offset in vectored calls: one register holds all of it on 64-bit machines.
 const HIGH: i64 = 0;
 /// Most slices of one call (`UIO_MAXIOV`).
 const IOV_MAX: usize = 1024;
@@ -16,9 +16,9 @@ pub const RWF_NOWAIT: i32 = libc::RWF_NOWAIT;
 /// `RWF_DSYNC`: the data is durable when the write returns.
 pub const RWF_DSYNC: i32 = libc::RWF_DSYNC;
 
-// The C library's own functions for these calls are points at which a thread can be cancelled,
-// which costs each of them two atomic operations: 3 % of a read through the page cache. Nobody
-// cancels threads here, and `syscall` is no such point. All arguments are as wide as registers.
+// The C library's functions for these calls are cancellation points of threads, which costs each of
+// them two atomic operations: 3 % of a read through the page cache. No thread is cancelled here,
+// and `syscall` is no cancellation point. All arguments are as wide as registers.
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("where registers have 32 bits an offset takes two of them");
 
@@ -38,11 +38,11 @@ fn iov_count(slices: &[GuestSlice]) -> usize {
     slices.len().min(IOV_MAX)
 }
 
-/// Reads into guest memory; may be short. One slice without flags is read by the plain call, in
-/// which the kernel has no list to copy and to check.
+/// Reads into guest memory; may be short. For one slice without flags the plain call is made, so
+/// that the kernel has no array of slices to copy and to check.
 ///
 /// # Errors
-/// The system's, `EFAULT` if the memory was cut away.
+/// `EFAULT`: the memory was cut away. Any other: the error of the host's call.
 pub fn read(
     file: BorrowedFd<'_>,
     slices: &[GuestSlice],
@@ -64,10 +64,10 @@ pub fn read(
     })
 }
 
-/// Writes from guest memory; may be short. As [`read`], one slice is written by the plain call.
+/// Writes from guest memory; may be short. One slice without flags is written by the plain call.
 ///
 /// # Errors
-/// The system's, `EFAULT` if the memory was cut away.
+/// `EFAULT`: the memory was cut away. Any other: the error of the host's call.
 pub fn write(
     file: BorrowedFd<'_>,
     slices: &[GuestSlice],
@@ -106,9 +106,9 @@ struct CacheStat {
     recently_evicted: u64,
 }
 
-/// True if the page cache holds all of a range of at least one byte. `None` where the system cannot
-/// tell: before Linux 6.5, for files without a page cache, under filters of system calls. Costs 0.4
-/// microseconds.
+/// True if the page cache holds all of a range of at least one byte. `None`: the kernel cannot
+/// tell, because it is older than Linux 6.5, the file has no page cache, or seccomp denies the
+/// call. Costs 0.4 microseconds.
 pub fn is_cached(file: BorrowedFd<'_>, offset: u64, len: u64) -> Option<bool> {
     static CANNOT_TELL: AtomicBool = AtomicBool::new(false);
     let last = offset.checked_add(len.checked_sub(1)?)?;
@@ -129,7 +129,7 @@ pub fn is_cached(file: BorrowedFd<'_>, offset: u64, len: u64) -> Option<bool> {
     Some(stat.cached > last / page - offset / page)
 }
 
-/// The values of a `flock`, in its type.
+/// The lock types, in the integer type of `flock::l_type`.
 #[allow(clippy::cast_possible_truncation, reason = "0, 1 and 2")]
 const F_RDLCK: libc::c_short = libc::F_RDLCK as libc::c_short;
 #[allow(clippy::cast_possible_truncation, reason = "0, 1 and 2")]
@@ -139,11 +139,11 @@ const F_UNLCK: libc::c_short = libc::F_UNLCK as libc::c_short;
 #[allow(clippy::cast_possible_truncation, reason = "0, 1 and 2")]
 const SEEK_SET: libc::c_short = libc::SEEK_SET as libc::c_short;
 
-/// The byte whose lock says, among QEMUs, "I write this image".
+/// The byte that a QEMU locks (shared) while it writes an image.
 const QEMU_WRITES: i64 = 101;
 
-/// True if a QEMU writes the image. Its locks are shared ones on single bytes: they conflict with
-/// our exclusive lock, but must be asked for where ours is shared.
+/// True if a QEMU writes the image. QEMU's shared locks on single bytes conflict with this daemon's
+/// exclusive lock, but not with its shared lock: then this must be asked.
 pub fn has_qemu_writer(file: impl AsFd) -> bool {
     // SAFETY: all-zero is a valid flock; the fields that matter are set below.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -154,16 +154,16 @@ pub fn has_qemu_writer(file: impl AsFd) -> bool {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: fd is open, and `lock` outlives the call, which writes the lock it finds there.
     let result = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock) };
-    // A lock of the whole file is another reader of our own kind.
+    // A lock of the whole file is that of another reader like this one.
     result == 0 && lock.l_type != F_UNLCK && (lock.l_start, lock.l_len) != (0, 0)
 }
 
-/// The byte whose shared locks say "a process that was given the image still has it": no image is
-/// so large.
+/// The byte that a process which was given the image keeps locked (shared) while it has it. No
+/// image is so large that the byte holds data.
 const MARK: i64 = 1 << 62;
 
-/// Locks the whole file for this open file description: shared or exclusive, without waiting.
-/// QEMU's image locks conflict with an exclusive one; see [`has_qemu_writer`] for a shared one.
+/// Locks the whole file for this open file description, shared or exclusive, without waiting.
+/// QEMU's image locks conflict with an exclusive lock; for a shared one, see [`has_qemu_writer`].
 ///
 /// # Errors
 /// `EAGAIN` or `EACCES` if another process holds a lock.
@@ -172,7 +172,7 @@ pub fn lock(file: impl AsFd, exclusive: bool) -> Result<(), Errno> {
     set_lock(file, if exclusive { F_WRLCK } else { F_RDLCK }, 0, 0)
 }
 
-/// Marks an open file description as given away.
+/// Marks an open file description as given to another process.
 ///
 /// # Errors
 /// `EAGAIN` or `EACCES` if the owner has locked the mark.
@@ -180,8 +180,8 @@ pub fn mark(file: impl AsFd) -> Result<(), Errno> {
     set_lock(file, F_RDLCK, MARK, 1)
 }
 
-/// Takes the mark from a description: nothing is under way by it, or it is the owner's, whose lock
-/// of the whole file has locked the mark too.
+/// Removes the mark of a description: no request is under way by it, or it belongs to the owner,
+/// whose lock of the whole file includes the mark.
 ///
 /// # Errors
 /// `ENOLCK`: the system has no lock to give.
@@ -189,11 +189,11 @@ pub fn unmark(file: impl AsFd) -> Result<(), Errno> {
     set_lock(file, F_UNLCK, MARK, 1)
 }
 
-/// True while an open file description lives that was marked. A lock of the whole file is that of
-/// somebody who serves the image, and no mark.
+/// True while a marked open file description exists. A lock of the whole file belongs to a process
+/// that serves the image, and is no mark.
 ///
 /// # Errors
-/// The file system cannot tell.
+/// The error of the file system, which cannot tell.
 pub fn is_marked(file: impl AsFd) -> Result<bool, Errno> {
     // SAFETY: all-zero is a valid flock; the fields that matter are set below.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -219,10 +219,10 @@ fn set_lock(file: impl AsFd, kind: libc::c_short, start: i64, len: i64) -> Resul
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// Gives the lock of [`lock`] back.
+/// Releases the lock that [`lock`] has taken.
 ///
 /// # Errors
-/// The file system refuses.
+/// The error of the file system.
 pub fn unlock(file: impl AsFd) -> Result<(), Errno> {
     // SAFETY: as in `lock`.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -240,7 +240,7 @@ const BLKSECDISCARD: libc::Ioctl = 0x127d;
 /// Erases a range of a block device so that it cannot be recovered. Blocks.
 ///
 /// # Errors
-/// `EOPNOTSUPP` if the device cannot.
+/// `EOPNOTSUPP`: the device has no secure erase. Any other: the error of the device.
 pub fn secure_erase(file: impl AsFd, offset: u64, len: u64) -> Result<(), Errno> {
     let range = [offset, len];
     let fd = file.as_fd().as_raw_fd();

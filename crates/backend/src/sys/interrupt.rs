@@ -1,5 +1,5 @@
-//! Interrupts a thread that sleeps in a system call, by a signal whose handler does nothing. Tells
-//! how much of a CPU such a thread has used.
+//! Interrupts a thread that sleeps in a system call, by a signal whose handler does nothing, and
+//! reads the CPU time that such a thread has used.
 #![allow(unsafe_code, reason = "allow-listed: installs a signal handler and sends its signal")]
 
 use std::sync::Once;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 static INSTALL: Once = Once::new();
 
-/// The signal: one of the real-time signals that nobody else uses here.
+/// The signal: a real-time signal that no other code of this process uses.
 fn signal() -> i32 {
     libc::SIGRTMIN() + 4
 }
@@ -20,8 +20,8 @@ pub struct Interruptible {
 }
 
 impl Interruptible {
-    /// The calling thread. Installs the handler, and lets the signal reach this thread: the mask
-    /// that the process was started with may hold it back.
+    /// The calling thread. Installs the handler, and unblocks the signal for this thread, which the
+    /// process may have inherited as blocked.
     #[must_use]
     pub fn this_thread() -> Self {
         INSTALL.call_once(install);
@@ -38,15 +38,15 @@ impl Interruptible {
         Self { process, thread }
     }
 
-    /// Interrupts what the thread sleeps in: a call that can be interrupted fails with `EINTR`. A
-    /// thread that has ended, or sleeps in nothing, is not harmed.
+    /// Interrupts the system call in which the thread sleeps: it fails with `EINTR` if it can be
+    /// interrupted. Has no effect on a thread that has ended, or is not in a system call.
     pub fn interrupt(&self) {
-        // SAFETY: the call touches no memory of ours. The signal stays in this process, and its
-        // handler is installed, so that it ends nobody.
+        // SAFETY: the call takes no pointer. The signal goes to this process, whose handler is
+        // installed, so that it kills no process.
         unsafe { libc::syscall(libc::SYS_tgkill, self.process, self.thread, signal()) };
     }
 
-    /// The CPU time that the thread has used, also while it runs; zero if it has ended.
+    /// The CPU time that the thread has used so far; zero if it has ended.
     #[must_use]
     pub fn cpu_time(&self) -> Duration {
         // How the kernel numbers the CPU clocks of threads (CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED).

@@ -1,4 +1,4 @@
-//! Network interfaces: what they are, their MTU, state and bridge. rtnetlink, in the network
+//! Network interfaces: their properties, MTU, state and bridge, by rtnetlink, in the network
 //! namespace of the thread that opened the [`Links`].
 
 mod events;
@@ -15,7 +15,7 @@ const IFINFOMSG_SIZE: usize = 16;
 const ATTRIBUTE_HEADER_SIZE: usize = 4;
 /// Bytes of one answer at most: an interface with all its statistics takes less than 8 KiB.
 const ANSWER_SIZE_MAX: usize = 65536;
-/// Answers to older requests (whose waiting was interrupted) that are passed over.
+/// Answers to earlier requests, whose wait was interrupted, that are skipped.
 const STALE_ANSWERS_MAX: usize = 16;
 
 const NLMSG_ERROR: u16 = 2;
@@ -42,64 +42,64 @@ const IFLA_TUN_NUM_DISABLED_QUEUES: u16 = 9;
 /// The tun driver's own number for a tap.
 const TUN_TYPE_TAP: u8 = 2;
 
-/// What is known of an interface.
+/// The properties of an interface that the kernel reports (`RTM_NEWLINK`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
     /// Its number in this namespace.
     pub index: u32,
-    /// Administratively up.
+    /// True if it is administratively up.
     pub is_up: bool,
     /// Hardware address, if it has one of six bytes.
     pub address: Option<[u8; 6]>,
-    /// Bytes of payload of one frame.
+    /// The MTU: the most bytes of payload of one frame.
     pub mtu: u32,
-    /// The bridge (or the like) it belongs to.
+    /// The number of the bridge, or other master, that it is a port of.
     pub master: Option<u32>,
     /// `tun`, `bridge`, `macvtap`; empty for most hardware.
     pub kind: String,
-    /// If it is a tap.
+    /// The properties of a tap; `None`: it is no tap.
     pub tap: Option<TapLink>,
 }
 
-/// What is known of a tap.
+/// The properties that only a tap has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TapLink {
-    /// Puts packet information before frames.
+    /// Frames are preceded by packet information (no `IFF_NO_PI`).
     pub has_packet_info: bool,
-    /// Takes several queues.
+    /// It can have several queues (`IFF_MULTI_QUEUE`).
     pub is_multi_queue: bool,
-    /// Queues that the host uses; 0 if it is not multi-queue, as this is not told then.
+    /// Queues that the host uses; 0 for a tap of one queue, as the kernel does not report it then.
     pub attached: u32,
-    /// Queues that are open, but which the host does not use.
+    /// Queues that are open but detached, so that the host does not use them.
     pub detached: u32,
 }
 
-/// What to set of an interface.
+/// The settings of an interface to change; `None` leaves one unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Bytes of payload of one frame.
+    /// The MTU in bytes.
     pub mtu: Option<u32>,
-    /// The number of the bridge it shall belong to.
+    /// The number of the bridge that it shall be a port of.
     pub master: Option<u32>,
-    /// Frames that each of its queues holds.
+    /// The frames that each of its queues may hold.
     pub txqueuelen: Option<u32>,
-    /// Administratively up.
+    /// True: administratively up.
     pub up: Option<bool>,
 }
 
-/// The interfaces of a network namespace.
+/// A socket for requests about the interfaces of a network namespace.
 #[derive(Debug)]
 pub struct Links {
     socket: OwnedFd,
-    /// The number of the last request.
+    /// The sequence number of the last request.
     sequence: Mutex<u32>,
 }
 
 impl Links {
-    /// Those of the calling thread's network namespace, from now on and for every thread.
+    /// Opens the socket in the calling thread's network namespace, for use by any thread.
     ///
     /// # Errors
-    /// The system's.
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: the host has no file descriptor or memory for the socket.
     pub fn open() -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC;
         let family = AddressFamily::NETLINK;
@@ -107,10 +107,10 @@ impl Links {
         Ok(Self { socket, sequence: Mutex::default() })
     }
 
-    /// The interface `name`, or `None` if there is none.
+    /// Looks up the interface `name`; `None`: no interface has this name.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the kernel's answer, or of the socket.
     pub fn find(&self, name: &str) -> Result<Option<Link>, Errno> {
         let mut request = Request::new(RTM_GETLINK, 0, 0, None);
         let mut bytes = name.as_bytes().to_vec();
@@ -125,7 +125,7 @@ impl Links {
     /// The interface with the number `index`; `None`: no interface has this number.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the kernel's answer, or of the socket.
     pub fn at(&self, index: u32) -> Result<Option<Link>, Errno> {
         match self.ask(Request::new(RTM_GETLINK, 0, index, None)) {
             Err(Errno::NODEV) => Ok(None),
@@ -136,7 +136,7 @@ impl Links {
     /// Changes the interface `index`.
     ///
     /// # Errors
-    /// The system's: `EPERM` without `CAP_NET_ADMIN`, `EINVAL` for an MTU out of its range.
+    /// `EPERM`: the process lacks `CAP_NET_ADMIN`. `EINVAL`: the MTU is out of range.
     pub fn set(&self, index: u32, change: &Change) -> Result<(), Errno> {
         let mut request = Request::new(RTM_SETLINK, NLM_F_ACK, index, change.up);
         if let Some(mtu) = change.mtu {
@@ -151,8 +151,8 @@ impl Links {
         self.ask(request).map(drop)
     }
 
-    /// Sends a request and waits for its answer; the kernel answers before it returns from the
-    /// send, so this does not wait for anybody.
+    /// Sends a request and reads its answer. The kernel has answered before the send returns, so
+    /// the read does not wait.
     fn ask(&self, request: Request) -> Result<Option<Link>, Errno> {
         let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
         *sequence = sequence.wrapping_add(1);
@@ -212,7 +212,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-/// `None` if the answer is another request's.
+/// Parses the answer to request number `sequence`; `None`: it answers another request.
 fn parse_answer(bytes: &[u8], sequence: u32) -> Option<Result<Option<Link>, Errno>> {
     if u32_at(bytes, 8)? != sequence {
         return None;
@@ -273,11 +273,11 @@ fn parse_info(bytes: &[u8], link: &mut Link) {
     link.tap = is_tap.then_some(tap);
 }
 
-/// Number and value of each attribute; ends at the first that is not whole.
+/// The number and value of each attribute. Ends at the first attribute that is cut short.
 fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let len = usize::from(u16_at(bytes, 0)?);
-        // The two highest bits tell nested attributes and byte orders apart.
+        // The two highest bits are flags: nested attributes, and byte order.
         let kind = u16_at(bytes, 2)? & 0x3fff;
         let value = bytes.get(ATTRIBUTE_HEADER_SIZE..len)?;
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or(&[]);

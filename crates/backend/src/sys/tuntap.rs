@@ -15,24 +15,24 @@ pub const IOV_MAX: usize = 1024;
 /// Longest name of an interface in bytes, without the zero that ends it.
 pub const NAME_LEN_MAX: usize = 15;
 
-/// A tap: whole Ethernet frames.
+/// The device is a tap: it carries Ethernet frames.
 pub const IFF_TAP: u16 = 0x0002;
-/// Several queues.
+/// The tap may have several queues.
 pub const IFF_MULTI_QUEUE: u16 = 0x0100;
-/// No packet information before the header.
+/// No packet information precedes the header.
 pub const IFF_NO_PI: u16 = 0x1000;
-/// A virtio-net header before each frame.
+/// A virtio-net header precedes each frame.
 pub const IFF_VNET_HDR: u16 = 0x4000;
 const IFF_ATTACH_QUEUE: u16 = 0x0200;
 /// The host does not use this queue.
 pub const IFF_DETACH_QUEUE: u16 = 0x0400;
 
-/// `struct ifreq`: the name of an interface, and 24 bytes that mean what the request says.
+/// `struct ifreq`: the name of an interface, and 24 bytes whose meaning depends on the request.
 #[derive(Clone, Copy, Default)]
 #[repr(C, align(8))]
 struct IfReq {
     name: [u8; NAME_LEN_MAX + 1],
-    /// Flags, or a hardware address behind its type.
+    /// The flags, or a hardware address behind its type.
     data: [u8; 24],
 }
 
@@ -69,19 +69,19 @@ fn zero(result: c_int) -> Result<(), Errno> {
     if result < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
-/// Opens the node of all taps, or of one macvtap, without blocking.
+/// Opens the device node of all taps, or of one macvtap, in non-blocking mode.
 ///
 /// # Errors
-/// The system's.
+/// The error of `open`: `ENOENT` or `ENXIO` without such a device, `EACCES` without permission.
 pub fn open(node: &Path) -> Result<OwnedFd, Errno> {
     rustix::fs::open(node, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Makes `fd` a queue of interface `name` (`TUNSETIFF`); gives its name, which the system chose if
-/// there is a `%d` in it.
+/// Makes `fd` a queue of interface `name` (`TUNSETIFF`). Returns the name of the interface, in
+/// which the kernel has replaced `%d` by a number.
 ///
 /// # Errors
-/// The system's.
+/// `EPERM`: `CAP_NET_ADMIN` is needed. `EBUSY`: it is in use. Any other: `TUNSETIFF`'s.
 pub fn join(fd: BorrowedFd<'_>, name: &str, flags: u16) -> Result<String, Errno> {
     let mut request = IfReq::named(name, flags)?;
     // SAFETY: TUNSETIFF reads and writes the `struct ifreq` it is given, which outlives the call.
@@ -92,7 +92,7 @@ pub fn join(fd: BorrowedFd<'_>, name: &str, flags: u16) -> Result<String, Errno>
 /// The interface whose queue `fd` is, and its `IFF_*` (`TUNGETIFF`).
 ///
 /// # Errors
-/// `EBADFD` if it is no queue yet, `ENOTTY` if it is something else.
+/// `EBADFD`: the file is no queue yet, or its interface is gone. `ENOTTY`: it is no tap's file.
 pub fn interface(fd: BorrowedFd<'_>) -> Result<(String, u16), Errno> {
     let mut request = IfReq::default();
     // SAFETY: TUNGETIFF writes the `struct ifreq` it is given, which outlives the call. On a file
@@ -101,14 +101,14 @@ pub fn interface(fd: BorrowedFd<'_>) -> Result<(String, u16), Errno> {
     Ok((request.name(), request.flags()))
 }
 
-/// C libraries do not agree on the type of a request's number: `libc` gives this one a type that
-/// glibc's `ioctl` takes and musl's does not.
+/// The number of the request, in the type of `libc`'s `ioctl`: the constant of `libc` has a type
+/// that only glibc takes, and not musl.
 const SIOCGIFHWADDR: libc::Ioctl = 0x8927;
 
 /// The hardware address of the interface whose queue `fd` is.
 ///
 /// # Errors
-/// The system's.
+/// `EBADFD`: the file is no queue, or its interface is gone.
 pub fn hardware_address(fd: BorrowedFd<'_>) -> Result<[u8; 6], Errno> {
     let mut request = IfReq::default();
     // SAFETY: SIOCGIFHWADDR writes the `struct ifreq` it is given, which outlives the call.
@@ -123,90 +123,90 @@ fn set_int(fd: BorrowedFd<'_>, request: libc::Ioctl, value: c_int) -> Result<(),
     zero(unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw const value) })
 }
 
-/// Sets the bytes of the header before each frame; its fields are little-endian from now on.
+/// Sets the bytes of the header before each frame, whose fields are little-endian from now on.
 ///
 /// # Errors
-/// The system's.
+/// `EINVAL`: the size is smaller than the kernel's header.
 pub fn set_header(fd: BorrowedFd<'_>, size: usize) -> Result<(), Errno> {
     let size = c_int::try_from(size).map_err(|_| Errno::INVAL)?;
     set_int(fd, libc::TUNSETVNETHDRSZ, size)?;
     set_int(fd, libc::TUNSETVNETLE, 1)
 }
 
-/// Limits the bytes of sent frames that the host has not passed on yet.
+/// Limits the bytes of sent frames that the host holds (`sndbuf`). A full queue is not writable.
 ///
 /// # Errors
-/// The system's; `EINVAL` for 0.
+/// `EINVAL`: the limit is 0.
 pub fn set_send_buffer(fd: BorrowedFd<'_>, bytes: u32) -> Result<(), Errno> {
     set_int(fd, libc::TUNSETSNDBUF, c_int::try_from(bytes).unwrap_or(c_int::MAX))
 }
 
-/// Shows the host whether there is a carrier.
+/// Shows the host that the interface has a carrier, or has none.
 ///
 /// # Errors
-/// The system's; `EINVAL` on a macvtap.
+/// `EINVAL`: the queue is that of a macvtap. Any other: `TUNSETCARRIER`'s.
 pub fn set_carrier(fd: BorrowedFd<'_>, up: bool) -> Result<(), Errno> {
     set_int(fd, libc::TUNSETCARRIER, c_int::from(up))
 }
 
-/// Lets the host choose the queue of a frame to the guest by `program`, or by its own table.
+/// Makes the host choose the queue of each frame to the guest by `program`, or by its own table.
 ///
 /// # Errors
-/// `EINVAL` on a macvtap.
+/// `EINVAL`: the queue is that of a macvtap.
 pub fn set_steering(fd: BorrowedFd<'_>, program: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
     set_int(fd, libc::TUNSETSTEERINGEBPF, program.map_or(-1, |program| program.as_raw_fd()))
 }
 
-/// Sets what may be delivered unfinished: `TUN_F_*`.
+/// Sets the offloads of delivered frames (`TUN_F_*`): partial checksums and large segments.
 ///
 /// # Errors
-/// `EINVAL` if the kernel does not know one of them.
+/// `EINVAL`: the kernel does not know one of the bits.
 pub fn set_offloads(fd: BorrowedFd<'_>, bits: c_uint) -> Result<(), Errno> {
     let bits = c_ulong::from(bits);
     // SAFETY: TUNSETOFFLOAD takes a number and no pointer.
     zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD, bits) })
 }
 
-/// Makes `number` name the file of `fd`; the file that it has named until now is closed. A call
-/// that is under way on `number` goes on with the former file.
+/// Makes `number` refer to the file of `fd`, and closes the file that it referred to. A call that
+/// is under way on `number` continues with the former file.
 ///
 /// # Errors
-/// The system's: `EMFILE`, `EBUSY`.
+/// `EMFILE`, `EBUSY`: those of `dup3`.
 pub fn replace(fd: BorrowedFd<'_>, number: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: both descriptors are open, and `number` stays open: it only names another file.
     zero(unsafe { libc::dup3(fd.as_raw_fd(), number.as_raw_fd(), libc::O_CLOEXEC) }.min(0))
 }
 
-/// Lets the host use this queue of several, or not. What waits in it is lost when it may not.
+/// Attaches a queue to the host, or detaches it: then the frames that wait in it are lost.
 ///
 /// # Errors
-/// The system's; `EINVAL` if it is so already.
+/// `EINVAL`: the queue is attached, or detached, already.
 pub fn set_attached(fd: BorrowedFd<'_>, attached: bool) -> Result<(), Errno> {
     let request = IfReq::named("", if attached { IFF_ATTACH_QUEUE } else { IFF_DETACH_QUEUE })?;
     // SAFETY: TUNSETQUEUE reads the `struct ifreq` it is given, which outlives the call.
     zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETQUEUE, &raw const request) })
 }
 
-/// Sends one frame behind its header.
+/// Sends one frame, with the header before it. Returns the bytes of both.
 ///
 /// # Errors
-/// The system's; `EINVAL` for more than [`IOV_MAX`] slices.
+/// `EAGAIN`: the queue is full. `EFAULT`: memory was cut away. `EIO`: the interface is down.
 #[inline]
 pub fn write(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> {
     transfer(fd, slices, (libc::SYS_write, libc::SYS_writev))
 }
 
-/// Receives one frame behind its header; what does not fit is lost.
+/// Receives one frame, with the header before it. Bytes that do not fit the slices are lost.
 ///
 /// # Errors
-/// The system's; `EINVAL` for more than [`IOV_MAX`] slices.
+/// `EAGAIN`: no frame waits. `EFAULT`: guest memory was cut away.
 #[inline]
 pub fn read(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> {
     transfer(fd, slices, (libc::SYS_read, libc::SYS_readv))
 }
 
-/// Reads or writes by the first of two calls if there is one slice: the kernel copies the array of
-/// slices that the second call names, which costs a short frame a fifteenth of its time.
+/// Makes the first of two calls for one slice, and the second, which takes an array of slices, for
+/// several: copying the array costs the kernel a fifteenth of the time of a short frame.
 #[inline]
 fn transfer(
     fd: BorrowedFd<'_>,
@@ -219,7 +219,7 @@ fn transfer(
         // contract), that the guest expects to change, and that the kernel checks byte by byte.
         return done(unsafe { libc::syscall(of_one, fd, one.iov_base, one.iov_len) });
     }
-    // SAFETY: the array has as many iovecs as the call is told; they name memory as above.
+    // SAFETY: the call is told the length of the array; its iovecs refer to memory as above.
     done(unsafe { libc::syscall(of_several, fd, iovecs.as_ptr(), iovecs.len()) })
 }
 

@@ -14,9 +14,9 @@
 //!         write the slices, then the entry: no submission lies between the two
 //! submit: place what is parked, as much as there is room for; enter the kernel; again
 //! ```
-//! So the slices of an entry that was not submitted yet are never forgotten or overwritten, and a
-//! kernel that takes no entries for a while (`EBUSY`, `EAGAIN`) does not hold the worker: the task
-//! is parked, and the worker comes back with its next turn.
+//! So the slices of an entry that is not submitted yet are never lost or overwritten, and a kernel
+//! that takes no entries for a while (`EBUSY`, `EAGAIN`) does not stop the worker: the task is
+//! parked, and the worker tries again in its next turn.
 #![allow(unsafe_code, reason = "allow-listed: submission queue entries are raw")]
 
 mod bounds;
@@ -57,11 +57,11 @@ const SUBMISSIONS: u32 = 256;
 /// Entries of the completion queue. A full one would end multishot polls: it holds a completion
 /// for every queue and request of a busy worker.
 const COMPLETIONS: u32 = 16384;
-/// Bytes that the queues of a worker together copy between two looks at its completions: some
-/// hundreds of microseconds.
+/// Bytes that all queues of a worker may copy before the worker looks at its completions again:
+/// some hundreds of microseconds.
 const INLINE_BYTES: u64 = 1 << 20;
-/// What the kernel spends on an entry when it is submitted, besides copying its bytes: about a
-/// microsecond, in which it could copy this many bytes.
+/// The cost of submitting one entry, without copying its bytes: about a microsecond, in which the
+/// kernel could copy this many bytes.
 const ENTRY_WEIGHT: u64 = 4096;
 /// Files that can be registered with one ring.
 const FILES: u32 = 1024;
@@ -70,53 +70,53 @@ const SLICES: usize = 8192;
 /// Slices of one entry at most (`UIO_MAXIOV`); the kernel does what they hold and reports a short
 /// count.
 const SLICES_OF_ENTRY: usize = 1024;
-/// The watch of the inbox. What callers of this file submit has other numbers.
+/// `user_data` of the poll on the inbox. Callers of this file must not use it.
 const INBOX: u64 = u64::MAX - 1;
 
-/// A completion: what was asked (`user_data`), its result, and whether more will come.
+/// A completion.
 #[derive(Clone, Copy, Debug)]
 pub struct Event {
-    /// As given at submission.
+    /// The `user_data` of the entry, as given at submission.
     pub user_data: u64,
     /// Bytes or 0, or a negative errno.
     pub result: i32,
-    /// A multishot request goes on.
+    /// More completions of this entry will come: it is a multishot poll.
     pub more: bool,
 }
 
-/// An entry that is not written yet.
+/// A request of this ring that is not written to the submission queue yet.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     work: Work,
     user_data: u64,
-    /// The device that the submitting worker may be made to wait for.
+    /// The device that the submission of this entry may wait for.
     waits_for: Option<DeviceSlot>,
 }
 
-/// An io_uring and the slices that wait for its next submit.
+/// The io_uring of a worker, and the slices of entries that are not submitted yet.
 pub struct Ring {
     uring: IoUring,
     /// The iovecs of the entries in the submission queue, and of no others. Never grows past its
     /// capacity, so that their addresses stay. Only [`Self::write`] adds to it, and it is emptied
     /// only when the submission queue is empty.
     slices: Vec<iovec>,
-    /// Tasks for which there was no room, in order, with their slices. As many as there are
-    /// requests and watches at most.
+    /// Tasks that found no room, in order, with their slices. Their number is bounded by that of
+    /// the requests and watches.
     parked: VecDeque<(Task, Vec<iovec>)>,
-    /// What is for the kernel's threads, by disk. As `parked`, what waits has slices of its own.
+    /// Tasks for the kernel's threads, by disk. Waiting ones have slices of their own.
     lanes: Lanes<((RingDisk, Width), Task, Vec<iovec>)>,
-    /// How many of the kernel's threads the disks here may have.
+    /// The number of kernel threads that the disks of this ring may have.
     threads: Threads,
-    /// Which devices the worker is made to wait for.
+    /// Measures how long the worker waits for each device.
     watch: Watch,
-    /// Guests of several owners are served here: one must not wait for the device of another.
+    /// Guests of several owners are served here: none may wait for another's device.
     is_shared: bool,
     /// Results of the disks' own threads.
     inbox: Arc<Inbox>,
     free_files: Vec<u32>,
-    /// What is left of [`INLINE_BYTES`] until the next [`Self::reap`].
+    /// Bytes of [`INLINE_BYTES`] that may still be copied before the next [`Self::reap`].
     inline_left: u64,
-    /// See [`Self::placed`].
+    /// The counter of [`Self::placed`].
     placed: u64,
 }
 
@@ -159,12 +159,12 @@ impl Ring {
         self.poll(inbox.readiness(), INBOX);
     }
 
-    /// Queues a task with its slices: both, or neither.
+    /// Queues a task together with its slices.
     fn place(&mut self, task: Task, slices: &[iovec]) {
         self.placed = self.placed.wrapping_add(ENTRY_WEIGHT);
         let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
         if !self.parked.is_empty() || !self.has_room(slices) {
-            // An error leaves the queue full: the task is parked.
+            // If this fails, the queue stays full and the task is parked.
             let _ = self.submit();
             if !self.parked.is_empty() || !self.has_room(slices) {
                 self.parked.push_back((task, slices.to_vec()));
@@ -174,8 +174,7 @@ impl Ring {
         self.write(task, slices);
     }
 
-    /// Queues a task that a thread of the kernel will do, when such tasks of `disk` are not too
-    /// many.
+    /// Queues a task for a kernel thread, or lets it wait while the lane of `disk` is full.
     fn place_aside(
         &mut self,
         (disk, width): (RingDisk, Width),
@@ -201,7 +200,7 @@ impl Ring {
         self.slices.len() + slices.len() <= SLICES && !self.uring.submission().is_full()
     }
 
-    /// Writes a task for which there is room.
+    /// Writes a task into the submission queue, which has room for it.
     fn write(&mut self, task: Task, slices: &[iovec]) {
         let first = self.slices.len();
         // One slice needs no iovec: the entry holds address and length itself.
@@ -231,10 +230,10 @@ impl Ring {
         }
     }
 
-    /// Gives what waits to the kernel, without waiting.
+    /// Submits all queued entries to the kernel, without waiting for completions.
     ///
     /// # Errors
-    /// The system's. `EBUSY` and `EAGAIN` pass: try again after reaping.
+    /// `EBUSY`, `EAGAIN`: the kernel takes no entries now; try again after reaping.
     pub fn submit(&mut self) -> io::Result<()> {
         loop {
             if !self.parked.is_empty() {
@@ -250,7 +249,7 @@ impl Ring {
         }
     }
 
-    /// Enters the kernel with what waits, and watches how long that takes.
+    /// Submits the entries, and measures how long the call takes.
     fn enter(&mut self) -> io::Result<usize> {
         let began = self.watch.has_placed().then(|| self.watch.begin());
         let result = self.uring.submit();
@@ -267,10 +266,10 @@ impl Ring {
         }
     }
 
-    /// Submits and sleeps until a completion is there or `timeout` has passed.
+    /// Submits, then sleeps until a completion comes or `timeout` has passed.
     ///
     /// # Errors
-    /// The system's; `ETIME` and `EINTR` are not errors.
+    /// The error of `io_uring_enter`; `ETIME` and `EINTR` count as success.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if !self.parked.is_empty() || self.watch.has_placed() {
             self.submit()?;
@@ -295,16 +294,16 @@ impl Ring {
         }
     }
 
-    /// Takes all completions that are there into `events`, and what the disks' own threads have
-    /// done. Enters the kernel only if it has some to run.
+    /// Moves all completions, and the results of the disks' own threads, into `events`. Enters the
+    /// kernel only if a flag says that completions must be run.
     pub fn reap(&mut self, events: &mut Vec<Event>) {
         self.inline_left = INLINE_BYTES;
         let submission = self.uring.submission();
         let must_enter = submission.taskrun() || submission.cq_overflow();
         drop(submission);
         if must_enter {
-            // Runs the deferred work, fetches completions for which the queue had no room, submits
-            // what waits; an error here means "try again later".
+            // This runs the deferred work, fetches completions that the queue had no room for, and
+            // submits entries. After an error the next turn tries again.
             let _ = self.enter();
         }
         let first = events.len();
@@ -318,7 +317,7 @@ impl Ring {
             }
         }
         if !is_watched {
-            // A completion queue that was full has ended the watch.
+            // A full completion queue has ended the multishot poll on the inbox: start it again.
             self.watch_inbox();
         }
         self.inbox.take(events);
@@ -330,28 +329,28 @@ impl Ring {
         }
     }
 
-    /// Watches `fd` for input until it is removed: an event for every write, none is lost.
+    /// Polls `fd` for input until [`Self::poll_remove`]: each write to it causes an event.
     pub fn poll(&mut self, fd: BorrowedFd<'_>, user_data: u64) {
         let events = poll_mask(libc::POLLIN);
         let work = Work::Poll { fd: fd.as_raw_fd(), events, multi: true };
         self.place(Task { work, user_data, waits_for: None }, &[]);
     }
 
-    /// Reports once when `fd` is ready for input, or for output; at once if it is already.
+    /// Polls `fd` once for input or output. If it is ready already, the event comes at once.
     pub fn poll_once(&mut self, fd: BorrowedFd<'_>, output: bool, user_data: u64) {
         let events = poll_mask(if output { libc::POLLOUT } else { libc::POLLIN });
         let work = Work::Poll { fd: fd.as_raw_fd(), events, multi: false };
         self.place(Task { work, user_data, waits_for: None }, &[]);
     }
 
-    /// Ends the watch `target`. Two completions follow: the watch's last and `user_data`.
+    /// Ends the poll `target`. Two completions follow: the last one of the poll, and `user_data`.
     pub fn poll_remove(&mut self, target: u64, user_data: u64) {
         let work = Work::PollRemove { target };
         self.place(Task { work, user_data, waits_for: None }, &[]);
     }
 
-    /// Submits what waits and runs the work that the kernel has deferred to this thread. A watch
-    /// that was removed before holds its file no more afterwards.
+    /// Submits all entries and runs the work that the kernel has deferred to this thread.
+    /// Afterwards a poll that was removed before does not hold its file any more.
     pub fn settle(&mut self) {
         let _ = self.submit();
         // SAFETY: nothing is submitted, and no argument is given that the kernel would read.
@@ -359,11 +358,11 @@ impl Ring {
             let flags = EnterFlags::GETEVENTS.bits();
             self.uring.submitter().enter::<libc::sigset_t>(0, 0, flags, None)
         };
-        // An error means that there was nothing to run.
+        // An error means that there was no work to run.
         drop(entered);
     }
 
-    /// Registers a file if there is room; otherwise it is used as it is.
+    /// Registers a file, if a slot is free; otherwise the file is used by its descriptor.
     pub fn register_file(&mut self, fd: BorrowedFd<'_>) -> RingFile {
         let plain = RingFile::Plain(fd.as_raw_fd());
         let Some(slot) = self.free_files.pop() else { return plain };
@@ -377,7 +376,7 @@ impl Ring {
         }
     }
 
-    /// Gives the slot of a registered file back.
+    /// Frees the slot of a registered file.
     pub fn unregister_file(&mut self, file: RingFile) {
         if let RingFile::Registered(slot) = file {
             let _ = self.uring.submitter().register_files_update(slot, &[-1]);
@@ -385,8 +384,8 @@ impl Ring {
         }
     }
 
-    /// True if the worker may copy `bytes` more before it looks around again. Each queue has a
-    /// quota for its turn; this one is for all queues together: one guest may have hundreds.
+    /// True if the worker may copy `bytes` more before it reaps completions. Each queue has a quota
+    /// for its turn; this one is shared by all queues, because one guest may have hundreds.
     #[inline]
     pub fn take_inline(&mut self, bytes: u64) -> bool {
         let fits = bytes <= self.inline_left;
@@ -397,9 +396,9 @@ impl Ring {
         fits
     }
 
-    /// How much work has been placed since the ring was created, whether it is submitted or not:
-    /// the bytes of [`Self::take_inline`], and a share for each entry. Two looks at it tell whose
-    /// work the next submission does.
+    /// A counter of the work placed since the ring was created, submitted or not: the bytes of
+    /// [`Self::take_inline`], and a fixed share for each entry. The difference of two readings is
+    /// the work that was placed between them.
     #[inline]
     pub fn placed(&self) -> u64 {
         self.placed
@@ -409,8 +408,8 @@ impl Ring {
     /// short.
     ///
     /// # Safety
-    /// What `slices` name must stay mapped until the completion of `user_data` has been reaped, or
-    /// for ever: also when the caller, this ring, or its thread ends before.
+    /// The memory that `slices` name must stay mapped until the completion of `user_data` has been
+    /// reaped, or for ever: also when the caller, this ring, or its thread ends before.
     pub unsafe fn transfer(
         &mut self,
         op: FileOp,
@@ -448,9 +447,9 @@ impl Ring {
     }
 }
 
-/// Sets how many threads the kernel may have for requests of files and block devices.
+/// Sets how many threads the kernel may use for requests of files and block devices.
 fn allow_threads(uring: &IoUring, count: u32) {
-    // Kernels before 5.15 do not know it, and have as many threads as they like.
+    // Kernels before 5.15 refuse this, and use as many threads as they choose.
     let _ = uring.submitter().register_iowq_max_workers(&mut [count, 0]);
 }
 

@@ -57,7 +57,7 @@ impl Guest {
         self.send_copies(tx, RawHeader::default(), frame, count)
     }
 
-    /// The same behind `header`.
+    /// Sends the same frame `count` times in one burst, behind `header`.
     pub(crate) fn send_copies(
         &mut self,
         tx: &mut dyn PortTx,

@@ -21,9 +21,9 @@ pub(crate) fn in_own_space(test: impl FnOnce() + Send) {
     });
 }
 
-/// The same in namespaces that all tests of this program share, where each interface needs a name
-/// of its own. To make namespaces, and to end them, takes the host's network lock, for long if
-/// others do so too.
+/// Runs a test in namespaces that all such tests of this program share, so that each interface
+/// needs a name of its own. Making and ending namespaces takes the host's network lock, and takes
+/// long if other programs do so too.
 #[allow(dead_code, reason = "not every test program shares one")]
 pub(crate) fn in_shared_space(test: impl FnOnce() + Send) {
     static SPACE: OnceLock<[File; 2]> = OnceLock::new();
@@ -70,7 +70,7 @@ pub(crate) fn run(command: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What the kernel says of interface `name`.
+/// The kernel's report of interface `name`; `None`: there is no such interface.
 pub(crate) fn link(name: &str) -> Option<Link> {
     Links::open().unwrap().find(name).unwrap()
 }
@@ -93,8 +93,8 @@ pub(crate) fn wait_until_gone(name: &str) {
     panic!("{name} is still there");
 }
 
-/// Opens an interface of which the last user has just let go. It may be busy for as long as a
-/// command that another test starts has copies of that user's file descriptors.
+/// Opens an interface whose last user has just closed it. A command that another test starts has
+/// copies of that user's file descriptors for a moment, and keeps the interface busy.
 #[allow(dead_code, reason = "the daemon's tests open none")]
 pub(crate) fn opened_again<T>(open: impl Fn() -> Result<T, TapError>) -> T {
     for _ in 0..PATIENCE.as_millis() {

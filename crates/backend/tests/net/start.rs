@@ -14,7 +14,7 @@ const NO_PI: u16 = tuntap::IFF_NO_PI;
 const VNET_HDR: u16 = tuntap::IFF_VNET_HDR;
 const TUN: u16 = 1;
 
-/// What an operator reads, with the number of the first file descriptor as `#`.
+/// The error that an operator reads, with `#` for the number of the first file descriptor.
 fn error(options: TapOptions) -> String {
     let number = match &options.source {
         TapSource::Fds(fds) => fds.last().map(|fd| fd.as_raw_fd().to_string()),

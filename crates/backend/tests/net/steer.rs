@@ -73,7 +73,7 @@ impl Scene {
         self.send_copies(&self.datagram(port, to, &[1]), pair, 1);
     }
 
-    /// Sends a frame by `pair` so many times, which leave as one.
+    /// Sends a frame by `pair` `count` times in one burst, which leaves as one joined frame.
     fn send_copies(&mut self, frame: &[u8], pair: usize, count: usize) {
         let tx = &mut *self.pairs[pair].0;
         let sent = self.guest.send_copies(tx, PARTIAL, frame, count);
@@ -82,8 +82,9 @@ impl Scene {
         self.steered += sent.steered;
     }
 
-    /// The ports of so many flows, from `port` on, each with a slot of its own: where three flows
-    /// share two, only the first two are steered. Of a tap that the host steers, any ports will do.
+    /// The ports of `count` flows, from `port` on, each with a slot of its own: where three flows
+    /// have the same two slots, only the first two are steered. If the host's own table steers, any
+    /// ports will do.
     fn flows(&mut self, port: u16, count: usize, is_steered: bool) -> Vec<u16> {
         let mut flows = Vec::new();
         for port in port.. {
@@ -273,7 +274,7 @@ fn a_flow_that_leaves_merged_comes_back_by_its_pair_whatever_it_carries() {
             let flows = scene.flows(1000, 16, steer);
             let mut last = None;
             for (pair, flow) in (0..PAIRS).cycle().zip(flows) {
-                // What it carries looks like the flow before it, which another pair sends.
+                // The payload looks like a frame of the flow before, which another pair sends.
                 let other = scene.datagram(last.map_or(999, |(_, flow)| flow), ECHO, &[1]);
                 scene.send_copies(&scene.datagram(flow, ECHO, &other), pair, 6);
                 assert_eq!(scene.arrival(flow), pair, "{steer}: flow {flow}");

@@ -45,7 +45,7 @@ fn the_kernel_answers_arp_and_echo_through_a_tap_that_goes_with_its_port() {
             assert_eq!((reply[34], &reply[38..]), (0, &packet[24..]));
         }
         drop((tx, rx, port));
-        // What it created goes with it.
+        // The interface that the port has created is deleted with the port.
         wait_until_gone("mr0");
     });
 }
@@ -140,7 +140,7 @@ fn frames_that_the_host_will_not_have_are_told_apart() {
             tx.send(&frames, 0),
             Sent { taken: 3, faulted: 3, lost: 0b111, ..Sent::default() }
         );
-        // What happened to the memory of one guest says nothing of another's.
+        // Memory that one guest has lost must not affect the frames of another guest.
         assert_eq!(guest.send_burst(&mut *tx, &frame, 1), Sent { taken: 1, ..Sent::default() });
         guest.drain(&mut *rx, |_| true);
         run("ip link del mr0");

@@ -1,4 +1,4 @@
-//! Refuses an image of another format, as long as no guest can have written its beginning.
+//! Refuses an image of another format, unless a guest can have written what its beginning holds.
 //!
 //! A guest may write anything to its own disk, also what looks like the header of a qcow2 or LUKS
 //! image. So the bytes of an image say nothing of its format once a guest has had it, and an
@@ -17,10 +17,11 @@ const NOTE: &str = "user.manyring.guest";
 /// Refuses an image of another format that no guest has had.
 ///
 /// Where no note can be kept (block devices, file systems without such attributes), a guest may
-/// have written what is there: the image is served, and the log names what it looks like.
+/// have written these bytes: the image is served, and the log names the format that it looks like.
 ///
 /// # Errors
-/// [`ImageError::Container`], [`ImageError::Read`].
+/// [`ImageError::Container`]: the image has another format, and no guest has had it.
+/// [`ImageError::Read`]: its beginning or its end cannot be read.
 pub(super) fn check(
     file: &OwnedFd,
     path: &Path,
@@ -51,7 +52,7 @@ pub(super) fn note(file: &OwnedFd, path: &Path, block_device: bool) {
         return;
     }
     match fsetxattr(file, NOTE, b"1", XattrFlags::empty()) {
-        // A file system without such attributes: nothing is refused there.
+        // A file system without extended attributes keeps no note.
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(errno) => tracing::warn!(
             image = %path.display(),
@@ -62,7 +63,7 @@ pub(super) fn note(file: &OwnedFd, path: &Path, block_device: bool) {
     }
 }
 
-/// The format of an image that is more than a disk's bytes, from its first and last sector.
+/// Detects a container format, such as qcow2, by the first and last bytes of the file.
 fn container_format(file: &OwnedFd, size: u64) -> Result<Option<&'static str>, Errno> {
     let (mut head, mut tail) = ([0; container::HEAD_LEN], [0; container::TAIL_LEN]);
     let head_len = rustix::io::pread(file, &mut head, 0)?;

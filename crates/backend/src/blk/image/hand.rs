@@ -1,4 +1,4 @@
-//! An image in another process's hands: what it is given, and whether it has let go of all of it.
+//! An image that another process serves: its descriptors, and whether all of them are closed again.
 //!
 //! The lock of an image belongs to the description by which it was opened, which stays here. Each
 //! description that is given away carries a shared lock of its own, on one byte far behind the end
@@ -23,9 +23,9 @@ const FLUSHES_MAX: usize = 200;
 /// house has opened and keeps locked.
 #[derive(Debug)]
 pub struct Handed {
-    /// For transfers.
+    /// The description for reads and writes.
     pub file: OwnedFd,
-    /// For the image's own flushes, then for those of its queues.
+    /// The first flushes for the image itself, each further one for a queue.
     pub flushes: Vec<OwnedFd>,
 }
 
@@ -33,7 +33,7 @@ impl Image {
     /// Descriptions of the image for a process that serves `queues` queues of it. May block.
     ///
     /// # Errors
-    /// The system gives no further description.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no further descriptor or memory.
     pub fn hand(&self, queues: usize) -> Result<Handed, Errno> {
         self.let_go_of_mark()?;
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
@@ -51,7 +51,8 @@ impl Image {
         Ok(Handed { file, flushes })
     }
 
-    /// Leaves the mark to those whom the image was given to. The lock of all bytes has it too.
+    /// Unlocks the mark byte, so that only processes that were given descriptions hold a lock on
+    /// it.
     ///
     /// # Errors
     /// `ENOLCK`: the system has no lock to give.
@@ -60,11 +61,12 @@ impl Image {
     }
 
     /// True if all descriptions that were given away are closed, and their requests have ended. May
-    /// block as a lock of the file system may. Of an image whose lock goes with the rings always:
-    /// another daemon may have it, and the lock is not to be had before all have ended.
+    /// block as long as a lock of the file system may. Always true for an image whose lock goes
+    /// with the rings: another daemon may have it, and all requests end before this one gets the
+    /// lock.
     ///
     /// # Errors
-    /// The file system's, which cannot tell.
+    /// The error of the file system, if it cannot tell whether the mark is locked.
     pub fn is_let_go(&self) -> Result<bool, Errno> {
         if self.unlocked.is_some() {
             return Ok(true);
@@ -72,11 +74,11 @@ impl Image {
         sys::is_marked(self.locked()).map(|is_marked| !is_marked)
     }
 
-    /// The image that another process has opened and locked, with what that one found: nothing is
-    /// looked for by name here. May block.
+    /// The image that another process has opened and locked. Nothing is looked up by name: the
+    /// descriptors and the two options say all. May block.
     ///
     /// # Errors
-    /// [`ImageError`]: there is no description for flushes, or the image has no size.
+    /// [`ImageError`]: `handed` has no description for flushes, or the image has no size.
     pub fn handed(handed: Handed, (read_only, direct): (bool, bool)) -> Result<Self, ImageError> {
         let Handed { file, mut flushes } = handed;
         let stat = rustix::fs::fstat(&file).map(|stat| FileType::from_raw_mode(stat.st_mode));
@@ -89,8 +91,8 @@ impl Image {
         Ok(Self { spare: Spares::kept(flushes), is_handed: true, ..image })
     }
 
-    /// True if it is a block device that this process holds, so that every range of it can be
-    /// zeroed and discarded at any time.
+    /// True if the image is a block device that this process holds (`O_EXCL`), so that `fallocate`
+    /// may zero and discard every range of it at any time.
     #[must_use]
     pub fn holds_device(&self) -> bool {
         self.block_device && !self.is_handed
@@ -148,7 +150,7 @@ impl Marks {
         set
     }
 
-    /// No request is under way any more.
+    /// Removes the marks, when no request is under way any more.
     pub fn clear(&self) {
         for fd in &self.0 {
             if let Err(errno) = sys::unmark(fd) {
@@ -177,7 +179,7 @@ mod tests {
             drop(flushes);
             assert_eq!(image.is_let_go(), Ok(false));
             let again = image.hand(1).unwrap();
-            // Who opened the image is gone; who has it is not.
+            // The process that opened the image is gone; the one that was given it is still there.
             drop(image);
             let writes = || Image::open(file.path(), ImageOptions::default());
             assert!(matches!(writes(), Err(ImageError::InUse { .. })));

@@ -5,23 +5,22 @@ use super::{Image, ImageError, lock};
 use crate::sys::file as sys;
 
 impl Image {
-    /// Takes the lock, if it is not held from the start on. May block.
+    /// Takes the lock, if it goes with the rings. May block.
     ///
     /// # Errors
-    /// [`ImageError::InUse`], [`ImageError::Lock`].
+    /// `InUse`: another process has the image. `Lock`: the file system cannot lock it.
     pub fn acquire(&self) -> Result<(), ImageError> {
         let Some(path) = &self.unlocked else { return Ok(()) };
         lock(self.holder.as_ref().unwrap_or(&self.file), path, !self.geometry.read_only)
     }
 
-    /// Gives it back, when all that was written is on the disk: whoever takes the lock next may be
-    /// on another host, and reads past the page cache of this one. No request is in flight. May
-    /// block.
+    /// Makes all written bytes durable, then gives the lock back: whoever takes it next may be on
+    /// another host, and reads past the page cache of this one. No request is in flight. May block.
     pub fn release(&self) {
         let Some(path) = &self.unlocked else { return };
         let synced = if self.geometry.read_only { Ok(()) } else { self.sync() };
         if let Err(errno) = synced {
-            // Nobody else may have the image now: this host alone has what was written last.
+            // Keep the lock: only this host has the bytes that were written last.
             let path = path.display();
             tracing::error!(%path, %errno, "image stays locked: it cannot be made durable");
             return;
@@ -48,7 +47,7 @@ mod tests {
             let open = |options| Image::open(file.path(), options).unwrap();
             let [source, destination, reader] = [with_rings, with_rings, read_only].map(open);
             source.acquire().unwrap();
-            // Also for whoever takes the lock at the start.
+            // A lock that is held from the opening of the image on fails as well.
             for other in [&destination, &reader] {
                 assert!(matches!(other.acquire(), Err(ImageError::InUse { .. })));
             }
@@ -57,7 +56,7 @@ mod tests {
             source.release();
             destination.acquire().unwrap();
             assert!(matches!(source.acquire(), Err(ImageError::InUse { .. })));
-            // A process that is killed lets go.
+            // The kernel releases the lock of a process that is killed.
             drop(destination);
             source.acquire().unwrap();
         }

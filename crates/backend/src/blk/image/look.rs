@@ -9,8 +9,8 @@ impl Image {
     /// Looks at what `path` names, without opening it.
     ///
     /// # Errors
-    /// `Open`: nothing has this name. `Kind`, `Empty`, `Sectors`: it cannot be an image. What the
-    /// caller may not look at is no error.
+    /// `Open`: nothing has this name. `Kind`, `Empty`, `Sectors`: it cannot be an image. A path
+    /// that the caller may not look at is no error.
     pub fn look(path: &Path) -> Result<(), ImageError> {
         let at = || path.to_path_buf();
         let stat = match rustix::fs::stat(path) {

@@ -1,4 +1,4 @@
-//! What the host can do with an image: found out once, when it is opened.
+//! Probes the host's abilities for an image, such as `RWF_NOWAIT` and holes, when it is opened.
 
 use crate::sys::file as sys;
 use rustix::fd::{AsFd, OwnedFd};
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 /// The alignment that `O_DIRECT` asks of memory and offsets. `statx` tells since Linux 6.1; before,
 /// it is the block size of a block device, and one page for a file.
 pub(super) fn direct_alignment(file: &OwnedFd, block_device: bool) -> (usize, u64) {
-    /// `STATX_DIOALIGN`
+    /// `STATX_DIOALIGN`, of Linux 6.1.
     const DIOALIGN: StatxFlags = StatxFlags::from_bits_retain(0x2000);
     let told = rustix::fs::statx(file, "", rustix::fs::AtFlags::EMPTY_PATH, DIOALIGN)
         .ok()
@@ -83,7 +83,7 @@ impl Units {
                 limit("optimal_io_size"),
             );
         }
-        // The page cache makes a page of any smaller write.
+        // The page cache writes whole pages, so a smaller write costs as much as one of a page.
         let block = rustix::fs::fstatfs(file).ok().and_then(|s| u32::try_from(s.f_bsize).ok());
         let physical = block.filter(|size| (4096..=FILE_BLOCK_MAX).contains(size));
         let preferred = rustix::fs::fstat(file).ok().and_then(|s| u64::try_from(s.st_blksize).ok());
@@ -102,7 +102,7 @@ impl Units {
     }
 }
 
-/// Larger blocks of a file system, as of one on a network, are a preference and no unit.
+/// A file system that reports larger blocks, such as NFS, states a preference and no unit.
 const FILE_BLOCK_MAX: u32 = 64 << 10;
 
 /// The unit in which `fallocate` zeroes or discards. A block device refuses a part of it
@@ -115,7 +115,7 @@ pub(super) fn range_unit(file: &OwnedFd, block_device: bool, direct: bool, units
     }
 }
 
-/// The longest discard of a block device.
+/// Bytes of the longest discard that a block device takes (`queue/discard_max_bytes` in sysfs).
 fn discard_max_bytes(file: &OwnedFd) -> Option<u64> {
     queue_limit(file, "discard_max_bytes")
 }
@@ -141,7 +141,7 @@ pub(super) fn leave_atime(file: &OwnedFd) {
     }
 }
 
-/// Bytes of a file, or of a block device.
+/// Bytes of a file, or of a block device, for which `stat` reports no size.
 pub(super) fn size_of_file(file: &OwnedFd) -> Result<u64, Errno> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))
 }

@@ -1,4 +1,4 @@
-//! The units of an image: what may go past the page cache as it is, and what is whole.
+//! The units of an image: which transfers may go past the page cache, and which ranges are whole.
 
 use super::{Image, size_of_file};
 use crate::blk::guard::Guard;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::PoisonError;
 
 impl Image {
-    /// The unit that the host writes: what `O_DIRECT` asks of an offset; 1 without it.
+    /// Bytes of a unit that the host writes: the alignment for offsets with `O_DIRECT`, else 1.
     pub(in crate::blk) fn unit(&self) -> u64 {
         self.offset_align
     }
@@ -19,19 +19,19 @@ impl Image {
         start..(end / self.range_unit * self.range_unit).max(start)
     }
 
-    /// Keeps other writes out of a unit of which a part is written.
+    /// The guard that keeps other writes out of a unit while a part of it is written.
     pub(in crate::blk) fn guard(&self) -> &Guard {
         &self.guard
     }
 
-    /// Makes a write that ends at `end`, behind the end of the file if that is inside a unit: the
-    /// file keeps its size. `None`: the write ends inside the file.
+    /// Makes `write`, which ends at `end`. If the file ends inside the last unit, the write makes
+    /// it longer, and it is cut back to its former size. `None`: the write ends inside the file.
     pub(in crate::blk) fn within_size<T>(&self, end: Option<u64>, write: impl FnOnce() -> T) -> T {
         let Some(end) = end.filter(|_| !self.block_device) else { return write() };
         let _sizing = self.sizing.lock().unwrap_or_else(PoisonError::into_inner);
         let size = size_of_file(&self.file).unwrap_or(u64::MAX);
         let written = write();
-        // A file that ends behind the write was made longer by its operator.
+        // A file that ends behind `end` was not made longer by this write, but by its operator.
         if size_of_file(&self.file).is_ok_and(|now| now > size && now <= end) {
             // If this fails the file has some zeroes more, and the disk has its size.
             let _ = rustix::fs::ftruncate(&self.file, size);
@@ -45,7 +45,7 @@ impl Image {
     }
 
     /// True if a transfer can go to [`Self::file`]: with `O_DIRECT` its offset and all its slices
-    /// must be aligned. Others are copied (`bounce.rs`).
+    /// must be aligned. A transfer that is not aligned is copied (`bounce.rs`).
     #[must_use]
     pub fn is_aligned(&self, offset: u64, slices: &[manyring_memory::GuestSlice]) -> bool {
         let align = usize::try_from(self.offset_align).unwrap_or(usize::MAX);

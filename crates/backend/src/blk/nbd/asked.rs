@@ -1,4 +1,4 @@
-//! `Asked`: a request of the guest, and how much of it the server was asked.
+//! `Asked`: a request of the guest, and which bytes of it the session has sent commands for.
 
 use crate::blk::{Op, Request};
 use manyring_memory::{Pieces, SliceList};
@@ -8,43 +8,43 @@ use rustix::io::Errno;
 /// Slices for which the list of a request keeps room when it is done.
 const SLICES_KEPT: usize = 256;
 
-/// A command to be written: a part of a request.
+/// The part of a request that the next command is for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) kind: CommandKind,
     pub(super) flags: u16,
     /// First byte on the disk.
     pub(super) offset: u64,
-    /// First byte of the request.
+    /// Bytes of the request before this part.
     pub(super) skip: u64,
     /// Bytes.
     pub(super) len: u32,
 }
 
-/// A request.
+/// A request of the guest, from `begin` to its completion.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) op: Op,
     offset: u64,
     len: u64,
-    /// The guest's memory, of the whole request: it may have to be sent again.
+    /// All slices of the request, kept until it is done: after a lost connection it is sent again.
     pub(super) slices: SliceList,
-    /// Tells the order of requests.
+    /// Counts the requests of the queue, so that they are sent again in their old order.
     pub(super) number: u64,
     /// Bytes for which commands were written.
     written: u64,
-    /// Every command was written.
+    /// A command was written for every byte of the request.
     pub(super) is_written: bool,
-    /// Commands that wait for their reply.
+    /// Commands of this request that wait for their reply.
     open: u32,
-    /// The data of a durable write are answered: a flush is what is left.
+    /// The data of a durable write are answered, and the flush of them is left.
     is_flush: bool,
     result: Result<(), Errno>,
     pub(super) is_open: bool,
-    /// The queue stops, and has asked for it.
+    /// The queue stops, and has asked for this request back.
     pub(super) is_recalled: bool,
     is_retired: bool,
-    /// The tick at which something of it was last answered.
+    /// The tick at which the last command of this request was answered, or the request began.
     pub(super) since: u32,
 }
 
@@ -86,13 +86,13 @@ impl Asked {
         self.start_again(tick);
     }
 
-    /// Nothing of it was asked, or is known to be done.
+    /// The connection was lost: no byte of the request counts as sent or answered any more.
     pub(super) fn start_again(&mut self, tick: u32) {
         (self.written, self.open, self.since) = (0, 0, tick);
         (self.is_written, self.is_flush, self.result) = (false, false, Ok(()));
     }
 
-    /// True if no command of it is out, or was answered.
+    /// True if no command was written for this request on the present connection.
     pub(super) fn is_untouched(&self) -> bool {
         self.written == 0 && self.open == 0 && !self.is_written && !self.is_flush
     }
@@ -123,31 +123,31 @@ impl Asked {
         self.is_written = self.is_flush || self.op == Op::Flush || self.written >= self.len;
     }
 
-    /// A command of it was answered. True if nothing of it is left to ask or to wait for.
+    /// Notes the answer to a command. True if no command of the request is left to be answered.
     pub(super) fn answered(&mut self, error: Option<Errno>, tick: u32) -> bool {
         self.open -= 1;
         self.since = tick;
         if let Some(errno) = error {
             self.result = self.result.and(Err(errno));
-            // The rest of it would not make it whole.
+            // A request that has failed asks for no more of its bytes.
             self.is_written = true;
         }
         self.is_written && self.open == 0
     }
 
-    /// True for data that are to be durable, and not known to be.
+    /// True for a durable write whose data are answered and not yet flushed.
     pub(super) fn needs_flush(&self) -> bool {
         let durable =
             matches!(self.op, Op::Write { durable: true } | Op::WriteZeroes { durable: true, .. });
         durable && !self.is_flush && self.result.is_ok()
     }
 
-    /// Its data are answered: a flush follows.
+    /// Begins the flush that makes the answered data of a durable write durable.
     pub(super) fn begin_flush(&mut self) {
         (self.is_flush, self.is_written) = (true, false);
     }
 
-    /// The request is over: its result.
+    /// Ends the request, and returns its result.
     pub(super) fn close(&mut self) -> Result<(), Errno> {
         (self.is_open, self.is_recalled) = (false, false);
         if std::mem::take(&mut self.is_retired) {
@@ -156,7 +156,7 @@ impl Asked {
         self.result
     }
 
-    /// Guest memory has changed: the request lets go of it when it is over.
+    /// Guest memory has changed: an open request lets go of its slices' snapshot when it ends.
     pub(super) fn retire(&mut self) {
         if self.is_open {
             self.is_retired = true;

@@ -8,7 +8,7 @@ use crate::blk::Completion;
 use crate::sys::uring::Stream;
 use manyring_wire::nbd::{Command, CommandKind};
 
-/// A connection.
+/// A connection in the transmission phase.
 #[derive(Debug)]
 pub(super) struct Channel {
     pub(super) stream: Stream,
@@ -57,8 +57,8 @@ impl Channel {
         Ok(opened?)
     }
 
-    /// Tells the server, if the socket takes it now, that nothing follows. Else it learns of the
-    /// end by the socket's.
+    /// Sends the disconnect command (`NBD_CMD_DISC`), if the socket takes it without waiting.
+    /// Otherwise the server learns of the end when the socket is closed.
     pub(super) fn leave(&mut self) {
         let kind = CommandKind::Disconnect;
         let command = Command { kind, flags: 0, cookie: 0, offset: 0, len: 0 }.emit();

@@ -19,7 +19,7 @@ pub(super) enum Incoming {
     Rest { cookie: u64, left: u32, is_last: bool },
 }
 
-/// How many bytes [`Incoming::next`] has taken, and what they mean for the reply.
+/// The result of [`Incoming::next`]: how many bytes it took, and what they mean for the reply.
 #[derive(Debug)]
 pub(super) struct Next {
     pub(super) consumed: usize,
@@ -28,9 +28,9 @@ pub(super) struct Next {
 
 #[derive(Debug)]
 pub(super) enum NextReply {
-    /// More bytes must come.
+    /// The bytes end inside a part that must be read as a whole: wait for more.
     Needs,
-    /// There may be more in the bytes that have come.
+    /// A part was read, and the bytes behind it may hold another one.
     GoesOn,
     /// The reply to this command is whole.
     Ends(u64),
@@ -45,7 +45,7 @@ impl Incoming {
     /// a request.
     ///
     /// # Errors
-    /// [`NbdError::Reply`]: the server has sent what it may not.
+    /// [`NbdError::Reply`]: the server has broken the protocol.
     #[inline]
     pub(super) fn next<'s, 'a>(
         &mut self,
@@ -123,8 +123,8 @@ impl Incoming {
         }
     }
 
-    /// The head of a chunk, with the first bytes of its payload: how many of these were taken.
-    /// `None`: there are too few.
+    /// Parses the head of a chunk, and the beginning of its payload where that has a head of its
+    /// own. Returns how many bytes of the payload were taken; `None`: more bytes must come first.
     #[allow(clippy::cast_possible_truncation, reason = "some bytes")]
     fn chunk<'a>(
         &mut self,
@@ -167,7 +167,7 @@ impl Incoming {
     }
 }
 
-/// Where in its request the `len` bytes at `offset` of the disk belong that a read has got.
+/// Maps the `len` bytes of data for `offset` of the disk to their place in the request.
 fn place(sent: &Sent, offset: u64, len: u32) -> Result<u64, NbdError> {
     if sent.kind != CommandKind::Read {
         return Err(NbdError::Reply("data for a command that reads none"));
@@ -177,7 +177,7 @@ fn place(sent: &Sent, offset: u64, len: u32) -> Result<u64, NbdError> {
         let end = at.checked_add(len.into());
         end.is_some_and(|end| end <= u64::from(sent.len))
     });
-    // Counted, so that no sequence of chunks brings more than was asked for.
+    // Count the bytes, so that no sequence of chunks brings more than the command has asked for.
     let fits = len > 0 && sent.len - sent.got >= len;
     let at = inside.filter(|_| fits).ok_or(NbdError::Reply("data outside of what was read"))?;
     Ok(sent.skip + at)

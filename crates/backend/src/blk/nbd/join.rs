@@ -1,4 +1,4 @@
-//! `join`: a connection to the server, as far as transmission. Blocks, but no longer than it may.
+//! `join`: connects to the server and negotiates until transmission, for a limited time. Blocks.
 
 use super::clock::now;
 use super::tls::{Tls, TlsError};
@@ -45,7 +45,7 @@ pub enum JoinError {
 pub(super) struct Joined {
     pub(super) socket: OwnedFd,
     pub(super) export: Export,
-    /// The session that everything goes through.
+    /// The TLS session of the connection, if it has one.
     pub(super) tls: Option<Box<Tls>>,
 }
 
@@ -108,7 +108,7 @@ fn to(socket: &OwnedFd, address: std::net::SocketAddr, deadline: Duration) -> io
     }
 }
 
-/// Speaks with the server until transmission begins.
+/// Negotiates with the server until transmission begins.
 fn negotiate(talk: &mut Talk, wish: Wish, uri: &Uri) -> Result<Export, JoinError> {
     let mut handshake = Handshake::new(wish)?;
     let (mut out, mut bytes) = (Vec::new(), Vec::new());
@@ -126,12 +126,12 @@ fn negotiate(talk: &mut Talk, wish: Wish, uri: &Uri) -> Result<Export, JoinError
     }
 }
 
-/// A connection that waits no longer than until its deadline.
+/// A socket whose calls wait no longer than until a deadline.
 struct Talk {
     socket: OwnedFd,
     deadline: Duration,
     tls: Option<Box<Tls>>,
-    /// The server has answered under TLS: it takes our certificate.
+    /// The server has sent data under TLS, so it has accepted our certificate.
     is_answered: bool,
 }
 
@@ -152,8 +152,8 @@ fn wait(fd: impl AsFd, events: PollFlags, deadline: Duration) -> io::Result<()> 
 }
 
 impl Talk {
-    /// Ends when both sides have a session, and trust each other as far as this side can know: a
-    /// server that refuses our certificate says so later, in the place of its first answer.
+    /// Completes the TLS handshake. A server that refuses our certificate reports so only later, in
+    /// the place of its first answer, because with TLS 1.3 the client's handshake ends before.
     fn start_tls(&mut self, mut tls: Tls) -> Result<(), JoinError> {
         let (mut out, mut came) = (Vec::new(), vec![0; RECEIVE]);
         let mut shaken = tls.shake(&mut out);
@@ -192,7 +192,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Opens what the server sends next.
+    /// Receives once, and decrypts the received bytes.
     fn open_more(&mut self) -> Result<(), JoinError> {
         let (mut came, mut out) = (vec![0; RECEIVE], Vec::new());
         let n = self.receive(&mut came).map_err(|error| self.explained(error))?;
@@ -226,7 +226,7 @@ impl Talk {
         }
     }
 
-    /// Some bytes of the socket.
+    /// Receives once into `bytes`, after waiting until the socket is readable.
     fn receive(&self, bytes: &mut [u8]) -> Result<usize, JoinError> {
         loop {
             wait(&self.socket, PollFlags::IN, self.deadline).map_err(JoinError::Silent)?;

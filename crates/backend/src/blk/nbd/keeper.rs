@@ -9,7 +9,7 @@
 //!                     queues that ask hear of it and fail what they have; the tries go on
 //! each tick           queues with something in flight look how long it has waited
 //! ```
-//! All that may wait is here: names, connections and handshakes. A worker only asks and is told.
+//! Only this thread waits for names, connections and handshakes. A worker asks, and is told.
 
 use super::clock::now;
 use super::join::{JoinError, Joined, join};
@@ -21,13 +21,13 @@ use std::time::Duration;
 
 /// How long connecting and negotiating may take together.
 const JOIN_LIMIT: Duration = Duration::from_secs(5);
-/// Pauses between tries: twice the last one each time. A server that comes back is found at once.
+/// Pauses between tries, each twice the one before, so that a server that comes back is found soon.
 const BACKOFF_MIN: Duration = Duration::from_millis(10);
 const BACKOFF_MAX: Duration = Duration::from_millis(100);
-/// Of a server that has been gone for a minute.
+/// The longest pause once the server has been gone for [`LATER`].
 const BACKOFF_LATER: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(60);
-/// Pause between two warnings.
+/// The shortest time between two warnings in the log.
 const WARN_PACE: Duration = Duration::from_secs(10);
 /// The keeper thread ticks this many times in `request_timeout`. A request that has no answer after
 /// this many ticks is overdue.
@@ -48,7 +48,7 @@ pub struct NbdOptions {
     pub request_timeout: Duration,
 }
 
-/// The thread, as the disk and its queues know it.
+/// The keeper thread's side that the disk and its queues call.
 #[derive(Debug)]
 pub(super) struct Keeper {
     pub(super) options: NbdOptions,
@@ -58,7 +58,7 @@ pub(super) struct Keeper {
 
 #[derive(Debug)]
 struct State {
-    /// The disk that the guest was told.
+    /// The export as the guest was told of it.
     told: Export,
     lines: Vec<Arc<Line>>,
     /// The counters of every connection, also of queues that are gone. A new queue goes on with the
@@ -66,16 +66,16 @@ struct State {
     counts: Vec<Arc<Counts>>,
     /// Lines that want a connection, in the order in which they have asked.
     asking: VecDeque<Arc<Line>>,
-    /// A connection that nobody has yet.
+    /// A connection that no queue has taken yet.
     spare: Option<Joined>,
-    /// Since when the server is gone; `None`: it is not known to be.
+    /// When the server was lost; `None`: it is not known to be gone.
     lost_at: Option<Duration>,
     gave_up: bool,
     try_at: Duration,
     backoff: Duration,
     tick_at: Duration,
     warned_at: Option<Duration>,
-    /// Losses that no warning has told.
+    /// Failed tries since the last warning in the log.
     untold: u64,
     is_closed: bool,
 }
@@ -128,7 +128,7 @@ impl Keeper {
         self.lock().counts.clone()
     }
 
-    /// Adds a queue, which hears of news at `seat`, and asks for its connection.
+    /// Adds a queue and asks for its connection. The queue is told of news at `seat`.
     pub(super) fn add(&self, seat: Option<Seat>) -> Arc<Line> {
         let mut state = self.lock();
         let State { lines, counts, .. } = &mut *state;
@@ -165,7 +165,8 @@ impl Keeper {
         }
     }
 
-    /// A queue's connection is lost, for this reason. `has_answered`: it had replies before.
+    /// Asks for a new connection, since that of a queue is lost for `reason`. `has_answered`: the
+    /// server had answered on it.
     pub(super) fn ask(&self, line: &Arc<Line>, has_answered: bool, reason: &str) {
         let now = now();
         let mut state = self.lock();
@@ -173,7 +174,7 @@ impl Keeper {
         if has_answered {
             (state.lost_at, state.backoff, state.try_at) = (Some(now), BACKOFF_MIN, now);
         } else {
-            // A server that dies of what it is sent must not be asked as fast as it can die.
+            // A server that dies of its requests must not be asked without a pause.
             state.lost_at.get_or_insert(now);
             state.put_off(now);
         }
@@ -188,7 +189,7 @@ impl Keeper {
         let mut state = self.lock();
         let mut export = joined.export;
         self.fits(&Export { size: 0, ..state.told }, &export, state.lines.len())?;
-        // The guest keeps the features that it has seen.
+        // The guest keeps the features that it has negotiated.
         export.flags = state.told.flags;
         state.told.size = export.size;
         state.spare.get_or_insert(joined);
@@ -211,7 +212,7 @@ impl Keeper {
         }
     }
 
-    /// Waits for what is to be done next.
+    /// Waits for the next job of the keeper thread.
     fn next(&self) -> Job {
         let mut state = self.lock();
         loop {
@@ -315,7 +316,7 @@ impl State {
         self.backoff = (self.backoff * 2).min(most);
     }
 
-    /// Says why there is no connection: the first time, and then one time in ten seconds.
+    /// Logs why there is no connection, at once and then at most every [`WARN_PACE`].
     fn warn(&mut self, now: Duration, device: &str, reason: &str) {
         self.untold += 1;
         if self.warned_at.is_some_and(|at| now.saturating_sub(at) < WARN_PACE) {

@@ -1,4 +1,4 @@
-//! `Line`: what a queue and the thread that connects share.
+//! `Line`: the state that a queue and the keeper thread share.
 
 use super::join::Joined;
 use crate::blk::Connection;
@@ -15,22 +15,22 @@ pub(super) enum News {
     GaveUp,
 }
 
-/// Where the queue hears of news: the inbox, and the number that it knows them by.
+/// Where the queue is told of news: an inbox, and the `user_data` that the queue knows them by.
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
     pub(super) inbox: Arc<Inbox>,
     pub(super) user_data: u64,
 }
 
-/// A queue's connection, as both sides know it.
+/// The connection of a queue, as the queue and the keeper thread see it.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     seat: Mutex<Option<Seat>>,
     news: Mutex<Option<News>>,
     has_news: AtomicBool,
-    /// Counts up while the disk is open: the time of the queue's requests.
+    /// Counts the ticks of the keeper thread: the clock by which the queue times its requests.
     tick: AtomicU32,
-    /// Something is in flight, so that the queue must hear of ticks.
+    /// A request is in flight, so that the queue must be woken at each tick.
     pub(super) is_busy: AtomicBool,
     pub(super) counts: Arc<Counts>,
 }
@@ -59,7 +59,7 @@ impl Counts {
         self.in_flight.store(0, Ordering::Relaxed);
     }
 
-    /// As others see them.
+    /// The counters in the form that the disk reports.
     pub(super) fn shown(&self) -> Connection {
         Connection {
             is_up: self.connected.load(Ordering::Relaxed),
@@ -85,19 +85,19 @@ impl Line {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The queue hears of news there from now on; `None`: nowhere.
+    /// Sets where the queue is told of news from now on; `None`: nowhere.
     pub(super) fn sit(&self, seat: Option<Seat>) {
         *self.seat() = seat;
     }
 
-    /// Leaves news for the queue. What it has not taken of before is out of date.
+    /// Leaves news for the queue and wakes it. Older news that it has not taken is dropped.
     pub(super) fn tell(&self, news: News) {
         drop(self.news().replace(news));
         self.has_news.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// A quarter of a request's time has passed.
+    /// Counts a tick, a quarter of `request_timeout`, and wakes a queue that is busy.
     pub(super) fn tick(&self) {
         self.tick.fetch_add(1, Ordering::Relaxed);
         if self.is_busy.load(Ordering::Relaxed) {

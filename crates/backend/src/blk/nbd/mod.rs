@@ -1,4 +1,4 @@
-//! `nbd`: a disk of an NBD server, by a client of our own.
+//! `nbd`: a disk of an NBD server, by our own client of the protocol.
 //!
 //! ```text
 //! queue.rs      a queue and its connection: what a turn sends and takes
@@ -8,9 +8,9 @@
 //! channel.rs    a connection as a queue has it; tls.rs: the TLS session on it
 //! watched.rs    for workers without io_uring
 //! ```
-//! Whoever keeps disks elsewhere keeps them behind a server that speaks NBD: qemu-storage-daemon,
-//! nbdkit, or a storage system's own. A guest hears nothing of a server that is restarted: what it
-//! has in flight is sent again. Whatever a server sends costs its own disk only (`session.rs`).
+//! The image lies with a server: qemu-storage-daemon, nbdkit, or that of a storage system. A guest
+//! does not notice that the server is restarted: its requests in flight are sent again. A server
+//! that breaks the protocol harms only its own disk (`session.rs`).
 
 mod asked;
 mod channel;
@@ -38,10 +38,10 @@ use queue::NbdQueue;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// The largest blocks that a guest can be told.
+/// The largest block size in bytes that a guest is told.
 const BLOCK_MAX: u32 = 4096;
 
-/// The disk.
+/// A disk that an NBD server serves.
 #[derive(Debug)]
 pub struct NbdDisk {
     keeper: Arc<Keeper>,

@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What the entries of the ring carry in the place of a request's token.
+/// Tokens of the ring's entries that belong to no request, but to the connection.
 const NEWS: u32 = u32::MAX;
 const SEND: u32 = u32::MAX - 1;
 const RECEIVE: u32 = u32::MAX - 2;
@@ -39,7 +39,7 @@ const RECEIVE: u32 = u32::MAX - 2;
 const ROOM: usize = 256 << 10;
 const ROOM_SHARED: usize = 64 << 10;
 
-/// The connection.
+/// The state of the queue's connection, as the module's page draws it.
 #[derive(Debug)]
 enum Link {
     Down,
@@ -47,23 +47,23 @@ enum Link {
     Closing(Channel, String),
 }
 
-/// A queue.
+/// A queue of an NBD disk, and its connection to the server.
 #[derive(Debug)]
 pub(super) struct NbdQueue {
     keeper: Arc<Keeper>,
     line: Arc<Line>,
     session: Session,
     link: Link,
-    /// The connection has had a reply.
+    /// The server has answered at least once on this connection.
     has_answered: bool,
-    /// Requests fail at once: the server has been gone for too long.
+    /// New requests fail at once, because the server has been gone for longer than `reconnect`.
     fails: bool,
-    /// Ticks for which the kernel has had a send that nothing waits for.
+    /// Ticks for which the kernel has had a send although no request waits for a reply.
     stalled: u32,
     /// Completions that are not handed out yet.
     ready: Vec<Completion>,
     tag: u64,
-    /// What tells the worker of the socket where there is no ring.
+    /// The epoll that a worker without a ring watches in the place of the socket.
     watched: Option<Watched>,
 }
 
@@ -87,7 +87,7 @@ impl NbdQueue {
         })
     }
 
-    /// Takes what the keeper has for the queue, and looks at the time.
+    /// Takes the keeper's news, and checks at a tick whether the server is overdue.
     fn hear(&mut self) {
         match (self.line.take(), &self.link) {
             (Some(News::Joined(joined)), Link::Down) => {
@@ -111,7 +111,7 @@ impl NbdQueue {
         }
     }
 
-    /// A tick: a connection on which a request has waited for too long is over.
+    /// At a tick, ends a connection on which a request has waited for its answer for too long.
     fn look_at_the_time(&mut self) {
         let is_overdue = self.session.is_overdue(self.line.now(), TICKS);
         let Link::Up(Channel { stream, .. }) = &self.link else { return };
@@ -123,7 +123,7 @@ impl NbdQueue {
         }
     }
 
-    /// The connection is over.
+    /// Ends the connection: shuts the socket, and keeps the reason for the log.
     fn lose(&mut self, reason: String) {
         self.link = match std::mem::replace(&mut self.link, Link::Down) {
             Link::Up(channel) => {
@@ -131,12 +131,12 @@ impl NbdQueue {
                 self.line.counts.connected.store(false, Ordering::Relaxed);
                 Link::Closing(channel, reason)
             }
-            // The first reason is the one to be told.
+            // Keep the first reason: it is the one that the log names.
             link => link,
         };
     }
 
-    /// When the kernel has nothing of a lost connection any more, asks for another one.
+    /// Once the kernel has no entry of a lost connection any more, asks the keeper for another one.
     fn close(&mut self) {
         let Link::Closing(Channel { stream, .. }, _) = &self.link else { return };
         if stream.is_busy() {
@@ -150,7 +150,7 @@ impl NbdQueue {
         };
         self.stalled = 0;
         self.session.forget_commands();
-        // A queue that stops has asked for these: they go back into its ring.
+        // The device has taken these requests back: it puts them into the guest's ring again.
         self.session.end_all(Errno::CANCELED, &mut self.ready, |asked| asked.is_recalled);
         Counts::add(&self.line.counts.losses, 1);
         self.keeper.ask(&self.line, self.has_answered, &reason);
@@ -181,7 +181,7 @@ impl NbdQueue {
         }
     }
 
-    /// The kernel has sent something.
+    /// Handles the completion of a send.
     fn sent(&mut self, result: i32) {
         let (Link::Up(channel) | Link::Closing(channel, _)) = &mut self.link else { return };
         let ended = channel.stream.sent(result);
@@ -193,7 +193,7 @@ impl NbdQueue {
         }
     }
 
-    /// The kernel has received something.
+    /// Handles the completion of a receive.
     fn received(&mut self, result: i32) {
         let (Link::Up(channel) | Link::Closing(channel, _)) = &mut self.link else { return };
         match channel.stream.received(result) {
@@ -223,7 +223,7 @@ impl NbdQueue {
         }
     }
 
-    /// Hands out what is done; the last of it not before the kernel has nothing of the connection.
+    /// Hands out completions. The last one waits while the kernel has an entry of the connection.
     fn hand_out(&mut self, done: &mut Vec<Completion>) {
         let is_busy = self.is_busy();
         let in_flight = self.session.in_flight();
@@ -235,7 +235,7 @@ impl NbdQueue {
         }
     }
 
-    /// Without a ring: sends and receives what goes without waiting. True if there may be more.
+    /// Without a ring: sends and receives as much as goes without waiting. True if more may go.
     fn go_on_here(&mut self) -> bool {
         self.close();
         if self.fails {
@@ -273,7 +273,7 @@ impl NbdQueue {
                     self.take();
                 }
                 self.close();
-                // What waits for a place in the socket or in the table is told of by an event.
+                // Commands that found no room in the socket or the table go on at a later event.
                 let has_more = wrote > 0 && self.session.has_unwritten() && !is_full;
                 came || has_more && matches!(self.link, Link::Up(_))
             }

@@ -11,9 +11,8 @@
 //! ```
 //! A server may send anything. A reply must name a command that was sent on this connection and not
 //! answered, by a cookie that no other command ever had; data must lie inside the command's range
-//! and be no more than it asked for; a read ends with all of its bytes. Whatever else comes is an
-//! error, and the connection is over. What the session keeps is bounded by the ring's size and by
-//! [`COMMANDS_MAX`].
+//! and be no more than it asked for; a read ends with all of its bytes. Any other reply is an error
+//! that ends the connection. The ring's size and [`COMMANDS_MAX`] bound the memory of a session.
 
 use super::asked::{Asked, Part};
 use super::incoming::{Incoming, NextReply};
@@ -34,7 +33,7 @@ const RANGE_PIECE: u64 = 64 << 20;
 /// Commands that wait for a reply at most.
 const COMMANDS_MAX: usize = 1024;
 
-/// A command that was sent.
+/// A command that waits for its reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     pub(super) token: u32,
@@ -43,14 +42,14 @@ pub(super) struct Sent {
     pub(super) offset: u64,
     pub(super) skip: u64,
     pub(super) len: u32,
-    /// Bytes that have come.
+    /// Bytes of data that its reply has brought so far.
     pub(super) got: u32,
     pub(super) error: Option<ReplyError>,
     /// Error chunks of its reply so far.
     pub(super) errors: u32,
 }
 
-/// A place in the table of commands.
+/// A place in the table of commands, of which one command at a time has the use.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     /// How often it was used: part of the cookie, so that an old cookie names nothing.
@@ -73,17 +72,17 @@ pub(super) struct Session {
     in_flight: usize,
     /// Requests that have begun so far.
     begun: u64,
-    /// The keeper's count of ticks, as of late.
+    /// The latest count of ticks that the queue has seen.
     tick: u32,
 }
 
 /// Why a connection cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
-    /// The server has sent what it may not.
+    /// The server has broken the protocol.
     #[error("{0}")]
     Nbd(#[from] NbdError),
-    /// The server ends.
+    /// The server has announced that it shuts down (`NBD_ESHUTDOWN`).
     #[error("is shutting down")]
     Shutdown,
     /// The TLS session on the connection cannot go on.
@@ -117,7 +116,7 @@ impl Session {
         !self.unwritten.is_empty()
     }
 
-    /// Takes a request up. One that needs no server is done at once.
+    /// Begins a request. Returns its completion if no command need be sent for it.
     pub(super) fn begin(&mut self, request: &Request, pieces: Pieces<'_>) -> Option<Completion> {
         let done = |result| Some(Completion { token: request.token, result });
         if let Some(result) = self.without_server(request) {
@@ -132,7 +131,7 @@ impl Session {
         None
     }
 
-    /// What becomes of a request that this server cannot be asked.
+    /// The result of a request that this server offers no command for; `None`: it must be sent.
     fn without_server(&self, request: &Request) -> Option<Result<(), Errno>> {
         let has = |flag| self.flags & flag != 0;
         match request.op {
@@ -148,7 +147,7 @@ impl Session {
                     request.offset.is_multiple_of(min) && request.len.is_multiple_of(min);
                 match op {
                     _ if is_whole => None,
-                    // A hint need not be heeded.
+                    // A discard is a hint, and may be ignored.
                     Op::Discard => Some(Ok(())),
                     _ => Some(Err(Errno::INVAL)),
                 }
@@ -233,7 +232,7 @@ impl Session {
         asked.wrote(len);
     }
 
-    /// Takes bytes of the server, as far as they are whole. Returns how many.
+    /// Takes all whole parts of replies that `bytes` begins with. Returns how many bytes it took.
     ///
     /// # Errors
     /// [`Broken`]: the connection is over.
@@ -316,7 +315,7 @@ impl Session {
         self.unwritten = tokens.into();
     }
 
-    /// Ends every request for which `is_meant` with `errno`. No command waits for a reply.
+    /// Ends every request for which `is_meant` with `errno`, once no command waits for a reply.
     pub(super) fn end_all(
         &mut self,
         errno: Errno,
@@ -336,8 +335,8 @@ impl Session {
         });
     }
 
-    /// Takes a request back that no command is out for, unless it `must_stay`. False: it is not,
-    /// and its completion comes: as soon as the connection is lost, if not before.
+    /// Takes a request back for which no command was sent, unless it `must_stay`. False: it stays,
+    /// and its completion comes, at the latest when the connection is lost.
     pub(super) fn recall(&mut self, token: u32, must_stay: bool) -> bool {
         let Some(asked) = self.asked.get_mut(token as usize) else { return false };
         let is_untouched = asked.is_open && asked.is_untouched() && !must_stay;
@@ -356,9 +355,9 @@ impl Session {
         self.asked.iter_mut().for_each(Asked::retire);
     }
 
-    /// It is `tick` now. True if a request has waited for more than `ticks` since something of it
-    /// was last answered, so that the server is taken for gone; for one that a queue which stops
-    /// has asked for, more than one tick is enough.
+    /// Notes the time. True if a request has had no answer for more than `ticks` ticks, so that the
+    /// server counts as gone. For a request that a stopping queue has asked back, one tick is
+    /// enough.
     pub(super) fn is_overdue(&mut self, tick: u32, ticks: u32) -> bool {
         self.tick = tick;
         let open = self.asked.iter().filter(|asked| asked.is_open);
@@ -377,7 +376,7 @@ fn sent_as(places: &mut [Place], cookie: u64) -> Option<&mut Sent> {
     if u64::from(place.uses) == cookie >> 32 { place.sent.as_mut() } else { None }
 }
 
-/// Appends `len` bytes behind the first `skip` of `slices`. What is cut away reads as zeroes.
+/// Appends `len` bytes behind the first `skip` of `slices`. Memory that was cut away reads as zero.
 fn append(slices: &[GuestSlice<'_>], skip: u64, len: u32, out: &mut Vec<u8>) {
     let (mut skip, mut left) = (usize::try_from(skip).unwrap_or(usize::MAX), len as usize);
     for slice in slices {
@@ -392,11 +391,11 @@ fn append(slices: &[GuestSlice<'_>], skip: u64, len: u32, out: &mut Vec<u8>) {
             return;
         }
     }
-    // The device has checked that the slices are as long as the request.
+    // The slices cannot be shorter than the request: the device has checked their length.
     out.resize(out.len() + left, 0);
 }
 
-/// The host's error for the protocol's.
+/// The errno for an error of the protocol.
 fn errno_of(error: ReplyError) -> Errno {
     match error {
         ReplyError::Perm => Errno::PERM,

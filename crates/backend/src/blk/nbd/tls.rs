@@ -1,4 +1,4 @@
-//! `Tls`: TLS 1.3 over bytes: what came from the socket in, what is to be sent out. No socket.
+//! `Tls`: a TLS 1.3 session over bytes that were received, and bytes to be sent. It has no socket.
 //!
 //! ```text
 //! connect(uri)          reads the certificates, in the files that QEMU has for a client
@@ -23,14 +23,14 @@ use std::fmt::{self, Debug, Formatter};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where the certificates lie if the URI does not say it: where QEMU has its own.
+/// The folder of the certificates if the URI names none: the one that QEMU uses.
 const FOLDER: &str = "/etc/pki/qemu";
-/// Bytes that a record needs beside its data: header, kind and tag, with some to spare.
+/// Bytes that a record needs beside its data: header, content type and tag, with some to spare.
 const RECORD_MORE: usize = 64;
 /// Bytes of data of a record at most.
 const RECORD_MAX: usize = 16 << 10;
 
-/// Why there is no TLS session, or why it has ended. The text goes on a sentence about the server.
+/// Why there is no TLS session, or why it ended. The text continues a sentence about the server.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file of this host cannot be used.
@@ -89,7 +89,7 @@ impl From<Error> for TlsError {
                 expected: expected.to_str().into_owned(),
                 presented: names(&presented),
             },
-            // Of an authority that has only the name of one in the file, the signature is wrong.
+            // If only the name of an authority in the file is right, the signature is wrong.
             Error::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
             ) => Self::Stranger,
@@ -127,7 +127,7 @@ fn names(presented: &[String]) -> String {
     }
 }
 
-/// A session.
+/// A TLS session on the connection to a server.
 pub(super) struct Tls {
     connection: UnbufferedClientConnection,
     /// Received bytes that are not decrypted yet: less than a record, or a part of a message of the
@@ -166,7 +166,7 @@ impl Tls {
         self.run(&[], out)
     }
 
-    /// Opens what has come from the socket. What the session itself answers is appended to `out`.
+    /// Decrypts `bytes` from the socket. Messages of the session itself are appended to `out`.
     ///
     /// # Errors
     /// [`TlsError`]: the connection is over.
@@ -264,7 +264,7 @@ impl Debug for Tls {
     }
 }
 
-/// Appends a message of the session itself to `out`.
+/// Appends a message that the session itself sends, such as one of the handshake, to `out`.
 fn encode(mut message: EncodeTlsData<'_, ClientConnectionData>, out: &mut Vec<u8>) {
     append(out, RECORD_MAX, |room| match message.encode(room) {
         Err(EncodeError::InsufficientSize(size)) => Err(size.required_size),
@@ -291,8 +291,8 @@ fn encrypt(
     result
 }
 
-/// Appends to `out` what `write` puts into a room of `len` bytes; it says how many it has written,
-/// or how many it needs.
+/// Appends to `out` the bytes that `write` puts into a buffer of `len` bytes. `write` returns how
+/// many it has written, or how many it needs.
 fn append(
     out: &mut Vec<u8>,
     mut len: usize,
@@ -303,7 +303,7 @@ fn append(
         out.resize(before + len, 0);
         match write(&mut out[before..]) {
             Ok(n) => return out.truncate(before + n),
-            // It is told how much is needed once at most; half more lets the loop end in any case.
+            // `write` asks for more room once at most; half as much more ends the loop in any case.
             Err(needed) => len = needed.max(len + len / 2),
         }
     }
@@ -343,7 +343,7 @@ fn config(folder: &Path) -> Result<ClientConfig, TlsError> {
     config.with_client_auth_cert(chain, private).map_err(|error| unfit(key)(&error))
 }
 
-/// All that a file has of one kind: at least one.
+/// All items of one kind in a PEM file: one at least.
 fn all<T: PemObject>(path: &Path) -> Result<Vec<T>, TlsError> {
     let file = |problem: String| TlsError::File { path: path.to_owned(), problem };
     let found = T::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<T>, _>>);
@@ -354,7 +354,7 @@ fn all<T: PemObject>(path: &Path) -> Result<Vec<T>, TlsError> {
     Ok(found)
 }
 
-/// The error of a file in an operator's words.
+/// The error of a PEM file, in words for an operator.
 fn said(error: &pem::Error) -> String {
     match error {
         pem::Error::Io(error) => error.to_string(),

@@ -1,4 +1,4 @@
-//! `Watched`: what tells a worker without a ring of a socket, which changes with each connection.
+//! `Watched`: one descriptor for a worker without a ring, though each connection has a new socket.
 
 use crate::sys::uring::{Event, Inbox};
 use rustix::event::epoll;
@@ -6,12 +6,12 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// An epoll of the queue's own, which the worker watches: of the socket, and of the inbox.
+/// An epoll of the queue's socket and inbox, which the worker watches.
 #[derive(Debug)]
 pub(super) struct Watched {
     epoll: OwnedFd,
     inbox: Arc<Inbox>,
-    /// Reused for what comes out of the inbox.
+    /// Reused for the events of the inbox.
     events: Vec<Event>,
 }
 
@@ -30,13 +30,13 @@ impl Watched {
         &self.inbox
     }
 
-    /// Tells the worker of this socket from now on.
+    /// Adds a socket to the epoll: the worker is told of it from now on.
     pub(super) fn watch(&self, socket: BorrowedFd<'_>) -> Result<(), Errno> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&self.epoll, socket, epoll::EventData::new_u64(1), flags)
     }
 
-    /// Tells of it no more.
+    /// Removes a socket from the epoll.
     pub(super) fn unwatch(&self, socket: BorrowedFd<'_>) {
         let _ = epoll::delete(&self.epoll, socket);
     }
@@ -47,8 +47,8 @@ impl Watched {
         !std::mem::take(&mut self.events).is_empty()
     }
 
-    /// What the worker watches. The ready list of the epoll keeps what was told once, so the worker
-    /// must watch it by its edges.
+    /// The epoll's descriptor. The worker must watch it edge-triggered, because an event that was
+    /// reported once stays in the epoll's ready list.
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }

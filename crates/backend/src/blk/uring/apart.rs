@@ -13,20 +13,20 @@ impl UringQueue {
         !is_range || self.image.whole_units(offset, len) == (offset..offset + len)
     }
 
-    /// The queue begins on a worker.
+    /// Registers the queue with the guard of its image, on the worker that has this ring.
     pub(super) fn sit_down(&self, ring: &Ring, tag: u64) {
         if self.image.is_direct() {
             self.image.guard().attach(self.name, ring.inbox(), tag);
         }
     }
 
-    /// The queue leaves its worker, or ends.
+    /// Takes the queue off the guard's list, before it leaves its worker or ends.
     pub(super) fn stand_up(&self) {
         self.image.guard().detach(self.name);
     }
 
-    /// Before a request is started: lists it as under way, or leaves it to the disk's thread, which
-    /// changes a unit that the request touches.
+    /// Before a request is started: lists it as under way, or marks it for the disk's thread if
+    /// that thread is changing a unit that the request touches.
     #[inline]
     pub(super) fn keep_apart(&mut self, token: u32) {
         if self.image.guard().is_active() {
@@ -45,7 +45,7 @@ impl UringQueue {
         }
     }
 
-    /// A request has ended, or goes to the disk's thread.
+    /// Takes a request that has ended, or goes to the disk's thread, off the guard's list.
     #[inline]
     pub(super) fn left(&self, token: u32) {
         let guard = self.image.guard();
@@ -54,7 +54,7 @@ impl UringQueue {
         }
     }
 
-    /// Answers the question which writes the kernel has.
+    /// Tells the guard which writes of this queue the kernel has.
     #[cold]
     pub(super) fn answer(&self) {
         let writes = (0..).zip(&self.in_flight).filter(|(_, entry)| {

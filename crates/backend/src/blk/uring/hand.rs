@@ -5,7 +5,7 @@ use crate::blk::Op;
 use crate::sys::file as sys;
 use crate::sys::uring::{Hand, Ring, RingDisk, Width};
 
-/// A byte past the page cache costs this many times less than a copied one: its page is looked up.
+/// A byte of direct I/O costs this many times less than a copied one: only its page is looked up.
 const DIRECT_SHARE: u64 = 8;
 
 impl UringQueue {
@@ -32,8 +32,8 @@ impl UringQueue {
     /// 2. It would be given to a thread anyway, or has been answered "again" before.
     /// 3. It could make the worker wait for the host's device, and with it other guests.
     ///
-    /// `None`: the disk's own thread makes it, in the place of a kernel thread that would make it
-    /// behind the writes to other images.
+    /// `None`: the disk's own thread makes it, because a kernel thread would make it only after the
+    /// writes to other images that share its queue.
     pub(super) fn hand(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) -> Option<Hand> {
         let entry = &self.in_flight[token as usize];
         let (is_device, is_read) = (self.image.is_block_device(), entry.op == Op::Read);

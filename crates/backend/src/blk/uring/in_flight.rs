@@ -1,4 +1,4 @@
-//! `InFlight`: a request that the kernel has, and the next step after each of its answers.
+//! `InFlight`: a request that the kernel has, and the step that follows each result of the kernel.
 
 use super::{PUNCH_HOLE, ZERO_RANGE};
 use crate::blk::quota::Patience;
@@ -7,16 +7,16 @@ use manyring_memory::SliceList;
 use rustix::io::Errno;
 use std::ops::Range;
 
-/// What the kernel is doing for a request. Most requests have one stage. Write-zeroes tries the
-/// cheapest way that is allowed, then the next. A durable request ends with a flush, unless it is a
-/// write past the page cache, which is durable by itself.
+/// The call that the kernel is making for a request. Most requests have one stage. Write-zeroes
+/// tries the cheapest way that is allowed, then the next. A durable request ends with a flush,
+/// unless it is a write past the page cache, which is durable by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Data between disk and guest.
     Transfer,
     /// `fallocate` with this mode.
     Fallocate(i32),
-    /// Zeroes from our memory.
+    /// Writes of zeroes from memory of the daemon.
     Zeroes,
     /// `fdatasync`.
     Flush,
@@ -32,7 +32,7 @@ pub(super) struct InFlight {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) aligned: bool,
-    /// The slices that are not done. Their memory stays mapped as long as they are listed here.
+    /// The slices that are not done. Their memory stays mapped while they are listed here.
     pub(super) rest: SliceList,
     pub(super) patience: Patience,
     /// The kernel has an entry for the request, or the disk's own thread has a task.
@@ -45,7 +45,7 @@ pub(super) struct InFlight {
     pub(super) is_holder: bool,
 }
 
-/// What comes after an answer of the kernel.
+/// The queue's next step for a request after the kernel's result for one of its entries.
 pub(super) enum Step {
     /// Give the kernel another entry.
     Again,
@@ -87,12 +87,12 @@ impl InFlight {
         was_retired
     }
 
-    /// The queue stops, and a piece of this transfer has ended.
+    /// True if the queue stops and a piece of this transfer has ended: no further piece follows.
     pub(super) fn ends_now(&self) -> bool {
         self.is_recalled && self.stage == Stage::Transfer
     }
 
-    /// Guest memory has changed.
+    /// Guest memory has changed: lets go of its old snapshot, at once or when the request is done.
     pub(super) fn retire(&mut self) {
         (self.is_retired, self.is_holder) = (true, false);
         if !self.is_open {
@@ -143,7 +143,7 @@ impl InFlight {
                     return Step::Again;
                 }
             }
-            // The thread has done everything, a flush included.
+            // The disk's thread has done all stages, a flush included.
             Stage::Aside => return Step::Done,
             Stage::Fallocate(_) | Stage::Flush => {}
         }
@@ -162,7 +162,7 @@ impl InFlight {
     /// The kernel's entry has failed with `errno`.
     pub(super) fn failed(&mut self, errno: Errno) -> Step {
         match (errno, self.op, self.stage) {
-            // The thread has been patient, and has tried every way.
+            // The disk's thread has retried `EAGAIN`, and tried every way to write zeroes.
             (_, _, Stage::Aside) => Step::Failed(errno),
             (Errno::AGAIN | Errno::INTR, ..) if self.patience.may_try_again() => Step::Again,
             // The file system cannot make this transfer without waiting: the next try may wait.
@@ -171,7 +171,7 @@ impl InFlight {
             {
                 Step::Again
             }
-            // We cancel no entries; the kernel does if it cannot start its first thread.
+            // Only the kernel cancels entries: when it cannot start its first thread.
             (Errno::CANCELED, ..) => Step::Here,
             // A discard is a hint: it need not do anything.
             (Errno::OPNOTSUPP, Op::Discard, _) => Step::Done,

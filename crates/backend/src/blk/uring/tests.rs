@@ -81,7 +81,7 @@ impl Bench {
         });
         let (mut done, mut events) = (Vec::new(), Vec::new());
         self.queue.submit(&burst, Some(&mut self.ring), &mut done);
-        // What the disk's thread does is heard through the eventfd, which is never read.
+        // The results of the disk's thread come with an eventfd, which is never read.
         let offload = u64::MAX;
         if let Some(fd) = self.queue.readiness() {
             self.ring.poll(fd, offload);

@@ -3,7 +3,7 @@
 use manyring_memory::{GuestSlice, Mapping, MemoryError};
 use std::sync::OnceLock;
 
-/// Bytes of the zeroes, and at most how often one io_uring entry writes them.
+/// Bytes of one mapping of zeroes, and how often an io_uring entry lists it at most.
 const ZEROES: (u64, usize) = (256 << 10, 16);
 
 /// The zeroes of this process. They are never written, so the kernel reads its zero page, and no
@@ -18,7 +18,7 @@ pub(super) fn shared_zeroes() -> Result<&'static Mapping, MemoryError> {
     Ok(SHARED.get_or_init(|| mapping))
 }
 
-/// Slices of zeroes: `len` bytes, or as many as one entry takes.
+/// Slices of zeroes for one entry: `len` bytes, or 4 MiB if `len` is more.
 pub(super) fn zeroes(source: &'static Mapping, len: u64) -> Vec<GuestSlice<'static>> {
     let (mut left, mut slices) = (len, Vec::new());
     while left > 0 && slices.len() < ZEROES.1 {

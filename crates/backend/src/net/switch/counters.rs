@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that several queues add to, and only on slow ways.
+/// A counter to which several queues add, on slow paths only, by atomic additions.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 

@@ -1,4 +1,4 @@
-//! `Courier`: carries copies of frames to the inboxes of ports: floods, and what no lane can carry.
+//! `Courier`: carries copies of frames to ports: of flooded frames, and of those no lane can carry.
 
 use super::guard::{Change, TAG_AT, Tag, VLAN_TAG};
 use super::mail::{Inbox, Letter, MAIL};
@@ -17,34 +17,34 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// Bytes that a letter adds to `spent`, beside the bytes of its frame.
 const LETTER_COST: usize = 512;
-/// How much a frame may cost that is flooded, counted as `spent`: 8192 letters. A frame that each
-/// of 4000 ports gets whole costs half of that. One that is cut into 512 would cost the other
-/// guests of the worker a tenth of a second; so ports that are behind the limit do not get it.
+/// How much a flooded frame may cost, counted as `spent`: 8192 letters. A frame that each of 4000
+/// ports gets whole costs half of that. A frame that is cut into 512 segments would keep the worker
+/// from its other guests for a tenth of a second, so the last ports do not get it.
 const FLOOD_SPENT_MAX: usize = 8192 * LETTER_COST;
 /// Bytes of the header that comes before each frame.
 const HEAD: usize = HEADER_SIZE;
 
-/// A frame as some of the ports get it.
+/// A copy of a frame for all ports that need the same change of its tag.
 struct Copy {
     change: Change,
     letter: Letter,
     pieces: Pieces,
 }
 
-/// The frames that a letter becomes for guests who do not take it as it is, once one was to get it.
-/// `None` within: it cannot be finished.
+/// The segments of a letter for guests who do not accept it as it is, made when the first such
+/// guest gets it. The inner `None`: the frame cannot be segmented.
 type Pieces = Option<Option<Vec<Letter>>>;
 
-/// Carries frames of one port.
+/// Carries copies of the frames that one port sends.
 #[derive(Debug)]
 pub struct Courier {
     pub(super) switch: Arc<Switch>,
     pub(super) own: Arc<Shared>,
-    /// The queue whose frames these are.
+    /// The transmitq that the frames come from.
     pub(super) index: usize,
     pub(super) map: Arc<Map>,
     generation: u64,
-    /// Inboxes that have mail which nobody has told them of.
+    /// Inboxes that have new mail, and whose receivers were not woken yet.
     told: Vec<Arc<Inbox>>,
     /// The work of copying for the present burst, in bytes, with `LETTER_COST` for each letter.
     pub(super) spent: usize,
@@ -72,13 +72,13 @@ impl Courier {
         courier
     }
 
-    /// Looks whether ports have come or gone.
+    /// Takes the present map of the ports. True if ports have come, gone or changed.
     #[inline]
     pub(super) fn refresh(&mut self) -> bool {
         self.switch.refresh(&mut self.map, &mut self.generation)
     }
 
-    /// Sends one frame as if the guest of the port had: `letter` is a header and the frame.
+    /// Sends one frame as if the port's guest had sent it: `letter` is a header and the frame.
     pub fn send(&mut self, letter: &[u8]) {
         self.refresh();
         self.spent = 0;
@@ -118,7 +118,7 @@ impl Courier {
         }
     }
 
-    /// Copies a frame to one port. True if it is in the mail, or was dropped for its own sake.
+    /// Copies a frame to one port. True if it is in the mail, or was dropped for its own fault.
     pub(super) fn mail(&mut self, to: PortId, letter: &[u8], change: Change) -> bool {
         let map = self.map.clone();
         let Some(destination) = map.get(to) else { return false };
@@ -127,8 +127,8 @@ impl Courier {
         self.deliver(destination, &copy.into(), &mut None)
     }
 
-    /// Puts a letter into the inbox of a port, or the frames that it becomes for a guest who does
-    /// not take it as it is. False: it was dropped, and is counted.
+    /// Puts a letter into the inbox of a port, or its segments if the guest does not accept it as
+    /// it is. False: it was dropped, and is counted.
     fn deliver(&mut self, to: &Destination, letter: &Letter, pieces: &mut Pieces) -> bool {
         let counters = &to.port.counters;
         let start = letter.get(HEAD..).unwrap_or_default();
@@ -158,13 +158,13 @@ impl Courier {
         is_put
     }
 
-    /// Wakes whoever has mail.
+    /// Wakes the receivers of all inboxes that have new mail.
     pub(super) fn tell(&mut self) {
         self.told.drain(..).for_each(|inbox| inbox.bell.post(MAIL));
     }
 }
 
-/// The frames that a letter becomes when it is cut and summed. `None`: it cannot be.
+/// Segments a letter and completes its checksums. `None`: its header does not allow it.
 fn finished(header: &RawHeader, letter: &[u8]) -> Option<Vec<Letter>> {
     let mut frame = letter[HEAD..].to_vec();
     let mut pieces = Vec::new();
@@ -176,7 +176,7 @@ fn finished(header: &RawHeader, letter: &[u8]) -> Option<Vec<Letter>> {
     count.is_ok().then_some(pieces)
 }
 
-/// Puts such frames into an inbox. True if one of them was put.
+/// Puts the segments of a letter into an inbox. True if at least one found room.
 fn put_all(to: &Destination, inbox: &Inbox, header: &RawHeader, pieces: Option<&[Letter]>) -> bool {
     let counters = &to.port.counters;
     match pieces {
@@ -196,8 +196,8 @@ fn put_all(to: &Destination, inbox: &Inbox, header: &RawHeader, pieces: Option<&
     put > 0
 }
 
-/// A header and a frame with the tag of another port. `None`: it is too short for that, or would
-/// be too long.
+/// A copy of a letter whose tag is changed for another port. `None`: the frame is too short for the
+/// change, or would become too long.
 fn changed(letter: &[u8], change: Change) -> Option<Vec<u8>> {
     let mut copy = letter.to_vec();
     let at = HEAD + TAG_AT;

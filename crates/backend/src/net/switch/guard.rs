@@ -1,4 +1,4 @@
-//! What a port lets in and out: VLANs, and senders who say that they are somebody else. Pure.
+//! The rules by which a port accepts and emits frames: VLANs, and forged sender addresses. Pure.
 
 use super::table::Key;
 
@@ -10,15 +10,15 @@ pub(super) const VLAN_TAG: usize = 4;
 /// Where a tag stands in a frame: behind both addresses.
 pub(super) const TAG_AT: usize = 12;
 const TYPE_VLAN: u16 = 0x8100;
-/// A service tag (802.1ad). Linux takes one without a VLAN off, as it does a priority tag, and goes
-/// on with what is behind it.
+/// A service tag (802.1ad). Linux strips one without a VLAN, as it strips a priority tag, and
+/// processes the frame behind it.
 const TYPE_SERVICE_TAG: u16 = 0x88a8;
 const TYPE_ARP: u16 = 0x0806;
 const TYPE_RARP: u16 = 0x8035;
 const TYPE_IPV6: u16 = 0x86dd;
 /// A smaller number is the length of a frame of IEEE 802.3, which has its type behind [`SNAP`].
 const TYPE_MIN: u16 = 0x600;
-/// The start of a frame of IEEE 802.3 whose type follows (RFC 1042). Some systems take ARP so.
+/// The start of a frame of IEEE 802.3 whose type follows (RFC 1042). Some systems accept ARP so.
 const SNAP: [u8; 3] = [0xaa, 0xaa, 3];
 /// Where ARP has its sender's address, from the start of its packet.
 const ARP_SENDER: usize = 8;
@@ -28,7 +28,7 @@ const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION: u8 = 60;
-/// Neighbour discovery (RFC 4861): the types of its messages, and what stands before the options.
+/// Neighbour discovery (RFC 4861): the types of its messages, and where the options of each begin.
 const ROUTER_SOLICITATION: u8 = 133;
 const REDIRECT: u8 = 137;
 const OPTIONS_AT: [usize; 5] = [8, 16, 24, 24, 40];
@@ -36,25 +36,25 @@ const OPTIONS_AT: [usize; 5] = [8, 16, 24, 24, 40];
 const SOURCE_LINK: u8 = 1;
 const TARGET_LINK: u8 = 2;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-/// Bytes of a frame that [`is_own`] looks at, at most.
+/// Bytes of a frame that [`is_own`] examines, at most.
 pub(super) const LOOK_MAX: usize = 116;
 
 /// The VLANs of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Vlans {
-    /// Every frame goes in and out as it is: with its tag, or without one.
+    /// Every frame passes unchanged: with its tag, or without one.
     #[default]
     All,
-    /// The frames of this VLAN, which have no tags here.
+    /// The frames of this VLAN, which have no tag on this port.
     Access(u16),
-    /// The frames of these VLANs, which have their tags.
+    /// The frames of these VLANs, which have their tags on this port.
     Trunk(Vec<u16>),
 }
 
-/// How a frame must be changed on its way from one port to another.
+/// The change of a frame's VLAN tag on its way from one port to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// Not at all.
+    /// The frame stays as it is.
     None,
     /// Its tag is taken off.
     Strip,
@@ -62,10 +62,10 @@ pub(super) enum Change {
     Insert(u16),
 }
 
-/// The VLAN that a frame says it is of.
+/// The VLAN tag of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag {
-    /// 0: none.
+    /// The number of the VLAN; 0: the frame names none.
     pub(super) vlan: u16,
     /// The frame has a tag, perhaps one without a VLAN (a priority).
     pub(super) is_tagged: bool,
@@ -87,7 +87,7 @@ impl Tag {
 }
 
 impl Vlans {
-    /// The VLAN in which a frame with this tag arrives; `None`: it may not.
+    /// The VLAN in which a frame with this tag arrives; `None`: the port does not accept it.
     #[must_use]
     pub(super) fn arrival(&self, tag: Tag) -> Option<u16> {
         match self {
@@ -97,7 +97,7 @@ impl Vlans {
         }
     }
 
-    /// How a frame of `vlan` leaves, which arrived with this tag; `None`: it may not.
+    /// How a frame of `vlan` leaves, which arrived with this tag; `None`: not by this port.
     #[must_use]
     pub(super) fn departure(&self, vlan: u16, tag: Tag) -> Option<Change> {
         let wants_tag = match self {
@@ -114,13 +114,13 @@ impl Vlans {
     }
 }
 
-/// The two bytes at `at`, as a number.
+/// The big-endian number in the two bytes at `at`.
 fn kind(bytes: &[u8], at: usize) -> Option<u16> {
     let bytes = bytes.get(at..at + 2)?.try_into().ok()?;
     Some(u16::from_be_bytes(bytes))
 }
 
-/// The addresses of a frame: where it goes, and where it comes from; `None`: it has no header.
+/// The destination and the source address of a frame; `None`: it is too short for a header.
 #[must_use]
 #[inline]
 fn addresses(head: &[u8]) -> Option<([u8; 6], [u8; 6])> {
@@ -128,7 +128,7 @@ fn addresses(head: &[u8]) -> Option<([u8; 6], [u8; 6])> {
     Some((*to, *rest.first_chunk()?))
 }
 
-/// True if more than the Ethernet header of a frame must be looked at to know who sent it.
+/// True if the Ethernet header alone does not show who sent the frame.
 #[must_use]
 pub(super) fn needs_look(head: &[u8]) -> bool {
     let at = if Tag::of(head).is_tagged { TAGGED } else { ETHERNET };
@@ -138,9 +138,9 @@ pub(super) fn needs_look(head: &[u8]) -> bool {
     }
 }
 
-/// True if a frame with these first bytes, [`LOOK_MAX`] or all of it, comes from `mac` by all that
-/// it says: its Ethernet header, ARP and RARP, and the options of neighbour discovery. A message of
-/// neighbour discovery whose options cannot all be seen is not.
+/// True if a frame, of which `head` has the first [`LOOK_MAX`] bytes, names no other sender than
+/// `mac`: in its Ethernet header, ARP and RARP, and the options of neighbour discovery. A message
+/// of neighbour discovery of which not all options lie in `head` is refused.
 #[must_use]
 pub(super) fn is_own(head: &[u8], mac: [u8; 6]) -> bool {
     let Some((_, from)) = addresses(head) else { return false };
@@ -151,10 +151,10 @@ pub(super) fn is_own(head: &[u8], mac: [u8; 6]) -> bool {
     let packet = head.get(at..).unwrap_or(&[]);
     match kind(head, at - 2) {
         Some(TYPE_ARP | TYPE_RARP) => packet.get(ARP_SENDER..ARP_SENDER + 6) == Some(&mac),
-        // A tag of another kind, or a second one, would hide what is behind it.
+        // A tag of another kind, or a second one, would hide the packet behind it from this check.
         Some(TYPE_VLAN | TYPE_SERVICE_TAG) | None => false,
         Some(TYPE_IPV6) => discovers_as(packet, mac),
-        // So would the other form of a type.
+        // The SNAP form of a type would hide the packet as well.
         Some(kind) => kind >= TYPE_MIN || !packet.starts_with(&SNAP),
     }
 }
@@ -207,7 +207,7 @@ fn discovers_as(packet: &[u8], mac: [u8; 6]) -> bool {
     options.is_empty()
 }
 
-/// Where a frame comes from and goes to, as keys of the table; `None` for an address of a group.
+/// The destination and source of a frame as keys of the table; `None` for a group address.
 #[must_use]
 #[inline]
 pub(super) fn keys(head: &[u8], vlan: u16) -> Option<(Option<Key>, Option<Key>)> {
@@ -305,7 +305,7 @@ mod tests {
         let length = u16::try_from(arp(OTHER).len() - 6).unwrap();
         let snap = [&ethernet(OWN, length)[..], &SNAP, &[0; 3], &arp(OTHER)[12..]].concat();
         assert!(needs_look(&snap[..14]) && !is_own(&snap, OWN), "ARP behind a SNAP header");
-        // Frames of a spanning tree have a length too, and no type.
+        // Frames of the spanning tree protocol have a length in the place of a type as well.
         let tree = [&ethernet(OWN, 38)[..], &[0x42, 0x42, 3], &[0; 35]].concat();
         assert!(needs_look(&tree[..14]) && is_own(&tree, OWN), "IEEE 802.2 without SNAP");
     }

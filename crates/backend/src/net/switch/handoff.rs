@@ -1,4 +1,4 @@
-//! `Handoff`: a few things on their way from one thread to another, in order; nobody waits.
+//! `Handoff`: a queue of at most eight things from one thread to another, in order. Neither waits.
 //!
 //! ```text
 //! put        (giver)   the next place becomes full
@@ -8,12 +8,12 @@
 //! recall     (giver)   every full place becomes empty: the giver has those things again
 //! take_last  (giver)   the newest, if it is still full: to add to it, and put it again
 //! ```
-//! 1. Each place has a lock of its own, and by the two counts only one side has business with a
-//!    place, unless the giver recalls. So a lock is free whenever nothing is recalled, and it is
-//!    only ever *tried*: who finds it taken comes back later.
-//! 2. An empty place between full ones is the trace of a recall: the taker passes it, with the lock
-//!    of the place held. The giver holds that lock when it fills the place again, and so
-//!    knows whether the taker has passed.
+//! 1. Each place has a lock of its own, and by the two counts only one side uses a place at a time,
+//!    unless the giver recalls. So a lock is free whenever nothing is recalled, and it is only ever
+//!    *tried*: a side that finds it taken tries again later.
+//! 2. An empty place between full ones is left by a recall. The taker skips it while it holds the
+//!    lock of the place. The giver holds the same lock when it fills the place again, and so knows
+//!    whether the taker has skipped it.
 
 #[cfg(loom)]
 use loom::sync::{
@@ -26,7 +26,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// Things on their way at most.
+/// Things that can be on their way at a time.
 const PLACES: usize = 8;
 
 #[derive(Debug, Default)]
@@ -34,18 +34,18 @@ enum Place<T> {
     #[default]
     Empty,
     Full(T),
-    /// The taker has it, or had it.
+    /// The taker has the thing, or has finished with it.
     Out,
 }
 
-/// What the taker found.
+/// The result of [`Handoff::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found<T> {
     /// The oldest thing.
     Thing(T),
-    /// There is none.
+    /// Nothing is on its way.
     Nothing,
-    /// The giver is at that place: look again.
+    /// The giver holds the lock of the oldest place: take again.
     Busy,
 }
 
@@ -59,7 +59,7 @@ pub struct Handoff<T> {
 }
 
 impl<T> Handoff<T> {
-    /// Nothing is on its way.
+    /// A handoff with nothing on its way.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -91,11 +91,11 @@ impl<T> Handoff<T> {
             && matches!(*place, Place::Empty)
             && self.done.load(Ordering::Acquire) != put
         {
-            // The newest was taken back, and the taker has not passed its place: use it again.
+            // The newest thing was taken back, and its place is not skipped yet: reuse it.
             *place = Place::Full(thing);
             return Ok(());
         }
-        // Read again: the taker may have been at the place of the newest just now.
+        // Read `done` again: the taker may just have skipped the place of the newest thing.
         if put.wrapping_sub(self.done.load(Ordering::Acquire)) >= PLACES {
             return Err(thing);
         }
@@ -128,7 +128,7 @@ impl<T> Handoff<T> {
         }
     }
 
-    /// Taker: the oldest thing. Nothing else may be out.
+    /// Taker: takes the oldest thing. The taker must have finished the one before, or put it back.
     pub fn take(&self) -> Found<T> {
         loop {
             let done = self.done.load(Ordering::Relaxed);
@@ -138,7 +138,7 @@ impl<T> Handoff<T> {
             let Ok(mut place) = self.place(done).try_lock() else { return Found::Busy };
             match std::mem::replace(&mut *place, Place::Out) {
                 Place::Full(thing) => return Found::Thing(thing),
-                // Point 2 above: with the lock held.
+                // Point 2 above: skip the place while its lock is held.
                 Place::Empty | Place::Out => {
                     *place = Place::Empty;
                     self.done.store(done.wrapping_add(1), Ordering::Release);
@@ -147,10 +147,10 @@ impl<T> Handoff<T> {
         }
     }
 
-    /// Taker: what is out goes back to its place, as the oldest.
+    /// Taker: puts the thing that is out back to its place, as the oldest.
     ///
     /// # Errors
-    /// The giver is at that place: the thing stays out.
+    /// The giver holds the lock of that place: the thing stays out.
     pub fn put_back(&self, thing: T) -> Result<(), T> {
         let Ok(mut place) = self.place(self.done.load(Ordering::Relaxed)).try_lock() else {
             return Err(thing);
@@ -159,7 +159,7 @@ impl<T> Handoff<T> {
         Ok(())
     }
 
-    /// Taker: what is out is gone for good.
+    /// Taker: frees the place of the thing that is out.
     pub fn finish(&self) {
         let done = self.done.load(Ordering::Relaxed);
         self.done.store(done.wrapping_add(1), Ordering::Release);
@@ -172,7 +172,7 @@ impl<T> Default for Handoff<T> {
     }
 }
 
-/// Empties a full place.
+/// Empties a place, and returns the thing if the place was full.
 fn empty<T>(place: &mut Place<T>) -> Option<T> {
     match std::mem::take(place) {
         Place::Full(thing) => Some(thing),
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(handoff.take(), Found::Thing(2));
         assert_eq!(handoff.take_last(), None, "it is out");
         handoff.finish();
-        // The taker passes the place of what was taken back; the next one goes behind it.
+        // The taker skips the place of a thing that was taken back; the next one goes behind it.
         handoff.put(3).unwrap();
         assert_eq!(handoff.take_last(), Some(3));
         assert_eq!(handoff.take(), Found::Nothing);
@@ -248,7 +248,7 @@ mod tests {
         (0..8).for_each(|n| handoff.put(n).unwrap());
         let mut count = 0;
         handoff.recall(|_| count += 1);
-        // The newest place is used again; the seven before it are passed when the taker comes.
+        // The newest place is reused; the taker skips the seven before it.
         assert_eq!((count, handoff.put(8), handoff.put(9)), (8, Ok(()), Err(9)));
         assert_eq!(take_all(&handoff), [8]);
         handoff.put(10).unwrap();

@@ -7,15 +7,15 @@ use manyring_memory::MemoryError;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Frames of a sender that a receiver is lent.
+/// Frames that a sender lends to one receiver together.
 #[derive(Debug)]
 pub(super) struct Burst {
     pub(super) frames: Frames,
     /// Tokens of frames that the receiver has copied.
     passed: Vec<Token>,
-    /// What becomes of the frames that it has not copied.
+    /// The outcome that frames get which the receiver has not copied when the burst comes back.
     rest: Outcome,
-    /// The receiver has had it: no frame can be added.
+    /// The receiver has taken the burst once, so that the sender must not add frames to it.
     is_touched: bool,
 }
 
@@ -30,24 +30,24 @@ impl Burst {
         }))
     }
 
-    /// The receiver has copied, or dropped, the first `count` frames.
+    /// Receiver: notes that it has copied or dropped the first `count` frames.
     pub(super) fn pass(&mut self, count: usize) {
         self.is_touched = true;
         self.frames.drop_front(count, &mut self.passed);
     }
 
-    /// The receiver takes nothing more of it.
+    /// Receiver: gives up the remaining frames, whose outcome is `rest`.
     pub(super) fn give_up(&mut self, rest: Outcome) {
         self.rest = rest;
     }
 
-    /// True if frames can be added: the receiver has not had it.
+    /// True if the sender may add frames: the receiver has not taken the burst yet.
     pub(super) fn is_untouched(&self) -> bool {
         !self.is_touched
     }
 
-    /// It is back with its sender: adds what became of its frames to `done`, and lets go of the
-    /// sender's memory. Returns how many frames these are.
+    /// Sender: ends a burst that has come back. Adds its frames with their outcomes to `done`, and
+    /// lets go of the guest memory. Returns the number of the frames.
     pub(super) fn settle(&mut self, done: &mut Vec<Returned>) -> usize {
         let before = done.len();
         let returned = |outcome| move |token| Returned { token, outcome };
@@ -59,10 +59,10 @@ impl Burst {
     }
 }
 
-/// A lane.
+/// The path of bursts from one transmitq to one receiveq, and of the empty bursts back.
 #[derive(Debug)]
 pub(super) struct Lane {
-    /// Bursts for the receiver, and those that it has done with.
+    /// Bursts for the receiver; then those that it has finished with.
     pub(super) full: Handoff<Box<Burst>>,
     pub(super) back: Handoff<Box<Burst>>,
     /// The lane's bit in the receiver's bell, and in the sender's.
@@ -70,7 +70,7 @@ pub(super) struct Lane {
     pub(super) back_bit: u64,
     /// The sender's bell.
     pub(super) home: Arc<Bell>,
-    /// The sender uses it no more.
+    /// The sender does not use the lane any more, so the receiver can drop it.
     pub(super) is_left: AtomicBool,
 }
 
@@ -86,7 +86,7 @@ impl Lane {
         })
     }
 
-    /// Receiver: gives a burst back that is out. The caller rings [`Self::home`] then.
+    /// Receiver: returns the burst that is out. The caller must ring [`Self::home`] afterwards.
     pub(super) fn give_back(&self, burst: Box<Burst>) {
         self.full.finish();
         let is_back = self.back.put(burst).is_ok();

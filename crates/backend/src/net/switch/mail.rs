@@ -1,4 +1,4 @@
-//! `Inbox`: what waits for a receiveq: new lanes, and copies of frames that no lane can carry.
+//! `Inbox`: the new lanes of a receiveq, and copies of frames that no lane can carry.
 
 use super::lane::Lane;
 use crate::ready::Bell;
@@ -9,21 +9,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 /// Letters that wait for one receiveq at most, and their bytes.
 pub(super) const LETTERS_MAX: usize = 512;
 const LETTER_BYTES_MAX: usize = 1 << 20;
-/// Once this many lanes wait that the receiver has not seen, those that their senders use no
-/// more are dropped.
+/// When this many lanes wait that the receiver has not seen, those that their senders have left are
+/// dropped.
 const LANES_UNSEEN: usize = 64;
-/// How often a lock is tried before the thing is dropped: its holder only moves a pointer.
+/// How often a lock is tried before the letter or lane is dropped: a holder only moves a pointer.
 const TRIES: usize = 200;
 
-/// Bits of the bell: there is mail; there are other lanes. The bits below them are the lanes'.
+/// Bits of the bell: mail has come; new lanes have come. The 62 bits below belong to lanes.
 pub(super) const MAIL: u64 = 1 << 62;
 pub(super) const LANES: u64 = 1 << 63;
 const LANE_BITS: u32 = 62;
 
-/// A copy of a frame behind its header: in memory of ours, perhaps for several receivers.
+/// A copy of a frame behind its header, in the daemon's own memory. Several receivers may share it.
 pub(super) type Letter = Arc<[u8]>;
 
-/// What waits for a receiveq.
+/// New lanes and mail of one receiveq, which any sender adds to.
 #[derive(Debug)]
 pub(super) struct Inbox {
     pub(super) bell: Bell,
@@ -31,14 +31,14 @@ pub(super) struct Inbox {
     lanes: Mutex<Vec<Arc<Lane>>>,
     lane_bits: AtomicU32,
     mail: Mutex<Vec<Letter>>,
-    /// Letters that were put, and that the receiver is done with; bytes in between.
+    /// Numbers of the letters put and of those that are finished; bytes of the letters between.
     put: AtomicU64,
     done: AtomicU64,
     bytes: AtomicUsize,
     is_closed: AtomicBool,
 }
 
-/// A lock that is tried often enough for a holder that only moves a pointer.
+/// Tries the lock [`TRIES`] times, which outlasts a holder that only moves a pointer.
 fn soon<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     for _ in 0..TRIES {
         match lock.try_lock() {
@@ -76,13 +76,13 @@ impl Inbox {
         1 << (self.lane_bits.fetch_add(1, Ordering::Relaxed) % LANE_BITS)
     }
 
-    /// Sender: shows the receiver a new lane. False: not now.
+    /// Sender: adds a new lane. False: not now, try with a later frame.
     pub(super) fn add_lane(&self, lane: &Arc<Lane>) -> bool {
         let Some(mut lanes) = soon(&self.lanes) else { return false };
         if self.is_closed() {
             return false;
         }
-        // A receiver without buffers looks at no lane, however often its senders begin another one.
+        // A receiver without buffers takes no lanes, however many its senders leave and begin.
         if lanes.len() % LANES_UNSEEN == LANES_UNSEEN - 1 {
             lanes.retain(|lane| !lane.is_left.load(Ordering::Acquire));
         }
@@ -101,13 +101,13 @@ impl Inbox {
         }
     }
 
-    /// Lanes that the receiver has not seen.
+    /// Lanes that the receiver has not taken yet.
     #[cfg(test)]
     pub(super) fn unseen(&self) -> usize {
         self.lanes.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The oldest letter.
+    /// The oldest letter, which stays in the inbox.
     #[cfg(test)]
     pub(super) fn first(&self) -> Letter {
         self.mail.lock().unwrap_or_else(PoisonError::into_inner)[0].clone()
@@ -119,7 +119,7 @@ impl Inbox {
         self.waiting() >= LETTERS_MAX || bytes + len > LETTER_BYTES_MAX
     }
 
-    /// Sender: adds a letter. False: there is no room. The caller posts [`MAIL`] then.
+    /// Sender: adds a letter; then the caller must post [`MAIL`]. False: there is no room.
     pub(super) fn put(&self, letter: Letter) -> bool {
         if self.is_full(letter.len()) {
             return false;
@@ -134,18 +134,18 @@ impl Inbox {
         true
     }
 
-    /// Letters that wait.
+    /// Letters that the receiver has not finished.
     pub(super) fn waiting(&self) -> usize {
         let (done, put) = (self.done.load(Ordering::Acquire), self.put.load(Ordering::Acquire));
         usize::try_from(put.saturating_sub(done)).unwrap_or(usize::MAX)
     }
 
-    /// How many letters there have been.
+    /// The number of letters put so far, which is the number of the last one.
     pub(super) fn last(&self) -> u64 {
         self.put.load(Ordering::Acquire)
     }
 
-    /// True if the receiver is done with the first `count` letters.
+    /// True if the receiver has finished the first `count` letters.
     #[inline]
     pub(super) fn has_done(&self, count: u64) -> bool {
         count == 0 || self.done.load(Ordering::Acquire) >= count
@@ -160,16 +160,16 @@ impl Inbox {
         }
     }
 
-    /// Receiver: it is done with a letter.
+    /// Receiver: notes that it has finished a letter.
     pub(super) fn note_done(&self, letter: &Letter) {
         self.bytes.fetch_sub(letter.len(), Ordering::Relaxed);
         self.done.fetch_add(1, Ordering::Release);
     }
 
-    /// Receiver: it takes nothing any more. Returns the lanes that it has not seen.
+    /// Receiver: ends the inbox. Returns the lanes that it has not taken.
     pub(super) fn close(&self) -> Vec<Arc<Lane>> {
         self.is_closed.store(true, Ordering::Release);
-        // Whoever has not heard of the end yet keeps this inbox, but no letters.
+        // A sender with an old map keeps this inbox alive, so drop the letters now.
         self.mail.lock().unwrap_or_else(PoisonError::into_inner).clear();
         std::mem::take(&mut *self.lanes.lock().unwrap_or_else(PoisonError::into_inner))
     }

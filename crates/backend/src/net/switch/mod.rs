@@ -53,28 +53,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use table::{Learner, Learnt, Table};
 
-/// Names a port of a switch.
+/// The number of a port in its switch.
 pub type PortId = u16;
 
-/// Seconds after which an address is forgotten that sends nothing, if nobody has chosen.
+/// Default seconds after which an address that sends nothing is forgotten.
 pub const AGE: u32 = 300;
-/// Addresses behind a port, if nobody has chosen.
+/// Default number of addresses that are known behind a port.
 pub const MACS_MAX: u32 = 8;
-/// Frames that a port may flood in a second, if nobody has chosen.
+/// Default number of frames that a port may flood in a second.
 pub const FLOODS_MAX: u32 = 1000;
 
-/// How a switch is made.
+/// The settings of a switch.
 #[derive(Clone, Debug)]
 pub struct SwitchOptions {
     /// Its name in the configuration.
     pub name: String,
     /// Seconds after which an address is forgotten that sends nothing, 1 to 65536.
     pub age: u32,
-    /// Where its time comes from.
+    /// The clock by which it ages addresses and limits floods.
     pub clock: Clock,
 }
 
-/// The time, in milliseconds from anywhere.
+/// A clock in milliseconds, from any starting point.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> u64 + Send + Sync>);
 
@@ -108,7 +108,7 @@ impl std::fmt::Debug for Clock {
     }
 }
 
-/// Milliseconds.
+/// A time of the switch's clock, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Moment(u64);
 
@@ -119,7 +119,7 @@ impl Moment {
     }
 }
 
-/// What a port is like.
+/// The settings of a port of a switch.
 #[derive(Clone, Debug)]
 pub struct PortOptions {
     /// The name of its device, or of its uplink.
@@ -154,7 +154,7 @@ impl PortOptions {
     }
 }
 
-/// Why a switch has no port for somebody.
+/// Why a switch has no port to give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SwitchError {
     /// It has [`PORTS_MAX`] ports.
@@ -162,7 +162,7 @@ pub enum SwitchError {
     Full,
 }
 
-/// What a switch takes from guests and gives to them: checksums and TCP segments.
+/// The offloads of a port, both ways: checksums and TCP segmentation.
 const OFFLOADS: Offloads =
     Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: false, uso6: false };
 
@@ -172,7 +172,7 @@ struct Map {
     ports: Vec<Option<Arc<Destination>>>,
 }
 
-/// A port, and its receiving queues as they are now.
+/// A port and its present receiving queues, in the map.
 #[derive(Debug)]
 struct Destination {
     port: Arc<Shared>,
@@ -187,22 +187,22 @@ impl Map {
 }
 
 impl Destination {
-    /// True if the guest uses several queues: each flow has one of them.
+    /// True if the guest uses several queues, so that each flow has its own.
     #[inline]
     fn is_steered(&self) -> bool {
         self.port.uses_several()
     }
 
-    /// The queue that takes a frame which begins with `start`, and its number: that which the
-    /// guest's hash chooses; without one that of the pair by which the guest sends the flow. What
-    /// belongs to no flow goes by the sender's queue, `index`, then.
+    /// The queue that takes a frame which begins with `start`, and its number: the one that the
+    /// guest's hash chooses; without a hash, that of the pair on which the guest sends the flow;
+    /// for a frame without a flow, that of the sender's queue, `index`.
     #[inline]
     fn inbox(&self, index: usize, start: &[u8]) -> Option<(usize, &Arc<Inbox>)> {
         let in_use = self.port.in_use.load(Ordering::Acquire);
         let pair = match (in_use, &self.rss) {
             (0, _) => return None,
             (1, _) => 0,
-            // A pair that is not attached any more takes no frames: the first one does.
+            // A pair that is detached takes no frames; the first pair takes them in its place.
             (_, Some(rss)) => Some(rss.pair_of(start)).filter(|pair| *pair < in_use).unwrap_or(0),
             (_, None) => self.port.steer.choose(start, in_use).unwrap_or(index % in_use),
         };
@@ -211,18 +211,18 @@ impl Destination {
     }
 }
 
-/// Where a frame goes.
+/// The destination of a frame, as the rules and the table decide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// To this port, changed so.
+    /// To this port, with this change of its tag.
     To(PortId, Change),
-    /// To all ports but its own.
+    /// To all ports but the one it came from.
     Flood,
-    /// Nowhere; the cause is counted. `refused`: its sender has broken a rule.
+    /// To no port; the reason is counted. `refused`: the sender has broken a rule of its port.
     Drop { refused: bool },
 }
 
-/// A switch.
+/// A switch: its ports and its table of addresses.
 #[derive(Debug)]
 pub struct Switch {
     name: String,
@@ -252,10 +252,10 @@ impl Switch {
         &self.name
     }
 
-    /// A new port. It is gone when it is dropped.
+    /// Opens a port. It leaves the switch when the result is dropped.
     ///
     /// # Errors
-    /// [`SwitchError::Full`].
+    /// [`SwitchError::Full`]: the switch has [`PORTS_MAX`] ports.
     pub fn port(self: &Arc<Self>, options: PortOptions) -> Result<SwitchPort, SwitchError> {
         let mut map = self.map();
         let ports = &map.ports;
@@ -285,8 +285,8 @@ impl Switch {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a new map, in which `port` is as it is now, or is not (`is_there`). For the threads
-    /// that open and close ports, never for a worker.
+    /// Makes a new map, with `port` as it is now, or without it (`is_there` is false). For threads
+    /// that open and close ports, never for a worker, as it allocates.
     fn redraw(&self, map: &mut Arc<Map>, port: &Arc<Shared>, is_there: bool) {
         let mut ports = map.ports.clone();
         let at = usize::from(port.id);
@@ -303,8 +303,8 @@ impl Switch {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Takes the map as it is now into `seen`, if it has changed since it had `generation`. A map
-    /// that is being changed is taken with a later burst.
+    /// Replaces `seen` by the present map, if the map has changed since `generation`. While the map
+    /// is locked for a change, the sender keeps the old one until its next burst.
     #[inline]
     fn refresh(&self, seen: &mut Arc<Map>, generation: &mut u64) -> bool {
         let now = self.generation.load(Ordering::Acquire);
@@ -317,7 +317,7 @@ impl Switch {
         true
     }
 
-    /// A port has gone: nothing leads to it any more.
+    /// Removes a port that was dropped from the map and the table.
     fn remove(&self, port: &Arc<Shared>) {
         let mut map = self.map();
         self.redraw(&mut map, port, false);
@@ -325,7 +325,7 @@ impl Switch {
         self.table.forget(port.id, None);
     }
 
-    /// Decides where a frame of `port` goes that begins with `head`, and learns from it.
+    /// Decides where a frame of `port` that begins with `head` goes, and learns its source address.
     fn judge(&self, port: &Shared, map: &Map, head: &[u8], second: u32) -> (Verdict, u16, Tag) {
         let (counters, tag) = (&port.counters, Tag::of(head));
         let refused = |count: &Count| {
@@ -342,7 +342,7 @@ impl Switch {
             return refused(&counters.dropped_spoofed);
         };
         let Some(from) = from else {
-            // The address of a group sends nothing.
+            // A group address cannot be the source of a frame.
             return refused(&counters.dropped_spoofed);
         };
         self.learn(port, map, from, second);
@@ -369,7 +369,7 @@ impl Switch {
         }
     }
 
-    /// The way from one port to another one that is known.
+    /// The verdict on a frame from one port to another whose address is known.
     fn toward(&self, port: &Shared, to: &Shared, (vlan, tag): (u16, Tag)) -> Verdict {
         let dropped = |count: &Count| {
             count.add(1);
@@ -396,8 +396,8 @@ impl Switch {
         Verdict::Drop { refused: false }
     }
 
-    /// The addresses of a port that are too old are forgotten, so that others may be learnt: once
-    /// in a second at most, because the whole table is looked through.
+    /// Forgets the old addresses of a port, so that it may learn others: once in a second at most,
+    /// because the whole table must be searched.
     #[cold]
     fn make_room(&self, port: &Shared, second: u32) {
         if port.swept.swap(second, Ordering::Relaxed) != second {

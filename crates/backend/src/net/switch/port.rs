@@ -1,4 +1,4 @@
-//! `SwitchPort`: a port of a switch, as a device has it.
+//! `SwitchPort`: the [`Port`] of a device or uplink on a switch.
 
 use super::mail::Inbox;
 use super::receiver::SwitchRx;
@@ -10,7 +10,7 @@ use manyring_wire::net::{HEADER_SIZE, Offloads};
 use rustix::io::Errno;
 use std::sync::{Arc, PoisonError};
 
-/// A port of a switch; nothing leads to it any more when it is dropped.
+/// A port of a switch. When it is dropped, it leaves the switch.
 #[derive(Debug)]
 pub struct SwitchPort {
     switch: Arc<Switch>,
@@ -22,13 +22,13 @@ impl SwitchPort {
         Self { switch, shared }
     }
 
-    /// Who sends copies of frames as this port.
+    /// A courier that sends copies of frames as this port, outside of its queues.
     #[must_use]
     pub fn courier(&self) -> Courier {
         Courier::new(self.switch.clone(), self.shared.clone(), 0)
     }
 
-    /// What the port counts.
+    /// The counters of the port, which all of its queues add to.
     #[must_use]
     pub fn counters(&self) -> &PortCounters {
         &self.shared.counters
@@ -41,7 +41,7 @@ impl SwitchPort {
         slot.clone().unwrap()
     }
 
-    /// Shows all senders what the port is like now.
+    /// Publishes the present state of the port to all senders.
     fn redraw(&self) {
         self.switch.redraw(&mut self.switch.map(), &self.shared, true);
     }

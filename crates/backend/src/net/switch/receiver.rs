@@ -15,21 +15,21 @@ use std::sync::atomic::Ordering;
 pub(super) struct SwitchRx {
     inbox: Arc<Inbox>,
     lanes: Vec<Arc<Lane>>,
-    /// The lane that is asked next.
+    /// The index of the lane that is asked first in the next turn.
     next: usize,
-    /// The burst that is lent, and its lane. Never for longer than a turn of the queue.
+    /// The burst that is lent, with the index of its lane: for one turn of the queue at most.
     out: Option<(Box<Burst>, usize)>,
     letters: VecDeque<Letter>,
-    /// The mail was served last: the lanes are asked first now.
+    /// The last frame came from the mail, so the lanes are served next.
     had_mail: bool,
-    /// Its user asks how frames come, so that a burst can be lent; a decorator only reads.
+    /// The user calls [`PortRx::incoming`], so bursts can be lent. Decorators only call `recv`.
     lends: bool,
     nothing: Frames,
 }
 
 impl SwitchRx {
     /// # Errors
-    /// `ENOMEM`.
+    /// `ENOMEM`: the host has no memory for the empty burst.
     pub(super) fn new(inbox: Arc<Inbox>) -> Result<Self, Errno> {
         let nothing = Frames::new().map_err(|_| Errno::NOMEM)?;
         Ok(Self {
@@ -44,7 +44,7 @@ impl SwitchRx {
         })
     }
 
-    /// Looks at everything that was left here. Lanes and mail are served in turn.
+    /// Takes new lanes, mail, and a burst from a lane. Lanes and mail are served in turn.
     fn look(&mut self) {
         let pending = self.inbox.bell.alarm().pending();
         if pending & LANES != 0 {
@@ -54,7 +54,7 @@ impl SwitchRx {
         if pending & MAIL != 0 {
             self.inbox.take_mail(&mut self.letters);
             if !self.letters.is_empty() {
-                // Its bit stays as long as letters wait here: the queue must not fall asleep.
+                // Keep the bit while letters wait here: the queue must not go to sleep.
                 self.inbox.bell.alarm().put_off(MAIL);
             }
         }
@@ -63,19 +63,19 @@ impl SwitchRx {
         }
     }
 
-    /// Takes a burst out of the next lane that has one, of those in `pending`.
+    /// Takes a burst out of the next lane of those in `pending` that has one.
     fn take_burst(&mut self, pending: u64) {
         if pending == 0 || self.look_at_lanes(pending) {
             return;
         }
-        // Nothing was found: say so first, and look again. What is left from now on is posted anew.
+        // Nothing was found: clear the bits, then look again. Later senders set their bits again.
         self.inbox.bell.alarm().take(pending);
         if self.look_at_lanes(pending) {
             self.inbox.bell.alarm().put_off(pending);
         }
     }
 
-    /// True if a burst was found, or may be there.
+    /// True if a burst was found, or a lane is locked by its sender and may have one.
     fn look_at_lanes(&mut self, pending: u64) -> bool {
         let mut is_busy = false;
         for step in 0..self.lanes.len() {
@@ -88,7 +88,7 @@ impl SwitchRx {
                 match lane.full.take() {
                     Found::Thing(mut burst) => {
                         if burst.frames.is_broken() {
-                            // Its memory was cut away: what it holds now was never sent.
+                            // Guest memory was cut away: the burst's zeroes were never sent.
                             burst.give_up(Outcome::Faulted);
                             lane.give_back(burst);
                             lane.home.post(lane.back_bit);
@@ -143,7 +143,7 @@ impl PortRx for SwitchRx {
             burst.pass(count);
             match lane.full.put_back(burst) {
                 Ok(()) => return,
-                // Its sender is taking everything back.
+                // The sender is taking everything back: keep the burst out.
                 Err(back) => burst = back,
             }
         } else {

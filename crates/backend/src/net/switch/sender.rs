@@ -1,19 +1,19 @@
-//! `SwitchTx`: the sending half of a pair: whose each frame is, and the lanes in which they go.
+//! `SwitchTx`: the sending half of a pair: the destination of each frame, and the lanes to them.
 //!
 //! ```text
 //! send:  the same addresses as the frame before? the same way
 //!        else judge the frame; a way to one port has a lane, made at its first use
 //!        the lane can take it? add it to the lane's burst (its head is copied; a short one whole)
-//!        it cannot, and holds nothing of ours? copy the frame to the receiver's mail
+//!        it cannot, and no frame of this queue is in it? copy the frame to the receiver's mail
 //!        else drop it
 //!        at the end: the bursts go into their lanes, and each receiver is rung once
-//! reap:  bursts that are back: their frames are done
-//!        a lane whose oldest burst is there for too long: take the frames back, copy them to the
-//!        mail, and use the lane again when that mail was taken and the receiver has had a rest
+//! reap:  a burst is back: its frames are done
+//!        a lane's oldest burst is out for too long: take its frames back, copy them to the
+//!        mail, and use the lane again when that mail was read and the receiver has paused
 //! ```
 //! **Credit.** At most [`CREDIT`] frames of a queue are lent at any time, over all lanes. A lane
 //! that is not served is emptied after [`HOLD_MS`], or after [`RELIEVE_MS`] when no more frames can
-//! be lent: a receiver that sleeps, lies or is gone holds a guest's buffers no longer than that.
+//! be lent: a receiver that sleeps, cheats or is gone holds a guest's buffers no longer than that.
 
 mod back;
 mod own;
@@ -41,15 +41,15 @@ const CREDIT: usize = 128;
 const BURSTS_MAX: usize = 32;
 /// Lanes that a queue has at most.
 const LANES_MAX: usize = 32;
-/// Milliseconds after which a lane is emptied that is not served: always, and if no more frames can
-/// be lent. An `IN_ORDER` guest may stand still for the first: no chain passes those that are lent.
+/// Milliseconds after which a lane that is not served is emptied: always, and if no more frames can
+/// be lent. An `IN_ORDER` guest stalls for as long: its chains are used in the order of the ring.
 const HOLD_MS: u64 = 50;
 const RELIEVE_MS: u64 = 20;
-/// Bytes of copies after which `send` returns: the rest of the burst is offered again.
+/// Bytes of copies after which `send` returns, so that the rest of the burst is offered again.
 const SPENT_MAX: usize = 256 << 10;
 
-/// The first bytes of frame `index`, by which its flow is known, and how many there are. The guest
-/// may change them later: all that follows from them is the choice of a queue.
+/// The first bytes of frame `index`, from which its flow is computed, and their number. If the
+/// guest changes them later, only the choice of a queue changes.
 fn start_of(frames: &Frames, index: usize) -> ([u8; FLOW_BYTES], usize) {
     let mut start = [0; FLOW_BYTES];
     let payload = frames.slices(index).get(1..).unwrap_or_default();
@@ -57,7 +57,7 @@ fn start_of(frames: &Frames, index: usize) -> ([u8; FLOW_BYTES], usize) {
     (start, len)
 }
 
-/// A sending half.
+/// The sending half of a queue pair of a port.
 #[derive(Debug)]
 pub(super) struct SwitchTx {
     courier: Courier,
@@ -70,11 +70,11 @@ pub(super) struct SwitchTx {
     made: usize,
     /// Frames that receivers are lent.
     lent: usize,
-    /// What became of frames without their receivers.
+    /// Frames that have ended without a receiver: copied to the mail, dropped, or refused.
     done: Vec<Returned>,
     /// A letter that is being copied.
     letter: Vec<u8>,
-    /// The port may only send as one address.
+    /// The port may send with one source address only, which each frame is checked for.
     is_guarded: bool,
 }
 
@@ -98,9 +98,9 @@ impl SwitchTx {
         })
     }
 
-    /// Passes on frames from number `first` on, as long as they go the way of the frame before, are
-    /// finished and lie in one piece: what all of them need is looked at once. Returns how many
-    /// these are; the next one takes the general way, by [`Self::pass`].
+    /// Passes on frames from number `first` on, while each has the addresses of the frame before,
+    /// needs no offload and lies in one piece: the checks that these frames share are made once.
+    /// Returns the number of these frames; the next one is passed on by [`Self::pass`].
     #[inline]
     fn pass_plain(&mut self, frames: &Frames, first: usize, sent: &mut Sent) -> usize {
         let Some(way) = self.last else { return 0 };
@@ -126,7 +126,7 @@ impl SwitchTx {
         frames.count() - first
     }
 
-    /// Passes frame `index` of the burst on.
+    /// Passes on frame `index` of the burst, on the way of the frame before if that fits.
     #[inline]
     fn pass(&mut self, frames: &Frames, index: usize, sent: &mut Sent) {
         let Courier { own, .. } = &self.courier;
@@ -146,7 +146,7 @@ impl SwitchTx {
         self.pass_anew(frames, index, sent);
     }
 
-    /// Passes on a frame whose way is not that of the frame before.
+    /// Decides where a frame goes whose addresses differ from those of the frame before.
     fn pass_anew(&mut self, frames: &Frames, index: usize, sent: &mut Sent) {
         let mut bytes = [0; LOOK_MAX];
         let Some((_, payload)) = frames.slices(index).split_first() else { return };
@@ -183,7 +183,7 @@ impl SwitchTx {
         }
     }
 
-    /// The lane to a port for frame `index`, made if there is room for one.
+    /// Finds the lane to a port for frame `index`, or makes one if fewer than [`LANES_MAX`] exist.
     fn way(&mut self, to: PortId, frames: &Frames, index: usize) -> Option<OwnWay> {
         let map = self.courier.map.clone();
         let destination = map.get(to)?;
@@ -214,14 +214,14 @@ impl SwitchTx {
             open: None,
             handed: VecDeque::new(),
             must_ring: false,
-            // Frames may have gone by the mail while there was no lane.
+            // While there was no lane, frames went by the mail: it must be read first.
             mailed: inbox.last(),
             rests_until: Moment(destination.port.rests_until.load(Ordering::Relaxed)),
         });
         Some(way(self.lanes.len() - 1))
     }
 
-    /// Uses a lane no more, in which there is nothing.
+    /// Removes a lane that is empty.
     fn leave(&mut self, at: usize) {
         let own = self.lanes.swap_remove(at);
         own.lane.is_left.store(true, Ordering::Release);
@@ -229,7 +229,7 @@ impl SwitchTx {
         self.last = None;
     }
 
-    /// Adds a frame to the burst of its lane. If the lane cannot take it: see `divert`.
+    /// Adds a frame to the burst of its lane, or calls [`Self::divert`] if the lane is full.
     #[inline]
     fn lend(&mut self, frames: &Frames, index: usize, (head, way): (&[u8], Way), sent: &mut Sent) {
         let is_long = frames.len(index) > INLINE_MAX;
@@ -247,7 +247,7 @@ impl SwitchTx {
         self.divert(frames, index, (head, way.lane), is_as_taken && !has_credit);
     }
 
-    /// True if the guest of a port takes a frame as it is.
+    /// True if the guest of a port accepts a frame as it is, with its offloads.
     fn is_as_taken(&self, frames: &Frames, index: usize, to: PortId) -> bool {
         let destination = self.courier.map.get(to);
         destination.is_some_and(|to| to.port.takes_all_of(&frames.header(index)))
@@ -267,7 +267,7 @@ impl SwitchTx {
         open.as_mut().is_some_and(|burst| burst.frames.push_lent(frames, index, head))
     }
 
-    /// Opens a burst to add frames to: the newest in the lane, if it has room; else another one.
+    /// Opens a burst to add frames to: the newest one in the lane, if it has room, or an empty one.
     fn open(&mut self, frames: &Frames, lane: usize) -> bool {
         self.hand_over(lane);
         let own = &mut self.lanes[lane];
@@ -276,7 +276,7 @@ impl SwitchTx {
                 own.open = Some(burst);
                 return true;
             }
-            // It goes back to the place that it came from, unless the receiver has passed that.
+            // The burst returns to its old place, unless the receiver has skipped that place.
             if let Err(burst) = own.lane.full.put(burst) {
                 self.lose(lane, burst);
             }
@@ -301,7 +301,7 @@ impl SwitchTx {
         Some(burst)
     }
 
-    /// Puts the open burst of a lane into it.
+    /// Puts the open burst into its lane, for the receiver.
     fn hand_over(&mut self, lane: usize) {
         let own = &mut self.lanes[lane];
         let Some(burst) = own.open.take() else { return };
@@ -311,16 +311,16 @@ impl SwitchTx {
         }
     }
 
-    /// A burst finds no place: its frames are lost. There is always a place, as the lane was asked
-    /// for room before the burst was opened.
+    /// Handles a burst that finds no place in its lane, which cannot happen: the lane was asked for
+    /// room before the burst was opened. Its frames are lost.
     #[cold]
     fn lose(&mut self, lane: usize, burst: Box<Burst>) {
         debug_assert!(false, "a burst without a place");
         self.take_back(lane, burst);
     }
 
-    /// A frame that its lane cannot take: copies it to the mail if nothing of ours is in the lane,
-    /// so that the order stays; else drops it.
+    /// Takes a frame that its lane cannot take: copies it to the mail if no frame of this queue is
+    /// in the lane, so that the order of frames stays; otherwise drops it.
     #[cold]
     fn divert(
         &mut self,
@@ -337,7 +337,7 @@ impl SwitchTx {
         let may_mail = own.is_empty() || !self.is_as_taken(frames, index, own.to);
         let to = own.to;
         if may_mail && own.inbox.is_full(HEADER_SIZE + frames.len(index)) {
-            // Before it is copied: a receiver that takes nothing must not cost its senders time.
+            // Check before the copy: a full receiver must not cost its senders time.
             if let Some(destination) = self.courier.map.get(to) {
                 destination.port.counters.dropped_full.add(1);
             }
@@ -356,7 +356,7 @@ impl SwitchTx {
         self.courier.mail(to, &self.letter, change);
     }
 
-    /// Copies header and frame, which begins with `head` as it was checked.
+    /// Copies a frame and its header into `letter`. It begins with `head`, as that was checked.
     fn copy(&mut self, frames: &Frames, index: usize, head: &[u8]) {
         let len = frames.len(index).min(FRAME_SIZE_MAX);
         self.letter.resize(HEADER_SIZE + len, 0);
@@ -374,7 +374,7 @@ impl PortTx for SwitchTx {
         self.collect();
         let now = self.courier.switch.clock.now();
         if self.courier.refresh() || now.second() != self.now.second() {
-            // Ports, addresses or what guests take may have changed.
+            // The ports, the addresses or the offloads that guests accept may have changed.
             self.last = None;
             self.leave_closed();
         }

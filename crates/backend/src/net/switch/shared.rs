@@ -1,4 +1,4 @@
-//! `Shared`: what all queues of a port share: its limits, its counters, and what its guest uses.
+//! `Shared`: the state that all queues of a port share: limits, counters, and the guest's choices.
 
 use super::mail::Inbox;
 use super::{Moment, PortCounters, PortId, PortOptions};
@@ -8,7 +8,7 @@ use manyring_wire::net::rss::Rss;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// A port, as all of its queues see it.
+/// The state of a port that all of its queues share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) id: PortId,
@@ -16,28 +16,28 @@ pub(super) struct Shared {
     pub(super) counters: PortCounters,
     /// Addresses that the table has behind it.
     pub(super) macs: AtomicU32,
-    /// The second in which the table was last looked through for old ones.
+    /// The second in which the old addresses of the port were last removed from the table.
     pub(super) swept: AtomicU32,
-    /// The second for which floods are counted, and how many there were.
+    /// The second for which floods are counted (high 32 bits), and their number (low 32 bits).
     flood: AtomicU64,
-    /// Bits for the offloads that the guest accepts: segments uncut, checksums left out.
+    /// Bits of the offloads that the guest accepts: large segments and partial checksums.
     pub(super) takes: AtomicU8,
-    /// Until when the guest is lent nothing, because it has let frames lie, and how long that
-    /// lasts, both in milliseconds.
+    /// The time until which the guest is lent no frames, because it has held frames for too long,
+    /// and the length of that rest, both in milliseconds.
     pub(super) rests_until: AtomicU64,
     rest: AtomicU64,
-    /// Which pairs the guest uses, and how many from the first on.
+    /// Which pairs the guest uses, and how many in a row from the first one on.
     pub(super) attached: Vec<AtomicBool>,
     pub(super) in_use: AtomicUsize,
     pub(super) inboxes: Vec<Mutex<Option<Arc<Inbox>>>>,
-    /// By which pair the guest sends each flow, if it uses several.
+    /// The pair on which the guest sends each flow, if it uses several.
     pub(super) steer: Steer,
-    /// By which pair its guest wants each frame, if it has chosen: then nothing is learnt.
+    /// The RSS configuration of the guest, if it has set one: `steer` learns no flows then.
     pub(super) rss: Mutex<Option<Arc<Rss>>>,
 }
 
-/// Milliseconds for which a guest is lent nothing that has let frames lie: the first time, and at
-/// most; and after how many without that it begins anew.
+/// Milliseconds of the rest for a guest that has held frames for too long: the first one, the
+/// longest one, and the time without a rest after which the next one is a first one again.
 const REST_MS: u64 = 1000;
 const REST_MAX_MS: u64 = 8000;
 const FORGIVEN_MS: u64 = 60_000;
@@ -89,13 +89,13 @@ impl Shared {
         Some(())
     }
 
-    /// The guest has let frames lie that it was lent: says until when it gets only copies. Who does
-    /// so again and again could stop a sender whose buffers must go back in order for most of the
-    /// time; so each rest is twice as long as the one before.
+    /// Starts a rest of the guest, which has held lent frames for too long: until the returned time
+    /// it gets only copies. Held frames can stall a sender with `IN_ORDER`, so each rest is twice
+    /// as long as the last: a guest cannot stall its senders most of the time.
     pub(super) fn rest(&self, now: Moment) -> Moment {
         let until = self.rests_until.load(Ordering::Relaxed);
         if now.0 < until {
-            // Another sender has seen it too.
+            // Another sender has started this rest.
             return Moment(until);
         }
         let is_new = now.0.saturating_sub(until) > FORGIVEN_MS;
@@ -119,7 +119,7 @@ impl Shared {
         if count >= u64::from(self.options.floods_max) {
             return false;
         }
-        // Two queues that count at the same time may count one.
+        // A flood may be missed in the count if two queues add at the same time.
         self.flood.store(u64::from(second) << 32 | (count + 1), Ordering::Relaxed);
         true
     }

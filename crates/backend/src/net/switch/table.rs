@@ -1,4 +1,4 @@
-//! `Table`: which address is behind which port, learnt from frames; any thread reads and learns.
+//! `Table`: the port of each address, learnt from frames. Any thread may read it and learn.
 //!
 //! ```text
 //! learn   the address is known behind this port? note the second, once in each second
@@ -11,8 +11,8 @@
 //! from the key). They are read one after the other without a lock, so the reader may see the key
 //! of one owner and the value of the next: then the tag is not that of the key, and the address
 //! counts as unknown. A writer claims an entry by setting its value to `BUSY`, and only the writer
-//! that has done so writes the key. Nobody waits: who finds an entry busy learns the address with
-//! a later frame.
+//! that has done so writes the key. Nobody waits: a thread that finds an entry busy learns the
+//! address from a later frame.
 
 use super::PortId;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub const ADDRESSES_MAX: usize = SETS * WAYS;
 const SETS: usize = 1024;
 const WAYS: usize = 4;
-/// An address that moves more often than this in one second stays where it is until the next.
+/// An address that has moved this many times in one second stays behind its port until the next.
 const MOVES_MAX: u64 = 4;
 
 const FREE: u64 = 0;
@@ -35,7 +35,7 @@ const MOVES_SHIFT: u32 = 12;
 const MOVES_MASK: u64 = 7;
 const PORT_MASK: u64 = (1 << MOVES_SHIFT) - 1;
 
-/// Ports of a switch at most: as many as fit a value, and `BUSY` is none of them.
+/// Ports of a switch at most. The number must fit the 12 bits of a value, and differ from `BUSY`.
 pub const PORTS_MAX: usize = 4000;
 
 /// An address in a VLAN.
@@ -71,7 +71,7 @@ struct Entry {
     value: AtomicU64,
 }
 
-/// What became of an address that was to be learnt.
+/// The effect of [`Table::learn`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Learnt {
     /// It was known behind this port.
@@ -80,13 +80,13 @@ pub(super) enum Learnt {
     New,
     /// It was behind another port before.
     Moved,
-    /// It stays behind another port, since it moves too often.
+    /// It stays behind another port, since it has moved too often in this second.
     Flaps,
-    /// There is no room for it.
+    /// It is not learnt: its set of entries is full, or its port has as many addresses as it may.
     Full,
 }
 
-/// Who learns, and how many addresses may be known behind their port.
+/// The port behind which an address is learnt, and its limit.
 #[derive(Debug)]
 pub(super) struct Learner<'a> {
     /// The port.
@@ -101,7 +101,7 @@ pub(super) struct Learner<'a> {
 #[derive(Debug)]
 pub(super) struct Table {
     entries: Box<[Entry]>,
-    /// Chooses with an address its set, so that nobody can fill the set of somebody else's.
+    /// Hashed with an address to choose its set: nobody can fill the set of another's address.
     secret: u64,
     /// Seconds after which an address is forgotten that sends nothing.
     age: u64,
@@ -139,7 +139,7 @@ impl Value {
 }
 
 impl Table {
-    /// A table that forgets what has sent nothing for `age` seconds, 1 to 65536.
+    /// A table that forgets addresses that have sent nothing for `age` seconds, 1 to 65536.
     #[must_use]
     pub(super) fn new(age: u32) -> Self {
         let entries = (0..ADDRESSES_MAX).map(|_| Entry::default()).collect();
@@ -154,7 +154,7 @@ impl Table {
         &self.entries[low * WAYS..(low + 1) * WAYS]
     }
 
-    /// The port behind which `key` is.
+    /// The port that `key` was learnt behind, if it was seen in the last `age` seconds.
     #[must_use]
     #[inline]
     pub(super) fn find(&self, key: Key, second: u32) -> Option<PortId> {
@@ -167,8 +167,8 @@ impl Table {
         None
     }
 
-    /// Learns that `key` is behind the port of `learner`. `count_of` gives the number of addresses
-    /// behind another port, which loses one.
+    /// Learns that `key` is behind the port of `learner`. `count_of` gives the counter of another
+    /// port's addresses, from which one is taken if that port loses the address.
     pub(super) fn learn<'a>(
         &self,
         key: Key,
@@ -187,7 +187,7 @@ impl Table {
             return Learnt::Full;
         }
         let is_old = |old: u64| old != FREE && Value(old).age(second) > self.age;
-        // Ports with several addresses each could fill the sets of those with one.
+        // Without this, ports with many addresses could fill the sets of ports with one.
         let may_yield = |old: u64| {
             let has = count_of(Value(old).port()).map_or(0, |count| count.load(Ordering::Relaxed));
             learner.count.load(Ordering::Relaxed) == 0 && has > 1
@@ -211,7 +211,7 @@ impl Table {
         take(&|old| old == FREE || is_old(old)).or_else(|| take(&may_yield)).unwrap_or(Learnt::Full)
     }
 
-    /// The address has an entry: notes the second, or moves it to another port.
+    /// Updates the entry of an address: notes the second, or moves the address to another port.
     fn renew<'a>(
         &self,
         entry: &Entry,
@@ -223,7 +223,7 @@ impl Table {
         if old.port() == learner.port {
             if !is_now {
                 let new = Value::new(key, learner.port, second, 0).0;
-                // Fails if somebody else has changed the entry: that is newer.
+                // If this fails, another thread has written a newer value.
                 let _ =
                     entry.value.compare_exchange(old.0, new, Ordering::AcqRel, Ordering::Relaxed);
             }
@@ -246,8 +246,8 @@ impl Table {
         if is_alive { Learnt::Moved } else { Learnt::New }
     }
 
-    /// Forgets what is behind `port`; with `is_old`, only what is too old. Returns how many entries
-    /// went.
+    /// Forgets the addresses of `port`; with `is_old`, only those too old in that second. Returns
+    /// how many entries were freed.
     pub(super) fn forget(&self, port: PortId, is_old: Option<u32>) -> u32 {
         let mut count = 0;
         for entry in &self.entries {
@@ -299,7 +299,7 @@ fn claim(entry: &Entry, old: u64) -> bool {
     entry.value.compare_exchange(old, BUSY, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
-/// One address less is behind a port. The count of a port that was forgotten is 0 already.
+/// Subtracts one from a port's count of addresses, which is 0 already if the port was forgotten.
 fn lose(count: Option<&AtomicU32>) {
     if let Some(count) = count {
         let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
@@ -379,8 +379,8 @@ mod tests {
 
     #[test]
     fn nobody_knows_which_addresses_share_a_set() {
-        // Those that share one in a table that is like any other. The victim's port has another
-        // address already, so that it takes nobody's place.
+        // In a table with a known hash these addresses share one set. The victim's port has another
+        // address already, so that it takes nobody's entry.
         let (table, ports) = (Table::new(300), Ports::new());
         let own = key(2);
         ports.learn(&table, own, 1, 8, 1);
@@ -398,7 +398,7 @@ mod tests {
             ports.learn(&table, *key, 0, 8, 1);
         }
         assert_eq!(ports.learn(&table, victim, 1, 8, 1), Learnt::Full);
-        // In another one they do not.
+        // In another table, whose secret differs, they lie in different sets.
         let (table, ports) = (Table::new(300), Ports::new());
         ports.learn(&table, own, 1, 8, 1);
         for key in &colliding {
@@ -427,7 +427,7 @@ mod tests {
     }
 
     proptest! {
-        /// The table against a map: what it knows is what was seen last, unless it had no room.
+        /// The table against a map: each address is where it was last seen, if there was room.
         #[test]
         fn it_knows_what_a_map_knows(
             steps in proptest::collection::vec((0..12u8, 0..4u16, 0..3u32), 1..200),

@@ -2,16 +2,16 @@
 //!
 //! ```text
 //! out:   a burst that guests have lent goes to the host's interface as it is; a letter too
-//! in:    a frame is read from the interface into memory of ours, and goes the way of a letter
+//! in:    a frame is read from the interface into the daemon's memory, and is sent as a letter
 //! idle:  arms the bell; sleeps until the interface, the bell or the end reports
 //! gone:  looks each second for an interface of the same name, and joins it
 //! ```
 //! The interface is a tap, a macvtap, or any other one by AF_XDP: whatever is a [`Port`] and is
 //! done with the bytes of a frame when it has taken the frame.
 //!
-//! The thread belongs to the switch, so that no worker of a guest makes the system calls of another
-//! guest's frames. A full interface costs frames: a burst is offered once, and what the interface
-//! does not take of it is dropped, as a network card drops it.
+//! The thread belongs to the switch, so that no guest's worker makes system calls for the frames of
+//! another guest. A full interface costs frames: a burst is offered once, and the frames that the
+//! interface does not take are dropped, as a network card drops them.
 
 use super::{Courier, OFFLOADS, SwitchPort};
 use crate::net::{Frames, Incoming, Port, PortRx, PortTx, Readiness, Returned, Sent};
@@ -26,20 +26,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use zerocopy::FromBytes;
 
-/// Frames that are read from the interface before guests' frames have their turn.
+/// Frames that are read from the interface before guests' frames are sent again.
 const READ_MAX: usize = 32;
 /// Bytes of a frame with its header at most.
 const ROOM: usize = HEADER_SIZE + FRAME_SIZE_MAX;
 /// How often an interface that is down or gone is tried again.
 const AGAIN: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// How often an interface is looked at that does not report its end.
+/// How often an interface that does not report its end is checked.
 const LOOK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 /// Milliseconds between two looks for an interface that is gone, however much guests send.
 const LOOK_MS: u64 = 500;
-/// How often an interface is asked to send what the kernel had no room for: nothing tells of room.
+/// How often `reap` is called while the kernel had no room for frames: no event tells of room.
 const ASK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 
-/// An uplink that runs until it is dropped.
+/// A running uplink. Its thread ends when it is dropped.
 #[derive(Debug)]
 pub struct Uplink {
     ends: Arc<AtomicBool>,
@@ -47,7 +47,7 @@ pub struct Uplink {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the thread has.
+/// State of the uplink's thread: the switch's port, the host's interface, and their frames.
 #[derive(Debug)]
 struct Carrier {
     port: SwitchPort,
@@ -56,26 +56,26 @@ struct Carrier {
     from_guests: Box<dyn PortRx>,
     to_host: Box<dyn PortTx>,
     from_host: Box<dyn PortRx>,
-    /// The end of the uplink is told by it.
+    /// Wakes the thread when the uplink ends, and when guests have sent.
     bell: Arc<Bell>,
     ends: Arc<AtomicBool>,
-    /// Room for a frame, and a frame for the host in it.
+    /// Memory for one frame of the interface, and the burst that refers to it.
     room: Arc<Mapping>,
     frame: Frames,
     letter: Vec<u8>,
-    /// Frames that the interface has taken and asks to be called again for, and those of them that
-    /// have come back. Their bytes were copied.
+    /// Frames that the interface has taken and reports later by `reap`, and those that have come
+    /// back. Their bytes were copied, so nothing waits for them.
     owed: usize,
     returned: Vec<Returned>,
     /// The host's interface is down or gone.
     is_down: bool,
-    /// It was deleted, and that was logged.
+    /// The interface was deleted, and the log says so.
     is_gone: bool,
-    /// It has lost frames: it may be gone.
+    /// The interface has lost frames, so it may have been deleted.
     must_look: bool,
-    /// It does not report that it is gone, as others than a tap: it is looked at now and then.
+    /// The interface, which is no tap, does not report its deletion: it is checked every 5 s.
     is_silent: bool,
-    /// When it was last looked for (ms): each look takes the host's network lock.
+    /// When the interface was last looked for (ms). Each look takes the host's network lock.
     looked_at: Option<u64>,
 }
 
@@ -83,8 +83,8 @@ impl Uplink {
     /// Carries frames between `port` and pair 0 of `host`.
     ///
     /// # Errors
-    /// `EMFILE`, `ENOMEM`, `EAGAIN`: there is no file descriptor, memory or thread for it. Others:
-    /// the host refuses to attach the pair, or its offloads.
+    /// `EMFILE`, `ENOMEM`, `EAGAIN`: the host has no file descriptor, memory or thread for the
+    /// uplink. Any other: the host refuses to attach the pair, or refuses its offloads.
     pub fn start(port: SwitchPort, host: Arc<dyn Port>, name: &str) -> Result<Self, Errno> {
         let no_memory = |_| Errno::NOMEM;
         attach(&*host)?;
@@ -118,7 +118,7 @@ impl Uplink {
     }
 }
 
-/// Has the host use its pair, and leave unfinished what ports of a switch take.
+/// Attaches the pair of the interface, with the offloads that ports of a switch accept.
 fn attach(host: &dyn Port) -> Result<(), Errno> {
     let given = host.given();
     host.set_offloads(manyring_wire::net::Offloads {
@@ -156,7 +156,7 @@ impl Carrier {
         }
     }
 
-    /// Joins an interface of the same name, if the host's was deleted and there is one by now.
+    /// Joins an interface of the same name, if the old one was deleted and a new one exists.
     fn regain(&mut self) {
         let now = self.courier.switch.clock.now().0;
         if self.looked_at.is_some_and(|then| now.saturating_sub(then) < LOOK_MS) {
@@ -183,7 +183,7 @@ impl Carrier {
         (self.is_gone, self.is_down) = (false, false);
     }
 
-    /// Has the host send what it had no room for.
+    /// Lets the interface send the frames that it had no room for.
     fn reap(&mut self) {
         if self.owed > 0 {
             self.to_host.reap(&mut self.returned);
@@ -192,14 +192,14 @@ impl Carrier {
         }
     }
 
-    /// Counts frames that the host has taken and lost, and those that it asks to be called for.
+    /// Counts frames that the interface has lost, and those that it reports later.
     fn note(&mut self, sent: &Sent) {
         self.owed += sent.later.count_ones() as usize;
         self.must_look |= sent.down > 0;
         self.port.counters().dropped_full.add(sent.lost.count_ones().into());
     }
 
-    /// Gives the host what guests have left. True if there was something.
+    /// Sends the guests' frames to the interface. True if there were any.
     fn carry_out(&mut self) -> bool {
         match self.from_guests.incoming(usize::MAX) {
             Incoming::Lent(frames) if frames.count() == 0 => false,
@@ -227,7 +227,7 @@ impl Carrier {
         }
     }
 
-    /// Gives the host a copy of a frame.
+    /// Sends one letter to the interface.
     #[allow(clippy::cast_possible_truncation, reason = "at most a frame, with its header")]
     fn carry_letter(&mut self) {
         let Some(room) = self.room.slice(0, ROOM) else { return };
@@ -250,7 +250,7 @@ impl Carrier {
         }
     }
 
-    /// Takes what the host has. True if there was something.
+    /// Passes frames of the interface to the switch. True if there were any.
     fn carry_in(&mut self) -> bool {
         let Some(room) = self.room.slice(0, ROOM) else { return false };
         for count in 0..READ_MAX {
@@ -282,7 +282,7 @@ impl Carrier {
         }
         let (guests, end) = (guests.as_fd(), self.bell.as_fd());
         let mut fds = [&guests, &end, &host].map(|fd| PollFd::new(fd, PollFlags::IN));
-        // An interface that is down reports that without end.
+        // An interface that is down reports an error at once, so do not poll it.
         let count = if self.is_down { 2 } else { 3 };
         let looks = self.is_down || self.must_look || self.is_gone;
         let timeout = match (self.owed > 0, looks, self.is_silent) {
@@ -292,7 +292,7 @@ impl Carrier {
             _ => None,
         };
         let _ = poll(&mut fds[..count], timeout);
-        // Somebody who sleeps by `poll` must read what was written.
+        // A thread that sleeps in `poll` must read the eventfd, or the next `poll` returns at once.
         let _ = rustix::io::read(guests, &mut [0; 8]);
     }
 }

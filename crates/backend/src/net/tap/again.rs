@@ -1,4 +1,4 @@
-//! A tap that was deleted, and one of its name that is joined in its place.
+//! Joins an interface that takes the place of a tap of the same name that was deleted.
 
 use super::open::by_name;
 use super::settings::{Settings, apply, join_bridge};
@@ -21,7 +21,7 @@ pub(super) struct Wanted {
     pub(super) up: Option<bool>,
 }
 
-/// Sets what belongs to the queues of an interface: the same for each of them.
+/// Sets the options of each queue of an interface: header size, and `sndbuf`.
 pub(super) fn prepare(fds: &[OwnedFd], sndbuf: Option<u32>) -> Result<(), (&'static str, Errno)> {
     for fd in fds {
         sys::set_header(fd.as_fd(), HEADER_SIZE)
@@ -35,10 +35,10 @@ pub(super) fn prepare(fds: &[OwnedFd], sndbuf: Option<u32>) -> Result<(), (&'sta
 }
 
 impl TapPort {
-    /// True if the interface was deleted, or has been when this was last asked.
+    /// True if the interface was deleted: now, or before an earlier call.
     pub(super) fn find_gone(&self) -> bool {
         let is_gone = match sys::interface(self.queues[0].as_fd()) {
-            // EBADFD: a tap's. ENOLINK: a macvtap's.
+            // The kernel answers EBADFD for a tap's queue, ENOLINK for a macvtap's.
             Err(Errno::BADFD | Errno::NOLINK) => true,
             Ok((name, _)) => {
                 self.find_index(&name);
@@ -55,8 +55,8 @@ impl TapPort {
         is_gone
     }
 
-    /// Looks for the interface, which has this name now, unless it is known to be in this network
-    /// namespace.
+    /// Looks up the number of the interface, which now has this name, unless the number is known
+    /// already.
     fn find_index(&self, name: &str) {
         if self.index().is_some() {
             return;
@@ -77,8 +77,8 @@ impl TapPort {
         }
         match self.index() {
             Some(index) if event.is_gone && event.index == index => {
-                // It was deleted, or moved to another namespace: then this number is nobody's, or
-                // that of another interface.
+                // The interface was deleted, or moved to another namespace: its number is free, or
+                // belongs to another interface.
                 self.index.store(0, Ordering::Relaxed);
                 true
             }
@@ -87,7 +87,7 @@ impl TapPort {
         }
     }
 
-    /// Joins the bridge, if it is there.
+    /// Joins the configured bridge again, if it exists.
     fn regain_bridge(&self) {
         let name = &self.name;
         let Some(bridge) = &self.wanted.bridge else { return };
@@ -99,7 +99,7 @@ impl TapPort {
                 self.wanted.lacks_bridge.store(false, Ordering::Relaxed);
                 tracing::info!(name, bridge, "the interface is in its bridge again");
             }
-            // That it is not there yet was said when it went.
+            // The log said when the bridge was deleted that it is missing.
             Err(TapError::BridgeMissing(_)) => {}
             Err(error) => tracing::warn!(name, %error, "the interface cannot join its bridge"),
         }
@@ -126,7 +126,7 @@ impl TapPort {
         Ok(())
     }
 
-    /// Does what a start does with new queues. What fails here is logged: the interface is joined.
+    /// Sets up new queues as at a start. A failure is only logged, since the interface is joined.
     fn begin_again(&self, opened: &Opened) {
         let name = &self.name;
         let link = opened.link.as_ref();
@@ -144,7 +144,7 @@ impl TapPort {
             state.is_gone = false;
             state.is_multi_queue = opened.is_multi_queue;
             state.attached.clone_from(&opened.attached);
-            // The host has begun to use them in the order in which they were opened.
+            // The kernel uses new queues in the order in which they were opened.
             state.order = (0..opened.attached.len()).collect();
             (state.is_left_alone, state.sharers) = (false, 0);
             if let Err(errno) = self.share_room(&mut state) {

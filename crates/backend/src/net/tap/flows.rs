@@ -1,25 +1,25 @@
-//! `Flows`: which queue pair the frames of each flow to the guest go to (virtio 1.3 §5.1.6.5.6.1:
-//! the receiveq of the pair whose transmitq the guest sends the flow by).
+//! `Flows`: the table from which the kernel learns the queue pair of each flow to the guest (virtio
+//! 1.3 §5.1.6.5.6.1): the pair on whose transmitq the guest sends that flow.
 //!
-//! The host has such a table of its own, and fills it by parsing each frame that is written to a
+//! The kernel has such a table of its own, and fills it by parsing each frame that is written to a
 //! tap of several queues; for a short frame this is a fifth of the frame's cost. The worker has the
-//! same frames in its cache, so it fills a table of ours, and gives the host a program that looks
-//! flows up in that table ([`super::program`]). Worker and program share these words:
+//! same frames in its cache, so it fills a table in shared memory, and attaches a program that
+//! looks flows up there ([`super::program`]). Worker and program share these words:
 //! ```text
 //! 0 .. 256      for each pair its place among the queues that the host uses, plus one; 0: not used
 //! 256 ..        4096 slots: the flow's tag (16 bits, never 0) | second (8) | pair (8)
 //! ```
 //! 1. A flow may have the slot that its number names, or the slot beside it (`slot ^ 1`).
-//! 2. Each word is read and written whole, and words are not ordered against each other. The worst
-//!    that a race can do is to send a frame to the queue that was right a moment ago.
-//! 3. A slot belongs to its flow as long as the guest sends that flow. A third flow of the same two
-//!    slots has none, and the host chooses its queue by the flow's number. If flows took slots from
-//!    each other, the frames of each would go to different queues by turns.
-//! 4. Only connections have slots. What several senders share (a tunnel, fragments) may be sent by
-//!    several pairs, and belongs to none of them.
+//! 2. Each word is read and written whole, and words are not ordered against each other. If both
+//!    sides race, a frame may go to the queue that was right a moment ago.
+//! 3. A slot belongs to its flow while the guest sends that flow. A third flow with the same two
+//!    slots has none, and the kernel chooses its queue by the flow's number. If flows took slots
+//!    from each other, the frames of each would alternate between queues.
+//! 4. Only connections have slots. A tunnel, or a series of fragments, can carry several senders on
+//!    several pairs, and belongs to no pair.
 //!
-//! The host chooses by itself if it does not allow the program, and from the time when it uses
-//! queues of the tap that are not ours: the places in our table are wrong then.
+//! The kernel chooses queues by its own table if it does not allow the program. It also does so
+//! once other processes attach queues to the tap: the places in this table are wrong then.
 
 use super::program::program;
 pub(super) use crate::net::steer::{PAIR_MASK, SLOT_SHIFT, TAG_IN_SLOT, TAG_SHIFT};
@@ -40,7 +40,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Pairs at most.
+/// Queue pairs that the table has places for.
 pub(super) const PAIRS: usize = super::TAP_QUEUE_PAIRS_MAX;
 const _: () = assert!(PAIRS == PAIR_MASK as usize + 1, "a slot has eight bits for its pair");
 /// The table of a tap.
@@ -49,10 +49,10 @@ pub(super) struct Flows {
     words: Words,
     /// The secret key of the hash that makes the numbers of this tap's flows.
     key: u64,
-    /// The host uses several queues, and chooses among them by this table.
+    /// The host uses several queues, and chooses among them by this table, so flows must be noted.
     is_shared: AtomicBool,
     map: OwnedFd,
-    /// `None`: another process has loaded it, and this one only notes flows.
+    /// `None`: another process has loaded the program, and this one only notes flows.
     program: Option<OwnedFd>,
 }
 
@@ -70,11 +70,11 @@ impl Flows {
         Ok(Self { words, key, is_shared: AtomicBool::new(false), map, program })
     }
 
-    /// The table of another process, which attends to the program. All that a wrong word of it can
-    /// do is to send a frame of this tap to another queue of this tap.
+    /// The table of another process, which loads the program. A wrong word in the table can only
+    /// send a frame of this tap to another queue of this tap.
     ///
     /// # Errors
-    /// The system's: it is no such table, or cannot be mapped.
+    /// `EINVAL`: the descriptor is no such table. Any other: the kernel cannot map it.
     pub(super) fn lent(map: OwnedFd, key: u64) -> Result<Self, Errno> {
         let words = Words::of(&map, PAIRS + SLOTS)?;
         Ok(Self { words, key, is_shared: AtomicBool::new(false), map, program: None })
@@ -94,7 +94,7 @@ impl Flows {
         self.key
     }
 
-    /// Notes whether the host uses several queues: only then are flows noted.
+    /// Notes whether the host uses several queues: if not, no flows are noted.
     pub(super) fn share(&self, is_shared: bool) {
         self.is_shared.store(is_shared, Ordering::Relaxed);
     }
@@ -125,20 +125,20 @@ impl Flows {
     /// Attaches the program to the tap whose queue is `tap`.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of `TUNSETSTEERINGEBPF`.
     pub(super) fn attach(&self, tap: BorrowedFd<'_>) -> Result<(), Errno> {
         let program = self.program.as_ref().ok_or(Errno::INVAL)?;
         tuntap::set_steering(tap, Some(program.as_fd()))
     }
 
-    /// Notes no flows any more: the host uses its own table from now on.
+    /// Stops noting flows: the kernel uses its own table from now on.
     pub(super) fn rest(&self) {
         self.share(false);
     }
 }
 
-/// Makes the table of the tap whose first queue is `tap`, and attaches its program. `None` if the
-/// host does not allow this: it goes on with its own table.
+/// Makes the table of the tap whose first queue is `tap`, and attaches its program. `None`: the
+/// kernel does not allow the program, and keeps using its own table.
 pub(super) fn steer(name: &str, tap: BorrowedFd<'_>) -> Option<Arc<Flows>> {
     let flows = Flows::new().and_then(|flows| {
         flows.attach(tap)?;
@@ -155,7 +155,7 @@ pub(super) fn steer(name: &str, tap: BorrowedFd<'_>) -> Option<Arc<Flows>> {
     None
 }
 
-/// By which the sending half of a pair notes the flows that it sends.
+/// Notes the flows that one sending half sends.
 #[derive(Debug)]
 pub(super) struct Steering {
     flows: Arc<Flows>,
@@ -167,12 +167,12 @@ pub(super) struct Steering {
 }
 
 impl Steering {
-    /// For pair `pair`; `None` if the table has no room for it.
+    /// The notes of pair `pair`; `None` if the table has no place for the pair.
     pub(super) fn new(flows: Arc<Flows>, pair: usize) -> Option<Self> {
         Some(Self { flows, pair: u8::try_from(pair).ok()?, second: None, steered: 0 })
     }
 
-    /// Called before the frames of a burst are sent.
+    /// Begins a burst: reads the second at which its flows are noted.
     #[inline]
     pub(super) fn begin(&mut self) {
         self.second = self.flows.is_shared.load(Ordering::Relaxed).then(|| {
@@ -204,7 +204,7 @@ impl Steering {
         }
     }
 
-    /// Called after the burst: how many of its flows had no slot, or belonged to another pair.
+    /// Ends a burst. Returns how many of its flows had no slot, or belonged to another pair.
     #[inline]
     pub(super) fn end(&mut self) -> usize {
         std::mem::take(&mut self.steered)
@@ -224,8 +224,8 @@ pub(super) mod tests {
     #[test]
     fn a_slot_belongs_to_a_flow_until_the_guest_sends_it_no_more() {
         let slots: Vec<_> = (0..SLOTS).map(|_| AtomicU32::new(0)).collect();
-        // Second, flow, pair by which it is sent; whether it is steered anew, and who has slots 7
-        // and 6, by which pairs.
+        // In each row: the second, the flow, the pair on which it is sent; whether the note counts
+        // as new, and the flow and pair that slots 7 and 6 have then.
         for (second, of, pair, is_new, owners) in [
             (250, 0, 3, true, [Some((0, 3)), None]),
             (250, 0, 3, false, [Some((0, 3)), None]),
@@ -235,12 +235,12 @@ pub(super) mod tests {
             (252, 1, 4, true, [Some((0, 2)), Some((1, 4))]),
             (254, 2, 9, false, [Some((0, 2)), Some((1, 4))]),
             (254, 0, 2, false, [Some((0, 2)), Some((1, 4))]),
-            // The count of seconds begins anew.
+            // The seconds wrap around to 0.
             (255, 2, 9, false, [Some((0, 2)), Some((1, 4))]),
             (0, 2, 9, true, [Some((0, 2)), Some((2, 9))]),
             (0, 1, 4, false, [Some((0, 2)), Some((2, 9))]),
             (2, 1, 4, true, [Some((1, 4)), Some((2, 9))]),
-            // The first slot rests, but this flow has the other.
+            // The flow of the first slot is idle, but this flow keeps its own slot.
             (3, 2, 9, false, [Some((1, 4)), Some((2, 9))]),
             (6, 2, 9, false, [Some((1, 4)), Some((2, 9))]),
             (6, 0, 1, true, [Some((0, 1)), Some((2, 9))]),
@@ -266,7 +266,7 @@ pub(super) mod tests {
         assert_ne!(slots[SLOTS - 1].load(Ordering::Relaxed), 0);
     }
 
-    /// What the host comes to by its program, and what it should, for this frame.
+    /// The queue that the program chooses for this frame, and the one that the table means.
     fn both((flows, program): (&Flows, &OwnedFd), frame: &[u8]) -> (u32, u32) {
         let said = bpf::run(program.as_fd(), frame).unwrap();
         let Some(Flow { number, .. }) = flow_of(frame, flows.key) else { return (said, 0) };
@@ -280,7 +280,7 @@ pub(super) mod tests {
         (said, place.checked_sub(1).unwrap_or(u32::try_from(number >> 48).unwrap()))
     }
 
-    /// Ethernet, tags and sessions, and what may be IP, with lies among it.
+    /// Ethernet frames with tags, PPPoE headers and IP packets, some with wrong fields.
     pub(in crate::net::tap) fn frames() -> impl Strategy<Value = Vec<u8>> {
         let kind = prop::sample::select(vec![0x0800u16, 0x86dd, 0x0806, 0x21, 0x57]);
         let tag = prop::sample::select(vec![0x8100u16, 0x88a8, 0x8864]);
@@ -333,7 +333,7 @@ pub(super) mod tests {
             let mut steering = Steering::new(Arc::new(flows), pair.into()).unwrap();
             steering.begin();
             if let (true, Some(flow)) = (is_second, flow) {
-                // Another has the first of its slots.
+                // Another flow has the first of its slots.
                 let (_, slots) = steering.flows.words.as_slice().split_at(PAIRS);
                 let others = 1 << (TAG_SHIFT + 3);
                 note_one(slots, flow.number ^ others, 4, steering.second.unwrap());
@@ -347,7 +347,7 @@ pub(super) mod tests {
             if let (true, Some(place)) = (is_noted, place) {
                 prop_assert_eq!(said, place);
             }
-            // A table of which every word lies.
+            // A table in which every fifth word is wrong.
             let words = steering.flows.words.as_slice();
             words.iter().skip(at).step_by(5).for_each(|word| word.store(!0, Ordering::Relaxed));
             let program = steering.flows.program.as_ref().unwrap();

@@ -28,22 +28,22 @@ use std::io::IoSlice;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a borrower of an interface's queues must know of the interface.
+/// Properties of a lent interface that its borrower needs and cannot ask the kernel for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// The interface's name.
     pub interface: String,
     /// It is a macvtap.
     pub is_macvtap: bool,
-    /// What the kernel takes unfinished from a guest, and can deliver so.
+    /// The offloads that the kernel accepts in a guest's frames, and can use in frames to a guest.
     pub offloads: Offloads,
     /// The interface's MTU in bytes, if it has one.
     pub mtu: Option<u16>,
-    /// The owner can have the host choose queues by the guest's hash.
+    /// The owner can let the kernel choose queues by the guest's RSS hash.
     pub can_hash: bool,
 }
 
-/// The table by which the host finds the pair of a flow: its memory, and the key of its hash.
+/// The steering table of a lent interface: its memory, and the key of its hash.
 #[derive(Debug)]
 pub struct LentTable {
     /// The map that holds the words.
@@ -55,45 +55,45 @@ pub struct LentTable {
 /// The queues of an interface, for a process that reads and writes them.
 #[derive(Debug)]
 pub struct Lent {
-    /// What the process must know.
+    /// The properties of the interface.
     pub facts: Facts,
     /// A descriptor for each queue pair.
     pub queues: Vec<OwnedFd>,
-    /// Where the flows that the guest sends are noted, if the host chooses queues by that.
+    /// The table in which the borrower notes the flows that the guest sends; `None`: there is none.
     pub table: Option<LentTable>,
 }
 
 /// The process that owns a lent interface, as the borrower reaches it. The calls that set something
 /// block until the owner has answered.
 pub trait Owner: Send + Sync + std::fmt::Debug {
-    /// Has the host use a pair, or not.
+    /// Attaches a pair to the host, or detaches it.
     ///
     /// # Errors
-    /// The host's. `EIO`: the owner does not answer.
+    /// The error of the host. `EIO`: the owner does not answer.
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno>;
 
-    /// Has the host deliver frames with these offloads only.
+    /// Lets the host deliver frames with these offloads only.
     ///
     /// # Errors
     /// As for [`Self::set_attached`].
     fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno>;
 
-    /// Has the host deliver each frame by the pair that `rss` chooses; `None`: as it likes.
+    /// Lets the host deliver each frame by the pair that `rss` chooses; `None`: the host chooses.
     ///
     /// # Errors
     /// As for [`Self::set_attached`].
     fn set_rss(&self, rss: Option<&RssConfig>) -> Result<(), Errno>;
 
-    /// A queue could not be read or written: the interface may be gone. Does not block.
+    /// Asks the owner to check if the interface is gone, as a queue failed. Does not block.
     fn doubt(&self);
 }
 
 impl TapPort {
-    /// The queues for a process that serves them. They lead to the interface as it is now: when the
-    /// port has joined another one, new queues must be lent.
+    /// Copies of the queues for another process. They belong to the present interface: when the
+    /// port has joined another one, new copies must be lent.
     ///
     /// # Errors
-    /// The system has no file descriptor.
+    /// `EMFILE`, `ENFILE`: the host has no file descriptor.
     pub(super) fn lent(&self) -> Result<Lent, Errno> {
         let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
         let facts = Facts {
@@ -111,8 +111,8 @@ impl TapPort {
         Ok(Lent { facts, queues, table: table.transpose()? })
     }
 
-    /// Another process had copies of the queues, set up the interface for itself, and has ended:
-    /// the host is to choose queues by the program of this one again.
+    /// Attaches the steering program again, because another process that had copies of the queues
+    /// may have replaced it before it ended.
     pub(super) fn kept(&self) {
         let state = self.state();
         let Some(flows) = self.flows.as_ref().filter(|_| !state.is_left_alone) else { return };
@@ -131,7 +131,7 @@ struct State {
     renewed: Option<Vec<OwnedFd>>,
 }
 
-/// The port of a borrower.
+/// The port of a process that borrows the queues of an interface.
 #[derive(Debug)]
 pub struct LentPort {
     facts: Facts,
@@ -145,7 +145,7 @@ pub struct LentPort {
 }
 
 impl LentPort {
-    /// A port on what was lent. `merges`: join frames of a flow that come together.
+    /// A port on lent queues. `merges`: join the frames of a flow that come together.
     ///
     /// # Errors
     /// `EINVAL`: there is no queue. Any other: the table cannot be mapped.
@@ -171,17 +171,17 @@ impl LentPort {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The owner has seen that the interface is gone. The device must look at the port then.
+    /// Called when the interface is gone. The device must check the port afterwards.
     pub fn lose(&self) {
         let mut state = self.state();
         (state.is_gone, state.renewed) = (true, None);
     }
 
-    /// The owner has joined an interface in place of the one before: these are its queues, none of
-    /// which the host need use yet. The device must look at the port then.
+    /// Called when the owner has joined an interface in the place of the deleted one: `queues` are
+    /// its queues, all of them detached. The device must check the port then.
     ///
     /// # Errors
-    /// `EINVAL`: these are not as many queues as before.
+    /// `EINVAL`: the number of queues differs from that of the pairs.
     pub fn renew(&self, queues: Vec<OwnedFd>) -> Result<(), Errno> {
         if queues.len() != self.queues.len() {
             return Err(Errno::INVAL);
@@ -255,13 +255,13 @@ impl Port for LentPort {
         Ok(())
     }
 
-    /// The owner has set the interface's MTU already: it is noted.
+    /// Notes the MTU, which the owner has already set on the interface.
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
         self.mtu.store(mtu, Ordering::Relaxed);
         Ok(())
     }
 
-    /// The owner shows the host the link.
+    /// Does nothing: the owner shows the link's state to the host.
     fn set_link(&self, _up: bool) {}
 
     fn is_own(&self) -> bool {
@@ -294,7 +294,7 @@ impl Port for LentPort {
     }
 }
 
-/// Sends a frame by the first queue. A queue that the host does not use sends frames too.
+/// Sends a frame by the first queue, which works even if that queue is detached.
 pub(super) fn transmit(queues: &Queues, frame: &[u8]) -> Result<(), Errno> {
     let header = [0; HEADER_SIZE];
     let slices = [IoSlice::new(&header), IoSlice::new(frame)];
@@ -307,7 +307,7 @@ mod tests {
     use manyring_wire::net::rss::HashConfig;
     use std::os::unix::net::UnixDatagram;
 
-    /// Notes what it is asked.
+    /// An owner that records each call.
     #[derive(Debug, Default)]
     struct Notes(Mutex<Vec<String>>);
 

@@ -1,4 +1,4 @@
-//! The offloads of a tap: what the kernel is asked to deliver, and what it can do.
+//! The offloads of a tap: which ones the kernel supports, and the bits that ask for them.
 
 use crate::sys::tuntap as sys;
 use manyring_wire::net::Offloads;
@@ -21,7 +21,7 @@ pub(super) fn offload_bits(offloads: Offloads) -> u32 {
     if offloads.csum { all } else { 0 }
 }
 
-/// Finds out which offloads the kernel supports, and leaves the tap with none set.
+/// Finds the offloads that the kernel supports, by trying to set them, and leaves none set.
 pub(super) fn probe_offloads(fd: &OwnedFd) -> Result<Offloads, Errno> {
     let all = Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
     let has_uso = sys::set_offloads(fd.as_fd(), offload_bits(all)).is_ok();

@@ -25,7 +25,7 @@ pub(in crate::net) fn check_mtu(mtu: Option<u16>) -> Result<(), TapError> {
 /// Checks that an interface can have this name.
 ///
 /// # Errors
-/// [`TapError::Name`].
+/// [`TapError::Name`]: the name is empty, too long, or has a byte that no name may have.
 pub fn check_name(name: &str) -> Result<(), TapError> {
     let is_bad = |b: u8| b == b'/' || b == b':' || b == 0 || b.is_ascii_whitespace();
     let is_name = (1..=sys::NAME_LEN_MAX).contains(&name.len()) && !name.bytes().any(is_bad);
@@ -54,7 +54,7 @@ pub(super) fn by_name(
     let links = open_links(name)?;
     let found = find_tap(&links, (name, must_exist), queue_pairs)?;
     let is_created = found.is_none();
-    // A second process with queues of this tap would get some of the first one's flows.
+    // If a second process had queues of this tap, it would get some of the first one's frames.
     if found.is_some_and(|tap| tap.attached + tap.detached > 0) {
         return Err(TapError::Busy(name.to_owned()));
     }
@@ -83,7 +83,7 @@ pub(super) fn by_name(
     })
 }
 
-/// The tap `name`; `None` if it is to be created.
+/// The tap `name`; `None`: there is none, and it must be created.
 fn find_tap(
     links: &Links,
     (name, must_exist): (&str, bool),
@@ -102,7 +102,7 @@ fn find_tap(
 /// Looks for the tap `name` and for `bridge`, without opening or changing either.
 ///
 /// # Errors
-/// As [`TapPort::open`](super::TapPort::open), but for a tap that is in use.
+/// The errors of [`TapPort::open`](super::TapPort::open), except for a tap that is in use.
 pub fn look(
     name: Option<(&str, bool)>,
     queue_pairs: usize,
@@ -124,8 +124,8 @@ pub(in crate::net) fn join_error(name: &str, errno: Errno) -> TapError {
     }
 }
 
-/// Takes the queues of a tap over from the process that has opened them. If they are not of `name`,
-/// the configuration names another interface by now: that one is joined, or created.
+/// Takes over the queues of a tap from the former process. If they do not belong to `name`, the
+/// configuration names another interface now, which is joined or created.
 pub(super) fn left(
     name: &str,
     must_exist: bool,
@@ -139,8 +139,7 @@ pub(super) fn left(
     Ok(Opened { is_handed_in: false, ..opened })
 }
 
-/// True if the host calls an interface `name` that was wanted as `wanted`: it puts a number in the
-/// place of `%d`.
+/// True if the kernel may have made `name` of `wanted`, in which it replaces `%d` by a number.
 fn is_made_of(wanted: &str, name: &str) -> bool {
     let Some((before, behind)) = wanted.split_once("%d") else { return name == wanted };
     let number = name.strip_prefix(before).and_then(|rest| rest.strip_suffix(behind));
@@ -175,12 +174,12 @@ pub(super) fn by_fds(fds: Vec<OwnedFd>, queue_pairs: usize) -> Result<Opened, Ta
         set_flags.map_err(|errno| TapError::system(&name, "use it without blocking", errno))?;
     }
     let links = open_links(&name)?;
-    // The interface may be in another network namespace, and an interface of ours may have the same
-    // name: the address tells them apart.
+    // The interface may be in another network namespace, and one in this namespace may have the
+    // same name: the address tells them apart.
     let address = sys::hardware_address(fds[0].as_fd()).ok();
     let link = find(&links, &name)?.filter(|link| link.address == address);
-    // Ask the interface: in the flags of TUNGETIFF the bit of IFF_NO_PI says whether the tap
-    // filters.
+    // Ask the link, not TUNGETIFF, which uses the bit of IFF_NO_PI for whether the tap has a
+    // filter.
     let tap = link.as_ref().and_then(|link| link.tap);
     if tap.is_some_and(|tap| tap.has_packet_info) {
         return Err(TapError::FdPacketInfo(fds[0].as_raw_fd()));

@@ -68,9 +68,9 @@ pub(super) struct Label(usize);
 pub(super) struct Labels {
     pub(super) v4: Label,
     pub(super) v6: Label,
-    /// Both ends are known but for their ports.
+    /// Both ends of the flow are known, except for their ports.
     pub(super) ports: Label,
-    /// Both ends are known.
+    /// Both ends of the flow are known: compute its number.
     pub(super) number: Label,
     pub(super) too_short: Label,
 }
@@ -123,7 +123,7 @@ impl Code {
         self.add(JUMP, 0, 0, 0, 0);
     }
 
-    /// Jumps if the register compares so with `number`.
+    /// Jumps to `label` if `comparison` holds between the register and `number`.
     pub(super) fn jump_if(&mut self, comparison: u8, register: u8, number: i32, label: Label) {
         self.jumps.push((self.list.len(), label));
         self.add(comparison, register, 0, 0, number);
@@ -162,7 +162,7 @@ impl Code {
     }
 }
 
-/// A number of bytes, as an instruction has it.
+/// A number of bytes as the immediate value of an instruction.
 pub(super) fn size(bytes: usize) -> i32 {
     i32::try_from(bytes).unwrap_or(i32::MAX)
 }

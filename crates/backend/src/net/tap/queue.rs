@@ -1,9 +1,9 @@
 //! The two halves of a tap's queue: one system call per frame, straight from and to guest memory.
 //!
-//! A short frame is copied to memory of ours first, behind its header, and leaves by `write`. With
-//! `writev` the kernel would copy the iovec array before the frame, which takes three times as long
-//! as our copy of 1500 bytes (98 ns of 1500). A long frame that the merger has joined of short ones
-//! is copied too, since its iovec would have a slice for each of them.
+//! A short frame is first copied behind its header into the daemon's memory, and leaves by `write`.
+//! With `writev` the kernel would copy the iovec array before the frame, which takes three times as
+//! long as this copy of 1500 bytes (98 ns of 1500). A long frame that the merger has joined of
+//! short ones is copied too, since its iovec would have a slice for each of them.
 
 use super::flows::Steering;
 use crate::net::merge::{Merger, bits};
@@ -17,7 +17,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::{Errno, retry_on_intr};
 use std::sync::Arc;
 
-/// A private copy of one frame that lies in more slices than one system call takes (`IOV_MAX`).
+/// A private copy of a frame with more slices than one system call takes (`IOV_MAX`).
 #[derive(Debug, Default)]
 struct Bounce {
     memory: Option<Mapping>,
@@ -55,15 +55,15 @@ impl Bounce {
     }
 }
 
-/// The sending half.
+/// The sending half of a tap's queue pair.
 #[derive(Debug)]
 pub(super) struct TapTx {
     outlet: Outlet,
-    /// Joins frames; `None`: every frame leaves as it came.
+    /// Joins frames; `None`: every frame leaves as the guest has sent it.
     merger: Option<Merger>,
 }
 
-/// Bytes of a short frame at most, with its header. Every frame of an MTU of 1500 bytes is short.
+/// Bytes of a short frame at most, with its header: a frame of an MTU of 1500 bytes is short.
 const SHORT: usize = 2048;
 
 /// Writes frames to the tap's queue.
@@ -71,11 +71,11 @@ const SHORT: usize = 2048;
 struct Outlet {
     queue: Arc<OwnedFd>,
     bounce: Bounce,
-    /// Memory of ours for the copy of a frame.
+    /// The copy of one short frame, in the daemon's memory.
     own: Vec<u8>,
     /// The value of [`fault_count`] up to which the frames' memory has been checked.
     faults: u64,
-    /// Notes by which pair the guest sends each flow; `None`: the host finds this out by itself.
+    /// Notes the pair of each flow that the guest sends; `None`: the kernel learns flows by itself.
     steering: Option<Steering>,
 }
 
@@ -118,8 +118,8 @@ impl Outlet {
         retry_on_intr(|| rustix::io::write(&self.queue, &self.own[..copied]))
     }
 
-    /// Some guest's memory was cut away since the last check: checks whether these frames lie in
-    /// it. A copy of such memory has zeroes, and must not be sent as a frame.
+    /// Checks whether these frames lie in memory that was cut away, because some guest's memory was
+    /// cut away since the last check. A copy of such memory has zeroes, and must not be sent.
     ///
     /// `faults` was read before the check. If more memory is cut away after the check,
     /// [`fault_count`] grows beyond `faults`, and the next frame is checked again.
@@ -172,7 +172,7 @@ impl TapTx {
         Self { outlet: Outlet::new(queue, steering), merger }
     }
 
-    /// Sends the frames of a burst from `first` on, joined if that is worth it.
+    /// Sends the frames of a burst from `first` on, joined if the merger finds flows to join.
     #[inline]
     fn send_rest(&mut self, frames: &Frames, first: usize) -> Sent {
         if let Some(merger) = &mut self.merger
@@ -197,8 +197,8 @@ impl TapTx {
         sent
     }
 
-    /// Sends the groups of a planned burst. The plain version: send each frame of the group. What
-    /// was done to it, and why it is right:
+    /// Sends the groups of a planned burst. The plain version: send each frame of the group. The
+    /// changes to it, and why they are right:
     /// 1. A group of several frames leaves as one joined frame. If the port is full, or the host
     ///    has no memory, the whole group waits.
     /// 2. If the host refuses the joined frame, or there is no memory for its headers, the frames
@@ -233,8 +233,8 @@ impl TapTx {
                         }
                         merger.note_left(1 << index);
                     }
-                    // The host has refused the header of the joined frame, and none of its parts:
-                    // it does not cut frames of this kind. Join none of them any more.
+                    // The host has refused the header of the joined frame, and accepted its parts:
+                    // it does not segment this kind. Join no more frames of it.
                     if matches!(result, Some(Err(errno)) if is_of_header(errno))
                         && sent.refused == refused_before
                     {
@@ -282,7 +282,7 @@ const fn is_of_header(errno: Errno) -> bool {
     matches!(errno, Errno::INVAL | Errno::OPNOTSUPP | Errno::PROTONOSUPPORT)
 }
 
-/// Why a frame that failed with `errno` must be offered again later; `None`: it must not.
+/// Why a frame that failed with `errno` must be offered again later; `None`: it is lost.
 const fn stop_of(errno: Errno) -> Option<Stop> {
     match errno {
         Errno::AGAIN => Some(Stop::Blocked),
@@ -313,7 +313,7 @@ fn count_error(sent: &mut Sent, index: usize, errno: Errno) -> Option<Stop> {
     None
 }
 
-/// The receiving half.
+/// The receiving half of a tap's queue pair.
 #[derive(Debug)]
 pub(super) struct TapRx {
     queue: Arc<OwnedFd>,
@@ -439,7 +439,7 @@ mod tests {
         (RawHeader { flags, csum_start, csum_offset, ..RawHeader::default() }, bytes)
     }
 
-    /// A burst of what a guest has in its memory.
+    /// A burst of frames that lie in a guest's memory.
     fn burst(of: &[(RawHeader, Vec<u8>)]) -> Frames {
         let memory = Arc::new(Mapping::anonymous(1 << 22).unwrap());
         let mut places = Vec::new();
@@ -459,7 +459,7 @@ mod tests {
     fn a_frame_leaves_as_it_is_whether_it_is_copied_first_or_not() {
         let (tap, host) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let mut tx = TapTx::new(Arc::new(tap.into()), None, None);
-        // The headers of such a datagram.
+        // Bytes of payload of such a datagram in a frame of `size` bytes.
         let payload = |size: usize| size - HEADER_SIZE - 62;
         let sizes = [SHORT + 1, SHORT, 100, SHORT - 1, 1500, 75];
         let of: Vec<_> = (0..).zip(sizes).map(|(n, size)| datagram(n, payload(size))).collect();
@@ -535,11 +535,11 @@ mod tests {
         for (errno, ends) in told {
             assert_eq!(is_of_header(errno), ends, "{errno}");
         }
-        // A long frame for which the system has no room is no header that it refuses.
+        // If there is no room for a long frame, the host has not refused its header.
         let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         theirs.set_nonblocking(true).unwrap();
-        // The system takes twice as much as it is told: one of the frames, and not both in one.
+        // The kernel doubles the size that it is told: one frame fits, and both joined do not.
         rustix::net::sockopt::set_socket_send_buffer_size(&ours, 16 << 10).unwrap();
         let mut tx = TapTx::new(Arc::new(ours.into()), Some(Merger::new(true)), None);
         let send = |tx: &mut TapTx, payload: usize| {

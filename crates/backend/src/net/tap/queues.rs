@@ -1,7 +1,7 @@
 //! `Queues`: the descriptors of an interface's queues, and the copies that sending halves have.
 //!
-//! The descriptors keep their numbers when the interface is replaced: each is made to name a queue
-//! of the new interface (`dup3`), so that halves which workers own lead there too.
+//! The descriptors keep their numbers when the interface is replaced: `dup3` makes each one refer
+//! to a queue of the new interface, so that halves that workers own lead there too.
 
 use crate::sys::tuntap as sys;
 use rustix::fd::{AsFd, OwnedFd};
@@ -38,14 +38,14 @@ impl Queues {
         self.own.get(index).ok_or(Errno::INVAL)
     }
 
-    /// A duplicate of the descriptor of a queue, which [`Self::replace`] knows. epoll has one watch
-    /// for each descriptor, and the sending half's wait for output must not replace the receiving
-    /// half's wait for input.
+    /// A duplicate of a queue's descriptor, for a sending half. epoll keeps one watch for each
+    /// descriptor, so without it the sending half's wait for output would replace the receiving
+    /// half's wait for input. [`Self::replace`] renews the duplicate as well.
     ///
     /// # Errors
-    /// `EINVAL`: there is no such pair. Any other: the system has no descriptor.
+    /// `EINVAL`: there is no such pair. `EMFILE`, `ENFILE`: the host has no file descriptor.
     pub(in crate::net) fn duplicate(&self, index: usize) -> Result<Arc<OwnedFd>, Errno> {
-        // Held so that the queue is not replaced between the two steps.
+        // Hold the lock, so that `replace` cannot come between the two steps.
         let mut senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
         let own = Arc::new(rustix::io::fcntl_dupfd_cloexec(self.of(index)?, 3)?);
         senders.retain(|(_, sender)| sender.strong_count() > 0);
@@ -53,10 +53,10 @@ impl Queues {
         Ok(own)
     }
 
-    /// Makes the descriptors name these queues, in the order of their pairs.
+    /// Makes the descriptors refer to these queues, in the order of their pairs.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of `dup3`.
     pub(in crate::net) fn replace(&self, fds: &[OwnedFd]) -> Result<(), Errno> {
         let senders = self.senders.lock().unwrap_or_else(PoisonError::into_inner);
         for (queue, fd) in self.own.iter().zip(fds) {

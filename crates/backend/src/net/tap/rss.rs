@@ -1,8 +1,8 @@
 //! Receive-side scaling on a tap: the BPF program by which the host finds the queue that the
 //! guest's hash chooses (virtio 1.3 §5.1.6.5.6.4).
 //!
-//! It comes to the same pair as [`Rss::pair_of`]. For each configuration that the guest sets, a
-//! program is made with the guest's hash types in its instructions, and with words of its own:
+//! The program chooses the same pair as [`Rss::pair_of`]. Each configuration of the guest gets a
+//! program with the guest's hash types in its instructions, and words of its own:
 //! ```text
 //! 0 .. 128      for each masked hash its pair
 //! 128 ..        the table of the Toeplitz hash: 16 words for each half of a byte of the input
@@ -38,7 +38,7 @@ pub(super) struct Hashed {
 
 impl Hashed {
     /// # Errors
-    /// `EPERM`: this process may not load programs. Any other: the kernel's.
+    /// `EPERM`: the process lacks `CAP_BPF`. Any other: the kernel refuses the program.
     fn new(rss: &Rss, flows: &Flows) -> Result<Self, Errno> {
         let (words, map) = Words::new(TABLE_LEN_MAX + TOEPLITZ_WORDS)?;
         let (table, toeplitz) = words.as_slice().split_at(TABLE_LEN_MAX);
@@ -59,11 +59,11 @@ impl Hashed {
 }
 
 impl TapPort {
-    /// Has the host choose queues as `rss` says, or by the steering table.
+    /// Lets the kernel choose queues as `rss` says; `None`: by the steering table.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the host does not allow programs, or other processes have queues of this tap.
-    /// Any other: the host's.
+    /// Any other: the kernel refuses the program.
     pub(super) fn steer_by(&self, rss: Option<&Rss>) -> Result<(), Errno> {
         let mut state = self.state();
         let Some(flows) = self.flows.as_ref().filter(|_| !state.is_left_alone) else {
@@ -81,7 +81,7 @@ impl TapPort {
         attached
     }
 
-    /// Attaches the program by which the host chooses queues now.
+    /// Attaches the program that applies now: the guest's RSS program, or that of the table.
     pub(super) fn attach_program(&self, state: &State, flows: &Flows) -> Result<(), Errno> {
         let tap = self.queues[0].as_fd();
         match &state.hashed {
@@ -97,9 +97,9 @@ struct Maps {
     flows: i32,
 }
 
-/// Where the program goes on.
+/// The steps that follow the hash of a frame.
 struct Steps {
-    /// The hash is known.
+    /// The hash is known: look up its pair.
     look_up: Label,
     /// No hash type fits the frame.
     unclassified: Label,
@@ -124,7 +124,7 @@ fn program(maps: &Maps, config: &RssConfig) -> Vec<Insn> {
     code.mark(v6);
     hash_ipv6(&mut code, maps, config, &steps);
     let found = code.label();
-    // The kernel refuses instructions that nothing leads to.
+    // The kernel refuses a program with unreachable instructions.
     if config.hash.types != 0 {
         code.mark(steps.look_up);
         code.words(R1, maps.own);
@@ -180,15 +180,15 @@ fn hash_ipv6(code: &mut Code, maps: &Maps, config: &RssConfig, steps: &Steps) {
     hash(code, maps, &packet, steps);
 }
 
-/// An IP header on the stack.
+/// An IP header that lies on the stack, and the hash types that apply to it.
 struct Packet {
-    /// The types that the guest has set, and those of this version of IP.
+    /// The hash types that the guest has enabled, and those of this version of IP.
     set: u32,
     types: Types,
-    /// Where both addresses lie, and their bytes.
+    /// The stack offset of both addresses, and their bytes.
     at: i16,
     len: usize,
-    /// Where the packet goes on that is hashed without ports.
+    /// The step that follows for a packet that is hashed without ports.
     plain: Label,
 }
 
@@ -220,13 +220,13 @@ fn hash(code: &mut Code, maps: &Maps, packet: &Packet, steps: &Steps) {
     }
 }
 
-/// The hash is 0, and R1 points to the words.
+/// Sets the hash to 0 and R1 to the address of the words.
 fn begin(code: &mut Code, maps: &Maps) {
     code.with_number(MOV, HASH, 0);
     code.words(R1, maps.own);
 }
 
-/// Adds `len` bytes of the stack, which are the input's from byte `first` on, to the hash.
+/// Adds `len` bytes of the stack to the hash; they are the hash's input from byte `first` on.
 fn add_bytes(code: &mut Code, stack_at: i16, len: usize, first: usize) {
     let bytes = (stack_at..).zip(first..first + len);
     for (at, byte) in bytes {

@@ -1,10 +1,10 @@
-//! What an operator sets of an interface: its MTU, its bridge, and whether it is up.
+//! The settings that an operator chooses for an interface: its MTU, its bridge, and its state.
 
 use super::{Opened, TapError, find};
 use crate::sys::link::{Change, Link, Links};
 use rustix::io::Errno;
 
-/// What to set of a tap or macvtap; `None` leaves a setting unchanged.
+/// The settings for a tap or macvtap; `None` leaves the interface's own unchanged.
 #[derive(Default)]
 pub(in crate::net) struct Settings<'a> {
     pub(in crate::net) sndbuf: Option<u32>,
@@ -16,8 +16,8 @@ pub(in crate::net) struct Settings<'a> {
     pub(in crate::net) up: Option<bool>,
 }
 
-/// Sets the MTU, the bridge and the state of the interface, and returns its MTU. What is as wanted
-/// already is left alone, since that needs no capability.
+/// Sets the MTU, the bridge and the state of the interface, and returns its MTU. A setting that is
+/// as wanted already is not set again, since that would need a capability.
 pub(super) fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u16>, TapError> {
     let name = &opened.name;
     let Some(link) = &opened.link else {

@@ -6,7 +6,7 @@ use super::ring::Place;
 /// Bytes that a driver leaves free in front of a frame (`XDP_PACKET_HEADROOM`).
 const HEADROOM: u32 = 256;
 
-/// A run of chunks of one size, each of which is here or with the kernel.
+/// Consecutive chunks of one size, each of which either the kernel has or this process.
 #[derive(Debug)]
 pub(super) struct Chunks {
     /// The number of the first chunk, counted from the start of the memory.
@@ -18,12 +18,12 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// `count` chunks of `size` bytes from number `first` on, all of them here.
+    /// `count` chunks of `size` bytes from number `first` on, none of which the kernel has.
     pub(super) fn new(first: u32, size: u32, count: u32) -> Self {
         Self { first, size, given: vec![false; count as usize] }
     }
 
-    /// Bytes of a frame that fits a chunk, whoever puts it there.
+    /// Bytes of the longest frame that fits a chunk behind the headroom of a driver.
     pub(super) fn room(size: u32) -> u32 {
         size - HEADROOM
     }
@@ -49,8 +49,8 @@ impl Chunks {
         std::mem::replace(is_given, false).then(|| addr - addr % u64::from(self.size))
     }
 
-    /// The kernel has given back a chunk with a frame. Returns the first address of the chunk, and
-    /// the frame if all of it lies in there. `None`: as for [`Self::take`].
+    /// Notes that the kernel has given back a chunk with a frame. Returns the first address of the
+    /// chunk, and the frame if all of it lies in the chunk. `None`: as for [`Self::take`].
     pub(super) fn take_frame(&mut self, place: Place) -> Option<(u64, Option<Place>)> {
         let chunk = self.take(place.addr)?;
         let end = chunk + u64::from(self.size);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever addresses come back: what is taken was given, once, and lies in its chunk.
+        /// Whatever addresses come back, a chunk is taken only as often as it was given.
         #[test]
         fn only_what_was_given_is_taken(
             steps in prop::collection::vec((any::<bool>(), 0u64..16384, any::<u32>()), 1..200)

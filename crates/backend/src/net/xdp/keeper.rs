@@ -1,9 +1,9 @@
-//! `Keeper`: a thread of a port that lends guests' pages to the device, which replaces its socket.
+//! `Keeper`: the thread that replaces the socket of a port which lends guests' pages to the device.
 //!
 //! ```text
-//! a half sends from pages that the device has not   register them: a new socket
-//! memory has changed, or the half has ended         the same without pages, or with the new ones
-//! frames must come back, or do not come             wait 100 ms for them; a new socket
+//! a half sends from pages that the device has not   register them: make a new socket
+//! memory has changed, or the half has ended         a new socket with the new pages, or none
+//! frames must come back, or do not come             wait 100 ms for them; make a new socket
 //!
 //! new socket:  map and pin its pages (the old one goes on)
 //!              close the old one; bind the new one, again and again while the queue is busy
@@ -26,29 +26,29 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long frames are waited for that must come back, and how often they are looked at.
+/// How often the thread checks whether the frames that must return are back, and the pause between.
 const DRAIN_LOOKS: u32 = 50;
 const DRAIN_PAUSE: Duration = Duration::from_millis(2);
 
 /// An order for the keeper thread.
 #[derive(Debug, Default)]
 pub(super) struct Wish {
-    /// The device shall read the pages of this snapshot, or of none.
+    /// The device shall read the pages of this snapshot; `Some(None)`: of no guest.
     pub(super) memory: Option<Option<Arc<GuestMemory>>>,
-    /// All frames that the device has must come back.
+    /// All frames that the device has must return to their half.
     pub(super) must_return: bool,
-    /// The device has forgotten frames.
+    /// The device has lost frames: none has come back for a second.
     pub(super) is_stuck: bool,
     ends: bool,
 }
 
-/// Takes the orders of the sending halves to the keeper thread, and tells the halves from which
-/// length on a frame is not copied.
+/// Carries the orders of the sending halves to the keeper thread, and gives the halves the length
+/// from which on frames are lent.
 #[derive(Debug)]
 pub(super) struct Wishes {
     wish: Mutex<Wish>,
     changed: Condvar,
-    /// Bytes of a frame from which on it is not copied.
+    /// Bytes: a frame of at least this length is lent to the device, and a shorter one copied.
     pub(super) threshold: usize,
 }
 
@@ -62,12 +62,12 @@ impl Wishes {
         self.changed.notify_one();
     }
 
-    /// True if the port ends.
+    /// True if the port is being dropped, so that the thread must end.
     fn is_ending(&self) -> bool {
         self.wish.lock().unwrap_or_else(PoisonError::into_inner).ends
     }
 
-    /// Waits for a wish.
+    /// Waits for an order.
     fn next(&self) -> Wish {
         let wish = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
         let is_idle = |wish: &mut Wish| {
@@ -78,7 +78,7 @@ impl Wishes {
     }
 }
 
-/// The thread; it ends when this is dropped.
+/// The thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct Keeper {
     pub(super) wishes: Arc<Wishes>,
@@ -87,7 +87,7 @@ pub(super) struct Keeper {
 
 impl Keeper {
     /// # Errors
-    /// `EAGAIN`: there is no thread for it.
+    /// `EAGAIN`: the host has no thread to give.
     pub(super) fn start(shared: Arc<Shared>, threshold: usize) -> Result<Self, Errno> {
         let wishes = Arc::new(Wishes::new(threshold));
         let thread = std::thread::Builder::new().name(format!("xdp-{}", shared.name));
@@ -108,7 +108,7 @@ impl Drop for Keeper {
 
 fn run(shared: &Shared, wishes: &Wishes) {
     take_duty(Duty::Both);
-    // The snapshot whose pages the device has, and the last one that it could not have.
+    // The number of the snapshot whose pages the device has, and of the last one that it refused.
     let (mut has, mut refused) = (0, 0);
     let Some(pair) = shared.pairs.first() else { return };
     loop {
@@ -133,7 +133,7 @@ fn run(shared: &Shared, wishes: &Wishes) {
     }
 }
 
-/// True if all frames come back within a tenth of a second.
+/// True if all frames come back within 100 ms.
 fn drains(pair: &Pair) -> bool {
     for _ in 0..DRAIN_LOOKS {
         let mut outlet = pair.tx();
@@ -148,11 +148,11 @@ fn drains(pair: &Pair) -> bool {
     false
 }
 
-/// Replaces the socket by one that has these pages. True: it has.
+/// Replaces the socket by one that has these pages. True: the new socket has them.
 fn replace(shared: &Shared, pair: &Pair, memory: Option<&GuestMemory>, wishes: &Wishes) -> bool {
     let state = shared.state();
     let Some(wanted) = shared.wanted(0) else {
-        // The interface was deleted: no device has anything any more.
+        // The interface was deleted, so that no device has any frame.
         pair.let_go(pair.close(), true);
         return false;
     };
@@ -163,7 +163,7 @@ fn replace(shared: &Shared, pair: &Pair, memory: Option<&GuestMemory>, wishes: &
     }
     let left = pair.close();
     let socket = socket.and_then(|socket| {
-        // The device has let go when its queue can be taken again, however long that takes.
+        // When the queue can be bound again, the device has let go of all frames.
         while let Err(errno) = socket.bind() {
             match errno {
                 Errno::BUSY if wishes.is_ending() => return Err(errno),
@@ -176,7 +176,7 @@ fn replace(shared: &Shared, pair: &Pair, memory: Option<&GuestMemory>, wishes: &
     let opened = match socket {
         Ok(socket) => pair.open(socket, left),
         Err(errno) => {
-            // The kernel has no such interface any more, or no memory: wait for the device alone.
+            // The interface is gone, or memory is short: only wait until the device has let go.
             let _ = while_busy(|| Socket::copying(wanted)?.bind());
             pair.let_go(left, true);
             Err(errno)
@@ -195,7 +195,7 @@ fn replace(shared: &Shared, pair: &Pair, memory: Option<&GuestMemory>, wishes: &
     has_pages
 }
 
-/// A socket that has these pages; without them if they cannot be had.
+/// Makes a socket that has these pages; if they cannot be registered, one without pages.
 fn make(
     shared: &Shared,
     wanted: Wanted,

@@ -1,19 +1,19 @@
-//! `xdp`: an interface of the host, whose frames come from its driver and go there (AF_XDP).
+//! `xdp`: a port whose frames go to and come from the driver of a host's interface (AF_XDP).
 //!
 //! ```text
 //! guest                     this process                    kernel
 //! transmitq -> XdpTx   copy into a chunk, tx ring    -> packet -> the interface's queue n
 //! receiveq  <- XdpRx   rx ring, copy into buffers   <- program: socket of queue n <- the driver
 //! ```
-//! Pair n is queue n of the interface. The host's network stack sees nothing of what arrives on the
-//! queue of a pair that the guest uses, and everything that arrives on the others. The interface
-//! stays as it is; program and sockets end with the port, or with the process.
+//! Pair n is queue n of the interface. The host's network stack gets no frame that arrives on the
+//! queue of a pair that the guest uses, and every frame that arrives on the other queues. The port
+//! leaves the interface's settings; program and sockets end with the port, or with the process.
 //!
-//! A port that lends (`zero_copy`) has no copy on the way of a long frame: the device reads it in
-//! the guest's memory. A thread sees to the memory, and to frames that must come back (`keeper`).
+//! A port with `zero_copy` does not copy long frames: the device reads them in the guest's memory.
+//! The thread of `keeper` registers that memory, and gets frames back that must return.
 //!
 //! `socket` has the memory and the rings, `pair` both ends of a socket while it is replaced,
-//! `pages` a guest's memory as the kernel has it, `program` what the kernel runs, `queue` the
+//! `pages` a guest's memory as the kernel sees it, `program` the XDP program, `queue` the two
 //! halves.
 
 mod chunks;
@@ -42,10 +42,10 @@ use socket::{Kick, Socket, Wanted, frame_size_max, while_busy};
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of a frame around what the MTU counts: an Ethernet header with a tag.
+/// Bytes of a frame that the MTU does not count: an Ethernet header with a VLAN tag.
 const AROUND: u32 = 18;
 
-/// Which interface, and what to set of it.
+/// The interface to open, and the settings to apply to it.
 #[derive(Clone, Debug)]
 pub struct XdpOptions {
     /// The interface: 1 to 15 bytes.
@@ -84,7 +84,7 @@ struct Shared {
     mtu: AtomicU16,
 }
 
-/// The port.
+/// A port on the queues of an interface.
 #[derive(Debug)]
 pub struct XdpPort {
     options: XdpOptions,
@@ -103,7 +103,7 @@ struct Opened {
 /// Looks for the interface `name`, without opening it.
 ///
 /// # Errors
-/// There is no such interface.
+/// [`TapError::Missing`]: there is no such interface.
 pub fn look(name: &str) -> Result<(), TapError> {
     find_link(&open_links(name)?, name).map(drop)
 }
@@ -126,8 +126,8 @@ impl Shared {
 }
 
 impl XdpPort {
-    /// Takes the queues of an interface, none of which the guest uses yet. May block; half a second
-    /// if a queue is busy.
+    /// Opens the first `queue_pairs` queues of an interface, none of which the guest uses yet. May
+    /// block, for half a second if a queue is busy.
     ///
     /// # Errors
     /// [`TapError`], in words for an operator.
@@ -207,7 +207,7 @@ fn mtu_of(link: &Link) -> u16 {
     u16::try_from(link.mtu).unwrap_or(u16::MAX)
 }
 
-/// Sets what is to be set of an interface, and takes its queues.
+/// Applies the settings to an interface, attaches the program, and makes the sockets.
 fn open(links: &Links, options: &XdpOptions, change: &Change) -> Result<Opened, TapError> {
     let name = options.name.as_str();
     let system = |action, errno| TapError::system(name, action, errno);
@@ -360,7 +360,7 @@ impl Port for XdpPort {
         let change = Change { mtu: mtu.map(u32::from), up, ..Change::default() };
         let Opened { link, program, sockets } = open(&self.shared.links, &options, &change)?;
         for (pair, socket) in self.shared.pairs.iter().zip(sockets) {
-            // The former device has let go of everything when it went.
+            // The device let go of all frames of the old interface when that was deleted.
             let left: Left = pair.close();
             let opened = pair.open(socket, left);
             opened.map_err(|errno| TapError::system(&options.name, "watch it", errno))?;

@@ -9,7 +9,7 @@ use manyring_memory::{GuestMemory, GuestSlice, Mapping, MemoryError};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a page: a frame that is sent as it is lies in one of them.
+/// Bytes of a page. A frame that is lent must lie in one page.
 pub(super) const PAGE: u64 = 4096;
 
 /// Where the pages of a snapshot lie in the range.
@@ -41,7 +41,7 @@ impl Pages {
         Ok((pages, Mapping::joined(&parts)?))
     }
 
-    /// True if they are those of `memory`.
+    /// True if these are the pages of `memory`.
     pub(super) fn is_of(&self, memory: &GuestMemory) -> bool {
         self.snapshot == memory.id()
     }

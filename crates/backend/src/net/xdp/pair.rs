@@ -1,10 +1,10 @@
-//! `Pair`: the socket of a queue pair as its halves reach it: both ends, which the control thread,
-//! or the keeper of a port that sends guests' pages, replaces.
+//! `Pair`: the two ends of a queue pair's socket, as the halves reach them. The control thread, or
+//! the keeper of a port that lends guests' pages, may replace both.
 //!
-//! Each end lies behind a lock, which one half takes once for a burst, and nobody else but whoever
-//! replaces the ends. While a socket is replaced there are no ends for a moment: frames wait, as if
-//! the host had no memory. The pair's own epoll instance is what workers watch: they may hold on to
-//! it while the socket, which must be closed before its queue can be taken anew, comes and goes.
+//! Each end lies behind a lock, which its half takes once for a burst, and which only a replacement
+//! contends for. While a socket is replaced there are no ends, and frames wait as if the host had
+//! no memory. Workers watch an epoll instance of the pair: it stays while the socket, which must be
+//! closed before its queue can be bound again, is replaced.
 
 use super::socket::{RxEnd, Socket, TxEnd};
 use crate::net::Token;
@@ -28,13 +28,13 @@ pub(super) struct Outlet {
     /// `None`: the socket is being replaced, or its interface was deleted.
     pub(super) end: Option<TxEnd>,
     pub(super) is_gone: bool,
-    /// Frames of the half that a former socket had and has not sent; the device has let go of them.
+    /// Frames that a closed socket had not sent, and of which the device has let go.
     pub(super) returned: Vec<Token>,
-    /// Frames of the half that a former socket had: it is not certain that the device has let go.
+    /// Frames of a closed socket of which the device may not have let go yet.
     pub(super) limbo: usize,
     /// How many sockets there have been.
     pub(super) generation: u64,
-    /// How many halves there have been: frames of a former one have nobody to return to.
+    /// How many halves were made: frames of an earlier half are returned to nobody.
     pub(super) half: u64,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Inlet {
     pub(super) is_broken: bool,
 }
 
-/// Frames of a socket that was closed, of one half.
+/// The frames that a closed socket had of one half, and its number.
 #[derive(Debug, Default)]
 pub(super) struct Left {
     tokens: Vec<Token>,
@@ -57,7 +57,7 @@ pub(super) struct Left {
 
 impl Pair {
     /// # Errors
-    /// The system has no file descriptor.
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: the host has no file descriptor or memory for the epoll.
     pub(super) fn new(socket: Socket) -> Result<Self, Errno> {
         let (tx, rx) = Default::default();
         let watched = epoll::create(CreateFlags::CLOEXEC)?;
@@ -80,7 +80,7 @@ impl Pair {
         self.watched.as_fd()
     }
 
-    /// Closes the socket. The frames that it had may still be with the device.
+    /// Closes the socket. The device may still have the frames that are returned.
     pub(super) fn close(&self) -> Left {
         let mut inlet = self.rx();
         inlet.end = None;
@@ -92,10 +92,10 @@ impl Pair {
         Left { tokens, half: outlet.half }
     }
 
-    /// Uses another socket. The device has let go of what is left of the former one.
+    /// Uses a new socket. The device has let go of all frames in `left`.
     ///
     /// # Errors
-    /// The system has no memory to watch it.
+    /// `ENOMEM`, `ENOSPC`: the host has no memory to watch the socket.
     pub(super) fn open(&self, socket: Socket, left: Left) -> Result<(), Errno> {
         let fd = socket.tx.fd();
         epoll::add(&self.watched, fd, EventData::new_u64(0), EventFlags::IN)?;
@@ -111,7 +111,7 @@ impl Pair {
         Ok(())
     }
 
-    /// The device has let go of what is left of a socket that was closed.
+    /// Returns the frames of a closed socket, of which the device has let go, to their half.
     pub(super) fn let_go(&self, left: Left, is_gone: bool) {
         let mut outlet = self.tx();
         outlet.is_gone = is_gone;
@@ -123,12 +123,12 @@ impl Pair {
 }
 
 impl Outlet {
-    /// Frames of the half that are not back.
+    /// Frames of the present half that the device has, or may have.
     pub(super) fn out(&self) -> usize {
         self.limbo + self.end.as_ref().map_or(0, TxEnd::out)
     }
 
-    /// A half has ended: nobody waits for its frames.
+    /// Ends a half: frames that it has sent are returned to nobody.
     pub(super) fn orphan(&mut self) {
         self.half += 1;
         self.limbo = 0;

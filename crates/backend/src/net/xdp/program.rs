@@ -10,20 +10,20 @@ const LD_IMM64: u8 = 0x18;
 const MOV_NUMBER: u8 = 0xb7;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
-/// As the source register of [`LD_IMM64`]: the constant is a map.
+/// As the source register of [`LD_IMM64`], makes the constant the address of a map.
 const PSEUDO_MAP: u8 = 1;
 /// Where `struct xdp_md` has the number of the queue on which the frame arrived.
 const QUEUE_AT: i16 = 16;
 /// The verdict "the host's network stack gets the frame".
 const XDP_PASS: i32 = 2;
 
-/// An attached program, and its sockets.
+/// A program that is attached to an interface, and the map of sockets that it redirects to.
 #[derive(Debug)]
 pub(super) struct Program {
     map: OwnedFd,
-    /// The program is attached as long as this is open.
+    /// The link that attaches the program. Closing it detaches the program.
     _link: OwnedFd,
-    /// The driver knows nothing of XDP: the kernel runs the program behind it.
+    /// The kernel runs the program behind the driver, which has no XDP (`XDP_FLAGS_SKB_MODE`).
     pub(super) is_generic: bool,
 }
 
@@ -31,14 +31,14 @@ impl Program {
     /// Attaches a program with room for `count` sockets, and no socket yet, to interface `index`.
     ///
     /// # Errors
-    /// `EBUSY`: the interface has another program. `EPERM`: CAP_NET_ADMIN and CAP_BPF are needed.
-    /// The system's.
+    /// `EBUSY`: the interface has another program. `EPERM`: the process needs CAP_NET_ADMIN and
+    /// CAP_BPF. Any other: the kernel cannot make or attach the program.
     pub(super) fn attach(index: u32, count: u32) -> Result<Self, Errno> {
         let map = bpf::sockets(count)?;
         let program = bpf::load_xdp(&instructions(map.as_raw_fd()))?;
         let (link, is_generic) = match bpf::attach_xdp(program.as_fd(), index, false) {
             Err(Errno::BUSY | Errno::EXIST) => return Err(Errno::BUSY),
-            // The driver has no room for a program at this MTU, or with these features.
+            // The driver supports no program at this MTU, or with the interface's present features.
             Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::RANGE) => {
                 (bpf::attach_xdp(program.as_fd(), index, true)?, true)
             }
@@ -47,10 +47,10 @@ impl Program {
         Ok(Self { map, _link: link, is_generic })
     }
 
-    /// Has `socket` get the frames of queue `index`; `None`: the host's network stack gets them.
+    /// Redirects the frames of queue `index` to `socket`; `None`: to the host's network stack.
     ///
     /// # Errors
-    /// The system's.
+    /// `E2BIG`: the map has no such entry. Any other: the kernel refuses the socket.
     pub(super) fn set(&self, index: u32, socket: Option<&OwnedFd>) -> Result<(), Errno> {
         match bpf::set_socket(self.map.as_fd(), index, socket.map(AsFd::as_fd)) {
             Err(Errno::NOENT) if socket.is_none() => Ok(()),

@@ -17,28 +17,28 @@ use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Frames that one call sends at most: the kernel sends 32 of them before it returns.
+/// Frames that one call sends at most: the kernel sends 32 in one system call.
 const SEND_FRAMES: usize = 32;
 /// If no frame has come back for this many milliseconds, the frames that the device still has are
 /// taken as lost.
 const STUCK_MS: u64 = 1000;
-/// Looks in a row that find nothing, after which a socket is asked whether it is broken.
+/// After this many calls in a row without a frame, a socket is asked whether it is broken.
 const IDLE_LOOKS: u32 = 64;
 
-/// The sending half.
+/// The sending half of a pair of an AF_XDP port.
 #[derive(Debug)]
 pub(super) struct XdpTx {
     pair: Arc<Pair>,
-    /// Who has the device read guests' pages, if somebody does.
+    /// The keeper thread of a port that lends guests' pages; `None`: every frame is copied.
     keeper: Option<Arc<Wishes>>,
     /// The value of [`fault_count`] up to which the frames' memory has been checked.
     faults: u64,
     /// The interface was down when a frame was last sent.
     is_down: bool,
-    /// A frame whose copy is sent already, which asks for another call of [`PortTx::reap`]: frames
-    /// wait in the ring that the kernel had no room for.
+    /// The token of a frame whose copy is sent, and which is reported only by [`PortTx::reap`]: the
+    /// kernel had no room for all frames of the ring, and needs another call.
     asks: Option<Token>,
-    /// The snapshot whose pages the keeper was last asked for, and the socket at that time.
+    /// The snapshot whose pages the keeper was last asked to register, and the socket at that time.
     asked_for: Asked,
     /// The number of frames that the device had at the last look, and the time (ms) since which
     /// this number has not changed.
@@ -75,7 +75,7 @@ impl XdpTx {
     }
 }
 
-/// A snapshot, and a socket of the pair.
+/// The snapshot and the generation of the socket for which the keeper was asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Asked {
     snapshot: u64,
@@ -89,7 +89,7 @@ fn coarse_ms() -> u64 {
     seconds.wrapping_mul(1000).wrapping_add(nanos / 1_000_000)
 }
 
-/// Lends frame `index` to the device, if that is worth it and can be. False: it must be copied.
+/// Lends frame `index` to the device, if it is long and lies in registered pages. False: copy it.
 fn lend(end: &mut TxEnd, frames: &Frames, index: usize, keeper: &Wishes) -> bool {
     if frames.len(index) < keeper.threshold {
         return false;
@@ -99,7 +99,7 @@ fn lend(end: &mut TxEnd, frames: &Frames, index: usize, keeper: &Wishes) -> bool
     slice.len() == frames.len(index) && end.lend(payload.memory(), slice, frames.token(index))
 }
 
-/// Asks the keeper for the pages of the burst's snapshot, once for each socket.
+/// Asks the keeper to register the pages of the burst's snapshot, once for each socket.
 fn ask(end: &TxEnd, frames: &Frames, asked: &mut Asked, generation: u64, keeper: &Wishes) {
     let Some(payload) = frames.payload(0) else { return };
     let wanted = Asked { snapshot: payload.memory().id(), generation };
@@ -125,8 +125,8 @@ fn put(
         return Some(Err(Errno::MSGSIZE));
     }
     let payload = frames.slices(index).get(1..).unwrap_or_default();
-    // Memory that is cut away during the copy leaves zeroes in the frame, which the guest could
-    // have sent as well; its session ends by the next fault that is found.
+    // If memory is cut away during the copy, the frame has zeroes, which the guest could have sent
+    // itself. Its session ends at the next fault that is found.
     let now = fault_count();
     if now != *faults {
         if frames.is_broken() {
@@ -192,7 +192,7 @@ impl PortTx for XdpTx {
         let kick = end.kick();
         *is_down = kick == Kick::Down;
         if kick == Kick::Full && asks.is_none() {
-            // The last frame that was taken comes back by `reap`, which tries again.
+            // The last frame that was taken is reported by `reap`, which calls the kernel again.
             let last = (first..first + sent.taken).rfind(|index| sent.lost >> index & 1 == 0);
             if let Some(last) = last {
                 *asks = Some(frames.token(last));
@@ -206,7 +206,7 @@ impl PortTx for XdpTx {
     }
 
     fn readiness(&self) -> Readiness<'_> {
-        // Nothing tells when chunks come back: this half never says that it is blocked.
+        // No event tells when chunks come back, so this half never reports that it is blocked.
         Readiness::Always
     }
 
@@ -234,7 +234,7 @@ impl PortTx for XdpTx {
 
     fn recall(&mut self, done: &mut Vec<Returned>) -> usize {
         self.reap(done);
-        // Its bytes were copied: the port has nothing of the guest.
+        // The frame was copied, so it was passed on and the port holds no memory of it.
         let asks = self.asks.take().map(|token| Returned { token, outcome: Outcome::Passed });
         done.extend(asks);
         let out = self.pair.tx().out();
@@ -259,7 +259,7 @@ impl Drop for XdpTx {
     }
 }
 
-/// A frame that has arrived, in its chunk.
+/// A frame that has arrived, and its chunk.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
     chunk: u64,
@@ -267,26 +267,26 @@ struct Arrived {
     len: u32,
 }
 
-/// The receiving half.
+/// The receiving half of a pair of an AF_XDP port.
 #[derive(Debug)]
 pub(super) struct XdpRx {
     pair: Arc<Pair>,
     /// Frames that were taken out of the ring and not released, oldest first.
     arrived: VecDeque<Arrived>,
-    /// These, as they are lent; empty if it must be made anew.
+    /// The frames of `arrived` as a burst to lend; empty if it must be built again.
     frames: Frames,
-    /// Slices of the shared memory, and the memory.
+    /// Slices of the memory that is shared with the kernel, and the memory itself.
     memory: SliceList,
-    /// The socket that all of these belong to; `None`: none yet.
+    /// The generation of the socket that the fields above belong to; `None`: there was none yet.
     generation: Option<u64>,
-    /// Looks in a row at which nothing was there.
+    /// Calls in a row that found no frame.
     idle_looks: u32,
     is_broken: bool,
 }
 
 impl XdpRx {
     /// # Errors
-    /// `ENOMEM`.
+    /// `ENOMEM`: the host has no memory for a burst.
     pub(super) fn new(pair: Arc<Pair>) -> Result<Self, Errno> {
         Ok(Self {
             pair,
@@ -299,7 +299,7 @@ impl XdpRx {
         })
     }
 
-    /// Takes what has arrived out of the ring, up to `max` frames together.
+    /// Takes arrived frames out of the ring, until `max` of them wait here.
     fn gather(&mut self, max: usize) {
         let pair = self.pair.clone();
         let mut inlet = pair.rx();
@@ -328,7 +328,7 @@ impl XdpRx {
         for Arrived { addr, len, .. } in &self.arrived {
             self.memory.clear();
             let (addr, last) = (GuestAddr(*addr), &mut LastHit::default());
-            // Each lies in a chunk, which was checked.
+            // `Chunks` has checked that each frame lies in a chunk.
             if self.memory.resolve(addr, *len, last).is_ok() {
                 self.frames.push(&RawHeader::default(), self.memory.all(), 0, *len as usize);
             }
@@ -336,8 +336,8 @@ impl XdpRx {
         self.memory.clear();
     }
 
-    /// Nothing was there. A socket whose interface is gone reports that without end, so after some
-    /// looks it is asked.
+    /// Counts a call that found no frame. A socket whose interface is gone is readable without end,
+    /// so it is asked for its error after [`IDLE_LOOKS`] such calls.
     fn note_idle(&mut self, inlet: &mut Inlet) {
         self.idle_looks = self.idle_looks.wrapping_add(1);
         if self.idle_looks.is_multiple_of(IDLE_LOOKS) {
@@ -348,7 +348,7 @@ impl XdpRx {
         }
     }
 
-    /// Gives the chunks of frames that wait back to the kernel.
+    /// Gives the chunks of the first `count` waiting frames back to the kernel.
     fn give_back(&mut self, count: usize) {
         let mut inlet = self.pair.rx();
         let count = count.min(self.arrived.len());
@@ -364,7 +364,7 @@ impl XdpRx {
 impl PortRx for XdpRx {
     fn incoming(&mut self, max: usize) -> Incoming<'_> {
         self.gather(max.min(FRAMES_MAX));
-        // To read is how an end is told.
+        // The caller finds out by `recv`, which fails, that the interface is gone.
         if self.is_broken { Incoming::Read } else { Incoming::Lent(&self.frames) }
     }
 

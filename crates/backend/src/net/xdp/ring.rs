@@ -4,9 +4,9 @@
 //! fill         we give the kernel chunks            rx           it gives them back with frames
 //! tx           we give the kernel frames            completion   it gives their chunks back
 //! ```
-//! Each ring has an index of its producer and one of its consumer, which count without end; entry n
-//! lies at n modulo the size. One of the two indexes is ours: it is kept here, and the kernel reads
-//! it from the ring.
+//! Each ring has an index of its producer and one of its consumer, which only grow and wrap around;
+//! entry n lies at n modulo the size. This process advances one of the two, keeps a private copy of
+//! it, and publishes it to the ring, where the kernel reads it.
 
 use manyring_memory::{Mapping, Words};
 use rustix::fd::BorrowedFd;
@@ -26,12 +26,12 @@ pub(super) struct Place {
     pub(super) len: u32,
 }
 
-/// Where a ring lies, and what it is for.
+/// The position of a ring in the kernel's mapping, and the size of its entries.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
-    /// The place that the socket has for it in `mmap`.
+    /// The offset for `mmap` by which the socket offers the ring.
     pub(super) offset: u64,
-    /// Where its parts lie.
+    /// The offsets of indexes, flags and entries in the mapping.
     pub(super) parts: XdpRingOffset,
     /// Bytes of an entry: 8 or 16.
     pub(super) entry: usize,
@@ -39,7 +39,7 @@ pub(super) struct Layout {
     pub(super) size: u32,
 }
 
-/// A ring.
+/// One ring of a socket, mapped into this process.
 #[derive(Debug)]
 pub(super) struct Ring {
     words: Words,
@@ -48,15 +48,15 @@ pub(super) struct Ring {
     flags: Option<usize>,
     entries: usize,
     size: u32,
-    /// Our index: up to where we have put entries in, or taken them out.
+    /// The index that this process advances: of the producer for tx and fill, else of the consumer.
     own: u32,
 }
 
 impl Ring {
-    /// The ring of `socket` that is laid out so, in which nothing is yet.
+    /// Maps the ring of `socket` with this layout. The ring is empty.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of `mmap`; `EOVERFLOW`: an offset does not fit this machine.
     pub(super) fn map(socket: BorrowedFd<'_>, layout: &Layout) -> Result<Self, Errno> {
         let at = |offset: u64| usize::try_from(offset).map_err(|_| Errno::OVERFLOW);
         let entries = at(layout.parts.desc)?;
@@ -80,7 +80,7 @@ impl Ring {
         self.own.wrapping_sub(self.words.load_u32_acquire(self.consumer))
     }
 
-    /// True if the kernel must be called so that it looks at the ring.
+    /// True if the kernel looks at the ring only after a system call.
     pub(super) fn needs_wakeup(&self) -> bool {
         let flags = self.flags.map_or(NEED_WAKEUP, |flags| self.words.load_u32_acquire(flags));
         flags & NEED_WAKEUP != 0
@@ -93,7 +93,7 @@ impl Ring {
         }
         let at = self.entries + (self.own & (self.size - 1)) as usize * 16;
         self.words.store_u64(at, place.addr);
-        // The options of the frame are the upper half: none.
+        // The upper half holds the options of the frame, which are all zero.
         self.words.store_u64(at + 8, place.len.into());
         self.own = self.own.wrapping_add(1);
         true
@@ -110,7 +110,7 @@ impl Ring {
         true
     }
 
-    /// Shows the kernel what was put in.
+    /// Publishes all entries that were put in to the kernel.
     pub(super) fn publish(&mut self) {
         self.words.store_u32_release(self.producer, self.own);
     }
@@ -120,7 +120,7 @@ impl Ring {
     pub(super) fn take(&mut self) -> Option<Place> {
         let at = self.entries + self.next()? * 16;
         let (addr, rest) = self.words.load_u64_pair(at);
-        // Its lower half is the length.
+        // The lower half holds the length.
         let place = Place { addr, len: rest as u32 };
         self.took();
         Some(place)
@@ -134,13 +134,13 @@ impl Ring {
         Some(addr)
     }
 
-    /// The entry that is next to be taken out, if there is one.
+    /// The index of the entry to be taken out next; `None`: the ring is empty.
     fn next(&self) -> Option<usize> {
         let there = self.words.load_u32_acquire(self.producer).wrapping_sub(self.own);
         (1..=self.size).contains(&there).then_some((self.own & (self.size - 1)) as usize)
     }
 
-    /// The kernel may use that entry again.
+    /// Gives the entry back to the kernel.
     fn took(&mut self) {
         self.own = self.own.wrapping_add(1);
         self.words.store_u32_release(self.consumer, self.own);

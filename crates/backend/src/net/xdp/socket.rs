@@ -1,4 +1,4 @@
-//! A socket of AF_XDP for one queue of an interface: its two ends.
+//! An AF_XDP socket for one queue of an interface, as its two ends.
 //!
 //! ```text
 //! TxEnd    a frame is copied into a chunk; put, publish; the kernel copies it into a packet of
@@ -6,16 +6,16 @@
 //! RxEnd    chunks are given to the kernel ahead; it copies a frame into one, which comes by the rx
 //!          ring; the chunk goes to the kernel again when the frame was delivered
 //! ```
-//! Of a socket that lends, the device reads and writes the chunks itself. A long frame that lies
-//! in one page of the guest is not copied at all: its place in the guest's pages is put into the tx
-//! ring ([`Pages`]), and comes back by the completion ring.
+//! With zero-copy, the device itself reads and writes the chunks. A long frame that lies in one
+//! page of the guest is not copied at all: its place in the guest's pages is put into the tx ring
+//! ([`Pages`]), and comes back by the completion ring.
 //!
-//! 1. The fill ring is full from the start, because drivers want one even of a socket that only
-//!    sends.
+//! 1. The fill ring is full from the start, because some drivers need a full one even for a socket
+//!    that only sends.
 //! 2. Each address that comes back is checked ([`Chunks`]): a frame that does not lie in a chunk
-//!    which the kernel has is not touched.
-//! 3. Frames have no virtio-net header here, and no offloads: the kernel would read the wish for a
-//!    checksum out of the bytes in front of a frame, and tells nothing about those that arrive.
+//!    which the kernel has is ignored.
+//! 3. Frames have no virtio-net header here, and no offloads: the kernel would read a request for a
+//!    checksum from the bytes in front of a frame, and reports none for frames that arrive.
 
 use super::chunks::Chunks;
 use super::pages::Pages;
@@ -40,19 +40,19 @@ use std::time::Duration;
 
 /// Bytes of memory that a socket shares with the kernel.
 const MEMORY_SIZE: u32 = 1 << 20;
-/// Entries of each ring: one for each chunk, of which there are 512 at most.
+/// Entries of each ring: one for each chunk, as there are at most 512 chunks.
 const RING_SIZE: u32 = 512;
-/// Bytes of a chunk: the smaller ones where they hold every frame of the interface.
+/// Bytes of a chunk: 2048 if every frame of the interface fits, otherwise 4096.
 const CHUNK_SIZES: [u32; 2] = [2048, 4096];
-/// The kernel frees a queue, and an interface's place for a program, a little after the former
-/// owner has closed them: how often to try again, and how long to wait in between.
+/// The kernel frees a queue, or an interface's place for a program, only a little after its former
+/// owner has closed it: the number of tries, and the pause between two.
 const BUSY_TRIES: u32 = 50;
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
-/// A frame without a payload: shorter ones are none.
+/// Bytes of an Ethernet header: a shorter frame is not sent.
 pub(super) const FRAME_SIZE_MIN: usize = 14;
 
-/// Which queue, and for how long frames.
+/// The queue to bind a socket to, and the length of its frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     /// The number of the interface.
@@ -63,12 +63,12 @@ pub(super) struct Wanted {
     pub(super) frame_size: u32,
 }
 
-/// Bytes of the longest frame that a chunk holds.
+/// Bytes of the longest frame that fits the larger chunk.
 pub(super) fn frame_size_max() -> u32 {
     Chunks::room(CHUNK_SIZES[1])
 }
 
-/// A socket as its two ends.
+/// A socket, split into its two ends.
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) tx: TxEnd,
@@ -78,11 +78,11 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// A socket whose memory the kernel copies frames from and to.
+    /// A socket whose frames the kernel copies from and to its memory.
     ///
     /// # Errors
-    /// * `ENOBUFS`: the memory that may be locked is used up (`RLIMIT_MEMLOCK`).
-    /// * `EPERM`: CAP_NET_RAW is needed. The system's.
+    /// * `ENOBUFS`: `RLIMIT_MEMLOCK` allows no more locked memory.
+    /// * `EPERM`: CAP_NET_RAW is needed. `EMSGSIZE`: the frames are too long for a chunk.
     pub(super) fn copying(wanted: Wanted) -> Result<Self, Errno> {
         let fits = |size: &&u32| Chunks::room(**size) >= wanted.frame_size;
         let size = *CHUNK_SIZES.iter().find(fits).ok_or(Errno::MSGSIZE)?;
@@ -92,12 +92,12 @@ impl Socket {
         Self::assemble(fd, own, size, wanted, None)
     }
 
-    /// A socket from whose memory, and from the pages of `guest`, the device reads frames itself.
-    /// Pins all of these pages; may block for long.
+    /// A zero-copy socket: the device reads frames in its memory, and in the pages of `guest`. Pins
+    /// all of these pages, which may block for seconds.
     ///
     /// # Errors
-    /// Those of [`Self::copying`], for the memory of the guest. `ENOMEM`: it cannot be mapped a
-    /// second time. `EFAULT`: some of it was cut away.
+    /// Those of [`Self::copying`], for the memory of the guest. `ENOMEM`: the guest's memory cannot
+    /// be mapped a second time. `EFAULT`: some of it was cut away.
     pub(super) fn lending(wanted: Wanted, guest: Option<&GuestMemory>) -> Result<Self, Errno> {
         let size = CHUNK_SIZES[1];
         let own = Mapping::anonymous_shared(MEMORY_SIZE.into()).map_err(|_| Errno::NOMEM)?;
@@ -105,12 +105,12 @@ impl Socket {
         let nothing = GuestMemory::default();
         let joined = Pages::join(&own, guest.unwrap_or(&nothing)).map_err(|_| Errno::NOMEM)?;
         let (pages, range) = joined;
-        // The kernel makes and pins all of these pages in one call, for which every thread of the
-        // calling process waits that maps something; and the guest chooses how many pages it has.
+        // The kernel allocates and pins all of these pages in one call. Every thread of the calling
+        // process that maps memory waits for its end, and the guest chooses the number of pages.
         let fd = register(&range, size, |fd, registered| {
             in_child(fd, || set_xdp_umem_reg(fd, registered))
         })?;
-        // The kernel has pinned the pages, and needs no address of them.
+        // The kernel has pinned the pages, and does not use this mapping of them.
         drop(range);
         Self::assemble(fd, own, size, wanted, Some(pages))
     }
@@ -158,12 +158,12 @@ impl Socket {
         Ok(Self { tx, rx, wanted, flags })
     }
 
-    /// Binds the socket to its queue. No frame comes to it before it is in the map of the
-    /// interface's program. May block, for half a second if the queue is busy.
+    /// Binds the socket to its queue. It gets frames only once the interface's program redirects
+    /// them to it. May block, for half a second if the queue is busy.
     ///
     /// # Errors
     /// * `EINVAL`: the interface has no such queue.
-    /// * `EBUSY`: another socket has it, or the device has not let go of the last one's memory.
+    /// * `EBUSY`: another socket has the queue, or the device still uses the last one's memory.
     /// * `EOPNOTSUPP`: the driver has no zero-copy. `ENODEV`: there is no such interface.
     pub(super) fn bind(&self) -> Result<(), Errno> {
         let Wanted { interface, queue, .. } = self.wanted;
@@ -172,7 +172,7 @@ impl Socket {
     }
 }
 
-/// A socket whose memory is `range`, in chunks of `size` bytes, once `tell` has told the kernel.
+/// Makes a socket with the memory `range`, in chunks of `size` bytes. `tell` registers the memory.
 fn register(
     range: &Mapping,
     size: u32,
@@ -193,7 +193,7 @@ fn register(
     Ok(fd)
 }
 
-/// Tries `call` until it fails with something else than `EBUSY`, for half a second.
+/// Repeats `call` while it fails with `EBUSY`, for half a second.
 ///
 /// # Errors
 /// Those of `call`.
@@ -207,59 +207,59 @@ pub(super) fn while_busy<T>(call: impl Fn() -> Result<T, Errno>) -> Result<T, Er
     Err(Errno::BUSY)
 }
 
-/// Why frames are not on their way yet that were given to the kernel.
+/// Whether the kernel has sent the frames that were given to it, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kick {
-    /// The kernel has all of them.
+    /// The kernel has taken all frames.
     Done,
-    /// The kernel has no memory or room for some of them now.
+    /// The kernel has no memory or room for some frames now.
     Full,
     /// The interface is down or gone.
     Down,
 }
 
-/// Frames that the device reads in the guest's memory.
+/// The frames that the device reads in the guest's memory.
 #[derive(Debug)]
 struct Lent {
     pages: Pages,
-    /// Those that are out, oldest first: where each lies, and its token unless its half has ended.
+    /// Frames that the device has, oldest first: place, and token unless the half has ended.
     out: VecDeque<(u64, Option<Token>)>,
-    /// Those that are back.
+    /// The tokens of frames that the device has finished.
     done: Vec<Token>,
 }
 
-/// The sending end.
+/// The sending end of a socket.
 #[derive(Debug)]
 pub(super) struct TxEnd {
     fd: OwnedFd,
     ring: Ring,
     completion: Ring,
     chunks: Chunks,
-    /// The chunks that the kernel has not.
+    /// The chunks that the kernel does not have.
     free: Vec<u64>,
     memory: Arc<Mapping>,
-    /// Bytes of a frame at most.
+    /// Bytes of the longest frame that fits a chunk.
     pub(super) room: usize,
-    /// Addresses that came back and were none of those which the kernel had.
+    /// Addresses that came back although the kernel did not have them.
     wrong: u64,
-    /// `None`: the kernel copies.
+    /// The frames in guests' pages; `None`: the kernel copies every frame.
     lent: Option<Lent>,
 }
 
 impl TxEnd {
-    /// The socket.
+    /// The socket's file descriptor.
     pub(super) fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
-    /// Takes back the chunks, and the frames in guests' pages, that the kernel is done with.
+    /// Takes back the chunks, and the frames in guests' pages, that the kernel has finished.
     pub(super) fn reap(&mut self) {
         while let Some(addr) = self.completion.take_chunk() {
             if let Some(chunk) = self.chunks.take(addr) {
                 self.free.push(chunk);
                 continue;
             }
-            // Frames are finished in the order in which they were sent.
+            // The device finishes lent frames in the order in which they were sent.
             let lent = self
                 .lent
                 .as_mut()
@@ -274,8 +274,8 @@ impl TxEnd {
         }
     }
 
-    /// Puts a frame of `len` bytes into a chunk by `copy`, which returns how many it has written.
-    /// False: there is no chunk, or the ring is full.
+    /// Puts a frame of `len` bytes into a chunk by `copy`, which returns how many bytes it wrote.
+    /// False: no chunk is free, or the ring is full.
     #[allow(clippy::cast_possible_truncation, reason = "at most a chunk")]
     pub(super) fn put(&mut self, len: usize, copy: impl FnOnce(GuestSlice<'_>) -> usize) -> bool {
         let Some(&chunk) = self.free.last() else { return false };
@@ -289,8 +289,8 @@ impl TxEnd {
         self.chunks.give(chunk)
     }
 
-    /// Lends the kernel the frame in `slice`, which lies in `memory`, under a token. False: it must
-    /// be copied, since it does not lie in one page of the memory that the kernel has.
+    /// Lends the frame in `slice`, which lies in `memory`, to the device under a token. False: the
+    /// frame must be copied, since it does not lie in one registered page.
     pub(super) fn lend(
         &mut self,
         memory: &GuestMemory,
@@ -309,17 +309,17 @@ impl TxEnd {
         is_put
     }
 
-    /// True if the kernel has the pages of `memory`, or never takes pages of a guest.
+    /// True if the pages of `memory` are registered, or this socket uses no pages of guests.
     pub(super) fn has(&self, memory: &GuestMemory) -> bool {
         self.lent.as_ref().is_none_or(|lent| lent.pages.is_of(memory))
     }
 
-    /// The tokens of frames that are back, which are forgotten.
+    /// Removes and returns the tokens of the frames that the device has finished.
     pub(super) fn done(&mut self) -> impl Iterator<Item = Token> {
         self.lent.iter_mut().flat_map(|lent| lent.done.drain(..))
     }
 
-    /// Frames of the present half that are out, or are not asked for.
+    /// Frames of the present half that the device has, or that `done` has not returned yet.
     pub(super) fn out(&self) -> usize {
         let count = |lent: &Lent| {
             let out = lent.out.iter().filter(|(_, token)| token.is_some());
@@ -328,12 +328,12 @@ impl TxEnd {
         self.lent.as_ref().map_or(0, count)
     }
 
-    /// Frames that are with the device, whosever they are.
+    /// Frames that the device has, of the present half and of earlier ones.
     pub(super) fn with_device(&self) -> usize {
         self.lent.as_ref().map_or(0, |lent| lent.out.len())
     }
 
-    /// The half that has sent the frames has ended.
+    /// Drops the tokens of all frames, because the half that has sent them has ended.
     pub(super) fn orphan(&mut self) {
         if let Some(lent) = &mut self.lent {
             lent.out.iter_mut().for_each(|(_, token)| *token = None);
@@ -341,7 +341,7 @@ impl TxEnd {
         }
     }
 
-    /// Closes the socket. The frames that were not back.
+    /// Closes the socket. Returns the tokens of the frames that were not taken by `done`.
     pub(super) fn into_tokens(self) -> Vec<Token> {
         let tokens = |lent: Lent| {
             lent.out.into_iter().filter_map(|(_, token)| token).chain(lent.done).collect()
@@ -349,18 +349,18 @@ impl TxEnd {
         self.lent.map_or_else(Vec::new, tokens)
     }
 
-    /// True if the kernel cannot send what it has, since the interface is down or gone.
+    /// True if the kernel cannot send the frames in the ring, since the interface is down or gone.
     pub(super) fn is_down(&mut self) -> bool {
         self.kick() == Kick::Down
     }
 
-    /// Shows the kernel what was put, and has it sent.
+    /// Publishes the frames that were put into the ring, and makes the kernel send them.
     pub(super) fn kick(&mut self) -> Kick {
         self.ring.publish();
         if self.lent.is_some() { self.wake() } else { self.have_copied() }
     }
 
-    /// Has the driver look at the ring, if it wants to be told.
+    /// Wakes the driver, if it does not look at the ring by itself.
     fn wake(&mut self) -> Kick {
         if self.ring.left() == 0 || !self.ring.needs_wakeup() {
             return Kick::Done;
@@ -371,7 +371,7 @@ impl TxEnd {
         }
     }
 
-    /// Has the kernel copy what is in the ring. It takes 32 frames in a call.
+    /// Makes the kernel copy the frames in the ring, 32 in each call.
     fn have_copied(&mut self) -> Kick {
         let mut left = self.ring.left();
         while left > 0 {
@@ -380,8 +380,8 @@ impl TxEnd {
             match result {
                 Ok(_) if left == before => return Kick::Full,
                 Ok(_) | Err(Errno::INTR) => {}
-                // More were there than it sends in a call, or than the completion ring has room
-                // for.
+                // The ring has more frames than the kernel sends in a call, or than the completion
+                // ring has room for.
                 Err(Errno::AGAIN) if left < before => self.reap(),
                 Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::NOMEM) => {
                     return Kick::Full;
@@ -393,7 +393,7 @@ impl TxEnd {
     }
 }
 
-/// The receiving end.
+/// The receiving end of a socket.
 #[derive(Debug)]
 pub(super) struct RxEnd {
     ring: Ring,
@@ -401,12 +401,12 @@ pub(super) struct RxEnd {
     chunks: Chunks,
     /// The socket's own memory, without a guest's pages. The chunks lie in its first half.
     pub(super) memory: Arc<Mapping>,
-    /// As in [`TxEnd`]; and frames that do not lie in their chunk.
+    /// Addresses that the kernel did not have, and frames outside of their chunk.
     wrong: u64,
 }
 
 impl RxEnd {
-    /// Gives the kernel all chunks.
+    /// Gives all chunks to the kernel.
     fn fill(&mut self) {
         for chunk in self.chunks.all() {
             self.give_back(chunk);
@@ -428,18 +428,18 @@ impl RxEnd {
         }
     }
 
-    /// The kernel may fill a chunk again. [`Self::publish`] tells it.
+    /// Lets the kernel fill a chunk again. [`Self::publish`] must follow.
     pub(super) fn give_back(&mut self, chunk: u64) {
         let is_given = self.chunks.give(chunk) && self.fill.put_chunk(chunk);
         debug_assert!(is_given, "the fill ring has room for every chunk, once");
     }
 
-    /// Tells the kernel of the chunks that it may fill.
+    /// Publishes the chunks that the kernel may fill.
     pub(super) fn publish(&mut self) {
         self.fill.publish();
     }
 
-    /// Drops what has arrived.
+    /// Drops the frames that have arrived.
     pub(super) fn drain(&mut self) {
         while let Some((chunk, _)) = self.take() {
             self.give_back(chunk);
@@ -459,7 +459,7 @@ mod tests {
         let (_, range) = Pages::join(&own, &GuestMemory::of_mapping(guest)).unwrap();
         let tell = |fd: BorrowedFd<'_>, registered: XdpUmemReg| {
             in_child(fd, || set_xdp_umem_reg(fd, registered))?;
-            // It has some now: the second time is refused.
+            // The socket has memory already: a second registration is refused.
             assert_eq!(set_xdp_umem_reg(fd, registered), Err(Errno::BUSY));
             Ok(())
         };

@@ -1,4 +1,4 @@
-//! `LinkEvents`: which interfaces of the host come, change and go (rtnetlink, `RTMGRP_LINK`).
+//! `LinkEvents`: reports interfaces that come, change and go (rtnetlink, `RTMGRP_LINK`).
 
 use super::{
     ANSWER_SIZE_MAX, IFINFOMSG_SIZE, IFLA_IFNAME, NLMSG_HEADER_SIZE, RTM_NEWLINK, attributes,
@@ -32,7 +32,7 @@ impl LinkEvents {
     /// Reports changes in the calling thread's network namespace from now on.
     ///
     /// # Errors
-    /// The system's.
+    /// `EMFILE`, `ENFILE`, `ENOMEM`: the host has no file descriptor or memory for the socket.
     pub fn open() -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
@@ -41,11 +41,11 @@ impl LinkEvents {
         Ok(Self(socket))
     }
 
-    /// The next changes, which the kernel has reported by one message.
+    /// Reads the next message of the kernel, which has one or more changes.
     ///
     /// # Errors
-    /// * `EAGAIN`: there are none.
-    /// * `ENOBUFS`: some were lost, so that any interface may have changed.
+    /// * `EAGAIN`: no message waits.
+    /// * `ENOBUFS`: the kernel has dropped messages, so that any interface may have changed.
     pub fn read(&self) -> Result<Vec<LinkEvent>, Errno> {
         let mut bytes = vec![0; ANSWER_SIZE_MAX];
         let (_, len) = rustix::io::retry_on_intr(|| {
@@ -67,7 +67,7 @@ impl AsFd for LinkEvents {
     }
 }
 
-/// Ends at the first message that is not whole.
+/// The changes in a message. Ends at the first one that is cut short.
 fn parse_events(mut bytes: &[u8]) -> Vec<LinkEvent> {
     let mut events = Vec::new();
     while let Some(len) = u32_at(bytes, 0).and_then(|len| usize::try_from(len).ok()) {
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn without_a_change_there_is_nothing_to_read() {
-        // Other interfaces of the host may change now.
+        // Interfaces of other tests may change at this time, too.
         let events = LinkEvents::open().unwrap();
         while let Ok(read) = events.read() {
             assert!(!read.iter().any(|event| event.name.is_empty()), "{read:?}");

@@ -6,9 +6,9 @@
 //! a sandbox:    the first three before its first thread, for all workers (`reserve`); then its
 //!               list of calls denies io_uring_setup, and a worker takes one of these rings
 //! ```
-//! A ring that is enabled takes the requests below and no others (`EACCES`), whoever writes its
-//! submission queue: it opens no file, makes no socket and starts nothing. The kernel forgets the
-//! list never. A ring belongs to the thread that enables it (`SINGLE_ISSUER`).
+//! An enabled ring takes the requests below and no others (`EACCES`), whoever writes its submission
+//! queue: it opens no file, makes no socket and starts nothing. The kernel never lifts the
+//! restriction. A ring belongs to the thread that enables it (`SINGLE_ISSUER`).
 
 use super::{COMPLETIONS, FILES, SUBMISSIONS};
 use io_uring::register::Restriction;
@@ -16,7 +16,7 @@ use io_uring::{IoUring, opcode, squeue};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-/// Requests of disks, and the watches of a worker.
+/// The requests of disks, and the polls of a worker.
 const REQUESTS: [u8; 8] = [
     opcode::PollAdd::CODE,
     opcode::PollRemove::CODE,
@@ -33,10 +33,10 @@ const OF_SOCKETS: [u8; 2] = [opcode::Send::CODE, opcode::Recv::CODE];
 /// `IORING_REGISTER_FILES_UPDATE`, `IORING_REGISTER_IOWQ_MAX_WORKERS`.
 const REGISTRATIONS: [u8; 2] = [6, 19];
 
-/// Rings that a sandboxed process has made in advance; `None`: rings are made when they are wanted.
+/// Rings that a sandboxed process has made in advance; `None`: each ring is made when it is needed.
 static RESERVED: Mutex<Option<Vec<Disabled>>> = Mutex::new(None);
 
-/// A ring that takes no requests before it is enabled.
+/// A ring that takes no requests until it is enabled.
 pub(super) struct Disabled {
     uring: IoUring,
     /// It has a table of [`FILES`] files.
@@ -61,11 +61,11 @@ impl Disabled {
         Ok(Self { uring, has_files })
     }
 
-    /// The ring of the calling thread: one of those in reserve, if any were made.
+    /// Takes a reserved ring, or makes one if the process has reserved none.
     ///
     /// # Errors
-    /// `EPERM`: the process makes no more rings, and all that it has made are in use. Otherwise
-    /// that of io_uring_setup or io_uring_register.
+    /// `EPERM`: all reserved rings are in use. Otherwise the error of io_uring_setup or
+    /// io_uring_register.
     pub(super) fn take() -> io::Result<Self> {
         let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *reserved {
@@ -74,15 +74,15 @@ impl Disabled {
         }
     }
 
-    /// Makes it a ring of the calling thread. From here on its list of requests is in force.
+    /// Enables the ring for the calling thread. From now on its restrictions are in force.
     pub(super) fn enable(self) -> io::Result<IoUring> {
         self.uring.submitter().register_enable_rings()?;
         Ok(self.uring)
     }
 }
 
-/// Makes the rings of `count` workers now, and none later: returns how many could be had. Each
-/// takes some 350 KiB of the kernel's memory from now on.
+/// Makes the rings of `count` workers now, so that none is made later. Returns the number of rings
+/// made. Each takes some 350 KiB of the kernel's memory.
 pub fn reserve(count: usize) -> usize {
     let rings: Vec<_> = (0..count).map_while(|_| Disabled::new(&[]).ok()).collect();
     let count = rings.len();
@@ -90,7 +90,7 @@ pub fn reserve(count: usize) -> usize {
     count
 }
 
-/// True if this process makes no more rings: a thread that ends takes its ring with it for good.
+/// True if this process makes no more rings: the ring of a thread that ends is lost for good.
 #[must_use]
 pub fn are_reserved() -> bool {
     RESERVED.lock().unwrap_or_else(PoisonError::into_inner).is_some()

@@ -1,12 +1,12 @@
-//! `Devices`: to which devices of the host a worker may submit by its own hand. Pure: the time is
+//! `Devices`: to which devices of the host a worker may submit requests itself. Pure: the time is
 //! an argument.
 //!
-//! The cheapest submission is one that the worker makes itself, told not to wait. It waits
-//! nevertheless where the kernel does not heed that: for a free tag of a device whose queue is full
-//! (direct I/O of a file, the readahead of a read that misses the page cache), or for a journal
-//! that is being written. Meanwhile the worker serves nobody, also not the guests of other devices.
-//! A thread of the kernel may wait as long as it must, and costs some ten microseconds a request,
-//! which does not count beside a device that is slow already. So a device is *calm* or not:
+//! The cheapest submission is one that the worker makes itself, told not to wait. Some calls wait
+//! all the same: for a free tag of a device whose queue is full (direct I/O of a file, the
+//! readahead of a read that misses the page cache), or for a journal that is being written. While
+//! it waits, the worker serves no guest, not even those of other devices. A kernel thread may wait,
+//! and costs some ten microseconds a request, which does not matter for a device that is slow
+//! already. So a device is *calm*, and the worker submits to it, or it is not:
 //! ```text
 //! a call took longer than SLOW_NS?   not calm for a while, longer each time it happens again soon
 //! a flush runs for OWING_NS?         not calm until it returns: the device is saturated, and its
@@ -16,21 +16,21 @@
 //! shows a voluntary context switch (`ru_nvcsw`). Reading that counter is a system call, so it is
 //! read only for `WATCHFUL_NS` after a long call.
 
-/// A call that took longer has waited, or was interrupted.
+/// A call that took longer has waited, or lost its CPU.
 const SLOW_NS: u64 = 4_000_000;
-/// A device that has finished no flush for this long is saturated.
+/// A device that has finished no flush for this long counts as saturated.
 const OWING_NS: u64 = 5_000_000;
-/// First time that a device is not calm, and the longest.
+/// How long a device is not calm: the first time, and the longest.
 const AWAY_NS_MIN: u64 = 250_000_000;
 const AWAY_NS_MAX: u64 = 8_000_000_000;
-/// A device that has been calm for this long has recovered: next time it begins with the shortest.
+/// If a device was calm for this long, its next pause is the shortest again.
 const RECOVERED_NS: u64 = 10_000_000_000;
-/// For this long after a long call, the worker looks whether a call has waited.
+/// For this long after a long call, the worker checks for each call whether it has waited.
 const WATCHFUL_NS: u64 = 5_000_000_000;
 
 use std::collections::HashMap;
 
-/// A device among those of a ring.
+/// The index of a device in its ring's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceSlot(usize);
 
@@ -38,7 +38,7 @@ pub(super) struct DeviceSlot(usize);
 #[derive(Debug, Default)]
 pub(super) struct Devices {
     devices: Vec<Device>,
-    /// Flushes and the like under way, and the device that owes each.
+    /// The flushes and other long calls under way, by `user_data`, with their devices.
     owed: HashMap<u64, DeviceSlot>,
     watchful_until_ns: u64,
     /// Calls in which the worker waited for a device.
@@ -47,12 +47,12 @@ pub(super) struct Devices {
 
 #[derive(Debug)]
 struct Device {
-    /// Its number, as `stat` tells it.
+    /// The device number that `stat` reports for its files.
     number: u64,
-    /// Not calm until then.
+    /// The device is not calm until this time.
     away_until_ns: u64,
     away_ns: u64,
-    /// How many flushes and the like are under way, and since when none has come back.
+    /// Flushes and other long calls under way, and the time since which none has ended.
     owed: usize,
     owing_since_ns: u64,
 }
@@ -73,7 +73,7 @@ impl Devices {
         }))
     }
 
-    /// True if the worker may submit to the device by its own hand.
+    /// True if the worker may submit requests to the device itself.
     #[inline]
     pub(super) fn is_calm(&self, at: DeviceSlot, now_ns: u64) -> bool {
         let device = &self.devices[at.0];
@@ -81,14 +81,14 @@ impl Devices {
         now_ns >= device.away_until_ns && !owes
     }
 
-    /// True while the worker should find out whether a call gave the CPU away.
+    /// True while the worker should read `ru_nvcsw` around its calls.
     #[inline]
     pub(super) fn is_watchful(&self, now_ns: u64) -> bool {
         now_ns < self.watchful_until_ns
     }
 
-    /// A call in which the worker submitted to the devices `at` ended at `now_ns`. `has_waited`:
-    /// the worker gave its CPU away during the call, if it knows.
+    /// Notes that a call in which the worker submitted to the devices `at` ended at `now_ns`.
+    /// `has_waited`: whether the worker gave up its CPU in it; `None`: it was not measured.
     #[inline]
     pub(super) fn took(
         &mut self,
@@ -119,7 +119,7 @@ impl Devices {
         }
     }
 
-    /// A flush, or another call that a device works on for long, is under way as `user_data`.
+    /// Notes that a flush, or another long call of a device, is under way as `user_data`.
     pub(super) fn owes(&mut self, at: DeviceSlot, user_data: u64, now_ns: u64) {
         let device = &mut self.devices[at.0];
         if device.owed == 0 {
@@ -134,13 +134,13 @@ impl Devices {
         self.waits
     }
 
-    /// True if a device owes something.
+    /// True if a flush or another long call is under way.
     #[inline]
     pub(super) fn has_debts(&self) -> bool {
         !self.owed.is_empty()
     }
 
-    /// `user_data` has come back, which may be what a device owed.
+    /// Notes that `user_data` has ended, which may be a flush or another long call.
     pub(super) fn paid(&mut self, user_data: u64, now_ns: u64) {
         let Some(at) = self.owed.remove(&user_data) else { return };
         let device = &mut self.devices[at.0];

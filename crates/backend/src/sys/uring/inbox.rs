@@ -1,4 +1,4 @@
-//! `Inbox`: results of the threads that work for a disk, on their way to the worker that asked.
+//! `Inbox`: carries the results of a disk's thread to the worker that asked for them.
 
 use super::Event;
 use rustix::event::{EventfdFlags, eventfd};
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Any thread puts results in; one worker takes them out, and is woken by an eventfd.
+/// A list of results to which any thread adds. One worker takes them, woken by an eventfd.
 #[derive(Debug)]
 pub struct Inbox {
     done: Mutex<Vec<Event>>,
@@ -39,7 +39,7 @@ impl Inbox {
         }
     }
 
-    /// Takes everything out.
+    /// Moves all results to `out`.
     #[inline]
     pub fn take(&self, out: &mut Vec<Event>) {
         if self.has_some.load(Ordering::Relaxed) && self.has_some.swap(false, Ordering::AcqRel) {
@@ -47,7 +47,7 @@ impl Inbox {
         }
     }
 
-    /// Written when the inbox is no longer empty; never read.
+    /// The eventfd that is written when the inbox is no longer empty. Nobody reads it.
     #[must_use]
     pub fn readiness(&self) -> BorrowedFd<'_> {
         self.event.as_fd()

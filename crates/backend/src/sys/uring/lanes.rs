@@ -1,19 +1,19 @@
-//! `Lanes`: how much of one disk the kernel's threads may have at a time.
+//! `Lanes`: bounds the requests of each disk that the kernel's threads have at a time.
 //!
-//! The threads of a ring are bounded, and take its entries in one order, whosever they are: a guest
-//! that gives them thousands of long ones would let the flush of another guest wait for all of
-//! those. So each disk has two lanes, and what finds its lane full waits here. The narrow one is
-//! for what keeps its thread (copies, flushes), the wide one for what leaves its thread as soon as
-//! the device has it.
+//! The threads of a ring are bounded, and take its entries in one order, of whichever guest: a
+//! guest with thousands of long requests would make the flush of another guest wait for all of
+//! them. So each disk has two lanes, and a request that finds its lane full waits here. The narrow
+//! lane is for requests that occupy their thread (copies, flushes), the wide lane for those that
+//! free their thread as soon as the device has them.
 //!
-//! Flushes wait like all others and are calls of their own, although one call would make the data
-//! of several durable: the host tells each open file description once of what it has lost, so a
-//! flush that ended with the call of another description would report a success that is none. The
-//! queue of the flush knows which of them may be one call (`blk/flushes.rs`).
+//! Flushes wait as well, and each is a call of its own, although one call would make the data of
+//! several durable: the host reports a loss of bytes once to each open file description, so a flush
+//! that ended with another description's call could report success after a loss. Only the queue of
+//! the flushes knows which ones may be one call (`blk/flushes.rs`).
 
 use std::collections::{HashMap, VecDeque};
 
-/// How much of one disk threads of the kernel have at a time.
+/// The kind of a lane: how many entries of one disk kernel threads may have at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Width {
     /// Entries that keep their threads: four at a time.
@@ -22,13 +22,13 @@ pub enum Width {
     Wide,
 }
 
-/// Few: every thread that works is one more that competes with the workers for CPUs.
+/// Few, because every busy thread competes with the workers for CPUs.
 const NARROW_MAX: usize = 4;
-/// As deep as most guests' queues are used: a device wants to see them all.
+/// As deep as most guests' queues are used, so that the device sees all requests.
 const WIDE_MAX: usize = 32;
 
-/// How far [`Lanes::recall`] looks: what a queue that stops has placed came last, but for what
-/// other queues of the disk have placed.
+/// How many of the last entries [`Lanes::recall`] searches: the entries of a queue that stops are
+/// the last ones, apart from those of the disk's other queues.
 const RECALL_REACH: usize = 4096;
 
 impl Width {
@@ -40,14 +40,14 @@ impl Width {
     }
 }
 
-/// A disk's number, and which of its lanes.
+/// A lane: the number of its disk, and its width.
 pub(super) type LaneId = (u64, Width);
 
-/// The lanes of a ring; `T` is what waits.
+/// The lanes of a ring; `T` is an entry that waits.
 #[derive(Debug)]
 pub(super) struct Lanes<T> {
     lanes: HashMap<LaneId, Lane<T>>,
-    /// The lane of each entry that a thread has.
+    /// The lane of each entry that a kernel thread has, by `user_data`.
     under_way: HashMap<u64, LaneId>,
 }
 
@@ -64,12 +64,12 @@ impl<T> Default for Lanes<T> {
 }
 
 impl<T> Lanes<T> {
-    /// Entries that threads have, of all lanes.
+    /// Entries that kernel threads have, of all lanes.
     pub(super) fn under_way(&self) -> usize {
         self.under_way.len()
     }
 
-    /// Makes the entry `user_data` one of those under way. False: its lane is full, it must
+    /// Counts the entry `user_data` as under way. False: its lane is full, and the caller must call
     /// [`Self::wait`].
     pub(super) fn enter(&mut self, lane: LaneId, user_data: u64) -> bool {
         let fresh = || Lane { under_way: 0, waiting: VecDeque::new() };
@@ -82,15 +82,15 @@ impl<T> Lanes<T> {
         enters
     }
 
-    /// Puts what found its lane full at that lane's end.
+    /// Appends an entry that found its lane full to that lane's waiting ones.
     pub(super) fn wait(&mut self, lane: LaneId, task: T) {
         if let Some(lane) = self.lanes.get_mut(&lane) {
             lane.waiting.push_back(task);
         }
     }
 
-    /// Takes out what waits in a disk's lanes and is what `is_it` says. Of each lane those that
-    /// came last are looked through.
+    /// Removes the waiting entry of a disk for which `is_it` is true. Only the last
+    /// [`RECALL_REACH`] entries of each lane are searched.
     pub(super) fn recall(&mut self, disk: u64, is_it: impl Fn(&T) -> bool) -> Option<T> {
         [Width::Narrow, Width::Wide].into_iter().find_map(|width| {
             let waiting = &mut self.lanes.get_mut(&(disk, width))?.waiting;
@@ -100,7 +100,7 @@ impl<T> Lanes<T> {
         })
     }
 
-    /// The entry `user_data` has ended. Returns what may [`Self::enter`] this lane now.
+    /// Ends the entry `user_data`. Returns a waiting entry that may [`Self::enter`] the lane now.
     #[inline]
     pub(super) fn leave(&mut self, user_data: u64) -> Option<T> {
         if self.under_way.is_empty() {

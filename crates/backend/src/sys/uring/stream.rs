@@ -5,8 +5,8 @@
 //!               start_receive(ring, len);   its event: received(result); bytes(), consume()
 //! without:      append to out(); send_now();   receive_now(len); bytes(), consume()
 //! ```
-//! At most one send and one receive are with the kernel. What is appended meanwhile leaves with the
-//! next send: many commands of a turn cost one entry.
+//! At most one send and one receive are with the kernel. Bytes that are appended during a send
+//! leave with the next one, so that many commands of a turn cost one entry.
 //!
 //! **Why this is sound.** The kernel has a pointer into `sending` or `incoming` from the moment
 //! that an entry is placed until its completion. Both are private, and no method changes, moves or
@@ -24,28 +24,28 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
 /// Bytes that one receive takes at most. Measured: the cost of a request is level from 64 KiB on.
 const INCOMING: usize = 256 << 10;
-/// Room for commands and data that a stream keeps when they are sent.
+/// Bytes of commands and data for which a stream keeps memory after they are sent.
 const KEPT: usize = 64 << 10;
 
 /// A connected stream socket.
 #[derive(Debug)]
 pub struct Stream {
     socket: OwnedFd,
-    /// What the next send will have.
+    /// The bytes of the next send.
     next: Vec<u8>,
-    /// What is being sent, from `sent` on.
+    /// The bytes of the present send; those before `sent` have left.
     sending: Vec<u8>,
     sent: usize,
     is_sending: bool,
     incoming: Vec<u8>,
-    /// Bytes that have come in, and are not consumed.
+    /// The received bytes that are not consumed: from `first` to `end` of `incoming`.
     first: usize,
     end: usize,
     is_receiving: bool,
 }
 
 impl Stream {
-    /// A stream over a socket in blocking mode: io_uring waits for such a one by itself.
+    /// A stream over a socket in blocking mode, because io_uring waits for such a socket itself.
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
         Self {
@@ -67,7 +67,7 @@ impl Stream {
         self.socket.as_fd()
     }
 
-    /// Where to append what is to be sent.
+    /// The buffer to which bytes to be sent are appended.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.next
     }
@@ -78,26 +78,26 @@ impl Stream {
         self.is_sending || self.is_receiving
     }
 
-    /// True while the kernel has bytes to send.
+    /// True while the kernel has a send of this stream.
     #[must_use]
     pub fn is_sending(&self) -> bool {
         self.is_sending
     }
 
-    /// True while the kernel may put bytes in.
+    /// True while the kernel has a receive of this stream, and may write to its memory.
     #[must_use]
     pub fn is_receiving(&self) -> bool {
         self.is_receiving
     }
 
-    /// Ends the connection in both directions: what the kernel has comes back soon.
+    /// Shuts the connection in both directions, so that entries of the kernel complete soon.
     pub fn shut(&self) {
-        // A socket that is not connected any more has nothing to end.
+        // An error means that the socket is not connected any more.
         let _ = shutdown(&self.socket, Shutdown::Both);
     }
 
-    /// Takes what was appended as the next to be sent. False: there is nothing, or the last is not
-    /// sent yet.
+    /// Makes the appended bytes those of the next send. False: there are none, or the last send has
+    /// not ended.
     fn load(&mut self) -> bool {
         if self.is_sending {
             return false;
@@ -111,7 +111,7 @@ impl Stream {
         self.sent < self.sending.len()
     }
 
-    /// Sends what was appended, unless a send is under way.
+    /// Sends the appended bytes, unless a send is under way.
     pub fn start_send(&mut self, ring: &mut Ring, user_data: u64) {
         if !self.load() {
             return;
@@ -123,10 +123,10 @@ impl Stream {
         ring.place(Task { work, user_data, waits_for: None }, &[slice]);
     }
 
-    /// The send has ended with `result`; what is left goes with the next [`Self::start_send`].
+    /// Notes the result of the send. Bytes left over leave with [`Self::start_send`].
     ///
     /// # Errors
-    /// That of the send: the connection is over.
+    /// The error of the send: the connection is over.
     pub fn sent(&mut self, result: i32) -> Result<(), Errno> {
         self.is_sending = false;
         match usize::try_from(result) {
@@ -141,7 +141,7 @@ impl Stream {
     /// Receives up to `len` bytes, unless a receive is under way.
     ///
     /// # Panics
-    /// If more bytes are not consumed than the head of a message may have.
+    /// If the unconsumed bytes fill the whole buffer, which the head of a message never does.
     pub fn start_receive(&mut self, ring: &mut Ring, len: usize, user_data: u64) {
         if self.is_receiving {
             return;
@@ -153,10 +153,10 @@ impl Stream {
         ring.place(Task { work, user_data, waits_for: None }, &[slice]);
     }
 
-    /// The receive has ended with `result`.
+    /// Notes the result of the receive.
     ///
     /// # Errors
-    /// `ECONNRESET`: the peer has ended the connection. Any other is that of the receive.
+    /// `ECONNRESET`: the peer has ended the connection. Any other: the error of the receive.
     pub fn received(&mut self, result: i32) -> Result<(), Errno> {
         self.is_receiving = false;
         match usize::try_from(result) {
@@ -169,7 +169,7 @@ impl Stream {
         }
     }
 
-    /// Room for `len` bytes behind those that are not consumed, or for as many as there can be.
+    /// Memory for `len` bytes behind the unconsumed ones, or for fewer if the buffer ends before.
     fn room(&mut self, len: usize) -> &mut [u8] {
         self.incoming.copy_within(self.first..self.end, 0);
         (self.first, self.end) = (0, self.end - self.first);
@@ -178,10 +178,10 @@ impl Stream {
         &mut self.incoming[self.end..end]
     }
 
-    /// What has come in and is not consumed.
+    /// The received bytes that are not consumed.
     ///
     /// # Panics
-    /// If the kernel may be putting bytes in.
+    /// If a receive is under way, whose bytes the kernel may be writing.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         assert!(!self.is_receiving, "the kernel has this memory");
@@ -193,10 +193,10 @@ impl Stream {
         self.first = (self.first + n).min(self.end);
     }
 
-    /// Sends without waiting. True: some is left that the socket does not take now.
+    /// Sends without waiting. True: the socket does not take all bytes now.
     ///
     /// # Errors
-    /// The system's: the connection is over.
+    /// The error of the send: the connection is over.
     pub fn send_now(&mut self) -> Result<bool, Errno> {
         while self.load() {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -210,10 +210,10 @@ impl Stream {
         Ok(false)
     }
 
-    /// Receives up to `len` bytes without waiting. False: none have come.
+    /// Receives up to `len` bytes without waiting. False: no bytes have come.
     ///
     /// # Errors
-    /// `ECONNRESET`: the peer has ended the connection. Any other is the system's.
+    /// `ECONNRESET`: the peer has ended the connection. Any other: the error of the receive.
     pub fn receive_now(&mut self, len: usize) -> Result<bool, Errno> {
         assert!(!self.is_receiving, "the kernel has this memory");
         self.room(len);
@@ -231,7 +231,7 @@ impl Stream {
     }
 }
 
-/// "Again" is no end of a connection.
+/// `EAGAIN` and `EINTR` do not end a connection.
 fn passing(errno: Errno) -> Result<(), Errno> {
     match errno {
         Errno::AGAIN | Errno::INTR => Ok(()),

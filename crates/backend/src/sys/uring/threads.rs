@@ -1,23 +1,23 @@
-//! `Threads`: how many threads of the kernel a ring may have. Pure.
+//! `Threads`: how many kernel threads a ring may use. Pure.
 //!
 //! A request keeps its thread while its device makes it wait. If fewer threads were allowed than
-//! the lanes let in together, a few disks of a device that has stopped could hold all of them, and
-//! the flush of a disk elsewhere would find none. So there is one for each entry that a lane lets
-//! in. Threads start when others wait and end when they are idle: many are allowed, few exist.
+//! the lanes admit entries, a few disks of a device that has stopped could hold all threads, and a
+//! flush of another device's disk would find none. So each entry that a lane admits has a thread.
+//! Threads start when others wait and end when they are idle: many are allowed, few exist.
 
 use super::lanes::Width;
 use std::collections::HashMap;
 
 /// Threads that a ring is allowed from the beginning. A host of two CPUs would have eight.
 pub(super) const MIN: u32 = 128;
-/// Threads that a ring is allowed at most, for a host or a container that limits its tasks. The
-/// disks of a worker that has more than fourteen share them.
+/// Threads that a ring is allowed at most, since a host or a container may limit its tasks. From
+/// the fifteenth disk of a worker on, the disks share them.
 const MAX: u32 = 512;
 
-/// The disks that a ring serves, and the threads that it is allowed for them.
+/// The disks that a ring serves, and the number of threads that the kernel may use for them.
 #[derive(Debug)]
 pub(super) struct Threads {
-    /// By number: how many queues of the disk are here.
+    /// The number of queues that each disk has on this ring, by the disk's number.
     disks: HashMap<u64, usize>,
     allowed: u32,
 }
@@ -29,8 +29,8 @@ impl Default for Threads {
 }
 
 impl Threads {
-    /// A queue of the disk with this number has come. Returns how many threads the kernel is to
-    /// allow from now on, if these are more than before.
+    /// Adds a queue of the disk with this number. Returns the number of threads that the kernel
+    /// must be allowed from now on; `None`: it is unchanged.
     pub(super) fn open(&mut self, number: u64) -> Option<u32> {
         *self.disks.entry(number).or_default() += 1;
         let wanted = self.disks.len().saturating_mul(of_disk());
@@ -41,7 +41,7 @@ impl Threads {
         })
     }
 
-    /// A queue of the disk has left. What was allowed stays: no thread has to start.
+    /// Removes a queue of the disk. The number of allowed threads stays: idle ones end themselves.
     pub(super) fn close(&mut self, number: u64) {
         if let Some(queues) = self.disks.get_mut(&number) {
             *queues -= 1;

@@ -1,9 +1,9 @@
-//! `Watch`: how long a worker's calls take, and which devices they went to.
+//! `Watch`: measures how long a worker's calls wait, and for which devices.
 //!
 //! Two kinds of calls may wait for a device although they are told not to: those that a queue makes
 //! for one disk (a read of the page cache), and the submission of entries, which may be of any
-//! disk. Each kind has its own list of devices, and the time of a submission in the midst of a
-//! call is no part of that call's time.
+//! disk. Each kind has its own list of devices, and the time of a submission within a call does not
+//! count as that call's.
 #![allow(unsafe_code, reason = "allow-listed: `getrusage` of a thread")]
 
 use super::Event;
@@ -13,9 +13,9 @@ use super::calm::{DeviceSlot, Devices};
 #[derive(Clone, Copy, Debug)]
 pub struct Began {
     at_ns: u64,
-    /// How often this thread had given its CPU away, if that is worth a system call.
+    /// Voluntary context switches of this thread so far; `None`: not read, to spare a system call.
     waits: Option<i64>,
-    /// [`Watch::entered_ns`] at that time.
+    /// [`Watch::entered_ns`] when the call began.
     entered_ns: u64,
 }
 
@@ -23,7 +23,7 @@ pub struct Began {
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     devices: Devices,
-    /// The time of the last such call.
+    /// The time at which the last such call began or ended.
     called_ns: u64,
     /// The devices of the calls since the last [`Self::took`].
     called: Vec<DeviceSlot>,
@@ -38,7 +38,7 @@ impl Watch {
         self.devices.open(device)
     }
 
-    /// True if the worker may submit to the device by its own hand.
+    /// True if the worker may submit requests to the device itself.
     #[inline]
     pub(super) fn is_calm(&self, device: DeviceSlot) -> bool {
         self.devices.is_calm(device, self.called_ns)
@@ -53,7 +53,7 @@ impl Watch {
         Began { at_ns, waits, entered_ns: self.entered_ns }
     }
 
-    /// A call to the device is next.
+    /// Notes that the next call goes to the device.
     #[inline]
     pub(super) fn calls(&mut self, device: DeviceSlot) {
         add(&mut self.called, device);
@@ -69,7 +69,7 @@ impl Watch {
         }
     }
 
-    /// An entry for the device is in the submission queue.
+    /// Notes that an entry for the device is in the submission queue.
     #[inline]
     pub(super) fn placed(&mut self, device: DeviceSlot) {
         add(&mut self.placed, device);
@@ -81,7 +81,7 @@ impl Watch {
         !self.placed.is_empty()
     }
 
-    /// Ends a submission, which took all entries or left some.
+    /// Ends a submission. `all`: it took all entries.
     #[inline]
     pub(super) fn entered(&mut self, began: Began, all: bool) {
         let took_ns = self.time_since(began);
@@ -92,19 +92,19 @@ impl Watch {
         }
     }
 
-    /// Nanoseconds since `began`, but for what was spent on submissions.
+    /// Nanoseconds since `began`, without the time of submissions.
     fn time_since(&mut self, began: Began) -> u64 {
         self.called_ns = now_ns();
         let entered_ns = self.entered_ns - began.entered_ns;
         self.called_ns.saturating_sub(began.at_ns).saturating_sub(entered_ns)
     }
 
-    /// A request begins of which the device owes the end.
+    /// Notes that a flush or another long call of the device begins.
     pub(super) fn owes(&mut self, device: DeviceSlot, user_data: u64) {
         self.devices.owes(device, user_data, now_ns());
     }
 
-    /// These requests have ended.
+    /// Notes that these requests have ended.
     #[inline]
     pub(super) fn paid(&mut self, events: &[Event]) {
         if self.devices.has_debts() && !events.is_empty() {
@@ -113,7 +113,7 @@ impl Watch {
         }
     }
 
-    /// Calls in which the worker was made to wait.
+    /// Calls in which the worker had to wait for a device.
     pub(super) fn waits(&self) -> u64 {
         self.devices.waits()
     }
@@ -124,7 +124,7 @@ impl Watch {
     }
 }
 
-/// Adds a device to a set of few.
+/// Adds a device to a short list, unless it is there.
 #[inline]
 fn add(devices: &mut Vec<DeviceSlot>, device: DeviceSlot) {
     if !devices.contains(&device) {
@@ -132,24 +132,24 @@ fn add(devices: &mut Vec<DeviceSlot>, device: DeviceSlot) {
     }
 }
 
-/// True if this thread has given its CPU away since `began`, where that was looked at.
+/// True if this thread has given up its CPU since `began`; `None`: it was not measured.
 #[inline]
 fn has_waited(began: Began) -> Option<bool> {
     began.waits.map(|before| waits() > before)
 }
 
-/// The time, for calls that may wait.
+/// The monotonic clock in nanoseconds.
 fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let (seconds, rest) = (now.tv_sec.cast_unsigned(), now.tv_nsec.cast_unsigned());
     seconds.wrapping_mul(1_000_000_000).wrapping_add(rest)
 }
 
-/// How often this thread has given its CPU away by itself.
+/// The voluntary context switches of this thread (`ru_nvcsw`).
 fn waits() -> i64 {
-    // SAFETY: all zeroes are a value of this type: it consists of integers.
+    // SAFETY: all zeroes are a valid `rusage`, which consists of integers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the call writes one such value to where it is told, and keeps nothing of it.
+    // SAFETY: the call writes one `rusage`, which outlives it, and keeps no pointer.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
     usage.ru_nvcsw
 }

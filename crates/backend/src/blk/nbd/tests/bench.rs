@@ -118,7 +118,7 @@ impl Bench {
         self.results(requests.len())
     }
 
-    /// The results of so many requests, by token.
+    /// The results of the next `count` requests that end, ordered by token.
     pub(super) fn results(&mut self, count: usize) -> Vec<Result<(), Errno>> {
         self.until(|bench| bench.done.len() >= count);
         let mut done = std::mem::take(&mut self.done);

@@ -15,7 +15,7 @@ fn head(kind: ChunkKind, cookie: u64, len: u32, is_last: bool) -> Vec<u8> {
     Chunk { kind, is_last, cookie, len }.emit().to_vec()
 }
 
-/// What a server answers to a read of 4096 bytes at [`READ_AT`].
+/// The answers of a hostile server to a read of 4096 bytes at [`READ_AT`], each with a name.
 const LIES: [(&str, Lie); 20] = [
     ("no reply at all", |_| Act::Send(vec![0; 64])),
     ("another cookie", |c| Act::Send(data(c.cookie + 1, c.offset, &[0; 4096], true))),

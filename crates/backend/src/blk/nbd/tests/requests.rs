@@ -1,4 +1,4 @@
-//! What each request becomes, with servers that can do more or less.
+//! The commands and results of each request, with servers that offer more or less.
 
 use super::bench::{Bench, at_first, both, options};
 use super::server::{Act, Offer, SIZE, Server, error};

@@ -10,9 +10,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// What the server does with a command.
+/// The reaction of the test server to a command.
 pub(super) enum Act {
-    /// What it should.
+    /// It serves the command as the protocol demands.
     Serve,
     /// It ends the connection.
     Close,
@@ -22,9 +22,9 @@ pub(super) enum Act {
     SendAndClose(Vec<u8>),
     /// It says nothing.
     Ignore,
-    /// It sends these bytes past TLS, and then what it should.
+    /// It sends these bytes past TLS, and then serves the command.
     Raw(Vec<u8>),
-    /// It asks for new keys so often, and then does what it should.
+    /// It asks for new keys this many times, and then serves the command.
     NewKeys(usize),
 }
 
@@ -55,10 +55,10 @@ impl Peer for StreamOwned<ServerConnection, UnixStream> {
     }
 }
 
-/// What a connection's number, the command's number on it and the command lead to.
+/// Chooses the reaction, from the connection's number, the command's number on it, and the command.
 pub(super) type Law = Box<dyn Fn(usize, usize, &Command) -> Act + Send + Sync>;
 
-/// What the server offers.
+/// The export that the server offers.
 #[derive(Clone, Copy)]
 pub(super) struct Offer {
     pub(super) size: u64,

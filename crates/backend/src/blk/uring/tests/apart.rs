@@ -5,13 +5,13 @@
 use super::*;
 use std::time::{Duration, Instant};
 
-/// Threads of the kernel would keep 256 files apart by 64 numbers.
+/// Kernel threads tell files apart by 6 bits of a hash, so that 256 files share 64 numbers.
 const IMAGES: u64 = 256;
-/// What the file system is busy with meanwhile: it writes to one file at a time, and this takes a
-/// few tenths of a second. A fast host needs more bytes for that.
+/// Bytes of one write that keeps the file system busy for a few tenths of a second, during which it
+/// writes to no other part of that file. A fast host needs more bytes for that.
 const LONG: std::ops::RangeInclusive<usize> = 256 << 20..=1 << 30;
 
-/// All other writes take a tenth of that.
+/// A write takes at least this long; the writes to all other files together take a tenth of it.
 const LONG_ENOUGH: Duration = Duration::from_millis(150);
 
 /// A queue of each image, all of them on `ring`.

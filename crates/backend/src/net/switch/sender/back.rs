@@ -1,4 +1,4 @@
-//! Bursts on their way back: those that receivers have done with, and those that are taken back.
+//! Bursts that come back to their sender: finished by the receiver, or taken back from it.
 
 use super::SwitchTx;
 use crate::net::Outcome;
@@ -9,9 +9,9 @@ use crate::net::switch::lane::Burst;
 use manyring_wire::net::HEADER_SIZE;
 
 impl SwitchTx {
-    /// Empties every lane whose oldest burst is there for `ms` milliseconds: the frames are copied
-    /// to the mail as far as that has room, and their sender is done with them. Until the receiver
-    /// has had a rest it is lent nothing.
+    /// Empties every lane whose oldest burst is out for `ms` milliseconds. Its frames are copied to
+    /// the mail while that has room, and are done. The receiver is then lent nothing for a while
+    /// (`Shared::rest`).
     #[cold]
     pub(super) fn relieve(&mut self, ms: u64) {
         let now = self.courier.switch.clock.now();
@@ -41,13 +41,13 @@ impl SwitchTx {
                 for index in 0..burst.frames.count() {
                     let size = HEADER_SIZE + burst.frames.len(index);
                     if self.lanes[at].inbox.is_full(size) {
-                        // Before it is copied: it would be dropped.
+                        // Check for room before the copy, which would only be dropped.
                         if let Some(destination) = self.courier.map.get(to) {
                             destination.port.counters.dropped_full.add(1);
                         }
                         continue;
                     }
-                    // The head of a lent frame is ours, and comes with the rest.
+                    // The head of a lent frame lies in the daemon's memory, before the rest.
                     self.copy(&burst.frames, index, &[]);
                     self.courier.mail(to, &self.letter, Change::None);
                 }
@@ -57,14 +57,14 @@ impl SwitchTx {
         self.lanes[at].mailed = self.lanes[at].inbox.last();
     }
 
-    /// A burst of a lane is back.
+    /// Ends a burst that has come back from a lane.
     pub(super) fn take_back(&mut self, at: usize, mut burst: Box<Burst>) {
         self.lent -= burst.settle(&mut self.done);
         self.lanes[at].handed.pop_front();
         self.free.push(burst);
     }
 
-    /// Takes everything back from a lane that its receiver has not taken: it is not passed on.
+    /// Takes back all bursts of a lane that its receiver has not taken, undelivered.
     pub(super) fn recall_lane(&mut self, at: usize) {
         self.hand_over(at);
         let mut taken = Vec::new();
@@ -72,7 +72,7 @@ impl SwitchTx {
         taken.into_iter().for_each(|burst| self.take_back(at, burst));
     }
 
-    /// Takes what receivers have done with.
+    /// Ends the bursts that receivers have finished with.
     pub(super) fn collect(&mut self) {
         let pending = self.bell.alarm().pending();
         if pending == 0 {
@@ -99,9 +99,9 @@ impl SwitchTx {
         }
     }
 
-    /// Leaves lanes whose receivers are gone. One that goes with frames that it was lent gets
-    /// copies for a while when it is back: who comes and goes in turn would hold all credit of its
-    /// senders.
+    /// Removes lanes whose receivers are gone. A receiver that was lent frames when it went gets
+    /// only copies for a while after it is back: by coming and going it could hold all credit of
+    /// its senders.
     pub(super) fn leave_closed(&mut self) {
         for at in (0..self.lanes.len()).rev() {
             if !self.lanes[at].inbox.is_closed() {

@@ -1,4 +1,4 @@
-//! The lanes of a sender as it has them, and the way to one.
+//! The lanes of a sender as the sender sees them, and the cached way of the last frame.
 
 use crate::net::switch::guard::ETHERNET;
 use crate::net::switch::lane::{Burst, Lane};
@@ -8,45 +8,45 @@ use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A lane, as its sender has it.
+/// A lane, with the state that only its sender has.
 #[derive(Debug)]
 pub(super) struct OwnLane {
     pub(super) lane: Arc<Lane>,
     pub(super) inbox: Arc<Inbox>,
     pub(super) to: PortId,
     pub(super) pair: usize,
-    /// The burst that the present call adds to.
+    /// The burst that frames of the present call are added to.
     pub(super) open: Option<Box<Burst>>,
-    /// When each burst was handed over that is not back.
+    /// The time at which each burst that is out was handed over.
     pub(super) handed: VecDeque<Moment>,
-    /// The receiver has not been told of what was handed over.
+    /// Bursts were handed over, and the receiver was not woken for them yet.
     pub(super) must_ring: bool,
-    /// A letter of the inbox: nothing goes by the lane before the receiver is done with it.
+    /// The number of a letter: the lane is not used before the receiver has read that one.
     pub(super) mailed: u64,
-    /// Its receiver has let frames lie, and gets only copies until then.
+    /// The receiver has held frames for too long, and gets only copies until this time.
     pub(super) rests_until: Moment,
 }
 
 impl OwnLane {
-    /// True if nothing of the sender is in the lane, and nothing is about to be.
+    /// True if no burst of the sender is in the lane or open.
     pub(super) fn is_empty(&self) -> bool {
         self.handed.is_empty() && self.open.is_none()
     }
 
-    /// True if its receiver is there, has done with the mail that goes before, and does not rest.
+    /// True if its receiver exists, has read the earlier mail, and is not resting.
     #[inline]
     pub(super) fn is_served(&self, now: Moment) -> bool {
         self.inbox.has_done(self.mailed) && !self.inbox.is_closed() && now.0 >= self.rests_until.0
     }
 }
 
-/// The way of the last frame, for the next one.
+/// The destination of the last frame, cached for the next one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
-    /// Both addresses.
+    /// The Ethernet addresses, destination first.
     pub(super) addresses: [u8; 12],
     pub(super) lane: usize,
-    /// The receiver takes whatever a guest leaves unfinished.
+    /// The receiver accepts every offload: partial checksums and large segments.
     pub(super) takes_all: bool,
 }
 
@@ -58,19 +58,19 @@ impl Way {
         head[..12] == self.addresses && head[12..] != [0x81, 0]
     }
 
-    /// True if the receiver takes a frame with this header as it is, by what is known here.
+    /// True if the receiver is known to accept a frame with this header as it is.
     #[inline]
     pub(super) fn takes(&self, header: &[u8; HEADER_SIZE]) -> bool {
         self.takes_all || (header[0] & HDR_F_NEEDS_CSUM == 0 && header[1] == HDR_GSO_NONE)
     }
 }
 
-/// The lane of a frame, and what is known of its receiver.
+/// The lane of a frame, and the properties of its receiver that decide how it is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnWay {
     pub(super) lane: usize,
-    /// It takes whatever a guest leaves unfinished.
+    /// The receiver accepts every offload.
     pub(super) takes_all: bool,
-    /// It uses several queues, so that each flow has a way of its own.
+    /// The receiver uses several queues, so that each flow has its own way.
     pub(super) is_steered: bool,
 }
