@@ -1,4 +1,4 @@
-//! What a chain costs the device half, by shape and batch: pop, walk, push, publish, ask.
+//! The device half's cost of a chain, by shape and batch: pop, walk, push, publish, ask.
 //!
 //! `cargo bench -p manyring-queue --bench ring` prints ns per chain: median of the rounds, and the
 //! spread from the first to the third quartile. `-- --callgrind` prints instructions per chain
@@ -7,9 +7,9 @@
 //! these with `ring.baseline`, which `cargo xtask bench-smoke --renew` writes.
 //!
 //! `-- --apart` prints ns per chain with each half on a thread of its own, which both look for work
-//! all the time: what the cache lines cost that go to and fro between two CPUs. It wants two CPUs
-//! that do nothing else. The driver half keeps as many chains of two descriptors in flight as the
-//! row says; with one, a row is the way there and back.
+//! all the time: the cost of the cache lines that go to and fro between two CPUs. It wants two idle
+//! CPUs. The driver half keeps the row's number of chains of two descriptors in flight; with one, a
+//! row is the way there and back.
 //!
 //! A count contains the device half, from pop to the question whether the driver wants a call, and
 //! nothing of the driver half. Of the C library it has copies of a few bytes at most.
@@ -33,7 +33,7 @@ const ROUNDS: usize = 400;
 const BUFFERS: u64 = 0x8000;
 const TABLES: u64 = 0x10_0000;
 
-/// What a chain looks like.
+/// The descriptors of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     /// Header and data.
@@ -67,7 +67,7 @@ struct Pair<D> {
     batch: Batch,
 }
 
-/// Opens a ring of either format, once: what is counted knows which it is.
+/// Opens a ring of either format, once: the counted code is compiled for one format.
 fn serve_rounds(is_packed: bool, mut round: impl FnMut(&mut dyn Serves)) {
     let (_, memory, mut config) = guest();
     config.features.packed = is_packed;
@@ -135,7 +135,7 @@ impl<D: Chains> Pair<D> {
         driver.publish();
     }
 
-    /// The device's part: what is measured.
+    /// The device's part, the measured one.
     #[inline(never)]
     fn serve_ring(&mut self, batch: usize) -> usize {
         let mut served = 0;
@@ -158,7 +158,7 @@ impl<D: Chains> Pair<D> {
     }
 }
 
-/// What a row measures: the format of the ring, and the shape of its chains.
+/// A row's subject: the format of the ring, and the shape of its chains.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
     is_packed: bool,

@@ -2,16 +2,16 @@
 //!
 //! A disk on a full file system refuses a write, and the write is tried again when there may be
 //! room. Until then nobody has its chain: it is neither in flight nor in the ring. Only its number
-//! is kept, so that neither memory of the guest nor a buffer of ours waits with it.
+//! is kept, so that neither guest memory nor a bounce buffer waits with it.
 
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch};
 use crate::error::QueueError;
 use crate::ring::Ring;
 use std::collections::VecDeque;
 
-/// Pops chains again that do not lie in the ring, into a batch with those before them: `walk` walks
-/// the first one that is left, and says whether there is one. It adds up descriptors of no bytes. A
-/// chain that cannot be walked is a fault of the ring, and the last one.
+/// Pops chains again that do not lie in the ring, and adds them to the batch: `walk` walks the next
+/// one, or returns `None` if none is left, and adds the number of its empty descriptors to the
+/// count that it is given. A chain that cannot be walked is a fault of the ring, and ends this.
 pub(crate) fn pop_again<R: Ring>(
     ring: &mut R,
     batch: &mut Batch,
@@ -29,7 +29,7 @@ pub(crate) fn pop_again<R: Ring>(
     batch.walked = batch.slices.len() + empty;
 }
 
-/// The numbers, the oldest first: at most as many as the ring has entries.
+/// The numbers, the oldest first: no more than the ring has entries.
 #[derive(Debug, Default)]
 pub(crate) struct Aside {
     numbers: VecDeque<u16>,

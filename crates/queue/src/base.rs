@@ -4,7 +4,8 @@ use crate::error::QueueError;
 use crate::features::RingFeatures;
 use crate::place::Place;
 
-/// Where a ring goes on: what a front-end sets before a queue starts, and asks for when it stops.
+/// The place at which a ring goes on: a front-end sets it before a queue starts, and asks for it
+/// when the queue stops.
 ///
 /// Its 32 bits mean what the ring's format says. Those of a split ring are the next available index
 /// to pop, in 16 bits. Those of a packed ring are two positions of 15 bits, each with its wrap
@@ -33,9 +34,9 @@ impl Base {
         if features.packed { self.packed(size).map(drop) } else { self.split().map(drop) }
     }
 
-    /// The place at which a packed ring of `size` descriptors goes on, with what it uses and what
-    /// it pops next. What lies between the two was taken and not answered, and is taken again.
-    /// DPDK hands on the lower half alone, for a ring of which nothing is in flight.
+    /// The places at which a packed ring of `size` descriptors goes on: the next descriptor to use,
+    /// and the next one to pop. Chains between the two were taken and not answered, and are taken
+    /// again. DPDK hands on the lower half alone, for a ring of which nothing is in flight.
     ///
     /// # Errors
     /// [`QueueError::PackedBase`] if a place is not in the ring, or one is more than the ring's

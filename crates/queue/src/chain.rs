@@ -120,8 +120,8 @@ impl Batch {
         self.entries.is_empty()
     }
 
-    /// What the last pop that found chains has cost: their slices and empty descriptors. The driver
-    /// chooses that, and the ring's size does not bound it: who pops several batches in one turn
+    /// Slices and empty descriptors of the last pop that found chains: a measure of its cost. The
+    /// driver chooses it, and the ring's size does not bound it: a turn that pops several batches
     /// adds it up.
     #[must_use]
     #[inline]
@@ -129,8 +129,8 @@ impl Batch {
         self.walked
     }
 
-    /// Takes the chain at `index` and lends its slices: what the device reads, what it writes.
-    /// `None` if it was taken before.
+    /// Takes the chain at `index`, and lends the slices that the device reads and those that it
+    /// writes. `None` if it was taken before.
     #[inline]
     pub fn take(&mut self, index: usize) -> Option<(Chain, Pieces<'_>, Pieces<'_>)> {
         let entry = self.entries.get_mut(index)?;

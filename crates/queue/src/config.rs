@@ -30,7 +30,7 @@ pub struct QueueConfig {
     pub addresses: RingAddresses,
     /// Where the ring goes on.
     pub base: Base,
-    /// What was negotiated about the ring.
+    /// The negotiated features that concern the ring.
     pub features: RingFeatures,
 }
 

@@ -1,4 +1,4 @@
-//! `QueueError`: what the driver did wrong; latched, reported once.
+//! `QueueError`: the fault of a driver that stopped its queue; latched, reported once.
 
 use crate::record::inflight::InflightError;
 use crate::record::journal::JournalError;

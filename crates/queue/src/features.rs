@@ -1,6 +1,6 @@
-//! `RingFeatures`: what of the negotiated virtio features concerns a ring.
+//! `RingFeatures`: the negotiated virtio features that concern a ring.
 
-/// What was negotiated about the ring.
+/// The negotiated virtio features that concern a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingFeatures {
     /// `VIRTIO_F_EVENT_IDX`

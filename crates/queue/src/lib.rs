@@ -143,8 +143,8 @@ impl DeviceQueue {
     }
 
     /// Builds the queue as [`Self::new`] does, but reads nothing from `memory`, where a page fault
-    /// can take as long as the front-end likes: for a thread that others wait for. Whoever runs the
-    /// queue calls [`Ring::begin`] first.
+    /// can last until the front-end lets it end: for a thread that others wait for. Whoever runs
+    /// the queue calls [`Ring::begin`] first.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -155,8 +155,8 @@ impl DeviceQueue {
         })
     }
 
-    /// Records in `region` what is taken and not returned, and goes on where a former process has
-    /// recorded that; the region says then where, and not the base. For a queue of
+    /// Records in `region` the chains that are taken and not returned. If a former process has left
+    /// such a record, the ring goes on where the record says, not at the base. For a queue of
     /// [`Self::unread`]: the region is read by [`Ring::begin`] too.
     #[must_use]
     pub fn recorded(self, region: Option<Words>) -> Self {
@@ -308,7 +308,7 @@ impl Chains for DeviceQueue {
     }
 }
 
-/// The same methods for whoever does not name the traits.
+/// The methods of the traits again, for callers that do not name the traits.
 impl DeviceQueue {
     /// See [`Ring::has_available`].
     #[inline]

@@ -19,11 +19,11 @@ use crate::error::QueueError;
 use manyring_memory::GuestMemory;
 use std::sync::Arc;
 
-/// What a running queue needs to know of its ring, and to do with it as a whole.
+/// A ring as the engine runs it: its state, and what is done with all of it.
 pub trait Ring: Send + std::fmt::Debug + 'static {
     /// Reads from guest memory where the ring stands, if that was left to be done. The engine calls
     /// this on the queue's worker, before anything else, and again when the queue moves: a page
-    /// fault in guest memory can take as long as the front-end likes, so the thread that builds the
+    /// fault in guest memory lasts until the front-end lets it end, so the thread that builds the
     /// ring must not read it. True if the driver must be notified, because a former process may
     /// have returned chains and then been killed before it did so.
     fn begin(&mut self) -> bool {
@@ -73,7 +73,7 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
     /// Entries of the ring.
     fn size(&self) -> u16;
 
-    /// Where the ring goes on after what was popped: what `GET_VRING_BASE` returns.
+    /// Where the ring goes on after the chains that were popped, as `GET_VRING_BASE` returns it.
     fn base(&self) -> Base;
 
     /// Makes all pushed chains visible to the driver. Returns how many there were.
@@ -146,7 +146,7 @@ pub trait Chains: Ring {
     fn set_aside(&mut self, chain: Chain);
 
     /// As [`Self::pop_batch`], of the chains that were set aside, the oldest first. Each is walked
-    /// and resolved anew: a driver that has changed it meanwhile gets what it then says.
+    /// and resolved anew: if its driver has changed the descriptors, the new ones count.
     fn pop_aside(&mut self, batch: &mut Batch, max: usize) -> usize;
 
     /// Puts all chains that were set aside back into the ring, as if they had never been popped.

@@ -1,4 +1,4 @@
-//! `Walk`: what a walk along a chain of descriptors has seen; `Table`: an indirect table. Both
+//! `Walk`: the state of a walk along a chain of descriptors; `Table`: an indirect table. Both
 //! formats of a virtqueue walk with them.
 
 use crate::QueueError;
@@ -63,7 +63,7 @@ pub(crate) fn gather(
     Ok(bytes)
 }
 
-/// What a walk along a chain has seen. Passed by value, so that it stays in registers.
+/// The state of a walk along a chain. Passed by value, so that it stays in registers.
 pub(crate) struct Walk {
     /// Slices and empty descriptors that the batch may hold after this chain.
     limit: usize,

@@ -1,4 +1,4 @@
-//! What a hostile driver can write into a valid ring: each input ends in its own fault and then
+//! Words that a hostile driver writes into a valid ring: each input ends in its own fault and then
 //! in silence; random words reach nothing but guest memory.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(not(loom))]

@@ -79,13 +79,13 @@ fn halves(features: RingFeatures) -> (DriverQueue, DeviceQueue, usize) {
     (DriverQueue::Split(driver), DeviceQueue::Split(device), host)
 }
 
-/// What the buffers of two chains hold, written and read without order, as data is: the ring alone
-/// orders it.
+/// The bytes of the buffers of two chains, written and read without order, as data is: the ring
+/// alone orders it.
 #[derive(Clone)]
 struct Buffers {
-    /// What the driver writes for the device.
+    /// The word that the driver writes for the device.
     asked: LoomArc<[AtomicU32; 2]>,
-    /// What the device answers.
+    /// The word that the device answers.
     answered: LoomArc<[AtomicU32; 2]>,
 }
 

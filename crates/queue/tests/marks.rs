@@ -50,7 +50,7 @@ struct Guest {
     driver: DriverQueue,
     queue: DeviceQueue,
     log: OwnedFd,
-    /// What lay there when the log began.
+    /// The guest's memory when the log began.
     copy: Vec<u8>,
     numbers: Numbers,
     taken: Vec<Taken>,
@@ -185,7 +185,7 @@ impl Guest {
         self.copy = self.rig.read(GUEST, copied());
     }
 
-    /// What a front-end finds when nothing is left to be marked.
+    /// Checks that the log has a bit for each page that differs from the copy.
     fn check(&mut self) {
         self.queue.publish();
         fence_full();
@@ -268,8 +268,8 @@ fn every_byte_that_a_ring_writes_is_in_a_marked_page() {
     }
 }
 
-/// What the former log lacks is not needed: a front-end copies everything once after it has given a
-/// log. But what is in flight then must be in the log when it ends.
+/// The new log lacks the writes of before: a front-end copies everything once after it has given a
+/// log. But writes that are in flight then must be in the log when it ends.
 #[test]
 fn a_ring_that_gets_a_log_marks_its_used_ring_at_once() {
     let rig = Rig::new(16, RingFeatures::default(), 0);

@@ -1,5 +1,5 @@
-//! What a hostile driver can write into a packed ring: each input ends in its own fault and then
-//! in silence; random words reach nothing but guest memory. And what only packed rings have: ids
+//! Words that a hostile driver writes into a packed ring: each input ends in its own fault and then
+//! in silence; random words reach nothing but guest memory. And peculiarities of packed rings: ids
 //! of any 16 bits, used descriptors that overwrite other chains, laps.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(not(loom))]

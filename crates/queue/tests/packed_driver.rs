@@ -1,5 +1,5 @@
-//! What the driver half of a packed ring takes back: each used descriptor is read once, and a batch
-//! that is returned by its last chain comes back whole.
+//! Chains that the driver half of a packed ring takes back: each used descriptor is read once, and
+//! a batch that is returned by its last chain comes back whole.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(not(loom))]
 
@@ -17,7 +17,7 @@ const IN_ORDER: RingFeatures = RingFeatures { in_order: true, ..PLAIN };
 /// Flags of a descriptor that was used on an odd lap. On an even one there are none.
 const USED_ON_ODD: u16 = 1 << 7 | 1 << 15;
 
-/// Adds a chain of as many writable buffers of 16 bytes.
+/// Adds a chain of `buffers` writable buffers of 16 bytes.
 fn add(driver: &mut DriverQueue, buffers: usize) -> u16 {
     let list: Vec<_> = (0..buffers as u64).map(|n| (BUFFERS + n * 16, 16)).collect();
     driver.add(&[], &list).unwrap()

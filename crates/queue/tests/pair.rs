@@ -181,7 +181,7 @@ impl Pair {
 
     fn pop(&mut self, max: usize) {
         let popped = self.device.pop_batch(&mut self.batch, max);
-        // What came after the last look at the index may come with the next batch.
+        // Chains that came after the last look at the index may come with the next batch.
         let most = self.model.available.len().min(BATCH_CHAINS).min(max);
         assert!(popped <= most && (popped == 0) == (most == 0), "{popped} of {most}");
         for index in 0..popped {

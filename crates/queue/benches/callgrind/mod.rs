@@ -6,9 +6,9 @@
 
 use std::process::Command;
 
-/// Takes from the C library what not every x86-64 has: it copies 16 bytes at a time everywhere, not
-/// 32, and not with `rep movsb`. `AVX_Fast_Unaligned_Load` is what decides between the first two;
-/// the rest is for functions besides `memcpy`, in the names of older and newer releases.
+/// Makes the C library copy 16 bytes at a time, as it does on the oldest x86-64: not 32, and not
+/// with `rep movsb`. `AVX_Fast_Unaligned_Load` decides between 16 and 32; the rest is for functions
+/// besides `memcpy`, in the names of older and newer releases.
 const PLAIN_CPU: &str = "glibc.cpu.hwcaps=-AVX_Fast_Unaligned_Load,-AVX512VL,-AVX2,-AVX2_Usable,\
     -AVX,-ERMS,-FSRM,-SSSE3";
 

@@ -1,4 +1,4 @@
-//! The guest of the benches: its memory, and where a ring of its lies there.
+//! The guest of the benches: its memory, and the place of its ring there.
 
 use manyring_memory::{GuestMemory, Mapping, RegionSpec};
 use manyring_queue::{QueueConfig, RingAddresses, RingFeatures};

@@ -6,10 +6,10 @@
 //! push_response:  ring[rsp_prod] = response;  rsp_prod += 1;  the slot is free
 //! publish:        shared rsp_prod = rsp_prod (release)
 //! ```
-//! What was done to it, and why it is right:
+//! Differences to the plain version, and why they are right:
 //! 1. `req_prod` is read once per batch, and kept.
-//! 2. Of a request only as many words are copied as its first word says that it has, each once,
-//!    over the copy of an earlier request, which is neither cleared before nor moved after.
+//! 2. The first word of a request says how many words the request has. Only these are copied, each
+//!    once, over the copy of an earlier request, which is neither cleared before nor moved after.
 //! 3. Responses are written at once, but published once per burst.
 //! 4. `req_event` is written only when it changes. So in a turn the cache line of the counts is
 //!    fetched once to be read, and once to publish; `rsp_event` is read while we have the line.
@@ -206,8 +206,8 @@ impl BackRing {
         if !self.owed.is_empty() {
             return self.pop_owed(requests, max);
         }
-        // There are as many slots as entries. Only a front that reuses the entries of responses
-        // which are not published yet could run out of them.
+        // The slots are as many as the ring's entries. Only a front that reuses the entries of
+        // responses that are not published yet could run out of them.
         let available = usize::from(self.available_count()).min(self.slots.free_count());
         let count = available.min(BATCH_CHAINS).min(max);
         let entries = requests.restart(count, self.abi);
@@ -224,7 +224,7 @@ impl BackRing {
         count
     }
 
-    /// Takes as many requests as `entries` has, which lie in the ring as `layout` says.
+    /// Takes one request for each of `entries`; the requests lie in the ring as `layout` says.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "each caller has a layout of constants")]
     fn copy_batch<const ENTRY: usize>(
@@ -275,7 +275,7 @@ impl BackRing {
     }
 
     /// Sets a request aside, to be popped again after [`BackRing::recall`]. A back-end that takes
-    /// the ring over meanwhile finds it among those that are owed.
+    /// the ring over before that finds the request among those that are owed.
     ///
     /// # Panics
     /// If [`BackRing::can_set_aside`] is false: nobody would have the request any more.
@@ -458,7 +458,8 @@ impl Ring for BackRing {
         self.has_available()
     }
 
-    /// A `req_event` that has passed asks for no event. One that is still ahead is set back.
+    /// A `req_event` that has passed asks for no event. If the present one is still ahead, set it
+    /// back.
     fn disable_notifications(&mut self) {
         if self.event_written == self.req_cons.wrapping_add(1) {
             self.write_event(self.req_cons);

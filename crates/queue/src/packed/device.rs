@@ -11,7 +11,8 @@
 //! 1. A used descriptor is written where another chain, that is in flight, may lie. So the
 //!    descriptors of a chain are kept until it goes back, and a chain that is popped again (it was
 //!    set aside, or a former process has taken it) is walked along those.
-//! 2. A chain's slot is a number of ours, since its driver may choose any 16 bits as its id.
+//! 2. A chain's slot is a number that this half gives, since a driver may choose any 16 bits as the
+//!    chain's id.
 //! 3. `avail` is as far ahead of `used` as descriptors are in flight: chains that come back in any
 //!    order go back where the oldest lay.
 
@@ -79,10 +80,11 @@ pub struct DeviceHalf {
     aside: Aside,
     order: Order,
     record: Option<Box<PackedInflight>>,
-    /// What the burst writes behind its first descriptor, if the ring is to tell its own place.
+    /// The descriptors that the burst writes behind its first one, if the ring is to tell its
+    /// place.
     trail: Option<Vec<(Place, u64)>>,
-    /// What is written is marked in the migration log, while the front-end wants it: in the ring,
-    /// and in the device's event suppression area.
+    /// Marks of the writes to the ring, and to the device's event suppression area, in the
+    /// migration log, while the front-end wants them.
     marks: Option<Box<Marks>>,
     event_marks: Option<Box<Marks>>,
     /// Chains that a former process has taken and that are not popped again, the oldest last.

@@ -1,9 +1,9 @@
-//! The driver half of a packed virtqueue: what a guest does, for tests and bench.
+//! The driver half of a packed virtqueue, the guest's part, for tests and bench.
 //!
 //! ```text
 //! look:  from where the last look ended, while the descriptor is used: a chain is seen, and its
 //!        descriptors are passed over
-//! take:  the first chain that was seen; a look, if there is none
+//! take:  the first chain that was seen; before that a look, if no chain is left
 //! ```
 //! Each used descriptor is read once. With `VIRTIO_F_IN_ORDER` a device may return a batch by one
 //! used descriptor, with the id of the last chain, in the place of the first one (§2.8.9): then

@@ -12,7 +12,8 @@
 //!                              ^ the place
 //! ```
 //! A burst is shown by the store of its first descriptor. Until then its other descriptors are
-//! written from the last one down, so that those of a process which was killed meanwhile lie apart:
+//! written from the last one down, so that the used descriptors of a burst whose process was killed
+//! before it was shown lie apart:
 //!
 //! ```text
 //!   flag `used`      1 1 0 0 1 1 0 0      k: the first that was not shown, e: the end of the burst
@@ -144,7 +145,8 @@ mod tests {
     #[test]
     fn chain_that_the_driver_is_writing_does_not_matter() {
         let size = 7;
-        // All of it but the flags of its first descriptor is there. It is not as long as the ring.
+        // All of the chain but the flags of its first descriptor is written. It does not fill the
+        // ring.
         for (at, wrap) in (0..size).flat_map(|at| [(at, false), (at, true)]) {
             for (available, more) in (0..size).flat_map(|n| (1..size - n).map(move |m| (n, m))) {
                 let from = Place { at, wrap };

@@ -15,7 +15,7 @@
 //! resume:     the burst that was published last has used.idx - used_idx chains, from
 //!             last_batch_head along `next`:  their inflight = 0;  used_idx = used.idx
 //!             owed = the entries in flight, in the order of their counters
-//!             the next available index = used.idx + as many as are owed
+//!             the next available index = used.idx + the number of chains that are owed
 //! ```
 //! Why a kill between any two of these stores loses nothing, and returns nothing twice:
 //! 1. **One store takes a chain.** Before it the chain lies in the available ring still: those that

@@ -17,7 +17,7 @@
 //! publish:           published = the next k;  rsp_prod = the same
 //!
 //! owed = the records that are taken, and those that are answered by a k from rsp_prod on
-//! the next request to take = rsp_prod + as many as are owed
+//! the next request to take = rsp_prod + the number of requests that are owed
 //! ```
 //! Why a kill between any two of these stores loses nothing, and answers nothing twice:
 //! 1. **One store takes a request**: that of its record's state. Before that store neither the

@@ -1,4 +1,4 @@
-//! `Marks`: what a device half writes into guest memory, marked in the migration log.
+//! `Marks`: marks the pages that a device half writes in the migration log.
 //!
 //! A snapshot of guest memory that has a log says so (`GuestMemory::log`), and its rings mark what
 //! is written, at the points of `record/mod.rs`:

@@ -1,4 +1,4 @@
-//! What a device half writes down about its ring, for the process that follows one that was killed.
+//! A device half's record of its ring, for the process that follows one that was killed.
 //!
 //! A ring says which chains the driver has got back, but not which of the others were taken:
 //! chains are returned in any order. So a device half keeps a record in memory that outlives its

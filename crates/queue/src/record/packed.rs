@@ -85,7 +85,7 @@ pub(crate) type Owed = (Recorded, Vec<(u64, u64)>);
 pub(crate) struct PackedInflight {
     words: Words,
     counter: u64,
-    /// What the entries' `next` are, and the first that is free.
+    /// The region's `next` of each entry, and the first free entry.
     next: Vec<u16>,
     free: u16,
     /// The chains that are answered and not published.
@@ -180,7 +180,7 @@ impl PackedInflight {
         Ok(used)
     }
 
-    /// What lies on the free list is not in flight.
+    /// Clears the flags of the entries on the free list: they are not in flight.
     fn clear_free(&self, size: u16, is_seen: &mut [bool]) -> Result<(), InflightError> {
         let mut at = self.free;
         while let Some(next) = self.next.get(usize::from(at)) {
@@ -232,8 +232,7 @@ impl PackedInflight {
         }
     }
 
-    /// Records that a chain of these `num` descriptors is taken: at most as many as entries are
-    /// free.
+    /// Records that a chain of these `num` descriptors is taken; `num` entries are free at least.
     pub(crate) fn taken<'a>(
         &mut self,
         num: u16,

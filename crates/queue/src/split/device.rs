@@ -11,11 +11,11 @@
 //! publish:    chains that waited, and now follow the last pushed one, get their used entries
 //!             used.idx = used_idx (release)
 //! ```
-//! What was done to it: (1) `avail.idx` is read once per batch and kept; (2) descriptors are
-//! copied as two 64-bit words, so that a driver that rewrites them cannot be seen half; (3) used
-//! entries are written at once but published once per burst; (4) notification words are written
-//! only when their value changes; (5) what a walk has seen of a chain is a value that stays in
-//! registers, and the sum of its bytes is judged once, at its end.
+//! Differences to the plain version: (1) `avail.idx` is read once per batch and kept; (2)
+//! descriptors are copied as two 64-bit words, so that a driver that rewrites them cannot be seen
+//! half; (3) used entries are written at once but published once per burst; (4) notification words
+//! are written only when their value changes; (5) what a walk has seen of a chain is a value that
+//! stays in registers, and the sum of its bytes is judged once, at its end.
 
 mod aside;
 mod built;
@@ -70,9 +70,9 @@ pub struct DeviceHalf {
     aside: Aside,
     /// Restores the order of chains, if the driver wants it (`VIRTIO_F_IN_ORDER`).
     order: Order,
-    /// Written down for the process that serves the ring after this one, if its front-end wants it.
+    /// The record for the process that serves the ring after this one, if its front-end wants it.
     record: Option<Box<Inflight>>,
-    /// What is written is marked in the migration log, while the front-end wants it.
+    /// The marks of the device's writes in the migration log, while the front-end wants them.
     marks: Option<Box<Marks>>,
     /// There is an order to restore, a record to keep or a log to mark in.
     is_noted: bool,

@@ -1,4 +1,4 @@
-//! The driver half of a split virtqueue: what a guest does, for tests and bench.
+//! The driver half of a split virtqueue, the guest's part, for tests and bench.
 
 use crate::IndirectTable;
 use crate::config::{QueueConfig, RingAreas};

@@ -1,4 +1,4 @@
-//! What a hostile front writes into its ring.
+//! Counts and requests that a hostile front writes into its ring.
 
 use super::*;
 

@@ -156,7 +156,7 @@ impl Pair {
 
     fn pop(&mut self, max: usize) {
         let popped = self.back.pop_batch(&mut self.requests, max);
-        // What came after the last look at the count may come with the next batch.
+        // Requests that came after the last look at the count may come with the next batch.
         let most = self.available.len().min(BATCH_CHAINS).min(max);
         assert!(popped <= most && (popped == 0) == (most == 0), "{popped} of {most}");
         for index in 0..popped {

@@ -17,7 +17,8 @@ impl Numbers {
     }
 }
 
-/// What outlives a back-end: the ring and its front, the journal, and what the front waits for.
+/// The things that outlive a back-end: the ring and its front, the journal, and the ids that the
+/// front waits for.
 struct Shared {
     rig: Rig,
     journal: Words,

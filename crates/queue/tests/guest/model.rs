@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a driver put into a chain.
+/// The buffers of a chain, as its driver made it available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ModelChain {
     pub(crate) id: u16,
@@ -10,7 +10,7 @@ pub(crate) struct ModelChain {
     pub(crate) readable: Vec<(u64, u32)>,
     /// (guest address, bytes) the device writes.
     pub(crate) writable: Vec<(u64, u32)>,
-    /// What the readable bytes are filled with.
+    /// The value of every readable byte.
     pub(crate) fill: u8,
     /// Descriptors of the ring that it takes.
     pub(crate) cost: u16,
@@ -88,7 +88,7 @@ impl Model {
     pub(crate) fn push(&mut self, at: usize, written: u32) {
         let from_end = self.in_flight.len() - 1 - at;
         let chain = self.in_flight.remove(at);
-        // What was popped before it can no longer be the newest pop.
+        // Chains that were popped before this one are no longer the newest pop.
         self.put_back = self.put_back.min(from_end);
         self.pushed_total += 1;
         let place = self.places.remove(at);

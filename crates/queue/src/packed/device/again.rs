@@ -44,7 +44,7 @@ impl DeviceHalf {
     }
 
     /// Makes descriptors available again that the former process has written as used and that the
-    /// driver has not come to: with the next burst it could.
+    /// driver has not been shown: otherwise the driver would take them with the next burst.
     fn take_back_unseen(&self) {
         let mut place = self.used;
         for _ in 0..self.held {

@@ -1,4 +1,4 @@
-//! The device half of a packed ring is built.
+//! How the device half of a packed ring is built.
 
 use super::DeviceHalf;
 use super::kept::Slots;
@@ -80,9 +80,10 @@ impl DeviceHalf {
         })
     }
 
-    /// Records what is taken and not returned in `region`, of
-    /// [`packed_inflight_size`](crate::packed_inflight_size) bytes. If a former process has done
-    /// so, the ring goes on where that one was killed. Nothing is read before [`Ring::begin`].
+    /// Records the chains that are taken and not returned in `region`, of
+    /// [`packed_inflight_size`](crate::packed_inflight_size) bytes. If a former process has left a
+    /// record there, the ring goes on where that process was killed. Nothing is read before
+    /// [`Ring::begin`].
     #[must_use]
     pub fn recorded(mut self, region: Option<Words>) -> Self {
         debug_assert!(region.is_none() || !self.has_begun, "the base would be used");

@@ -1,9 +1,9 @@
-//! `Slots`: what a packed ring keeps of each chain that was popped and has not gone back.
+//! `Slots`: the descriptors of each chain of a packed ring that was popped and has not gone back.
 //!
 //! A slot has room for a short chain. The further descriptors of longer ones lie in one list that
-//! all slots share, and leave it when their chain goes back. Descriptors in flight are at most as
-//! many as the ring has, and so is the list: a driver that uses long chains in every slot, one
-//! after the other, makes it no longer.
+//! all slots share, and leave it when their chain goes back. The list is never longer than the
+//! ring, because no more descriptors can be in flight: a driver that uses long chains in every
+//! slot, one after the other, makes it no longer.
 
 use crate::place::Place;
 use crate::record::packed::Recorded;
@@ -14,8 +14,8 @@ pub(super) const FEW: usize = 4;
 /// No slot: there are fewer.
 const NONE: u16 = u16::MAX;
 
-/// The chains that have not gone back, by their slots. Those that no chain has form a list, of
-/// which each slot holds the next one: whoever begins or ends a chain looks at its slot anyhow.
+/// The chains that have not gone back, by their slots. The free slots form a list, in which each
+/// one names the next: a chain that begins or ends touches its slot anyhow.
 #[derive(Debug)]
 pub(super) struct Slots {
     /// Reaches as far as the highest slot that was used.
@@ -109,7 +109,7 @@ impl Slots {
     }
 }
 
-/// What is kept of a chain: one slot.
+/// The descriptors and facts that are kept of one chain: one slot.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     /// The chain's id, which is that of its last descriptor (§2.8.6).

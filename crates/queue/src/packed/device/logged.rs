@@ -8,8 +8,8 @@ use crate::record::marks::Marks;
 use manyring_wire::virtqueue::{DESCRIPTOR_SIZE, EVENT_SIZE, desc_table_size};
 
 impl DeviceHalf {
-    /// Marks from now on what the snapshot's log wants, in a ring at these addresses. Not before
-    /// the ring has begun: nothing may be written then.
+    /// From now on marks the writes to a ring at these addresses in the snapshot's log, if it has
+    /// one. Called once the ring has begun: before that nothing may be written.
     pub(super) fn log_from_here(&mut self, addresses: RingAddresses) {
         let (ring, len) = (addresses.descriptor, desc_table_size(self.size));
         self.marks = Marks::new(&self.memory, ring, len, self.marks.take());
@@ -20,7 +20,7 @@ impl DeviceHalf {
         }
     }
 
-    /// What this process or a former one may have written of the ring.
+    /// Marks all of the ring: this process or a former one may have written any part of it.
     pub(super) fn mark_all(&self) {
         [&self.marks, &self.event_marks].into_iter().flatten().for_each(|marks| marks.wrote_all());
     }

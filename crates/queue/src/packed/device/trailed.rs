@@ -12,9 +12,9 @@ impl DeviceHalf {
     #[must_use]
     pub fn trailed(mut self) -> Self {
         debug_assert!(!self.has_begun, "the place would not be looked for");
-        // One of the two says the place, and the trail is there for any process.
+        // Either the record or the trail says the place; the trail works for any process.
         self.record = None;
-        // Else a place would not say which chains are answered.
+        // If chains went back in another order, a place would not say which of them are answered.
         self.features.in_order = true;
         self.order = Order::new(self.size.next_power_of_two());
         (self.trail, self.is_noted) = (Some(Vec::new()), true);

@@ -11,7 +11,7 @@ use manyring_wire::virtqueue::{DESC_F_INDIRECT, DESC_F_WRITE, DESCRIPTOR_SIZE, D
 
 /// How far along its chain a walk has come.
 enum Walked {
-    /// To its end, after as many descriptors.
+    /// To the end of the chain, which has this number of descriptors.
     Whole(Walk, u16),
     /// The chain goes on at the descriptor `at`, whose two words were read.
     Part { at: u16, low: u64, high: u64, walk: Walk },
@@ -19,8 +19,8 @@ enum Walked {
 
 impl DeviceHalf {
     /// Walks the chain of the ring that begins at a place, where these two words stand, and keeps
-    /// its descriptors in `slot`, which is the next one and is the chain's from here on. Gives how
-    /// many descriptors there are: no more than are free of the ring.
+    /// its descriptors in `slot`, which is the next free one and becomes the chain's. Returns the
+    /// number of descriptors, which is never more than the ring has free.
     #[inline]
     pub(super) fn walk_ring(
         &mut self,
@@ -40,7 +40,7 @@ impl DeviceHalf {
         }
     }
 
-    /// The rest of a chain that is longer than what a slot has room for.
+    /// Walks the rest of a chain that has more descriptors than a slot has room for.
     #[cold]
     fn walk_long(
         &mut self,
@@ -61,8 +61,9 @@ impl DeviceHalf {
     }
 
     /// Walks along the first descriptors of a chain, which are kept in its slot, or along the
-    /// further ones. Whether the first ones are free of the ring is asked once, at their end: until
-    /// then only copies of them were looked at.
+    /// further ones. A chain may have no more descriptors than the ring has free: for the first
+    /// ones that is checked once, at their end, since until then only copies of them were looked
+    /// at.
     #[inline]
     fn walk_on<const FURTHER: bool>(
         &mut self,

@@ -59,7 +59,8 @@ impl DeviceHalf {
             return false;
         }
         let first = self.last_avail.wrapping_sub(count);
-        // The one that was popped last first: if it is none of these, it was answered.
+        // The heads of the last chains in the available ring, the one that was popped last first.
+        // If one of them is not set aside, it was answered.
         let popped_last = (0..count).rev().map(|n| {
             let index = first.wrapping_add(n) & (self.size - 1);
             self.areas.avail.load_u16(avail_entry(index))

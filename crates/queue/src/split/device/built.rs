@@ -1,4 +1,4 @@
-//! The device half of a split ring is built.
+//! How the device half of a split ring is built.
 
 use super::DeviceHalf;
 use crate::aside::Aside;

@@ -6,8 +6,9 @@ use crate::record::marks::Marks;
 use manyring_wire::virtqueue::{RING_IDX, used_entry, used_ring_size};
 
 impl DeviceHalf {
-    /// Marks from now on what the snapshot's log wants, in a ring whose used ring lies at the
-    /// front-end's address `used`. Not before the ring has begun: nothing may be written then.
+    /// From now on marks the writes to the ring, whose used ring lies at the front-end's address
+    /// `used`, in the snapshot's log, if it has one. Called once the ring has begun: before that
+    /// nothing may be written.
     pub(super) fn log_from_here(&mut self, used: u64) {
         let len = used_ring_size(self.size);
         self.marks = Marks::new(&self.memory, used, len, self.marks.take());

@@ -1,4 +1,4 @@
-//! A split ring that is recorded: what is owed is popped first, and each step is written down.
+//! A split ring with a record: owed chains are popped first, and each step is written down.
 
 use super::DeviceHalf;
 use crate::aside::pop_again;
@@ -10,9 +10,9 @@ use crate::ring::Ring;
 use manyring_memory::Words;
 
 impl DeviceHalf {
-    /// Records what is taken and not returned in `region`, of
-    /// [`inflight_size`](crate::inflight_size) bytes. If a former process has done so, the ring
-    /// goes on where that one was killed. Nothing is read before [`Ring::begin`].
+    /// Records the chains that are taken and not returned in `region`, of
+    /// [`inflight_size`](crate::inflight_size) bytes. If a former process has left a record there,
+    /// the ring goes on where that process was killed. Nothing is read before [`Ring::begin`].
     #[must_use]
     pub fn recorded(mut self, region: Option<Words>) -> Self {
         debug_assert!(region.is_none() || !self.has_begun, "the base would be used");
