@@ -44,7 +44,7 @@ pub(crate) struct ThreadTimes {
     pub(crate) delayed_ns: u64,
 }
 
-/// The times of a thread of ours; zero if they cannot be read.
+/// The times of a thread of this process; zero if they cannot be read.
 pub(crate) fn thread_times(thread_id: i32) -> ThreadTimes {
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread_id}/schedstat"));
     text.ok().and_then(|text| parse_schedstat(&text)).unwrap_or_default()
@@ -57,8 +57,7 @@ fn parse_schedstat(text: &str) -> Option<ThreadTimes> {
     Some(ThreadTimes { ran_ns: ran.ok()?, delayed_ns: delayed.ok()? })
 }
 
-/// How many threads the kernel keeps for what the thread `thread_id` of ours has submitted to its
-/// io_uring.
+/// The number of kernel threads that serve the io_uring of this process's thread `thread_id`.
 pub(crate) fn ring_threads(thread_id: i32) -> usize {
     let folder = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let thread = |entry: std::fs::DirEntry| {

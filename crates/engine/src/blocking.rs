@@ -1,9 +1,9 @@
 //! Calls that may block, beside the control thread: each on a thread of its own, but for a row of
 //! them at the start.
 //!
-//! A pool of threads would be cheaper, but these calls are rare. What counts is what happens where
-//! the system has no thread to give (a limit of processes): the call waits until there is one. The
-//! runtime's own pool panics there, and a panic ends the guests of all devices.
+//! A pool of threads would be cheaper, but these calls are rare. More important is a system that
+//! has no thread to give (a limit of processes): here the call waits until there is one, whereas
+//! the runtime's own pool panics, and a panic ends the guests of all devices.
 
 use crate::watch::{Post, Serves};
 use manyring_memory::{Duty, take_duty};
@@ -18,15 +18,16 @@ use tokio::sync::oneshot;
 /// Pause before a thread is asked for again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Does `call` on a thread of its own; goes on with it to the end once it has begun, also if the
-/// answer is no longer awaited. `None` if it panicked. Needs a tokio runtime with time.
+/// Does `call` on a thread of its own. A call that has begun is done to its end, also if the answer
+/// is no longer awaited. `None` if it panicked. Needs a tokio runtime with time.
 pub async fn aside<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     apart(None, call).await
 }
 
-/// The same for a call whose end the host chooses, such as a look at a file system of the network:
-/// while it does not come back, the thread is named with the `device` in the log, and [`held`] has
-/// it. The call may use the runtime that waits for it: to have a socket watched, for example.
+/// Does `call`, whose end the host chooses (a look at a file system of the network, for one), on a
+/// thread of its own, as [`aside`]. While the call does not come back, the log names the thread
+/// with the `device`, and [`held`] lists it. The call may use the runtime that waits for it: to
+/// have a socket watched, for example.
 ///
 /// [`held`]: crate::held
 pub async fn aside_for<T: Send + 'static>(
@@ -59,18 +60,18 @@ async fn apart<T: Send + 'static>(
         }
     };
     let thread = start(work).await;
-    // Else the call and its reply would live as long as this does, and so for ever.
+    // A copy that stays here would keep the call and its reply, so that `answer` would never end.
     drop(call);
     let answer = answer.await.ok();
-    // LeakSanitizer takes what a thread frees at its very end for lost while the thread ends. The
-    // daemon does not wait for that: a join blocks.
+    // LeakSanitizer reports memory that a thread frees at its very end as lost while the thread
+    // ends. Only fuzzing waits for the end: a join blocks.
     if cfg!(fuzzing) {
         let _ = thread.join();
     }
     answer
 }
 
-/// Starts a thread for what `work` gives; waits until the system has one.
+/// Starts a thread for the closure that `work` makes; waits until the system has one.
 async fn start<F: FnOnce() + Send + 'static>(work: impl Fn() -> F) -> JoinHandle<()> {
     let mut is_told = false;
     loop {
@@ -90,10 +91,10 @@ async fn start<F: FnOnce() + Send + 'static>(work: impl Fn() -> F) -> JoinHandle
     }
 }
 
-/// Calls for many devices, each of which may block, in their order. One thread does them all as
-/// long as the host comes back: a thread for each would cost a start with a thousand devices most
-/// of its time. Whoever waits for an answer in vain has another thread go on with the next call.
-/// Dropping this drops the calls that no thread has begun.
+/// Calls for many devices, each of which may block, in their order. One thread does them all while
+/// the host comes back: with a thousand devices, starting a thread for each would take most of the
+/// start's time. A caller that waits for an answer in vain has another thread go on with the next
+/// call. Dropping this drops the calls that no thread has begun.
 #[derive(Debug, Default)]
 pub struct AsideRow(Arc<Mutex<VecDeque<Call>>>);
 

@@ -1,16 +1,16 @@
-//! `QueueIo`: what a worker lends a queue for one call: its io_uring and watches, the queue's slot,
+//! `QueueIo`: a queue's access to its worker for one call: io_uring and watches, the queue's slot,
 //! and the time.
 
 use crate::wait::{Source, Wait};
 use manyring_backend::sys::uring::Ring;
 use rustix::fd::BorrowedFd;
 
-/// What a worker lends the queue in one of its slots.
+/// The worker's io_uring, watches and time, lent for one call to the queue in one of its slots.
 #[derive(Debug)]
 pub struct QueueIo<'a> {
     wait: &'a mut Wait,
     slot: u32,
-    /// How many queues have left this slot before: tells the events of this queue from theirs.
+    /// The number of queues that had this slot before: tells the events of this queue from theirs.
     generation: u32,
     now_ns: u64,
     is_alone: bool,
@@ -23,7 +23,7 @@ impl<'a> QueueIo<'a> {
         Self { wait, slot, generation, now_ns, is_alone: false }
     }
 
-    /// The same, for a queue whose guest is the only one with work on this worker.
+    /// Notes whether the queue's guest is the only one with work on this worker.
     #[must_use]
     #[inline]
     pub fn alone(self, is_alone: bool) -> Self {
@@ -55,8 +55,8 @@ impl<'a> QueueIo<'a> {
         self.wait.ring()
     }
 
-    /// What the `user_data` of an io_uring entry must carry above its token, so that the worker
-    /// hands the completion to this queue.
+    /// The upper bits that the `user_data` of an io_uring entry must carry above its token, so that
+    /// the worker hands the completion to this queue.
     pub fn disk_tag(&self) -> u64 {
         Source::Disk { slot: self.slot, token: 0 }.pack()
     }
@@ -68,12 +68,12 @@ impl<'a> QueueIo<'a> {
         watch
     }
 
-    /// Ends the watch of the kick that has this number.
+    /// Ends the watch of the kick that [`Self::watch_kick`] has given this number.
     pub fn unwatch_kick(&mut self, kick: BorrowedFd<'_>, watch: u32) {
         self.wait.unwatch(kick, Source::Kick { slot: self.slot, watch });
     }
 
-    /// Gives the kernel what was placed so far.
+    /// Submits the entries that were placed so far to the kernel.
     pub(crate) fn submit(&mut self) {
         self.wait.submit();
     }

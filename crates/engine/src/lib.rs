@@ -30,13 +30,13 @@
 //!   in flight, under its chain's slot; the epochs say which snapshot of guest memory it uses.
 //! * `policy/` only decides: it does no I/O and reads no clock.
 //!
-//! What is shared, and by whom:
+//! The resources that are shared, and by whom:
 //! 1. A queue has one owner at a time, its worker: no lock, no atomic instruction per request.
 //!    A queue that moves is handed over whole, when nothing of it is in flight.
 //! 2. A worker's time is shared by the guests whose queues it serves (`policy/share.rs`), and its
 //!    io_uring by their disks (`manyring_backend::sys::uring`).
-//! 3. Only workers and threads of disks touch guest memory, where a page fault can take as long as
-//!    the front-end likes; the control thread never does (`manyring_memory::Duty`).
+//! 3. Only workers and threads of disks touch guest memory, where the front-end decides how long a
+//!    page fault takes; the control thread never does (`manyring_memory::Duty`).
 //! 4. Only a device's janitor touches a file descriptor that its front-end sent
 //!    (`fds/foreign.rs`). A write to an eventfd that blocks is interrupted by the sentry
 //!    (`fds/sentry.rs`).

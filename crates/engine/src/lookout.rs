@@ -1,7 +1,7 @@
 //! A thread that looks at others at every tick while they work, and sleeps without a timer while
 //! they rest: the sentry (`sentry.rs`) and the watch (`watch.rs`).
 //!
-//! Whoever is looked at counts first, and then asks whether the lookout sleeps
+//! A thread that is looked at counts first, and then asks whether the lookout sleeps
 //! ([`Lookout::rouse`]). The lookout says first that it sleeps, and then looks once more. All four
 //! are sequentially consistent, so that at least one of them sees the other: no work is overlooked.
 
@@ -57,7 +57,7 @@ impl Lookout {
         Ok(())
     }
 
-    /// Wakes it, if it sleeps. Called by whoever has just counted that it works.
+    /// Wakes it, if it sleeps. Called by a thread that has just counted that it works.
     #[inline]
     pub(crate) fn rouse(&self) {
         if self.is_asleep.load(Ordering::SeqCst) {

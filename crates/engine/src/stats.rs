@@ -50,7 +50,7 @@ pub enum Kind {
 pub struct Named<T> {
     /// Name, without prefix or `_total`.
     pub name: &'static str,
-    /// What it counts, with its unit.
+    /// One sentence on the number, with its unit.
     pub help: &'static str,
     /// Counter or gauge.
     pub kind: Kind,
@@ -58,7 +58,8 @@ pub struct Named<T> {
     pub value: T,
 }
 
-/// What kind of device a queue belongs to: it has the counters of its class, and those of all.
+/// The kind of device that a queue belongs to: the queue has the counters of its class and the
+/// common ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Class {
     /// A block device.
@@ -98,7 +99,7 @@ impl Of {
 macro_rules! queue_stats {
     (counters { $($counter:ident: $of:ident $kind:ident = $help:literal,)* }
      histograms { $($histogram:ident: $hof:ident = $hhelp:literal,)* }) => {
-        /// What one queue has done. See the module for who writes.
+        /// The counters and histograms of one queue, written by the worker that owns it.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub struct QueueStats {
@@ -144,8 +145,9 @@ macro_rules! queue_stats {
                 numbers
             }
 
-            /// Shows what another process has counted, `now`, on top of what those `before` it
-            /// have. Only whoever owns these numbers may; numbers that are missing are 0.
+            /// Shows the sum of two lists in the order of [`Self::numbers`]: another process's
+            /// `now`, and `before` of the processes before it. Only the owner of these numbers may
+            /// call it; missing numbers are 0.
             pub fn show(&self, before: &[u64], now: &[u64]) {
                 let mut at = 0;
                 let mut next = || {
@@ -253,7 +255,7 @@ impl QueueStats {
     }
 }
 
-/// What a worker has done.
+/// The counters of one worker.
 #[derive(Debug, Default)]
 pub struct WorkerStats {
     /// Queues it owns.
@@ -268,18 +270,18 @@ pub struct WorkerStats {
     /// though the call was not to wait. The device's requests are then left to threads of the
     /// kernel for a while.
     pub device_waits: Counter,
-    /// Nanoseconds that threads of this worker ran which have ended since.
+    /// Nanoseconds that former threads of this worker ran, which have ended.
     pub ran_before_ns: Counter,
     /// For each queue that came from another worker: nanoseconds from the turn at which it took
     /// its last requests there to the end of its first turn here.
     pub pause_ns: Histogram,
-    /// What its law of polling has come to.
+    /// The numbers of its law of polling.
     pub law: LawStats,
 }
 
 macro_rules! law_stats {
     ($($counter:ident: $kind:ident = $help:literal,)*) => {
-        /// What a worker's law of polling has come to: written by the worker, about once a
+        /// The numbers of a worker's law of polling: written by the worker, about once a
         /// millisecond and before it sleeps.
         #[derive(Debug, Default)]
         pub struct LawStats {
@@ -317,7 +319,7 @@ law_stats! {
 }
 
 impl LawStats {
-    /// What has been counted by now, for a law that is to go on with it.
+    /// The counts so far, for a new law that goes on with them.
     pub(crate) fn counts(&self) -> Numbers {
         Numbers {
             trials: self.trials.value(),

@@ -11,7 +11,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// What an event is about; packed into the 64 bits that the kernel hands back.
+/// The subject of an event; packed into the 64 bits that the kernel hands back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The kick of the queue in `slot`, if the queue still watches it under this number.
@@ -78,7 +78,7 @@ impl Source {
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
-    /// What the kernel handed back.
+    /// Unpacks the 64 bits that the kernel handed back.
     #[must_use]
     pub const fn unpack(data: u64) -> Self {
         let (slot, low) = ((data >> SLOT_SHIFT) as u32 & 0xff_ffff, data as u32);
@@ -96,7 +96,7 @@ impl Source {
 /// An event, as the kernel reported it.
 #[derive(Clone, Copy, Debug)]
 pub struct Woken {
-    /// What it is about.
+    /// The subject.
     pub source: Source,
     /// Bytes, poll mask or negative errno.
     pub result: i32,
@@ -110,7 +110,7 @@ enum Kernel {
     Epoll(Epoll),
 }
 
-/// What stands in for io_uring. A look is a system call here, so a busy worker looks only every
+/// The stand-in for io_uring. A look is a system call here, so a busy worker looks only every
 /// [`EPOLL_TURNS`] rounds, or after [`EPOLL_LOOK_NS`] if its rounds are long.
 struct Epoll {
     fd: OwnedFd,
@@ -158,7 +158,7 @@ fn nanoseconds(time: Timespec) -> u64 {
     seconds.wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.cast_unsigned())
 }
 
-/// Now, by the clock of the workers, in nanoseconds: for what the control thread tells them.
+/// The workers' clock now, in nanoseconds, for times that the control thread gives them.
 #[must_use]
 pub fn clock_now_ns() -> u64 {
     clock_ns().saturating_sub(origin_ns())
@@ -213,8 +213,8 @@ impl Wait {
         }
     }
 
-    /// Nanoseconds since the first worker of this process started: a time that a queue has taken
-    /// down means the same on the worker to which it moves. Read once per round.
+    /// Nanoseconds since the first worker of this process started, on one clock for all workers, so
+    /// that a queue that moves can keep its times. Read once per round.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         clock_ns().saturating_sub(self.origin_ns)

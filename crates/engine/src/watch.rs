@@ -1,8 +1,8 @@
 //! The watch over threads that touch or map guest memory: those that do not come back are named.
 //!
-//! A page fault or a mapping of guest memory waits as long as the front-end likes, and no signal
-//! ends it. The kernel offers no bound for that inside of one process, so whoever waits must at
-//! least be told who makes it wait:
+//! The front-end decides how long a page fault or a mapping of guest memory lasts, and no signal
+//! ends it. The kernel offers no bound for that inside of one process, so the operator must at
+//! least be told which device holds which thread:
 //!
 //! ```text
 //! thread:  at_work: beats += 1 (odd);  is the watch asleep? wake it
@@ -29,7 +29,7 @@ use tokio::time::Instant;
 const TICK: Duration = Duration::from_millis(25);
 /// Ticks in which a thread at work has made no progress, before it is looked at.
 const STUCK_TICKS: u64 = 2;
-/// The same for a call of the host, which may wait for a disk that is busy: a second.
+/// Ticks for a call of the host, which may wait for a disk that is busy: a second.
 const STUCK_TICKS_HOST: u64 = 40;
 /// Ticks without any thread at work after which the watch goes to sleep.
 const QUIET_TICKS: u32 = 8;
@@ -103,7 +103,8 @@ pub(crate) struct Post {
     /// The number of the queue whose turn it is; 0: of none.
     queue: AtomicU64,
     is_held: AtomicBool,
-    /// What the watch saw last, and in how many ticks it has been the same. Only the watch writes.
+    /// The beats that the watch saw last, and for how many ticks they were the same. Only the watch
+    /// writes.
     seen: AtomicU64,
     same_ticks: AtomicU64,
     held: Mutex<Option<(Held, Instant)>>,

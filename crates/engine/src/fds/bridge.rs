@@ -3,7 +3,8 @@
 //! that are the kick of another ring as well (`foreign.rs`).
 //!
 //! UML passes pipes and unix sockets as kick and call. A thread that reads or writes a pipe waits
-//! for the pipe's lock, which the front-end can hold; so a worker gets an eventfd of ours instead:
+//! for the pipe's lock, which the front-end can hold; so a worker gets an eventfd of the engine
+//! instead:
 //!
 //! ```text
 //! kick:  front-end -> pipe or socket -> (thread: drain) -> our eventfd -> worker
@@ -61,12 +62,12 @@ enum Direction {
     Call(Vec<u8>),
 }
 
-/// A doorbell that is no eventfd, with the eventfd of ours that a worker uses instead.
+/// A doorbell that no worker touches, with the eventfd that a worker uses instead.
 #[derive(Debug)]
 struct OddBell<F> {
     id: u64,
     kind: OddKind,
-    /// Reports writes to an eventfd. Closed before `theirs`, which it refers to.
+    /// Reports writes to an eventfd. Dropped before `theirs`, to which it refers.
     set: Option<OwnedFd>,
     theirs: F,
     ours: Arc<OwnedFd>,
@@ -124,8 +125,8 @@ impl<F: Sent> Bridge<F> {
     }
 
     /// # Errors
-    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no eventfd to give, or front-ends have as
-    /// many fds as they may have. `ENOBUFS`: a call has more to be read than it should hold.
+    /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no eventfd to give, or front-ends have all
+    /// the fds that the budget allows. `ENOBUFS`: a call has more to be read than it should hold.
     /// The error of `fcntl` or `shutdown`.
     fn add(&mut self, theirs: F, kind: OddKind, direction: Direction) -> Result<OurSide, Errno> {
         let stand_ins = StandIns::take(if kind == OddKind::Event { 2 } else { 1 })?;
@@ -198,8 +199,8 @@ impl<F: Sent> OddBell<F> {
         self.set.as_ref().map_or_else(|| self.fd(), AsFd::as_fd)
     }
 
-    /// What to poll. A kick that is over would be ready for ever. Our eventfd takes its place in
-    /// the list, polled for nothing but errors, which it never has.
+    /// The fd to poll. A kick that is over would be ready for ever. The engine's eventfd takes its
+    /// place in the list, polled for nothing but errors, which it never has.
     fn watched(&self) -> PollFd<'_> {
         let is_costly = self.kind == OddKind::Event && self.theirs.is_blocked();
         match self.direction {
@@ -220,8 +221,8 @@ impl<F: Sent> OddBell<F> {
             return;
         }
         let gone = PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-        // While there is something to read it is read, also behind the end: a socket that holds
-        // unread messages holds open what was sent with them.
+        // Read while there is something to read, also behind the end: a socket that holds unread
+        // messages keeps the files open that were sent with them.
         let mut is_over = events.intersects(gone) && !events.contains(PollFlags::IN);
         if events.contains(PollFlags::IN) {
             let drained = self.drain();
@@ -270,8 +271,8 @@ impl<F: Sent> OddBell<F> {
     }
 }
 
-/// A set that reports each write to the eventfd once. To enter it waits for the lock under which
-/// others walk the eventfd's waiters: where that takes far too long, the session ends.
+/// Makes an epoll set that reports each write to the eventfd once. Adding the eventfd waits for the
+/// lock under which others walk its waiters: if that takes far too long, the session ends.
 fn set_of(eventfd: &impl Sent) -> Result<OwnedFd, Errno> {
     let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -311,7 +312,8 @@ pub(crate) fn refuse_input(socket: &impl Sent) -> Result<(), Errno> {
     Err(Errno::NOBUFS)
 }
 
-/// The first release of Linux in which who sends to a unix socket does not collect its garbage.
+/// The first release of Linux in which a sender to a unix socket does not collect the sockets'
+/// garbage.
 const SENDS_NEVER_WAIT: [u32; 2] = [6, 9];
 
 /// True if a message without file descriptors is sent to a unix socket, or refused because that is

@@ -1,4 +1,4 @@
-//! How many file descriptors front-ends may have, all of them together, and the part of a message.
+//! The budget of file descriptors of all front-ends together, and the part of one message.
 
 use rustix::io::Errno;
 use std::sync::OnceLock;
@@ -7,7 +7,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 /// File descriptors of one message at most (`SCM_MAX_FD` of the kernel).
 pub const MESSAGE_FDS_MAX: usize = 253;
 /// Jobs that may wait for a janitor before its session receives the next message. Each may be the
-/// close of a file descriptor, so the budget has room for as many.
+/// close of a file descriptor that still counts, so the budget has room for this number of them.
 pub(super) const JOBS_MAX: usize = 64;
 
 /// Permits for file descriptors of front-ends: the limit of open files, less a quarter of it (and
@@ -65,7 +65,7 @@ impl Room {
         budget().try_acquire_many(ROOM).ok().map(|permit| Self(Some(permit)))
     }
 
-    /// The part of one of the message's descriptors, as long as there is any.
+    /// The permit for one of the message's descriptors; `None` once all of the room is split off.
     pub(super) fn split(&mut self) -> Option<SemaphorePermit<'static>> {
         self.0.as_mut().and_then(|permit| permit.split(1))
     }

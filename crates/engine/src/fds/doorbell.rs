@@ -3,10 +3,10 @@
 //! The event channel of a Xen queue is both its kick and its call: two eventfds of the simulated
 //! Xen, or a port of the event device.
 //!
-//! QEMU passes eventfds, UML what it calls a pipe, which is a pair of unix sockets or a pipe.
+//! QEMU passes eventfds. UML passes "pipes", each of which is a pair of unix sockets or a pipe.
 //! Anything else is refused. A worker only touches eventfds and sockets that are calls: the
-//! front-end's own, guarded by the sentry (`sentry.rs`), or an eventfd of ours that stands for
-//! another doorbell (`bridge.rs`).
+//! front-end's own, guarded by the sentry (`sentry.rs`), or an eventfd of the engine that stands
+//! for another doorbell (`bridge.rs`).
 //!
 //! The daemon may have rights that the front-end lacks, so nothing that a front-end sends is opened
 //! again by its path, and a descriptor must carry the access that it is used for. A pipe or socket
@@ -56,17 +56,17 @@ impl From<Errno> for DoorbellError {
     }
 }
 
-/// What a doorbell is made of.
+/// The file behind a doorbell, by who made it.
 #[derive(Debug)]
 enum Bell {
-    /// An eventfd of ours.
+    /// An eventfd that this process has made.
     Own(OwnedFd),
     /// An eventfd that a domain of the simulated Xen may hold too, and whether a write to it has
     /// blocked.
     Shared(OwnedFd, AtomicBool),
     /// The front-end's eventfd, or the unix socket that it sent as a call.
     Foreign(Arc<Theirs>),
-    /// An eventfd of ours that stands for a pipe or socket of the front-end (`bridge.rs`).
+    /// The engine's eventfd that stands for a pipe or socket of the front-end (`bridge.rs`).
     Bridged(OurEnd),
     /// An event channel of Xen.
     Port(Arc<EventPort>),
@@ -103,7 +103,7 @@ impl Drop for OurEnd {
     }
 }
 
-/// What a doorbell is used for.
+/// The direction in which a doorbell is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     /// The back-end reads it.
@@ -187,10 +187,10 @@ fn make_nonblocking(fd: &impl AsFd) -> Result<(), Errno> {
 pub struct Kick(Arc<Bell>);
 
 impl Kick {
-    /// Takes an eventfd of one's own, for a queue without a front-end.
+    /// Takes an eventfd of this process, for a queue without a front-end.
     ///
     /// # Errors
-    /// [`DoorbellError::Kind`] if it is none.
+    /// [`DoorbellError::Kind`] if the file descriptor is no eventfd.
     pub fn new(fd: OwnedFd) -> Result<Self, DoorbellError> {
         own(fd).map(Self::of)
     }
@@ -199,9 +199,10 @@ impl Kick {
         Self(Arc::new(bell))
     }
 
-    /// Checks what a front-end sent as the kick of `ring`. A worker watches an eventfd for one ring
-    /// of a session only: whoever begins or ends to watch it can be made to wait, and must not wait
-    /// once for each ring. The janitor watches it for the others.
+    /// Checks the file descriptor that a front-end sent as the kick of `ring`. A worker watches an
+    /// eventfd for one ring of a session only: beginning or ending a watch can be made to take
+    /// long, and must not take long once for each ring. The janitor watches the eventfd for the
+    /// other rings.
     ///
     /// # Errors
     /// [`DoorbellError`].
@@ -235,15 +236,16 @@ impl Kick {
         }
     }
 
-    /// Has a worker begin or end to watch the kick by `call`. Where that takes far too long, the
-    /// session ends: the front-end has put very many waiters on it, and walks them all the time.
+    /// Has a worker begin or end to watch the kick by `call`. If that takes far too much CPU time,
+    /// the session ends: the front-end has put very many waiters on the eventfd, and walks them all
+    /// the time.
     pub(crate) fn touched<T>(
         &self,
         io: &mut QueueIo<'_>,
         call: impl FnOnce(&mut QueueIo<'_>) -> T,
     ) -> T {
         let Bell::Foreign(theirs) = &*self.0 else { return call(io) };
-        // What other queues have placed is not this one's.
+        // Submit the entries of other queues first: their time is not this queue's.
         io.submit();
         let before = cpu_time();
         let result = call(io);
@@ -272,12 +274,12 @@ impl AsFd for Kick {
 pub struct Call(Bell);
 
 impl Call {
-    /// Takes an eventfd: of one's own, for a queue without a front-end, or that of an event channel
-    /// of the simulated Xen.
+    /// Takes an eventfd of this process, for a queue without a front-end, or that of an event
+    /// channel of the simulated Xen.
     ///
     /// # Errors
-    /// [`DoorbellError::Kind`] if it is none, [`DoorbellError::System`] if it cannot be made
-    /// non-blocking.
+    /// [`DoorbellError::Kind`] if the file descriptor is no eventfd, [`DoorbellError::System`] if
+    /// it cannot be made non-blocking.
     pub fn new(fd: OwnedFd) -> Result<Self, DoorbellError> {
         make_nonblocking(&fd)?;
         match kind_of(&fd, Use::Call)? {
@@ -292,7 +294,7 @@ impl Call {
         Self(Bell::Port(port))
     }
 
-    /// Checks what a front-end sent, and makes it non-blocking.
+    /// Checks the call of a front-end, and makes it non-blocking.
     ///
     /// # Errors
     /// [`DoorbellError`].
@@ -356,7 +358,7 @@ impl Call {
 struct Theirs {
     fd: ForeignFd,
     is_socket: bool,
-    /// A write is among the jobs of the janitor: one is enough for all calls until then.
+    /// The janitor has a write among its jobs: that one is enough for all calls until it is done.
     is_passed_on: AtomicBool,
 }
 
@@ -366,7 +368,7 @@ impl Theirs {
         Bell::Foreign(Arc::new(Self { fd, is_socket, is_passed_on }))
     }
 
-    /// True if it is not simply written as an eventfd that has never been odd.
+    /// True if a plain write is not enough: the doorbell is a socket, or its writes have been odd.
     #[inline]
     fn is_odd(&self) -> bool {
         self.is_socket || self.fd.origin().next_write().is_some()
@@ -390,7 +392,7 @@ impl Theirs {
         }
     }
 
-    /// Lets the janitor write.
+    /// Lets the janitor write to the front-end's doorbell.
     fn pass_on(self: &Arc<Self>) {
         if self.is_passed_on.swap(true, Ordering::AcqRel) {
             return;
@@ -406,8 +408,9 @@ impl Theirs {
 }
 
 impl Bell {
-    /// Rings a doorbell that nobody else can make blocking. This is a function of its own, so that
-    /// [`Call::ring`] stays small enough to be inlined.
+    /// Rings a doorbell that nobody else can make blocking: an eventfd of this process, or a port
+    /// of Xen. This is a function of its own, so that [`Call::ring`] stays small enough to be
+    /// inlined.
     #[inline(never)]
     fn ring(&self) {
         match self {
@@ -457,7 +460,7 @@ impl Bell {
 pub struct Channel(OurEnd);
 
 impl Channel {
-    /// Checks what a front-end sent.
+    /// Checks the back-end channel of a front-end.
     ///
     /// # Errors
     /// [`DoorbellError`]; [`DoorbellError::Kind`] for an eventfd too, which carries no messages.

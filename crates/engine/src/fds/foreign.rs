@@ -60,9 +60,9 @@ struct State {
     thread: Option<Interruptible>,
     /// The last try to start the thread has failed. The operator is told of the first.
     is_stuck: bool,
-    /// Until when workers leave the eventfds of the device's front-ends to the thread.
+    /// Workers leave the eventfds of the device's front-ends to the janitor's thread until then.
     distrusts_until: Option<Instant>,
-    /// How often they have given cause for that since it was otherwise last.
+    /// How often front-ends have given cause for that since they last behaved for a while.
     offences: u32,
 }
 
@@ -90,7 +90,7 @@ impl Janitor {
     }
 
     /// Notes that an eventfd of a front-end has taken far too much CPU time of a worker: for
-    /// [`DISTRUST`] the sessions of the device, this one and the next, get no worker to touch one.
+    /// [`DISTRUST`] no worker touches an eventfd of the device's sessions, this one or later ones.
     fn distrust(&self) {
         let mut state = self.lock();
         state.offences = if state.distrusts() { state.offences.saturating_add(1) } else { 1 };
@@ -176,14 +176,14 @@ impl Janitor {
         self.push(Box::new(move |_| job()));
     }
 
-    /// Drops `thing`, a file descriptor or what holds one, on the janitor's thread.
+    /// Drops `thing`, a file descriptor or the owner of one, on the janitor's thread.
     pub fn dispose(self: &Arc<Self>, thing: impl Send + 'static) {
         let janitor = self.clone();
         self.push(Box::new(move |_| janitor.cost.add(JOB_COST_MAX, || drop(thing))));
     }
 
-    /// The CPU time of the jobs that messages have given it, since this was last asked. Writes to
-    /// doorbells are not among them: those have their own rules ([`Origin`]).
+    /// The CPU time of the jobs that messages have given the janitor, since the last call. Writes
+    /// to doorbells are not among them: those have their own rules ([`Origin`]).
     #[must_use]
     pub fn take_cost(&self) -> Duration {
         self.cost.take()
@@ -264,9 +264,9 @@ const BLOCKED: u32 = u32::MAX;
 const LONG_WRITE: Duration = Duration::from_millis(1);
 /// CPU time of a write after which the session ends.
 const LONGEST_WRITE: Duration = Duration::from_millis(10);
-/// For how long the eventfds of a device's front-ends are left to its janitor after one has taken
-/// so much. Without that, a front-end would leave, or take its waiters off for a while, and the
-/// worker would pay again and again.
+/// For how long the eventfds of a device's front-ends are left to its janitor after a write of
+/// [`LONGEST_WRITE`]. Without that, a front-end could connect anew, or take its waiters off for a
+/// while, and the worker would pay again and again.
 const DISTRUST: Duration = Duration::from_secs(600);
 /// Pause before the next session, after one whose eventfds blocked or held one of the daemon's
 /// threads. The first two offences may be those of one session.
@@ -285,7 +285,7 @@ pub(crate) enum Write {
     Never,
 }
 
-/// What the file descriptors of one session share.
+/// The state that all file descriptors of one session share: how they may be touched.
 #[derive(Debug)]
 pub struct Origin {
     janitor: Arc<Janitor>,
@@ -370,7 +370,7 @@ impl Origin {
     pub(crate) fn suspect(&self, took: Duration) {
         let relaxed = Ordering::Relaxed;
         if took >= LONGEST_WRITE {
-            // The session goes on: a hypervisor that takes the CPU away looks like this too.
+            // Not the end of the session: a hypervisor that takes the CPU away looks like this too.
             self.writes.fetch_max(BY_JANITOR, relaxed);
             self.janitor.distrust();
         } else {

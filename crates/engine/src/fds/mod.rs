@@ -1,12 +1,12 @@
 //! File descriptors that front-ends send: checked at the door, touched by one thread of the device
 //! alone, and closed there.
 //!
-//! A front-end may send anything as a doorbell, and may make a write to it, a look at it or its end
-//! last as long as it likes. So only eventfds reach a worker (`doorbell.rs`). The engine puts its
-//! own eventfd before a pipe or a socket (`bridge.rs`), and the device's janitor takes what has to
-//! be looked at, mapped or closed (`foreign.rs`). A write that blocks is interrupted (`sentry.rs`).
-//! How many of them front-ends may have is counted in `budget.rs`. Which sockets are sessions,
-//! whose ends are no doorbells, is kept in `ends.rs`.
+//! A front-end may send anything as a doorbell, and decides how long a write to it, a look at it or
+//! its close lasts. So only eventfds reach a worker (`doorbell.rs`). The engine puts its own
+//! eventfd before a pipe or a socket (`bridge.rs`), and the device's janitor takes what has to be
+//! looked at, mapped or closed (`foreign.rs`). A write that blocks is interrupted (`sentry.rs`).
+//! `budget.rs` counts the file descriptors that front-ends have. Which sockets are sessions, whose
+//! ends are no doorbells, is kept in `ends.rs`.
 
 pub(crate) mod bridge;
 pub(crate) mod budget;

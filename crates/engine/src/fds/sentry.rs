@@ -41,7 +41,7 @@ struct Place {
     /// The value of `writes` when the sentry last looked.
     seen: AtomicU64,
     /// The value that `writes` has at the end of the write in which the sentry last found the
-    /// thread: what the thread compares then without further arithmetic.
+    /// thread: the thread compares the two without further arithmetic.
     seen_until: AtomicU64,
     /// The CPU time of the thread when the sentry first saw that write, in nanoseconds.
     cpu_ns: AtomicU64,
@@ -105,7 +105,7 @@ fn watched(write: impl FnOnce() -> Result<usize, Errno>) -> Result<(), Odd> {
 }
 
 /// The CPU time that the calling thread has used since the sentry saw its last write, which has
-/// returned [`Odd::Seen`] just now: that write has taken at least as long.
+/// just returned [`Odd::Seen`]: the least that this write has taken.
 #[cold]
 pub(crate) fn seen_for() -> Duration {
     PLACE.with(|place| {

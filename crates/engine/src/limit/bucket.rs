@@ -1,14 +1,15 @@
-//! `Bucket`: what a limit lets pass, as one number: when the next unit would arrive, if all came
-//! evenly at the limit's rate. All queues that share the limit share the number.
+//! `Bucket`: a limit of units per second, as one number: the time at which the next unit would
+//! arrive, if all came evenly at the limit's rate. All queues that share the limit share the
+//! number.
 //!
 //! ```text
 //! look:     a time of arrival in the future?   not before then
 //! charge:   arrival = max(arrival, now - credit) + units * cost
 //! ```
-//! 1. Who finds that the time has come passes, however much it brings: the next one waits for it.
-//!    So a request that is larger than what the rate gives in a moment is not stuck.
-//! 2. Time in which nobody came is lost, but for the credit: a worker that wakes late, or is
-//!    stopped by the host for a while, takes what has come meanwhile.
+//! 1. A request that finds that the time has come passes, whatever its size: the next one waits for
+//!    it. So a request that is larger than the units of a moment is not stuck.
+//! 2. Time in which nobody came is lost, but for the credit: a worker that wakes late, or that the
+//!    host stops for a while, may pass the units of that time afterwards.
 //! 3. Two queues that look at the same moment may both pass, and are both charged: what passes in
 //!    a time T is at most rate * (T + credit), and one request of each queue.
 
@@ -41,8 +42,9 @@ impl Bucket {
         }
     }
 
-    /// Lets this many units pass in a second, 0: any number, with this credit. What is owed stays
-    /// owed, in units. For one caller at a time; who waits must be told to look again.
+    /// Lets this many units pass in a second (0: any number), with this credit. Units that passed
+    /// ahead of time stay charged. For one caller at a time; queues that wait must be told to look
+    /// again.
     pub fn set(&self, per_second: u64, credit_ns: u64, now_ns: u64) {
         let cost = match per_second {
             0 => 0,

@@ -1,8 +1,8 @@
 //! `Group`: a limit that several devices share, and how they divide it.
 //!
-//! The buckets of a group say how much all members together may pass. Whoever looks first takes
-//! what has come, so a member with many queues, or with a faster worker, would get most of it. So
-//! the group keeps account of what each member has passed, in time at the group's rate:
+//! The buckets of a group say how much all members together may pass. The first to look takes all
+//! that has come, so a member with many queues, or with a faster worker, would get most of it. So
+//! the group keeps account of the units that each member has passed, in time at the group's rate:
 //!
 //! ```text
 //! a member passes units:       passed += units * cost
@@ -14,8 +14,9 @@
 //! 1. Members that always have work pass equally much, to [`LEAD_NS`] and one request, however many
 //!    queues they have and however large their requests are.
 //! 2. Nobody waits for a member that wants nothing, and such a member saves nothing up.
-//! 3. Who is refused must come again when it may: one that is [`LATE_NS`] late does not count as
-//!    waiting. What nobody took meanwhile is in the credit of the buckets, so nothing is lost: a
+//! 3. A member that is refused must come again when it may: one that is [`LATE_NS`] late does not
+//!    count as waiting. Units that nobody took in that time are in the credit of the buckets, so
+//!    nothing is lost: a
 //!    guest that only ever begins to wait cannot hold up the others.
 
 use super::{Buckets, CHARGES_MAX, Charges, Rates};
@@ -24,9 +25,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// How far a member may be ahead of another one that waits.
 const LEAD_NS: u64 = 2_000_000;
-/// Who waits and has not looked for this long after its time is not waited for.
+/// A member that waits and does not look for this long after its time is not waited for.
 const LATE_NS: u64 = 20_000_000;
-/// How often the members are looked at.
+/// Time between two counts of the members.
 const COUNT_NS: u64 = 200_000;
 /// Shortest and longest pause of one that is ahead: it is to come before the credit is full.
 const PAUSES_NS: (u64, u64) = (1_000_000, 20_000_000);
@@ -39,9 +40,9 @@ pub struct Group {
     buckets: Buckets,
     rates: Mutex<Rates>,
     members: Mutex<Vec<Weak<Member>>>,
-    /// The least that a member has passed which waits, by bucket; [`NOBODY`].
+    /// By bucket: the least that a waiting member has passed; [`NOBODY`].
     least_ns: [AtomicU64; CHARGES_MAX],
-    /// The last one of these.
+    /// By bucket: the last value of `least_ns` that was not [`NOBODY`].
     level_ns: [AtomicU64; CHARGES_MAX],
     counted_at_ns: AtomicU64,
 }
@@ -50,7 +51,7 @@ pub struct Group {
 #[derive(Debug)]
 pub struct Member {
     group: Arc<Group>,
-    /// What it has passed, by bucket.
+    /// By bucket: the units that it has passed, in time at the group's rate.
     passed_ns: [AtomicU64; CHARGES_MAX],
     /// A bit for each bucket that it waits for.
     waits: AtomicU64,
@@ -81,7 +82,7 @@ impl Group {
         }
         *current = rates;
         self.buckets.set(&rates, now_ns);
-        // What members have passed at the former rates is forgotten.
+        // The account of each member was kept at the former rates: forget it.
         let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         let members = members.iter().filter_map(Weak::upgrade);
         members.for_each(|member| member.passed_ns.iter().for_each(zero));
@@ -110,8 +111,8 @@ impl Group {
         member
     }
 
-    /// Looks at the members, from time to time, for whoever looks then. Who finds the list in use
-    /// goes by the last look.
+    /// Counts the members that wait, now and then, on the thread of the queue that looks. If
+    /// another thread holds the list, the last count stays valid.
     fn count(&self, now_ns: u64) {
         let counted_at_ns = self.counted_at_ns.load(Ordering::Relaxed);
         if now_ns.saturating_sub(counted_at_ns) < COUNT_NS {

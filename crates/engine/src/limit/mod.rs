@@ -4,8 +4,8 @@
 //! ```text
 //! control thread:  Limit::set, Group::set -> Order::Refresh: each queue takes its Gate anew
 //! a queue's turn:  a look at what the ring has: Gate::admits each request or packet, until one is
-//!                  refused; all go back into the ring, and as many are popped as may pass
-//!                  Gate::settle with what they were in fact: the guest writes meanwhile
+//!                  refused; all go back into the ring, and only those that may pass are popped
+//!                  Gate::settle with their true number and bytes: the guest may have changed them
 //!                  the queue of one that was refused waits until Gate::due_ns
 //! ```
 //! Queues without a limit have no [`Gate`], and pay one branch in a turn.
@@ -38,7 +38,8 @@ pub enum Way {
     Write = 1,
 }
 
-/// What may pass in a second: reads or tx, writes or rx, and both together; 0: no limit.
+/// Requests and bytes per second that may pass: reads or tx, writes or rx, both together; 0: no
+/// limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
     /// Requests or packets.
@@ -112,7 +113,7 @@ impl Limit {
         }
     }
 
-    /// What a queue of the device goes by from now on; `None` if nothing is limited.
+    /// The limit for a queue of the device from now on; `None` if nothing is limited.
     #[must_use]
     pub fn gate(self: &Arc<Self>) -> Option<Box<Gate>> {
         let current = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,7 +141,8 @@ pub struct Gate {
     /// The request or packet that was refused last is charged already, and passes when it is due:
     /// other queues of the device may not take every unit that comes before this one looks again.
     booked: Option<(Way, u64)>,
-    /// What was admitted and charged since the last [`Self::settle`], by [`Way`].
+    /// Requests and bytes that were admitted and charged since the last [`Self::settle`], by
+    /// [`Way`].
     admitted: Passed,
 }
 
@@ -199,8 +201,8 @@ impl Gate {
         }
     }
 
-    /// As [`Self::passes`], of a request or packet that seems to have `bytes` bytes: it is charged,
-    /// also if it is refused; it passes when the queue looks again then.
+    /// As [`Self::passes`], of a request or packet that seems to have `bytes` bytes. It is charged
+    /// even if it is refused, and then passes at the queue's next look.
     pub fn admits(&mut self, way: Way, bytes: u64, now_ns: u64, stats: &QueueStats) -> bool {
         let (way, bytes) = match self.booked.take() {
             Some(booked) => {
@@ -222,7 +224,7 @@ impl Gate {
         true
     }
 
-    /// What was admitted has turned out to be this: the difference is charged, or given back.
+    /// Corrects the charge of the admitted requests or packets to `passed`, their true numbers.
     pub fn settle(&mut self, passed: Passed, now_ns: u64) {
         let admitted = std::mem::take(&mut self.admitted);
         if passed == admitted {

@@ -1,12 +1,12 @@
-//! `Rate`: something that may be done for a while at once, and then now and then; as one number:
-//! when all that was done is paid for. For the control thread, in its clock; queues have
+//! `Rate`: a limit of things that may be done a few at once, and then now and then, as one number:
+//! the time when all that was done is paid for. For the control thread, in its clock; queues have
 //! [`Bucket`](super::bucket::Bucket).
 //!
 //! ```text
 //! due:     paid_at - credit
 //! charge:  paid_at = max(paid_at, now) + cost
 //! ```
-//! A rest gives back as much as it is long, and never more than the credit.
+//! A rest of some length gives that length back, and never more than the credit.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -25,7 +25,8 @@ impl Rate {
         Self { paid_at: now, credit }
     }
 
-    /// So many things at once, the cost of each being `each`, and then one after each `each`.
+    /// Allows `at_once` things at once, the cost of each being `each`, and then one after each
+    /// `each`.
     #[must_use]
     pub fn of(at_once: u32, each: Duration, now: Instant) -> Self {
         Self::new(each * at_once.saturating_sub(1), now)

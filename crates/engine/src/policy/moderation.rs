@@ -10,7 +10,7 @@
 //!     else hold the notification back until that time
 //! ```
 
-/// What the operator wants of a device's notifications.
+/// The operator's choice for the used buffer notifications of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Moderation {
     /// Nothing is held back.
@@ -29,7 +29,7 @@ pub struct Limits {
     pub delay_us_max: u32,
 }
 
-/// What the driver has not been told of.
+/// Returned requests or frames of which the driver has not been told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Untold {
     /// When the first of it was returned.
@@ -51,7 +51,7 @@ pub enum Cause {
     Dry,
 }
 
-/// What to do with a notification that is due.
+/// A decision about a notification that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Send it.
@@ -78,8 +78,8 @@ enum Present {
     Operator(Limits),
 }
 
-/// Nanoseconds. A worker that sleeps for less than this wakes about as much too late again, so it
-/// sends the calls that it holds back before such a sleep.
+/// Nanoseconds. A worker that sleeps for less than this wakes late by about the length of the
+/// sleep, so it sends the calls that it holds back before such a sleep.
 pub const SLEEP_NS_MIN: u64 = 40_000;
 impl Moderator {
     /// For a queue whose driver has set nothing yet.
@@ -110,8 +110,8 @@ impl Moderator {
         matches!(self.present, Present::Off)
     }
 
-    /// Decides about what the driver has not been told of. `left`: chains that it has made
-    /// available and not got back.
+    /// Decides about `untold` requests or frames. `left`: chains that the driver has made available
+    /// and not got back.
     #[must_use]
     pub fn decide(&self, now_ns: u64, untold: &Untold, left: u64) -> Decision {
         match &self.present {

@@ -9,8 +9,8 @@
 //! ```text
 //! decide:  move what spread says; if that is nothing, move what gather says
 //! spread:  donors  = saturated workers with several busy units that may move
-//!          targets = the least loaded workers, as long as a CPU that they may use idles for each
-//!          while a donor has more than the fair share of donors and targets:
+//!          targets = the least loaded workers, each with an idle CPU that it may use while a donor
+//!          has more than the fair share of donors and targets:
 //!              the longest unit goes to the least loaded target, if that stays below the donor
 //! gather:  each worker that mostly sleeps, the last one first:
 //!              all its queues go to the first worker that then still sleeps half of its time
@@ -56,7 +56,7 @@ pub const REGRET_NS: u64 = 60_000_000_000;
 /// The time without gathering is multiplied by this then.
 pub const REGRET_FACTOR: u64 = 4;
 
-/// What a worker did in a window.
+/// The time that a worker's thread had in a window, and where it may run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkerLoad {
     /// Nanoseconds that its thread ran and had work.
@@ -71,7 +71,7 @@ pub struct WorkerLoad {
     pub is_open: bool,
 }
 
-/// What a queue did in a window.
+/// The time that a queue took in a window, and where it belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLoad {
     /// The caller's name for the queue.
@@ -86,7 +86,7 @@ pub struct QueueLoad {
     pub is_pinned: bool,
 }
 
-/// What a decision is based on: one window of measurement.
+/// One window of measurement, on which a decision is based.
 #[derive(Clone, Debug, Default)]
 pub struct Window {
     /// When it ended.
@@ -116,7 +116,7 @@ pub struct Move {
     pub to: usize,
 }
 
-/// What moves as one.
+/// Queues of one worker that move as one.
 #[derive(Clone, Debug)]
 struct Unit {
     keys: Vec<usize>,
@@ -166,14 +166,14 @@ impl Placement {
         moves
     }
 
-    /// None of the queues of the last decision could move: a spread that follows does not say that
-    /// it was wrong to gather them.
+    /// None of the queues of the last decision could move: if a spread follows, it does not show
+    /// that gathering them was wrong.
     pub fn forget_last(&mut self) {
         self.gathered_at_ns = self.gathered_before_ns;
     }
 }
 
-/// What moves as one, of each worker. A pair whose halves are apart is two units.
+/// The units of each worker. A pair whose halves are on different workers is two units.
 fn units(window: &Window) -> Vec<Unit> {
     let mut units: BTreeMap<(usize, usize), Unit> = BTreeMap::new();
     for queue in &window.queues {
@@ -195,7 +195,7 @@ fn apart(unit: &Unit, window: &Window) -> Vec<Unit> {
         .collect()
 }
 
-/// True if threads of ours wait for CPUs.
+/// True if the workers' threads wait for CPUs.
 fn is_contended(window: &Window) -> bool {
     let sum = |of: fn(&WorkerLoad) -> u64| window.workers.iter().map(of).sum::<u64>();
     let (ran_ns, delayed_ns) = (sum(|w| w.ran_ns), sum(|w| w.delayed_ns));
@@ -217,7 +217,7 @@ fn units_to_give(window: &Window, worker: usize, units: &[Unit]) -> Option<Vec<U
     (busy.len() > 1).then(|| busy.into_iter().filter(|unit| !unit.is_pinned).collect())
 }
 
-/// Saturated workers give to those that are not, as many as there are free CPUs for.
+/// Moves units of saturated workers to others, one target for each free CPU.
 fn spread(window: &Window) -> Vec<Move> {
     let units = units(window);
     let mut donors = BTreeMap::new();

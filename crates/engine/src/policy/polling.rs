@@ -76,8 +76,8 @@ const PAUSE_COST_NS: u64 = 5_000_000;
 /// If the client paused within this many requests, the epoch ends at a pause, so that both arms are
 /// compared over the same number of pauses.
 const PAUSE_REQUESTS: u64 = 256;
-/// The epoch of the arm that is tried ends early when it has taken this many times as long as the
-/// requests of a whole epoch usually take: behind a busy thread each may wait for a time slice.
+/// The epoch of the tried arm ends early when it has taken this many times the usual time of a
+/// whole epoch's requests: behind a busy thread each request may wait for a time slice.
 const TRIED_TIME_MAX: u64 = 3;
 
 /// Between two trials, at first and after a change.
@@ -105,7 +105,7 @@ const OFF_PAUSE_NS: u64 = 32_000_000;
 /// When the epochs between trials add up to more than this many nanoseconds, their cost is halved
 /// before the next epoch is added: older epochs count less.
 const LATELY_NS: u64 = 64_000_000;
-/// After a sleep as long as this nobody goes on with what was before: an epoch begins anew.
+/// After a sleep of this length, what was measured before is out of date: an epoch begins anew.
 const FORGOTTEN_NS: u64 = 250_000_000;
 
 /// A gain outside of this range counts as its end in the mean with the next one: the load may be
@@ -157,7 +157,7 @@ pub struct Law {
     ran_ns: u64,
     /// Requests since the last pause.
     unpaused: u64,
-    /// What a request used to cost.
+    /// The usual cost of a request.
     usual_ns: Option<u64>,
     /// The cost of requests between trials. Older epochs count less ([`LATELY_NS`]).
     lately: Cost,
@@ -226,7 +226,7 @@ impl Law {
         self
     }
 
-    /// What the law has measured and decided so far.
+    /// The numbers that the law has measured, decided and counted so far.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
         self.numbers
@@ -271,7 +271,7 @@ impl Law {
     }
 
     /// A turn is over. Returns how long it took, and notes if it was a look of unlikely length:
-    /// also one that found work at last, since a client has long gone on meanwhile.
+    /// also one that found work at last, since the client has long gone on by then.
     #[inline]
     fn turned(&mut self, now_ns: u64) -> u64 {
         let turn_ns = now_ns.saturating_sub(core::mem::replace(&mut self.turned_at_ns, now_ns));

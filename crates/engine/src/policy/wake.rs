@@ -1,6 +1,6 @@
 //! The cost of a wake, made of measured ones.
 
-/// What the law of polling takes for the cost of a wake.
+/// The cost of a wake, as the law of polling uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wake {
     /// Nanoseconds from the write that wakes until the sleeper runs, on another CPU.
@@ -15,8 +15,8 @@ const FALLBACK: Wake = Wake { ns: 25_000, is_measured: false };
 const WAKES_MIN: usize = 8;
 /// A sleeper that runs sooner did not sleep: no system call that switches threads is so fast.
 const NS_MIN: u64 = 1000;
-/// A median above has other threads in it. No idle CPU takes so long to wake, and no worker should
-/// spin for four times as long.
+/// A median above this has the time of other threads in it. An idle CPU wakes sooner, and no worker
+/// should spin for four times this long.
 const NS_MAX: u64 = 200_000;
 
 /// The median of the measured wakes, if that makes sense.

@@ -23,9 +23,9 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-/// What is measured before a saturated worker is relieved.
+/// The time that is measured before a saturated worker is relieved.
 const WINDOW: Duration = Duration::from_millis(50);
-/// What is measured before queues are gathered: rare work must be seen too.
+/// The time that is measured before queues are gathered: rare work must be seen too.
 const LONG_WINDOW: Duration = Duration::from_secs(1);
 /// Pause after a decision.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -126,7 +126,7 @@ fn window(now_ns: u64, routes: &[Arc<Route>], before: &Sample, after: &Sample) -
         let next = units.len();
         let unit = *units.entry(route.home()).or_insert(next);
         let (before, after) = (before.queues[key], after.queues[key]);
-        // A queue that moves now, or was moved meanwhile, has no load on a single worker.
+        // A queue that is moving now, or was moved in the window, has no load on a single worker.
         if let (Some(worker), true) = (after.0, after.0 == before.0) {
             let busy_ns = after.1.saturating_sub(before.1);
             queues.push(QueueLoad { key, worker, unit, busy_ns, is_pinned: route.is_pinned() });

@@ -15,8 +15,8 @@ use tokio::sync::{Mutex, MutexGuard, oneshot};
 /// request that the disk never finishes must not keep the queue paused, nor delay all other moves.
 const MOVE_PATIENCE: Duration = Duration::from_millis(100);
 
-/// Which worker runs a queue. Whoever sends the queue a command holds the lock meanwhile, so that
-/// no command goes to a worker that has just given the queue away.
+/// Which worker runs a queue. A sender holds the lock until its order is in the worker's mailbox,
+/// so that no order goes to a worker that has just given the queue away.
 #[derive(Debug)]
 pub struct Route {
     id: QueueId,
@@ -185,7 +185,7 @@ impl QueueHandle {
         self.ask(|fence| Order::Enable(enabled, fence)).await;
     }
 
-    /// The session ends: chains that are set aside are left to the next one, if the ring has a
+    /// The session ends: leaves chains that are set aside to the next session, if the ring has a
     /// record of them. [`Self::stop`] follows.
     pub async fn leave_aside(&self) {
         self.ask(Order::LeaveAside).await;

@@ -43,8 +43,8 @@ impl Default for PoolOptions {
     }
 }
 
-/// What the operator has chosen of where workers run, and of what they serve. The rest is left to
-/// the balance.
+/// The operator's choice of the CPUs of workers and of the workers of queues. Everything else is
+/// left to the balance.
 #[derive(Clone, Debug, Default)]
 pub struct Pins {
     /// The CPUs of each worker; workers behind the last one run wherever the process may.
@@ -54,7 +54,7 @@ pub struct Pins {
     pub queue_workers: HashMap<String, Vec<usize>>,
 }
 
-/// What a queue belongs to: the queues of one home move as one.
+/// The device and unit of a queue: the queues of one home move together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Home {
     /// The name of the device.
@@ -66,13 +66,13 @@ pub struct Home {
 /// A worker as others see it.
 #[derive(Clone, Debug)]
 pub struct WorkerView {
-    /// Its counters, also of threads that have ended.
+    /// Its counters: the sum over this thread and those that ended before it.
     pub stats: Arc<WorkerStats>,
     /// The CPUs that it is bound to.
     pub cpus: Option<Vec<usize>>,
     /// The kernel's name for its thread, if that runs.
     pub thread_id: Option<i32>,
-    /// What that thread has had of the CPUs.
+    /// The CPU time of that thread, by the kernel's accounts.
     pub(crate) times: ThreadTimes,
     /// It can be given queues.
     pub(crate) is_open: bool,
@@ -143,7 +143,7 @@ pub struct Pool {
     next_id: AtomicU64,
     /// Every running queue, for the balance.
     routes: Mutex<Vec<Weak<Route>>>,
-    /// What the workers tell the balance.
+    /// Where the workers report to the balance.
     pub(crate) reports: Arc<Reports>,
 }
 
@@ -159,7 +159,8 @@ impl Pool {
         Self::pinned(options, Pins::default())
     }
 
-    /// A pool with no worker yet. Pins of workers that there are not go for nothing.
+    /// A pool with no worker yet. CPUs of workers beyond [`PoolOptions::workers_max`] are not used,
+    /// and a queue that is pinned to such a worker cannot start.
     #[must_use]
     pub fn pinned(options: PoolOptions, pins: Pins) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
@@ -250,7 +251,8 @@ impl Pool {
         let id = QueueId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let stats = queue.stats().clone();
         let route = Arc::new(Route::new(id, self.clone(), stats, worker, home, pin.is_some()));
-        // Known before it pops: whoever looks for running queues misses none that has requests.
+        // Registered before the queue pops: a search for running queues misses none that has
+        // requests.
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.retain(|r| r.strong_count() > 0);
         routes.push(Arc::downgrade(&route));
@@ -281,8 +283,8 @@ impl Pool {
     }
 
     /// Has the queues of these devices take their rules and limits anew. Returns when each has, or
-    /// when `patience` is over: a queue that moves or stops meanwhile is told afterwards. Needs a
-    /// tokio runtime with time.
+    /// when `patience` is over: a queue that is moving or stopping obeys when it can. Needs a tokio
+    /// runtime with time.
     pub async fn refresh(&self, is_wanted: impl Fn(&str) -> bool, patience: Duration) {
         let routes = self.routes().into_iter().filter(|route| is_wanted(&route.home().device));
         let asked: Vec<_> = routes

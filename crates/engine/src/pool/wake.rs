@@ -1,4 +1,4 @@
-//! What it costs to wake a thread that sleeps on another CPU: measured once, when the first worker
+//! Measures the cost of waking a thread that sleeps on another CPU: once, when the first worker
 //! starts, for the law of polling.
 
 use crate::accounts::allowed_cpus;
@@ -97,7 +97,7 @@ fn sleep_over_and_over(
     }
 }
 
-/// Looks until `is_done`, for `patience` at most. True if it was done.
+/// Looks until `is_done`, for `patience` at most. True if it became true.
 fn await_until(patience: Duration, is_done: impl Fn() -> bool) -> bool {
     let began = now();
     while !is_done() {
@@ -125,7 +125,7 @@ mod tests {
     fn a_wake_is_measured_once_and_within_its_bounds() {
         let began = now();
         let first = wake();
-        // The start of a daemon waits for it. Ten times as long is allowed for here.
+        // The start of a daemon waits for this measurement. The test allows it ten times its limit.
         assert!(began.elapsed() < 10 * PATIENCE_OF_ALL, "{:?}", began.elapsed());
         assert!((1000..=200_000).contains(&first.ns), "{first:?}");
         assert_eq!(wake(), first);

@@ -5,11 +5,11 @@
 //! order:   drop a batch at once, which empties most rings: answer the order
 //!          there is more? the queue stays hot, and the order is answered later
 //! turn:    drops a batch, in the time of its guest like any other turn
-//! end:     nothing is left, or as much was dropped as the ring can hold: answer the order
+//! end:     nothing is left, or a ring's size of chains was dropped: answer the order
 //! ```
 //! The driver chooses how much its ring holds: dropping the largest ring full of the longest chains
 //! takes a worker many milliseconds. If the order dropped all of them at once, no other guest would
-//! have a turn meanwhile. The turns are charged to the guest that filled the ring.
+//! have a turn until that was done. The turns are charged to the guest that filled the ring.
 
 use super::{Look, RunningQueue};
 use crate::io::QueueIo;
@@ -77,7 +77,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     }
 
     /// Counts the `popped` chains of a turn while an order waits. The emptying ends when the turn
-    /// found the ring empty, or when as many chains were dropped as the ring can hold.
+    /// found the ring empty, or when the chains of a full ring were dropped.
     #[cold]
     pub(super) fn go_on_emptying(&mut self, popped: usize, mode: Mode, now_ns: u64) {
         let Some(Emptying { left, .. }) = &mut self.emptying else { return };

@@ -193,7 +193,7 @@ mod tests {
         let later = epochs.begin();
         epochs.barrier(reply);
         assert!(std::ptr::eq(epochs.memory(later), Arc::as_ptr(&second)));
-        // What is done first began last: whoever waits for it waits for the older ones too.
+        // The request that is done first began last: its fence waits for the older requests too.
         epochs.end(later);
         epochs.end(first);
         epochs.acknowledge();

@@ -13,7 +13,7 @@ use crate::stats::QueueStats;
 use manyring_queue::{DeviceQueue, packed, split};
 use std::sync::Arc;
 
-/// What serves the chains of a virtqueue of any format.
+/// A handler for the chains of a virtqueue of any format.
 pub trait AnyFormat: Handler<split::DeviceHalf> + Handler<packed::DeviceHalf> {}
 
 impl<H: Handler<split::DeviceHalf> + Handler<packed::DeviceHalf>> AnyFormat for H {}

@@ -14,7 +14,7 @@ pub(super) struct GivingUp {
     pub(super) is_on: bool,
     /// Some are left for the next turn.
     pub(super) has_more: bool,
-    /// They are left to the next process, if the ring's record tells it which they are.
+    /// The chains are left to the next process, if the ring's record tells it which they are.
     leaves: bool,
     /// Orders that are answered when nothing is in flight and nothing left.
     fences: Vec<Fence>,
@@ -38,8 +38,9 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.note_in_flight();
     }
 
-    /// Gives up the chains that are set aside: a batch of them now, or at the end of the turn in
-    /// which what is in flight has come back; the others in the turns that follow.
+    /// Gives up the chains that are set aside: a batch of them now, or, if requests are in flight,
+    /// at the end of the turn in which the last of these has come back; the others in the turns
+    /// that follow.
     pub(super) fn give_up_aside(&mut self) {
         self.giving_up.is_on = true;
         let returned = self.give_up_a_batch();
@@ -47,8 +48,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.note_in_flight();
     }
 
-    /// The same at the end of a turn, before what it returned is published: all in all it has done
-    /// what is returned here.
+    /// Gives up a batch at the end of a turn, before the chains that it returned are published.
+    /// Returns the sum of what the turn and the batch did.
     #[cold]
     pub(super) fn give_up_after(&mut self, done: Done) -> Done {
         if !self.giving_up.is_on {
@@ -85,9 +86,9 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         returned
     }
 
-    /// What a former process has taken and not returned is served before the queue ends or rests:
-    /// no base says which chains these are. Buffers of a receiveq are not waited for, since no
-    /// frame may come: they stay in the ring's record, where the next process finds them.
+    /// Serves the chains that a former process has taken and not returned before the queue ends or
+    /// rests: no base says which chains these are. Buffers of a receiveq are not waited for, since
+    /// no frame may come: they stay in the ring's record, where the next process finds them.
     pub(super) fn serve_owed(&mut self) {
         if !H::WAITS_FOR_INPUT
             && self.life.is_enabled()
@@ -98,8 +99,9 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
     }
 
-    /// Tells the handler that the queue stops: it takes back what it can. Not while chains are
-    /// owed: those that were popped last would have to be put back first.
+    /// Tells the handler that the queue stops, so that it puts back the chains that nobody has
+    /// begun. Not while chains are owed: those that were popped last would have to be put back
+    /// first.
     pub(super) fn stop_handler(&mut self) {
         if !self.ring.owes() {
             self.handler.stop(&self.ring);

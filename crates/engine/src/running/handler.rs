@@ -1,4 +1,4 @@
-//! `Handler`: what a device brings to serve the chains of a queue, and what the engine asks of it.
+//! `Handler`: a device's part in serving a queue's chains, and the questions of the engine to it.
 //!
 //! The engine decides when a queue takes a turn, when its worker sleeps, and when the driver gets a
 //! used buffer notification; a handler knows what a chain means. A handler never sleeps, never
@@ -12,7 +12,7 @@ use manyring_memory::GuestMemory;
 use manyring_queue::Ring;
 use std::sync::Arc;
 
-/// What a turn may do with the ring.
+/// A turn's permission to use the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Take chains and serve them.
@@ -24,18 +24,18 @@ pub enum Mode {
     Rest,
 }
 
-/// What a handler is given for one turn.
+/// The things that a handler is lent for one turn.
 #[derive(Debug)]
 pub struct Turn<'a, 'w> {
     /// The worker's io_uring, watches and time, lent for this turn.
     pub io: &'a mut QueueIo<'w>,
     /// The queue's counters.
     pub stats: &'a QueueStats,
-    /// What may be done with the ring.
+    /// How the ring may be used.
     pub mode: Mode,
 }
 
-/// What a turn did.
+/// The result of a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Done {
     /// Requests or frames that the turn took, from the driver or from a port.
@@ -52,17 +52,17 @@ pub struct Done {
     pub has_more: bool,
 }
 
-/// What a queue waits for: each of these makes a further turn useful.
+/// The events and times for which a queue waits: each of these makes a further turn useful.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
     /// True if the queue waits until its driver makes buffers available.
     pub driver: bool,
-    /// What the queue waits for at its port.
+    /// The state of its port for which the queue waits.
     pub port: Option<Awaited>,
     /// The time at which the queue wants a turn.
     pub at_ns: Option<u64>,
-    /// True if a look at the port costs little and finds what a thread of ours left there: the
-    /// worker looks for that as it looks at a ring.
+    /// True if a look at the port costs little and finds frames that another thread of the process
+    /// left there: the worker then looks at the port as often as at a ring.
     pub looks: bool,
     /// True if the port is down, detached or gone: the session is told.
     pub is_gone: bool,
@@ -75,7 +75,7 @@ impl Waits {
     }
 }
 
-/// What a queue waits for at its port.
+/// The state of a port for which a queue waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// The port has a frame to receive.
@@ -84,7 +84,7 @@ pub enum Awaited {
     Output,
 }
 
-/// What serves the chains of one queue, whose ring is an `R`. The queue's worker owns the handler.
+/// A handler serves the chains of one queue, whose ring is an `R`. The queue's worker owns it.
 pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// True for a handler (a transmitq's) whose driver may go on filling a queue that it has
     /// disabled: the back-end must then drop what the ring holds (vhost-user, "Ring states").
@@ -122,11 +122,11 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// these chains: a front-end may take the ring's memory back as soon as its fence is answered.
     fn published(&mut self) {}
 
-    /// What a queue that takes chains waits for.
+    /// The events and times for which a queue waits that takes chains.
     fn waits(&self, ring: &R) -> Waits;
 
-    /// What a queue that takes no chains ([`Mode::Rest`]) waits for: that what it took before is
-    /// done.
+    /// The events and times for which a queue waits that takes no chains ([`Mode::Rest`]): the end
+    /// of the requests or frames in flight.
     fn waits_at_rest(&self) -> Waits {
         Waits::default()
     }
@@ -136,8 +136,8 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
         Readiness::Never
     }
 
-    /// The queue is about to sleep. False: it must not, since the port has finished frames that it
-    /// kept. True: whatever it finishes from now on wakes the worker.
+    /// The queue is about to sleep. False: it must not, since the port has already finished frames
+    /// that it kept. True: whatever the port finishes from now on wakes the worker.
     fn arm(&self) -> bool {
         true
     }

@@ -13,11 +13,11 @@ use tokio::sync::mpsc;
 pub struct Event {
     /// Index of the virtqueue in its device.
     pub index: usize,
-    /// What happened.
+    /// The kind of event.
     pub kind: EventKind,
 }
 
-/// What happened to a running queue.
+/// The kinds of event that a running queue reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The driver broke the ring's rules: the queue has stopped, the session goes on.
@@ -28,7 +28,7 @@ pub enum EventKind {
     PortGone,
 }
 
-/// What a disabled queue does with its ring, if [`Handler::DROPS_WHEN_DISABLED`] is set. The driver
+/// The use of its ring by a disabled queue, if [`Handler::DROPS_WHEN_DISABLED`] is set. The driver
 /// may use the memory for something else by now, so the ring is read only after a kick, and written
 /// only if chains were found after that kick.
 ///
@@ -46,7 +46,7 @@ enum Discard {
 /// The state of a running queue, and where its events go.
 #[derive(Debug)]
 pub(crate) struct Life {
-    /// What a turn may do with the ring. Follows from the fields below, and is kept up to date.
+    /// A turn's permission to use the ring. Follows from the fields below, and is kept up to date.
     mode: Mode,
     /// The handler drops what a disabled queue holds.
     drops: bool,
@@ -89,7 +89,7 @@ impl Life {
         }
     }
 
-    /// What a turn may do with the ring.
+    /// A turn's permission to use the ring.
     #[inline]
     pub(crate) fn mode(&self) -> Mode {
         self.mode
@@ -146,8 +146,8 @@ impl Life {
         self.work_out_mode();
     }
 
-    /// `serves_owed`: pop what a former process has taken, and not returned, although the queue
-    /// stops or is disabled. No base says which chains these are.
+    /// `serves_owed`: pop the chains that a former process has taken and not returned, although the
+    /// queue stops or is disabled. No base says which chains these are.
     pub(crate) fn set_serves_owed(&mut self, serves_owed: bool) {
         self.serves_owed = serves_owed;
         self.work_out_mode();

@@ -21,7 +21,7 @@
 //!    queue that has settled takes no turn until its kick, its port, its disk, an order or the
 //!    clock wakes it.
 //! 2. A queue that settles asks for a kick first and looks at the ring afterwards, with a full
-//!    fence between the two. Of a chain that the driver adds meanwhile, either the queue sees the
+//!    fence between the two. If the driver adds a chain at that moment, either the queue sees the
 //!    chain, or the driver sees that it must kick.
 //! 3. A disk's completion counts as work, as a request does: a driver that is told of it sends its
 //!    next request at once in most cases, so the worker keeps looking for that request.
@@ -144,7 +144,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         self.worked_at_ns = now_ns;
     }
 
-    /// What the queue waits for, as its mode has it.
+    /// The events and times for which the queue waits, in its present mode.
     fn waits(&self) -> Waits {
         match self.life.mode() {
             Mode::Rest => self.handler.waits_at_rest(),

@@ -128,7 +128,7 @@ impl Notifier {
         self.ring_anew();
     }
 
-    /// Begins with the ring. A call that a former process may have left out is made up for.
+    /// Reads where the ring stands, and rings the call that a former process may have left out.
     pub(crate) fn begin(&self, ring: &mut impl Ring) {
         if ring.begin() {
             self.ring_anew();
@@ -197,9 +197,9 @@ impl Notifier {
     }
 
     /// Notifies the driver of `count` returned requests or frames, or holds the notification back.
-    /// What is returned while a notification is held back is added to it, even if the ring says
-    /// that the driver wants none: with `VIRTIO_F_EVENT_IDX` the driver asks for one notification
-    /// at a time (virtio 1.3 §2.7.7.2), and has not got the one that is held back.
+    /// Chains that are returned while a notification is held back are added to it, even if the ring
+    /// says that the driver wants none: with `VIRTIO_F_EVENT_IDX` the driver asks for one
+    /// notification at a time (virtio 1.3 §2.7.7.2), and has not got the one that is held back.
     #[inline(never)]
     fn moderate(
         &mut self,

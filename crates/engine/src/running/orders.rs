@@ -27,8 +27,8 @@ pub enum Order {
     Memory(Arc<GuestMemory>, RingAddresses, Fence),
     /// Reply when everything that was taken until now is done.
     Fence(Fence),
-    /// The session ends, and its front-end is not told a base: leave what is set aside to the next
-    /// one, if the ring has a record.
+    /// The session ends, and its front-end is not told a base: leave the chains that are set aside
+    /// to the next session, if the ring has a record.
     LeaveAside(Reply<()>),
     /// Enable or disable the queue (`SET_VRING_ENABLE`).
     Enable(bool, Fence),

@@ -24,7 +24,7 @@ pub enum Happened {
     Offload,
 }
 
-/// What came of a turn.
+/// The result of a turn, as the worker sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turned {
     /// The queue had work.
@@ -81,7 +81,7 @@ pub trait Run: Send + Debug {
     /// and holds no frames.
     fn pauses_without_loss(&self) -> bool;
 
-    /// Pops again after [`Self::pause`], beginning with what the driver made available meanwhile.
+    /// Pops again after [`Self::pause`], beginning with the chains that were added in the pause.
     fn resume(&mut self, now_ns: u64);
 
     /// True if the queue takes a turn in every round.

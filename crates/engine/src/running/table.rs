@@ -1,4 +1,4 @@
-//! `Table`: what belongs to each chain in flight, under the chain's slot.
+//! `Table`: the handler's state of each chain in flight, under the chain's slot.
 //!
 //! A slot is a number below the ring's size that no other chain in flight has. Therefore the table
 //! needs no list of free places, and the slot is also the token by which a disk or a port names
@@ -6,8 +6,9 @@
 
 use crate::running::epoch::Epoch;
 
-/// What is in flight, each with the epoch of the memory that it uses. The table grows up to the
-/// highest slot that is used, to the ring's size at most, and allocates nothing after that.
+/// The state of the chains in flight, each with the epoch of the memory that it uses. The table
+/// grows up to the highest slot that is used, to the ring's size at most, and allocates nothing
+/// after that.
 #[derive(Debug)]
 pub struct Table<T>(Vec<Option<(Epoch, T)>>);
 
@@ -24,7 +25,7 @@ impl<T> Table<T> {
         Self(Vec::new())
     }
 
-    /// Keeps what belongs to the chain in `slot`.
+    /// Keeps the state of the chain in `slot`.
     #[inline]
     pub fn insert(&mut self, slot: u16, epoch: Epoch, what: T) {
         let slot = usize::from(slot);
@@ -40,14 +41,14 @@ impl<T> Table<T> {
         self.0.resize_with(len, || None);
     }
 
-    /// What belongs to the chain in `slot`.
+    /// The state of the chain in `slot`.
     pub fn get(&self, slot: u32) -> Option<&T> {
         let (_, what) = self.0.get(slot as usize)?.as_ref()?;
         Some(what)
     }
 
-    /// Takes what belongs to the chain in `slot`. `None` if nothing does: the disk or port has
-    /// named a wrong token, which no guest can cause.
+    /// Takes the state of the chain in `slot`. `None` if there is none: the disk or port has named
+    /// a wrong token, which no guest can cause.
     #[inline]
     pub fn take(&mut self, slot: u32) -> Option<(Epoch, T)> {
         self.0.get_mut(slot as usize)?.take()

@@ -60,7 +60,7 @@ impl Mailbox {
     }
 
     /// Puts a command in and wakes the worker. Where the worker has ended the command is dropped,
-    /// with what it carries: doorbells of a front-end must not stay until another worker comes.
+    /// with all that it carries: doorbells of a front-end must not stay until another worker comes.
     pub(crate) fn send(&self, command: Command) {
         let event = {
             let mut commands = self.lock();
@@ -79,13 +79,13 @@ impl Mailbox {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What wakes the worker; none once it has ended.
+    /// The eventfd that wakes the worker; `None` once the worker has ended.
     pub(crate) fn event(&self) -> Option<Arc<OwnedFd>> {
         self.lock().event.clone()
     }
 
-    /// The worker has ended: its eventfd is closed, and what waits is dropped, however long its
-    /// mailbox is still known.
+    /// The worker has ended: closes its eventfd and drops the commands that wait. The mailbox
+    /// itself may be held for longer.
     pub(crate) fn end(&self) {
         let (event, waiting) = {
             let mut commands = self.lock();

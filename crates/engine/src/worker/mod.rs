@@ -65,7 +65,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tell::Rest;
 
-/// What a worker shares with its pool.
+/// The things that a worker shares with its pool, and the pool's rules for its end.
 #[derive(Debug)]
 pub(crate) struct Lot {
     /// Where the worker tells the balance that it is saturated or mostly sleeps.
@@ -252,7 +252,7 @@ impl Worker {
     }
 
     /// Has the queues whose time comes before `end_ns` send the calls that they hold back: a sleep
-    /// as short as that would end too late.
+    /// until then would be so short that it would end too late.
     fn send_before(&mut self, end_ns: u64) {
         let slots = &mut self.slots;
         self.timed.retain_mut(|(slot, at)| {
@@ -311,7 +311,8 @@ impl Worker {
                         self.wait.watch(event.as_fd(), Source::Mailbox);
                     }
                 }
-                // Nobody here submits what the ring refuses. Someone in this thread has.
+                // No entry of this program is refused by the ring: somebody else's code runs in
+                // this thread.
                 Source::Ended if event.result == REFUSED => denied::note(IO_URING_ENTER),
                 Source::Mailbox | Source::Ended => {}
             }

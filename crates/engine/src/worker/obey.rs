@@ -28,7 +28,7 @@ use crate::worker::mailbox::{Command, Seat};
 use manyring_queue::Base;
 use tokio::sync::mpsc;
 
-/// What becomes of a queue when it is drained.
+/// The action that follows when a queue is drained.
 #[derive(Debug)]
 pub(super) enum Ending {
     Stop(Reply<Base>),
@@ -53,7 +53,7 @@ impl Task {
         matches!(self, Self::Order(order) if order.ends_burst())
     }
 
-    /// True if a front-end can cause the task, as often as it likes.
+    /// True if a front-end can cause the task, and repeat it without end.
     fn is_of_front_end(&self) -> bool {
         matches!(self, Self::Order(_))
     }
@@ -97,7 +97,7 @@ impl Guests {
 }
 
 impl Worker {
-    /// Does what waits in the mailbox.
+    /// Carries out the commands that wait in the mailbox.
     pub(super) fn obey(&mut self) {
         for command in self.mailbox.take() {
             match command {
@@ -128,7 +128,7 @@ impl Worker {
         self.make_listed(slot);
     }
 
-    /// Carries out what the queue in `slot` is told, in the time of its guest.
+    /// Carries out a task for the queue in `slot`, in the time of its guest.
     fn carry_out(&mut self, slot: usize, task: Task) {
         let began_ns = self.wait.now_ns();
         if let Some((id, _)) = &self.slots[slot].entry {

@@ -1,4 +1,4 @@
-//! What workers tell the balance: that one of them is saturated, or that one mostly sleeps.
+//! Reports of workers to the balance: that one of them is saturated, or that one mostly sleeps.
 //!
 //! No timer is needed for this. A busy worker compares the time once a round, and a worker that
 //! sleeps compares it after each sleep. A worker that nothing wakes reports nothing: an idle
@@ -12,7 +12,7 @@ const REST_NS: u64 = 1_000_000_000;
 /// The longest that it looks back: each report that moves no queue doubles the time.
 const REST_NS_MAX: u64 = 64_000_000_000;
 
-/// What the workers of a pool have told the balance.
+/// The reports of the workers of a pool to its balance.
 #[derive(Debug)]
 pub(crate) struct Reports {
     /// Some worker has reported something.

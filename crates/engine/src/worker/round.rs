@@ -16,14 +16,14 @@ use super::{Slot, Worker, index_of};
 use crate::io::QueueIo;
 use crate::running::run::Turned;
 
-/// What the turns of a round have done.
+/// The sum of the turns of a round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Round {
     /// A queue had work, or has work that must wait for the next round.
     pub(super) worked: bool,
     /// Requests or packets that were taken.
     pub(super) taken: u64,
-    /// A queue has been without work for so long that it should settle, although others are busy.
+    /// A queue has long been without work, so that it should settle although others are busy.
     pub(super) overdue: bool,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Round {
 pub(super) struct Bill {
     /// When the round began.
     began_ns: u64,
-    /// What has been charged already, to turns whose time was measured and for orders.
+    /// The part that has been charged already, to turns whose time was measured and for orders.
     charged_ns: u64,
     /// The slots whose queues have placed work for the kernel since the last submission, and how
     /// much that is.
@@ -68,11 +68,12 @@ impl Bill {
 
 /// Stands among the payers for a queue that has left: no slot has this number.
 const GONE: usize = usize::MAX;
-/// A round of a guest alone is cut after this long: whoever comes meanwhile waits no longer for it.
+/// A round of a guest alone is cut after this long: another guest that comes waits no longer for
+/// it.
 const ROUND_NS: u64 = 200_000;
-/// Where guests share the worker, what their turns place for the kernel is submitted as soon as it
-/// is so much (`Ring::placed`: bytes that are copied, and some thousand for each entry), not at the
-/// end of the round: its guest is charged, and its other queues wait for the next round.
+/// If guests share the worker, the work that their turns place for the kernel is submitted at this
+/// size (`Ring::placed`: bytes that are copied, and some thousand for each entry) and not at the
+/// end of the round: its guest is charged, and the guest's other queues wait for the next round.
 const PLACED_MAX: u64 = 64 << 10;
 /// Turns with work between two looks at the clock in such a round, if each took few requests or
 /// frames. A turn with work that took none went on with a burst of before, which can be long.
@@ -88,7 +89,8 @@ impl Worker {
         let count = self.hot.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
         self.shares.begin_round(self.serves_several(), self.now_ns);
-        // Before the turns: those of its own guest would leave an order no time, round after round.
+        // Before the turns: the guest's own turns would use up its time, and leave its orders none,
+        // in every round.
         self.obey_put_off();
         let round_began_ns = self.now_ns;
         let mut began_ns = round_began_ns;
@@ -182,7 +184,7 @@ impl Worker {
         }
     }
 
-    /// Charges the queues that worked in the round before with what it took. A round with work is
+    /// Charges the queues that worked in the last round with its time. A round with work is
     /// followed by the next one without a sleep.
     #[inline]
     pub(super) fn settle_bill(&mut self) {

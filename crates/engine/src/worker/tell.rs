@@ -1,4 +1,4 @@
-//! What a worker tells the balance (`balance.rs`) about its load, and how it ends.
+//! A worker's reports to the balance (`balance.rs`) about its load, and its end.
 //!
 //! The balance measures nothing while nobody complains. A worker speaks up in two cases only: it
 //! has several queues and never comes to sleep, so that one of them might better be served
@@ -11,7 +11,7 @@ use crate::accounts::ring_threads;
 
 /// A worker that has several hot queues and has not slept for this long is saturated.
 const SATURATED_NS: u64 = 50_000_000;
-/// A worker that slept for so much of the time since it last looked back is resting.
+/// A worker that slept for this part of the time since it last looked back is resting.
 const RESTING_PERCENT: u64 = 75;
 /// A worker that has had no queue for this long ends its thread.
 const LEAVE_NS: u64 = 60_000_000_000;
@@ -113,7 +113,8 @@ impl Worker {
     }
 
     /// Ends the thread if it has had no queue for long, or if the kernel keeps threads for it that
-    /// nobody needs. If a queue is on its way to this worker it goes on, and waits as long again.
+    /// nobody needs. If a queue is on its way to this worker the thread goes on, and waits that
+    /// long again.
     ///
     /// The kernel's threads belong to the thread that submits, and so does their count: the last
     /// one that is counted stays. But Linux (seen in 6.18) counts a thread out twice if it ends

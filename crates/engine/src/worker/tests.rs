@@ -236,7 +236,7 @@ fn an_order_is_charged_to_its_queue_and_its_guest_waits_for_it() {
         turns.each_ref().map(|turns| turns.load(Ordering::Relaxed))
     };
     assert_eq!(left(&mut worker), [0, 1], "a lead is its guest's, not that of its number");
-    // It is away for as long as anybody can be ahead.
+    // The guest is away until no lead can be left.
     let slot = worker.by_id[&QueueId(4)];
     worker.hot.retain(|hot| *hot != slot);
     worker.slots[slot].is_listed = false;

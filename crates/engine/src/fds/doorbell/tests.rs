@@ -1,4 +1,4 @@
-//! What a front-end may give as a doorbell, and what passes through it.
+//! File descriptors that a front-end may give as doorbells, and the notifications through them.
 
 mod refused;
 
@@ -66,7 +66,8 @@ fn pair() -> (OwnedFd, OwnedFd) {
     (one.into(), other.into())
 }
 
-/// What has come rings the kick once, and then no more: whoever passes it on sleeps.
+/// Kicks that have come ring the kick once, and then no more: the thread that passes them on
+/// sleeps.
 fn rings_once(session: &Session, kick: &Kick) {
     assert!(is_rung(kick), "what has come is lost");
     session.is_idle();

@@ -26,7 +26,7 @@ fn a_decision_follows_from_who_has_set_what_and_from_what_waits() {
         // The driver has nothing left in the ring.
         (Fixed(FIVE_OR_2_MS), None, 0, 1, 0, Send(Dry)),
         (Fixed(ONLY_10_US), None, 10_000, 1, 0, Send(Dry)),
-        // What the driver has asked for wins: also a delay on a ring that is dry, also none.
+        // The driver's own limits win: also a delay on a ring that is dry, also no delay.
         (Off, Some(FIVE_OR_2_MS), 0, 4, 0, Hold(2_000_000)),
         (Fixed(ONLY_10_US), Some(FIVE_OR_2_MS), 10_000, 4, 0, Hold(2_000_000)),
         (Fixed(ONLY_10_US), Some(FIVE_OR_2_MS), 0, 5, 9, Send(Count)),

@@ -1,4 +1,4 @@
-//! What the operator chooses for the workers, and what a worker's law then tells its queues.
+//! `Polling`, the operator's choice for the workers, and `Decision`, which a law gives its worker.
 
 /// How workers look for work, as the operator has configured it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Polling {
     }
 }
 
-/// What a worker does that has found nothing in a turn.
+/// The decision for a worker that has found nothing in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// It looks again at those of its queues that had work within the last `reach_ns`.

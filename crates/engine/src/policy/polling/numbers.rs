@@ -1,6 +1,6 @@
-//! What the law of polling has come to, and has counted.
+//! `Numbers`: the measurements, decisions and counts of a law of polling.
 
-/// What a worker does between two requests.
+/// The ways in which a worker waits between two requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arm {
     /// Looks on, up to the cap.
@@ -19,7 +19,7 @@ impl Arm {
     }
 }
 
-/// What the law has come to and what it has counted. Counts only grow.
+/// The measurements, decisions and counts of the law. Counts only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
     /// The arm in use; during a trial the one that is tried.
@@ -34,7 +34,7 @@ pub struct Numbers {
     pub trials: u64,
     /// Trials that ended with the other arm in use.
     pub flips: u64,
-    /// Looks that took so long that somebody else must have had the CPU.
+    /// Looks of such a length that another thread must have had the CPU.
     pub stolen_looks: u64,
     /// Time spent on looks that found nothing, while spinning was the arm in use.
     pub looked_spinning_ns: u64,

@@ -29,8 +29,8 @@ fn pauses(every: u64, pause_ns: u64, client: Client) -> Client {
     Client { pause: Some((every, pause_ns)), ..client }
 }
 
-/// What the law reaches of the better arm, in thousandths, where that arm is `better`; `None`:
-/// where they are alike.
+/// Asserts that the law reaches this part, in thousandths, of the better arm's rate, where that arm
+/// is `better`; `None`: where they are alike.
 #[track_caller]
 fn reaches(least: u64, better: Option<Arm>, client: Client, machine: Machine) -> Outcome {
     reaches_within(SPAN_NS, least, better, client, machine)

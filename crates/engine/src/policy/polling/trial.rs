@@ -195,7 +195,7 @@ impl Trial {
                 Next::Pair
             };
         }
-        // How many times as long a request takes in the arm that is tried.
+        // The time of a request in the tried arm over that in the other arm, in thousandths.
         let slower = if tried == Arm::Sleep { gain } else { 1_000_000 / gain };
         match self.pairs {
             1 if slower > SLOWER_AT_ONCE => Next::Clear,

@@ -1,4 +1,4 @@
-//! What comes of moves that cannot be made.
+//! The balance when moves cannot be made: it tries them less and less often.
 use super::*;
 use crate::policy::polling::Polling;
 use crate::pool::PoolOptions;

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 /// A queue without a ring, which has nothing to do.
 #[derive(Debug)]
 pub(crate) struct Still {
-    /// While this is set, something that it took does not end.
+    /// While this is set, its request in flight does not end.
     pub(crate) hangs: Arc<AtomicBool>,
     /// It holds a call back until this time.
     pub(crate) due_ns: Option<u64>,

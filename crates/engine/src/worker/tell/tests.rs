@@ -1,4 +1,4 @@
-//! What a worker tells the balance, and when it ends, without its thread.
+//! A worker's reports to the balance, and its end, without its thread.
 
 use super::super::Lot;
 use super::*;

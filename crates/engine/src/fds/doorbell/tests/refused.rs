@@ -76,7 +76,7 @@ fn an_end_of_a_session_is_no_doorbell() {
     session.call(theirs).unwrap();
 }
 
-/// Sends a message with a file descriptor, which the kernel keeps open as long as it is not read.
+/// Sends a message with a file descriptor, which the kernel keeps open until the message is read.
 fn send_along(socket: &impl AsFd, bytes: &[u8], fd: &OwnedFd, flags: rustix::net::SendFlags) {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
@@ -86,8 +86,8 @@ fn send_along(socket: &impl AsFd, bytes: &[u8], fd: &OwnedFd, flags: rustix::net
     rustix::net::sendmsg(socket, &bytes, &mut control, flags).unwrap();
 }
 
-/// What lies unread in a doorbell could be the front-end's end of the session's socket, which would
-/// stay open as long as the doorbell.
+/// A message that lies unread in a doorbell could hold the front-end's end of the session's socket,
+/// which would stay open with the doorbell.
 #[test]
 fn what_lies_in_a_socket_is_not_kept_open() {
     let plain = rustix::net::SendFlags::empty();

@@ -8,13 +8,13 @@
 use super::super::{Law, Polling};
 use std::collections::VecDeque;
 
-/// What the workers are told that a wake costs: the waker's part and the sleeper's.
+/// The cost of a wake that the workers are told: the waker's part and the sleeper's.
 pub(super) const WAKE_NS: u64 = 25_000;
 /// From the write that wakes to the sleeper running, on an idle CPU.
 const IDLE_WAKE_NS: u64 = 15_000;
-/// What the write takes that wakes an idle CPU.
+/// The time of the write that wakes an idle CPU.
 const WAKING_NS: u64 = 10_000;
-/// What it takes if the sleeper's CPU is busy, or nobody sleeps.
+/// The time of the write if the sleeper's CPU is busy, or nobody sleeps.
 const WRITE_NS: u64 = 1_000;
 /// A time slice.
 const SLICE_NS: u64 = 3_000_000;
@@ -26,7 +26,7 @@ const SETTLE_NS: u64 = 1_500;
 const TURN_NS: u64 = 500;
 const SERVE_NS: u64 = 200;
 
-/// What a thread does next.
+/// The next step of a thread.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Run(u64),
@@ -34,7 +34,7 @@ enum Step {
     SleepUntil(u64),
 }
 
-/// What a client does.
+/// The behaviour of a client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Client {
     /// Requests that it has with the worker at a time.
@@ -123,7 +123,7 @@ struct Worker {
     woken: bool,
 }
 
-/// What has happened.
+/// The result of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) answers: u64,
@@ -340,7 +340,7 @@ impl Sim {
         if std::mem::take(&mut worker.woken) {
             worker.law.on_slept(now_ns, now_ns - self.threads[id].slept_at_ns);
         }
-        // What was served in the step that is over reaches the client.
+        // The requests that were served in the step that is over reach the client.
         let served = std::mem::take(&mut worker.serving);
         let mut paid = 0;
         if served > 0 {
