@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
-/// What outlives the processes, and when the first of them dies.
+/// The state that outlives the processes, and the moment at which the first of them dies.
 #[derive(Debug)]
 struct Store {
     state: Mutex<State>,
@@ -207,7 +207,7 @@ impl FrontEnd {
     }
 }
 
-/// What came of a session whose first process dies at a note.
+/// The result of a session whose first process dies at a note.
 struct Outcome {
     is_done: bool,
     processes: usize,

@@ -143,7 +143,7 @@ fn a_state_without_an_end_too_long_or_from_nowhere_is_not_taken() {
     ours.write_all(&[1; LONGEST + 1]).unwrap();
     drop(ours);
     assert_eq!(front.check(), STATE_FAILED);
-    // What is no channel.
+    // Files that are no channel.
     for path in ["/dev/zero", "/proc/self/maps", "/"] {
         assert_eq!(front.begins(LOAD, File::open(path).unwrap().into()), REFUSED, "{path}");
         assert_eq!(front.check(), STATE_FAILED);

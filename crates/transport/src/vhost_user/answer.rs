@@ -1,4 +1,4 @@
-//! A message is obeyed, answered and consumed; a session of a process that has died is gone on with
+//! Obeys, answers and consumes a message; goes on with a session whose process has died
 //! (`estate.rs`).
 
 use super::estate::{Kept, NotedAnswer};
@@ -7,11 +7,11 @@ use super::socket::{Connection, Message, SocketError};
 use super::{Server, SessionEnd};
 use manyring_engine::Origin;
 
-/// How much of a message is kept to know it again: more than any that is answered has.
+/// Bytes of a message that are kept to know it again: more than any message has that is answered.
 const KNOWN_BY: usize = 64;
 
 impl Server {
-    /// Logs why a session ends whose doorbells hold up whoever writes to them.
+    /// Logs why a session ends whose doorbells block or hold up the threads that write to them.
     pub(super) fn tell_blocked(&self, origin: &Origin) {
         let why = match origin.is_costly() {
             true => "too many waiters on its eventfd",
@@ -71,7 +71,8 @@ impl Server {
         Ok(self.meter.check()?)
     }
 
-    /// Goes on with a session that was handed over with all that was kept of it. False: it begins.
+    /// Goes on with a session that was handed over with all that was kept of it. False: the session
+    /// begins.
     pub(super) async fn resume(
         &self,
         connection: &mut Connection,

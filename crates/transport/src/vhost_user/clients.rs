@@ -1,4 +1,5 @@
-//! `Endpoint`: where the front-end of a device comes from; `Clients`: those who connect there.
+//! `Endpoint`: where the front-end of a device comes from; `Clients`: the clients that connect
+//! there.
 
 use super::estate::Client;
 use super::{Listener, SocketPermissions};
@@ -34,11 +35,11 @@ pub enum Endpoint {
         /// The socket.
         socket: rustix::fd::OwnedFd,
     },
-    /// Connected sockets, as whoever accepts for us hands them over.
+    /// Connected sockets, handed over by another process or task that accepts for this device.
     Handed(mpsc::Receiver<Client>),
 }
 
-/// Those who connect: at a socket that listens, or to whoever accepts for us.
+/// The source of clients: a socket that listens, or the other process or task that accepts.
 #[derive(Debug)]
 pub(super) enum Clients {
     Listens(UnixListener),
@@ -46,7 +47,7 @@ pub(super) enum Clients {
 }
 
 impl Clients {
-    /// The next client. When those who hand clients over are gone, there is none for ever.
+    /// The next client. If those who hand clients over are gone, this waits for ever.
     pub(super) async fn accept(&self) -> io::Result<Client> {
         poll_fn(|context| self.poll_accept(context)).await
     }

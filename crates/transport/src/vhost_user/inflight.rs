@@ -26,10 +26,10 @@ pub(super) struct InflightRegion {
 }
 
 impl InflightRegion {
-    /// Maps the region of a front-end: of its file, as much as its rings need. May block.
+    /// Maps the bytes of a front-end's file that its rings need. May block.
     ///
     /// # Errors
-    /// [`MemoryError`]: the file is none that may be mapped, or too short.
+    /// [`MemoryError`]: the file may not be mapped, or is too short.
     pub(super) fn map(
         area: InflightArea,
         is_packed: bool,

@@ -224,8 +224,8 @@ impl Listener {
         Unnamed::bind(path, permissions)?.publish()
     }
 
-    /// The same on a thread of its own, since the folder can be on a host that does not answer: the
-    /// thread is named with the `device` then.
+    /// Binds as [`Self::bind`] does, on a thread of its own, since the folder can be on a host that
+    /// does not answer: then the log names the thread with the `device`.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -263,7 +263,8 @@ impl Listener {
         Ok(Self { socket, path, name: Some(name) })
     }
 
-    /// The name is not removed while `stays` is set: another process keeps the socket meanwhile.
+    /// Keeps the name on drop while `stays` is set: another process holds the socket, and goes on
+    /// with it.
     pub fn set_stays(&mut self, stays: Arc<AtomicBool>) {
         if let Some(name) = &mut self.name {
             name.stays = Some(stays);
@@ -372,7 +373,8 @@ impl OwnFolder {
             chownat(&self.names.folder, OWN_NAME, owner, group, AtFlags::SYMLINK_NOFOLLOW)
         };
         let path = || path.to_path_buf();
-        // First the group: an owner may choose one of his groups, but only as long as he is it.
+        // First the group: an owner may give the file to one of his groups, but only while he is
+        // the owner.
         if let Some(group) = group {
             own(None, Some(group)).map_err(|errno| ListenError::Group {
                 path: path(),

@@ -6,7 +6,7 @@
 //! ```
 //! A client is refused only while a session runs whose front-end has not left. A client that comes
 //! while the old session is torn down waits, since QEMU never connects again to a socket that
-//! closed its connection. Waiting clients that have left meanwhile are passed over.
+//! closed its connection. Waiting clients that have left by then are passed over.
 
 mod answer;
 mod clients;
@@ -55,7 +55,7 @@ pub struct ServeOptions {
     pub one_off: bool,
     /// Longest time from connecting to the first message.
     pub handshake_timeout: Duration,
-    /// What the guest's memory may be.
+    /// The rules for the files and the size of the guest's memory.
     pub memory: MemoryRules,
     /// The CPU time that the calling thread has used: the front-end is charged for it.
     pub cpu_time: fn() -> Duration,
@@ -188,7 +188,7 @@ impl Server {
                     // The end of the session is seen before the next client.
                     biased;
                     ended = &mut run => break ended,
-                    // One client waits here. Further ones stay in the kernel's backlog meanwhile.
+                    // One client waits here. Further ones stay in the kernel's backlog.
                     next = self.accept(clients), if waiting.is_none() => {
                         doubt = match (has_left(&stream), has_left(&next)) {
                             (true, _) => None,
@@ -207,7 +207,8 @@ impl Server {
                 }
             };
             drop(stream);
-            // Clients that come meanwhile stay in the kernel's backlog, and are served afterwards.
+            // Clients that come during this stay in the kernel's backlog, and are served
+            // afterwards.
             self.tear_down(ended).await;
             if self.options.one_off {
                 return;
@@ -415,7 +416,8 @@ impl Server {
                     return Ended { front, connection: None, origin };
                 }
                 () = passed(start_due) => {
-                    // As an answer: what a device waits for may take long.
+                    // The device may wait long for the host; the end of the daemon does not wait
+                    // for that.
                     tokio::select! {
                         () = self.meter.charged(front.start_waiting()) => {}
                         () = self.given_up() => {}

@@ -57,7 +57,7 @@ pub(super) struct Sent {
 pub(super) struct Front {
     device: Arc<dyn Device>,
     session: Session,
-    /// What its memory may be.
+    /// The rules for the files and the size of the guest's memory.
     rules: MemoryRules,
     memory: Arc<GuestMemory>,
     vrings: Vec<VringHost>,
@@ -160,8 +160,8 @@ impl Front {
         self.transfer.is_some()
     }
 
-    /// The front-end asks what has become of a transfer. True if it has the state that was saved,
-    /// or if the device, of which no ring may run, has taken one.
+    /// The front-end asks for the result of a transfer. True if the front-end has the state that
+    /// was saved, or if the device, of which no ring may run, has taken one.
     async fn end_transfer(&mut self, is_suspended: bool) -> bool {
         let Some(transfer) = self.transfer.take() else { return false };
         let device = self.device.name();
@@ -285,8 +285,8 @@ impl Front {
         Ok(())
     }
 
-    /// Maps the log, and has every running queue mark what it writes; returns when no request is
-    /// left that marks nothing, or marks a former log.
+    /// Maps the log, and has every running queue mark its writes; returns when no request is left
+    /// that marks nothing, or marks a former log.
     async fn set_log(&mut self, given: Option<(LogArea, ForeignFd)>) -> Result<(), FrontError> {
         let memory = self.memory.clone();
         let map = move || {
@@ -382,13 +382,13 @@ impl Front {
     }
 }
 
-/// Returns false, which is what the front-end is told of it.
+/// Logs the error. Returns false, as the result of the transfer for the front-end.
 fn warn_of_state(device: &str, error: &dyn std::fmt::Display) -> bool {
     tracing::warn!(device, %error, "device state not transferred");
     false
 }
 
-/// Makes the new snapshot of guest memory: maps what is new. May block.
+/// Makes the new snapshot of guest memory: maps the new regions. May block.
 fn map(
     rules: MemoryRules,
     memory: &GuestMemory,

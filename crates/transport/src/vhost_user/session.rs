@@ -33,7 +33,7 @@ pub const OFFERED: u64 = PROTOCOL_F_MQ
 /// Feature bits that are the transport's: no device and no driver sees them.
 const OF_TRANSPORT: u64 = F_PROTOCOL_FEATURES | F_LOG_ALL;
 
-/// What a device brings to the negotiation.
+/// The features and queues of a device, as its side of the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// The virtio features that are offered.

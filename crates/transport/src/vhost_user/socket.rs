@@ -62,7 +62,7 @@ pub enum SocketError {
 pub(super) struct Message {
     /// The header, checked.
     pub(super) header: Header,
-    /// As many bytes as the header says.
+    /// The payload, of the size that the header says.
     pub(super) payload: Vec<u8>,
     /// The file descriptors that came with it. Those that are dropped are closed by the janitor.
     pub(super) fds: Vec<ForeignFd>,
@@ -163,7 +163,7 @@ pub(super) struct Connection {
     fds: Vec<ForeignFd>,
     header: Option<Header>,
     /// Set while a message has come that cannot be received for want of room for its fds. If a
-    /// timeout expires meanwhile, the front-end was not silent.
+    /// timeout expires while this is set, the front-end was not silent.
     awaits_room: bool,
 }
 
@@ -359,7 +359,7 @@ fn send_once(stream: impl AsFd, bytes: &[u8], fd: Option<&OwnedFd>) -> io::Resul
     Ok(rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags)?)
 }
 
-/// What one recvmsg brought.
+/// The bytes and file descriptors of one recvmsg.
 struct Received {
     bytes: Vec<u8>,
     /// Made into `ForeignFd`s before anything else happens, so that none is closed here.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! save:    the state is written to the front-end's fd, which is closed then
-//! load:    what the front-end writes is read until it closes its end, or until it is too long
+//! load:    the state is read until the front-end closes its end, or until it is too long
 //! check:   save: is all of it written?     load: is it at its end, and does the device take it?
 //! ```
 //! 1. **The janitor reads and writes**, since the fd is what the front-end chose: a pipe, a socket,
@@ -13,7 +13,7 @@
 //!    and sockets have room for a whole state, so an honest front-end sees one step or two. What is
 //!    not over when the front-end asks has failed: it has read, or written, all that it wanted.
 //! 3. **An fd is not kept for long.** It may be, or hold, the front-end's end of the session's own
-//!    socket: as long as we have that, we do not see that the front-end has left.
+//!    socket: while this process has that, it does not see that the front-end has left.
 
 use manyring_device::Device;
 use manyring_engine::{ForeignFd, Janitor};
@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Bytes of a state at most. Those of our devices are shorter.
+/// Bytes of a state at most. The states of this program's devices are shorter.
 const STATE_SIZE_MAX: usize = 16 << 10;
 /// Longest time from the beginning of a transfer to its end.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -90,7 +90,7 @@ impl Transfer {
         done.await.unwrap_or(Err(TransferError::NoThread))
     }
 
-    /// Reads or writes what can be, without waiting.
+    /// Reads or writes all that is possible without waiting.
     async fn step(&mut self) -> Result<(), TransferError> {
         let is_load = self.is_load;
         let act = move |channel: &mut Channel| {
@@ -100,13 +100,13 @@ impl Transfer {
         Ok(())
     }
 
-    /// Takes steps as long as there are any, then waits for ever. If it is dropped, the transfer
-    /// goes on when it is called again.
+    /// Takes steps until the transfer is over, then waits for ever. If this is dropped, the
+    /// transfer goes on when it is called again.
     pub(super) async fn go_on(&mut self) {
         while !self.is_over {
             tokio::time::sleep(self.pause).await;
             self.pause = (self.pause * 2).min(PAUSES.1);
-            // What has failed fails again when the front-end asks.
+            // A step that has failed fails again when the front-end asks for the result.
             self.is_over = self.step().await.is_err() || self.is_over;
             if !self.is_over && Instant::now() >= self.deadline {
                 let _ = self.on_janitor(Channel::give_up).await;
@@ -116,8 +116,8 @@ impl Transfer {
         std::future::pending().await
     }
 
-    /// The front-end asks what has become of it. Returns the state that has come; `None`: the
-    /// front-end has one that was saved.
+    /// Ends the transfer, when the front-end asks for its result. Returns the state that has come;
+    /// `None`: the front-end has one that was saved.
     ///
     /// # Errors
     /// [`TransferError`].
@@ -136,7 +136,7 @@ impl Transfer {
 struct Channel {
     /// `None`: it is closed.
     fd: Option<ForeignFd>,
-    /// What was read, or what is written, and how much of it was.
+    /// The bytes that were read, or are to be written; `at`: how many of these are written.
     bytes: Vec<u8>,
     at: usize,
     /// It was closed because the transfer took too long.
@@ -172,7 +172,7 @@ impl Channel {
         }
         while let (Some(fd), Some(rest)) = (&self.fd, self.bytes.get(self.at..)) {
             match rest.is_empty() {
-                // Whoever reads is at the end now.
+                // The reader sees the end of the state now.
                 true => self.fd = None,
                 false => match retry_on_intr(|| rustix::io::write(fd, rest)) {
                     Ok(0) | Err(Errno::AGAIN) => return Ok(false),
@@ -191,7 +191,7 @@ impl Channel {
         }
         while let Some(fd) = &self.fd {
             if self.bytes.len() > STATE_SIZE_MAX {
-                // Whoever writes on finds that nobody reads.
+                // The writer finds that nobody reads any more.
                 self.fd = None;
                 break;
             }

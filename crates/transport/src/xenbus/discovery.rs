@@ -1,4 +1,4 @@
-//! Which devices there are: watches what appears and vanishes below `backend/KIND` of our domain.
+//! Finds the devices: watches which appear and vanish below `backend/KIND` of the domain's home.
 
 use super::DeviceId;
 use super::store::{Changed, Store, StoreError, Watch};

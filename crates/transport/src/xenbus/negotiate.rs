@@ -1,4 +1,4 @@
-//! xenstore keys <-> typed records: which nodes of a device are read, and what is wrong with them.
+//! xenstore keys <-> typed records: the nodes of a device that are read, and the errors in them.
 //!
 //! The table of the nodes, and the records that they make up, are in `wire::xen`. This file adds
 //! the whole path of the node to each error, and checks the rules that concern several folders.
@@ -67,8 +67,8 @@ pub fn queues_offered(back: &Nodes) -> u32 {
     Offer::parse(back).map_or(0, |offer| offer.queues_max)
 }
 
-/// What a front-end may use that a former process has left connected: what the former process has
-/// offered, if that is more than `offer`.
+/// The offer to a front-end that a former process has left connected: that process's offer where it
+/// is larger than `offer`.
 pub(super) fn offer_left(back: &Nodes, offer: Offer) -> Offer {
     let Ok(former) = Offer::parse(back) else { return offer };
     Offer {
@@ -129,7 +129,7 @@ pub(super) fn front_state(folder: &str, front: &Nodes) -> Result<XenbusState, Re
     Ok(state_of(front).unwrap_or_default())
 }
 
-/// What the tool stack has written for the device.
+/// The tool stack's nodes of the device.
 ///
 /// # Errors
 /// * [`Reason::Node`]: a node is wrong, or the front-end's domain is not that of the folder.
@@ -163,7 +163,7 @@ pub(super) fn hotplug_failure(id: &DeviceId, back: &Nodes) -> Option<Reason> {
     Some(Reason::Hotplug { folder: id.back_folder(), text })
 }
 
-/// What the front-end needs for a connection.
+/// The front-end's nodes of its connection: its rings and event channels.
 ///
 /// # Errors
 /// [`Reason::Node`]: a node is missing or wrong, or asks for more than was offered.

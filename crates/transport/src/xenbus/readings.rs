@@ -1,6 +1,6 @@
 //! `Readings`: how often the nodes of a device are read. A guest can change its nodes without end.
-//! Each reading is work for xenstore and for us, and other devices wait for their transactions
-//! meanwhile.
+//! Each reading is work for xenstore and for this process, and delays the transactions of other
+//! devices.
 
 use manyring_engine::Rate;
 use std::time::Duration;

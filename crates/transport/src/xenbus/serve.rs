@@ -75,7 +75,7 @@ pub trait Host: Send {
     fn close(&mut self);
 }
 
-/// What the rest of the process tells a device.
+/// A message of the rest of the process to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Its disk has another size.
@@ -84,7 +84,7 @@ pub enum Command {
     Fault {
         /// [`Config::number`] of its connection.
         number: u32,
-        /// What the front-end did.
+        /// The fault, in words for the log and the `error` node.
         text: String,
     },
     /// The operator takes the device away: asks the front-end to close it, and waits until it has.
@@ -235,8 +235,8 @@ impl Device<'_> {
     }
 
     /// Reads the nodes and gives them to the state machine. True if they must be read again: the
-    /// front-end changed its nodes meanwhile, or xenstore did not answer. Until then the nodes that
-    /// were read before count.
+    /// front-end changed its nodes during the reading, or xenstore did not answer. Until then the
+    /// nodes that were read before count.
     async fn look(&mut self) -> Result<bool, StoreError> {
         let mut stop = self.stop.clone();
         self.is_there = None;

@@ -1,5 +1,5 @@
-//! `SimulatedXen`: asks a simulated Xen for what the hypervisor does for a back-end: to lend pages
-//! of domains, and to bind event channels.
+//! `SimulatedXen`: asks a simulated Xen for the hypervisor's services to a back-end: lending the
+//! pages of domains, and binding event channels.
 //!
 //! The simulated Xen listens for these calls beside its xenstore (`wire::xen::hypercall`). A call
 //! waits for its answer, so it must not be made on a thread that may not wait.
@@ -158,7 +158,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         // Keep the lock until the server has freed the seat. Otherwise another thread could attach
-        // meanwhile, and lose its seat by this call.
+        // before that, and lose its seat by this call.
         let mut seats = self.xen.seats.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((_, shares)) = seats.get_mut(&self.domain) else { return };
         *shares -= 1;

@@ -60,7 +60,7 @@ use manyring_wire::xen::device::{Assignment, Disk, Nodes, Offer};
 use manyring_wire::xen::keys;
 use manyring_wire::xen::state::XenbusState;
 
-/// What follows when the queues have stopped.
+/// The step that follows when the queues have stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Closing,
@@ -176,7 +176,7 @@ impl Back {
         self.reason.as_ref()
     }
 
-    /// What this device offers to its front-end.
+    /// The offer of this device to its front-end.
     #[must_use]
     pub fn offer(&self) -> Offer {
         self.opened.as_ref().map_or_else(Offer::default, |opened| opened.offer)

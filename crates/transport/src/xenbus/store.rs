@@ -3,7 +3,7 @@
 //! A task of its own owns the connection (`store/connection.rs`). It sends requests, gives each
 //! reply to the task that waits for it, and notes the events of each watch. Events are hints: a
 //! watch keeps a bounded set of the paths that changed, and if there were more it says "look at
-//! everything". So a guest that changes its nodes without end takes no memory of ours.
+//! everything". So a guest that changes its nodes without end takes no memory of this process.
 
 mod connection;
 mod transaction;
@@ -244,8 +244,8 @@ impl Store {
         }
     }
 
-    /// Begins a transaction, to be ended by [`Tries::end`]. Waits while as many as are allowed are
-    /// open, and tries again if the server has no room for one.
+    /// Begins a transaction, to be ended by [`Tries::end`]. Waits while the most that are allowed
+    /// are open, and tries again if the server has no room for one.
     ///
     /// # Errors
     /// [`StoreError::Contended`]: the server had no room in 16 tries. Any other: xenstore refuses,
@@ -361,7 +361,7 @@ fn parse(path: &str) -> Result<Path<'_>, StoreError> {
     Path::parse(path.as_bytes()).map_err(wrong)
 }
 
-/// The names in a list. Names that are not UTF-8 are none that we know, and are left out.
+/// The names in a list. Names that are not UTF-8 cannot be those of our nodes, and are left out.
 fn names(payload: &[u8]) -> Vec<String> {
     let names = wire::strings(payload).filter(|name| !name.is_empty());
     names.filter_map(|name| std::str::from_utf8(name).ok()).map(str::to_owned).collect()

@@ -51,7 +51,7 @@ thread_local! {
 /// The state of the recorder.
 pub(crate) const STATE: &[u8] = &[0x5a; 3000];
 
-/// What a device was asked for.
+/// A call that a device got.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     Features(u64),
@@ -67,10 +67,11 @@ pub(crate) enum Asked {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     virtio_id: u32,
-    /// What it answers to what can be refused.
+    /// Its answer to calls that a device may refuse.
     agrees: bool,
     asked: Mutex<Vec<Asked>>,
-    /// How many times the host lacks what a queue needs. After that it never can start.
+    /// How many more starts of a queue fail for want of something that the host may have later;
+    /// then every start fails for good.
     pub(crate) shortages: AtomicU32,
     pub(crate) changes: watch::Sender<u64>,
     /// Its queues run here, and take nothing; `None`: none starts.

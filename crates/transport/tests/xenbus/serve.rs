@@ -90,7 +90,7 @@ fn start(store: &Store) -> Served {
     Served { host, commands, stop, task }
 }
 
-/// What `xenstore-write` writes for a device.
+/// Writes the nodes of a device, as `xenstore-write` does.
 fn write_nodes(server: &Server) {
     server.write_all(FRONT, &[("backend", BACK), ("state", "1")]);
     let back = [("frontend", FRONT), ("frontend-id", "7"), ("online", "1"), ("params", "/d.img")];

@@ -29,14 +29,14 @@ struct Shared {
     tree: Tree,
     generation: u64,
     clients: BTreeMap<usize, Client>,
-    /// After `spared` more, so many transactions are refused as if others had written.
+    /// After `spared` more transactions, this many are refused as if others had written.
     conflicts: u32,
     spared: u32,
     committed: u32,
     dropped: u32,
     /// Most transactions of a client that were open at a time.
     most_open: usize,
-    /// After so many more transactions one is refused, as to a client with too many of them.
+    /// After this many more transactions one is refused, as to a client with too many of them.
     full_after: Option<u32>,
     /// Below this, nothing may be read.
     denied: Option<String>,
@@ -107,7 +107,7 @@ impl Server {
         self.shared().conflicts = count;
     }
 
-    /// The same, of those that come after the next `spared`.
+    /// Refuses `count` transactions after the next `spared`, as if others had written.
     pub(crate) fn refuse_transactions_after(&self, spared: u32, count: u32) {
         let mut shared = self.shared();
         (shared.spared, shared.conflicts) = (spared, count);
@@ -144,7 +144,7 @@ impl Server {
         self.shared().clients.values().map(|client| client.watches.len()).sum()
     }
 
-    /// Answers nothing as long as the guard is held.
+    /// Answers nothing while the guard is held.
     pub(crate) fn silence(&self) -> impl Sized + '_ {
         self.shared()
     }

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-/// How long a name that is dropped is waited for, once the thread has begun.
+/// Longest wait for the removal of a name that is dropped, once the thread has begun.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// The same while the host owes the end of an earlier removal: many names can be dropped at once.
+/// The longest wait while an earlier removal has not ended: many names can be dropped at once.
 const PATIENCE_LATE: Duration = Duration::from_millis(1);
 
 /// Removals that nobody waits for any more and that the host has not ended.

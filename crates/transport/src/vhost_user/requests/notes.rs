@@ -1,5 +1,5 @@
-//! `Notes`: what a session writes down for the process that goes on with it (`estate.rs`), and how
-//! that process goes on.
+//! `Notes`: the notes of a session for the process that goes on with it (`estate.rs`), and how that
+//! process goes on.
 
 use super::{Front, FrontError};
 use crate::vhost_user::estate::{Entry, Keeper, MEM_SLOTS_MAX, Note, NotedAnswer, PLACES};
@@ -260,7 +260,7 @@ impl Front {
         }
     }
 
-    /// Notes what a message sets, before it is obeyed.
+    /// Notes the settings of a message, before it is obeyed.
     pub(in crate::vhost_user) async fn note_before(&mut self, message: &Message) -> Pending {
         let queues = self.device.queue_count();
         let Some(request) = self.notes.as_ref().and_then(|_| parsed(message)) else {
@@ -284,7 +284,7 @@ impl Front {
         Pending(Some(request))
     }
 
-    /// Notes what an obeyed message has changed, and that its answer is under way.
+    /// Notes the changes that an obeyed message has made, and that its answer is under way.
     pub(in crate::vhost_user) async fn note_after(
         &mut self,
         pending: Pending,

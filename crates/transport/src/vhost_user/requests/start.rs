@@ -118,8 +118,8 @@ impl Front {
             base: vring.base(),
             features: RingFeatures::from_bits(features),
         };
-        // The queue's worker reads the ring: a page fault there may take as long as the front-end
-        // likes, and all sessions wait for this thread.
+        // The queue's worker reads the ring: the front-end decides how long a page fault there
+        // lasts, and all sessions wait for this thread.
         let queue = DeviceQueue::unread(config, self.memory.clone())?;
         let queue = queue.recorded(self.record(index, vring.size())?);
         let host = &self.vrings[index];

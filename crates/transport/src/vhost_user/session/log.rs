@@ -1,9 +1,9 @@
 //! The migration log of a session: when there is one, and when rings wait for it.
 //!
 //! ```text
-//! SET_LOG_BASE               what is written is marked there, from the answer on
+//! SET_LOG_BASE               writes are marked there, from the answer on
 //! SET_FEATURES | LOG_ALL     the guest migrates: rings start when there is a log
-//! SET_FEATURES               it does not: the log is forgotten
+//! SET_FEATURES               the guest does not migrate: the log is forgotten
 //! ```
 //! QEMU gives the log of a device that runs before it sets the bit. A device that starts while its
 //! guest migrates gets the bit, memory and rings, and only then the log; what it was given before
@@ -13,7 +13,7 @@
 use super::{Answer, Effect, OF_TRANSPORT, Outcome, Session};
 use manyring_wire::vhost_user::{F_LOG_ALL, LogArea, Reply};
 
-/// What a session knows of its log.
+/// A session's knowledge of its log.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LogState {
     is_there: bool,
@@ -36,12 +36,14 @@ impl Session {
     /// `SET_FEATURES` is also how a front-end says whether the guest migrates.
     pub(super) fn follow_features<F>(&mut self, former: Option<u64>, bits: u64) -> Vec<Effect<F>> {
         let logged = |bits: u64| bits & F_LOG_ALL != 0;
-        // The same again, before its rings start: the log of these comes later.
+        // The bit is set once more before the rings start: their log comes later, so this one is
+        // stale.
         let is_stale = former.is_some_and(logged) && !self.has_running();
         let ends = !logged(bits) || is_stale;
         let mut effects: Vec<_> = ends.then(|| self.forget_log()).flatten().into_iter().collect();
         // If the features of a device that runs change by this bit alone, it hears nothing of it.
-        // The same without this bit are a driver's that starts its device anew, as UML says it.
+        // Equal features without this bit come from a driver that starts its device anew, as UML's
+        // does.
         let is_of_log = former.is_some_and(|former| {
             (former ^ bits) & !F_LOG_ALL == 0 && (logged(former) || logged(bits))
         });
@@ -51,7 +53,7 @@ impl Session {
         effects
     }
 
-    /// True while rings must not start, because they would write what nobody marks.
+    /// True while rings must not start, because nobody would mark their writes.
     pub(super) fn awaits_log(&self) -> bool {
         self.features.is_some_and(|bits| bits & F_LOG_ALL != 0) && !self.log.is_there
     }

@@ -1,4 +1,5 @@
-//! What the session decides for a message: effects in order, then an answer; or that it must end.
+//! The decision of a session about a message: effects in order, then an answer; or that it must
+//! end.
 
 use manyring_queue::RingAddresses;
 use manyring_wire::vhost_user::{ConfigAccess, InflightArea, LogArea, ParseError, Region, Reply};
@@ -14,7 +15,7 @@ pub enum MemoryChange<F> {
     Remove(Region),
 }
 
-/// What the transport has to do, in order, before it replies.
+/// An effect that the transport carries out before it replies.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect<F> {
     /// Tell the device the negotiated features.
@@ -43,9 +44,10 @@ pub enum Effect<F> {
     SendRarp([u8; 6]),
     /// Take this as the MTU that the front-end has told the guest.
     SetMtu(u64),
-    /// Record in this region what the rings that start have in flight; `None`: record nothing.
+    /// The rings that start record their chains in flight in this region; `None`: they record
+    /// nothing.
     Inflight(Option<(InflightArea, F)>),
-    /// Mark in this log what is written; `None`: mark nothing.
+    /// Mark the writes to guest memory in this log; `None`: mark nothing.
     Log(Option<(LogArea, F)>),
     /// Write the device's state to this fd.
     SaveState(F),
@@ -72,7 +74,8 @@ pub enum Answer {
     Config(ConfigAccess),
     /// A new in-flight region for this many queues and entries, in a payload of this size.
     Inflight(InflightArea, usize),
-    /// That no fd of ours comes for the device's state, and whether the front-end's was refused.
+    /// That the back-end sends no fd for the device's state, and whether the front-end's was
+    /// refused.
     StateFd,
     /// Whether the state has been saved, or whether the device has taken it. A device of which a
     /// ring runs takes none.
@@ -82,12 +85,12 @@ pub enum Answer {
     },
 }
 
-/// What the session decides for a message.
+/// The decision of a session about a message.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome<F> {
-    /// What to do, in order.
+    /// The effects, in the order in which they must be carried out.
     pub effects: Vec<Effect<F>>,
-    /// What to answer afterwards.
+    /// The answer that follows.
     pub answer: Answer,
 }
 

@@ -13,7 +13,7 @@ use manyring_wire::vhost_user::{
 };
 
 impl Session {
-    /// A transfer begins. One that there is not, or that comes while a ring runs, is refused.
+    /// A transfer begins. An unknown kind of transfer, or one while a ring runs, is refused.
     pub(super) fn begin_transfer<F>(&self, transfer: StateTransfer, fd: Option<F>) -> Outcome<F> {
         let is_stopped = transfer.phase == STATE_STOPPED && !self.has_running();
         let effect = match transfer.direction {
@@ -27,7 +27,7 @@ impl Session {
         }
     }
 
-    /// The front-end asks what has become of the transfer.
+    /// The front-end asks for the result of the transfer.
     pub(super) fn end_transfer<F>(&self) -> Outcome<F> {
         Outcome::of(Answer::CheckState { is_suspended: !self.has_running() })
     }

@@ -1,4 +1,5 @@
-//! What front-ends really send, as calls of the state machine. A file descriptor is a number.
+//! Messages that front-ends really send, as calls of the state machine. A file descriptor is a
+//! number.
 
 mod limits;
 mod log;
@@ -10,9 +11,9 @@ use manyring_wire::vhost_user::{
 };
 use zerocopy::IntoBytes;
 
-/// What network devices bring.
+/// The protocol features of network devices.
 const OFFERED_NET: u64 = PROTOCOL_F_RARP | PROTOCOL_F_MTU;
-/// What disks bring.
+/// The protocol features of disks.
 const OFFERED_BLK: u64 = PROTOCOL_F_INFLIGHT_SHMFD;
 const OFFER: Offer =
     Offer { protocol: OFFERED, features: 1 << 32 | 1 << 29, queue_count: 4, queue_size_max: 32768 };

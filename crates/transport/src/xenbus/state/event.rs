@@ -4,14 +4,14 @@ use manyring_wire::xen::device::{Assignment, Connection, Disk, Offer};
 
 use super::super::negotiate::Seen;
 
-/// What happened.
+/// An event for the state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The nodes were read: at the start, and after a watch fired.
     Seen(Seen),
     /// The answer to [`Action::Open`].
     Opened {
-        /// What can be offered to the front-end.
+        /// The features that can be offered to the front-end.
         offer: Offer,
         /// The disk that was opened.
         disk: Disk,
@@ -22,13 +22,14 @@ pub enum Event {
     Stopped,
     /// The answer to [`Action::Open`] or [`Action::Connect`]: it failed for this reason.
     Failed(String),
-    /// The same, but the host lacks something that it may have later.
+    /// The answer to [`Action::Open`] or [`Action::Connect`]: the host lacks something that it may
+    /// have later.
     Delayed(String),
     /// A queue has met a fault of the front-end.
     Fault {
         /// [`Config::number`] of the queue's connection: a fault of a former connection is ignored.
         number: u32,
-        /// What the front-end did.
+        /// The fault, in words for the log and the `error` node.
         text: String,
     },
     /// The disk has another size.
@@ -41,7 +42,7 @@ pub enum Event {
     Leave,
 }
 
-/// What is to be done, in order.
+/// An action of the state machine; actions are carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Open the disk, then answer with [`Event::Opened`], [`Event::Failed`] or [`Event::Delayed`].
@@ -72,13 +73,13 @@ pub struct Change {
 pub struct Config {
     /// Tells this connection of the device from its other connections.
     pub number: u32,
-    /// What the tool stack has written for the device.
+    /// The tool stack's nodes of the device.
     pub assignment: Assignment,
     /// The front-end's rings and event channels.
     pub connection: Connection,
     /// Grants stay mapped: both ends have `feature-persistent`.
     pub persistent: bool,
-    /// What the front-end was offered.
+    /// The offer that the front-end got.
     pub offer: Offer,
     /// The rings are those of a former process and may hold requests that it took and did not
     /// answer. Otherwise both indices of each ring begin at 0.

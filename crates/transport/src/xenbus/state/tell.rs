@@ -1,4 +1,4 @@
-//! What the back-end writes to its nodes: its offer, its disk, its state, its errors.
+//! Writes the back-end's nodes: its offer, its disk, its state, its errors.
 
 use super::super::negotiate::{Reason, state_of};
 use super::{Action, Back, Change, Next, Phase};

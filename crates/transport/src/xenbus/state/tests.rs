@@ -38,14 +38,14 @@ fn disk(sectors: u64) -> Disk {
 struct World {
     back: Back,
     seen: Seen,
-    /// What was done, in short.
+    /// The actions that were carried out, in short.
     done: Vec<String>,
-    /// What `Connect` brought last.
+    /// The configuration of the last `Connect`.
     config: Option<Config>,
     is_running: bool,
-    /// What the host answers to `Open` and `Connect`, if it is no.
+    /// The host's answer to `Open` and `Connect`, if it refuses.
     refuses: Option<&'static str>,
-    /// What it answers to `Connect` alone.
+    /// The host's answer to `Connect` alone.
     refuses_rings: Option<Event>,
     /// Answers are kept until `answer`.
     is_slow: bool,
@@ -128,7 +128,7 @@ impl World {
         self.handle(Event::Seen(self.seen.clone()));
     }
 
-    /// What was done since the last call.
+    /// The actions that were carried out since the last call.
     fn take(&mut self) -> String {
         std::mem::take(&mut self.done).join(", ")
     }

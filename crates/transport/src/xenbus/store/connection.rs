@@ -14,7 +14,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc, oneshot};
 
-/// At most how many requests wait for their replies; further requests are not sent meanwhile.
+/// At most how many requests wait for their replies; until one comes, no further request is sent.
 const AWAITED_MAX: usize = 1024;
 /// Bytes that are read at a time.
 const READ_SIZE: usize = 8192;
@@ -34,7 +34,7 @@ pub(super) struct Order {
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// What the handles of a connection and its task share.
+/// The state that the handles of a connection share with its task.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     last_id: AtomicU32,

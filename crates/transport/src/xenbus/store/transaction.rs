@@ -1,5 +1,5 @@
 //! Transactions: reads and writes that take effect together, and are tried again if others write
-//! the same nodes meanwhile.
+//! the same nodes before the end.
 
 use super::{ORDERS_MAX, Store, StoreError, TRIES_MAX, TRY_PAUSE, parse};
 use manyring_wire::xen::store::Request;

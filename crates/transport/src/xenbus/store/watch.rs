@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 /// At most how many changed paths are remembered. If there are more: [`Changed::Many`].
 const PATHS_MAX: usize = 256;
 
-/// What has changed since the last call of [`Watch::changed`].
+/// The changes since the last call of [`Watch::changed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
     /// These paths changed. They are absolute.
@@ -26,7 +26,7 @@ struct Pending {
     many: bool,
 }
 
-/// What the owner of some watches shares with the connection's task.
+/// The state that the owner of some watches shares with the connection's task.
 #[derive(Debug, Default)]
 pub(super) struct WatchState {
     pending: Mutex<Pending>,

@@ -117,7 +117,7 @@ fn a_ring_that_was_refused_before_its_memory_came_starts_with_it() {
     let effects = peer.effects("SET_MEM_TABLE", &table, &[11]);
     let replaced = Effect::Memory(MemoryChange::Replace(vec![(REGION, 11)]));
     assert_eq!(effects, [replaced, Effect::Start(0)]);
-    // What a session knows of memory now is the table alone.
+    // The session now knows the regions of the table alone.
     assert_eq!(peer.add(OTHER), [Effect::Memory(MemoryChange::Add(OTHER, 9))]);
     assert_eq!(peer.add(REGION), []);
 }
@@ -152,7 +152,7 @@ fn a_request_does_nothing_where_its_feature_is_not_offered() {
         card.negotiate();
         assert_eq!(card.effects(name, payload, &[]), [effect]);
     }
-    // What no feature is needed for is served by every device.
+    // Requests that need no feature are served by every device.
     let mut bare = Peer::with_offer(Offer { protocol: 0, ..OFFER });
     assert!(bare.send("SET_OWNER", &[], &[]).is_ok());
     assert_eq!(bare.reply("GET_PROTOCOL_FEATURES"), Answer::Reply(Reply::U64(0)));

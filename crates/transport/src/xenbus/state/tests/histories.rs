@@ -96,7 +96,7 @@ impl World {
         }
     }
 
-    /// What must hold whenever the nodes were looked at and every answer has come.
+    /// Checks the invariants that hold whenever the nodes were looked at and every answer has come.
     fn check(&mut self) {
         self.is_slow = false;
         self.answer();
