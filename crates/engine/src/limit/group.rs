@@ -16,8 +16,7 @@
 //! 2. Nobody waits for a member that wants nothing, and such a member saves nothing up.
 //! 3. A member that is refused must come again when it may: one that is [`LATE_NS`] late does not
 //!    count as waiting. Units that nobody took in that time are in the credit of the buckets, so
-//!    nothing is lost: a
-//!    guest that only ever begins to wait cannot hold up the others.
+//!    nothing is lost: a guest that only ever begins to wait cannot hold up the others.
 
 use super::{Buckets, CHARGES_MAX, Charges, Rates};
 use std::sync::atomic::{AtomicU64, Ordering};
