@@ -9,3 +9,5 @@ pub mod blk;
 pub mod net;
 mod ready;
 pub mod sys;
+#[cfg(test)]
+mod tests;

@@ -249,11 +249,18 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         };
         let quit = manyring_engine::aside(move || pool.quit());
         if tokio::time::timeout(QUIT_TIMEOUT, quit).await.is_err() {
-            tracing::warn!("a worker hangs in a host call: the process ends without it");
+            let problem = "a worker hangs in a host call: the process ends without it";
+            tracing::warn!(devices = held_devices(), "{problem}");
         }
         served.map_err(|error| error.to_string())
     });
     // A task that waits for a host call must not keep us either.
     runtime.shutdown_background();
     served.map_err(Failure::Refused)
+}
+
+/// The devices that threads serve which do not come back from a host call.
+fn held_devices() -> String {
+    let held = manyring_engine::held().into_iter().map(|held| held.device);
+    held.collect::<Vec<_>>().join(", ")
 }

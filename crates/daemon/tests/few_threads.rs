@@ -43,7 +43,9 @@ fn a_daemon_that_gets_no_thread_answers_when_it_gets_one() {
             let mut guest = BlkDriver::connect(&disk, &BlkOptions::default()).unwrap();
             guest.queues[0].run(Op::Flush).unwrap();
         });
-        assert!(wait_until(|| daemon.log().contains("no thread")), "{}", daemon.log());
+        let says = |line: &str| daemon.log().contains(line);
+        let line = "no thread for fds of a front-end: its session waits for one device=\"disk\"";
+        assert!(wait_until(|| says(line)), "{}", daemon.log());
         assert!(wait_until(|| daemon.log().contains("front-end connected")), "{}", daemon.log());
         // The janitor has been asked, and looks again on its own.
         std::thread::sleep(std::time::Duration::from_millis(500));

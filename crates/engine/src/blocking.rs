@@ -59,7 +59,8 @@ async fn apart<T: Send + 'static>(
             }
         }
     };
-    let thread = start(work).await;
+    let device = post.as_ref().map(|post| post.device()).filter(|device| !device.is_empty());
+    let thread = start(device, work).await;
     // A copy that stays here would keep the call and its reply, so that `answer` would never end.
     drop(call);
     let answer = answer.await.ok();
@@ -71,8 +72,12 @@ async fn apart<T: Send + 'static>(
     answer
 }
 
-/// Starts a thread for the closure that `work` makes; waits until the system has one.
-async fn start<F: FnOnce() + Send + 'static>(work: impl Fn() -> F) -> JoinHandle<()> {
+/// Starts a thread for the closure that `work` makes; waits until the system has one. A log line
+/// about that wait names `device`.
+async fn start<F: FnOnce() + Send + 'static>(
+    device: Option<String>,
+    work: impl Fn() -> F,
+) -> JoinHandle<()> {
     let mut is_told = false;
     loop {
         let work = work();
@@ -83,7 +88,8 @@ async fn start<F: FnOnce() + Send + 'static>(work: impl Fn() -> F) -> JoinHandle
         match std::thread::Builder::new().name("aside".to_owned()).spawn(work) {
             Ok(thread) => return thread,
             Err(error) if !std::mem::replace(&mut is_told, true) => {
-                tracing::warn!(%error, "no thread for a call that may block: it waits for one");
+                let problem = "no thread for a call that may block: it waits for one";
+                tracing::warn!(device, %error, "{problem}");
             }
             Err(_) => {}
         }
@@ -134,7 +140,8 @@ impl AsideRow {
                 }
             }
         };
-        tokio::spawn(start(work));
+        let first = lock(&self.0).front().map(|call| call.device.clone());
+        tokio::spawn(start(first, work));
     }
 }
 

@@ -182,7 +182,8 @@ impl Post {
         self.is_held.load(Ordering::Relaxed)
     }
 
-    fn device(&self) -> String {
+    /// The device that the thread serves; empty if it serves none or several.
+    pub(crate) fn device(&self) -> String {
         match &self.serves {
             Serves::Device(name) | Serves::Host(name) => name.clone(),
             Serves::Queues(device_of) => {

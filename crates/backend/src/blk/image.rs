@@ -22,7 +22,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
 
 /// How an image is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,12 +115,15 @@ pub struct Image {
     /// The unit of `fallocate`, which zeroes a part of a unit in the page cache or not at all.
     range_unit: u64,
     guard: Guard,
-    /// Its name, for messages, if the lock goes with the rings.
-    unlocked: Option<PathBuf>,
+    /// The name under which it was opened, by which messages name it.
+    path: PathBuf,
+    lock_with_rings: bool,
     /// Held while the size of the file changes.
     sizing: Mutex<()>,
     /// The error with which the host lost bytes that were written to its page cache; 0: none.
     lost: AtomicI32,
+    /// The operator was told that a worker waits for the image (`offload.rs`).
+    pub(super) waiting_told: Once,
 }
 
 impl Image {
@@ -206,8 +209,8 @@ impl Image {
         };
         let syncs = describe(&file).map_err(open_error)?;
         let measured = (block_device, options.read_only, file_size);
-        let unlocked = options.lock_with_rings.then(at);
-        Ok(Self { unlocked, ..Self::measured(file, holder, syncs, measured, options.direct) })
+        let image = Self::measured(file, holder, syncs, measured, options.direct);
+        Ok(Self { path: at(), lock_with_rings: options.lock_with_rings, ..image })
     }
 
     fn measured(
@@ -258,12 +261,14 @@ impl Image {
             offset_align,
             range_unit,
             guard: Guard::default(),
-            unlocked: None,
+            path: PathBuf::new(),
+            lock_with_rings: false,
             sizing: Mutex::default(),
             nowait,
             in_memory,
             parallel,
             lost: AtomicI32::new(0),
+            waiting_told: Once::new(),
         }
     }
 
@@ -312,10 +317,9 @@ impl Image {
             && !self.is_direct()
             && self.lost.swap(errno.raw_os_error(), Ordering::AcqRel) == 0
         {
-            let device = self.device;
             tracing::error!(
                 %errno,
-                device,
+                image = %self.path.display(),
                 "the host has lost what a guest wrote to an image: its flushes fail from now on"
             );
         }
@@ -445,6 +449,12 @@ impl Image {
         Self { nowait: false, ..self }
     }
 
+    /// The name under which it was opened, perhaps by another process.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// True for a block device.
     #[must_use]
     pub fn is_block_device(&self) -> bool {
@@ -536,8 +546,12 @@ mod tests {
             Errno::TIMEDOUT,
         ] {
             let image = open(false);
-            assert_eq!(image.synced(Err(lost)), Err(Errno::IO));
-            assert_eq!(image.synced(Ok(())), Err(Errno::IO));
+            let lines = crate::tests::told_by(|| {
+                assert_eq!(image.synced(Err(lost)), Err(Errno::IO));
+                assert_eq!(image.synced(Ok(())), Err(Errno::IO));
+            });
+            let name = format!(" image={}", file.path().display());
+            assert!(lines.len() == 1 && lines[0].contains(&name), "{lines:?}");
         }
         assert_eq!(open(false).synced(Ok(())), Ok(()));
         // No page is between the guest and the disk.

@@ -32,7 +32,7 @@ use manyring_memory::{Duty, take_duty};
 use rustix::fd::BorrowedFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A thread without a task ends after this time.
@@ -200,7 +200,7 @@ impl Offload {
     /// being served one after another.
     #[cold]
     fn serve_here(&self) {
-        warn_of_waiting();
+        warn_of_waiting(&self.image);
         let mut bounce = Bounce::of_worker();
         loop {
             let taken = self.shared.lock().begin();
@@ -236,11 +236,11 @@ impl Drop for Offload {
     }
 }
 
-/// Says once that a worker waits for a disk, because the host has no thread to give.
-pub(crate) fn warn_of_waiting() {
-    static TOLD: Once = Once::new();
-    TOLD.call_once(|| {
-        tracing::warn!("there is no thread for a disk request: its worker waits itself");
+/// Says once for each image that a worker waits for it, because the host has no thread to give.
+pub(crate) fn warn_of_waiting(image: &Image) {
+    image.waiting_told.call_once(|| {
+        let image = image.path().display();
+        tracing::warn!(%image, "there is no thread for a disk request: its worker waits itself");
     });
 }
 
@@ -403,6 +403,23 @@ mod tests {
         // The idle thread does not hold the image: it can be opened again at once.
         drop(open());
         wait_until(|| Arc::strong_count(&shared) == 1);
+    }
+
+    #[test]
+    fn a_worker_that_stands_in_for_a_thread_names_the_image_once() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(8192).unwrap();
+        let image = Image::open_again(file.path(), ImageOptions::default());
+        let offload = Arc::new(Offload::new(Arc::new(image)));
+        offload.has_no_thread.store(true, std::sync::atomic::Ordering::Relaxed);
+        let aside = Aside::new(offload).unwrap();
+        let lines = crate::tests::told_by(|| {
+            for token in 1..=2 {
+                aside.send(Task { token, ..Task::default() });
+            }
+        });
+        let name = format!(" image={}", file.path().display());
+        assert!(lines.len() == 1 && lines[0].contains(&name), "{lines:?}");
     }
 
     /// While the host has no thread to give, a worker serves the disk's tasks. While that worker

@@ -351,7 +351,7 @@ impl UringQueue {
     /// Serves the rest of a request on the worker's thread, waiting for the disk.
     #[cold]
     fn end_here(&mut self, token: u32) -> Result<(), Errno> {
-        warn_of_waiting();
+        warn_of_waiting(&self.image);
         let mut task = self.task(token);
         serve_to_the_end(&mut task, &self.image, &mut Bounce::of_worker())
     }

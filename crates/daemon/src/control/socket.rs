@@ -143,7 +143,8 @@ impl Socket {
                     Some(Ok(socket)) => return socket,
                     failed => {
                         let error = failed.and_then(Result::err).map(|error| error.to_string());
-                        tracing::warn!(error, "no control requests yet: its socket is tried again");
+                        let problem = "no control requests yet: its socket is tried again";
+                        tracing::warn!(path = %path.display(), error, "{problem}");
                     }
                 }
             }

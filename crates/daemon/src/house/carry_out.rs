@@ -314,7 +314,9 @@ impl House {
         self.restore(retired).await;
         let back: Vec<_> = live.iter().map(|(old, new)| (new.clone(), old.clone())).collect();
         if let Err(error) = self.live(&back).await {
-            tracing::error!(%error, "a change cannot be taken back");
+            let names: Vec<_> = live.iter().map(|(old, _)| old.plan().name.as_str()).collect();
+            let devices = names.join(", ");
+            tracing::error!(devices, %error, "a change cannot be taken back");
         }
         Err(error)
     }

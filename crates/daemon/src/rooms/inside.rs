@@ -21,7 +21,7 @@ use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
-use manyring_backend::blk::{Disk, Handed, Image};
+use manyring_backend::blk::{Disk, Handed, Image, ImageOptions};
 use manyring_engine::{Janitor, Pool, PoolOptions, aside};
 use manyring_memory::{MemoryFiles, MemoryRules};
 use manyring_transport::vhost_user::{Client, Endpoint, Entry, Estate, Keeper, Kept, ServeOptions};
@@ -344,11 +344,13 @@ impl Gift {
                 let disk = MemoryDisk::handed(file, *size);
                 Ok(Arc::new(disk.map_err(|error| error.to_string())?))
             }
-            (DiskPlan::File { direct, lock_with_rings, .. }, true) => {
+            (DiskPlan::File { path, direct, lock_with_rings, .. }, true) => {
                 let handed = Handed { file: given.remove(0), flushes: given };
-                let marks = lock_with_rings.then(|| handed.marks()).transpose();
+                let marks = lock_with_rings.then(|| handed.marks(path)).transpose();
                 let marks = marks.map_err(|errno| errno.to_string())?;
-                let image = Image::handed(handed, (blk.read_only, *direct));
+                let (read_only, direct) = (blk.read_only, *direct);
+                let options = ImageOptions { read_only, direct, ..ImageOptions::default() };
+                let image = Image::handed(handed, path, options);
                 let image = image.map_err(|error| error.to_string())?;
                 let inner: Arc<dyn Disk> = match uring {
                     true => Arc::new(UringDisk::new(image).map_err(|error| error.to_string())?),

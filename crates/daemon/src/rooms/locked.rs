@@ -4,7 +4,7 @@
 use super::wishes::TheHouse;
 use manyring_backend::blk::{Disk, DiskQueue, Geometry, Image, ImageError, Marks};
 use rustix::io::Errno;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The disk.
@@ -29,7 +29,7 @@ impl Disk for RingLocked {
     }
 
     fn acquire(&self) -> Result<(), ImageError> {
-        let path = || Path::new("the image of this device").to_path_buf();
+        let path = || self.inner.image().map_or_else(PathBuf::new, |image| image.path().into());
         self.house.lock(true).and_then(|()| self.marks.set()).map_err(|errno| match errno {
             Errno::BUSY | Errno::AGAIN | Errno::ACCESS => {
                 ImageError::InUse { path: path(), holder: None }

@@ -20,8 +20,9 @@ pub(crate) async fn feed(service: &Service, pool: &Arc<Pool>) {
         match hanging(&before, &now) {
             None => service.tell("WATCHDOG=1\n".to_owned()),
             Some(Pulse { worker, thread_id, .. }) => {
-                let limit = limit.as_secs_f64();
-                tracing::error!(worker, thread_id, limit, "a worker hangs: watchdog not fed");
+                let (device, limit) = (pool.device_at(worker), limit.as_secs_f64());
+                let problem = "a worker hangs: watchdog not fed";
+                tracing::error!(worker, thread_id, device, limit, "{problem}");
             }
         }
         before = now;

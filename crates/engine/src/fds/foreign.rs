@@ -125,7 +125,9 @@ impl Janitor {
         if let Err(error) = &started
             && !state.is_stuck
         {
-            tracing::warn!(%error, "no thread for fds of a front-end: its session waits for one");
+            let device = &self.device;
+            let problem = "no thread for fds of a front-end: its session waits for one";
+            tracing::warn!(device, %error, "{problem}");
         }
         state.is_stuck = started.is_err();
         state.wake = started.ok();

@@ -209,6 +209,14 @@ impl Pool {
         places.iter().enumerate().filter_map(pulse).collect()
     }
 
+    /// The device whose turn it is on a worker; empty if it is that of none, or of several.
+    #[must_use]
+    pub fn device_at(&self, worker: usize) -> String {
+        let post = self.lock().get(worker).and_then(|place| Some(place.open()?.post.clone()));
+        // Without the lock, which the post takes to look for the device.
+        post.map(|post| post.device()).unwrap_or_default()
+    }
+
     /// Counters of each worker that runs or has run.
     #[must_use]
     pub fn worker_stats(&self) -> Vec<Arc<WorkerStats>> {

@@ -7,13 +7,13 @@
 //! Whoever opens the image locks all bytes, this one too, and so waits for them as well.
 
 use super::probe::leave_atime;
-use super::{Image, ImageError, describe};
+use super::{Image, ImageError, ImageOptions, describe};
 use crate::blk::spares::Spares;
 use crate::sys::file as sys;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A process gets at most this many descriptions to flush the image by. One message carries at most
 /// 253 descriptors (`SCM_MAX_FD`), and some of these are for something else.
@@ -45,7 +45,7 @@ impl Image {
         let flushes = (0..=queues.min(FLUSHES_MAX)).map(|_| describe(&self.file));
         let flushes = flushes.collect::<Result<Vec<_>, _>>()?;
         // Where the lock goes with the rings, the process marks them when it has the lock.
-        if self.unlocked.is_none() {
+        if !self.lock_with_rings {
             flushes.iter().chain([&file]).try_for_each(sys::mark)?;
         }
         Ok(Handed { file, flushes })
@@ -68,27 +68,28 @@ impl Image {
     /// # Errors
     /// The error of the file system, if it cannot tell whether the mark is locked.
     pub fn is_let_go(&self) -> Result<bool, Errno> {
-        if self.unlocked.is_some() {
+        if self.lock_with_rings {
             return Ok(true);
         }
         sys::is_marked(self.locked()).map(|is_marked| !is_marked)
     }
 
-    /// The image that another process has opened and locked. Nothing is looked up by name: the
-    /// descriptors and the two options say all. May block.
+    /// The image that another process has opened by the name `path` and locked. That name is for
+    /// messages: the descriptors, and the access that `options` names, say all. May block.
     ///
     /// # Errors
     /// [`ImageError`]: `handed` has no description for flushes, or the image has no size.
-    pub fn handed(handed: Handed, (read_only, direct): (bool, bool)) -> Result<Self, ImageError> {
+    pub fn handed(handed: Handed, path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
+        let ImageOptions { read_only, direct, .. } = options;
         let Handed { file, mut flushes } = handed;
         let stat = rustix::fs::fstat(&file).map(|stat| FileType::from_raw_mode(stat.st_mode));
         let block_device = stat == Ok(FileType::BlockDevice);
-        let path = || Path::new("a handed image").to_path_buf();
-        let syncs = flushes.pop().ok_or(ImageError::Kind { path: path() })?;
+        let at = || path.to_path_buf();
+        let syncs = flushes.pop().ok_or(ImageError::Kind { path: at() })?;
         let size =
-            super::size_of_file(&file).map_err(|errno| ImageError::Size { path: path(), errno })?;
+            super::size_of_file(&file).map_err(|errno| ImageError::Size { path: at(), errno })?;
         let image = Self::measured(file, None, syncs, (block_device, read_only, size), direct);
-        Ok(Self { spare: Spares::kept(flushes), is_handed: true, ..image })
+        Ok(Self { path: at(), spare: Spares::kept(flushes), is_handed: true, ..image })
     }
 
     /// True if the image is a block device that this process holds (`O_EXCL`), so that `fallocate`
@@ -121,21 +122,25 @@ pub(super) fn is_of(held: &OwnedFd, file: &Stat, access: OFlags) -> bool {
 }
 
 impl Handed {
-    /// Copies of the descriptors, by which a process that was given them can mark them.
+    /// Copies of the descriptors, by which a process that was given them can mark them. Messages
+    /// name the image by `path`.
     ///
     /// # Errors
     /// `EMFILE`: the process has no further descriptor.
-    pub fn marks(&self) -> Result<Marks, Errno> {
+    pub fn marks(&self, path: &Path) -> Result<Marks, Errno> {
         let all = self.flushes.iter().chain([&self.file]);
         let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
-        Ok(Marks(all.map(copy).collect::<Result<_, _>>()?))
+        Ok(Marks { path: path.to_path_buf(), fds: all.map(copy).collect::<Result<_, _>>()? })
     }
 }
 
 /// The descriptions that a process was given of an image whose lock goes with the rings. While
 /// rings run they are marked, so that the image waits for their requests if the process dies.
 #[derive(Debug)]
-pub struct Marks(Vec<OwnedFd>);
+pub struct Marks {
+    path: PathBuf,
+    fds: Vec<OwnedFd>,
+}
 
 impl Marks {
     /// Marks all of them, or none. The owner has locked the image for them.
@@ -143,7 +148,7 @@ impl Marks {
     /// # Errors
     /// `EAGAIN`, `EACCES`: somebody else has locked the image.
     pub fn set(&self) -> Result<(), Errno> {
-        let set = self.0.iter().try_for_each(sys::mark);
+        let set = self.fds.iter().try_for_each(sys::mark);
         if set.is_err() {
             self.clear();
         }
@@ -152,9 +157,10 @@ impl Marks {
 
     /// Removes the marks, when no request is under way any more.
     pub fn clear(&self) {
-        for fd in &self.0 {
+        for fd in &self.fds {
             if let Err(errno) = sys::unmark(fd) {
-                tracing::error!(%errno, "an image stays marked until this process ends");
+                let image = self.path.display();
+                tracing::error!(%image, %errno, "image stays locked until this process ends");
             }
         }
     }
@@ -163,7 +169,6 @@ impl Marks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blk::ImageOptions;
 
     #[test]
     fn an_image_that_was_given_away_is_in_use_until_the_last_description_is_closed() {
@@ -192,11 +197,24 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_that_stays_is_told_of_with_the_name_of_its_image() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        // A description that takes no locks.
+        let fd = rustix::fs::open(file.path(), OFlags::PATH, Mode::empty()).unwrap();
+        let marks = Marks { path: file.path().to_path_buf(), fds: vec![fd] };
+        let lines = crate::tests::told_by(|| marks.clear());
+        let name = format!(" image={}", file.path().display());
+        assert!(lines.len() == 1 && lines[0].contains(&name), "{lines:?}");
+    }
+
+    #[test]
     fn what_was_given_serves_and_its_locks_are_still_there() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(8192).unwrap();
         let image = Image::open(file.path(), ImageOptions::default()).unwrap();
-        let handed = Image::handed(image.hand(4).unwrap(), (false, false)).unwrap();
+        let options = ImageOptions::default();
+        let handed = Image::handed(image.hand(4).unwrap(), file.path(), options).unwrap();
+        assert_eq!(handed.path(), file.path());
         assert_eq!(handed.geometry(), image.geometry());
         rustix::io::pwrite(handed.file(), b"here", 512).unwrap();
         let lent = handed.lend_description().unwrap();

@@ -10,23 +10,27 @@ impl Image {
     /// # Errors
     /// `InUse`: another process has the image. `Lock`: the file system cannot lock it.
     pub fn acquire(&self) -> Result<(), ImageError> {
-        let Some(path) = &self.unlocked else { return Ok(()) };
-        lock(self.holder.as_ref().unwrap_or(&self.file), path, !self.geometry.read_only)
+        if !self.lock_with_rings {
+            return Ok(());
+        }
+        lock(self.holder.as_ref().unwrap_or(&self.file), &self.path, !self.geometry.read_only)
     }
 
     /// Makes all written bytes durable, then gives the lock back: whoever takes it next may be on
     /// another host, and reads past the page cache of this one. No request is in flight. May block.
     pub fn release(&self) {
-        let Some(path) = &self.unlocked else { return };
+        if !self.lock_with_rings {
+            return;
+        }
+        let image = self.path.display();
         let synced = if self.geometry.read_only { Ok(()) } else { self.sync() };
         if let Err(errno) = synced {
             // Keep the lock: only this host has the bytes that were written last.
-            let path = path.display();
-            tracing::error!(%path, %errno, "image stays locked: it cannot be made durable");
+            tracing::error!(%image, %errno, "image stays locked: it cannot be made durable");
             return;
         }
         if let Err(errno) = sys::unlock(self.holder()) {
-            tracing::error!(path = %path.display(), %errno, "image stays locked");
+            tracing::error!(%image, %errno, "image stays locked");
         }
     }
 }
