@@ -13,7 +13,7 @@ use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
 use manyring_device::Device;
-use manyring_device::blk::{BlkDevice, BlkOptions, OnFull};
+use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_driver::{Arena, BlkQueue, Op};
 use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_queue::RingFeatures;
@@ -35,13 +35,8 @@ fn device(disk: Arc<dyn Disk>, pool: Arc<Pool>) -> BlkDevice {
     let options = BlkOptions {
         name: "moving".to_owned(),
         num_queues: 2,
-        queue_size: 128,
-        serial: String::new(),
-        read_only: false,
-        writeback: true,
-        logical_block_size: None,
-        on_full: OnFull::default(),
         moderation: Moderation::Off,
+        ..BlkOptions::default()
     };
     BlkDevice::new(options, disk, pool)
 }

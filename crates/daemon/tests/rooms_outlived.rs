@@ -7,7 +7,7 @@ mod foreign;
 mod process;
 mod program;
 
-use domain::{client_works, disk, pid, room, serve, two_domains, works};
+use domain::{client_works, disk, pid, room, serve, two_domains, works, works_until};
 use foreign::Client;
 use manyring_driver::{BlkDriver, BlkOptions};
 use process::{Daemon, wait_until};
@@ -32,14 +32,7 @@ fn a_front_end_without_an_inflight_region_loses_nothing_when_its_room_is_killed(
     works(&mut client, 0);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let guest = scope.spawn(|| {
-            let mut rounds = 0;
-            while !is_over.load(Ordering::Relaxed) {
-                works(&mut client, rounds);
-                rounds += 1;
-            }
-            rounds
-        });
+        let guest = scope.spawn(|| works_until(&mut client, &is_over));
         for _ in 0..6 {
             kill(&daemon, "a");
             std::thread::sleep(std::time::Duration::from_millis(150));

@@ -11,7 +11,7 @@ mod program;
 mod space;
 
 use datagram::{Host, datagram};
-use domain::{client_works, disk, pid, room, serve, two_domains, works};
+use domain::{client_works, disk, pid, room, serve, two_domains, works, works_until};
 use foreign::Client;
 use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
@@ -62,14 +62,7 @@ fn guests_go_on_with_the_daemon_that_takes_over_again_and_again() {
     let is_over = AtomicBool::new(false);
     let mut running: Vec<Child> = Vec::new();
     std::thread::scope(|scope| {
-        let guest = scope.spawn(|| {
-            let mut rounds = 0;
-            while !is_over.load(Ordering::Relaxed) {
-                works(&mut client, rounds);
-                rounds += 1;
-            }
-            rounds
-        });
+        let guest = scope.spawn(|| works_until(&mut client, &is_over));
         let mut before = daemon.pid();
         for round in 0..5_u8 {
             let next = take_over(&daemon, "manyring.toml");

@@ -7,9 +7,8 @@ mod datagram;
 mod process;
 mod space;
 
-use datagram::{Host, datagram, payload};
-use manyring_driver::{NetDriver, NetOptions};
-use manyring_wire::net::RawHeader;
+use datagram::{Host, connect, datagram, payload, send};
+use manyring_driver::NetDriver;
 use process::{Daemon, wait_until};
 use space::{in_own_space, run};
 
@@ -50,20 +49,6 @@ fn serve(kind: &str) -> Daemon {
         );
     }
     Daemon::run(&config, &["a", "b", "control"])
-}
-
-fn connect(daemon: &Daemon, name: &str) -> NetDriver {
-    NetDriver::connect(&daemon.socket_of(name), &NetOptions::default()).unwrap()
-}
-
-fn send(guest: &mut NetDriver, frame: &[u8]) {
-    let tx = &mut guest.pairs[0].tx;
-    let is_sent = wait_until(|| {
-        tx.reclaim();
-        tx.send(&RawHeader::default(), frame).unwrap()
-    });
-    assert!(is_sent, "no buffer comes back");
-    tx.publish(0).unwrap();
 }
 
 /// The next frame for the guest, if there is one.

@@ -7,8 +7,8 @@ mod process;
 mod program;
 mod space;
 
-use datagram::{Host, datagram, payload};
-use manyring_driver::{NetDriver, NetOptions};
+use datagram::{Host, connect, datagram, payload, send};
+use manyring_driver::NetDriver;
 use manyring_wire::net::RawHeader;
 use process::{Daemon, PATIENCE, wait_until};
 use program::shown;
@@ -30,23 +30,14 @@ fn make_cable(near: &str, far: &str) {
     run(&format!("ip link set {far} addrgenmode none up"));
 }
 
-fn connect(daemon: &Daemon, name: &str) -> NetDriver {
-    NetDriver::connect(&daemon.socket_of(name), &NetOptions::default()).unwrap()
+/// The cables of both guests.
+fn make_cables() {
+    make_cable("v0", "v1");
+    make_cable("w0", "w1");
 }
 
 fn device(daemon: &Daemon, name: &str) -> Value {
     shown(&daemon.socket_of("control"), &format!("/v1/devices/{name}"))
-}
-
-/// Sends a frame, once there is a buffer for it.
-fn send(guest: &mut NetDriver, frame: &[u8]) {
-    let tx = &mut guest.pairs[0].tx;
-    let is_sent = wait_until(|| {
-        tx.reclaim();
-        tx.send(&RawHeader::default(), frame).unwrap()
-    });
-    assert!(is_sent, "no buffer comes back");
-    tx.publish(0).unwrap();
 }
 
 /// What the next datagram for the guest carries, if there is one.
@@ -92,11 +83,18 @@ fn talk(guest: &mut NetDriver, host: &Host, count: u32) {
     }
 }
 
+/// Sends `count` datagrams each way, and waits for none of them.
+fn send_both_ways(guest: &mut NetDriver, host: &Host, count: u32) {
+    for number in 0..count {
+        send(guest, &datagram(1, &bytes(number)));
+        host.send(1, &bytes(number));
+    }
+}
+
 #[test]
 fn a_guest_and_the_host_hear_each_other_whole_and_in_order() {
     in_own_space(|| {
-        make_cable("v0", "v1");
-        make_cable("w0", "w1");
+        make_cables();
         let daemon = Daemon::run(CONFIG, &NAMES);
         let host = Host::on("v1");
         let mut guest = connect(&daemon, "lan");
@@ -125,17 +123,13 @@ fn a_guest_and_the_host_hear_each_other_whole_and_in_order() {
 #[test]
 fn a_daemon_that_is_killed_with_frames_in_flight_leaves_the_interface_to_the_next() {
     in_own_space(|| {
-        make_cable("v0", "v1");
-        make_cable("w0", "w1");
+        make_cables();
         let host = Host::on("v1");
         for _ in 0..3 {
             let mut daemon = Daemon::run(CONFIG, &NAMES);
             let mut guest = connect(&daemon, "lan");
             talk(&mut guest, &host, 1);
-            for number in 0..200 {
-                send(&mut guest, &datagram(1, &bytes(number)));
-                host.send(1, &bytes(number));
-            }
+            send_both_ways(&mut guest, &host, 200);
             daemon.send(Signal::KILL);
             daemon.wait();
             while host.try_receive().is_some() {}
@@ -148,8 +142,7 @@ fn a_daemon_that_is_killed_with_frames_in_flight_leaves_the_interface_to_the_nex
 #[test]
 fn an_interface_that_is_deleted_takes_the_link_of_its_guest_only_until_it_is_back() {
     in_own_space(|| {
-        make_cable("v0", "v1");
-        make_cable("w0", "w1");
+        make_cables();
         let daemon = Daemon::run(CONFIG, &NAMES);
         let mut guest = connect(&daemon, "lan");
         let mut other = connect(&daemon, "other");
@@ -159,10 +152,7 @@ fn an_interface_that_is_deleted_takes_the_link_of_its_guest_only_until_it_is_bac
             let host = Host::on("v1");
             talk(&mut guest, &host, 3);
             // Frames are in flight both ways.
-            for number in 0..100 {
-                send(&mut guest, &datagram(1, &bytes(number)));
-                host.send(1, &bytes(number));
-            }
+            send_both_ways(&mut guest, &host, 100);
             run("ip link del v0");
             drop(host);
             assert!(has_link("lan", "down"), "{}", daemon.log());
@@ -207,8 +197,7 @@ fn an_interface_that_is_deleted_takes_the_link_of_its_guest_only_until_it_is_bac
 #[test]
 fn a_guest_whose_interface_takes_nothing_costs_its_neighbour_nothing() {
     in_own_space(|| {
-        make_cable("v0", "v1");
-        make_cable("w0", "w1");
+        make_cables();
         let daemon = Daemon::run(CONFIG, &NAMES);
         let mut guest = connect(&daemon, "lan");
         let mut other = connect(&daemon, "other");

@@ -5,7 +5,7 @@
 
 use crate::StartError;
 use crate::blk::blkif::{Attachment, XenBlkDevice, XenBlkOptions};
-use crate::blk::{BlkDevice, BlkOptions, OnFull};
+use crate::blk::{BlkDevice, BlkOptions};
 use crate::net::{NetRx, NetTx, Rules};
 use manyring_backend::blk::Disk;
 use manyring_backend::net::Port;
@@ -51,14 +51,10 @@ impl SoloRunning {
         let (size, memory) = (activation.queue.size(), activation.queue.memory().clone());
         let options = BlkOptions {
             name: "solo".to_owned(),
-            num_queues: 1,
             queue_size: size,
             serial: "solo-serial".to_owned(),
-            read_only: false,
-            writeback: true,
-            logical_block_size: None,
-            on_full: OnFull::default(),
             moderation: Moderation::Off,
+            ..BlkOptions::default()
         };
         let disk_queue = disk.open_queue(false)?;
         // The pool starts no thread before a queue is started in it.

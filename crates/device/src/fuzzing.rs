@@ -3,7 +3,7 @@
 
 pub use crate::net::{SoloControl, SoloRx, SoloTx, passes};
 
-use crate::blk::{BlkDevice, BlkOptions, BlkQueue, OnFull};
+use crate::blk::{BlkDevice, BlkOptions, BlkQueue};
 use manyring_backend::blk::Disk;
 use manyring_engine::Moderation;
 use manyring_engine::stats::QueueStats;
@@ -28,14 +28,11 @@ impl SoloQueue {
     pub fn new(queue: DeviceQueue, disk: Arc<dyn Disk>, read_only: bool) -> Result<Self, Errno> {
         let options = BlkOptions {
             name: "solo".to_owned(),
-            num_queues: 1,
             queue_size: queue.size(),
             serial: "solo-serial".to_owned(),
             read_only,
-            writeback: true,
-            logical_block_size: None,
-            on_full: OnFull::default(),
             moderation: Moderation::Off,
+            ..BlkOptions::default()
         };
         let disk_queue = disk.open_queue(false)?;
         // The pool starts no thread before a queue is started in it.

@@ -30,7 +30,7 @@ use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Burst, Completion, Disk, DiskQueue, Geometry, Image, ImageOptions};
 use manyring_backend::sys::uring::Ring;
 use manyring_device::Device;
-use manyring_device::blk::{BlkDevice, BlkOptions, OnFull};
+use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_driver::{Arena, BlkQueue, Op};
 use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_queue::RingFeatures;
@@ -68,13 +68,8 @@ impl Guest {
         let device = BlkOptions {
             name: "apart".to_owned(),
             num_queues: options.queues.into(),
-            queue_size: 128,
-            serial: String::new(),
-            read_only: false,
-            writeback: true,
-            logical_block_size: None,
-            on_full: OnFull::default(),
             moderation: Moderation::Off,
+            ..BlkOptions::default()
         };
         let device = BlkDevice::new(device, disk, pool.clone());
         let size = u64::from(options.queues) * BlkQueue::arena_size(options);

@@ -2,8 +2,10 @@
 #![allow(dead_code, reason = "every test program uses its own part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
-use crate::process::PATIENCE;
+use crate::process::{Daemon, PATIENCE, wait_until};
 use crate::space::run;
+use manyring_driver::{NetDriver, NetOptions};
+use manyring_wire::net::RawHeader;
 use std::net::{IpAddr, UdpSocket};
 
 /// Where the host is.
@@ -94,4 +96,20 @@ pub(crate) fn payload(frame: &[u8]) -> Option<&[u8]> {
     }
     let len = usize::from(u16::from_be_bytes([frame[38], frame[39]]));
     frame.get(HEADERS..HEADERS - 8 + len)
+}
+
+/// A guest at a device with one queue pair.
+pub(crate) fn connect(daemon: &Daemon, name: &str) -> NetDriver {
+    NetDriver::connect(&daemon.socket_of(name), &NetOptions::default()).unwrap()
+}
+
+/// Sends a frame, once there is a buffer for it.
+pub(crate) fn send(guest: &mut NetDriver, frame: &[u8]) {
+    let tx = &mut guest.pairs[0].tx;
+    let is_sent = wait_until(|| {
+        tx.reclaim();
+        tx.send(&RawHeader::default(), frame).unwrap()
+    });
+    assert!(is_sent, "no buffer comes back");
+    tx.publish(0).unwrap();
 }

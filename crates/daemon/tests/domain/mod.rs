@@ -7,6 +7,7 @@ use crate::process::Daemon;
 use crate::program::{manyring, shown};
 use rustix::process::Pid;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Two disks in files, each in the domain that is named after it.
 pub(crate) fn two_domains() -> Daemon {
@@ -43,6 +44,16 @@ pub(crate) fn works(client: &mut Client, seed: u64) {
         lane.transfer(true);
         lane.transfer(false);
     }
+}
+
+/// Does so over and over until `is_over`. Returns how often.
+pub(crate) fn works_until(client: &mut Client, is_over: &AtomicBool) -> u64 {
+    let mut rounds = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        works(client, rounds);
+        rounds += 1;
+    }
+    rounds
 }
 
 pub(crate) fn client_works(socket: &Path, seed: u64) {

@@ -10,7 +10,7 @@ mod state;
 
 use super::config::RANGES_MAX;
 use super::virtio::BlkQueue;
-use super::{BlkDevice, BlkOptions, OnFull, Shared};
+use super::{BlkDevice, BlkOptions, Shared};
 use crate::Device;
 use manyring_backend::blk::Disk;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
@@ -73,13 +73,10 @@ impl Guest {
         let options = BlkOptions {
             name: "test".to_owned(),
             num_queues: 2,
-            queue_size: 128,
             serial: "serial-0".to_owned(),
             read_only,
-            writeback: true,
-            logical_block_size: None,
-            on_full: OnFull::default(),
             moderation: Moderation::Off,
+            ..BlkOptions::default()
         };
         let queue = disk.open_queue(false).unwrap();
         let device = BlkDevice::new(options, disk, Pool::new(PoolOptions::default()));

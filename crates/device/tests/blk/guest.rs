@@ -146,14 +146,11 @@ impl Guest {
         let config = QueueConfig { size: 64, addresses: RING, base: 0.into(), features };
         let options = BlkOptions {
             name: "test".to_owned(),
-            num_queues: 1,
             queue_size: 64,
             serial: "serial".to_owned(),
-            read_only: false,
-            writeback: true,
-            logical_block_size: None,
             on_full,
             moderation: Moderation::Off,
+            ..BlkOptions::default()
         };
         let (sender, events) = mpsc::channel(8);
         let mut guest = Self {

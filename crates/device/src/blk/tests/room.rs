@@ -107,6 +107,25 @@ pub(super) fn rig_in(
     (mapping, driver, queue)
 }
 
+/// The queue of a disk that answers nothing before `gate` is open; it has taken one request.
+struct Gated {
+    gate: Arc<AtomicBool>,
+    mapping: Arc<Mapping>,
+    driver: DriverQueue,
+    queue: RunningQueue<DeviceQueue, BlkQueue>,
+    wait: Wait,
+}
+
+fn gated() -> Gated {
+    let gate = Arc::new(AtomicBool::new(false));
+    let (mapping, driver, mut queue) =
+        rig_with(&GatedDisk(gate.clone()), 1, RingFeatures::default());
+    let mut wait = Wait::new(false).unwrap();
+    queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
+    assert!(turn(&mut queue, &mut wait, 0));
+    Gated { gate, mapping, driver, queue, wait }
+}
+
 fn ring_in(mapping: &Arc<Mapping>, features: RingFeatures) -> (QueueConfig, Arc<GuestMemory>) {
     let spec = RegionSpec { guest_addr: 0, size: MEMORY as u64, user_addr: 0, mmap_offset: 0 };
     let memory = Arc::new(GuestMemory::default().with_mapping(spec, mapping.clone()).unwrap());
@@ -252,12 +271,7 @@ fn a_queue_that_ends_with_requests_in_flight_gives_them_up() {
 
 #[test]
 fn a_queue_whose_disk_has_answered_is_looked_at_again_without_a_kick() {
-    let gate = Arc::new(AtomicBool::new(false));
-    let (_mapping, mut driver, mut queue) =
-        rig_with(&GatedDisk(gate.clone()), 1, RingFeatures::default());
-    let mut wait = Wait::new(false).unwrap();
-    queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
-    assert!(turn(&mut queue, &mut wait, 0));
+    let Gated { gate, mapping: _mapping, mut driver, mut queue, mut wait } = gated();
     let late = 1_000_000_000;
     assert!(settles(&mut queue, &mut wait, false, late));
     assert!(!queue.is_hot());
@@ -290,12 +304,7 @@ impl Wake for Seen {
 
 #[test]
 fn a_queue_that_is_disabled_is_answered_when_its_ring_is_written_no_more() {
-    let gate = Arc::new(AtomicBool::new(false));
-    let (mapping, mut driver, mut queue) =
-        rig_with(&GatedDisk(gate.clone()), 1, RingFeatures::default());
-    let mut wait = Wait::new(false).unwrap();
-    queue.attach(&mut QueueIo::new(&mut wait, 0, 0, 0));
-    assert!(turn(&mut queue, &mut wait, 0));
+    let Gated { gate, mapping, mut driver, mut queue, mut wait } = gated();
     let (fence, mut answer) = oneshot::channel();
     queue.heed(Order::Enable(false, fence), &mut QueueIo::new(&mut wait, 0, 0, 0));
     let seen = Arc::new(Seen { mapping, index: AtomicU16::new(u16::MAX) });

@@ -2,6 +2,25 @@
 
 use super::*;
 
+/// Guests 1 to `last`, whose addresses the switch knows, and who have taken all frames.
+fn known_guests(world: &World, last: u8) -> Vec<Guest> {
+    let mut guests: Vec<_> = (1..=last).map(|n| world.guest(n)).collect();
+    for guest in &mut guests {
+        guest.send_all(&[frame([0xff; 6], mac(guest.n), 60, 0)]);
+    }
+    guests.iter_mut().for_each(|guest| drop(guest.receive()));
+    guests
+}
+
+/// Guests 1 to `last`, who take no long segments and no unfinished checksums.
+fn plain_guests(world: &World, last: u8) -> Vec<Guest> {
+    let guests: Vec<_> = (1..=last).map(|n| world.guest(n)).collect();
+    for guest in &guests {
+        guest.port.set_offloads(Offloads::default()).unwrap();
+    }
+    guests
+}
+
 #[test]
 fn a_receiver_that_takes_nothing_holds_a_senders_frames_for_fifty_milliseconds_at_most() {
     let world = World::new();
@@ -180,11 +199,7 @@ fn a_frame_to_where_it_comes_from_goes_nowhere() {
 fn lanes_to_a_receiver_without_buffers_do_not_add_up() {
     let world = World::new();
     let mut a = world.guest(200);
-    let mut others: Vec<_> = (1..=40).map(|n| world.guest(n)).collect();
-    for other in &mut others {
-        other.send_all(&[frame([0xff; 6], mac(other.n), 60, 0)]);
-    }
-    others.iter_mut().for_each(|other| drop(other.receive()));
+    let others = known_guests(&world, 40);
     // Nobody takes anything from now on: lanes are emptied, and left for those that have none.
     for round in 0..400 {
         let frames: Vec<_> = (1..=40).map(|n| frame(mac(n), mac(200), 300, round)).collect();
@@ -202,11 +217,7 @@ fn lanes_to_a_receiver_without_buffers_do_not_add_up() {
 fn what_goes_by_the_mail_is_not_overtaken_by_a_new_lane() {
     let world = World::new();
     let mut a = world.guest(200);
-    let mut others: Vec<_> = (1..=33).map(|n| world.guest(n)).collect();
-    for other in &mut others {
-        other.send_all(&[frame([0xff; 6], mac(other.n), 60, 0)]);
-    }
-    others.iter_mut().for_each(|other| drop(other.receive()));
+    let mut others = known_guests(&world, 33);
     let frames: Vec<_> = (1..=33).map(|n| frame(mac(n), mac(200), 300, 1)).collect();
     assert_eq!(a.send_all(&frames).later.count_ones(), 32, "the last one goes by the mail");
     for other in &mut others[..32] {
@@ -223,10 +234,7 @@ fn what_goes_by_the_mail_is_not_overtaken_by_a_new_lane() {
 fn a_flood_of_segments_is_cut_once_for_all_who_do_not_take_it_whole() {
     let world = World::new();
     let mut a = world.guest(200);
-    let mut others: Vec<_> = (1..=8).map(|n| world.guest(n)).collect();
-    for other in &mut others {
-        other.port.set_offloads(Offloads::default()).unwrap();
-    }
+    let mut others = plain_guests(&world, 8);
     let header = RawHeader { flags: 1, csum_start: 14.into(), ..RawHeader::default() };
     a.send_with(&header, &[frame([0xff; 6], mac(200), 300, 5)]);
     let letters: Vec<_> = others.iter().map(|other| other.port.inbox().first()).collect();
@@ -238,10 +246,7 @@ fn a_flood_of_segments_is_cut_once_for_all_who_do_not_take_it_whole() {
 fn a_flood_of_segments_costs_no_more_than_a_bounded_number_of_letters() {
     let world = World::new();
     let mut a = world.guest(200);
-    let mut others: Vec<_> = (1..=40).map(|n| world.guest(n)).collect();
-    for other in &mut others {
-        other.port.set_offloads(Offloads::default()).unwrap();
-    }
+    let mut others = plain_guests(&world, 40);
     // TCP over IPv4, 512 segments of 4 bytes.
     let mut bytes = [&[0xff; 6][..], &mac(200), &[8, 0]].concat();
     bytes.extend([0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
@@ -270,11 +275,7 @@ fn a_flood_of_segments_costs_no_more_than_a_bounded_number_of_letters() {
 fn more_receivers_than_a_queue_has_lanes_get_copies() {
     let world = World::new();
     let mut a = world.guest(200);
-    let mut others: Vec<_> = (1..=40).map(|n| world.guest(n)).collect();
-    for other in &mut others {
-        other.send_all(&[frame([0xff; 6], mac(other.n), 60, 0)]);
-    }
-    others.iter_mut().for_each(|other| drop(other.receive()));
+    let mut others = known_guests(&world, 40);
     let frames: Vec<_> = (1..=40).map(|n| frame(mac(n), mac(200), 300, n.into())).collect();
     let sent = a.send_all(&frames);
     assert_eq!(sent.later.count_ones(), 32);

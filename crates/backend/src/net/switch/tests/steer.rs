@@ -33,6 +33,17 @@ fn with_two_pairs(world: &World, n: u8) -> (Guest, Second) {
     (guest, second)
 }
 
+/// Guest 1 with one pair and guest 2 with two, which know each other and have taken all frames.
+fn acquainted(world: &World) -> (Guest, Guest, Second) {
+    let mut one = world.guest(1);
+    let (mut two, mut second) = with_two_pairs(world, 2);
+    one.greet(&mut []);
+    two.greet(&mut [&mut one]);
+    by_second(&mut two, &mut second, Guest::receive);
+    two.receive();
+    (one, two, second)
+}
+
 /// Does something by the other pair of a guest.
 fn by_second<T>(guest: &mut Guest, second: &mut Second, act: impl FnOnce(&mut Guest) -> T) -> T {
     std::mem::swap(&mut guest.tx, &mut second.tx);
@@ -56,12 +67,7 @@ proptest! {
         steps in prop::collection::vec((0u16..6, prop::option::of(any::<bool>())), 1..60)
     ) {
         let world = World::new();
-        let mut one = world.guest(1);
-        let (mut two, mut second) = with_two_pairs(&world, 2);
-        one.greet(&mut []);
-        two.greet(&mut [&mut one]);
-        by_second(&mut two, &mut second, Guest::receive);
-        two.receive();
+        let (mut one, mut two, mut second) = acquainted(&world);
         let mut queues = [None; 6];
         for (number, (flow, replies)) in (1..).zip(steps) {
             if let Some(by_other) = replies {
@@ -101,12 +107,7 @@ proptest! {
         flows in prop::collection::vec(0u16..50, 1..40),
     ) {
         let world = World::new();
-        let mut one = world.guest(1);
-        let (mut two, mut second) = with_two_pairs(&world, 2);
-        one.greet(&mut []);
-        two.greet(&mut [&mut one]);
-        by_second(&mut two, &mut second, Guest::receive);
-        two.receive();
+        let (mut one, mut two, mut second) = acquainted(&world);
         let hash = HashConfig { types: hash_type::ALL, key };
         let rss = Arc::new(Rss::new(RssConfig { hash, unclassified: 0, table, transmitqs: 2 }));
         two.port.set_rss(Some(rss.clone())).unwrap();
