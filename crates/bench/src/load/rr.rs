@@ -192,6 +192,50 @@ impl Poller {
     }
 }
 
+/// A run of a client: how long it lasts, and when an answer has come last.
+#[derive(Debug)]
+struct Run {
+    start: Instant,
+    end: Instant,
+    last: Instant,
+    /// How many answers are awaited at a time.
+    in_flight: usize,
+    patience: Duration,
+}
+
+/// The connections that have something, and when they were asked.
+struct Ready {
+    tokens: Vec<usize>,
+    at: Instant,
+}
+
+impl Run {
+    fn begin(seconds: f64, in_flight: usize) -> Self {
+        let duration = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        let (start, patience) = (now(), STUCK.min(duration));
+        Self { start, end: start + duration, last: start, in_flight, patience }
+    }
+
+    /// Waits for connections that have something; `None` when the time is over.
+    ///
+    /// # Errors
+    /// [`LoadError::Stuck`]: nothing has come for too long.
+    fn next(&mut self, poller: &mut Poller) -> Result<Option<Ready>, LoadError> {
+        let tokens = poller.wait().map_err(poll_failed)?;
+        let at = now();
+        if at >= self.end {
+            return Ok(None);
+        }
+        if !tokens.is_empty() {
+            self.last = at;
+        } else if at - self.last > self.patience {
+            let (in_flight, seconds) = (self.in_flight, STUCK.as_secs());
+            return Err(LoadError::Stuck { in_flight, seconds });
+        }
+        Ok(Some(Ready { tokens, at }))
+    }
+}
+
 fn failed(step: &'static str) -> impl Fn(std::io::Error) -> LoadError {
     move |error| LoadError::Client { step, problem: error.to_string() }
 }
@@ -256,27 +300,16 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
         poller.add(&peer.stream, token).map_err(poll_failed)?;
         peers.push(peer);
     }
-    let duration = Duration::try_from_secs_f64(args.seconds).unwrap_or_default();
-    let (start, mut latencies) = (now(), Latencies::new());
+    let (mut run, mut latencies) = (Run::begin(args.seconds, peers.len()), Latencies::new());
     // The number of a request: its connection, and the turn of that connection.
     let number = |token: usize, turn: u64| ((token as u64) << 40) | turn;
     let mut turns = vec![0; peers.len()];
     for (token, peer) in peers.iter_mut().enumerate() {
-        peer.sent = start;
+        peer.sent = run.start;
         peer.ask(number(token, 0)).map_err(failed("send"))?;
     }
-    let (end, mut last) = (start + duration, start);
-    loop {
-        let tokens = poller.wait().map_err(poll_failed)?;
-        let at = now();
-        if at >= end {
-            break;
-        }
-        if tokens.is_empty() && at - last > STUCK.min(duration) {
-            return Err(LoadError::Stuck { in_flight: peers.len(), seconds: STUCK.as_secs() });
-        }
+    while let Some(Ready { tokens, at }) = run.next(&mut poller)? {
         for token in tokens {
-            last = at;
             let (peer, turn) = (&mut peers[token], &mut turns[token]);
             if peer.receive().map_err(failed("receive"))? {
                 if !peer.is_answer(number(token, *turn)) {
@@ -289,7 +322,7 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
             }
         }
     }
-    Ok(RrResult::of(&latencies, start.elapsed()))
+    Ok(RrResult::of(&latencies, run.start.elapsed()))
 }
 
 fn check(size: usize) -> Result<(), LoadError> {

@@ -4,14 +4,13 @@
 //! late segments is then the server's, and the client never runs out of ports. A transaction ends
 //! when the client has read the answer and the end behind it.
 
-use super::{Peer, Poller, RrArgs, RrResult, check, connect, failed, poll_failed};
-use crate::load::{LoadError, STUCK};
+use super::{Peer, Poller, Ready, RrArgs, RrResult, Run, check, connect, failed, poll_failed};
+use crate::load::LoadError;
 use crate::measure::{Latencies, now};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
 
 /// How far a transaction has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,22 +90,11 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
         poller.add_for(stream, token, EventFlags::OUT).map_err(poll_failed)?;
         Ok::<_, LoadError>(transaction)
     };
-    let duration = Duration::try_from_secs_f64(args.seconds).unwrap_or_default();
-    let (start, mut latencies) = (now(), Latencies::new());
+    let (mut run, mut latencies) = (Run::begin(args.seconds, args.connections), Latencies::new());
     let mut all: Vec<Transaction> =
         (0..args.connections).map(|token| begin(&poller, token)).collect::<Result<_, _>>()?;
-    let (end, mut last): (Instant, Instant) = (start + duration, start);
-    loop {
-        let tokens = poller.wait().map_err(poll_failed)?;
-        let at = now();
-        if at >= end {
-            break;
-        }
-        if tokens.is_empty() && at - last > STUCK.min(duration) {
-            return Err(LoadError::Stuck { in_flight: all.len(), seconds: STUCK.as_secs() });
-        }
+    while let Some(Ready { tokens, at }) = run.next(&mut poller)? {
         for token in tokens {
-            last = at;
             let transaction = &mut all[token];
             let was_connecting = transaction.stage == Stage::Connecting;
             transaction.go_on()?;
@@ -120,7 +108,7 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
             }
         }
     }
-    Ok(RrResult::of(&latencies, start.elapsed()))
+    Ok(RrResult::of(&latencies, run.start.elapsed()))
 }
 
 #[cfg(test)]
