@@ -16,7 +16,8 @@ pub type TableEntry<'a> = (Region, BorrowedFd<'a>);
 
 /// Guest address of the first region: not zero, so that a zeroed descriptor points nowhere.
 const FIRST_ADDR: u64 = 0x10_0000;
-/// What a front-end's addresses are ahead of the guest's, so that the two cannot be confused.
+/// The difference between a front-end's address and the guest's, so that the two cannot be
+/// confused.
 const USER_OFFSET: u64 = 0x7a00_0000_0000;
 /// Bytes between two regions.
 const GAP: u64 = 0x1000_0000;
@@ -44,8 +45,8 @@ impl Arena {
     /// Memory of one region of `size` bytes in a file of the caller's choice, on a local disk too.
     ///
     /// # Errors
-    /// [`DriverError::System`] if it cannot be made as long, [`DriverError::Memory`] if it cannot
-    /// be mapped or lies on FUSE or a network file system.
+    /// [`DriverError::System`] if the file cannot get this length, [`DriverError::Memory`] if it
+    /// cannot be mapped or lies on FUSE or a network file system.
     pub fn in_file(file: OwnedFd, size: u64) -> Result<Self, DriverError> {
         let memory = Arc::default();
         let mut arena = Self { files: Vec::new(), memory, next: AtomicU64::new(0), end: 0 };

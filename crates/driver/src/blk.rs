@@ -99,7 +99,8 @@ fn read_config(front: &mut FrontEnd, options: &BlkOptions) -> Result<Config, Dri
     if options.protocol_features & PROTOCOL_F_CONFIG != 0 {
         let size = u32::try_from(size_of::<Config>()).unwrap_or(0);
         let bytes = match front.config(0, size) {
-            // A back-end older than secure erase knows a shorter space, and says so with nothing.
+            // A back-end that does not know secure erase has a shorter space, and answers with size
+            // 0.
             Err(DriverError::Reply { size: 0, .. }) => front.config(0, CONFIG_SIZE_OLD)?,
             result => result?,
         };
@@ -179,7 +180,7 @@ impl BlkQueue {
             slots.push(Slot { header, data: 0, table, words });
         }
         // Data lies page by page, as a guest's page cache does: O_DIRECT needs it aligned.
-        // What is skewed is refused there.
+        // A misaligned buffer (`skew`) is refused there.
         for (slot, skew) in slots.iter_mut().zip([0, options.skew].into_iter().cycle()) {
             slot.data = arena.alloc(u64::from(options.buffer_size) + skew, 4096)? + skew;
         }
@@ -301,7 +302,8 @@ impl BlkQueue {
         fits.ok_or(DriverError::TooLong { len, max: max as usize })
     }
 
-    /// Publishes what was submitted and kicks if the device wants it. True if it did.
+    /// Publishes the requests that were submitted, and kicks if the device wants it. True if it
+    /// did.
     ///
     /// # Errors
     /// [`DriverError::System`].

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! its folder     backend, backend-id: by the tool stack
-//! back-end       state InitWait: what it offers is there
+//! back-end       state InitWait: its offer is there
 //! front-end      rings and event channels are made and written down; state Initialised
 //! back-end       state Connected: size and blocks are there
 //! front-end      state Connected; requests flow
@@ -27,7 +27,7 @@ pub struct Blkfront {
     pub domain: Arc<XenDomain>,
     /// The queues; may be moved out, one to each thread.
     pub queues: Vec<BlkfrontQueue>,
-    /// What the back-end offers.
+    /// The offer of the back-end.
     pub offer: Offer,
     /// The disk as it was at the connection.
     pub disk: Disk,
@@ -98,8 +98,9 @@ impl Blkfront {
         Ok(self.disk)
     }
 
-    /// Lets go of the disk: says so, closes when the back-end has heard it, waits until that has
-    /// closed too, and ends all grants. Returns how many pages the back-end has mapped still.
+    /// Lets go of the disk: writes `Closing`, closes when the back-end has seen that, waits until
+    /// the back-end has closed too, and ends all grants. Returns how many pages the back-end still
+    /// has mapped.
     ///
     /// # Errors
     /// [`DriverError::Timeout`], [`DriverError::Store`].

@@ -1,4 +1,4 @@
-//! `DriverError`: what the guest's side can meet.
+//! `DriverError`: the errors of the guest's side.
 
 use manyring_memory::{GrantError, MemoryError};
 use manyring_queue::QueueError;

@@ -4,7 +4,8 @@
 //! thing about it ([`Spoil`]), and makes it available. It writes words, as a guest's kernel could,
 //! and knows nothing of the device. [`HostileNet`] does the same to the rings of a network device.
 //! [`GiantRing`] offers requests as large as the limits allow, [`OddFd`] makes file descriptors
-//! that block whoever touches them, [`Hold`] holds locks of the kernel behind file descriptors.
+//! that block every thread that touches them, [`Hold`] holds locks of the kernel behind file
+//! descriptors.
 
 mod fds;
 mod giant;

@@ -129,8 +129,8 @@ impl NetDriver {
         Ok(())
     }
 
-    /// Uses the first `count` queue pairs, the way of whoever owns the control queue: a command,
-    /// or `SET_VRING_ENABLE` for each ring.
+    /// Uses the first `count` queue pairs, as the owner of the control queue does it: by a command,
+    /// or by `SET_VRING_ENABLE` for each ring.
     ///
     /// # Errors
     /// [`DriverError::Status`] or [`DriverError::Refused`] if the device refuses.
@@ -150,7 +150,8 @@ impl NetDriver {
         Ok(())
     }
 
-    /// Sends what the front-end sends after a migration: the device announces the guest.
+    /// Sends the front-end's message after a migration, `SEND_RARP`: the device announces the
+    /// guest.
     ///
     /// # Errors
     /// See [`FrontEnd::features`].

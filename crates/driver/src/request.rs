@@ -1,4 +1,4 @@
-//! What a block driver is asked for: how to drive, which requests, what came of them.
+//! Options of a block driver, its requests, and their results.
 
 use manyring_wire::blk::VIRTIO_BLK_F_FLUSH;
 use manyring_wire::vhost_user::{PROTOCOL_F_CONFIG, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK};
@@ -65,7 +65,7 @@ pub enum Op<'a> {
     Write {
         /// First sector.
         sector: u64,
-        /// What.
+        /// The bytes.
         data: &'a [u8],
     },
     /// Writes `len` bytes of whatever the request's buffer holds (load generators).
@@ -107,7 +107,7 @@ pub enum Op<'a> {
 /// A request that is done. Its buffer stays as it is until the next submit on the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// What [`crate::BlkQueue::submit`] returned.
+    /// The tag that [`crate::BlkQueue::submit`] returned.
     pub tag: u16,
     /// The status byte; 255 if the device wrote none.
     pub status: u8,

@@ -1,4 +1,4 @@
-//! `FrontEnd`: the vhost-user master over a blocking socket.
+//! `FrontEnd`: the vhost-user front-end over a blocking socket.
 
 mod net;
 mod start;
@@ -133,7 +133,7 @@ impl FrontEnd {
         Ok(payload)
     }
 
-    /// Sends a message that sets something; waits for its acknowledgement if negotiated.
+    /// Sends a message that sets something; waits for its acknowledgement if that was negotiated.
     ///
     /// # Errors
     /// [`DriverError::Refused`], or the socket's.
@@ -191,7 +191,8 @@ impl FrontEnd {
     /// `GET_FEATURES`
     ///
     /// # Errors
-    /// The socket's, as of all requests below; those that set something [`DriverError::Refused`].
+    /// The socket's, as of all requests below; those that set something also
+    /// [`DriverError::Refused`].
     pub fn features(&mut self) -> Result<u64, DriverError> {
         self.number_of(1)
     }
@@ -342,7 +343,7 @@ impl FrontEnd {
         self.set_state(18, index, enable.into())
     }
 
-    /// `SET_BACKEND_REQ_FD`: returns our end of the channel.
+    /// `SET_BACKEND_REQ_FD`: returns the front-end's end of the channel.
     ///
     /// # Errors
     /// See [`Self::features`].
@@ -428,7 +429,8 @@ impl FrontEnd {
         self.number_of(40)
     }
 
-    /// True if the back-end closes the connection within `timeout`; what it still sends is lost.
+    /// True if the back-end closes the connection within `timeout`; data that it still sends is
+    /// lost.
     ///
     /// # Errors
     /// [`DriverError::Io`].

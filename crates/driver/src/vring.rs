@@ -192,7 +192,7 @@ impl Vring {
         Ok(wait_event(&self.err, timeout)? > 0)
     }
 
-    /// The time is over and nobody has called: was there a reason to?
+    /// Called when the time is over and nobody has called: was there a used buffer to call for?
     ///
     /// # Errors
     /// [`DriverError::Timeout`] if not, [`DriverError::LostCall`] if so, and even now nobody does.
@@ -200,7 +200,7 @@ impl Vring {
         if !self.queue.enable_notifications() {
             return Err(DriverError::Timeout);
         }
-        // What was returned this very moment is announced in the next.
+        // A call for a buffer that was returned at this very moment comes within the grace.
         if self.wait_call(CALL_GRACE)? { Ok(()) } else { Err(DriverError::LostCall) }
     }
 

@@ -71,7 +71,7 @@ impl Queue {
     }
 }
 
-/// What a front-end has written, its queues included.
+/// The nodes that a front-end has written, those of its queues included.
 fn front_nodes(store: &mut XenStore) -> Nodes {
     let mut nodes = Nodes::new();
     for name in store.children(FRONT).unwrap() {

@@ -191,7 +191,8 @@ fn a_back_end_that_is_killed_has_its_pages_unmapped_and_another_takes_its_place(
         assert_eq!(domain.page(page).unwrap().read_array(), Some(*b"mapped"), "round {round}");
         assert!(!domain.end_access(gref));
         back.kill();
-        // The process is gone, and the server hears of it before it serves so many others.
+        // The process is gone, and the server hears of it before it has served [`ROUNDS_MAX`]
+        // reads.
         let mut other = XenStore::connect(xen.socket());
         let is_mapped = || domain.table().entry(gref).unwrap().is_mapped();
         let waits = (0..ROUNDS_MAX).take_while(|_| is_mapped() && other.read("/").is_some());

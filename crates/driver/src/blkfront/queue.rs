@@ -26,7 +26,7 @@ struct Slot {
     /// The references that are granted now, of both; with persistent grants, for good.
     grefs: Vec<GrantRef>,
     segment_grefs: Vec<GrantRef>,
-    /// What its response must say.
+    /// The id and the operation that the response must have.
     id: u64,
     operation: u8,
 }
@@ -104,7 +104,7 @@ impl BlkfrontQueue {
         Ok(Slot { page, segments_page, grefs, segment_grefs, id: 0, operation: 0 })
     }
 
-    /// What the back-end must know of this queue.
+    /// The grant references and the event channel of this queue, as the back-end must know them.
     #[must_use]
     pub fn nodes(&self) -> Queue {
         Queue {
@@ -113,13 +113,13 @@ impl BlkfrontQueue {
         }
     }
 
-    /// How it drives.
+    /// The options of the front-end.
     #[must_use]
     pub fn options(&self) -> &BlkfrontOptions {
         &self.options
     }
 
-    /// The ring below, for those who spoil it.
+    /// The ring below, for tests that spoil it.
     #[must_use]
     pub fn ring(&mut self) -> &mut FrontRing {
         &mut self.ring
@@ -268,7 +268,8 @@ impl BlkfrontQueue {
         pages.filter(|_| len <= max).ok_or(DriverError::TooLong { len, max })
     }
 
-    /// Publishes what was submitted and notifies the back-end if it wants that. True if it did.
+    /// Publishes the requests that were submitted, and notifies the back-end if it wants that. True
+    /// if it did.
     pub fn publish(&mut self) -> bool {
         let wants = self.ring.publish();
         if wants {

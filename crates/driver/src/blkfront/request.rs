@@ -1,4 +1,4 @@
-//! What a Xen block front-end is asked for: how to drive, which requests, what came of them.
+//! Options of a Xen block front-end, its requests, and their results.
 
 use manyring_wire::xen::blkif::{Abi, Status};
 use std::time::Duration;
@@ -51,7 +51,7 @@ pub enum XenOp<'a> {
     Write {
         /// First sector.
         sector: u64,
-        /// What.
+        /// The bytes.
         data: &'a [u8],
     },
     /// Writes `len` bytes of whatever the request's buffer holds (load generators).
@@ -65,14 +65,14 @@ pub enum XenOp<'a> {
     Barrier {
         /// First sector.
         sector: u64,
-        /// What.
+        /// The bytes.
         data: &'a [u8],
     },
-    /// Writes bytes after what was written before is durable.
+    /// Writes bytes after all earlier writes have become durable.
     FlushWrite {
         /// First sector.
         sector: u64,
-        /// What.
+        /// The bytes.
         data: &'a [u8],
     },
     /// Makes what was written durable.
@@ -91,7 +91,7 @@ pub enum XenOp<'a> {
 /// A request that is done. Its buffer stays as it is until the next submit on the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XenDone {
-    /// What [`super::BlkfrontQueue::submit`] returned.
+    /// The tag that [`super::BlkfrontQueue::submit`] returned.
     pub tag: u16,
     /// How it ended.
     pub status: Status,

@@ -1,4 +1,5 @@
-//! File descriptors that are not what a message promises: each could block whoever touches it.
+//! File descriptors that are not what a message promises: each could block a thread that touches
+//! it.
 
 use crate::DriverError;
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -102,12 +103,12 @@ impl OddFd {
     }
 }
 
-/// An odd file descriptor, and what must stay open so that it stays odd.
+/// An odd file descriptor, and the other ends that must stay open so that it stays odd.
 #[derive(Debug)]
 pub struct Odd {
-    /// The other ends. They are closed first: our own close of `fd` must not wait.
+    /// The other ends. They are dropped first, so that the close of `fd` here does not wait.
     pub rest: Vec<OwnedFd>,
-    /// What is passed. Dropped after that, the receiver holds the last copy.
+    /// The fd to pass. Once this is dropped too, the receiver holds the last copy.
     pub fd: OwnedFd,
 }
 
@@ -125,7 +126,7 @@ impl Odd {
 pub fn fill_eventfd(event: impl AsFd) -> Result<(), DriverError> {
     let flags = fcntl_getfl(&event)?;
     fcntl_setfl(&event, flags | OFlags::NONBLOCK)?;
-    // The largest count that a write may reach; nothing is lost if others write meanwhile.
+    // The largest count that a write may reach; nothing is lost if others write at the same time.
     let mut step = u64::MAX - 1;
     while step > 0 {
         if rustix::io::write(&event, &step.to_ne_bytes()).is_err() {

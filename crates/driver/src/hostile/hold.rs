@@ -1,6 +1,6 @@
-//! Makes threads wait in the kernel for as long as one likes, by pages that userfaultfd keeps back:
-//! behind [`Hold`] a thread of ours waits inside a system call, with a lock of the kernel; behind
-//! [`Withheld`] whoever touches a file that this process has mapped.
+//! Makes threads wait in the kernel until they are let go, by pages that userfaultfd keeps back:
+//! behind [`Hold`] a thread of this process waits inside a system call, with a lock of the kernel;
+//! behind [`Withheld`] every thread that touches a file that this process has mapped.
 #![allow(unsafe_code, reason = "allow-listed: a page that is missing, and calls that touch it")]
 
 use crate::DriverError;
@@ -62,7 +62,7 @@ impl Hold {
     fn new(call: impl FnOnce(usize) + Send + 'static) -> Result<Self, DriverError> {
         let faults = faults()?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        // SAFETY: the kernel chooses a free place for the mapping: no memory in use is replaced.
         let page = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE_SIZE, protection, flags) }?;
         let page = page as usize;
         withhold(&faults, page as u64, PAGE_SIZE as u64)?;

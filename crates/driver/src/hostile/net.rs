@@ -1,4 +1,5 @@
-//! Chains a network device must survive: headers that lie, empty chains, commands that are none.
+//! Chains a network device must survive: headers that lie, empty chains, commands that do not
+//! exist.
 
 mod ctrl;
 mod rx;
@@ -197,7 +198,8 @@ mod tests {
             Self { hostile: HostileNet::new(&arena, &vring).unwrap(), queue }
         }
 
-        /// What the device reads, and how many bytes it may write; `None`: the ring is at fault.
+        /// The bytes that the device reads, and how many bytes it may write; `None`: the ring is at
+        /// fault.
         fn take(&mut self) -> Option<(Vec<u8>, u64)> {
             let mut batch = Batch::new();
             if self.queue.pop_batch(&mut batch, 1) == 0 {

@@ -17,12 +17,12 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The status byte before the device writes it.
 const NO_STATUS: u8 = 255;
 
-/// What came of a command.
+/// The answer to a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CtrlAnswer {
     /// The status byte; 255 if the device wrote none.
     pub status: u8,
-    /// What lies behind the status byte.
+    /// The bytes behind the status byte.
     pub data: Vec<u8>,
     /// Bytes the device says it wrote, the status byte included.
     pub written: u32,
@@ -97,7 +97,7 @@ impl ControlQueue {
     /// for each of `writable`, also for empty ones.
     ///
     /// # Errors
-    /// See [`Self::command`]; [`DriverError::RingFull`] for a chain of none.
+    /// See [`Self::command`]; [`DriverError::RingFull`] for a chain without descriptors.
     pub fn raw(&mut self, readable: &[&[u8]], writable: &[u32]) -> Result<CtrlAnswer, DriverError> {
         let total: usize = readable.iter().map(|part| part.len()).sum();
         let room: u64 = writable.iter().map(|len| u64::from(*len)).sum();
@@ -138,8 +138,8 @@ impl ControlQueue {
     /// `RX_*`: switches a receive mode.
     ///
     /// # Errors
-    /// See [`Self::command`]; [`DriverError::Status`] for a status that is none, as of all commands
-    /// below.
+    /// See [`Self::command`]; [`DriverError::Status`] for an unknown status. Both hold for all
+    /// commands below.
     pub fn set_rx_mode(&mut self, mode: RxMode, on: bool) -> Result<CtrlStatus, DriverError> {
         let command = match mode {
             RxMode::Promisc => class::RX_PROMISC,
@@ -152,7 +152,7 @@ impl ControlQueue {
         self.run(class::RX, command, &[&[u8::from(on)]])
     }
 
-    /// `MAC_TABLE_SET`: what is received beside the device's own address.
+    /// `MAC_TABLE_SET`: sets the addresses that are received beside the device's own.
     ///
     /// # Errors
     /// See [`Self::set_rx_mode`].

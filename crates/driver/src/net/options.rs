@@ -1,4 +1,4 @@
-//! What a net driver is asked for: queue pairs, buffers, features, who owns the control queue.
+//! Options of a net driver: queue pairs, buffers, features, who owns the control queue.
 
 use manyring_wire::net::{
     CTRL_BITS, Coalescing, FRAME_SIZE_MAX, GUEST_OFFLOAD_BITS, HEADER_SIZE, VIRTIO_NET_F_CSUM,
@@ -63,7 +63,7 @@ impl NetOptions {
         | GUEST_OFFLOAD_BITS;
     /// The control queue and what it serves.
     pub const CONTROL: u64 = CTRL_BITS;
-    /// What a driver without offloads takes.
+    /// The features of a driver without offloads.
     pub const PLAIN: u64 = VIRTIO_F_EVENT_IDX
         | VIRTIO_F_IN_ORDER
         | VIRTIO_F_VERSION_1
@@ -118,7 +118,7 @@ impl Default for NetOptions {
 #[allow(clippy::cast_possible_truncation, reason = "65,565 bytes")]
 const LONGEST: u32 = (FRAME_SIZE_MAX + HEADER_SIZE) as u32;
 
-/// What one queue has done.
+/// Counters of one queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetCounters {
     /// Frames: of a transmitq those added, of a receiveq those taken.

@@ -64,7 +64,7 @@ impl NetRx {
         &mut self.vring
     }
 
-    /// What this queue has done.
+    /// The counters of this queue.
     #[must_use]
     pub fn counters(&self) -> NetCounters {
         NetCounters { kicks: self.vring.kicks(), calls: self.vring.calls(), ..self.counters }
@@ -125,8 +125,8 @@ impl NetRx {
         Ok(Some(self.slices.as_slices()))
     }
 
-    /// Lists what was written into the buffer of chain `head`, which is to go back. Returns its
-    /// bytes.
+    /// Lists the bytes that were written into the buffer of chain `head`, and notes the buffer to
+    /// go back. Returns how many bytes there are.
     #[inline]
     fn keep(&mut self, head: u16, written: u32) -> usize {
         let pieces = self.slab.buffer(head).pieces;
@@ -152,7 +152,8 @@ impl NetRx {
         }
         let is_kicked = self.vring.publish()?;
         self.counters.kicks_suppressed += u64::from(!is_kicked);
-        // With EVENT_IDX the event would come round: it stays behind.
+        // Keep used_event at an index that has passed, so that no call is due until 32768 buffers
+        // later.
         self.vring.queue().disable_notifications();
         Ok(is_kicked)
     }

@@ -45,7 +45,7 @@ impl Pool {
             slices.resolve(GuestAddr(addr), size, &mut last)?;
             addrs.push(addr);
         }
-        // What is allocated lies in one region.
+        // Each allocation lies in one region.
         assert_eq!(slices.len(), addrs.len(), "a buffer across two regions");
         Ok(Self { addrs, slices, size, spare: Mutex::new((0..count).rev().collect()) })
     }

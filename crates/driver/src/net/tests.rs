@@ -40,7 +40,8 @@ impl Device {
         Self { queue: DeviceQueue::new(config, memory).unwrap(), batch: Batch::new() }
     }
 
-    /// What the driver has sent: of each chain the sizes of its descriptors, and the bytes.
+    /// Takes the frames that the driver has sent: of each chain the sizes of its descriptors, and
+    /// the bytes.
     fn take_frames(&mut self) -> Vec<(Vec<usize>, Vec<u8>)> {
         let mut frames = Vec::new();
         while self.queue.pop_batch(&mut self.batch, BATCH_CHAINS) > 0 {
@@ -169,7 +170,7 @@ fn queues_of_one_pool_never_have_the_same_buffer_and_take_the_last_that_came_bac
     let of = |letter| (0..4).map(|number| vec![letter, number]).collect::<Vec<_>>();
     assert_eq!(bodies(its_device.take_frames()), of(b'a'));
     assert_eq!(bodies(other_device.take_frames()), of(b'b'));
-    // What comes back to one queue is next for the other, the last first.
+    // A buffer that comes back to one queue is next for the other, the last one first.
     assert_eq!((two.reclaim(), one.reclaim()), (4, 4));
     let found = two.room().unwrap().split_at(HEADER_SIZE).1.read_array::<2>();
     assert_eq!(found, Some([b'a', 3]));
@@ -184,7 +185,7 @@ fn a_kick_waits_for_packets_or_time_whichever_comes_first() {
         assert!(tx.send(&RawHeader::default(), b"frame").unwrap());
         (tx.publish(now_ns).unwrap(), tx.kick_due_ns())
     };
-    // What waits is the kick alone: a device that looks finds the frame.
+    // Only the kick waits: a device that looks finds the frame.
     assert_eq!(send_at(1000), (false, Some(51_000)));
     assert_eq!(device.take_frames().len(), 1);
     assert_eq!(send_at(2000), (false, Some(51_000)));
@@ -328,7 +329,7 @@ fn a_command_carries_its_class_its_data_and_room_for_the_answer() {
     assert!(matches!(control.set_mac([2, 0, 0, 0, 0, 1]), Err(DriverError::Timeout)));
 }
 
-/// What a scripted back-end has heard: request and payload.
+/// The messages that a scripted back-end has received: request and payload.
 type Heard = Vec<(u32, Vec<u8>)>;
 
 /// A back-end that offers everything, grants everything, and has `pairs` queue pairs.

@@ -49,7 +49,7 @@ impl NetTx {
         Self::with(slab, arena, pair, features, options)
     }
 
-    /// The same, with buffers of `pool`.
+    /// Makes the transmitq as [`Self::new`] does, with buffers of `pool`.
     pub(super) fn sharing(
         pool: &Arc<Pool>,
         arena: &Arc<Arena>,
@@ -86,8 +86,8 @@ impl NetTx {
         })
     }
 
-    /// The same, for a driver that has negotiated these virtio features: a legacy one may have
-    /// shorter headers.
+    /// Uses the headers of a driver that has negotiated these virtio features: a legacy one may
+    /// have shorter headers.
     #[must_use]
     pub fn with_headers(mut self, features: u64) -> Self {
         self.header_size = header_size(features);
@@ -107,7 +107,7 @@ impl NetTx {
         &mut self.vring
     }
 
-    /// What this queue has done.
+    /// The counters of this queue.
     #[must_use]
     pub fn counters(&self) -> NetCounters {
         NetCounters { kicks: self.vring.kicks(), calls: self.vring.calls(), ..self.counters }
@@ -219,9 +219,9 @@ impl NetTx {
         self.slab.bound()
     }
 
-    /// Makes what was added available. A kick that the device wants is sent, unless it is to wait
-    /// for more packets or time. `now_ns` is any clock's, of use for waiting kicks only. True if a
-    /// kick was sent.
+    /// Makes the frames that were added available. A kick that the device wants is sent, unless it
+    /// is to wait for more packets or time. `now_ns` is any clock's, of use for waiting kicks only.
+    /// True if a kick was sent.
     ///
     /// # Errors
     /// [`DriverError::System`].

@@ -1,4 +1,4 @@
-//! What a front-end tells a network device beside its rings: the MTU, and "announce the guest".
+//! A front-end's messages to a network device beside its rings: the MTU, and "announce the guest".
 
 use super::FrontEnd;
 use crate::DriverError;

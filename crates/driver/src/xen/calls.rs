@@ -18,7 +18,7 @@ use std::time::Duration;
 /// File descriptors that an answer brings at most.
 const FDS_MAX: usize = 2;
 
-/// A connection for calls. Domains, seats and event channels last as long as it does.
+/// A connection for calls. Domains, seats and event channels end with it.
 #[derive(Debug)]
 pub struct XenCalls {
     /// Held from a call to its answer.
@@ -94,12 +94,12 @@ impl XenCalls {
     /// Binds to a port that `remote` has made for us.
     ///
     /// # Errors
-    /// [`DriverError::System`]: `EINVAL` if there is none, or if it is bound already.
+    /// [`DriverError::System`]: `EINVAL` if there is no such port, or if it is bound already.
     pub fn bind(&self, remote: u16, port: u32) -> Result<EventChannel, DriverError> {
         EventChannel::of(self.call(Call::Bind { remote, port })?)
     }
 
-    /// Closes a port of ours.
+    /// Closes a port of this domain.
     ///
     /// # Errors
     /// [`DriverError::System`].
@@ -136,7 +136,7 @@ impl EventChannel {
     }
 
     /// Its two eventfds: the one that is signalled for this end, a back-end's kick, and the one
-    /// that this end signals, a back-end's call. The port stays bound as long as the connection on
+    /// that this end signals, a back-end's call. The port stays bound until the connection ends on
     /// which it was bound.
     #[must_use]
     pub fn into_fds(self) -> (OwnedFd, OwnedFd) {

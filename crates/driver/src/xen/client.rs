@@ -77,7 +77,7 @@ impl XenStore {
     /// Asks, and waits for the answer.
     ///
     /// # Errors
-    /// [`DriverError::Io`], [`DriverError::Store`] for an answer that is none.
+    /// [`DriverError::Io`], [`DriverError::Store`] for a message that is no answer.
     pub fn ask(
         &mut self,
         request: &Request<'_>,
@@ -117,7 +117,7 @@ impl XenStore {
         }
     }
 
-    /// The value of a node; `None` if there is none that may be read.
+    /// The value of a node; `None` if the node does not exist or may not be read.
     ///
     /// # Errors
     /// [`DriverError::Io`], [`DriverError::Store`].

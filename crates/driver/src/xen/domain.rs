@@ -114,7 +114,7 @@ impl XenDomain {
         ended
     }
 
-    /// The grant table, for those who spoil it.
+    /// The grant table, for tests that spoil it.
     #[must_use]
     pub fn table(&self) -> &GrantTable {
         &self.table

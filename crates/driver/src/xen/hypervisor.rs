@@ -1,4 +1,4 @@
-//! `Hypervisor`: domains with their memory, who maps it, and event channels. What real Xen does.
+//! `Hypervisor`: domains with their memory, who maps it, and event channels, as real Xen has them.
 //!
 //! **Memory.** A domain's memory is one memfd, made here and sealed, so that nobody can cut it
 //! away; its first pages are the grant table (`manyring_memory::simgrant`). The domain gets the
@@ -24,7 +24,7 @@ use std::sync::Arc;
 const DOMAINS_MAX: usize = 1024;
 /// Pages of a domain: 16 GiB.
 const PAGES_MAX: u32 = 1 << 22;
-/// Entries of a grant table: what 128 grant frames of a real domain hold.
+/// Entries of a grant table: those of 128 grant frames of a real domain.
 const ENTRIES_MAX: u32 = 1 << 16;
 /// Ports of a connection: sixteen queues of sixteen disks.
 const PORTS_MAX: usize = 256;
@@ -84,7 +84,8 @@ impl Hypervisor {
         served.unwrap_or_else(refused)
     }
 
-    /// A connection is gone: its ports are closed, its seats free, its domain ends. Returns that.
+    /// A connection is gone: closes its ports, frees its seats, ends its domain. Returns the
+    /// domain.
     pub(super) fn disconnect(&mut self, caller: u64) -> Option<u16> {
         let ports: Vec<_> = self.ports.iter().filter(|(_, port)| port.owner == caller).collect();
         let ports: Vec<_> = ports.into_iter().map(|(place, _)| *place).collect();
@@ -146,7 +147,7 @@ impl Hypervisor {
         Ok(Reply::default())
     }
 
-    /// The lowest port of a domain that is free. 0 is none.
+    /// The lowest free port of a domain, from 1 on.
     fn free_port(&self, caller: u64) -> Result<u32, Errno> {
         let domain = self.domain_of(caller);
         if self.ports.values().filter(|port| port.owner == caller).count() >= PORTS_MAX {

@@ -1,8 +1,8 @@
 //! The sockets of the simulated Xen, served by one thread that never blocks on a client.
 //!
-//! A client that sends faster than it reads is not read any further; one that makes others wait in
-//! no other way than that is disconnected: with more events than it may have waiting, with a
-//! message that is too long, or with calls whose answers it does not take.
+//! A client that sends faster than it reads is not read any further. A client that makes others
+//! wait in another way is disconnected: if it has more events waiting than it may have, if it sends
+//! a message that is too long, or if it does not take the answers to its calls.
 
 use super::hypervisor::{Hypervisor, Reply, refused};
 use super::store::{OUTPUT_SIZE_FULL, Store};
@@ -24,7 +24,7 @@ const FDS_MAX: usize = 2;
 /// How long nobody is accepted after the process had no file descriptor for them.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// What a connection speaks.
+/// The protocol of a connection.
 #[derive(Clone, Copy, Debug)]
 enum Speaks {
     /// xenstore's protocol, as this client of the store, which runs in a domain or over the socket.
@@ -39,7 +39,7 @@ struct Peer {
     id: u64,
     stream: UnixStream,
     speaks: Speaks,
-    /// What has come and is no whole message, or waits.
+    /// Bytes that have come and are no whole message yet, or that wait to be served.
     input: Vec<u8>,
     is_over: bool,
 }
@@ -203,7 +203,7 @@ impl Server {
         }
     }
 
-    /// Sends what waits for a client of the store, as far as it takes it.
+    /// Sends the bytes that wait for a client of the store, until the client takes no more.
     fn send(&mut self, at: usize) {
         let peer = &mut self.peers[at];
         let Speaks::Store { client, .. } = peer.speaks else { return };

@@ -5,9 +5,10 @@
 //! before the answer to the request that made it, as xenstored sends them; the first event of a new
 //! watch stands behind the answer.
 //!
-//! **A client costs itself only.** A malformed request is refused. What a client can make grow has
-//! a bound: nodes and their values, permissions (see the tree), watches, transactions, bytes that
-//! wait for it to read them. Who exceeds the last, or the largest message, is disconnected.
+//! **A client costs itself only.** A malformed request is refused. Everything that a client can
+//! make grow has a bound: nodes and their values, permissions (see the tree), watches,
+//! transactions, bytes that wait for it to read them. Who exceeds the last, or the largest message,
+//! is disconnected.
 
 use super::transaction::Transaction;
 use super::tree::{Change, Changed, DOM0, Node, Tree};
@@ -25,7 +26,7 @@ const DOM0_WATCHES_MAX: usize = 10_000;
 /// Transactions of a client at a time, as xenstored's own default.
 const TRANSACTIONS_MAX: usize = 10;
 /// Bytes that may wait for a client: more than the answers to all its requests that are read at a
-/// time. What fills it are events that it does not read.
+/// time. It is filled by events that the client does not read.
 const OUTPUT_SIZE_MAX: usize = 1 << 20;
 /// With this many bytes waiting for it, a client's further requests wait too.
 pub(super) const OUTPUT_SIZE_FULL: usize = 1 << 16;
@@ -41,7 +42,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// What a client is told that watches this, if a change of `path` concerns it.
+    /// The path that a client with this watch is told of, if a change of `path` concerns the watch.
     fn sees<'a>(&'a self, path: Path<'a>, removed: Option<&Node>) -> Option<&'a str> {
         let own = self.absolute();
         let own = Path::parse(own.as_bytes()).ok().filter(|own| own.is_absolute())?;
@@ -77,7 +78,7 @@ struct Client {
     outbox: Outbox,
 }
 
-/// What waits for a client.
+/// The bytes that wait for a client.
 #[derive(Debug, Default)]
 struct Outbox {
     bytes: Vec<u8>,
@@ -87,7 +88,8 @@ struct Outbox {
 
 impl Outbox {
     fn tell(&mut self, watched: Watched<'_>, token: &[u8]) {
-        // Too long for a message is nothing that the client set the watch on.
+        // An event whose path is too long for a message cannot be of a path that the client
+        // watches.
         let _ = event(&mut self.bytes, watched, token);
         self.is_over |= self.bytes.len() > OUTPUT_SIZE_MAX;
     }
@@ -113,7 +115,7 @@ pub(super) struct Store {
     last_transaction: u32,
 }
 
-/// What a request is answered with.
+/// The answer to a request.
 type Served = Result<Vec<u8>, ErrorName>;
 
 impl Store {
@@ -137,7 +139,7 @@ impl Store {
         self.last_client
     }
 
-    /// Forgets a client, its watches and its transactions. What it wrote stays.
+    /// Forgets a client, its watches and its transactions. Nodes that it wrote stay.
     pub(super) fn disconnect(&mut self, client: u64) {
         self.clients.remove(&client);
     }
@@ -281,7 +283,7 @@ impl Store {
         if client.transactions.len() >= TRANSACTIONS_MAX {
             return Err(ErrorName::Enospc);
         }
-        // 0 is no transaction.
+        // The number 0 stands for "outside of a transaction".
         self.last_transaction = self.last_transaction.checked_add(1).unwrap_or(1);
         let number = self.last_transaction;
         client.transactions.insert(number, Transaction::new(client.domain, &self.tree));
@@ -369,7 +371,7 @@ pub(super) fn home(domain: u16) -> String {
 fn watch(client: &mut Client, watched: Watched<'_>, token: &[u8], depth: Option<u32>) -> Served {
     let max = if client.domain == DOM0 { DOM0_WATCHES_MAX } else { WATCHES_MAX };
     let base = match watched {
-        // What happens to other domains is domain 0's business.
+        // Only domain 0 may see the events of other domains' lives.
         Watched::Special(_) if client.domain != DOM0 => return Err(ErrorName::Eacces),
         Watched::Node(path) if !path.is_absolute() => {
             client.absolute(path)?;
@@ -400,8 +402,8 @@ fn children(node: &Node) -> Vec<u8> {
     node.children.keys().flat_map(|name| name.bytes().chain([0])).collect()
 }
 
-/// A node's generation, and as many whole names of its children from byte `offset` on as a message
-/// holds. An empty name is behind the last one.
+/// A node's generation, and the whole names of its children from byte `offset` on that fit into a
+/// message. An empty name is behind the last one.
 fn part(node: &Node, offset: u32) -> Served {
     let all = children(node);
     let mut payload = format!("{}\0", node.generation).into_bytes();

@@ -1,5 +1,5 @@
-//! `XenDisk`: what a tool stack does about a disk of a domain: announces it, asks for it back,
-//! removes it.
+//! `XenDisk`: a tool stack's work on a disk of a domain: announces it, asks for it back, removes
+//! it.
 
 use super::client::XenStore;
 use crate::DriverError;
@@ -15,7 +15,7 @@ pub struct XenDisk {
     pub domain: u16,
     /// The device's number in the guest, like 51712 (xvda).
     pub device: u32,
-    /// What is to be served.
+    /// The image to serve.
     pub params: String,
     /// May the guest write?
     pub writable: bool,

@@ -1,4 +1,5 @@
-//! `Transaction`: a client's own copy of the tree, and what it must find unchanged to be committed.
+//! `Transaction`: a client's own copy of the tree, and the nodes that must be unchanged at its
+//! commit.
 //!
 //! ```text
 //! begin          the whole tree is copied (one reference)
@@ -47,7 +48,7 @@ impl Transaction {
     /// The node at `path`, in the copy.
     pub(super) fn read(&mut self, path: Path<'_>) -> Result<&Node, ErrorName> {
         self.note(path)?;
-        // What a missing node is answered with depends on the nearest one above.
+        // The error for a missing node depends on the nearest node above it.
         let (nearest, _) = self.copy.nearest(path);
         self.note(nearest)?;
         self.copy.read(self.domain, path)

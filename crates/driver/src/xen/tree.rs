@@ -3,7 +3,7 @@
 //! A node is shared by all snapshots of the tree in which it is the same: a copy of the whole tree,
 //! with which a transaction begins, is one reference, and a change copies the nodes from the root
 //! down to it. Each node has a *generation*, which changes with its value, its permissions and the
-//! list of its children; so a transaction knows whether what it saw is still so.
+//! list of its children; so a transaction knows whether the nodes that it saw are unchanged.
 
 use manyring_wire::xen::path::Path;
 use manyring_wire::xen::store::{Access, ErrorName, Permission};
@@ -35,8 +35,8 @@ impl Node {
         self.permissions.first().map_or(DOM0, |first| first.domain)
     }
 
-    /// What `domain` may do with the node: the owner everything, another what its own entry says,
-    /// or the first one where it has none.
+    /// The access of `domain` to the node: everything for the owner, for another domain the access
+    /// of its own entry, or of the first entry if it has none.
     fn access(&self, domain: u16) -> Access {
         if domain == DOM0 || domain == self.owner() {
             return Access::Both;
@@ -58,7 +58,7 @@ impl Node {
         names.try_fold(self, |node, name| node.children.get(name).map(Arc::as_ref))
     }
 
-    /// Adds the nodes of this one and below to what each owner has.
+    /// Adds the numbers of the nodes from this one down to those of their owners.
     fn count(&self, owned: &mut BTreeMap<u16, usize>) {
         *owned.entry(self.owner()).or_default() += 1;
         self.children.values().for_each(|child| child.count(owned));
@@ -82,7 +82,7 @@ pub(super) enum Change {
 #[derive(Clone, Debug)]
 pub(super) struct Changed {
     pub(super) path: String,
-    /// What was removed.
+    /// The node that was removed.
     pub(super) removed: Option<Arc<Node>>,
 }
 
@@ -109,7 +109,7 @@ impl Tree {
         self.root.below(path.components())
     }
 
-    /// The generation of a node; `None` if there is none.
+    /// The generation of a node; `None` if the node does not exist.
     pub(super) fn generation(&self, path: Path<'_>) -> Option<u64> {
         self.node(path).map(|node| node.generation)
     }
@@ -136,7 +136,7 @@ impl Tree {
         if at == path { Ok(node) } else { Err(ErrorName::Enoent) }
     }
 
-    /// Makes one change for a domain. `Ok(None)`: all is so already.
+    /// Makes one change for a domain. `Ok(None)`: the tree is like that already.
     ///
     /// Nothing is changed if it fails.
     pub(super) fn apply(
@@ -268,7 +268,7 @@ impl Tree {
     ) -> Result<(), ErrorName> {
         let node = self.read(domain, path)?;
         let (old, new) = (node.owner(), permissions.first().ok_or(ErrorName::Einval)?.domain);
-        // Who gave a node away would use up another's quota.
+        // A domain that gave a node away would use up another domain's quota.
         if domain != DOM0 && (domain != old || new != old) {
             return Err(ErrorName::Eacces);
         }

@@ -146,7 +146,7 @@ fn a_watch_fires_when_it_is_set_and_for_every_change_below() {
     assert_eq!(bed.events(watcher), wanted);
     bed.ask(writer, &Request::Mkdir(path("/a/b/c"))).unwrap();
     assert!(bed.events(watcher).is_empty(), "nothing was changed");
-    // What is removed with a node above it is told under its own name.
+    // A node that is removed with a node above it is told under its own name.
     bed.watch(watcher, "/a/b/c", "deep").unwrap();
     bed.watch(watcher, "/a/b/never", "never").unwrap();
     bed.events(watcher);
@@ -194,7 +194,7 @@ fn a_domain_reads_and_writes_what_it_may_and_sees_no_more() {
     assert_eq!(bed.permit(five, "/backend/5", "b5"), Err(ErrorName::Eacces));
     assert_eq!(bed.read(five, "/backend/5/none"), Err(ErrorName::Enoent));
     assert_eq!(bed.read(six, "/backend/5/none"), Err(ErrorName::Eacces), "not even whether it is");
-    // What a domain creates is its own, and it says who may read it.
+    // A node that a domain creates is its own, and it says who may read it.
     bed.permit(dom0, "/backend/5", "n0 b5").unwrap();
     bed.write(five, "/backend/5/own", "1").unwrap();
     let permissions = bed.ask(five, &Request::GetPerms(path("/backend/5/own"))).unwrap();

@@ -52,7 +52,7 @@ impl Twin {
         }
     }
 
-    /// What a request is answered with, and what it changes.
+    /// Answers a request, and makes its changes.
     fn ask(&mut self, act: &Act) -> Served {
         let ok = ok();
         match act {
@@ -108,7 +108,7 @@ impl Act {
     }
 }
 
-/// What one of three clients does: a request outside of a transaction, or in its own; its beginning
+/// A step of one of three clients: a request outside of a transaction, or in its own; its beginning
 /// and its end.
 #[derive(Clone, Debug)]
 enum Step {
@@ -141,7 +141,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A transaction as its client knows it.
 struct Open {
     number: u32,
-    /// What it asked, and what it was answered.
+    /// Its requests and their answers.
     log: Vec<(Act, Served)>,
     /// How many changes others had made when it began.
     changes: usize,
