@@ -9,8 +9,8 @@
 //!                   simple replies, or chunks of structured ones, in any order
 //! uri.rs            where the server is, and what its disk is called
 //! ```
-//! All integers are big endian. A server may send any bytes: what is too long, too many or out of
-//! order is an [`NbdError`], and the connection is over.
+//! All integers are big endian. A server may send any bytes: if they are too long, too many or out
+//! of order is an [`NbdError`], and the connection is over.
 
 mod handshake;
 mod transmission;

@@ -363,8 +363,8 @@ impl RawHeader {
         Some(header.to_driver(takes_csum, 1))
     }
 
-    /// Checks the header of a frame of `len` bytes against what was negotiated, and gives the one
-    /// to hand on: nothing in it that the next must not rely on.
+    /// Checks the header of a frame of `len` bytes against the negotiated features, and returns the
+    /// header to hand on, of which every field can be relied on.
     ///
     /// # Errors
     /// [`HeaderError`].

@@ -33,7 +33,7 @@ pub const FLAG_NEED_REPLY: u32 = 8;
 
 /// Virtio feature bit that announces the protocol features; never reaches a driver.
 pub const F_PROTOCOL_FEATURES: u64 = 1 << 30;
-/// Virtio feature bit of the migration log: what is written is marked; never reaches a driver.
+/// Virtio feature bit of the migration log: the device marks its writes; never reaches a driver.
 pub const F_LOG_ALL: u64 = 1 << 26;
 
 /// Names a protocol feature bit and its printable name, once.
@@ -241,7 +241,7 @@ pub const STATE_NO_FD: u64 = 1 << 8;
 /// Answer to `SET_DEVICE_STATE_FD` (in its lowest eight bits) and `CHECK_DEVICE_STATE`: it failed.
 pub const STATE_FAILED: u64 = 1;
 
-/// The shape of a payload: what sizes a message of this row may have.
+/// The shape of a payload: the sizes that a message of this row may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload {
     /// No payload.
@@ -301,7 +301,7 @@ pub enum Fds {
     OneUnlessFlag,
     /// One for each region of the table.
     PerRegion,
-    /// Up to one: the row is not served, what comes is closed.
+    /// Up to one: the row is not served, and the fd is closed.
     Any,
 }
 

@@ -8,7 +8,7 @@
 //! path    the name of a node                      store   messages to and from the server
 //! keys    THE TABLE of a block device's nodes     device  what they say together, step by step
 //! state   how far an end has come                 blkif   requests and responses in a ring
-//! hypercall   what stands for the hypervisor where Xen is simulated
+//! hypercall   the calls that replace the hypervisor's where Xen is simulated
 //! ```
 //! Pinned specifications: Xen 4.23 in development: `docs/misc/xenstore.txt`, the public headers
 //! `io/xs_wire.h`, `io/xenbus.h`, `io/blkif.h` and `io/ring.h`.

@@ -1,7 +1,7 @@
 //! The negotiation, pure: bytes that have come in, bytes that are to go out.
 //!
 //! ```text
-//! loop: send what `take` has put out; receive `needs()` bytes; `take` them
+//! loop: send the bytes that `take` has put out; receive `needs()` bytes; `take` them
 //!       More: again   StartTls: both sides begin with TLS, and send and receive under it from
 //!       then on; again   Done: transmission begins
 //! ```
@@ -108,7 +108,7 @@ pub enum OptionRefused {
 pub enum Progress {
     /// More bytes are needed.
     More,
-    /// Both sides begin with TLS now; what was put out is sent under it.
+    /// Both sides begin with TLS now; the bytes that were put out are sent under it.
     StartTls,
     /// Transmission begins.
     Done(Export),
@@ -157,7 +157,7 @@ impl Handshake {
         }
     }
 
-    /// Takes the bytes that were needed; puts out what is to be sent.
+    /// Takes the bytes that were needed; appends the bytes to send to `out`.
     ///
     /// # Errors
     /// [`NbdError`]: the connection is over.

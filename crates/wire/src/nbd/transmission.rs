@@ -72,7 +72,7 @@ impl Command {
         out
     }
 
-    /// The command in these bytes, as a server reads it; `None` if they are none.
+    /// The command in these bytes, as a server reads it; `None` if they are no command.
     #[must_use]
     pub fn parse(bytes: &[u8; COMMAND_SIZE]) -> Option<Self> {
         if u32_at(bytes, 0) != REQUEST_MAGIC {
@@ -184,7 +184,7 @@ impl Reply {
     /// The head that `bytes` begin with; `None`: there are too few yet.
     ///
     /// # Errors
-    /// [`NbdError::Reply`]: the server has sent what is no reply.
+    /// [`NbdError::Reply`]: these bytes are no reply.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Option<Replied>, NbdError> {
         if bytes.len() < SIMPLE_SIZE {

@@ -102,7 +102,8 @@ pub struct Head {
     network: usize,
     transport: usize,
     size: usize,
-    /// All headers, with zeroes for what may differ from frame to frame. Behind them lies anything.
+    /// All headers, with zeroes in the fields that may differ from frame to frame. The bytes behind
+    /// the headers mean nothing.
     bytes: [u8; HEAD_SIZE_MAX],
     payload: usize,
     identification: u16,
@@ -183,7 +184,7 @@ impl Head {
         Ok(head)
     }
 
-    /// Takes out of the headers what may differ from frame to frame.
+    /// Takes the fields that may differ from frame to frame out of the headers.
     #[inline]
     fn take_numbers(&mut self) {
         let own = self.transport;
@@ -237,8 +238,8 @@ impl Head {
             && self.bytes[self.transport..][..4] == other.bytes[other.transport..][..4]
     }
 
-    /// The checksum of the addresses, the protocol and the length: what the host adds the payload
-    /// to (virtio 1.3 §5.1.6.2).
+    /// The checksum of the addresses, the protocol and the length, to which the host adds the
+    /// payload (virtio 1.3 §5.1.6.2).
     #[inline]
     fn checksum_of(&self, payload: usize) -> u16 {
         let ip = &self.bytes[self.network..self.transport];
@@ -251,7 +252,7 @@ impl Head {
     }
 }
 
-/// Checks what lies in the header of TCP or UDP before `payload` bytes.
+/// Checks the header of TCP or UDP before `payload` bytes.
 #[inline]
 fn check_own(kind: Kind, own: &[u8], payload: usize) -> Result<(), Alone> {
     if kind.is_tcp() {
@@ -312,7 +313,7 @@ const fn low_half(n: usize) -> u16 {
     n as u16
 }
 
-/// Frames that are joined: their headers, and what they come to.
+/// Frames that are joined: the headers of the first, and the sums over all.
 #[derive(Clone, Debug)]
 pub struct Joined {
     head: Head,
@@ -395,7 +396,7 @@ impl Joined {
         (step == 1 || may_stay) && next.identification == expected
     }
 
-    /// Writes the headers of all into `bytes`, and returns what goes before them.
+    /// Writes the headers of all into `bytes`, and returns the virtio header before them.
     #[inline]
     pub fn write(&self, bytes: &mut [u8; HEAD_SIZE_MAX]) -> RawHeader {
         let Head { kind, network, transport, size, .. } = self.head;

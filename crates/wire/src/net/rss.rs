@@ -243,7 +243,7 @@ impl Toeplitz {
         Self((0..TOEPLITZ_WORDS).map(of).collect())
     }
 
-    /// The hash of `input`, which has 36 bytes at most: what is past them does not count.
+    /// The hash of `input`; bytes past the first 36 do not count.
     #[must_use]
     #[inline]
     pub fn hash(&self, input: &[u8]) -> u32 {
@@ -287,7 +287,7 @@ impl Input {
 }
 
 impl Hasher {
-    /// For what a driver has set.
+    /// A hasher for the types and the key that a driver has set.
     #[must_use]
     pub fn new(config: HashConfig) -> Self {
         let toeplitz = Toeplitz::new(&config.key);
@@ -369,7 +369,7 @@ pub struct Rss {
 }
 
 impl Rss {
-    /// For what a driver has set.
+    /// The choice of queues that a driver has configured.
     #[must_use]
     pub fn new(config: RssConfig) -> Self {
         Self { hasher: Hasher::new(config.hash.clone()), config }

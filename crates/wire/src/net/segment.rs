@@ -1,4 +1,4 @@
-//! `finish`: what a card would do with an unfinished frame: its checksum, and its segments.
+//! `finish`: completes an unfinished frame as a network card would: its checksum, and its segments.
 //!
 //! ```text
 //! not to be cut    sum from csum_start to the end, put at csum_start + csum_offset
@@ -129,7 +129,7 @@ impl Cut {
         Ok(count)
     }
 
-    /// Writes into the headers of a segment what is its own.
+    /// Writes a segment's own lengths, numbers and flags into its headers.
     #[allow(clippy::cast_possible_truncation, reason = "within a frame")]
     fn number(
         &self,

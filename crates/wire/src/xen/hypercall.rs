@@ -1,10 +1,10 @@
-//! The calls of the simulated Xen: what the hypervisor of a real one does for domains.
+//! The calls of the simulated Xen, in the place of a real Xen's hypercalls.
 //!
 //! The server of the simulated Xen listens on two sockets. One speaks xenstore's protocol
 //! ([`super::store`]); the other, whose name has [`SOCKET_SUFFIX`] behind it, these calls. A call
 //! and its answer are four words each, in the host's byte order; an answer may bring file
-//! descriptors. Who calls [`Call::Create`] is that domain from then on, until the connection ends
-//! and the domain with it; everybody else is domain 0.
+//! descriptors. A connection that calls [`Call::Create`] is that domain from then on, until the
+//! connection ends and the domain with it; everybody else is domain 0.
 
 /// The suffix by which the second socket's path differs from the first's.
 pub const SOCKET_SUFFIX: &str = ".hypercall";

@@ -1,9 +1,9 @@
 //! THE TABLE of the nodes of a Xen block device: name, folder, writer, form, default, limits.
 //!
-//! A row is a [`Key`]. Whoever reads a node reads it through its row, so that a value that is
-//! missing or wrong is named as it stands in xenstore ([`KeyError`]). The names and rules are those
-//! of Xen's `io/blkif.h`; the nodes of the tool stack are those that `xl` writes. What the nodes of
-//! one end say together is in [`super::device`].
+//! A row is a [`Key`]. Every node is read through its row, so that an error names a missing or
+//! wrong value as it stands in xenstore ([`KeyError`]). The names and rules are those of Xen's
+//! `io/blkif.h`; the nodes of the tool stack are those that `xl` writes. [`super::device`] makes
+//! one record of the nodes of one end.
 
 use super::blkif::RING_PAGE_ORDER_MAX;
 use super::store::number;
@@ -61,8 +61,8 @@ pub struct Key {
     pub writer: Writer,
     /// The form of its value.
     pub form: Form,
-    /// The value of a node that does not exist. `None`: it must exist, or its record says what is
-    /// meant without it.
+    /// The value of a node that does not exist. `None`: the node must exist, or its record has a
+    /// rule of its own for that case.
     pub default: Option<&'static str>,
 }
 
@@ -111,7 +111,7 @@ keys! {
     PHYSICAL_DEVICE = "physical-device", Back by Toolstack, Form::Text, Some("");
     /// Path of the block device or file that is served.
     PHYSICAL_DEVICE_PATH = "physical-device-path", Back by Toolstack, Form::Text, Some("");
-    /// Kind of what is served: `file`, `phy`, `tap`.
+    /// Kind of the image to serve: `file`, `phy`, `tap`.
     TYPE = "type", Back by Toolstack, Form::Text, Some("phy");
     /// The name that the guest's disk shall have.
     DEV = "dev", Back by Toolstack, Form::Text, Some("");

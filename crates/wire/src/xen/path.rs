@@ -1,4 +1,4 @@
-//! `Path`: the name of a xenstore node, and `Watched`: what a watch may be set on.
+//! `Path`: the name of a xenstore node, and `Watched`: the subject of a watch.
 
 /// Longest absolute path in bytes (`XENSTORE_ABS_PATH_MAX`).
 pub const ABS_PATH_MAX: usize = 3072;

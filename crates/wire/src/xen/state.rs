@@ -30,9 +30,9 @@ states! {
     Unknown = 0;
     /// The end begins.
     Initialising = 1;
-    /// It has said what it offers, and waits for the other end or for the tool stack.
+    /// It has written its offer, and waits for the other end or for the tool stack.
     InitWait = 2;
-    /// It has said what it needs for a connection.
+    /// It has written the nodes that a connection needs.
     Initialised = 3;
     /// Requests may flow.
     Connected = 4;

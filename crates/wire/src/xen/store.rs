@@ -335,8 +335,8 @@ pub(super) fn number<N: std::str::FromStr>(text: &[u8]) -> Option<N> {
 /// A message of the server: the answer to a request, or an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// The request was served; the payload is what its operation returns: a value of `READ`, the
-    /// [`strings`] of `DIRECTORY`, [`Answer::OK`] where there is nothing to tell.
+    /// The request was served; the payload depends on its operation: a value for `READ`, the
+    /// [`strings`] for `DIRECTORY`, [`Answer::OK`] where there is nothing to tell.
     Done(Op, &'a [u8]),
     /// The request was refused.
     Refused(ErrorName),
@@ -353,7 +353,7 @@ impl<'a> Answer<'a> {
     /// The payload `OK`, of a reply to a request that returns nothing.
     pub const OK: &'static [u8] = b"OK\0";
 
-    /// Parses what a server sent.
+    /// Parses a message of the server.
     ///
     /// # Errors
     /// [`MessageError::NotAReply`] for an operation that does not exist,

@@ -3,9 +3,9 @@
 
 use super::{Abi, ENTRY_WORDS, INDIRECT_PAGES_MAX, OP_DISCARD, OP_INDIRECT, SEGMENTS_MAX, Segment};
 
-/// A request as it lies in the ring, copied out. Nobody looks at what lies behind its
-/// [`size`](super::Layout::request_size): the copies of a ring are used again, and it is what was
-/// there before.
+/// A request as it lies in the ring, copied out. The words behind its
+/// [`size`](super::Layout::request_size) mean nothing: the copies are used again, and these words
+/// are an earlier request's.
 #[derive(Clone, Copy, Debug)]
 pub struct RawRequest {
     pub(super) abi: Abi,

@@ -1,4 +1,4 @@
-//! `Request`: what a front-end asks for, checked once.
+//! `Request`: a front-end's request, checked once.
 
 use super::raw::{Fields, RawRequest};
 use super::{
@@ -82,7 +82,7 @@ impl RequestError {
     }
 }
 
-/// A request that is not served, with what its response has to say.
+/// A request that is not served, with the fields that its response needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("request: {error}")]
 pub struct Refusal {
@@ -341,7 +341,7 @@ fn parse_discard<'a>(
     Ok(Kind::Discard { sector, count, secure })
 }
 
-/// An indirect request: what its segments say is checked when they are read.
+/// Parses an indirect request. Its segments are checked when they are read from their pages.
 fn parse_indirect<'a>(
     raw: &RawRequest,
     inner: u8,

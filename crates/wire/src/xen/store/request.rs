@@ -1,4 +1,4 @@
-//! `Request`: what a client asks xenstore for, parsed and emitted.
+//! `Request`: a client's request to xenstore, parsed and emitted.
 
 use super::{ErrorName, Header, Message, MessageError, Op, Path, Permission, Watched};
 use super::{append, number, strings};
