@@ -5,9 +5,9 @@ use crate::bounds::BYTES_MAX;
 use crate::error::MemoryError;
 use rustix::fd::AsFd;
 
-/// Which files may be mapped. What decides is whom a page fault can wait for, because it is taken
-/// by whoever touches the page: a worker that copies into one guest's memory sleeps in the fault,
-/// and with it every other guest of that worker.
+/// Which files may be mapped. The question is whom a page fault can wait for, because the thread
+/// that touches the page waits too: a worker that copies into one guest's memory sleeps in the
+/// fault, and with it every other guest of that worker.
 ///
 /// No kind of file bounds how long the front-end itself can make a fault, or the mapping, take. A
 /// fault in a hole that is being punched waits for the end of the punch, in a memfd as well, and
@@ -56,8 +56,8 @@ const LOCAL_DISKS: [u64; 7] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x2fc1_2fc1, 0x794c_7630];
 
 impl MemoryFiles {
-    /// Checks where `file` lies. FUSE and network file systems are always refused: whoever serves
-    /// them decides how long a page fault takes.
+    /// Checks where `file` lies. FUSE and network file systems are always refused: their server
+    /// decides how long a page fault takes.
     ///
     /// # Errors
     /// [`MemoryError::OnDisk`] if [`Self::LocalDisk`] would allow the file,

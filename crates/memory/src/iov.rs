@@ -53,7 +53,8 @@ impl<'m> GuestSlice<'m> {
     /// This slice with another lifetime.
     ///
     /// # Safety
-    /// The bytes must stay mapped for all of `'k`: whoever keeps the result keeps what maps them.
+    /// The bytes must stay mapped for all of `'k`: the keeper of the result keeps their mapping or
+    /// snapshot too.
     #[inline]
     pub(crate) unsafe fn keep<'k>(self) -> GuestSlice<'k> {
         GuestSlice(self.0, PhantomData)
@@ -280,7 +281,7 @@ pub fn as_iovecs<'a>(slices: &'a [GuestSlice<'_>]) -> &'a [libc::iovec] {
 #[must_use]
 #[inline]
 pub fn total_len(slices: &[GuestSlice]) -> u64 {
-    // A loop over what is one slice most often costs twenty instructions.
+    // Most often there is one slice, and the loop below would cost twenty instructions more.
     if let [only] = slices {
         return only.len() as u64;
     }
@@ -327,9 +328,9 @@ pub fn copy_to_slices(slices: &[GuestSlice], bytes: &[u8]) -> usize {
     done
 }
 
-/// Copies the bytes of `sources`, in order, to what lies behind the first `skip` bytes of
-/// `targets`; returns how many fitted. Another CPU has just written them: this is how frames get
-/// from guest to guest.
+/// Copies the bytes of `sources`, in order, to the bytes of `targets` behind the first `skip`;
+/// returns how many fitted. Another CPU has just written them: this is how frames get from guest to
+/// guest.
 pub fn copy_between<'a>(
     targets: impl Iterator<Item = &'a GuestSlice<'a>>,
     mut skip: usize,

@@ -8,12 +8,12 @@
 //! 2. A guest may keep more than its share while nobody lacks room. So guests that keep little
 //!    leave what they do not use to the others.
 //! 3. A guest below its share that finds no room *lacks* it, which is counted. Each queue of a
-//!    guest above its share reads the count when it looks what to unmap (`persistent.rs`). While
-//!    the count rises, the queue keeps no further reference, and gives up half of its part of what
-//!    is above the share.
+//!    guest above its share reads the count when it looks for pages to unmap (`persistent.rs`).
+//!    While the count rises, the queue keeps no further reference, and gives up half of its part of
+//!    what is above the share.
 //!
 //! A queue that sleeps does not see the count. So it looks again after [`SLEEP_NS`] while its guest
-//! keeps more than a [`MUCH`]th of the room; what nobody uses is unmapped after a minute anyway.
+//! keeps more than a [`MUCH`]th of the room; unused references are unmapped after a minute anyway.
 
 use crate::window::{has_room_to_keep, room_to_keep};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -6,11 +6,11 @@
 //!
 //! **How long a slice may be kept.** [`GuestSlice`] is a bare pointer and length, so that it can be
 //! handed to system calls as an iovec. The compiler keeps it from outliving what maps its bytes:
-//! it borrows the mapping or the snapshot. What must be kept for longer goes into a [`SliceList`]
-//! or [`SliceQueue`], which holds the snapshot beside the slices: one reference for a list, not one
-//! for each slice or request. Slices that the kernel goes on using after a call has returned are
-//! the business of the one file that gives it such slices (`backend/sys/uring.rs`): it states the
-//! promise that its callers make.
+//! it borrows the mapping or the snapshot. Slices that must be kept for longer go into a
+//! [`SliceList`] or [`SliceQueue`], which holds the snapshot beside the slices: one reference for a
+//! list, not one for each slice or request. Slices that the kernel goes on using after a call has
+//! returned are the business of the one file that gives it such slices (`backend/sys/uring.rs`): it
+//! states the promise that its callers make.
 //!
 //! **Pages that Xen domains lend** are mapped one by one into the [`GrantPages`] of a queue, whose
 //! snapshot stays the same: from there on they are guest memory like any other.

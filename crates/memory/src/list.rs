@@ -107,7 +107,7 @@ impl SliceList {
         Self::default()
     }
 
-    /// Empties the list; what is added from now on lies in `memory`.
+    /// Empties the list; slices that are added from now on lie in `memory`.
     #[inline]
     pub fn restart(&mut self, memory: &Arc<GuestMemory>) {
         self.slices.clear();

@@ -175,8 +175,8 @@ impl Mapping {
         for part in parts {
             let flags = MremapFlags::MAYMOVE;
             let target = whole.base.as_ptr().wrapping_add(at).cast();
-            // SAFETY: an old length of 0 leaves the old mapping as it is; what is replaced lies in
-            // `whole`, which is ours, and into which nothing points yet.
+            // SAFETY: an old length of 0 leaves the old mapping as it is; the replaced addresses
+            // lie in `whole`, which this function has reserved, and into which nothing points yet.
             unsafe { mremap_fixed(part.base.as_ptr().cast(), 0, part.len, flags, target) }
                 .map_err(MemoryError::Map)?;
             at += part.len;

@@ -6,7 +6,7 @@
 //! ```text
 //! grants.ask(&mut asks, gref, ..)  each reference of a request: found if it is mapped already
 //! asks.end_request()               after its last one
-//! grants.acquire(&mut asks, now)   maps what is not mapped yet: one call for the whole burst
+//! grants.acquire(&mut asks, now)   maps the other references: one call for the whole burst
 //! asks.page(n)                     the page of the n-th reference, or why it has none
 //! grants.release(pages, now)       when requests are done: before their responses are published
 //! ```
@@ -125,7 +125,7 @@ pub struct PersistentGrants {
 }
 
 impl PersistentGrants {
-    /// Reserves what `limits` allow; nothing is mapped yet.
+    /// Reserves the pages that `limits` allow; nothing is mapped yet.
     ///
     /// # Errors
     /// [`GrantError::Memory`]; of these `MemoryError::Pieces`: the queues of the process hold all
@@ -393,7 +393,7 @@ impl PersistentGrants {
         }
     }
 
-    /// Unmaps what was let go of and does not stay mapped.
+    /// Unmaps the pages that were let go of and do not stay mapped.
     #[inline]
     pub fn unmap_released(&mut self) {
         if !self.ended.is_empty() {

@@ -95,8 +95,8 @@ impl Regions {
 /// Where the bytes of a region lie, by value: a caller that resolves many addresses keeps it, and a
 /// further address in the same region costs no look at the list of regions.
 ///
-/// It holds nothing: its region may be unmapped while it lives. So it gives slices out only to
-/// whoever shows the snapshot that it came from.
+/// It holds nothing: its region may be unmapped while it lives. So it gives slices out only to a
+/// caller who shows the snapshot that it came from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     guest_addr: u64,

@@ -91,7 +91,8 @@ mod real {
             u16::from_le(self.u16_at(offset).load(Ordering::Relaxed))
         }
 
-        /// Reads a word; what the peer wrote before it published the word is seen after.
+        /// Reads a word with acquire: writes of the peer from before it published the word are seen
+        /// after this.
         #[must_use]
         #[inline]
         pub fn load_u16_acquire(&self, offset: usize) -> u16 {
@@ -105,7 +106,8 @@ mod real {
             self.u16_at(offset).store(value.to_le(), Ordering::Relaxed);
         }
 
-        /// Writes a word; what we wrote before is seen by a peer that reads it with acquire.
+        /// Writes a word with release: a peer that reads it with acquire sees all writes from
+        /// before this.
         #[inline]
         pub fn store_u16_release(&self, offset: usize, value: u16) {
             before_store();
@@ -149,7 +151,7 @@ mod real {
         }
 
         /// Sets bits of a byte whose bits others set and clear. If all of them are set already,
-        /// nothing is stored. Whoever clears them sees what was written before a full fence that
+        /// nothing is stored. A peer that clears them sees the writes from before a full fence that
         /// precedes this call.
         pub fn set_bits(&self, offset: usize, bits: u8) {
             // SAFETY: in range (asserted); a byte is aligned anywhere.
@@ -160,8 +162,8 @@ mod real {
             }
         }
 
-        /// Writes a 64-bit word (the flags of a packed ring's descriptor are in it); what we wrote
-        /// before is seen by a peer that reads it with acquire.
+        /// Writes a 64-bit word (the flags of a packed ring's descriptor are in it) with release: a
+        /// peer that reads it with acquire sees all writes from before this.
         #[inline]
         pub fn store_u64_release(&self, offset: usize, value: u64) {
             before_store();
@@ -176,16 +178,17 @@ mod real {
             unsafe { AtomicU64::from_ptr(word) }
         }
 
-        /// Reads a 64-bit word (an entry of a grant table); what its writer wrote before is seen
-        /// after.
+        /// Reads a 64-bit word (an entry of a grant table) with acquire: its writer's earlier
+        /// writes are seen after this.
         #[must_use]
         #[inline]
         pub fn load_u64_acquire(&self, offset: usize) -> u64 {
             u64::from_le(self.u64_at(offset).load(Ordering::Acquire))
         }
 
-        /// Replaces a 64-bit word that is still `old` by `new`. What was written before is seen by
-        /// whoever reads the new word with acquire, and the other way round.
+        /// Replaces a 64-bit word that is still `old` by `new`, with acquire and release: a peer
+        /// that reads the new word with acquire sees the writes from before this, and the other way
+        /// round.
         ///
         /// # Errors
         /// The word, if it is another one.
@@ -244,7 +247,8 @@ mod real {
             u32::from_le(self.u32_at(offset).load(Ordering::Relaxed))
         }
 
-        /// Reads an index of 32 bits; what the peer wrote before it published it is seen after.
+        /// Reads an index of 32 bits with acquire: writes of the peer from before it published the
+        /// index are seen after this.
         #[must_use]
         #[inline]
         pub fn load_u32_acquire(&self, offset: usize) -> u32 {
@@ -258,8 +262,8 @@ mod real {
             self.u32_at(offset).store(value.to_le(), Ordering::Relaxed);
         }
 
-        /// Writes an index of 32 bits; what we wrote before is seen by a peer that reads it with
-        /// acquire.
+        /// Writes an index of 32 bits with release: a peer that reads it with acquire sees all
+        /// writes from before this.
         #[inline]
         pub fn store_u32_release(&self, offset: usize, value: u32) {
             before_store();
@@ -298,8 +302,8 @@ mod real {
             }
         }
 
-        /// The `LEN` bytes at `offset`, an entry of a Xen ring or a record: what is read and
-        /// written of them at constant offsets is not checked again.
+        /// The `LEN` bytes at `offset`, an entry of a Xen ring or a record. Reads and writes at
+        /// constant offsets within it are not checked again.
         ///
         /// # Panics
         /// If they are not all inside, or not aligned to four bytes.

@@ -145,7 +145,7 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     // SAFETY: as above.
     let saved = unsafe { *errno };
     if let Some((slot, base, len)) = (code > 0).then(|| find(address)).flatten() {
-        // Mark first: whoever reads the zeroes can already see why.
+        // Mark first: a thread that reads the zeroes can already see why.
         if !slot.broken.swap(true, Ordering::AcqRel) {
             FAULTS.fetch_add(1, Ordering::Relaxed);
         }
@@ -172,7 +172,7 @@ extern "C" fn handler(signal: i32, info: *mut libc::siginfo_t, context: *mut lib
     chain(signal, info, context);
 }
 
-/// The start and length of what is replaced for a fault at `address` in the mapping of `slot`: a
+/// The start and length of the part to replace for a fault at `address` in the mapping of `slot`: a
 /// window, or the whole mapping if there may be no further windows.
 fn part_to_replace(slot: &Slot, base: usize, len: usize, address: usize) -> (usize, usize) {
     if WINDOWS.fetch_add(1, Ordering::Relaxed) >= windows_max() {

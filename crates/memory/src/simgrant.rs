@@ -2,8 +2,8 @@
 //!
 //! The memory of a simulated domain is one file of shared memory. It begins with the domain's grant
 //! table, one 64-bit word for each reference; the rest is pages, counted from the start of the
-//! file. The domain writes the entries, and whoever maps a page marks its entry, as the hypervisor
-//! does:
+//! file. The domain writes the entries, and a process that maps a page marks its entry, as the
+//! hypervisor does:
 //!
 //! ```text
 //! bits  0-15  the domain that may map the page        16  granted     17  read-only

@@ -36,8 +36,8 @@ thread_local! {
     static DUTY: Cell<Duty> = const { Cell::new(Duty::Control) };
 }
 
-/// From now on, this process ends if a thread does with guest memory what its [`Duty`] does not
-/// allow. In a release build it does nothing.
+/// From now on, this process ends if a thread uses guest memory in a way that its [`Duty`] does not
+/// allow. In a release build this function does nothing.
 pub fn guard_memory() {
     #[cfg(debug_assertions)]
     IS_GUARDED.store(true, Ordering::Relaxed);
@@ -81,7 +81,7 @@ fn check(verb: &str, needed: Duty) {
     if !IS_GUARDED.load(Ordering::Relaxed) {
         return;
     }
-    // A thread that ends has no duty any more: it drops what its other variables hold.
+    // A thread that ends has no duty any more: it drops its other thread-local variables.
     let duty = DUTY.try_with(Cell::get).unwrap_or(Duty::Both);
     if duty != needed && duty != Duty::Both {
         // A panic alone could end one task, and be overlooked.

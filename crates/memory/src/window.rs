@@ -8,10 +8,10 @@
 //! or unmapped in which order; a page that is cut away (SIGBUS) costs the window, which is the
 //! queue's alone.
 //!
-//! **Where windows lie.** The kernel unmaps what lies at a fixed address before it asks the new
+//! **Where windows lie.** The kernel unmaps the memory at a fixed address before it asks the new
 //! file to map itself there, and leaves a hole if the file refuses, as the grant device does for a
-//! bad reference. [`Window::put`] fills the hole at once, but another thread that maps memory
-//! in that moment could be given it, and then lose its memory to us. The kernel chooses the highest
+//! bad reference. [`Window::put`] fills the hole at once, but another thread that maps memory in
+//! that moment could be given it, and then lose its memory to us. The kernel chooses the highest
 //! gap (the lowest above a third of the address space in the legacy layout); windows lie far below
 //! both, where it chooses nothing.
 //!
@@ -132,8 +132,8 @@ impl Window {
         self.begins[pages.start] = self.take_piece()?;
         let write = if is_writable { ProtFlags::WRITE } else { ProtFlags::empty() };
         let flags = MapFlags::SHARED | MapFlags::FIXED | MapFlags::NORESERVE;
-        // SAFETY: these addresses are ours (`bytes`), and whoever holds a slice of them copies
-        // bytes only, whatever is mapped there.
+        // SAFETY: these addresses are the window's (`bytes`), and the holder of a slice of them
+        // only copies bytes, whatever is mapped there.
         let mapped = unsafe { mmap(base, len, ProtFlags::READ | write, flags, file, offset) };
         mapped.map(drop).map_err(|errno| {
             self.clear(pages);
@@ -152,7 +152,7 @@ impl Window {
         }
     }
 
-    /// Replaces `pages` by zeroed memory: what was mapped there is unmapped.
+    /// Replaces `pages` by zeroed memory, which unmaps the front-end's pages there.
     ///
     /// # Panics
     /// If the pages are not all inside, or if the kernel refuses: a page that cannot be taken back
@@ -189,7 +189,8 @@ impl Window {
 }
 
 impl Drop for Window {
-    /// Whoever holds the mapping still sees its pieces, which go with it: they are counted no more.
+    /// The mapping may be held for longer, and keeps the pieces until its end; they are counted no
+    /// more.
     fn drop(&mut self) {
         self.forget(0..self.begins.len());
         PROMISED.fetch_sub(self.promised, Ordering::Relaxed);

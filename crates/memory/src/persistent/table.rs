@@ -116,7 +116,7 @@ impl Table {
         Some(page)
     }
 
-    /// Takes a reference out, whoever uses it.
+    /// Takes a reference out, even while requests use it.
     pub(super) fn remove(&mut self, page: u32) {
         let gref = self.entries[page as usize].gref;
         self.by_gref.remove(&gref);
