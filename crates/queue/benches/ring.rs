@@ -118,7 +118,7 @@ impl<D: Chains> Pair<D> {
         }
     }
 
-    /// The driver's part: takes what is used, fills the ring.
+    /// The driver's part: takes the used chains, fills the ring.
     fn fill_ring(&mut self, shape: Shape) {
         let driver = self.driver.as_mut().expect("it is here");
         while driver.take_used().is_some() {}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 /// Most chains of one batch.
 pub const BATCH_CHAINS: usize = 64;
 /// A batch stops growing when it holds this many slices and empty descriptors (a single chain may
-/// exceed it). The ring's size does not bound what a batch costs, since a driver can let several
+/// exceed it). The ring's size does not bound the cost of a batch, since a driver can let several
 /// chains share descriptors.
 pub(crate) const BATCH_SLICES: usize = 1024;
 
@@ -29,9 +29,9 @@ impl Chain {
         }
     }
 
-    /// A number below the ring's size that no other chain in flight has: whoever serves the chain
-    /// keeps what belongs to it under this number. That of a split ring is the chain's head, the
-    /// index of its first descriptor and its id in the used ring.
+    /// A number below the ring's size that no other chain in flight has: a handler keeps the
+    /// chain's state under this number. In a split ring it is the chain's head, the index of its
+    /// first descriptor and its id in the used ring.
     #[must_use]
     #[inline]
     pub fn slot(&self) -> u16 {

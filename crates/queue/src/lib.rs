@@ -12,21 +12,22 @@
 //!     have it served
 //!     push_used(chain, written)         writes a used entry that the driver does not see yet
 //!   publish()                           stores the used index: the driver sees all of them
-//!   if needs_notification(): call       reads what the driver has asked for, after a fence
+//!   if needs_notification(): call       reads whether the driver wants one, after a fence
 //!   if n == 0 and not enable_notifications(): sleep until the kick
 //! ```
 //! Why it is so, and why it is right:
 //! 1. **The driver writes while we read.** Each descriptor is copied out once, as two 64-bit words,
-//!    and every decision is made on the copy. What a chain names becomes slices that were checked
-//!    against the memory table ([`manyring_memory`]); nobody above this crate sees a guest address.
+//!    and every decision is made on the copy. The addresses of a chain become slices that were
+//!    checked against the memory table ([`manyring_memory`]); nobody above this crate sees a guest
+//!    address.
 //! 2. **A fault is latched.** An index that jumps, a chain that loops, a head that is available
 //!    again while its chain is in flight, or a buffer outside of memory is the driver's fault
 //!    ([`QueueError`]). The chains before it are delivered, no more come, and [`Ring::fault`] tells
-//!    why. Whoever runs the queue says so once; the ring itself logs nothing.
+//!    why. The engine reports the fault once; the ring itself logs nothing.
 //! 3. **A chain is a token.** [`Chain`] cannot be copied. It ends by `push_used`, `unpop` or
 //!    `discard`; a debug build panics if one is dropped. Its slot is a number below the ring's
-//!    size that no other chain in flight has, so whoever serves the chain can keep what belongs to
-//!    it under that number, and needs no list of free places.
+//!    size that no other chain in flight has, so a handler can keep the chain's state under that
+//!    number, and needs no list of free places.
 //! 4. **One store makes a whole burst visible**, and the driver's wish for a notification is read
 //!    once after it. The store is a release: a driver that sees the index also sees the entries and
 //!    the data that they stand for.
@@ -37,7 +38,7 @@
 //!    `tests/interleave.rs` and `tests/interleave_blkif.rs` run both under loom.
 //! 6. **Chains are pushed in any order.** Where the driver has negotiated that it gets them back in
 //!    the order in which it made them available, the ring restores that (`order.rs`).
-//! 7. **The base is a type.** [`Base`] is what `SET_VRING_BASE` and `GET_VRING_BASE` carry; only
+//! 7. **The base is a type.** [`Base`] is the value of `SET_VRING_BASE` and `GET_VRING_BASE`; only
 //!    the ring's format knows what its 32 bits mean.
 //!
 //! The device half of every format implements two traits, [`Ring`] and [`Chains`]. Code that is
@@ -143,8 +144,8 @@ impl DeviceQueue {
     }
 
     /// Builds the queue as [`Self::new`] does, but reads nothing from `memory`, where a page fault
-    /// can last until the front-end lets it end: for a thread that others wait for. Whoever runs
-    /// the queue calls [`Ring::begin`] first.
+    /// can last until the front-end lets it end: for a thread that others wait for. The engine
+    /// calls [`Ring::begin`] first.
     ///
     /// # Errors
     /// As [`Self::new`].

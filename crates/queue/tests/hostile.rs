@@ -475,7 +475,7 @@ proptest! {
                         }
                         held.push(chain);
                     }
-                    // Whoever keeps something by slot finds each slot free.
+                    // A handler that keeps state by slot finds each slot free.
                     let slots: HashSet<u16> = held.iter().map(Chain::slot).collect();
                     assert_eq!(slots.len(), held.len(), "a slot twice");
                     assert!(slots.iter().all(|slot| *slot < SIZE_OF_RING));

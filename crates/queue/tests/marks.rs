@@ -110,8 +110,8 @@ impl Guest {
             }
         }
         self.driver.publish();
-        // A packed ring's descriptors are written by both halves. What the driver has written its
-        // own CPU marks.
+        // Both halves write a packed ring's descriptors. The driver's own writes are marked by its
+        // own CPU.
         let now = self.rig.read(GUEST, ring);
         for at in (0..ring).filter(|at| before[*at] != now[*at]) {
             self.copy[at] = now[at];
@@ -177,8 +177,8 @@ impl Guest {
         self.queue.relocate(self.rig.config.addresses, self.rig.memory.clone()).unwrap();
     }
 
-    /// The front-end takes the marks out and copies the pages: what was marked before says nothing
-    /// of what is written from now on.
+    /// The front-end takes the marks out and copies the pages: earlier marks say nothing of writes
+    /// that follow.
     fn take_marks(&mut self) {
         self.check();
         rustix::io::pwrite(&self.log, &vec![0; usize::try_from(LOG_SIZE).unwrap()], 64).unwrap();

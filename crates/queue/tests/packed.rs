@@ -140,7 +140,7 @@ fn bases_outside_of_the_ring_are_refused() {
             "{bits:#x}"
         );
     }
-    // DPDK hands on the lower half alone. What was taken and not answered is taken again.
+    // DPDK hands on the lower half alone. Chains that were taken and not answered are taken again.
     assert_eq!(built(0x8003), Ok(0x8003_8003));
     assert_eq!(built(0x8001_8003), Ok(0x8001_8001));
     // A new ring, for front-ends that do not think of laps.

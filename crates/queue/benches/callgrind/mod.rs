@@ -1,7 +1,7 @@
 //! How the benches count instructions: the bench starts itself under valgrind, once for each row.
 //!
 //! A count must be the same on every run, whatever else the machine does, and on every x86-64. It
-//! depends on the compiler, which is pinned, and on no time. What else could differ is pinned here:
+//! depends on the compiler, which is pinned, and on no time. The other influences are pinned here:
 //! which `memcpy` the C library picks for the CPU that it finds, and the options of valgrind.
 
 use std::process::Command;

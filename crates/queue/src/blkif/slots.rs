@@ -1,7 +1,7 @@
 //! `Slots`: the numbers of the requests that were taken from a ring, and which numbers are free.
 //!
 //! ```text
-//! |  free ...  |  answered ...  |      one list; what is in flight is not in it
+//! |  free ...  |  answered ...  |      one list; slots in flight are not in it
 //! take:      from the end of the free ones
 //! answer:    to the end of the list
 //! publish:   those that are answered are free: only the border moves

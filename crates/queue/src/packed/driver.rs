@@ -48,7 +48,8 @@ pub struct DriverHalf {
     expected: VecDeque<Returned>,
     /// Descriptors of the chain of each id; 0 if it is not in flight.
     counts: Vec<u16>,
-    /// The first descriptor of what was added and not published: the others stand in the ring.
+    /// The first descriptor of the chains that were added and not published: the others stand in
+    /// the ring.
     first: Option<(Place, u64)>,
     moved: u16,
 }
@@ -146,7 +147,7 @@ impl DriverHalf {
         }
     }
 
-    /// Writes the next descriptor; the first of what is not published is held back.
+    /// Writes the next descriptor; the first one of an unpublished burst is held back.
     fn write(&mut self, desc: Descriptor, id: u16) {
         let flags = desc.flags | self.avail.avail_flags();
         let (low, high) = Descriptor { flags, ..desc }.emit_packed(id);
@@ -171,10 +172,10 @@ impl DriverHalf {
         wants_event(word, self.features.event_idx, self.avail, moved, self.size)
     }
 
-    /// The used descriptor behind what was seen, if there is one.
+    /// The used descriptor behind the chains that were seen, if there is one.
     #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
     fn next_used(&self) -> Option<Returned> {
-        // Acquire: what the device wrote before it showed this descriptor is read after it.
+        // Acquire: the device's writes from before it showed this descriptor are read after it.
         let high = self.areas.desc.load_u64_acquire(byte_of(self.used) + 8);
         let is_used = self.unseen > 0 && self.used.is_used((high >> 48) as u16);
         is_used.then_some(Returned { id: (high >> 32) as u16, written: high as u32 })

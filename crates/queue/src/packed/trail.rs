@@ -3,9 +3,9 @@
 //! A split ring has its used index in guest memory. A packed ring has none: a process that is
 //! killed takes its place in the ring along, and a front-end without an in-flight region then sets
 //! a base that is stale. But the flag `used` of a descriptor is written by the device alone: a
-//! driver that makes the descriptor available again writes what the device has left there (virtio
-//! 1.3 §2.8.1: the two flags differ then, and `avail` is the new lap's). So, where each descriptor
-//! that goes back gets the flag, those of a chain behind its first one too,
+//! driver that makes the descriptor available again copies the flag that the device has left there
+//! (virtio 1.3 §2.8.1: the two flags differ then, and `avail` is the new lap's). So, where each
+//! descriptor that goes back gets the flag, those of a chain behind its first one too,
 //!
 //! ```text
 //!   flag `used`      1 1 1 1 1 0 0 0      used so far on an odd lap | used on the lap before

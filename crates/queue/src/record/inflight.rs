@@ -21,15 +21,15 @@
 //! 1. **One store takes a chain.** Before it the chain lies in the available ring still: those that
 //!    are taken there are the first ones, for they are taken and put back in order.
 //! 2. **One store returns all chains of a burst**, that of `used.idx`, which the driver reads too.
-//!    What is left to do for the burst after it is done again by whoever resumes, any number of
-//!    times: the list is not changed before `used_idx` says that the burst is done.
+//!    The steps that are left for the burst after it are done again by the next process, any number
+//!    of times: the list is not changed before `used_idx` says that the burst is done.
 //! 3. **A chain that was taken and not returned is served from its start.** Whatever it writes, its
 //!    driver has not seen it yet.
 //!
 //! As for a Xen ring, only the compiler could exchange two stores (`journal.rs`).
 //!
 //! The front-end can write the region at any time. All that is read of it is checked, and nothing
-//! is read of it after the start. A process that runs knows by itself what it has taken.
+//! is read of it after the start. A running process knows by itself which chains it has taken.
 
 use manyring_memory::{Words, fence_compiler};
 
@@ -97,8 +97,8 @@ impl Inflight {
         Self { words, counter: 0, last: 0, burst, owed, again }
     }
 
-    /// Reads what a former process has recorded of a ring of `size` entries whose used index is
-    /// `used_idx`. Returns the next available index. `None`: nobody has, and a new record begins.
+    /// Reads a former process's record of a ring of `size` entries whose used index is `used_idx`.
+    /// Returns the next available index. `None`: there is no record, and a new one begins.
     pub(crate) fn resume(
         &mut self,
         size: u16,
@@ -142,7 +142,7 @@ impl Inflight {
         fence_compiler();
     }
 
-    /// Does for the burst that was published last what was left to do.
+    /// Completes the steps that are left of the burst that was published last.
     fn end_burst(&mut self, size: u16, used_idx: u16) -> Result<(), InflightError> {
         let region = self.words.load_u16(HEAD_USED);
         let count = used_idx.wrapping_sub(region);

@@ -7,7 +7,7 @@
 //! ([`crate::blkif::BackRing::take_over`]).
 //!
 //! ```text
-//! header:  what it is, which ring it is of;  taken, published: counts of 64 bits
+//! header:  magic, the ring's mark and shape;  taken, published: counts of 64 bits
 //! record of each slot:  state: free | taken | answered by response k;  order;  the request
 //!
 //! take a request:    order, request;  state = taken        it is taken from here on

@@ -11,8 +11,8 @@
 //! ```
 //! 1. **The data is marked before the driver can see the answer.** Of a process that is killed
 //!    between the two, the next one serves the chain again. The ring's own pages are marked after
-//!    the store; what a killed process has not marked of them the next one marks when it begins,
-//!    as each ring does that gets a log.
+//!    the store; if a process is killed before it has marked them, the next one does it when it
+//!    begins, as each ring does that gets a log.
 //! 2. **All writable bytes count**, not only those that the answer names: a read that fails has
 //!    written, and so has a frame that was dropped. They are mostly the same pages.
 //! 3. **A chain that was taken before the log came is not noted.** The change of the log is a
@@ -27,7 +27,7 @@ use manyring_memory::{DirtyLog, DirtyPages, GuestMemory, fence_full};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The log of a ring, and what is noted for it.
+/// The log of a ring, and the pages that are noted for it.
 #[derive(Debug)]
 pub(crate) struct Marks {
     log: Arc<DirtyLog>,
@@ -41,7 +41,7 @@ pub(crate) struct Marks {
 
 impl Marks {
     /// For a ring in `memory` whose device writes the `len` bytes at the front-end's address
-    /// `addr`; `former`: what it had in a former snapshot. `None`: the snapshot has no log.
+    /// `addr`; `former`: its marks in a former snapshot. `None`: the snapshot has no log.
     pub(crate) fn new(
         memory: &GuestMemory,
         addr: u64,

@@ -17,7 +17,7 @@
 //!             | inflight = 0 for the burst; old_free_head, old_used_idx, old_used_wrap
 //!
 //! resume:     ring[old_used_idx] is used? the burst was published: old := new.  Else new := old
-//!             what is on the free list is not in flight; owed = the others that are, by counter
+//!             entries on the free list are not in flight; owed = the others that are, by counter
 //!             the next descriptor to pop = used_idx + the descriptors of all that are owed
 //! ```
 //! 1. **One store returns a burst**: that of its first used descriptor, which the driver reads too.
@@ -104,8 +104,8 @@ impl PackedInflight {
         self.words.is_broken()
     }
 
-    /// Reads what a former process has recorded of the ring `desc` of `size` descriptors. `None`:
-    /// nobody has, and a new record begins at `used`.
+    /// Reads a former process's record of the ring `desc` of `size` descriptors. `None`: there is
+    /// no record, and a new one begins at `used`.
     pub(crate) fn resume(
         &mut self,
         size: u16,
@@ -173,7 +173,7 @@ impl PackedInflight {
         self.free = self.words.load_u16(from);
         self.words.store_u16(to, self.free);
         fence_compiler();
-        // Whoever is killed up to the last store does the same again.
+        // A process that is killed before the last store does the same again.
         self.clear_free(size, is_seen)?;
         self.words.store_u64(HEAD_PLACES, places(used, used));
         fence_compiler();
@@ -199,7 +199,7 @@ impl PackedInflight {
     }
 
     /// Finds the chains that are in flight. Each entry is free, or belongs to one of them: if one
-    /// were lost, the free ones would not be enough for what the ring can hold.
+    /// were lost, the free ones would not be enough for all chains that the ring can hold.
     fn find_owed(&mut self, size: u16, is_seen: &mut [bool]) -> Result<Vec<Owed>, InflightError> {
         let mut heads = Vec::new();
         for (head, _) in (0u16..).zip(&self.next) {

@@ -76,7 +76,7 @@ pub struct DeviceHalf {
     marks: Option<Box<Marks>>,
     /// There is an order to restore, a record to keep or a log to mark in.
     is_noted: bool,
-    /// There is no fault, and nothing is owed: what is available lies in the ring.
+    /// There is no fault, and nothing is owed: all available chains lie in the ring.
     is_plain: bool,
     fault: Option<QueueError>,
 }

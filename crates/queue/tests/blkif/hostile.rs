@@ -3,7 +3,7 @@
 use super::*;
 
 /// Writes `req_prod` into a ring of 32 of which ten requests were taken and four answered, and
-/// returns what comes of it.
+/// returns the fault of the ring, if there is one.
 fn after_req_prod(base: u32, ahead: u32) -> Option<QueueError> {
     let rig = Rig::new(Abi::X86_64, 0);
     let (mut front, mut back) = rig.halves(base);

@@ -146,8 +146,9 @@ impl DeviceHalf {
         if self.in_flight + self.order.count() + self.owed() > 0 {
             return false;
         }
-        // All that is held is set aside, but for what the next burst shows. If each chain lies
-        // where it was made available, behind what is used, no other descriptor was written there.
+        // All held descriptors are of chains that are set aside, but for those that the next burst
+        // shows. If each chain lies where it was made available, behind the used ones, no other
+        // descriptor was written there.
         let held = self.held - self.unshown;
         let mut chains = Vec::new();
         while let Some(slot) = self.aside.take_first() {
@@ -187,7 +188,7 @@ impl DeviceHalf {
         self.mark_taken(batch);
     }
 
-    /// Puts a chain back: into the ring, or to what is owed.
+    /// Puts a chain back: into the ring, or among the owed ones.
     pub(super) fn put_back(&mut self, slot: u16) {
         let kept = self.slots.kept_mut(slot);
         if std::mem::take(&mut kept.is_again) {

@@ -38,9 +38,9 @@ impl DeviceHalf {
         is_other
     }
 
-    /// Shows the driver what a former process was about to show: chains that were answered and
-    /// whose lengths are partly lost. All get the length 0, so that their driver drops what it
-    /// has received by them. False if these are no chains.
+    /// Shows the driver the chains that a former process was about to show: they were answered, and
+    /// their lengths are partly lost. All get the length 0, so that their driver drops the data
+    /// that it has received by them. False if these are no chains.
     fn end_burst(&self, Found { from, burst, unwritten }: Found) -> bool {
         let (mut words, mut n) = (Vec::new(), 0);
         while n < unwritten {
@@ -97,7 +97,7 @@ impl DeviceHalf {
 
     fn store(&self, place: Place, word: u64) {
         self.areas.desc.store_u64(byte_of(place) + 8, word);
-        // Whoever finds this process killed relies on the order of these stores.
+        // The process that follows a killed one relies on the order of these stores.
         fence_compiler();
     }
 
