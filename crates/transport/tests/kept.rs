@@ -1,5 +1,5 @@
-//! A session whose process dies at each step of what is noted of it: the next process goes on, each
-//! request has one answer, and the rings run as they did.
+//! A session whose process dies at each step of its notes: the next process goes on, each request
+//! has one answer, and the rings run as they did.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![allow(
     clippy::disallowed_methods,

@@ -1,5 +1,5 @@
-//! A session over a real socket: what a front-end's messages do to the device, and what it is
-//! answered. The device is a recorder; it starts no queue.
+//! A session over a real socket: the effects of a front-end's messages on the device, and their
+//! answers. The device is a recorder; it starts no queue.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod front;

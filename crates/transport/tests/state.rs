@@ -1,6 +1,6 @@
 //! A session over a real socket: the device's state is saved, and loaded, as QEMU, Cloud Hypervisor
-//! and others do it; and as a front-end does it that wants to hold the daemon up. What becomes of a
-//! state is the device's to say, which is a recorder here.
+//! and others do it; and as a front-end does it that wants to hold the daemon up. The device, here
+//! a recorder, decides about a state that it gets.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod front;

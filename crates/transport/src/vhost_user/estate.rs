@@ -1,15 +1,15 @@
-//! `Estate`: what must be known of a session so that another process can go on with it.
+//! `Estate`: the knowledge of a session that another process needs to go on with it.
 //!
-//! Whoever accepts a client for us may keep the connection and the [`Note`]s of its session
-//! ([`Keeper`]). If this process is killed, the connection stays open, and the next process is
-//! handed the socket with all that was noted. The notes are the session's own messages: the next
+//! The process that accepts a client for us may keep the connection and the [`Note`]s of its
+//! session ([`Keeper`]). If this process is killed, the connection stays open, and the next process
+//! is handed the socket with all that was noted. The notes are the session's own messages: the next
 //! process obeys them again, so there is no second format and no second parser.
 //!
 //! ```text
 //! peek      a message is read and stays in the socket
-//! note      what it sets, with its file descriptors
+//! note      the settings of the message, with its file descriptors
 //! obey
-//! note      what it took away; and, if it has an answer, that the answer is under way
+//! note      the entries that it removes; and, if it has an answer, that this is under way
 //! answer
 //! consume   the message is taken from the socket
 //! note      the answer has been sent
@@ -60,7 +60,7 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
     fn forget(&self);
 }
 
-/// A change of what is kept of a session.
+/// A change of the kept entries of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Note {
     /// Entries to keep from now on, each in the place of the one with its key.
@@ -112,12 +112,12 @@ pub struct Estate {
     pub answering: Option<Vec<u8>>,
 }
 
-/// A connected front-end, handed over by whoever accepts for us.
+/// A connected front-end, handed over by the process or task that accepts for us.
 #[derive(Debug)]
 pub struct Client {
     /// The socket.
     pub stream: UnixStream,
-    /// Who keeps the session, and what was kept of it by a process before this one.
+    /// The keeper of the session, and the estate of a process before this one.
     pub kept: Option<(Arc<dyn Keeper>, Estate)>,
 }
 

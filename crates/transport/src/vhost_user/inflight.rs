@@ -1,4 +1,4 @@
-//! `InflightRegion`: the memory in which a session's rings record what they have in flight.
+//! `InflightRegion`: the memory in which a session's rings record their chains in flight.
 //!
 //! The front-end keeps it. It asks for one (`GET_INFLIGHT_FD`), and gives it to this session and to
 //! the next ones (`SET_INFLIGHT_FD`), which may be of other processes.

@@ -2,7 +2,8 @@
 //!
 //! Others may be able to write to the socket's folder. So the socket is bound in a folder of its
 //! own that only this process's user may enter, gets its owner and mode there, and is then renamed:
-//! whoever replaces a name in the shared folder cannot have this process change another file.
+//! an attacker who replaces a name in the shared folder cannot have this process change another
+//! file.
 
 mod removal;
 
@@ -108,7 +109,7 @@ pub fn look_at_path(path: &Path) -> Result<(), ListenError> {
 }
 
 /// Refuses a folder in which everybody may replace the names of others: clients would connect to
-/// whoever has replaced the socket.
+/// the socket of an attacker who has replaced the name.
 fn check_folder(path: &Path, folder: &std::fs::Metadata) -> Result<(), ListenError> {
     const STICKY: u32 = 0o1000;
     const ALL_WRITE: u32 = 0o002;
@@ -179,7 +180,7 @@ impl Unnamed {
     /// Binds in a folder of its own, and sets owner, group and mode there. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`ListenError`], one for each reason; what was made is removed.
+    /// [`ListenError`], one for each reason; the socket and its folder are removed.
     pub fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
         check_path(path)?;
         let failed = |source: io::Error| at_io(path, source);
@@ -203,7 +204,7 @@ impl Unnamed {
     /// Gives the socket its name, in place of a socket that has it.
     ///
     /// # Errors
-    /// [`ListenError::Io`]; what was made is removed.
+    /// [`ListenError::Io`]; the socket and its folder are removed.
     pub fn publish(self) -> Result<Listener, ListenError> {
         let Self { socket, mut own, path } = self;
         let name = path.file_name().unwrap_or_default();
@@ -219,7 +220,7 @@ impl Listener {
     /// Binds as [`Unnamed::bind`] does, and names the socket. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`ListenError`], one for each reason; what was made is removed.
+    /// [`ListenError`], one for each reason; the socket and its folder are removed.
     pub fn bind(path: &Path, permissions: SocketPermissions) -> Result<Self, ListenError> {
         Unnamed::bind(path, permissions)?.publish()
     }
@@ -304,7 +305,7 @@ impl Listener {
 }
 
 /// A folder beside the socket's name in which only this process's user can have any name. It is
-/// removed on drop, with what is in it.
+/// removed on drop, with all names in it.
 #[derive(Debug)]
 struct OwnFolder {
     names: Arc<Names>,
@@ -359,7 +360,7 @@ impl OwnFolder {
     }
 
     /// Binds to a name in the folder by the folder's fd: its path could be longer than
-    /// [`PATH_LEN_MAX`], and whoever may write to the parent could rename it.
+    /// [`PATH_LEN_MAX`], and a user who may write to the parent could rename it.
     fn bind(&self) -> io::Result<UnixListener> {
         let number = self.names.folder.as_raw_fd();
         UnixListener::bind(format!("/proc/self/fd/{number}/{OWN_NAME}"))

@@ -61,7 +61,7 @@ pub(super) struct Front {
     rules: MemoryRules,
     memory: Arc<GuestMemory>,
     vrings: Vec<VringHost>,
-    /// Where the rings that start record what they have in flight.
+    /// The region in which rings that start record their chains in flight.
     inflight: Option<InflightRegion>,
     /// The vrings that the host lacks something for.
     waiting: Waiting,
@@ -374,8 +374,8 @@ impl Front {
             }
             self.stop(index).await;
         }
-        // Before the device, which may wait for the host: if the daemon stops waiting, what is left
-        // here is dropped on the control thread, which must not unmap.
+        // Before the device, which may wait for the host: if the daemon stops waiting, the memory
+        // would be dropped on the control thread, which must not unmap.
         self.janitor.dispose(std::mem::take(&mut self.memory));
         self.janitor.dispose(self.inflight.take());
         self.device.set_features(0).await;
@@ -427,7 +427,7 @@ fn spec(region: &Region) -> RegionSpec {
 /// How long queues may take to stop before it is logged.
 const STOP_PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Waits until queues have stopped. If that takes long, logs what is waited for, and the threads
+/// Waits until queues have stopped. If that takes long, logs `what` is awaited, and the threads
 /// that do not come back.
 pub(super) async fn told_if_slow(device: &str, what: &str, stops: impl Future<Output = ()>) {
     tokio::pin!(stops);

@@ -8,10 +8,11 @@
 //! ```
 //! 1. **The janitor reads and writes**, since the fd is what the front-end chose: a pipe, a socket,
 //!    or a file in memory, into which QEMU, Cloud Hypervisor and others have the state written.
-//!    Even a pipe that does not block waits for whoever holds its lock.
-//! 2. **Nobody waits for the front-end.** A step takes what there is, and a pause follows. Pipes
-//!    and sockets have room for a whole state, so an honest front-end sees one step or two. What is
-//!    not over when the front-end asks has failed: it has read, or written, all that it wanted.
+//!    Even a pipe that does not block waits for the thread that holds its lock.
+//! 2. **Nobody waits for the front-end.** A step reads or writes the bytes that are there, and a
+//!    pause follows. Pipes and sockets have room for a whole state, so an honest front-end sees one
+//!    step or two. A transfer that is not over when the front-end asks for its result has failed:
+//!    the front-end has read, or written, all that it wanted.
 //! 3. **An fd is not kept for long.** It may be, or hold, the front-end's end of the session's own
 //!    socket: while this process has that, it does not see that the front-end has left.
 
@@ -144,7 +145,7 @@ struct Channel {
 }
 
 impl Channel {
-    /// Checks what the fd is, and that it will not block.
+    /// Checks the kind of the fd, and that it will not block.
     fn prepare(&mut self) -> Result<(), TransferError> {
         let Some(fd) = &self.fd else { return Ok(()) };
         match FileType::from_raw_mode(fstat(fd)?.st_mode) {

@@ -10,7 +10,7 @@
 //! negotiate   which nodes are read, and the typed records that they make up
 //! state       the handshake, pure: (state, event) -> (state, actions)
 //! readings    how often the nodes of a device are read
-//! serve       one device: reads nodes for the state machine and does what it says
+//! serve       one device: reads nodes for the state machine and carries out its actions
 //! simulated   the hypervisor's part of a simulated Xen: seats and event channels
 //! ```
 //! This module knows no rings, grants and event channels: the implementation of [`Host`] maps and

@@ -1,4 +1,4 @@
-//! One device: reads its nodes for the state machine, and does what the machine says.
+//! One device: reads its nodes for the state machine, and carries out the machine's actions.
 
 use super::DeviceId;
 use super::negotiate::{
@@ -50,7 +50,8 @@ pub trait Host: Send {
     /// process has offered them.
     fn queues_max(&self) -> u32;
 
-    /// Opens the disk that the tool stack names, and returns what can be offered for it.
+    /// Opens the disk that the tool stack names, and returns the features that can be offered for
+    /// it.
     ///
     /// # Errors
     /// [`HostError`], which is written to the device's `error` node. If a former process has left a
@@ -99,7 +100,7 @@ pub enum Command {
 /// Why a device that still exists is no longer served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// xenstore is lost, or refuses what has to be done.
+    /// xenstore is lost, or refuses a read or write that the device needs.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -113,8 +114,8 @@ pub enum ServeError {
 /// `stop` true, and serve the device again with the new connection, which takes the rings over.
 ///
 /// # Errors
-/// [`ServeError`]: xenstore refuses what must be read or written; the queues have stopped. With
-/// [`StoreError::Lost`] no queue was running when the connection was lost.
+/// [`ServeError`]: xenstore refuses a read or write that the device needs; the queues have stopped.
+/// With [`StoreError::Lost`] no queue was running when the connection was lost.
 pub async fn serve(
     store: &Store,
     id: DeviceId,
@@ -262,7 +263,7 @@ impl Device<'_> {
     }
 
     /// Reads and returns the nodes of the back-end, and reads those of the front-end into `nodes`.
-    /// True if the latter could not be read now: `nodes` has what was read before.
+    /// True if the latter could not be read now: `nodes` has the values of the last reading.
     async fn read(&mut self) -> Result<(Nodes, bool), StoreError> {
         let folder = self.back.id().back_folder();
         let names: Vec<_> = back_names().map(str::to_owned).collect();

@@ -1,8 +1,8 @@
 //! The xenbus handshake of one device as a pure state machine: (state, event) -> (state, actions).
 //!
 //! No I/O, no clock: the nodes come as they were read in one transaction, and the actions say what
-//! to write, what to start and what to stop. `F` is the state of the front-end, `B` is what the
-//! back-end's own `state` node says when somebody else wrote it.
+//! to write, what to start and what to stop. `F` is the state of the front-end, `B` the value of
+//! the back-end's own `state` node when somebody else wrote it.
 //!
 //! ```text
 //! phase      what comes                            what is done                       next phase

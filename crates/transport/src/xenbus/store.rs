@@ -125,8 +125,8 @@ impl StoreError {
 /// A connection to xenstore. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Store {
-    /// `/local/domain/N`: what paths that are not absolute are relative to. The client makes them
-    /// absolute, because on its socket the server knows no home.
+    /// `/local/domain/N`, to which all other paths are relative. The client makes them absolute,
+    /// because on its socket the server knows no home.
     home: Arc<str>,
     orders: mpsc::UnboundedSender<Order>,
     /// Room for requests whose reply somebody waits for. Other requests need no limit: each ends a

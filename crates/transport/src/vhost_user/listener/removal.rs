@@ -1,5 +1,5 @@
-//! Names are removed on a thread of their own: whoever drops a socket need not wait for a host
-//! that does not answer, such as a file system of the network that is gone.
+//! Names are removed on a thread of their own: a thread that drops a socket need not wait for a
+//! host that does not answer, such as a file system of the network that is gone.
 
 use std::path::Path;
 use std::sync::Arc;

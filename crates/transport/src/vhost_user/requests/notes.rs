@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 #[repr(u16)]
 enum Place {
     Protocol,
-    /// Before the features: a device without any forgets what the front-end told of the MTU.
+    /// Before the features: a device without negotiated features forgets the front-end's MTU.
     Mtu,
     Features,
     /// Of the device; its lower half is 0.
@@ -344,7 +344,7 @@ impl Front {
         true
     }
 
-    /// Obeys again what was kept of the session by a process before this one.
+    /// Obeys the kept entries of the session again, which a process before this one has noted.
     ///
     /// # Errors
     /// [`FrontError`]: an entry breaks a rule. The session must end.

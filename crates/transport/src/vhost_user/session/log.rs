@@ -6,8 +6,8 @@
 //! SET_FEATURES               the guest does not migrate: the log is forgotten
 //! ```
 //! QEMU gives the log of a device that runs before it sets the bit. A device that starts while its
-//! guest migrates gets the bit, memory and rings, and only then the log; what it was given before
-//! it stopped is not looked at any more. The address and the flag that `SET_VRING_ADDR` has for the
+//! guest migrates gets the bit, memory and rings, and only then the log; a log from before it
+//! stopped is not looked at any more. The address and the flag that `SET_VRING_ADDR` has for the
 //! log say nothing that the memory table does not say: every ring is logged, where it lies.
 
 use super::{Answer, Effect, OF_TRANSPORT, Outcome, Session};

@@ -106,7 +106,8 @@ impl Connection {
 }
 
 impl Message {
-    /// True if it has what its request has. An unsound one is judged as it is received.
+    /// True if it has the size and the fds of its request. An unsound one is judged as it is
+    /// received.
     fn is_sound(&self) -> bool {
         let row = row_of(self.header.request);
         row.is_some_and(|row| Request::parse(row, &self.payload, self.fds.len()).is_ok())
@@ -116,8 +117,8 @@ impl Message {
 /// Looks at the next message without waiting. `None`: there is no header of a request.
 ///
 /// The kernel gives a peek the fds of the bytes that it has read, and also those of the bytes
-/// behind them, unless what it has read has fds itself. So one byte more is asked for: if it comes,
-/// the fds are those of the next message.
+/// behind them, unless the bytes that were read have fds themselves. So one byte more is asked for:
+/// if it comes, the fds are those of the next message.
 fn peek_once(stream: impl AsFd) -> io::Result<Option<Seen>> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
     let mut bytes = vec![0; HEADER_SIZE];
