@@ -135,7 +135,7 @@ impl AsideRow {
                 let next = || lock(&*calls.upgrade()?).pop_front();
                 while let Some(Call { device, call }) = next() {
                     let _at_work = AtWork::new(Post::new(Serves::Host(device)));
-                    // Whoever waits for it sees that by its channel.
+                    // The caller that waits for it sees that by its channel.
                     let _ = catch_unwind(AssertUnwindSafe(call));
                 }
             }

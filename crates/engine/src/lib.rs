@@ -20,13 +20,13 @@
 //!   call for a turn, whatever the ring and the device are.
 //! * [`RunningQueue`] (`running/`) is the one implementation of that trait, generic over the ring
 //!   and the handler: within a turn nothing is dispatched per chain (`running/format.rs`). Its
-//!   doorbells are `running/notifier.rs`; what a turn may do with the ring, and what its session
-//!   has been told, is `running/life.rs`.
-//! * [`Handler`] is what a device brings. A handler takes chains off the ring and returns them. It
+//!   doorbells are `running/notifier.rs`; a turn's permission to use the ring, and the events that
+//!   its session has got, are `running/life.rs`.
+//! * [`Handler`] is a device's part. A handler takes chains off the ring and returns them. It
 //!   never sleeps, watches no file descriptor by itself, and sends no notification.
-//! * [`QueueIo`] is what a worker lends a queue for one call: its io_uring, the watches of file
+//! * [`QueueIo`] is a queue's access to its worker for one call: its io_uring, the watches of file
 //!   descriptors that wake it, the queue's slot on the worker, and the time.
-//! * [`Epochs`] and [`Table`] are for handlers whose work outlives a turn. The table keeps what is
+//! * [`Epochs`] and [`Table`] are for handlers whose work outlives a turn. The table keeps the work
 //!   in flight, under its chain's slot; the epochs say which snapshot of guest memory it uses.
 //! * `policy/` only decides: it does no I/O and reads no clock.
 //!

@@ -309,7 +309,7 @@ mod tests {
         idle.enter();
         busy.enter();
         busy.at_work();
-        // No lock here: whoever waits for one sleeps, and would be named.
+        // No lock here: a thread that waits for a lock sleeps, and would be named.
         let ticks = || busy.same_ticks.load(Ordering::Relaxed);
         // It uses the CPU, or waits for one, in one long round.
         while ticks() < 3 * STUCK_TICKS {

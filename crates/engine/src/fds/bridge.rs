@@ -245,7 +245,7 @@ impl<F: Sent> OddBell<F> {
         }
     }
 
-    /// Reads what the front-end has written, and throws it away.
+    /// Reads the bytes that the front-end has written, and throws them away.
     fn drain(&self) -> Drained {
         if let Some(set) = &self.set {
             let mut event = [MaybeUninit::uninit()];
@@ -317,9 +317,8 @@ pub(crate) fn refuse_input(socket: &impl Sent) -> Result<(), Errno> {
 const SENDS_NEVER_WAIT: [u32; 2] = [6, 9];
 
 /// True if a message without file descriptors is sent to a unix socket, or refused because that is
-/// full, without waiting for anybody. Before Linux 6.9 whoever sends waits while the kernel
-/// collects the garbage of sockets that are sent in messages, and a front-end can make it collect
-/// for long.
+/// full, without waiting for anybody. Before Linux 6.9 a sender waits while the kernel collects the
+/// garbage of sockets that are sent in messages, and a front-end can make it collect for long.
 pub(crate) fn sends_never_wait() -> bool {
     static NEVER: OnceLock<bool> = OnceLock::new();
     *NEVER.get_or_init(|| {
@@ -340,8 +339,8 @@ const NO_OFFSET: u64 = u64::MAX;
 
 /// Reads from a pipe without waiting, whatever the front-end has done to its `O_NONBLOCK`.
 ///
-/// The pipe is not opened anew for an `O_NONBLOCK` of our own: that would use this process's rights
-/// to open what the front-end may be unable to open. Before Linux 6.4 a pipe does not know
+/// The pipe is not opened anew for an `O_NONBLOCK` of its own: that would use this process's rights
+/// to open a pipe that the front-end may be unable to open. Before Linux 6.4 a pipe does not know
 /// `RWF_NOWAIT`: there a front-end that clears the flag can block this thread, the janitor's of its
 /// own device, and no other, until the janitor is interrupted.
 fn read_pipe(fd: BorrowedFd<'_>, bytes: &mut [u8]) -> Result<usize, Errno> {

@@ -2,8 +2,8 @@
 //!
 //! A front-end that gives its own end of the session's socket as a doorbell would make this process
 //! hold that end open: the session would never see that its front-end has left. Sockets with names
-//! are refused before this is asked (`doorbell.rs`); what is left is a session on a socket pair
-//! that was handed in.
+//! are refused before this is asked (`doorbell.rs`); the remaining case is a session on a socket
+//! pair that was handed in.
 
 use rustix::fd::AsFd;
 use rustix::io::Errno;

@@ -1,7 +1,7 @@
 //! File descriptors of a front-end, and the janitor: the thread that checks and closes them.
 //!
 //! A front-end chooses what its file descriptors are. `close` of a TCP socket may linger, `fstat`
-//! of a FUSE file may never return, a write to a pipe waits for whoever holds the pipe's lock; even
+//! of a FUSE file may never return, a write to a pipe waits for the holder of the pipe's lock; even
 //! the last `close` of an eventfd waits for the lock of each epoll set that the front-end has put
 //! it into. So no worker and no control thread makes such a call:
 //!

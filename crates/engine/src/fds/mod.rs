@@ -3,8 +3,8 @@
 //!
 //! A front-end may send anything as a doorbell, and decides how long a write to it, a look at it or
 //! its close lasts. So only eventfds reach a worker (`doorbell.rs`). The engine puts its own
-//! eventfd before a pipe or a socket (`bridge.rs`), and the device's janitor takes what has to be
-//! looked at, mapped or closed (`foreign.rs`). A write that blocks is interrupted (`sentry.rs`).
+//! eventfd before a pipe or a socket (`bridge.rs`), and the device's janitor does all looks,
+//! mappings and closes (`foreign.rs`). A write that blocks is interrupted (`sentry.rs`).
 //! `budget.rs` counts the file descriptors that front-ends have. Which sockets are sessions, whose
 //! ends are no doorbells, is kept in `ends.rs`.
 

@@ -84,7 +84,7 @@ impl Charges {
         [way, 2, 3 + way, 5].into_iter()
     }
 
-    /// Each bucket with what this many requests of this many bytes in all take from it.
+    /// Each bucket with the units that this many requests of this many bytes in all take from it.
     fn units(self, count: u64, bytes: u64) -> impl Iterator<Item = (usize, u64)> {
         self.indexes().zip([count, count, bytes, bytes])
     }

@@ -38,7 +38,7 @@ impl Rate {
         self.paid_at.checked_sub(self.credit).unwrap_or(self.paid_at)
     }
 
-    /// Charges what is done now.
+    /// Charges something that is done now.
     pub fn charge(&mut self, cost: Duration, now: Instant) {
         self.paid_at = self.paid_at.max(now) + cost;
     }

@@ -1,4 +1,4 @@
-//! The law in simulated time: what passes is what the rate gives, whoever looks how often.
+//! The law in simulated time: the rate decides how much passes, however often queues look.
 
 use super::*;
 

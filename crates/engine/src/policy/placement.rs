@@ -125,7 +125,7 @@ struct Unit {
     is_pinned: bool,
 }
 
-/// Decides, and remembers what came of it.
+/// Decides, and remembers the results.
 #[derive(Clone, Debug)]
 pub struct Placement {
     gathered_at_ns: Option<u64>,

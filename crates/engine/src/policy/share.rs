@@ -21,8 +21,8 @@
 //!    others have caught up with that guest.
 //! 3. A guest alone is not measured at all: reading the clock for every turn would cost it a tenth.
 //! 4. A guest that has been alone for [`ALONE_NS`] may take longer turns than others would bear:
-//!    whoever comes then waits for one of them, once. A guest that comes ten times in a second or
-//!    more keeps the turns of the others short.
+//!    a guest that comes then waits for one of them, once. A guest that comes ten times in a second
+//!    or more keeps the turns of the others short.
 //! 5. A guest pays its lead off by waiting, and by nothing else: it cannot lose its lead by
 //!    stopping a queue and starting it again. While a guest has no hot queue, its lead falls as
 //!    fast as time passes, for the others can have had no more time than that.

@@ -9,7 +9,7 @@ pub struct Wake {
     pub is_measured: bool,
 }
 
-/// Where it cannot be measured: what a virtual machine of two CPUs needs.
+/// The cost where it cannot be measured: that of a virtual machine with two CPUs.
 const FALLBACK: Wake = Wake { ns: 25_000, is_measured: false };
 /// Fewer undisturbed wakes tell nothing.
 const WAKES_MIN: usize = 8;

@@ -112,7 +112,7 @@ struct Running {
     has_ring: bool,
     /// The thread, as the kernel's accounts name it.
     thread_id: i32,
-    /// Tells whether the thread comes back from what it does.
+    /// Tells whether the thread comes back from its calls.
     post: Arc<Post>,
 }
 
@@ -390,7 +390,7 @@ impl Pool {
         Some(Running { mailbox, thread, has_ring, thread_id, post })
     }
 
-    /// Ends all workers and waits for their threads. What is in flight is abandoned.
+    /// Ends all workers and waits for their threads. Requests in flight are abandoned.
     pub fn quit(&self) {
         let mut places = self.lock();
         let running: Vec<_> = places.drain(..).filter_map(|place| place.running).collect();

@@ -1,4 +1,4 @@
-//! How a queue is enabled and disabled: one that was just disabled drops what is in its ring,
+//! How a queue is enabled and disabled: one that was just disabled drops the chains in its ring,
 //! before the order is answered.
 //!
 //! ```text
@@ -26,7 +26,8 @@ const TURNS_AT_ONCE: usize = 2;
 pub(super) struct Emptying {
     fence: Fence,
     /// At most how many chains in the ring were there when the queue was disabled: its size, less
-    /// what was dropped since. Chains beyond them came later, from a driver that fills it further.
+    /// the chains that were dropped since. Chains beyond them came later, from a driver that fills
+    /// it further.
     left: usize,
 }
 
@@ -42,7 +43,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
                 self.give_up_aside();
                 self.discard_all(fence, io);
             } else {
-                // The queue was disabled before, and what it took may still be in flight.
+                // The queue was disabled before, and its requests may still be in flight.
                 self.fence_disabled(fence);
             }
             return;

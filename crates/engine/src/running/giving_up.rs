@@ -121,7 +121,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         }
     }
 
-    /// A turn has ended, and what it returned is published: answers the fences that waited.
+    /// A turn has ended, and its chains are published: answers the fences that waited.
     #[cold]
     pub(super) fn end_giving_up(&mut self) {
         if self.ring.owed() == 0 && self.life.serves_owed() {

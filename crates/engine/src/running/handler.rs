@@ -69,7 +69,7 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// True if a look, which costs no system call, finds what the queue waits for.
+    /// True if a look, which costs no system call, finds the event for which the queue waits.
     pub(crate) fn can_be_looked_for(&self) -> bool {
         self.driver || self.looks
     }
@@ -87,7 +87,7 @@ pub enum Awaited {
 /// A handler serves the chains of one queue, whose ring is an `R`. The queue's worker owns it.
 pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// True for a handler (a transmitq's) whose driver may go on filling a queue that it has
-    /// disabled: the back-end must then drop what the ring holds (vhost-user, "Ring states").
+    /// disabled: the back-end must then drop the chains in the ring (vhost-user, "Ring states").
     const DROPS_WHEN_DISABLED: bool = false;
 
     /// True if chains in flight are with a disk, whose completions wake the worker.

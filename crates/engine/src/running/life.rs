@@ -48,7 +48,7 @@ enum Discard {
 pub(crate) struct Life {
     /// A turn's permission to use the ring. Follows from the fields below, and is kept up to date.
     mode: Mode,
-    /// The handler drops what a disabled queue holds.
+    /// The handler drops the chains of a disabled queue.
     drops: bool,
     /// Index of the virtqueue in its device.
     index: usize,
@@ -56,7 +56,8 @@ pub(crate) struct Life {
     discard: Discard,
     /// No more pops: the queue stops or moves when nothing is in flight.
     is_draining: bool,
-    /// The queue stops or was disabled, and pops what a former process has taken nevertheless.
+    /// The queue stops or was disabled; all the same it pops the chains that a former process has
+    /// taken.
     serves_owed: bool,
     is_memory_lost: bool,
     is_fault_told: bool,

@@ -101,7 +101,8 @@ pub struct RunningQueue<R: Ring, H: Handler<R>> {
     watches_port: bool,
     /// The handler has more to do in the next turn.
     has_more: bool,
-    /// While the queue drops what its ring holds, before the order that disabled it is answered.
+    /// Set while the queue drops the chains in its ring, before the order that disabled it is
+    /// answered.
     emptying: Option<Emptying>,
     giving_up: GivingUp,
 }
@@ -329,7 +330,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 self.looked_at_ns = now_ns;
                 self.make_hot(now_ns);
             }
-            // The next turn takes what the disk or port has finished.
+            // The next turn takes the requests or frames that the disk or port has finished.
             Happened::Offload => {
                 if event.ended {
                     self.handler.watch(io);

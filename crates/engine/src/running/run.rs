@@ -50,7 +50,7 @@ pub trait Run: Send + Debug {
     /// Tries to stop taking turns: asks for a kick if the queue waits for its driver, and watches
     /// the port if it waits for that. False: the queue must go on taking turns.
     ///
-    /// `decision`: what the polling policy decided. `looks_on`: the worker keeps looking at the
+    /// `decision`: the decision of the polling policy. `looks_on`: the worker keeps looking at the
     /// ring of some queue. A queue that waits for its port alone keeps looking only in that case:
     /// its look is a system call, which finds nothing most of the time.
     fn settle(&mut self, decision: Decision, looks_on: bool, io: &mut QueueIo<'_>) -> bool;
@@ -70,7 +70,7 @@ pub trait Run: Send + Debug {
     /// Some guest's memory was cut away: checks whether this queue uses it.
     fn check_memory(&mut self);
 
-    /// Pops no more, for good, and takes back what its port has not begun with.
+    /// Pops no more, for good, and takes back the frames that its port has not begun to send.
     fn drain(&mut self);
 
     /// Pops no more until [`Self::resume`], on this worker or another. The queue waits for the

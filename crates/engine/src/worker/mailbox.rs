@@ -1,5 +1,5 @@
-//! The mailbox of a worker: commands on their way to it. Seats: whoever is about to give a worker a
-//! queue holds one, and the worker's thread does not end while anybody does.
+//! The mailbox of a worker: commands on their way to it. Seats: a caller that is about to give a
+//! worker a queue holds one, and the worker's thread does not end while anybody holds one.
 //!
 //! A worker without queues ends, and is started again on demand. A queue that is sent to a worker
 //! while it ends would be lost, with the requests of its guest. Therefore a worker ends only once

@@ -7,8 +7,8 @@
 //!          a queue's own time has come (a call that was held back, a retry)? it is hot
 //!          orders that were put off need not wait any more? obey them
 //!          every hot queue takes a turn, another one first each time, while its guest has time
-//!          submit to the kernel what the turns queued, in the time of who queued it (where guests
-//!          share the worker, as soon as it is much)
+//!          submit to the kernel the work that the turns placed, in the time of its guest (where
+//!          guests share the worker, as soon as it is much)
 //!          guest memory was cut away (SIGBUS)? each queue checks whether it was its own
 //!          a queue that ends has nothing in flight any more? it leaves: to its session, or to
 //!          another worker

@@ -10,9 +10,9 @@
 //! ```
 //! 1. **An order has its guest's share.** A front-end can send orders without end. If they were
 //!    obeyed at once, other guests would have one turn between two of them. So an order waits while
-//!    its guest is ahead, as a turn does, and its guest pays for what the order takes
+//!    its guest is ahead, as a turn does, and its guest pays for the time of the order
 //!    (`policy/share.rs`). One order still must not take long: a transmitq sends a burst of several
-//!    megabytes in turns, and drops what is in the ring of a disabled queue in turns.
+//!    megabytes in turns, and drops the chains in the ring of a disabled queue in turns.
 //! 2. **A burst ends within a few turns.** A queue whose port takes no more frames is not in a
 //!    burst: an order gives the chains of such frames back at once.
 //! 3. **A guest keeps its number** on a worker while it is ahead of the others, also when its last
@@ -223,7 +223,7 @@ impl Worker {
         self.slots[slot].ending = Some(ending);
     }
 
-    /// Takes a move back: the queue pops again, and whoever waits for it is told so.
+    /// Takes a move back: the queue pops again, and the mover is told so.
     fn stay(&mut self, slot: usize) {
         let now_ns = self.now_ns;
         if let Some(Ending::Move(..)) = self.slots[slot].ending

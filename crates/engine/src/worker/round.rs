@@ -155,9 +155,9 @@ impl Worker {
         round
     }
 
-    /// Gives the kernel what the turns have placed. Where guests share the worker, the time that
-    /// this takes is that of whoever placed it: a turn that writes to the page cache places an
-    /// entry within a microsecond, and the bytes are copied here.
+    /// Submits the work that the turns have placed for the kernel. Where guests share the worker,
+    /// the time that this takes is charged to the guest that placed the work: a turn that writes to
+    /// the page cache places an entry within a microsecond, and the bytes are copied here.
     #[inline]
     pub(super) fn submit(&mut self) {
         self.lot.post.serve_all();

@@ -22,7 +22,7 @@ const LOOK_NS: u64 = 10_000_000_000;
 /// that take a bounded time, and one for the others.
 const RING_THREADS_MAX: usize = 2;
 
-/// When a worker last looked back at its load, and what it waits for while it has no queue.
+/// When a worker last looked back at its load, and its plans while it has no queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rest {
     /// When it last looked back.
@@ -36,7 +36,7 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// For a worker that begins, and has no queue yet. `slept_ns`: what its counters say already,
+    /// For a worker that begins, and has no queue yet. `slept_ns`: the value of its counter so far,
     /// since other threads may have been this worker before.
     pub(super) fn new(now_ns: u64, slept_ns: u64) -> Self {
         let leaves_at_ns = Some(now_ns + LEAVE_NS);

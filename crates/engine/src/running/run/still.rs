@@ -27,13 +27,13 @@ pub(crate) struct Still {
     pub(crate) works: bool,
     /// Whether its guest had the worker for itself in its last turn.
     pub(crate) is_alone: Arc<AtomicBool>,
-    /// Turns in which it will send what is left of a burst.
+    /// Turns in which it will send the rest of a burst.
     pub(crate) burst: Arc<AtomicUsize>,
     /// How long each turn takes.
     pub(crate) turns_for: Duration,
     /// Entries that each turn places for the kernel, on a worker with a ring.
     pub(crate) places: usize,
-    /// How long it takes to do what an order says.
+    /// How long it takes to obey an order.
     pub(crate) heeds_for: Duration,
     /// How long it takes to leave its worker.
     pub(crate) leaves_for: Duration,
