@@ -373,7 +373,7 @@ impl BlkQueue {
         self.slots[usize::from(tag)].data
     }
 
-    /// Copies what a request has read.
+    /// Copies the data that a request has read.
     ///
     /// # Errors
     /// [`DriverError::Memory`].
@@ -409,7 +409,7 @@ impl BlkQueue {
         self.run(Op::Write { sector, data }).map(|_| ())
     }
 
-    /// Makes what was written durable.
+    /// Makes all completed writes durable.
     ///
     /// # Errors
     /// See [`Self::run`].

@@ -75,7 +75,7 @@ pub enum Op<'a> {
         /// Bytes.
         len: usize,
     },
-    /// Makes what was written durable.
+    /// Makes all completed writes durable.
     Flush,
     /// Discards sectors.
     Discard {

@@ -142,7 +142,7 @@ impl Vring {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Publishes what was added, and kicks if the device wants it. True if it did.
+    /// Publishes the chains that were added, and kicks if the device wants it. True if it did.
     ///
     /// # Errors
     /// [`DriverError::System`].

@@ -20,8 +20,8 @@
 //!
 //! A connection that has called `Create` is that domain until it ends, and the domain ends with it
 //! (`@releaseDomain` fires; its nodes stay, for the toolstack to remove). All others are domain 0,
-//! which is trusted as on real Xen. What a domain does costs that domain only; the bounds stand
-//! where they are kept: `tree.rs`, `transaction.rs`, `store.rs`, `hypervisor.rs`, `serve.rs`.
+//! which is trusted as on real Xen. The harm that a domain does costs that domain only; the bounds
+//! stand where they are kept: `tree.rs`, `transaction.rs`, `store.rs`, `hypervisor.rs`, `serve.rs`.
 
 mod calls;
 mod client;

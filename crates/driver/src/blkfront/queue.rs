@@ -348,7 +348,7 @@ impl BlkfrontQueue {
         self.domain.memory().slice(page as usize * XEN_PAGE_SIZE, len)
     }
 
-    /// Copies what a request has read.
+    /// Copies the data that a request has read.
     ///
     /// # Errors
     /// [`DriverError::TooLong`].
@@ -392,7 +392,7 @@ impl BlkfrontQueue {
         self.run_well(XenOp::Write { sector, data }).map(drop)
     }
 
-    /// Makes what was written durable.
+    /// Makes all completed writes durable.
     ///
     /// # Errors
     /// As for [`Self::read`].

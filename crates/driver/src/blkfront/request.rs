@@ -75,7 +75,7 @@ pub enum XenOp<'a> {
         /// The bytes.
         data: &'a [u8],
     },
-    /// Makes what was written durable.
+    /// Makes all completed writes durable.
     Flush,
     /// Discards sectors.
     Discard {

@@ -78,15 +78,15 @@ impl Hold {
     }
 }
 
-/// Pages of a file that this process has mapped and that are not in memory: whoever touches one
-/// waits until this is dropped, as it would while another process punches a hole into the file.
+/// Pages of a file that this process has mapped and that are not in memory: a thread that touches
+/// one waits until this is dropped, as it would while another process punches a hole into the file.
 #[derive(Debug)]
 pub struct Withheld {
     faults: OwnedFd,
 }
 
 impl Withheld {
-    /// Keeps the pages of all mappings of the memfd `name` from whoever touches them.
+    /// Keeps the pages of all mappings of the memfd `name` from all threads that touch them.
     ///
     /// # Errors
     /// [`DriverError::System`]: `EFAULT` if the file is not mapped, or userfaultfd is refused;
@@ -128,7 +128,8 @@ fn faults() -> Result<OwnedFd, DriverError> {
     Ok(faults)
 }
 
-/// Keeps the missing pages of these addresses from whoever touches them, until `faults` is closed.
+/// Keeps the missing pages of these addresses from all threads that touch them, until `faults` is
+/// closed.
 fn withhold(faults: &OwnedFd, address: u64, size: u64) -> Result<(), DriverError> {
     let mut range = [address, size, MISSING, 0];
     // SAFETY: the number and the four words are those of UFFDIO_REGISTER.

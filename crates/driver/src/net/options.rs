@@ -61,7 +61,7 @@ impl NetOptions {
         | VIRTIO_NET_F_HOST_ECN
         | VIRTIO_NET_F_HOST_USO
         | GUEST_OFFLOAD_BITS;
-    /// The control queue and what it serves.
+    /// The control queue and the features that need it.
     pub const CONTROL: u64 = CTRL_BITS;
     /// The features of a driver without offloads.
     pub const PLAIN: u64 = VIRTIO_F_EVENT_IDX

@@ -51,7 +51,7 @@ impl Pool {
     }
 
     fn spare(&self) -> MutexGuard<'_, Vec<u16>> {
-        // Whoever panicked while it had the lock has at most lost a buffer.
+        // A thread that panicked while it had the lock has at most lost a buffer.
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

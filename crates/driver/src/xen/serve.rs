@@ -150,7 +150,7 @@ impl Server {
         self.peers.push(Peer { id: self.last_peer, stream, speaks, input: Vec::new(), is_over });
     }
 
-    /// Reads what a peer has sent, and serves it.
+    /// Reads the bytes that a peer has sent, and serves it.
     fn serve(&mut self, at: usize, ready: PollFlags) {
         let peer = &mut self.peers[at];
         if ready.contains(PollFlags::IN) {

@@ -144,7 +144,7 @@ impl Store {
         self.clients.remove(&client);
     }
 
-    /// Bytes that wait for a client; whoever sends some takes them away.
+    /// Bytes that wait for a client; the server removes those that it has sent.
     pub(super) fn output(&mut self, client: u64) -> Option<&mut Vec<u8>> {
         self.clients.get_mut(&client).map(|client| &mut client.outbox.bytes)
     }

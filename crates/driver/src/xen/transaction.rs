@@ -73,7 +73,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Makes all changes on `tree`, unless somebody changed what this transaction has seen.
+    /// Makes all changes on `tree`, unless somebody changed a node that this transaction has seen.
     pub(super) fn commit(self, tree: &mut Tree) -> Result<Vec<Changed>, ErrorName> {
         let generation = |tree: &Tree, noted: &String| {
             Path::parse(noted.as_bytes()).ok().and_then(|path| tree.generation(path))

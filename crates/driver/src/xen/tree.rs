@@ -283,7 +283,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Nodes by owner, counted anew: what `owned` must be.
+    /// Nodes by owner, counted anew, to compare with `owned`.
     #[cfg(test)]
     pub(super) fn is_counted(&self) -> bool {
         let mut counted = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Random domains: what a hostile one sends, and transactions beside a tree in plain words.
+//! Random domains: requests of a hostile one, and transactions beside a tree in plain words.
 
 use super::*;
 use proptest::prelude::*;
