@@ -1,4 +1,4 @@
-//! What a request or frame costs the running queue: instructions of whole turns, without a thread.
+//! Instructions of a running queue for each request or frame: whole turns, without a thread.
 //!
 //! `cargo bench -p manyring-device --features bench --bench turn` prints instructions per request
 //! or frame; it starts itself under valgrind once for each row with `--once ROW` and collects in
@@ -15,10 +15,10 @@
 //! waits for the next kick; not the sleep.
 //!
 //! `vm/32` and `vmref/32` are frames of 64 and 1500 bytes from one guest to another on a switch: a
-//! turn of the transmitq and one of the receiveq, and where frames are lent another turn of the
-//! transmitq, by which they come back. In the rows `beside-..` the sender sends as many frames to a
-//! third guest, who takes them or is a bad receiver: what its own turns take is not counted. Beside
-//! a bad one a frame of the two others may cost a little more than beside one that serves.
+//! turn of the transmitq and one of the receiveq, and for lent frames another turn of the
+//! transmitq, which returns them. In the rows `beside-..` the sender sends `B` more frames to a
+//! third guest, who receives them or is a bad receiver: its own turns are not counted. Beside a bad
+//! receiver a frame of the two others may cost a little more than beside a good one.
 //!
 //! A count contains what the C library does: its `memcpy` in `blk-memory/32`, half of that row, and
 //! the way to the clock, which is a system call under valgrind. It contains nothing of the kernel,
@@ -68,12 +68,12 @@ const FRAME: u32 = 64;
 const HEADER: u32 = 12;
 const BUFFER: u32 = 2048;
 
-/// What serves the queue.
+/// The backend that serves the queue, and the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// Reads of 4 KiB from a disk that does nothing.
     BlkNull,
-    /// The same from a disk that copies.
+    /// Reads of 4 KiB from a disk that copies from memory.
     BlkMemory,
     /// Reads of 4 KiB from a disk that does nothing, through a Xen ring that has a journal, into
     /// pages whose grants stay mapped.
@@ -232,8 +232,8 @@ impl Pair {
         self.take_turn(settles)
     }
 
-    /// The same, not counted: the symbol is another. The compiler makes one function of two that
-    /// are alike, and would count this one too.
+    /// As [`Self::serve`], under another symbol, which is not counted. `black_box` keeps the
+    /// compiler from merging the two functions.
     #[inline(never)]
     fn warm_up(&mut self, settles: bool) -> bool {
         self.take_turn(black_box(settles))
@@ -244,7 +244,7 @@ impl Pair {
         black_box(if settles { self.running.serve_kick() } else { self.running.turn() })
     }
 
-    /// One round, which the device serves by `serve`: in as many turns as it needs.
+    /// Makes one round of requests, and calls `serve` until the device has served all of them.
     fn round(&mut self, batch: usize, settles: bool, serve: fn(&mut Self, bool) -> bool) {
         let wants_kick = self.fill(batch);
         if settles {

@@ -1,7 +1,7 @@
-//! A running queue without a worker: what the bench `turn` counts the instructions of.
+//! A running queue without a worker, whose instructions the bench `turn` counts.
 //!
-//! The bench stands where a worker stands. It hands the queue the same calls in the same order as
-//! `worker/mod.rs` does; the queue, its handler and its disk or port are those of the daemon.
+//! The bench takes the place of a worker: it makes the same calls in the same order as
+//! `worker/mod.rs` does. The queue, its handler and its disk or port are those of the daemon.
 
 use crate::StartError;
 use crate::blk::blkif::{Attachment, XenBlkDevice, XenBlkOptions};
@@ -46,7 +46,7 @@ impl SoloRunning {
     /// A queue of a block device on `disk`, which completes its requests as they are submitted.
     ///
     /// # Errors
-    /// What the disk says when it has no queue for it, or the system when epoll cannot be had.
+    /// The error of the disk, which cannot open a queue, or that of epoll.
     pub fn blk(activation: Activation, disk: Arc<dyn Disk>) -> Result<Self, StartError> {
         let (size, memory) = (activation.queue.size(), activation.queue.memory().clone());
         let options = BlkOptions {
@@ -66,7 +66,7 @@ impl SoloRunning {
     /// A queue of a Xen disk, with the grants, rings and limits that a disk has by default.
     ///
     /// # Errors
-    /// What maps the ring or opens the disk says.
+    /// The error of mapping the ring, or of opening a queue of the disk.
     pub fn xen_blk(attachment: Attachment, disk: Arc<dyn Disk>) -> Result<Self, StartError> {
         let options = XenBlkOptions::new("solo", 1);
         let device = XenBlkDevice::new(options, disk, Pool::new(PoolOptions::default()));
@@ -76,8 +76,8 @@ impl SoloRunning {
     /// A transmitq that sends into pair 0 of `port`, for a guest that uses every offload.
     ///
     /// # Errors
-    /// What the port says when it has no queue for it, or the system when epoll or memory cannot
-    /// be had.
+    /// The error of the port, which cannot open the half, or of the host, which has no epoll or
+    /// memory to give.
     pub fn tx(activation: Activation, port: &dyn Port) -> Result<Self, StartError> {
         let half = port.open_tx(0)?;
         let tx = NetTx::new(half, rules(), port.taken()).map_err(no_memory)?;
@@ -88,8 +88,8 @@ impl SoloRunning {
     /// offload.
     ///
     /// # Errors
-    /// What the port says when it has no queue for it, or the system when epoll or memory cannot
-    /// be had.
+    /// The error of the port, which cannot open the half, or of the host, which has no epoll or
+    /// memory to give.
     pub fn rx(activation: Activation, port: &dyn Port) -> Result<Self, StartError> {
         let half = port.open_rx(0)?;
         let rx = NetRx::new(half, rules(), true, activation.queue.size()).map_err(no_memory)?;
@@ -117,16 +117,16 @@ impl SoloRunning {
         self.queue.turn(&mut QueueIo::new(&mut self.wait, SLOT.0, SLOT.1, self.now_ns)).worked
     }
 
-    /// Sleeps until the driver kicks.
+    /// Sleeps until the driver kicks, or another event comes.
     pub fn sleep(&mut self) {
         self.wait.sleep(&mut self.woken, None);
     }
 
-    /// Serves what the driver has kicked for: the kick, turns until one has found nothing, and the
-    /// queue asks for the next kick. False if it does not, because there is work again.
+    /// Serves one kick: its event, then turns until one finds nothing, and the request for the next
+    /// kick. False if the queue does not ask for a kick, because the ring has new work.
     ///
-    /// It asks at once: how long a worker looks before that is a matter of time, and each further
-    /// look is a turn that finds nothing.
+    /// The queue settles at once. A worker looks at the ring for some time first, but each further
+    /// look would only be a turn that finds nothing.
     #[inline]
     pub fn serve_kick(&mut self) -> bool {
         for event in self.woken.drain(..) {
@@ -143,7 +143,7 @@ impl SoloRunning {
     }
 }
 
-/// What the network queues go by.
+/// The rules of the network queues: the link is up, and every frame passes.
 fn rules() -> Arc<Rules> {
     Arc::new(Rules {
         link_up: true,

@@ -1,5 +1,5 @@
-//! Queues without a worker: what the fuzz targets `blk_request`, `net_tx`, `net_rx` and
-//! `ctrl_command` run.
+//! Queues without a worker, for the fuzz targets `blk_request`, `net_tx`, `net_rx` and
+//! `ctrl_command`.
 
 pub use crate::net::{SoloControl, SoloRx, SoloTx, passes};
 
@@ -12,7 +12,7 @@ use manyring_queue::DeviceQueue;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-/// One queue of a block device, whose turns the caller takes.
+/// A queue of a block device without a worker: the caller takes its turns.
 #[derive(Debug)]
 pub struct SoloQueue {
     queue: DeviceQueue,
@@ -24,7 +24,7 @@ impl SoloQueue {
     /// Serves `queue` from `disk`, which completes its requests as they are submitted.
     ///
     /// # Errors
-    /// The disk's.
+    /// The error of the disk, which cannot open a queue.
     pub fn new(queue: DeviceQueue, disk: Arc<dyn Disk>, read_only: bool) -> Result<Self, Errno> {
         let options = BlkOptions {
             name: "solo".to_owned(),
@@ -41,7 +41,7 @@ impl SoloQueue {
         Ok(Self { queue, blk, stats: QueueStats::default() })
     }
 
-    /// Pops a batch, serves it to its end, completes it. Returns (popped, completed).
+    /// Pops a batch, serves it and returns it. The result is (popped, completed).
     pub fn turn(&mut self) -> (usize, usize) {
         let popped = self.blk.pop_and_submit(&mut self.queue, None, (0, usize::MAX));
         let mut completed = 0;
@@ -57,7 +57,7 @@ impl SoloQueue {
         (popped, completed)
     }
 
-    /// The ring.
+    /// The device side of the ring.
     #[must_use]
     pub fn queue(&self) -> &DeviceQueue {
         &self.queue

@@ -1,4 +1,4 @@
-//! What the guest sees: features, config space, and what a chain of each queue means.
+//! Devices as the guest sees them: their features, config space, and the meaning of each chain.
 //!
 //! transport -> queue -> **device** -> backend. A transport talks to a [`Device`] and hands it each
 //! queue as an [`Activation`]. The device puts a handler before it, which turns chains into
@@ -22,19 +22,19 @@
 //!     read one into the buffers, or copy one that the port lends; the rules drop it or let it in
 //!     write the header with num_buffers; push the buffers; sixteen frames are visible together
 //! ```
-//! The engine publishes, tells the driver, sleeps and wakes; a handler does none of that
-//! (`manyring_engine::Handler` says what it does). Why it is cut there:
-//! 1. **A handler knows no time but the one that it is given.** It says what would make its next
-//!    turn worth it (buffers from the driver, a port, a time), and the engine waits for that.
-//! 2. **What is taken is returned, or can be given back.** Buffers and frames that nobody has begun
-//!    with go back when memory changes, when the queue stops and when it is disabled; a request of
+//! The engine publishes, calls the driver, sleeps and wakes; a handler does none of these
+//! (`manyring_engine::Handler` lists its methods). The reasons for this border:
+//! 1. **A handler knows only the time that it is given.** It names the events that make its next
+//!    turn worthwhile (buffers from the driver, a port, a time), and the engine waits for them.
+//! 2. **All that is taken is returned, or can be given back.** Buffers and frames that are not
+//!    begun go back when memory changes, when the queue stops and when it is disabled; a request of
 //!    a disk is waited for (`blk/pending.rs`).
-//! 3. **What the control thread changes reaches a running queue in one way.** It is set once
-//!    (`live.rs`), and each queue takes it when it is told to look: link, offloads, MTU, filter.
-//! 4. **Two devices, the same files.** `config.rs` is what is offered, `handler.rs` the border to
-//!    the engine, `mod.rs` the device. A worker serves the ring of a network device's control queue
-//!    (`net/ctrl.rs`); its commands are obeyed by a task of the control thread, because they may
-//!    have to wait for the host.
+//! 3. **A change of the control thread reaches running queues in one way.** It is set once
+//!    (`live.rs`), and each queue takes it when it is told to: link, offloads, MTU, filter.
+//! 4. **Two devices, the same files.** `config.rs` has the offer, `handler.rs` the border to the
+//!    engine, `mod.rs` the device. A worker serves the ring of a network device's control queue
+//!    (`net/ctrl.rs`); a task of the control thread obeys its commands, because they may have to
+//!    wait for the host.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -69,25 +69,25 @@ pub struct ConfigError {
     pub len: usize,
 }
 
-/// Why a queue cannot run.
+/// Why a queue cannot be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
-    /// The ring is wrong.
+    /// The driver's ring is wrong.
     #[error("{0}")]
     Queue(#[from] QueueError),
-    /// The backend has no queue for it.
+    /// The backend cannot open its queue or half.
     #[error("the backend cannot open a queue: {0}")]
     Backend(Errno),
-    /// The pages of a Xen ring, or the addresses for those of its requests, are not to be had.
+    /// The pages of a Xen ring cannot be mapped, or no addresses are left for those of requests.
     #[error("the queue's granted pages: {0}")]
     Grants(#[from] GrantError),
     /// The journal of a Xen ring cannot be mapped.
     #[error("the journal of the ring: {0}")]
     Journal(MemoryError),
-    /// Its file system has no room for it, or refuses.
+    /// The journal's file system has no room for it, or refuses to extend it.
     #[error("no room for the journal of the ring: {0}")]
     JournalRoom(Errno),
-    /// Another process serves the image to a guest, or it cannot be locked; the log says which.
+    /// Another process serves the image, or it cannot be locked; the log says which.
     #[error("the image is not to be had")]
     Image,
     /// The workers are stopped, or none could be started.
@@ -96,7 +96,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// True if the host lacks something that it may have again later: the same can succeed then.
+    /// True if the host lacks a resource that may be free later: a start may succeed then.
     #[must_use]
     pub fn is_shortage(&self) -> bool {
         match self {
@@ -113,7 +113,7 @@ impl StartError {
     }
 }
 
-/// True if a call of the system fails so for want of something that may be there again later.
+/// True if `errno` reports the lack of a resource that may be free again later.
 #[must_use]
 pub fn is_shortage(errno: Errno) -> bool {
     use Errno as E;
@@ -122,21 +122,21 @@ pub fn is_shortage(errno: Errno) -> bool {
     SHORTAGES.contains(&errno)
 }
 
-/// Something that may take a while: the host's network lock, a worker's acknowledgement.
+/// A result that may take a while: of the host's network lock, or of a worker.
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Keeps what a driver has set, for a device of another process that goes on with this one's guest.
+/// Keeps the state of a driver for the device of another process that will serve this guest.
 pub trait StateKeeper: Send + Sync + std::fmt::Debug {
-    /// Keeps the bytes that [`Device::save`] gives now, in place of those of before.
+    /// Replaces the kept bytes by `bytes`, which [`Device::save`] has returned.
     fn keep_state(&self, bytes: Vec<u8>) -> Later<'_, ()>;
 }
 
-/// What a transport may ask of a device. One session at a time uses it.
+/// The calls by which a transport uses a device. One session at a time makes them.
 pub trait Device: Send + Sync + std::fmt::Debug {
     /// The device's name in the configuration.
     fn name(&self) -> &str;
 
-    /// A queue has found that its port is down or gone.
+    /// Reports that a queue has found its port down or gone.
     fn port_lost(&self) {}
 
     /// Virtio device id (`VIRTIO_ID_*`).
@@ -166,24 +166,24 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// [`ConfigError`] if a byte is not writable.
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError>;
 
-    /// The driver has reset the device (status 0): the fields of the config space that it wrote
-    /// are again what they were. Rings, features and memory stay: the front-end says what becomes
-    /// of them.
+    /// The driver has reset the device (status 0): fields of the config space that it has written
+    /// get their initial values. Rings, features and memory stay: the front-end changes these by
+    /// other calls.
     fn reset_config(&self) {}
 
-    /// The driver's features are known, or the device was reset (then 0).
+    /// Tells the device the driver's features, or 0 after a reset.
     fn set_features(&self, features: u64) -> Later<'_, ()>;
 
-    /// Changes whenever the config space does, other than by the driver.
+    /// A value that changes with each change of the config space that the driver has not made.
     fn config_changes(&self) -> watch::Receiver<u64>;
 
-    /// Starts a queue.
+    /// Starts a queue on a worker.
     ///
     /// # Errors
-    /// [`StartError`].
+    /// [`StartError`]: the queue does not run.
     fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>>;
 
-    /// Serves the running queue of this index, or lets it wait; returns when its worker knows.
+    /// Enables or disables the running queue of this index; returns when its worker follows.
     fn set_enabled<'a>(
         &'a self,
         index: usize,
@@ -197,42 +197,42 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// Stops the running queue of this index once nothing is in flight, and returns its base.
     ///
     /// # Errors
-    /// [`StopError`] if the worker has ended.
+    /// [`StopError`]: the worker has ended.
     fn stop(&self, index: usize, queue: QueueHandle) -> Later<'_, Result<Base, StopError>> {
         let _ = index;
         Box::pin(queue.stop())
     }
 
-    /// Announces the guest of this MAC address to the network. False: this device has none.
+    /// Announces the guest of this MAC address to the network. False: the device has no network.
     fn send_rarp(&self, mac: [u8; 6]) -> Later<'_, bool> {
         let _ = mac;
         Box::pin(std::future::ready(false))
     }
 
-    /// The front-end has told its guest this MTU. False: it cannot be.
+    /// Notes the MTU that the front-end has told its guest. False: the device cannot have it.
     fn set_front_end_mtu(&self, mtu: u64) -> bool {
         let _ = mtu;
         false
     }
 
-    /// What the driver has set that is in none of its rings, features and memory, as bytes for a
-    /// device like this one in another process. No ring runs.
+    /// The settings of the driver that are in none of its rings, features and memory, as bytes for
+    /// a device like this one in another process. No ring runs.
     fn save(&self) -> Vec<u8>;
 
-    /// Has this keeper keep what the driver sets by a control queue, each time before the driver
-    /// hears that it is set; `None`: nobody keeps it.
+    /// Sets the keeper of the settings that the driver makes by a control queue. It gets them
+    /// before the driver learns that a command was obeyed. `None`: nobody keeps them.
     fn keep_state_by(&self, keeper: Option<Arc<dyn StateKeeper>>) {
         let _ = keeper;
     }
 
-    /// Takes what another device has saved, for the driver of the same features, which are set or
-    /// come next. No ring runs.
+    /// Adopts the settings that another device has saved, for a driver with the same features,
+    /// which are set already or come next. No ring runs.
     ///
     /// # Errors
-    /// [`StateError`]: nothing has changed.
+    /// [`StateError`]: the state is wrong, and nothing has changed.
     fn restore<'a>(&'a self, state: &'a [u8]) -> Later<'a, Result<(), StateError>>;
 
-    /// Counters of queue `index`; they outlive sessions.
+    /// The counters of queue `index`, which outlive sessions.
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>>;
 }
 

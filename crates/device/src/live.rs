@@ -1,9 +1,9 @@
-//! `Live`: something that the control thread sets, and that running queues go by.
+//! `Live`: a value that the control thread sets, and that running queues follow.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What queues on several workers go by. A worker takes it when it is told to refresh, and then
-/// looks at its own copy: never at the lock while it serves.
+/// A value that queues on several workers follow. A worker loads it when it is told to refresh, and
+/// then uses its own copy, so that it takes no lock while it serves.
 #[derive(Debug, Default)]
 pub(crate) struct Live<T>(Mutex<Arc<T>>);
 
@@ -12,12 +12,12 @@ impl<T> Live<T> {
         Arc::new(Self(Mutex::new(Arc::new(value))))
     }
 
-    /// Sets it; who is to go by it must be told.
+    /// Sets the value. The caller must tell the queues that follow it.
     pub(crate) fn set(&self, value: T) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
     }
 
-    /// What it is now.
+    /// The present value.
     pub(crate) fn load(&self) -> Arc<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,12 +1,12 @@
-//! `Saved`: what a driver has set of its device that its rings, features and memory do not say, as
-//! bytes for a device in another process (vhost-user, "Migrating back-end state").
+//! `Saved`: the settings of a driver that its rings, features and memory do not contain, as bytes
+//! for a device in another process (vhost-user, "Migrating back-end state").
 //!
 //! ```text
 //! "MANYRING" | version: u32 | virtio device id: u32 | features: u64     then records, to the end:
-//! kind: u16 | bytes: u16 | so many bytes                                all little-endian
+//! kind: u16 | len: u16 | `len` bytes                                    all little-endian
 //! ```
-//! What a record means its device says. A record that is not known is refused, and so is another
-//! version: a device that went on without it would be another one than its driver knows.
+//! The device defines the meaning of its records. An unknown record or version is refused: without
+//! it, the device would differ from the one that its driver has configured.
 
 use std::fmt::Debug;
 
@@ -37,10 +37,10 @@ pub(crate) struct Record {
 }
 
 impl Record {
-    /// The bytes of a record of so many.
+    /// The bytes of a record that must have `SIZE` of them.
     ///
     /// # Errors
-    /// [`StateError::Record`]: it has another size.
+    /// [`StateError::Record`]: the record has another size.
     pub(crate) fn array<const SIZE: usize>(&self) -> Result<[u8; SIZE], StateError> {
         <[u8; SIZE]>::try_from(self.bytes.as_slice()).map_err(|_| self.wrong())
     }
@@ -50,11 +50,11 @@ impl Record {
     }
 }
 
-/// A state, its records not yet looked into.
+/// A state whose records are not parsed yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Saved {
     pub(crate) virtio_id: u32,
-    /// Those that the driver has negotiated; 0: there is no driver.
+    /// The features that the driver has negotiated; 0: no driver runs.
     pub(crate) features: u64,
     pub(crate) records: Vec<Record>,
 }
@@ -64,7 +64,7 @@ impl Saved {
         Self { virtio_id, features, records: Vec::new() }
     }
 
-    /// Adds a record. A device's records are short: of 65,535 bytes at most.
+    /// Adds a record, of 65,535 bytes at most.
     pub(crate) fn add(&mut self, kind: u16, bytes: impl Into<Vec<u8>>) {
         self.records.push(Record { kind, bytes: bytes.into() });
     }
@@ -85,7 +85,7 @@ impl Saved {
     /// Reads the state of a device that has this id and offers these features.
     ///
     /// # Errors
-    /// [`StateError`].
+    /// [`StateError`]: the bytes are no state, or one of another device.
     pub(crate) fn parse(bytes: &[u8], virtio_id: u32, offered: u64) -> Result<Self, StateError> {
         let mut rest = bytes;
         let none = StateError::NoState { size: bytes.len() };
@@ -146,7 +146,7 @@ mod tests {
         let whole = saved().emit();
         let fits = |len: usize| Saved::parse(&whole[..len], 2, 0x11).is_ok();
         let lens: Vec<_> = (0..=whole.len()).filter(|len| fits(*len)).collect();
-        // After the header, after the first record, after the second.
+        // A state may end after the header, the first record, or the second.
         assert_eq!(lens, [24, 31, 35]);
     }
 

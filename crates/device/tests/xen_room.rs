@@ -1,5 +1,5 @@
-//! What a guest gets while another one has all pieces of granted memory that a process may map.
-//! One test: the pieces are of all.
+//! The service of a guest while another one has all mappings of granted pages that a process may
+//! have. One test only, since these mappings belong to the whole process.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![allow(clippy::cast_possible_truncation, reason = "small counts, and seeds of patterns")]
 
@@ -18,7 +18,7 @@ use manyring_memory::{
 use std::time::Duration;
 
 const GREFS: u32 = 40_000;
-/// What a queue has with the largest ring and the usual options (`XenBlkDevice::handler`).
+/// The limits of a queue with the largest ring and the usual options (`XenBlkDevice::handler`).
 const USUAL: GrantLimits = GrantLimits { persistent: 1056, lot_pages: 32, lots: 512 };
 const QUEUES: u32 = 20;
 

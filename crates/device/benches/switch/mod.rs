@@ -71,7 +71,7 @@ impl Side {
         self.driver.add(&[(at, HEADER + len)], &[]).expect("the ring is full");
     }
 
-    /// Buffers for so many frames.
+    /// Posts `count` buffers for frames.
     fn post(&mut self, count: usize) {
         for _ in 0..count {
             let at = self.next_buffer();
@@ -113,7 +113,7 @@ impl Cable {
         let clock = Clock::new(move || time.load(Ordering::Relaxed));
         let switch = Switch::new(SwitchOptions { name: "solo".to_owned(), age: 300, clock });
         let ports = ["from", "to", "third"].map(|name| {
-            // What is flooded while the third guest is away would be a matter of the limit.
+            // With the usual limit, frames flooded while the third guest is away would be dropped.
             let options = PortOptions { floods_max: 1_000_000, ..PortOptions::new(name, 1) };
             switch.port(options).unwrap()
         });
@@ -165,7 +165,7 @@ impl Cable {
         }
     }
 
-    /// One round of `batch` frames, and as many for the third guest.
+    /// One round of `batch` frames, and `batch` more to the third guest, if there is one.
     pub(crate) fn round(&mut self, batch: usize, is_counted: bool) {
         for _ in 0..batch {
             self.from.send(MACS[1], self.len);
@@ -190,7 +190,7 @@ impl Cable {
         self.end_round(batch);
     }
 
-    /// What the third guest does.
+    /// Ends a round with the turns of the third guest.
     fn end_round(&mut self, batch: usize) {
         let Some((third, side)) = &mut self.third else { return };
         self.round += 1;

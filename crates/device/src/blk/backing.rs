@@ -1,5 +1,5 @@
-//! `Backing`: the disk behind a device, the workers that serve it, and its queues' counters. It is
-//! the same for virtio-blk and for Xen's blkif.
+//! `Backing`: the disk behind a device, its workers and its queues' counters. virtio-blk and Xen's
+//! blkif have the same one.
 
 use crate::StartError;
 use manyring_backend::blk::{Disk, DiskQueue, Geometry};
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Longest wait for the requests in flight before a disk is cut.
+/// Longest wait for the requests in flight before a disk is made smaller.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The disk behind a device.
@@ -20,9 +20,9 @@ pub(super) struct Backing {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) pool: Arc<Pool>,
     geometry: Mutex<Geometry>,
-    /// The logical block size that the operator has chosen.
+    /// The logical block size that the operator has chosen; `None`: the disk's own.
     block_size: Option<u32>,
-    /// The log has the geometry.
+    /// The geometry was logged.
     is_told: AtomicBool,
     resizing: Mutex<()>,
     class: Class,
@@ -47,7 +47,7 @@ impl Backing {
         }
     }
 
-    /// The guest is told this logical block size, if one is given, instead of the disk's own.
+    /// Sets the logical block size that the guest is told; `None`: the disk's own.
     pub(super) fn with_block_size(mut self, block_size: Option<u32>) -> Self {
         self.block_size = block_size;
         let geometry = self.as_told(self.disk.geometry());
@@ -55,7 +55,7 @@ impl Backing {
         self
     }
 
-    /// The geometry of the disk with the logical block size that the guest is told.
+    /// The disk's geometry, with the logical block size that the guest is told.
     fn as_told(&self, geometry: Geometry) -> Geometry {
         let block_size = self.block_size.unwrap_or(geometry.block_size);
         let physical_block_size = geometry.physical_block_size.max(block_size);
@@ -63,7 +63,7 @@ impl Backing {
         Geometry { block_size, physical_block_size, min_io_size, ..geometry }
     }
 
-    /// Logs what the guest is told of the disk, the first time that it is told.
+    /// Logs the geometry that the guest is told, once.
     pub(super) fn tell_geometry(&self, device: &str) {
         if self.is_told.swap(true, Ordering::Relaxed) {
             return;
@@ -81,7 +81,7 @@ impl Backing {
         );
     }
 
-    /// What the disk is now.
+    /// The geometry that the guest is told, with the present size of the disk.
     pub(super) fn geometry(&self) -> Geometry {
         *self.geometry.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,8 +93,8 @@ impl Backing {
         Ok(self.disk.open_queue(has_ring)?)
     }
 
-    /// The same for the control thread, which goes on meanwhile: the host may open the file anew,
-    /// and a network disk may hang.
+    /// As [`Self::open_queue`], without blocking the control thread: the host may have to open the
+    /// file again, and the server of a network disk may hang.
     pub(super) async fn open_queue_aside(&self) -> Result<Box<dyn DiskQueue>, StartError> {
         let has_ring = self.pool.has_ring().ok_or(StartError::NoWorker)?;
         let disk = self.disk.clone();
@@ -126,14 +126,14 @@ impl Backing {
         self.stats.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes whenever the disk's size does.
+    /// A value that changes whenever the size of the disk does.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Changes the disk's size to `size`, or without one measures the disk again, and tells the
-    /// guest. `capacity` is what the device's queues check their requests against. May block, so it
-    /// must not be called on the control thread.
+    /// Changes the disk's size to `size`; without `size`, measures the disk again. Tells the guest.
+    /// The queues check their requests against `capacity`. May block, so it must not be called on
+    /// the control thread.
     ///
     /// A disk that shrinks is cut last: an earlier write in flight would make the file grow again.
     /// ```text
@@ -143,8 +143,8 @@ impl Backing {
     /// ```
     ///
     /// # Errors
-    /// `EBUSY`: requests in flight did not end within ten seconds, and the disk is as it was.
-    /// `EINVAL`: the size is not whole logical blocks. Any other comes from the disk.
+    /// `EBUSY`: requests in flight did not end within ten seconds; the size is unchanged. `EINVAL`:
+    /// the size is not a multiple of the logical block size. Any other: the error of the disk.
     pub(super) fn resize(&self, capacity: &AtomicU64, size: Option<u64>) -> Result<u64, Errno> {
         let _one_at_a_time = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         let old = capacity.load(Ordering::Relaxed);

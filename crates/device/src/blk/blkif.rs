@@ -1,7 +1,7 @@
-//! `XenBlkDevice`: a Xen block device on a disk: what it offers, and its queues.
+//! `XenBlkDevice`: a Xen block device on a disk: the features it offers, and its queues.
 //!
 //! ```text
-//! offer, disk_nodes     what the back-end's folder in xenstore says, before and at the connection
+//! offer, disk_nodes     nodes of the back-end's folder in xenstore, before and at the connection
 //! start(attachment)     maps the ring of one queue and gives the queue to a worker
 //! QueueHandle::stop     returns when nothing of the queue is in flight, mapped or notified
 //! ```
@@ -41,16 +41,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{mpsc, watch};
 
-/// Pages of a lot, which holds those pages of one request that do not stay mapped. A request of
-/// more segments takes several lots.
+/// Pages of a lot. A lot holds those pages of a request that do not stay mapped; a request of more
+/// segments takes several lots.
 const LOT_PAGES: usize = 32;
 
-/// How a Xen block device looks to the guest.
+/// The properties of a Xen block device, as the operator configures them.
 #[derive(Clone, Debug)]
 pub struct XenBlkOptions {
     /// Name in the configuration.
     pub name: String,
-    /// At most how many queues a front-end may have.
+    /// Queues that a front-end may have at most.
     pub num_queues: usize,
     /// The guest may not write.
     pub read_only: bool,
@@ -58,7 +58,7 @@ pub struct XenBlkOptions {
     pub writeback: bool,
     /// The logical block size that the guest is told; `None`: that of the disk.
     pub logical_block_size: Option<u32>,
-    /// What becomes of writes for which the host has no room.
+    /// Whether a write for which the host has no space waits or fails.
     pub on_full: OnFull,
     /// Offer discards, if the disk supports them.
     pub discard: bool,
@@ -67,9 +67,9 @@ pub struct XenBlkOptions {
     pub barrier: bool,
     /// Keep grants mapped for front-ends that use the same grants again.
     pub persistent: bool,
-    /// At most how many grants of a queue stay mapped.
+    /// Grants of a queue that stay mapped, at most.
     pub persistent_max: u32,
-    /// At most how many segments an indirect request has; 0: indirect requests are not offered.
+    /// Segments of an indirect request at most; 0: indirect requests are not offered.
     pub indirect_segments_max: u16,
     /// The largest ring, as log2 of its number of pages.
     pub ring_page_order_max: u32,
@@ -99,7 +99,7 @@ impl XenBlkOptions {
     }
 }
 
-/// What the queues of a device share: written by the control thread, read by the workers.
+/// State that all queues of a device share: the control thread writes it, workers read it.
 #[derive(Debug)]
 struct Shared {
     capacity: AtomicU64,
@@ -112,18 +112,18 @@ struct Shared {
 pub struct Attachment {
     /// Index of the queue.
     pub index: usize,
-    /// The front-end's layout.
+    /// The layout of the ring's requests, which the front-end has chosen.
     pub abi: Abi,
     /// Grant references of the ring's pages: a power of two of them.
     pub ring_refs: Vec<u32>,
     /// The front-end uses the same grants again and again (`feature-persistent`).
     pub persistent: bool,
-    /// At most how many segments an indirect request has, as the front-end was offered. A former
-    /// process may have offered more than this device does.
+    /// Segments of an indirect request at most, as the front-end was offered. A former process may
+    /// have offered more than this device does.
     pub indirect_segments_max: u16,
     /// The journal: a readable and writable file of this queue and connection alone, which outlives
     /// this process. It records the requests that were taken and not answered. It is empty, or as a
-    /// former process left it, and may have any size. `None`: no process can take the ring over.
+    /// former process left it, and may have any size. `None`: no process can take over the ring.
     pub journal: Option<OwnedFd>,
     /// A former process has served this ring, and the front-end has stayed connected since.
     pub takeover: bool,
@@ -133,7 +133,7 @@ pub struct Attachment {
     pub kick: Kick,
     /// The event channel, for events to the front-end.
     pub call: Arc<Call>,
-    /// Where the session is told of faults.
+    /// The channel by which the session learns of faults of the queue.
     pub events: mpsc::Sender<Event>,
 }
 
@@ -180,14 +180,14 @@ impl XenBlkDevice {
         self.options.read_only
     }
 
-    /// What the device may pass in a second. Queues that run take a change of it when they are told
-    /// to ([`Pool::refresh`]).
+    /// The limit on requests and bytes per second. After a change, running queues follow it only
+    /// when [`Pool::refresh`] tells them.
     #[must_use]
     pub fn limit(&self) -> &Arc<Limit> {
         &self.shared.limit
     }
 
-    /// Bytes the guest sees.
+    /// Bytes of the disk, as the guest sees it.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.shared.capacity.load(Ordering::Relaxed)
@@ -199,7 +199,7 @@ impl XenBlkDevice {
         self.backing.queue_count()
     }
 
-    /// What the device offers its front-end, for the back-end's folder in xenstore.
+    /// The features that the device offers, for the back-end's folder in xenstore.
     #[must_use]
     pub fn offer(&self) -> Offer {
         let (options, geometry) = (&self.options, self.backing.geometry());
@@ -219,8 +219,8 @@ impl XenBlkDevice {
         }
     }
 
-    /// What the disk is now, for the back-end's folder in xenstore. To be written again whenever
-    /// [`Self::changes`] changes.
+    /// The size and sectors of the disk, for the back-end's folder in xenstore. They must be
+    /// written again whenever [`Self::changes`] changes.
     #[must_use]
     pub fn disk_nodes(&self) -> DiskNodes {
         let geometry = self.backing.geometry();
@@ -232,7 +232,7 @@ impl XenBlkDevice {
         }
     }
 
-    /// What the guest is told of the disk.
+    /// The geometry of the disk, as the guest is told of it.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.backing.geometry()
@@ -244,12 +244,12 @@ impl XenBlkDevice {
         self.backing.changes()
     }
 
-    /// Changes the disk's size to `size`, or without one measures the disk again. A disk is cut
-    /// only when no request in flight reaches beyond its new end. May block, so it must not be
-    /// called on the control thread.
+    /// Changes the disk's size to `size`; without `size`, measures the disk again. A disk is made
+    /// smaller only when no request in flight reaches beyond its new end. May block, so it must not
+    /// be called on the control thread.
     ///
     /// # Errors
-    /// `EBUSY`: requests in flight did not end within ten seconds, and the disk is as it was. Any
+    /// `EBUSY`: requests in flight did not end within ten seconds; the size is unchanged. Any
     /// other: the disk cannot be resized or measured ([`Disk::resize`]).
     pub fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
         self.backing.resize(&self.shared.capacity, size)
@@ -261,9 +261,9 @@ impl XenBlkDevice {
         self.backing.stats(index)
     }
 
-    /// Maps the ring of a queue and serves it, from the first request on that has no response. If
-    /// the ring is taken over, the journal of the former process says which requests have none
-    /// (docs/design/0012).
+    /// Maps the ring of a queue and serves it from the first request on that has no response. If
+    /// the ring is taken over, the journal of the former process says which requests have no
+    /// response (docs/design/0012).
     ///
     /// # Errors
     /// * [`StartError::Grants`]: a page of the ring cannot be mapped, or the process has no
@@ -397,8 +397,8 @@ impl XenBlkDevice {
 }
 
 /// The number of lots of a queue: one for each entry of its ring, which is enough while no request
-/// has more segments than a lot has pages; and at least as many as the largest request takes. In a
-/// burst of longer requests, the later ones wait until the earlier ones are done.
+/// has more segments than a lot has pages; and at least the number that the largest request takes.
+/// In a burst of longer requests, the later ones wait until the earlier ones are done.
 fn lots_for(ring_size: u16, indirect_segments_max: u16) -> u32 {
     let largest = usize::from(indirect_segments_max).div_ceil(LOT_PAGES);
     u32::from(ring_size).max(u32::try_from(largest).unwrap_or(u32::MAX))

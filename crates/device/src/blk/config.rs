@@ -1,4 +1,4 @@
-//! What a block device offers: feature bits and config space (virtio 1.3 §5.2.3, §5.2.4).
+//! The feature bits and config space of a block device (virtio 1.3 §5.2.3, §5.2.4).
 
 use super::BlkOptions;
 use manyring_backend::blk::Geometry;

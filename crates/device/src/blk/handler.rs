@@ -52,9 +52,9 @@ impl<R: Chains> Handler<R> for BlkQueue {
         self.requests.acknowledge();
     }
 
-    /// A full queue does not ask the driver for kicks, and tries nothing again: only a completion
-    /// of the disk lets it go on. Then it asks, and with that looks at the ring, where requests may
-    /// have waited.
+    /// A full queue does not ask the driver for kicks, and retries nothing: only a completion of
+    /// the disk makes room. Then it asks for a kick again, and so looks at the ring, where requests
+    /// may have come in the meantime.
     fn waits(&self, queue: &R) -> Waits {
         let has_place = !self.is_full(queue);
         let limited_ns = self.limited_until_ns();

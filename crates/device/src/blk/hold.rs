@@ -1,12 +1,12 @@
-//! `Hold`: a disk whose lock goes with the rings is locked while one of them runs.
+//! `Hold`: keeps the lock of a disk whose lock goes with the rings while one of them runs.
 //!
 //! ```text
-//! first ring begins:   take the lock; another process has it? try again for 5 s, then say whose
-//! it has it still:     the ring does not begin; the transport tries it again, each time once
-//! last ring stopped:   nothing is in flight: make all durable, let go
+//! first ring begins:   take the lock; if another process has it, try for 5 s, then log which one
+//! still locked:        the ring does not begin; the transport begins it again later, with one try
+//! last ring stopped:   nothing is in flight: make all writes durable, unlock
 //! ```
-//! So of two daemons that serve one image, the guest's front-end decides which one does: it stops
-//! the rings at one host before it starts them at the other. Two guests cannot run at once.
+//! So the guest's front-end decides which of two daemons serves an image: it stops the rings on one
+//! host before it starts them on the other. Two guests cannot run at once.
 
 use crate::StartError;
 use manyring_backend::blk::{Disk, ImageError};
@@ -16,27 +16,27 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// How long a ring waits for the image. Its guest pauses meanwhile: the source lets go before QEMU
-/// resumes the guest at the destination, and a process that was killed within milliseconds.
+/// How long a ring waits for the image, while its guest pauses. The source unlocks it before QEMU
+/// resumes the guest at the destination; a process that was killed does so within milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The rings of a disk that run. Held while the lock changes hands.
+/// The running rings of a disk. Locked while the disk's lock is taken or released.
 #[derive(Debug, Default)]
 pub(super) struct Hold(Mutex<Rings>);
 
 #[derive(Debug, Default)]
 struct Rings {
     count: usize,
-    /// The image was waited for in vain, and the operator knows.
+    /// The wait for the image has failed, and the log says so.
     is_missed: bool,
 }
 
 impl Hold {
-    /// A ring begins.
+    /// Counts a ring that begins; the first one takes the disk's lock.
     ///
     /// # Errors
-    /// [`StartError::Image`]: the reason is logged. The ring may be tried again.
+    /// [`StartError::Image`]: the log says why. The ring may be tried again.
     pub(super) async fn begin(&self, disk: &Arc<dyn Disk>, device: &str) -> Result<(), StartError> {
         let mut rings = self.0.lock().await;
         if rings.count == 0 {
@@ -46,7 +46,7 @@ impl Hold {
         Ok(())
     }
 
-    /// A ring has stopped, or has not begun after all.
+    /// Counts a ring that has stopped, or failed to begin; the last one releases the lock.
     pub(super) async fn end(&self, disk: &Arc<dyn Disk>) {
         let mut rings = self.0.lock().await;
         rings.count = rings.count.saturating_sub(1);

@@ -1,17 +1,17 @@
-//! `HostErrors`: what the operator is told of a disk on which the host fails requests.
+//! `HostErrors`: logs the requests that the host fails on a disk, at a bounded rate.
 
 use super::pending::Kind;
 use manyring_engine::stats::QueueStats;
 use rustix::io::Errno;
 use std::sync::{Mutex, PoisonError};
 
-/// What becomes of writes for which the host has no room.
+/// Whether a write for which the host has no space (`ENOSPC`, `EDQUOT`) waits or fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFull {
-    /// They wait until there is room, and the guest with them.
+    /// It waits until the host has space, and the guest waits for it.
     #[default]
     Wait,
-    /// The guest gets an I/O error.
+    /// It fails: the guest gets an I/O error.
     Report,
 }
 
@@ -30,21 +30,21 @@ pub(crate) struct HostErrors {
 struct State {
     /// By [`class`].
     warned: [Warned; CLASSES],
-    /// How many queues have requests that wait for room.
+    /// How many queues have requests that wait for space.
     waiting: usize,
 }
 
-/// What the log was told of one error.
+/// The last warning about one class of errors.
 #[derive(Clone, Copy, Debug, Default)]
 struct Warned {
     at_ns: Option<u64>,
-    /// Errors since then.
+    /// Errors since that warning.
     since: u64,
 }
 
 const CLASSES: usize = 6;
 
-/// The number of an error among those that are counted apart.
+/// The class of an error, an index into `warned`.
 fn class(errno: Errno) -> usize {
     match errno {
         Errno::IO => 0,
@@ -62,7 +62,7 @@ pub(super) struct FailedRequest {
     pub(super) kind: Kind,
     pub(super) sector: u64,
     pub(super) errno: Errno,
-    /// It will be tried again.
+    /// The request waits for space, and will be tried again.
     pub(super) waits: bool,
     pub(super) now_ns: u64,
 }
@@ -72,14 +72,14 @@ impl HostErrors {
         Self { device: device.to_owned(), on_full, state: Mutex::default() }
     }
 
-    /// True if a request that failed with `errno` may wait for room.
+    /// True if a request that failed with `errno` waits for space instead of failing.
     pub(super) fn may_wait(&self, kind: Kind, errno: Errno) -> bool {
         self.on_full == OnFull::Wait
             && matches!(errno, Errno::NOSPC | Errno::DQUOT)
             && matches!(kind, Kind::Write | Kind::Range)
     }
 
-    /// Counts an error of the host, and logs it: the first one, and then one every ten seconds.
+    /// Counts an error of the host, and logs it: the first one at once, then one every ten seconds.
     #[cold]
     pub(super) fn failed(&self, request: FailedRequest, stats: &QueueStats) {
         let FailedRequest { kind, sector, errno, waits, now_ns } = request;
@@ -116,19 +116,19 @@ impl HostErrors {
         }
     }
 
-    /// A queue has its first request that waits.
+    /// Counts a queue that has its first request waiting for space.
     pub(super) fn begin(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).waiting += 1;
     }
 
-    /// No request of a queue waits any more. `served`: the host had room for them.
+    /// Counts a queue that has none waiting any more. `served`: because the host had space.
     pub(super) fn end(&self, served: bool) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.waiting -= 1;
         if state.waiting > 0 {
             return;
         }
-        // The next time that the host is full is news.
+        // Log at once when the host is full again.
         for errno in [Errno::NOSPC, Errno::DQUOT] {
             state.warned[class(errno)] = Warned::default();
         }

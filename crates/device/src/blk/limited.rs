@@ -1,9 +1,9 @@
-//! A disk's queue with a limit: how many requests it pops.
+//! A disk's queue with a limit: how many requests a turn may pop.
 //!
-//! A look before the turn pops what the ring has, asks the limit for each request, and puts all of
-//! them back; the turn then pops as many as may pass. So requests without a limit have no part in
-//! it. The guest can change its requests meanwhile: what is charged in the end is what they were
-//! when they were served.
+//! Before the turn, the queue pops the requests of the ring, asks the limit for each, and puts all
+//! of them back; the turn then pops the number that may pass. So the code that serves requests
+//! knows no limit. The guest can change its requests between the two: the turn charges them as it
+//! parsed them.
 
 use super::pending::Kind;
 use super::{BlkQueue, IN_FLIGHT_MAX};
@@ -17,23 +17,23 @@ use manyring_wire::blk::{
     VIRTIO_BLK_T_SECURE_ERASE, VIRTIO_BLK_T_WRITE_ZEROES,
 };
 
-/// Requests that are looked at in one turn.
+/// Requests that are examined before one turn.
 pub(super) const LOOKS_MAX: usize = 64;
 
 impl BlkQueue {
-    /// Takes the limit of the device as it is now.
+    /// Adopts the present limit of the device.
     pub(super) fn take_limit(&mut self) {
         self.gate = self.shared.limit.gate();
     }
 
-    /// When a queue that its limit has refused looks again.
+    /// When the limit may admit a request again; `None`: it has refused none.
     pub(super) fn limited_until_ns(&self) -> Option<u64> {
         self.gate.as_ref().and_then(|gate| gate.due_ns())
     }
 
-    /// How many requests the turn may pop, and if [`Self::settle_limit`] is to charge them. What a
-    /// former process took cannot be put back, and does not wait. What is tried again was charged
-    /// before.
+    /// How many requests the turn may pop, and whether [`Self::settle_limit`] must charge them. A
+    /// request that a former process took cannot be put back, and passes at once. A request that is
+    /// tried again was charged before.
     #[cold]
     #[inline(never)]
     pub(super) fn admitted(
@@ -62,7 +62,7 @@ impl BlkQueue {
         (count, true)
     }
 
-    /// Charges what the turn has popped, as it was then.
+    /// Charges the requests that the turn has popped, as they were parsed then.
     #[cold]
     #[inline(never)]
     pub(super) fn settle_limit(&mut self, popped: usize, now_ns: u64) {
@@ -71,9 +71,9 @@ impl BlkQueue {
     }
 }
 
-/// What a queue with a limit may pop, and if that is to be charged, where no request needs to be
-/// looked at for it; else opens the gate for a look. What is owed from a former process is popped
-/// whatever the limit says.
+/// How many requests a queue with a limit may pop, and whether they are charged, if that follows
+/// without examining them; else opens the gate for an examination. Requests that a former process
+/// left are popped whatever the limit says.
 pub(super) fn before_looking(gate: &mut Gate, is_owed: bool, now_ns: u64) -> Option<(usize, bool)> {
     match (is_owed, gate.is_closed(now_ns)) {
         (true, _) => Some((usize::MAX, true)),
@@ -85,8 +85,8 @@ pub(super) fn before_looking(gate: &mut Gate, is_owed: bool, now_ns: u64) -> Opt
     }
 }
 
-/// Which way a request goes that a limit counts, and its bytes. A flush is free, and ranges have no
-/// bytes.
+/// The direction and bytes of a request, if a limit counts it. A flush is free, and the ranges of a
+/// discard count no bytes.
 fn peek(readable: &[GuestSlice<'_>], writable: &[GuestSlice<'_>]) -> Option<(Way, u64)> {
     let mut kind = [0; 4];
     copy_from_slices(readable, &mut kind);
@@ -103,7 +103,7 @@ fn peek(readable: &[GuestSlice<'_>], writable: &[GuestSlice<'_>]) -> Option<(Way
 }
 
 impl<R> super::requests::Requests<R> {
-    /// What the requests are that were added last, as a limit counts them.
+    /// The requests and bytes of the last `count` requests, by direction.
     pub(super) fn newest(&self, count: usize) -> Passed {
         let mut passed = Passed::default();
         for request in self.last_requests(count) {

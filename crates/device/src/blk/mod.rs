@@ -39,12 +39,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 
-/// Requests of a queue that are in flight, at most; the others of a larger ring wait in it. So the
-/// memory that requests in flight hold has one bound for rings of every size, and no disk needs
-/// more of them at a time.
+/// Requests of a queue in flight at most; further requests of a larger ring wait in it. So the
+/// memory of the requests in flight is bounded for rings of every size. No disk needs more requests
+/// at a time.
 pub(crate) const IN_FLIGHT_MAX: u16 = 1024;
 
-/// How a block device looks to the guest.
+/// The properties of a block device, as the operator configures them.
 #[derive(Clone, Debug)]
 pub struct BlkOptions {
     /// Name in the configuration.
@@ -53,22 +53,22 @@ pub struct BlkOptions {
     pub num_queues: usize,
     /// Ring entries that `seg_max` is derived from; a power of two. Rings may be of any size.
     pub queue_size: u16,
-    /// The device id string; longer ones are cut at 20 bytes.
+    /// The device id string (`VIRTIO_BLK_T_GET_ID`), of which 20 bytes are used.
     pub serial: String,
-    /// The guest sees it as read-only.
+    /// The guest may not write (`VIRTIO_BLK_F_RO`).
     pub read_only: bool,
     /// Start with a write-back cache; the driver may switch.
     pub writeback: bool,
     /// The logical block size that the guest is told; `None`: that of the disk.
     pub logical_block_size: Option<u32>,
-    /// What becomes of writes for which the host has no room.
+    /// Whether a write for which the host has no space waits or fails.
     pub on_full: OnFull,
     /// How used buffer notifications are held back.
     pub moderation: Moderation,
 }
 
 impl Default for BlkOptions {
-    /// A disk called `blk` with one queue and a write-back cache; the rest as the disk has it.
+    /// A disk called `blk` with one queue and a write-back cache, and the limits of its image.
     fn default() -> Self {
         Self {
             name: "blk".to_owned(),
@@ -84,7 +84,7 @@ impl Default for BlkOptions {
     }
 }
 
-/// What the queues of a device share: written by the control thread, read by the workers.
+/// State that all queues of a device share: the control thread writes it, workers read it.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) capacity: AtomicU64,
@@ -107,11 +107,11 @@ pub struct BlkDevice {
     shared: Arc<Shared>,
     /// The field `writeback` of the config space (§5.2.4).
     writeback: AtomicBool,
-    /// Writes are durable whatever `writeback` says, see [`Device::reset_config`].
+    /// Writes are durable whatever `writeback` says: see [`Device::reset_config`].
     stays_durable: AtomicBool,
     /// The features that were negotiated.
     features: AtomicU64,
-    /// What another process has saved for the driver whose features come next.
+    /// The cache mode that another process has saved, for the driver whose features come next.
     awaited: Mutex<Option<CacheMode>>,
 }
 
@@ -175,32 +175,32 @@ impl BlkDevice {
         self.options.read_only
     }
 
-    /// What the device may pass in a second. Queues that run take a change of it when they are told
-    /// to ([`Pool::refresh`]).
+    /// The limit on requests and bytes per second. After a change, running queues follow it only
+    /// when [`Pool::refresh`] tells them.
     #[must_use]
     pub fn limit(&self) -> &Arc<Limit> {
         &self.shared.limit
     }
 
-    /// Bytes the guest sees.
+    /// Bytes of the disk, as the guest sees it.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.shared.capacity.load(Ordering::Relaxed)
     }
 
-    /// What the guest is told of the disk.
+    /// The geometry of the disk, as the guest is told of it.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.backing.geometry()
     }
 
-    /// Changes the disk's size to `size`, or without one measures the disk again, and tells the
-    /// guest. A disk is cut only when no request in flight reaches beyond its new end. May block,
+    /// Changes the disk's size to `size`; without `size`, measures the disk again. Tells the guest.
+    /// A disk is made smaller only when no request in flight reaches beyond its new end. May block,
     /// so it must not be called on the control thread.
     ///
     /// # Errors
-    /// `EBUSY`: requests in flight did not end within ten seconds, and the disk is as it was. Any
-    /// other comes from the disk.
+    /// `EBUSY`: requests in flight did not end within ten seconds; the size is unchanged. Any
+    /// other: the error of the disk.
     pub fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
         self.backing.resize(&self.shared.capacity, size)
     }
@@ -214,7 +214,7 @@ impl BlkDevice {
         started
     }
 
-    /// If the worker has ended, somebody may still write: the disk stays held.
+    /// If the worker has ended, requests may still be written: the image stays locked.
     async fn stop_queue(&self, queue: QueueHandle) -> Result<Base, StopError> {
         let base = queue.stop().await?;
         self.hold.end(self.disk()).await;
@@ -232,7 +232,7 @@ impl BlkDevice {
         self.backing.pool.start(queue, home).ok_or(StartError::NoWorker)
     }
 
-    /// True if the driver that runs has negotiated `VIRTIO_BLK_F_FLUSH`.
+    /// True if the present driver has negotiated `VIRTIO_BLK_F_FLUSH`.
     fn can_flush(&self) -> bool {
         self.features.load(Ordering::Relaxed) & VIRTIO_BLK_F_FLUSH != 0
     }
@@ -289,9 +289,9 @@ impl Device for BlkDevice {
         }
     }
 
-    /// Sets the field `writeback` to its value at the start. But QEMU also writes status 0 when it
-    /// pauses its guest, and that guest goes on afterwards with the cache mode that it had. So
-    /// after write-through, writes stay durable until a driver writes the field, or features are
+    /// Sets the field `writeback` to its initial value. QEMU also writes status 0 when it pauses
+    /// its guest, which then continues with the cache mode that it had. So if the mode was
+    /// write-through, writes stay durable until a driver writes the field, or the features are
     /// reset.
     fn reset_config(&self) {
         let initial = self.options.writeback;
@@ -308,10 +308,10 @@ impl Device for BlkDevice {
             self.writeback.store(self.options.writeback, Ordering::Relaxed);
             self.stays_durable.store(false, Ordering::Relaxed);
         } else if !can_flush {
-            // A driver that may switch and cannot flush finds 0 (§5.2.5.2).
+            // For a driver that may switch the mode and cannot flush, the field is 0 (§5.2.5.2).
             self.writeback.store(false, Ordering::Relaxed);
         } else if former != 0 && former & VIRTIO_BLK_F_FLUSH == 0 {
-            // Features do not change while a driver runs: this is the next driver.
+            // Features do not change while a driver runs, so this is the next driver.
             self.writeback.store(self.options.writeback, Ordering::Relaxed);
         }
         self.apply_cache_mode();

@@ -1,8 +1,8 @@
-//! `Pending`: requests taken and not yet answered, by their chain's slot, with their epochs.
+//! `Pending`: the table of requests that are taken and not answered, by their chain's slot.
 //!
 //! A queue that ends with requests in flight (its worker quits, as the daemon ends) cannot know
-//! when the kernel or a thread stops using their memory. The disk's queue keeps the slices of such
-//! requests, and with them the snapshot; one that uses io_uring leaves it mapped for ever.
+//! when the kernel or a thread stops using their memory. So the disk's queue keeps their slices,
+//! and with these the snapshot; a queue that uses io_uring leaves the memory mapped for ever.
 
 use manyring_engine::Epochs;
 use manyring_engine::Fence;
@@ -12,7 +12,7 @@ use manyring_memory::GuestMemory;
 use manyring_queue::Chain;
 use std::sync::Arc;
 
-/// What is counted when a request completes.
+/// The kind of a request, which decides where it is counted when it completes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Kind {
     #[default]
@@ -38,7 +38,7 @@ impl Kind {
     }
 }
 
-/// A request in flight. `R`: what its ring's format needs to answer it, beside its chain.
+/// A request in flight. `R` has the fields that its ring's format needs for the answer.
 #[derive(Debug)]
 pub(super) struct InFlight<R> {
     pub(super) chain: Chain,
@@ -55,7 +55,7 @@ pub(super) struct InFlight<R> {
 pub(super) struct Pending<R> {
     /// Each with its number in the order in which they were added.
     requests: Table<(u32, InFlight<R>)>,
-    /// The number of the request that was added last, less those that were put back.
+    /// The number of the last request: those that were put back are not counted.
     last: u32,
     epochs: Epochs,
     /// The bytes of all requests that are kept.
@@ -88,7 +88,7 @@ impl<R> Pending<R> {
         slot.into()
     }
 
-    /// The requests that were added last, this many of them; none of them is finished.
+    /// The last `count` requests, none of which is finished.
     pub(super) fn newest(&self, count: usize) -> impl Iterator<Item = &InFlight<R>> {
         let last = self.last;
         let is_new = move |n: u32| (last.wrapping_sub(n) as usize) < count;
@@ -100,9 +100,9 @@ impl<R> Pending<R> {
         self.requests.get(token).map(|(_, request)| request)
     }
 
-    /// Takes the request of `token`, with the snapshot in which its slices lie. `None` if there is
-    /// no such request: a bug of the backend, not of the guest. The snapshot stays until
-    /// [`Self::acknowledge`].
+    /// Removes the request of `token`. Returns it with the snapshot in which its slices lie, which
+    /// stays until [`Self::acknowledge`]. `None`: there is no such request, which is a bug of the
+    /// backend and not of the guest.
     #[inline]
     pub(super) fn finish(&mut self, token: u32) -> Option<(InFlight<R>, &GuestMemory)> {
         let (epoch, (_, request)) = self.requests.take(token)?;
@@ -111,8 +111,8 @@ impl<R> Pending<R> {
         Some((request, self.epochs.memory(epoch)))
     }
 
-    /// The tokens of the requests that may be put back into the ring: none that was added after one
-    /// of these is finished. The last one was added last, and has to be put back first.
+    /// The tokens of the requests that may be put back into the ring, the last one first. No
+    /// request that was added after one of these is finished.
     pub(super) fn last_added(&self) -> Vec<u32> {
         let mut found: Vec<_> =
             self.requests.iter().map(|(slot, (n, _))| (self.last.wrapping_sub(*n), slot)).collect();
@@ -121,7 +121,7 @@ impl<R> Pending<R> {
         found[..are_last].iter().rev().map(|(_, slot)| *slot).collect()
     }
 
-    /// None of the requests that were added up to now may be put back.
+    /// Forbids to put back any request that was added up to now.
     pub(super) fn end_run(&mut self) {
         self.last = self.last.wrapping_add(1);
     }
@@ -133,25 +133,25 @@ impl<R> Pending<R> {
         Some(request)
     }
 
-    /// Acknowledges changes of memory for which no request has to be waited for any more. Called
-    /// when the driver can see the answers of all requests that were finished.
+    /// Acknowledges changes of memory that wait for no request any more. Called when the driver can
+    /// see the answers of all finished requests.
     #[inline]
     pub(super) fn acknowledge(&mut self) {
         self.epochs.acknowledge();
     }
 
-    /// Begins a new epoch with `memory`; `reply` is told when no request uses an older snapshot.
+    /// Begins a new epoch with `memory`; `reply` is sent when no request uses older memory.
     pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, reply: Fence) {
         self.epochs.retire(memory, reply);
     }
 
-    /// `reply` is told when every request that was added until now is done.
+    /// Sends `reply` when every request that was added until now is done.
     pub(super) fn barrier(&mut self, reply: Fence) {
         self.epochs.barrier(reply);
     }
 
-    /// Takes all requests that are left, when the queue ends. The disk's queue keeps the memory
-    /// that it may still write to.
+    /// Removes all requests, when the queue ends. The disk's queue keeps the memory that it may
+    /// still write to.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight<R>> {
         self.requests.drain().map(|(_, request)| request)
     }

@@ -1,16 +1,16 @@
-//! `Requests`: the requests of a queue, from parsing to the disk and back, whatever format its ring
-//! has.
+//! `Requests`: the requests of a queue, from parsing to the disk and back, in a form that both ring
+//! formats use.
 //!
 //! ```text
 //! parse (virtio.rs, blkif/):    push slices; submit(request, op, offset, len), or
 //!                               answer(request, result) without the disk
 //! start:                        the burst goes to the disk's queue
-//! reap, finish:                 requests that are done are counted, and handed to the code of the
+//! reap, finish:                 completed requests are counted, and passed to the code of the
 //!                               ring's format, which answers them
 //! ```
-//! Each ring format keeps beside a request what it needs to answer it: `R`. All else is the same
-//! for both formats, and lies here: the disk's queue, the burst, the table of requests in flight,
-//! and the counters.
+//! `R` has the fields of a request that its ring's format needs for the answer. Everything else is
+//! common to both formats, and lies here: the disk's queue, the burst, the table of requests in
+//! flight, and the counters.
 
 use super::host::{FailedRequest, HostErrors};
 use super::pending::{InFlight, Kind, Pending};
@@ -28,8 +28,8 @@ use std::sync::Arc;
 /// while queues of other guests wait.
 const BURST_MAX: usize = 128;
 
-/// A queue pops no more while its requests in flight read or write this many bytes: what was
-/// popped is to be done, or waited for, when the front-end stops the queue or is gone. A single
+/// A queue pops nothing while its requests in flight read or write this many bytes in all: when the
+/// front-end stops the queue or is gone, all popped requests must be finished or awaited. A single
 /// request may have more.
 const BYTES_MAX: u64 = 64 << 20;
 
@@ -43,15 +43,15 @@ pub(super) struct Requests<R> {
     burst_max: usize,
     pending: Pending<R>,
     burst: Burst,
-    /// Requests that are done, by the disk or without it.
+    /// Completions that are not handed out yet, of the disk and of requests answered without it.
     done: Vec<Completion>,
-    /// Requests that wait for room on the host.
+    /// Requests that wait for space on the host.
     pub(super) room: Room,
     /// The value of [`fault_count`] up to which guest memory has been checked.
     faults: u64,
     /// While the queue stops: requests to be put back, the last one first.
     recalls: Vec<u32>,
-    /// The disk was asked for the last of them, and its completion comes.
+    /// The disk was asked to give back the last of them, and its completion will come.
     is_awaited: bool,
 }
 
@@ -80,13 +80,13 @@ impl<R> Requests<R> {
         self.burst_max
     }
 
-    /// True if the requests in flight have as many bytes as a queue takes at once.
+    /// True if the requests in flight have [`BYTES_MAX`] bytes or more.
     #[inline]
     pub(super) fn are_many_bytes(&self) -> bool {
         self.pending.bytes() >= BYTES_MAX
     }
 
-    /// The requests that were added last, this many of them.
+    /// The last `count` requests that were added.
     pub(super) fn last_requests(&self, count: usize) -> impl Iterator<Item = &InFlight<R>> {
         self.pending.newest(count)
     }
@@ -96,13 +96,13 @@ impl<R> Requests<R> {
         self.pending.memory()
     }
 
-    /// Gets the disk's queue ready on a worker.
+    /// Attaches the disk's queue to a worker.
     pub(super) fn attach(&mut self, io: &mut QueueIo<'_>) {
         let tag = io.disk_tag();
         self.disk.attach(io.ring(), tag);
     }
 
-    /// Takes the disk's queue off its worker. Nothing is in flight.
+    /// Detaches the disk's queue from its worker, when nothing is in flight.
     pub(super) fn detach(&mut self, io: &mut QueueIo<'_>) {
         self.disk.detach(io.ring());
         if let Some(fd) = self.disk.readiness() {
@@ -110,7 +110,7 @@ impl<R> Requests<R> {
         }
     }
 
-    /// Watches what the disk's queue reports aside from the worker's ring.
+    /// Watches the eventfd by which the disk's thread reports completions.
     pub(super) fn watch(&mut self, io: &mut QueueIo<'_>) {
         if let Some(fd) = self.disk.readiness() {
             io.watch_offload(fd);
@@ -122,30 +122,30 @@ impl<R> Requests<R> {
         self.disk.on_event(token, result, io.ring(), &mut self.done);
     }
 
-    /// Serves requests in `memory` from now on; `reply` is told when none uses an older snapshot.
+    /// Serves requests in `memory` from now on; `reply` is sent when none uses older memory.
     pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, reply: Fence) {
         self.burst.release();
         self.disk.release_memory();
         self.pending.retire(memory, reply);
     }
 
-    /// `reply` is told when every request that was taken until now is done.
+    /// Sends `reply` when every request that was taken until now is done.
     pub(super) fn barrier(&mut self, reply: Fence) {
         self.pending.barrier(reply);
     }
 
-    /// Answers that were written are published: answers the fences that waited for them.
+    /// Answers the fences that waited for responses, which are published now.
     #[inline]
     pub(super) fn acknowledge(&mut self) {
         self.pending.acknowledge();
     }
 
-    /// Takes all requests that are left, when the queue ends.
+    /// Removes all requests, when the queue ends.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = InFlight<R>> {
         self.pending.drain()
     }
 
-    /// Where the slices of a request go before [`Self::submit`].
+    /// The burst, to which a request's slices are pushed before [`Self::submit`].
     #[inline]
     pub(super) fn burst(&mut self) -> &mut Burst {
         &mut self.burst
@@ -164,8 +164,8 @@ impl<R> Requests<R> {
         self.burst.push(token, op, offset, len);
     }
 
-    /// Keeps a request that is not for the disk yet, and not answered. Slices that were pushed for
-    /// it are dropped.
+    /// Keeps a request that is neither answered nor given to the disk yet. The slices that were
+    /// pushed for it are dropped.
     pub(super) fn hold(&mut self, request: InFlight<R>) -> u32 {
         self.burst.forget_slices();
         self.pending.add(request)
@@ -197,9 +197,9 @@ impl<R> Requests<R> {
         has_any
     }
 
-    /// Memory of some guest was cut away. If it is this one's, it has read as zeroes since then,
-    /// and a request that was read out of it may be one that its driver never made: those of the
-    /// burst fail. False: they did.
+    /// Checks the burst after memory of some guest was cut away. If it was this guest's, that
+    /// memory reads as zeroes, and a request may be one that its driver never made: the requests of
+    /// the burst fail, and the result is false.
     #[cold]
     fn are_sound(&mut self) -> bool {
         let faults = fault_count();
@@ -224,30 +224,30 @@ impl<R> Requests<R> {
         &mut self.done
     }
 
-    /// The queue stops: [`Self::recall`] is to put back what the disk has not done.
+    /// Begins to put requests back, because the queue stops: [`Self::recall`] must be called.
     pub(super) fn begin_recall(&mut self) {
         (self.recalls, self.is_awaited) = (self.pending.last_added(), false);
     }
 
-    /// Requests were added that were set aside before: they are not the ones that the ring has
-    /// given last, and do not go back into it, nor do any before them.
+    /// Forbids to put back the requests so far, because some of them were set aside before: they
+    /// are not the last that the ring has given.
     pub(super) fn bar_recall(&mut self) {
         self.pending.end_run();
     }
 
-    /// True if requests are to be put back.
+    /// True if requests are still to be put back.
     #[inline]
     pub(super) fn are_recalled(&self) -> bool {
         !self.recalls.is_empty()
     }
 
-    /// Takes the requests back that were popped last, and calls `put_back` for the chain of each,
-    /// as long as the disk has not done the last one of them. A transfer that is under way ends
-    /// after a piece, and is waited for. True if there are more for the next turn.
+    /// Takes the last popped requests back, and calls `put_back` for the chain of each, until the
+    /// disk has done one of them. A transfer under way ends after its present piece, and is waited
+    /// for. True if more are left for the next turn.
     ///
-    /// Only the last ones can go back: where a ring goes on is one number, and a request before one
-    /// that was answered would be lost. The same follows for a request of many bytes: nothing was
-    /// popped after it.
+    /// Only the last requests can go back: a ring's position is one number, so a request before one
+    /// that was answered would be lost. For a request of many bytes this means that no later one
+    /// was popped.
     #[cold]
     pub(super) fn recall(
         &mut self,
@@ -275,9 +275,9 @@ impl<R> Requests<R> {
         true
     }
 
-    /// Counts and logs what the host has failed. A request for which it has no room is not
-    /// answered: it is taken back, and `set_aside` is called for it, if the ring can set requests
-    /// aside (`can_wait`). Returns how many these were.
+    /// Counts and logs the requests that the host has failed. A request for which the host has no
+    /// space is not answered but taken back, and passed to `set_aside`, if the ring can set
+    /// requests aside (`can_wait`). Returns how many were set aside.
     #[cold]
     pub(super) fn heed_host(
         &mut self,
@@ -309,11 +309,11 @@ impl<R> Requests<R> {
         count
     }
 
-    /// Counts the requests that are done and hands each to `answer`, with its result, the bytes of
-    /// data that the guest got with it, and the snapshot in which its slices lie.
+    /// Counts the completed requests and passes each to `answer`, with its result, the bytes of
+    /// data that the guest got, and the snapshot in which its slices lie.
     ///
-    /// Unless `is_heeded` it ends before the first one that has failed, and does nothing while some
-    /// wait for room: then [`Self::heed_host`] is due first.
+    /// Unless `is_heeded`, it ends before the first failed request, and does nothing while some
+    /// wait for space: the caller must then call [`Self::heed_host`] first.
     #[inline]
     pub(super) fn finish(
         &mut self,
@@ -353,8 +353,8 @@ impl<R> Requests<R> {
     }
 }
 
-/// True if the host is to blame for an error. A request of kind `Other` did not reach the disk;
-/// `EFAULT` and `EOPNOTSUPP` are the guest's.
+/// True if an error is the host's fault. A request of kind `Other` did not reach the disk, and the
+/// guest causes `EFAULT` and `EOPNOTSUPP`.
 fn is_of_host(kind: Kind, errno: Errno) -> bool {
     kind != Kind::Other && !matches!(errno, Errno::FAULT | Errno::OPNOTSUPP)
 }
@@ -366,23 +366,23 @@ fn is_lost(errno: Errno) -> bool {
     errno == Errno::FAULT
 }
 
-/// What [`Requests::finish`] has handed out.
+/// The result of [`Requests::finish`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finished {
     /// Requests that were answered.
     pub(super) count: usize,
     /// Guest memory was cut away.
     pub(super) lost: bool,
-    /// [`Requests::heed_host`] is due, and [`Requests::finish`] once more.
+    /// The caller must call [`Requests::heed_host`], and then [`Requests::finish`] again.
     pub(super) needs_heed: bool,
 }
 
-/// What came of the end of a turn.
+/// The result of the end of a turn.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completed {
     /// Requests returned to the driver.
     pub(crate) count: usize,
-    /// Requests that are in flight no more: these, and those that were set aside.
+    /// Requests that have left the queue: those returned, and those set aside.
     pub(crate) freed: usize,
     /// Guest memory was cut away.
     pub(crate) lost: bool,
@@ -398,8 +398,8 @@ struct Tally {
     writes: u64,
     bytes_read: u64,
     bytes_written: u64,
-    /// When the requests were popped that are counted at present, of what kind they are, and how
-    /// many: those of one batch that end in one turn took equally long, and are recorded together.
+    /// The time at which the requests being counted were popped, their kind and number: requests of
+    /// one batch that end in one turn took equally long, and are recorded together.
     popped_at_ns: u64,
     kind: Kind,
     serve_count: u64,
@@ -440,8 +440,8 @@ impl Tally {
         given
     }
 
-    /// Records the requests that are counted at present, of which there are some. Not inlined: most
-    /// bursts do this once, at their end.
+    /// Records the requests being counted. Not inlined, because most bursts call it once, at their
+    /// end.
     #[inline(never)]
     fn store_serve(&mut self, now_ns: u64, stats: &QueueStats) {
         let took_ns = now_ns.saturating_sub(self.popped_at_ns);

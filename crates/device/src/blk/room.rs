@@ -1,4 +1,4 @@
-//! `Room`: when the requests of a queue are tried again for which the host has no room.
+//! `Room`: when requests of a queue for which the host has no space are tried again.
 
 use super::IN_FLIGHT_MAX;
 use super::host::HostErrors;
@@ -6,26 +6,26 @@ use super::pending::Kind;
 use manyring_engine::stats::QueueStats;
 use std::sync::Arc;
 
-/// Pause before a request that waits is tried again.
+/// Pause before a waiting request is tried again: 1 s.
 const RETRY_NS: u64 = 1_000_000_000;
 
-/// The requests of a queue that wait for room on the host; their chains are set aside in the ring.
+/// The requests of a queue that wait for space; their chains are set aside in the ring.
 ///
 /// ```text
-/// refused for want of room:   the chain is set aside; after a second ONE is tried
-/// that one has room:          twice as many are tried at once, and so on
-/// that one is refused again:  it waits for another second, and the others with it
+/// refused for lack of space:  the chain is set aside; after a second ONE is tried
+/// it finds space:             two are tried at once, then four, and so on
+/// it is refused again:        it waits for another second, and the others with it
 /// ```
-/// A second is soon enough for an operator who makes room, and a queue that waits costs its worker
-/// one request a second.
+/// A second is soon enough for an operator who frees space, and costs the worker one request a
+/// second for each waiting queue.
 #[derive(Debug)]
 pub(super) struct Room {
     host: Arc<HostErrors>,
     /// When requests are tried again; `u64::MAX`: none wait.
     retry_at_ns: u64,
-    /// The time that the requests which were tried last carry.
+    /// The time at which the last retry was popped.
     tried_at_ns: u64,
-    /// How many are tried at once.
+    /// How many requests are tried at once.
     count: usize,
     is_waiting: bool,
 }
@@ -39,25 +39,25 @@ impl Room {
         &self.host
     }
 
-    /// True if requests are to be tried again.
+    /// True if a retry is due.
     #[inline]
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
         now_ns >= self.retry_at_ns
     }
 
-    /// When a turn is needed to try requests again.
+    /// When the queue needs a turn for a retry.
     pub(super) fn due_ns(&self) -> Option<u64> {
         (self.retry_at_ns != u64::MAX).then_some(self.retry_at_ns)
     }
 
-    /// Requests are tried again now. Returns how many at most.
+    /// Begins a retry. Returns how many requests may be tried.
     pub(super) fn begin_retry(&mut self, now_ns: u64) -> usize {
         self.retry_at_ns = now_ns + RETRY_NS;
         self.tried_at_ns = now_ns;
         self.count
     }
 
-    /// A request is set aside.
+    /// Notes that a request is set aside.
     pub(super) fn waits(&mut self, now_ns: u64) {
         if !self.is_waiting {
             self.is_waiting = true;
@@ -67,13 +67,13 @@ impl Room {
         self.retry_at_ns = now_ns + RETRY_NS;
     }
 
-    /// True while a request that was tried again may show that there is room.
+    /// True while requests are set aside, or tried again and not answered.
     #[inline]
     pub(super) fn is_waiting(&self) -> bool {
         self.is_waiting
     }
 
-    /// The host had room for a request that was popped at this time.
+    /// Notes that the host had space for a request that was popped at this time.
     #[cold]
     pub(super) fn had_room(&mut self, popped_at_ns: u64, kind: Kind) {
         let is_write = matches!(kind, Kind::Write | Kind::Range);
@@ -83,8 +83,8 @@ impl Room {
         }
     }
 
-    /// Requests were answered or set aside, and now `aside` are left. True if some are to be tried
-    /// again in the next turn.
+    /// Notes that requests were answered or set aside, and that `aside` are left. True if some must
+    /// be tried again in the next turn.
     #[cold]
     pub(super) fn note(&mut self, aside: u16, stats: &QueueStats) -> bool {
         let has_room = self.retry_at_ns == 0;
@@ -98,7 +98,7 @@ impl Room {
         false
     }
 
-    /// No request waits any more. `served`: the host had room for them.
+    /// Notes that no request waits any more. `served`: the host had space for them.
     #[cold]
     pub(super) fn end(&mut self, served: bool) {
         self.retry_at_ns = u64::MAX;

@@ -1,4 +1,4 @@
-//! What a disk's driver has set beside its rings: whether it wants write-back (§5.2.6.2).
+//! The state of a block driver beside its rings: its choice of write-back (§5.2.6.2).
 
 use super::BlkDevice;
 use crate::state::{Saved, StateError};
@@ -12,7 +12,7 @@ const CACHE_MODE: u16 = 1;
 /// The cache mode of a driver that comes from another process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CacheMode {
-    /// The driver it belongs to has negotiated these.
+    /// The features that this driver has negotiated.
     features: u64,
     writeback: bool,
     stays_durable: bool,
@@ -26,7 +26,7 @@ impl BlkDevice {
         saved
     }
 
-    /// Takes what was saved. If its driver's features are not known yet, they come next.
+    /// Stores a saved cache mode, until the features of its driver are known, or adopts it at once.
     pub(super) fn take(&self, saved: &Saved) -> Result<(), StateError> {
         let mut mode = None;
         for record in &saved.records {
@@ -46,8 +46,8 @@ impl BlkDevice {
         Ok(())
     }
 
-    /// The driver's features are known: it goes on with what was saved for it, if these are the
-    /// same. Nobody goes on with what was saved for another driver.
+    /// Adopts the saved cache mode, if the driver's features are those that were saved with it.
+    /// Otherwise it belongs to another driver, and is dropped.
     pub(super) fn adopt(&self, features: u64) {
         let mode = self.awaited().take().filter(|mode| mode.features == features);
         if let Some(mode) = mode {

@@ -25,11 +25,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::FromBytes;
 
-/// Requests that a turn takes at most, and answers together if the disk is done with them at once:
-/// the driver works on these answers while the next turn serves the next requests. With a group for
-/// all that a full ring holds, either side waits while the other works. A driver that sleeps until
-/// it is called is served in one piece: it would wake for the first group, and be called again for
-/// a later one.
+/// Requests that a turn takes at most, and answers together if the disk completes them at once: the
+/// driver works on these answers while the next turn serves the next requests. If one group served
+/// a full ring, each side would wait while the other works. For a driver that sleeps until it is
+/// called there are no groups: it would wake for the first one, and be called again later.
 const GROUP: u16 = 16;
 
 /// A queue of a virtio block device, as its worker runs it.
@@ -41,15 +40,15 @@ pub(crate) struct BlkQueue {
     /// Bytes of a data descriptor at most: SIZE_MAX, if the driver has accepted it.
     slice_max: usize,
     pub(super) batch: Batch,
-    /// What limits the queue; `None`: nothing.
+    /// The limit of the device on this queue; `None`: there is no limit.
     pub(super) gate: Option<Box<Gate>>,
 }
 
-/// What becomes of a request after parsing.
+/// The result of parsing a request.
 enum Parsed {
-    /// For the disk; its slices, of `bytes` in all, are in the burst.
+    /// The disk must serve it; its slices, `bytes` in all, are in the burst.
     Submit { op: Op, offset: u64, len: u64, kind: Kind, bytes: u32 },
-    /// Answered at once.
+    /// It is answered without the disk.
     Answer { status: Status, kind: Kind, len: u32 },
 }
 
@@ -87,13 +86,13 @@ impl BlkQueue {
         self.requests.retire(memory, reply);
     }
 
-    /// True if no request is taken out of the ring until one in flight is done: there are many of
-    /// them, or they have many bytes.
+    /// True if no request is popped until one in flight is done, because there are
+    /// [`IN_FLIGHT_MAX`] of them, or they have too many bytes.
     pub(crate) fn is_full(&self, queue: &impl Chains) -> bool {
         queue.in_flight() >= IN_FLIGHT_MAX || self.requests.are_many_bytes()
     }
 
-    /// Gives up what is in flight, when the queue ends.
+    /// Discards the requests in flight, when the queue ends.
     pub(crate) fn discard_all(&mut self, queue: &mut impl Chains) {
         self.requests.drain().for_each(|request| queue.discard(request.chain));
     }
@@ -136,7 +135,7 @@ impl BlkQueue {
         popped
     }
 
-    /// Pops up to `max` requests again that wait for room on the host. Returns how many.
+    /// Pops up to `max` of the requests that wait for space again. Returns how many.
     #[cold]
     fn pop_waiting(&mut self, queue: &mut impl Chains, (max, now_ns): (usize, u64)) -> usize {
         let tried = self.requests.room.begin_retry(now_ns);
@@ -148,9 +147,9 @@ impl BlkQueue {
         popped
     }
 
-    /// Gives up the requests that wait for room on the host, because the driver is to get its
-    /// memory back. They go back into the ring, if they are the last that were popped; else a batch
-    /// of them fails. Returns how many failed, and if some are left for another call.
+    /// Gives up the requests that wait for space, because the driver must get its memory back. They
+    /// go back into the ring if they were popped last; else a batch of them fails. Returns how many
+    /// failed, and whether some are left for another call.
     pub(super) fn give_up_aside(
         &mut self,
         queue: &mut impl Chains,
@@ -184,8 +183,8 @@ impl BlkQueue {
         (failed, has_more)
     }
 
-    /// Puts the last chains of the batch back, untouched: into the ring, or to those that wait for
-    /// room if they come from there.
+    /// Puts the last chains of the batch back unchanged: into the ring, or to the waiting requests
+    /// if they come from there.
     #[cold]
     fn put_back(
         &mut self,
@@ -245,7 +244,7 @@ impl BlkQueue {
         }
     }
 
-    /// Ends a turn of the disk, and returns what is done to the driver.
+    /// Ends a turn of the disk, and returns completed requests to the driver.
     #[inline]
     pub(crate) fn complete(
         &mut self,
@@ -257,15 +256,15 @@ impl BlkQueue {
         self.answer(queue, stats, clock, has_more)
     }
 
-    /// Ends a turn of the disk, and puts requests back into the ring that it has not done: the
-    /// queue stops. True if the next turn has more to do. [`Self::answer`] must follow.
+    /// Ends a turn of a queue that stops, and puts requests that the disk has not done back into
+    /// the ring. True if the next turn has more to do. [`Self::answer`] must follow.
     #[cold]
     pub(crate) fn recall(&mut self, queue: &mut impl Chains, ring: Option<&mut Ring>) -> bool {
         let has_more = self.requests.reap();
         self.requests.recall(ring, |request| queue.unpop(request.chain)) || has_more
     }
 
-    /// Returns what is done to the driver.
+    /// Returns completed requests to the driver.
     #[inline]
     pub(crate) fn answer(
         &mut self,
@@ -284,7 +283,7 @@ impl BlkQueue {
         Completed { count, freed: count, lost, has_more }
     }
 
-    /// As [`Self::answer`], when the host has failed a request or some wait for room.
+    /// As [`Self::answer`], if the host has failed a request, or some wait for space.
     #[cold]
     #[inline(never)]
     fn answer_failed(

@@ -1,4 +1,4 @@
-//! What a network device offers, and its config space (virtio 1.3 §5.1.3, §5.1.4).
+//! The features and the config space of a network device (virtio 1.3 §5.1.3, §5.1.4).
 
 use super::{NetOptions, State};
 use manyring_backend::net::Port;
@@ -14,20 +14,20 @@ use manyring_wire::virtio::{
 };
 use zerocopy::IntoBytes;
 
-/// What the guest and the host may leave unfinished for each other.
+/// The offloads of the port that a device uses: partial checksums and large segments, both ways.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Offload {
-    /// Whatever the port can.
+    /// All offloads of the port.
     #[default]
     All,
-    /// Checksums alone: every frame fits the MTU.
+    /// Partial checksums only: every frame fits the MTU.
     Csum,
-    /// Nothing: for switches and middle boxes that take frames as they are on a cable.
+    /// No offloads: for switches and middle boxes that need frames as they are on a cable.
     None,
 }
 
 impl Offload {
-    /// What remains of the offloads of a port.
+    /// The offloads of `port` that this choice allows.
     fn of(self, port: Offloads) -> Offloads {
         match self {
             Self::All => port,
@@ -37,7 +37,7 @@ impl Offload {
     }
 }
 
-/// What is served for every port.
+/// The features that every network device offers.
 const ALWAYS: u64 = VIRTIO_F_VERSION_1
     | VIRTIO_F_ANY_LAYOUT
     | VIRTIO_F_INDIRECT_DESC
@@ -49,7 +49,7 @@ const ALWAYS: u64 = VIRTIO_F_VERSION_1
     | VIRTIO_NET_F_STATUS
     | CTRL_BITS;
 
-/// The features offered.
+/// The features that this device offers.
 pub(super) fn features(options: &NetOptions, port: &dyn Port, mtu: Option<u16>) -> u64 {
     let when = |condition: bool, feature: u64| if condition { feature } else { 0 };
     ALWAYS
@@ -62,7 +62,7 @@ pub(super) fn features(options: &NetOptions, port: &dyn Port, mtu: Option<u16>) 
         | when(options.speed.is_some(), VIRTIO_NET_F_SPEED_DUPLEX)
 }
 
-/// The config space as it is now.
+/// The present config space.
 pub(super) fn config(options: &NetOptions, state: &State) -> Config {
     let status = if state.is_link_up() { VIRTIO_NET_S_LINK_UP } else { 0 }
         | if state.announces { VIRTIO_NET_S_ANNOUNCE } else { 0 };

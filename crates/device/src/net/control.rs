@@ -1,4 +1,4 @@
-//! `Commands`: what the commands of the control queue do (virtio 1.3 §5.1.6.5).
+//! `Commands`: obeys the commands of the control queue (virtio 1.3 §5.1.6.5).
 
 use super::pace::{REST, REST_MAX};
 use super::rules::Filter;
@@ -16,9 +16,9 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-/// Longest wait for the workers and the host.
+/// Longest wait of a command for the workers and the host.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Why a command is refused.
+/// Why a command is answered with `VIRTIO_NET_ERR`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
     #[error("its feature was not negotiated")]
@@ -48,7 +48,7 @@ impl Reply {
     }
 }
 
-/// The feature a command needs.
+/// The feature that the driver must have negotiated for a command.
 pub(super) fn needs(command: &Command) -> u64 {
     match command {
         Command::Rx(RxMode::Promisc | RxMode::AllMulti, _) | Command::MacTable(_) => {
@@ -67,20 +67,20 @@ pub(super) fn needs(command: &Command) -> u64 {
     }
 }
 
-/// Who must be told what a command has set.
+/// The parts that must follow the change that a command has made.
 #[derive(Clone, Debug)]
 enum Reach {
-    /// All queues: their filter.
+    /// All queues: their receive filter.
     Rules,
-    /// These queues: when they call.
+    /// These queues: their coalescing parameters.
     Coalescing(Vec<usize>),
-    /// The queues of all pairs, the host, and who reports hashes.
+    /// The queues of all pairs, the host, and the receiveqs that report hashes.
     Pairs,
-    /// The host, then all queues.
+    /// The host first, then all queues.
     Offloads,
 }
 
-/// The former value of what a command has set.
+/// The former value of the setting that a command has changed.
 #[derive(Debug)]
 pub(super) enum Before {
     Filter(MacAddress, Option<Filter>),
@@ -93,7 +93,7 @@ pub(super) enum Before {
     Offloads(Offloads),
 }
 
-/// Which pairs the driver uses, and how it has its frames spread over them.
+/// The pairs that the driver uses, and how its frames are spread over them.
 #[derive(Debug)]
 pub(super) struct Steering {
     pairs: usize,
@@ -101,12 +101,12 @@ pub(super) struct Steering {
     hash: Option<Arc<Hasher>>,
 }
 
-/// The two kinds of commands. Work that one has left behind delays only commands of its kind.
+/// The two kinds of commands. Unfinished work of one kind delays only commands of that kind.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// Only workers are told.
     Workers,
-    /// The host is called, which may take long.
+    /// The host must be called, which may take long.
     Host,
 }
 
@@ -119,32 +119,32 @@ impl Reach {
     }
 }
 
-/// Obeys the commands of one driver, one after the other.
+/// Obeys the commands of one driver, one after another.
 ///
-/// A command sets its part of the state, then the workers or the host are told. If the host refuses
-/// or this takes longer than a second, the state is put back, and they are told again. A call of
-/// the host cannot be recalled: it goes on after the answer, and another call undoes what it did.
+/// A command sets its part of the state; then the workers or the host are told. If the host
+/// refuses, or they take longer than a second, the state is restored and they are told again. A
+/// call of the host cannot be cancelled: it ends after the answer, and another call undoes it.
 #[derive(Debug)]
 pub(super) struct Commands {
     inner: Arc<Inner>,
-    /// Work that goes on after an answer: one of each [`Kind`] at most.
+    /// Work that continues after the answer: at most one task of each [`Kind`].
     late: [Option<JoinHandle<bool>>; 2],
     /// When the host was called last, and when it may be called again.
     called_at: Instant,
-    /// The next command that calls the host waits until then (`pace.rs`).
+    /// The next command that calls the host waits until this time (`pace.rs`).
     rests_until: Instant,
 }
 
 impl Commands {
-    /// For a driver that has set nothing yet.
+    /// The commands of a driver that has set nothing yet.
     pub(super) fn new(inner: Arc<Inner>) -> Self {
         let now = Instant::now();
         Self { inner, late: [None, None], called_at: now, rests_until: now }
     }
 
-    /// For a driver that begins: what another driver has set is forgotten, and workers and host are
-    /// told; or for one that goes on. Waits for them a second at most: then commands that need no
-    /// slow host are served.
+    /// Begins a driver: the settings of the former one are forgotten, and workers and host are
+    /// told; unless this driver `goes_on`. Waits a second at most: commands that need no call of
+    /// the host are served then.
     pub(super) async fn begin(inner: Arc<Inner>, goes_on: bool) -> Self {
         inner.begin_control(goes_on);
         let mut commands = Self::new(inner);
@@ -158,7 +158,7 @@ impl Commands {
         commands
     }
 
-    /// Has what the driver has set kept for a process that goes on with its guest.
+    /// Lets the keeper keep the driver's settings, for a process that continues with its guest.
     pub(super) async fn keep_state(&self) {
         let keeper = self.inner.keeper.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(keeper) = keeper {
@@ -166,8 +166,8 @@ impl Commands {
         }
     }
 
-    /// Does what the driver asks; returns when every worker and the host follow it. A command that
-    /// is refused has no effect, or one that is undone.
+    /// Obeys a command; returns when every worker and the host follow it. A command that is refused
+    /// has no effect, or its effect is undone.
     pub(super) async fn obey(&mut self, command: Command) -> Result<Reply, Refusal> {
         let deadline = Instant::now() + PATIENCE;
         let inner = &self.inner;
@@ -195,13 +195,13 @@ impl Commands {
             Err(refusal) => refusal,
         };
         self.inner.put_back(driver, before);
-        // Work that is still under way holds the locks, so it ends before this begins.
+        // Unfinished work holds the locks, so it ends before this begins.
         self.leave(kind, vec![reach]);
         let _ = self.settle(kind, deadline).await;
         Err(refusal)
     }
 
-    /// Begins to tell those in `reaches`, in a task that may outlive the answer to the driver.
+    /// Starts a task that tells those in `reaches`, and may outlive the answer to the driver.
     fn leave(&mut self, kind: Kind, reaches: Vec<Reach>) {
         let inner = self.inner.clone();
         let work = tokio::spawn(async move {
@@ -217,7 +217,7 @@ impl Commands {
         }
     }
 
-    /// Waits for the work of this kind that was left, if any. False if the host has refused it.
+    /// Waits for unfinished work of this kind. False: the host has refused it.
     async fn settle(&mut self, kind: Kind, deadline: Instant) -> Result<bool, Refusal> {
         let slot = &mut self.late[kind as usize];
         let Some(late) = slot else { return Ok(true) };
@@ -240,7 +240,7 @@ impl State {
         before
     }
 
-    /// Uses this many pairs, and spreads frames by `rss`. Returns what was set before.
+    /// Sets the pairs in use, and spreads frames by `rss`. Returns the former setting.
     fn steer(&mut self, pairs: usize, rss: Option<Arc<Rss>>) -> Before {
         let hash = self.hash.clone();
         if let Some(rss) = &rss {
@@ -250,7 +250,7 @@ impl State {
         Before::Steering(Steering { pairs, rss: std::mem::replace(&mut self.rss, rss), hash })
     }
 
-    /// Sets the parameters of these virtqueues.
+    /// Sets the coalescing parameters of these virtqueues. Returns the former ones.
     fn coalesce(&mut self, indices: impl Iterator<Item = usize>, coalescing: Coalescing) -> Before {
         let (tx, rx) = (self.coalescing_tx, self.coalescing_rx);
         let set = |index: usize| {
@@ -262,7 +262,7 @@ impl State {
 }
 
 impl Inner {
-    /// Who must be told of `command`: nobody, if it changes only the config space or only asks.
+    /// The parts that must follow `command`: none if it only asks, or changes the config space.
     fn reach(&self, command: &Command) -> Result<Option<Reach>, Refusal> {
         Ok(Some(match command {
             Command::Rx(..)
@@ -298,7 +298,7 @@ impl Inner {
         }))
     }
 
-    /// Sets what `command` says. Returns the number of the present driver, and the former value.
+    /// Sets the value of `command`. Returns the number of the present driver, and the former value.
     pub(super) fn set(&self, command: Command) -> (u64, Option<Before>) {
         let state = &mut *self.state();
         let before = match command {
@@ -326,7 +326,7 @@ impl Inner {
             }
             Command::QueuePairs(pairs) => state.steer(pairs.into(), None),
             Command::Rss(config) => {
-                // Linux 6.1 goes on using the pairs that it has set before, whatever it says here.
+                // Linux 6.1 keeps using the pairs that it has set before, despite this command.
                 let pairs = state.pairs_in_use.max(config.pairs());
                 state.steer(pairs, Some(Arc::new(Rss::new(config))))
             }
@@ -340,7 +340,7 @@ impl Inner {
                 before
             }
             Command::GuestOffloads(bits) => {
-                // Another driver may have begun since this was checked.
+                // Another driver, with other features, may have begun since the check.
                 let wanted = Offloads::of_guest(bits & state.features);
                 Before::Offloads(std::mem::replace(&mut state.given, wanted))
             }
@@ -349,7 +349,7 @@ impl Inner {
         (state.drivers, Some(before))
     }
 
-    /// Restores the former value, unless a driver other than `driver` has begun since.
+    /// Restores the former value, unless another driver than `driver` has begun since.
     fn put_back(&self, driver: u64, before: Option<Before>) {
         let state = &mut *self.state();
         if state.drivers != driver {
@@ -371,7 +371,7 @@ impl Inner {
         }
     }
 
-    /// Tells those in `reach` what is set now; returns when they follow it. False if the host
+    /// Tells those in `reach` the present settings; returns when they follow. False: the host
     /// refuses.
     async fn spread(&self, reach: &Reach) -> bool {
         match reach {
@@ -391,7 +391,7 @@ impl Inner {
         true
     }
 
-    /// All transmitqs (1) or receiveqs (0).
+    /// The indexes of all transmitqs (`odd` is 1) or receiveqs (0).
     fn data_queues(&self, odd: usize) -> impl Iterator<Item = usize> + use<> {
         (odd..self.options.queue_pairs * 2).step_by(2)
     }
@@ -403,8 +403,8 @@ impl Inner {
         if runs { Ok(at) } else { Err(Refusal::Index { index }) }
     }
 
-    /// The parameters as the driver has set them, zeroes if it has set none (§5.1.6.5.9.1). The
-    /// operator's moderation is not reported here.
+    /// The coalescing that the driver has set, zeroes if it has set none (§5.1.6.5.9.1). The
+    /// operator's moderation is not reported.
     fn coalescing_of(&self, index: u16) -> Result<Coalescing, Refusal> {
         let at = self.data_queue(index)?;
         Ok(self.state().vqs[at].coalescing.unwrap_or_default())

@@ -1,4 +1,4 @@
-//! controlq: its worker takes commands off the ring, one after the other; a task of the control
+//! controlq: its worker takes commands off the ring, one after another, and a task of the control
 //! thread obeys them (`control.rs`).
 //!
 //! ```text
@@ -8,12 +8,12 @@
 //! worker:           write the answer; push the chain; pop the next one
 //! ```
 //! 1. The ring and the bytes of a command lie in guest memory, where a page fault can take as long
-//!    as the front-end likes. Only the worker touches them: all sessions wait for the control
-//!    thread.
-//! 2. What a command changes belongs to the control thread, and the host may be slow to follow. No
-//!    worker waits for either: the queue has one command under way, and sleeps until its answer.
+//!    as the front-end chooses. Only the worker touches them: if the control thread waited, all
+//!    sessions would.
+//! 2. A command changes the state of the control thread, and the host may follow slowly. No worker
+//!    waits for either: the queue has one command under way, and sleeps until its answer.
 //! 3. The status byte is written when all workers and the host follow the command, or after a
-//!    second: a Linux guest spins until then.
+//!    second, because a Linux guest spins until then.
 
 use super::Inner;
 use super::control::{Commands, Reply};
@@ -34,10 +34,10 @@ use tokio::sync::mpsc;
 
 /// Longest command that is read: a MAC table of ten thousand addresses.
 const COMMAND_SIZE_MAX: u64 = 64 << 10;
-/// Refusals that are logged, for each start of the queue: a guest must not fill the log.
+/// Refusals that are logged for each start of the queue, so that a guest cannot fill the log.
 const REFUSALS_TOLD: u32 = 10;
 
-/// Where the task leaves the answer to a command for the worker.
+/// The place where the task leaves the answer to a command for the worker.
 #[derive(Debug)]
 struct Desk {
     answer: Mutex<Option<Reply>>,
@@ -61,27 +61,27 @@ impl Desk {
     }
 }
 
-/// A command whose answer is awaited.
+/// A command that the task has, and whose answer is awaited.
 #[derive(Debug)]
 struct UnderWay {
     chain: Chain,
     epoch: Epoch,
-    /// Room for the answer, which stays mapped until then.
+    /// The guest memory for the answer, kept mapped until it is written.
     room: SliceList,
 }
 
-/// Serves the ring of a control queue, on its worker.
+/// The worker's half of a control queue: serves its ring.
 #[derive(Debug)]
 pub(super) struct ControlQueue {
     batch: Batch,
     under_way: Option<UnderWay>,
     epochs: Epochs,
     desk: Arc<Desk>,
-    /// To the task: at most one command at a time.
+    /// The channel to the task, which holds one command at a time.
     commands: mpsc::Sender<Vec<u8>>,
 }
 
-/// Obeys the commands of a control queue, on the control thread.
+/// The control thread's half of a control queue: obeys its commands.
 #[derive(Debug)]
 pub(super) struct Clerk {
     device: String,
@@ -94,7 +94,7 @@ pub(super) struct Clerk {
 /// Starts the control queue of `activation`.
 ///
 /// # Errors
-/// [`StartError::Backend`]: the host gives no eventfd. [`StartError::NoWorker`].
+/// [`StartError::Backend`]: the host has no eventfd to give. [`StartError::NoWorker`].
 pub(super) async fn start(
     inner: &Arc<Inner>,
     activation: Activation,
@@ -103,13 +103,13 @@ pub(super) async fn start(
     let (queue, clerk) = halves(inner, commands, activation.queue.memory().clone())?;
     tokio::spawn(clerk.run());
     let stats = inner.stats[activation.index].clone();
-    // It goes with the first pair, wherever the operator or the balance puts that.
+    // The queue runs on the worker of the first pair, wherever the operator or the balance puts it.
     let home = Home { device: inner.options.name.clone(), unit: 0 };
     let queue = activation.running(queue, stats, Moderation::Off);
     inner.pool.start(queue, home).ok_or(StartError::NoWorker)
 }
 
-/// The worker's half of a control queue, and the control thread's.
+/// Makes the worker's half of a control queue, and the control thread's.
 pub(super) fn halves(
     inner: &Inner,
     commands: Commands,
@@ -129,7 +129,7 @@ pub(super) fn halves(
 }
 
 impl ControlQueue {
-    /// Returns the chain of the command that was answered. False if there is none.
+    /// Writes the answer that has come, and returns its chain. False: there is none.
     #[allow(clippy::cast_possible_truncation, reason = "at most the answer, of some bytes")]
     pub(super) fn answer(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
         if self.under_way.is_none() {
@@ -145,7 +145,7 @@ impl ControlQueue {
         true
     }
 
-    /// Takes the next command, unless one is under way. False if there is none.
+    /// Pops the next command, unless one is under way. False: there is none.
     pub(super) fn take(&mut self, queue: &mut impl Chains) -> bool {
         if self.under_way.is_some() || queue.pop_batch(&mut self.batch, 1) == 0 {
             return false;
@@ -160,11 +160,11 @@ impl ControlQueue {
         };
         let mut bytes = vec![0; size];
         copy_from_slices(&readable, &mut bytes);
-        // The command may take a while: this keeps the room for its answer mapped until then.
+        // The command may take long: this list keeps the memory of its answer mapped.
         let mut room = SliceList::new();
         room.extend(writable);
-        // Memory that was cut away reads as zeroes, which no driver has written. And if the task is
-        // gone, the daemon ends.
+        // Memory that was cut away reads as zeroes, which no driver has written. If the task is
+        // gone, the daemon is ending.
         if queue.is_broken() || self.commands.try_send(bytes).is_err() {
             queue.discard(chain);
             return true;
@@ -215,14 +215,14 @@ impl<R: Chains> Handler<R> for ControlQueue {
 }
 
 impl Clerk {
-    /// Obeys commands until the queue is gone.
+    /// Obeys commands until the queue has ended.
     async fn run(mut self) {
         while let Some(bytes) = self.inbox.recv().await {
             self.serve(&bytes).await;
         }
     }
 
-    /// Obeys the command that waits. False: none does.
+    /// Obeys the next command, if one waits. False: none waits.
     #[cfg(fuzzing)]
     pub(super) async fn serve_next(&mut self) -> bool {
         let Ok(bytes) = self.inbox.try_recv() else { return false };
@@ -232,7 +232,7 @@ impl Clerk {
 
     async fn serve(&mut self, bytes: &[u8]) {
         let reply = self.obey(bytes).await;
-        // Before the driver hears of it: if this process is killed first, it asks again.
+        // Keep the state first: if this process is killed now, the driver repeats its command.
         self.commands.keep_state().await;
         self.desk.leave(reply);
     }

@@ -1,8 +1,8 @@
-//! `Delivery`: what becomes of a frame from the port: a rule drops it, or the guest gets it.
+//! `Delivery`: applies the rules to a frame from the port, and delivers or drops it.
 //!
 //! A frame that a port lends is checked, copied into the guest's buffers and returned here. A frame
-//! that was read (`rx.rs`) already lies in the guest's buffers; the same rules are applied to it,
-//! and its buffers are returned in the same way.
+//! that was read (`rx.rs`) already lies in the guest's buffers; the same rules apply to it, and its
+//! buffers are returned in the same way.
 
 use super::posted::Posted;
 use super::rules::Fate;
@@ -24,18 +24,18 @@ const ETHERNET_SIZE: usize = 14;
 pub(super) struct Delivery {
     pub(super) rules: Arc<Rules>,
     pub(super) posted: Posted,
-    /// Bytes of the frame that stays with its port until more buffers are posted; 0: none stays.
+    /// Bytes of the lent frame that waits for more buffers; 0: no frame waits.
     pub(super) lacking: usize,
-    /// Frames that a port lends are taken by as many at once.
+    /// Frames that are taken at once from a port that lends them.
     pub(super) lent_max: usize,
-    /// What the present turn adds to the counters.
+    /// The counts of the present turn, which are added to the counters at its end.
     pub(super) tally: Tally,
-    /// How many pieces of the guest's buffers the present turn has filled. Frames that
-    /// `Posted::push_plain` copied into a buffer of one piece are not counted.
+    /// Pieces of the guest's buffers that the present turn has filled, without those of frames that
+    /// `Posted::push_plain` copied into a buffer of one piece.
     pub(super) pieces_filled: usize,
 }
 
-/// How far a turn has come.
+/// The frames and bytes of a turn so far.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     pub(super) turn: Turn,
@@ -48,7 +48,7 @@ impl Progress {
         self.turn.packets >= TURN_FRAMES || self.bytes >= TURN_BYTES
     }
 
-    /// A frame of `size` bytes was taken, and is in so many buffers of the guest.
+    /// Counts a frame of `size` bytes that was taken, and lies in `used` buffers of the guest.
     #[inline]
     pub(super) fn add(&mut self, size: usize, used: usize) {
         self.turn.packets += 1;
@@ -63,26 +63,26 @@ impl Progress {
     }
 }
 
-/// How much a receiveq takes in one turn: the driver is called when the turn ends.
+/// Frames and bytes of a turn at most: the driver is called when the turn ends.
 const TURN_FRAMES: usize = 64;
 const TURN_BYTES: usize = 512 << 10;
-/// How many pieces of the guest's buffers a receiveq fills in one turn: with as many it begins no
-/// further frame. A guest may post buffers whose descriptors have one byte each, and each of them
-/// costs the worker as much as a hundred bytes in one descriptor: a frame of 64 KiB takes half a
-/// millisecond. In the buffers that Linux posts such a frame has 44 pieces.
+/// Pieces of the guest's buffers that a turn may fill: after this many it begins no further frame.
+/// A guest may post buffers whose descriptors have one byte each, and each such piece costs the
+/// worker as much as a hundred bytes in one descriptor: a frame of 64 KiB takes half a millisecond.
+/// In the buffers that Linux posts such a frame has 44 pieces.
 const TURN_PIECES: usize = 4096;
 
-/// What became of a frame that a port lends.
+/// Whether a lent frame was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lent {
-    /// The port may have it back: it is in so many buffers of the guest, or it was dropped (none).
+    /// The port gets it back: it lies in this many buffers of the guest; 0: it was dropped.
     Done(usize),
     /// It stays with the port until the driver has posted more buffers.
     Stays,
 }
 
 impl Delivery {
-    /// True if the guest gets a frame of `len` bytes. If not, counts why.
+    /// True if the rules let a frame of `len` bytes pass. If not, counts the reason.
     #[inline]
     pub(super) fn admits(
         &self,
@@ -101,7 +101,7 @@ impl Delivery {
         false
     }
 
-    /// True if a frame of `len` bytes is long enough to be one. If not, counts it.
+    /// True if a frame of `len` bytes has a whole Ethernet header. If not, counts it.
     #[inline]
     pub(super) fn is_whole(len: usize, stats: &QueueStats) -> bool {
         let is_whole = len >= ETHERNET_SIZE;
@@ -111,8 +111,8 @@ impl Delivery {
         is_whole
     }
 
-    /// Writes the header of a frame of `len` bytes before its payload, and gives the buffers of the
-    /// frame back to the driver. Returns how many these are.
+    /// Writes the header of a frame of `len` bytes before its payload, and returns the buffers of
+    /// the frame to the driver. The result is their number.
     #[inline]
     pub(super) fn push(&mut self, queue: &mut impl Chains, header: RawHeader, len: usize) -> usize {
         let takes_csum = self.rules.given.csum;
@@ -127,14 +127,14 @@ impl Delivery {
         used
     }
 
-    /// True if the turn has filled as many pieces as one may.
+    /// True if the turn has filled [`TURN_PIECES`] pieces.
     #[inline]
     pub(super) fn is_spent(&self) -> bool {
         self.pieces_filled >= TURN_PIECES
     }
 
-    /// Takes frames that a port lends: [`Self::lent_max`] of them, or fewer if the turn is over
-    /// or buffers are too few. Returns how many frames the port may have back.
+    /// Takes frames that a port lends: up to [`Self::lent_max`], while the turn is not over and
+    /// buffers suffice. Returns how many frames the port gets back.
     #[inline]
     pub(super) fn take_group(
         &mut self,
@@ -168,10 +168,10 @@ impl Delivery {
         count
     }
 
-    /// Copies a frame of `len` bytes that a port lends, header and payload, into the guest.
+    /// Copies a lent frame of `len` bytes, header and payload, to the guest.
     ///
-    /// The payload may lie in the memory of another guest, which can change it while it is copied.
-    /// Only the filter looks at it, for the receiving guest's convenience and not its safety.
+    /// The payload may lie in the memory of another guest, which can change it during the copy.
+    /// Only the filter looks at it, which the receiving guest has for convenience, not for safety.
     #[inline]
     fn take_lent(
         &mut self,
@@ -207,8 +207,8 @@ impl Delivery {
         Lent::Done(self.push(queue, header, len))
     }
 
-    /// The short way of a frame whose first bytes lie apart from the rest. False: nothing has
-    /// changed, and the frame takes the general way.
+    /// The fast path of a frame whose first bytes lie apart from the rest. False: nothing has
+    /// changed, and the caller must take the general path.
     #[inline(never)]
     fn take_headed(
         &mut self,
@@ -225,7 +225,7 @@ impl Delivery {
         is_plain
     }
 
-    /// Pops buffers until a frame of `size` bytes fits. False: there are not enough.
+    /// Pops buffers until a frame of `size` bytes fits. False: the driver has posted too few.
     #[cold]
     fn make_room(&mut self, queue: &mut impl Chains, size: usize) -> bool {
         while self.posted.is_mergeable() && !self.posted.fits(size) {
@@ -236,7 +236,7 @@ impl Delivery {
         self.posted.fits(size)
     }
 
-    /// Puts every buffer back into the ring; a frame that stays with its port is lent again.
+    /// Puts every buffer back into the ring. A frame that waits with its port is lent again later.
     pub(super) fn let_go(&mut self, queue: &mut impl Chains) {
         self.lacking = 0;
         self.posted.let_go(queue);

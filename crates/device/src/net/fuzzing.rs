@@ -15,7 +15,7 @@ use manyring_wire::net::{Command, FRAME_SIZE_MAX, MacAddress, Offloads};
 use std::sync::Arc;
 use tokio::runtime::Runtime;
 
-/// Rules of a guest that takes `given` unfinished.
+/// The rules of a guest that accepts the offloads `given`.
 fn rules(given: Offloads, filter: Option<Filter>) -> Arc<Rules> {
     Arc::new(Rules {
         link_up: true,
@@ -27,7 +27,7 @@ fn rules(given: Offloads, filter: Option<Filter>) -> Arc<Rules> {
     })
 }
 
-/// A transmitq, whose turns the caller takes.
+/// A transmitq without a worker: the caller takes its turns.
 #[derive(Debug)]
 pub struct SoloTx {
     queue: DeviceQueue,
@@ -36,10 +36,10 @@ pub struct SoloTx {
 }
 
 impl SoloTx {
-    /// Serves `queue` into `port`, which takes `taken` unfinished.
+    /// Serves `queue` into `port`, which accepts the offloads `taken`.
     ///
     /// # Errors
-    /// [`MemoryError`].
+    /// [`MemoryError`]: the host has no memory for the burst.
     pub fn new(
         queue: DeviceQueue,
         port: Box<dyn PortTx>,
@@ -49,14 +49,14 @@ impl SoloTx {
         Ok(Self { queue, tx, stats: QueueStats::default() })
     }
 
-    /// This queue, of a driver whose headers have `size` bytes.
+    /// The queue of a driver whose headers have `size` bytes.
     #[must_use]
     pub fn with_headers(mut self, size: usize) -> Self {
         self.tx.set_headers(size);
         self
     }
 
-    /// Pops a batch and sends it, or what waits. Returns (popped, returned).
+    /// Pops a batch and sends it, or the rest of the last one. Returns (popped, returned).
     pub fn turn(&mut self, is_enabled: bool, now_ns: u64) -> (usize, usize) {
         self.tx.on_port();
         let time = (now_ns, || now_ns);
@@ -66,13 +66,13 @@ impl SoloTx {
         (turn.packets, turn.used)
     }
 
-    /// Gives every chain back.
+    /// Returns every chain to the driver.
     pub fn let_go(&mut self) {
         self.tx.let_go(&mut self.queue, &self.stats);
         self.queue.publish();
     }
 
-    /// The ring.
+    /// The device side of the ring.
     #[must_use]
     pub fn queue(&self) -> &DeviceQueue {
         &self.queue
@@ -85,7 +85,7 @@ impl Drop for SoloTx {
     }
 }
 
-/// A receiveq, whose turns the caller takes.
+/// A receiveq without a worker: the caller takes its turns.
 #[derive(Debug)]
 pub struct SoloRx {
     queue: DeviceQueue,
@@ -94,10 +94,10 @@ pub struct SoloRx {
 }
 
 impl SoloRx {
-    /// Serves `queue` from `port`.
+    /// Serves `queue` with the frames of `port`.
     ///
     /// # Errors
-    /// [`MemoryError`].
+    /// [`MemoryError`]: the host has no memory for the spill.
     pub fn new(
         queue: DeviceQueue,
         port: Box<dyn PortRx>,
@@ -108,14 +108,14 @@ impl SoloRx {
         Ok(Self { queue, rx, stats: QueueStats::default() })
     }
 
-    /// This queue, of a driver whose headers have `size` bytes.
+    /// The queue of a driver whose headers have `size` bytes.
     #[must_use]
     pub fn with_headers(mut self, size: usize) -> Self {
         self.rx.set_headers(size);
         self
     }
 
-    /// Receives what there is. Returns buffers returned.
+    /// Takes a turn. Returns the number of buffers that were returned.
     pub fn turn(&mut self) -> usize {
         let turn = self.rx.turn(&mut self.queue, &self.stats);
         self.queue.publish();
@@ -123,13 +123,13 @@ impl SoloRx {
         turn.used
     }
 
-    /// Puts every buffer back.
+    /// Puts every buffer back into the ring.
     pub fn let_go(&mut self) {
         self.rx.let_go(&mut self.queue, &self.stats);
         self.queue.publish();
     }
 
-    /// The ring.
+    /// The device side of the ring.
     #[must_use]
     pub fn queue(&self) -> &DeviceQueue {
         &self.queue
@@ -142,7 +142,7 @@ impl Drop for SoloRx {
     }
 }
 
-/// A control queue, whose commands the caller serves.
+/// A control queue without a worker: the caller serves its commands.
 pub struct SoloControl {
     ring: DeviceQueue,
     queue: ControlQueue,
@@ -155,7 +155,7 @@ impl SoloControl {
     /// Serves `ring` as the control queue of a device on `port`, with these features negotiated.
     ///
     /// # Panics
-    /// If the system gives no eventfd.
+    /// If the host has no eventfd to give.
     pub fn new(runtime: &Runtime, ring: DeviceQueue, port: Arc<dyn Port>, features: u64) -> Self {
         let queue_pairs = port.queue_pairs();
         let options = NetOptions {
@@ -183,7 +183,7 @@ impl SoloControl {
         Self { ring, queue, clerk, stats: QueueStats::default(), device }
     }
 
-    /// Serves commands until there are none.
+    /// Serves commands until the ring has none.
     pub fn serve(&mut self, runtime: &Runtime) {
         loop {
             let is_answered = self.queue.answer(&mut self.ring, &self.stats);
@@ -202,20 +202,20 @@ impl SoloControl {
         self.device.0.state().rss.as_ref().map_or(1, |rss| rss.config().pairs())
     }
 
-    /// The device, as the commands have left it.
+    /// The device, as the commands have changed it.
     #[must_use]
     pub fn device(&self) -> &NetDevice {
         &self.device
     }
 
-    /// The ring.
+    /// The device side of the ring.
     #[must_use]
     pub fn queue(&self) -> &DeviceQueue {
         &self.ring
     }
 }
 
-/// True if the filter that `commands` leave passes a frame that starts with `bytes`.
+/// True if the filter that results from `commands` passes a frame that starts with `bytes`.
 #[must_use]
 pub fn passes(mac: MacAddress, filters_vlans: bool, commands: Vec<Command>, bytes: &[u8]) -> bool {
     let mut filter = Filter::new(mac, filters_vlans);

@@ -17,7 +17,7 @@ impl From<Passed> for Done {
     }
 }
 
-/// What tells all the time that a port has finished frames: an eventfd or timer that is never read.
+/// The descriptor that reports finished frames of a port. It is watched always, and never read.
 fn always_watched(done: Readiness<'_>) -> Option<BorrowedFd<'_>> {
     match done {
         Readiness::Fd(fd) => Some(fd),
@@ -170,7 +170,7 @@ impl<R: Chains> Handler<R> for NetRx {
         let awaits_port = !is_gone && has_room && is_open;
         Waits {
             driver: !is_gone && !has_room && is_open,
-            // Without room the port is not watched: it would report the same frame again at once.
+            // Without buffers do not watch the port: it would report the same frame at once.
             port: awaits_port.then_some(Awaited::Input),
             at_ns: limited_ns,
             looks: awaits_port && self.readiness().bell().is_some(),
@@ -209,6 +209,6 @@ impl<R: Chains> Handler<R> for NetRx {
         false
     }
 
-    /// Nothing is left to give up: [`Self::let_go`] was called before.
+    /// Nothing is in flight: [`Self::let_go`] was called before.
     fn abandon(&mut self, _queue: &mut R) {}
 }

@@ -6,12 +6,12 @@ use manyring_engine::stats::QueueStats;
 use manyring_queue::{Chain, Chains};
 use std::vec::Drain;
 
-/// The buffers, and the law that says whether to keep them.
+/// The chains of the present group, and the law that says whether to keep them.
 #[derive(Debug)]
 pub(super) struct Kept {
     law: Law,
     chains: Vec<Chain>,
-    /// Bytes of the frames since the group began, and when that was.
+    /// Bytes of the frames since the group began, and the time when it began.
     bytes: u64,
     since_ns: u64,
 }
@@ -21,7 +21,7 @@ impl Kept {
         Self { law: Law::new(), chains: Vec::new(), bytes: 0, since_ns: 0 }
     }
 
-    /// When the kept buffers must go back; `None` if there are none.
+    /// When the kept buffers must go back; `None`: none are kept.
     pub(super) fn due_ns(&self) -> Option<u64> {
         (!self.chains.is_empty()).then_some(self.since_ns + KEEP_NS_MAX)
     }
@@ -30,7 +30,7 @@ impl Kept {
         self.due_ns().is_some_and(|due_ns| now_ns >= due_ns)
     }
 
-    /// A burst of so many frames and bytes is about to be sent.
+    /// Notes that a burst of `frames` frames and `bytes` bytes is about to be sent.
     #[inline]
     pub(super) fn on_burst(&mut self, now_ns: u64, frames: u64, bytes: u64) {
         if frames > 0 {
@@ -42,7 +42,7 @@ impl Kept {
         self.bytes += bytes;
     }
 
-    /// True if the chains of frames that are sent now are to be kept by [`Self::add`].
+    /// True if the chains of the frames of this burst must be kept by [`Self::add`].
     #[inline]
     pub(super) fn keeps(&self) -> bool {
         self.law.keeps()
@@ -53,8 +53,8 @@ impl Kept {
         self.chains.extend(chains);
     }
 
-    /// Gives the group back if it is complete, has waited for long enough, or buffers are not to be
-    /// kept any more. Returns how many chains these are.
+    /// Returns the group to the driver if it is complete, has waited long enough, or is not to be
+    /// kept any more. The result is the number of chains.
     #[inline]
     pub(super) fn settle(&mut self, queue: &mut impl Chains, now_ns: u64) -> usize {
         let group_max = GROUP_FRAMES_MAX.min(usize::from(queue.size()) / 4);
@@ -65,7 +65,7 @@ impl Kept {
         0
     }
 
-    /// Gives all kept buffers back. Returns how many these are.
+    /// Returns all kept buffers to the driver. The result is their number.
     pub(super) fn give_back(&mut self, queue: &mut impl Chains) -> usize {
         let count = self.chains.len();
         for chain in self.chains.drain(..) {

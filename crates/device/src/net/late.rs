@@ -1,4 +1,4 @@
-//! `Late`: frames that a port still uses when `send` has returned; their chains, and who waits.
+//! `Late`: frames whose memory a port still uses after `send`, and the waits for their return.
 //!
 //! ```text
 //! add              the port has taken a frame and goes on using its memory
@@ -21,16 +21,16 @@ use manyring_queue::{Chain, Chains};
 use manyring_wire::net::RawHeader;
 use std::sync::Arc;
 
-/// A port that has frames and cannot tell when it is done with them is asked again this long after
-/// it was last asked.
+/// If a port cannot report finished frames, `reap` is called this long after the last call while it
+/// has frames.
 const ASK_NS: u64 = 50_000;
-/// A port that rings when it is done with frames is asked after this long: only so that it sees
-/// whoever holds frames for too long.
+/// If a port rings when frames are finished, `reap` is called at least this often, so that the port
+/// can take frames back from a receiver that holds them too long.
 const LOOK_NS: u64 = 50_000_000;
-/// After this long a wait for frames that are with the port is logged.
+/// A wait for frames of a port that takes longer than this is logged.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// A frame that is with the port.
+/// A frame that the port has.
 #[derive(Debug)]
 struct Held {
     chain: Chain,
@@ -38,19 +38,19 @@ struct Held {
     len: usize,
 }
 
-/// Somebody waits for frames of this queue to come back.
+/// A wait for the frames of this queue, which may be logged.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     since_ns: u64,
     is_told: bool,
 }
 
-/// The frames of a transmitq that are with its port.
+/// The frames of a transmitq that its port has.
 #[derive(Debug)]
 pub(super) struct Late {
     frames: Table<Held>,
     count: usize,
-    /// The memory that the frames lie in stays mapped until they are back.
+    /// Keeps the memory of the frames mapped until they are back.
     epochs: Epochs,
     returned: Vec<Returned>,
     memory_lost: bool,
@@ -59,7 +59,7 @@ pub(super) struct Late {
 }
 
 impl Late {
-    /// No frame is with the port of a queue that lies in `memory`.
+    /// For a queue in `memory`, none of whose frames the port has.
     #[cold]
     pub(super) fn new(memory: Arc<GuestMemory>) -> Box<Self> {
         Box::new(Self {
@@ -73,7 +73,7 @@ impl Late {
         })
     }
 
-    /// The port has taken frame `index` of the burst, which has this header, and keeps it.
+    /// Adds frame `index` of the burst, with this header, which the port has taken and keeps.
     pub(super) fn add(&mut self, chain: Chain, frames: &Frames, index: usize, header: RawHeader) {
         let epoch = self.epochs.begin();
         debug_assert!(
@@ -88,7 +88,7 @@ impl Late {
         self.count += 1;
     }
 
-    /// Returns what the port has finished to the driver.
+    /// Returns the frames that the port has finished to the driver.
     pub(super) fn reap(
         &mut self,
         port: &mut dyn PortTx,
@@ -106,8 +106,8 @@ impl Late {
         turn.memory_lost |= std::mem::take(&mut self.memory_lost);
     }
 
-    /// Takes back the frames that the port has not begun to send. True if chains went back to the
-    /// driver.
+    /// Takes back the frames that the port has not begun to send. True if chains were returned to
+    /// the driver.
     pub(super) fn recall(
         &mut self,
         port: &mut dyn PortTx,
@@ -121,8 +121,8 @@ impl Late {
         used > 0
     }
 
-    /// Pushes the chains of all frames that the port has returned, and counts what became of the
-    /// frames. Returns how many chains these are.
+    /// Returns the chains of all frames that have come back, and counts the frames by their
+    /// outcome. The result is the number of chains.
     fn finish(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> usize {
         let (mut used, mut passed) = (0, Tally::default());
         for Returned { token, outcome } in self.returned.drain(..) {
@@ -149,18 +149,18 @@ impl Late {
         used
     }
 
-    /// Serves the queue in `memory` from now on; `fence` is told when no frame that is with the
-    /// port lies in older memory.
+    /// Serves the queue in `memory` from now on; `fence` is answered when the port has no frame in
+    /// older memory any more.
     pub(super) fn retire(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
         self.epochs.retire(memory, fence);
     }
 
-    /// `fence` is told when every frame that is with the port now is back.
+    /// Answers `fence` when every frame that the port has now is back.
     pub(super) fn barrier(&mut self, fence: Fence) {
         self.epochs.barrier(fence);
     }
 
-    /// Chains that came back have been published: answers the fences that waited for them.
+    /// Answers the fences that waited for chains, which are published now.
     #[cold]
     pub(super) fn acknowledge(&mut self) {
         self.epochs.acknowledge();
@@ -169,8 +169,8 @@ impl Late {
         }
     }
 
-    /// How many frames are with the port, if a fence has waited for them long enough to be logged.
-    /// Once for each wait.
+    /// The number of frames that the port has, if a fence has waited for them too long; `None` if
+    /// not, or if this wait was reported before.
     pub(super) fn overdue(&mut self, now_ns: u64) -> Option<usize> {
         if !self.epochs.is_waited_for() {
             return None;
@@ -181,7 +181,7 @@ impl Late {
         (is_long && !std::mem::replace(&mut waiting.is_told, true)).then_some(self.count)
     }
 
-    /// When the queue must take a turn without an event: to ask the port, or to log a long wait.
+    /// When the queue needs a turn without an event: to call `reap`, or to log a long wait.
     pub(super) fn due_ns(&self, port: &dyn PortTx) -> Option<u64> {
         let pause_ns = match port.done() {
             Readiness::Fd(_) => None,
@@ -195,7 +195,7 @@ impl Late {
         [asks_at_ns, tells_at_ns].into_iter().flatten().min()
     }
 
-    /// The queue ends. Memory that the port may still read stays mapped for ever.
+    /// Ends the queue. Memory that the port may still read stays mapped for ever.
     pub(super) fn abandon(mut self, port: &mut dyn PortTx, queue: &mut impl Chains) {
         port.reap(&mut self.returned);
         port.recall(&mut self.returned);
@@ -211,16 +211,16 @@ impl Late {
         }
     }
 
-    /// How many frames are with the port.
+    /// The number of frames that the port has.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.count
     }
 }
 
-/// What a transmitq does with the frames that are with its port.
+/// The part of a transmitq that handles the frames that its port has.
 impl NetTx {
-    /// Gives the chains of frames that the port has finished back to the driver.
+    /// Returns the chains of frames that the port has finished to the driver.
     #[cold]
     pub(crate) fn reap(
         &mut self,
@@ -242,15 +242,15 @@ impl NetTx {
         }
     }
 
-    /// Takes back the frames that the port has not begun to send: they are lost. True if chains
-    /// went back to the driver.
+    /// Takes back the frames that the port has not begun to send, and drops them. True if chains
+    /// were returned to the driver.
     pub(crate) fn recall(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
         let Some(late) = &mut self.late else { return false };
         late.recall(&mut *self.port, queue, stats)
     }
 
-    /// Serves the queue in `memory` from now on; `fence` is told when no frame that is with the
-    /// port lies in older memory.
+    /// Serves the queue in `memory` from now on; `fence` is answered when the port has no frame in
+    /// older memory any more.
     pub(crate) fn retire(&mut self, memory: Arc<GuestMemory>, fence: Fence) {
         self.port.forget();
         match &mut self.late {
@@ -262,7 +262,7 @@ impl NetTx {
         }
     }
 
-    /// `fence` is told when every frame that is with the port now is back.
+    /// Answers `fence` when every frame that the port has now is back.
     pub(crate) fn barrier(&mut self, fence: Fence) {
         match &mut self.late {
             Some(late) => late.barrier(fence),
@@ -270,7 +270,7 @@ impl NetTx {
         }
     }
 
-    /// Chains that came back have been published.
+    /// Notes that returned chains are published.
     #[inline]
     pub(crate) fn acknowledge(&mut self) {
         if let Some(late) = &mut self.late {
@@ -278,30 +278,30 @@ impl NetTx {
         }
     }
 
-    /// When the queue must take a turn for frames that are with the port.
+    /// When the queue needs a turn for frames that the port has.
     pub(crate) fn late_due_ns(&self) -> Option<u64> {
         self.late.as_ref()?.due_ns(&*self.port)
     }
 
-    /// What tells that the port has finished frames.
+    /// The event by which the port reports finished frames.
     pub(crate) fn done(&self) -> Readiness<'_> {
         self.port.done()
     }
 
-    /// False if the port has finished frames that it kept. If not, it rings when it has.
+    /// Arms the port's bell. False: frames are finished already, so the queue must not sleep.
     pub(crate) fn may_sleep(&self) -> bool {
         let has_frames = self.late.as_ref().is_some_and(|late| late.count > 0);
         !has_frames || self.port.done().bell().is_none_or(|bell| bell.alarm().arm())
     }
 
-    /// The queue ends: gives up the frames that are with the port.
+    /// Ends the queue: gives up the frames that the port has.
     pub(crate) fn abandon(&mut self, queue: &mut impl Chains) {
         if let Some(late) = self.late.take() {
             late.abandon(&mut *self.port, queue);
         }
     }
 
-    /// How many frames are with the port.
+    /// The number of frames that the port has.
     #[cfg(test)]
     pub(crate) fn late_count(&self) -> usize {
         self.late.as_ref().map_or(0, |late| late.count())

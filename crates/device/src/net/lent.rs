@@ -1,8 +1,8 @@
 //! A network device whose queues another process serves: its room (docs/design/0021).
 //!
-//! This one keeps the host's interface: it shows the device, does what the operator says, looks
-//! whether the interface is there, and does for the room what a guest may choose. The room has a
-//! [`NetDevice`] of its own, with the guest's session, on a port that asks this one.
+//! The device in this process keeps the host's interface: it is shown to the operator and obeys
+//! him, watches the interface, and makes the calls of the host that the guest may choose. The room
+//! has a [`NetDevice`] of its own, with the guest's session, on a port that asks this device.
 
 use super::{Inner, NetDevice, State};
 use manyring_wire::net::rss::{Rss, RssConfig};
@@ -11,45 +11,45 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use tokio::time::{Instant, sleep_until};
 
-/// What another process serves of the device, and what that one has told.
+/// State of a device whose queues another process serves: its pairs, its guest, and announcements.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Elsewhere {
-    /// The pairs that the host is to use.
+    /// The pairs that the host must use for that process.
     pub(super) pairs: Vec<bool>,
     guest: Guest,
-    /// How often the guest was to be asked to announce itself.
+    /// How often the operator has asked the guest to announce itself.
     announcements: u64,
 }
 
-/// What a guest has chosen that concerns nobody but itself. Only shown.
+/// Choices of a guest that concern only itself, for the operator's display.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Guest {
-    /// The address that its driver has set.
+    /// The MAC address that its driver has set.
     pub mac: Option<MacAddress>,
-    /// Its driver can announce itself, and has left the control queue to the back-end.
+    /// Its driver can announce itself, and its control queue is served by the back-end.
     pub announces: bool,
-    /// The index of its control queue, once that was started.
+    /// The index of its control queue, once it was started.
     pub control: Option<usize>,
 }
 
-/// What a process that serves the queues has to know at each change.
+/// State of the interface that the process which serves the queues must learn at each change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outside {
-    /// The operator has not pulled the guest's cable.
+    /// The operator has the guest's link up.
     pub link_up: bool,
-    /// The interface was deleted, and none of its name is there yet.
+    /// The interface was deleted, and no other one of its name was joined yet.
     pub is_gone: bool,
-    /// How often another interface was joined: its queues are others each time.
+    /// How often another interface was joined: each has new queues.
     pub joins: u64,
-    /// The MTU that the next driver will be told.
+    /// The MTU that the next driver will be told, in bytes.
     pub mtu: Option<u16>,
-    /// How often the operator has wanted the guest to announce itself.
+    /// How often the operator has asked the guest to announce itself.
     pub announcements: u64,
 }
 
 impl NetDevice {
-    /// What whoever serves the queues in another process has to know.
-    /// [`Device::config_changes`](crate::Device::config_changes) says when it is to be asked again.
+    /// The present state of the interface, for the process that serves the queues. It must be read
+    /// again whenever [`Device::config_changes`](crate::Device::config_changes) changes.
     #[must_use]
     pub fn outside(&self) -> Outside {
         let state = self.0.state();
@@ -62,7 +62,7 @@ impl NetDevice {
         }
     }
 
-    /// What the guest has chosen, for whoever shows the device.
+    /// The guest's choices, for the operator's display.
     #[must_use]
     pub fn guest(&self) -> Guest {
         let state = self.0.state();
@@ -73,7 +73,7 @@ impl NetDevice {
         }
     }
 
-    /// Shows what a guest has chosen whose queues are served elsewhere.
+    /// Shows the choices of a guest whose queues another process serves.
     pub fn show_guest(&self, guest: Guest) {
         let mut state = self.0.state();
         state.mac = guest.mac.unwrap_or(self.0.options.mac);
@@ -83,11 +83,11 @@ impl NetDevice {
         state.elsewhere.guest = guest;
     }
 
-    /// Has the host use a pair that another process serves, or not, as soon as the pace of such
-    /// changes allows.
+    /// Attaches a pair that another process serves to the host, or detaches it, as soon as the pace
+    /// of such changes allows (`pace.rs`).
     ///
     /// # Errors
-    /// `EINVAL`: there is no such pair. `EIO`: the host refuses; the log says why.
+    /// `EINVAL`: there is no such pair. `EIO`: the host refuses, and the log says why.
     pub async fn lend_pair(&self, pair: usize, attached: bool) -> Result<(), Errno> {
         if pair >= self.queue_pairs() {
             return Err(Errno::INVAL);
@@ -95,18 +95,18 @@ impl NetDevice {
         self.0.state().elsewhere.lend(pair, attached);
         self.0.apply_pairs().await;
         let state = self.0.state();
-        // While the interface is gone the wish is kept, and the interface that is joined gets it.
+        // While the interface is gone the wish is stored, for the interface joined next.
         match state.is_port_gone || state.attached[pair] == attached {
             true => Ok(()),
             false => Err(Errno::IO),
         }
     }
 
-    /// Has the host deliver to a guest whose queues another process serves what it takes, at the
-    /// pace of [`Self::lend_pair`]: each change takes the host's network lock as well.
+    /// Sets the offloads of frames for a guest whose queues another process serves, at the pace of
+    /// [`Self::lend_pair`]: each change takes the host's network lock as well.
     ///
     /// # Errors
-    /// `EINVAL`: the port delivers no such frames. `EIO`: the host refuses; the log says why.
+    /// `EINVAL`: the port delivers no such frames. `EIO`: the host refuses, and the log says why.
     pub async fn lend_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
         if offloads.guest_features() & !self.0.port.given().guest_features() != 0 {
             return Err(Errno::INVAL);
@@ -122,9 +122,9 @@ impl NetDevice {
         if follows { Ok(()) } else { Err(Errno::IO) }
     }
 
-    /// Has the host deliver frames by the pairs that the hash of a guest chooses whose queues
+    /// Makes the host deliver frames by the pairs that the hash of a guest chooses whose queues
     /// another process serves, at the pace of [`Self::lend_pair`]: each change loads a program.
-    /// `None`: as the host likes.
+    /// `None`: the host chooses.
     ///
     /// # Errors
     /// `EINVAL`: the port cannot, or has too few pairs. `EIO`: the host refuses; the log says why.
@@ -150,7 +150,7 @@ impl NetDevice {
         Err(Errno::IO)
     }
 
-    /// The process that served the queues is gone: the host uses none of them any more.
+    /// Detaches all pairs from the host, because the process that served the queues is gone.
     pub async fn take_back(&self) {
         let _ = self.lend_rss(None).await;
         self.0.state().elsewhere.pairs.clear();
@@ -175,7 +175,7 @@ impl Elsewhere {
 }
 
 impl State {
-    /// Asks a guest that is served elsewhere to announce itself. False if its driver cannot.
+    /// Asks a guest that another process serves to announce itself. False: its driver cannot.
     pub(super) fn announce_elsewhere(&mut self) -> bool {
         let can = self.elsewhere.guest.announces;
         self.elsewhere.announcements += u64::from(can);
@@ -184,7 +184,7 @@ impl State {
 }
 
 impl Inner {
-    /// Counts an interface that was joined in place of another one.
+    /// Counts an interface that was joined in place of a deleted one.
     pub(super) fn count_join(&self) {
         self.state().joins += 1;
     }

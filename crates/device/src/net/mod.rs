@@ -1,11 +1,11 @@
-//! `NetDevice`: a virtio network device (virtio 1.3 §5.1): queue pairs, features, config space,
-//! and what its guest has set.
+//! `NetDevice`: a virtio network device (virtio 1.3 §5.1): queue pairs, features, config space, and
+//! the settings of its guest.
 //!
 //! The control thread owns the state of a device: sessions, the control queue and the control API
-//! change it, and hand each running queue what it follows (`Rules`, coalescing, enabled or not).
-//! There are two kinds of front-ends. One keeps the control queue for itself (QEMU, Cloud
-//! Hypervisor) and says by `SET_VRING_ENABLE` which pairs are in use. The other leaves the control
-//! queue to us (UML, crosvm) and starts its ring: then the command `VQ_PAIRS_SET` says so as well.
+//! change it, and pass each running queue the part that it follows (`Rules`, coalescing, enabled).
+//! There are two kinds of front-ends. One serves the control queue itself (QEMU, Cloud Hypervisor)
+//! and says by `SET_VRING_ENABLE` which pairs are in use. The other leaves the control queue to the
+//! back-end (UML, crosvm) and starts its ring: then `VQ_PAIRS_SET` says so as well.
 
 mod config;
 mod control;
@@ -67,15 +67,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-/// Ethernet header and VLAN tag.
+/// Bytes of an Ethernet header with a VLAN tag.
 const ETHERNET_SIZE: usize = 14 + 4;
 
-/// How a network device looks to the guest.
+/// The properties of a network device, as the operator configures them.
 #[derive(Clone, Debug)]
 pub struct NetOptions {
     /// Name in the configuration.
     pub name: String,
-    /// Queue pairs, 1 to 127: these and the control queue are as many vrings as a message can name.
+    /// Queue pairs, 1 to 127: with the control queue, no more vrings than a message can name.
     pub queue_pairs: usize,
     /// MAC address.
     pub mac: MacAddress,
@@ -87,14 +87,14 @@ pub struct NetOptions {
     pub moderation: Moderation,
     /// When the buffers of transmitted frames go back to the driver.
     pub reclaim: Reclaim,
-    /// What may be left unfinished, of what the port takes and gives.
+    /// The offloads of the port that the device uses.
     pub offload: Offload,
-    /// Offer to report the hash of each frame (`VIRTIO_NET_F_HASH_REPORT`), which costs a driver
-    /// that takes the offer the short way of received frames.
+    /// Offer to report the hash of each frame (`VIRTIO_NET_F_HASH_REPORT`). The frames of a driver
+    /// that accepts it are received by a slower path.
     pub hash_report: bool,
 }
 
-/// What a turn of a network queue did.
+/// The result of a turn of a network queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Turn {
     /// Frames taken from the guest or the port.
@@ -104,41 +104,41 @@ pub(crate) struct Turn {
     pub(crate) frames: usize,
     /// Guest memory was cut away.
     pub(crate) memory_lost: bool,
-    /// The burst is not over: it goes on in the next turn, without a kick.
+    /// The burst is not over: it continues in the next turn, without a kick.
     pub(crate) has_more: bool,
 }
 
-/// What the control thread knows of one virtqueue.
+/// The control thread's state of one virtqueue.
 #[derive(Clone, Debug, Default)]
 struct Vq {
-    /// It has been started and not stopped.
+    /// The queue was started and not stopped.
     is_started: bool,
-    /// It is our control queue, or was when it was last started.
+    /// It is the control queue that this device serves, or was when it was last started.
     is_control: bool,
-    /// The front-end has enabled it.
+    /// The front-end has enabled the queue.
     is_enabled: bool,
-    /// Its worker was told to serve it.
+    /// The worker was told to serve the queue.
     is_served: bool,
     route: Weak<Route>,
-    /// The coalescing that the driver has set for it, if any.
+    /// The coalescing that the driver has set for the queue, if any.
     coalescing: Option<Coalescing>,
-    /// What its driver has set came from another process, and its ring has not begun here.
+    /// The driver's settings came from another process, and the ring was not started here yet.
     is_restored: bool,
 }
 
-/// What is set, by the guest and by the operator.
+/// The settings of the guest and of the operator, and the state of the host's interface.
 #[derive(Debug)]
 struct State {
     features: u64,
-    /// How many drivers there have been: each begins with nothing set.
+    /// The number of drivers so far: each begins with nothing set.
     drivers: u64,
-    /// The operator has not pulled the guest's cable.
+    /// The operator has the guest's link up.
     link_up: bool,
-    /// The guest and the operator are shown that: not until the queues pass frames.
+    /// The link's state that guest and operator see: up only once the queues pass frames.
     is_link_shown: bool,
     /// The host's interface was deleted: the guest's link is down until it is joined again.
     is_port_gone: bool,
-    /// The guest and the operator are shown the loss: until the queues are served again.
+    /// The loss of the interface is shown to guest and operator, until the queues are served again.
     is_loss_shown: bool,
     announces: bool,
     mac: MacAddress,
@@ -149,24 +149,24 @@ struct State {
     mtu_front_end: Option<u16>,
     filter: Option<Filter>,
     given: Offloads,
-    /// The front-end has left the control queue to us, and its ring runs.
+    /// The front-end has left the control queue to this device, and its ring runs.
     has_control: bool,
-    /// Pairs that `VQ_PAIRS_SET` has set; applies while our control queue runs.
+    /// Pairs that `VQ_PAIRS_SET` has set; valid while the control queue runs here.
     pairs_in_use: usize,
-    /// By which pair each frame comes, if `RSS_CONFIG` was set after `VQ_PAIRS_SET`.
+    /// The pair of each frame, if `RSS_CONFIG` was set after `VQ_PAIRS_SET`.
     rss: Option<Arc<Rss>>,
     /// The hash that the driver has set last.
     hash: Option<Arc<Hasher>>,
     coalescing_tx: Option<Coalescing>,
     coalescing_rx: Option<Coalescing>,
     vqs: Vec<Vq>,
-    /// What another process has saved for the driver whose features come next.
+    /// The state that another process has saved, for the driver whose features come next.
     awaited: Option<Arrival>,
-    /// What the host was last told: the pairs that it may use, and what it may leave unfinished.
+    /// The settings that the host was last told: pairs in use, offloads, and hash.
     attached: Vec<bool>,
     host_given: Option<Offloads>,
     host_rss: Option<Arc<Rss>>,
-    /// How often an interface was joined in place of one that had gone.
+    /// How often an interface was joined in place of a deleted one.
     joins: u64,
     elsewhere: Elsewhere,
 }
@@ -175,27 +175,27 @@ struct State {
 #[derive(Debug)]
 pub struct NetDevice(Arc<Inner>);
 
-/// Shared with the task that obeys the commands of the control queue.
+/// The part of a device that the task which obeys the control queue's commands uses too.
 #[derive(Debug)]
 struct Inner {
     options: NetOptions,
     port: Arc<dyn Port>,
     pool: Arc<Pool>,
-    /// The rules of all running queues.
+    /// The rules that all running queues follow.
     live: Arc<Live<Rules>>,
     limit: Arc<Limit>,
     state: Mutex<State>,
-    /// Held while the host is called, which may take long, so that its calls come one after the
-    /// other. Each call uses the state at that time, so the last one has the newest state.
+    /// Held during calls of the host, which may take long, so that they are made one after another.
+    /// Each call uses the state at that time, so that the last one has the newest state.
     host: tokio::sync::Mutex<Pace>,
-    /// Held while workers are told something, so that they are told one thing after the other, and
-    /// never during a call of the host. Where both locks are taken, this one is taken second.
+    /// Held while workers are told of changes, one after another, and never during a call of the
+    /// host. Where both locks are taken, this one is taken second.
     told: tokio::sync::Mutex<()>,
     stats: Vec<Arc<QueueStats>>,
     changes: watch::Sender<u64>,
-    /// Told when the host's interface may have gone, or may be back.
+    /// Notified when the host's interface may have been deleted, or may be back.
     port_hint: Notify,
-    /// Who keeps what the driver sets by the control queue.
+    /// The keeper of the settings that the driver makes by the control queue.
     keeper: Mutex<Option<Arc<dyn StateKeeper>>>,
 }
 
@@ -258,7 +258,7 @@ impl NetDevice {
         &self.0.port
     }
 
-    /// The MAC address as it is now: the driver may have changed it.
+    /// The present MAC address, which the driver may have changed.
     #[must_use]
     pub fn mac(&self) -> MacAddress {
         self.0.state().mac
@@ -276,24 +276,24 @@ impl NetDevice {
         self.0.options.queue_pairs
     }
 
-    /// Queue pairs that the host may use now. Does not wait for a change that is under way.
+    /// Queue pairs that the host may use now. Does not wait for a change under way.
     #[must_use]
     pub fn attached_pairs(&self) -> usize {
         self.0.state().attached.iter().filter(|attached| **attached).count()
     }
 
-    /// True if virtqueue `index` is our control queue, or was when it was last started. Its index
-    /// depends on what was negotiated (§5.1.2): without `VIRTIO_NET_F_MQ` it is the third.
+    /// True if virtqueue `index` is the control queue served here, or was at its last start. Its
+    /// index depends on the features (§5.1.2): without `VIRTIO_NET_F_MQ` it is the third queue.
     #[must_use]
     pub fn is_control_queue(&self, index: usize) -> bool {
         self.0.state().vqs.get(index).is_some_and(|vq| vq.is_control)
     }
 
     /// Sets the host's MTU, and the MTU that the guest is told when it next starts its device: a
-    /// driver that runs keeps the MTU that it was told (§5.1.4.2). A port without an MTU is fine.
+    /// running driver keeps the MTU that it was told (§5.1.4.2). A port may have no MTU.
     ///
     /// # Errors
-    /// `EINVAL`: `mtu` is below 68. Any other comes from the host.
+    /// `EINVAL`: `mtu` is below 68. Any other: the error of the host.
     pub async fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
         if !is_mtu(mtu) {
             return Err(Errno::INVAL);
@@ -322,7 +322,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rules of running queues, from the state as it is now.
+    /// The rules of running queues that follow from the present state.
     fn rules(&self) -> Rules {
         let state = self.state();
         let has_mtu = state.features & VIRTIO_NET_F_MTU != 0;
@@ -342,7 +342,7 @@ impl Inner {
         }
     }
 
-    /// Tells the port which unfinished frames the guest takes. False if the port refuses.
+    /// Tells the port which offloads the guest accepts. False: the port refuses.
     async fn apply_offloads(&self) -> bool {
         let _calls = self.host.lock().await;
         loop {
@@ -364,7 +364,7 @@ impl Inner {
         }
     }
 
-    /// Index of our control queue, if the driver wants one.
+    /// Index of the control queue, if the driver has negotiated one.
     fn control_index(&self, features: u64) -> Option<usize> {
         let has = features & VIRTIO_NET_F_CTRL_VQ != 0;
         has.then(|| controlq(features, self.options.queue_pairs))

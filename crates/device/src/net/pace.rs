@@ -1,10 +1,10 @@
-//! `Pace`: how often a device may have the host change which of its queues are in use.
+//! `Pace`: bounds how often a device may make the host change the queues in use.
 //!
 //! Each change takes the host's network lock, which all guests of the host share, and waits for a
-//! grace period of the kernel. A guest whose VMM keeps the control queue asks for changes with
-//! `VQ_PAIRS_SET`, and the VMM turns each into messages of ours; a front-end can send them by
-//! itself. So a device has some changes free, enough to come and go several times, and regains them
-//! slowly. Beyond these it rests after each change for a multiple of what the change took.
+//! grace period of the kernel. A guest whose VMM serves the control queue causes changes by
+//! `VQ_PAIRS_SET`, which the VMM turns into vhost-user messages; a front-end can also send these by
+//! itself. So a device has some free changes, enough to start and stop several times, and regains
+//! them slowly. Beyond these it rests after each change for a multiple of the change's time.
 
 use manyring_engine::Rate;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use tokio::time::Instant;
 
 /// Free changes for each queue pair: attached and detached, four times.
 const FREE_OF_PAIR: u32 = 8;
-/// A free change is regained after so long.
+/// The time after which one free change is regained.
 const REGAIN: Duration = Duration::from_millis(100);
-/// The rest after a change that is not free: so many times what the change took, [`REST_MAX`] at
-/// most. So a device has the lock for a fifth of the time, and for more only where a change takes
-/// longer than 25 ms.
+/// The rest after a change that is not free: this many times the time of the change, [`REST_MAX`]
+/// at most. So a device has the lock for a fifth of the time, or for more if a change takes longer
+/// than 25 ms.
 pub(super) const REST: u32 = 4;
 pub(super) const REST_MAX: Duration = Duration::from_millis(100);
 
@@ -28,7 +28,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// A device with so many queue pairs.
+    /// The pace of a device with `pairs` queue pairs.
     pub(super) fn new(pairs: usize, now: Instant) -> Self {
         let free = FREE_OF_PAIR * u32::try_from(pairs).unwrap_or(u32::MAX / FREE_OF_PAIR);
         Self { free: Rate::of(free, REGAIN, now), rests_until: now }
@@ -39,7 +39,7 @@ impl Pace {
         self.rests_until
     }
 
-    /// A change was made.
+    /// Notes that a change was made between these times.
     pub(super) fn changed(&mut self, began: Instant, ended: Instant) {
         if self.free.due() <= began {
             self.free.charge(REGAIN, began);
@@ -53,7 +53,7 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Makes `count` changes as soon as the pace allows; each takes `took`. When the last ended.
+    /// Makes `count` changes at the pace; each takes `took`. Returns when the last one ended.
     fn make(pace: &mut Pace, count: u32, took: Duration, mut now: Instant) -> Instant {
         for _ in 0..count {
             now = now.max(pace.next());
@@ -67,14 +67,14 @@ mod tests {
     fn who_changes_without_end_has_the_host_for_a_fifth_of_the_time() {
         let (took, start) = (Duration::from_millis(5), Instant::now());
         let mut pace = Pace::new(2, start);
-        // Some are regained meanwhile, and at once again free.
+        // Some free changes are regained while these are made.
         let end = make(&mut pace, 16, took, start);
         assert_eq!(end - start, took * 16, "those are free");
         let later = make(&mut pace, 1000, took, end) - end;
         let share = (took * 1000).as_secs_f64() / later.as_secs_f64();
-        // A free one in each 100 ms, and a fifth of what is left.
+        // One free change in each 100 ms, and a fifth of the remaining time.
         assert!((0.2..0.25).contains(&share), "{share}");
-        // A host that takes a second for a change is not left alone for four.
+        // After a change that takes a second, the rest is 100 ms and not four seconds.
         let mut pace = Pace::new(1, start);
         let second = Duration::from_secs(1);
         make(&mut pace, FREE_OF_PAIR, Duration::ZERO, start);

@@ -1,4 +1,4 @@
-//! Which queue pairs are in use: starts, stops and enables virtqueues, and lets the port follow.
+//! The queue pairs in use: starts, stops and enables virtqueues, and attaches pairs to the host.
 
 use super::pace::Pace;
 use super::{Inner, NetDevice, NetRx, NetTx, Rules, State};
@@ -30,7 +30,7 @@ fn rarp(mac: MacAddress) -> Vec<u8> {
     frame
 }
 
-/// The driver's coalescing parameters, as limits of the engine.
+/// The driver's coalescing parameters, as limits for the engine.
 fn limits(wish: Option<Coalescing>) -> Option<Limits> {
     wish.map(|wish| Limits { count_max: wish.packets_max, delay_us_max: wish.delay_us_max })
 }
@@ -40,15 +40,15 @@ fn no_memory(_: MemoryError) -> StartError {
 }
 
 impl State {
-    /// True if the virtqueue runs, is enabled, its pair is in use, and its port is there.
+    /// True if the virtqueue runs and is enabled, its pair is in use, and its port exists.
     fn serves(&self, index: usize) -> bool {
         let in_use = !self.has_control || index / 2 < self.pairs_in_use;
         let in_use = in_use && !self.is_port_gone;
         self.vqs.get(index).is_some_and(|vq| vq.is_started && vq.is_enabled && in_use)
     }
 
-    /// The next pair whose use by the host must change, and whether the host is to use it. Pairs
-    /// that are `is_refused` are left out.
+    /// The next pair that must be attached to the host or detached, and which of the two. Pairs
+    /// that are `is_refused` are skipped.
     fn next_pair(&self, is_refused: &[bool]) -> Option<(usize, bool)> {
         let elsewhere = |pair| !self.is_port_gone && self.elsewhere.serves(pair);
         let wanted = |pair| self.serves(pair * 2) || self.serves(pair * 2 + 1) || elsewhere(pair);
@@ -59,8 +59,8 @@ impl State {
 }
 
 impl NetDevice {
-    /// What the device may pass in a second. Queues that run take a change of it when they are told
-    /// to ([`Pool::refresh`](manyring_engine::Pool::refresh)).
+    /// The limit on packets and bytes per second. After a change, running queues follow it only
+    /// when [`Pool::refresh`](manyring_engine::Pool::refresh) tells them.
     #[must_use]
     pub fn limit(&self) -> &Arc<Limit> {
         &self.0.limit
@@ -151,7 +151,7 @@ impl Inner {
         Ok(tx.limited(self.limit.clone()))
     }
 
-    /// Makes new rules of the present state. The caller must tell the queues that run.
+    /// Makes new rules from the present state. The caller must tell the running queues.
     fn renew_rules(&self) -> Arc<Rules> {
         self.live.set(self.rules());
         self.live.load()
@@ -164,7 +164,7 @@ impl Inner {
         self.apply_pairs().await;
     }
 
-    /// A virtqueue has stopped, or did not start.
+    /// Notes that a virtqueue has stopped, or did not start.
     pub(super) async fn stopped(&self, index: usize, is_control: bool) {
         {
             let mut state = self.state();
@@ -182,18 +182,18 @@ impl Inner {
     /// Serves the queues of the pairs in use and no others. A pair is attached before its queues
     /// begin to be served, and detached after they have ended. False if the port refuses a change.
     pub(super) async fn apply_pairs(&self) -> bool {
-        // First what needs no call of the host: it does not wait for one.
+        // First make the changes that need no call of the host, and so wait for none.
         self.tell_served(|state, pair| state.attached[pair]).await;
         let mut pace = self.host.lock().await;
         let follows = self.attach(&mut pace).await;
-        // Pairs that the host has refused are served too: frames pass one way at least.
+        // Serve pairs that the host has refused as well: frames pass in one direction at least.
         self.tell_served(|_, _| true).await;
         follows
     }
 
-    /// Serves the pairs in use, and has the port spread frames over them as the guest has set it.
-    /// No frame goes to a pair that is out of use: the port is told of a hash when its pairs are
-    /// served, and forgets one before pairs are taken out of use. False if the port refuses.
+    /// Serves the pairs in use, and lets the port spread frames over them as the guest has set it.
+    /// No frame goes to a pair out of use: the port is told of a hash after its pairs are served,
+    /// and forgets it before pairs are taken out of use. False: the port refuses.
     pub(super) async fn apply_steering(&self) -> bool {
         if self.state().rss.is_some() {
             return self.apply_pairs().await && self.apply_rss().await;
@@ -202,10 +202,10 @@ impl Inner {
         self.apply_pairs().await && forgets
     }
 
-    /// Has the port choose the pair of each frame as the guest has set it. False if it refuses.
+    /// Lets the port choose the pair of each frame as the guest has set. False: it refuses.
     pub(super) async fn apply_rss(&self) -> bool {
-        // Most often there is no hash: then a host that is late is not waited for. Whoever tells
-        // the host of another hash just now looks again afterwards.
+        // Most often there is no hash: do not wait for a slow host then. A task that tells the host
+        // of another hash at this moment looks again afterwards.
         let is_told = {
             let state = self.state();
             state.rss == state.host_rss
@@ -255,13 +255,13 @@ impl Inner {
         }
     }
 
-    /// Has the host use the pairs that are served, and no others. False if it refuses any change.
-    /// The caller holds `host`.
+    /// Attaches the pairs that are served to the host, and detaches the others. False: the host has
+    /// refused a change. The caller holds `host`.
     async fn attach(&self, pace: &mut Pace) -> bool {
         let mut is_refused = vec![false; self.options.queue_pairs];
         while self.state().next_pair(&is_refused).is_some() {
             sleep_until(pace.next()).await;
-            // What is wanted may have changed meanwhile.
+            // The wanted pairs may have changed during the sleep.
             let next = self.state().next_pair(&is_refused);
             let Some((pair, wanted)) = next else { break };
             let (port, began) = (self.port.clone(), Instant::now());
@@ -281,7 +281,7 @@ impl Inner {
         !is_refused.contains(&true)
     }
 
-    /// Gives running queues the present rules; returns when they follow them.
+    /// Makes running queues take the present rules; returns when they follow them.
     pub(super) async fn push_rules(&self) {
         let _told = self.told.lock().await;
         self.renew_rules();
@@ -294,7 +294,7 @@ impl Inner {
         self.state().vqs.iter().filter_map(|vq| vq.route.upgrade()).collect()
     }
 
-    /// Gives virtqueues their coalescing parameters; returns when they have them.
+    /// Gives virtqueues their coalescing parameters; returns when they follow them.
     pub(super) async fn push_coalescing(&self, indices: &[usize]) {
         let _told = self.told.lock().await;
         for index in indices {

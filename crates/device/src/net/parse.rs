@@ -1,4 +1,4 @@
-//! What the driver put into a transmitq: a chain as a frame with a checked header.
+//! Parses a chain of a transmitq into a frame with a checked header (virtio 1.3 §5.1.6.2).
 
 use super::tally::Tally;
 use manyring_backend::net::{Frames, Token};
@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 /// Shortest frame: an Ethernet header.
 const FRAME_SIZE_MIN: usize = 14;
 
-/// Why a chain holds no frame.
+/// Why a chain does not hold a frame.
 pub(super) enum Wrong {
     Short,
     TooLong,
@@ -19,7 +19,7 @@ pub(super) enum Wrong {
 /// Copies the header of `SIZE` bytes once, checks it, and adds the frame behind it to the
 /// burst, under `token`.
 ///
-/// [`HEADER_SIZE`] bytes are copied also where the header is shorter. Then the last two, which are
+/// [`HEADER_SIZE`] bytes are copied even if the header is shorter. Then the last two, which are
 /// `num_buffers` in a long header, belong to the frame: the check ignores that field (§5.1.6.2).
 #[inline(always)]
 #[allow(

@@ -6,21 +6,21 @@ use manyring_wire::net::flow::FLOW_BYTES;
 use manyring_wire::net::rss::{Hash, Hasher};
 use manyring_wire::net::{HEADER_SIZE, LEGACY_HEADER_SIZE, RawHeader};
 
-/// Pieces of one receive buffer at most: they must fit one system call with the spill.
+/// Pieces of one receive buffer at most: with the spill they must fit one system call.
 const PIECES_MAX: usize = 512;
 
-/// How much a receiveq pops in one turn: with as many slices and empty descriptors it pops no
-/// further buffers. A guest may post buffers of twelve bytes that have two thousand descriptors
-/// each, and a frame of 64 KiB needs thousands of them. In the buffers that Linux posts all frames
-/// of a turn have some four hundred.
+/// Slices and empty descriptors that a turn may pop: after this many it pops no further buffers. A
+/// guest may post buffers of twelve bytes that have two thousand descriptors each, and a frame of
+/// 64 KiB needs thousands of them. In the buffers that Linux posts all frames of a turn have some
+/// four hundred.
 const WALKED_MAX: usize = 4096;
 
 /// A receive buffer of the guest that waits for a frame.
 #[derive(Debug)]
 struct Buffer {
-    /// `None` once it was given back.
+    /// `None` once the buffer was returned.
     chain: Option<Chain>,
-    /// How many of [`Posted::pieces`] belong to it: most often one.
+    /// Pieces of [`Posted::pieces`] that belong to the buffer: most often one.
     pieces: usize,
     size: usize,
 }
@@ -28,7 +28,7 @@ struct Buffer {
 /// The buffers that were popped and not yet filled.
 #[derive(Debug)]
 pub(super) struct Posted {
-    /// A frame may fill several buffers.
+    /// A frame may fill several buffers (`VIRTIO_NET_F_MRG_RXBUF`).
     is_mergeable: bool,
     /// Bytes of the header before each frame in the guest's buffers.
     header_size: usize,
@@ -39,7 +39,7 @@ pub(super) struct Posted {
     pieces: SliceQueue,
     /// Bytes of all buffers.
     size: usize,
-    /// What the present turn has popped, in slices and empty descriptors.
+    /// Slices and empty descriptors that the present turn has popped.
     walked: usize,
 }
 
@@ -57,18 +57,18 @@ impl Posted {
         }
     }
 
-    /// No buffer is posted yet.
+    /// Sets the header size, before any buffer is posted.
     pub(super) fn set_header_size(&mut self, size: usize) {
         self.header_size = size;
     }
 
-    /// A turn begins.
+    /// Begins a turn.
     #[inline]
     pub(super) fn begin_turn(&mut self) {
         self.walked = 0;
     }
 
-    /// True if the present turn has popped as much as one may: further buffers wait for the next.
+    /// True if the present turn has popped [`WALKED_MAX`] slices: it pops no more buffers.
     #[inline]
     pub(super) fn is_spent(&self) -> bool {
         self.walked >= WALKED_MAX
@@ -113,7 +113,7 @@ impl Posted {
         &self.pieces
     }
 
-    /// True if a frame of `size` bytes with its header fits what was popped.
+    /// True if a frame of `size` bytes, header included, fits the popped buffers.
     #[inline]
     pub(super) fn fits(&self, size: usize) -> bool {
         if self.is_mergeable {
@@ -122,13 +122,13 @@ impl Posted {
         self.buffers.front().is_some_and(|buffer| size <= buffer.size)
     }
 
-    /// True if the posted buffers have as many pieces as half the ring has entries: the driver may
-    /// have nothing to add, so a frame must not wait for more.
+    /// True if the posted buffers have half as many pieces as the ring has entries: the driver may
+    /// have no more to post, so a frame must not wait for more.
     pub(super) fn has_most(&self) -> bool {
         self.pieces.len() >= self.ring_size / 2
     }
 
-    /// Pops further buffers. False: there are none, the turn is spent, or the ring is broken.
+    /// Pops further buffers. False: the ring has none or is broken, or the turn is spent.
     #[inline]
     pub(super) fn pop(&mut self, queue: &mut impl Chains) -> bool {
         if self.is_spent() {
@@ -163,7 +163,7 @@ impl Posted {
         if writable.len() > PIECES_MAX {
             queue.latch_fault(QueueError::Request("receive buffer in more than 512 pieces"));
         }
-        // After a fault no buffer is filled any more; this one is put back when the queue ends.
+        // After a fault no buffer is filled; this one is put back when the queue ends.
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         if let Some(first) = writable.first() {
             first.prefetch_for_write();
@@ -175,10 +175,10 @@ impl Posted {
         self.buffers.push(Buffer { chain: Some(chain), pieces: writable.len(), size });
     }
 
-    /// Copies the payload of a frame that fits into the next buffers, behind where its header goes.
+    /// Copies the payload of a frame that fits to the next buffers, behind the place of its header.
     #[inline]
     pub(super) fn write_payload(&self, payload: &[GuestSlice<'_>]) {
-        // Most often a frame lies in one piece and fits the first of a buffer.
+        // Most often a frame is one piece and fits the first piece of a buffer.
         if let [payload] = payload
             && let Some(first) = self.pieces.piece(0)
             && let first = first[0]
@@ -190,14 +190,14 @@ impl Posted {
         copy_between(self.pieces.iter(), self.header_size, payload);
     }
 
-    /// The short way of most frames: copies a finished frame with `len` bytes of payload into the
-    /// first posted buffer and returns that buffer to the driver. True if it did. Otherwise nothing
-    /// has changed, and the frame takes the general way: it is unfinished, its header or its
-    /// payload lies in several slices, or the buffer is too small or lies in several pieces. For
-    /// headers of [`HEADER_SIZE`] only.
+    /// The fast path of most frames: copies a finished frame with `len` bytes of payload to the
+    /// first posted buffer and returns that buffer to the driver: true. Otherwise nothing has
+    /// changed, and the frame takes the general path: it is unfinished, its header or its payload
+    /// lies in several slices, or the buffer is too small or has several pieces. For headers of
+    /// [`HEADER_SIZE`] only.
     ///
     /// It stores little on the stack, on purpose. A CPU holds some sixty stores that have not
-    /// reached the cache yet, and a store to the guest's buffer stays among them until the driver's
+    /// reached the cache yet, and a store to the guest's buffer is among them until the driver's
     /// CPU has given up the line. The fewer other stores a frame has, the more frames can wait for
     /// their lines at the same time.
     #[inline(always)]
@@ -216,8 +216,8 @@ impl Posted {
     }
 
     /// As [`Self::push_plain`], for a frame of another guest, whose first bytes were copied when
-    /// they were checked: they lie apart from the rest. A function of its own, because a further
-    /// case there costs the frames of all other ports fifteen instructions.
+    /// they were checked, and lie apart from the rest. A separate function, because this case would
+    /// cost the frames of all other ports fifteen instructions there.
     #[inline(never)]
     pub(super) fn push_headed(
         &mut self,
@@ -233,7 +233,7 @@ impl Posted {
         })
     }
 
-    /// Writes `header`, and by `write` what is behind it, to the first buffer, and returns that.
+    /// Writes `header` to the first buffer, the payload by `write`, and returns the buffer.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as in `push_frame`")]
     fn push_one(
@@ -261,9 +261,9 @@ impl Posted {
         true
     }
 
-    /// Returns the buffers that hold a frame of `size` bytes with its header, which is written
-    /// first: the driver sees all of them at once, when the ring is published. `header` gives it
-    /// for as many buffers. Returns how many.
+    /// Returns the buffers of a frame of `size` bytes, header included. The header is written
+    /// first, by `header` for their number: the driver sees all buffers at once, when the ring is
+    /// published. The result is their number.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "a call costs 6 % of a received frame")]
     pub(super) fn push_frame(
@@ -282,7 +282,7 @@ impl Posted {
         self.push_several(queue, size, count)
     }
 
-    /// Returns the first buffer, with at most `left` bytes in it. Returns how many there are.
+    /// Returns the first buffer with `left` bytes in it at most, and the number of these bytes.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as above")]
     fn push_front(&mut self, queue: &mut impl Chains, left: usize) -> usize {
@@ -308,7 +308,7 @@ impl Posted {
         count
     }
 
-    /// How many buffers a frame of `size` bytes fills.
+    /// The number of buffers that a frame of `size` bytes fills.
     fn count_for(&self, size: usize) -> usize {
         let (mut left, mut count) = (size, 0);
         for buffer in self.buffers.as_slice() {
@@ -321,7 +321,7 @@ impl Posted {
         count
     }
 
-    /// Writes the header to where the next frame begins in the guest.
+    /// Writes the header to the place where the next frame begins in the guest.
     #[inline]
     fn write_header(&self, header: &[u8; HEADER_SIZE]) {
         // A posted buffer is not shorter than a header, which most often lies in its first piece.
@@ -348,7 +348,7 @@ impl Posted {
         }
     }
 
-    /// The posted buffers from byte `at` on.
+    /// The pieces of the posted buffers from byte `at` on.
     fn pieces_from(&self, at: usize) -> impl Iterator<Item = GuestSlice<'_>> {
         let mut skip = at;
         self.pieces.iter().map(move |piece| {
@@ -376,8 +376,8 @@ impl Posted {
         self.write_at(HEADER_SIZE, &hash.emit());
     }
 
-    /// Puts every buffer back into the ring, the newest first, and holds nothing of guest memory
-    /// after that.
+    /// Puts every buffer back into the ring, the newest first. No reference to guest memory is left
+    /// afterwards.
     pub(super) fn let_go(&mut self, queue: &mut impl Chains) {
         while let Some(buffer) = self.buffers.pop_back() {
             if let Some(chain) = buffer.chain {

@@ -1,4 +1,4 @@
-//! The host's interface goes, and is joined again when one of its name is back.
+//! Watches the host's interface, and joins it again when it was deleted and made anew.
 //!
 //! ```text
 //! there:  a hint comes (a change of the interface, a queue that cannot read)? ask the port
@@ -7,10 +7,10 @@
 //!         it has? as a start does: offloads, pairs, link; then the guest's link is up again
 //! ```
 //! 1. Queues are disabled while the port is gone, as if their pairs were out of use. Frames that
-//!    the guest sends are dropped and counted, no worker waits for a file that leads nowhere, and a
-//!    session that starts meanwhile starts as always.
-//! 2. Nothing is asked while there is no hint, so a device whose interface stays costs nothing. Of
-//!    an interface in another network namespace there are no hints: it is looked at now and then.
+//!    the guest sends are dropped and counted, no worker waits for a file that is dead, and a
+//!    session that starts in this time starts as always.
+//! 2. The port is asked only after a hint, so that a device whose interface stays costs nothing. An
+//!    interface in another network namespace causes no hints: it is asked every five seconds.
 
 use super::{Inner, NetDevice, State};
 use manyring_backend::net::tap::TapError;
@@ -22,14 +22,14 @@ use tokio::time::{Instant, timeout};
 
 /// How often an interface that is gone is looked for without a hint.
 const RETRY: Duration = Duration::from_secs(1);
-/// How often an interface is looked at whose changes the host does not report.
+/// How often an interface is asked whose changes the host does not report.
 const LOOK: Duration = Duration::from_secs(5);
-/// Hints that come sooner after one another are one.
+/// Hints that come within this time count as one.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A further loss is logged only so long after the last one that was.
+/// The shortest time between two losses of the interface that are logged.
 const LOG_PAUSE: Duration = Duration::from_secs(10);
 
-/// What was logged, so that it is not logged again and again.
+/// The state of the log: the last loss, further ones, and why joining fails.
 #[derive(Debug, Default)]
 struct Told {
     lost_at: Option<Instant>,
@@ -38,7 +38,7 @@ struct Told {
 }
 
 impl Told {
-    /// True if this loss is to be logged.
+    /// True if this loss must be logged.
     fn lose(&mut self) -> bool {
         let now = Instant::now();
         self.losses.fetch_add(1, Ordering::Relaxed);
@@ -68,9 +68,9 @@ impl NetDevice {
         self.0.state().is_link_up()
     }
 
-    /// Pulls the guest's cable, or plugs it in. While the cable is out, nothing passes. A driver
-    /// sends as soon as it sees its link up, so the guest sees the link up only when its queues
-    /// already pass frames, and sees the link down before its queues drop frames.
+    /// Switches the guest's link on or off. While it is off, no frame passes. A driver sends as
+    /// soon as it sees its link up, so the guest sees the link up only when its queues already pass
+    /// frames, and sees it down before its queues drop frames.
     pub async fn set_link(&self, up: bool) {
         let changed = {
             let mut state = self.0.state();
@@ -89,8 +89,8 @@ impl NetDevice {
         if up {
             {
                 let mut state = self.0.state();
-                // The operator may have pulled the cable again while the rules and the port were
-                // set.
+                // The operator may have switched the link off again while the rules and the port
+                // were set.
                 state.is_link_shown = state.link_up;
             }
             self.0.changes.send_modify(|n| *n += 1);
@@ -110,13 +110,13 @@ impl NetDevice {
         told
     }
 
-    /// The host's interface may have changed.
+    /// Reports that the host's interface may have changed.
     pub fn port_may_have_changed(&self) {
         self.0.port_hint.notify_one();
     }
 
-    /// Looks after the port for ever: takes the guest's link down while the host's interface is
-    /// gone, and joins the interface again.
+    /// Watches the port for ever: takes the guest's link down while the host's interface is gone,
+    /// and joins the interface again.
     pub async fn look_after_port(&self) {
         let (inner, mut told) = (&self.0, Told::default());
         loop {
@@ -164,7 +164,7 @@ impl Inner {
         self.apply_pairs().await;
     }
 
-    /// Returns when the interface is joined again.
+    /// Tries to join the interface again, and returns when that has succeeded.
     async fn wait_for_port(&self, told: &mut Told) {
         let device = &self.options.name;
         told.why = None;
@@ -177,7 +177,7 @@ impl Inner {
                     return std::future::pending().await;
                 }
                 Some(Err(error)) => {
-                    // That it is not there yet was said when it went.
+                    // The log said when the interface went that it is missing.
                     let is_new = told.why.as_ref() != Some(&error);
                     if is_new && !matches!(error, TapError::Missing(_)) {
                         tracing::warn!(device, %error, "the interface cannot be joined again yet");
@@ -213,7 +213,7 @@ impl Inner {
         if self.port.is_own() {
             tracing::info!(device, interface, "the host's interface is back, and joined again");
         }
-        // It may have gone again before it was joined.
+        // The interface may have been deleted again before it was joined.
         self.port_hint.notify_one();
     }
 }

@@ -1,4 +1,4 @@
-//! `Rules`: what a running queue follows: the link, the guest's offloads and its receive filter.
+//! `Rules`: the settings that a running queue follows: link, offloads, receive filter and hash.
 
 use manyring_memory::{GuestSlice, copy_from_slices};
 use manyring_wire::net::rss::Hasher;
@@ -8,25 +8,25 @@ use manyring_wire::net::{
 };
 use std::sync::Arc;
 
-/// What a queue passes on; nothing by default. An immutable snapshot: for each change the control
-/// thread makes a new one.
+/// The settings by which a queue passes frames; by default no frame. A snapshot that never changes:
+/// for each change the control thread makes a new one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rules {
     /// The guest's link is up; while it is down every frame is dropped.
     pub(crate) link_up: bool,
-    /// What the guest takes unfinished: partial checksums, uncut segments.
+    /// The offloads that the guest accepts: partial checksums and large segments.
     pub(crate) given: Offloads,
     /// Bytes of the longest finished frame, with a VLAN tag. Longer ones are dropped.
     pub(crate) frame_size_max: usize,
     /// Bytes of the longest frame to expect: buffers for it are popped before a frame is read.
     pub(crate) room_size: usize,
-    /// What the guest wants to receive; `None`: everything.
+    /// The receive filter of the guest; `None`: every frame is received.
     pub(crate) filter: Option<Filter>,
-    /// The hash that the driver has reported with each frame; `None`: it has set none.
+    /// The hash that the driver wants reported with each frame; `None`: none.
     pub(crate) hash: Option<Arc<Hasher>>,
 }
 
-/// What becomes of a frame that has arrived for the guest.
+/// Whether a frame from the port is delivered to the guest, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Deliver,
@@ -43,9 +43,9 @@ impl Rules {
         if self.link_up && self.filter.is_none() { self.frame_size_max } else { 0 }
     }
 
-    /// What becomes of a frame of `len` bytes with this header, whose bytes lie in `frame`. A frame
-    /// that was queued before the guest changed its offloads can be unfinished in a way that the
-    /// guest does not take.
+    /// Decides whether a frame of `len` bytes with this header, whose bytes lie in `frame`, is
+    /// delivered. A frame that was queued before the guest changed its offloads may have one that
+    /// the guest does not accept any more.
     #[inline]
     pub(crate) fn fate(&self, header: &RawHeader, frame: &[GuestSlice<'_>], len: usize) -> Fate {
         let (flags, gso_type) = (header.flags, header.gso_type);
@@ -68,7 +68,7 @@ impl Rules {
     }
 }
 
-/// The first `N` bytes of a frame; what a shorter frame lacks has no meaning.
+/// The first `N` bytes of a frame. If the frame is shorter, the remaining bytes have no meaning.
 #[inline]
 fn read_start<const N: usize>(frame: &[GuestSlice<'_>]) -> [u8; N] {
     frame.first().and_then(GuestSlice::read_array::<N>).unwrap_or_else(|| {
@@ -78,7 +78,7 @@ fn read_start<const N: usize>(frame: &[GuestSlice<'_>]) -> [u8; N] {
     })
 }
 
-/// True if a guest that was given these offloads takes an unfinished frame of this kind.
+/// True if a guest that has accepted these offloads takes a frame with this `gso_type`.
 fn takes(given: Offloads, gso_type: u8) -> bool {
     let kind = match gso_type & !HDR_GSO_ECN {
         HDR_GSO_TCPV4 => given.tso4,
@@ -89,10 +89,10 @@ fn takes(given: Offloads, gso_type: u8) -> bool {
     kind && (gso_type & HDR_GSO_ECN == 0 || given.ecn)
 }
 
-/// Bytes that a filter looks at: addresses, type, and a VLAN tag with the type behind it.
+/// Bytes that a filter examines: both addresses, the type, and a VLAN tag with the type behind it.
 const FILTER_SIZE: usize = 18;
 
-/// What a guest wants to receive (virtio 1.3 §5.1.6.5.1 to 5.1.6.5.3).
+/// The receive filter of a guest (virtio 1.3 §5.1.6.5.1 to 5.1.6.5.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Filter {
     mac: MacAddress,
@@ -109,14 +109,14 @@ pub(crate) struct Filter {
 
 /// Bytes of a bit for each VLAN id.
 pub(crate) const VLAN_BYTES: usize = VLAN_COUNT as usize / 8;
-/// More addresses than this are not searched one by one: everything of their kind is received.
+/// If the table has more addresses of a kind, all frames of this kind are received instead.
 const TABLE_MAX: usize = 64;
 const BROADCAST: MacAddress = [0xff; 6];
 const VLAN_TYPE: [u8; 2] = [0x81, 0x00];
 
 impl Filter {
-    /// A filter in promiscuous mode: everything passes until the driver switches that off. If it
-    /// `filters_vlans`, only VLANs that it has asked for pass afterwards.
+    /// A filter in promiscuous mode: every frame passes until the driver switches that off. If it
+    /// `filters_vlans`, afterwards only VLANs that it has added pass.
     pub(crate) fn new(mac: MacAddress, filters_vlans: bool) -> Self {
         Self {
             mac,
@@ -171,13 +171,13 @@ impl Filter {
         }
     }
 
-    /// The table, of which no more addresses are told than it takes to receive what it receives.
+    /// The MAC table, shortened to the entries that the filter uses.
     pub(crate) fn table(&self) -> FilterTable {
         let some = |all: &[MacAddress]| all.iter().copied().take(TABLE_MAX + 1).collect();
         FilterTable { unicast: some(&self.table.unicast), multicast: some(&self.table.multicast) }
     }
 
-    /// The VLANs that the driver has asked for, one bit each, if it filters them.
+    /// The VLANs that the driver has added, one bit each; `None`: it does not filter VLANs.
     pub(crate) fn vlans(&self) -> Option<[u8; VLAN_BYTES]> {
         let words = self.vlans.as_deref()?;
         let mut bytes = [0; VLAN_BYTES];
@@ -187,7 +187,7 @@ impl Filter {
         Some(bytes)
     }
 
-    /// Sets what [`Self::vlans`] tells, if the driver filters them.
+    /// Sets the VLANs, as [`Self::vlans`] returns them, if the driver filters VLANs.
     pub(crate) fn set_vlans(&mut self, bytes: &[u8; VLAN_BYTES]) {
         if let Some(words) = &mut self.vlans {
             for (bytes, word) in bytes.as_chunks().0.iter().zip(words.iter_mut()) {
@@ -196,12 +196,12 @@ impl Filter {
         }
     }
 
-    /// True if every frame passes, so that none needs to be looked at.
+    /// True if every frame passes, so that none must be examined.
     pub(crate) fn passes_all(&self) -> bool {
         self.promisc
     }
 
-    /// True if the guest wants the frame that starts with `bytes`.
+    /// True if the filter passes the frame that starts with `bytes`.
     pub(crate) fn passes(&self, bytes: &[u8]) -> bool {
         if self.promisc {
             return true;

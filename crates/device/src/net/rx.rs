@@ -1,22 +1,22 @@
 //! receiveq: a port's frames -> the guest's buffers -> chains (virtio 1.3 §5.1.6.3, §5.1.6.4).
 //!
-//! The plain version: pop buffers, take the next frame, copy it into them, push them. What was done
-//! to it, and why it is right:
-//! 1. Buffers are popped ahead and kept until frames fill them (`posted.rs`): the ring is looked at
-//!    once for many frames. A queue that stops puts back what is left.
+//! The plain version: pop buffers, take the next frame, copy it into them, push them. The changes
+//! to it, and why they are right:
+//! 1. Buffers are popped ahead and kept until frames fill them (`posted.rs`), so that the ring is
+//!    read once for many frames. A queue that stops puts the rest back.
 //! 2. A port that reads (a tap) puts a frame straight into the next buffers, and its header into
-//!    memory of ours: the header is written to the guest once, when the frame is whole, because
-//!    reading it back from the guest would wait for the cache line, and a legacy driver's header
-//!    is shorter than a port's. Behind the buffers lies a
-//!    spill. A frame that is longer than the buffers that were offered runs into the spill, from
-//!    which it is copied into further buffers; it waits there while the driver has posted none.
-//!    While frames are short one buffer is offered: each costs the system call a little.
+//!    the daemon's memory: the header is written to the guest once, when the frame is whole,
+//!    because reading it back from the guest would wait for the cache line, and a legacy driver's
+//!    header is shorter than a port's. Behind the buffers lies a spill. A frame that is longer than
+//!    the offered buffers runs into the spill, and is copied from there into further buffers; it
+//!    waits there while the driver has posted none. While frames are short only one buffer is
+//!    offered: each makes the system call a little slower.
 //! 3. A port whose frames lie in memory lends a group of them by one call, and each is copied into
-//!    the next buffers (`delivery.rs`). A frame for which the driver has posted too little stays
-//!    with the port, which lends it again: nothing is spilled, and nothing is lost when the buffers
-//!    must go back.
+//!    the next buffers (`delivery.rs`). A frame that needs more buffers than are posted stays with
+//!    the port, which lends it again: it needs no spill, and is not lost when the buffers must go
+//!    back.
 //! 4. The driver sees frames in groups of sixteen. Only then are lent frames released to the port,
-//!    so that the peer who sent them is told of their arrival after the driver can see them.
+//!    so that their sender learns of their arrival only after the driver can see them.
 //!
 //! The rules (link, offloads, MTU, filter) are applied to frames of both kinds by one function.
 
@@ -38,7 +38,7 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// Where the spill lies in our memory, behind the header.
+/// Offset of the spill in the offer's own memory, behind the header.
 const SPILL_AT: usize = 64;
 /// Header and frame at most.
 const SIZE_MAX: usize = HEADER_SIZE + FRAME_SIZE_MAX;
@@ -55,31 +55,31 @@ const REFUSALS_MAX: u32 = 64;
 pub(crate) struct NetRx {
     port: Box<dyn PortRx>,
     to: Delivery,
-    /// Where its rules come from, when it is told to refresh them.
+    /// The source of the rules, from which [`Self::refresh_rules`] takes them.
     live: Option<Arc<Live<Rules>>>,
-    /// What limits the queue; `None`: nothing. And where that comes from.
+    /// The limit of the device on this queue, as adopted last and at its source; `None`: no limit.
     gate: Option<Box<Gate>>,
     limit: Option<Arc<Limit>>,
     passing: Passing,
     /// Frames that the driver sees together at most.
     group_max: usize,
-    /// What the next frame is read into; kept while its buffers stay posted. Its memory of ours
-    /// takes the header of the frame, and the bytes that run past the offered buffers.
+    /// The slices into which the next frame is read; kept while its buffers stay posted. Its own
+    /// memory takes the header of the frame, and the bytes that run past the offered buffers.
     offer: Gather,
     offered: Offered,
     /// Bytes of the frame that waits in the offer and the spill for more buffers; 0: none waits.
     waiting: usize,
-    /// The port has lent its frames when it was last asked for some.
+    /// The port has lent frames at the last call, instead of having them read.
     lends: bool,
     short_row: u32,
     /// The port is down, detached or gone.
     broken: bool,
     refusals: u32,
-    /// The guest had too few buffers at the last look.
+    /// The driver had posted too few buffers at the last look.
     is_out: bool,
 }
 
-/// How far the offer reaches: how many buffers, and their bytes.
+/// The buffers of the guest that the offer covers, and their bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Offered {
     buffers: usize,
@@ -120,18 +120,18 @@ impl NetRx {
         })
     }
 
-    /// Serves a driver whose headers have `size` bytes. Before the first turn only.
+    /// Sets the size of the driver's headers. Only before the first turn.
     pub(crate) fn set_headers(&mut self, size: usize) {
         self.to.posted.set_header_size(size);
     }
 
-    /// The same, with rules that are taken from `live` at each [`Self::refresh_rules`].
+    /// This queue, with rules that [`Self::refresh_rules`] takes from `live`.
     pub(crate) fn follow(mut self, live: Arc<Live<Rules>>) -> Self {
         self.live = Some(live);
         self
     }
 
-    /// Takes the rules as they are now.
+    /// Adopts the present rules and the present limit.
     pub(crate) fn refresh_rules(&mut self) {
         if let Some(live) = &self.live {
             self.set_rules(live.load());
@@ -141,7 +141,7 @@ impl NetRx {
 
     pub(crate) fn set_rules(&mut self, rules: Arc<Rules>) {
         self.to.rules = rules;
-        // The new rules may drop the frame that stays with the port.
+        // The new rules may drop the frame that waits with the port.
         self.to.lacking = 0;
     }
 
@@ -149,7 +149,7 @@ impl NetRx {
         self.port.readiness()
     }
 
-    /// The port is down, detached or gone: there is nothing to wait for.
+    /// Notes that the port is down, detached or gone, so that it must not be waited for.
     pub(crate) fn on_broken(&mut self) {
         self.broken = true;
     }
@@ -158,13 +158,13 @@ impl NetRx {
         self.broken
     }
 
-    /// The port may be there again.
+    /// Notes that the port may work again.
     pub(crate) fn revive(&mut self) {
         (self.broken, self.refusals) = (false, 0);
     }
 
-    /// True if a frame may be taken from the port. If it is longer than the posted buffers, it will
-    /// wait for more.
+    /// True if a frame may be taken from the port. If it is longer than the posted buffers, it
+    /// waits for more.
     pub(crate) fn has_room(&self) -> bool {
         let Delivery { posted, lacking, .. } = &self.to;
         let is_enough = *lacking == 0 || posted.size() >= *lacking || posted.has_most();
@@ -182,8 +182,8 @@ impl NetRx {
         !posted.is_empty() && (posted.size() >= wanted || !posted.is_mergeable())
     }
 
-    /// Receives what there is, within a budget. Not inlined: queues of other kinds would pay for
-    /// its registers.
+    /// Receives arrived frames, up to the bounds of a turn. Not inlined, because queues of other
+    /// kinds would pay for its registers.
     #[inline(never)]
     pub(crate) fn turn(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> Turn {
         let mut progress = Progress::default();
@@ -222,7 +222,7 @@ impl NetRx {
                     queue.publish();
                     self.port.release(taken);
                     if taken == 0 {
-                        // The first frame needs more buffers than there are, or than were popped.
+                        // The first frame needs more buffers than are posted, or than were popped.
                         if !self.to.posted.is_spent() {
                             self.note_out(stats);
                         }
@@ -240,12 +240,12 @@ impl NetRx {
             stats.bytes_passed.add(bytes);
             stats.gso_packets.add(gso);
         }
-        // Buffers that may be in the ring wait for no kick.
+        // The ring may have more buffers, for which no kick will come.
         progress.turn.has_more |= self.to.posted.is_spent() && !queue.is_faulted();
         progress.turn
     }
 
-    /// Gives the driver the frame that waits in the spill, if there is room by now.
+    /// Delivers the frame that waits in the spill, if enough buffers are posted now.
     #[cold]
     fn resume(&mut self, queue: &mut impl Chains, stats: &QueueStats, progress: &mut Progress) {
         let size = std::mem::take(&mut self.waiting);
@@ -253,8 +253,8 @@ impl NetRx {
         progress.add_used(used);
     }
 
-    /// Pops buffers until there are plenty, or no more. False: there are none, a frame waits for
-    /// more than there are, or the turn has popped as much as one may.
+    /// Pops buffers until there are plenty, or no more. False: none are posted, a frame waits for
+    /// more than there are, or the turn is spent.
     #[inline]
     fn post(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> bool {
         while self.waiting == 0 && !self.has_plenty() {
@@ -277,7 +277,7 @@ impl NetRx {
         true
     }
 
-    /// The guest has too few buffers; that is counted once until it has some.
+    /// Counts that the driver has posted too few buffers, once until it has posted some.
     #[cold]
     fn note_out(&mut self, stats: &QueueStats) {
         if !std::mem::replace(&mut self.is_out, true) {
@@ -285,7 +285,7 @@ impl NetRx {
         }
     }
 
-    /// Reads frames until the driver should see them. False: there are no more for now.
+    /// Reads frames until the driver should see them. False: no further frame has arrived.
     fn read_group(
         &mut self,
         queue: &mut impl Chains,
@@ -307,7 +307,7 @@ impl NetRx {
         }
     }
 
-    /// Reads one frame into the buffers that were popped. False: there is none.
+    /// Reads one frame into the popped buffers. False: no frame has arrived.
     #[inline]
     fn read_one(
         &mut self,
@@ -343,7 +343,7 @@ impl NetRx {
         true
     }
 
-    /// Lays out what the next frame is read into: buffers for it, then the spill.
+    /// Lays out the slices of the next read: buffers for the frame, then the spill.
     #[inline]
     fn make_offer(&mut self) {
         if self.offered.buffers > 0 {
@@ -392,8 +392,8 @@ impl NetRx {
         self.offered = offered;
     }
 
-    /// Gives the driver a frame that was read as `size` bytes, with the port's header, or drops it.
-    /// Returns how many buffers went back.
+    /// Delivers a frame that was read as `size` bytes, with the port's header, or drops it. Returns
+    /// how many buffers went back.
     fn take_frame(&mut self, queue: &mut impl Chains, stats: &QueueStats, size: usize) -> usize {
         self.short_row = if size <= SMALL_FRAME { self.short_row.saturating_add(1) } else { 0 };
         let len = size.saturating_sub(HEADER_SIZE);
@@ -422,7 +422,7 @@ impl NetRx {
         self.to.push(queue, header, len)
     }
 
-    /// Copies what ran past the offered buffers into further ones. False: there are too few.
+    /// Copies the bytes in the spill into further buffers. False: too few are posted.
     fn unspill(&mut self, queue: &mut impl Chains, spilled: usize) -> bool {
         let posted = &mut self.to.posted;
         if !posted.is_mergeable() {
@@ -450,8 +450,8 @@ impl NetRx {
         self.waiting > 0
     }
 
-    /// Puts every buffer back into the ring. A frame that waits in the spill is dropped: a part of
-    /// it lies in those buffers. Nothing of guest memory is held after that.
+    /// Puts every buffer back into the ring. A frame that waits in the spill is dropped, as a part
+    /// of it lies in those buffers. No reference to guest memory is left afterwards.
     pub(crate) fn let_go(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         if std::mem::take(&mut self.waiting) > 0 {
             stats.dropped_no_room.add(1);

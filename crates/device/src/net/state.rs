@@ -1,8 +1,8 @@
-//! A driver begins, comes from another process, or leaves: what it has set by its control queue is
-//! forgotten, taken, or saved.
+//! The life of a driver's settings: they are forgotten when a driver begins, saved for another
+//! process, and restored from one.
 //!
-//! A state has what the driver was told, and commands of the control queue as the driver wrote
-//! them: so there is one parser for both. Who restores obeys them again.
+//! A saved state has the values that the driver was told, and commands of the control queue as the
+//! driver wrote them, so that one parser serves both. To restore, the commands are obeyed again.
 
 use super::control::needs;
 use super::rules::{Filter, VLAN_BYTES};
@@ -16,14 +16,14 @@ use manyring_wire::net::{
 };
 use manyring_wire::virtio::VIRTIO_ID_NET;
 
-/// Its MAC address, the MTU (16 bits, 0: none) and whether it is asked to announce itself.
+/// The MAC address, the MTU (16 bits, 0: none) and whether the guest is asked to announce itself.
 const TOLD: u16 = 1;
 /// A command of the control queue.
 const COMMAND: u16 = 2;
-/// The VLANs that it asks for, a bit each: shorter than that many commands.
+/// The VLANs of the filter, one bit each: shorter than a command for each.
 const VLANS: u16 = 3;
 
-/// What was saved of a driver, looked through.
+/// The parsed and checked state of a driver that comes from another process.
 #[derive(Debug)]
 pub(super) struct Arrival {
     features: u64,
@@ -35,14 +35,14 @@ pub(super) struct Arrival {
 }
 
 impl Inner {
-    /// Forgets what the driver has set, and keeps what the operator has set.
+    /// Forgets the driver's settings, and keeps the operator's.
     fn reset(&self, state: &mut State, features: u64) {
         state.features = features;
         state.drivers += 1;
         state.announces = false;
         state.mac = self.options.mac;
         if features == 0 {
-            // The front-end tells the MTU before it tells the features.
+            // The front-end sends the MTU before it sends the features.
             state.mtu_front_end = None;
         }
         state.mtu_told = state.mtu_front_end.or(state.mtu);
@@ -76,7 +76,7 @@ impl Inner {
         self.follow(features).await;
     }
 
-    /// Tells host and workers what a driver has set.
+    /// Tells host and workers the driver's settings.
     async fn follow(&self, features: u64) {
         // Without features no guest reads frames, and the next driver most often takes the same
         // offloads: this saves a call of the host for each.
@@ -87,7 +87,7 @@ impl Inner {
         self.push_rules().await;
     }
 
-    /// The control queue begins. Unless it goes on, its driver has set nothing yet.
+    /// Begins the control queue. Unless its ring `goes_on`, its driver has set nothing yet.
     pub(super) fn begin_control(&self, goes_on: bool) {
         let mut state = self.state();
         let features = state.features;
@@ -99,8 +99,8 @@ impl Inner {
         state.has_control = true;
     }
 
-    /// True if the ring of an activation goes on where it was stopped, here or in another process,
-    /// and with it what its driver has set. Ask once: the next ring there may be another driver's.
+    /// True if the ring of an activation continues where it was stopped, here or elsewhere: then
+    /// the driver's settings stay. Ask once: the next ring may be another driver's.
     pub(super) fn goes_on(&self, activation: &Activation) -> bool {
         let ring = RingFeatures::from_bits(activation.features);
         let is_new = activation.queue.base().is_start(ring);
@@ -108,7 +108,7 @@ impl Inner {
         std::mem::take(&mut vq.is_restored) || !is_new
     }
 
-    /// What the driver has set. No ring runs.
+    /// Saves the driver's settings. No ring runs.
     pub(super) fn save(&self) -> Saved {
         let state = self.state();
         let mut saved = Saved::new(VIRTIO_ID_NET, state.features);
@@ -126,7 +126,7 @@ impl Inner {
         saved
     }
 
-    /// The commands that lead from a driver that has set nothing to this one.
+    /// The commands that give a driver which has set nothing the settings of this one.
     fn commands_of(&self, state: &State) -> Vec<Command> {
         let mut commands = Vec::new();
         if let Some(filter) = &state.filter {
@@ -149,7 +149,7 @@ impl Inner {
         commands
     }
 
-    /// Takes what was saved of a driver. If its features are not known yet, they come next.
+    /// Adopts a saved state. If the driver's features are not known yet, they come next.
     pub(super) async fn restore(&self, saved: &Saved) -> Result<(), StateError> {
         let arrival = self.look_through(saved)?;
         let features = arrival.features;
@@ -182,7 +182,7 @@ impl Inner {
                     let [mac @ .., low, high, announces] = record.array::<9>()?;
                     let mtu = u16::from_le_bytes([low, high]);
                     let is_sound = (mtu == 0 || is_mtu(mtu)) && announces <= 1;
-                    // As of a command: an address that a device may have.
+                    // The same check as for a command: the device may have this address.
                     Command::parse(&Command::MacAddr(mac).emit()).map_err(|_| record.wrong())?;
                     if !is_sound {
                         return Err(record.wrong());
@@ -199,7 +199,7 @@ impl Inner {
         Ok(arrival)
     }
 
-    /// A command that this device would obey, of a driver with these features.
+    /// Parses a command, if this device would obey it for a driver with these features.
     fn command_of(&self, record: &Record, features: u64) -> Result<Command, StateError> {
         let command = Command::parse(&record.bytes).map_err(|_| record.wrong())?;
         let data_queues = self.options.queue_pairs * 2;
@@ -217,7 +217,7 @@ impl Inner {
         if is_obeyed && may { Ok(command) } else { Err(record.wrong()) }
     }
 
-    /// Sets what was saved, in place of nothing.
+    /// Sets the saved values of a driver that has set nothing here.
     fn welcome(&self, arrival: Arrival) {
         {
             let mut state = self.state();

@@ -1,10 +1,10 @@
-//! `Tally`: packets, bytes and segmented packets of a burst, before the counters get them.
+//! `Tally`: counts a burst's packets, bytes and segmented packets before they go to the counters.
 
 use manyring_backend::net::Sent;
 use manyring_engine::stats::QueueStats;
 use manyring_wire::net::{HDR_GSO_NONE, RawHeader};
 
-/// Frames as the counters count them.
+/// The counts of some frames.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) packets: u64,
@@ -27,7 +27,7 @@ impl Tally {
         self.bytes += len as u64;
     }
 
-    /// Adds all of it to the counters of what was passed on.
+    /// Adds the counts to the counters of frames that were passed on.
     #[inline]
     pub(super) fn store(&self, stats: &QueueStats) {
         stats.packets.add(self.packets);
@@ -38,7 +38,7 @@ impl Tally {
     }
 }
 
-/// Counts what the frames of a burst have spared the host.
+/// Counts the joined frames and the newly steered flows of a burst.
 #[inline(never)]
 pub(super) fn count_gains(sent: &Sent, stats: &QueueStats) {
     stats.steered_flows.add(sent.steered as u64);

@@ -12,7 +12,7 @@
 //! ```
 //! 1. The frames of a burst stay in order: nothing is popped while a burst is held.
 //! 2. A frame is a list of slices of guest memory, not a copy. Its chain is returned when the port
-//!    has sent the frame, or says that it keeps the slices; then it comes back with `late.rs`.
+//!    has sent the frame. If the port keeps the slices, `late.rs` returns the chain later.
 //! 3. A frame counts as passed when its burst is done and the port has not refused it. Counters are
 //!    added to once for each burst.
 
@@ -37,7 +37,7 @@ use std::sync::Arc;
 const _: () = assert!(burst::FRAMES_MAX == BATCH_CHAINS && burst::SHARED_BYTES == GROUP_BYTES);
 /// How long to wait before another try when the host is out of memory.
 const NO_MEMORY_RETRY_NS: u64 = 1_000_000;
-/// Tries after which a frame is dropped that the host has no memory for.
+/// Tries after which a frame for which the host has no memory is dropped.
 const NO_MEMORY_TRIES: u32 = 100;
 
 /// A transmitq, as its worker runs it.
@@ -45,17 +45,17 @@ const NO_MEMORY_TRIES: u32 = 100;
 pub(crate) struct NetTx {
     pub(super) port: Box<dyn PortTx>,
     rules: Arc<Rules>,
-    /// Where the rules come from.
+    /// The source of the rules, from which [`Self::refresh_rules`] takes them.
     live: Option<Arc<Live<Rules>>>,
-    /// What limits the queue; `None`: nothing. And where that comes from.
+    /// The limit of the device on this queue, as adopted last and at its source; `None`: no limit.
     gate: Option<Box<Gate>>,
     limit: Option<Arc<Limit>>,
-    /// What the guest may send unfinished.
+    /// The offloads that the guest may use in its frames.
     taken: Offloads,
     /// Bytes of the header before each of the guest's frames.
     header_size: usize,
     batch: Batch,
-    /// The burst; the chains of its frames that are not done, in order; how many frames are done.
+    /// The burst; the chains of its remaining frames, in order; and how many frames are done.
     frames: Frames,
     chains: Vec<Chain>,
     done: usize,
@@ -64,16 +64,16 @@ pub(crate) struct NetTx {
     stop: Option<Stop>,
     retry_at_ns: u64,
     tries: u32,
-    /// Counts of the burst, and of its frames that were not passed on, or not yet.
+    /// Counts of the burst, and of those of its frames that were lost, or are still with the port.
     last: Tally,
     lost: Tally,
-    /// How much is sent in a turn.
+    /// Bounds the frames and bytes that a turn sends.
     pub(super) burst: Burst,
-    /// Frames that the port has taken and still uses; `None` if there has never been one.
+    /// Frames that the port has taken and still uses; `None` until it keeps the first one.
     pub(super) late: Option<Box<Late>>,
     /// Buffers of sent frames that go back in groups; `None`: each goes back at once.
     kept: Option<Box<Kept>>,
-    /// The device's name and the queue's index, for the log.
+    /// The device's name and the queue's index, for log messages.
     pub(super) place: (String, usize),
 }
 
@@ -108,35 +108,35 @@ impl NetTx {
         })
     }
 
-    /// Serves a driver whose headers have `size` bytes. Before the first turn only.
+    /// Sets the size of the driver's headers. Only before the first turn.
     pub(crate) fn set_headers(&mut self, size: usize) {
         self.header_size = size;
     }
 
-    /// The same, for queue `index` of the device that the log calls `device`.
+    /// This queue, as number `index` of the device that the log calls `device`.
     pub(crate) fn named(mut self, device: &str, index: usize) -> Self {
         self.place = (device.to_owned(), index);
         self
     }
 
-    /// The same, with rules that are taken from `live` at each [`Self::refresh_rules`].
+    /// This queue, with rules that [`Self::refresh_rules`] takes from `live`.
     pub(crate) fn follow(mut self, live: Arc<Live<Rules>>) -> Self {
         self.live = Some(live);
         self
     }
 
-    /// The same, returning buffers as the operator wishes.
+    /// This queue, which returns buffers as the operator has configured.
     pub(crate) fn reclaiming(mut self, reclaim: Reclaim) -> Self {
         self.kept = (reclaim == Reclaim::Auto).then(|| Box::new(Kept::new()));
         self
     }
 
-    /// When the kept buffers must go back.
+    /// When the kept buffers must go back; `None`: none are kept.
     pub(crate) fn kept_due_ns(&self) -> Option<u64> {
         self.kept.as_ref().and_then(|kept| kept.due_ns())
     }
 
-    /// Takes the rules as they are now.
+    /// Adopts the present rules and the present limit.
     pub(crate) fn refresh_rules(&mut self) {
         if let Some(live) = &self.live {
             self.rules = live.load();
@@ -153,7 +153,7 @@ impl NetTx {
         self.port.readiness()
     }
 
-    /// True while frames wait that the port did not take.
+    /// True while frames wait because the port did not take them.
     pub(crate) fn waits_for_port(&self) -> bool {
         self.stop.is_some()
     }
@@ -171,15 +171,15 @@ impl NetTx {
         (self.stop == Some(Stop::NoMemory)).then_some(self.retry_at_ns)
     }
 
-    /// The port may have room again.
+    /// Notes that the port may have room again.
     pub(crate) fn on_port(&mut self) {
         if self.is_blocked() {
             self.retry_at_ns = 0;
         }
     }
 
-    /// Pops a batch and sends it, or goes on with the last one. The pair is the time when the round
-    /// began, and the clock.
+    /// Pops a batch and sends it, or sends the rest of the last one. The pair is the time at which
+    /// the round began, and the clock.
     #[inline]
     pub(crate) fn turn(
         &mut self,
@@ -201,7 +201,7 @@ impl NetTx {
                 return turn;
             }
         } else if self.chains.is_empty() {
-            // Frames that are dropped cost little time, however long they are: pop a full batch.
+            // Frames that are dropped cost little time, whatever their length: pop a full batch.
             let is_sent = is_enabled && self.rules.link_up;
             let frames_max = if is_sent { self.burst.frames_max() } else { burst::FRAMES_MAX };
             turn.packets = queue.pop_batch(&mut self.batch, frames_max);
@@ -227,7 +227,7 @@ impl NetTx {
         turn
     }
 
-    /// Gives the kept buffers back, if it is time. Returns how many.
+    /// Returns the kept buffers to the driver, if it is time. The result is their number.
     #[inline(never)]
     fn settle_kept(&mut self, queue: &mut impl Chains, now_ns: u64) -> usize {
         let is_stuck = self.stop.is_some();
@@ -236,7 +236,7 @@ impl NetTx {
         if is_stuck { kept.give_back(queue) } else { kept.settle(queue, now_ns) }
     }
 
-    /// Gives the port what is left of the burst; drops it while the link is down.
+    /// Offers the rest of the burst to the port, or drops it while the link is down.
     #[inline]
     fn send_rest(&mut self, stats: &QueueStats) -> Sent {
         if self.rules.link_up {
@@ -248,8 +248,8 @@ impl NetTx {
         Sent { taken: self.frames.count() - self.done, ..Sent::default() }
     }
 
-    /// Counts what is left of the burst as dropped, except frames that left before their turn: what
-    /// became of those is already counted.
+    /// Counts the rest of the burst as dropped, except frames that left before their turn, which
+    /// are counted already.
     #[cold]
     fn drop_rest(&mut self, cause: &Counter) {
         let ahead = self.ahead;
@@ -259,7 +259,7 @@ impl NetTx {
         }
     }
 
-    /// Sends what is left of the burst, or as much as may be sent in a turn. A port that takes it
+    /// Sends the rest of the burst, or as much of it as a turn may send. A port that takes frames
     /// in groups is slow, so the driver sees each group before the next one is sent.
     #[inline]
     fn send(
@@ -284,7 +284,7 @@ impl NetTx {
         }
     }
 
-    /// Offers the port what is left of the burst, once. True: offer the rest now.
+    /// Offers the rest of the burst to the port once. True: offer the remaining frames now.
     fn send_group(
         &mut self,
         queue: &mut impl Chains,
@@ -320,7 +320,7 @@ impl NetTx {
             }
             Some(Stop::Blocked) => {
                 stats.blocked.add(1);
-                // Wait until the port reports.
+                // Wait for the port's event.
                 self.retry_at_ns = u64::MAX;
                 if matches!(self.port.readiness(), Readiness::Always) {
                     self.retry_at_ns = now_ns;
@@ -347,7 +347,7 @@ impl NetTx {
     }
 
     /// Keeps the buffers of the first `taken` frames of the rest for their group, if that pays now;
-    /// else gives them back to the driver. Returns how many went back.
+    /// otherwise returns them to the driver. The result is the number of returned ones.
     #[inline(never)]
     fn keep_or_return(
         &mut self,
@@ -364,7 +364,7 @@ impl NetTx {
         taken
     }
 
-    /// Counts what the port has taken and not sent, by cause.
+    /// Counts the frames that the port has taken and lost, by cause.
     #[inline]
     fn count_lost(&mut self, sent: &Sent, stats: &QueueStats) {
         if sent.merged.frames | sent.steered != 0 {
@@ -379,13 +379,13 @@ impl NetTx {
         }
     }
 
-    /// Frame `index` of the burst is not passed on.
+    /// Notes that frame `index` of the burst was lost.
     #[cold]
     fn lose(&mut self, index: usize) {
         self.lost.add(&self.frames.header(index), self.frames.len(index));
     }
 
-    /// The burst is done: counts it.
+    /// Ends the burst, and adds its counts to the counters.
     #[inline]
     fn finish(&mut self, stats: &QueueStats) {
         let Tally { packets, bytes, gso } = std::mem::take(&mut self.last);
@@ -402,8 +402,8 @@ impl NetTx {
         (self.done, self.ahead, self.tries, self.retry_at_ns) = (0, 0, 0, 0);
     }
 
-    /// Offers the rest to the port once more, drops what it does not take, and gives back every
-    /// chain that is not with the port. Only frames with the port hold guest memory after that.
+    /// Offers the rest to the port once more, drops the frames that it does not take, and returns
+    /// all chains but those of frames that the port has, which alone use guest memory afterwards.
     pub(crate) fn let_go(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         if let Some(kept) = &mut self.kept {
             kept.give_back(queue);
@@ -415,8 +415,8 @@ impl NetTx {
         self.batch.release();
     }
 
-    /// A worker calls this while the port takes nothing (`is_in_burst`). If it can take frames by
-    /// now, it gets one turn of them: nobody is charged for more.
+    /// Called by a worker while the port takes no frames (`is_in_burst`). If the port takes frames
+    /// now, it gets those of one turn, so that no other guest is charged for more.
     fn give_up(&mut self, queue: &mut impl Chains, stats: &QueueStats) {
         let first = self.done;
         let bytes = |tx: &Self| (first..tx.done).map(|index| tx.frames.len(index)).sum::<usize>();
@@ -438,8 +438,8 @@ impl NetTx {
         self.finish(stats);
     }
 
-    /// Gives back the chains of the first `taken` frames of the rest, except those that the port
-    /// keeps: these are counted when they come back. Returns how many went back.
+    /// Returns the chains of the first `taken` frames of the rest, except those that the port
+    /// keeps, which are counted when they come back. The result is the number of returned ones.
     #[cold]
     fn keep_late(&mut self, queue: &mut impl Chains, taken: usize, later: u64) -> usize {
         let mut returned = 0;

@@ -1,28 +1,28 @@
-//! `Burst`: how much a transmitq sends in a turn.
+//! `Burst`: bounds the frames and bytes that a transmitq sends in a turn.
 //!
 //! ```text
 //! beside other guests:  256 KiB, then the rest of the burst waits for the next turn
 //! alone:                2 MiB, or half a millisecond behind the first group, if that is earlier
 //! ```
-//! A receiver on the host that sleeps is woken by each burst of its flow: where a guest sends by
-//! several queues, short ones wake it once for each of their turns. But a driver waits for its
-//! frames to come back, and other guests wait for their turn; and what a frame costs is the host's
-//! affair, who may have to cut it for many.
+//! A receiver on the host that sleeps is woken by each burst of its flow: if a guest sends on
+//! several queues, short bursts wake it once for each of their turns. But a driver waits until its
+//! frames are returned, and other guests wait for their turn. A long frame can be expensive for the
+//! host: a bridge segments and copies it for each of its ports.
 
-/// Bytes in a turn beside other guests. A port whose frames cost a system call each comes back
-/// after as many, so that no turn is much longer.
+/// Bytes in a turn beside other guests. A port that makes a system call for each frame returns
+/// after this many bytes, so that no turn is much longer.
 pub(crate) const SHARED_BYTES: usize = 256 << 10;
 /// Bytes in a turn of a guest that is alone on its worker.
 const ALONE_BYTES: usize = 2 << 20;
-/// Nanoseconds after which such a turn ends in any case.
+/// Nanoseconds after which a turn of such a guest ends in any case.
 const ALONE_NS: u64 = 500_000;
-/// Frames that are popped for a turn at least, however long the last ones were: no burst is so
-/// short that it is not worth its turn.
+/// Frames that are popped for a turn at least, whatever the length of the last ones, so that each
+/// burst is worth its turn.
 const FRAMES_MIN: usize = 4;
-/// As many as a batch has room for.
+/// Frames that are popped for a turn at most: a full batch.
 pub(crate) const FRAMES_MAX: usize = 64;
 
-/// How much may be sent.
+/// The bounds of a transmitq's turns.
 #[derive(Debug)]
 pub(crate) struct Burst {
     frames_max: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Burst {
     is_alone: bool,
 }
 
-/// What a turn has sent.
+/// The bytes that a turn has sent, and the time at which it must end.
 #[derive(Debug, Default)]
 pub(crate) struct Spent {
     bytes: usize,
@@ -38,24 +38,24 @@ pub(crate) struct Spent {
 }
 
 impl Burst {
-    /// Of a queue of which nothing is known yet.
+    /// The bounds of a queue that has sent nothing yet.
     pub(crate) const fn new() -> Self {
         Self { frames_max: FRAMES_MAX, shared_bytes: SHARED_BYTES, is_alone: false }
     }
 
-    /// The same with this many bytes in a turn beside other guests.
+    /// These bounds, with `shared_bytes` in a turn beside other guests.
     #[cfg(test)]
     pub(crate) const fn of(shared_bytes: usize) -> Self {
         Self { shared_bytes, ..Self::new() }
     }
 
-    /// Frames to pop for the next turn at most, as far as the last ones tell.
+    /// Frames to pop for the next turn at most, as the length of the last ones suggests.
     #[inline]
     pub(crate) fn frames_max(&self) -> usize {
         self.frames_max
     }
 
-    /// Whether the guest has its worker for itself. When that changes, the next turn is short.
+    /// Sets whether the guest is alone on its worker. After a change the next turn is short.
     #[inline]
     pub(crate) fn set_alone(&mut self, is_alone: bool) {
         if is_alone != self.is_alone {
@@ -64,14 +64,14 @@ impl Burst {
         }
     }
 
-    /// A burst is over whose frames had this many bytes on average.
+    /// Ends a burst whose frames had `mean` bytes on average.
     #[inline]
     pub(crate) fn learn(&mut self, mean: usize) {
         let bytes = if self.is_alone { ALONE_BYTES } else { self.shared_bytes };
         self.frames_max = (bytes / mean.max(1)).clamp(FRAMES_MIN, FRAMES_MAX);
     }
 
-    /// A group of this many bytes was sent, and there is more. True: that waits for the next turn.
+    /// Counts a sent group of `bytes`, with more left. True: the rest must wait for the next turn.
     #[inline]
     pub(crate) fn is_over(&self, spent: &mut Spent, bytes: usize, clock: impl Fn() -> u64) -> bool {
         spent.bytes += bytes;
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_turn_ends_by_bytes_and_alone_by_time_too() {
         const KIB: usize = 1024;
-        // What each group has, when it is over, and the group with which the turn ends.
+        // In each row: bytes of a group, when it ends, and the group with which the turn ends.
         for (is_alone, kib, ns, last) in [
             (false, 256, 0, Some(1)),
             (false, 255, 0, Some(2)),

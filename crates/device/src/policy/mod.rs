@@ -1,5 +1,5 @@
-//! Pure decisions of devices: no I/O, no clock (time is an argument), no unsafe. Those that know
-//! neither request nor frame are the engine's.
+//! Pure decisions of devices: no I/O, no clock (time is an argument), no unsafe. Decisions that
+//! concern neither requests nor frames are in the engine.
 
 pub(crate) mod burst;
 pub(crate) mod reclaim;

@@ -20,20 +20,20 @@
 //!               else off
 //! a pause:  the buffers go back at once from now on
 //! ```
-//! 1. A trial ends after a quarter of an epoch if the frames have not grown at all by then. What a
-//!    trial in vain costs is bounded so: 32 delays in 1024 frames at first, then in 2048, 4096, ..
+//! 1. A trial ends after a quarter of an epoch if the frames have not grown at all by then. This
+//!    bounds the cost of useless trials: 32 delays in 1024 frames at first, then in 2048, 4096, ..
 //! 2. The delay is short, because a guest that has filled its ring, or a socket's share of it,
 //!    waits. A group is never more than a quarter of the ring.
 //!
-//! The law is told the time and reads no clock.
+//! The law gets the time as an argument, and reads no clock.
 
-/// What an operator wants of a device's transmitqs.
+/// The operator's choice for the transmitqs of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reclaim {
     /// Buffers go back as soon as their frames are sent.
     #[default]
     Off,
-    /// They go back in groups while that makes the guest send longer frames.
+    /// Buffers go back in groups while that makes the guest send longer frames.
     Auto,
 }
 
@@ -44,22 +44,22 @@ pub(crate) const KEEP_NS_MAX: u64 = 25_000;
 pub(crate) const GROUP_FRAMES_MAX: usize = 32;
 pub(crate) const GROUP_BYTES_MAX: u64 = 16 << 10;
 
-/// Frames in an epoch, and after how many of them a trial can already be known to be in vain.
+/// Frames in an epoch, and the number after which a trial that fails may be recognised.
 const EPOCH_FRAMES: u64 = 128;
 const GLANCE_FRAMES: u64 = 32;
-/// Frames of this mean size are not worth to be merged.
+/// Frames of this mean size or more gain nothing from being longer.
 const SMALL_BYTES: u64 = 1024;
 /// Frames that come more slowly than this on average have nothing to be merged with.
 const GAP_NS_MAX: u64 = 150_000;
-/// A pause: whatever comes after it is something new.
+/// A pause: frames after it are not compared with those before.
 const PAUSE_NS: u64 = 1_000_000;
-/// Epochs from a trial in vain to the next one, at first and at most.
+/// Epochs between a trial that failed and the next one: at first, and at most.
 const WAIT_MIN: u32 = 8;
 const WAIT_MAX: u32 = 256;
-/// Epochs in a row for which buffers are kept; the next is without.
+/// Epochs in a row in which buffers are kept, before one in which they are not.
 const ON_MAX: u32 = 16;
 
-/// What an epoch is for.
+/// The treatment of buffers in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// Buffers go back at once.
@@ -74,13 +74,13 @@ enum Phase {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Law {
     phase: Phase,
-    /// Mean size of a frame in the last epoch without.
+    /// Mean bytes of a frame in the last epoch in which buffers were not kept.
     size_without: u64,
     /// Epochs that `phase` has lasted.
     lasted: u32,
     /// Epochs from one trial to the next.
     wait: u32,
-    /// The epoch: since when, until when, and what was sent in it.
+    /// The present epoch: its beginning, its last burst, its frames and bytes.
     began_ns: u64,
     last_ns: u64,
     frames: u64,
@@ -101,13 +101,13 @@ impl Law {
         }
     }
 
-    /// True while the buffers of frames that are sent are to be kept for a moment.
+    /// True while the buffers of sent frames must be kept for a moment.
     #[inline]
     pub(crate) fn keeps(&self) -> bool {
         self.phase != Phase::Off
     }
 
-    /// This many frames and bytes were taken from the driver.
+    /// Notes that a burst of `frames` frames and `bytes` bytes was taken from the driver.
     #[inline]
     pub(crate) fn on_burst(&mut self, now_ns: u64, frames: u64, bytes: u64) {
         if now_ns.saturating_sub(self.last_ns) >= PAUSE_NS {
@@ -138,7 +138,7 @@ impl Law {
             Phase::Trial if self.has_grown(16) => self.enter(Phase::On, now_ns),
             Phase::On if self.has_grown(16) => {
                 if self.lasted >= ON_MAX {
-                    // It has paid all the time: the epoch without is followed by a trial at once.
+                    // Keeping has paid so far: the epoch without it is followed by a trial.
                     self.wait = 0;
                     self.enter(Phase::Off, now_ns);
                 }
@@ -148,13 +148,13 @@ impl Law {
         self.begin_epoch(now_ns);
     }
 
-    /// The frames of this epoch are larger than those without by one in `parts`.
+    /// True if the frames of this epoch are longer than those without keeping, by one in `parts`.
     fn has_grown(&self, parts: u64) -> bool {
         let without = self.frames * self.size_without;
         self.bytes >= without + without / parts
     }
 
-    /// Keeping buffers does not pay at present.
+    /// Stops keeping buffers, since it does not pay at present.
     fn give_up(&mut self, now_ns: u64) {
         self.wait = (self.wait * 2).clamp(WAIT_MIN, WAIT_MAX);
         self.enter(Phase::Off, now_ns);

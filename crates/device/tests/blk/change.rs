@@ -1,4 +1,4 @@
-//! What changes of a running queue: it stops, moves, is disabled, gets other doorbells.
+//! Changes of a running queue: it stops, moves, is disabled, gets other doorbells.
 
 use crate::guest::{
     DATA, Guest, NOT_WRITTEN, OK, PATIENCE, Start, USUAL, call, doorbell, holding, is_rung, kick,
@@ -26,7 +26,7 @@ fn a_queue_stops_when_nothing_is_in_flight_and_says_where() {
         let early = tokio::time::timeout(patience, &mut stop).await;
         assert!(early.is_err(), "{early:?} while the disk may still write");
         switch.release();
-        // What this disk has held is asked for when the worker looks again.
+        // The disk reports requests that it has held when the worker looks again.
         ring(&guest.kick);
         tokio::time::timeout(PATIENCE, stop).await.expect("it stops")
     });

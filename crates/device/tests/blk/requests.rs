@@ -1,4 +1,4 @@
-//! What is served and what is refused, and what is counted of it.
+//! Requests that are served and requests that are refused, and their counters.
 
 use crate::guest::{
     DATA, Guest, IOERR, NOT_WRITTEN, OK, SECTORS, Start, USUAL, is_rung, null, ring, until,
@@ -31,7 +31,7 @@ fn a_request_that_starts_inside_the_disk_and_ends_past_it_is_refused() {
             assert_eq!(guest.range(kind, sector, sectors), status, "{kind} {what}");
         }
     }
-    // What was inside of a larger disk is outside of a smaller one.
+    // Sectors that the larger disk had are outside of the smaller one.
     guest.device.resize(Some((SECTORS - 8) * 512)).unwrap();
     assert_eq!(guest.read(SECTORS - 9, 512), OK);
     assert_eq!(guest.read(SECTORS - 9, 1024), IOERR);

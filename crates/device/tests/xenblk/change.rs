@@ -27,7 +27,7 @@ fn a_queue_stops_when_nothing_is_in_flight_and_its_pages_are_let_go_of() {
             let early = tokio::time::timeout(Duration::from_millis(20), &mut stop).await;
             assert!(early.is_err(), "{early:?} while the disk may still write");
             switch.release();
-            // What this disk has held is asked for when the worker looks again.
+            // The disk reports requests that it has held when the worker looks again.
             guest.queue.channel().notify();
             tokio::time::timeout(PATIENCE, stop).await.expect("it stops").unwrap()
         });

@@ -39,7 +39,7 @@ struct Expected {
     read: Option<Vec<u8>>,
 }
 
-/// What the disk holds.
+/// The content that the disk must have.
 struct Twin(Vec<u8>);
 
 impl Twin {
@@ -50,7 +50,7 @@ impl Twin {
 
 /// Adds a request that the front-end's own code makes.
 fn sound(guest: &mut Guest, twin: &mut Twin, dice: &mut Dice, sector: u64) -> Expected {
-    // From a sector to as many pages as need another page for their segments.
+    // From one sector to more pages than one page of segments describes.
     let len = 512 * (1 + dice.roll(SHARE) as usize);
     let data = pattern(len, dice.roll(256) as u8);
     let (op, read) = match dice.roll(8) {

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-/// What a disk was asked for and what it has done, in order.
+/// The requests that a disk got and those that it has done, in order.
 type Log = Arc<Mutex<Vec<String>>>;
 
 /// A disk that does one request of a few in each turn, the last one first, and writes down what it

@@ -169,7 +169,7 @@ fn a_front_end_that_missed_its_notification_or_whose_kick_was_lost_is_served() {
     guest.queue.channel().wait(PATIENCE).expect("a notification");
     assert_eq!(guest.queue.take().unwrap().unwrap().status, Status::Okay);
     next.end();
-    // What is kicked while nobody is there is found all the same.
+    // A request that is published and kicked while no process serves the ring is found later.
     guest.queue.submit(XenOp::Read { sector: 0, len: 512 }).unwrap();
     guest.queue.publish();
     let mut attachment = guest.attachment(true);
@@ -331,7 +331,7 @@ impl Drop for Process {
 const AREA: u64 = 32;
 const AREAS: u64 = SECTORS / AREA;
 
-/// What the guest has asked of an area.
+/// The request of the guest for an area that is in flight.
 #[derive(Clone)]
 enum Asked {
     Read(usize),

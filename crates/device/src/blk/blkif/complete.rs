@@ -33,8 +33,8 @@ fn respond(ring: &mut BackRing, request: InFlight<Reply>, result: Result<(), Err
 
 impl BlkifQueue {
     /// Ends a turn of the disk: answers the requests that are done, and prepares the next steps of
-    /// others. If the second part of the result is true, the caller gives these to the disk by
-    /// [`Self::go_on`].
+    /// others. If the second part of the result is true, the caller must give these steps to the
+    /// disk by [`Self::go_on`].
     #[inline]
     pub(super) fn complete(
         &mut self,
@@ -62,7 +62,7 @@ impl BlkifQueue {
             has_more |= failed.has_more;
         }
         // Requests that waited in the ring for pages or for the gate can be popped now. The driver
-        // was not asked for a kick meanwhile: take another turn.
+        // was not asked for a kick while they waited: take another turn.
         if freed > 0 && (self.release_held() || was_gated) {
             has_more = true;
         }
@@ -79,7 +79,7 @@ impl BlkifQueue {
         (Completed { count, freed, lost, has_more }, is_busy)
     }
 
-    /// Answers what is left, when the host has failed a request or some wait for room.
+    /// Answers the remaining requests, if the host has failed one or some wait for space.
     #[cold]
     #[inline(never)]
     fn answer_failed(
@@ -107,15 +107,15 @@ impl BlkifQueue {
         Completed { count, freed: count + aside, lost, has_more }
     }
 
-    /// Gives the disk the next steps of requests. True if there were any: the queue takes another
-    /// turn, to reap what the disk has done of them.
+    /// Gives the disk the next steps of requests. True if there were any: the queue must take
+    /// another turn, to reap those that the disk has done.
     #[inline]
     pub(super) fn go_on(&mut self, disk: Option<&mut DiskRing>) -> bool {
         self.requests.start(disk)
     }
 
-    /// Takes the requests with a further step out of those that the disk has completed, and adds
-    /// their next steps to the burst.
+    /// Takes the requests that have a further step out of the disk's completions, and adds their
+    /// next steps to the burst.
     #[cold]
     fn take_steps(&mut self) {
         let steps = self.stages.take_steps(self.requests.done());
@@ -137,7 +137,7 @@ impl BlkifQueue {
         }
     }
 
-    /// Unmaps grants that have not been used for long, at the end of a turn, and counts.
+    /// At the end of a turn, unmaps grants that were unused for long, and updates the counters.
     #[inline]
     pub(super) fn tend(&mut self, worked: bool, now_ns: u64, stats: &QueueStats) {
         let purged = self.grants.purge(now_ns);

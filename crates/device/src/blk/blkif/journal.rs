@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use std::sync::Arc;
 
 /// Maps the first `len` bytes of `file`. A shorter file is no journal of this ring, so it is
-/// emptied and made as long.
+/// emptied and extended to `len` bytes.
 ///
 /// The blocks of the file are allocated now. A later store into a hole would be lost if the file
 /// system were full, and with it the record of a request.
 ///
 /// # Errors
-/// [`StartError::JournalRoom`]: the file cannot be made as long, or its file system is full.
+/// [`StartError::JournalRoom`]: the file cannot be extended, or its file system is full.
 /// [`StartError::Journal`]: the file cannot be mapped.
 pub(super) fn map(file: &OwnedFd, len: usize) -> Result<Words, StartError> {
     let size = len as u64;
@@ -27,7 +27,7 @@ pub(super) fn map(file: &OwnedFd, len: usize) -> Result<Words, StartError> {
         reserved => reserved,
     }
     .map_err(StartError::JournalRoom)?;
-    // The operator has chosen the folder: no guest and no front-end says where it lies.
+    // The operator has chosen the folder: no guest and no front-end can choose the file.
     let mapping = Mapping::of_file_in(MemoryFiles::LocalDisk, file, 0, size);
     let mapping = mapping.map_err(StartError::Journal)?;
     let words = Words::new(Arc::new(mapping), 0, len, size_of::<u64>() as u64);

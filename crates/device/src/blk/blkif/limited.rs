@@ -1,4 +1,4 @@
-//! A queue of a Xen disk with a limit: how many requests it pops, as in `blk/limited.rs`.
+//! A queue of a Xen disk with a limit: how many requests a turn may pop, as in `blk/limited.rs`.
 
 use super::queue::BlkifQueue;
 use crate::blk::limited::{LOOKS_MAX, before_looking};
@@ -8,7 +8,7 @@ use manyring_queue::blkif::{BackRing, Requests as Popped};
 use manyring_wire::xen::blkif::{DataOp, Kind as Asked, Limits, PAGE_SIZE, RawRequest, Request};
 
 impl BlkifQueue {
-    /// Takes the limit of the device as it is now.
+    /// Adopts the present limit of the device.
     pub(super) fn take_limit(&mut self) {
         self.gate = self.shared.limit.gate();
     }
@@ -18,12 +18,12 @@ impl BlkifQueue {
         self.limited_until_ns().is_some()
     }
 
-    /// When a queue that its limit has refused looks again.
+    /// When the limit may admit a request again; `None`: it has refused none.
     pub(super) fn limited_until_ns(&self) -> Option<u64> {
         self.gate.as_ref().and_then(|gate| gate.due_ns())
     }
 
-    /// How many requests the turn may pop, and if [`Self::settle_limit`] is to charge them.
+    /// How many requests the turn may pop, and whether [`Self::settle_limit`] must charge them.
     #[cold]
     #[inline(never)]
     pub(super) fn admitted(
@@ -51,7 +51,7 @@ impl BlkifQueue {
         (count, true)
     }
 
-    /// Charges what the turn has popped, as it was then.
+    /// Charges the requests that the turn has popped, as they were parsed then.
     #[cold]
     #[inline(never)]
     pub(super) fn settle_limit(&mut self, popped: usize, now_ns: u64) {
@@ -60,8 +60,8 @@ impl BlkifQueue {
     }
 }
 
-/// Which way a request goes that a limit counts, and its bytes: at most, if its segments are not
-/// read yet.
+/// The direction and bytes of a request, if a limit counts it. While the segments of an indirect
+/// request are not read, the bytes are the most that they can have.
 fn peek(raw: &RawRequest, limits: &Limits) -> Option<(Way, u64)> {
     let way = |op| if op == DataOp::Read { Way::Read } else { Way::Write };
     match Request::parse(raw, limits).ok()?.kind {

@@ -1,5 +1,5 @@
-//! `Planned`: a request that was popped and parsed in this turn, and what is to be done with it;
-//! `InUse`: the pages that requests in flight use.
+//! `Planned`: a request that was popped and parsed in this turn, with its next action; `InUse`: the
+//! pages that requests in flight use.
 
 use super::stages::UNMAPPED;
 use manyring_backend::blk::Op;
@@ -11,19 +11,19 @@ use manyring_wire::xen::blkif::{
 use rustix::io::Errno;
 use std::ops::Range;
 
-/// What a request is answered with.
+/// The fields of a request that its response needs.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) id: u64,
     pub(super) echo: u8,
-    /// At most how many lots its pages take.
+    /// Lots that its pages take at most.
     pub(super) lots: u32,
 }
 
-/// What is to be done with a request that was popped in this turn.
+/// The next action for a request that was popped in this turn.
 #[derive(Debug)]
 pub(super) enum What {
-    /// It fails with this error, without the disk.
+    /// Fail it with this error, without the disk.
     Answer(Errno),
     Flush,
     /// A write barrier without data.
@@ -34,8 +34,8 @@ pub(super) enum What {
         offset: u64,
         len: u64,
     },
-    /// A read or write. Its segments have these numbers in the turn's list of segments, and their
-    /// pages were asked for under the same numbers.
+    /// A read or write. `segments` are the numbers of its segments in the turn's list; the grants
+    /// of its pages have the same numbers.
     Data {
         op: DataOp,
         sector: u64,
@@ -53,7 +53,7 @@ pub(super) struct Planned {
 }
 
 impl What {
-    /// The numbers under which the pages of the request were asked for.
+    /// The numbers of the request's segments, which are those of its pages.
     pub(super) fn numbers(&self) -> Range<usize> {
         if let Self::Data { segments, .. } = self { segments.clone() } else { 0..0 }
     }
@@ -77,7 +77,7 @@ impl What {
 /// request goes back to the ring.
 pub(super) const SHORT: Errno = Errno::AGAIN;
 
-/// The error for a page that was not mapped: [`UNMAPPED`] fails the request, [`SHORT`] does not.
+/// Maps the error for a page to an errno: [`UNMAPPED`] fails the request, [`SHORT`] puts it back.
 pub(super) fn errno_of(error: GrantError) -> Errno {
     match error {
         GrantError::NoRoom { .. } | GrantError::Memory(MemoryError::Pieces { .. }) => SHORT,
@@ -106,7 +106,7 @@ pub(super) fn access_of(op: DataOp) -> GrantAccess {
     if op == DataOp::Read { GrantAccess::Write } else { GrantAccess::Read }
 }
 
-/// Which bytes of its page a segment names.
+/// The offset and length of a segment's bytes in its page.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "a segment lies inside of its page")]
 pub(super) fn bytes_of(segment: &Segment) -> (u32, u32) {
@@ -155,7 +155,7 @@ impl InUse {
         self.more[usize::from(slot)].push(page);
     }
 
-    /// The request in `slot` is done: calls `each` for the pages that it used, and forgets them.
+    /// Ends the use of all pages of the request in `slot`, and calls `each` for every page.
     #[inline]
     pub(super) fn take(&mut self, slot: u16, mut each: impl FnMut(GrantPage)) {
         let few = &mut self.slots[usize::from(slot)];

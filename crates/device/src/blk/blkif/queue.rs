@@ -7,8 +7,8 @@
 //! submit:         slices to the burst; the burst to the disk
 //! complete:       what is done: let go of its pages, write its response; the engine publishes it
 //! ```
-//! A request whose pages are all mapped already goes from `plan` straight to the burst, unless a
-//! request before it has to go through the steps between. Most often every request goes straight.
+//! A request whose pages are all mapped already goes from `plan` straight to the burst, unless an
+//! earlier request must go through the steps between. Most often every request goes straight.
 //! 1. The front-end can change requests and segments at any time. Each is copied once and decided
 //!    on by the copy: requests when they are popped, segments of indirect requests out of their
 //!    pages.
@@ -41,7 +41,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// At most how many segments the requests of one turn have. A single request may have more.
+/// Segments of the requests of one turn at most. A single request may have more.
 const SEGMENTS_TURN: usize = 1024;
 /// How long a request waits until its pages are tried again, if other queues of the process have
 /// taken all room for mappings.
@@ -52,7 +52,7 @@ const RETRY_NS: u64 = 1_000_000;
 pub(super) struct BlkifQueue {
     pub(super) requests: Requests<Reply>,
     pub(super) shared: Arc<Shared>,
-    /// What limits the queue; `None`: nothing.
+    /// The limit of the device on this queue; `None`: there is no limit.
     pub(super) gate: Option<Box<manyring_engine::Gate>>,
     pub(super) limits: Limits,
     /// Every write must be durable when it is answered.
@@ -60,7 +60,7 @@ pub(super) struct BlkifQueue {
     pub(super) grants: PersistentGrants,
     /// The pages in which the ring lies.
     _ring_pages: GrantPages,
-    /// The requests of this turn from the first one on whose pages are not all mapped.
+    /// The requests of this turn, from the first one whose pages are not all mapped.
     pub(super) planned: Vec<Planned>,
     /// The segments of this turn's requests.
     pub(super) segments: Vec<Segment>,
@@ -75,14 +75,14 @@ pub(super) struct BlkifQueue {
     /// The region of mapped pages that was found last, where the next lookup begins.
     pub(super) last: LastHit,
     pub(super) stages: Stages,
-    /// At most how many lots the requests in flight take.
+    /// Lots that the requests in flight take at most.
     pub(super) lots: u32,
     /// How many lots the queue has.
     lots_max: u32,
-    /// Requests were put back that need pages which requests in flight still use.
+    /// Requests were put back, because they need pages that requests in flight still use.
     is_held: bool,
-    /// When requests that were put back for want of room are tried again, even if no request of
-    /// this queue is done before. `None` if there are none.
+    /// When requests that were put back for lack of mappings are tried again, even if no request of
+    /// this queue has ended before. `None`: there are none.
     retry_at_ns: Option<u64>,
     /// When the queue must take a turn to unmap unused grants; `None` unless `is_tended`.
     pub(super) purge_at_ns: Option<u64>,
@@ -92,7 +92,7 @@ pub(super) struct BlkifQueue {
     pub(super) counted: GrantCounters,
 }
 
-/// What a queue begins with.
+/// The parts of which a new queue is made.
 pub(super) struct Parts {
     pub(super) disk: Box<dyn DiskQueue>,
     pub(super) shared: Arc<Shared>,
@@ -134,13 +134,13 @@ impl BlkifQueue {
         }
     }
 
-    /// True if the queue pops no request before one in flight is done, or before a retry is due.
+    /// True if the queue pops no request until one in flight is done, or a retry is due.
     pub(super) fn is_waiting(&self) -> bool {
         self.is_held || self.stages.is_gated()
     }
 
-    /// Lets the queue pop again the requests that were put back: they may find room now. True if
-    /// there were such requests.
+    /// Allows the queue to pop the requests that were put back, which may find pages now. True if
+    /// there were any.
     #[inline]
     pub(super) fn release_held(&mut self) -> bool {
         let was_held = self.is_held;
@@ -151,7 +151,7 @@ impl BlkifQueue {
         was_held
     }
 
-    /// Lets the queue pop again the requests that were put back, if their retry is due.
+    /// Allows the queue to pop the requests that were put back, if their retry is due.
     #[cold]
     fn retries(&mut self, now_ns: u64) -> bool {
         self.is_retry_due(now_ns) && self.release_held()
@@ -166,7 +166,7 @@ impl BlkifQueue {
         self.grants.pages().is_broken()
     }
 
-    /// When the queue needs a turn though no event has come.
+    /// When the queue needs a turn even if no event comes.
     pub(super) fn due_ns(&self) -> Option<u64> {
         let limited_ns = self.limited_until_ns().filter(|_| !self.is_waiting());
         let room_ns = self.requests.room.due_ns();
@@ -193,10 +193,10 @@ impl BlkifQueue {
     ) -> usize {
         let mut max = self.requests.burst_max().min(limit);
         if self.requests.room.is_due(now_ns) {
-            // Also before a closed gate: it waits for these.
+            // Try them even before a closed gate, which waits for their end.
             max = ring.recall(self.requests.room.begin_retry(now_ns).min(max));
             if max == 0 && ring.in_flight() == 0 {
-                // The last one was answered with another error.
+                // The last one was answered with another error, so that none waits for space.
                 self.requests.room.end(true);
             }
         } else if self.stages.is_gated() || (self.is_held && !self.retries(now_ns)) {
@@ -214,8 +214,8 @@ impl BlkifQueue {
         taken
     }
 
-    /// Maps the pages that the planned requests wait for, and gives the requests to the disk.
-    /// Returns how many of them were put back or discarded instead.
+    /// Maps the pages that planned requests wait for, and gives the requests to the disk. Returns
+    /// how many requests were put back or discarded.
     fn submit_planned(&mut self, ring: &mut BackRing, now_ns: u64) -> usize {
         let planned = self.planned.len();
         self.read_segments(ring, now_ns);
@@ -227,8 +227,8 @@ impl BlkifQueue {
         gone
     }
 
-    /// Parses the requests of a batch. Those that wait for nothing go to the burst, the others to
-    /// `planned`. Requests that must wait for a later turn are put back. Returns how many were not.
+    /// Parses the requests of a batch. Those whose pages are mapped go to the burst, others to
+    /// `planned`; requests for a later turn are put back. Returns how many were not.
     fn plan(
         &mut self,
         (ring, batch): (&mut BackRing, &mut Popped),
@@ -337,8 +337,8 @@ impl BlkifQueue {
         }
     }
 
-    /// Takes the planned requests from `index` on out of the plan, the last one first, releases the
-    /// pages that were found for them, and calls `each` for their chains.
+    /// Removes the planned requests from `index` on, the last one first, releases the pages that
+    /// were found for them, and calls `each` for their chains.
     pub(super) fn give_up(&mut self, index: usize, now_ns: u64, mut each: impl FnMut(Chain)) {
         for Planned { chain, reply, what } in self.planned.drain(index..).rev() {
             self.lots -= reply.lots;
@@ -347,8 +347,8 @@ impl BlkifQueue {
         }
     }
 
-    /// Maps the pages of all planned requests. If there is no room for the pages of one, this one
-    /// and all after it are put back.
+    /// Maps the pages of all planned requests. If the process has no mappings left for a request,
+    /// that request and all later ones are put back.
     fn map(&mut self, ring: &mut BackRing, now_ns: u64) {
         self.grants.acquire(&mut self.asks, now_ns);
         // No request is put back into a ring that a fault has stopped.
@@ -452,8 +452,8 @@ impl BlkifQueue {
         self.stages.close_gate(Gate { token, durable, offset: sector * SECTOR_SIZE, len });
     }
 
-    /// Pushes the slices of a request to the burst, and notes that it uses its pages while it is in
-    /// flight. Returns its length in bytes. The error is that of its last page that is not mapped.
+    /// Pushes the slices of a request to the burst, and marks its pages as in use. Returns the
+    /// length in bytes, or the error of the last page that is not mapped.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "one of two callers is on the way of every request")]
     fn push_data(

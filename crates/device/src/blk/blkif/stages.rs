@@ -1,9 +1,9 @@
 //! `Stages`: requests of a Xen ring that the disk serves in several steps.
 //!
 //! * An *ordered write* (a write barrier, or a flush with data) begins when all writes before it
-//!   are durable. The queue waits until every request before it is answered; then the disk flushes;
-//!   then it writes the data. Meanwhile no request behind it is popped: it is a *gate*. A barrier
-//!   without data is a gate too, and ends with its flush.
+//!   are durable. The queue waits until every earlier request is answered; then the disk flushes;
+//!   then it writes the data. Until it is done, no later request is popped: it is a *gate*. A
+//!   barrier without data is a gate too, and ends with its flush.
 //! * A long discard is given to the disk in pieces, so that other requests have their turn between
 //!   two pieces. A virtio-blk driver has to cut discards by itself.
 
@@ -12,18 +12,18 @@ use manyring_backend::blk::{Completion, Op};
 use manyring_memory::GrantPage;
 use rustix::io::Errno;
 
-/// What an ordered write is waiting for.
+/// The event that an ordered write waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
-    /// The answers to all requests before it.
+    /// The answers to all earlier requests.
     Others,
-    /// The flush.
+    /// The flush of the earlier writes.
     Flush,
-    /// Its own data.
+    /// The write of its own data.
     Write,
 }
 
-/// An ordered write; without data (`len` 0) a barrier that ends with its flush.
+/// An ordered write. With `len` 0 it is a barrier without data, and ends with its flush.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gate {
     pub(super) token: u32,
@@ -66,7 +66,7 @@ impl Stages {
         self.gate.is_some()
     }
 
-    /// True if some completion may not be the end of its request.
+    /// True if a completion of the disk may not be the last one of its request.
     #[inline]
     pub(super) fn is_busy(&self) -> bool {
         self.gate.is_some() || !self.discards.is_empty()
@@ -78,8 +78,8 @@ impl Stages {
         self.gate = Some((gate, Wait::Others));
     }
 
-    /// All requests before the gate are answered: returns the token of the gate, whose flush is
-    /// due, unless it was returned before.
+    /// All requests before the gate are answered. Returns the token of the gate, whose flush is now
+    /// due; `None`: the flush has begun already.
     pub(super) fn others_are_done(&mut self) -> Option<u32> {
         match &mut self.gate {
             Some((gate, wait)) if *wait == Wait::Others => {
@@ -99,7 +99,7 @@ impl Stages {
         first
     }
 
-    /// The next step of the request of this completion; `None` if the request is done.
+    /// The next step of the request of this completion; `None`: the request is done.
     pub(super) fn next(&mut self, Completion { token, result }: Completion) -> Option<Step> {
         if let Some((gate, wait)) = &mut self.gate
             && gate.token == token
@@ -132,8 +132,8 @@ impl Stages {
         self.pieces.clear();
     }
 
-    /// Takes the completions of requests with a next step out of `done`. Returns these steps, each
-    /// with the token of its request.
+    /// Removes the completions of requests with a next step from `done`. Returns these steps, each
+    /// with its request's token.
     pub(super) fn take_steps(&mut self, done: &mut Vec<Completion>) -> Vec<(u32, Step)> {
         let mut steps = Vec::new();
         done.retain(|completion| match self.next(*completion) {

@@ -6,12 +6,12 @@ use manyring_backend::blk::{DiskQueue, Geometry};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A disk whose image another process has until it was asked for so often.
+/// A disk whose image another process has until `refusals` calls have asked for it.
 #[derive(Debug)]
 struct Held {
     disk: MemoryDisk,
     refusals: AtomicU32,
-    /// What the last refusal is instead.
+    /// The last of these calls fails because the image cannot be locked (`EIO`).
     is_gone: bool,
     acquired: AtomicU32,
     released: AtomicU32,

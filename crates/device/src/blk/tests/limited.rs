@@ -1,5 +1,5 @@
-//! A queue with a limit: what is refused stays in the ring in its order, costs nothing meanwhile,
-//! and holds up neither a stop nor a change.
+//! A queue with a limit: refused requests stay in the ring in their order, cost nothing while they
+//! wait, and delay neither a stop nor a change.
 
 use super::room::{ADDRESSES, BEHIND, MEMORY, RING};
 use super::*;

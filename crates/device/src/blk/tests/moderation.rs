@@ -20,7 +20,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use tokio::sync::oneshot;
 
-/// A disk that answers as many requests as it is told, the oldest first.
+/// A disk that answers the number of requests that the test asks for, the oldest first.
 #[derive(Debug, Default)]
 struct SteppedDisk(Arc<Steps>);
 
@@ -245,7 +245,7 @@ fn what_is_held_back_is_told_when_the_queue_is_disabled_moved_or_given_other_mem
         change(&mut rig);
         assert!(rig.is_called(), "{what}: nobody tells the driver later");
         assert_eq!(rig.queue.deadline_ns(), None, "{what}");
-        // What the disk still has is held back as before, or told at once if nothing follows.
+        // The remaining requests are moderated as before, or notified at once if none follows.
         assert_eq!(rig.answer(1, 2000), !is_served, "{what}");
         assert_eq!(rig.counted()[0], if is_served { 2 } else { 1 }, "{what}");
         assert!(rig.answer(2, 3000), "{what}");

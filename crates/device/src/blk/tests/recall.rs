@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use std::sync::{Mutex, PoisonError};
 use tokio::sync::oneshot;
 
-/// What a disk has, and what becomes of it: the test says.
+/// The requests of a disk whose outcome the test decides.
 #[derive(Clone, Debug, Default)]
 struct Script(Arc<Mutex<State>>);
 
@@ -93,7 +93,7 @@ impl Stopping {
         it.turn();
         assert_eq!(it.script.with(|state| state.held.len()), 5);
         prepare(&it.script);
-        // What has ended before the stop is answered.
+        // Requests that have ended before the stop are answered.
         it.turn();
         it.queue.drain();
         it.turn();
@@ -384,7 +384,7 @@ fn an_order_to_disable_is_answered_when_what_a_former_process_has_taken_is_serve
     assert!(it.queue.is_drained());
 }
 
-/// What is owed can be served no more: nobody waits for it.
+/// The requests of a former process can never be served: nothing may wait for them.
 #[test]
 fn a_driver_that_breaks_what_is_owed_holds_up_neither_a_base_nor_an_order_to_disable() {
     for breaks_before in [true, false] {

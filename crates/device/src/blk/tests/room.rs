@@ -1,5 +1,5 @@
 //! A ring that holds more requests than a queue takes at once: the rest waits in the ring, costs
-//! nothing meanwhile, and is served as the disk gets on.
+//! nothing there, and is served as the disk completes requests.
 
 use super::*;
 use crate::blk::IN_FLIGHT_MAX;
@@ -390,7 +390,7 @@ fn an_order_of_memory_takes_no_longer_for_requests_that_are_long_done() {
         [(&NullDisk::new(DISK_SIZE), false), (&UringDisk::new(image).unwrap(), true)];
     for (disk, is_ring) in disks {
         let [near, far] = [0, RING - 2].map(|head| order_of_memory(disk, is_ring, head));
-        // Eight and more times as long would still be far less than a walk over all slots.
+        // Eight times the time would still be far less than a walk over all slots.
         assert!(far < 8 * near, "{}: {near} ns, then {far} ns", disk.kind());
     }
 }

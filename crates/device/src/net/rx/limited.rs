@@ -1,4 +1,4 @@
-//! A receiveq with a limit: it takes one frame at a time from its port, none before it may pass.
+//! A receiveq with a limit: takes one frame at a time from its port, each when it may pass.
 
 use super::NetRx;
 use crate::net::Turn;
@@ -8,7 +8,7 @@ use manyring_engine::{Limit, Way};
 use manyring_queue::Chains;
 use std::sync::Arc;
 
-/// How the frames of the present turn pass the limit.
+/// The present turn, as the limit counts it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Passing {
     now_ns: u64,
@@ -17,14 +17,14 @@ pub(super) struct Passing {
 }
 
 impl NetRx {
-    /// The same, with the limit of its device, taken at each [`Self::refresh_rules`] and when the
-    /// queue comes to a worker.
+    /// This queue, with a limit that it adopts at each [`Self::refresh_rules`] and when it comes to
+    /// a worker.
     pub(crate) fn limited(mut self, limit: Arc<Limit>) -> Self {
         self.limit = Some(limit);
         self
     }
 
-    /// Takes the limit as it is now.
+    /// Adopts the present limit.
     pub(crate) fn take_limit(&mut self) {
         self.gate = self.limit.as_ref().and_then(Limit::gate);
         let is_limited = self.gate.is_some();
@@ -32,18 +32,18 @@ impl NetRx {
         self.to.lent_max = if is_limited { 1 } else { FRAMES_MAX };
     }
 
-    /// True if there is a limit.
+    /// True if the queue has a limit.
     pub(crate) fn is_limited(&self) -> bool {
         self.gate.is_some()
     }
 
-    /// When a queue that its limit has refused looks again.
+    /// When the limit may admit a frame again; `None`: it has refused none.
     pub(crate) fn limited_until_ns(&self) -> Option<u64> {
         self.gate.as_ref().and_then(|gate| gate.due_ns())
     }
 
-    /// As [`Self::turn`], of a queue with a limit. What is not taken waits in the port, and the
-    /// host drops what the port has no room for.
+    /// As [`Self::turn`], for a queue with a limit. Frames that may not pass wait in the port, and
+    /// the host drops those for which the port has no room.
     #[cold]
     #[inline(never)]
     pub(crate) fn turn_limited(
@@ -62,8 +62,7 @@ impl NetRx {
         self.turn(queue, stats)
     }
 
-    /// Charges the frames that were delivered since the last one. True if a further frame may
-    /// pass.
+    /// Charges the frames that were delivered since the last call. True if another frame may pass.
     #[cold]
     #[inline(never)]
     pub(super) fn admits(&mut self, stats: &QueueStats) -> bool {
@@ -72,7 +71,7 @@ impl NetRx {
         self.gate.as_mut().is_none_or(|gate| gate.passes(Way::Write, now_ns, stats))
     }
 
-    /// Charges the frames that were delivered since the last one.
+    /// Charges the frames that were delivered since the last call.
     #[cold]
     #[inline(never)]
     pub(super) fn charge_delivered(&mut self) {

@@ -136,7 +136,7 @@ struct Side {
     frames: Arc<AtomicU64>,
     ends: Arc<AtomicBool>,
     is_rx: bool,
-    /// What arrives was sent in this order.
+    /// The frames must arrive in the order in which they were sent.
     in_order: bool,
     /// Where the frames go.
     to: MacAddress,
@@ -300,7 +300,7 @@ impl Started {
     }
 }
 
-/// Waits until both sides have come further: nothing else wakes them meanwhile.
+/// Waits until both sides have passed further frames, without any other event that wakes them.
 fn goes_on(frames: &[Arc<AtomicU64>]) {
     let before: Vec<_> = frames.iter().map(|count| count.load(SeqCst)).collect();
     for _ in 0..STALL_MS {

@@ -1,4 +1,4 @@
-//! What sessions and operators ask of a device: queue pairs, MTU, link, announcements.
+//! The calls of sessions and operators to a device: queue pairs, MTU, link, announcements.
 
 use super::guest::*;
 use super::*;
@@ -33,7 +33,7 @@ fn the_control_queue_is_the_one_that_was_negotiated() {
     assert_eq!(control(&Guest::new(VIRTIO_F_VERSION_1)), [COUNT], "no other can be it");
     let mut guest = Guest::new(EVERYTHING & !VIRTIO_NET_F_MQ);
     assert_eq!(control(&guest), [2, COUNT]);
-    // What it has counted stays what it is, until a guest has it for something else.
+    // A queue stays the control queue that it was, until a guest uses its index for data.
     guest.stop_control();
     assert_eq!(control(&guest), [2, COUNT]);
     guest.stop_data();
@@ -178,7 +178,7 @@ fn a_process_that_serves_the_queues_gets_what_a_guest_may_choose_and_leaves_noth
     let offloads = |offloads| guest.runtime.block_on(guest.device.lend_offloads(offloads));
     assert_eq!((offloads(csum), offloads(csum)), (Ok(()), Ok(())));
     assert_eq!(guest.port.script().offload_calls.last(), Some(&csum));
-    // What the guest has chosen is shown, and what the operator wants is counted.
+    // The guest's choices are shown, and the operator's requests are counted.
     assert!(!guest.device.announce());
     let shown = crate::net::Guest { mac: Some([2; 6]), announces: true, control: Some(COUNT) };
     guest.device.show_guest(shown);

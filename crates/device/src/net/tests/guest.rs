@@ -32,7 +32,7 @@ pub(super) const PAIRS: usize = 2;
 /// Data queues of the device, and the control queue's index.
 pub(super) const COUNT: usize = PAIRS * 2;
 
-/// A pool of so many workers, which sleep when they have nothing to do.
+/// A pool of at most `workers_max` workers, which sleep when they have nothing to do.
 pub(super) fn pool(workers_max: usize) -> Arc<Pool> {
     Pool::new(PoolOptions { workers_max, polling: Polling::NEVER, uring: false })
 }
@@ -58,7 +58,7 @@ impl Guest {
         Self::in_pool(features, pool(1))
     }
 
-    /// The same in a pool that it may share with others.
+    /// As [`Self::new`], in a pool that other guests may use as well.
     pub(super) fn in_pool(features: u64, pool: Arc<Pool>) -> Self {
         let port = Scripted::default();
         port.script().attached = vec![false; PAIRS];

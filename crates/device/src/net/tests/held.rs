@@ -373,7 +373,7 @@ impl Pair {
     }
 }
 
-/// What the session of a guest whose frames are held may ask for.
+/// The requests of a session whose guest has frames with the port.
 #[derive(Clone, Copy, Debug)]
 enum Ask {
     Stop,

@@ -7,7 +7,7 @@ use manyring_backend::net::{Readiness, Returned};
 /// Calls of `reap` for which a frame is kept at most.
 const CALLS_MAX: u32 = 3;
 
-/// What finishes frames later, and where they go then.
+/// A port that finishes frames late, and the port behind it that gets them.
 #[derive(Clone, Debug)]
 pub(super) struct Delay {
     port: Arc<LatePort>,

@@ -66,7 +66,7 @@ impl PortRx for Lending {
         let mut script = self.port.script();
         script.on_look();
         assert!(count <= self.frames.count(), "more than were lent");
-        // What was lent is gone: whoever still reads it sees that.
+        // Overwrite the released frames: a reader that still uses them gets wrong bytes.
         (0..count).for_each(|index| assert_eq!(self.slice(index, 64).write_from(&[0xee; 64]), 64));
         script.arrives.drain(..count);
     }

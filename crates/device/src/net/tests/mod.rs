@@ -77,7 +77,7 @@ fn frame(number: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// What the port does with the next frame that is sent.
+/// The port's answer to the next frame that is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     Take,
@@ -88,18 +88,18 @@ enum Next {
     NoMemory,
 }
 
-/// What a port is to do, and what it has seen.
+/// The answers of a port to its calls, and a record of these.
 #[derive(Debug, Default)]
 struct Script {
-    /// Behind its end everything is taken.
+    /// The answers to frames; after the last one, every frame is taken.
     sends: VecDeque<Next>,
-    /// Everything is [`Next::NoMemory`], or blocks, behind its end.
+    /// The answer to every frame after the last one of `sends`, if not [`Next::Take`].
     then: Option<Next>,
-    /// A burst is taken in groups of so many; 0: at once.
+    /// Frames that the port takes in one call; 0: all.
     group: usize,
     /// Header and frame of each that was taken.
     sent: Vec<Vec<u8>>,
-    /// What arrives; behind its end `EAGAIN`.
+    /// The frames and errors of receives; after the last one, `EAGAIN`.
     arrives: VecDeque<Result<Vec<u8>, Errno>>,
     /// Bytes of room that each receive had.
     rooms: Vec<usize>,
@@ -118,7 +118,7 @@ struct Script {
     rss_calls: Vec<(Option<RssConfig>, Vec<bool>)>,
     refuses_rss: bool,
     attached: Vec<bool>,
-    /// What the host was called for, one after the other.
+    /// The calls of the host, in order.
     attach_calls: Vec<(usize, bool)>,
     offload_calls: Vec<Offloads>,
     /// How long the host's network lock takes.
@@ -205,7 +205,7 @@ impl Scripted {
     }
 
     fn blocking(&self) {
-        // Others may look at the script meanwhile.
+        // Copy the value: others use the script during the sleep.
         let slow = self.script().slow;
         std::thread::sleep(slow.unwrap_or_default());
         self.wait_while(|script| script.is_held);

@@ -81,7 +81,7 @@ impl Guest {
         self.port.arrive(RawHeader::default(), &frame(number, len));
     }
 
-    /// What the driver sees next: header, frame, buffers. All of a frame's buffers must be there.
+    /// The next frame that the driver sees: header, frame, buffers. All of them must be there.
     fn take(&mut self) -> Option<(RawHeader, Vec<u8>, usize)> {
         let mut bytes = self.take_buffer()?;
         let count = match self.header_size {
@@ -290,7 +290,7 @@ fn buffers_that_wait_are_put_back_and_serve_again() {
     guest.let_go();
     assert_eq!((guest.queue.in_flight(), guest.queue.base()), (0, 3.into()));
     assert!(!guest.rx.has_room());
-    // The same ring in other memory: nothing of the old is written.
+    // Move the ring to other memory: no byte of the old one may be written afterwards.
     let other = Arc::new((*guest.ring.memory).clone());
     guest.queue.relocate(guest.ring.config.addresses, other).unwrap();
     guest.arrive(1, 5000);
@@ -418,7 +418,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// The naive device: a list of buffers, and each frame takes as many as it needs.
+    /// The naive device: a list of buffers, of which each frame takes the number that it needs.
     #[test]
     fn frames_lie_where_the_naive_device_puts_them(
         size in prop::sample::select(vec![1u16, 4, 32, 256]),

@@ -1,5 +1,5 @@
-//! What a driver has set by its control queue comes to another device, and only what this one would
-//! obey.
+//! A driver's settings by the control queue come to another device, but only those that this device
+//! would obey.
 
 use super::guest::*;
 use crate::{Device, StateError};
@@ -85,7 +85,7 @@ fn what_a_driver_has_set_goes_on_in_another_device() {
         assert_eq!(guest.attached(), [true, true]);
         let all: Vec<_> = (0..4).map(|index| guest.coalescing_of(index)).collect();
         assert_eq!(all, [Ok((8, 50)), Ok((4, 50)), Ok((8, 50)), Ok((1, 50))]);
-        // What is saved there is what came.
+        // That device saves the state that it has restored.
         guest.stop_data();
         guest.stop_control();
         assert_eq!(guest.device.save(), state);

@@ -216,7 +216,7 @@ fn a_port_that_blocks_in_a_burst_gets_the_rest_in_order() {
     guest.turn();
     assert_eq!((guest.returned(), guest.queue.in_flight()), (3, 3));
     assert!(guest.tx.is_blocked() && guest.tx.retry_at_ns().is_none());
-    // What comes later does not overtake; without the port's word nothing is tried.
+    // Later frames do not overtake the waiting ones, and without an event nothing is retried.
     (6..9).for_each(|number| guest.offer_frame(number));
     assert_eq!((guest.turn().used, guest.returned()), (0, 0));
     guest.tx.on_port();

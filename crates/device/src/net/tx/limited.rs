@@ -1,5 +1,5 @@
-//! A transmitq with a limit: how many frames of a batch it takes. What is charged in the end is
-//! what the frames were when they were made.
+//! A transmitq with a limit: how many frames of a batch it takes. Each frame is charged as it was
+//! when it was added to the burst.
 
 use super::NetTx;
 use manyring_engine::limit::Passed;
@@ -10,27 +10,27 @@ use manyring_queue::Chains;
 use std::sync::Arc;
 
 impl NetTx {
-    /// The same, with the limit of its device, taken at each [`Self::refresh_rules`] and when the
-    /// queue comes to a worker.
+    /// This queue, with a limit that it adopts at each [`Self::refresh_rules`] and when it comes to
+    /// a worker.
     pub(crate) fn limited(mut self, limit: Arc<Limit>) -> Self {
         self.limit = Some(limit);
         self
     }
 
-    /// Takes the limit as it is now.
+    /// Adopts the present limit.
     pub(crate) fn take_limit(&mut self) {
         self.gate = self.limit.as_ref().and_then(Limit::gate);
     }
 
-    /// When a queue that its limit has refused looks again. Frames that the port did not take come
-    /// first.
+    /// When the limit may admit a frame again. `None`: it has refused none, or frames that the port
+    /// did not take must be sent first.
     pub(crate) fn limited_until_ns(&self) -> Option<u64> {
         let gate = self.gate.as_ref().filter(|_| self.chains.is_empty());
         gate.and_then(|gate| gate.due_ns())
     }
 
     /// How many frames of the batch may pass now; the others go back into the ring. Frames that are
-    /// not sent are dropped at once, limit or not.
+    /// dropped, as the link is down, need not pass the limit.
     #[cold]
     #[inline(never)]
     pub(super) fn admitted(
@@ -59,7 +59,7 @@ impl NetTx {
         count
     }
 
-    /// Charges the frames that the turn has popped, as they were then. One that is wrong is free.
+    /// Charges the frames that the turn has popped, as they were then. A wrong frame is free.
     #[cold]
     #[inline(never)]
     pub(super) fn settle_limit(&mut self, now_ns: u64) {

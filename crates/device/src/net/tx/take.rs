@@ -1,4 +1,4 @@
-//! How a batch of chains becomes the frames of a burst.
+//! Makes the frames of a burst from a batch of chains.
 
 use super::NetTx;
 use crate::net::parse::{Wrong, add_frame};
@@ -7,8 +7,8 @@ use manyring_queue::Chains;
 use manyring_wire::net::{HASH_HEADER_SIZE, HEADER_SIZE, LEGACY_HEADER_SIZE};
 
 impl NetTx {
-    /// Makes frames of the batch. Chains that hold none, or are to be dropped, go back at once;
-    /// returns how many.
+    /// Adds the frames of the batch to the burst. Chains without a frame, and those of frames to be
+    /// dropped, are returned at once; the result is their number.
     pub(super) fn take_batch(
         &mut self,
         queue: &mut impl Chains,
@@ -36,7 +36,7 @@ impl NetTx {
         dropped
     }
 
-    /// As [`Self::take_frames`], where the headers are short, or have room for a hash.
+    /// As [`Self::take_frames`], for a driver with short headers, or headers that have a hash.
     #[inline(never)]
     fn take_other_frames(
         &mut self,

@@ -1,5 +1,5 @@
-//! A host that is late: commands that need it not are obeyed meanwhile, and what was refused to the
-//! driver has no effect in the end.
+//! A host that is slow: commands that do not need it are obeyed while it is called, and a command
+//! that was refused has no effect in the end.
 
 use super::*;
 use crate::net::NetDevice;
@@ -110,7 +110,7 @@ fn a_driver_that_goes_on_changing_pairs_leaves_the_host_to_others() {
     for round in 0..6 {
         assert_eq!(guest.use_pairs(1 + round % 2), OK);
     }
-    // Five rests between six calls, four times as long.
+    // Between six calls there are five rests, each four times as long as a call.
     assert!(start.elapsed() >= call * 26, "{:?}", start.elapsed());
     assert_eq!(guest.set_promisc(false), OK);
 }

@@ -36,7 +36,7 @@ fn a_legacy_drivers_frame_begins_after_ten_bytes_whatever_the_layout() {
         &[10, 14, 2024],
     ] {
         let mut guest = Guest::legacy(4096);
-        // More than as many short ones as are needed for the short way, then a long one.
+        // More short frames than the fast path needs in a row, then a long one.
         for (number, len) in (0..40).zip(60..) {
             guest.post_pieces(lens);
             guest.arrive(number, len);

@@ -26,7 +26,7 @@ fn a_port_is_looked_at_only_while_its_worker_looks_at_rings_anyway() {
     assert!(!guest.running.looks_at_ring(LOOK, 40_000));
 }
 
-/// What the kicks that are watched report within some milliseconds.
+/// The events of watched kicks within some 30 milliseconds.
 fn kick_events(wait: &mut Wait) -> Vec<Woken> {
     let (mut all, mut woken) = (Vec::new(), Vec::new());
     for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! What the events of a queue's port say, and how often the port is watched.
+//! The events of a queue's port, and how often the port is watched.
 
 use super::super::churn::Wire;
 use super::*;
@@ -28,7 +28,7 @@ fn guest_of_socket(uring: bool) -> (Guest, UnixDatagram) {
     (guest, theirs)
 }
 
-/// What the ports that are watched report within some milliseconds.
+/// The events of watched ports within some 30 milliseconds.
 fn port_events(wait: &mut Wait) -> Vec<Woken> {
     let (mut all, mut woken) = (Vec::new(), Vec::new());
     for _ in 0..3 {

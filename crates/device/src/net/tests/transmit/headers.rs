@@ -1,4 +1,4 @@
-//! Virtio-net headers that lie in pieces, lie about their frame, or change meanwhile.
+//! Virtio-net headers that lie in several pieces, are wrong, or change while they are read.
 
 use super::*;
 

@@ -32,7 +32,7 @@ fn long_turns(guest: &mut Guest, frames: usize, is_alone: bool) -> Vec<usize> {
 fn a_turn_of_long_frames_is_short_beside_other_guests() {
     let mut guest = Guest::new([]);
     guest.port.script().group = 2;
-    // The first burst is as long as if its frames were short; the turn ends by their bytes.
+    // The first burst is popped as if its frames were short; their bytes end the turn.
     (0..3).for_each(|number| guest.offer_frame(number));
     guest.turn();
     assert_eq!(guest.returned(), 3);
@@ -69,7 +69,7 @@ fn one_turn_of_what_waits_is_sent_before_the_queue_is_let_go_and_the_rest_is_dro
     assert_eq!(guest.returned(), 6);
     guest.let_go();
     assert_eq!((guest.returned(), guest.queue.in_flight()), (8, 0));
-    // With the third group, as many bytes are sent as a turn may send.
+    // The third group completes the bytes that a turn may send.
     assert_eq!((guest.ring.stats.packets.value(), guest.port.sent().len()), (15, 15));
     assert_eq!(guest.ring.stats.dropped_port_full.value(), 2);
 }
