@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Medians in nanoseconds; a step that could not be measured here is none.
+/// Medians in nanoseconds; `None` for a step that could not be measured on this machine.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Costs {
     /// A cache line from one CPU to the other, one way.
@@ -68,14 +68,14 @@ const BATCHES_NOW: usize = 5;
 /// Two threads that share a CPU all the same would take turns for minutes.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// What a cache line takes from one CPU to the other at present, in nanoseconds, as
-/// [`Costs::line_ns`]: measured within a few milliseconds.
+/// Nanoseconds that a cache line needs from one CPU to the other at present, as [`Costs::line_ns`].
+/// The measurement takes a few milliseconds.
 pub(crate) fn line_now(one: usize, other: usize) -> Option<u64> {
     line(one, other, BATCHES_NOW)
 }
 
-/// Half of a round trip of a counter between two CPUs; none where there is only one, or where the
-/// other thread does not answer.
+/// Half of a round trip of a counter between two CPUs. `None`: there is only one CPU, or the other
+/// thread does not answer.
 fn line(one: usize, other: usize, batches: usize) -> Option<u64> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     if one == other || cpus < 2 {
@@ -124,7 +124,7 @@ fn await_answer(back: &AtomicU64, number: u64) -> bool {
     false
 }
 
-/// What a frame costs at the two taps of a bridge.
+/// The cost of a frame at each of the two taps of a bridge.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct TapCosts {
     pub(crate) write_ns: u64,

@@ -10,7 +10,7 @@ const DIFFERENCE_MIN: f64 = 0.03;
 /// own repetitions been apart.
 const SINGLE_ROUND_MIN: f64 = 0.25;
 
-/// What the second run is to the first.
+/// The result of comparing the second run with the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// The difference is no larger than what rounds of one run differ among each other.
@@ -185,7 +185,7 @@ fn pair(scenario: &Scenario, before: &Cell, after: &Cell) -> Pair {
     Pair { scenario: scenario.name.clone(), cell: before.name.clone(), unit, rows }
 }
 
-/// A number with as many digits as people read.
+/// Formats a number with three digits or so.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),

@@ -26,7 +26,7 @@ use scenario::registry;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// What Manyring is worth: load generators and comparisons.
+/// Measure Manyring: load generators and comparisons.
 #[derive(Debug, Parser)]
 #[command(name = "manyring-bench", version, disable_help_subcommand = true)]
 struct Cli {
@@ -34,7 +34,7 @@ struct Cli {
     command: Command,
 }
 
-/// What to do.
+/// The subcommand.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Drive a back-end, once.
@@ -48,7 +48,7 @@ enum Command {
     Page(PageArgs),
     /// Take the figures that README promises out of a run.
     Readme {
-        /// What `run --json` has printed, or `--report` has written.
+        /// The output of `run --json`, or `run.json` of a report.
         run: PathBuf,
     },
     /// Put two runs side by side, and say what differs by more than noise.
@@ -58,7 +58,7 @@ enum Command {
 /// `manyring-bench compare ..`
 #[derive(Debug, Args)]
 struct CompareArgs {
-    /// What `run --json` has printed, or `--report` has written: the run before.
+    /// The run before: the output of `run --json`, or `run.json` of a report.
     before: PathBuf,
     /// The run after.
     after: PathBuf,
@@ -70,7 +70,7 @@ struct CompareArgs {
 /// `manyring-bench page ..`
 #[derive(Debug, Args)]
 struct PageArgs {
-    /// What `run --json` has printed, or `--report` has written.
+    /// The output of `run --json`, or `run.json` of a report.
     run: PathBuf,
     /// Where the page, the CSV and the JSON go.
     #[arg(long, value_name = "DIR")]

@@ -56,7 +56,7 @@ impl Moment {
         self.at.saturating_duration_since(earlier.at)
     }
 
-    /// What the client waited in between.
+    /// The time that the client waited for a CPU between the two moments.
     pub(crate) fn own_delay_since(self, earlier: Self) -> Duration {
         self.own.saturating_sub(earlier.own)
     }
@@ -171,7 +171,7 @@ pub(crate) fn machine() -> String {
     format!("{model}, {cpus} CPUs, Linux {kernel}")
 }
 
-/// What the machine's own steps cost during this run, in nanoseconds: medians.
+/// Medians of the machine's basic costs during this run, in nanoseconds.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct Calibration {
     /// From a write to an eventfd to the sleeper on the other CPU running.

@@ -1,4 +1,4 @@
-//! Network namespaces that last as long as a run, and what is done inside them.
+//! Network namespaces that exist for one run, and the commands that run inside them.
 
 use crate::peer;
 use rustix::fd::AsFd;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub(crate) const IP: (&str, &str) = ("ip", "iproute2");
 /// The network of a run: this, and the last number of an address.
 const NETWORK: &str = "10.77.0.";
-/// What every namespace of a bench is called, before the id of its process.
+/// The name of every namespace of a bench begins with this, before the id of its process.
 const PREFIX: &str = "manyring-bench-";
 /// Where namespaces lie.
 const FOLDER: &str = "/run/netns";

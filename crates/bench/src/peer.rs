@@ -41,7 +41,7 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    /// The peer that a party is, or none for a party of ours or of a bare loop.
+    /// The peer that a party runs; `None` for one of our own programs, or a bare loop.
     pub(crate) fn of_party(name: &str) -> Option<Self> {
         Self::value_variants().iter().find(|peer| name.starts_with(&peer.word())).copied()
     }
@@ -270,7 +270,7 @@ pub(crate) fn place(pid: u32, place: impl Fn(usize) -> Affinity) {
     }
 }
 
-/// The number behind the last dash of a thread's name; 0 if there is none.
+/// The number behind the last dash of a thread's name; 0 if there is no number.
 fn number_of(name: &str) -> usize {
     name.trim().rsplit_once('-').and_then(|(_, number)| number.parse().ok()).unwrap_or(0)
 }

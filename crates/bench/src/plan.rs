@@ -5,7 +5,7 @@ pub(crate) const ROUNDS: usize = 5;
 /// Seconds that `run` may plan for: the rest of half an hour is for runs that are repeated.
 pub(crate) const BUDGET: f64 = 27.0 * 60.0;
 
-/// What a scenario costs in time.
+/// The time that a scenario needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Cost {
     /// Seconds before the first round: a file that is written, a program that is booted.

@@ -1,5 +1,5 @@
-//! What runs, how long still, what is left out, and whether somebody has asked us to stop. One
-//! process runs one scenario at a time, so all of this is the process's.
+//! The state of a run: current scenario, remaining time, omissions, and a request to stop. One
+//! process runs one scenario at a time, so that this state belongs to the process.
 
 use crate::measure::now;
 use crate::plan;
@@ -50,7 +50,7 @@ pub(crate) fn is_stopped() -> bool {
     STOP.load(Ordering::Relaxed)
 }
 
-/// What is left out, and why: said at the end, once.
+/// Notes an omission and its reason, which are printed once at the end.
 pub(crate) fn leave_out(sentence: String) {
     let mut state = state();
     if !state.left_out.contains(&sentence) {

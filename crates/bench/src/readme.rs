@@ -95,7 +95,7 @@ const PROMISES: [Promise; 8] = [
     },
 ];
 
-/// What README is written from.
+/// The figures from which the table of README is written.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Figures {
     machine: String,
@@ -111,7 +111,7 @@ struct Row {
     median: f64,
     min: f64,
     max: f64,
-    /// What the server's CPU time for each is of the other side's; none if the run does not say.
+    /// The server's CPU time for each request, as a ratio to the peer's, if it was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu: Option<f64>,
     command: String,
@@ -170,7 +170,7 @@ fn compared(
     (!ours.is_empty() && !theirs.is_empty()).then(|| Spread::of(ratios))
 }
 
-/// What a party has measured in a round.
+/// The numbers that a party has measured in a round.
 type Sample = serde_json::Map<String, serde_json::Value>;
 
 /// As many digits as the rounds of a run are worth.
@@ -256,7 +256,7 @@ mod tests {
         };
         // Of a disk: for a million requests.
         (0..2).for_each(|party| add(0, party, "cpu_per_million", [3.0, 4.0][party]));
-        // Of a port: per cent of a CPU, for half as many packets as the other.
+        // For a port: per cent of a CPU, with half of the other's packets.
         (0..2).for_each(|party| add(4, party, "backend_cpu", [60.0, 80.0][party]));
         let rows = figures(&run).unwrap().rows;
         assert_eq!([rows[0].cpu, rows[4].cpu, rows[7].cpu], [Some(0.75), Some(1.5), None]);

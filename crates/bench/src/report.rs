@@ -1,4 +1,4 @@
-//! What a scenario found: medians and ratios, as a table or as JSON.
+//! The results of a scenario: medians and ratios, as a table or as JSON.
 
 pub(crate) mod blk;
 pub(crate) mod columns;
@@ -23,7 +23,7 @@ pub(crate) trait Sample: Serialize {
     /// Other programs had too much of the CPUs, or the CPUs moved, however often it was tried.
     fn is_disturbed(&self) -> bool;
 
-    /// What a cache line took from one CPU to the other, in nanoseconds, where that was measured.
+    /// Nanoseconds that a cache line needed from one CPU to the other, if that was measured.
     fn line_ns(&self) -> Option<u64> {
         None
     }
@@ -70,7 +70,7 @@ impl<S> Party<S> {
 }
 
 impl<S: Sample> Party<S> {
-    /// The same for each distance of the CPUs, the nearer one first; empty if they had only one.
+    /// As [`Self::against`], by distance of the CPUs, the nearer first; empty if it never changed.
     fn against_by_distance(&self, peer: &Self, value: fn(&S) -> f64) -> Vec<Distance> {
         let rounds = || self.samples.iter().zip(&peer.samples);
         let lines = || rounds().filter_map(|(sample, _)| sample.line_ns());
@@ -95,7 +95,7 @@ impl<S: Sample> Party<S> {
 /// The rounds of a comparison in which the CPUs had one of several distances.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Distance {
-    /// What a cache line took from one CPU to the other, in nanoseconds.
+    /// Nanoseconds that a cache line needed from one CPU to the other.
     pub(crate) line_ns: u64,
     /// How many rounds these are, and the median of their ratios.
     pub(crate) rounds: usize,
@@ -149,7 +149,7 @@ pub(crate) fn ratio(ours: f64, theirs: f64) -> f64 {
     if theirs > 0.0 { ours / theirs } else { 0.0 }
 }
 
-/// The same load on each party in turn.
+/// One load, measured on each party in turn.
 pub(crate) trait Cell: Serialize {
     type Sample: Sample;
 
@@ -192,7 +192,7 @@ pub(crate) struct Report<C> {
     pub(crate) cells: Vec<C>,
 }
 
-/// What a scenario found, whatever its cells are.
+/// The result of a scenario, whatever the type of its cells.
 pub(crate) trait Found {
     /// Prints a table, or JSON.
     fn print(&self, json: bool) -> Result<(), String>;

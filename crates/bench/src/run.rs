@@ -26,8 +26,8 @@ pub(crate) struct RunArgs {
     options: ScenarioArgs,
 }
 
-/// Runs the scenarios. What has come to its end is printed and written also if others failed, or
-/// if a signal has ended the run.
+/// Runs the scenarios. The results of those that have finished are printed and written even if
+/// others fail, or a signal ends the run.
 ///
 /// # Errors
 /// A scenario is unknown, failed or broke a promise, a peer is missing, or a signal came.

@@ -96,7 +96,7 @@ impl Lane {
     }
 }
 
-/// What one thread does.
+/// The state of one client thread: its queues, and the times of their requests.
 struct Party<'a> {
     lanes: Vec<Lane>,
     /// Completion fds of the lanes, for a client that sleeps over several.
@@ -241,7 +241,7 @@ impl<'a> Party<'a> {
     }
 }
 
-/// A duplicate of the queue's completion fd, which lives as long as we use it.
+/// A duplicate of the queue's completion fd, which stays open after libblkio closes its own.
 fn completion_fd(queue: &Blkioq) -> Result<OwnedFd, LoadError> {
     let failed = |problem| LoadError::Client { step: "completion fd", problem };
     let fd = queue.get_completion_fd().ok_or_else(|| failed("there is none".to_owned()))?;

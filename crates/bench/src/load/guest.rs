@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What a guest does.
+/// The activity of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Deed {
     /// Random reads of `--size` bytes, `--depth` of them in flight.
@@ -61,7 +61,7 @@ pub(crate) struct GuestArgs {
     /// The back-end's socket.
     #[arg(long, value_name = "PATH")]
     pub(crate) socket: PathBuf,
-    /// What the guest does.
+    /// The activity of the guest.
     #[arg(long, value_enum)]
     pub(crate) deed: Deed,
     /// Requests in flight.
@@ -92,7 +92,7 @@ impl GuestArgs {
     }
 }
 
-/// What a guest has seen while it was measured.
+/// The results of a guest while it was measured.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct GuestResult {
     /// Requests or frames that came back; of the floods, the kicks or messages.
@@ -176,7 +176,7 @@ fn listen() -> Result<Arc<AtomicU8>, LoadError> {
     Ok(phase)
 }
 
-/// What is measured of a guest.
+/// The measurement of a guest: its clock, its counts and its latencies.
 struct Watch {
     delay: RunDelay,
     now: Moment,

@@ -85,7 +85,7 @@ pub(crate) struct RelayArgs {
     pub(crate) seconds: f64,
 }
 
-/// What went through, both ways.
+/// The frames that were passed on, both ways, and their cost.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct JoinResult {
     /// Frames.
@@ -426,7 +426,7 @@ impl<'a> Hop<'a> {
         Self { from, to, buffers, count, next: 0 }
     }
 
-    /// Passes one frame on; how long the read and the write took. `None`: there is none.
+    /// Passes one frame on. Returns the times of the read and of the write; `None`: none waits.
     fn pass(&mut self, result: &mut JoinResult) -> Result<Option<(Duration, Duration)>, Errno> {
         let start = now();
         let window = &self.buffers[self.next..self.next + self.count.min(FRAME_BUFFERS)];

@@ -55,10 +55,10 @@ impl<Q> Lane<Q> {
     }
 }
 
-/// What one thread has seen so far.
+/// The results of one thread so far.
 pub(super) struct Seen {
     latencies: Latencies,
-    /// When something came back last: the clock is read once for all that came back together.
+    /// When requests last came back: the clock is read once for all that came back together.
     pub(super) last: Instant,
     pub(super) failures: u64,
     /// When the load ends.
@@ -113,7 +113,7 @@ pub(super) fn timed<L: Send>(
     let parties = options.deal(lanes.into_iter());
     let outcome = super::run_parties(parties, |lanes| drive(lanes, end))?;
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
-    // What came back after the end is not counted, the wait for it is not either.
+    // Neither the requests that come back after the end count, nor the wait for them.
     let seconds = seconds.min(options.duration.as_secs_f64());
     Ok(LoadResult::new(&outcome, seconds, cpu, options.seed))
 }

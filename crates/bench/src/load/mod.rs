@@ -58,7 +58,7 @@ pub(crate) struct LoadArgs {
     /// Bytes of a request.
     #[arg(long, default_value_t = 4096)]
     size: usize,
-    /// What to do.
+    /// The kind of request.
     #[arg(long, value_enum, default_value_t = Rw::Read)]
     rw: Rw,
     /// Run on this CPU only.
@@ -113,7 +113,7 @@ impl LoadArgs {
     }
 }
 
-/// What a generator does.
+/// The options of a load generator.
 #[derive(Clone, Debug)]
 pub(crate) struct LoadOptions {
     pub(crate) socket: PathBuf,
@@ -171,7 +171,7 @@ const SOCKET_PAUSE: Duration = Duration::from_millis(10);
 /// A request that has not come back by then never will.
 const STUCK: Duration = Duration::from_secs(10);
 
-/// What all threads of a client have seen.
+/// The latencies of all threads of a client, and the time that they waited for a CPU.
 pub(crate) struct Outcome {
     latencies: Latencies,
     waited_seconds: f64,
@@ -214,7 +214,7 @@ pub(crate) enum LoadError {
     Cpu { cpu: usize, errno: rustix::io::Errno },
 }
 
-/// What came back.
+/// The results of a client: rates and latencies.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct LoadResult {
     /// Requests that completed within the time.

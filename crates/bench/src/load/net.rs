@@ -54,7 +54,7 @@ pub(crate) struct NetLoadArgs {
     /// Bytes of a frame that is sent.
     #[arg(long, default_value_t = 64)]
     pub(crate) size: usize,
-    /// What the frames that are sent belong to.
+    /// The flows that the frames which are sent belong to.
     #[arg(long, value_enum, default_value_t = Flow::Apart)]
     pub(crate) flow: Flow,
     /// Sleep when there is nothing to do, instead of polling (one pair).
@@ -113,7 +113,7 @@ impl NetLoadArgs {
     }
 }
 
-/// What went through.
+/// The results of a load of frames: counts, CPU time and notifications.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct NetLoadResult {
     /// Frames that the device has taken or delivered.
@@ -200,7 +200,7 @@ pub(crate) fn run(args: &NetLoadArgs) -> Result<NetLoadResult, LoadError> {
     Ok(result)
 }
 
-/// What a queue has done, without the frames that are still on their way.
+/// Adds the counts of a queue, without the frames that are still on their way.
 fn add(result: &mut NetLoadResult, counters: &NetCounters, in_flight: u64) {
     let packets = counters.packets.saturating_sub(in_flight);
     result.packets += packets;

@@ -54,7 +54,7 @@ pub(crate) struct RrArgs {
     seconds: f64,
 }
 
-/// What the client has seen.
+/// The results of a client of requests and responses.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct RrResult {
     /// Transactions.
@@ -68,7 +68,7 @@ pub(crate) struct RrResult {
 }
 
 impl RrResult {
-    /// Transactions that took as long as these, in so much time.
+    /// The results of transactions with these latencies, within `elapsed`.
     fn of(latencies: &Latencies, elapsed: Duration) -> Self {
         let transactions = latencies.count();
         Self {
@@ -133,7 +133,7 @@ impl Peer {
         }
     }
 
-    /// Looks whether the other side has closed. What it still sends is an error.
+    /// Checks whether the other side has closed. Further bytes from it are an error.
     fn is_closed(&mut self) -> std::io::Result<bool> {
         match self.stream.read(&mut [0]) {
             Ok(0) => Ok(true),

@@ -53,7 +53,7 @@ pub(crate) struct StreamArgs {
     page: Option<PathBuf>,
 }
 
-/// What the receiver has got from a sender with `--seconds`.
+/// The bytes and the rate at the receiver, for a sender with `--seconds`.
 #[derive(Clone, Debug, Serialize)]
 struct StreamResult {
     /// Bytes of all streams.

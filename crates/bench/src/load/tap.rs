@@ -25,7 +25,7 @@ pub(crate) struct TapWriteArgs {
     /// Bytes of a frame.
     #[arg(long, default_value_t = 64)]
     size: usize,
-    /// What the frames are.
+    /// The flows that the frames belong to.
     #[arg(long, value_enum, default_value_t = Flow::Apart)]
     flow: Flow,
     /// How long, in seconds.
@@ -33,7 +33,7 @@ pub(crate) struct TapWriteArgs {
     seconds: f64,
 }
 
-/// What frames belong to.
+/// The flows of frames, which decide whether a device can merge them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Flow {
     /// UDP datagrams, each of a flow of its own: nothing can be merged.
@@ -104,7 +104,7 @@ impl FlowFrame {
         Self { flow, bytes, number: 0 }
     }
 
-    /// What goes before it: a finished frame of its own, or a checksum that is left to the host.
+    /// The header of the frame: a complete frame, or one whose checksum is left to the host.
     pub(super) fn header(&self) -> RawHeader {
         let offset = if self.flow.is_tcp() { 16 } else { 6 };
         match self.flow {

@@ -157,7 +157,7 @@ fn frame(size: usize) -> (RawHeader, Vec<u8>) {
     (header, bytes)
 }
 
-/// Keeps both guests busy for as long.
+/// Keeps both guests busy for `duration`.
 fn drive(
     from: &mut NetDriver,
     to: &mut NetDriver,

@@ -46,7 +46,7 @@ pub(crate) const POOLS: [u32; 2] = [SMALL_POOL, 16_384];
 /// Buffers for each pair of a back-end.
 const SMALL_POOL: u32 = 4096;
 
-/// What all runs are given; both lcores run where the process may.
+/// The arguments of every testpmd; both lcores may run on any CPU of the process.
 fn arguments(
     prefix: &Prefix,
     devices: &[OsString],
@@ -93,7 +93,7 @@ impl BackEnd {
         let program = find(TESTPMD)?;
         let prefix = Prefix::new();
         let device = vhost(0, socket, pairs);
-        // What the guest transmits this side receives.
+        // The direction is the guest's: frames that it transmits, testpmd receives.
         let mode = match direction {
             Direction::Transmit => "rxonly",
             Direction::Receive => "txonly",

@@ -1,4 +1,4 @@
-//! What a scenario of disks found: requests, their latency, and CPU time for a million of them.
+//! The results of a scenario of disks: requests, latencies, and CPU time per million requests.
 
 use super::{Cell, Distance, Party, Placed, Sample, Spread, is_far, nearness, print_distances};
 use serde::Serialize;
@@ -12,13 +12,13 @@ pub(crate) struct BlkSample {
     pub(crate) p50_us: f64,
     /// Latency that 99 of 100 requests did not exceed.
     pub(crate) p99_us: f64,
-    /// CPU seconds of the server for a million requests; of the whole program if there is none.
+    /// CPU seconds of the server per million requests; without a server, of the whole program.
     pub(crate) cpu_per_million: f64,
     /// CPU seconds of the client for a million requests; 0 if there is no client.
     pub(crate) client_cpu_per_million: f64,
     /// How many requests took how long, in microseconds; none if the client does not say.
     pub(crate) latency_us: Vec<(f64, u64)>,
-    /// What a cache line took from one CPU to the other, in nanoseconds, where that was measured.
+    /// Nanoseconds that a cache line needed from one CPU to the other, if that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) line_ns: Option<u64>,
     /// Other programs had too much of the CPUs, or the CPUs moved, however often it was tried.
@@ -56,7 +56,7 @@ pub(crate) struct BlkAgainst {
     pub(crate) by_distance: Vec<Distance>,
 }
 
-/// The same load on each party in turn.
+/// One load, measured on each party in turn.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct BlkCell {
     pub(crate) name: String,

@@ -1,4 +1,4 @@
-//! What the numbers of samples are called, in which order they stand, and which way is better.
+//! The columns of the tables: heading, order, and whether more or less is better.
 
 use super::document::{Cell, NORMALIZED};
 use serde_json::Value;
@@ -20,10 +20,10 @@ pub(crate) enum Better {
 pub(crate) struct Column {
     /// The field of a sample.
     pub(crate) key: &'static str,
-    /// What stands above the column.
+    /// The heading of the column.
     pub(crate) head: &'static str,
     pub(crate) better: Better,
-    /// What it is, for people who see it for the first time.
+    /// An explanation of the column, for people who see it for the first time.
     pub(crate) about: &'static str,
 }
 

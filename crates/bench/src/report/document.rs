@@ -16,12 +16,12 @@ pub(crate) struct Document {
     /// When it began, in UTC.
     pub(crate) began: String,
     pub(crate) machine: Machine,
-    /// What the machine's own steps cost.
+    /// The basic costs of the machine.
     #[serde(default)]
     pub(crate) costs: Costs,
     /// The scenarios that have come to their end.
     pub(crate) scenarios: Vec<Scenario>,
-    /// What is missing in it, and why.
+    /// The parts that are missing, and why.
     #[serde(default)]
     pub(crate) left_out: Vec<String>,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Document {
 pub(crate) struct Machine {
     /// Processor, CPUs, kernel.
     pub(crate) name: String,
-    /// What sets the clock of CPU 0, if the system has that.
+    /// The frequency governor of CPU 0, if the system has one.
     #[serde(default)]
     pub(crate) governor: Option<String>,
     /// Mebibytes of memory.
@@ -43,7 +43,7 @@ pub(crate) struct Machine {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Scenario {
     pub(crate) name: String,
-    /// What it shows.
+    /// The purpose of the scenario, in a sentence.
     #[serde(default)]
     pub(crate) about: String,
     /// The command that repeats it alone.
@@ -72,7 +72,7 @@ impl Scenario {
     }
 }
 
-/// What a scenario found: the same as its own `--json`.
+/// The results of a scenario, in the form of its own `--json`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Report {
     pub(crate) scenario: String,
@@ -84,7 +84,7 @@ pub(crate) struct Report {
     pub(crate) cells: Vec<Cell>,
 }
 
-/// The same load on each party in turn.
+/// One load, measured on each party in turn.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Cell {
     pub(crate) name: String,
@@ -110,8 +110,8 @@ pub(crate) struct Party {
 pub(crate) const NORMALIZED: &str = "normalized";
 
 impl Party {
-    /// The numbers of this name, of every round. Rounds that were disturbed are left out as long as
-    /// there are others.
+    /// The values of this field in every round. Disturbed rounds are left out, unless all rounds
+    /// are disturbed.
     pub(crate) fn rounds(&self, key: &str) -> Vec<f64> {
         let is_calm = |sample: &&Map<String, Value>| {
             !sample.get("disturbed").and_then(Value::as_bool).unwrap_or(false)

@@ -1,4 +1,4 @@
-//! What `--report DIR` writes: the page, and the same as CSV and as JSON.
+//! Writes the files of `--report DIR`: the page, and its data as CSV and JSON.
 
 use super::document::{Document, NORMALIZED};
 use super::{columns, page};

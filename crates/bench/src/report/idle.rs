@@ -1,4 +1,4 @@
-//! What an idle daemon costs, by the number of its devices.
+//! The results of an idle daemon: CPU time, memory and threads by its number of devices.
 
 use super::{Cell, Party, Sample};
 use serde::Serialize;
@@ -23,7 +23,7 @@ pub(crate) struct IdleSample {
 }
 
 impl Sample for IdleSample {
-    /// What other programs do changes none of what is counted here.
+    /// Other programs change none of these counts.
     fn is_disturbed(&self) -> bool {
         false
     }

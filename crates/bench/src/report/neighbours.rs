@@ -1,4 +1,4 @@
-//! What the guests of one daemon had of it, and whether that was their share.
+//! The results of the guests of one daemon, and the verdict on their shares.
 
 use super::{Cell, Party, Sample, Spread};
 use serde::Serialize;
@@ -48,7 +48,7 @@ impl Sample for NeighbourSample {
     }
 }
 
-/// What a measured guest had beside abusers, as ratios of the rounds.
+/// The results of a measured guest beside abusers, as ratios of the rounds.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Shares {
     /// To what it has among equals.
@@ -198,8 +198,8 @@ mod tests {
         Party { name: String::new(), samples: samples.iter().map(sample).collect() }
     }
 
-    /// What is broken of a guest with these rates and latencies abused and among equals, and with
-    /// this rate alone.
+    /// The broken promises of a guest, from its rates and latencies abused and among equals, and
+    /// its rate alone.
     fn broken(abused: (f64, f64), equals: (f64, f64), alone: f64) -> Vec<String> {
         let others = [party(&[equals]), party(&[(alone, 1.0)])];
         NeighbourCell::measured("g", party(&[abused]), others, 8).broken

@@ -1,4 +1,4 @@
-//! What a network scenario found: the columns of the reference tables, and ratios.
+//! The results of a network scenario: the columns of the reference tables, and ratios.
 
 use super::{Cell, Distance, Party, Placed, Sample, Spread, print_distances, ratio};
 use serde::Serialize;
@@ -19,19 +19,19 @@ pub(crate) struct NetSample {
     pub(crate) kicks_per_packet: f64,
     /// Calls for each packet.
     pub(crate) calls_per_packet: f64,
-    /// Median latency in microseconds; 0 if there is none.
+    /// Median latency in microseconds; 0 if it was not measured.
     pub(crate) p50_us: f64,
-    /// What one operation took of the back-end, where that is asked.
+    /// The costs of one operation for the back-end, if these are measured.
     #[serde(flatten)]
     pub(crate) per_operation: Option<PerOperation>,
-    /// What a cache line took from one CPU to the other, in nanoseconds, where that was measured.
+    /// Nanoseconds that a cache line needed from one CPU to the other, if that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) line_ns: Option<u64>,
     /// Other programs had too much of the CPUs, or the CPUs moved, however often it was tried.
     pub(crate) disturbed: bool,
 }
 
-/// What one request, frame or transaction takes of a back-end.
+/// The costs of one request, frame or transaction for a back-end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct PerOperation {
     /// CPU time of the back-end, in microseconds.
@@ -95,7 +95,7 @@ pub(crate) enum Compare {
     Last,
 }
 
-/// The same load on each party in turn.
+/// One load, measured on each party in turn.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct NetCell {
     pub(crate) name: String,

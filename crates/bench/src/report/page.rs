@@ -101,8 +101,8 @@ fn section(scenario: &Scenario) -> String {
     text
 }
 
-/// What several queue pairs reach of one, beside what the references' queues did; nothing where no
-/// party repeats a cell of theirs.
+/// The throughput of several queue pairs against one, beside that of the references' queues; empty
+/// if no party repeats a cell of theirs.
 fn geomeans(scenario: &Scenario) -> String {
     let mut found: Vec<(&str, Vec<f64>)> = Vec::new();
     for cell in &scenario.report.cells {
@@ -223,7 +223,7 @@ fn against(cell: &Cell, ratios: &Map<String, Value>) -> Option<String> {
         (spread.median > 0.0).then(|| format!("{name} {spread}"))
     };
     let mut named: Vec<(&String, &Value)> = ratios.iter().collect();
-    // What was reached stands before what it cost.
+    // Throughput stands before CPU time.
     named.sort_by_key(|(name, _)| (name.contains("cpu"), name.len()));
     let ratios: Vec<String> =
         named.into_iter().filter_map(|(name, value)| of(name, value)).collect();
@@ -252,7 +252,7 @@ fn figures(plots: &[Plot]) -> String {
     text
 }
 
-/// What the machine's own steps cost, and what each column of the tables is.
+/// The tables of the machine's basic costs, and of the columns' meanings.
 fn calibration(document: &Document) -> String {
     let mut text = String::from(
         "<h2 id=\"machine\">The machine itself</h2>\n<p>What single steps cost here, at the start \

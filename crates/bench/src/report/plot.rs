@@ -31,13 +31,13 @@ pub(crate) struct Series {
     pub(crate) points: Vec<(f64, Spread)>,
 }
 
-/// What a plot shows.
+/// A plot: its labels, its data, and how it is drawn.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plot {
     pub(crate) title: String,
-    /// What the numbers below are.
+    /// The label of the horizontal axis.
     pub(crate) x: String,
-    /// What the numbers at the side are.
+    /// The label of the vertical axis.
     pub(crate) y: String,
     pub(crate) series: Vec<Series>,
     pub(crate) kind: Kind,

@@ -31,14 +31,14 @@ pub(crate) fn latencies(scenario: &Scenario) -> Vec<Plot> {
     scenario.report.cells.iter().filter_map(histogram).collect()
 }
 
-/// What a plot shows of a cell, with its name for people.
+/// A field that a plot shows of a cell, with its name for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Key {
     key: String,
     head: String,
 }
 
-/// What the cell is about, and what it costs.
+/// The main field of a cell, and the field of its CPU time.
 fn keys(cell: &Cell) -> Vec<Key> {
     let heads = columns::of_cells([cell]);
     let main = columns::main_of(cell);
@@ -55,7 +55,7 @@ fn keys(cell: &Cell) -> Vec<Key> {
 struct Template {
     /// With a `#` for each number.
     text: String,
-    /// The same, whether a number is followed by one thing or by many.
+    /// The text with every counted word in the singular, so that `1 queue` and `2 queues` agree.
     kind: String,
     numbers: Vec<f64>,
 }
@@ -101,7 +101,7 @@ impl Template {
         others.map(|(_, number)| *number).collect()
     }
 
-    /// What a number counts: the word before it if they touch, else the words behind it.
+    /// The unit of a number: the word before it if they touch, else the words behind it.
     fn axis(&self, position: usize) -> String {
         let at = self.text.match_indices('#').nth(position).map_or(0, |(at, _)| at);
         let before: String =
@@ -115,7 +115,7 @@ impl Template {
     }
 }
 
-/// What stands at an axis for an abbreviation in a name.
+/// The words at an axis for an abbreviation in a name.
 fn in_words(word: &str) -> String {
     let words = match word {
         "QD" => "requests in flight",

@@ -16,7 +16,7 @@ pub(crate) struct TapCell {
     /// Who sends to whom, and the bytes of a write: `g2local_512`.
     pub(crate) scenario: &'static str,
     pub(crate) is_multiqueue: bool,
-    /// Virtual CPUs of the guest; with multi-queue as many queue pairs.
+    /// Virtual CPUs of the guest; with multi-queue, also its number of queue pairs.
     pub(crate) smp: usize,
     pub(crate) sessions: usize,
     pub(crate) throughput: f64,
@@ -45,8 +45,8 @@ impl TapCell {
     }
 }
 
-/// The cell of the tap tables that a party of ours repeats: TCP streams between the guest and its
-/// host, a number of sessions by a number of queue pairs.
+/// The cell of the tap tables that a party of this run repeats: TCP streams between the guest and
+/// its host, by the number of sessions and of queue pairs.
 pub(crate) fn multiqueue_tap(scenario: &str, cell: &Cell, party: &str) -> Option<&'static TapCell> {
     if !["tap-stream", "multiqueue"].contains(&scenario) {
         return None;
@@ -61,12 +61,12 @@ pub(crate) fn multiqueue_tap(scenario: &str, cell: &Cell, party: &str) -> Option
     let wanted = format!("{way}_{size}");
     MULTIQUEUE_TAP.iter().find(|reference| {
         let is_place = reference.smp == pairs && reference.sessions == sessions;
-        // One pair of ours is their multi-queue code with one queue.
+        // One pair here compares to their multi-queue code with one queue.
         is_place && reference.is_multiqueue && reference.scenario == wanted
     })
 }
 
-/// The reference's columns beside a party of ours.
+/// The reference's figures that a party of this run is compared with.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Columns {
     pub(crate) heads: &'static [&'static str],
@@ -75,7 +75,7 @@ pub(crate) struct Columns {
     pub(crate) cell: String,
 }
 
-/// The cell of a reference that a party of ours repeats, if there is one.
+/// The reference's cell that a party of this run repeats, if there is one.
 pub(crate) fn beside_party(scenario: &str, cell: &Cell, party: &str) -> Option<Columns> {
     if let Some(tap) = multiqueue_tap(scenario, cell, party) {
         return Some(Columns {
@@ -102,8 +102,8 @@ pub(crate) fn beside_party(scenario: &str, cell: &Cell, party: &str) -> Option<C
 const XEN_QUEUES: [(usize, f64, f64); 4] =
     [(1, 810.0, 810.0), (4, 1064.0, 1410.0), (8, 780.0, 1354.0), (16, 700.0, 1440.0)];
 
-/// What many queues reached of one in a scenario of the tap tables: the geometric mean of the cells
-/// of guests with several virtual CPUs.
+/// The gain of many queues over one in a scenario of the tap tables: the geometric mean of the
+/// cells of guests with several virtual CPUs.
 pub(crate) fn geomean_of(scenario: &str) -> f64 {
     let cells = |is_multiqueue: bool| {
         let of_several = |cell: &&TapCell| cell.scenario == scenario && cell.smp > 1;

@@ -1,6 +1,6 @@
 //! Whether a scenario kept what it promises: a line behind its tables, and the program's status.
 
-/// What came of a scenario that promises something.
+/// The verdict on a scenario that makes promises.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Everything ran; nothing is judged.

@@ -1,8 +1,8 @@
 //! `blk-queues`: whether more queues ever cost a disk something.
 //!
-//! 4 KiB random reads by libblkio, as many in flight on 16 queues together as on one; on a null
-//! disk and on a file in the page cache; by a thread for each queue, as far as there are CPUs, and
-//! by one thread that sleeps on all of them.
+//! 4 KiB random reads by libblkio, with as many in flight on 16 queues together as on one; on a
+//! null disk and on a file in the page cache; by a thread for each queue, as far as there are CPUs,
+//! and by one thread that sleeps on all of them.
 
 use super::file_blk::{image, warm};
 use super::{BLOCK, Bench, Client, ScenarioArgs, Work, ours};
@@ -15,7 +15,7 @@ use std::ffi::OsStr;
 const QUEUES: [usize; 5] = [16, 8, 4, 2, 1];
 /// Requests in flight on all queues together: sixteen on each of sixteen.
 const DEPTH: usize = 256;
-/// What a number of queues keeps at least of what the best smaller number reaches.
+/// The least share of the best smaller number's throughput that a number of queues must keep.
 const KEPT_MIN: f64 = 0.96;
 /// Size of the file.
 const MEBIBYTES: usize = 256;

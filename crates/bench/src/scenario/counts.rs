@@ -1,4 +1,4 @@
-//! What a daemon counts for the queues of one device, read from its control socket.
+//! The counters of the queues of one device, read from a daemon's control socket.
 
 use crate::report::net::PerOperation;
 use std::path::Path;
@@ -43,7 +43,7 @@ impl Counts {
         Ok(Self { kicks: sum("kicks"), calls: sum("calls") })
     }
 
-    /// What each of this many operations took, between an earlier look and this one.
+    /// The costs of each of `count` operations between an earlier reading and this one.
     pub(super) fn per_operation(self, earlier: Self, cpu_seconds: f64, count: f64) -> PerOperation {
         let per = |total: f64| if count > 0.0 { total / count } else { 0.0 };
         PerOperation {

@@ -7,8 +7,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-/// What the keys of a device are behind its name and socket: of the disks and of the ports that
-/// guests of a crowd have. Neither costs anything.
+/// The keys of a device after its name and socket: the disks and the ports of a crowd's guests. A
+/// request or frame costs neither of them anything.
 const DISK: (&str, &str) = ("blk", "null = '64G'");
 const NET: (&str, &str) = ("net", "null = true");
 

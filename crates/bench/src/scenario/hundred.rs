@@ -20,13 +20,13 @@ use std::time::Duration;
 
 /// Devices beside the crowd, the busy guest's among them.
 const DEVICES: usize = 100;
-/// What the busy guest keeps at least of what it reaches alone.
+/// The least share of its throughput alone that the busy guest must keep.
 const KEPT_MIN: f64 = 0.97;
 /// Bytes of a frame and of a block.
 const FRAME: usize = 64;
 const BLOCK: usize = 4096;
 
-/// What the busy guest does.
+/// The activity of the busy guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Busy {
     /// 4 KiB reads, this many in flight; the guest polls.

@@ -44,7 +44,7 @@ fn idle(args: &ScenarioArgs) -> Duration {
     if args.smoke { IDLE / 25 } else { IDLE }
 }
 
-/// What a device takes: the daemon's memory beyond that of the one with a single device.
+/// Sets the memory for each device: that beyond the daemon with a single device, divided.
 fn share(samples: &mut [IdleSample], counts: &[usize]) {
     let alone = samples.first().map_or(0.0, |sample| sample.resident_kib);
     for (sample, count) in samples.iter_mut().zip(counts) {
@@ -92,7 +92,7 @@ fn watch(args: &ScenarioArgs, count: usize) -> Result<IdleSample, String> {
     })
 }
 
-/// The devices with a guest: a disk and a network, then as many without.
+/// The devices that have a guest: of every four, the first two (a disk and a network).
 fn held(count: usize) -> impl Iterator<Item = usize> {
     (0..count).filter(|index| index % 4 < 2)
 }
@@ -102,7 +102,7 @@ fn ticks_per_second() -> f64 {
     rustix::param::clock_ticks_per_second() as f64
 }
 
-/// What the kernel says of a process and its threads.
+/// The counts that the kernel reports for a process and its threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Status {
     resident_kib: f64,

@@ -70,7 +70,7 @@ pub(crate) struct ScenarioArgs {
     /// Measure ours alone.
     #[arg(long, conflicts_with = "against")]
     without_peers: bool,
-    /// Rounds of each cell [default: 5; `run`: as many, up to 5, as fit into half an hour].
+    /// Rounds of each cell [default: 5; `run`: up to 5, within half an hour].
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
     /// Seconds of one run, at most 1.
@@ -107,7 +107,7 @@ impl ScenarioArgs {
         if self.smoke { 1 } else { self.rounds.unwrap_or(ROUNDS).max(1) }
     }
 
-    /// What the steps of this machine cost on the two CPUs.
+    /// The basic costs of this machine on the two CPUs.
     pub(crate) fn costs(&self) -> Costs {
         Costs::measure(self.client_cpu, self.server_cpu)
     }
@@ -117,8 +117,8 @@ impl ScenarioArgs {
         self.smoke.then_some(1).or(self.rounds)
     }
 
-    /// True for a party of ours, and for a peer that was asked for and is installed. One that is
-    /// missing is left out, and said at the end.
+    /// True for one of our own programs, and for a peer that was asked for and is installed. A
+    /// missing one is left out, which is printed at the end.
     fn takes_part(&self, party: &str) -> bool {
         let Some(peer) = Peer::of_party(party) else { return true };
         let is_wanted =
@@ -189,7 +189,7 @@ impl Contender {
         Self { name: name.to_owned(), how, client: None }
     }
 
-    /// The same, driven by this client whatever the scenario's is.
+    /// This contender, driven by `client` instead of the scenario's client.
     fn driven_by(self, client: Client) -> Self {
         Self { client: Some(client), ..self }
     }
@@ -214,7 +214,7 @@ enum How {
 /// Bytes of a request, where a scenario says nothing else.
 const BLOCK: usize = 4096;
 
-/// What the client does in a cell.
+/// The load of a cell.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     queues: usize,

@@ -23,7 +23,7 @@ const SESSIONS: [usize; 4] = [1, 2, 4, 8];
 const PAIRS: [u16; 3] = [4, 2, 1];
 /// Bytes of a message: small ones, and the tool's own choice.
 const MESSAGES: [(Option<usize>, &str); 2] = [(Some(512), "512 B"), (None, "default size")];
-/// What several pairs keep at least of one pair's: all cells of a scenario together, and each.
+/// The least ratios of several pairs to one pair: of all cells of a scene together, and of each.
 const GEOMEAN_MIN: f64 = 1.0;
 const CELL_MIN: f64 = 0.9;
 
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NetCell>, Verdict), Str
             }
         }
     }
-    // What sharing the room is worth: not judged.
+    // The gain of sharing the room, which is not judged.
     let (message, words) = MESSAGES[0];
     let load = Stream { to_guest: true, sessions: SESSIONS[3], message };
     cells.push(by_pairs(&bench, &format!("each queue with its own room, {words}"), load, &[])?);
@@ -54,7 +54,7 @@ fn scene(to_guest: bool, message: &str) -> String {
     format!("{} the guest, {message}", if to_guest { "to" } else { "from" })
 }
 
-/// The same streams by each number of pairs, wherever the system puts them.
+/// The same streams by each number of pairs. The system places the threads.
 fn by_pairs(
     bench: &NetBench<'_>,
     scene: &str,
@@ -69,7 +69,7 @@ fn by_pairs(
     streams::cell(bench, (name, "Mbit/s"), &PAIRS.map(party), load, Compare::Last)
 }
 
-/// What several pairs have of one pair's, in one cell.
+/// The ratios of several pairs to one pair in one cell.
 struct Ratio {
     cell: String,
     throughput: f64,

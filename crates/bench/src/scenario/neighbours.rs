@@ -17,8 +17,8 @@
 //!
 //! The guests share the other CPU, which would be no fault of the daemon's: six guests with a CPU
 //! each would not wait there for the flood. So the well-behaved ones run before all others
-//! (`SCHED_FIFO`), the two abusers in the time that they leave. What a guest has waited for its CPU
-//! all the same, and the worker for its own, is taken off the latencies.
+//! (`SCHED_FIFO`), the two abusers in the remaining time. Time that a guest has still waited for
+//! its CPU, and the worker for its own, is subtracted from the latencies.
 
 use super::{ScenarioArgs, TRIES, WAITED_MAX};
 use crate::load::guest::{Deed, GuestArgs, GuestResult};
@@ -140,7 +140,7 @@ fn cell((role, [abused, equals, alone]): (&Role, [Vec<NeighbourSample>; 3])) -> 
     }
 }
 
-/// What all runs have in common.
+/// The parts that all runs share.
 struct Stage<'a> {
     args: &'a ScenarioArgs,
     folder: tempfile::TempDir,

@@ -1,4 +1,4 @@
-//! What the network scenarios share: rounds of runs, back-ends, two namespaces joined by taps.
+//! The common parts of network scenarios: rounds, back-ends, and namespaces joined by taps.
 
 use super::ScenarioArgs;
 use super::rounds::{self, RunOf};
@@ -273,7 +273,7 @@ pub(super) enum Way {
     Veth,
 }
 
-/// What lies between the two taps of a way through a ring.
+/// The back-end and the driver half between the two taps of a way through a ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ring {
     pub(super) daemon: Daemon,
@@ -301,11 +301,11 @@ pub(super) const WHOLE_SECONDS: u32 = 1;
 pub(super) const FRAME_PAGES: usize = 17;
 pub(super) const RING_PAGES: usize = 256;
 /// Frames that all queues of a tap hold together, whatever their number. Linux gives each queue
-/// that much: a tap of four would hold four times as many, and TCP, which fills whatever there is,
-/// would show the length of queues and not what they cost. The guest's tap stands for a guest whose
-/// sockets hold TCP back, by however many queues it sends.
+/// this length: a tap of four would hold four times the frames, and TCP, which fills every queue,
+/// would show the length of queues and not their cost. The guest's tap stands for a guest whose
+/// sockets hold TCP back, on however many queues it sends.
 const TAP_FRAMES: u16 = 1000;
-/// The same for the host's tap, as an operator tells the daemon.
+/// The option by which an operator gives the host's tap this length.
 pub(super) const SHARED_ROOM: &str = "--txqueuelen=1000";
 /// Host numbers of the guest's side and of the host's.
 pub(super) const GUEST: u8 = 1;
@@ -395,7 +395,7 @@ impl Road {
         }
     }
 
-    /// What is measured begins; `beside` runs meanwhile.
+    /// Begins the measurement; the programs of `beside` run during it.
     pub(super) fn begin(&mut self, beside: &[Beside]) {
         self.cpu = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
         self.others = self.others(beside);
@@ -414,14 +414,14 @@ impl Road {
             + self.joiner.as_ref().map_or(0.0, Beside::cpu_seconds)
     }
 
-    /// The same of each, to the nanosecond while both rest.
+    /// CPU seconds of back-end and joiner, exact to the nanosecond while both rest.
     pub(super) fn ran_seconds(&self) -> (f64, f64) {
         let server = self.server.as_ref().map(Server::id);
         let joiner = self.joiner.as_ref().map(|joiner| joiner.0.id());
         (server.map_or(0.0, peer::ran_seconds), joiner.map_or(0.0, peer::ran_seconds))
     }
 
-    /// What is measured has taken this many seconds: the costs of the way.
+    /// Ends a measurement that took `seconds`, and returns the costs of the way.
     pub(super) fn finish(self, seconds: f64, beside: &[Beside]) -> Result<NetSample, String> {
         let after = self.server.as_ref().map_or(0.0, Server::cpu_seconds);
         let others = self.others(beside) - self.others;

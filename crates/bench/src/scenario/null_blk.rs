@@ -47,7 +47,7 @@ pub(crate) fn run(args: &NullBlkArgs) -> Result<Report<BlkCell>, String> {
     Ok(bench.report("null-blk"))
 }
 
-/// Four queues against one, on as many CPUs as there are.
+/// Four queues against one, on all CPUs that there are.
 fn scale(bench: &mut Bench<'_>, args: &ScenarioArgs) -> Result<(), String> {
     let four = ours(args, "manyring, 4 queues", &[&"--null=64G", &"--num-queues=4"])?;
     let one = ours(args, "manyring, 1 queue", &[&"--null=64G", &"--num-queues=1"])?;

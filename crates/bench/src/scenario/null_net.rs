@@ -123,7 +123,7 @@ pub(super) fn drive_as(
     Ok(sample_of(&result, server.cpu_seconds() - cpu, waited))
 }
 
-/// What a load has seen, with the CPU seconds of the back-end and what both waited for theirs.
+/// The sample of a load, from the CPU seconds of the back-end and the time that both waited.
 #[allow(clippy::cast_precision_loss, reason = "counts of one run")]
 pub(super) fn sample_of(result: &NetLoadResult, cpu: f64, waited: f64) -> NetSample {
     let packets = result.packets as f64;

@@ -167,7 +167,7 @@ pub(crate) fn find(name: &str) -> Option<&'static dyn Scenario> {
     ALL.iter().copied().find(|scenario| scenario.name() == name)
 }
 
-/// What a scenario cannot do without. A peer is none of that: one that is missing is left out.
+/// The requirements of a scenario. Peers are not among them: a missing one is left out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs {
     /// Network namespaces and taps: root, or `CAP_NET_ADMIN` and `CAP_SYS_ADMIN`.
@@ -187,7 +187,7 @@ impl Needs {
         root.into_iter().chain(packages).collect::<Vec<_>>().join(", ")
     }
 
-    /// What is missing here; the sentence says how to have it.
+    /// The first requirement that is missing, with the way to get it.
     fn missing(&self) -> Option<String> {
         if self.is_root && !rustix::process::geteuid().is_root() {
             return Some("it needs root, for network namespaces and taps".to_owned());
@@ -197,7 +197,7 @@ impl Needs {
     }
 }
 
-/// What `--only` chooses in a scenario.
+/// The parts of a scenario that `--only` selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Only {
     /// A cell by its name: each can be run by itself.
@@ -209,7 +209,7 @@ pub(crate) enum Only {
 /// A scenario, whatever its arguments and its cells are.
 pub(crate) trait Scenario: Sync {
     fn name(&self) -> &'static str;
-    /// What it shows, in a sentence.
+    /// The purpose of the scenario, in a sentence.
     fn about(&self) -> &'static str;
     fn needs(&self) -> Needs;
     fn cost(&self) -> Cost;

@@ -1,9 +1,9 @@
 //! Rounds: every party in turn, again and again, on CPUs whose distance may change.
 //!
-//! The CPUs of a virtual machine can be two threads of one core now, and lie on cores far from each
-//! other ten seconds later. A cache line takes five times as long from one to the other then, and a
-//! ring of small requests carries a third. A ratio of two runs says something about the parties
-//! only if the CPUs were as near for one as for the other:
+//! The CPUs of a virtual machine can be two threads of one core now, and lie on distant cores ten
+//! seconds later. A cache line then takes five times as long between them, and a ring of small
+//! requests carries a third. So a ratio of two runs is a ratio of the parties only if the CPUs were
+//! equally near in both:
 //!
 //! ```text
 //! a run:    time a cache line; run; time it again

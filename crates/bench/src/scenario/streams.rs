@@ -19,11 +19,11 @@
 //!    scheduling group each, however many streams and queue pairs there are: how the CPUs are
 //!    divided among them is the same for all ways.
 //! 4. Linux keeps a thread where it was. Where daemon and driver half happen to share a CPU, the
-//!    streams are slower by a quarter, and would be so for all turns: two ways of the same kind
-//!    would differ by more than four queue pairs and one do. So every turn begins with the two
-//!    apart; after that the system does with them what it does.
-//! 5. What else goes with a connection, such as the queue that its flow falls on, changes when the
-//!    ways are made anew: that is done [`MAKES`] times a round, and each gives a sample.
+//! streams are slower by a quarter, and would stay so for all turns: two ways of the same kind
+//! would differ by more than four queue pairs and one do. So every turn begins with the two apart;
+//! afterwards the system may move them.
+//! 5. Other properties of a connection, such as the queue of its flow, change when the ways are
+//!    made anew: that is done [`MAKES`] times a round, and each gives a sample.
 
 use super::net::{Beside, NetBench, Road, Way, own_load};
 use super::tap_stream::Stream;
@@ -39,7 +39,7 @@ use std::time::Duration;
 /// How long streams run before they are measured, and then until they rest.
 const GROW: Duration = Duration::from_millis(30);
 const TURN: Duration = Duration::from_millis(120);
-/// Nothing has arrived for this long: all streams rest. It is waited for as long at most.
+/// If nothing arrives for this long, all streams rest; and the longest wait for that.
 const REST: Duration = Duration::from_millis(10);
 const REST_MAX: Duration = Duration::from_millis(500);
 /// Longest time until all streams of a way have begun.
@@ -67,13 +67,13 @@ struct Lane {
     cpus: Affinity,
 }
 
-/// What all turns of a way come to.
+/// The sums over all turns of a way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
     /// Bytes that arrived in the middle of turns, and how long that was.
     measured: u64,
     seconds: f64,
-    /// Bytes that arrived in whole turns, and what daemon and driver half ran meanwhile.
+    /// Bytes that arrived in whole turns, and CPU seconds of daemon and driver half in these.
     bytes: u64,
     backend_seconds: f64,
     joiner_seconds: f64,
@@ -146,8 +146,8 @@ fn make(
     lanes.into_iter().map(finish).collect()
 }
 
-/// A turn of each lane, another one first each time. True: other programs took too much of the CPUs
-/// meanwhile.
+/// One turn of each lane, beginning with another lane each time. True: other programs took too much
+/// of the CPUs during the turns.
 fn take_turns(lanes: &mut [Lane], turn: usize) -> Result<bool, String> {
     let (before, start) = (others(lanes), now());
     let count = lanes.len();

@@ -10,8 +10,8 @@ use crate::netns::Netns;
 use crate::report::Report;
 use crate::report::net::{Compare, NetCell, NetSample};
 
-/// What the guest sends, and of how many bytes: such as nothing can be made of, and such as one
-/// frame can be made of.
+/// The frames that the guest sends, with their bytes: frames that cannot be merged, and frames that
+/// can be merged into one.
 const FRAMES: [(Flow, usize, &str); 6] = [
     (Flow::Apart, 64, "64 B, each of its own flow"),
     (Flow::Apart, 512, "512 B, each of its own flow"),
@@ -20,12 +20,12 @@ const FRAMES: [(Flow, usize, &str); 6] = [
     (Flow::Udp, 512, "512 B, UDP of one flow"),
     (Flow::Tcp, 512, "512 B, TCP of one flow"),
 ];
-/// Frames of a burst, and entries of the ring: as many as there is room for; and bursts of sixteen,
-/// of which the next is filled while the daemon has one.
+/// Frames of a burst, and entries of the ring: the most that there is room for; and bursts of
+/// sixteen, of which the next is filled while the daemon has one.
 const BURSTS: [(usize, u16, &str); 2] = [(64, 1024, ""), (16, 32, ", 16 per burst")];
 /// Queue pairs of a guest that has several.
 const PAIRS: u16 = 4;
-/// What is switched off beside the daemon as it is.
+/// Options that switch off one feature of the daemon.
 const NO_MERGE: &str = "--merge=false";
 const NO_STEER: &str = "--steer=false";
 

@@ -19,14 +19,14 @@ pub(super) const IPERF3: (&str, &str) = ("iperf3", "iperf3");
 /// Where the first stream's server listens; the others' follow.
 const FIRST_PORT: u16 = 5201;
 
-/// What goes over a road.
+/// The TCP streams of a load.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     /// From the host's side to the guest's.
     pub(super) to_guest: bool,
     /// Connections, each of a client and a server of its own.
     pub(super) sessions: usize,
-    /// Bytes of each write of the sender; none: as many as the tool takes.
+    /// Bytes of each write of the sender; `None`: the tool's own choice.
     pub(super) message: Option<usize>,
 }
 

@@ -15,9 +15,9 @@ use crate::report::net::{Compare, NetCell};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rung {
     name: &'static str,
-    /// What our driver half is told beside the usual.
+    /// Further arguments of the driver half.
     driver: &'static [&'static str],
-    /// What the daemon is told beside the usual.
+    /// Further arguments of the daemon.
     daemon: &'static [&'static str],
     /// Client and driver half on one CPU, daemon and server on the other.
     is_pinned: bool,

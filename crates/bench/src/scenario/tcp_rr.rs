@@ -17,7 +17,7 @@ const PORT: u16 = 7777;
 /// The daemon's name of its device.
 const DEVICE: &str = "net0";
 
-/// What a client does over and over.
+/// The operation that a client repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Transaction {
     /// A request and its response.

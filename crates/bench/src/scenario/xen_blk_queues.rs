@@ -18,8 +18,8 @@ use std::ffi::OsString;
 const QUEUES: [usize; 4] = [16, 8, 4, 1];
 /// Requests in flight on all queues together: sixteen on each of sixteen.
 const DEPTH: usize = 256;
-/// Requests in flight on each queue: as many as a ring of one page holds. The reference's sixteen
-/// jobs had 1024 requests, which waited for places in such rings.
+/// Requests in flight on each queue: the entries of a ring of one page. The reference's sixteen
+/// jobs had 1024 requests, which waited for entries of such rings.
 const RING: usize = 32;
 /// Grants that a queue keeps mapped, unless it is told otherwise: what Linux's back-end keeps.
 const KEPT: usize = 1056;
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<BlkCell>, Verdict), Str
     Ok((report, Verdict::new(args.smoke, kept, broken)))
 }
 
-/// What cells and parties are called that the verdict looks at.
+/// The names of the cells and parties that the verdict uses.
 const BY_RINGS: &str = "null disk, QD32 on each queue, one thread polls all queues";
 const BY_QUEUES: &str = "null disk, QD256 in all, one thread polls all queues";
 const ONE_DISK: &str = "one disk, one queue";
@@ -101,8 +101,8 @@ fn xen(
     Ok(Contender::new(name, How::Xen { program, arguments, persistent }))
 }
 
-/// What was reached, in words, and what is below the promise: no number of queues is worse than a
-/// smaller one, and one disk costs about the same through either ring.
+/// The results in words, and the broken promises: no number of queues is worse than a smaller one,
+/// and one disk costs about the same through either ring.
 fn judge(cells: &[BlkCell]) -> (String, Vec<String>) {
     let is_by_queues = |name: &str| [BY_RINGS, BY_QUEUES].iter().any(|by| name.starts_with(by));
     let stays = |cell: &&BlkCell| is_by_queues(&cell.name) && cell.name.ends_with(STAYS);

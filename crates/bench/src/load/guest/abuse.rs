@@ -147,7 +147,7 @@ impl Giant {
         Ok(Self { driver, ring, offered: seen, seen })
     }
 
-    /// Offers as many requests as may be in flight, and kicks.
+    /// Offers [`GIANTS`] requests, and kicks.
     fn offer(&mut self) -> Result<(), DriverError> {
         for slot in 0..GIANTS {
             match slot % 3 {

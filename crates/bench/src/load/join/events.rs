@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// The standard input, which ends when nobody needs the join any more.
 const STDIN: u64 = u64::MAX;
-/// What an event of a pair is about; the number of the pair is above these bits.
+/// The kind of an event of a pair; the number of the pair is above these bits.
 const TAP: u64 = 0;
 const RX_CALL: u64 = 1;
 const TX_CALL: u64 = 2;
