@@ -1,4 +1,4 @@
-//! Certificates of an authority that lives as long as the folder they lie in, as QEMU, nbdkit and
+//! Certificates of a test authority, in a folder, under the names by which QEMU, nbdkit and
 //! Manyring look for them.
 
 use crate::{Context, Outcome};

@@ -31,7 +31,7 @@ pub(crate) fn child(program: impl AsRef<OsStr>) -> Command {
     wrapped
 }
 
-/// What runs a program on one CPU of the host, with its arguments; nothing for any CPU.
+/// The command, with its arguments, that runs a program on one CPU; empty for any CPU.
 #[must_use]
 pub(crate) fn on_cpu(cpu: Option<usize>) -> Vec<String> {
     cpu.map(|cpu| vec!["taskset".into(), "--cpu-list".into(), cpu.to_string()]).unwrap_or_default()

@@ -210,7 +210,7 @@ impl Daemon {
         found.ok_or_else(|| format!("manyring stats --json: no device {device} in {json}"))
     }
 
-    /// What its first worker says of itself, and what that worker has learned about polling.
+    /// The counters of its first worker, and those of that worker's polling.
     ///
     /// # Errors
     /// The daemon does not answer, or not with a worker.
@@ -410,7 +410,7 @@ impl Counters {
     /// One counter.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// No counter has this name.
     pub fn value(&self, name: &str) -> Outcome<u64> {
         let value = self.0.get(name).and_then(Value::as_u64);
         value.ok_or_else(|| format!("manyring stats --json: no counter {name} in {}", self.0))

@@ -10,8 +10,8 @@ use crate::{Context, Outcome, check, packages};
 use std::path::Path;
 use std::time::Duration;
 
-/// Reads lines of a disk's letter, a depth, and milliseconds; an empty line is the end. What fio
-/// reports is one line of JSON, since each byte costs an emulated console time.
+/// Reads lines with a disk's letter, a depth, and milliseconds; an empty line is the end. fio's
+/// report is one line of JSON, since each byte costs an emulated console time.
 const SCRIPT: &str = r#"
 for letter in $letters; do
     tries=0

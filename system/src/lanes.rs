@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 /// Does `work` on each of `items`, on `lanes` threads, and begins them in their order. `hear` gets
 /// what came of an item when its work has ended, on the thread of the caller.
 ///
-/// What a lane starts with [`crate::command`]'s `child` dies with its thread, so a lane ends when
-/// there is no item left, and this function when all lanes have.
+/// A process that a lane starts with [`crate::command`]'s `child` dies with the lane's thread, so a
+/// lane ends when no item is left, and this function when all lanes have.
 pub fn each<T: Send, R: Send>(
     items: Vec<T>,
     lanes: usize,

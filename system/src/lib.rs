@@ -1,14 +1,14 @@
-//! Real guests on Manyring's disks and networks: from Debian packages to a booted Linux, and
-//! what must hold there.
+//! Real guests on Manyring's disks and networks: from Debian packages to a booted Linux, and the
+//! behaviours that must hold there.
 //!
 //! [`packages`] and [`guest::Kernel`] fetch what is needed, [`guest::Guest`] boots,
 //! [`daemon::Daemon`] is the program under test, [`net`] the host's side of a network,
 //! [`behaviours`] holds one file per promise, [`runner`] runs them, [`soak`] sets hostile guests
-//! beside well-behaved ones for as long as one likes, [`guest_rr`] measures a guest's requests with
-//! each way of polling, [`guest_reclaim`] a guest's small writes with and without `reclaim`
-//! ([`guest_load`] is what they share), [`guest_disks`] is a guest whose fio `manyring-bench` asks
-//! for loads, [`xen`] is real Xen with its guests. Everything started
-//! here is ended here, on Ctrl-C as well.
+//! beside well-behaved ones for a time, [`guest_rr`] measures a guest's requests with each way of
+//! polling, [`guest_reclaim`] a guest's small writes with and without `reclaim` ([`guest_load`] has
+//! their common parts), [`guest_disks`] is a guest whose fio `manyring-bench` asks for loads,
+//! [`xen`] is real Xen with its guests. Every process that is started here is ended here, on Ctrl-C
+//! as well.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "waiting for real guests needs the real clock")]
 
@@ -34,7 +34,7 @@ pub mod soak;
 mod systemd;
 pub mod xen;
 
-/// What everything here gives: a value, or one sentence for the person who ran it.
+/// The result of everything here: a value, or one sentence for the person who ran it.
 pub type Outcome<T = ()> = Result<T, String>;
 
 /// Says what was tried when something fails.
@@ -42,7 +42,7 @@ pub trait Context<T> {
     /// Puts `what` in front of the error.
     ///
     /// # Errors
-    /// The same, as a sentence.
+    /// The error, as a sentence that begins with `what`.
     fn context(self, what: impl std::fmt::Display) -> Outcome<T>;
 }
 

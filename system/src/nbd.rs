@@ -100,7 +100,7 @@ impl Server {
     /// Starts a server at `place`, and waits until it listens there.
     pub(crate) fn start(engine: Engine, place: &Place, log: &Path) -> Outcome<Self> {
         let socket = &place.socket;
-        // What a killed server leaves there would be in the way of the next.
+        // A killed server has left its socket there, where the next one must listen.
         let _ = std::fs::remove_file(socket);
         let arguments = engine.arguments(place);
         let output = OpenOptions::new().create(true).append(true).open(log).context("the log")?;
@@ -211,7 +211,7 @@ pub(crate) struct Trial<'a> {
     pub(crate) pause: &'a mut dyn FnMut() -> Duration,
 }
 
-/// What a guest has seen whose server was killed.
+/// The results of a guest whose server was killed.
 pub(crate) struct Survived {
     /// Runs of fio that compared all that they had read.
     pub(crate) runs: String,

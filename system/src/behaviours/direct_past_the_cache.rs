@@ -51,7 +51,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     Ok(())
 }
 
-/// What each sector was written with last; 0: zeroes.
+/// The stamp with which each sector was written last; 0: zeroes.
 type Stamps = Vec<u64>;
 
 fn keeps_all(

@@ -1,4 +1,4 @@
-//! What must hold with real guests and foreign programs: one file per behaviour.
+//! Behaviours that must hold with real guests and foreign programs: one file for each.
 
 use crate::cleanup::Folder;
 use crate::daemon::{Daemon, DaemonOptions};
@@ -168,8 +168,8 @@ pub const ALL: &[Behaviour] = &[
     uml_merge_router::BEHAVIOUR,
 ];
 
-/// What the behaviours share: the binary under test, `manyring-bench`, and the kernels, each
-/// prepared once.
+/// The programs that all behaviours use, each prepared once: the binary under test,
+/// `manyring-bench`, and the kernels.
 #[derive(Debug)]
 pub(crate) struct Stage {
     pub(crate) binary: PathBuf,

@@ -1,4 +1,4 @@
-//! What `--pcap` writes is what passed, and tshark reads it.
+//! The file of `--pcap` has the frames that passed, and tshark can read it.
 
 use super::testpmd_client::{echoes_agree, ping};
 use super::{Behaviour, Scene};

@@ -37,8 +37,8 @@ wait
 [ -s /tmp/done ] || fail "nothing was compared"
 "#;
 
-/// Every so many requests one is never answered by this process, while those behind it are. (The
-/// guest needs fewer to begin.)
+/// A process never answers one request in forty, while it answers those behind it. (The guest needs
+/// fewer to begin.)
 const HELD: &str = "fault = { hold_every = 40 }";
 
 fn run(scene: &Scene<'_>) -> Outcome {

@@ -153,7 +153,7 @@ fn sum(daemon: &Daemon, counter: &str) -> Outcome<u64> {
     daemon.queues()?.iter().map(|queue| queue.value(counter)).sum()
 }
 
-/// What `manyring snippet libvirt` says belongs among the devices of a domain.
+/// The elements that `manyring snippet libvirt` prints for the devices of a domain.
 fn devices(scene: &Scene<'_>, socket: &Path, more: &[&str]) -> Outcome<String> {
     let mut snippet = Command::new(&scene.stage.binary);
     let said = text(snippet.args(["snippet", "libvirt", "--socket-path"]).arg(socket).args(more))?;

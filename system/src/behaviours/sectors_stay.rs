@@ -17,8 +17,8 @@ const BLK_SIZE: std::ops::Range<usize> = 20..24;
 const PHYSICAL_EXP: usize = 24;
 const MIN_IO_SIZE: std::ops::Range<usize> = 26..28;
 
-/// What a guest is told: sector size, log2 of the sectors of a physical block, and the sectors of
-/// the smallest write that is suggested.
+/// The sizes that a guest is told: sector size, log2 of the sectors of a physical block, and the
+/// sectors of the smallest suggested write.
 type Told = (u32, u8, u16);
 
 fn run(scene: &Scene<'_>) -> Outcome {
@@ -51,7 +51,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     Ok(())
 }
 
-/// What a front-end reads, and that the log says it too.
+/// The sizes that a front-end reads. The log must have them, too.
 fn told(scene: &Scene<'_>, image: &Path, more: &[&str]) -> Outcome<Told> {
     let daemon = scene.serve(image, more)?;
     let mut front = FrontEnd::connect(&daemon.socket(), LIMIT).context("the front-end")?;

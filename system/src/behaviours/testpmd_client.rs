@@ -101,7 +101,7 @@ impl Case<'_> {
         daemon.stop()
     }
 
-    /// What passed is what was received, but for what lies in the rings before and after.
+    /// The frames passed are those received, except for frames in the rings before and after.
     fn rxonly_from_generator(&self) -> Outcome {
         let daemon = self.serve(&["--null", "--generate", "1000"])?;
         let mut testpmd = self.connect(&daemon, "rxonly", 64)?;
@@ -228,7 +228,7 @@ fn sum(daemon: &Daemon, direction: usize, counter: &str) -> Outcome<u64> {
     of_direction.map(|queue| queue.value(counter)).sum()
 }
 
-/// What the receiving queues have passed on, once their rings are full.
+/// The frames that the receiving queues have passed on, once their rings are full.
 fn settled(daemon: &Daemon) -> Outcome<u64> {
     let mut last = 0;
     wait_for("full rings", SETTLED, || {
@@ -238,7 +238,7 @@ fn settled(daemon: &Daemon) -> Outcome<u64> {
     })
 }
 
-/// Waits until all queues of a direction have counted so many.
+/// Waits until all queues of a direction together have counted `expected`.
 fn until_counted(daemon: &Daemon, direction: usize, counter: &str, expected: u64) -> Outcome {
     let mut last = 0;
     let counted = wait_for("the counters", SETTLED, || {

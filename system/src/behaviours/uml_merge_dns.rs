@@ -17,13 +17,13 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_merge_dns", run }
 /// configuration file.
 const SERVER: &str = "dnsmasq --no-daemon --no-resolv --no-hosts --pid-file= --user=root \
     --address=/test/203.0.113.1";
-/// A client that asks each question of its file once, from two ports, with as many on their
-/// way as the other end's socket has room for. Three clients have six flows: the daemon joins
+/// A client that asks each question of its file once, from two ports, with as many questions on
+/// their way as the other end's socket has room for. Three clients have six flows: the daemon joins
 /// frames of eight that take turns.
 const CLIENT: &str = "dnsperf -c 2 -q 32 -n 1 -t 30";
 
-/// Questions of so many names each; the name says which it is and how long a part of it is. Some
-/// neighbours are as long as each other, some are not.
+/// `count` questions; each name has its number and the length of a part of it. Some neighbours have
+/// the same length, some do not.
 const NAMES: &str = r#"BEGIN {
     while (length(fill) < 150) fill = fill "abcdefghijklmnopqrstuvwxyz-0123456789-abcdefghij."
     for (i = 0; i < count; i++) {
@@ -43,8 +43,8 @@ const TEXTS: &str = r#"BEGIN {
     }
 }"#;
 const NAME_COUNT: usize = 4000;
-/// The questions of a server are asked in so many rounds, each begun before a halted daemon. After
-/// bursts without a frame to join the daemon looks at one of sixteen, and a round is two bursts.
+/// The questions of a server are asked in this many rounds, each begun before a halted daemon.
+/// After bursts without a frame to join the daemon plans one of sixteen, and a round is two bursts.
 const ROUNDS: usize = 10;
 /// A round's questions that the guest has sent before the daemon runs again: half of what the
 /// clients send without an answer.
@@ -56,8 +56,8 @@ const HOSTS: [&str; 3] = ["192.0.2.1", "192.0.2.11", "2001:db8::1"];
 const GUESTS: [&str; 3] = ["192.0.2.2", "192.0.2.12", "2001:db8::2"];
 
 /// Asks all servers at a time, in rounds. The daemon is halted while a round begins, and runs again
-/// when the guest has sent the first questions: so they are there together, whatever the CPUs do.
-/// Then the guest answers as long as it is there.
+/// when the guest has sent the first questions: so they wait together, whatever the CPUs do.
+/// Afterwards the guest answers until it is ended.
 const SCRIPT: &str = r#"
 sent() {
     awk '$1 == "Udp:" && $5 ~ /^[0-9]/ { n += $5 } $1 == "Udp6OutDatagrams" { n += $2 }
@@ -237,8 +237,8 @@ fn shell(namespace: &Namespace, script: &str) -> std::process::Command {
     command
 }
 
-/// Each datagram came once, `count` in all, as long as its name says, its checksum right. Of
-/// `fields` the first is the name, then come the lengths of datagram and frame.
+/// Checks that each datagram came once, `count` in all, with the length that its name says and a
+/// right checksum. The first of `fields` is the name; then come the lengths of datagram and frame.
 fn each_once(
     frames: &Frames,
     what: &str,

@@ -38,8 +38,8 @@ must ethtool -K eth1 gro off > /dev/null
 await one-by-one
 "#;
 
-/// How frames come to the guest and go on: as long as the host has them, cut by the host and
-/// joined by the guest's GRO, cut and forwarded one by one.
+/// The ways of a frame to the guest and onwards: as long as the host has it; cut by the host and
+/// joined by the guest's GRO; cut, and forwarded one by one.
 const WAYS: [&str; 3] = ["uncut", "joined", "one-by-one"];
 /// Lengths of the datagrams that iperf3 sends here: its first one, and the others.
 const DATAGRAMS: [u32; 3] = [8 + 4, 8 + 200, 8 + 500];

@@ -114,8 +114,8 @@ fn cipher(key: &str, zeroes: &Path) -> String {
     format!("openssl enc -aes-128-ctr -K {key} -iv {key} -in {}", zeroes.display())
 }
 
-/// Does `act`: some of what the guest sends meanwhile leaves merged. The daemon halts again and
-/// again: on a machine that has nothing else to do it would take each frame by itself.
+/// Runs `act`, and checks that some frames that the guest sends during it leave merged. The daemon
+/// is halted again and again: on an idle machine it would send each frame by itself.
 pub(super) fn merging<T>(
     daemon: &Daemon,
     what: &str,
@@ -124,9 +124,9 @@ pub(super) fn merging<T>(
     merging_by(daemon, what, &[RUN], act)
 }
 
-/// The same, by a daemon that runs for these times in turn, with a halt after each. Where the guest
-/// sends only what it was asked for, through this daemon, nothing gathers unless it halts while the
-/// guest answers.
+/// As [`merging`], with a daemon that runs for these times in turn, with a halt after each. If the
+/// guest sends only what it was asked for, through this daemon, frames gather only if the daemon is
+/// halted while the guest answers.
 pub(super) fn merging_by<T>(
     daemon: &Daemon,
     what: &str,
@@ -197,7 +197,7 @@ pub(super) fn merged_by<T>(
     Ok(value)
 }
 
-/// What arrived has the sum of what `cipher` makes.
+/// Checks that the arrived bytes have the checksum of the output of `cipher`.
 fn same(what: &str, arrived: &str, cipher: &str) -> Outcome {
     let made = text(command("sh").args(["-c", &format!("{cipher} | sha256sum")]))?;
     let sums = [arrived, &made].map(|text| text.split_whitespace().next().unwrap_or_default());

@@ -1,5 +1,5 @@
-//! What the operator withholds, the guest does not have: `offload` of a network device, as ethtool
-//! shows it in the guest, and traffic without it.
+//! Offloads that the operator withholds (`offload` of a network device) are off in the guest, as
+//! ethtool shows it, and traffic passes without them.
 
 use super::uml_net_ping_and_iperf3::lost_nothing;
 use super::{Behaviour, Scene};

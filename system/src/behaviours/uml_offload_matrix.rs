@@ -72,7 +72,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     for mtu in MTUS {
         one_mtu(scene, &namespace, &mut guest, mtu, if mtu == 1500 { "all" } else { "ends" })?;
         if mtu == 1500 {
-            // The same once more without the tap's own offloads towards the guest.
+            // Repeat it without the tap's own offloads towards the guest.
             namespace.run("ethtool -K tap0 tso off tx off")?;
             one_mtu(scene, &namespace, &mut guest, mtu, "ends")?;
             namespace.run("ethtool -K tap0 tx on tso on")?;

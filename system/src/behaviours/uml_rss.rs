@@ -97,8 +97,8 @@ fn scales(scene: &Scene<'_>, more: &str) -> Outcome {
         let came = told("equal", all)?;
         let is_so = came[0] >= LEAST && came[1] >= LEAST && came[2..] == [0, 0];
         check(is_so, || what("two queues", &came))?;
-        // Frames that are not IP go to the first queue, so its count is not checked, and the
-        // datagrams are not all there when so many frames are.
+        // Frames that are not IP go to the first queue, so its count is not checked; and not all
+        // datagrams have come when this many frames have.
         let came = told("third", |came| came[2] >= DATAGRAMS)?;
         let is_so = came[2] >= DATAGRAMS && came[1] == 0 && came[3] == 0;
         check(is_so, || what("the third queue", &came))?;

@@ -47,7 +47,7 @@ fn parse_symbols(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     versioned.filter(|(_, version)| !version.is_some_and(|v| v.starts_with("GLIBC")))
 }
 
-/// What tells the linker which function has which version.
+/// The linker's version script: the functions of each version.
 fn versions(wanted: &BTreeSet<(&str, Option<&str>)>) -> String {
     let mut nodes: BTreeMap<&str, String> = BTreeMap::new();
     for (name, version) in wanted {

@@ -5,7 +5,7 @@ use crate::command::{command, output, text};
 use crate::{Context, Outcome, packages};
 use std::path::{Path, PathBuf};
 
-/// What runs the guest.
+/// The program that runs the guest's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// User Mode Linux: native speed, one CPU, one request queue.
@@ -14,11 +14,11 @@ pub enum Kind {
     Qemu,
 }
 
-/// What is built in, as `virtio_pci` and `af_packet` in some kernels, needs no file.
+/// Modules that a guest loads. A kernel may have some built in: these need no file.
 const MODULES: [&str; 7] =
     ["virtio_pci", "virtio_blk", "virtio_net", "ext4", "ipv6", "8021q", "af_packet"];
 
-/// What the guest's userland is made of, and what runs and watches it.
+/// Packages for the guest's userland, and for running and watching it.
 const USERLAND: [&str; 5] = ["busybox-static", "e2fsprogs", "fio", "kmod", "util-linux"];
 
 /// A kernel and the modules its guests load.
@@ -74,7 +74,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// What runs it.
+    /// The program that runs this kernel.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
@@ -138,7 +138,7 @@ pub(crate) fn unpacked(flavour: &str) -> Outcome<PathBuf> {
     Ok(folder)
 }
 
-/// The files that make `names` work, in the order of loading. What is built in needs none.
+/// The files of modules `names` and their dependencies, in the order of loading.
 pub(crate) fn modules(root: &Path, names: &[&str]) -> Outcome<Vec<PathBuf>> {
     let release = file_name(&only(&root.join("lib/modules"), "")?);
     let mut modules = Vec::new();

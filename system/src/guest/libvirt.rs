@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// What the domain is called.
+/// The name of the domain.
 const DOMAIN: &str = "manyring";
-/// libvirtd ends by itself so many seconds after its last domain has.
+/// Seconds after which libvirtd ends when its last domain has ended.
 const IDLE: &str = "5";
 const START: Duration = Duration::from_secs(20);
 /// Seconds for a command: before its first domain, libvirt asks this QEMU for all that it can do.
@@ -81,7 +81,7 @@ pub(super) fn start(
     first.spawn().context("libvirtd")
 }
 
-/// Has libvirtd create the domain. What it has found out about this QEMU is kept for the next one.
+/// Makes libvirtd create the domain. Its findings about this QEMU are kept for the next libvirtd.
 pub(super) fn create(folder: &Path) -> Outcome {
     let socket = folder.join("run/libvirt/libvirt-sock");
     wait_for("libvirtd's socket", START, || Ok(socket.exists().then_some(())))?;

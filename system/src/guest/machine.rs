@@ -62,7 +62,7 @@ pub(super) fn uml(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path)
     command
 }
 
-/// What the guest waits for; the kernel hands such words on to the first program.
+/// The devices that the guest waits for, as words that the kernel passes to the first program.
 pub(crate) fn environment(options: &GuestOptions<'_>) -> [String; 2] {
     let word = |has: bool| if has { "yes" } else { "no" };
     [

@@ -35,7 +35,7 @@ pub struct Net<'a> {
     pub pairs: u32,
 }
 
-/// What a guest has and does.
+/// The devices and the programs of a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestOptions<'a> {
     /// The vhost-user socket of its disk.
@@ -61,7 +61,7 @@ pub struct GuestOptions<'a> {
     pub programs: &'a [&'a str],
     /// Libraries in this tree are taken before the system's.
     pub root: Option<&'a Path>,
-    /// What it runs: busybox sh, with the words of `init.sh`.
+    /// The script that it runs: busybox sh, with the words of `init.sh`.
     pub script: &'a str,
     /// Show the console while it runs.
     pub is_shown: bool,
@@ -321,8 +321,8 @@ impl Guest {
         reached.map_err(|error| format!("{error}; {}", self.at_work()))
     }
 
-    /// What a guest does that was waited for in vain: one that waits for a device's answer to a
-    /// command runs in a loop, and one whose wake-up was lost sleeps.
+    /// The CPU time of a guest that was waited for in vain: a guest that waits for a device's
+    /// answer to a command runs in a loop, and one whose wake-up was lost sleeps.
     fn at_work(&self) -> String {
         // Our child has made the machine's namespace; the machine is the child of that one.
         let pid = self.child.id();
@@ -368,7 +368,7 @@ impl Guest {
 
     fn show(&mut self, said: &str) {
         if let Some(shown) = &mut self.shown {
-            // What a kernel says before is of no interest while it boots.
+            // Messages of the kernel from before its boot ended are not shown.
             let from = (*shown).max(said.find("GUEST_UP").unwrap_or(said.len()));
             let lines = said.get(from..).unwrap_or_default().lines();
             for line in lines.filter(|line| !line.starts_with("GUEST_MARK")) {

@@ -1,6 +1,5 @@
-//! What the measurements of a real guest's TCP share: how to measure, the guest with its daemons
-//! (`rig`), what other programs took of the CPUs meanwhile (`others`), and what the rounds came to
-//! (`spread`).
+//! The common parts of measurements of a real guest's TCP: the guest with its daemons (`rig`), the
+//! CPU time of other programs (`others`), and the spread of the rounds (`spread`).
 
 mod others;
 mod rig;

@@ -10,8 +10,8 @@ const OTHERS_PERCENT_MAX: u64 = 10;
 /// How often a load is tried that other programs disturb.
 const TRIES: usize = 4;
 
-/// What `once` gives, and the share of the CPUs that other programs took meanwhile, in per cent. It
-/// is tried again while they take too much; what counts is the try in which they took least.
+/// Runs `once`. Returns its result, and the share of the CPUs that other programs took during it,
+/// in per cent. Tries again while they take too much, and returns the try in which they took least.
 ///
 /// # Errors
 /// Those of `once`, or /proc cannot be read.
@@ -55,10 +55,10 @@ pub(crate) fn write_disturbed(
     )
 }
 
-/// What other programs have taken so far.
+/// The CPU time that other programs have used so far.
 #[derive(Clone, Copy, Debug)]
 struct Others {
-    /// Clock ticks of all CPUs that were neither idle nor ours.
+    /// Clock ticks of all CPUs that were neither idle nor used by this program's processes.
     ticks: u64,
     at: Instant,
 }
@@ -67,7 +67,7 @@ impl Others {
     fn now() -> Outcome<Self> {
         let all = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
         let ours = of_family(std::process::id(), &processes()?);
-        // A process of ours may have run between the two files.
+        // A process of this program may have run between the two readings.
         let ticks = busy(&all).saturating_sub(ours);
         Ok(Self { ticks, at: Instant::now() })
     }
@@ -157,7 +157,7 @@ mod tests {
         let tenth = rustix::param::clock_ticks_per_second() * cpus;
         assert_eq!(after(50).percent_since(&before), 0);
         assert_eq!(after(50 + tenth).percent_since(&before), 10);
-        // Ticks of ours may be booked a little later than those of all programs.
+        // The kernel may count this program's ticks later than those of all programs.
         assert_eq!(after(40).percent_since(&before), 0);
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What to set up.
+/// The parts of a rig: programs, folders, and the parties that are compared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup<'a> {
     /// The daemon.
@@ -75,7 +75,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// The guest's last acknowledgements come some time after its load.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// What a load of requests and responses came to.
+/// The result of a load of requests and responses.
 #[derive(Clone, Debug)]
 pub(crate) struct Load {
     /// Transactions, each with the right answer.
@@ -86,18 +86,18 @@ pub(crate) struct Load {
     pub(crate) p50_us: f64,
     /// Microseconds: 99 of 100 were at least as fast.
     pub(crate) p99_us: f64,
-    /// What the daemon counted meanwhile.
+    /// The counters of the daemon during the load.
     pub(crate) moved: Moved,
 }
 
-/// What a load of streams came to.
+/// The result of a load of streams.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamLoad {
     /// Bytes that the host's programs have read.
     pub(crate) bytes: u64,
     /// Such bytes in a second.
     pub(crate) rate: f64,
-    /// What the daemon counted meanwhile.
+    /// The counters of the daemon during the load.
     pub(crate) moved: Moved,
 }
 
@@ -113,12 +113,12 @@ pub(crate) struct Moved {
     pub(crate) bytes_sent: u64,
     /// Such frames whose buffers the daemon kept for a moment.
     pub(crate) buffers_kept: u64,
-    /// What the worker ran, as the kernel counts it.
+    /// CPU time of the worker, as the kernel counts it.
     pub(crate) ran: Duration,
     /// Times that the worker slept.
     pub(crate) sleeps: u64,
-    /// What the worker learned about polling: gauges as they are after the load, and how far
-    /// counters went meanwhile.
+    /// The worker's values of polling: gauges as they are after the load, and how far counters went
+    /// during it.
     pub(crate) polling: Polling,
 }
 
@@ -206,7 +206,7 @@ impl Rig {
         Ok(Self { guest, daemons, server, host })
     }
 
-    /// Has the guest ask on so many connections for so long, in the network of a party.
+    /// Makes the guest ask on `connections` connections for `time`, in the network of a party.
     ///
     /// # Errors
     /// An answer was wrong or did not come.
@@ -222,8 +222,7 @@ impl Rig {
         })
     }
 
-    /// Has the guest send streams for so long, in the network of a party; their connections are
-    /// made anew.
+    /// Makes the guest send streams for `time`, in the network of a party, on new connections.
     ///
     /// # Errors
     /// A stream broke.
@@ -250,7 +249,7 @@ impl Rig {
         let before = self.moment(party)?;
         self.guest.forget()?;
         self.guest.answer(&format!("{words} --seconds {}", time.as_secs_f64()))?;
-        // Nothing is to be seen meanwhile, and looking would disturb the guest.
+        // Nothing can be seen during the load, and looking would disturb the guest.
         std::thread::sleep(time);
         self.guest.reach("loaded", LIMIT)?;
         let moved = self.moment(party)?.since(&before);
@@ -346,7 +345,7 @@ impl Host {
     }
 }
 
-/// What `manyring-bench` said in the guest.
+/// The JSON that `manyring-bench` printed in the guest.
 struct Said(Value);
 
 impl Said {

@@ -1,4 +1,4 @@
-//! What several rounds came to: the median, and how far they lie apart.
+//! The results of several rounds: the median, and how far they lie apart.
 
 use std::fmt::{Display, Formatter, Result};
 

@@ -5,8 +5,8 @@
 //! small writes through one network and then through the other, with each size, with and without
 //! Nagle's algorithm (TCP_NODELAY), on one and on several connections; then it asks and waits for
 //! answers. In every other round the two daemons change places, so that neither has the guest's
-//! first network, nor the first turn, more often. Both turns are taken again if other programs took
-//! too much of the CPUs meanwhile (`guest_load`). The end is a table of the medians (`table`).
+//! first network, nor the first turn, more often. Both turns are repeated if other programs took
+//! too much of the CPUs during them (`guest_load`). The end is a table of the medians (`table`).
 
 mod table;
 

@@ -1,10 +1,10 @@
-//! What all rounds came to: medians, ranges, and ratios of the rounds.
+//! The results of all rounds: medians, ranges, and ratios of the rounds.
 
 use super::REQUEST_BYTES;
 use crate::guest_load::{Moved, Spread, Stream, ratio, write_disturbed};
 use std::fmt::{Display, Formatter, Result};
 
-/// What the guest does.
+/// The load of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cell {
     /// Writes to TCP sockets as fast as it can.
@@ -20,7 +20,7 @@ pub(super) struct Measured {
     pub(super) rate: f64,
     /// Bytes of the guest's programs that arrived at the host's.
     pub(super) bytes: u64,
-    /// What the daemon counted.
+    /// The counters of the daemon during the load.
     pub(super) moved: Moved,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Pair {
     pub(super) cell: Cell,
     pub(super) off: Measured,
     pub(super) auto: Measured,
-    /// The share of all CPUs that other programs took meanwhile.
+    /// The share of all CPUs that other programs took during both loads, in per cent.
     pub(super) others_percent: u64,
 }
 
@@ -108,7 +108,7 @@ impl Table {
 }
 
 impl Cell {
-    /// What its rate counts.
+    /// The unit of its rate.
     fn unit(self) -> &'static str {
         match self {
             Self::Writes(_) => "MB/s",

@@ -16,13 +16,13 @@ use crate::{Context, Outcome};
 use std::time::Duration;
 use table::{Idle, Run, Table};
 
-/// What `--polling` takes.
+/// The values of `--polling`.
 const MODES: [&str; 3] = ["auto", "always", "never"];
 
 /// How long the guest and the daemon idle while the CPU time of the daemon is counted.
 const IDLE: Duration = Duration::from_secs(3);
 
-/// Measures with so many connections, one number after the other, and prints the table.
+/// Measures each number of connections in turn, and prints the table.
 ///
 /// # Errors
 /// A guest does not boot, an answer is wrong, or the daemon breaks.

@@ -1,4 +1,4 @@
-//! What all rounds came to: medians, ranges, and ratios of the rounds.
+//! The results of all rounds: medians, ranges, and ratios of the rounds.
 
 use super::MODES;
 use crate::guest_load::{Load, Spread, ratio, write_disturbed};
@@ -11,11 +11,11 @@ pub(super) struct Run {
     pub(super) mode: String,
     pub(super) connections: usize,
     pub(super) load: Load,
-    /// The share of all CPUs that other programs took meanwhile.
+    /// The share of all CPUs that other programs took during the load, in per cent.
     pub(super) others_percent: u64,
 }
 
-/// What a daemon took while its guest idled.
+/// The CPU time of a daemon while its guest idled.
 #[derive(Clone, Debug)]
 pub(super) struct Idle {
     pub(super) mode: String,

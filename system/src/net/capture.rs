@@ -6,9 +6,9 @@ use crate::{Outcome, check, packages};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A capture that has not grown for so long holds everything.
+/// A capture that has not grown for this long is complete.
 const QUIET: Duration = Duration::from_millis(700);
-/// What may wait for dumpcap.
+/// Mebibytes of packets that may wait for dumpcap.
 const BUFFER_MIB: &str = "64";
 const LIMIT: Duration = Duration::from_secs(30);
 

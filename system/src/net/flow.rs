@@ -1,4 +1,4 @@
-//! What iperf3 in a guest says of a flow, as the receiver saw it.
+//! The report of iperf3 in a guest on a flow, as the receiver saw it.
 
 use super::Namespace;
 use crate::{Context, Outcome, check};

@@ -20,7 +20,7 @@ pub use namespace::Namespace;
 pub use ovs::Ovs;
 pub use service::Service;
 
-/// What the host's side is made of.
+/// The packages for the host's side of a network.
 pub const PACKAGES: [&str; 6] =
     ["busybox-static", "ethtool", "iperf3", "iproute2", "iputils-ping", "tshark"];
 

@@ -48,7 +48,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// What runs a program in it, with its arguments.
+    /// The command, with its arguments, that runs a program in the namespace.
     #[must_use]
     pub fn wrapper(&self) -> Vec<String> {
         let target = self.holder.pid().to_string();
@@ -88,7 +88,7 @@ impl Namespace {
     /// Gives an interface the far end's addresses, and brings it up.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// No interface has this name.
     pub fn address(&self, interface: &str) -> Outcome {
         // No search for duplicates: the addresses must serve at once.
         self.run(&format!("ip link set {interface} addrgenmode none up"))?;
@@ -111,8 +111,8 @@ impl Namespace {
         self.address(name)
     }
 
-    /// A bridge `br0`, and a veth whose end `far0` has the addresses. What goes to `far0` comes
-    /// out with every checksum made and every segment cut, as on a cable.
+    /// Makes a bridge `br0`, and a veth whose end `far0` has the addresses. Frames to `far0` come
+    /// out with every checksum complete and every segment cut, as on a cable.
     ///
     /// # Errors
     /// They cannot be made.
@@ -178,7 +178,7 @@ impl Namespace {
     /// Queues of a tap that are attached, and that are detached.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// No interface has this name.
     pub fn tap_queues(&self, name: &str) -> Outcome<(u64, u64)> {
         let mut command = self.command("ip");
         let json = output(command.args(["-json", "-details", "link", "show", name]))?;
@@ -191,7 +191,7 @@ impl Namespace {
         Ok((count("numqueues")?, count("numdisabled")?))
     }
 
-    /// Waits until a tap has so many queues attached.
+    /// Waits until a tap has `queues` queues attached.
     ///
     /// # Errors
     /// It has not, within 5 s.

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// A host that is busy with other things needs ten seconds to start it.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What it is and does.
+/// The options of a testpmd.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// The vhost-user socket.
@@ -155,7 +155,7 @@ impl Testpmd {
         self.ask("stop", "Done.").map(|_| ())
     }
 
-    /// What its virtio port has seen.
+    /// The frames that its virtio port has received and sent.
     ///
     /// # Errors
     /// It does not answer.

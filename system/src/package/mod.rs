@@ -7,12 +7,12 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// What goes into a package.
+/// The contents of a Debian package.
 #[derive(Clone, Debug)]
 pub struct Contents {
     /// The program, stripped.
     pub program: PathBuf,
-    /// What `manyring pages` of this version has written.
+    /// The folder that `manyring pages` of this version has written.
     pub pages: PathBuf,
     /// The libraries that it needs, as Debian names them.
     pub depends: String,
@@ -31,7 +31,7 @@ fn source() -> PathBuf {
 
 const COPYRIGHT: (&str, &str, bool) =
     ("contrib/deb/copyright", "usr/share/doc/manyring/copyright", false);
-/// What operators notice, and what Debian's tools read of versions.
+/// The changes that operators notice; and the list of versions that Debian's tools read.
 const NEWS: (&str, &str, bool) = ("CHANGELOG.md", "usr/share/doc/manyring/NEWS", false);
 const CHANGELOG: (&str, &str, bool) =
     ("contrib/deb/changelog", "usr/share/doc/manyring/changelog", false);
@@ -61,7 +61,7 @@ const FILES: [(&str, &str, bool); 17] = [
     ("contrib/grafana/manyring.json", "usr/share/doc/manyring/examples/grafana.json", false),
 ];
 
-/// What an operator may change, and an upgrade keeps.
+/// Files that an operator may change, and that an upgrade keeps.
 const CONFIGURATION: &str = "/etc/manyring/manyring.toml\n/etc/xen/scripts/block-manyring\n";
 
 /// Makes `manyring_VERSION_ARCHITECTURE.deb` in a folder; `scratch` is empty.
@@ -106,7 +106,7 @@ pub fn deb(contents: &Contents, scratch: &Path, folder: &Path) -> Outcome<PathBu
     Ok(deb)
 }
 
-/// What `manyring pages` writes, where Debian looks for it.
+/// Puts the files of `manyring pages` where Debian looks for them.
 fn pages(pages: &Path, root: &Path) -> Outcome {
     const FILES: [(&str, &str); 4] = [
         ("bash/manyring.bash", "usr/share/bash-completion/completions/manyring"),

@@ -1,8 +1,8 @@
 //! The soak of kills: a guest whose fio compares all that it reads, and daemons that are killed.
 //!
-//! Each daemon holds every so many requests for ever, so that those behind them are answered and
-//! completions are out of order. Its successor is the one that must answer what it held. A client
-//! of another VMM's kind uses a second disk of the daemons (`beside.rs`).
+//! Each daemon holds some requests for ever, so that those behind them are answered and completions
+//! are out of order. Its successor must answer the held ones. A client of another VMM's kind uses a
+//! second disk of the daemons (`beside.rs`).
 
 use super::beside::{Beside, DISK_MIB};
 use super::random::Random;
@@ -24,7 +24,7 @@ pub struct Kills {
     pub binary: PathBuf,
     /// How often it is killed.
     pub count: u32,
-    /// What the times of the kills and the requests that are held come from.
+    /// The seed of the times of the kills, and of the requests that are held.
     pub seed: u64,
     /// The disk's rings are packed.
     pub is_packed: bool,

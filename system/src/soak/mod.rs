@@ -36,13 +36,13 @@ pub struct Options {
     pub binary: PathBuf,
     /// How long the hostile guests are there.
     pub time: Duration,
-    /// What the tricks, their order and the times of the kills come from.
+    /// The seed of the tricks, their order, and the times of the kills.
     pub seed: u64,
     /// Only these tricks, with commas between; all of them if it is empty.
     pub tricks: String,
     /// Where the logs of daemon and guests go; the folder is there.
     pub logs: PathBuf,
-    /// What takes the place of the promise of 50 ms, where a machine is too busy for it.
+    /// The longest delay that is allowed, in place of 50 ms, if a machine is too busy for it.
     pub promise: Duration,
 }
 
@@ -60,7 +60,7 @@ pub fn run(options: &Options) -> Outcome {
     println!("soak: {} s, seed {}", options.time.as_secs(), options.seed);
     let mut stage = Stage::new(options)?;
     stage.serve_everybody()?;
-    // What a worker allocates when it serves for the first time is not left behind by a guest.
+    // Memory that a worker allocates when it first serves is no trace of a guest.
     std::thread::sleep(Duration::from_millis(500));
     let before = Traces::of(stage.daemon_pid())?;
     let mut random = Random::new(options.seed);

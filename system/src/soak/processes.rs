@@ -119,7 +119,7 @@ impl One {
     }
 }
 
-/// What a well-behaved guest saw.
+/// The report of a well-behaved guest.
 #[derive(Debug)]
 pub(super) struct Report {
     name: String,

@@ -1,4 +1,4 @@
-//! What the soak plays on: eight devices of one daemon, disks on files, taps in a namespace.
+//! The stage of the soak: eight devices of one daemon, disks on files, taps in a namespace.
 //!
 //! Three images lie beside the logs, on a file system of the host's disk: io_uring serves them. One
 //! hostile guest has its image on a tmpfs with too little room: plain system calls serve it.
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// What the guests are, by their numbers.
+/// The roles of the guests, by their numbers.
 pub(super) const ROLES: [Role; 8] = [
     Role::Blk,
     Role::Blk,
@@ -122,8 +122,8 @@ impl Stage {
     }
 
     /// A new guest on each socket: its session comes up, and a request comes back. It connects
-    /// once: a device that rests after a front-end whose call blocked lets it wait, and passes over
-    /// clients that were killed meanwhile.
+    /// once: a device that rests after a front-end whose call blocked makes it wait, and skips
+    /// clients that were killed in this time.
     pub(super) fn serve_everybody(&mut self) -> Outcome {
         for (index, role) in ROLES.iter().enumerate() {
             serve(&self.socket(index), *role).context(format!("device {index}"))?;

@@ -1,4 +1,4 @@
-//! What a process holds: fds by kind, mappings of guest memory, threads, memory, CPU time.
+//! The resources of a process: fds by kind, mappings of guest memory, threads, memory, CPU time.
 
 use crate::command::wait_for;
 use crate::daemon::ticks;
@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Longest time until what a guest left is gone: idle threads of the kernel and of the control
 /// thread's pool live for some seconds.
 const SETTLE: Duration = Duration::from_secs(30);
-/// What the allocator may keep for the next guest.
+/// KiB that the allocator may keep for the next guest.
 const RESIDENT_MORE_KIB: u64 = 32 << 10;
 /// Mappings without a name that a started thread may add: stacks, and arenas of the allocator.
 const NAMELESS_MORE: u64 = 32;
@@ -19,14 +19,14 @@ const OF_WORKERS: [&str; 2] = [RING, "anon_inode:[eventfd]"];
 /// An io_uring, as an fd and as a mapping. A worker maps two parts of one.
 const RING: &str = "anon_inode:[io_uring]";
 const RING_MAPPINGS: u64 = 2;
-/// Idle threads that the kernel may keep for a worker that has used its io_uring, as long as the
-/// worker lives. It means to keep one for requests that take a bounded time and one for the others;
-/// a worker that has no queue, and for which more of them stay, ends.
+/// Idle threads that the kernel may keep for a worker that has used its io_uring, until the worker
+/// ends. It means to keep one for requests that take a bounded time and one for the others; a
+/// worker that has no queue, and for which more of them stay, ends.
 const KERNEL_THREADS: u64 = 2;
-/// What the kernel's threads are called: this, and the id of the thread that they work for.
+/// The name of a kernel thread begins with this, before the id of the thread that it works for.
 const KERNEL_THREAD: &str = "iou-";
 
-/// What a process holds.
+/// The resources of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Traces {
     fds: BTreeMap<String, u64>,
@@ -85,7 +85,7 @@ impl Traces {
         })
     }
 
-    /// What this has more of than `before`, of things that belong to guests.
+    /// The resources of which there are more than in `before`, if they belong to guests.
     fn more_than(&self, before: &Self) -> Vec<String> {
         let mut more = Vec::new();
         let workers = self.workers.saturating_sub(before.workers);
@@ -194,7 +194,7 @@ fn thread_state(pid: u32, id: &str) -> String {
     format!("{state} in {}, {sleeps} sleeps", read("wchan").trim())
 }
 
-/// What an fd is, without its number.
+/// The kind of an fd, without its number.
 fn kind(name: &str) -> String {
     match name.split_once(":[") {
         Some((kind @ ("socket" | "pipe"), _)) => kind.to_owned(),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-/// What is run in it.
+/// The script of the service's test.
 pub(crate) const SERVICE: &str = include_str!("service.sh");
 /// An operator's day with the package.
 pub(crate) const PACKAGE: &str = include_str!("package.sh");
@@ -34,7 +34,7 @@ ExecStopPost=/bin/systemctl poweroff --no-block
 #[derive(Debug)]
 pub(crate) struct Root {
     folder: PathBuf,
-    /// What is written to its `/usr` stays in the folder of the programs.
+    /// Writes to its `/usr` are kept in the folder of the programs.
     is_writable: bool,
 }
 
@@ -63,8 +63,8 @@ impl Root {
         Ok(root)
     }
 
-    /// The same with the packages of this host installed, in which others can be; without a user
-    /// for the service.
+    /// As [`Self::new`], with the packages of this host installed, so that others can be installed;
+    /// without a user for the service.
     pub(crate) fn with_packages(folder: &Path) -> Outcome<Self> {
         let root = Self { is_writable: true, ..Self::new(folder)? };
         root.write("etc/passwd", "root:x:0:0::/:/bin/sh\n")?;
@@ -123,7 +123,7 @@ impl Root {
     }
 }
 
-/// Checks that each promise of a script holds, and that there are so many.
+/// Checks that each promise of a script holds, and that `count` promises were tried.
 pub(crate) fn kept(said: &str, count: usize) -> Outcome {
     let promises: Vec<_> = said.lines().filter(|line| line.starts_with("must ")).collect();
     let broken = promises.iter().any(|line| !line.ends_with(": yes"));

@@ -1,5 +1,5 @@
 //! Manyring beside the kernel's back-end and QEMU's, on the same disk, by QEMU's clock that counts
-//! instructions: what the host does meanwhile changes nothing.
+//! instructions: the load of the host changes nothing.
 
 use super::Options;
 use super::machine::MachineOptions;
@@ -9,11 +9,11 @@ use super::serve::Server;
 use super::stages::Stages;
 use crate::{Context, Outcome, check};
 
-/// Each of four threads has so many requests at a time: 32 in all.
+/// Requests in flight of each of four threads: 32 in all.
 const DEPTH: u32 = 8;
-/// What each of them reads or writes.
+/// Mebibytes that each of them reads or writes.
 const MIB: u32 = 16;
-/// What Manyring must reach, in hundredths of the other's requests per second.
+/// The least ratio of Manyring's requests per second to another's, in hundredths.
 const AT_LEAST: [(Server, u32); 2] = [(Server::Blkback, 105), (Server::Qdisk, 160)];
 const PARTIES: [Server; 3] = [Server::Manyring, Server::Qdisk, Server::Blkback];
 

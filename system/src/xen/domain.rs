@@ -5,7 +5,7 @@ use super::stages::Stages;
 use crate::command::wait_for;
 use crate::{Context, Outcome};
 
-/// What Xen is told of a guest.
+/// The configuration of a guest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DomainOptions<'a> {
     /// Its name, and that of its files.
@@ -54,7 +54,7 @@ impl Domain {
         self.name
     }
 
-    /// Waits until it has come up so many times.
+    /// Waits until it has come up `times` times.
     pub(super) fn is_up(&mut self, machine: &mut Machine, times: usize) -> Outcome {
         wait_for(&format!("the boot of {}", self.name), LIMIT, || {
             machine.lives()?;
@@ -63,7 +63,7 @@ impl Domain {
         })
     }
 
-    /// What its console has shown.
+    /// The output of its console so far.
     pub(super) fn said(&self, machine: &Machine) -> Outcome<String> {
         let console = machine.file(&format!("console-{}", self.name));
         let bytes = std::fs::read(&console).context(console.display())?;

@@ -16,7 +16,7 @@ const WORDS: &str = include_str!("words.sh");
 const DISK: &str = include_str!("disk.sh");
 const GUEST: &str = include_str!("guest.sh");
 
-/// What dom0 loads at its start. xen-blkback comes later, if it is to serve.
+/// Modules that dom0 loads at its start. xen-blkback is loaded later, if it shall serve.
 const MODULES: [&str; 9] = [
     "xenfs",
     "xen-evtchn",
@@ -33,7 +33,7 @@ const TOOLS: [&str; 4] = ["xl", "xenstored", "xenconsoled", "xen-init-dom0"];
 const XENSTORE: [&str; 7] = ["chmod", "exists", "list", "ls", "read", "rm", "write"];
 /// Programs that the tool stack's scripts, or ours, want as they are in Debian.
 const PROGRAMS: [&str; 6] = ["bash", "blockdev", "flock", "losetup", "readlink", "stat"];
-/// What a guest loads; the last one only where it mounts something.
+/// Modules that a guest loads; the last one only if it mounts a file system.
 const GUEST_MODULES: [&str; 2] = ["xen-blkfront", "ext4"];
 
 /// Writes the guests' initramfs. `folder` is for files that are made on the way.

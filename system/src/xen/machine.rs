@@ -168,7 +168,7 @@ impl Machine {
     }
 }
 
-/// What a script said, or why it failed: its last words.
+/// The output of a script, or its last words if it failed.
 pub(super) fn outcome(status: &str, said: String) -> Outcome<String> {
     if status.trim() == "0" {
         return Ok(said);

@@ -35,7 +35,7 @@ use stages::Stages;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// What to run, and on what.
+/// The cases to run, and the programs and folders for them.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The daemon.
@@ -46,7 +46,7 @@ pub struct Options {
     pub logs: PathBuf,
     /// Who serves.
     pub server: Server,
-    /// Only cases whose names hold one of these; all if there is none.
+    /// Only cases whose names contain one of these; empty: all cases.
     pub only: Vec<String>,
 }
 
@@ -99,7 +99,7 @@ pub fn run(options: &Options) -> Outcome<Totals> {
             Err(error) => {
                 println!("FAIL {name} ({seconds:.1} s): {error}");
                 totals.fail(&name, &error);
-                // What a failed case has left behind must not fail the next one.
+                // A failed case must not make the next one fail by its remains: boot a new machine.
                 if let Some(rig) = rig.take() {
                     keep_logs(rig, options, case)?;
                 }

@@ -1,5 +1,5 @@
-//! What Xen is made of: Debian's hypervisor, tool stack, kernel and its own QEMU, unpacked into the
-//! cache. Nothing of it is installed.
+//! The parts of Xen: Debian's hypervisor, tool stack, kernel and its own QEMU, unpacked into the
+//! cache. None of them is installed.
 
 use crate::command::{command, output};
 use crate::guest::{cache, kernel};
@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// What the images are made with and what runs them.
+/// Packages for making the images and for running them.
 const TOOLS: [&str; 10] = [
     "binutils",
     "busybox-static",
@@ -21,7 +21,7 @@ const TOOLS: [&str; 10] = [
     "util-linux",
     "xz-utils",
 ];
-/// What Xen's QEMU needs beside the packages that are unpacked.
+/// Packages that Xen's QEMU needs beside the unpacked ones.
 const QDISK: [&str; 5] =
     ["libglib2.0-0", "libjpeg62-turbo", "libspice-server1", "libusb-1.0-0", "qemu-system-data"];
 

@@ -1,4 +1,4 @@
-//! What the cases share: the machine, who serves, and the guests, each created when it is needed.
+//! The rig that all cases share: the machine, the back-end, and the guests, created when needed.
 
 use super::domain::{Domain, DomainOptions};
 use super::machine::{Machine, MachineOptions};
@@ -93,7 +93,7 @@ impl Rig {
         guest.begin(machine, script)
     }
 
-    /// Waits until a guest has come up so many times.
+    /// Waits until a guest has come up `times` times.
     pub(super) fn is_up(&mut self, who: &Who, times: usize) -> Outcome {
         let (guest, machine) = self.guest(who)?;
         guest.is_up(machine, times)

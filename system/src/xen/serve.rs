@@ -18,7 +18,7 @@ pub enum Server {
 }
 
 impl Server {
-    /// What it is called.
+    /// The name of the back-end.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -65,13 +65,13 @@ echo $! >/tmp/manyring.pid
 until_is /tmp/manyring stats --control /tmp/control >/dev/null
 "#;
 
-/// What Manyring's counters say: `manyring stats --json` in dom0.
+/// Manyring's counters: the output of `manyring stats --json` in dom0.
 pub(super) fn stats(machine: &mut Machine) -> Outcome<Value> {
     let said = machine.run("/tmp/manyring stats --json --control /tmp/control")?;
     serde_json::from_str(&said).context("manyring stats --json")
 }
 
-/// Waits until all queues together have answered so many requests since the daemon began.
+/// Waits until all queues together have answered `requests_min` requests since the daemon began.
 pub(super) fn has_served(machine: &mut Machine, requests_min: u64) -> Outcome {
     wait_for("requests under load", LIMIT, || {
         let stats = stats(machine)?;

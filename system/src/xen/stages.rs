@@ -1,4 +1,4 @@
-//! What took how long: a line for each stage of a boot.
+//! The duration of each stage of a boot, as a line of its own.
 
 use std::time::Instant;
 

@@ -16,8 +16,8 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Queues of the disk. A worker takes 4 or 8 requests of a queue in one turn: with so many queues a
-/// worker that was held up for a moment then has more to start than its submission queue holds.
+/// Queues of the disk. A worker takes 4 or 8 requests of a queue in one turn: with 80 queues, a
+/// worker that was held up for a moment has more to start than its submission queue holds.
 pub(in crate::soak) const QUEUES: u16 = 80;
 /// Requests in flight in each queue.
 const DEPTH: u64 = 8;
@@ -59,7 +59,7 @@ struct Guest {
     number: u64,
     driver: BlkDriver,
     random: Random,
-    /// What each block was written with last; 0: zeroes.
+    /// The version with which each block was written last; 0: zeroes.
     versions: Vec<u64>,
     next_version: u64,
     canary: u64,
@@ -69,7 +69,7 @@ struct Guest {
     first_wrong: String,
     /// The pattern that is written or expected.
     pattern: Vec<u8>,
-    /// What was read.
+    /// The bytes of the last read.
     bytes: Vec<u8>,
 }
 
@@ -195,7 +195,7 @@ impl Guest {
         Ok(Flight { queue, tag, op, block, blocks, sent: Instant::now(), took: None, end: None })
     }
 
-    /// Takes every request back, asleep while there is none; notes how long each took.
+    /// Takes every request back, sleeping while none is back; notes how long each took.
     fn collect(&mut self, flights: &mut [Flight]) -> Outcome {
         let start = Instant::now();
         let mut missing = flights.len();
@@ -305,7 +305,7 @@ fn slot(block: u64) -> usize {
     usize::try_from(block).unwrap_or(usize::MAX)
 }
 
-/// What a block holds: a stamp for each sector, or zeroes.
+/// The content of a block: a stamp for each sector, or zeroes.
 fn fill(bytes: &mut [u8], guest: u64, block: u64, version: u64) {
     if version == 0 {
         bytes.fill(0);

@@ -42,7 +42,7 @@ pub(super) enum Way {
     Back,
 }
 
-/// What a payload says.
+/// The fields of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Note {
     pub(super) guest: u8,
@@ -112,7 +112,7 @@ pub(super) fn frame(guest: u8, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a received frame is.
+/// The kind of a received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received<'a> {
     /// UDP from the far end to this guest.

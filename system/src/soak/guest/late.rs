@@ -70,11 +70,11 @@ struct Worst {
     left: Duration,
     took: Duration,
     what: String,
-    /// What the host took of it.
+    /// The part of this time that the host caused.
     why: Reasons,
 }
 
-/// What the host took of the time of a request.
+/// The parts of a request's time that the host caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Reasons {
     /// Waits for a CPU: of the guest, ..
@@ -85,9 +85,9 @@ struct Reasons {
     helper: Duration,
     /// .. and of a thread of the kernel that passes packets on.
     packets: Duration,
-    /// What the machine's own host gave to others.
+    /// The time that the machine's own host gave to other machines.
     stolen: Duration,
-    /// What the host's own disk was late.
+    /// The time that the host's own disk took too long.
     disk: Duration,
 }
 
@@ -145,7 +145,7 @@ impl Latencies {
         (sent.elapsed() >= SUSPECT).then(|| self.mark())
     }
 
-    /// Counts a request that was sent at `sent`, soon after the first mark, and took so long. The
+    /// Counts a request that was sent at `sent`, soon after the first mark, and took `took`. The
     /// second mark was made when it came back, if it is suspect.
     pub(super) fn add(
         &mut self,
@@ -169,7 +169,7 @@ impl Latencies {
         }
     }
 
-    /// What there is to say.
+    /// The report: quantiles, late requests, broken promises, and the worst one.
     pub(super) fn report(&self) -> Value {
         let disk_late = match &self.route {
             Route::Disk(probe) => probe.late(),

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a guest is told, as words of its command line.
+/// The orders of a guest, as words of its command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Orders {
     pub(super) role: Role,

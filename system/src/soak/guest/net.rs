@@ -26,7 +26,7 @@ const BURST: u64 = 16;
 /// when it comes, it was late.
 const LOST: Duration = Duration::from_secs(1);
 
-/// What the far end saw.
+/// The counts of the far end.
 #[derive(Debug, Default)]
 struct Far {
     frames: AtomicU64,
@@ -69,7 +69,7 @@ pub(super) fn run(orders: &Orders, stop: &Arc<AtomicBool>) -> Outcome<Value> {
         }
         guest.sleep(next.saturating_duration_since(now))?;
     }
-    // What comes back from now on is not looked at: it waits for us, not for the daemon.
+    // Frames that come back from now on are not examined: they wait for this guest, not the daemon.
     echo.join().map_err(|_| "the far end panicked")??;
     Ok(guest.report(&far))
 }
@@ -226,7 +226,7 @@ impl Guest {
     fn report(&self, far: &Far) -> Value {
         let sent = self.next_number - 1;
         let missing = sent - self.back;
-        // What is under way at the end is no loss.
+        // Frames under way at the end are not lost.
         let lost = missing.saturating_sub(self.under_way.len() as u64);
         let mut report = self.latencies.report();
         report["what"] = json!("frames");

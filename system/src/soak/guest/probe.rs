@@ -53,8 +53,8 @@ impl Probe {
         Ok(probe)
     }
 
-    /// The round under way has ended; what it waited for is from `start` to `end`. Whoever looks
-    /// meanwhile sees it under way or ended.
+    /// Ends the round under way, whose wait lasted from `start` to `end`. A thread that looks at
+    /// this time sees the round under way or ended.
     pub(super) fn ended(&self, start: Instant, end: Instant) {
         let mut slow = self.slow();
         *self.begun() = None;
@@ -107,7 +107,7 @@ fn open_beside(image: &Path, is_direct: bool) -> Outcome<File> {
     Ok(File::from(file.context(path.display())?))
 }
 
-/// What the guest asks of the daemon, done here.
+/// The calls that the guest asks of the daemon, made here.
 fn one_round(file: &File, block: &Aligned) -> std::io::Result<()> {
     let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     // A file system that cannot zero a range has the daemon write zeroes, which is a write too.
@@ -116,7 +116,7 @@ fn one_round(file: &File, block: &Aligned) -> std::io::Result<()> {
     file.sync_data()
 }
 
-/// How long to rest after a round that took so long.
+/// The rest after a round that took `took`.
 fn pause_after(took: Duration) -> Duration {
     if took >= SLOW { Duration::ZERO } else { PAUSE }
 }

@@ -113,7 +113,7 @@ impl Tenant {
     }
 }
 
-/// What a guest's fio saw.
+/// The report of a guest's fio.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Report {
     /// Runs that compared all that they read.

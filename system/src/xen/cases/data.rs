@@ -1,4 +1,4 @@
-//! What a guest writes it reads again, through several queues and with each operation.
+//! A guest reads what it has written, through several queues and with each operation.
 
 use crate::xen::rig::{Rig, U, XVDB};
 use crate::{Outcome, check};
@@ -79,7 +79,7 @@ done
     rig.has_counted(&U, "flushes", before)
 }
 
-/// What was discarded is gone from the host's file, and the rest is not.
+/// Discarded blocks are freed in the host's file, and the others are not.
 pub(super) fn discard(rig: &mut Rig) -> Outcome {
     let before = if rig.is_manyring() { rig.counted(&U, XVDA, "discards")? } else { 0 };
     let blocks = |rig: &mut Rig| -> Outcome<u64> {

@@ -1,5 +1,5 @@
-//! What ends and begins again: the back-end under load, a guest that reboots, a guest that is
-//! destroyed beside another.
+//! Restarts: the back-end under load, a guest that reboots, and a guest that is destroyed beside
+//! another one.
 
 use crate::xen::rig::{Rig, U, V};
 use crate::xen::serve;

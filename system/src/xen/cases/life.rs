@@ -81,7 +81,7 @@ pub(super) fn plain_nodes(rig: &mut Rig) -> Outcome {
     Ok(())
 }
 
-/// What a tool stack without our script does, as libvirt's: its own script, for a block device.
+/// A tool stack without our script, such as libvirt's, uses its own script for a block device.
 pub(super) fn own_script(rig: &mut Rig) -> Outcome {
     rig.need(&U)?;
     rig.dom0(

@@ -1,4 +1,4 @@
-//! What must hold for the disks of Xen guests: one function per case.
+//! Promises that must hold for the disks of Xen guests: one function for each.
 
 mod data;
 mod guests;

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a trick gives: its end, or whatever the daemon answered to it.
+/// The result of a trick: its end, or the daemon's answer to it.
 type Played = Result<(), DriverError>;
 
 /// A way to be hostile, on a disk, a network or either.
@@ -81,8 +81,8 @@ pub(in crate::soak) fn check_names(names: &str) -> Outcome {
     Ok(())
 }
 
-/// Plays tricks until `stop`. What the daemon answers to them is its own affair: nothing that
-/// happens here is an error.
+/// Plays tricks until `stop`. The daemon may answer them as it likes: no failure of a trick is an
+/// error.
 pub(super) fn run(orders: &Orders, stop: &AtomicBool) -> Outcome {
     let is_wanted =
         |trick: &&Trick| orders.more.is_empty() || orders.more.split(',').any(|n| n == trick.name);
