@@ -107,7 +107,7 @@ impl Guest {
         }
     }
 
-    /// The same guest with a packed ring, of any size.
+    /// This guest with a packed ring, of any size.
     pub fn packed(mut self, base: u32) -> Self {
         self.config.features.packed = true;
         self.config.base = Base::from_bits(base);

@@ -92,8 +92,8 @@ fn marked(log: &Log) -> BTreeSet<u64> {
 
 struct Held {
     chain: Chain,
-    /// What it may write, as guest pages. Nothing is known of a chain that was taken without a log:
-    /// a change of the log is answered when none of these is left.
+    /// The guest pages that the chain may write; empty for a chain that was taken without a log. A
+    /// change of the log is answered when no such chain is left.
     pages: Vec<u64>,
 }
 
@@ -104,8 +104,9 @@ fuzz_target!(|input: ([bool; 2], u8, Vec<Step>)| {
     let mut memory = guest.memory.clone();
     let mut queue = DeviceQueue::new(guest.config, memory.clone()).unwrap();
     let (mut batch, mut held, mut present) = (Batch::new(), Vec::<Held>::new(), None::<Log>);
-    // What the present log must have: pages of chains that went back since it came. What it must
-    // have when the burst is published. How many chains can be put back.
+    // The pages that the present log must have: those of chains that were returned since it was
+    // set. The pages that it must have once the burst is published. The number of chains to put
+    // back.
     let (mut owed, mut answered, mut newest) = (BTreeSet::new(), BTreeSet::new(), 0_usize);
     for step in steps {
         match step {

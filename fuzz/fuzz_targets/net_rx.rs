@@ -1,6 +1,6 @@
-//! Door: what a guest receives into. Random buffers, frames of any length, the words between two
-//! turns changed at will: a frame is read into guest memory between a header and a spill of ours,
-//! no more buffers are held than the ring has, and those that wait are put back.
+//! Door: the buffers of a receiveq. Random buffers, frames of any length, the words between two
+//! turns changed at will: a frame is read into guest memory between a header and a spill of the
+//! daemon, no more buffers are held than the ring has, and those that wait are put back.
 #![no_main]
 
 #[path = "../guest.rs"]
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// A buffer in so many pieces.
+    /// A buffer in `pieces` pieces.
     Buffer {
         data: u16,
         pieces: u8,

@@ -19,7 +19,7 @@ use zerocopy::FromBytes;
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// A frame: its header in two pieces, then so many times the same bytes.
+    /// A frame: its header in two pieces, then the same bytes `times` times.
     Frame {
         header: [u8; 12],
         cut: u8,
@@ -38,7 +38,7 @@ enum Step {
 struct Port {
     guest: Arc<Guest>,
     taken: Offloads,
-    /// What is done with each frame.
+    /// The fate of each frame that the port gets.
     script: Vec<u8>,
 }
 

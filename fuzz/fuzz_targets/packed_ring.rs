@@ -32,7 +32,7 @@ enum Step {
     Next,
 }
 
-/// What outlives the process.
+/// The record of the ring that outlives the process.
 #[derive(Arbitrary, Debug)]
 enum Kept {
     Nothing,

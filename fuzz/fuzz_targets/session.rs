@@ -18,7 +18,7 @@ struct Message {
     request: u8,
     flags: u8,
     fds: u8,
-    /// Make the payload as long as the table says.
+    /// Cut or extend the payload to the length in the table of messages.
     fit: bool,
     payload: Vec<u8>,
     /// The transport refuses what this message starts.

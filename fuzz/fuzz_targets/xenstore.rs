@@ -16,7 +16,7 @@ use manyring_wire::xen::store::{
 struct Message {
     kind: u8,
     ids: (u32, u32),
-    /// What the header says beyond the size of the payload.
+    /// The difference between the length in the header and the size of the payload.
     lie: i8,
     payload: Vec<u8>,
 }

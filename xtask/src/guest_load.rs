@@ -8,7 +8,7 @@ use manyring_system::soak::fresh_logs;
 use manyring_system::{Context, Outcome, check, guest_reclaim, guest_rr};
 use std::time::Duration;
 
-/// What to measure of polling.
+/// How to measure polling.
 #[derive(Args, Debug)]
 pub(crate) struct GuestRr {
     /// How often each mode is measured; they take turns.
@@ -28,7 +28,7 @@ pub(crate) struct GuestRr {
     daemon_cpu: usize,
 }
 
-/// What to measure of `reclaim`.
+/// How to measure `reclaim`.
 #[derive(Args, Debug)]
 pub(crate) struct GuestReclaim {
     /// How often each load is measured without and with `reclaim`; they take turns.

@@ -16,19 +16,19 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-/// What may pass in a second, where operations are limited.
+/// Operations that may pass in a second, if operations are limited.
 const IOPS: f64 = 10_000.0;
-/// What may pass in a second, where bytes are limited.
+/// Bytes that may pass in a second, if bytes are limited.
 const BYTES: f64 = (100 << 20) as f64;
 /// How far from it the client may be.
 const TOLERANCE: f64 = 0.01;
 /// How often a cell is measured, if other programs hold it up.
 const TRIES: u32 = 3;
 
-/// What is measured.
+/// The loads to measure.
 #[derive(Args, Debug)]
 pub(crate) struct Limits {
-    /// Seconds of each load; fractions are fine. What passes in the first 50 ms counts as well.
+    /// Seconds of each load; fractions are fine. The burst of the first 50 ms counts as well.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Bytes of a request.

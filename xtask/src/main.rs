@@ -36,7 +36,7 @@ struct Cli {
 enum Command {
     /// Boot a real Linux guest on a Manyring disk and network, use both, show the counters.
     Demo {
-        /// What runs the guest.
+        /// The program that runs the guest.
         #[arg(long, value_enum, default_value_t = GuestKind::Uml)]
         guest: GuestKind,
     },
@@ -109,7 +109,7 @@ enum Command {
     /// One guest of the soak: a process that the soak starts, and may kill.
     #[command(hide = true)]
     SoakGuest {
-        /// What it is told.
+        /// The words of its orders.
         words: Vec<String>,
     },
     /// Fuzz every door for a long while, two at a time, or one door.

@@ -66,9 +66,9 @@ fn built_program(message: &str) -> Option<Program> {
     Some(Program { source, path, folder: folder.to_owned() })
 }
 
-/// What came of a test program.
+/// The result of a test program.
 struct Ended {
-    /// What it said, below the line that cargo would have put above it.
+    /// Its output, below the line that cargo would have printed above it.
     text: String,
     success: bool,
     /// CPU time of it and of what it waited for.
@@ -106,8 +106,8 @@ fn run_to_end(program: &Program, text: &mut String) -> Outcome<(bool, Duration)>
     Ok((status.success(), spent))
 }
 
-/// Starts a command. What it and its children say, to their output or as errors, comes through one
-/// pipe, so that it comes in its order.
+/// Starts a command. Its output and errors, and those of its children, come through one pipe, so
+/// that they stay in order.
 fn spawn(command: &mut Command) -> Outcome<(Child, PipeReader)> {
     let (reader, writer) = std::io::pipe().context("a pipe")?;
     let errors = writer.try_clone().context("a pipe")?;
@@ -145,7 +145,7 @@ fn ticks(stat: &str) -> Option<u64> {
 
 /// Runs `cargo test` with arguments, shows what it says, and counts.
 pub(crate) fn test(command: &mut Command) -> Outcome<Totals> {
-    // What cargo says of the test programs is read, whatever the user's settings are.
+    // The messages of cargo about test programs are parsed, whatever the user's settings are.
     command.env("CARGO_TERM_COLOR", "never").env("CARGO_TERM_QUIET", "false");
     let (mut child, said) = spawn(command)?;
     let mut programs = Programs::default();
@@ -159,7 +159,7 @@ pub(crate) fn test(command: &mut Command) -> Outcome<Totals> {
     Ok(programs.end(status.success()))
 }
 
-/// What the test programs of one `cargo test` have said.
+/// The output of the test programs of one `cargo test`, as it was parsed.
 #[derive(Debug, Default)]
 struct Programs {
     totals: Totals,

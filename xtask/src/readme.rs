@@ -9,7 +9,7 @@ use std::process::Command;
 
 /// The figures, as `manyring-bench readme` prints them.
 pub(crate) const FIGURES: &str = "docs/promises.json";
-/// What stands before and behind the written lines, in a README as in this program.
+/// The marks before and behind the written lines, in a README as in this program.
 const BEGIN: &str = "<!-- From here on written by `cargo xtask readme`. -->";
 const END: &str = "<!-- Up to here written by `cargo xtask readme`. -->";
 /// More than that nobody reads.
@@ -32,7 +32,7 @@ pub(crate) fn run(run: Option<&str>) -> Outcome {
     Ok(())
 }
 
-/// What is wrong with the table of a README; nothing if it shows these figures.
+/// The fault of a README's table; `None`: it shows these figures.
 pub(crate) fn difference(readme: &str, figures: &str) -> Option<String> {
     let written = table(figures).and_then(|table| with_table(readme, &table));
     match written {

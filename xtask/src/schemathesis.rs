@@ -33,7 +33,7 @@ name = "gold"
 read_iops = 1000
 "#;
 
-/// What is right in form can be wrong for a device (422), or another generation's (412).
+/// A request of the right form can be wrong for a device (422), or for another generation (412).
 const CHECKS: &str = r#"[checks]
 positive_data_acceptance.expected-statuses = ["2xx", 401, 403, 404, 409, 412, 422, 500]
 "#;

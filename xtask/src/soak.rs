@@ -56,7 +56,7 @@ pub(crate) fn kill_servers(server: Server, count: u32, seed: Option<u64>) -> Out
     soak::run_store_kills(&kills(count, Ring::Split, seed)?, store)
 }
 
-/// What ends again and again under guests that are in rooms.
+/// The processes that are ended again and again under guests in rooms.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false, conflicts_with_all = ["minutes", "tricks", "kill"])]
 pub(crate) struct Rooms {
@@ -101,7 +101,7 @@ fn kills_with_logs(count: u32, ring: Ring, seed: Option<u64>, logs: &str) -> Out
     let built = build_daemon("dev")?;
     let logs = soak::fresh_logs(target()?.join(logs))?;
     println!("xtask: the logs of daemon and guest lie in {}", logs.display());
-    // Each daemon that is started is the same, also if another build comes meanwhile.
+    // All daemons are started from one copy, even if the build changes while they run.
     let binary = logs.join("manyring");
     std::fs::copy(&built, &binary).context(binary.display())?;
     let seed = seed.unwrap_or_else(seed_of_the_clock);

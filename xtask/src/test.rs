@@ -21,7 +21,7 @@ pub(crate) fn run(only: Option<&str>, beside: usize, times: usize) -> Outcome {
     Ok(())
 }
 
-/// What the tests of network ports run beside the kernel.
+/// The packages that the tests of network ports use beside the kernel.
 const PORT_TESTS: [&str; 3] = ["ethtool", "iproute2", "tshark"];
 
 /// The tests of the workspace (unless only some system tests are wanted), then the system tests.

@@ -6,7 +6,7 @@ use manyring_system::xen::{self, Options, Server};
 use manyring_system::{Context, Outcome, check};
 use std::path::{Path, PathBuf};
 
-/// What to run.
+/// The back-end and the cases to run.
 #[derive(Args, Debug)]
 pub(crate) struct Xen {
     /// Who serves the guests' disks.

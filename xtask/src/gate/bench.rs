@@ -4,7 +4,7 @@ use super::counts;
 use crate::cargo::{build_daemon, cargo, see};
 use manyring_system::{Outcome, packages};
 
-/// What the benches start.
+/// The packages of programs that the benches start.
 const PACKAGES: [&str; 12] = [
     "valgrind",
     "qemu-system-common",

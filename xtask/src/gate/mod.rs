@@ -84,8 +84,8 @@ fn doc() -> Outcome {
     see(doc.env("RUSTDOCFLAGS", "-D warnings"))
 }
 
-/// Every crate for others can be packaged: what it says of itself, its files, the versions of its
-/// dependencies. What was packaged is not built here, which takes minutes.
+/// Checks that every crate for others can be packaged: its description, its files, the versions of
+/// its dependencies. The package is not built here, which takes minutes.
 fn crates() -> Outcome {
     let mut package =
         cargo(&["package", "--workspace", "--no-verify", "--allow-dirty", "--offline"]);
@@ -93,7 +93,7 @@ fn crates() -> Outcome {
     see(package.args(own.iter().flat_map(|name| ["--exclude", name])))
 }
 
-/// All tests. What the later steps run is built beside them.
+/// Runs all tests. The programs of later steps are built beside them.
 fn tests() -> Outcome<Totals> {
     let ahead = Ahead::start();
     let totals = test::all(None);

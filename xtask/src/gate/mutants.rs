@@ -179,7 +179,7 @@ fn line_of(file: &str, number: usize) -> Option<String> {
     text.lines().nth(number.checked_sub(1)?).map(str::to_owned)
 }
 
-/// What became of the mutants.
+/// The outcome of the mutants.
 #[derive(Debug, Default)]
 struct Score {
     caught: usize,

@@ -17,7 +17,7 @@ use std::path::Path;
 /// The version of everything here.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What is made, and from what.
+/// The files to make, and the build to make them from.
 #[derive(Args, Debug)]
 pub(crate) struct Package {
     /// The profile of cargo with which the program is built; it is stripped in any case.
@@ -79,7 +79,7 @@ pub(crate) fn run(package: &Package) -> Outcome {
 
 fn made(contents: &Contents, scratch: &Path, folder: &Path) -> Outcome {
     let deb = deb(contents, scratch, folder)?;
-    // What it says of a package for another machine is not looked at here.
+    // Its remarks on a package for another machine are ignored.
     let fatal = if contents.architecture == "amd64" { "error,warning" } else { "error" };
     see(command("lintian").args(["--fail-on", fatal, "--allow-root"]).arg(&deb))?;
     say(&deb)

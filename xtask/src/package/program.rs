@@ -15,7 +15,7 @@ const SIZE_MAX: u64 = 8_000_000;
 /// Longest time until a program that was started answers.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What is built for where.
+/// The build of the program for one target.
 #[derive(Debug)]
 pub(crate) struct Program {
     /// The target, as rustc names it.

@@ -52,7 +52,7 @@ pub(super) fn crates(file: &File) -> Vec<Offence> {
     offences
 }
 
-/// What policy may take from `std`: it allocates, and does nothing else.
+/// The parts of `std` that policy may use: they allocate, and do nothing else.
 const PURE: [&str; 2] = ["cmp::", "collections::"];
 
 /// Policy decides from its arguments: core and collections alone, no I/O, no clock, no thread.

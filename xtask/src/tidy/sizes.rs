@@ -15,7 +15,7 @@ pub(super) const NOTE: &str = "docs/design/0027-sizes.md";
 const STEP: usize = 500;
 
 /// A crate has at most 4,000 lines in its `src`, tests left out, or the bound that [`NOTE`] has for
-/// it. What lies outside `crates` is tests and tools.
+/// it. Files outside of `crates` are tests and tools.
 pub(super) fn src_folder(files: &[File]) -> Vec<Offence> {
     let note = files.iter().find(|file| file.path == NOTE).map_or("", |note| &note.text);
     let bounds: BTreeMap<&str, usize> = note.lines().filter_map(row).collect();

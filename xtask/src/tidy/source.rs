@@ -107,7 +107,7 @@ pub(super) fn line_of(text: &str, at: usize) -> usize {
     text[..at].matches('\n').count() + 1
 }
 
-/// What stands before the tests at the end. A `mod tests;` is not those: its text lies elsewhere,
+/// The text before the tests at the end. A `mod tests;` does not count: its text lies elsewhere,
 /// and code may follow.
 pub(super) fn before_tests(code: &str) -> &str {
     let tests = code.match_indices("#[cfg(test)]").map(|(at, _)| at).find(|&at| {

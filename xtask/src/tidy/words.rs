@@ -41,7 +41,7 @@ pub(super) fn unsafe_code(file: &File) -> Vec<Offence> {
     places.map(|at| Offence::new(file, source::line_of(&file.code, at), sentence)).collect()
 }
 
-/// What is left to do is an issue, or done.
+/// Work that is left is an issue, or done: notes about it are refused.
 pub(super) fn left_over(file: &File) -> Vec<Offence> {
     if file.path.ends_with(".md") {
         return Vec::new();
