@@ -190,7 +190,7 @@ pub fn set_attached(fd: BorrowedFd<'_>, attached: bool) -> Result<(), Errno> {
 /// Sends one frame, with the header before it. Returns the bytes of both.
 ///
 /// # Errors
-/// `EAGAIN`: the queue is full. `EFAULT`: memory was cut away. `EIO`: the interface is down.
+/// `EINVAL`: more than [`IOV_MAX`] slices. `EAGAIN`: the queue is full. Any other: `write`'s.
 #[inline]
 pub fn write(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> {
     transfer(fd, slices, (libc::SYS_write, libc::SYS_writev))
@@ -199,7 +199,7 @@ pub fn write(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> 
 /// Receives one frame, with the header before it. Bytes that do not fit the slices are lost.
 ///
 /// # Errors
-/// `EAGAIN`: no frame waits. `EFAULT`: guest memory was cut away.
+/// `EINVAL`: more than [`IOV_MAX`] slices. `EAGAIN`: no frame waits. Any other: `read`'s.
 #[inline]
 pub fn read(fd: BorrowedFd<'_>, slices: &[GuestSlice]) -> Result<usize, Errno> {
     transfer(fd, slices, (libc::SYS_read, libc::SYS_readv))

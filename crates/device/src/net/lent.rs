@@ -35,7 +35,7 @@ pub struct Guest {
 /// State of the interface that the process which serves the queues must learn at each change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outside {
-    /// The operator has the guest's link up.
+    /// The operator has not switched the guest's link off.
     pub link_up: bool,
     /// The interface was deleted, and no other one of its name was joined yet.
     pub is_gone: bool,

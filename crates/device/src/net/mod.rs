@@ -132,7 +132,7 @@ struct State {
     features: u64,
     /// The number of drivers so far: each begins with nothing set.
     drivers: u64,
-    /// The operator has the guest's link up.
+    /// The operator has not switched the guest's link off.
     link_up: bool,
     /// The link's state that guest and operator see: up only once the queues pass frames.
     is_link_shown: bool,
