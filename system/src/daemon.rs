@@ -35,7 +35,7 @@ pub struct DaemonOptions {
     pub arguments: Vec<String>,
     /// Whether `--control` is added to them.
     pub is_controlled: bool,
-    /// A program, with its arguments, that runs ours.
+    /// A program, with its arguments, that runs the daemon.
     pub wrapper: Vec<String>,
 }
 

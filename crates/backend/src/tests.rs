@@ -1,4 +1,4 @@
-//! What tests share: what a test makes the log tell an operator.
+//! Common code of tests: the messages for an operator that a test causes in the log.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex};

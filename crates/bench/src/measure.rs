@@ -77,7 +77,7 @@ pub(crate) struct RunDelay {
 }
 
 impl RunDelay {
-    /// That of the calling thread; always 0 if the kernel does not say.
+    /// The run delay of the calling thread; always 0 if the kernel does not report it.
     pub(crate) fn of_this_thread() -> Self {
         Self { own: File::open("/proc/thread-self/schedstat").ok(), worker: None }
     }

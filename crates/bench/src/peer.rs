@@ -108,7 +108,7 @@ pub(crate) fn spawn(command: &mut Command, affinity: &Affinity) -> std::io::Resu
 }
 
 /// Starts a program on the CPUs of `affinity`. All that is measured starts here, and nothing does
-/// once somebody has asked us to stop.
+/// once the user has asked to stop.
 pub(crate) fn spawn_among_others(
     command: &mut Command,
     affinity: &Affinity,

@@ -18,12 +18,12 @@ const START: Duration = Duration::from_secs(20);
 const PATIENCE: &str = "90";
 /// Where libvirtd keeps what it has heard.
 const CAPABILITIES: &str = "cache/libvirt/qemu/cache/capabilities";
-/// Who runs libvirtd and QEMU where we are root: `nobody`.
+/// The user that runs libvirtd and QEMU if this process is root: `nobody`.
 const NOBODY: u32 = 65_534;
 /// The first process reaps what QEMU leaves behind, for which libvirtd would wait.
 const FIRST: &str = "\"$@\" & wait $!";
 
-/// The user that QEMU runs as, if it is another one than ours: its sockets must be that one's.
+/// The user that QEMU runs as, if it is not that of this process: QEMU's sockets must belong to it.
 #[must_use]
 pub fn user() -> Option<u32> {
     rustix::process::geteuid().is_root().then_some(NOBODY)

@@ -95,7 +95,7 @@ pub(crate) struct Load {
 pub(crate) struct StreamLoad {
     /// Bytes that the host's programs have read.
     pub(crate) bytes: u64,
-    /// Such bytes in a second.
+    /// These bytes in a second.
     pub(crate) rate: f64,
     /// The counters of the daemon during the load.
     pub(crate) moved: Moved,
@@ -111,7 +111,7 @@ pub(crate) struct Moved {
     /// Frames that the guest has sent, and their bytes.
     pub(crate) frames_sent: u64,
     pub(crate) bytes_sent: u64,
-    /// Such frames whose buffers the daemon kept for a moment.
+    /// Sent frames whose buffers the daemon kept for a moment.
     pub(crate) buffers_kept: u64,
     /// CPU time of the worker, as the kernel counts it.
     pub(crate) ran: Duration,

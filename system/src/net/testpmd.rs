@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct Options<'a> {
     /// The vhost-user socket.
     pub socket: &'a Path,
-    /// That of a second virtio port, its port 1.
+    /// The socket of a second virtio port, its port 1.
     pub second_socket: Option<&'a Path>,
     /// Queue pairs.
     pub pairs: u32,

@@ -123,7 +123,7 @@ struct Life {
 }
 
 impl Life {
-    /// That of the first daemon, which has a session with QEMU.
+    /// The life of the first daemon, which has a session with QEMU.
     fn first() -> Self {
         Self { killed: Instant::now(), had_session: false, log_before: 0 }
     }

@@ -43,7 +43,7 @@ pub(super) struct Traces {
 }
 
 impl Traces {
-    /// Those of the process `pid`.
+    /// The resources of process `pid`.
     pub(super) fn of(pid: u32) -> Outcome<Self> {
         let folder = |name: &str| {
             let path = format!("/proc/{pid}/{name}");

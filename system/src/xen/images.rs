@@ -31,7 +31,7 @@ const MODULES: [&str; 9] = [
 /// The tool stack's programs, below its own folder.
 const TOOLS: [&str; 4] = ["xl", "xenstored", "xenconsoled", "xen-init-dom0"];
 const XENSTORE: [&str; 7] = ["chmod", "exists", "list", "ls", "read", "rm", "write"];
-/// Programs that the tool stack's scripts, or ours, want as they are in Debian.
+/// Programs that the scripts, of the tool stack and of these tests, use as Debian packages them.
 const PROGRAMS: [&str; 6] = ["bash", "blockdev", "flock", "losetup", "readlink", "stat"];
 /// Modules that a guest loads; the last one only if it mounts a file system.
 const GUEST_MODULES: [&str; 2] = ["xen-blkfront", "ext4"];

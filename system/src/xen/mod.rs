@@ -44,7 +44,7 @@ pub struct Options {
     pub script: PathBuf,
     /// Where the logs go.
     pub logs: PathBuf,
-    /// Who serves.
+    /// The back-end that serves the disks.
     pub server: Server,
     /// Only cases whose names contain one of these; empty: all cases.
     pub only: Vec<String>,

@@ -1,4 +1,4 @@
-//! Who serves the disks of dom0's guests: Manyring, or one of those it is compared with.
+//! The back-ends that can serve the disks of dom0's guests: Manyring and those it is compared with.
 
 use super::machine::{LIMIT, Machine};
 use crate::command::wait_for;

@@ -265,7 +265,7 @@ fn call(
 /// # Errors
 /// `EIO`: no byte was moved, because the file ends before the disk does.
 fn went_on(task: &mut Task, n: usize) -> Result<(), Errno> {
-    // The file is shorter than the disk: somebody has cut it since it was measured.
+    // The file is shorter than the disk: it was truncated after it was measured.
     if n == 0 {
         return Err(Errno::IO);
     }

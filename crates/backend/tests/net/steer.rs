@@ -126,7 +126,7 @@ impl Scene {
     }
 }
 
-/// A queue of `mr0` that is somebody else's.
+/// A queue of `mr0` that another process has.
 fn foreign(header: u16) -> OwnedFd {
     let flags = tuntap::IFF_TAP | tuntap::IFF_NO_PI | tuntap::IFF_MULTI_QUEUE | header;
     let node = tuntap::open("/dev/net/tun".as_ref()).unwrap();
@@ -238,7 +238,7 @@ fn a_tap_that_stays_is_left_to_the_host_again() {
             }
         };
         check(true);
-        // Whoever has the tap next knows nothing of us.
+        // The next user of the tap must get the host's own steering.
         let queues: Vec<_> = (0..PAIRS).map(|_| foreign(0)).collect();
         let host = UdpSocket::bind("10.77.0.1:0").unwrap();
         let mut bytes = [0; 200];

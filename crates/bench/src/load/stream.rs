@@ -66,7 +66,7 @@ struct StreamResult {
 
 /// Bytes that a receiver takes at a time.
 const RECEIVED_MAX: usize = 128 << 10;
-/// How long, in all, until somebody listens.
+/// Tries to connect until the receiver listens, and the pause between two.
 const CONNECT_TRIES: u32 = 1000;
 const CONNECT_AGAIN: Duration = Duration::from_millis(2);
 

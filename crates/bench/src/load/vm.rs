@@ -39,7 +39,7 @@ pub(crate) struct VmLoadArgs {
     /// The back-end's socket of the guest that sends; none: copy in memory.
     #[arg(long, value_name = "PATH")]
     pub(crate) from: Option<PathBuf>,
-    /// That of the guest that receives.
+    /// The socket of the guest that receives.
     #[arg(long, value_name = "PATH", requires = "from")]
     pub(crate) to: Option<PathBuf>,
     /// Bytes of a frame, 60 to 65000; longer than 1518: TCP that is still to be cut.

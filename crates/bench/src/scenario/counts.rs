@@ -31,7 +31,7 @@ impl Counts {
         Self::of(&shown(manyring, control)?, device)
     }
 
-    /// Those of a device out of `manyring stats --json`.
+    /// The counts of a device, from the output of `manyring stats --json`.
     fn of(shown: &serde_json::Value, device: &str) -> Result<Self, String> {
         let devices = shown["devices"].as_array().into_iter().flatten();
         let found = devices.into_iter().find(|one| one["name"] == device);

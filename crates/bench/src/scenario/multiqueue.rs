@@ -54,7 +54,7 @@ fn scene(to_guest: bool, message: &str) -> String {
     format!("{} the guest, {message}", if to_guest { "to" } else { "from" })
 }
 
-/// The same streams by each number of pairs. The system places the threads.
+/// Measures equal streams by each number of pairs. The system places the threads.
 fn by_pairs(
     bench: &NetBench<'_>,
     scene: &str,

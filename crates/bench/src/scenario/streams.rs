@@ -132,7 +132,7 @@ fn make(
     let (mut spare, mut disturbed) = (if bench.args.smoke { 0 } else { turns }, false);
     for turn in 0..turns {
         let before: Vec<Sums> = lanes.iter().map(|lane| lane.sums).collect();
-        // Whoever is first has a little less: over all makes, each is first as often.
+        // The first way of a round has a little less: over all makes, each is first as often.
         while take_turns(&mut lanes, number * turns + turn)? {
             if spare == 0 || progress::is_late() {
                 disturbed = true;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 const ENTRIES: u32 = 64;
 /// The reference of the ring's page.
 pub(crate) const RING: u32 = 1;
-/// That of the first page of data.
+/// The grant reference of the first page of data.
 const DATA: u32 = 2;
 /// The domain that maps pages, and as which process of it.
 const BACK: (u16, u8) = (0, 0);

@@ -182,7 +182,7 @@ impl Inner {
                     let [mac @ .., low, high, announces] = record.array::<9>()?;
                     let mtu = u16::from_le_bytes([low, high]);
                     let is_sound = (mtu == 0 || is_mtu(mtu)) && announces <= 1;
-                    // The same check as for a command: the device may have this address.
+                    // A command with this address must be valid, too: the device may have it.
                     Command::parse(&Command::MacAddr(mac).emit()).map_err(|_| record.wrong())?;
                     if !is_sound {
                         return Err(record.wrong());

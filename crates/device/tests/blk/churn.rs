@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Longer than a request takes, unless somebody waits for a wake-up that never comes.
+/// Longer than a request takes, unless a thread waits for a wake-up that never comes.
 const STALL: Timespec = Timespec { tv_sec: 6, tv_nsec: 0 };
 /// Requests in flight; each has a place of its own in memory and on the disk.
 const DEPTH: u64 = 8;
@@ -101,7 +101,7 @@ impl Driver<'_> {
                 }
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 if random >> 59 == 1 {
-                    // Whoever serves it falls asleep.
+                    // Pause, so that the worker of this queue falls asleep.
                     std::thread::sleep(Duration::from_micros(random >> 20 & 0x1ff));
                 }
             }

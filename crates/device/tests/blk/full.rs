@@ -113,7 +113,7 @@ fn a_queue_that_is_disabled_keeps_nothing_of_its_guest() {
     guest.set_enabled(false);
     assert_eq!(guest.stats().in_flight.value(), 0);
     switch.release();
-    // They went back into the ring.
+    // The requests went back into the ring.
     guest.set_enabled(true);
     comes_back(&mut guest, OK);
 }

@@ -220,7 +220,7 @@ fn a_guest_goes_on_beside_one_whose_event_channel_is_full_and_blocks() {
     good.queue.submit(XenOp::Flush).unwrap();
     good.queue.publish();
     let answer = good.queue.wait(PATIENCE / 10);
-    // Whoever waits is let go, so that the workers can end.
+    // Release held requests, so that the workers can end.
     let _ = rustix::io::read(bad.queue.channel().event(), &mut [0; 8]);
     fcntl_setfl(bad.queue.channel().event(), flags).unwrap();
     assert_eq!(answer.err().map(|error| error.to_string()), None);

@@ -119,7 +119,7 @@ pub(super) enum Received<'a> {
     Payload(&'a [u8]),
     /// To everybody, or another protocol of the host's.
     Other,
-    /// It was for somebody else.
+    /// A frame for another guest.
     Foreign,
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Case {
     pub(super) name: &'static str,
     /// Whether it is part of `cargo xtask test`.
     pub(super) is_short: bool,
-    /// Who can do it. Some of what Manyring does the others cannot.
+    /// The back-ends that can do it: the others lack some features that Manyring has.
     servers: &'static [Server],
     pub(super) run: Run,
 }

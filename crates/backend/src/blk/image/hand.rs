@@ -146,7 +146,7 @@ impl Marks {
     /// Marks all of them, or none. The owner has locked the image for them.
     ///
     /// # Errors
-    /// `EAGAIN`, `EACCES`: somebody else has locked the image.
+    /// `EAGAIN`, `EACCES`: another process has locked the image.
     pub fn set(&self) -> Result<(), Errno> {
         let set = self.fds.iter().try_for_each(sys::mark);
         if set.is_err() {

@@ -72,7 +72,7 @@ impl Counts {
 }
 
 impl Line {
-    /// A line that goes on with the counts of one that has ended.
+    /// The line of a new queue, which continues the counts of a queue that has ended.
     pub(super) fn new(counts: Arc<Counts>) -> Self {
         Self { counts, ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! Who makes a transfer: the worker, a thread of the kernel, or the disk's own thread.
+//! Chooses the thread that makes a transfer: the worker, a kernel thread, or the disk's own thread.
 
 use super::{INLINE_BYTES, UringQueue};
 use crate::blk::Op;

@@ -127,7 +127,7 @@ impl InFlight {
     pub(super) fn went_on(&mut self, n: usize, image: &Image) -> Step {
         self.patience.renew();
         match self.stage {
-            // The file is shorter than the disk: somebody has cut it since it was measured.
+            // The file is shorter than the disk: it was truncated after it was measured.
             Stage::Transfer | Stage::Zeroes if n == 0 => return Step::Failed(Errno::IO),
             Stage::Transfer => {
                 self.advance(n);

@@ -418,7 +418,7 @@ mod tests {
         assert_eq!(ports.learn(&table, key(1), 1, 8, 1), Learnt::New);
         assert_eq!((table.find(key(1), 1), ports.counts()), (Some(1), [4095, 1, 0, 0]));
         assert_eq!(ports.learn(&table, key(2), 1, 8, 1), Learnt::Full, "its second one must wait");
-        // The first address of a port stays: nobody takes the last one that somebody has.
+        // The first address of a port stays: no other port takes the last address that a port has.
         for n in 0..60_000u32 {
             let [_, b, c, d] = n.to_be_bytes();
             ports.learn(&table, Key::new([2, 8, b, c, d, 0], 0).unwrap(), 2, 60_000, 1);

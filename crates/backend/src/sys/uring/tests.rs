@@ -280,7 +280,7 @@ fn the_kernel_has_a_thread_for_each_entry_that_the_lanes_of_a_ring_let_in() {
     assert!(allowed[0] as usize >= let_in, "{allowed:?} threads");
 }
 
-/// True if the kernel refuses an entry that somebody has put into a ring's submission queue.
+/// True if the kernel refuses an entry that was written into a ring's submission queue.
 fn refused(entry: &io_uring::squeue::Entry) -> bool {
     let mut ring = Ring::new().unwrap();
     // SAFETY: the entries of these tests name no memory.

@@ -1,4 +1,4 @@
-//! How long a ring waits for its image, on a clock that goes on while everybody waits for it.
+//! How long a ring waits for its image, on a clock that advances while all tasks wait.
 
 use super::*;
 use manyring_backend::blk::memory::MemoryDisk;

@@ -21,7 +21,7 @@ struct Script(Arc<Mutex<State>>);
 struct State {
     /// Tokens, in the order in which they came.
     held: Vec<u32>,
-    /// Those that cannot be taken back.
+    /// Tokens of requests that cannot be taken back.
     begun: Vec<u32>,
     done: Vec<Completion>,
 }
@@ -104,7 +104,7 @@ impl Stopping {
         self.queue.turn(&mut QueueIo::new(&mut self.wait, 0, 0, 0));
     }
 
-    /// Where the ring goes on, and how many requests the driver has got back since the last look.
+    /// The position of the ring, and the number of requests returned since the last call.
     fn found(&mut self) -> (u32, usize) {
         let used = std::iter::from_fn(|| self.driver.take_used()).count();
         (self.queue.base().bits(), used)

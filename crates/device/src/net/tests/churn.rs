@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Longer than anything takes, unless somebody waits for a wake-up that never comes.
+/// Longer than any step takes, unless a thread waits for a wake-up that never comes.
 const STALL: Timespec = Timespec { tv_sec: 6, tv_nsec: 0 };
 const STALL_MS: usize = 3000;
 /// Buffers of each ring that are used.
@@ -195,7 +195,7 @@ impl Side {
                     self.publish();
                 }
                 if random >> 58 == 1 {
-                    // Whoever serves it falls asleep.
+                    // Pause, so that the worker of this queue falls asleep.
                     std::thread::sleep(Duration::from_micros(random >> 20 & 0xff));
                 }
             }

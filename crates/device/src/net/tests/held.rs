@@ -407,7 +407,7 @@ fn a_session_that_waits_for_frames_which_its_port_holds_holds_up_nobody_else() {
             };
             let handle = runtime.unwrap().block_on(pair.outlasts(waits));
             pair.first.handle = handle;
-            // They were back before the session heard so.
+            // The frames were back before the session was told.
             assert_eq!(std::iter::from_fn(|| pair.first.ring.driver.take_used()).count(), 3);
             pair.first.guest.port.assert_sent(0..3);
         }
@@ -426,7 +426,7 @@ fn a_queue_whose_port_holds_its_frames_stays_where_it_is_and_moves_when_they_are
         assert!(!moved.expect("a move has an end"), "a port has begun with its frames");
         second.send(1);
         second.until_returned(1);
-        // It goes on where it is.
+        // The queue continues on its worker.
         first.send(1);
         while pair.grip.count() < 4 {
             std::thread::yield_now();

@@ -128,7 +128,7 @@ fn a_driver_without_a_control_queue_keeps_what_it_was_told() {
     assert_eq!(guest.attached(), [true, true]);
 }
 
-/// Whoever brings a state is not trusted more than a driver.
+/// A saved state is not trusted more than a driver.
 #[test]
 fn a_state_that_is_none_of_ours_changes_nothing() {
     let state = stopped_after_commands(&mut Guest::new(EVERYTHING));

@@ -1,8 +1,8 @@
-//! Who makes a transfer: the worker, a thread of the kernel that a lane counts, or the disk's own.
+//! The thread that makes a transfer: the worker, a kernel thread that a lane counts, or the disk's.
 
 use super::*;
 
-/// Who makes a transfer of 4 KiB, and who makes it after the kernel said that it would wait.
+/// The thread that makes a transfer of 4 KiB, before and after the kernel said it would wait.
 fn hands_of(image: Image, op: Op, ring: &mut Ring) -> [Option<Hand>; 2] {
     let mut queue = UringDisk::new(image).unwrap().queue().unwrap();
     queue.attach(Some(ring), 0);
@@ -48,7 +48,7 @@ fn a_transfer_of_a_direct_file_that_would_wait_is_counted_by_a_lane_also_without
     for (op, has_nowait, is_shared, hands) in [
         (write, true, false, [at_once, wide]),
         (Op::Read, true, false, [at_once, wide]),
-        // Who cannot be told not to wait is not asked: the kernel would use a thread for each.
+        // Without `RWF_NOWAIT` the kernel would use a thread for each transfer.
         (write, false, false, [wide, wide]),
         (Op::Read, false, false, [wide, wide]),
         (write, true, true, [wide, wide]),

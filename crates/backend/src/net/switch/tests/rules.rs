@@ -1,4 +1,4 @@
-//! VLANs, isolation, addresses that are somebody else's, and guests who take nothing unfinished.
+//! VLANs, isolation, forged addresses, and guests that accept no offloads.
 
 use super::*;
 use guard::Vlans;
@@ -108,7 +108,7 @@ fn an_address_of_two_ports_is_nobodys_for_long_and_others_are_not_disturbed() {
     }
     assert_eq!(c.numbers(), (0..50).collect::<Vec<_>>());
     assert_eq!(thief.receive().len() + b.receive().len(), 50, "each went to one of them");
-    // Whoever is silent loses it.
+    // A port loses an address that sends nothing.
     world.later(1000);
     b.send_all(&[frame(mac(4), mac(2), 60, 0)]);
     world.later(1000);

@@ -1,4 +1,4 @@
-//! The host's program comes to the pair that `Rss` does. Needs root: the kernel runs the program.
+//! The RSS program chooses the same pair as `Rss`. Needs root, because the kernel runs the program.
 
 use super::*;
 use crate::net::tap::flows::tests::frames;
