@@ -110,7 +110,6 @@ impl House {
         mut legacy: Legacy,
     ) -> Result<Self, AssembleError> {
         manyring_memory::install_sigbus_handler();
-        raise_fd_limit();
         let wait = plan.daemon.wait;
         // A device that cannot be had would be lost to its guest: the other process goes on.
         let is_strict = legacy.is_there;

@@ -189,6 +189,8 @@ async fn open(
 
 /// Puts the parts together and serves until a signal comes.
 fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
+    // Before another process hands its file descriptors over.
+    house::raise_fd_limit();
     let runtime = runtime()?;
     let (file, takeover) = run.map(|run| (run.config, run.takeover)).unzip();
     let served = runtime.block_on(async {

@@ -10,10 +10,13 @@ mod program;
 use domain::{disk, pid, room, serve};
 use foreign::Client;
 use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_wire::vhost_user::{BACKEND_CONFIG_CHANGE_MSG, FLAG_VERSION, Header};
 use process::{Daemon, wait_until};
-use program::{http_json, manyring};
+use program::{http_json, manyring, shown};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 fn kill(daemon: &Daemon, name: &str) {
@@ -25,6 +28,10 @@ fn kill(daemon: &Daemon, name: &str) {
         room["state"] == "ended" || (room["state"] == "serving" && room["pid"] != killed)
     };
     assert!(wait_until(is_gone), "{}", daemon.log());
+}
+
+fn rooms(daemon: &Daemon) -> Value {
+    shown(&daemon.socket_of("control"), "/v1/rooms")["rooms"].clone()
 }
 
 fn connect(daemon: &Daemon, name: &str) -> BlkDriver {
@@ -101,6 +108,45 @@ fn limits_hold_in_a_room_and_follow_the_operator() {
     // A group is in one domain.
     let (status, said) = ask("PATCH", "/v1/devices/d", json!({"limit": {"group": "g"}}));
     assert!(status == 422 && said.to_string().contains("another domain"), "{status} {said}");
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_disk_becomes_smaller_under_a_guest_whose_room_ends_for_it() {
+    const SECTORS: u64 = 2048;
+    let daemon = serve("domains = 'user'", &disk("a", "file = '@/a.img'\n"), &["a"]);
+    let mut driver = connect(&daemon, "a");
+    let mut told = driver.front.open_backend_channel().unwrap();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let guest = scope.spawn(|| {
+            let mut written = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                driver.queues[0].write(written % SECTORS, &[7; 512]).unwrap();
+                written += 1;
+            }
+            written
+        });
+        let before = rooms(&daemon)[0]["pid"].clone();
+        let body = json!({ "size": SECTORS * 512, "shrink": true }).to_string();
+        let (status, said) =
+            http_json(&daemon.socket_of("control"), "POST", "/v1/devices/a/resize", &body);
+        assert_eq!((status, &said["size"]), (200, &(SECTORS * 512).into()), "{said}");
+        let mut message = [0; 12];
+        told.read_exact(&mut message).unwrap();
+        let header = Header { request: BACKEND_CONFIG_CHANGE_MSG, flags: FLAG_VERSION, size: 0 };
+        assert_eq!(message, header.emit());
+        assert_ne!(rooms(&daemon)[0]["pid"], before, "the requests of that room have ended");
+        is_over.store(true, Ordering::Relaxed);
+        assert!(guest.join().unwrap() > 0);
+    });
+    assert_eq!(driver.front.config(0, 8).unwrap(), SECTORS.to_le_bytes());
+    let mut bytes = [0; 512];
+    driver.queues[0].read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 512]);
+    assert!(driver.queues[0].write(SECTORS, &[7; 512]).is_err(), "the disk has no such sector");
+    let image = std::fs::metadata(daemon.folder().join("a.img")).unwrap();
+    assert_eq!(image.len(), SECTORS * 512);
     assert!(daemon.terminate().success());
 }
 

@@ -91,6 +91,35 @@ fn guests_go_on_with_the_daemon_that_takes_over_again_and_again() {
     assert!(!log(&daemon).contains("fault"), "{}", log(&daemon));
 }
 
+#[test]
+fn a_daemon_that_is_started_with_few_open_files_takes_over_as_many_as_there_are() {
+    let names: Vec<_> = (0..40).map(|n| format!("d{n}")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let devices: String = names.iter().map(|name| disk(name, "memory = '1M'\n")).collect();
+    let daemon = serve("domains = 'user'", &devices, &names);
+    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let mut guests = [("d0", 3), ("d39", 4)].map(|(name, byte)| {
+        let mut guest = BlkDriver::connect(&daemon.socket_of(name), &options).unwrap();
+        guest.queues[0].write(0, &[byte; 512]).unwrap();
+        guest
+    });
+    let mut shell = std::process::Command::new("sh");
+    // A socket and a disk for each: more than this limit, which the daemon may raise.
+    shell.args(["-c", "ulimit -S -n 64; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_manyring")]);
+    shell.arg("run").arg("--config").arg(daemon.folder().join("manyring.toml"));
+    shell.arg("--takeover").arg(daemon.socket_of("control"));
+    let log_file = std::fs::File::create(daemon.folder().join("next.log")).unwrap();
+    let mut next = shell.stderr(Stdio::from(log_file)).spawn().unwrap();
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    for (guest, byte) in guests.iter_mut().zip([3, 4]) {
+        let mut bytes = [0; 512];
+        guest.queues[0].read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [byte; 512]);
+    }
+    next.kill().unwrap();
+    next.wait().unwrap();
+}
+
 /// Asks a daemon to hand over to a process that reads so many messages and then says this, or dies.
 /// Returns how many there were.
 fn die_after(daemon: &Daemon, messages: usize, says: Option<&[u8]>) -> usize {
@@ -165,7 +194,7 @@ fn a_daemon_goes_on_wherever_the_next_one_dies() {
 
 #[test]
 fn a_daemon_whose_devices_are_in_no_room_is_not_taken_over() {
-    let daemon = serve("", &disk("a", "memory = '1M'\n"), &["a"]);
+    let daemon = serve("domains = 'one'", &disk("a", "memory = '1M'\n"), &["a"]);
     assert!(!take_over(&daemon, "manyring.toml").wait().unwrap().success());
     assert!(log(&daemon).contains("served by no room"), "{}", log(&daemon));
     client_works(&daemon.socket_of("a"), 1);

@@ -119,7 +119,7 @@ async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
 )]
 async fn device(Extract(state): Extract<State>, Name(name): Name) -> Result<Response, Refusal> {
     state.rooms.count().await;
-    show(move || entry(&state, &name).map(|device| DeviceInfo::of(&device))).await
+    show(move || entry(&state, &name).map(|device| DeviceInfo::of(&device, &state.rooms))).await
 }
 
 /// `GET /v1/rooms`

@@ -117,15 +117,21 @@ pub(super) async fn resize(
     if let Some(wanted) = wanted.filter(|wanted| *wanted < size && !shrink) {
         return Err(refuse_shrink(wanted, size));
     }
-    if wanted.is_some_and(|wanted| wanted < size) && controlled.part.room.is_some() {
-        let error = "shrink: the disk is served by a room, which may have requests there";
-        return Err(Refusal::new(StatusCode::CONFLICT, error));
-    }
-    let result = aside(move || {
-        let _permit = permit;
-        device.resize(wanted)
-    });
-    match result.await? {
+    let is_in_room = controlled.part.room.is_some();
+    let resized = match wanted.filter(|wanted| *wanted < size && is_in_room) {
+        Some(wanted) => {
+            let (rooms, name) = (state.rooms.clone(), name.clone());
+            whole(permit, async move { rooms.shrink(&name, wanted).await }).await?
+        }
+        None => {
+            let resize = move || {
+                let _permit = permit;
+                device.resize(wanted)
+            };
+            aside(resize).await?
+        }
+    };
+    match resized {
         Ok(size) => {
             tracing::info!(device = name, size, "resized");
             Ok(Json(Resized { name, size }))

@@ -3,6 +3,7 @@
 use super::{Controlled, Entry, State, Waiting};
 use crate::assemble::{Blk, Kind};
 use crate::config::plan::mac_text;
+use crate::rooms::Rooms;
 use manyring_backend::blk::Connection;
 use manyring_backend::net::switch::PortCounters;
 use manyring_device::net::NetDevice;
@@ -40,7 +41,7 @@ pub(crate) struct DeviceInfo {
     /// Keys whose new values the next session will have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) pending_keys: Vec<String>,
-    /// The trust domain whose room serves it.
+    /// The trust domain whose room serves it; `user:` until somebody connects, where that decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) room: Option<String>,
     pub(crate) connected: bool,
@@ -202,14 +203,19 @@ pub(crate) struct WorkerInfo {
 
 impl Devices {
     pub(crate) fn new(state: &State) -> Self {
-        Self { devices: state.devices.all().iter().map(DeviceInfo::of).collect() }
+        let all = state.devices.all();
+        Self { devices: all.iter().map(|entry| DeviceInfo::of(entry, &state.rooms)).collect() }
     }
 }
 
 impl DeviceInfo {
-    pub(crate) fn of(entry: &Entry) -> Self {
+    pub(crate) fn of(entry: &Entry, rooms: &Rooms) -> Self {
         match entry {
-            Entry::Served(controlled) => Self::new(controlled),
+            Entry::Served(controlled) => {
+                let device = Self::new(controlled);
+                let room = device.room.map(|room| rooms.now_of(&device.name, room));
+                Self { room, ..device }
+            }
             Entry::Waiting(waiting) => Self::waiting(waiting),
         }
     }

@@ -1,12 +1,12 @@
 //! The house's side of a device that a room serves: it listens, accepts, and hands over.
 
-use super::Rooms;
 use super::counts::Counts;
 use super::estate::{Estates, Handing};
 use super::house::{Deaf, Given, Room};
 use super::lend::Attendant;
 use super::message::{PortFacts, Told};
 use super::takeover::{Bequest, Left, Share};
+use super::{Asked, Rooms};
 use super::{keys, lend};
 use crate::assemble::{Kind, Made, Part};
 use crate::config::plan::{ANY_USER, Wanted};
@@ -23,12 +23,14 @@ use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 /// Pause before a client, or a room, is tried again.
 const RETRY: Duration = Duration::from_millis(200);
 /// Queues of a tap that one message hands to the next house.
 const QUEUES_MAX: usize = 64;
+/// How long requests of a room may be under way when a disk is to become smaller.
+const SHRINK_PATIENCE: Duration = Duration::from_secs(10);
 /// When it is told that requests of a room that has ended have not.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -174,8 +176,8 @@ struct Front<'a> {
     owner: Option<String>,
     /// One that has connected, and the domain that it belongs to.
     waiting: Option<(UnixStream, String)>,
-    /// Another house wants to know what it is left of the device.
-    asks: mpsc::Receiver<Bequest>,
+    /// What it is asked to do, for which the room ends.
+    asks: mpsc::Receiver<Asked>,
 }
 
 /// The next event that the front of a device deals with.
@@ -186,8 +188,8 @@ enum Next {
     Ready,
     /// The room of front-ends has ended.
     Bereft,
-    /// Another house takes over.
-    Asked(Bequest),
+    /// The device is to be left to another house, or its disk to become smaller.
+    Asked(Asked),
 }
 
 /// What a room is given of a device.
@@ -205,7 +207,7 @@ impl Front<'_> {
         let is_paused = self.rooms.is_paused();
         if is_paused {
             tokio::select! {
-                Some(bequest) = self.asks.recv() => return Next::Asked(bequest),
+                Some(asked) = self.asks.recv() => return Next::Asked(asked),
                 () = self.rooms.go_on() => {}
             }
         }
@@ -214,7 +216,7 @@ impl Front<'_> {
             (&self.estates, &self.room, &self.owner, &self.waiting);
         tokio::select! {
             biased;
-            Some(bequest) = asks.recv() => Next::Asked(bequest),
+            Some(asked) = asks.recv() => Next::Asked(asked),
             () = bereft(estates, room.as_ref()) => Next::Bereft,
             () = ready(estates, owner.as_ref(), waiting.as_ref()) => Next::Ready,
             stream = accept(socket, &self.wanted.plan().name), if waiting.is_none() => {
@@ -238,7 +240,10 @@ impl Front<'_> {
                 }
             }
             Next::Bereft => self.go_on().await,
-            Next::Asked(bequest) => self.bequeath(bequest).await,
+            Next::Asked(Asked::Bequest(bequest)) => self.bequeath(bequest).await,
+            Next::Asked(Asked::Shrink { size, done }) => {
+                let _ = done.send(self.shrink(size).await);
+            }
         }
     }
 
@@ -312,6 +317,20 @@ impl Front<'_> {
             return None;
         }
         Some(room)
+    }
+
+    /// Makes the disk smaller when no request of a room is under way: a write that was would make
+    /// the file grow again. The next room goes on with the front-ends, and tells them.
+    async fn shrink(&mut self, size: u64) -> Result<u64, Errno> {
+        let Kind::Blk(shown) = self.part.kind.clone() else { return Err(Errno::OPNOTSUPP) };
+        let ended = timeout(SHRINK_PATIENCE, async {
+            if let Some(room) = &self.room {
+                room.make_way("a disk of it becomes smaller").await;
+            }
+            self.let_go().await
+        });
+        ended.await.map_err(|_| Errno::BUSY)?.map_err(|_| Errno::IO)?;
+        aside(move || shown.resize(Some(size))).await.unwrap_or(Err(Errno::IO))
     }
 
     /// Leaves the device to another house: its room ends first. If that house fails, all goes on.

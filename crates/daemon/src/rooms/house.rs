@@ -1,17 +1,19 @@
 //! `Room`: one process, as the house sees it: what it is told, what it says, and its end.
 
-use super::channel::{Brought, Channel, watched};
+mod hear;
+
+use super::channel::{Channel, watched};
 use super::chatter::Chatter;
 use super::counts::Counts;
-use super::estate::{Change, Estates, Handing};
+use super::estate::{Estates, Handing};
 use super::lend::Ask;
-use super::message::{self, Heard, Told, Wish};
+use super::message::{self, Heard, Told};
 use super::parcel::{Order, Parcel};
 use super::question::{Messages, PATIENCE, Question};
 use super::state::State;
 use super::threads::Threads;
 use crate::control::snapshot::Workers;
-use manyring_device::net::{Guest, NetDevice};
+use manyring_device::net::NetDevice;
 use manyring_engine::{Janitor, aside};
 use manyring_transport::vhost_user::Connected;
 use rustix::fd::OwnedFd;
@@ -47,7 +49,9 @@ pub(super) struct Room {
     threads: Threads,
     /// Sessions that have begun.
     sessions: AtomicU64,
+    /// The numbers of the last question, and of the last one for counters.
     asked: AtomicU64,
+    counts: AtomicU64,
     answered: watch::Sender<u64>,
     answers: AtomicBool,
     /// It ends because another house or domain gets what it has, and not for a fault.
@@ -107,6 +111,7 @@ impl Room {
             threads: Threads::new(),
             sessions: AtomicU64::new(0),
             asked: AtomicU64::new(0),
+            counts: AtomicU64::new(0),
             answered: watch::Sender::new(0),
             answers: AtomicBool::new(true),
             makes_way: AtomicBool::new(false),
@@ -193,7 +198,7 @@ impl Room {
         }
         // A process that is killed and that the kernel does not end reads no more, and has no end:
         // only what it does not answer shows that.
-        let _ = self.ask();
+        self.hail();
     }
 
     /// Takes a device away, and waits until it has stopped. A room that does not stop it is ended.
@@ -214,12 +219,28 @@ impl Room {
     /// Asks for counters: the number of the question. One that is not answered yet is not asked
     /// again: those who ask could fill what the room has to be told.
     pub(super) fn ask(&self) -> Option<u64> {
-        let asked = self.asked.load(Ordering::Relaxed);
-        if *self.answered.borrow() < asked && self.serves() {
-            return Some(asked);
+        let counts = self.counts.load(Ordering::Relaxed);
+        if *self.answered.borrow() < counts && self.serves() {
+            return Some(counts);
         }
+        let number = self.question(|number| Told::Count { number })?;
+        self.counts.store(number, Ordering::Relaxed);
+        Some(number)
+    }
+
+    /// Asks for an answer alone, if none is awaited: to write down what all its devices have
+    /// counted takes a room with many of them long.
+    fn hail(&self) {
+        if *self.answered.borrow() >= self.asked.load(Ordering::Relaxed) {
+            let _ = self.question(|number| Told::Hail { number });
+        }
+    }
+
+    /// Tells a question with the next number, which it returns.
+    fn question(&self, told: impl FnOnce(u64) -> Told) -> Option<u64> {
+        let asked = self.asked.load(Ordering::Relaxed);
         let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
-        let told = self.tell(Told::Count { number }, Vec::new());
+        let told = self.tell(told(number), Vec::new());
         if told.is_err() {
             self.asked.store(asked, Ordering::Relaxed);
         }
@@ -406,85 +427,6 @@ impl Room {
                 }
             }
         }
-    }
-
-    /// # Errors
-    /// The room has no such device, or says what it cannot mean.
-    pub(super) fn hear(&self, heard: Heard, mut fds: Brought) -> Result<(), String> {
-        let missing = |device: &str| format!("it was not given {device:?}");
-        match heard {
-            Heard::Note { device, number, puts, drops, answer } => {
-                let change = Change { puts, drops, answer };
-                return self.estates(&device)?.note(number, change, fds.take());
-            }
-            Heard::Gone { device, number } => self.estates(&device)?.forget(number),
-            _ if !fds.is_empty() => return Err("file descriptors that it must not send".to_owned()),
-            Heard::Ready {} => {
-                self.state.send_if_modified(|state| {
-                    let starts = *state == State::Starting;
-                    if starts {
-                        *state = State::Serving;
-                    }
-                    starts
-                });
-            }
-            Heard::Session { device, is_open } => {
-                let devices = self.lock();
-                let given = devices.get(&device).ok_or_else(|| missing(&device))?;
-                self.sessions.fetch_add(u64::from(is_open), Ordering::Relaxed);
-                given.given.connected.send_replace(is_open);
-            }
-            Heard::Removed { device } => {
-                let mut devices = self.lock();
-                let given = devices.get_mut(&device).ok_or_else(|| missing(&device))?;
-                let removed = given.removed.take().ok_or("nobody has asked it to remove that")?;
-                let _ = removed.send(());
-            }
-            Heard::Ask { device, number, wish } => self.hear_wish(&device, number, wish)?,
-            Heard::Doubt { device } => self.net(&device)?.port_may_have_changed(),
-            Heard::Guest { device, mac, announces, control } => {
-                let control = control.map(usize::from);
-                self.net(&device)?.show_guest(Guest { mac, announces, control });
-            }
-            Heard::Counted { number } => {
-                if number > self.asked.load(Ordering::Relaxed) {
-                    return Err("nobody has asked that".to_owned());
-                }
-                self.answered.send_replace(number);
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Room {
-    /// The network device of this name.
-    fn net(&self, name: &str) -> Result<Arc<NetDevice>, String> {
-        let devices = self.lock();
-        let net = devices.get(name).and_then(|device| device.given.net.as_ref());
-        net.cloned().ok_or_else(|| format!("{name:?} is no network of it"))
-    }
-
-    fn estates(&self, name: &str) -> Result<Arc<Estates>, String> {
-        let devices = self.lock();
-        let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
-        Ok(device.given.estates.clone())
-    }
-
-    /// Returns when few enough file descriptors of front-ends wait to be closed.
-    async fn closes(&self) {
-        let of = |device: &Device| device.given.estates.clone();
-        let all: Vec<_> = self.lock().values().map(of).collect();
-        for estates in all {
-            estates.closes().await;
-        }
-    }
-
-    fn hear_wish(&self, name: &str, number: u64, wish: Wish) -> Result<(), String> {
-        let devices = self.lock();
-        let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
-        let asked = device.given.asks.try_send(Ask { number, wish });
-        asked.map_err(|_| format!("{name:?} asks again before it was answered"))
     }
 }
 

@@ -62,6 +62,9 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     if let Some(refused) = identity::refused() {
         tracing::info!(refused, "the room shares this with the daemon");
     }
+    if let Some(refused) = sandbox::refused() {
+        tracing::warn!(refused, "the kernel does not let the room give this up");
+    }
     let balance = tokio::spawn(pool.clone().balance());
     let tells = tokio::spawn(denied::tell());
     let channel = Arc::new(channel);
@@ -178,6 +181,7 @@ impl Inside {
             }
             Told::Done { number, error } => self.unanswered.answer(number, error),
             Told::Threads {} => self.threads = fds.pop(),
+            Told::Hail { number } => self.say(&Heard::Counted { number }).await,
             Told::Count { number } => {
                 self.threads.iter().for_each(|file| threads::write(file, &self.pool));
                 let mut news = Vec::new();

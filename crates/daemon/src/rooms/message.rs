@@ -101,6 +101,11 @@ pub enum Told {
         /// The answer names it.
         number: u64,
     },
+    /// An answer is wanted and nothing else: the room shows that it goes on.
+    Hail {
+        /// The answer names it.
+        number: u64,
+    },
 }
 
 /// What a room must know of the interface whose queues it is given.
@@ -360,7 +365,7 @@ mod tests {
                 can_hash: is_open,
             });
             let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
-            let told = match number % 10 {
+            let told = match number % 11 {
                 0 => Told::Device { device, keys, has_image: is_open, port },
                 1 => Told::Client { device, number, answering: is_open.then(|| vec![1, 2]) },
                 9 => Told::Kept { device, entry: Written { key: 7, bytes: vec![0, 255] } },
@@ -379,7 +384,8 @@ mod tests {
                     let group = is_open.then(|| GroupRates { name: text(seed), rates });
                     Told::Limit { device, rates, group }
                 }
-                _ => Told::Count { number },
+                _ if is_open => Told::Count { number },
+                _ => Told::Hail { number },
             };
             assert_eq!(parse::<Told>(&emit(&told).unwrap()).unwrap(), told, "round {round}");
             let device = text(seed);

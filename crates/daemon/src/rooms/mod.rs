@@ -53,7 +53,7 @@ pub(crate) use inside::run;
 pub use takeover::Left;
 pub(crate) use takeover::{Legacy, LegacyChannel};
 
-use crate::config::plan::{GroupPlan, LimitPlan};
+use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan};
 use crate::control::snapshot::Workers;
 use crate::metrics;
 use counts::Counts;
@@ -61,6 +61,7 @@ use estate::Heirloom;
 use house::{Kin, Room};
 use limits::Limits;
 use manyring_engine::aside;
+use rustix::io::Errno;
 use serde::Serialize;
 use state::State;
 use std::collections::{BTreeMap, HashMap};
@@ -68,7 +69,7 @@ use std::ffi::OsString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use takeover::Bequest;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -88,12 +89,22 @@ pub(crate) struct Rooms {
     /// The options that each room is started with.
     arguments: Arc<[OsString]>,
     limits: Arc<watch::Sender<Arc<Limits>>>,
-    /// Where the front of each device is asked for what it leaves to another house.
-    fronts: Arc<Mutex<HashMap<String, mpsc::Sender<Bequest>>>>,
+    /// Where the front of each device is asked for what it leaves to another house, or to make its
+    /// disk smaller.
+    fronts: Arc<Mutex<HashMap<String, mpsc::Sender<Asked>>>>,
     /// True while no room is started, because another house takes over.
     pauses: Arc<watch::Sender<bool>>,
     /// The front-ends that another house has left, by device.
     heirlooms: Arc<Mutex<HashMap<String, Vec<Heirloom>>>>,
+}
+
+/// What the front of a device is asked to do, for which its room ends.
+#[derive(Debug)]
+enum Asked {
+    /// Another house wants to know what it is left of the device.
+    Bequest(Bequest),
+    /// The disk is to have this size, which is smaller than before.
+    Shrink { size: u64, done: oneshot::Sender<Result<u64, Errno>> },
 }
 
 #[derive(Debug)]
@@ -140,7 +151,7 @@ impl Rooms {
 
     /// The front of a device can be asked for what it leaves, as long as the receiver lives; and
     /// the front-ends that it was left.
-    fn register(&self, device: &str) -> (mpsc::Receiver<Bequest>, Vec<Heirloom>) {
+    fn register(&self, device: &str) -> (mpsc::Receiver<Asked>, Vec<Heirloom>) {
         let (asks, asked) = mpsc::channel(1);
         begin::prepare(self.arguments.clone());
         let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -170,7 +181,26 @@ impl Rooms {
         fronts.get(device).is_some_and(|asks| !asks.is_closed())
     }
 
-    fn fronts(&self) -> Vec<mpsc::Sender<Bequest>> {
+    /// Makes a disk that rooms serve smaller: the room that has it ends first, so that no request is
+    /// under way. Its front-ends go on with the next room, and are told.
+    ///
+    /// # Errors
+    /// `EBUSY`: requests in flight did not end in time, or another house takes over; the disk is as
+    /// it was. Any other comes from the disk.
+    pub(crate) async fn shrink(&self, device: &str, size: u64) -> Result<u64, Errno> {
+        let (done, is_done) = oneshot::channel();
+        let front = {
+            let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+            fronts.get(device).cloned()
+        };
+        let asked = front.map(|front| front.try_send(Asked::Shrink { size, done }));
+        if !matches!(asked, Some(Ok(()))) {
+            return Err(Errno::BUSY);
+        }
+        is_done.await.unwrap_or(Err(Errno::BUSY))
+    }
+
+    fn fronts(&self) -> Vec<mpsc::Sender<Asked>> {
         let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
         fronts.values().filter(|asks| !asks.is_closed()).cloned().collect()
     }
@@ -289,6 +319,16 @@ impl Rooms {
             all.held.extend(held);
         }
         all
+    }
+
+    /// The domain of a device which may be that of whoever connects: of its room, if it is in one.
+    pub(crate) fn now_of(&self, device: &str, domain: String) -> String {
+        if domain != ANY_USER {
+            return domain;
+        }
+        let kept = self.lock();
+        let found = kept.iter().find(|(_, kept)| kept.room.has(device));
+        found.map_or(domain, |(name, _)| name.clone())
     }
 
     /// What there is to say of the rooms.

@@ -32,7 +32,7 @@ impl Question {
 
     /// Notes what the room is told.
     pub(super) fn ask(&mut self, told: &Told) {
-        if let Told::Count { number } = told {
+        if let Told::Count { number } | Told::Hail { number } = told {
             let since = self.asked.map_or_else(Instant::now, |(_, since)| since);
             self.asked = Some((*number, since));
         }

@@ -104,16 +104,27 @@ pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
     super::identity::enter();
     // A change of user has taken it back.
     dies_with_house();
-    match give_up() {
-        Err(problem) if asked(Sandbox::Seccomp) => Err(problem),
-        _ => Ok(()),
+    let refused = give_up();
+    if !refused.is_empty() && asked(Sandbox::Seccomp) {
+        return Err(refused);
     }
+    let _ = REFUSED.set(refused);
+    Ok(())
 }
 
-/// Each step is tried, whatever became of the one before it.
-fn give_up() -> Result<(), String> {
+/// The steps that the kernel refused, each with its reason; empty if it refused none. Each step is
+/// tried, whatever became of the one before it.
+fn give_up() -> String {
     let steps = [no_rights(), no_files(), few_calls()];
-    steps.into_iter().collect::<Result<(), _>>()
+    steps.into_iter().filter_map(Result::err).collect::<Vec<_>>().join("; ")
+}
+
+/// The steps of the sandbox that the kernel refused, and without which this room goes on.
+static REFUSED: OnceLock<String> = OnceLock::new();
+
+/// The steps that the kernel has refused, if it has refused some.
+pub(super) fn refused() -> Option<&'static str> {
+    REFUSED.get().map(String::as_str).filter(|refused| !refused.is_empty())
 }
 
 fn no_rights() -> Result<(), String> {

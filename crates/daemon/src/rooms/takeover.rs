@@ -12,11 +12,11 @@
 //! something else or takes too long, rooms are started again and go on with their front-ends: what
 //! both see is a pause. The next one serves nobody before the other process has ended.
 
-use super::Rooms;
 use super::channel::{Came, Channel, NO_FDS};
 use super::estate::Heirloom;
 use super::message::{self, Written};
 use super::parcel::Parcel;
+use super::{Asked, Rooms};
 use crate::service::Service;
 use manyring_engine::{Janitor, aside};
 use rustix::fd::OwnedFd;
@@ -143,7 +143,7 @@ impl Rooms {
         for front in self.fronts() {
             let (reply, replied) = oneshot::channel();
             let (waits, resumes) = oneshot::channel();
-            match front.try_send(Bequest { reply, resumes }) {
+            match front.try_send(Asked::Bequest(Bequest { reply, resumes })) {
                 Ok(()) => {
                     shares.push(replied);
                     waiting.push(waits);

@@ -378,8 +378,11 @@ impl Server {
         let mut unshared = Unshared::default();
         match self.resume(&mut connection, &mut front).await {
             Ok(false) => {}
-            // Its handshake was long ago.
-            Ok(true) => silence = None,
+            Ok(true) => {
+                // Its handshake was long ago. What has changed since then, nobody has told it.
+                silence = None;
+                changes.mark_changed();
+            }
             Err(end) => {
                 self.tell_end(&end);
                 return Ended { front, connection: None, origin };

@@ -1,0 +1,90 @@
+//! `Room::hear`: what the house makes of a room's messages.
+
+use super::{Device, Room};
+use crate::rooms::channel::Brought;
+use crate::rooms::estate::{Change, Estates};
+use crate::rooms::lend::Ask;
+use crate::rooms::message::{Heard, Wish};
+use crate::rooms::state::State;
+use manyring_device::net::{Guest, NetDevice};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+impl Room {
+    /// # Errors
+    /// The room has no such device, or says what it cannot mean.
+    pub(in crate::rooms) fn hear(&self, heard: Heard, mut fds: Brought) -> Result<(), String> {
+        let missing = |device: &str| format!("it was not given {device:?}");
+        match heard {
+            Heard::Note { device, number, puts, drops, answer } => {
+                let change = Change { puts, drops, answer };
+                return self.estates(&device)?.note(number, change, fds.take());
+            }
+            Heard::Gone { device, number } => self.estates(&device)?.forget(number),
+            _ if !fds.is_empty() => return Err("file descriptors that it must not send".to_owned()),
+            Heard::Ready {} => {
+                self.state.send_if_modified(|state| {
+                    let starts = *state == State::Starting;
+                    if starts {
+                        *state = State::Serving;
+                    }
+                    starts
+                });
+            }
+            Heard::Session { device, is_open } => {
+                let devices = self.lock();
+                let given = devices.get(&device).ok_or_else(|| missing(&device))?;
+                self.sessions.fetch_add(u64::from(is_open), Ordering::Relaxed);
+                given.given.connected.send_replace(is_open);
+            }
+            Heard::Removed { device } => {
+                let mut devices = self.lock();
+                let given = devices.get_mut(&device).ok_or_else(|| missing(&device))?;
+                let removed = given.removed.take().ok_or("nobody has asked it to remove that")?;
+                let _ = removed.send(());
+            }
+            Heard::Ask { device, number, wish } => self.hear_wish(&device, number, wish)?,
+            Heard::Doubt { device } => self.net(&device)?.port_may_have_changed(),
+            Heard::Guest { device, mac, announces, control } => {
+                let control = control.map(usize::from);
+                self.net(&device)?.show_guest(Guest { mac, announces, control });
+            }
+            Heard::Counted { number } => {
+                if number > self.asked.load(Ordering::Relaxed) {
+                    return Err("nobody has asked that".to_owned());
+                }
+                self.answered.send_replace(number);
+            }
+        }
+        Ok(())
+    }
+
+    /// The network device of this name.
+    fn net(&self, name: &str) -> Result<Arc<NetDevice>, String> {
+        let devices = self.lock();
+        let net = devices.get(name).and_then(|device| device.given.net.as_ref());
+        net.cloned().ok_or_else(|| format!("{name:?} is no network of it"))
+    }
+
+    fn estates(&self, name: &str) -> Result<Arc<Estates>, String> {
+        let devices = self.lock();
+        let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
+        Ok(device.given.estates.clone())
+    }
+
+    /// Returns when few enough file descriptors of front-ends wait to be closed.
+    pub(super) async fn closes(&self) {
+        let of = |device: &Device| device.given.estates.clone();
+        let all: Vec<_> = self.lock().values().map(of).collect();
+        for estates in all {
+            estates.closes().await;
+        }
+    }
+
+    fn hear_wish(&self, name: &str, number: u64, wish: Wish) -> Result<(), String> {
+        let devices = self.lock();
+        let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
+        let asked = device.given.asks.try_send(Ask { number, wish });
+        asked.map_err(|_| format!("{name:?} asks again before it was answered"))
+    }
+}
