@@ -46,10 +46,12 @@ impl Devices {
     }
 
     /// The daemon's configuration: its section, then the devices, of which `first` (the section and
-    /// its keys) may take the place of the first one.
+    /// its keys) may take the place of the first one. One process serves them all, whose CPU time,
+    /// memory and instructions are those of the daemon then.
     pub(super) fn config(&self, daemon: &str, first: Option<(&str, &str)>) -> String {
         let control = self.control();
-        let mut text = format!("[daemon]\ncontrol = '{}'\n{daemon}\n", control.display());
+        let control = control.display();
+        let mut text = format!("[daemon]\ncontrol = '{control}'\ndomains = 'one'\n{daemon}\n");
         for index in 0..self.count {
             let own = first.filter(|_| index == 0);
             let (kind, more) = own.unwrap_or(if is_disk(index) { DISK } else { NET });
@@ -124,7 +126,8 @@ mod tests {
     fn a_config_has_disks_and_networks_in_turn_and_may_begin_with_another_device() {
         let devices = Devices::new(Path::new("/f"), 5);
         let text = devices.config("workers = 1", None);
-        assert!(text.starts_with("[daemon]\ncontrol = '/f/control'\nworkers = 1\n"), "{text}");
+        let head = "[daemon]\ncontrol = '/f/control'\ndomains = 'one'\nworkers = 1\n";
+        assert!(text.starts_with(head), "{text}");
         assert_eq!((text.matches("[[blk]]").count(), text.matches("[[net]]").count()), (3, 2));
         let text = devices.config("", Some(("net", "null = true\ngenerate = 64")));
         assert_eq!((text.matches("[[blk]]").count(), text.matches("[[net]]").count()), (2, 3));

@@ -336,10 +336,12 @@ fn control(folder: &Path) -> PathBuf {
     folder.join("control")
 }
 
-/// The daemon's configuration: one worker; disks in memory, so that the worker itself moves every
-/// byte, and ports that end nowhere.
+/// The daemon's configuration: one process with one worker; disks in memory, so that the worker
+/// itself moves every byte, and ports that end nowhere.
 fn config(folder: &Path) -> String {
-    let mut text = format!("[daemon]\nworkers = 1\ncontrol = '{}'\n", control(folder).display());
+    let control = control(folder);
+    let mut text = "[daemon]\ndomains = 'one'\nworkers = 1\n".to_owned();
+    let _ = writeln!(text, "control = '{}'", control.display());
     for Role { device, deed, .. } in MEASURED.iter().chain(&abusers(None)) {
         let (kind, more) = match deed {
             Deed::Read | Deed::Kicks | Deed::Messages | Deed::FirstMessages => {
