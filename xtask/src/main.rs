@@ -95,6 +95,10 @@ enum Command {
         /// Instead: guests in rooms, of which something ends this often, and how long they wait.
         #[command(flatten)]
         rooms: soak::Rooms,
+        /// With --rooms, --house and --takeovers: the release build, whose pauses count. The debug
+        /// build also checks itself.
+        #[arg(long, conflicts_with_all = ["minutes", "tricks", "kill"])]
+        release: bool,
     },
     /// Time TCP requests and responses of real guests, with each way of polling.
     GuestRr(guest_load::GuestRr),
@@ -189,8 +193,8 @@ fn run(command: Command) -> Outcome {
         Command::Soak { kill: Some(count), server: Some(server), seed, .. } => {
             soak::kill_servers(server, count, seed)
         }
-        Command::Soak { rooms, ring, seed, .. } if rooms.is_asked() => {
-            soak::rooms(&rooms, ring, seed)
+        Command::Soak { rooms, ring, seed, release, .. } if rooms.is_asked() => {
+            soak::rooms(&rooms, ring, seed, if release { "release" } else { "dev" })
         }
         Command::Soak { kill: Some(count), ring, seed, .. } => soak::kill(count, ring, seed),
         Command::Soak { minutes, seed, tricks, .. } => soak::run(minutes, seed, tricks),

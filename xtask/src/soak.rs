@@ -78,8 +78,11 @@ impl Rooms {
 }
 
 /// Ends rooms, or daemons, under guests that compare what they read.
-pub(crate) fn rooms(rooms: &Rooms, ring: Ring, seed: Option<u64>) -> Outcome {
-    let kills = |count, logs| kills_with_logs(count, ring, seed, logs);
+pub(crate) fn rooms(rooms: &Rooms, ring: Ring, seed: Option<u64>, profile: &str) -> Outcome {
+    let kills = |count, logs| {
+        let kills = kills_with_logs(profile, count, logs)?;
+        Ok::<_, String>(with(kills, ring, seed))
+    };
     match (rooms.rooms, rooms.house, rooms.takeovers) {
         (Some(count), ..) => soak::run_rooms(&kills(count, "soak-rooms")?),
         (_, Some(count), _) => soak::run_house(&kills(count, "soak-house")?),
@@ -91,21 +94,25 @@ pub(crate) fn rooms(rooms: &Rooms, ring: Ring, seed: Option<u64>) -> Outcome {
 }
 
 fn kills(count: u32, ring: Ring, seed: Option<u64>) -> Outcome<Kills> {
-    kills_with_logs(count, ring, seed, "soak-logs")
+    Ok(with(kills_with_logs("dev", count, "soak-logs")?, ring, seed))
+}
+
+fn with(kills: Kills, ring: Ring, seed: Option<u64>) -> Kills {
+    let seed = seed.unwrap_or_else(seed_of_the_clock);
+    Kills { is_packed: ring == Ring::Packed, seed, ..kills }
 }
 
 /// The logs lie in a folder of this name below `target`, so that soaks of other kinds can run
 /// beside this one.
-fn kills_with_logs(count: u32, ring: Ring, seed: Option<u64>, logs: &str) -> Outcome<Kills> {
+fn kills_with_logs(profile: &str, count: u32, logs: &str) -> Outcome<Kills> {
     println!("xtask: building manyring");
-    let built = build_daemon("dev")?;
+    let built = build_daemon(profile)?;
     let logs = soak::fresh_logs(target()?.join(logs))?;
     println!("xtask: the logs of daemon and guest lie in {}", logs.display());
     // All daemons are started from one copy, even if the build changes while they run.
     let binary = logs.join("manyring");
     std::fs::copy(&built, &binary).context(binary.display())?;
-    let seed = seed.unwrap_or_else(seed_of_the_clock);
-    Ok(Kills { binary, count, seed, is_packed: ring == Ring::Packed, logs })
+    Ok(Kills { binary, count, seed: 0, is_packed: false, logs })
 }
 
 fn seed_of_the_clock() -> u64 {
