@@ -452,7 +452,7 @@ pub(crate) fn raise_fd_limit() {
 }
 
 /// The options that each room is started with: it has as many workers as we have.
-fn room_arguments(plan: &DaemonPlan) -> Vec<OsString> {
+pub(crate) fn room_arguments(plan: &DaemonPlan) -> Vec<OsString> {
     // What comes first is looked at before anything else is.
     let sandbox = format!("--sandbox={}", plan.sandbox.name());
     let mut arguments: Vec<OsString> = vec!["room".into(), sandbox.into()];

@@ -177,7 +177,7 @@ async fn open(
     takeover: Option<PathBuf>,
 ) -> Result<(house::House, Option<rooms::LegacyChannel>), String> {
     let mut legacy = match takeover {
-        Some(control) => rooms::Legacy::of(&control).await?,
+        Some(control) => rooms::Legacy::of(&control, house::room_arguments(&plan.daemon)).await?,
         None => rooms::Legacy::default(),
     };
     service.hand_in(std::mem::take(&mut legacy.sockets));

@@ -17,9 +17,11 @@ use manyring_transport::vhost_user::{
 use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, HEADER_SIZE, Header};
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::RecvFlags;
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
@@ -42,6 +44,8 @@ struct State {
     /// It died when an answer was under way, and had not sent it.
     in_answer: bool,
     is_forgotten: bool,
+    /// The process stops for another one.
+    parks: bool,
 }
 
 impl Store {
@@ -103,6 +107,41 @@ impl Keeper for Keeps {
     fn forget(&self) {
         self.0.state.lock().unwrap().is_forgotten = true;
     }
+
+    fn parks(&self) -> bool {
+        self.0.state.lock().unwrap().parks
+    }
+}
+
+/// Serves a client until the process is told to park, and has stopped.
+fn process_that_parks(
+    device: &Arc<Recorder>,
+    socket: &UnixStream,
+    store: &Arc<Store>,
+    told: &mpsc::Sender<()>,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (stop, stopped) = watch::channel(false);
+    let socket = socket.try_clone().unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let kept: (Arc<dyn Keeper>, _) = (Arc::new(Keeps(store.clone())), store.estate());
+    runtime.block_on(async {
+        let (clients, handed) = mpsc::channel(1);
+        let stream = tokio::net::UnixStream::from_std(socket).unwrap();
+        clients.send(Client { stream, kept: Some(kept) }).await.unwrap();
+        let connected = watch::Sender::new(false);
+        let options = ServeOptions::default();
+        let endpoint = Endpoint::Handed(handed);
+        let served = serve(device.clone(), endpoint, options, connected, stopped);
+        let parks = async {
+            told.closed().await;
+            store.state.lock().unwrap().parks = true;
+            stop.send_replace(true);
+        };
+        tokio::join!(served, parks).0.unwrap();
+    });
+    drop(runtime);
+    store.state.lock().unwrap().parks = false;
 }
 
 /// Serves a client until its session ends, or until the process dies: then nothing of it is
@@ -272,4 +311,66 @@ fn a_session_goes_on_wherever_its_process_dies() {
         }
     }
     assert!(answers > 10 && answers < whole.notes);
+}
+
+/// Runs a session in a process that parks while the front-end has sent `rest` and no more; then
+/// `goes_on` with it.
+fn parked(rest: &[u8], goes_on: impl FnOnce(&mut FrontEnd, &UnixStream, &Arc<Store>)) {
+    let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
+    let device = Arc::new(Recorder::new(VIRTIO_ID_BLOCK, true, Some(pool)));
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    let store = Store::new(None);
+    let mut front = FrontEnd(ours);
+    std::thread::scope(|scope| {
+        let (told, tell) = mpsc::channel(1);
+        let process = scope.spawn({
+            let (device, theirs, store) = (device.clone(), &theirs, store.clone());
+            move || process_that_parks(&device, theirs, &store, &told)
+        });
+        front.run().unwrap();
+        front.0.write_all(rest).unwrap();
+        // Until the process has read it.
+        let mut left = [0; 1];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        while rustix::net::recv(&theirs, &mut left, flags).is_ok() {
+            std::thread::yield_now();
+        }
+        let stops = device.stops.load(Ordering::Relaxed);
+        drop(tell);
+        process.join().unwrap();
+        assert_eq!(device.stops.load(Ordering::Relaxed), stops + 2, "both queues have stopped");
+    });
+    goes_on(&mut front, &theirs, &store);
+}
+
+#[test]
+fn a_parked_session_stays_connected_and_another_process_goes_on_with_it() {
+    parked(&[], |front, theirs, store| {
+        assert!(!store.state.lock().unwrap().is_forgotten);
+        let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
+        let device = Arc::new(Recorder::new(VIRTIO_ID_BLOCK, true, Some(pool)));
+        let config = [[20u32, 3, 0].as_bytes(), &[0; 3]].concat();
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| process(device.clone(), theirs, store));
+            assert_eq!(front.ask("GET_CONFIG", &config, &[]).unwrap()[12..], [20, 21, 22]);
+            front.0.shutdown(std::net::Shutdown::Both).unwrap();
+            assert!(!next.join().unwrap());
+        });
+        let runs = |ring| Asked::Start(ring, 128, 0.into(), true, [true, true, false]);
+        let asked = device.asked();
+        assert!(asked.contains(&runs(0)) && asked.contains(&runs(1)), "{asked:?}");
+        assert!(store.state.lock().unwrap().is_forgotten);
+    });
+}
+
+#[test]
+fn a_session_that_is_parked_in_the_middle_of_a_message_ends() {
+    let half = [1, 0, 0, 0, 1];
+    parked(&half, |front, _, store| {
+        assert_eq!(front.0.read(&mut [0; 1]).unwrap(), 0, "its connection has ended");
+        while !store.state.lock().unwrap().is_forgotten {
+            std::thread::yield_now();
+        }
+    });
 }

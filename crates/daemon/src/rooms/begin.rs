@@ -3,12 +3,15 @@
 //! One process is always ahead: a *spare* has given up its rights, started its worker and waits for
 //! its first order. No room knows its domain by anything but what it is told, so it serves
 //! whichever domain needs a process next: a front-end whose room has died does not wait until a
-//! program is loaded. The next spare is started when that front-end has been served.
+//! program is loaded. The next spare is started when that front-end has been served. A house that
+//! takes over has a spare begin for each room that it will need, before the rooms of the other
+//! house stop.
 //!
 //! The kernel kills a room when the thread that has started it ends (`sandbox.rs` asks for that),
 //! so a room outlives no house, whatever it was made to do and however the house ends.
 
 use super::channel::pair;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use std::ffi::OsString;
 use std::io;
@@ -18,10 +21,16 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 /// Pause before the next spare is started: it takes CPU time which a front-end that waits for its
 /// room needs more.
 const SPARE_PAUSE: Duration = Duration::from_millis(500);
+
+/// Most spares that begin before a takeover: further rooms start when they are needed.
+const SPARES_MAX: usize = 64;
+/// How long they are waited for.
+const SPARES_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A process, and the house's end of its channel.
 type Spawned = (Child, OwnedFd);
@@ -32,6 +41,8 @@ enum Order {
     Room { arguments: Arc<[OsString]>, spawned: oneshot::Sender<io::Result<Spawned>> },
     /// A spare with these arguments from now on.
     Spare { arguments: Arc<[OsString]> },
+    /// This number of spares, and where it is awaited that they have begun.
+    Spares { arguments: Arc<[OsString]>, count: usize, begun: oneshot::Sender<()> },
 }
 
 /// The process of a room with these arguments: the spare, or one that starts now.
@@ -49,6 +60,16 @@ pub(super) async fn spawned(arguments: Arc<[OsString]>) -> io::Result<Spawned> {
 pub(super) fn prepare(arguments: Arc<[OsString]>) {
     if let Ok(orders) = orders() {
         let _ = orders.send(Order::Spare { arguments });
+    }
+}
+
+/// Has `count` spare processes begin, [`SPARES_MAX`] at most. Returns when they wait for orders, or
+/// when that takes too long: rooms take longer to begin then.
+pub(super) async fn spares(arguments: Arc<[OsString]>, count: usize) {
+    let (begun, have_begun) = oneshot::channel();
+    let order = Order::Spares { arguments, count: count.min(SPARES_MAX), begun };
+    if orders().is_ok_and(|orders| orders.send(order).is_ok()) {
+        let _ = have_begun.await;
     }
 }
 
@@ -70,7 +91,7 @@ fn orders() -> io::Result<mpsc::Sender<Order>> {
 
 #[derive(Default)]
 struct Starter {
-    spare: Option<Spawned>,
+    spares: Vec<Spawned>,
     /// The arguments for the next spare process, if one is wanted and there is none.
     wanted: Option<Arc<[OsString]>>,
 }
@@ -87,10 +108,15 @@ impl Starter {
                     let _ = spawned.send(self.room(&arguments));
                     self.wanted = Some(arguments);
                 }
-                Ok(Order::Spare { arguments }) => self.prepare(&arguments),
+                Ok(Order::Spare { arguments }) => self.prepare(&arguments, 1),
+                Ok(Order::Spares { arguments, count, begun }) => {
+                    self.prepare(&arguments, count);
+                    self.wait();
+                    let _ = begun.send(());
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     let wanted = self.wanted.take();
-                    wanted.iter().for_each(|arguments| self.prepare(arguments));
+                    wanted.iter().for_each(|arguments| self.prepare(arguments, 1));
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -98,17 +124,29 @@ impl Starter {
     }
 
     /// Without a spare, the next room takes longer to begin: nothing else is wrong then.
-    fn prepare(&mut self, arguments: &[OsString]) {
-        if self.spare.is_none() {
-            self.spare = spawn(arguments).ok();
+    fn prepare(&mut self, arguments: &[OsString], count: usize) {
+        let missing = count.saturating_sub(self.spares.len());
+        self.spares.extend((0..missing).map_while(|_| spawn(arguments).ok()));
+    }
+
+    /// Waits until the spares have something to say, which is that they have begun, or have ended.
+    fn wait(&self) {
+        let until = Instant::now() + SPARES_PATIENCE;
+        for (_, socket) in &self.spares {
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
+            let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], left.as_ref());
         }
     }
 
     fn room(&mut self, arguments: &[OsString]) -> io::Result<Spawned> {
-        // A spare that was killed serves nobody.
-        let lives = |spare: &mut Spawned| matches!(spare.0.try_wait(), Ok(None));
-        let spare = self.spare.take().and_then(|mut spare| lives(&mut spare).then_some(spare));
-        spare.map_or_else(|| spawn(arguments), Ok)
+        while let Some(mut spare) = self.spares.pop() {
+            // A spare that was killed serves nobody.
+            if matches!(spare.0.try_wait(), Ok(None)) {
+                return Ok(spare);
+            }
+        }
+        spawn(arguments)
     }
 }
 

@@ -339,7 +339,7 @@ impl Front<'_> {
             return;
         }
         if let Some(room) = &self.room {
-            room.make_way("another process takes over").await;
+            room.park("another process takes over").await;
         }
         let share = self.share().await;
         let _ = bequest.reply.send(share);

@@ -9,6 +9,7 @@ use super::estate::{Estates, Handing};
 use super::lend::Ask;
 use super::message::{self, Heard, Told};
 use super::parcel::{Order, Parcel};
+use super::park::Parking;
 use super::question::{Messages, PATIENCE, Question};
 use super::state::State;
 use super::threads::Threads;
@@ -54,8 +55,7 @@ pub(super) struct Room {
     counts: AtomicU64,
     answered: watch::Sender<u64>,
     answers: AtomicBool,
-    /// It ends because another house or domain gets what it has, and not for a fault.
-    makes_way: AtomicBool,
+    parking: Parking,
     kin: Kin,
 }
 
@@ -114,7 +114,7 @@ impl Room {
             counts: AtomicU64::new(0),
             answered: watch::Sender::new(0),
             answers: AtomicBool::new(true),
-            makes_way: AtomicBool::new(false),
+            parking: Parking::new(),
             kin,
         });
         let threads = room.threads.given().into_iter().map(Parcel::from).collect();
@@ -262,24 +262,15 @@ impl Room {
         }
     }
 
-    /// Has the process killed, because another house or domain gets what it has; returns when it
-    /// is gone.
-    pub(super) async fn make_way(&self, reason: &str) {
-        self.makes_way.store(true, Ordering::Relaxed);
-        self.end(reason);
-        self.ended().await;
+    pub(super) fn parking(&self) -> &Parking {
+        &self.parking
     }
 
     pub(super) fn kin(&self) -> &Kin {
         &self.kin
     }
 
-    /// True if it has ended for no fault.
-    pub(super) fn made_way(&self) -> bool {
-        self.makes_way.load(Ordering::Relaxed)
-    }
-
-    fn end(&self, reason: &str) {
+    pub(super) fn end(&self, reason: &str) {
         let ends = self.state.send_if_modified(|state| {
             let ends = matches!(state, State::Starting | State::Serving);
             if ends {

@@ -28,9 +28,11 @@ use manyring_transport::vhost_user::{Client, Endpoint, Entry, Estate, Keeper, Ke
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 /// What the devices can have to say that is not said yet.
 const SAID_MAX: usize = 64;
@@ -70,9 +72,9 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let channel = Arc::new(channel);
     let (says, said) = mpsc::channel(SAID_MAX);
     let (tasks, devices, groups, unanswered) = Default::default();
-    let threads = None;
+    let (threads, parks) = Default::default();
     let mut room =
-        Inside { channel, pool, uring, tasks, devices, groups, says, unanswered, threads };
+        Inside { channel, pool, uring, tasks, devices, groups, says, unanswered, threads, parks };
     room.say(&Heard::Ready {}).await;
     let ended = room.attend(said).await;
     balance.abort();
@@ -97,6 +99,8 @@ struct Inside {
     unanswered: Unanswered,
     /// Where the house reads how the threads are.
     threads: Option<OwnedFd>,
+    /// Its devices stop for the next house.
+    parks: Arc<AtomicBool>,
 }
 
 struct Device {
@@ -129,6 +133,7 @@ impl Inside {
                     let heard = match said {
                         Said::Doubt { device } => Heard::Doubt { device },
                         Said::Gone { device, number } => Heard::Gone { device, number },
+                        Said::Parked => Heard::Parked {},
                         Said::Wish { device, wish, answer } => {
                             let number = self.unanswered.ask(answer);
                             Heard::Ask { device, number, wish }
@@ -159,6 +164,7 @@ impl Inside {
             Told::Client { device, number, answering } => {
                 self.connect(&device, fds.pop(), (number, answering));
             }
+            Told::Park {} => self.park(),
             Told::Remove { device } => self.remove(device),
             Told::Measure { device } => self.measure(&device),
             Told::Outside { device, link_up, is_gone, mtu, announcements } => {
@@ -232,9 +238,9 @@ impl Inside {
 
     fn tell_of_sessions(&self, name: &str, made: &Made) {
         let (channel, device) = (self.channel.clone(), name.to_owned());
-        let mut connected = made.part.connected.subscribe();
+        let (mut connected, parks) = (made.part.connected.subscribe(), self.parks.clone());
         tokio::spawn(async move {
-            while connected.changed().await.is_ok() {
+            while connected.changed().await.is_ok() && !parks.load(Ordering::Relaxed) {
                 let is_open = *connected.borrow_and_update();
                 say(&channel, &Heard::Session { device: device.clone(), is_open }).await;
             }
@@ -250,8 +256,8 @@ impl Inside {
         let (Some(device), Some(socket)) = (self.devices.get_mut(name), socket) else { return };
         let mut estate = std::mem::take(&mut device.estate);
         estate.answering = answering;
-        let (channel, says) = (self.channel.clone(), self.says.clone());
-        let keeper = HouseKeeper { device: name.to_owned(), number, channel, says };
+        let (channel, says, parks) = (self.channel.clone(), self.says.clone(), self.parks.clone());
+        let keeper = HouseKeeper { device: name.to_owned(), number, channel, says, parks };
         let kept = Some((Arc::new(keeper) as Arc<dyn Keeper>, estate));
         let stream = std::os::unix::net::UnixStream::from(socket);
         let Ok(stream) = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream))
@@ -266,18 +272,41 @@ impl Inside {
 
     /// Stops a device, and tells when all that it had is closed.
     fn remove(&mut self, name: String) {
-        let Some(device) = self.devices.remove(&name) else { return };
-        let stopping = self.tasks.stop(&name);
+        let Some(closed) = self.close(&name) else { return };
         let channel = self.channel.clone();
         tokio::spawn(async move {
+            closed.await;
+            say(&channel, &Heard::Removed { device: name }).await;
+        });
+    }
+
+    /// Stops all devices for the next house, and tells when all that they had is closed. Their
+    /// front-ends stay connected.
+    fn park(&mut self) {
+        self.parks.store(true, Ordering::Relaxed);
+        let names: Vec<_> = self.devices.keys().cloned().collect();
+        let closing: JoinSet<_> = names.iter().filter_map(|name| self.close(name)).collect();
+        let says = self.says.clone();
+        tokio::spawn(async move {
+            closing.join_all().await;
+            let _ = says.send(Said::Parked).await;
+        });
+    }
+
+    /// Stops a device. The future returns when all that the device had is closed.
+    fn close(&mut self, name: &str) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let device = self.devices.remove(name)?;
+        let stopping = self.tasks.stop(name);
+        Some(async move {
             if let Some(mut stopping) = stopping {
                 while stopping.changed().await.is_ok() {}
             }
-            let Device { made, counters, .. } = device;
+            let Device { net, made, clients: _, counters, estate } = device;
+            // Nothing looks after its port any more.
+            drop(net);
             counts::write(&counters, &*made.device, made.part.queue_count());
-            aside(move || drop((made, counters))).await;
-            say(&channel, &Heard::Removed { device: name }).await;
-        });
+            aside(move || drop((made, counters, estate))).await;
+        })
     }
 
     /// Takes the size of a device's file anew; its guest is told.

@@ -7,6 +7,7 @@ use manyring_device::Later;
 use manyring_transport::vhost_user::{Entry, Keeper, Note, NotedAnswer};
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc;
 
 /// Sends the notes of one session to the house. What lies in the channel outlives this process.
@@ -17,6 +18,8 @@ pub(super) struct HouseKeeper {
     pub(super) number: u64,
     pub(super) channel: Arc<Channel>,
     pub(super) says: mpsc::Sender<Said>,
+    /// Set when this room parks.
+    pub(super) parks: Arc<AtomicBool>,
 }
 
 impl Keeper for HouseKeeper {
@@ -41,5 +44,9 @@ impl Keeper for HouseKeeper {
     fn forget(&self) {
         let (device, number) = (self.device.clone(), self.number);
         let _ = self.says.blocking_send(Said::Gone { device, number });
+    }
+
+    fn parks(&self) -> bool {
+        self.parks.load(Ordering::Relaxed)
     }
 }

@@ -84,6 +84,9 @@ pub enum Told {
         /// The message whose answer was under way when its room died.
         answering: Option<Vec<u8>>,
     },
+    /// Another house gets all devices: their queues stop, what they have is closed, and their
+    /// front-ends stay connected.
+    Park {},
     /// A device goes.
     Remove {
         /// Its name.
@@ -228,6 +231,9 @@ pub enum Wish {
 pub enum Heard {
     /// It serves from now on.
     Ready {},
+    /// All devices have stopped, as it was told, and all that it was given of them is closed. It
+    /// says nothing more of them.
+    Parked {},
     /// A front-end of a device has come or gone.
     Session {
         /// The device's name.

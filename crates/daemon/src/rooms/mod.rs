@@ -15,6 +15,7 @@
 //!            message.rs what they say    channel.rs how, with file descriptors    keys.rs a device
 //!            counts.rs what a device has counted    threads.rs how its workers are
 //!            sandbox.rs what a room gives up        identity.rs as whom it goes on
+//!            park.rs    how a room stops for the next house    takeover.rs both houses
 //! ```
 //! The house reads no byte that a front-end sends to a room, maps none of its memory, and waits for
 //! no room: what it has to tell a room lies in a bounded queue, and a room that does not read is
@@ -41,6 +42,7 @@ mod locked;
 pub mod message;
 mod net;
 mod parcel;
+mod park;
 mod question;
 pub(crate) mod sandbox;
 mod state;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! the next one                                   the one that runs
-//! reads its configuration, listens  -- POST /v1/takeover -->  ends its rooms, hands nobody over
+//! reads its configuration, starts
+//! rooms, listens                    -- POST /v1/takeover -->  its rooms park; hands nobody over
 //!                                   <-- sockets, disks with their locks, front-ends --
 //! opens all that its plan names
 //! `Taken`                           ---------------------->  ends; else it goes on
@@ -23,6 +24,7 @@ use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,7 +33,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// How long the rooms may take to end, and what they had under way.
+/// How long the rooms may take to park or to end, and what they had under way.
 const END_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the next house may take to open all that its plan names.
 const OPEN_PATIENCE: Duration = Duration::from_secs(15);
@@ -125,8 +127,8 @@ impl Rooms {
         }
         let result = self.bequeath(&channel, service).await;
         let Err(problem) = result else {
-            // The rooms have ended, and none is started again: what this process still has to
-            // close may take long, and the next one does not wait for it.
+            // The rooms have parked and are killed, and none is started again: what this process
+            // still has to close may take long, and the next one does not wait for it.
             channel.finish();
             tracing::info!("the next process has taken over");
             crate::log::finish();
@@ -138,7 +140,7 @@ impl Rooms {
     }
 
     async fn bequeath(&self, channel: &Channel, service: &Arc<Service>) -> Result<(), String> {
-        tracing::info!("another process takes over: the rooms end");
+        tracing::info!("another process takes over: the rooms park");
         let (mut shares, mut waiting) = (Vec::new(), Vec::new());
         for front in self.fronts() {
             let (reply, replied) = oneshot::channel();
@@ -209,11 +211,13 @@ pub(crate) struct Legacy {
 }
 
 impl Legacy {
-    /// Takes over from the house behind a control socket, which waits for [`Self::accept`].
+    /// Takes over from the house behind a control socket, which waits for [`Self::accept`]. First
+    /// starts as many rooms as that house has, with these `arguments`: guests do not wait for it.
     ///
     /// # Errors
     /// One line: the house refuses, or cannot be reached.
-    pub(crate) async fn of(control: &Path) -> Result<Self, String> {
+    pub(crate) async fn of(control: &Path, arguments: Vec<OsString>) -> Result<Self, String> {
+        super::begin::spares(arguments.into(), rooms_of(control).await).await;
         let mut name = control.as_os_str().to_owned();
         name.push(format!(".takeover-{}", std::process::id()));
         let path = PathBuf::from(name);
@@ -323,6 +327,15 @@ async fn unless_it_goes_on<T>(
         _ = channel.ended() => None,
         opened = opens => Some(opened),
     }
+}
+
+/// The number of rooms that a house has. If it does not say, 1.
+async fn rooms_of(control: &Path) -> usize {
+    let shown = crate::control::client::look::<serde_json::Value>(control, "/v1/rooms").await;
+    let is_there = |room: &&serde_json::Value| room["pid"] != 0;
+    let count =
+        |shown: serde_json::Value| Some(shown["rooms"].as_array()?.iter().filter(is_there).count());
+    shown.ok().and_then(count).unwrap_or(1)
 }
 
 fn listen(path: &Path) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {

@@ -16,6 +16,8 @@ pub(super) enum Said {
     Doubt { device: String },
     /// The session of a client is over.
     Gone { device: String, number: u64 },
+    /// All devices have stopped for the next house.
+    Parked,
 }
 
 /// The house, as the port or the disk of one device reaches it.

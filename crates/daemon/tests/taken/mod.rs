@@ -1,5 +1,6 @@
 //! A thread of another process, made to do what its program never does: as after a fault by which a
 //! guest runs code of its own there. The program itself has nothing for this: it is traced.
+#![allow(dead_code, reason = "every test program uses its own part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 use nix::libc::user_regs_struct;

@@ -6,6 +6,7 @@ use super::requests::{Front, Sent};
 use super::socket::{Connection, Message, SocketError};
 use super::{Server, SessionEnd};
 use manyring_engine::Origin;
+use std::io::ErrorKind;
 
 /// Bytes of a message that are kept to know it again: more than any message has that is answered.
 const KNOWN_BY: usize = 64;
@@ -20,6 +21,23 @@ impl Server {
         tracing::warn!(device = self.device.name(), "session ends: {why}");
     }
 
+    /// Logs why a session ends.
+    pub(super) fn tell_end(&self, end: &SessionEnd) {
+        let device = self.device.name();
+        match end {
+            SessionEnd::Socket(SocketError::Closed) => {
+                tracing::info!(device, "front-end has left");
+            }
+            // The front-end was killed before it could read an answer.
+            SessionEnd::Socket(SocketError::Io(error))
+                if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
+            {
+                tracing::info!(device, "front-end has left");
+            }
+            error => tracing::warn!(device, %error, "session ends"),
+        }
+    }
+
     /// Answers a message, and charges the session for the time that this takes.
     pub(super) async fn attend(
         &self,
@@ -29,9 +47,17 @@ impl Server {
     ) -> Result<(), SessionEnd> {
         self.meter.count_message();
         // A disk that does not finish its requests can delay an answer: not for ever.
+        let keeper = connection.keeper().cloned();
+        let given_up = async {
+            self.given_up().await;
+            // Another process would go on while this one still does what the message says.
+            if keeper.is_some_and(|keeper| keeper.parks()) {
+                std::future::pending::<()>().await;
+            }
+        };
         let answered = tokio::select! {
             answered = self.answer(connection, front, message) => answered,
-            () = self.given_up() => Ok(()),
+            () = given_up => Ok(()),
         };
         self.meter.begin_message();
         answered

@@ -58,6 +58,12 @@ pub trait Keeper: Send + Sync + std::fmt::Debug {
 
     /// The session has ended, and its connection is shut down. Called where it may block.
     fn forget(&self);
+
+    /// True if this process stops so that another one goes on with its sessions: a session that is
+    /// stopped then stays connected, and its notes stay.
+    fn parks(&self) -> bool {
+        false
+    }
 }
 
 /// A change of the kept entries of a session.

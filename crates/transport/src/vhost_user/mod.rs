@@ -325,13 +325,15 @@ impl Server {
     /// While the daemon stops, neither is waited for longer than [`STOP_TIMEOUT`].
     async fn tear_down(&self, ended: Ended) {
         let Ended { front, connection, origin } = ended;
+        let parks = connection.as_ref().is_some_and(Connection::parks);
         tokio::select! {
             () = told_if_slow(
                 self.device.name(),
                 "the queues of a session have not stopped yet",
                 self.meter.charged(front.tear_down()),
             ) => {}
-            () = self.given_up() => {
+            // Another process serves the rings next: no request may be under way here by then.
+            () = self.given_up(), if !parks => {
                 let device = self.device.name();
                 tracing::warn!(device, "requests in flight do not end: given up");
             }
@@ -363,6 +365,14 @@ impl Server {
 
     /// Runs a session until it ends. The caller must tear down what it returns.
     async fn run(&self, stream: Arc<ForeignStream>) -> Ended {
+        let ended = self.run_to_stop(stream.clone()).await;
+        if !ended.connection.as_ref().is_some_and(Connection::parks) {
+            stream.end();
+        }
+        ended
+    }
+
+    async fn run_to_stop(&self, stream: Arc<ForeignStream>) -> Ended {
         let (sender, mut events) = mpsc::channel(EVENTS_MAX);
         let origin = Origin::new(self.janitor.clone());
         let rules = self.options.memory;
@@ -452,22 +462,6 @@ impl Server {
                 self.device.port_lost();
                 false
             }
-        }
-    }
-
-    fn tell_end(&self, end: &SessionEnd) {
-        let device = self.device.name();
-        match end {
-            SessionEnd::Socket(SocketError::Closed) => {
-                tracing::info!(device, "front-end has left");
-            }
-            // The front-end was killed before it could read an answer.
-            SessionEnd::Socket(SocketError::Io(error))
-                if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
-            {
-                tracing::info!(device, "front-end has left");
-            }
-            error => tracing::warn!(device, %error, "session ends"),
         }
     }
 }

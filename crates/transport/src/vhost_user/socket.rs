@@ -16,6 +16,7 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::Interest;
@@ -92,6 +93,8 @@ pub(super) struct ForeignStream {
     keeper: Option<Arc<dyn Keeper>>,
     /// The session notes of the process before this one, until they are taken.
     estate: Mutex<Option<Estate>>,
+    /// The session is over, also if others are parked.
+    is_over: AtomicBool,
 }
 
 impl ForeignStream {
@@ -100,7 +103,8 @@ impl ForeignStream {
         let known = SessionSocket::new(&stream);
         let (keeper, estate) = kept.unzip();
         let estate = Mutex::new(estate);
-        Self { stream: Some(stream), janitor, _known: known, keeper, estate }
+        let is_over = AtomicBool::new(false);
+        Self { stream: Some(stream), janitor, _known: known, keeper, estate, is_over }
     }
 
     pub(super) fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
@@ -112,10 +116,15 @@ impl ForeignStream {
     pub(super) fn take_estate(&self) -> Option<Estate> {
         self.estate.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
+
+    /// The session has ended by itself: no other process goes on with it.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
 }
 
 /// A connection that is to be closed. One that is kept has another holder, so it is shut down: the
-/// front-end must see its end.
+/// front-end must see its end. One that is parked is closed here alone.
 struct Closing {
     stream: std::os::unix::net::UnixStream,
     keeper: Option<Arc<dyn Keeper>>,
@@ -147,7 +156,9 @@ impl Drop for ForeignStream {
     fn drop(&mut self) {
         // Here the stream only leaves the runtime's poll, which closes nothing.
         if let Some(Ok(stream)) = self.stream.take().map(UnixStream::into_std) {
-            let (keeper, estate) = (self.keeper.take(), self.take_estate());
+            let is_over = self.is_over.load(Ordering::Relaxed);
+            let keeper = self.keeper.take().filter(|keeper| is_over || !keeper.parks());
+            let estate = self.take_estate();
             self.janitor.dispose(Closing { stream, keeper, _estate: estate });
         }
     }
@@ -184,6 +195,11 @@ impl Connection {
     /// Who keeps the session for the process after this one.
     pub(super) fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
         self.stream.keeper()
+    }
+
+    /// True if another process goes on with the session: no part of a message was received here.
+    pub(super) fn parks(&self) -> bool {
+        self.bytes.is_empty() && self.keeper().is_some_and(|keeper| keeper.parks())
     }
 
     /// Takes the session notes of the process before this one. `None`: there are none, or they were

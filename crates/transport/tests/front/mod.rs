@@ -6,7 +6,8 @@
 
 use manyring_device::{ConfigError, Device, Later, StartError, StateError};
 use manyring_engine::{
-    Activation, Done, Handler, Home, Moderation, Pool, QueueHandle, QueueStats, Turn, Waits,
+    Activation, Done, Handler, Home, Moderation, Pool, QueueHandle, QueueStats, StopError, Turn,
+    Waits,
 };
 use manyring_queue::{Base, Chains, Ring};
 use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
@@ -73,6 +74,8 @@ pub(crate) struct Recorder {
     /// How many more starts of a queue fail for want of something that the host may have later;
     /// then every start fails for good.
     pub(crate) shortages: AtomicU32,
+    /// How many queues it was to stop.
+    pub(crate) stops: AtomicU32,
     pub(crate) changes: watch::Sender<u64>,
     /// Its queues run here, and take nothing; `None`: none starts.
     pool: Option<Arc<Pool>>,
@@ -96,8 +99,9 @@ impl<R: Chains> Handler<R> for Idle {
 
 impl Recorder {
     pub(crate) fn new(virtio_id: u32, agrees: bool, pool: Option<Arc<Pool>>) -> Self {
-        let (asked, shortages) = (Mutex::default(), AtomicU32::new(0));
-        Self { virtio_id, agrees, asked, shortages, changes: watch::Sender::new(0), pool }
+        let (asked, changes) = (Mutex::default(), watch::Sender::new(0));
+        let [shortages, stops] = [AtomicU32::new(0), AtomicU32::new(0)];
+        Self { virtio_id, agrees, asked, shortages, stops, changes, pool }
     }
 
     fn run(&self, pool: &Arc<Pool>, activation: Activation) -> Result<QueueHandle, StartError> {
@@ -182,6 +186,11 @@ impl Device for Recorder {
         let lacks = self.shortages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
         let error = if lacks { StartError::Image } else { StartError::Backend(Errno::NXIO) };
         Box::pin(std::future::ready(Err(error)))
+    }
+
+    fn stop(&self, _: usize, queue: QueueHandle) -> Later<'_, Result<Base, StopError>> {
+        self.stops.fetch_add(1, Ordering::Relaxed);
+        Box::pin(queue.stop())
     }
 
     fn send_rarp(&self, mac: [u8; 6]) -> Later<'_, bool> {

@@ -9,12 +9,16 @@ use crate::rooms::state::State;
 use manyring_device::net::{Guest, NetDevice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use tokio::sync::mpsc;
 
 impl Room {
     /// # Errors
     /// The room has no such device, or says what it cannot mean.
     pub(in crate::rooms) fn hear(&self, heard: Heard, mut fds: Brought) -> Result<(), String> {
         let missing = |device: &str| format!("it was not given {device:?}");
+        if self.parking.is_done() && !matches!(heard, Heard::Counted { .. }) {
+            return Err("it has parked, and says more".to_owned());
+        }
         match heard {
             Heard::Note { device, number, puts, drops, answer } => {
                 let change = Change { puts, drops, answer };
@@ -30,6 +34,12 @@ impl Room {
                     }
                     starts
                 });
+            }
+            Heard::Parked {} => {
+                self.parking.hear()?;
+                // Nothing is done any more for what it was given.
+                let closed = || mpsc::channel(1).0;
+                self.lock().values_mut().for_each(|device| device.given.asks = closed());
             }
             Heard::Session { device, is_open } => {
                 let devices = self.lock();

@@ -1,0 +1,101 @@
+//! `Parking`: a room stops for the next house. Its queues stop, requests in flight end, and its
+//! front-ends stay connected; then it says so. The house need not wait for the end of its process.
+
+use super::house::Room;
+use super::message::Told;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// How long a room may take to park. One that takes longer is killed, and its end is waited for.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How far the parking of one room is.
+#[derive(Debug)]
+pub(super) struct Parking {
+    /// The room was told to.
+    is_asked: AtomicBool,
+    is_done: watch::Sender<bool>,
+    /// It was logged how the parking went.
+    is_told: AtomicBool,
+    /// The room ends because another house or domain gets what it has, and not for a fault.
+    makes_way: AtomicBool,
+}
+
+impl Parking {
+    pub(super) fn new() -> Self {
+        let [is_asked, is_told, makes_way] = std::array::from_fn(|_| AtomicBool::new(false));
+        Self { is_asked, is_done: watch::Sender::new(false), is_told, makes_way }
+    }
+
+    /// True if the room has parked: it has nothing more to say.
+    pub(super) fn is_done(&self) -> bool {
+        *self.is_done.borrow()
+    }
+
+    /// Notes that the room says that it has parked.
+    ///
+    /// # Errors
+    /// Nobody has asked it to.
+    pub(super) fn hear(&self) -> Result<(), String> {
+        if !self.is_asked.load(Ordering::Relaxed) {
+            return Err("nobody has asked it to park".to_owned());
+        }
+        self.is_done.send_replace(true);
+        Ok(())
+    }
+
+    async fn done(&self) {
+        let _ = self.is_done.subscribe().wait_for(|is_done| *is_done).await;
+    }
+}
+
+impl Room {
+    /// Has the process killed, because another house or domain gets what it has; returns when it
+    /// is gone.
+    pub(super) async fn make_way(&self, reason: &str) {
+        self.leave(reason);
+        self.ended().await;
+    }
+
+    /// Has the process killed, as [`Self::make_way`] does, and does not wait for its end.
+    fn leave(&self, reason: &str) {
+        self.parking().makes_way.store(true, Ordering::Relaxed);
+        self.end(reason);
+    }
+
+    /// True if it has ended for no fault.
+    pub(super) fn made_way(&self) -> bool {
+        self.parking().makes_way.load(Ordering::Relaxed)
+    }
+
+    /// Has the room park, for another house that gets what it has, and then has the process killed.
+    /// Returns when the room has parked. If it does not within [`PATIENCE`], returns when its
+    /// process is gone.
+    ///
+    /// A room that a guest has taken may say that it has parked, and go on with what it has. That
+    /// harms its own domain alone: the house still waits until the descriptions of the images are
+    /// closed, before anybody else gets them.
+    pub(super) async fn park(&self, reason: &str) {
+        let parking = self.parking();
+        let is_told = parking.is_asked.swap(true, Ordering::Relaxed)
+            || self.tell(Told::Park {}, Vec::new()).is_ok();
+        let is_done = is_told
+            && tokio::select! {
+                done = timeout(PATIENCE, parking.done()) => done.is_ok(),
+                () = self.ended() => false,
+            };
+        let (room, pid) = (self.name(), self.pid());
+        match (is_done, parking.is_told.swap(true, Ordering::Relaxed)) {
+            (_, true) => {}
+            (true, false) => tracing::info!(room, pid, "the room has parked"),
+            (false, false) => tracing::warn!(room, pid, "the room does not park: it is killed"),
+        }
+        if is_done {
+            self.leave(reason);
+        } else {
+            self.make_way(reason).await;
+        }
+    }
+}
