@@ -144,14 +144,30 @@ fn runtime() -> Result<Runtime, String> {
         .map_err(|error| format!("cannot start: {error}"))
 }
 
-/// Reads the configuration again at each SIGHUP, for ever.
-async fn reload_at(
-    hangups: Option<tokio::signal::unix::Signal>,
+/// Does what signals ask for, for ever: reads the configuration, or starts who takes over.
+async fn obey_signals(
+    asks: Option<[tokio::signal::unix::Signal; 2]>,
     state: control::State,
     service: &service::Service,
+    control: Option<&Path>,
 ) {
-    let Some(mut hangups) = hangups else { return std::future::pending().await };
-    while hangups.recv().await.is_some() {
+    let Some([mut reload, mut next]) = asks else {
+        return std::future::pending().await;
+    };
+    loop {
+        tokio::select! {
+            Some(()) = reload.recv() => {}
+            Some(()) = next.recv() => {
+                let ended = match control {
+                    Some(control) => rooms::start_next(control).await,
+                    None => "this daemon has no control socket".to_owned(),
+                };
+                tracing::warn!(ended, "not taken over by the next process");
+                service.status(&format!("not taken over: {ended}"));
+                continue;
+            }
+            else => return std::future::pending().await,
+        }
         let who = control::Who { comm: "SIGHUP".to_owned(), ..control::Who::default() };
         service.reloading();
         match control::reload(&state, who, false).await {
@@ -166,7 +182,6 @@ async fn reload_at(
             }
         }
     }
-    std::future::pending().await
 }
 
 /// Opens all that the plan names, and what another process leaves to this one. That process waits
@@ -194,7 +209,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
     let runtime = runtime()?;
     let (file, takeover) = run.map(|run| (run.config, run.takeover)).unzip();
     let served = runtime.block_on(async {
-        let hangups = signals::outlive(file.is_some())?;
+        let asks = signals::outlive(file.is_some())?;
         // A disk may take long to open: SIGTERM still ends us at once.
         let service = service::Service::from_environment(&plan.named_fds());
         let (mut house, before) = open(plan, &service, takeover.flatten()).await?;
@@ -205,7 +220,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         // What was said up to here stands in the log before a socket shows that we serve.
         log::finish();
         let control = control::bind(&plan.daemon, &service).await?;
-        rooms::Legacy::accept(before).await?;
+        rooms::Legacy::accept(before).await.map(|()| service.is_main())?;
         let scraped = control::bind_metrics(&plan.daemon)?;
         let (stop_sender, stop) = watch::channel(false);
         let signals = async {
@@ -226,7 +241,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
             reads: Arc::default(),
             bodies: Arc::default(),
         };
-        let reloads = reload_at(hangups, state.clone(), &service);
+        let asked = obey_signals(asks, state.clone(), &service, plan.daemon.control.as_deref());
         let pool = house.pool().clone();
         let fed = service::feed(&service, &pool);
         let (begun, devices) = (house.begun(), house.devices().clone());
@@ -245,7 +260,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
             () = control::serve_metrics(scraped, state) => Ok(()),
             () = controlled => Ok(()),
             () = signals => Ok(()),
-            () = reloads => Ok(()),
+            () = asked => Ok(()),
             () = ready => Ok(()),
             () = fed => Ok(()),
         };

@@ -3,8 +3,9 @@
 //! ```text
 //! it tells us, in the environment:  NOTIFY_SOCKET, WATCHDOG_USEC, LISTEN_FDS and LISTEN_FDNAMES,
 //!                                   JOURNAL_STREAM, FDSTORE
-//! we tell it (sd_notify(3)):        READY, STATUS, RELOADING, STOPPING, WATCHDOG; and each socket
-//!                                   that we listen on (FDSTORE), which outlives us there
+//! we tell it (sd_notify(3)):        READY, STATUS, RELOADING, STOPPING, WATCHDOG, and MAINPID when
+//!                                   another process takes over; and each socket that we listen on
+//!                                   (FDSTORE), which outlives us there
 //! ```
 //! A thread sends: a manager that does not read must not hold the control thread up. Its socket is
 //! opened once, since front-ends may have taken every other descriptor when the watchdog is due.
@@ -23,7 +24,8 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// The service manager, or none.
@@ -36,6 +38,8 @@ pub(crate) struct Service {
     handed: Mutex<Vec<Handed>>,
     /// The sockets that listen, under the names by which another process gets them.
     listening: Mutex<BTreeMap<String, OwnedFd>>,
+    /// Dropped when this process is the one that the manager hears.
+    is_heard: Mutex<Option<SyncSender<()>>>,
     /// The process is about to end, and whoever comes next goes on with its sockets.
     is_ending: Arc<AtomicBool>,
     /// Longest time between two signs of life.
@@ -44,9 +48,11 @@ pub(crate) struct Service {
 
 impl Service {
     /// Reads the environment, and takes the sockets over that were handed in, but for those whose
-    /// numbers the configuration names itself.
+    /// numbers the configuration names itself. The manager hears nothing before `is_main`.
     pub(crate) fn from_environment(named: &[i32]) -> Arc<Self> {
-        let manager = std::env::var_os("NOTIFY_SOCKET").and_then(|path| Manager::connect(&path));
+        let (is_heard, hears) = sync_channel(0);
+        let path = std::env::var_os("NOTIFY_SOCKET");
+        let manager = path.and_then(|path| Manager::connect(&path, hears));
         let keeps = manager.is_some() && number("FDSTORE").is_some_and(|count| count > 0);
         let own = u64::from(std::process::id());
         let is_ours = |pid: &str| number(pid).is_none_or(|pid| pid == own);
@@ -56,10 +62,33 @@ impl Service {
             keeps,
             handed: Mutex::new(sockets::handed(named)),
             listening: Mutex::default(),
+            is_heard: Mutex::new(Some(is_heard)),
             is_ending: Arc::default(),
             watchdog: watchdog.map(Duration::from_micros),
             manager,
         })
+    }
+
+    /// True if a service manager has started this process.
+    pub(crate) fn is_managed(&self) -> bool {
+        self.manager.is_some()
+    }
+
+    /// The manager hears this process from now on: it is the service's main one.
+    pub(crate) fn is_main(&self) {
+        drop(self.is_heard.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// Tells that another process is the service's main one, and waits until that is told.
+    pub(crate) fn succeeded_by(&self, pid: u32) {
+        if let Some(manager) = &self.manager {
+            manager.tell_at_once(format!("MAINPID={pid}\n"));
+        }
+    }
+
+    /// Tells what is done, or why something was not done.
+    pub(crate) fn status(&self, status: &str) {
+        self.tell(format!("STATUS={}\n", one_line(status)));
     }
 
     /// Tells that all sockets listen that can, or that a reload has ended.

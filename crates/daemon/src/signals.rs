@@ -19,23 +19,23 @@ fn handled(which: Signal) -> Result<unix::Signal, String> {
         .map_err(|error| format!("cannot handle signal {}: {error}", which.as_raw()))
 }
 
-/// From here on the signals of [`OUTLIVED`] end nothing; each that comes is said. A process that
-/// `reloads` its configuration at a SIGHUP gets those.
-pub(crate) fn outlive(reloads: bool) -> Result<Option<unix::Signal>, String> {
-    let mut hangups = None;
+/// From here on the signals of [`OUTLIVED`] end nothing; each that comes is said. A process with a
+/// configuration file (`is_asked`) gets SIGHUP, to read it, and SIGUSR2, to be taken over.
+pub(crate) fn outlive(is_asked: bool) -> Result<Option<[unix::Signal; 2]>, String> {
+    let asks = || Ok::<_, String>([handled(Signal::HUP)?, handled(Signal::USR2)?]);
+    let asks = is_asked.then(asks).transpose()?;
     for (which, name) in OUTLIVED {
-        let mut coming = handled(which)?;
-        if reloads && which == Signal::HUP {
-            hangups = Some(coming);
+        if is_asked && (which == Signal::HUP || which == Signal::USR2) {
             continue;
         }
+        let mut coming = handled(which)?;
         tokio::spawn(async move {
             while coming.recv().await.is_some() {
                 tracing::info!(signal = name, "ignored");
             }
         });
     }
-    Ok(hangups)
+    Ok(asks)
 }
 
 /// The signals that end the process.

@@ -243,3 +243,65 @@ fn manager_that_does_not_read_holds_nobody_up() {
     is_answered(&mut ask(&manager.path("a")));
     assert!(daemon.terminate().success());
 }
+
+/// A number of the manager's message that begins so.
+fn number(text: &str, begins: &str) -> i32 {
+    text.strip_prefix(begins).and_then(|number| number.trim_end().parse().ok()).unwrap()
+}
+
+#[test]
+fn at_sigusr2_the_next_process_takes_over_and_the_manager_hears_it_after_this_one() {
+    let manager = Manager::new();
+    let mut command = manager.service("FDSTORE=10");
+    let file = manager.path("manyring.toml");
+    let config = std::fs::read_to_string(&file).unwrap();
+    let apart = config.replacen("[daemon]\n", "[daemon]\ndomains = 'device'\n", 1);
+    std::fs::write(&file, &apart).unwrap();
+    let sockets = [manager.path("control"), manager.path("a")];
+    command.env("WATCHDOG_USEC", "60000000");
+    let mut daemon = Daemon::start(command, tempfile::tempdir().unwrap(), &sockets);
+    manager.hears("READY=1");
+    let mut front = ask(&manager.path("a"));
+    is_answered(&mut front);
+    // The manager would end a process that this one has not started.
+    let mut other = manyring();
+    other.arg("run").arg("--config").arg(&file);
+    let other = other.arg("--takeover").arg(manager.path("control")).output().unwrap();
+    assert!(!other.status.success());
+    assert!(wait_until(|| daemon.log().contains("SIGUSR2")), "{}", daemon.log());
+    daemon.send(Signal::USR2);
+    // Nothing of the next one comes before the manager knows it.
+    let main = manager.hear().0;
+    let next = number(&main, "MAINPID=");
+    assert_ne!(next, i32::try_from(daemon.pid()).unwrap());
+    assert!(manager.hear().0.starts_with("FDSTORE=1"));
+    assert_eq!(manager.hears("READY=1"), "READY=1\nSTATUS=serving 2 devices\n");
+    assert!(daemon.wait().success(), "{}", daemon.log());
+    // The connection is the same, and the process another one.
+    front.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    is_answered(&mut front);
+    let next = rustix::process::Pid::from_raw(next).unwrap();
+    rustix::process::kill_process(next, Signal::TERM).unwrap();
+    manager.hears("STOPPING=1");
+}
+
+#[test]
+fn a_next_process_that_cannot_take_over_is_told_to_the_manager_and_the_daemon_goes_on() {
+    let manager = Manager::new();
+    let command = manager.service("");
+    let file = manager.path("manyring.toml");
+    let config = std::fs::read_to_string(&file).unwrap();
+    let one = config.replacen("[daemon]\n", "[daemon]\ndomains = 'one'\n", 1);
+    std::fs::write(&file, one).unwrap();
+    let control = [manager.path("control")];
+    let daemon = Daemon::start(command, tempfile::tempdir().unwrap(), &control);
+    manager.hears("READY=1");
+    daemon.send(Signal::USR2);
+    // Its devices are served by no room.
+    let said = manager.hear().0;
+    assert!(said.starts_with("STATUS=not taken over: process "), "{said}");
+    assert!(said.ends_with(": exit status: 1\n"), "{said}");
+    assert!(daemon.log().contains("served by no room"), "{}", daemon.log());
+    is_answered(&mut ask(&manager.path("a")));
+    assert!(daemon.terminate().success());
+}

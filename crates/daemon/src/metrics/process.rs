@@ -5,6 +5,7 @@ use super::text::{Sort, Text};
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
+use std::os::unix::fs::FileExt;
 
 /// Bytes of a page of `/proc/self/statm`, and ticks a second of `/proc/self/stat`.
 const TICKS: u64 = 100;
@@ -48,10 +49,12 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// Reads what the process with the number `pid` uses; zeroes if there is no such process. The
+    /// Reads what the process uses whose `/proc/self/stat` this is; zeroes if it is gone. The
     /// kernel takes no lock for it that the process may hold.
-    pub(crate) fn of(pid: u32) -> Self {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    pub(crate) fn of(stat: &fs::File) -> Self {
+        let mut text = [0; 1024];
+        let read = stat.read_at(&mut text, 0).unwrap_or(0);
+        let stat = String::from_utf8_lossy(&text[..read]);
         let number = |index| field(&stat, index).unwrap_or(0);
         let page = u64::try_from(rustix::param::page_size()).unwrap_or(0);
         let ticks = number(14).saturating_add(number(15));
@@ -92,13 +95,18 @@ mod tests {
 
     #[test]
     fn what_a_process_uses_is_seen_from_another_one() {
-        let used = Used::of(std::process::id());
-        assert!(used.resident_bytes >= 4096, "{used:?}");
-        // Work until the kernel has counted a tick of it.
-        while Used::of(std::process::id()).cpu_ns == 0 {
-            std::hint::black_box((0..1000).sum::<u64>());
+        let mut other = std::process::Command::new("sh");
+        let mut other = other.args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let stat = fs::File::open(format!("/proc/{}/stat", other.id())).unwrap();
+        // The kernel counts a tick of it after a while.
+        while Used::of(&stat).cpu_ns == 0 {
+            std::thread::yield_now();
         }
-        assert_eq!(Used::of(0).resident_bytes, 0);
+        let used = Used::of(&stat);
+        assert!(used.resident_bytes >= 4096, "{used:?}");
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_eq!(Used::of(&stat).resident_bytes, 0);
     }
 
     #[test]

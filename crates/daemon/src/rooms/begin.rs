@@ -1,4 +1,4 @@
-//! Starts the processes of rooms, all on one thread, which lives as long as the house.
+//! Starts the processes of rooms and the next house, on one thread that lives as long as this one.
 //!
 //! One process is always ahead: a *spare* has given up its rights, started its worker and waits for
 //! its first order. No room knows its domain by anything but what it is told, so it serves
@@ -16,6 +16,7 @@ use rustix::fd::OwnedFd;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -43,6 +44,47 @@ enum Order {
     Spare { arguments: Arc<[OsString]> },
     /// This number of spares, and where it is awaited that they have begun.
     Spares { arguments: Arc<[OsString]>, count: usize, begun: oneshot::Sender<()> },
+    /// The next house, which takes over from this one, and where its end is awaited.
+    Next { command: Command, ended: oneshot::Sender<String> },
+}
+
+/// The process that was started last to take over.
+static NEXT: Mutex<Option<u32>> = Mutex::new(None);
+
+/// True if this house has started the process, to be the next one.
+pub(super) fn is_next(pid: u32) -> bool {
+    *NEXT.lock().unwrap_or_else(PoisonError::into_inner) == Some(pid)
+}
+
+/// Starts the next house at the control socket of this one: this program as it lies there now, with
+/// the arguments of this process. Returns if that has not taken over: how it has ended.
+pub(crate) async fn start_next(control: &Path) -> String {
+    const TAKEOVER: &str = "--takeover";
+    let mut own = std::env::args_os();
+    let mut command = Command::new(own.next().unwrap_or_default());
+    while let Some(argument) = own.next() {
+        if argument == TAKEOVER {
+            own.next();
+        } else {
+            command.arg(argument);
+        }
+    }
+    command.arg(TAKEOVER).arg(control).env_remove("WATCHDOG_PID").stdin(Stdio::null());
+    let (ended, has_ended) = oneshot::channel();
+    let _ = orders().is_ok_and(|orders| orders.send(Order::Next { command, ended }).is_ok());
+    has_ended.await.unwrap_or_else(|_| "it was not started".to_owned())
+}
+
+fn spawn_next(mut command: Command, ended: oneshot::Sender<String>) -> io::Result<()> {
+    let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut child = command.spawn()?;
+    let pid = child.id();
+    *next = Some(pid);
+    let wait = move || {
+        let status = child.wait().map_or_else(|error| error.to_string(), |s| s.to_string());
+        let _ = ended.send(format!("process {pid}: {status}"));
+    };
+    std::thread::Builder::new().name("next".to_owned()).spawn(wait).map(drop)
 }
 
 /// The process of a room with these arguments: the spare, or one that starts now.
@@ -84,7 +126,10 @@ fn orders() -> io::Result<mpsc::Sender<Order>> {
         return Ok(orders.clone());
     }
     let (orders, ordered) = mpsc::channel();
-    let work = move || Starter::default().work(&ordered);
+    let work = move || {
+        super::identity::grant();
+        Starter::default().work(&ordered);
+    };
     std::thread::Builder::new().name("rooms".to_owned()).spawn(work)?;
     Ok(kept.insert(orders).clone())
 }
@@ -114,6 +159,7 @@ impl Starter {
                     self.wait();
                     let _ = begun.send(());
                 }
+                Ok(Order::Next { command, ended }) => drop(spawn_next(command, ended)),
                 Err(RecvTimeoutError::Timeout) => {
                     let wanted = self.wanted.take();
                     wanted.iter().for_each(|arguments| self.prepare(arguments, 1));

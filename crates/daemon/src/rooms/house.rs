@@ -47,7 +47,7 @@ pub(super) struct Room {
     pid: AtomicU32,
     orders: mpsc::Sender<Order>,
     devices: Mutex<BTreeMap<String, Device>>,
-    threads: Threads,
+    pub(super) threads: Threads,
     /// Sessions that have begun.
     sessions: AtomicU64,
     /// The numbers of the last question, and of the last one for counters.

@@ -1,23 +1,38 @@
 //! The user and the namespaces of a room: its own, where the house can give it some.
 //!
 //! ```text
-//! user        where the house may change users and signal others (root): FIRST + the number of the
-//!             room's process. No account has such a number, and no other room at the same time
+//! user        where the house may change users: FIRST + the number of the room's process. No
+//!             account has such a number, and no other room at the same time
 //! namespaces  of users, System V IPC, the host's name and control groups, where the kernel lets it
 //! ```
+//! A house that is not root and may change users can take the numbers of rooms alone ([`confine`]).
+//! A room then keeps the house's number as its saved one, which gives the room nothing and lets a
+//! house without `CAP_KILL` end it.
+//!
 //! A room shares these with its house: the network, since the sockets of front-ends belong to it
 //! and `sock_diag` finds them nowhere else; mounts, which landlock closes; processes, since a room
 //! makes none; and the control group, with which a service manager ends both.
 
+use super::sandbox::{Condition, rule};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use rustix::process::DumpableBehavior;
-use rustix::thread::{CapabilitySet, capabilities};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, configure_capability_in_ambient_set,
+    set_capabilities,
+};
+use seccompiler::SeccompCmpOp::{Eq, Gt, Lt, Ne};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, SeccompRule};
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 /// The first of the numbers that systemd's conventions leave to nobody (0x70000000 to 0x7fffffff).
 /// The highest number of a process is below 2^22.
 const FIRST: u32 = 0x7000_0000;
+const LAST: u32 = 0x7fff_ffff;
+
+/// The right to take another user and other groups.
+const CHANGES: CapabilitySet = CapabilitySet::SETUID.union(CapabilitySet::SETGID);
 
 /// The names of the rights that the kernel refused to take away; empty if it refused none.
 static REFUSED: OnceLock<String> = OnceLock::new();
@@ -34,13 +49,14 @@ pub(super) fn enter() {
     };
     let mut flags =
         CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWCGROUP;
-    // Without CAP_KILL the house could not end a room of another user.
-    let wanted = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::KILL;
-    if capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted)) {
+    let has = |wanted| capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted));
+    let (kills, house) = (has(CapabilitySet::KILL), Uid::current());
+    // Root's number is none to keep.
+    if has(CHANGES) && (kills || !house.is_root()) {
         if unshare(flags).is_ok() {
             flags = CloneFlags::empty();
         }
-        tried("a user", own_user());
+        tried("a user", own_user((!kills).then_some(house)));
     }
     // Who is not root may make the others only together with a namespace of users, where it may.
     if flags.is_empty() || unshare(flags | CloneFlags::CLONE_NEWUSER).is_err() {
@@ -52,12 +68,73 @@ pub(super) fn enter() {
     let _ = REFUSED.set(refused.join("; "));
 }
 
-fn own_user() -> nix::Result<()> {
+/// `saved`: the user that may signal this process, too.
+fn own_user(saved: Option<Uid>) -> nix::Result<()> {
     let number = FIRST + std::process::id();
     let (user, group) = (Uid::from_raw(number), Gid::from_raw(number));
     setgroups(&[])?;
     setresgid(group, group, group)?;
-    setresuid(user, user, user)
+    setresuid(user, user, saved.unwrap_or(user))
+}
+
+/// Has a house that is not root, and all that it starts, take numbers of rooms and no others.
+pub(super) fn confine() {
+    let Ok(sets) = capabilities(None) else { return };
+    if Uid::current().is_root() || !sets.permitted.intersects(CHANGES) {
+        return;
+    }
+    let kept = few_numbers().map_or(CapabilitySet::empty(), |()| CHANGES);
+    let permitted = sets.permitted - (CHANGES - kept);
+    let (effective, inheritable) = (sets.effective - CHANGES, sets.inheritable - CHANGES);
+    let _ = set_capabilities(None, CapabilitySets { effective, permitted, inheritable });
+}
+
+/// Has the programs that this thread starts from now on change users, if this process may.
+pub(super) fn grant() {
+    let Ok(mut sets) = capabilities(None) else { return };
+    if Uid::current().is_root() || !sets.permitted.contains(CHANGES) {
+        return;
+    }
+    sets.inheritable |= CHANGES;
+    if set_capabilities(None, sets).is_ok() {
+        for capability in CHANGES.iter() {
+            let _ = configure_capability_in_ambient_set(capability, true);
+        }
+    }
+}
+
+/// From here on users and groups are changed to those of rooms only; and no event of devices is
+/// sent, whose receivers look at the user that a sender with `CAP_SETUID` may claim to be.
+fn few_numbers() -> Option<()> {
+    let [first, last, own] = [FIRST, LAST, Uid::current().as_raw()].map(u64::from);
+    let outside = |index: u8| [vec![(index, Lt, first)], vec![(index, Gt, last)]];
+    let changes: Vec<Vec<Condition>> = (0..3).flat_map(outside).collect();
+    let mut user = changes.clone();
+    // The saved user may be the house's.
+    user[4..].iter_mut().for_each(|saved| saved.push((2, Ne, own)));
+    // AF_NETLINK and NETLINK_KOBJECT_UEVENT.
+    let events = vec![vec![(0, Eq, 16), (2, Eq, 15)]];
+    let mut refused = BTreeMap::new();
+    for (call, conditions) in [
+        (libc::SYS_setresuid, user),
+        (libc::SYS_setresgid, changes),
+        (libc::SYS_setgroups, vec![vec![(0, Ne, 0)]]),
+        (libc::SYS_socket, events),
+        (libc::SYS_setuid, Vec::new()),
+        (libc::SYS_setgid, Vec::new()),
+        (libc::SYS_setreuid, Vec::new()),
+        (libc::SYS_setregid, Vec::new()),
+        (libc::SYS_setfsuid, Vec::new()),
+        (libc::SYS_setfsgid, Vec::new()),
+    ] {
+        let rules: Option<Vec<SeccompRule>> = conditions.iter().map(|all| rule(all).ok()).collect();
+        refused.insert(call, rules?);
+    }
+    let machine = std::env::consts::ARCH.try_into().ok()?;
+    let refuses = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let filter = SeccompFilter::new(refused, SeccompAction::Allow, refuses, machine).ok()?;
+    let program: BpfProgram = filter.try_into().ok()?;
+    seccompiler::apply_filter(&program).ok()
 }
 
 /// What a room does not have to itself because the kernel has refused it.

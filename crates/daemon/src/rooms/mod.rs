@@ -50,6 +50,7 @@ mod takeover;
 mod threads;
 mod wishes;
 
+pub(crate) use begin::start_next;
 pub(crate) use front::serve;
 pub(crate) use inside::run;
 pub use takeover::Left;
@@ -57,7 +58,6 @@ pub(crate) use takeover::{Legacy, LegacyChannel};
 
 use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan};
 use crate::control::snapshot::Workers;
-use crate::metrics;
 use counts::Counts;
 use estate::Heirloom;
 use house::{Kin, Room};
@@ -336,7 +336,7 @@ impl Rooms {
     /// What there is to say of the rooms.
     pub(crate) fn all(&self) -> Vec<RoomInfo> {
         let info = |(name, kept): (&String, &Kept)| {
-            let used = metrics::Used::of(kept.room.pid());
+            let used = kept.room.threads.used();
             RoomInfo {
                 room: name.clone(),
                 state: kept.room.state().name(),

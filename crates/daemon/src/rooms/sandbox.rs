@@ -71,12 +71,14 @@ pub(super) fn workers_max(workers: usize) -> usize {
     }
 }
 
-/// Gives up what a room gives up, if the program was started as one. Nothing was read or started.
+/// Gives up what a room gives up, if the program was started as one; a house gives up less. Nothing
+/// was read or started.
 ///
 /// # Errors
 /// One line: the kernel does not know all of it, and the room was to begin with all of it only.
 pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
     if arguments.get(1).is_none_or(|command| command != "room") {
+        super::identity::confine();
         return Ok(());
     }
     // Without a sandbox, too: a room that no house looks after would keep its images.
@@ -200,10 +202,10 @@ fn few_calls() -> Result<(), String> {
 }
 
 /// A condition on an argument of a call: the argument's index, the comparison, and the value.
-type Condition = (u8, SeccompCmpOp, u64);
+pub(super) type Condition = (u8, SeccompCmpOp, u64);
 
 /// A call whose arguments meet all of these.
-fn rule(arguments: &[Condition]) -> Result<SeccompRule, seccompiler::BackendError> {
+pub(super) fn rule(arguments: &[Condition]) -> Result<SeccompRule, seccompiler::BackendError> {
     let condition = |(index, how, value): &Condition| {
         SeccompCondition::new(*index, SeccompCmpArgLen::Dword, how.clone(), *value)
     };

@@ -119,8 +119,13 @@ impl Rooms {
         // The file system in which the name is looked up may not answer.
         let (at, to) = (path.display(), path.to_owned());
         let socket = aside(move || connect(&to)).await.ok_or("the daemon has failed")?;
-        let closes = Arc::new(Janitor::of("takeover"));
-        let channel = socket.and_then(|socket| Channel::new(socket, closes));
+        let (socket, pid) = socket.map_err(|error| format!("{at}: {error}"))?;
+        if service.is_managed() && !super::begin::is_next(pid) {
+            let problem = "the service manager would end it: SIGUSR2 has this daemon start one";
+            tracing::warn!(problem, "not taken over");
+            return Err(problem.to_owned());
+        }
+        let channel = Channel::new(socket, Arc::new(Janitor::of("takeover")));
         let channel = channel.map_err(|error| format!("{at}: {error}"))?;
         if self.pauses.send_replace(true) {
             return Err("another takeover is under way".to_owned());
@@ -129,6 +134,7 @@ impl Rooms {
         let Err(problem) = result else {
             // The rooms have parked and are killed, and none is started again: what this process
             // still has to close may take long, and the next one does not wait for it.
+            service.succeeded_by(pid);
             channel.finish();
             tracing::info!("the next process has taken over");
             crate::log::finish();
@@ -186,8 +192,8 @@ impl Rooms {
     }
 }
 
-/// Connects to the next house, which must be of this process's user. May block.
-fn connect(path: &Path) -> io::Result<OwnedFd> {
+/// Connects to the next house, of this process's user: the socket, and its process. May block.
+fn connect(path: &Path) -> io::Result<(OwnedFd, u32)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -195,7 +201,7 @@ fn connect(path: &Path) -> io::Result<OwnedFd> {
     if peer.uid != rustix::process::geteuid() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    Ok(socket)
+    Ok((socket, peer.pid.as_raw_nonzero().get().unsigned_abs()))
 }
 
 /// Everything that the house before this one has handed over.

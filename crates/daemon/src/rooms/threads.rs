@@ -6,11 +6,13 @@
 
 use super::counts::sealed;
 use crate::control::snapshot::{HeldInfo, Summary, WorkerInfo, Workers};
+use crate::metrics::Used;
 use manyring_engine::Pool;
 use manyring_engine::stats::LawStats;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::fs::File;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Bytes of the file: a number of bytes, and so many bytes of JSON.
 const SIZE: usize = 256 << 10;
@@ -31,11 +33,24 @@ pub(super) struct Threads {
     file: Mutex<Option<OwnedFd>>,
     /// What it said last. A room that writes while the house reads says nothing new.
     last: Mutex<Workers>,
+    /// Its `/proc/self/stat`, which it has opened itself: another user's process may be hidden.
+    stat: OnceLock<File>,
 }
 
 impl Threads {
     pub(super) fn new() -> Self {
-        Self { file: Mutex::new(sealed("threads", SIZE).ok()), last: Mutex::default() }
+        let (file, last, stat) = (sealed("threads", SIZE).ok(), Mutex::default(), OnceLock::new());
+        Self { file: Mutex::new(file), last, stat }
+    }
+
+    /// Takes the `/proc/self/stat` of the room.
+    pub(super) fn know(&self, stat: Option<OwnedFd>) {
+        let _ = stat.map(|stat| self.stat.set(stat.into()));
+    }
+
+    /// The memory and CPU time that its process uses; zeroes while there is none.
+    pub(super) fn used(&self) -> Used {
+        self.stat.get().map(Used::of).unwrap_or_default()
     }
 
     /// The file, for the room.

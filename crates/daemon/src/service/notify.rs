@@ -8,12 +8,16 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
 
 /// Messages that wait for a manager that does not read: one for each of very many devices.
 const MESSAGES_MAX: usize = 16384;
 
-/// A message, and the descriptor that goes with it.
-type Message = (String, Option<OwnedFd>);
+/// Longest wait for a manager that does not read, at the end of the process.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A message, the descriptor that goes with it, and who waits until it is sent.
+type Message = (String, Option<OwnedFd>, Option<SyncSender<()>>);
 
 /// A service manager that listens.
 #[derive(Debug)]
@@ -21,8 +25,8 @@ pub(super) struct Manager(SyncSender<Message>);
 
 impl Manager {
     /// Connects to its socket: a path, or `@` and an abstract name. `None`, and a line in the log,
-    /// if that cannot be done.
-    pub(super) fn connect(path: &OsStr) -> Option<Self> {
+    /// if that cannot be done. It is told nothing before the other end of `hears` is dropped.
+    pub(super) fn connect(path: &OsStr, hears: Receiver<()>) -> Option<Self> {
         let bytes = path.as_bytes();
         let address = match bytes.strip_prefix(b"@") {
             Some(name) => SocketAddrUnix::new_abstract_name(name),
@@ -40,7 +44,10 @@ impl Manager {
         };
         let socket = socket.inspect_err(|errno| failed(errno)).ok()?;
         let (sender, messages) = sync_channel(MESSAGES_MAX);
-        let send = move || send_all(&socket, &messages);
+        let send = move || {
+            let _ = hears.recv();
+            send_all(&socket, &messages);
+        };
         let thread = std::thread::Builder::new().name("service".to_owned()).spawn(send);
         thread.inspect_err(|error| failed(error)).ok()?;
         Some(Self(sender))
@@ -48,14 +55,20 @@ impl Manager {
 
     /// Sends a message, after those before it. Never waits.
     pub(super) fn tell(&self, text: String, descriptor: Option<OwnedFd>) {
-        if self.0.try_send((text, descriptor)).is_err() {
+        if self.0.try_send((text, descriptor, None)).is_err() {
             tracing::warn!("the service manager does not read what it is told");
         }
+    }
+
+    /// The same, and waits until it is sent; not for ever.
+    pub(super) fn tell_at_once(&self, text: String) {
+        let (sent, is_sent) = sync_channel(1);
+        let _ = self.0.try_send((text, None, Some(sent))).map(|()| is_sent.recv_timeout(PATIENCE));
     }
 }
 
 fn send_all(socket: &OwnedFd, messages: &Receiver<Message>) {
-    while let Ok((text, descriptor)) = messages.recv() {
+    while let Ok((text, descriptor, told)) = messages.recv() {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let descriptors = descriptor.as_ref().map(|descriptor| [descriptor.as_fd()]);
@@ -70,5 +83,6 @@ fn send_all(socket: &OwnedFd, messages: &Receiver<Message>) {
         if let Err(error) = sent {
             tracing::warn!(%error, "the service manager cannot be told");
         }
+        let _ = told.map(|told| told.try_send(()));
     }
 }

@@ -25,8 +25,9 @@ impl Room {
                 return self.estates(&device)?.note(number, change, fds.take());
             }
             Heard::Gone { device, number } => self.estates(&device)?.forget(number),
-            _ if !fds.is_empty() => return Err("file descriptors that it must not send".to_owned()),
-            Heard::Ready {} => {
+            // Nobody can have taken it yet: it says this before it is told anything.
+            Heard::Ready {} if self.state() == State::Starting => {
+                self.threads.know(fds.take().pop());
                 self.state.send_if_modified(|state| {
                     let starts = *state == State::Starting;
                     if starts {
@@ -35,6 +36,8 @@ impl Room {
                     starts
                 });
             }
+            _ if !fds.is_empty() => return Err("file descriptors that it must not send".to_owned()),
+            Heard::Ready {} => {}
             Heard::Parked {} => {
                 self.parking.hear()?;
                 // Nothing is done any more for what it was given.
