@@ -99,6 +99,10 @@ enum Command {
         /// build also checks itself.
         #[arg(long, conflicts_with_all = ["minutes", "tricks", "kill"])]
         release: bool,
+        /// With --house: the daemon is the packaged service, under systemd in a container; before
+        /// that rooms die and daemons take over, under a guest of User Mode Linux, too.
+        #[arg(long, requires = "house")]
+        systemd: bool,
     },
     /// Time TCP requests and responses of real guests, with each way of polling.
     GuestRr(guest_load::GuestRr),
@@ -193,8 +197,9 @@ fn run(command: Command) -> Outcome {
         Command::Soak { kill: Some(count), server: Some(server), seed, .. } => {
             soak::kill_servers(server, count, seed)
         }
-        Command::Soak { rooms, ring, seed, release, .. } if rooms.is_asked() => {
-            soak::rooms(&rooms, ring, seed, if release { "release" } else { "dev" })
+        Command::Soak { rooms, systemd, ring, seed, release, .. } if rooms.is_asked() => {
+            let profile = if release { "release" } else { "dev" };
+            soak::rooms(&rooms, systemd, ring, seed, profile)
         }
         Command::Soak { kill: Some(count), ring, seed, .. } => soak::kill(count, ring, seed),
         Command::Soak { minutes, seed, tricks, .. } => soak::run(minutes, seed, tricks),

@@ -78,13 +78,22 @@ impl Rooms {
 }
 
 /// Ends rooms, or daemons, under guests that compare what they read.
-pub(crate) fn rooms(rooms: &Rooms, ring: Ring, seed: Option<u64>, profile: &str) -> Outcome {
+pub(crate) fn rooms(
+    rooms: &Rooms,
+    systemd: bool,
+    ring: Ring,
+    seed: Option<u64>,
+    profile: &str,
+) -> Outcome {
     let kills = |count, logs| {
         let kills = kills_with_logs(profile, count, logs)?;
         Ok::<_, String>(with(kills, ring, seed))
     };
     match (rooms.rooms, rooms.house, rooms.takeovers) {
         (Some(count), ..) => soak::run_rooms(&kills(count, "soak-rooms")?),
+        (_, Some(count), _) if systemd => {
+            soak::run_house_of_systemd(&kills(count, "soak-systemd")?)
+        }
         (_, Some(count), _) => soak::run_house(&kills(count, "soak-house")?),
         (.., takeovers) => {
             let count = takeovers.unwrap_or_default();

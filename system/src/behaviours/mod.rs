@@ -41,6 +41,7 @@ mod readme_is_tried;
 mod sectors_stay;
 mod snippets_boot;
 mod soak_short;
+mod systemd_rooms;
 mod systemd_service;
 mod testpmd_client;
 mod testpmd_switch;
@@ -108,6 +109,7 @@ pub const ALL: &[Behaviour] = &[
     uml_offload_matrix::BEHAVIOUR,
     xen_disk::BEHAVIOUR,
     systemd_service::BEHAVIOUR,
+    systemd_rooms::BEHAVIOUR,
     uml_merge_dns::BEHAVIOUR,
     qemu_migrates_between_daemons::BEHAVIOUR,
     uml_ethtool::BEHAVIOUR,

@@ -5,12 +5,12 @@
 use super::{Behaviour, Scene};
 use crate::systemd::{Root, SERVICE, kept};
 use crate::{Context, Outcome};
-use std::path::Path;
 
 pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "systemd_service", run };
 
 const CONFIG: &str = r#"[daemon]
 control = "/run/manyring/control.sock"
+domains = "one"
 state_dir = "/var/lib/manyring"
 [[blk]]
 name = "a"
@@ -40,13 +40,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let root = Root::new(scene.folder.path())?;
     root.install(&scene.stage.binary, "manyring")?;
     root.install(&scene.stage.bench, "manyring-bench")?;
-    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/systemd");
-    for unit in ["manyring.service", "manyring@.service", "manyring@.socket"] {
-        let text = std::fs::read_to_string(units.join(unit)).context(unit)?;
-        root.write(&format!("etc/systemd/system/{unit}"), &text)?;
-    }
-    std::fs::create_dir(root.at("etc/systemd/system/manyring.service.d")).context("drop-in")?;
-    root.write("etc/systemd/system/manyring.service.d/quick.conf", DROP_IN)?;
+    root.install_units(DROP_IN)?;
     root.write("etc/manyring/manyring.toml", CONFIG)?;
     root.write("etc/manyring/two.toml", SECOND)?;
     root.write("etc/manyring/three.toml", THIRD)?;

@@ -1,12 +1,13 @@
 //! systemd as PID 1 of a container (systemd-nspawn): a root of a few files, with the host's `/usr`.
 
-use crate::command::{child, output, wait_for};
+use crate::command::{child, command, find, output, text, wait_for};
+use crate::net::Namespace;
 use crate::packages::need;
 use crate::{Context, Outcome, check, cleanup};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// The script of the service's test.
@@ -82,6 +83,17 @@ impl Root {
         self.folder.join(path)
     }
 
+    /// Puts the units in, with this drop-in for `manyring.service`.
+    pub(crate) fn install_units(&self, drop_in: &str) -> Outcome {
+        let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/systemd");
+        for unit in ["manyring.service", "manyring@.service", "manyring@.socket"] {
+            let text = fs::read_to_string(units.join(unit)).context(unit)?;
+            self.write(&format!("etc/systemd/system/{unit}"), &text)?;
+        }
+        fs::create_dir(self.at("etc/systemd/system/manyring.service.d")).context("drop-in")?;
+        self.write("etc/systemd/system/manyring.service.d/quick.conf", drop_in)
+    }
+
     /// Writes a file.
     pub(crate) fn write(&self, path: &str, text: &str) -> Outcome {
         fs::write(self.at(path), text).context(path)
@@ -93,24 +105,58 @@ impl Root {
         fs::copy(program, to).context(program.display()).map(drop)
     }
 
-    /// Boots it, runs `script`, waits for its end, and gives what the script has said.
-    pub(crate) fn run(&self, script: &str, log: &Path) -> Outcome<String> {
-        self.write("day/script", &format!("{WORDS}{script}"))?;
+    /// Starts systemd-nspawn, by `unshare` or what starts that, with further words for it.
+    fn start(&self, mut unshare: Command, more: &[String], log: &Path) -> Outcome<Child> {
         let programs = self.folder.with_file_name("programs");
         let log = fs::File::create(log).context(log.display())?;
         // systemd-nspawn that is killed leaves its container running; the end of a PID namespace
         // ends both.
-        let mut nspawn = child("unshare");
-        nspawn.args(["--fork", "--pid", "--kill-child", "--mount-proc", "--"]);
-        nspawn.arg(crate::command::find("systemd-nspawn").ok_or("no systemd-nspawn")?);
-        nspawn.arg("-q").arg("-D").arg(&self.folder);
+        unshare.args(["--fork", "--pid", "--kill-child", "--mount-proc", "--"]);
+        unshare.arg(find("systemd-nspawn").ok_or("no systemd-nspawn")?);
+        unshare.arg("-q").arg("-D").arg(&self.folder);
         let overlay = if self.is_writable { "--overlay" } else { "--overlay-ro" };
-        nspawn.arg(format!("{overlay}=/usr:{}:/usr", programs.display()));
-        nspawn.args(["--bind=/dev/net/tun", "--capability=CAP_NET_ADMIN", "--private-network"]);
-        nspawn.args(["--register=no", "--keep-unit", "-b", "systemd.unit=script.service"]);
-        nspawn.stdin(Stdio::null()).stderr(log.try_clone().context("the log")?).stdout(log);
-        let mut container = nspawn.spawn().context("systemd-nspawn")?;
+        unshare.arg(format!("{overlay}=/usr:{}:/usr", programs.display()));
+        unshare.args(["--bind=/dev/net/tun", "--capability=CAP_NET_ADMIN"]);
+        unshare.args(["--register=no", "--keep-unit", "-b"]).args(more);
+        unshare.stdin(Stdio::null()).stderr(log.try_clone().context("the log")?).stdout(log);
+        let container = unshare.spawn().context("systemd-nspawn")?;
         cleanup::adopt(container.id());
+        Ok(container)
+    }
+
+    /// Boots it in the network of a namespace, with folders of the host at other paths; returns
+    /// when systemd can be asked.
+    pub(crate) fn boot(
+        &self,
+        namespace: &Namespace,
+        folders: &[(&Path, &str)],
+        log: &Path,
+    ) -> Outcome<Booted> {
+        let bind = |(host, inside): &(&Path, &str)| format!("--bind={}:{inside}", host.display());
+        let mut more: Vec<_> = folders.iter().map(bind).collect();
+        more.push("systemd.unit=basic.target".to_owned());
+        // The namespace's own mounts hide the control groups.
+        let wrapper: Vec<_> =
+            namespace.wrapper().into_iter().filter(|word| word != "--mount").collect();
+        let mut unshare = child(&wrapper[0]);
+        unshare.args(&wrapper[1..]).arg("unshare");
+        let mut booted = Booted { container: self.start(unshare, &more, log)?, leader: 0 };
+        booted.leader = wait_for("systemd in a container", LIMIT, || {
+            let ended = booted.container.try_wait().context("systemd-nspawn")?;
+            check(ended.is_none(), || "systemd-nspawn has ended: its log says why".to_owned())?;
+            Ok(leader_below(booted.container.id()))
+        })?;
+        wait_for("the end of its start", LIMIT, || {
+            Ok(booted.run(&["systemctl", "-q", "is-active", "basic.target"]).ok())
+        })?;
+        Ok(booted)
+    }
+
+    /// Boots it, runs `script`, waits for its end, and gives what the script has said.
+    pub(crate) fn run(&self, script: &str, log: &Path) -> Outcome<String> {
+        self.write("day/script", &format!("{WORDS}{script}"))?;
+        let more = ["--private-network", "systemd.unit=script.service"].map(str::to_owned);
+        let mut container = self.start(child("unshare"), &more, log)?;
         let ended = wait_for("the end of the container", LIMIT, || {
             container.try_wait().context("systemd-nspawn")
         });
@@ -121,6 +167,52 @@ impl Root {
         ended.map_err(|error| format!("{error}; it has said:\n{said}"))?;
         Ok(said)
     }
+}
+
+/// A container that runs until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Booted {
+    container: Child,
+    /// Its systemd, by the number that it has here.
+    leader: u32,
+}
+
+impl Booted {
+    /// Runs a program in it, as root, to its end; gives what it said.
+    pub(crate) fn run(&self, words: &[&str]) -> Outcome<String> {
+        let leader = self.leader.to_string();
+        let mut nsenter = command("nsenter");
+        nsenter.args(["--target", &leader, "--mount", "--uts", "--ipc", "--net", "--pid"]);
+        nsenter.args(["--root", "--wd=/", "--"]).args(words);
+        text(&mut nsenter)
+    }
+}
+
+impl Drop for Booted {
+    fn drop(&mut self) {
+        let _ = self.container.kill();
+        let _ = self.container.wait();
+        cleanup::forget(self.container.id());
+    }
+}
+
+/// The systemd that a process, or one that it has started, has made the first one of a namespace.
+fn leader_below(ancestor: u32) -> Option<u32> {
+    let names = fs::read_dir("/proc").ok()?.flatten().map(|entry| entry.file_name());
+    let pids = names.filter_map(|name| name.to_str()?.parse::<u32>().ok());
+    let of = |pid: u32, key: &str| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        status.lines().find_map(|line| Some(line.strip_prefix(key)?.trim().to_owned()))
+    };
+    let is_below = |pid: u32| {
+        let parent = |pid: &u32| of(*pid, "PPid:")?.parse().ok();
+        std::iter::successors(Some(pid), parent).any(|pid| pid == ancestor)
+    };
+    let is_first = |pid: &u32| {
+        of(*pid, "Name:").is_some_and(|name| name == "systemd")
+            && of(*pid, "NSpid:").is_some_and(|numbers| numbers.ends_with("\t1"))
+    };
+    pids.filter(is_first).find(|pid| is_below(*pid))
 }
 
 /// Checks that each promise of a script holds, and that `count` promises were tried.

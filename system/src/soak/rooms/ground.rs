@@ -8,8 +8,9 @@ use crate::guest::{Guest, GuestOptions, Kernel, Kind, Net, fio, is_memory_on_dis
 use crate::net::{Far, Namespace, WORDS};
 use crate::soak::Kills;
 use crate::{Context, Outcome};
-use std::fs::File;
-use std::path::PathBuf;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const IMAGE_MIB: u64 = 64;
@@ -175,6 +176,33 @@ impl Ground {
     /// The daemon's control socket.
     pub(super) fn control(&self) -> PathBuf {
         self.folder.path().join("run-control.sock")
+    }
+
+    /// Where the daemon and the guests are with their network.
+    pub(super) fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// The folders of the sockets and of the images, for anybody; and the configuration of a daemon
+    /// that has them at other paths.
+    pub(super) fn elsewhere(&self, [sockets, images]: [&str; 2]) -> Outcome<([&Path; 2], String)> {
+        let folders = [self.folder.path(), self._files.path()];
+        let config = std::fs::read_to_string(self.config()).context("the configuration")?;
+        let inside = |text: String, (host, path): (&Path, &str)| {
+            text.replace(&host.display().to_string(), path)
+        };
+        let config = folders.into_iter().zip([sockets, images]).fold(config, inside);
+        let open = |path: &Path, mode| {
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).context(path.display())
+        };
+        folders.iter().try_for_each(|folder| open(folder, 0o1777))?;
+        for image in std::fs::read_dir(folders[1]).context("the images")?.flatten() {
+            let path = image.path();
+            if path.extension().is_some_and(|kind| kind == "img") {
+                open(&path, 0o666)?;
+            }
+        }
+        Ok((folders, config))
     }
 
     fn socket(&self, name: &str, device: &str) -> PathBuf {

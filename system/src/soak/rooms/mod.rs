@@ -4,6 +4,7 @@
 
 mod ground;
 mod pings;
+mod unit;
 
 use super::Kills;
 use super::random::Random;
@@ -15,6 +16,7 @@ use ground::{Ground, LIMIT, Tenant};
 use rustix::process::{Signal, kill_process};
 use std::path::Path;
 use std::time::{Duration, Instant};
+pub use unit::run as run_house_of_systemd;
 
 /// Words of a daemon's log that nothing of this may cause. Front-ends keep their sessions.
 const FAULTS: [&str; 4] = [" ERROR ", "panicked", "queue stopped: ", "session ends"];
