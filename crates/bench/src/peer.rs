@@ -5,6 +5,7 @@ pub(crate) mod testpmd;
 use crate::measure::{Affinity, now, waited_seconds};
 use crate::progress;
 use clap::ValueEnum;
+use rustix::process::setpriority_process;
 use rustix::thread::Pid;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -123,20 +124,27 @@ pub(crate) fn spawn_among_others(
     spawned
 }
 
+/// The nice value of what is measured: the kernel's lowest, which has the largest share of a CPU.
+const FAVOUR: i32 = -20;
 /// Longest time a program has to get its scheduling group.
 const GROUP: Duration = Duration::from_millis(500);
 
-/// Puts the scheduling group of a program that is [`apart`] before all others. It has a group of
-/// its own once its `setsid` has run: until then a write would favour ours instead.
+/// Puts a program that is [`apart`] before all others: its nice value, which counts where the
+/// kernel has no scheduling groups or has them switched off, and its scheduling group. It has a
+/// group of its own once its `setsid` has run: until then a write would favour ours instead.
 fn favour(pid: u32) {
     let (task, start) = (pid.to_string(), now());
-    // Without autogroups, or without the right to do so, the default weight has to do.
+    // Its threads inherit the nice value, since it has none of them yet. Without the right to
+    // change it, or the group, the default weight has to do.
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = setpriority_process(Some(pid), FAVOUR);
+    }
     let Some(ours) = scheduling_group("self") else { return };
     while start.elapsed() < GROUP {
         match scheduling_group(&task) {
             Some(own) if own == ours => std::thread::sleep(Duration::from_micros(100)),
             Some(_) => {
-                let _ = std::fs::write(format!("/proc/{task}/autogroup"), "-20");
+                let _ = std::fs::write(format!("/proc/{task}/autogroup"), FAVOUR.to_string());
                 return;
             }
             None => return,
@@ -144,8 +152,9 @@ fn favour(pid: u32) {
     }
 }
 
-/// Name of the scheduling group of a process. None where the kernel has no such groups, or has
-/// them switched off: then the file is missing, or there and empty.
+/// Name of the scheduling group of a process. None where the kernel has no such groups: then the
+/// file is missing. Where it has them switched off, the groups have names and weights that nothing
+/// looks at.
 fn scheduling_group(task: &str) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{task}/autogroup")).ok()?;
     text.split_whitespace().next().map(str::to_owned)
@@ -162,6 +171,9 @@ pub(crate) fn output(command: &mut Command, affinity: &Affinity) -> Result<Strin
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// How a back-end is started: [`spawn`] or [`spawn_among_others`].
+type Spawn = fn(&mut Command, &Affinity) -> std::io::Result<Child>;
+
 /// A back-end that runs until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -176,9 +188,30 @@ impl Server {
         socket: &Path,
         affinity: &Affinity,
     ) -> Result<Self, PeerError> {
+        Self::start_as(spawn, program, arguments, socket, affinity)
+    }
+
+    /// Starts a back-end that has no larger share of its CPUs than any other program, and waits
+    /// for its socket: for clients that are not favoured themselves.
+    pub(crate) fn start_among_others(
+        program: &Path,
+        arguments: &[OsString],
+        socket: &Path,
+        affinity: &Affinity,
+    ) -> Result<Self, PeerError> {
+        Self::start_as(spawn_among_others, program, arguments, socket, affinity)
+    }
+
+    fn start_as(
+        spawn: Spawn,
+        program: &Path,
+        arguments: &[OsString],
+        socket: &Path,
+        affinity: &Affinity,
+    ) -> Result<Self, PeerError> {
         let start = now();
         loop {
-            match Self::start_once(program, arguments, socket, affinity) {
+            match Self::start_once(spawn, program, arguments, socket, affinity) {
                 Err(_) if start.elapsed() < AGAIN && !progress::is_stopped() => {
                     std::thread::sleep(AGAIN / 20)
                 }
@@ -188,6 +221,7 @@ impl Server {
     }
 
     fn start_once(
+        spawn: Spawn,
         program: &Path,
         arguments: &[OsString],
         socket: &Path,
@@ -363,6 +397,49 @@ mod tests {
         child.wait().unwrap();
         assert!(ours.is_none() || theirs != ours, "{theirs:?} is our group");
         assert_eq!(after, before, "our own group was favoured");
+    }
+
+    #[test]
+    fn a_back_end_and_its_client_are_favoured_alike_and_those_among_others_are_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let all = Affinity::current();
+        let arguments: [OsString; 2] = ["-c".into(), "touch $0; exec sleep 9".into()];
+        let start = |of: fn(&Path, &[OsString], &Path, &Affinity) -> Result<Server, PeerError>| {
+            let words = [&arguments[..], &[socket.clone().into()]].concat();
+            of(Path::new("/bin/sh"), &words, &socket, &all).unwrap()
+        };
+        let (server, other) = (start(Server::start), start(Server::start_among_others));
+        let mut client = spawn(apart(Path::new("/bin/sleep")).arg("9"), &all).unwrap();
+        let found = [server.id(), client.id(), other.id()].map(weight_of);
+        client.kill().unwrap();
+        client.wait().unwrap();
+        let own = weight_of(std::process::id());
+        assert_eq!(found[0], found[1]);
+        assert_eq!(found[2].nice, own.nice);
+        let id = i32::try_from(other.id()).ok().and_then(Pid::from_raw);
+        if setpriority_process(id, FAVOUR).is_ok() {
+            assert_eq!(found[0].nice, Some(FAVOUR));
+            let group = own.group.is_some().then_some(FAVOUR);
+            assert_eq!(found[0].group, group);
+        }
+    }
+
+    /// What the share of a process depends on.
+    #[derive(Debug, PartialEq)]
+    struct Weight {
+        nice: Option<i32>,
+        /// The nice value of its scheduling group.
+        group: Option<i32>,
+    }
+
+    fn weight_of(pid: u32) -> Weight {
+        let group = std::fs::read_to_string(format!("/proc/{pid}/autogroup")).unwrap_or_default();
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        Weight {
+            nice: rustix::process::getpriority_process(pid).ok(),
+            group: group.split_whitespace().last().and_then(|nice| nice.parse().ok()),
+        }
     }
 
     #[test]

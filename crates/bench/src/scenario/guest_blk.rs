@@ -47,7 +47,8 @@ const DEPTHS: [usize; 3] = [1, 8, 32];
 /// fio needs some requests before its figures mean something.
 const SECONDS_MIN: f64 = 0.2;
 
-/// A back-end that runs, and what its party is called.
+/// A back-end that runs, and what its party is called. It runs among all other programs, as the
+/// guest does: a back-end that went before all others would take the CPUs from its own client.
 struct Served {
     name: String,
     server: Server,
@@ -115,7 +116,7 @@ fn in_guest(
     for (index, contender) in contenders(scenario)?.into_iter().enumerate() {
         let How::Server { program, arguments } = contender.how else { continue };
         let socket = folder.path().join(format!("disk{index}"));
-        let server = Server::start(&program, &arguments(&socket), &socket, &backend);
+        let server = Server::start_among_others(&program, &arguments(&socket), &socket, &backend);
         let server = server.map_err(|e| e.to_string())?;
         served.push(Served { name: contender.name, server, socket });
     }
