@@ -1,11 +1,13 @@
-//! The programs that are compared: started, watched, ended. Each comes from a Debian package.
+//! The programs that are compared: started, watched, ended. Each comes from a Debian package, but
+//! for SPDK, which the user names.
 
+pub(crate) mod spdk;
 pub(crate) mod testpmd;
 
 use crate::measure::{Affinity, now, waited_seconds};
 use crate::progress;
 use clap::ValueEnum;
-use rustix::process::setpriority_process;
+use rustix::process::{Signal, kill_process, setpriority_process};
 use rustix::thread::Pid;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -26,6 +28,10 @@ pub(crate) enum PeerError {
     Missing { program: &'static str, package: &'static str },
     #[error("no manyring at {}: build it in this profile, or give --manyring PATH", .0.display())]
     NoManyring(PathBuf),
+    #[error("spdk has no Debian package: name its program `vhost` by --spdk PATH")]
+    SpdkUnnamed,
+    #[error("no program at {}: --spdk PATH names SPDK's program `vhost`", .0.display())]
+    NoSpdk(PathBuf),
     #[error("{program}: {problem}")]
     Failed { program: String, problem: String },
 }
@@ -39,6 +45,8 @@ pub(crate) enum Peer {
     Fio,
     /// DPDK's test program: a vhost-user-net back-end that polls.
     Testpmd,
+    /// SPDK's `vhost`, which the user names: a vhost-user-blk back-end that polls.
+    Spdk,
 }
 
 impl Peer {
@@ -52,18 +60,30 @@ impl Peer {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// The program and its Debian package.
-    pub(crate) const fn program(self) -> (&'static str, &'static str) {
+    /// The program and its Debian package; none for SPDK, which has no package.
+    pub(crate) const fn program(self) -> Option<(&'static str, &'static str)> {
         match self {
-            Self::QemuStorageDaemon => ("qemu-storage-daemon", "qemu-system-common"),
-            Self::Fio => ("fio", "fio"),
-            Self::Testpmd => ("dpdk-testpmd", "dpdk-dev"),
+            Self::QemuStorageDaemon => Some(("qemu-storage-daemon", "qemu-system-common")),
+            Self::Fio => Some(("fio", "fio")),
+            Self::Testpmd => Some(("dpdk-testpmd", "dpdk-dev")),
+            Self::Spdk => None,
+        }
+    }
+
+    /// Where its program lies; `spdk` is the path that the user gave for SPDK's.
+    pub(crate) fn find(self, spdk: Option<&Path>) -> Result<PathBuf, PeerError> {
+        match (self.program(), spdk) {
+            (Some(program), _) => find(program),
+            (None, Some(path)) if path.is_file() => Ok(path.to_path_buf()),
+            (None, Some(path)) => Err(PeerError::NoSpdk(path.to_path_buf())),
+            (None, None) => Err(PeerError::SpdkUnnamed),
         }
     }
 
     /// Where it lies; its bare name where it is missing, since it takes no part then.
     pub(crate) fn path(self) -> PathBuf {
-        find(self.program()).unwrap_or_else(|_| self.program().0.into())
+        let bare = || self.program().map_or_else(PathBuf::new, |(program, _)| program.into());
+        self.find(None).unwrap_or_else(|_| bare())
     }
 }
 
@@ -261,6 +281,23 @@ impl Server {
         self.child.id()
     }
 
+    /// Stops all its threads until they are told to [go on](Self::go_on).
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets its threads run on.
+    pub(crate) fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Our own child that nobody has waited for: its number is not another process's.
+    fn signal(&self, signal: Signal) {
+        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, signal);
+        }
+    }
+
     /// Seconds that its threads were ready to run and another program ran instead.
     pub(crate) fn waited_seconds(&self) -> f64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
@@ -448,6 +485,7 @@ mod tests {
             ("qemu-storage-daemon", Some(Peer::QemuStorageDaemon)),
             ("fio io_uring, no vhost", Some(Peer::Fio)),
             ("testpmd vhost", Some(Peer::Testpmd)),
+            ("spdk uring", Some(Peer::Spdk)),
             ("manyring, 4 queues", None),
             ("bare write loop", None),
         ] {
@@ -461,6 +499,10 @@ mod tests {
         assert!(error.contains("its-package") && error.contains("--without-peers"), "{error}");
         let error = manyring(Some(Path::new("/no/such/manyring"))).unwrap_err().to_string();
         assert!(error.contains("--manyring"), "{error}");
+        for path in [None, Some(Path::new("/no/such/vhost"))] {
+            let error = Peer::Spdk.find(path).unwrap_err().to_string();
+            assert!(error.contains("--spdk PATH"), "{error}");
+        }
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! `file-blk`: what the way to a file adds to what the file costs.
 //!
-//! 4 KiB random reads: past the page cache against fio with io_uring on the same file and against
-//! qemu-storage-daemon (`cache.direct=on`, `aio=io_uring`), then through the page cache.
+//! 4 KiB random reads: past the page cache against fio with io_uring on the same file, against
+//! qemu-storage-daemon (`cache.direct=on`, `aio=io_uring`) and against SPDK by either of its ways
+//! to a file, then through the page cache.
 
 use super::{
     BLOCK, Bench, Client, Contender, EACH_CALL, How, ScenarioArgs, Work, driven, ours_and_modes,
-    per_million, qemu_storage_daemon,
+    per_million, qemu_storage_daemon, spdk,
 };
 use crate::measure::{Affinity, Random};
+use crate::peer::spdk::Disk;
 use crate::peer::{self, Peer};
 use crate::report::Report;
 use crate::report::blk::{BlkCell, BlkSample};
@@ -56,8 +58,9 @@ pub(crate) fn run(args: &FileBlkArgs) -> Result<Report<BlkCell>, String> {
         let poll = client == "polls";
         let name = format!("{cache}, QD{depth}, client {client}");
         let contenders = contenders(scenario, image.path(), direct, depth)?;
+        let contenders = driven(contenders, client, args.client);
         let work = Work { queues: 1, depth, size: BLOCK, poll, threads: None, pinned: true };
-        bench.cell(&name, &[work], &driven(contenders, client))?;
+        bench.cell(&name, &[work], &contenders)?;
     }
     Ok(bench.report("file-blk"))
 }
@@ -83,6 +86,11 @@ fn contenders(
         let raw = "driver=raw,node-name=disk,file=file".to_owned();
         contenders.push(qemu_storage_daemon(&[file, raw], 1)?);
         contenders.push(fio(image, direct, depth)?);
+    }
+    // SPDK knows nothing of the page cache: it opens each file with O_DIRECT.
+    if direct {
+        contenders.extend(spdk(args, "spdk uring", Disk::Uring(image.to_path_buf())));
+        contenders.extend(spdk(args, "spdk aio", Disk::Aio(image.to_path_buf())));
     }
     Ok(contenders)
 }

@@ -30,6 +30,7 @@ use crate::calibrate::Costs;
 use crate::load::xenblk::XenBlkLoadArgs;
 use crate::load::{LoadArgs, LoadOptions, LoadResult, Rw};
 use crate::measure::{Affinity, Calibration, machine};
+use crate::peer::spdk::{Disk, Spdk};
 use crate::peer::{self, Peer, Server};
 use crate::plan::ROUNDS;
 use crate::progress;
@@ -67,6 +68,9 @@ pub(crate) struct ScenarioArgs {
     /// Compare with these peers only [default: all that a scenario has].
     #[arg(long, value_name = "PEER", num_args = 1.., value_delimiter = ',')]
     against: Vec<Peer>,
+    /// SPDK's program `vhost`: compare with it as well (null-blk, file-blk).
+    #[arg(long, value_name = "PATH")]
+    spdk: Option<PathBuf>,
     /// Measure ours alone.
     #[arg(long, conflicts_with = "against")]
     without_peers: bool,
@@ -121,9 +125,9 @@ impl ScenarioArgs {
     /// missing one is left out, which is printed at the end.
     fn takes_part(&self, party: &str) -> bool {
         let Some(peer) = Peer::of_party(party) else { return true };
-        let is_wanted =
-            !self.without_peers && (self.against.is_empty() || self.against.contains(&peer));
-        let missing = is_wanted.then(|| peer::find(peer.program()).err()).flatten();
+        let by_default = || self.against.is_empty() && (peer != Peer::Spdk || self.spdk.is_some());
+        let is_wanted = !self.without_peers && (by_default() || self.against.contains(&peer));
+        let missing = is_wanted.then(|| peer.find(self.spdk.as_deref()).err()).flatten();
         if let Some(missing) = &missing {
             progress::leave_out(missing.to_string());
         }
@@ -138,7 +142,9 @@ impl ScenarioArgs {
             word.push(value);
             words.push(word);
         };
-        for (name, path) in [("manyring", &self.manyring), ("beside", &self.beside)] {
+        for (name, path) in
+            [("manyring", &self.manyring), ("beside", &self.beside), ("spdk", &self.spdk)]
+        {
             path.iter().for_each(|path| option(name, path.as_os_str()));
         }
         self.only.iter().for_each(|text| option("only", text.as_ref()));
@@ -207,6 +213,8 @@ enum How {
     /// Our daemon, serving the disks of a simulated Xen, whose guest grants its buffers for good or
     /// for each request.
     Xen { program: PathBuf, arguments: Vec<OsString>, persistent: bool },
+    /// SPDK, which is started once and rests while others run.
+    Spdk(Spdk),
     /// A program that does the requests itself and reports: fio.
     Direct(Direct),
 }
@@ -279,15 +287,11 @@ impl<'a> Bench<'a> {
                 let arguments = arguments(&socket);
                 let server = Server::start(program, &arguments, &socket, &server)
                     .map_err(|e| e.to_string())?;
-                let client_words = |options: &LoadOptions| {
-                    let client = contender.client.unwrap_or(self.client);
-                    let each_call = client == Client::EachCall && !options.poll;
-                    let options = LoadOptions { each_call, ..options.clone() };
-                    let program = if client == Client::Blkio { "blkio" } else { "driver" };
-                    (program, LoadArgs::of(&options))
-                };
-                self.drive(&server, &socket, work, &client, client_words)
+                self.drive(&server, &socket, work, &client, self.client_words(contender))
             }
+            How::Spdk(spdk) => spdk.awake(self.args.server_cpu, |server, socket| {
+                self.drive(server, socket, work, &client, self.client_words(contender))
+            }),
             How::Xen { program, arguments, persistent } => {
                 // On a thread of this process, which sleeps while the guest and its disk are busy.
                 let xen = SimXen::start(&self.folder.path().join("xenstored"));
@@ -307,6 +311,20 @@ impl<'a> Bench<'a> {
                     |options: &LoadOptions| ("xenblk", XenBlkLoadArgs::of(options, *persistent));
                 self.drive(&server, xen.socket(), work, &client, words)
             }
+        }
+    }
+
+    /// The load generator that drives a vhost-user back-end, and its arguments.
+    fn client_words(
+        &self,
+        contender: &Contender,
+    ) -> impl Fn(&LoadOptions) -> (&'static str, Vec<OsString>) + use<> {
+        let client = contender.client.unwrap_or(self.client);
+        move |options| {
+            let each_call = client == Client::EachCall && !options.poll;
+            let options = LoadOptions { each_call, ..options.clone() };
+            let program = if client == Client::Blkio { "blkio" } else { "driver" };
+            (program, LoadArgs::of(&options))
         }
     }
 
@@ -413,10 +431,18 @@ fn ours_and_modes(
 const CLIENTS: [(&str, bool); 3] = [("polls", true), ("sleeps", false), (EACH_CALL, false)];
 const EACH_CALL: &str = "waits for each call";
 
-/// Gives each contender that a client drives the client that is named here.
-fn driven(contenders: Vec<Contender>, client: &str) -> Vec<Contender> {
-    let by = |contender: Contender| match contender.how {
-        How::Server { .. } if client == EACH_CALL => contender.driven_by(Client::EachCall),
+/// Gives each contender that a client drives the client that is named here; `usual` drives those
+/// whose cell asks for no other one. libblkio cannot drive SPDK, which lacks a protocol feature
+/// (CONFIGURE_MEM_SLOTS) that it needs: beside SPDK our own driver half drives every party instead.
+fn driven(contenders: Vec<Contender>, client: &str, usual: Client) -> Vec<Contender> {
+    let has_spdk = contenders.iter().any(|contender| matches!(contender.how, How::Spdk(_)));
+    let other = match (client, usual) {
+        (EACH_CALL, _) => Some(Client::EachCall),
+        (_, Client::Blkio) if has_spdk => Some(Client::Driver),
+        _ => None,
+    };
+    let by = |contender: Contender| match (&contender.how, other) {
+        (How::Server { .. } | How::Spdk(_), Some(other)) => contender.driven_by(other),
         _ => contender,
     };
     contenders.into_iter().map(by).collect()
@@ -443,6 +469,12 @@ fn qemu_storage_daemon(nodes: &[String], num_queues: usize) -> Result<Contender,
     Ok(Contender::new("qemu-storage-daemon", How::Server { program, arguments }))
 }
 
+/// SPDK serving this disk on one reactor, if it takes part.
+fn spdk(args: &ScenarioArgs, name: &str, disk: Disk) -> Option<Contender> {
+    let program = args.takes_part(name).then_some(args.spdk.as_ref()).flatten()?;
+    Some(Contender::new(name, How::Spdk(Spdk::new(program.clone(), disk))))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -458,26 +490,56 @@ mod tests {
     fn a_cell_whose_client_waits_for_each_call_has_it_drive_servers_and_nothing_else() {
         let server = || How::Server { program: PathBuf::new(), arguments: Box::new(|_| vec![]) };
         let direct = || How::Direct(Box::new(|_, _| Ok(BlkSample::default())));
-        let clients = |word| {
-            let contenders = vec![Contender::new("a", server()), Contender::new("b", direct())];
-            driven(contenders, word).iter().map(|c| c.client).collect::<Vec<_>>()
+        let clients = |word, usual, more: Option<How>| {
+            let mut all = vec![Contender::new("a", server()), Contender::new("b", direct())];
+            all.extend(more.map(|how| Contender::new("c", how)));
+            driven(all, word, usual).iter().map(|c| c.client).collect::<Vec<_>>()
         };
-        assert_eq!(clients(EACH_CALL), [Some(Client::EachCall), None]);
-        assert_eq!(clients("sleeps"), [None, None]);
+        let (blkio, driver, each_call) = (Client::Blkio, Client::Driver, Client::EachCall);
+        assert_eq!(clients(EACH_CALL, blkio, None), [Some(each_call), None]);
+        assert_eq!(clients("sleeps", blkio, None), [None, None]);
+        let spdk = || Some(How::Spdk(Spdk::new("vhost".into(), Disk::Null)));
+        assert_eq!(clients("sleeps", blkio, spdk()), [Some(driver), None, Some(driver)]);
+        assert_eq!(clients("sleeps", each_call, spdk()), [None, None, None]);
+        assert_eq!(clients(EACH_CALL, blkio, spdk()), [Some(each_call), None, Some(each_call)]);
+    }
+
+    #[test]
+    fn spdk_takes_part_where_its_program_is_named_and_is_missed_only_where_it_was_asked_for() {
+        let here = std::env::current_exe().unwrap();
+        let path = format!("--spdk={}", here.display());
+        let missed =
+            || progress::left_out().into_iter().filter(|s| s.contains("--spdk PATH")).count();
+        for (words, takes_part, is_missed) in [
+            (&[][..], false, 0),
+            (&[&*path], true, 0),
+            (&[&*path, "--without-peers"], false, 0),
+            (&[&*path, "--against=qemu-storage-daemon"], false, 0),
+            (&[&*path, "--against=spdk"], true, 0),
+            (&["--against=spdk"], false, 1),
+            (&["--spdk=/no/such/vhost"], false, 2),
+        ] {
+            let args = args(words);
+            assert_eq!(spdk(&args, "spdk uring", Disk::Null).is_some(), takes_part, "{words:?}");
+            assert_eq!(missed(), is_missed, "{words:?}");
+        }
+        let again = args(&[&*path]).words(1);
+        assert!(again.contains(&path.into()), "{again:?}");
+    }
+
+    fn args(words: &[&str]) -> ScenarioArgs {
+        let words = std::iter::once(&"x").chain(words);
+        Alone::try_parse_from(words).unwrap().scenario
     }
 
     #[test]
     fn a_peer_takes_part_if_it_was_asked_for_and_a_party_of_ours_always() {
-        let args = |words: &[&str]| {
-            let words = std::iter::once(&"x").chain(words);
-            Alone::try_parse_from(words).unwrap().scenario
-        };
         for words in [&["--without-peers"][..], &["--against=qemu-storage-daemon"]] {
             let args = args(words);
             assert!(args.takes_part("manyring, 4 queues") && args.takes_part("bare write loop"));
             assert!(!args.takes_part("fio io_uring, no vhost"), "{words:?}");
         }
-        let is_installed = peer::find(Peer::Fio.program()).is_ok();
+        let is_installed = Peer::Fio.find(None).is_ok();
         assert_eq!(args(&[]).takes_part("fio io_uring, no vhost"), is_installed);
         let package = |sentence: &String| sentence.contains("apt-get install fio");
         assert_eq!(progress::left_out().iter().any(package), !is_installed);

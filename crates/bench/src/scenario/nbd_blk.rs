@@ -45,7 +45,7 @@ pub(crate) fn run(args: &NbdBlkArgs) -> Result<Report<BlkCell>, String> {
         let name = format!("{queues} queues, QD{depth}, client {client}");
         let contenders = contenders(scenario, &server.socket, (queues, depth))?;
         let work = Work { queues, depth, size: BLOCK, poll: false, threads: None, pinned: true };
-        bench.cell(&name, &[work], &driven(contenders, client))?;
+        bench.cell(&name, &[work], &driven(contenders, client, args.client))?;
     }
     Ok(bench.report("nbd-blk"))
 }

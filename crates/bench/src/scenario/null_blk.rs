@@ -2,16 +2,17 @@
 //!
 //! 4 KiB random reads by libblkio, and by a client of our own that waits for each call: one queue
 //! and one worker against qemu-storage-daemon's null-co export (with `read-zeroes=off`: like ours
-//! it touches no data), then four queues against one on our own daemon, and four rings against one
-//! of bare threads.
+//! it touches no data) and SPDK's null bdev, then four queues against one on our own daemon, and
+//! four rings against one of bare threads.
 
 use super::{
     BLOCK, Bench, CLIENTS, Client, Contender, How, ScenarioArgs, Work, driven, ours,
-    ours_and_modes, per_million, qemu_storage_daemon,
+    ours_and_modes, per_million, qemu_storage_daemon, spdk,
 };
 use crate::load::LoadResult;
 use crate::measure::Affinity;
 use crate::peer;
+use crate::peer::spdk::Disk;
 use crate::report::Report;
 use crate::report::blk::{BlkCell, BlkSample};
 use clap::Args;
@@ -39,8 +40,9 @@ pub(crate) fn run(args: &NullBlkArgs) -> Result<Report<BlkCell>, String> {
                 let node = "driver=null-co,node-name=disk,size=68719476736,read-zeroes=off";
                 contenders.push(qemu_storage_daemon(&[node.to_owned()], 1)?);
             }
+            contenders.extend(spdk(args, "spdk", Disk::Null));
             let work = Work { queues: 1, depth, size: BLOCK, poll, threads: None, pinned: true };
-            bench.cell(&name, &[work], &driven(contenders, client))?;
+            bench.cell(&name, &[work], &driven(contenders, client, bench.client))?;
         }
     }
     scale(&mut bench, args)?;

@@ -1,0 +1,223 @@
+//! SPDK's `vhost`: a back-end with one reactor, a thread that polls all the time. It is started
+//! once and stopped (SIGSTOP) while other parties run, since it would take a CPU from them.
+
+use super::{PeerError, Server};
+use crate::measure::Affinity;
+use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Name of the socket, which SPDK makes in a folder that it is told.
+const SOCKET: &str = "socket";
+/// MiB of memory of its own: pages of 4 KiB, so that no huge page need be reserved.
+const MEMORY_MIB: u32 = 512;
+/// Blocks of 512 bytes of the disk that ends nowhere: 64 GiB, like that of the others.
+const NULL_BLOCKS: u64 = 64 << 21;
+/// It is stopped this long after its client has ended, when it has seen that the client is gone.
+const FAREWELL: Duration = Duration::from_millis(20);
+
+/// The disk that it serves.
+#[derive(Debug)]
+pub(crate) enum Disk {
+    /// One that ends nowhere, and whose reads touch no data.
+    Null,
+    /// A file, by io_uring; always with O_DIRECT.
+    Uring(PathBuf),
+    /// A file, by the kernel's older asynchronous I/O; always with O_DIRECT.
+    Aio(PathBuf),
+}
+
+impl Disk {
+    /// The call that makes it, as SPDK's configuration has it.
+    fn create(&self) -> Value {
+        let file = |method, path: &Path| {
+            json!({"method": method,
+                   "params": {"name": "disk", "filename": path, "block_size": 512}})
+        };
+        match self {
+            Self::Null => json!({"method": "bdev_null_create",
+                "params": {"name": "disk", "num_blocks": NULL_BLOCKS, "block_size": 512}}),
+            Self::Uring(path) => file("bdev_uring_create", path),
+            Self::Aio(path) => file("bdev_aio_create", path),
+        }
+    }
+
+    /// SPDK's configuration: the disk, and a vhost-user controller for it.
+    fn config(&self) -> Value {
+        let controller = json!({"method": "vhost_create_blk_controller",
+                                "params": {"ctrlr": SOCKET, "dev_name": "disk"}});
+        json!({"subsystems": [
+            {"subsystem": "bdev", "config": [self.create()]},
+            {"subsystem": "vhost_blk", "config": [controller]},
+        ]})
+    }
+}
+
+/// What it is given: files in `folder`, one reactor, which is on `cpu`.
+fn arguments(folder: &Path, cpu: usize) -> Vec<OsString> {
+    let mut all: Vec<OsString> = vec!["-c".into(), folder.join("config.json").into()];
+    all.extend(["-S".into(), folder.into()]);
+    // Its command socket has one place for all of the machine otherwise.
+    all.extend(["-r".into(), folder.join("rpc").into()]);
+    all.extend(["-m".into(), format!("[{cpu}]").into()]);
+    // Another SPDK may have locked the CPU: one that rests, or one of the user.
+    all.push("--disable-cpumask-locks".into());
+    all.extend(["--no-pci", "--no-huge", "-s"].map(OsString::from));
+    all.push(MEMORY_MIB.to_string().into());
+    all
+}
+
+/// SPDK with a disk; started when it is first needed, killed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Spdk {
+    program: PathBuf,
+    disk: Disk,
+    running: RefCell<Option<Running>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    server: Server,
+    folder: tempfile::TempDir,
+}
+
+impl Spdk {
+    pub(crate) fn new(program: PathBuf, disk: Disk) -> Self {
+        Self { program, disk, running: RefCell::new(None) }
+    }
+
+    /// Does `work` with the server and its socket while it runs; it rests afterwards. What fails
+    /// ends it, so that it begins anew the next time.
+    pub(crate) fn awake<T>(
+        &self,
+        cpu: usize,
+        work: impl FnOnce(&Server, &Path) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let running = match self.running.take() {
+            Some(running) => running,
+            None => self.start(cpu)?,
+        };
+        running.server.go_on();
+        let result = work(&running.server, &running.folder.path().join(SOCKET))?;
+        std::thread::sleep(FAREWELL);
+        running.server.pause();
+        self.running.replace(Some(running));
+        Ok(result)
+    }
+
+    fn start(&self, cpu: usize) -> Result<Running, String> {
+        let folder = tempfile::tempdir().map_err(|e| format!("temporary folder: {e}"))?;
+        let config = folder.path().join("config.json");
+        std::fs::write(&config, self.disk.config().to_string())
+            .map_err(|e| format!("{}: {e}", config.display()))?;
+        let arguments = arguments(folder.path(), cpu);
+        let socket = folder.path().join(SOCKET);
+        let server = Server::start(&self.program, &arguments, &socket, &Affinity::one(cpu))
+            .map_err(|error: PeerError| error.to_string())?;
+        Ok(Running { server, folder })
+    }
+}
+
+impl Drop for Running {
+    /// It is killed, and has no time to remove what it keeps outside of its folder.
+    fn drop(&mut self) {
+        let pid = self.server.id();
+        let _ = std::fs::remove_dir_all(format!("/run/dpdk/spdk_pid{pid}"));
+        let _ = std::fs::remove_file(format!("/dev/shm/vhost_trace.pid{pid}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::Instant;
+
+    #[test]
+    fn the_configuration_has_the_disk_and_a_controller_for_it() {
+        let of = |disk: Disk| {
+            let config = disk.config();
+            let [bdev, vhost] =
+                ["bdev", "vhost_blk"].map(|name| subsystem(&config, name)[0].clone());
+            assert_eq!(vhost["method"], "vhost_create_blk_controller");
+            assert_eq!(vhost["params"], json!({"ctrlr": "socket", "dev_name": "disk"}));
+            assert_eq!(bdev["params"]["name"], "disk");
+            bdev
+        };
+        let null = of(Disk::Null);
+        assert_eq!(
+            (&null["method"], &null["params"]["block_size"]),
+            (&json!("bdev_null_create"), &json!(512))
+        );
+        assert_eq!(null["params"]["num_blocks"], 64_u64 * 1024 * 1024 * 1024 / 512);
+        for (disk, method) in [
+            (Disk::Uring("/a b/\"c".into()), "bdev_uring_create"),
+            (Disk::Aio("/a b/\"c".into()), "bdev_aio_create"),
+        ] {
+            let file = of(disk);
+            assert_eq!(file["method"], method);
+            assert_eq!(file["params"]["filename"], "/a b/\"c");
+        }
+    }
+
+    /// The calls of a subsystem, from the text that SPDK reads.
+    fn subsystem(config: &Value, name: &str) -> Vec<Value> {
+        let config: Value = serde_json::from_str(&config.to_string()).unwrap();
+        let all = config["subsystems"].as_array().unwrap();
+        let one = all.iter().find(|subsystem| subsystem["subsystem"] == name).unwrap();
+        one["config"].as_array().unwrap().clone()
+    }
+
+    #[test]
+    fn it_has_one_reactor_no_huge_pages_and_all_its_files_in_one_folder() {
+        let words = arguments(Path::new("/f"), 3);
+        let words: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
+        let expected = "-c /f/config.json -S /f -r /f/rpc -m [3] --disable-cpumask-locks \
+                        --no-pci --no-huge -s 512";
+        assert_eq!(words.join(" "), expected);
+    }
+
+    #[test]
+    fn it_runs_while_it_is_needed_rests_in_between_and_is_gone_in_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("vhost");
+        // Takes `-S FOLDER` as SPDK does, shows a socket there, and turns.
+        let script = "#!/bin/sh\nwhile [ \"$1\" != -S ]; do shift; done\n\
+                      touch \"$2/socket\"\nwhile :; do :; done\n";
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        let spdk = Spdk::new(program, Disk::Null);
+        let mut seen = Vec::new();
+        for _ in 0..2 {
+            let run = spdk.awake(0, |server, socket| {
+                assert!(socket.exists());
+                await_state(server.id(), 'R');
+                Ok(server.id())
+            });
+            let id = run.unwrap();
+            await_state(id, 'T');
+            seen.push(id);
+        }
+        assert_eq!(seen[0], seen[1], "it was started twice");
+        let failed: Result<(), String> = spdk.awake(0, |_, _| Err("a client failed".to_owned()));
+        assert_eq!(failed.unwrap_err(), "a client failed");
+        assert_eq!(state_of(seen[0]), None, "it is there still");
+    }
+
+    /// Waits until a process is in this state, as far as its scheduler lets it.
+    fn await_state(pid: u32, state: char) {
+        let start: Instant = crate::measure::now();
+        while state_of(pid) != Some(state) {
+            assert!(start.elapsed() < Duration::from_secs(60), "{:?}", state_of(pid));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// The state of a process in `/proc`: R that it can run, T that it is stopped.
+    fn state_of(pid: u32) -> Option<char> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(')')?.1.trim().chars().next()
+    }
+}
