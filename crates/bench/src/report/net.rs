@@ -21,6 +21,8 @@ pub(crate) struct NetSample {
     pub(crate) calls_per_packet: f64,
     /// Median latency in microseconds; 0 if it was not measured.
     pub(crate) p50_us: f64,
+    /// 99 of 100 operations took at most so many microseconds; 0 if there is none.
+    pub(crate) p99_us: f64,
     /// The costs of one operation for the back-end, if these are measured.
     #[serde(flatten)]
     pub(crate) per_operation: Option<PerOperation>,
@@ -151,7 +153,7 @@ impl Cell for NetCell {
 
     fn print_head(&self) {
         print!(
-            "  {:<24} {:>8} {:>9} {:>6} {:>8} {:>10} {:>8} {:>9} {:>9} {:>8}",
+            "  {:<24} {:>8} {:>9} {:>6} {:>8} {:>10} {:>8} {:>9} {:>9} {:>8} {:>8}",
             "party",
             "sessions",
             self.unit,
@@ -161,7 +163,8 @@ impl Cell for NetCell {
             "avg size",
             "kicks/pkt",
             "calls/pkt",
-            "p50 us"
+            "p50 us",
+            "p99 us"
         );
         if self.has_operations() {
             print!(" {:>9} {:>8} {:>8}", "CPU us/op", "kicks/op", "calls/op");
@@ -171,7 +174,7 @@ impl Cell for NetCell {
 
     fn print_party(&self, party: &Party<NetSample>) {
         print!(
-            "  {:<24} {:>8} {:>9.0} {:>6.1} {:>8.1} {:>10.0} {:>8.0} {:>9.4} {:>9.4} {:>8.1}",
+            "  {:<24} {:>8} {:>9.0} {:>6.1} {:>8.1} {:>10.0} {:>8.0} {:>9.4} {:>9.4} {:>8.1} {:>8.1}",
             party.name,
             self.sessions,
             party.median(|s| s.throughput),
@@ -182,6 +185,7 @@ impl Cell for NetCell {
             party.median(|s| s.kicks_per_packet),
             party.median(|s| s.calls_per_packet),
             party.median(|s| s.p50_us),
+            party.median(|s| s.p99_us),
         );
         if self.has_operations() {
             print!(

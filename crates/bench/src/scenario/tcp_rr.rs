@@ -108,5 +108,6 @@ pub(super) fn transact(
         after.per_operation(before, cpu_seconds, result.rate * seconds)
     };
     let per_operation = after.zip(before).map(each);
-    Ok(NetSample { throughput: result.rate, p50_us: result.p50_us, per_operation, ..costs })
+    let RrResult { rate: throughput, p50_us, p99_us, .. } = result;
+    Ok(NetSample { throughput, p50_us, p99_us, per_operation, ..costs })
 }
