@@ -5,7 +5,7 @@
 
 use arbitrary::Arbitrary;
 use manyring_daemon::rooms::fuzzing::{DEVICES, TakenRoom};
-use manyring_daemon::rooms::message::{Answered, Heard, Wish, Written, emit};
+use manyring_daemon::rooms::message::{Answered, Heard, Wish, Written, XenSaid, emit};
 
 #[derive(Arbitrary, Debug)]
 enum Act {
@@ -29,6 +29,7 @@ enum Said {
     Doubt,
     Guest { mac: Option<[u8; 6]>, announces: bool, control: Option<u16> },
     Counted,
+    Xen { kind: u8, text: String },
 }
 
 impl Said {
@@ -61,6 +62,15 @@ impl Said {
                 Heard::Guest { device, mac, announces, control }
             }
             Self::Counted => Heard::Counted { number },
+            Self::Xen { kind, text } => {
+                let said = match kind % 4 {
+                    0 => XenSaid::Started {},
+                    1 => XenSaid::Refused { text, passes: kind > 127 },
+                    2 => XenSaid::Fault { text },
+                    _ => XenSaid::Stopped {},
+                };
+                Heard::Xen { device, number, said }
+            }
         }
     }
 }

@@ -108,6 +108,9 @@ pub(crate) struct RoomArgs {
     /// can take from it; seccomp: all, and it ends if the kernel cannot take one of them.
     #[arg(long, value_enum, require_equals = true, default_value_t = Sandbox::Auto)]
     pub(crate) sandbox: Sandbox,
+    /// The process keeps the requests by which the disks of Xen guests are served.
+    #[arg(long)]
+    pub(crate) xen: bool,
     /// Try what it has given up, and end.
     #[arg(long)]
     pub(crate) show: bool,

@@ -168,7 +168,8 @@ impl House {
         for xen in &house.plan.xen_blk {
             let (pool, devices) = (house.pool().clone(), house.devices().clone());
             let shared = (pool, devices, house.shared.groups.clone());
-            house.xens.push(XenDisks::new(xen, io_uring, shared)?);
+            let apart = (house.shared.rooms.clone(), house.shared.domains);
+            house.xens.push(XenDisks::new(xen, io_uring, shared, apart)?);
         }
         Ok(house)
     }

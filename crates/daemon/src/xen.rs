@@ -8,31 +8,37 @@
 //! ```
 //! A disk is on the control API from when its file is open until its tool stack has removed it.
 
+mod apart;
 mod host;
 mod hypervisor;
 mod journals;
 mod start;
 mod state_dir;
 
+pub(crate) use host::{fault_of, stop_all};
 pub(crate) use hypervisor::HypervisorError;
+pub(crate) use start::{Begun, begin, failed, refused};
 pub(crate) use state_dir::StateDirError;
 
-use crate::config::plan::{STATE_DIR, XenBlkPlan, XenPlan};
+use crate::config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
 use crate::control::Registry;
 use crate::limits::Groups;
+use crate::rooms::Rooms;
 use host::XenHost;
 use hypervisor::Hypervisor;
 use journals::Journals;
+use manyring_device::blk::blkif::XenBlkOptions;
 use manyring_engine::{Pool, aside};
 use manyring_transport::xenbus::{
     Command, DEVICE, DeviceId, Discovery, Endpoint, Presence, SOCKET, ServeError, Store,
     StoreError, default_endpoint, serve,
 };
+use rustix::fd::OwnedFd;
 use state_dir::{Served, StateDir};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -80,6 +86,33 @@ struct Shared {
     groups: Groups,
     state_dir: StateDir,
     journals: Journals,
+    rooms: Rooms,
+    domains: Domains,
+    /// The bytes of disks in memory whose task has left them to the next one.
+    memory: Mutex<HashMap<DeviceId, Memory>>,
+}
+
+/// The bytes of a disk in memory.
+#[derive(Debug)]
+struct Memory {
+    /// What the tool stack calls the disk.
+    params: String,
+    file: OwnedFd,
+}
+
+impl Shared {
+    fn memory(&self) -> MutexGuard<'_, HashMap<DeviceId, Memory>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep_memory(&self, id: &DeviceId, params: String, file: OwnedFd) {
+        self.memory().insert(id.clone(), Memory { params, file });
+    }
+
+    fn memory_of(&self, id: &DeviceId, params: &str) -> Option<OwnedFd> {
+        let memory = self.memory().remove(id)?;
+        (memory.params == params).then_some(memory.file)
+    }
 }
 
 /// The disks of one Xen.
@@ -100,6 +133,7 @@ impl XenDisks {
         plan: &XenBlkPlan,
         io_uring: bool,
         (pool, devices, groups): (Arc<Pool>, Registry, Groups),
+        (rooms, domains): (Rooms, Domains),
     ) -> Result<Self, XenError> {
         let (key, endpoint) = match &plan.xen {
             XenPlan::Simulated { socket } => ("simulated", Endpoint::Socket(socket.clone())),
@@ -130,9 +164,19 @@ impl XenDisks {
         };
         let state_dir = StateDir::open(&plan.state_dir, &plan.kinds, served).map_err(refused)?;
         let journals = Journals::default();
-        let shared =
-            Shared { plan: plan.clone(), io_uring, pool, devices, groups, state_dir, journals };
-        let shared = Arc::new(shared);
+        let (plan, memory) = (plan.clone(), Mutex::default());
+        let shared = Arc::new(Shared {
+            plan,
+            io_uring,
+            pool,
+            devices,
+            groups,
+            state_dir,
+            journals,
+            rooms,
+            domains,
+            memory,
+        });
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }
 
@@ -320,14 +364,17 @@ impl Disks {
     /// requests are still waited for gets its task when that one has ended.
     fn go_on(&mut self, id: DeviceId, xen: &XenDisks, stop: &watch::Receiver<bool>) {
         let is_there = self.there.as_ref().is_some_and(|there| there.contains(&id));
+        if !is_there {
+            drop(xen.shared.memory().remove(&id));
+        }
         if *stop.borrow() || !is_there || self.running.contains_key(&id) {
             return;
         }
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);
         let (leave, stop) = watch::channel(false);
-        self.running.insert(id.clone(), Serving { commands: sender.clone(), leave });
+        self.running.insert(id.clone(), Serving { commands: sender.clone(), leave: leave.clone() });
         let (shared, hypervisor) = (xen.shared.clone(), xen.hypervisor.clone());
-        let host = XenHost::new(id, shared, hypervisor, sender, stop.clone());
+        let host = XenHost::new(id, shared, hypervisor, sender, leave);
         self.tasks.spawn(XenDisks::serve_disk(xen.store.clone(), host, commands, stop));
     }
 }
@@ -352,6 +399,28 @@ async fn watch_journals(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
 /// The name of a disk in logs, counters and the control API.
 fn disk_name(plan: &XenBlkPlan, DeviceId { kind, domain, device }: &DeviceId) -> String {
     format!("{}-{kind}-{domain}-{device}", plan.name)
+}
+
+/// How a disk looks to its guest.
+pub(crate) fn options(
+    plan: &XenBlkPlan,
+    name: &str,
+    (read_only, discard): (bool, bool),
+) -> XenBlkOptions {
+    XenBlkOptions {
+        read_only,
+        writeback: plan.writeback,
+        logical_block_size: plan.logical_block_size,
+        on_full: plan.on_full.law(),
+        discard: plan.discard && discard,
+        barrier: plan.barrier,
+        persistent: plan.persistent,
+        persistent_max: plan.persistent_max,
+        indirect_segments_max: plan.indirect_segments_max,
+        ring_page_order_max: plan.ring_page_order_max,
+        moderation: plan.moderation.law(),
+        ..XenBlkOptions::new(name, plan.num_queues)
+    }
 }
 
 fn endpoint_at(path: &Path) -> Endpoint {

@@ -27,10 +27,23 @@ struct Notify {
     port: u32,
 }
 
+/// `struct ioctl_evtchn_restrict_domid`
+#[repr(C)]
+struct RestrictDomain {
+    domain: u16,
+}
+
 /// `IOCTL_EVTCHN_BIND_INTERDOMAIN`: answered with the local port.
 const BIND_INTERDOMAIN: libc::Ioctl = ioctl_number(1, size_of::<BindInterdomain>());
 /// `IOCTL_EVTCHN_NOTIFY`
 const NOTIFY: libc::Ioctl = ioctl_number(4, size_of::<Notify>());
+
+/// `IOCTL_EVTCHN_RESTRICT_DOMID`
+const RESTRICT_DOMAIN: libc::Ioctl = ioctl_number(6, size_of::<RestrictDomain>());
+
+/// The number of the only request (`ioctl`) that is made of a device once its port is bound.
+#[allow(clippy::unnecessary_cast, reason = "the C library chooses the type of `Ioctl`")]
+pub const EVENT_REQUEST: u64 = NOTIFY as u64;
 
 const _: () = {
     use std::mem::offset_of;
@@ -40,6 +53,7 @@ const _: () = {
     assert!(offset_of!(Notify, port) == 0 && size_of::<Notify>() == 4);
     // Worked out by hand: the size, the letter E, the number.
     assert!(BIND_INTERDOMAIN == 0x0008_4501 && NOTIFY == 0x0004_4504);
+    assert!(size_of::<RestrictDomain>() == 2 && RESTRICT_DOMAIN == 0x0002_4506);
 };
 
 /// `_IOC(_IOC_NONE, 'E', number, size)`
@@ -62,14 +76,32 @@ impl EventPort {
     /// device is root's; `EINVAL`: there is no such port for us, or it is bound already; `ESRCH`:
     /// there is no such domain.
     pub fn bind(domain: u16, remote_port: u32) -> Result<Self, Errno> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let fd = rustix::fs::open(EVENT_DEVICE, flags, Mode::empty())?;
+        Self::bind_to(open()?, domain, remote_port)
+    }
+
+    /// As [`Self::bind`], for a process that must reach no other domain by the device: it binds no
+    /// port of another one, and none of Xen's own events.
+    ///
+    /// # Errors
+    /// As for [`Self::bind`]; `ENOTTY`: the kernel cannot restrict the device (Linux before 4.9).
+    pub fn bind_restricted(domain: u16, remote_port: u32) -> Result<Self, Errno> {
+        let (fd, restrict) = (open()?, RestrictDomain { domain });
+        if domain == 0 {
+            // The kernel restricts nobody to domain 0.
+            return Self::bind_to(fd, domain, remote_port);
+        }
+        // SAFETY: the number is that of the structure, which the device reads.
+        match unsafe { libc::ioctl(fd.as_raw_fd(), RESTRICT_DOMAIN, &raw const restrict) } {
+            -1 => Err(last_errno()),
+            _ => Self::bind_to(fd, domain, remote_port),
+        }
+    }
+
+    fn bind_to(fd: OwnedFd, domain: u16, remote_port: u32) -> Result<Self, Errno> {
         let bind = BindInterdomain { remote_domain: domain.into(), remote_port };
         // SAFETY: the number is that of the structure, which the device reads.
         let port = unsafe { libc::ioctl(fd.as_raw_fd(), BIND_INTERDOMAIN, &raw const bind) };
-        let port = u32::try_from(port).map_err(|_| {
-            Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
-        })?;
+        let port = u32::try_from(port).map_err(|_| last_errno())?;
         Ok(Self { fd, port })
     }
 
@@ -78,6 +110,12 @@ impl EventPort {
     #[must_use]
     pub fn of_fd(fd: OwnedFd, port: u32) -> Self {
         Self { fd, port }
+    }
+
+    /// The device, to be handed to another process.
+    #[must_use]
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
     }
 
     /// The port at our end.
@@ -108,6 +146,15 @@ impl AsFd for EventPort {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+fn open() -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(EVENT_DEVICE, flags, Mode::empty())
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 #[cfg(test)]

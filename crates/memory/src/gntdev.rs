@@ -30,6 +30,10 @@ const fn ioctl_number(number: libc::Ioctl, size: libc::Ioctl) -> libc::Ioctl {
     size << 16 | 0x47 << 8 | number
 }
 
+/// The numbers of all requests (`ioctl`) that are made of the device once it is open.
+#[allow(clippy::unnecessary_cast, reason = "the C library chooses the type of `Ioctl`")]
+pub const GRANT_REQUESTS: [u64; 2] = [MAP_GRANT_REF as u64, UNMAP_GRANT_REF as u64];
+
 /// Xen's grant device. One for all domains and queues.
 #[derive(Debug)]
 pub struct GrantDevice {
@@ -47,6 +51,18 @@ impl GrantDevice {
         let fd =
             rustix::fs::open(GRANT_DEVICE, flags, Mode::empty()).map_err(GrantError::Device)?;
         Ok(Self { fd })
+    }
+
+    /// The device, opened by somebody else for this process alone.
+    #[must_use]
+    pub fn of_fd(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    /// The open device, to be handed to another process.
+    #[must_use]
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
     }
 
     /// Maps a lot: all of its references together, or one by one if Xen refuses one of them, so

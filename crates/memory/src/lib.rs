@@ -44,9 +44,9 @@ mod window;
 
 pub use dirty::{DirtyLog, DirtyPages, LOG_PAGE};
 pub use error::MemoryError;
-pub use evtchn::{EVENT_DEVICE, EventPort};
+pub use evtchn::{EVENT_DEVICE, EVENT_REQUEST, EventPort};
 pub use files::{MemoryFiles, MemoryRules};
-pub use gntdev::{GRANT_DEVICE, GrantDevice};
+pub use gntdev::{GRANT_DEVICE, GRANT_REQUESTS, GrantDevice};
 pub use grant::{GRANT_PAGE_SIZE, GrantMapper, GrantPages};
 pub use guest::{GuestMemory, LastHit};
 pub use iov::{

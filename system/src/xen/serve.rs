@@ -49,7 +49,7 @@ impl Server {
     /// Starts to serve in dom0.
     pub(super) fn start(self, machine: &mut Machine) -> Outcome {
         let script = match self {
-            Self::Manyring => START,
+            Self::Manyring => return start_manyring(machine, ""),
             Self::Blkback => "must insmod /later/xen-blkback.ko max_queues=4 max_ring_page_order=4",
             Self::Qdisk => "",
         };
@@ -58,12 +58,17 @@ impl Server {
 }
 
 const START: &str = r#"
-/tmp/manyring xen-blk --kind vbd --kind manyring --num-queues 4 --control /tmp/control \
+/tmp/manyring xen-blk --kind vbd --kind manyring --num-queues 4 --control /tmp/control OPTIONS \
     2>>/host/manyring.log &
 echo $! >/tmp/manyring.pid
 # A killed one has left its socket there.
 until_is /tmp/manyring stats --control /tmp/control >/dev/null
 "#;
+
+/// Starts Manyring in dom0 with some more options.
+pub(super) fn start_manyring(machine: &mut Machine, options: &str) -> Outcome {
+    machine.run(&START.replace("OPTIONS", options)).map(|_| ())
+}
 
 /// Manyring's counters: the output of `manyring stats --json` in dom0.
 pub(super) fn stats(machine: &mut Machine) -> Outcome<Value> {

@@ -23,7 +23,7 @@ mod xen;
 
 pub(crate) use access::AccessPlan;
 pub(crate) use daemon::{DaemonPlan, Domains};
-pub(crate) use domain::ANY_USER;
+pub(crate) use domain::{ANY_USER, XEN};
 pub(crate) use door::DoorPlan;
 pub(crate) use key_class::{Class, class_of};
 pub(crate) use limit::{GroupPlan, LimitPlan, limit_keys};

@@ -1,6 +1,7 @@
 //! Starts the processes of rooms and the next house, on one thread that lives as long as this one.
 //!
-//! One process is always ahead: a *spare* has given up its rights, started its worker and waits for
+//! One process is always ahead, and another one where there are Xen guests: a *spare* has given up
+//! its rights, started its worker and waits for
 //! its first order. No room knows its domain by anything but what it is told, so it serves
 //! whichever domain needs a process next: a front-end whose room has died does not wait until a
 //! program is loaded. The next spare is started when that front-end has been served. A house that
@@ -35,6 +36,11 @@ const SPARES_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A process, and the house's end of its channel.
 type Spawned = (Child, OwnedFd);
+
+struct Spare {
+    arguments: Arc<[OsString]>,
+    spawned: Spawned,
+}
 
 /// An order to the thread that starts rooms.
 enum Order {
@@ -136,7 +142,8 @@ fn orders() -> io::Result<mpsc::Sender<Order>> {
 
 #[derive(Default)]
 struct Starter {
-    spares: Vec<Spawned>,
+    /// Rooms of Xen guests have other arguments than the rest.
+    spares: Vec<Spare>,
     /// The arguments for the next spare process, if one is wanted and there is none.
     wanted: Option<Arc<[OsString]>>,
 }
@@ -170,26 +177,30 @@ impl Starter {
     }
 
     /// Without a spare, the next room takes longer to begin: nothing else is wrong then.
-    fn prepare(&mut self, arguments: &[OsString], count: usize) {
-        let missing = count.saturating_sub(self.spares.len());
-        self.spares.extend((0..missing).map_while(|_| spawn(arguments).ok()));
+    fn prepare(&mut self, arguments: &Arc<[OsString]>, count: usize) {
+        let are = self.spares.iter().filter(|spare| spare.arguments == *arguments).count();
+        let spare = |spawned| Spare { arguments: arguments.clone(), spawned };
+        let spares = (are..count).map_while(|_| spawn(arguments).ok()).map(spare);
+        self.spares.extend(spares);
     }
 
     /// Waits until the spares have something to say, which is that they have begun, or have ended.
     fn wait(&self) {
         let until = Instant::now() + SPARES_PATIENCE;
-        for (_, socket) in &self.spares {
+        for Spare { spawned: (_, socket), .. } in &self.spares {
             let left = until.saturating_duration_since(Instant::now());
             let left = Timespec::try_from(left).ok();
             let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], left.as_ref());
         }
     }
 
-    fn room(&mut self, arguments: &[OsString]) -> io::Result<Spawned> {
-        while let Some(mut spare) = self.spares.pop() {
+    fn room(&mut self, arguments: &Arc<[OsString]>) -> io::Result<Spawned> {
+        let is_alike = |spare: &Spare| spare.arguments == *arguments;
+        while let Some(at) = self.spares.iter().rposition(is_alike) {
+            let Spare { mut spawned, .. } = self.spares.swap_remove(at);
             // A spare that was killed serves nobody.
-            if matches!(spare.0.try_wait(), Ok(None)) {
-                return Ok(spare);
+            if matches!(spawned.0.try_wait(), Ok(None)) {
+                return Ok(spawned);
             }
         }
         spawn(arguments)

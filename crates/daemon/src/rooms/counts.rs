@@ -3,17 +3,17 @@
 //! They lie in a file in memory that the house has made, and whose size nobody can change. The room
 //! writes it when it is asked to; the house reads it, maps nothing, and takes any number as one.
 
-use manyring_device::Device;
+use crate::assemble::Part;
 use manyring_engine::QueueStats;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// The counters of one device.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    device: Arc<dyn Device>,
+    part: Part,
     queues: usize,
     file: Mutex<OwnedFd>,
     /// What earlier rooms have counted, of each queue.
@@ -22,10 +22,10 @@ pub(crate) struct Counts {
 
 impl Counts {
     /// Of a device that the house shows, and that no room has yet.
-    pub(super) fn new(device: Arc<dyn Device>, queues: usize) -> Result<Self, Errno> {
+    pub(super) fn new(part: Part, queues: usize) -> Result<Self, Errno> {
         let before = (0..queues).map(|_| Vec::new()).collect();
         let file = Mutex::new(blank(queues)?);
-        Ok(Self { device, queues, file, before: Mutex::new(before) })
+        Ok(Self { part, queues, file, before: Mutex::new(before) })
     }
 
     /// A file for the next room, which begins at zero.
@@ -41,7 +41,7 @@ impl Counts {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
         for (index, before) in before.iter().enumerate() {
-            let Some(stats) = self.device.stats(index) else { continue };
+            let Some(stats) = self.part.stats(index) else { continue };
             let mut bytes = vec![0; size()];
             let at = u64::try_from(index * size()).unwrap_or(u64::MAX);
             if rustix::io::pread(&*file, &mut bytes, at) == Ok(size()) {
@@ -57,7 +57,7 @@ impl Counts {
         self.read();
         let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
         for (index, before) in before.iter_mut().enumerate() {
-            let Some(stats) = self.device.stats(index) else { continue };
+            let Some(stats) = self.part.stats(index) else { continue };
             *before = stats.numbers();
             stats.show(before, &[]);
         }
@@ -83,9 +83,9 @@ pub(super) fn sealed(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
 }
 
 /// Writes the counters of a device where the house reads them.
-pub(super) fn write(file: impl AsFd, device: &dyn Device, queues: usize) {
-    for index in 0..queues {
-        let Some(stats) = device.stats(index) else { continue };
+pub(super) fn write(file: impl AsFd, part: &Part) {
+    for index in 0..part.queue_count() {
+        let Some(stats) = part.stats(index) else { continue };
         let bytes: Vec<_> = stats.numbers().iter().flat_map(|n| n.to_ne_bytes()).collect();
         let at = u64::try_from(index * size()).unwrap_or(u64::MAX);
         let _ = rustix::io::pwrite(&file, &bytes, at);

@@ -2,7 +2,8 @@
 
 use super::counts::Counts;
 use super::estate::{Estates, Handing};
-use super::house::{Deaf, Given, Room};
+use super::given::Given;
+use super::house::{Deaf, Room};
 use super::lend::Attendant;
 use super::message::{PortFacts, Told};
 use super::takeover::{Bequest, Left, Share};
@@ -53,7 +54,7 @@ pub(crate) async fn serve(
         Endpoint::Bound(listener) => listener,
         _ => return Err(io_error(io::ErrorKind::InvalidInput.into())),
     };
-    let counts = Counts::new(made.device.clone(), made.part.queue_count());
+    let counts = Counts::new(made.part.clone(), made.part.queue_count());
     let counts = Arc::new(counts.map_err(|errno| io_error(errno.into()))?);
     let device = wanted.plan().name.as_str();
     let estates = Estates::new(device, made.part.queue_count());
@@ -88,7 +89,7 @@ pub(crate) async fn serve(
 }
 
 /// What a room needs to serve `queues` queues of a disk. May block.
-fn handed(disk: &dyn Disk, queues: usize) -> Result<Vec<OwnedFd>, Errno> {
+pub(super) fn handed(disk: &dyn Disk, queues: usize) -> Result<Vec<OwnedFd>, Errno> {
     let Some(image) = disk.image() else {
         return Ok(disk.hand_memory()?.into_iter().collect());
     };
@@ -119,6 +120,28 @@ fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
             }
             Ok(left)
         }
+    }
+}
+
+/// Returns when no request that a room has made of the device's image is under way.
+pub(super) async fn let_go(kind: &Kind, device: &str, room: &str) -> Result<(), String> {
+    let Kind::Blk(shown) = kind else { return Ok(()) };
+    let began = Instant::now();
+    let mut is_told = false;
+    loop {
+        let disk = shown.disk().clone();
+        let is_let_go = aside(move || disk.image().map_or(Ok(true), |i| i.is_let_go())).await;
+        match is_let_go {
+            Some(Ok(true)) => return Ok(()),
+            Some(Ok(false)) => {}
+            Some(Err(errno)) => return Err(errno.to_string()),
+            None => return Err("the daemon has failed".to_owned()),
+        }
+        if began.elapsed() > PATIENCE && !std::mem::replace(&mut is_told, true) {
+            let problem = "requests of a room that has ended are still waited for";
+            tracing::warn!(device, room, "{problem}");
+        }
+        sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), RETRY)).await;
     }
 }
 
@@ -400,7 +423,7 @@ impl Front<'_> {
         // Before the first client, so that its guest never sees the link or the limit of before.
         let mut more = vec![limits.borrow().of(&device)];
         more.extend(net.as_deref().map(lend::told));
-        room.give(told, fds, Given { connected, counts, net, asks, estates })
+        room.give(told, fds, Given { connected, counts, net, asks, estates, xen: None })
             .map_err(|Deaf| "the room does not read".to_owned())?;
         for told in more {
             let _ = room.tell(told, Vec::new());
@@ -438,25 +461,7 @@ impl Front<'_> {
     /// Returns when no room has the device any more, and no request of one is under way.
     async fn let_go(&mut self) -> Result<(), String> {
         while self.attends.join_next().await.is_some() {}
-        let Kind::Blk(shown) = &self.part.kind else { return Ok(()) };
-        let began = Instant::now();
-        let mut is_told = false;
-        loop {
-            let disk = shown.disk().clone();
-            let is_let_go = aside(move || disk.image().map_or(Ok(true), |i| i.is_let_go())).await;
-            match is_let_go {
-                Some(Ok(true)) => return Ok(()),
-                Some(Ok(false)) => {}
-                Some(Err(errno)) => return Err(errno.to_string()),
-                None => return Err("the daemon has failed".to_owned()),
-            }
-            if began.elapsed() > PATIENCE && !std::mem::replace(&mut is_told, true) {
-                let (device, room) = (&self.wanted.plan().name, self.domain);
-                let problem = "requests of a room that has ended are still waited for";
-                tracing::warn!(device, room, "{problem}");
-            }
-            sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), RETRY)).await;
-        }
+        let_go(&self.part.kind, &self.wanted.plan().name, self.domain).await
     }
 
     /// Takes the device from its room for another domain. A room that a guest has taken over may

@@ -3,8 +3,11 @@
 use super::channel::Brought;
 use super::counts::Counts;
 use super::estate::Estates;
-use super::house::{Given, Kin, Room};
+use super::given::{Given, Kin};
+use super::house::Room;
 use super::message::{self, FDS_MAX, Heard, SIZE_MAX, Told};
+use super::xen_line::XenLine;
+use crate::assemble::{Kind, Part};
 use manyring_backend::net::null::NullPort;
 use manyring_device::net::{NetDevice, NetOptions, Offload, Reclaim};
 use manyring_engine::{Janitor, Moderation, Pool, PoolOptions};
@@ -53,7 +56,8 @@ impl TakenRoom {
             };
             let port = Arc::new(NullPort::new(PAIRS, 0));
             let net = Arc::new(NetDevice::new(options, port, pool.clone()));
-            let counted = Arc::new(Counts::new(net.clone(), 2 * PAIRS + 1).ok()?);
+            let part = Part::new(Kind::Net(net.clone()), String::new(), "taken");
+            let counted = Arc::new(Counts::new(part, 2 * PAIRS + 1).ok()?);
             counts.push((counted.clone(), counted.begin().ok()?));
             let kept = Estates::new(name, 2 * PAIRS + 1);
             estates.push(kept.clone());
@@ -65,7 +69,11 @@ impl TakenRoom {
             };
             let connected = watch::Sender::new(false);
             let (asks, _) = mpsc::channel(1);
-            let given = Given { connected, counts: counted, net: Some(net), asks, estates: kept };
+            // One has the connection of a Xen disk, which begins, and no sessions.
+            let line = (name == DEVICES[1]).then(|| Arc::new(XenLine::default()));
+            line.iter().for_each(|line| drop(line.connects(1)));
+            let (net, estates, xen) = (Some(net), kept, line);
+            let given = Given { connected, counts: counted, net, asks, estates, xen };
             room.give(order, Vec::new(), given).ok()?;
         }
         drop(guard);

@@ -3,9 +3,9 @@
 mod hear;
 
 use super::channel::{Channel, watched};
-use super::chatter::Chatter;
 use super::counts::Counts;
 use super::estate::{Estates, Handing};
+use super::given::{Given, Kin};
 use super::lend::Ask;
 use super::message::{self, Heard, Told};
 use super::parcel::{Order, Parcel};
@@ -13,10 +13,10 @@ use super::park::Parking;
 use super::question::{Messages, PATIENCE, Question};
 use super::state::State;
 use super::threads::Threads;
+use super::xen_line::XenLine;
 use crate::control::snapshot::Workers;
 use manyring_device::net::NetDevice;
-use manyring_engine::{Janitor, aside};
-use manyring_transport::vhost_user::Connected;
+use manyring_engine::aside;
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
@@ -59,38 +59,11 @@ pub(super) struct Room {
     kin: Kin,
 }
 
-/// The parts that each room of a domain shares with the rooms before and after it.
-#[derive(Clone, Debug)]
-pub(super) struct Kin {
-    /// Closes the file descriptors that the rooms had no reason to send.
-    pub(super) janitor: Arc<Janitor>,
-    pub(super) chatter: Arc<Chatter>,
-}
-
-impl Kin {
-    pub(super) fn of(domain: &str) -> Self {
-        Self { janitor: Arc::new(Janitor::of(domain)), chatter: Chatter::new() }
-    }
-}
-
 /// A device that the room was given.
 #[derive(Debug)]
 struct Device {
     given: Given,
     removed: Option<oneshot::Sender<()>>,
-}
-
-/// What the house has of a device that a room serves.
-#[derive(Debug)]
-pub(super) struct Given {
-    /// Follows its sessions.
-    pub(super) connected: Connected,
-    pub(super) counts: Arc<Counts>,
-    pub(super) net: Option<Arc<NetDevice>>,
-    /// Where its questions go: one at a time is answered.
-    pub(super) asks: mpsc::Sender<Ask>,
-    /// The sockets and session notes that the house keeps of the device's front-ends.
-    pub(super) estates: Arc<Estates>,
 }
 
 /// The room takes no more orders: it ends, or does not read them.
@@ -184,7 +157,10 @@ impl Room {
 
     /// Gives it a device.
     pub(super) fn give(&self, order: Told, fds: Vec<Parcel>, given: Given) -> Result<(), Deaf> {
-        let Told::Device { device: name, .. } = &order else { return Err(Deaf) };
+        let (Told::Device { device: name, .. } | Told::XenDisk { device: name, .. }) = &order
+        else {
+            return Err(Deaf);
+        };
         let name = name.clone();
         self.tell(order, fds)?;
         self.lock().insert(name, Device { given, removed: None });
@@ -210,8 +186,7 @@ impl Room {
         }
         let told = self.tell(Told::Remove { device: device.to_owned() }, Vec::new());
         if told.is_err() || timeout(PATIENCE, is_removed).await.is_err() {
-            self.end("a device does not stop");
-            self.ended().await;
+            self.cast_out("a device does not stop").await;
         }
         self.lock().remove(device);
     }
@@ -264,6 +239,12 @@ impl Room {
 
     pub(super) fn parking(&self) -> &Parking {
         &self.parking
+    }
+
+    /// Has the process killed, for a fault of it; returns when it is gone.
+    pub(super) async fn cast_out(&self, reason: &str) {
+        self.end(reason);
+        self.ended().await;
     }
 
     pub(super) fn kin(&self) -> &Kin {

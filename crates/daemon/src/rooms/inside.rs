@@ -12,8 +12,9 @@ use super::net::{self, Given, RoomNet};
 use super::sandbox;
 use super::threads;
 use super::wishes::{Said, TheHouse, Unanswered};
-use crate::assemble::{Made, Opened};
-use crate::config::plan::{BlkPlan, DaemonPlan, DiskPlan, Wanted};
+use super::xen_inside::RoomXen;
+use crate::assemble::{Made, Opened, Part};
+use crate::config::plan::{DaemonPlan, DiskPlan, Wanted};
 use crate::house::{Tasks, raise_fd_limit};
 use crate::limits::Groups;
 use crate::{config, signals};
@@ -71,10 +72,21 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let tells = tokio::spawn(denied::tell());
     let channel = Arc::new(channel);
     let (says, said) = mpsc::channel(SAID_MAX);
-    let (tasks, devices, groups, unanswered) = Default::default();
+    let (tasks, devices, xens, groups, unanswered) = Default::default();
     let (threads, parks) = Default::default();
-    let mut room =
-        Inside { channel, pool, uring, tasks, devices, groups, says, unanswered, threads, parks };
+    let mut room = Inside {
+        channel,
+        pool,
+        uring,
+        tasks,
+        devices,
+        xens,
+        groups,
+        says,
+        unanswered,
+        threads,
+        parks,
+    };
     // The house may not see the process of another user in /proc.
     let stat: Vec<_> = std::fs::File::open("/proc/self/stat").into_iter().collect();
     if let Ok(ready) = message::emit(&Heard::Ready {}) {
@@ -87,8 +99,8 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let stopped = async { while room.tasks.ended().await.is_some() {} };
     let _ = tokio::time::timeout(QUIT_TIMEOUT, stopped).await;
     // With a disk in memory its memory is unmapped, which may take long.
-    let devices = std::mem::take(&mut room.devices);
-    aside(move || drop(devices)).await;
+    let gone = (std::mem::take(&mut room.devices), std::mem::take(&mut room.xens));
+    aside(move || drop(gone)).await;
     ended
 }
 
@@ -98,6 +110,8 @@ struct Inside {
     uring: bool,
     tasks: Tasks,
     devices: HashMap<String, Device>,
+    /// The disks of Xen guests.
+    xens: HashMap<String, RoomXen>,
     groups: RoomGroups,
     says: mpsc::Sender<Said>,
     unanswered: Unanswered,
@@ -157,8 +171,7 @@ impl Inside {
                     return Err("house: a device without counters".to_owned());
                 }
                 let counters = fds.remove(0);
-                let gift = Gift { has_image, port, fds };
-                self.add(wanted, gift, counters).await?;
+                self.add(wanted, Gift { has_image, port, fds }, counters).await?;
             }
             Told::Kept { device, entry: Written { key, bytes } } => {
                 if let Some(device) = self.devices.get_mut(&device) {
@@ -181,8 +194,9 @@ impl Inside {
                 renewed.map_err(|errno| format!("house: queues of {device}: {errno}"))?;
             }
             Told::Limit { device, rates, group } => {
-                if let Some(Device { made, .. }) = self.devices.get(&device) {
-                    self.groups.limit(made.part.kind.limit(), rates, group);
+                if let Some(part) = self.part(&device) {
+                    let limit = part.kind.limit().clone();
+                    self.groups.limit(&limit, rates, group);
                     let pool = self.pool.clone();
                     let refresh =
                         async move { pool.refresh(|of| of == device, REFRESH_PATIENCE).await };
@@ -192,13 +206,27 @@ impl Inside {
             Told::Done { number, error } => self.unanswered.answer(number, error),
             Told::Threads {} => self.threads = fds.pop(),
             Told::Hail { number } => self.say(&Heard::Counted { number }).await,
+            Told::XenDisk { device, facts } => {
+                let parts = (self.pool.clone(), self.channel.clone());
+                let how = (parts, self.uring, self.house(&device));
+                let xen = RoomXen::open(&device, facts, fds, how).await?;
+                self.xens.insert(device, xen);
+            }
+            Told::XenRing { ref device, .. }
+            | Told::XenConnect { ref device, .. }
+            | Told::XenDisconnect { ref device, .. } => {
+                if let Some(xen) = self.xens.get_mut(device) {
+                    xen.obey(told, fds);
+                }
+            }
             Told::Count { number } => {
                 self.threads.iter().for_each(|file| threads::write(file, &self.pool));
                 let mut news = Vec::new();
                 for (name, Device { net, made, counters, .. }) in &mut self.devices {
-                    counts::write(counters, &*made.device, made.part.queue_count());
+                    counts::write(counters, &made.part);
                     news.extend(net.as_mut().and_then(|net| net.news(name)));
                 }
+                self.xens.values().for_each(RoomXen::count);
                 for heard in news {
                     self.say(&heard).await;
                 }
@@ -208,13 +236,22 @@ impl Inside {
         Ok(())
     }
 
+    fn house(&self, device: &str) -> TheHouse {
+        TheHouse { device: device.to_owned(), says: self.says.clone() }
+    }
+
+    fn part(&self, device: &str) -> Option<&Part> {
+        let made = self.devices.get(device).map(|device| &device.made.part);
+        made.or_else(|| self.xens.get(device).map(RoomXen::part))
+    }
+
     fn net(&self, device: &str) -> Option<&RoomNet> {
         self.devices.get(device)?.net.as_ref()
     }
 
     async fn add(&mut self, wanted: Wanted, gift: Gift, counters: OwnedFd) -> Result<(), String> {
         let name = wanted.plan().name.as_str();
-        let house = TheHouse { device: name.to_owned(), says: self.says.clone() };
+        let house = self.house(name);
         let (asked, uring) = (wanted.clone(), self.uring);
         let opened = aside(move || gift.opened(&asked, uring, house)).await;
         let (opened, given) = opened.ok_or("a device cannot be put together")??;
@@ -276,6 +313,9 @@ impl Inside {
 
     /// Stops a device, and tells when all that it had is closed.
     fn remove(&mut self, name: String) {
+        if let Some(xen) = self.xens.remove(&name) {
+            return xen.remove(name);
+        }
         let Some(closed) = self.close(&name) else { return };
         let channel = self.channel.clone();
         tokio::spawn(async move {
@@ -308,15 +348,15 @@ impl Inside {
             let Device { net, made, clients: _, counters, estate } = device;
             // Nothing looks after its port any more.
             drop(net);
-            counts::write(&counters, &*made.device, made.part.queue_count());
+            counts::write(&counters, &made.part);
             aside(move || drop((made, counters, estate))).await;
         })
     }
 
     /// Takes the size of a device's file anew; its guest is told.
     fn measure(&self, name: &str) {
-        let Some(device) = self.devices.get(name) else { return };
-        let (part, name) = (device.made.part.clone(), name.to_owned());
+        let Some(part) = self.part(name).cloned() else { return };
+        let name = name.to_owned();
         tokio::spawn(aside(move || {
             if let crate::assemble::Kind::Blk(blk) = &part.kind
                 && let Err(errno) = blk.resize(None)
@@ -337,7 +377,7 @@ fn refuse(client: Client) {
     }
 }
 
-async fn say(channel: &Channel, heard: &Heard) {
+pub(super) async fn say(channel: &Channel, heard: &Heard) {
     if let Ok(bytes) = message::emit(heard) {
         // The house is gone: the next look at the channel shows it.
         let _ = channel.send(&bytes, NO_FDS).await;
@@ -345,10 +385,10 @@ async fn say(channel: &Channel, heard: &Heard) {
 }
 
 /// What the house has opened of a device.
-struct Gift {
-    has_image: bool,
-    port: Option<PortFacts>,
-    fds: Vec<OwnedFd>,
+pub(super) struct Gift {
+    pub(super) has_image: bool,
+    pub(super) port: Option<PortFacts>,
+    pub(super) fds: Vec<OwnedFd>,
 }
 
 impl Gift {
@@ -360,7 +400,9 @@ impl Gift {
         house: TheHouse,
     ) -> Result<(Opened, Option<Given>), String> {
         let (opened, given) = match wanted {
-            Wanted::Blk(blk) => (Opened::Disk(self.disk(blk, uring, house)?), None),
+            Wanted::Blk(blk) => {
+                (Opened::Disk(self.disk((&blk.disk, blk.read_only), uring, house)?), None)
+            }
             Wanted::Net(net) => {
                 let given = Given::new(net, self.port, self.fds, house)?;
                 let mac = net.mac.unwrap_or_else(|| net.made_mac());
@@ -372,9 +414,14 @@ impl Gift {
     }
 
     /// The disk of a device, of the descriptions that were given or of none.
-    fn disk(self, blk: &BlkPlan, uring: bool, house: TheHouse) -> Result<Arc<dyn Disk>, String> {
+    pub(super) fn disk(
+        self,
+        (plan, read_only): (&DiskPlan, bool),
+        uring: bool,
+        house: TheHouse,
+    ) -> Result<Arc<dyn Disk>, String> {
         let mut given = self.fds;
-        match (&blk.disk, self.has_image && given.len() > 1) {
+        match (plan, self.has_image && given.len() > 1) {
             (DiskPlan::Null { size }, false) => Ok(Arc::new(NullDisk::new(*size))),
             (DiskPlan::Memory { size }, false) => {
                 let file = given.pop().ok_or("house: a disk in memory without its memory")?;
@@ -385,8 +432,8 @@ impl Gift {
                 let handed = Handed { file: given.remove(0), flushes: given };
                 let marks = lock_with_rings.then(|| handed.marks(path)).transpose();
                 let marks = marks.map_err(|errno| errno.to_string())?;
-                let (read_only, direct) = (blk.read_only, *direct);
-                let options = ImageOptions { read_only, direct, ..ImageOptions::default() };
+                let options =
+                    ImageOptions { read_only, direct: *direct, ..ImageOptions::default() };
                 let image = Image::handed(handed, path, options);
                 let image = image.map_err(|error| error.to_string())?;
                 let inner: Arc<dyn Disk> = match uring {

@@ -1,7 +1,7 @@
 //! The keys of a device as the control API takes them: a room reads what it is given by the same
 //! door. The socket of the device, and what it opens, are the house's.
 
-use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, NetPlan, PortPlan, mac_text};
+use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, NetPlan, PortPlan, XenBlkPlan, mac_text};
 use manyring_device::net::{MacAddress, NetDevice};
 use serde_json::{Value, json};
 
@@ -38,6 +38,28 @@ pub(super) fn of_blk(blk: &BlkPlan) -> String {
         // The plan has no domain for it.
         DiskPlan::Nbd(_) | DiskPlan::Door(_) => {}
     }
+    keys.to_string()
+}
+
+/// Those of the disks of a Xen's guests; and what a disk is, as in its node `params`: the name of a
+/// file is not told.
+pub(crate) fn of_xen(plan: &XenBlkPlan) -> String {
+    let keys = json!({
+        "simulated": "/handed",
+        "direct": plan.direct,
+        "logical_block_size": plan.logical_block_size,
+        "num_queues": plan.num_queues,
+        "cache": if plan.writeback { "writeback" } else { "writethrough" },
+        "on_full": plan.on_full,
+        "discard": plan.discard,
+        "barrier": plan.barrier,
+        "persistent": plan.persistent,
+        "persistent_max": plan.persistent_max,
+        "indirect_segments_max": plan.indirect_segments_max,
+        "ring_page_order_max": plan.ring_page_order_max,
+        "moderation": plan.moderation,
+        "fault": plan.fault,
+    });
     keys.to_string()
 }
 

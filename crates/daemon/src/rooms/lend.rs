@@ -64,7 +64,7 @@ impl Attendant {
         let mut changes = match &self.kind {
             Kind::Net(net) => net.config_changes(),
             Kind::Blk(Blk::Virtio(blk)) => blk.config_changes(),
-            Kind::Blk(Blk::Xen(_)) => return,
+            Kind::Blk(Blk::Xen(blk)) => blk.changes(),
         };
         if matches!(self.kind, Kind::Net(_)) {
             changes.mark_changed();
@@ -142,7 +142,7 @@ impl Attendant {
                 let rss = config.map(|config| RssConfig::parse(&config)).transpose();
                 net.lend_rss(rss.map_err(|_| Errno::INVAL)?).await
             }
-            (Kind::Blk(blk), Wish::Lock { is_held }) => {
+            (Kind::Blk(Blk::Virtio(blk)), Wish::Lock { is_held }) => {
                 let disk = blk.disk().clone();
                 aside(move || lock(&*disk, is_held)).await.unwrap_or(Err(Errno::IO))
             }

@@ -31,6 +31,36 @@ pub enum Told {
         /// Its frames go to an interface of the host.
         port: Option<PortFacts>,
     },
+    /// A disk of a Xen guest to serve. File descriptors: as for [`Self::Device`].
+    XenDisk {
+        /// Its name.
+        device: String,
+        /// The disk.
+        facts: XenFacts,
+    },
+    /// A ring of the front-end that connects next. File descriptors: of this machine's Xen the
+    /// device of the event channel, of a simulated one the two eventfds; then the journal.
+    XenRing {
+        /// The device's name.
+        device: String,
+        /// The ring.
+        ring: XenRing,
+    },
+    /// The front-end of a Xen disk connects, with the rings that were told. One descriptor: the
+    /// grant device of this machine's Xen, or the memory of a simulated domain.
+    XenConnect {
+        /// The device's name.
+        device: String,
+        /// The front-end.
+        front: XenFrontEnd,
+    },
+    /// The rings of a Xen disk are to be left as they are.
+    XenDisconnect {
+        /// The device's name.
+        device: String,
+        /// That of the connection.
+        number: u64,
+    },
     /// What the host or the operator has changed of a network device. Everything is said each time.
     Outside {
         /// The device's name.
@@ -127,6 +157,86 @@ pub struct PortFacts {
     pub table_key: Option<u64>,
     /// The host can choose queues by the guest's hash.
     pub can_hash: bool,
+}
+
+/// What a room must know of a Xen guest's disk.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct XenFacts {
+    /// The keys of its `[[xen_blk]]`, as JSON.
+    pub keys: String,
+    /// What it is, as in the node `params`. The path of a file is not told.
+    pub params: String,
+    /// Its bytes are in a file.
+    pub has_image: bool,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// The tool stack allows discards.
+    pub discard: bool,
+}
+
+/// A ring of a Xen front-end.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct XenRing {
+    /// The grant references of its pages.
+    pub refs: Vec<u32>,
+    /// The port of the event channel, of this machine's Xen.
+    pub port: Option<u32>,
+    /// It has a journal.
+    pub has_journal: bool,
+}
+
+/// A Xen front-end that connects.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct XenFrontEnd {
+    /// Answers name it.
+    pub number: u64,
+    /// Its domain.
+    pub domain: u16,
+    /// Its layout: the index in `Abi::ALL`.
+    pub abi: usize,
+    /// It uses the same grants again.
+    pub persistent: bool,
+    /// Most segments of an indirect request, as it was offered.
+    pub indirect_segments_max: u16,
+    /// Another process has served its rings.
+    pub takeover: bool,
+    /// Where the pages of a simulated domain are mapped from.
+    pub seat: Option<XenSeat>,
+}
+
+/// The right to map pages of a simulated domain.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct XenSeat {
+    /// Entries of the domain's grant table.
+    pub entries: u32,
+    /// The seat.
+    pub seat: u8,
+}
+
+/// What a room says of the connection of a Xen disk.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum XenSaid {
+    /// Its rings are served.
+    Started {},
+    /// They are not, and nothing of the front-end is in use.
+    Refused {
+        /// The reason.
+        text: String,
+        /// The reason may pass.
+        passes: bool,
+    },
+    /// A queue met a fault of the front-end.
+    Fault {
+        /// The fault.
+        text: String,
+    },
+    /// Its rings are left: nothing of the front-end is in use.
+    Stopped {},
 }
 
 /// Rates of a limit, in a second; 0: no limit.
@@ -292,6 +402,15 @@ pub enum Heard {
         /// The index of its control queue.
         control: Option<u16>,
     },
+    /// Something of the connection of a Xen disk that the room was told of last.
+    Xen {
+        /// The device's name.
+        device: String,
+        /// That of the connection.
+        number: u64,
+        /// The news.
+        said: XenSaid,
+    },
     /// The counters are written down.
     Counted {
         /// That of the question.
@@ -355,6 +474,36 @@ mod tests {
         (0..next(seed) % 40).filter_map(|_| char::from_u32((next(seed) % 0x3000) as u32)).collect()
     }
 
+    fn told_of_xen(number: u64, device: String, keys: String) -> Told {
+        let is_open = number % 2 == 0;
+        let seat = is_open.then_some(XenSeat { entries: 7, seat: 3 });
+        match number % 14 {
+            10 => {
+                let refs = vec![1, u32::MAX];
+                let ring = XenRing { refs, port: Some(9), has_journal: is_open };
+                Told::XenRing { device, ring }
+            }
+            11 => {
+                let front = XenFrontEnd { number, domain: 7, seat, ..XenFrontEnd::default() };
+                Told::XenConnect { device, front }
+            }
+            12 => Told::XenDisconnect { device, number },
+            _ => {
+                let params = "null:1G".to_owned();
+                Told::XenDisk { device, facts: XenFacts { keys, params, ..XenFacts::default() } }
+            }
+        }
+    }
+
+    fn said_of_xen(number: u64) -> XenSaid {
+        match number % 5 {
+            0 => XenSaid::Started {},
+            1 => XenSaid::Stopped {},
+            2 => XenSaid::Fault { text: "a".to_owned() },
+            _ => XenSaid::Refused { text: "b".to_owned(), passes: number % 2 == 0 },
+        }
+    }
+
     #[test]
     fn every_message_is_read_as_it_was_written() {
         let seed = &mut 0x9e37_79b9_7f4a_7c15;
@@ -371,7 +520,7 @@ mod tests {
                 can_hash: is_open,
             });
             let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
-            let told = match number % 11 {
+            let told = match number % 15 {
                 0 => Told::Device { device, keys, has_image: is_open, port },
                 1 => Told::Client { device, number, answering: is_open.then(|| vec![1, 2]) },
                 9 => Told::Kept { device, entry: Written { key: 7, bytes: vec![0, 255] } },
@@ -390,13 +539,14 @@ mod tests {
                     let group = is_open.then(|| GroupRates { name: text(seed), rates });
                     Told::Limit { device, rates, group }
                 }
+                10..14 => told_of_xen(number, device, keys),
                 _ if is_open => Told::Count { number },
                 _ => Told::Hail { number },
             };
             assert_eq!(parse::<Told>(&emit(&told).unwrap()).unwrap(), told, "round {round}");
             let device = text(seed);
             let ask = |device, wish| Heard::Ask { device, number, wish };
-            let heard = match number % 12 {
+            let heard = match number % 14 {
                 0 => Heard::Ready {},
                 1 => Heard::Session { device, is_open },
                 2 => Heard::Removed { device },
@@ -412,6 +562,7 @@ mod tests {
                     let answer = Answered::UnderWay(vec![3]);
                     Heard::Note { device, number, puts, drops: vec![5, 6], answer }
                 }
+                11 | 12 => Heard::Xen { device, number, said: said_of_xen(number) },
                 _ => Heard::Counted { number },
             };
             let bytes = emit(&heard).unwrap();

@@ -12,6 +12,9 @@
 //!            interface, and keeps the interface
 //! estate.rs  keeps connections, and notes of the       <-   keeper.rs  notes what its sessions are
 //!            sessions, for the next room                          told
+//! xen_front.rs hands a disk of a Xen guest over, and what  <-> xen_inside.rs maps its rings and
+//!            its front-end has named; xen_line.rs checks the        serves them
+//!            answers
 //!            message.rs what they say    channel.rs how, with file descriptors    keys.rs a device
 //!            counts.rs what a device has counted    threads.rs how its workers are
 //!            sandbox.rs what a room gives up        identity.rs as whom it goes on
@@ -31,11 +34,12 @@ mod estate;
 mod front;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+mod given;
 mod house;
 mod identity;
 mod inside;
 mod keeper;
-mod keys;
+pub(crate) mod keys;
 mod lend;
 mod limits;
 mod locked;
@@ -49,18 +53,23 @@ mod state;
 mod takeover;
 mod threads;
 mod wishes;
+mod xen_front;
+mod xen_inside;
+mod xen_line;
 
 pub(crate) use begin::start_next;
 pub(crate) use front::serve;
 pub(crate) use inside::run;
 pub use takeover::Left;
 pub(crate) use takeover::{Legacy, LegacyChannel};
+pub(crate) use xen_front::{XenFront, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed};
 
-use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan};
+use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};
 use crate::control::snapshot::Workers;
 use counts::Counts;
 use estate::Heirloom;
-use house::{Kin, Room};
+use given::Kin;
+use house::Room;
 use limits::Limits;
 use manyring_engine::aside;
 use rustix::io::Errno;
@@ -81,6 +90,8 @@ const START_PAUSE: Duration = Duration::from_millis(200);
 const START_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A room that dies this soon may die of what it is told.
 const BRIEF: Duration = Duration::from_secs(2);
+/// How long after its start the room of a Xen guest that has ended is shown at least.
+const GONE: Duration = Duration::from_secs(60);
 /// How long a reader of counters waits for the rooms.
 const COUNT_PATIENCE: Duration = Duration::from_millis(200);
 
@@ -90,6 +101,8 @@ pub(crate) struct Rooms {
     kept: Arc<Mutex<BTreeMap<String, Kept>>>,
     /// The options that each room is started with.
     arguments: Arc<[OsString]>,
+    /// And that of Xen guests.
+    xen_arguments: Arc<[OsString]>,
     limits: Arc<watch::Sender<Arc<Limits>>>,
     /// Where the front of each device is asked for what it leaves to another house, or to make its
     /// disk smaller.
@@ -141,9 +154,11 @@ impl Rooms {
     /// No room runs yet. `arguments`: the options that each is started with. `legacy`: what another
     /// house has left.
     pub(crate) fn new(arguments: Vec<OsString>, legacy: &mut Legacy) -> Self {
+        let of_xen = arguments.iter().cloned().chain([sandbox::XEN_OPTION.into()]).collect();
         Self {
             kept: Arc::default(),
             arguments: arguments.into(),
+            xen_arguments: of_xen,
             limits: Arc::default(),
             fronts: Arc::default(),
             pauses: Arc::new(watch::Sender::new(false)),
@@ -159,6 +174,11 @@ impl Rooms {
         let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
         fronts.insert(device.to_owned(), asks);
         (asked, self.heirlooms().remove(device).unwrap_or_default())
+    }
+
+    /// Disks of Xen guests are there: a room will be needed.
+    fn prepare_xen(&self) {
+        begin::prepare(self.xen_arguments.clone());
     }
 
     /// Lets go of the front-ends that another house has left of devices which have no front here.
@@ -289,8 +309,15 @@ impl Rooms {
                 continue;
             }
             let kin = kin.unwrap_or_else(|| Kin::of(domain));
-            let room = Room::start(domain, self.arguments.clone(), kin);
+            let is_xen = |domain: &str| domain.starts_with(XEN);
+            let arguments = if is_xen(domain) { &self.xen_arguments } else { &self.arguments };
+            let room = Room::start(domain, arguments.clone(), kin);
             let (started, starts) = (Instant::now(), starts + 1);
+            // Each boot of a guest is a domain of a new number.
+            kept.retain(|name, kept| {
+                let is_over = kept.room.state() == State::Ended && kept.started.elapsed() > GONE;
+                !(is_xen(name) && is_over)
+            });
             kept.insert(domain.to_owned(), Kept { room, started, starts, pause });
         }
     }

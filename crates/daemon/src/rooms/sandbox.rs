@@ -10,7 +10,8 @@
 //! landlock         of all files it may read those of /proc and /sys; no TCP port, no socket of
 //!                  others by an abstract name, no signal to others
 //! seccomp          the calls of `CALLS`, those of `own_process` for this process alone, and of
-//!                  devices the `REQUESTS`; others fail with EPERM, and are logged with their
+//!                  devices the `REQUESTS`, where Xen guests are served the `XEN_REQUESTS` too;
+//!                  others fail with EPERM, and are logged with their
 //!                  thread (`denied.rs`); threads are made and no process, which would outlive the
 //!                  room
 //! ```
@@ -22,6 +23,7 @@ use landlock::{
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
 use manyring_backend::sys::{denied, uring};
+use manyring_memory::{EVENT_REQUEST, GRANT_REQUESTS};
 use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
@@ -56,6 +58,8 @@ impl Sandbox {
     }
 }
 
+/// The option with which the room of Xen guests is started.
+pub(super) const XEN_OPTION: &str = "--xen";
 /// Most workers of a room, each of which has a ring of 350 KiB from the beginning.
 const RINGS_MAX: usize = 16;
 
@@ -106,7 +110,7 @@ pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
     super::identity::enter();
     // A change of user has taken it back.
     dies_with_house();
-    let refused = give_up();
+    let refused = give_up(arguments.iter().any(|argument| argument == XEN_OPTION));
     if !refused.is_empty() && asked(Sandbox::Seccomp) {
         return Err(refused);
     }
@@ -116,8 +120,8 @@ pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
 
 /// The steps that the kernel refused, each with its reason; empty if it refused none. Each step is
 /// tried, whatever became of the one before it.
-fn give_up() -> String {
-    let steps = [no_rights(), no_files(), few_calls()];
+fn give_up(is_for_xen: bool) -> String {
+    let steps = [no_rights(), no_files(), few_calls(is_for_xen)];
     steps.into_iter().filter_map(Result::err).collect::<Vec<_>>().join("; ")
 }
 
@@ -163,12 +167,13 @@ fn no_files() -> Result<(), String> {
     }
 }
 
-fn few_calls() -> Result<(), String> {
+fn few_calls(is_for_xen: bool) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("seccomp: {error}");
     super::denied::watch().map_err(|error| failed(&error))?;
     let mut calls: BTreeMap<i64, Vec<_>> =
         CALLS.iter().chain(OLD_CALLS).map(|call| (*call, Vec::new())).collect();
-    for request in REQUESTS {
+    let of_xen = XEN_REQUESTS.iter().filter(|_| is_for_xen);
+    for request in REQUESTS.iter().chain(of_xen) {
         let rule = rule(&[(1, Eq, *request)]).map_err(|error| failed(&error))?;
         calls.entry(libc::SYS_ioctl).or_default().push(rule);
     }
@@ -282,6 +287,10 @@ const REQUESTS: &[u64] = &[
     0x127b, // BLKPBSZGET
     0x127d, // BLKSECDISCARD
 ];
+
+/// What the room of Xen guests may ask besides: to map and unmap pages that a guest lends, and to
+/// signal a guest. The house has bound the event channels: no other one can be bound.
+const XEN_REQUESTS: &[u64] = &[GRANT_REQUESTS[0], GRANT_REQUESTS[1], EVENT_REQUEST];
 
 /// Older forms of these, which only this machine has.
 #[cfg(target_arch = "x86_64")]

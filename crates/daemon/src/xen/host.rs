@@ -1,14 +1,16 @@
 //! `XenHost`: serves one disk of a Xen guest, as its handshake asks: opens what the tool stack
 //! names, connects queues to the front-end's rings, stops them.
 
+use super::apart::{self, Apart};
 use super::hypervisor::{Hypervisor, Lender};
 use super::start::{Started, start};
-use super::{Shared, disk_name};
+use super::{Shared, disk_name, options};
 use crate::assemble::disk::{self, DiskError};
 use crate::assemble::{Blk, Kind, Part};
+use crate::rooms::XenMeasures;
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_device::Later;
-use manyring_device::blk::blkif::{XenBlkDevice, XenBlkOptions};
+use manyring_device::blk::blkif::XenBlkDevice;
 use manyring_engine::{Event, EventKind, QueueHandle, aside};
 use manyring_transport::vhost_user::Connected;
 use manyring_transport::xenbus::state::Config;
@@ -38,6 +40,8 @@ pub(super) struct XenHost {
     /// To this disk's own handshake.
     commands: mpsc::Sender<Command>,
     stop: watch::Receiver<bool>,
+    /// Has this task leave the disk to the next one.
+    leave: watch::Sender<bool>,
     opened: Option<Opened>,
     /// Closes what was opened before.
     closing: Option<JoinHandle<Option<()>>>,
@@ -49,6 +53,8 @@ pub(super) struct XenHost {
 struct Opened {
     device: Arc<XenBlkDevice>,
     connected: Connected,
+    /// A room serves it.
+    apart: Option<Apart>,
     /// Tells of resizes.
     _tasks: JoinSet<()>,
 }
@@ -60,7 +66,9 @@ struct Running {
     /// Tells of faults.
     _tasks: JoinSet<()>,
     /// Dropped when the queues have stopped: until then pages of the domain are mapped.
-    _held: (Lender, Vec<Channel>),
+    _held: (Option<Lender>, Vec<Channel>),
+    /// What is kept for the room that serves them.
+    _kept: Option<apart::Kept>,
 }
 
 impl XenHost {
@@ -69,9 +77,10 @@ impl XenHost {
         shared: Arc<Shared>,
         hypervisor: Arc<Hypervisor>,
         commands: mpsc::Sender<Command>,
-        stop: watch::Receiver<bool>,
+        leave: watch::Sender<bool>,
     ) -> Self {
-        Self { id, shared, hypervisor, commands, stop, opened: None, closing: None, running: None }
+        let (stop, opened, closing, running) = (leave.subscribe(), None, None, None);
+        Self { id, shared, hypervisor, commands, stop, leave, opened, closing, running }
     }
 
     pub(super) fn id(&self) -> &DeviceId {
@@ -91,7 +100,8 @@ impl XenHost {
         let mut stop = self.stop.clone();
         loop {
             let (plan, name) = (plan.clone(), self.name());
-            let means = disk::Means { io_uring, held: None, doors: None };
+            let held = self.shared.memory_of(&self.id, &assignment.params);
+            let means = disk::Means { io_uring, held, doors: None };
             let opened = aside(move || disk::open((&name, &plan), how, means)).await;
             match opened {
                 None => return Err(HostError::new("the daemon has failed")),
@@ -107,24 +117,6 @@ impl XenHost {
         }
     }
 
-    fn options(&self, assignment: &Assignment) -> XenBlkOptions {
-        let plan = &self.shared.plan;
-        XenBlkOptions {
-            read_only: !assignment.writable,
-            writeback: plan.writeback,
-            logical_block_size: plan.logical_block_size,
-            on_full: plan.on_full.law(),
-            discard: plan.discard && assignment.discard_enable,
-            barrier: plan.barrier,
-            persistent: plan.persistent,
-            persistent_max: plan.persistent_max,
-            indirect_segments_max: plan.indirect_segments_max,
-            ring_page_order_max: plan.ring_page_order_max,
-            moderation: plan.moderation.law(),
-            ..XenBlkOptions::new(self.name(), plan.num_queues)
-        }
-    }
-
     async fn open_device(
         &mut self,
         assignment: &Assignment,
@@ -133,25 +125,39 @@ impl XenHost {
         self.close_device();
         self.closed().await;
         let disk = self.open_disk(assignment).await?;
-        let options = self.options(assignment);
+        let shown = (!assignment.writable, assignment.discard_enable);
+        let options = options(&self.shared.plan, &self.name(), shown);
         let device = Arc::new(XenBlkDevice::new(options, disk, self.shared.pool.clone()));
         self.shared.groups.limit(device.limit(), &self.shared.plan.limit);
-        let part = Part::new(Kind::Blk(Blk::Xen(device.clone())), self.id.back_folder(), "xen");
+        let mut part = Part::new(Kind::Blk(Blk::Xen(device.clone())), self.id.back_folder(), "xen");
+        part.room = self.shared.plan.domain(self.shared.domains, self.id.domain);
         let connected = part.connected.clone();
-        self.shared.devices.add(part);
+        self.shared.devices.add(part.clone());
+        let plan = self.shared.plan.disk(&assignment.params).map_err(HostError::new)?;
+        let apart = part
+            .room
+            .clone()
+            .map(|domain| Apart::new(&self.id, &self.shared, (domain, part), (assignment, &plan)));
+        let measures = apart.as_ref().map(|apart| apart.front().measures());
         let mut tasks = JoinSet::new();
         let (weak, changes) = (Arc::downgrade(&device), device.changes());
-        tasks.spawn(tell_resizes(weak, changes, self.commands.clone()));
+        tasks.spawn(tell_resizes(weak, changes, measures, self.commands.clone()));
         let answer = (device.offer(), device.disk_nodes());
-        self.opened = Some(Opened { device, connected, _tasks: tasks });
+        self.opened = Some(Opened { device, connected, apart, _tasks: tasks });
         Ok(answer)
     }
 
     fn close_device(&mut self) {
-        if let Some(opened) = self.opened.take() {
+        if let Some(mut opened) = self.opened.take() {
             // It has not the last of what was opened.
             drop(self.shared.devices.remove(&self.name()));
-            self.closing = Some(close_aside(opened));
+            let (apart, is_left) = (opened.apart.take(), *self.stop.borrow());
+            self.closing = Some(tokio::spawn(async move {
+                if let Some(apart) = apart {
+                    apart.close(is_left).await;
+                }
+                close_aside(opened).await.ok().flatten()
+            }));
         }
     }
 
@@ -163,9 +169,19 @@ impl XenHost {
     }
 
     async fn start_queues(&mut self, config: &Config) -> Result<(), HostError> {
-        let Some(opened) = &self.opened else {
+        let Some(opened) = &mut self.opened else {
             return Err(HostError::new("the disk is not open"));
         };
+        if let Some(apart) = &mut opened.apart {
+            let (served, kept) = apart.start(config, &self.stop).await?;
+            let mut tasks = JoinSet::new();
+            let (commands, leave) = (self.commands.clone(), self.leave.clone());
+            tasks.spawn(apart::follow(served, config.number, commands, leave));
+            let (queues, held) = (Vec::new(), (None, Vec::new()));
+            self.running = Some(Running { queues, _tasks: tasks, _held: held, _kept: Some(kept) });
+            opened.connected.send_replace(true);
+            return Ok(());
+        }
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let (device, hypervisor) = (opened.device.clone(), self.hypervisor.clone());
         let (id, shared) = (self.id.clone(), self.shared.clone());
@@ -177,10 +193,11 @@ impl XenHost {
             return Err(HostError::new("the daemon has failed"));
         };
         match (held, error) {
-            (Some(held), None) => {
+            (Some((lender, channels)), None) => {
+                let held = (Some(lender), channels);
                 let mut tasks = JoinSet::new();
                 tasks.spawn(tell_faults(config.number, events, self.commands.clone()));
-                self.running = Some(Running { queues, _tasks: tasks, _held: held });
+                self.running = Some(Running { queues, _tasks: tasks, _held: held, _kept: None });
                 opened.connected.send_replace(true);
                 Ok(())
             }
@@ -196,6 +213,9 @@ impl XenHost {
     async fn stop_queues(&mut self) {
         if let Some(opened) = &self.opened {
             opened.connected.send_replace(false);
+            if let (Some(apart), Some(_)) = (&opened.apart, &self.running) {
+                apart.stop().await;
+            }
         }
         if let Some(Running { queues, .. }) = &mut self.running {
             stop_all(std::mem::take(queues)).await;
@@ -252,7 +272,7 @@ fn close_aside<T: Send + 'static>(opened: T) -> JoinHandle<Option<()>> {
 }
 
 /// Stops queues; returns when nothing of theirs is in use any more.
-async fn stop_all(queues: Vec<QueueHandle>) {
+pub(crate) async fn stop_all(queues: Vec<QueueHandle>) {
     let mut stops = JoinSet::new();
     for queue in queues {
         stops.spawn(queue.stop());
@@ -264,9 +284,13 @@ async fn stop_all(queues: Vec<QueueHandle>) {
 async fn tell_resizes(
     device: Weak<XenBlkDevice>,
     mut changes: watch::Receiver<u64>,
+    measures: Option<XenMeasures>,
     commands: mpsc::Sender<Command>,
 ) {
     while changes.changed().await.is_ok() {
+        if let Some(measures) = &measures {
+            measures.measured().await;
+        }
         let Some(disk) = device.upgrade().map(|device| device.disk_nodes()) else { return };
         if commands.send(Command::Resized(disk)).await.is_err() {
             return;
@@ -280,15 +304,20 @@ async fn tell_faults(
     mut events: mpsc::Receiver<Event>,
     commands: mpsc::Sender<Command>,
 ) {
-    while let Some(Event { index, kind }) = events.recv().await {
-        let text = match kind {
-            EventKind::Fault(error) => format!("queue {index}: {error}"),
-            EventKind::MemoryLost => format!("queue {index}: a page of the guest is gone"),
-            EventKind::PortGone => continue,
-        };
+    while let Some(event) = events.recv().await {
+        let Some(text) = fault_of(&event) else { continue };
         if commands.send(Command::Fault { number, text }).await.is_err() {
             return;
         }
+    }
+}
+
+/// What a front-end has done that a queue does not bear, in words.
+pub(crate) fn fault_of(Event { index, kind }: &Event) -> Option<String> {
+    match kind {
+        EventKind::Fault(error) => Some(format!("queue {index}: {error}")),
+        EventKind::MemoryLost => Some(format!("queue {index}: a page of the guest is gone")),
+        EventKind::PortGone => None,
     }
 }
 

@@ -2,9 +2,11 @@
 //! simulated one. Its calls may block.
 
 use crate::config::plan::XenPlan;
+use crate::rooms::message::XenSeat;
 use manyring_engine::{Call, DoorbellError, Kick};
 use manyring_memory::{EventPort, GrantDevice, GrantError, GrantMapper};
-use manyring_transport::xenbus::{Channel, Seat, SimulatedXen};
+use manyring_transport::xenbus::{Channel, Lent, Seat, SimulatedXen};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +41,27 @@ pub(super) enum Hypervisor {
 pub(super) struct Lender {
     mapper: GrantMapper,
     _seat: Option<Seat>,
+}
+
+/// What another process maps the pages of a domain by, which this one does not touch.
+#[derive(Debug)]
+pub(super) struct LentGrants {
+    pub(super) grants: OwnedFd,
+    /// Of a simulated Xen.
+    pub(super) seat: Option<XenSeat>,
+    /// Kept until that process has left the pages: the connection by which a simulated Xen knows
+    /// it.
+    pub(super) xen: Option<Arc<SimulatedXen>>,
+}
+
+/// An event channel, for another process.
+#[derive(Debug)]
+pub(super) struct LentBell {
+    pub(super) fds: Vec<OwnedFd>,
+    /// Its port, of this machine's Xen.
+    pub(super) port: Option<u32>,
+    /// Keeps the port of a simulated Xen bound.
+    pub(super) channel: Option<Channel>,
 }
 
 /// An event channel of a queue.
@@ -83,22 +106,38 @@ impl Hypervisor {
         }
     }
 
+    /// What a room maps the pages of `domain` by: a grant device of its own, or the memory of a
+    /// simulated domain.
+    ///
+    /// # Errors
+    /// The device cannot be opened; the simulated Xen's: `ESRCH` without the domain.
+    pub(super) fn lend(plan: &XenPlan, domain: u16) -> Result<LentGrants, Errno> {
+        match plan {
+            XenPlan::Real { .. } => {
+                let refused = |error| match error {
+                    GrantError::Device(errno) => errno,
+                    _ => Errno::IO,
+                };
+                let device = GrantDevice::open().map_err(refused)?;
+                Ok(LentGrants { grants: device.into_fd(), seat: None, xen: None })
+            }
+            XenPlan::Simulated { socket } => {
+                let refused = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                let xen = Arc::new(SimulatedXen::connect(socket).map_err(refused)?);
+                let Lent { file, entries, seat } = xen.lend(domain)?;
+                let seat = Some(XenSeat { entries, seat });
+                Ok(LentGrants { grants: file, seat, xen: Some(xen) })
+            }
+        }
+    }
+
     /// Binds to the event channel that `domain` has made for us. One that is `inherited` may still
     /// be bound by the former process for a moment.
     ///
     /// # Errors
     /// `EINVAL` without such a channel.
     pub(super) fn bind(&self, domain: u16, port: u32, inherited: bool) -> Result<Bell, Errno> {
-        let mut left = if inherited { BIND_PATIENCE } else { Duration::ZERO };
-        loop {
-            match self.try_to_bind(domain, port) {
-                Err(Errno::INVAL) if !left.is_zero() => {
-                    std::thread::sleep(BIND_RETRY);
-                    left = left.saturating_sub(BIND_RETRY);
-                }
-                result => return result,
-            }
-        }
+        patiently(inherited, || self.try_to_bind(domain, port))
     }
 
     fn try_to_bind(&self, domain: u16, port: u32) -> Result<Bell, Errno> {
@@ -122,9 +161,44 @@ impl Hypervisor {
     }
 }
 
+impl LentGrants {
+    /// As [`Hypervisor::bind`], for the process that maps the pages: by the event device it can
+    /// reach no other domain.
+    ///
+    /// # Errors
+    /// As for [`Hypervisor::bind`].
+    pub(super) fn bind(&self, domain: u16, port: u32, inherited: bool) -> Result<LentBell, Errno> {
+        patiently(inherited, || match &self.xen {
+            None => {
+                let bound = EventPort::bind_restricted(domain, port)?;
+                let port = Some(bound.port());
+                Ok(LentBell { fds: vec![bound.into_fd()], port, channel: None })
+            }
+            Some(xen) => {
+                let (channel, own, other) = xen.bind(domain, port)?;
+                Ok(LentBell { fds: vec![own, other], port: None, channel: Some(channel) })
+            }
+        })
+    }
+}
+
 impl Lender {
     /// Who maps the pages.
     pub(super) fn mapper(&self) -> &GrantMapper {
         &self.mapper
+    }
+}
+
+/// Binds, and tries again for a while if another process may still have the port.
+fn patiently<T>(inherited: bool, bind: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    let mut left = if inherited { BIND_PATIENCE } else { Duration::ZERO };
+    loop {
+        match bind() {
+            Err(Errno::INVAL) if !left.is_zero() => {
+                std::thread::sleep(BIND_RETRY);
+                left = left.saturating_sub(BIND_RETRY);
+            }
+            result => return result,
+        }
     }
 }

@@ -1,14 +1,15 @@
 //! `start`: the queues of a front-end, from the nodes that name them to workers that serve them.
 
-use super::Shared;
 use super::hypervisor::{Bell, Hypervisor, Lender};
 use super::state_dir::Held;
+use super::{Shared, disk_name};
 use crate::assemble::in_words;
 use manyring_device::blk::blkif::{Attachment, XenBlkDevice};
 use manyring_device::is_shortage;
 use manyring_engine::{Event, QueueHandle};
 use manyring_transport::xenbus::state::Config;
 use manyring_transport::xenbus::{Channel, DeviceId, HostError};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use tokio::sync::mpsc;
 
@@ -41,24 +42,15 @@ pub(super) fn start(
     let mut attach = |index| {
         let bell = bind(hypervisor, config, index)?;
         channels.extend(bell.channel);
-        let journal = shared.state_dir.journal(id, index, config.takeover);
-        let journal = match journal {
-            Err(error) if config.takeover && is_shortage(error.errno()) => {
-                return Err(HostError { text: error.to_string(), is_passing: true });
-            }
-            journal => journal.inspect_err(|error| {
-                let (device, queue) = (device.name(), index);
-                tracing::warn!(device, queue, %error, "a ring is served that nobody can take over");
-            }),
-        };
-        held.extend(journal.as_ref().ok().and_then(|file| shared.state_dir.held(id, index, file)));
+        let journal = journal(id, shared, (index, config.takeover))?;
+        held.extend(journal.iter().filter_map(|file| shared.state_dir.held(id, index, file)));
         Ok(Attachment {
             index,
             abi: config.connection.abi,
             ring_refs: config.connection.queues[index].ring_refs.clone(),
             persistent: config.persistent,
             indirect_segments_max: config.offer.indirect_segments_max,
-            journal: journal.ok(),
+            journal,
             takeover: config.takeover,
             mapper: lender.mapper().clone(),
             kick: bell.kick,
@@ -66,27 +58,57 @@ pub(super) fn start(
             events: events.clone(),
         })
     };
-    // What may be missing is there for all queues before the first of them answers a request.
     let queues = 0..config.connection.queues.len();
     let attachments: Result<Vec<_>, _> = queues.map(&mut attach).collect();
-    let started_all = attachments.and_then(|attachments| {
-        attachments.into_iter().try_for_each(|attachment| {
-            let index = attachment.index;
-            let queue = device.start(attachment).map_err(|error| HostError {
-                text: format!("queue {index}: {}", in_words(&error)),
-                is_passing: error.is_shortage(),
-            });
-            started.queues.push(queue?);
-            Ok(())
-        })
-    });
-    started.error = started_all.err();
+    (started.queues, started.error) = match attachments {
+        Ok(attachments) => begin(device, attachments),
+        Err(error) => (Vec::new(), Some(error)),
+    };
     if started.error.is_none() {
         held.iter_mut().for_each(Held::measure);
         shared.journals.add(id, held);
     }
     started.held = Some((lender, channels));
     started
+}
+
+/// Queues that have begun, and why not all of them have.
+pub(crate) type Begun = (Vec<QueueHandle>, Option<HostError>);
+
+/// Starts queues, for all of which everything is there before the first of them answers a request.
+/// May block.
+pub(crate) fn begin(device: &XenBlkDevice, attachments: Vec<Attachment>) -> Begun {
+    let mut queues = Vec::new();
+    for attachment in attachments {
+        let index = attachment.index;
+        match device.start(attachment) {
+            Ok(queue) => queues.push(queue),
+            Err(error) => {
+                let text = format!("queue {index}: {}", in_words(&error));
+                return (queues, Some(HostError { text, is_passing: error.is_shortage() }));
+            }
+        }
+    }
+    (queues, None)
+}
+
+/// The journal of a queue. `None`: there can be none, and nobody can take the ring over.
+pub(super) fn journal(
+    id: &DeviceId,
+    shared: &Shared,
+    (queue, takeover): (usize, bool),
+) -> Result<Option<OwnedFd>, HostError> {
+    match shared.state_dir.journal(id, queue, takeover) {
+        Ok(journal) => Ok(Some(journal)),
+        Err(error) if takeover && is_shortage(error.errno()) => {
+            Err(HostError { text: error.to_string(), is_passing: true })
+        }
+        Err(error) => {
+            let device = disk_name(&shared.plan, id);
+            tracing::warn!(device, queue, %error, "a ring is served that nobody can take over");
+            Ok(None)
+        }
+    }
 }
 
 fn bind(hypervisor: &Hypervisor, config: &Config, index: usize) -> Result<Bell, HostError> {
@@ -96,6 +118,12 @@ fn bind(hypervisor: &Hypervisor, config: &Config, index: usize) -> Result<Bell, 
     bell.map_err(|errno| failed(format!("queue {index}: cannot bind event channel {port}"), errno))
 }
 
-fn failed(what: String, errno: Errno) -> HostError {
+/// An error that does not pass.
+pub(crate) fn refused(text: String) -> HostError {
+    HostError::new(text)
+}
+
+/// The error of a call.
+pub(crate) fn failed(what: String, errno: Errno) -> HostError {
     HostError { text: format!("{what}: {errno}"), is_passing: is_shortage(errno) }
 }

@@ -131,12 +131,12 @@ impl Mappings {
 /// rooms can serve them: so each test that asks for no other domain is one of rooms too.
 const IN_ROOMS: &str = "MANYRING_TEST_ROOMS";
 
-fn in_rooms() -> bool {
+pub(crate) fn in_rooms() -> bool {
     std::env::var_os(IN_ROOMS).is_some()
 }
 
 /// The configuration, with its devices in rooms if they are to be.
-fn apart(configuration: &str) -> String {
+pub(crate) fn apart(configuration: &str) -> String {
     const DAEMON: &str = "[daemon]\n";
     if !in_rooms() || configuration.contains("domains = ") {
         return configuration.to_owned();

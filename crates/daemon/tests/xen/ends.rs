@@ -1,9 +1,8 @@
 //! What cannot be served, whose fault it is, and what ends a disk.
 
 use crate::process::wait_until;
-use crate::world::{World, XVDA, connect};
-use manyring_driver::{Blkfront, XEN_PAGE_SIZE, XenDisk, XenOp};
-use manyring_memory::GrantRef;
+use crate::world::{World, XVDA, break_ring, connect};
+use manyring_driver::{Blkfront, XenDisk, XenOp};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::Duration;
@@ -92,12 +91,7 @@ fn front_end_that_breaks_its_ring_is_closed_and_another_guest_goes_on() {
     let mut front = connect(&good, &disk, 2);
     let other = world.announce(4, XVDA, &broken);
     let guest = connect(&bad, &other, 2);
-    // req_prod is more than a ring of requests ahead.
-    let ring = guest.queues[1].nodes().ring_refs[0];
-    let entry = bad.table().entry(GrantRef(ring)).unwrap();
-    let at = usize::try_from(entry.page()).unwrap() * XEN_PAGE_SIZE;
-    bad.memory().slice(at, 4).unwrap().write_from(&1000_u32.to_le_bytes());
-    guest.queues[1].channel().notify();
+    break_ring(&bad, &guest.queues[1]);
     world.await_node(&other, "state", "5");
     let error = world.error_of(&other);
     assert!(error.contains("queue 1"), "{error}");

@@ -66,9 +66,10 @@ fn guest_whose_next_daemon_finds_no_file_descriptors_waits_for_them() {
         let mut world = World::new();
         let (mut front, _) = killed(&mut world, &options(2));
         let mut between = Between::new(&world, "between");
+        // The process that waits to become a room holds descriptors too, once it is there.
         let daemon = world.run(
-            "[daemon]\ncontrol = '@/control'\n[[xen_blk]]\nkinds = ['vbd']\nnum_queues = 2\n\
-             simulated = '@/between'\nstate_dir = '@/state'\n",
+            "[daemon]\ncontrol = '@/control'\ndomains = 'one'\n[[xen_blk]]\n\
+             kinds = ['vbd']\nnum_queues = 2\nsimulated = '@/between'\nstate_dir = '@/state'\n",
         );
         let xenstored = between.accept();
         limit(&daemon, more);

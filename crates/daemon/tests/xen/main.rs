@@ -17,6 +17,7 @@ mod process;
 mod program;
 #[path = "../rings/mod.rs"]
 mod rings;
+mod rooms;
 mod serve;
 mod storm;
 mod successors;

@@ -81,7 +81,7 @@ impl Drop for AtEnd<'_> {
 #[test]
 fn two_hundred_disks_that_come_and_go_at_once_are_all_served_and_leave_nothing() {
     let mut world = World::new();
-    let daemon = world.daemon(&["--num-queues", "2"]);
+    let daemon = world.daemon_of(&["--num-queues", "2"]);
     let (_, _, mut front) = world.guest(3, "kept", 2);
     let control = world.path("control");
     let is_over = AtomicBool::new(false);

@@ -1,9 +1,11 @@
 //! A simulated Xen, its tool stack, and a daemon that serves its disks.
 
-use crate::process::{Daemon, PATIENCE};
+use crate::process::{Daemon, PATIENCE, apart, in_rooms};
 use manyring_driver::{
-    Blkfront, BlkfrontOptions, BlkfrontQueue, SimXen, XenCalls, XenDisk, XenDomain, XenStore,
+    Blkfront, BlkfrontOptions, BlkfrontQueue, SimXen, XEN_PAGE_SIZE, XenCalls, XenDisk, XenDomain,
+    XenStore,
 };
+use manyring_memory::GrantRef;
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -53,6 +55,13 @@ impl World {
 
     /// A daemon that serves disks of the kinds `vbd` and `manyring`; it listens for control.
     pub(crate) fn daemon(&self, arguments: &[&str]) -> Daemon {
+        let rooms = in_rooms().then_some("--house");
+        self.daemon_of(&[arguments, rooms.as_slice()].concat())
+    }
+
+    /// A daemon that serves them itself: a simulated domain lends its pages to four connections at
+    /// most, and a disk in a room has one of its own.
+    pub(crate) fn daemon_of(&self, arguments: &[&str]) -> Daemon {
         let control = self.path("control");
         let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
         command.args(["xen-blk", "--kind", "vbd", "--kind", "manyring", "--simulated"]);
@@ -70,7 +79,7 @@ impl World {
     pub(crate) fn run_at(&self, configuration: &str, control: &str) -> Daemon {
         let folder = self.folder.path().display().to_string();
         let file = self.path("manyring.toml");
-        std::fs::write(&file, configuration.replace('@', &folder)).unwrap();
+        std::fs::write(&file, apart(configuration).replace('@', &folder)).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
         command.arg("run").arg("--config").arg(file);
         Daemon::start(command, tempfile::tempdir().unwrap(), &[self.path(control)])
@@ -158,7 +167,16 @@ pub(crate) fn connect(domain: &Arc<XenDomain>, disk: &XenDisk, queues: u32) -> B
     Blkfront::connect(domain, &disk.folder(), &options(queues)).unwrap()
 }
 
-/// The same, of requests of a page, so that a guest has memory for many disks.
+/// A guest counts more requests than its ring has room for.
+pub(crate) fn break_ring(domain: &XenDomain, queue: &BlkfrontQueue) {
+    let ring = queue.nodes().ring_refs[0];
+    let entry = domain.table().entry(GrantRef(ring)).unwrap();
+    let at = usize::try_from(entry.page()).unwrap() * XEN_PAGE_SIZE;
+    domain.memory().slice(at, 4).unwrap().write_from(&1000_u32.to_le_bytes());
+    queue.channel().notify();
+}
+
+/// The same as [`connect`], with requests of a page, so that a guest has memory for many disks.
 pub(crate) fn small() -> BlkfrontOptions {
     BlkfrontOptions { indirect_segments: 0, buffer_size: 4096, ..options(1) }
 }

@@ -18,7 +18,7 @@ mod plan;
 mod queue;
 mod stages;
 
-pub use manyring_wire::xen::blkif::{INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
+pub use manyring_wire::xen::blkif::{Abi, INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_MAX};
 
 use super::backing::Backing;
 use super::host::{HostErrors, OnFull};
@@ -32,7 +32,7 @@ use manyring_engine::{
 use manyring_memory::{GrantLimits, GrantMapper, GrantPages, GrantRef, PersistentGrants};
 use manyring_queue::RingAddresses;
 use manyring_queue::blkif::{BackRing, RingConfig, journal_size};
-use manyring_wire::xen::blkif::{Abi, SECTOR_SIZE, VDISK_READONLY};
+use manyring_wire::xen::blkif::{SECTOR_SIZE, VDISK_READONLY};
 use manyring_wire::xen::device::{Discard, Disk as DiskNodes, Offer};
 use queue::{BlkifQueue, Parts};
 use rustix::fd::OwnedFd;
@@ -197,6 +197,11 @@ impl XenBlkDevice {
     #[must_use]
     pub fn queue_count(&self) -> usize {
         self.backing.queue_count()
+    }
+
+    /// Has counters for as many queues: those that another process serves.
+    pub fn expect_queues(&self, count: usize) {
+        (0..count).for_each(|index| drop(self.backing.stats_to_run(index)));
     }
 
     /// The features that the device offers, for the back-end's folder in xenstore.

@@ -41,6 +41,17 @@ pub struct Seat {
     grants: Arc<SimGrants>,
 }
 
+/// The memory of a domain, for another process that maps pages of it from our seat.
+#[derive(Debug)]
+pub struct Lent {
+    /// The domain's grant table and pages.
+    pub file: OwnedFd,
+    /// Entries of the table.
+    pub entries: u32,
+    /// The seat. It is given back when the connection ends: then that process must be gone.
+    pub seat: u8,
+}
+
 /// Our end of an event channel. Its port is closed when this is dropped.
 #[derive(Debug)]
 pub struct Channel {
@@ -90,10 +101,20 @@ impl SimulatedXen {
     }
 
     fn seat(&self, domain: u16) -> Result<SimGrants, Errno> {
+        let Lent { file, entries, seat } = self.lend(domain)?;
+        SimGrants::new(file, entries, 0, seat).map_err(|_| Errno::NOMEM)
+    }
+
+    /// Takes the seat of `domain` for another process, and maps nothing. No [`Seat`] of this
+    /// connection may be there.
+    ///
+    /// # Errors
+    /// As for [`Self::attach`].
+    pub fn lend(&self, domain: u16) -> Result<Lent, Errno> {
         let (outcome, fds) = self.call(Call::Attach { domain })?;
         let file = fds.into_iter().next().ok_or(Errno::MFILE)?;
         let seat = u8::try_from(outcome.second).map_err(|_| Errno::PROTO)?;
-        SimGrants::new(file, outcome.first, 0, seat).map_err(|_| Errno::NOMEM)
+        Ok(Lent { file, entries: outcome.first, seat })
     }
 
     /// Binds to the port `remote_port` that `domain` has made for us. Returns our end, and its two

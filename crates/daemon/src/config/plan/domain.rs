@@ -2,12 +2,15 @@
 
 use super::{
     BlkPlan, DevicePlan, DiskPlan, Domains, NetPlan, Plan, PlanError, PortPlan, SocketPlan,
+    XenBlkPlan,
 };
 use super::{Wanted, is_device_name};
 use std::collections::BTreeMap;
 
 /// The domain of a device that is served for whichever user connects to it.
 pub(crate) const ANY_USER: &str = "user:";
+/// What the domains of Xen guests begin with. No domain that is named has a colon.
+pub(crate) const XEN: &str = "xen:";
 
 impl DevicePlan {
     /// The device in the domain that it names, if it names one.
@@ -102,6 +105,24 @@ impl Wanted {
     }
 }
 
+impl XenBlkPlan {
+    /// The domain in whose room the disks of a guest, the Xen domain `guest`, are served; `None`:
+    /// the daemon serves them.
+    pub(crate) fn domain(&self, domains: Domains, guest: u16) -> Option<String> {
+        let name = &self.name;
+        match domains {
+            _ if self.needs_the_house().is_some() => None,
+            Domains::One => None,
+            Domains::User => Some(format!("{XEN}{name}")),
+            Domains::Device => Some(format!("{XEN}{name}:{guest}")),
+        }
+    }
+
+    fn needs_the_house(&self) -> Option<&'static str> {
+        self.limit.group.as_ref().map(|_| "limit.group")
+    }
+}
+
 impl Plan {
     /// The devices that the daemon itself serves although its guests are to be apart, each with the
     /// key that no room can serve.
@@ -114,7 +135,8 @@ impl Plan {
             let key = wanted.needs_the_house().filter(|_| wanted.domain(domains).is_none())?;
             Some((wanted.plan().name.clone(), key))
         };
-        let xens = self.xen_blk.iter().map(|_| ("xen_blk".to_owned(), "xen_blk"));
+        let of_xen = |xen: &XenBlkPlan| Some((xen.name.clone(), xen.needs_the_house()?));
+        let xens = self.xen_blk.iter().filter_map(of_xen);
         self.wanted().filter_map(of).chain(xens).collect()
     }
 
@@ -141,6 +163,7 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use super::Domains;
     use crate::config::parse;
 
     #[test]
@@ -179,13 +202,31 @@ mod tests {
     fn what_no_room_serves_is_told_with_its_key() {
         let devices = "[[blk]]\nname = 'a'\nsocket_path = '/a'\nnull = '1G'\n\
             [[blk]]\nname = 'b'\nsocket_path = '/b'\nclient = true\nnull = '1G'\n\
-            [[net]]\nname = 'c'\nsocket_path = '/c'\nnull = true\npcap = '/p'\n";
+            [[net]]\nname = 'c'\nsocket_path = '/c'\nnull = true\npcap = '/p'\n\
+            [[limit]]\nname = 'g'\niops = 5\n[[xen_blk]]\nname = 'd'\nsimulated = '/d'\n\
+            [[xen_blk]]\nname = 'e'\nsimulated = '/e'\nlimit = { group = 'g' }\n";
         let roomless = |domains: &str| {
             parse(&format!("[daemon]\ndomains = '{domains}'\n{devices}")).unwrap().roomless()
         };
         assert_eq!(roomless("one"), []);
-        let apart = [("b".to_owned(), "client"), ("c".to_owned(), "pcap")];
+        let apart = [("b", "client"), ("c", "pcap"), ("e", "limit.group")];
+        let apart = apart.map(|(name, key)| (name.to_owned(), key));
         assert_eq!((roomless("user"), roomless("device")), (apart.to_vec(), apart.to_vec()));
+    }
+
+    #[test]
+    fn guests_of_a_xen_are_one_domain_or_one_each() {
+        let domains = |key: &str, domains: Domains| {
+            let groups = "[[limit]]\nname = 'g'\niops = 5\n";
+            let plan = parse(&format!("{groups}[[xen_blk]]\nsimulated = '/s'\n{key}")).unwrap();
+            [7, 8].map(|guest| plan.xen_blk[0].domain(domains, guest))
+        };
+        let is = |names: [&str; 2]| names.map(|name| Some(name.to_owned()));
+        assert_eq!(domains("", Domains::One), [None, None]);
+        assert_eq!(domains("", Domains::User), is(["xen:xen", "xen:xen"]));
+        assert_eq!(domains("", Domains::Device), is(["xen:xen:7", "xen:xen:8"]));
+        let shared = "limit = { group = 'g' }";
+        assert_eq!(domains(shared, Domains::Device), [None, None]);
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub(crate) enum XenPlan {
 }
 
 impl XenBlkPlan {
-    pub(super) fn new(raw: RawXenBlk, index: usize, source: Source) -> Result<Self, PlanError> {
+    pub(crate) fn new(raw: RawXenBlk, index: usize, source: Source) -> Result<Self, PlanError> {
         let name = match (raw.name, index) {
             (Some(name), _) => name,
             (None, 0) => "xen".to_owned(),

@@ -6,6 +6,7 @@ use crate::rooms::estate::{Change, Estates};
 use crate::rooms::lend::Ask;
 use crate::rooms::message::{Heard, Wish};
 use crate::rooms::state::State;
+use crate::rooms::xen_line::XenLine;
 use manyring_device::net::{Guest, NetDevice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -47,6 +48,9 @@ impl Room {
             Heard::Session { device, is_open } => {
                 let devices = self.lock();
                 let given = devices.get(&device).ok_or_else(|| missing(&device))?;
+                if given.given.xen.is_some() {
+                    return Err(format!("{device:?} has no sessions"));
+                }
                 self.sessions.fetch_add(u64::from(is_open), Ordering::Relaxed);
                 given.given.connected.send_replace(is_open);
             }
@@ -62,6 +66,7 @@ impl Room {
                 let control = control.map(usize::from);
                 self.net(&device)?.show_guest(Guest { mac, announces, control });
             }
+            Heard::Xen { device, number, said } => self.line(&device)?.hear(number, said)?,
             Heard::Counted { number } => {
                 if number > self.asked.load(Ordering::Relaxed) {
                     return Err("nobody has asked that".to_owned());
@@ -77,6 +82,12 @@ impl Room {
         let devices = self.lock();
         let net = devices.get(name).and_then(|device| device.given.net.as_ref());
         net.cloned().ok_or_else(|| format!("{name:?} is no network of it"))
+    }
+
+    fn line(&self, name: &str) -> Result<Arc<XenLine>, String> {
+        let devices = self.lock();
+        let xen = devices.get(name).and_then(|device| device.given.xen.as_ref());
+        xen.cloned().ok_or_else(|| format!("{name:?} is no disk of a Xen guest"))
     }
 
     fn estates(&self, name: &str) -> Result<Arc<Estates>, String> {

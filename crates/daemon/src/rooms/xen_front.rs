@@ -1,0 +1,266 @@
+//! The house's side of a Xen guest's disk that a room serves.
+//!
+//! The house negotiates through xenstore, opens and locks the image, binds the event channels and
+//! opens the journals (`crate::xen`); the room is handed these, maps the rings and serves them. A
+//! room that dies leaves the rings as a killed daemon does: the disk's task ends then, and the next
+//! one takes the rings over in the next room, by their journals (docs/design/0012).
+
+use super::Rooms;
+use super::counts::Counts;
+use super::estate::Estates;
+use super::front::{handed, let_go};
+use super::given::Given;
+use super::house::{Deaf, Room};
+use super::lend::Attendant;
+use super::message::{Told, XenFacts, XenFrontEnd, XenRing};
+use super::question::PATIENCE;
+use super::xen_line::{Stage, XenLine};
+use crate::assemble::{Blk, Kind, Part};
+use manyring_engine::aside;
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// A front-end that a room is to serve, with what was opened for it.
+#[derive(Debug)]
+pub(crate) struct XenLent {
+    pub(crate) front: XenFrontEnd,
+    /// The grant device, or the memory of a simulated domain.
+    pub(crate) grants: OwnedFd,
+    pub(crate) rings: Vec<XenLentRing>,
+}
+
+/// A ring of it.
+#[derive(Debug)]
+pub(crate) struct XenLentRing {
+    pub(crate) ring: XenRing,
+    /// The event channel, and the journal.
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// Why a room does not serve a front-end.
+#[derive(Debug)]
+pub(crate) enum XenRefusal {
+    /// There is no room now, or it has ended: the next one may serve it, and takes its rings over.
+    Lost(String),
+    /// It cannot be served.
+    Refused { text: String, passes: bool },
+}
+
+/// A disk, as far as the house has it.
+#[derive(Debug)]
+pub(crate) struct XenFront {
+    rooms: Rooms,
+    domain: String,
+    part: Part,
+    facts: XenFacts,
+    counts: Option<Arc<Counts>>,
+    attends: JoinSet<()>,
+    taken: Option<Taken>,
+    /// That of `taken`.
+    room: watch::Sender<Option<Arc<Room>>>,
+    /// The numbers of connections are told apart over all connections of this disk.
+    number: u64,
+}
+
+/// The room that has the disk.
+#[derive(Debug)]
+struct Taken {
+    room: Arc<Room>,
+    line: Arc<XenLine>,
+}
+
+/// A connection that a room serves.
+#[derive(Debug)]
+pub(crate) struct XenServed {
+    pub(crate) room: XenRoom,
+    /// What the front-end has done that it must not do: the first fault ends the connection.
+    pub(crate) faults: mpsc::Receiver<String>,
+}
+
+/// The room that serves it.
+#[derive(Debug)]
+pub(crate) struct XenRoom(Arc<Room>);
+
+impl XenRoom {
+    /// Returns when it has ended.
+    pub(crate) async fn ended(&self) {
+        self.0.ended().await;
+    }
+}
+
+impl XenFront {
+    /// A disk that is open, for the room of `domain`.
+    pub(crate) fn new(rooms: &Rooms, domain: String, part: Part, facts: XenFacts) -> Self {
+        rooms.prepare_xen();
+        let (rooms, attends) = (rooms.clone(), JoinSet::new());
+        let (counts, taken, room) = (None, None, watch::Sender::new(None));
+        Self { rooms, domain, part, facts, counts, attends, taken, room, number: 0 }
+    }
+
+    /// Has the room serve a front-end.
+    ///
+    /// # Errors
+    /// [`XenRefusal`]; nothing of the front-end is in use any more.
+    pub(crate) async fn connect(&mut self, lent: XenLent) -> Result<XenServed, XenRefusal> {
+        let XenLent { mut front, grants, rings } = lent;
+        let device = self.part.name().to_owned();
+        self.given(rings.len()).await.map_err(XenRefusal::Lost)?;
+        let Some(Taken { room, line }) = &self.taken else {
+            return Err(XenRefusal::Lost("the daemon has failed".to_owned()));
+        };
+        self.number += 1;
+        front.number = self.number;
+        let faults = line.connects(self.number);
+        for XenLentRing { ring, fds } in rings {
+            let told = Told::XenRing { device: device.clone(), ring };
+            room.tell_in_turn(told, fds.into_iter().map(Into::into).collect()).await;
+        }
+        let told = Told::XenConnect { device, front };
+        room.tell_in_turn(told, vec![grants.into()]).await;
+        // Only what it does not answer shows that a room does not read.
+        let _ = room.ask();
+        let answer = tokio::select! {
+            answer = line.answered() => answer,
+            () = room.ended() => Stage::Idle,
+        };
+        match answer {
+            Stage::Started => Ok(XenServed { room: XenRoom(room.clone()), faults }),
+            Stage::Refused { text, passes } => Err(XenRefusal::Refused { text, passes }),
+            _ => Err(XenRefusal::Lost("the room has ended".to_owned())),
+        }
+    }
+
+    /// Has the room leave the rings: returns when it has, or has ended. A room that does not leave
+    /// them is ended.
+    pub(crate) async fn disconnect(&self) {
+        let Some(Taken { room, line }) = &self.taken else { return };
+        let (device, number) = (self.part.name().to_owned(), self.number);
+        line.disconnects();
+        let leaves = async {
+            room.tell_in_turn(Told::XenDisconnect { device, number }, Vec::new()).await;
+            line.answered().await;
+        };
+        let left = async {
+            tokio::select! {
+                () = leaves => {}
+                () = room.ended() => {}
+            }
+        };
+        if timeout(PATIENCE, left).await.is_err() {
+            room.cast_out("a ring does not stop").await;
+        }
+    }
+
+    /// Whom a change of the disk's size is told, whatever room has the disk then.
+    pub(crate) fn measures(&self) -> XenMeasures {
+        XenMeasures { room: self.room.subscribe(), device: self.part.name().to_owned() }
+    }
+
+    /// Takes the disk from its room. The image's lock can be let go of when this returns: no
+    /// request of a room is under way.
+    pub(crate) async fn close(mut self) {
+        let name = self.part.name().to_owned();
+        if let Some(Taken { room, .. }) = self.taken.take() {
+            room.remove(&name).await;
+            if room.serves() && room.devices().is_empty() {
+                room.make_way("its last disk is gone").await;
+            }
+            while self.attends.join_next().await.is_some() {}
+            let is_let_go = let_go(&self.part.kind, &name, &self.domain);
+            match timeout(PATIENCE, is_let_go).await {
+                // It says that it has stopped, and keeps the image.
+                Err(_) if room.serves() => room.cast_out("it does not let go of an image").await,
+                _ => {}
+            }
+            if let Err(error) = let_go(&self.part.kind, &name, &self.domain).await {
+                tracing::warn!(device = name, error, "the image is let go of");
+            }
+        }
+        if let Some(counts) = self.counts.take() {
+            aside(move || counts.end()).await;
+        }
+    }
+
+    /// Gives the disk, for `queues` queues, to the domain's room, started if there is none.
+    async fn given(&mut self, queues: usize) -> Result<(), String> {
+        let name = self.part.name().to_owned();
+        let room = self.rooms.of(&self.domain).await.ok_or("another daemon takes over")?;
+        let is_same = |taken: &Taken| Arc::ptr_eq(&taken.room, &room) && room.has(&name);
+        if self.taken.as_ref().is_some_and(is_same) {
+            return Ok(());
+        }
+        self.taken = None;
+        while self.attends.join_next().await.is_some() {}
+        let_go(&self.part.kind, &name, &self.domain).await?;
+        self.give(room, queues).await
+    }
+
+    async fn give(&mut self, room: Arc<Room>, queues: usize) -> Result<(), String> {
+        let (name, part) = (self.part.name().to_owned(), self.part.clone());
+        let Kind::Blk(Blk::Xen(shown)) = &part.kind else { return Err("no disk".to_owned()) };
+        shown.expect_queues(queues);
+        let counts = match &self.counts {
+            Some(counts) => counts.clone(),
+            None => {
+                let counts =
+                    Counts::new(part.clone(), part.queue_count()).map_err(|e| e.to_string())?;
+                self.counts.insert(Arc::new(counts)).clone()
+            }
+        };
+        let disk = shown.disk().clone();
+        let has_image = disk.image().is_some();
+        let fds = aside(move || handed(&*disk, queues)).await;
+        let mut fds = fds.ok_or("the daemon has failed")?.map_err(|errno| errno.to_string())?;
+        fds.insert(0, counts.begin().map_err(|errno| errno.to_string())?);
+        let fds = fds.into_iter().map(Into::into).collect();
+        let facts = XenFacts { has_image, ..self.facts.clone() };
+        let line = Arc::new(XenLine::default());
+        let (connected, xen) = (part.connected.clone(), Some(line.clone()));
+        let ((asks, asked), estates) = (mpsc::channel(1), Estates::new(&name, 0));
+        let limits = self.rooms.limits();
+        let limit = limits.borrow().of(&name);
+        let given = Given { connected, counts, net: None, asks, estates, xen };
+        let told = Told::XenDisk { device: name.clone(), facts };
+        room.give(told, fds, given).map_err(|Deaf| "the room does not read".to_owned())?;
+        let _ = room.tell(limit, Vec::new());
+        let attendant =
+            Attendant { device: name, kind: part.kind, room: room.clone(), limits, joins: 0 };
+        self.attends.spawn(attendant.attend(asked));
+        self.room.send_replace(Some(room.clone()));
+        self.taken = Some(Taken { room, line });
+        Ok(())
+    }
+}
+
+/// The room that measures a disk when its size has changed.
+#[derive(Debug)]
+pub(crate) struct XenMeasures {
+    room: watch::Receiver<Option<Arc<Room>>>,
+    device: String,
+}
+
+impl XenMeasures {
+    /// Returns when the room knows the size, or does not answer. A guest that is told before could
+    /// use what the room refuses.
+    pub(crate) async fn measured(&self) {
+        let Some(room) = self.room.borrow().clone() else { return };
+        let told = room.tell(Told::Measure { device: self.device.clone() }, Vec::new());
+        let knows = async {
+            // The first question may have been asked before.
+            for _ in 0..2 {
+                if let Some(question) = room.ask() {
+                    room.answered(question).await;
+                }
+            }
+        };
+        if told.is_ok() {
+            tokio::select! {
+                _ = timeout(PATIENCE, knows) => {}
+                () = room.ended() => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! `Apart`: a disk whose front-end a room serves: what is opened for the room, and what is kept
+//! until the room has left the rings.
+
+use super::hypervisor::{Hypervisor, LentBell};
+use super::start::{failed, journal, refused};
+use super::state_dir::Held;
+use super::{Shared, disk_name, ends_within};
+use crate::assemble::Part;
+use crate::config::plan::DiskPlan;
+use crate::rooms::message::{XenFacts, XenFrontEnd, XenRing};
+use crate::rooms::{XenFront, XenLent, XenLentRing, XenRefusal, XenServed, keys};
+use manyring_device::blk::blkif::Abi;
+use manyring_engine::aside;
+use manyring_transport::xenbus::state::Config;
+use manyring_transport::xenbus::{Assignment, Channel, Command, DeviceId, HostError, SimulatedXen};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+
+/// Rooms that may end one after the other before they have served a front-end that connects.
+const LIVES_MAX: u32 = 8;
+/// Pause before the next one is asked.
+const LOST_PAUSE: Duration = Duration::from_millis(200);
+
+/// A disk that is open here and served there.
+#[derive(Debug)]
+pub(super) struct Apart {
+    id: DeviceId,
+    shared: Arc<Shared>,
+    front: XenFront,
+    part: Part,
+    /// What the tool stack calls the disk.
+    params: String,
+}
+
+/// What a room has of a front-end and the house keeps for it.
+#[derive(Debug)]
+pub(super) struct Kept {
+    _channels: Vec<Channel>,
+    _xen: Option<Arc<SimulatedXen>>,
+}
+
+/// A front-end that a room may serve.
+struct Lent {
+    lent: XenLent,
+    kept: Kept,
+    held: Vec<Held>,
+}
+
+impl Apart {
+    /// A disk for the room of `domain`.
+    pub(super) fn new(
+        id: &DeviceId,
+        shared: &Arc<Shared>,
+        (domain, part): (String, Part),
+        (assignment, plan): (&Assignment, &DiskPlan),
+    ) -> Self {
+        let params = match plan {
+            DiskPlan::Null { size } => format!("null:{size}"),
+            DiskPlan::Memory { size } => format!("memory:{size}"),
+            // The room is not told where it lies.
+            _ => "/handed".to_owned(),
+        };
+        let facts = XenFacts {
+            keys: keys::of_xen(&shared.plan),
+            params,
+            has_image: false,
+            read_only: !assignment.writable,
+            discard: assignment.discard_enable,
+        };
+        shared.rooms.limit(&disk_name(&shared.plan, id), &shared.plan.limit);
+        let front = XenFront::new(&shared.rooms, domain, part.clone(), facts);
+        let (id, shared) = (id.clone(), shared.clone());
+        Self { id, shared, front, part, params: assignment.params.clone() }
+    }
+
+    pub(super) fn front(&self) -> &XenFront {
+        &self.front
+    }
+
+    /// Has a front-end served. If a room ends before it has told that it serves the front-end, the
+    /// next one takes over whatever that one has begun.
+    pub(super) async fn start(
+        &mut self,
+        config: &Config,
+        stop: &watch::Receiver<bool>,
+    ) -> Result<(XenServed, Kept), HostError> {
+        let mut config = config.clone();
+        for life in 1.. {
+            let (id, shared, lent) = (self.id.clone(), self.shared.clone(), config.clone());
+            let lent = aside(move || lend(&id, &shared, &lent)).await;
+            let Lent { lent, kept, mut held } =
+                lent.unwrap_or_else(|| Err(HostError::new("the daemon has failed")))?;
+            let refusal = match self.front.connect(lent).await {
+                Ok(served) => {
+                    held.iter_mut().for_each(Held::measure);
+                    self.shared.journals.add(&self.id, held);
+                    return Ok((served, kept));
+                }
+                Err(refusal) => refusal,
+            };
+            // Event channels are closed by calls.
+            aside(move || drop((kept, held))).await;
+            match refusal {
+                XenRefusal::Refused { text, passes } => {
+                    return Err(HostError { text, is_passing: passes });
+                }
+                XenRefusal::Lost(text) if life == LIVES_MAX || *stop.borrow() => {
+                    return Err(HostError { text, is_passing: true });
+                }
+                XenRefusal::Lost(_) => {
+                    (config.takeover, config.inherited) = (true, true);
+                    ends_within(stop, LOST_PAUSE).await;
+                }
+            }
+        }
+        Err(refused("no room serves it".to_owned()))
+    }
+
+    /// Has the room leave the rings.
+    pub(super) async fn stop(&self) {
+        self.front.disconnect().await;
+    }
+
+    /// Takes the disk from its room. `is_left`: the next task goes on with it, and finds its bytes
+    /// if they are in memory.
+    pub(super) async fn close(self, is_left: bool) {
+        let Self { id, shared, front, part, params } = self;
+        front.close().await;
+        if let (true, crate::assemble::Kind::Blk(blk)) = (is_left, &part.kind)
+            && let Ok(Some(memory)) = blk.disk().hand_memory()
+        {
+            shared.keep_memory(&id, params, memory);
+        }
+    }
+}
+
+/// Tells the handshake of a connection's faults, and has its task leave the disk to the next one
+/// when the room has ended.
+pub(super) async fn follow(
+    served: XenServed,
+    number: u32,
+    commands: mpsc::Sender<Command>,
+    leave: watch::Sender<bool>,
+) {
+    let XenServed { room, mut faults } = served;
+    loop {
+        let fault = tokio::select! {
+            () = room.ended() => {
+                leave.send_replace(true);
+                return;
+            }
+            Some(fault) = faults.recv() => fault,
+        };
+        if commands.send(Command::Fault { number, text: fault }).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Opens what a room needs of a front-end. May block.
+fn lend(id: &DeviceId, shared: &Shared, config: &Config) -> Result<Lent, HostError> {
+    let domain = config.assignment.frontend_id;
+    let grants = Hypervisor::lend(&shared.plan.xen, domain)
+        .map_err(|errno| failed(format!("cannot map pages of domain {domain}"), errno))?;
+    let (mut rings, mut channels, mut held) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, queue) in config.connection.queues.iter().enumerate() {
+        let port = queue.event_channel;
+        let bound = grants.bind(domain, port, config.inherited).map_err(|errno| {
+            failed(format!("queue {index}: cannot bind event channel {port}"), errno)
+        });
+        let LentBell { mut fds, port, channel } = bound?;
+        channels.extend(channel);
+        let journal = journal(id, shared, (index, config.takeover))?;
+        held.extend(journal.iter().filter_map(|file| shared.state_dir.held(id, index, file)));
+        let (refs, has_journal) = (queue.ring_refs.clone(), journal.is_some());
+        fds.extend(journal);
+        rings.push(XenLentRing { ring: XenRing { refs, port, has_journal }, fds });
+    }
+    let front = XenFrontEnd {
+        number: 0,
+        domain,
+        abi: Abi::ALL.iter().position(|abi| *abi == config.connection.abi).unwrap_or(0),
+        persistent: config.persistent,
+        indirect_segments_max: config.offer.indirect_segments_max,
+        takeover: config.takeover,
+        seat: grants.seat,
+    };
+    let kept = Kept { _channels: channels, _xen: grants.xen };
+    Ok(Lent { lent: XenLent { front, grants: grants.grants, rings }, kept, held })
+}

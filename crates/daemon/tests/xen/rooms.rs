@@ -1,0 +1,134 @@
+//! Guests in rooms: a room that is killed leaves its rings to the next one, and a guest does
+//! nothing to a guest in another room.
+
+use crate::prober::STALL_MAX;
+use crate::process::{Daemon, PATIENCE, wait_until};
+use crate::program::http_json;
+use crate::takeover::{begin, finish};
+use crate::world::{World, XVDA, break_ring, connect};
+use manyring_driver::{Blkfront, XenDisk, XenOp};
+use manyring_wire::xen::blkif::Status;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::time::Instant;
+
+/// A daemon whose guests are apart as `domains` says.
+fn serve(world: &World, domains: &str) -> Daemon {
+    world.run(&format!(
+        "[daemon]\ncontrol = '@/control'\ndomains = '{domains}'\n[[xen_blk]]\n\
+         kinds = ['vbd']\nnum_queues = 2\nsimulated = '@/xenstored'\nstate_dir = '@/state'\n"
+    ))
+}
+
+/// The room of this name as the API shows it.
+fn room(world: &World, name: &str) -> Value {
+    let (_, rooms) = http_json(&world.path("control"), "GET", "/v1/rooms", "");
+    let rooms = rooms["rooms"].as_array().unwrap();
+    rooms.iter().find(|room| room["room"] == name).cloned().unwrap_or_default()
+}
+
+fn pid(world: &World, name: &str) -> Pid {
+    let pid = room(world, name)["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
+    Pid::from_raw(pid.unwrap()).unwrap()
+}
+
+fn signal(world: &World, name: &str, signal: Signal) {
+    kill_process(pid(world, name), signal).unwrap();
+}
+
+#[test]
+fn guest_whose_room_is_killed_goes_on_in_the_next_one_and_misses_no_request() {
+    let mut world = World::new();
+    let daemon = serve(&world, "device");
+    let (_, disk, mut front) = world.guest(7, "disk", 2);
+    for round in 0..6_u8 {
+        let killed = pid(&world, "xen:xen:7");
+        // A room that is stopped has requests in its rings when it is killed; one that runs has
+        // taken some of them.
+        if round % 2 == 0 {
+            signal(&world, "xen:xen:7", Signal::STOP);
+        }
+        begin(&mut front, round);
+        kill_process(killed, Signal::KILL).unwrap();
+        finish(&mut front, round);
+        assert_ne!(pid(&world, "xen:xen:7"), killed, "{}", daemon.log());
+        world.await_node(&disk, "state", "4");
+    }
+    assert_eq!(world.error_of(&disk), "");
+    assert!(daemon.log().matches("took a ring over").count() >= 12, "{}", daemon.log());
+    assert_eq!(front.close().unwrap(), 0, "pages stay mapped");
+    assert!(daemon.terminate().success());
+}
+
+/// Writes a page and waits for the answer.
+fn write(front: &mut Blkfront, sector: u64) {
+    let queue = &mut front.queues[0];
+    queue.submit(XenOp::Write { sector, data: &[7; 4096] }).unwrap().expect("room in the ring");
+    if queue.publish() {
+        queue.channel().notify();
+    }
+    assert_eq!(queue.wait(PATIENCE).unwrap().status, Status::Okay);
+}
+
+/// The longest of some writes, while the room of the other guest is not well.
+fn worst(front: &mut Blkfront) -> std::time::Duration {
+    let one = |sector: u64| {
+        let began = Instant::now();
+        write(front, sector % 64 * 8);
+        began.elapsed()
+    };
+    (0..200).map(one).max().unwrap_or_default()
+}
+
+#[test]
+fn guest_in_a_room_of_its_own_is_served_while_the_room_of_another_one_is_stopped_or_dies() {
+    let mut world = World::new();
+    let daemon = serve(&world, "device");
+    let (one, bad, mut other) = world.guest(7, "bad", 1);
+    let (_two, _good, mut front) = world.guest(8, "good", 1);
+    let served = pid(&world, "xen:xen:8");
+    write(&mut other, 0);
+    let mut worsts = Vec::new();
+    // A stall counts against the daemon only if three tries in a row see one.
+    while worsts.len() < 3 && worsts.iter().all(|worst| *worst >= STALL_MAX) {
+        signal(&world, "xen:xen:7", Signal::STOP);
+        let stopped = worst(&mut front);
+        signal(&world, "xen:xen:7", Signal::KILL);
+        worsts.push(stopped.max(worst(&mut front)));
+        write(&mut other, 8);
+    }
+    assert!(worsts.iter().any(|worst| *worst < STALL_MAX), "{worsts:?}");
+    break_ring(&one, &other.queues[0]);
+    world.await_node(&bad, "state", "5");
+    write(&mut front, 0);
+    assert_eq!(pid(&world, "xen:xen:8"), served);
+    assert_eq!(room(&world, "xen:xen:8")["starts"], 1);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn guests_of_one_domain_share_a_room_and_outlive_it_together() {
+    let mut world = World::new();
+    let daemon = serve(&world, "user");
+    let (_one, _, mut first) = world.guest(7, "first", 2);
+    let (domain, _, mut second) = world.guest(8, "second", 1);
+    // A disk in memory lies with the daemon.
+    let memory = XenDisk::new("vbd", 8, XVDA + 16, "memory:1M");
+    memory.announce(&mut world.toolstack).unwrap();
+    let mut third = connect(&domain, &memory, 1);
+    third.queues[0].write(8, &[9; 512]).unwrap();
+    let devices = room(&world, "xen:xen")["devices"].as_array().map(Vec::len);
+    assert_eq!(devices, Some(3));
+    for round in 0..3 {
+        begin(&mut first, round);
+        begin(&mut second, round);
+        signal(&world, "xen:xen", Signal::KILL);
+        finish(&mut first, round);
+        finish(&mut second, round);
+        let mut read = [0; 512];
+        third.queues[0].read(8, &mut read).unwrap();
+        assert_eq!(read, [9; 512], "round {round}");
+    }
+    assert!(wait_until(|| room(&world, "xen:xen")["state"] == "serving"));
+    assert!(daemon.terminate().success());
+}
