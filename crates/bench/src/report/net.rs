@@ -21,7 +21,7 @@ pub(crate) struct NetSample {
     pub(crate) calls_per_packet: f64,
     /// Median latency in microseconds; 0 if it was not measured.
     pub(crate) p50_us: f64,
-    /// 99 of 100 operations took at most so many microseconds; 0 if there is none.
+    /// 99 of 100 operations took no more than this many microseconds; 0 if it was not measured.
     pub(crate) p99_us: f64,
     /// The costs of one operation for the back-end, if these are measured.
     #[serde(flatten)]
