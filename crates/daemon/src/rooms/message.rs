@@ -475,9 +475,9 @@ mod tests {
     }
 
     fn told_of_xen(number: u64, device: String, keys: String) -> Told {
-        let is_open = number % 2 == 0;
+        let is_open = number.is_multiple_of(2);
         let seat = is_open.then_some(XenSeat { entries: 7, seat: 3 });
-        match number % 14 {
+        match number % 15 {
             10 => {
                 let refs = vec![1, u32::MAX];
                 let ring = XenRing { refs, port: Some(9), has_journal: is_open };
@@ -500,7 +500,7 @@ mod tests {
             0 => XenSaid::Started {},
             1 => XenSaid::Stopped {},
             2 => XenSaid::Fault { text: "a".to_owned() },
-            _ => XenSaid::Refused { text: "b".to_owned(), passes: number % 2 == 0 },
+            _ => XenSaid::Refused { text: "b".to_owned(), passes: number.is_multiple_of(2) },
         }
     }
 
