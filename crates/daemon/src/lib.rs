@@ -264,16 +264,21 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
             () = ready => Ok(()),
             () = fed => Ok(()),
         };
-        let quit = manyring_engine::aside(move || pool.quit());
-        if tokio::time::timeout(QUIT_TIMEOUT, quit).await.is_err() {
-            let problem = "a worker hangs in a host call: the process ends without it";
-            tracing::warn!(devices = held_devices(), "{problem}");
-        }
+        end_workers(pool).await;
         served.map_err(|error| error.to_string())
     });
     // A task that waits for a host call must not keep us either.
     runtime.shutdown_background();
     served.map_err(Failure::Refused)
+}
+
+/// Ends the workers. One that hangs in a host call is not waited for, and its device is named.
+async fn end_workers(pool: Arc<manyring_engine::Pool>) {
+    let quit = manyring_engine::aside(move || pool.quit());
+    if tokio::time::timeout(QUIT_TIMEOUT, quit).await.is_err() {
+        let problem = "a worker hangs in a host call: the process ends without it";
+        tracing::warn!(devices = held_devices(), "{problem}");
+    }
 }
 
 /// The devices that threads serve which do not come back from a host call.

@@ -174,7 +174,8 @@ impl Cell for NetCell {
 
     fn print_party(&self, party: &Party<NetSample>) {
         print!(
-            "  {:<24} {:>8} {:>9.0} {:>6.1} {:>8.1} {:>10.0} {:>8.0} {:>9.4} {:>9.4} {:>8.1} {:>8.1}",
+            "  {:<24} {:>8} {:>9.0} {:>6.1} {:>8.1} {:>10.0} {:>8.0} {:>9.4} {:>9.4} {:>8.1} \
+             {:>8.1}",
             party.name,
             self.sessions,
             party.median(|s| s.throughput),

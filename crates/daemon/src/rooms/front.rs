@@ -7,8 +7,7 @@ use super::house::{Deaf, Room};
 use super::lend::Attendant;
 use super::message::{PortFacts, Told};
 use super::takeover::{Bequest, Left, Share};
-use super::{Asked, Rooms};
-use super::{keys, lend};
+use super::{Asked, Rooms, keys, lend};
 use crate::assemble::{Kind, Made, Part};
 use crate::config::plan::{ANY_USER, Wanted};
 use manyring_backend::blk::{Disk, Handed};
@@ -65,8 +64,7 @@ pub(crate) async fn serve(
     let mut front =
         Front { rooms, wanted, domain, part, counts, attends, room, estates, owner, waiting, asks };
     tracing::info!(device, room = domain, path = %listener.path(), "listening");
-    let name = listener.take_name();
-    let socket = listener.into_socket();
+    let (name, socket) = (listener.take_name(), listener.into_socket());
     loop {
         let next = tokio::select! {
             biased;

@@ -219,21 +219,24 @@ impl Inside {
                     xen.obey(told, fds);
                 }
             }
-            Told::Count { number } => {
-                self.threads.iter().for_each(|file| threads::write(file, &self.pool));
-                let mut news = Vec::new();
-                for (name, Device { net, made, counters, .. }) in &mut self.devices {
-                    counts::write(counters, &made.part);
-                    news.extend(net.as_mut().and_then(|net| net.news(name)));
-                }
-                self.xens.values().for_each(RoomXen::count);
-                for heard in news {
-                    self.say(&heard).await;
-                }
-                self.say(&Heard::Counted { number }).await;
-            }
+            Told::Count { number } => self.count(number).await,
         }
         Ok(())
+    }
+
+    /// Writes the counters where the house reads them, and tells the house.
+    async fn count(&mut self, number: u64) {
+        self.threads.iter().for_each(|file| threads::write(file, &self.pool));
+        let mut news = Vec::new();
+        for (name, Device { net, made, counters, .. }) in &mut self.devices {
+            counts::write(counters, &made.part);
+            news.extend(net.as_mut().and_then(|net| net.news(name)));
+        }
+        self.xens.values().for_each(RoomXen::count);
+        for heard in news {
+            self.say(&heard).await;
+        }
+        self.say(&Heard::Counted { number }).await;
     }
 
     fn house(&self, device: &str) -> TheHouse {

@@ -203,8 +203,8 @@ impl Rooms {
         fronts.get(device).is_some_and(|asks| !asks.is_closed())
     }
 
-    /// Makes a disk that rooms serve smaller: the room that has it ends first, so that no request is
-    /// under way. Its front-ends go on with the next room, and are told.
+    /// Makes a disk that rooms serve smaller: the room that has it ends first, so that no request
+    /// is under way. Its front-ends go on with the next room, and are told.
     ///
     /// # Errors
     /// `EBUSY`: requests in flight did not end in time, or another house takes over; the disk is as

@@ -410,10 +410,7 @@ impl Server {
                     let answered = self.attend(&mut connection, &mut front, message).await;
                     unshared.note(front.lacks_memory(), Instant::now());
                     if let Err(end) = answered {
-                        // Log the events that its queues have sent before the end.
-                        while let Ok(event) = events.try_recv() {
-                            self.hear(event);
-                        }
+                        self.hear_rest(&mut events);
                         self.tell_end(&end);
                         return Ended { front, connection: None, origin };
                     }
@@ -442,6 +439,13 @@ impl Server {
                     return Ended { front, connection: Some(connection), origin };
                 }
             }
+        }
+    }
+
+    /// Logs the events that queues have sent before the end of their session.
+    fn hear_rest(&self, events: &mut mpsc::Receiver<Event>) {
+        while let Ok(event) = events.try_recv() {
+            self.hear(event);
         }
     }
 
