@@ -54,6 +54,8 @@ const NAMES: [&str; 2] = ["tapped", "switched"];
 const TAPS: [&str; 2] = ["tap0", "tap1"];
 /// Datagrams that the host sends, each from another port.
 const DATAGRAMS: u64 = 200;
+/// Datagrams are sent again where too few have come after this time.
+const RESENT: Duration = Duration::from_secs(10);
 /// Fewer of them than this come by none of the queues that share them: a quarter would be 50.
 const LEAST: u64 = 15;
 
@@ -118,7 +120,7 @@ fn scales(scene: &Scene<'_>, more: &str) -> Outcome {
 }
 
 /// Sends datagrams, each from its own port. Returns how many frames each receiveq got by the time
-/// that this is enough, or in the end.
+/// that this is enough. Datagrams may be lost, so more are sent where too few come.
 fn send(
     daemon: &Daemon,
     namespace: &Namespace,
@@ -128,16 +130,20 @@ fn send(
 ) -> Outcome<Vec<u64>> {
     let before = received(daemon, name)?;
     let line = format!("for n in {{1..{DATAGRAMS}}}; do echo > /dev/udp/{address}/9; done");
-    let sent = namespace.command("bash").args(["-c", &line]).status().context("bash")?;
-    check(sent.success(), || "the host cannot send".into())?;
     let mut came = Vec::new();
-    let waited = crate::command::wait_for("the datagrams", LIMIT, || {
-        let now = received(daemon, name)?;
-        came = now.iter().zip(&before).map(|(now, then)| now - then).collect();
-        Ok(is_enough(&came).then_some(()))
-    });
-    waited.map_err(|error| format!("{error}: {came:?}"))?;
-    Ok(came)
+    for _ in 0..LIMIT.as_secs() / RESENT.as_secs() {
+        let sent = namespace.command("bash").args(["-c", &line]).status().context("bash")?;
+        check(sent.success(), || "the host cannot send".into())?;
+        let waited = crate::command::wait_for("the datagrams", RESENT, || {
+            let now = received(daemon, name)?;
+            came = now.iter().zip(&before).map(|(now, then)| now - then).collect();
+            Ok(is_enough(&came).then_some(()))
+        });
+        if waited.is_ok() {
+            return Ok(came);
+        }
+    }
+    Err(format!("of many times {DATAGRAMS} datagrams too few came: {came:?}"))
 }
 
 /// The number of packets that each receiveq of the device has passed.
