@@ -117,6 +117,9 @@ impl Root {
         let overlay = if self.is_writable { "--overlay" } else { "--overlay-ro" };
         unshare.arg(format!("{overlay}=/usr:{}:/usr", programs.display()));
         unshare.args(["--bind=/dev/net/tun", "--capability=CAP_NET_ADMIN"]);
+        // systemd-nspawn of Debian 12 knows no call of landlock.
+        let landlock = "landlock_create_ruleset landlock_add_rule landlock_restrict_self";
+        unshare.arg(format!("--system-call-filter={landlock}"));
         unshare.args(["--register=no", "--keep-unit", "-b"]).args(more);
         unshare.stdin(Stdio::null()).stderr(log.try_clone().context("the log")?).stdout(log);
         let container = unshare.spawn().context("systemd-nspawn")?;
@@ -140,6 +143,9 @@ impl Root {
             namespace.wrapper().into_iter().filter(|word| word != "--mount").collect();
         let mut unshare = child(&wrapper[0]);
         unshare.args(&wrapper[1..]).arg("unshare");
+        // With the older control groups systemd is not told reliably, in a container, that the last
+        // process of a service is gone, and waits for it for a minute and a half.
+        unshare.env("SYSTEMD_NSPAWN_UNIFIED_HIERARCHY", "1");
         let mut booted = Booted { container: self.start(unshare, &more, log)?, leader: 0 };
         booted.leader = wait_for("systemd in a container", LIMIT, || {
             let ended = booted.container.try_wait().context("systemd-nspawn")?;

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Where the container has the sockets and the images.
 const INSIDE: [&str; 2] = ["/house", "/images"];
 /// A worker that hangs for so long would end the daemon.
-const WATCHDOG: Duration = Duration::from_secs(5);
+const WATCHDOG: Duration = Duration::from_secs(3);
 const UNIT: &str = "manyring";
 /// Words of the journal that nothing of this may cause.
 const FAULTS: [&str; 4] = ["ERROR ", "panicked", "queue stopped: ", "keeps a right"];
@@ -307,8 +307,9 @@ fn kill_house(ground: &Ground, unit: &Unit, (count, random): (u32, &mut Random))
     let tenant = &ground.tenants[1];
     let (mut worst, mut sockets) = (Worst::default(), adopted(&unit.journal()?));
     for kill in 1..=count {
-        // QEMU before 8.2 never uses a socket again that it loses while it connects.
-        std::thread::sleep(Duration::from_millis(1000 + random.below(1000)));
+        // QEMU before 8.2 never uses a socket again that it loses while it connects; and a guest's
+        // transfers give up where they have no network for half of the time.
+        std::thread::sleep(Duration::from_millis(LONG_LIFE_MS + random.below(1000)));
         let (main, room) = (unit.show("MainPID")?, unit.room(tenant.name, "")?);
         let killed = Instant::now();
         unit.signal("KILL", &main)?;
