@@ -52,7 +52,7 @@ pub(crate) async fn set(args: &SetArgs) -> Result<(), Failure> {
     for text in &args.keys {
         let wrong = || Failure::Wrong(format!("{text:?} is not like mtu=9000"));
         let (key, value) = text.split_once('=').ok_or_else(wrong)?;
-        // What is no number and no truth value is a text.
+        // A value that is not JSON, such as a word without quotes, is a text.
         let value = serde_json::from_str(value).unwrap_or_else(|_| value.into());
         match key.split_once('.') {
             Some((table, key)) => {
@@ -86,7 +86,7 @@ pub(crate) async fn reload(args: &ReloadArgs) -> Result<(), Failure> {
     print(&told("configuration", &done))
 }
 
-/// What was done, a line for each step.
+/// The steps that were done, as text with a line for each.
 fn told(what: &str, done: &Done) -> String {
     if done.steps.is_empty() {
         return format!("{what}: nothing to change\n");
@@ -135,7 +135,7 @@ pub(crate) async fn announce(args: &AnnounceArgs) -> Result<(), Failure> {
 
 /// A device is opened and closed within these times, however slow the host is.
 const PREPARE: Duration = Duration::from_secs(25);
-/// The same for all devices of a configuration.
+/// All devices of a configuration are opened and closed within this time.
 const PREPARE_ALL: Duration = Duration::from_secs(115);
 /// Changes of an interface end within what any answer may take.
 const AT_ONCE: Duration = Duration::ZERO;

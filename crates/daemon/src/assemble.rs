@@ -107,7 +107,7 @@ impl AssembleError {
         )
     }
 
-    /// What a user has named is not to be had.
+    /// The error for a thing that a user has named and that cannot be had.
     pub(crate) fn unfound(place: &Place, Unfound { key, problem }: Unfound) -> Self {
         Self::Unfound { at: place.at(key), key, problem }
     }
@@ -132,7 +132,7 @@ pub(crate) fn socket_key(error: &ListenError) -> &'static str {
     }
 }
 
-/// An error and what is behind it, in one line. What it says of that itself is not said again.
+/// An error and its sources, in one line. A source that the text ends with is not repeated.
 pub(crate) fn in_words(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut behind = error.source();

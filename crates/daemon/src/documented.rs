@@ -12,7 +12,7 @@ use std::ffi::OsString;
 /// Checks a command line, the program's name first: its options, and what they mean together.
 ///
 /// # Errors
-/// What the program would say.
+/// The message that the program would print.
 pub fn command_line(words: Vec<OsString>) -> Result<(), String> {
     let cli = Cli::try_parse_from(crate::only_capabilities(crate::with_command(words)));
     let raw: RawConfig = match cli.map_err(|error| error.to_string())?.command {
@@ -36,7 +36,7 @@ pub fn command_line(words: Vec<OsString>) -> Result<(), String> {
 /// Checks the body of `PUT /v1/devices/{name}`.
 ///
 /// # Errors
-/// What the answer would say.
+/// The message that the answer would have.
 pub fn device(name: &str, body: &str) -> Result<(), String> {
     config::device(name, body).map(drop)
 }
@@ -44,7 +44,7 @@ pub fn device(name: &str, body: &str) -> Result<(), String> {
 /// Checks the body of `PATCH /v1/devices/{name}`: an object of keys.
 ///
 /// # Errors
-/// What the answer would say.
+/// The message that the answer would have.
 pub fn keys(body: &str) -> Result<(), String> {
     serde_json::from_str::<Keys>(body).map(drop).map_err(|error| error.to_string())
 }

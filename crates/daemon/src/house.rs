@@ -57,9 +57,9 @@ pub(crate) struct House {
     /// Which interfaces come and go; `None` once they are followed.
     links: Option<HostLinks>,
     tasks: Tasks,
-    /// What is served, or waits to be.
+    /// The plan of the devices that are served, or wait to be.
     plan: Plan,
-    /// What takes the place of a device when its session has ended.
+    /// The plans that take the place of devices when their sessions have ended, by name.
     pending: HashMap<String, Wanted>,
     /// How many changes this process has seen.
     generation: u64,
@@ -75,7 +75,7 @@ pub(crate) struct House {
     followers: JoinSet<()>,
 }
 
-/// What all devices share.
+/// The parts of the process that all devices share.
 #[derive(Debug)]
 struct Shared {
     rooms: Rooms,
@@ -454,7 +454,7 @@ pub(crate) fn raise_fd_limit() {
 
 /// The options that each room is started with: it has as many workers as we have.
 pub(crate) fn room_arguments(plan: &DaemonPlan) -> Vec<OsString> {
-    // What comes first is looked at before anything else is.
+    // The sandbox stands first: a room looks at it before any other argument.
     let sandbox = format!("--sandbox={}", plan.sandbox.name());
     let mut arguments: Vec<OsString> = vec!["room".into(), sandbox.into()];
     arguments.extend(log::arguments().into_iter().map(OsString::from));

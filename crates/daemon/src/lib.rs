@@ -215,9 +215,9 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         let (mut house, before) = open(plan, &service, takeover.flatten()).await?;
         // From here on guests come. Disks have been tried with the daemon's own memory only.
         manyring_memory::guard_memory();
-        // What follows creates sockets, which go in good order only.
+        // From here on a signal ends us in good order only: it removes the sockets made below.
         let mut ends = signals::Ends::new()?;
-        // What was said up to here stands in the log before a socket shows that we serve.
+        // All lines up to here are in the log before a socket shows that we serve.
         log::finish();
         let control = control::bind(&plan.daemon, &service).await?;
         rooms::Legacy::accept(before).await.map(|()| service.is_main())?;

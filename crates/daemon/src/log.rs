@@ -1,10 +1,10 @@
 //! Logs: structured, to stderr, with a bound on how many lines a second come through.
 //!
 //! Most lines are about what a guest or front-end did; one that misbehaves without end must not
-//! fill the host's disk. What is not shown is counted and said. Warnings and what is only told
-//! have a bound each, so that none hides the other; debug and trace have none. What is shown goes
-//! through a queue to a thread of its own ([`lines`]): a log that cannot be written, or that
-//! blocks, neither ends nor delays whoever logs.
+//! fill the host's disk. Lines that are not shown are counted, and their number is logged. Warnings
+//! and information have a bound each, so that neither hides the other; debug and trace have none.
+//! Lines that are shown go through a queue to a thread of its own ([`lines`]): a log that cannot be
+//! written, or that blocks, neither ends nor delays the thread that logs.
 
 mod lines;
 
@@ -88,8 +88,8 @@ fn named(format: LogFormat, room: &str, line: &str) -> String {
     }
 }
 
-/// What a line of this level begins with: its priority, as syslog counts, where the journal reads
-/// it (sd-daemon(3)).
+/// The prefix of a line of this level: its priority, as syslog counts, where the journal reads it
+/// (sd-daemon(3)).
 fn head(level: Level) -> &'static str {
     match (JOURNAL.get(), level) {
         (Some(true), Level::ERROR) => "<3>",
@@ -143,7 +143,7 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
     Ok(())
 }
 
-/// What becomes of a line.
+/// The decision whether a line is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     /// Shown, after this many that were not.
@@ -242,7 +242,7 @@ impl<'a> MakeWriter<'a> for Limited {
 /// Where a line goes.
 struct Line {
     shown: bool,
-    /// What comes before its text.
+    /// The prefix of its text: the priority for the journal, or nothing.
     head: &'static str,
 }
 

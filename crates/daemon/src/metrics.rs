@@ -132,7 +132,7 @@ fn net_of(part: &Part) -> Option<&NetDevice> {
     }
 }
 
-/// What ports of switches count; nothing if there are none.
+/// The counters of the ports of switches; nothing if there are no ports.
 fn switch_ports(out: &mut Text, state: &State) {
     let mut ports = Vec::new();
     for device in state.devices.served().iter().map(|d| &d.part) {

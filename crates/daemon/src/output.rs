@@ -1,4 +1,4 @@
-//! What the program says to whoever started it, and the status it ends with.
+//! Output for the process that started the program, and the exit status.
 
 use crate::log;
 use std::fmt;

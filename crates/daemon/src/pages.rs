@@ -1,5 +1,5 @@
-//! What a package ships beside the program, from the same definitions: manual pages, shell
-//! completions and the OpenAPI document.
+//! Pages that a package ships beside the program, made from the same definitions: manual pages,
+//! shell completions and the OpenAPI document.
 
 use crate::cli::Cli;
 use crate::control;

@@ -34,7 +34,7 @@ pub(crate) struct Service {
     manager: Option<Manager>,
     /// It keeps sockets for us.
     keeps: bool,
-    /// What it has handed in and nobody has taken yet.
+    /// The descriptors that the manager has handed in and nobody has taken yet.
     handed: Mutex<Vec<Handed>>,
     /// The sockets that listen, under the names by which another process gets them.
     listening: Mutex<BTreeMap<String, OwnedFd>>,

@@ -15,7 +15,7 @@ use crate::config::plan::{NUM_QUEUES, is_device_name};
 use manyring_device::net::MacAddress;
 use std::path::{Path, PathBuf};
 
-/// What a snippet needs to know of a device.
+/// The facts about a device that a snippet needs.
 #[derive(Clone, Debug)]
 struct Wanted {
     name: String,
@@ -27,7 +27,7 @@ struct Wanted {
     kind: Kind,
 }
 
-/// What only devices of one kind have.
+/// The facts that only devices of one kind have.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Blk {
@@ -155,7 +155,7 @@ fn check_path(vmm: Vmm, path: &Path) -> Result<(), String> {
         Vmm::Uml => ":",
         Vmm::Libvirt | Vmm::Firecracker | Vmm::Door => "",
     };
-    // What would need quotes in a shell, XML or JSON is refused as well.
+    // Characters that would need quotes in a shell, XML or JSON are refused as well.
     match text
         .chars()
         .find(|c| c.is_whitespace() || special.contains(*c) || "'\"\\&<>$`".contains(*c))

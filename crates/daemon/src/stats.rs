@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 use table::Before;
 
-/// What a daemon says at a time; of all its workers, unless it was asked about one device.
+/// A daemon's state at one time, with all its workers unless only one device was asked for.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Shown {
     pub(crate) devices: Vec<DeviceInfo>,

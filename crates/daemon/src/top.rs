@@ -34,7 +34,7 @@ pub(crate) async fn show(args: &TopArgs) -> Result<(), Failure> {
         let other = "top: needs a terminal; `manyring stats --watch` writes lines instead";
         return Err(Failure::Wrong(other.to_owned()));
     }
-    // What cannot be asked at all is said as any other command says it.
+    // If the first answer is an error, it is printed as by any other command.
     let first = fetch(&args.control, None).await?;
     let mut model = Model::new(args.control.display().to_string());
     model.take(Ok(first), Instant::now());

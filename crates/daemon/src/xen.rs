@@ -76,7 +76,7 @@ pub(crate) enum XenError {
     Kernel { at: String },
 }
 
-/// What all disks of a Xen share.
+/// The parts that all disks of a Xen share.
 #[derive(Debug)]
 struct Shared {
     plan: XenBlkPlan,
@@ -95,7 +95,7 @@ struct Shared {
 /// The bytes of a disk in memory.
 #[derive(Debug)]
 struct Memory {
-    /// What the tool stack calls the disk.
+    /// The value of the xenstore node `params`, by which the tool stack names the disk.
     params: String,
     file: OwnedFd,
 }
@@ -337,7 +337,7 @@ impl Disks {
             there.remove(id);
         }
         if let Some(sender) = self.running.get(id).map(|serving| serving.commands.clone()) {
-            // The task may have as many commands already as wait for it at most.
+            // The task's channel may be full: a task of its own waits for room in it.
             tokio::spawn(async move { sender.send(Command::Vanished).await });
         }
     }

@@ -1,4 +1,4 @@
-//! What a disk's blocks end in, opened.
+//! The backend of a disk, opened.
 
 use super::door::{DoorDisk, DoorError, DoorOptions};
 use crate::config::plan::{DiskPlan, DoorPlan, Format, NbdPlan, Pinned};

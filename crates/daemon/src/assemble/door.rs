@@ -327,7 +327,7 @@ fn has_ended(fds: &[&OwnedFd], limit: Option<Duration>) -> bool {
     }
 }
 
-/// The arguments of the program. What names of files hold is quoted as JSON is.
+/// The arguments of the program. Names of files are quoted as JSON strings.
 fn arguments(options: &DoorOptions) -> Vec<String> {
     let DoorOptions { name, format, image, direct, read_only, .. } = options;
     let file = json!({

@@ -72,7 +72,7 @@ impl Part {
 }
 
 impl Kind {
-    /// What the device may pass in a second.
+    /// The limit of the device's work per second.
     pub(crate) fn limit(&self) -> &Arc<Limit> {
         match self {
             Self::Blk(Blk::Virtio(device)) => device.limit(),
@@ -99,7 +99,7 @@ impl Blk {
         }
     }
 
-    /// What the guest is told of the disk.
+    /// The geometry of the disk, as the guest is told.
     pub(crate) fn geometry(&self) -> Geometry {
         match self {
             Self::Virtio(device) => device.geometry(),

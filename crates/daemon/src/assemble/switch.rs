@@ -19,7 +19,7 @@ const UPLINK_MACS_MAX: u32 = 1024;
 /// Frames that an uplink may flood in a second.
 const UPLINK_FLOODS_MAX: u32 = 20_000;
 
-/// What this process opens things with.
+/// The means by which this process opens devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
     pub(crate) io_uring: bool,

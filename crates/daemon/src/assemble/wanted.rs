@@ -1,4 +1,4 @@
-//! What must be opened to serve a device of the plan, and the device made of that.
+//! Opens the files and ports of a device of the plan, and makes the device of them.
 
 use super::disk::{self, DiskError, Means};
 use super::{AssembleError, Blk, Host, Kind, Part, port};

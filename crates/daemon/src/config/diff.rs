@@ -13,7 +13,7 @@ pub(crate) struct Step {
     pub(crate) what: What,
 }
 
-/// What becomes of it.
+/// The change that a step makes to a device or a switch.
 #[derive(Clone, Debug)]
 pub(crate) enum What {
     Add(Wanted),
@@ -78,7 +78,7 @@ pub(crate) fn limits(running: &Plan, desired: &Plan) -> Option<Step> {
     (!names.is_empty()).then(|| Step { name: "[[limit]]".to_owned(), what: What::Limits(names) })
 }
 
-/// What becomes of a device that there is in both plans; nothing if it is the same.
+/// The change of a device that both plans have; `None` if its keys are the same.
 fn changed_device(former: &Wanted, device: &Wanted) -> Option<What> {
     let keys = changed(&former.keys(), &device.keys());
     let class = class(device, &keys);
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use crate::config::parse;
 
-    /// What a plan says, in an order of its own.
+    /// The devices of a plan with their keys, sorted by name.
     fn said(plan: &Plan) -> Vec<(String, Value)> {
         let mut all: Vec<_> = plan
             .wanted()

@@ -1,5 +1,5 @@
-//! What is wrong with a configuration's text, in the words of whoever wrote it: a parser's error
-//! names types of the program, and no cure.
+//! Explains errors in a configuration's text in the words of its author: a parser's error names
+//! types of the program, and no cure.
 
 use super::numbers;
 

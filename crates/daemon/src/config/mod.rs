@@ -48,7 +48,7 @@ pub(crate) fn read(path: &Path) -> Result<Plan, Failure> {
     Ok(plan)
 }
 
-/// What concerns the process alone, out of its options.
+/// The plan of the process alone, made from its options.
 ///
 /// # Errors
 /// One line, which names the option.

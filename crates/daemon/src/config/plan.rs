@@ -1,4 +1,4 @@
-//! What will be done: every value resolved and checked, nothing opened yet.
+//! The plan: every value resolved and checked, nothing opened yet.
 
 mod access;
 mod daemon;
@@ -66,7 +66,7 @@ pub struct Plan {
     pub(crate) switch: Vec<SwitchPlan>,
 }
 
-/// What became of a look at a plan.
+/// The result of a check of a plan.
 #[derive(Debug)]
 pub(crate) enum Found {
     Good,
@@ -75,7 +75,7 @@ pub(crate) enum Found {
     Wrong(PlanError),
 }
 
-/// What a device of every kind has: its name, and its front-end.
+/// The plan of a device of any kind: its name, and its front-end.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DevicePlan {
     #[serde(skip)]
@@ -124,7 +124,7 @@ pub(crate) struct BlkPlan {
     pub(crate) fault: Option<RawFault>,
 }
 
-/// What the blocks end in.
+/// The backend of a disk, where its blocks are kept.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DiskPlan {
@@ -148,7 +148,7 @@ pub(crate) enum DiskPlan {
     Door(DoorPlan),
 }
 
-/// What the bytes of a file are, whatever they look like.
+/// The meaning of a file's bytes, which the daemon never guesses from the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Format {
@@ -191,7 +191,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// What concerns the process alone, out of its options.
+    /// The plan of the process alone, made from its options.
     pub(crate) fn of_daemon(raw: &RawDaemon) -> Result<DaemonPlan, PlanError> {
         DaemonPlan::new(raw, Source::CommandLine.daemon())
     }
@@ -254,7 +254,7 @@ impl Plan {
         self.devices().filter_map(socket).chain(taps.flatten().copied()).collect()
     }
 
-    /// What the operator has chosen of the workers.
+    /// The operator's choice of CPUs for workers, and of workers for queues.
     pub(crate) fn pins(&self) -> Pins {
         let pinned = self.devices().filter(|device| !device.queue_workers.is_empty());
         let pin = |device: &DevicePlan| (device.name.clone(), device.queue_workers.clone());

@@ -42,7 +42,7 @@ pub(super) fn router(state: State, role: Role) -> Router {
         .with_state(state)
 }
 
-/// What there is, with what the document says of it.
+/// The routes of the API, with their descriptions for the OpenAPI document.
 pub(super) fn routes() -> OpenApiRouter<State> {
     let whole = routes!(config::show, config::replace);
     OpenApiRouter::with_openapi(openapi::Document::openapi())
@@ -65,7 +65,7 @@ pub(super) fn routes() -> OpenApiRouter<State> {
         .routes(routes!(openapi::show))
 }
 
-/// What can be asked at a socket.
+/// The requests that a socket allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Everything.
@@ -94,7 +94,7 @@ async fn show<T: Serialize>(
     Ok(([(header::CONTENT_TYPE, "application/json")], written.await??).into_response())
 }
 
-/// What all devices are, and what their queues do.
+/// All devices, with the counters of their queues.
 #[utoipa::path(
     get,
     path = "/v1/devices",
@@ -107,7 +107,7 @@ async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     show(move || Ok(Devices::new(&state))).await
 }
 
-/// What a device is, and what its queues do.
+/// A device, with the counters of its queues.
 #[utoipa::path(
     get,
     path = "/v1/devices/{name}",
@@ -164,7 +164,7 @@ struct From {
     since: u64,
 }
 
-/// What has become of devices since; waits until something has, or for [`EVENTS_WAIT`].
+/// The events of devices after a number; waits for one, at most for [`EVENTS_WAIT`].
 #[utoipa::path(
     get,
     path = "/v1/events",

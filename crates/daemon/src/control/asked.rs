@@ -1,5 +1,5 @@
-//! What a request says, as the handlers take it. What cannot be read is refused in JSON with one
-//! sentence, as everything is that this API refuses.
+//! The parts of a request, as the handlers take them. A request that cannot be read is refused in
+//! JSON with one sentence, like every refusal of this API.
 
 use super::refusal::Refusal;
 use crate::house::Keys;
@@ -24,7 +24,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
     }
 }
 
-/// What stands behind the question mark.
+/// The query of a request: the part of its address behind the question mark.
 #[derive(Debug)]
 pub(super) struct Asked<T>(pub(super) T);
 

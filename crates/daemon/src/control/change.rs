@@ -281,7 +281,7 @@ fn refuse_shrink(wanted: u64, size: u64) -> Refusal {
     Refusal::new(StatusCode::CONFLICT, error)
 }
 
-/// What the host refuses is the request's fault if the disk cannot be so, else the host's.
+/// The answer to a refused resize: the request's fault if the disk cannot be so, else the host's.
 fn refuse_resize(errno: Errno) -> Refusal {
     let (status, text) = match errno {
         Errno::OPNOTSUPP => {

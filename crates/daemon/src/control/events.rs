@@ -22,7 +22,7 @@ pub(crate) struct Event {
     pub(crate) reason: Option<String>,
 }
 
-/// What has happened since a number.
+/// The events after a given number.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Since {
     /// The number of the last event: where to go on.

@@ -39,7 +39,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::watch;
 
-/// What the control API shows and changes.
+/// The state that the control API shows and changes.
 #[derive(Clone, Debug)]
 pub(crate) struct State {
     pub(crate) pool: Arc<Pool>,

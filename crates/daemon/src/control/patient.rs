@@ -39,7 +39,7 @@ impl<S> Patient<S> {
         self.busy.takes.store(false, Ordering::Relaxed);
     }
 
-    /// What has become of a write; an error if the answer has waited too long.
+    /// The result of a write; `TimedOut` if the answer has waited for [`TAKE_TIMEOUT`].
     fn limited<T>(
         &mut self,
         polled: Poll<io::Result<T>>,

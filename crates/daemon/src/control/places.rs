@@ -17,7 +17,7 @@ pub(super) struct Places {
     next: Arc<AtomicU64>,
 }
 
-/// What a client waits for.
+/// Tells whether a client waits, and for which part of an exchange.
 #[derive(Debug, Default)]
 pub(super) struct Busy {
     /// An answer to its request.

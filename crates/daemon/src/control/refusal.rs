@@ -1,4 +1,4 @@
-//! An answer that is none: a status and one sentence, as JSON.
+//! An error as an answer: a status and one sentence, as JSON.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -13,7 +13,7 @@ pub(super) struct Problem {
     error: String,
 }
 
-/// An answer that is none.
+/// An error as an answer: its status and its sentence.
 #[derive(Debug)]
 pub(crate) struct Refusal(StatusCode, String);
 

@@ -122,7 +122,7 @@ impl Registry {
         let_go(self.put(Entry::Served(controlled)));
     }
 
-    /// What has become of devices.
+    /// The latest events of devices.
     pub(crate) fn events(&self) -> &Events {
         &self.events
     }

@@ -24,7 +24,7 @@ impl Reserve {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes the descriptor, so that the next one that is opened finds room. False: there is none.
+    /// Closes the descriptor, so that the next one that is opened finds room. False: it was closed.
     pub(super) fn spend(&self) -> bool {
         self.lock().take().is_some()
     }

@@ -1,4 +1,4 @@
-//! What the API says, as JSON: written by the daemon, read by `manyring stats`.
+//! The answers of the API, as JSON: written by the daemon, read by `manyring stats`.
 
 use super::{Controlled, Entry, State, Waiting};
 use crate::assemble::{Blk, Kind};
@@ -49,7 +49,7 @@ pub(crate) struct DeviceInfo {
     pub(crate) queues: Vec<QueueInfo>,
 }
 
-/// What only devices of one kind have.
+/// The values that only devices of one kind have.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Detail {
@@ -81,7 +81,7 @@ pub(crate) enum Detail {
         queue_pairs: usize,
         /// Those that the host may use now.
         attached_pairs: usize,
-        /// What the port of a switch counts, by the names of [`PortCounters`].
+        /// The counters of the port of a switch, by the names of [`PortCounters`].
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         switch: BTreeMap<String, u64>,
     },
@@ -105,7 +105,7 @@ pub(crate) struct ConnectionInfo {
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct QueueInfo {
     pub(crate) index: usize,
-    /// What everybody calls a network queue: `rx0`, `tx0`, .. from the guest's side, and `ctrl`.
+    /// The usual name of a network queue: `rx0`, `tx0`, .. from the guest's side, and `ctrl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
     /// Bytes of a network queue's packets on average, without their headers.
@@ -184,10 +184,10 @@ pub(crate) struct WorkerInfo {
     pub(crate) queues: u64,
     pub(crate) sleeps: u64,
     pub(crate) slept_ns: u64,
-    /// What the kernel says that it ran.
+    /// CPU time of its thread, as the kernel counts it.
     #[serde(default)]
     pub(crate) ran_ns: u64,
-    /// What it ran, or wanted to, and found no work.
+    /// The time in which it ran, or wanted to run, and found no work.
     #[serde(default)]
     pub(crate) looked_ns: u64,
     /// How often a device of the host made it wait.
@@ -385,7 +385,7 @@ impl Summary {
         Self { count, sum, p50, p90, p99, max, buckets }
     }
 
-    /// What came since `before`, of the same histogram.
+    /// The values that were added after `before`, an earlier reading of this histogram.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let old: BTreeMap<_, _> = before.buckets.iter().copied().collect();
         let buckets = self.buckets.iter().filter_map(|&(max, count)| {

@@ -19,8 +19,8 @@ pub(crate) fn is_bound(uid: u32) -> bool {
     uid != 0 && uid != rustix::process::geteuid().as_raw()
 }
 
-/// The device, if this user may have one that is so. What he has named is still to be found:
-/// [`Wanted::find`] looks for it below these folders only, and holds it.
+/// The device, if this user may have one with these values. Its files are still to be found:
+/// [`Wanted::find`] looks for them below these folders only, and holds them.
 pub(crate) fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<Wanted, Denied> {
     if !is_bound(uid) {
         return Ok(device);

@@ -253,7 +253,7 @@ impl House {
             .partition(|device| leaving.iter().any(|other| device.needs_what_of(other)));
         self.live(&live).await?;
         self.follow_links(&desired);
-        // A front-end can have connected meanwhile.
+        // A front-end can have connected during the calls above.
         let prepared = self.prepare(early).await;
         let mut prepared = match prepared.and_then(|all| unused(self).map(|()| all)) {
             Ok(prepared) => prepared,
@@ -290,7 +290,7 @@ impl House {
             self.generation += 1;
         }
         let done = self.done(&steps);
-        // What needs a restart has not come true: it is told again at the next look.
+        // Keys that need a restart keep their former values: the next look tells of them again.
         let daemon = std::mem::replace(&mut self.plan, desired);
         self.plan.daemon = daemon.daemon;
         self.plan.xen_blk = daemon.xen_blk;

@@ -13,7 +13,7 @@ const CHANGES_MAX: usize = 16;
 /// Keys of a device and their values, as in a request.
 pub(crate) type Keys = serde_json::Map<String, serde_json::Value>;
 
-/// What is asked.
+/// A change that somebody asks for.
 #[derive(Debug)]
 pub(crate) enum Change {
     /// A device of the control API as `device` says, with the request's keys as they are kept.
@@ -33,7 +33,7 @@ pub(crate) enum Change {
     All { plan: Box<Plan>, dry_run: bool, if_match: Option<u64> },
 }
 
-/// What was done, or would be.
+/// The steps that were carried out, or would be.
 #[derive(Clone, Debug, Deserialize, Serialize, utoipa::ToSchema)]
 pub(crate) struct Done {
     /// How many changes the process has seen.

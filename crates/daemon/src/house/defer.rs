@@ -1,5 +1,5 @@
-//! What a change does to each device, by the class of its keys: done at once while a front-end is
-//! connected (live), or put off until its session has ended (reconnect).
+//! The effect of a change on each device, by the class of its keys: done at once while a front-end
+//! is connected (live), or put off until its session has ended (reconnect).
 
 use super::House;
 use super::change::{Change, Refused};
@@ -175,7 +175,7 @@ impl House {
     }
 }
 
-/// What the host refuses is the request's fault if no interface of its kind can be so.
+/// The answer to a refused MTU: the request's fault if no interface of its kind can have it.
 fn refuse_mtu(mtu: u16, errno: Errno) -> Refused {
     match errno {
         Errno::INVAL => Refused::Wrong(format!("mtu: {mtu} is not possible for this interface")),

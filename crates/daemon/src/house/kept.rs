@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// What is kept of a device: the keys of its request and who has asked; or nothing.
+/// The record of a device: the keys of its request and who has asked. No `text`: none is kept.
 #[derive(Debug)]
 pub(super) struct Keep {
     pub(super) name: String,
@@ -33,7 +33,7 @@ struct Record {
 #[derive(Clone, Debug)]
 pub(super) struct Kept(Option<PathBuf>);
 
-/// What a device's file was before a change.
+/// The contents of a device's file before a change.
 #[derive(Debug)]
 pub(super) struct Former {
     path: Option<PathBuf>,
@@ -83,7 +83,7 @@ impl Kept {
         Some(folder.join(format!("{name}.json")))
     }
 
-    /// What is to be kept of a device with other values of these keys; nothing if nothing is.
+    /// The record of a device with other values of these keys; `None` if it has no record.
     pub(super) fn merged(&self, name: &str, keys: &Keys) -> Option<Keep> {
         let text = std::fs::read_to_string(self.path(name)?).ok()?;
         let mut record: Record = serde_json::from_str(&text).ok()?;

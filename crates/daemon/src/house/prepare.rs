@@ -139,8 +139,8 @@ impl Prepared {
         Ok(prepared)
     }
 
-    /// Waits for the calls of one device. What another process holds is asked for again, for a
-    /// while.
+    /// Waits for the calls of one device. A file or socket that another process holds is asked for
+    /// again, for a while.
     async fn new(
         shared: &Shared,
         mut device: Begun,

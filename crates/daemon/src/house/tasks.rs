@@ -88,7 +88,7 @@ impl Tasks {
     }
 }
 
-/// What an error names.
+/// The name of an endpoint in an error: its path, or `socket`.
 fn endpoint_of(endpoint: &Endpoint) -> String {
     match endpoint {
         Endpoint::Listen { path, .. } | Endpoint::Connect { path } => path.display().to_string(),

@@ -57,7 +57,7 @@ pub(super) fn open(wanted: &Wanted, host: &Host, call: Option<OwnedSemaphorePerm
     })
 }
 
-/// What became of a device's first try.
+/// The result of a device's first try.
 #[derive(Debug)]
 pub(super) enum First {
     Opened(Opened),
@@ -152,7 +152,7 @@ fn slow(wanted: &Wanted, served: Option<&Served>) -> AssembleError {
     }
 }
 
-/// What is left to do for a device after its first try.
+/// The work that is left for a device after its first try.
 #[derive(Debug)]
 pub(super) enum Later {
     Opened(Opened),
@@ -222,7 +222,7 @@ impl Patience {
         }
     }
 
-    /// What a call of the host answers; none if it has not answered in time.
+    /// The answer of a call of the host; `None` if it has not answered in time.
     pub(super) async fn within<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
         let began = Instant::now();
         let limit = match self.refuses {

@@ -47,7 +47,7 @@ impl Format {
     }
 }
 
-/// What a family of metrics is.
+/// The type of a family of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sort {
     Counter,
@@ -61,7 +61,7 @@ pub(super) enum Sort {
 pub(super) struct Text {
     out: String,
     format: Format,
-    /// What the samples of the family are called, but for parts of histograms.
+    /// The name of the family's samples; the parts of a histogram have other names.
     sample: String,
 }
 

@@ -121,7 +121,7 @@ pub(super) async fn spares(arguments: Arc<[OsString]>, count: usize) {
     }
 }
 
-/// Returns the channel to the thread that starts rooms, and starts that thread if there is none.
+/// Returns the channel to the thread that starts rooms, and starts that thread if need be.
 ///
 /// # Errors
 /// The system has no thread now. It may have one later.
@@ -144,7 +144,7 @@ fn orders() -> io::Result<mpsc::Sender<Order>> {
 struct Starter {
     /// Rooms of Xen guests have other arguments than the rest.
     spares: Vec<Spare>,
-    /// The arguments for the next spare process, if one is wanted and there is none.
+    /// The arguments for the next spare process, if one is wanted and is not there yet.
     wanted: Option<Arc<[OsString]>>,
 }
 

@@ -61,7 +61,7 @@ const RETRY: Duration = Duration::from_millis(10);
 /// A message has none.
 pub(super) const NO_FDS: &[OwnedFd] = &[];
 
-/// What has come.
+/// The bytes of a message that has arrived, and the descriptors that it brought.
 pub(super) type Came = (Vec<u8>, Brought);
 
 /// Two ends. The second one is to be given to another process, which makes it a [`Channel`].

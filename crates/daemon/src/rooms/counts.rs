@@ -16,7 +16,7 @@ pub(crate) struct Counts {
     part: Part,
     queues: usize,
     file: Mutex<OwnedFd>,
-    /// What earlier rooms have counted, of each queue.
+    /// The counters of earlier rooms, by queue.
     before: Mutex<Vec<Vec<u64>>>,
 }
 

@@ -86,7 +86,7 @@ pub(crate) async fn serve(
     Ok(())
 }
 
-/// What a room needs to serve `queues` queues of a disk. May block.
+/// The file descriptors by which a room serves `queues` queues of a disk. May block.
 pub(super) fn handed(disk: &dyn Disk, queues: usize) -> Result<Vec<OwnedFd>, Errno> {
     let Some(image) = disk.image() else {
         return Ok(disk.hand_memory()?.into_iter().collect());
@@ -187,7 +187,7 @@ struct Front<'a> {
     domain: &'a str,
     part: Part,
     counts: Arc<Counts>,
-    /// What is done for the room of a network device; it ends with the room.
+    /// The tasks for the room of a network device, which end with the room.
     attends: JoinSet<()>,
     /// The room that was given the device.
     room: Option<Arc<Room>>,
@@ -197,7 +197,7 @@ struct Front<'a> {
     owner: Option<String>,
     /// One that has connected, and the domain that it belongs to.
     waiting: Option<(UnixStream, String)>,
-    /// What it is asked to do, for which the room ends.
+    /// Requests to the front for which the room ends.
     asks: mpsc::Receiver<Asked>,
 }
 
@@ -213,7 +213,7 @@ enum Next {
     Asked(Asked),
 }
 
-/// What a room is given of a device.
+/// The keys and file descriptors of a device, for its room.
 struct Gift {
     keys: String,
     has_image: bool,
@@ -438,7 +438,7 @@ impl Front<'_> {
         }
     }
 
-    /// What a room needs of the device as it is now.
+    /// The keys and file descriptors by which a room serves the device as it is now.
     async fn gift(&self) -> Result<Gift, String> {
         match (self.wanted, &self.part.kind) {
             (Wanted::Blk(blk), Kind::Blk(shown)) => {
@@ -463,8 +463,8 @@ impl Front<'_> {
     }
 
     /// Takes the device from its room for another domain. A room that a guest has taken over may
-    /// say that it has stopped, and keep what it was given: only its end takes that away. What else
-    /// the room has goes on in the next room of its domain.
+    /// say that it has stopped, and keep the descriptors that it was given: only its end takes them
+    /// away. The room's other devices go on in the next room of its domain.
     async fn leave(&mut self) {
         if let Some(room) = self.room.clone() {
             room.remove(&self.wanted.plan().name).await;

@@ -1,4 +1,4 @@
-//! What the house has of a device that it has given to a room, and of a domain for all its rooms.
+//! The house's part of a device that it has given to a room, and of a domain for all its rooms.
 
 use super::chatter::Chatter;
 use super::counts::Counts;
@@ -11,7 +11,7 @@ use manyring_transport::vhost_user::Connected;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// What the house has of a device that a room serves.
+/// The house's part of a device that a room serves.
 #[derive(Debug)]
 pub(super) struct Given {
     /// Follows its sessions.

@@ -27,7 +27,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, interval_at, sleep, timeout};
 
-/// What a room can have to be told before it has read what it was told before.
+/// Most orders for a room that wait while it has not read those before them.
 const ORDERS_MAX: usize = 64;
 /// A room ends when none of its devices had a front-end for this long.
 const IDLE: Duration = Duration::from_secs(60);
@@ -270,7 +270,7 @@ impl Room {
             }
             Ok((child, socket)) => self.look_after(child, socket, &mut orders).await,
         }
-        // What it was told and has not heard is closed where that may block.
+        // The descriptors of orders that were not sent are closed where a close may block.
         orders.close();
         aside(move || while orders.try_recv().is_ok() {}).await;
         let gone = std::mem::take(&mut *self.lock());

@@ -51,7 +51,7 @@ pub(super) fn enter() {
         CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWCGROUP;
     let has = |wanted| capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted));
     let (kills, house) = (has(CapabilitySet::KILL), Uid::current());
-    // Root's number is none to keep.
+    // A room must not keep root's number.
     if has(CHANGES) && (kills || !house.is_root()) {
         if unshare(flags).is_ok() {
             flags = CloneFlags::empty();
@@ -137,7 +137,7 @@ fn few_numbers() -> Option<()> {
     seccompiler::apply_filter(&program).ok()
 }
 
-/// What a room does not have to itself because the kernel has refused it.
+/// The parts of its isolation that the kernel has refused this room, each with its error.
 pub(super) fn refused() -> Option<&'static str> {
     REFUSED.get().map(String::as_str).filter(|refused| !refused.is_empty())
 }

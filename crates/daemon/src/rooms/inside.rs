@@ -35,7 +35,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-/// What the devices can have to say that is not said yet.
+/// Most messages of the devices that wait to be sent to the house.
 const SAID_MAX: usize = 64;
 /// How long queues that are to look at their new limit are waited for.
 const REFRESH_PATIENCE: Duration = Duration::from_secs(1);
@@ -387,7 +387,7 @@ pub(super) async fn say(channel: &Channel, heard: &Heard) {
     }
 }
 
-/// What the house has opened of a device.
+/// The files and the port of a device that the house has opened for this room.
 pub(super) struct Gift {
     pub(super) has_image: bool,
     pub(super) port: Option<PortFacts>,

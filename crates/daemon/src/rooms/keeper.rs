@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc;
 
-/// Sends the notes of one session to the house. What lies in the channel outlives this process.
+/// Sends the notes of one session to the house. Notes in the channel outlive this process.
 #[derive(Debug)]
 pub(super) struct HouseKeeper {
     pub(super) device: String,

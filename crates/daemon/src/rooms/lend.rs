@@ -26,7 +26,7 @@ pub(super) struct Ask {
     pub(super) wish: Wish,
 }
 
-/// The queues of the device's interface as a message carries them. Neither, if its port is none.
+/// The interface of the device and its queues, for a message; nothing if it lends none.
 pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<OwnedFd>), String> {
     let port = net.port().clone();
     let lent = aside(move || port.lend().transpose()).await.ok_or("the daemon has failed")?;
@@ -47,7 +47,7 @@ pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<Owne
     Ok((Some(facts), queues))
 }
 
-/// What attends to a device as long as a room has it.
+/// The task that attends to a device as long as a room has it.
 pub(super) struct Attendant {
     pub(super) device: String,
     pub(super) kind: Kind,
@@ -94,8 +94,8 @@ impl Attendant {
         match self.kind {
             Kind::Net(net) => net.take_back().await,
             Kind::Blk(blk) => {
-                // A room that died has not given back the lock that goes with its rings. What it
-                // has under way is marked, and still keeps others from the image.
+                // A room that died has not given back the lock that goes with its rings. Its
+                // requests under way are marked, and still keep others from the image.
                 let disk = blk.disk().clone();
                 aside(move || disk.release()).await;
             }
@@ -165,7 +165,7 @@ fn lock(disk: &dyn Disk, is_held: bool) -> Result<(), Errno> {
     disk.image().map_or(Ok(()), |image| image.let_go_of_mark())
 }
 
-/// What the host and the operator want of the device now.
+/// The message with the interface's present state and the operator's settings.
 pub(super) fn told(net: &NetDevice) -> Told {
     let Outside { link_up, is_gone, mtu, announcements, .. } = net.outside();
     Told::Outside { device: net.name().to_owned(), link_up, is_gone, mtu, announcements }

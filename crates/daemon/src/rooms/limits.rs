@@ -1,5 +1,5 @@
-//! What the devices of rooms may pass in a second, as the operator has it now. A room counts by
-//! itself what its devices pass, and what a group of them does: a group is in one room.
+//! Limits per second of the devices of rooms, as the operator has them now. A room counts by itself
+//! the work of its devices, and of a group of them: a group is in one room.
 
 use super::message::{GroupRates, LimitRates, Told};
 use crate::config::plan::{GroupPlan, LimitPlan};
@@ -28,7 +28,7 @@ impl Limits {
         is_new
     }
 
-    /// What a room is told of the limit of a device.
+    /// The message that tells a room the limit of `device`.
     pub(super) fn of(&self, device: &str) -> Told {
         let limit = self.devices.get(device).cloned().unwrap_or_default();
         let rates = limit.rates().into();

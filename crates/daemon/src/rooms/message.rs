@@ -1,4 +1,4 @@
-//! What the house and a room say to each other: a byte for the version, then JSON.
+//! Messages between the house and a room: a byte for the version, then JSON.
 //!
 //! A room may be taken by its guest. So what comes from it is short, names only devices that it
 //! was given, and asks for nothing but what a guest may choose ([`Wish`]): one thing at a time.
@@ -13,7 +13,7 @@ pub const SIZE_MAX: usize = 16384;
 /// Most file descriptors of a message.
 pub const FDS_MAX: usize = 240;
 
-/// What the house tells a room.
+/// A message of the house to a room.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Told {
@@ -61,7 +61,7 @@ pub enum Told {
         /// That of the connection.
         number: u64,
     },
-    /// What the host or the operator has changed of a network device. Everything is said each time.
+    /// A change of a network device by host or operator; each message has the whole state.
     Outside {
         /// The device's name.
         device: String,
@@ -80,7 +80,7 @@ pub enum Told {
         /// The device's name.
         device: String,
     },
-    /// What a device may pass in a second. The rates of a group are those of all its devices.
+    /// The limit of a device, per second. A group's rates hold for all its devices together.
     Limit {
         /// The device's name.
         device: String,
@@ -89,7 +89,7 @@ pub enum Told {
         /// That of the group which it is in.
         group: Option<GroupRates>,
     },
-    /// What was asked for is done, or refused.
+    /// The answer to [`Heard::Ask`]: the wish was carried out, or refused.
     Done {
         /// That of the question.
         number: u64,
@@ -141,7 +141,7 @@ pub enum Told {
     },
 }
 
-/// What a room must know of the interface whose queues it is given.
+/// Properties of the interface whose queues a room is given.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PortFacts {
@@ -149,7 +149,7 @@ pub struct PortFacts {
     pub interface: String,
     /// It is a macvtap.
     pub is_macvtap: bool,
-    /// What the kernel takes unfinished, and can deliver so: as `VIRTIO_NET_F_GUEST_*`.
+    /// Offloads that the kernel accepts and can deliver, as `VIRTIO_NET_F_GUEST_*` bits.
     pub offloads: u64,
     /// The interface's MTU in bytes.
     pub mtu: Option<u16>,
@@ -159,13 +159,13 @@ pub struct PortFacts {
     pub can_hash: bool,
 }
 
-/// What a room must know of a Xen guest's disk.
+/// Properties of a Xen guest's disk, for the room that serves it.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct XenFacts {
     /// The keys of its `[[xen_blk]]`, as JSON.
     pub keys: String,
-    /// What it is, as in the node `params`. The path of a file is not told.
+    /// The disk as in the node `params`, without the path of a file.
     pub params: String,
     /// Its bytes are in a file.
     pub has_image: bool,
@@ -217,7 +217,7 @@ pub struct XenSeat {
     pub seat: u8,
 }
 
-/// What a room says of the connection of a Xen disk.
+/// A message of a room about the connection of a Xen disk.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum XenSaid {
@@ -306,7 +306,7 @@ pub enum Answered {
     Sent,
 }
 
-/// What a guest of a room may choose, and only the house can do.
+/// A request of a room: something that its guest may choose, and only the house can do.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Wish {
@@ -383,7 +383,7 @@ pub enum Heard {
         device: String,
         /// The answer names it.
         number: u64,
-        /// What is to be done.
+        /// The thing to be done.
         wish: Wish,
     },
     /// A queue of a device cannot be read or written: its interface may be gone.
@@ -391,7 +391,7 @@ pub enum Heard {
         /// The device's name.
         device: String,
     },
-    /// What the guest of a network device has chosen, to be shown.
+    /// Choices of the guest of a network device, for the API to show.
     Guest {
         /// The device's name.
         device: String,
@@ -567,7 +567,7 @@ mod tests {
             };
             let bytes = emit(&heard).unwrap();
             assert_eq!(parse::<Heard>(&bytes).unwrap(), heard, "round {round}");
-            // A spoiled one is another message, or none; a part of one is none.
+            // A spoiled message parses as another one, or not at all; a part of one never parses.
             let mut spoiled = bytes.clone();
             let at = usize::try_from(next(seed)).unwrap() % spoiled.len();
             spoiled[at] ^= 1 << (next(seed) % 8);

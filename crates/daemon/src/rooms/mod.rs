@@ -21,8 +21,8 @@
 //!            park.rs    how a room stops for the next house    takeover.rs both houses
 //! ```
 //! The house reads no byte that a front-end sends to a room, maps none of its memory, and waits for
-//! no room: what it has to tell a room lies in a bounded queue, and a room that does not read is
-//! killed. What a room says is checked as a hostile peer's. A room that dies is started again, and
+//! no room: its orders for a room lie in a bounded queue, and a room that does not read is killed.
+//! The messages of a room are checked as a hostile peer's. A room that dies is started again, and
 //! its front-ends go on: they see a pause.
 
 mod begin;
@@ -113,7 +113,7 @@ pub(crate) struct Rooms {
     heirlooms: Arc<Mutex<HashMap<String, Vec<Heirloom>>>>,
 }
 
-/// What the front of a device is asked to do, for which its room ends.
+/// A request to the front of a device, for which the device's room ends.
 #[derive(Debug)]
 enum Asked {
     /// Another house wants to know what it is left of the device.
@@ -277,8 +277,8 @@ impl Rooms {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The room of a domain, started if there is none. Waits for the end of the one before it, as
-    /// long as the kernel takes. `None`: no room is started now.
+    /// The room of a domain, which is started if it does not run. Waits for the end of the one
+    /// before it, as long as the kernel takes. `None`: no room is started now.
     async fn of(&self, domain: &str) -> Option<Arc<Room>> {
         loop {
             let of = |kept: &Kept| (kept.room.clone(), kept.started, kept.pause);
@@ -360,7 +360,7 @@ impl Rooms {
         found.map_or(domain, |(name, _)| name.clone())
     }
 
-    /// What there is to say of the rooms.
+    /// The state of every room, as the API shows it.
     pub(crate) fn all(&self) -> Vec<RoomInfo> {
         let info = |(name, kept): (&String, &Kept)| {
             let used = kept.room.threads.used();

@@ -59,7 +59,7 @@ impl Given {
     }
 }
 
-/// What the operator wants of a device.
+/// The operator's settings of a network device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) link_up: bool,
@@ -74,7 +74,7 @@ pub(super) struct RoomNet {
     given: Given,
     wanted: watch::Sender<Wanted>,
     shown: Guest,
-    /// What looks after the interface, and what follows the operator.
+    /// The tasks that look after the interface and that follow the operator's settings.
     _tasks: JoinSet<()>,
 }
 
@@ -90,7 +90,7 @@ impl RoomNet {
         Some(Self { device: device.clone(), given, wanted, shown, _tasks: tasks })
     }
 
-    /// What the house says of interface and operator.
+    /// Takes a message of the house about the interface and the operator's settings.
     pub(super) fn hear(&self, is_gone: bool, wanted: Wanted) {
         if let (Given::Lent(port), true) = (&self.given, is_gone) {
             port.lose();
@@ -110,7 +110,7 @@ impl RoomNet {
         Ok(())
     }
 
-    /// What the house does not know yet of the guest's choices.
+    /// The guest's choices as a message for the house; `None` if the house knows them.
     pub(super) fn news(&mut self, name: &str) -> Option<Heard> {
         let guest = self.device.guest();
         if std::mem::replace(&mut self.shown, guest) == guest {

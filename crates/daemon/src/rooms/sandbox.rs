@@ -1,4 +1,4 @@
-//! What a room gives up before its first thread: whatever takes it over has no more than it has.
+//! The rights that a room gives up before its first thread: a guest that takes it over lacks them.
 //!
 //! ```text
 //! rings            all io_urings of its workers are made, and none later; each takes the requests
@@ -242,9 +242,9 @@ const F_SETOWN_EX: i32 = 15;
 /// than /proc does, and changes nothing without a capability.
 const SOCK_DIAG: [Condition; 2] = [(0, Eq, 16), (2, Eq, 4)];
 
-/// What a process that serves disks calls: what its workers, its janitors, the disks' own threads
-/// and the control thread were seen to call, and what the C library or the runtime may call in
-/// their place. It makes no socket with an address, starts no program, and looks into no process.
+/// The system calls of a process that serves disks: those that its workers, janitors, disks'
+/// threads and control thread were seen to make, and those that the C library or runtime may make
+/// instead. It makes no socket with an address, starts no program, and looks into no process.
 #[rustfmt::skip]
 const CALLS: &[i64] = &[
     libc::SYS_accept4, libc::SYS_brk, libc::SYS_clock_getres, libc::SYS_clock_gettime,
@@ -276,9 +276,9 @@ const CALLS: &[i64] = &[
     451,
 ];
 
-/// What may be asked of a device (`ioctl`): whether a file is a terminal, whether its calls wait,
-/// and how a block device is divided and erased. Nothing may be asked of the queues of a tap, of
-/// which one request would give the interface another owner.
+/// The allowed requests to a device (`ioctl`): whether a file is a terminal, whether its calls
+/// wait, and how a block device is divided and erased. No request to the queues of a tap is
+/// allowed: one of them would give the interface another owner.
 const REQUESTS: &[u64] = &[
     0x5401, // TCGETS
     0x5421, // FIONBIO
@@ -288,7 +288,7 @@ const REQUESTS: &[u64] = &[
     0x127d, // BLKSECDISCARD
 ];
 
-/// What the room of Xen guests may ask besides: to map and unmap pages that a guest lends, and to
+/// Further requests of the room of Xen guests: to map and unmap pages that a guest lends, and to
 /// signal a guest. The house has bound the event channels: no other one can be bound.
 const XEN_REQUESTS: &[u64] = &[GRANT_REQUESTS[0], GRANT_REQUESTS[1], EVENT_REQUEST];
 

@@ -321,7 +321,7 @@ impl Legacy {
 #[derive(Debug)]
 pub(crate) struct LegacyChannel(Channel);
 
-/// What `opens` gives; `None` if the other house has ended its end of the channel before.
+/// The result of `opens`; `None` if the other house ends its end of the channel before.
 async fn unless_it_goes_on<T>(
     channel: Option<&LegacyChannel>,
     opens: impl Future<Output = T>,

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Bytes of the file: a number of bytes, and so many bytes of JSON.
+/// Size of the file in bytes: a length of 8 bytes, and that many bytes of JSON.
 const SIZE: usize = 256 << 10;
 const HEAD: usize = size_of::<u64>();
 /// Most workers of a room that are shown, and the number that none of them reaches.
@@ -26,12 +26,12 @@ const NAME_MAX: usize = 64;
 /// More than this a bucket of a histogram never counts.
 const COUNT_MAX: u64 = 1 << 48;
 
-/// What one room says.
+/// The workers and threads of one room, as the room writes them into its file.
 #[derive(Debug)]
 pub(super) struct Threads {
     /// `None`: the system had no file for it, or the room has ended.
     file: Mutex<Option<OwnedFd>>,
-    /// What it said last. A room that writes while the house reads says nothing new.
+    /// The last values that were read whole; shown again if the room writes during a read.
     last: Mutex<Workers>,
     /// Its `/proc/self/stat`, which it has opened itself: another user's process may be hidden.
     stat: OnceLock<File>,
@@ -48,7 +48,7 @@ impl Threads {
         let _ = stat.map(|stat| self.stat.set(stat.into()));
     }
 
-    /// The memory and CPU time that its process uses; zeroes while there is none.
+    /// The memory and CPU time that its process uses; zeroes while it has no process.
     pub(super) fn used(&self) -> Used {
         self.stat.get().map(Used::of).unwrap_or_default()
     }
@@ -67,7 +67,7 @@ impl Threads {
         *self.file() = None;
     }
 
-    /// What the room of this name has written. `serves` says which devices it has.
+    /// Reads the workers that this room has written. `serves` tells whether it has a device.
     pub(super) fn read(&self, room: &str, serves: impl Fn(&str) -> bool) -> Workers {
         let said = self.file().as_ref().and_then(said);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +87,7 @@ fn said(file: &OwnedFd) -> Option<Workers> {
     serde_json::from_slice(bytes.get(..count)?).ok()
 }
 
-/// What may be shown of what the room says.
+/// The part of a room's statement that may be shown: it is bounded, and the room's own.
 fn checked(said: Workers, room: &str, serves: impl Fn(&str) -> bool) -> Workers {
     let mut workers = BTreeMap::new();
     for worker in said.workers.into_iter().filter(|worker| worker.index < WORKERS_MAX) {

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use tokio::sync::{mpsc, oneshot};
 
-/// What is to be said to the house.
+/// A message that waits to be sent to the house.
 #[derive(Debug)]
 pub(super) enum Said {
     /// A wish of a device; the answer is the number of an error, or 0.

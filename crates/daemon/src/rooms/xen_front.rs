@@ -76,7 +76,7 @@ struct Taken {
 #[derive(Debug)]
 pub(crate) struct XenServed {
     pub(crate) room: XenRoom,
-    /// What the front-end has done that it must not do: the first fault ends the connection.
+    /// Faults of the front-end, in words: the first fault ends the connection.
     pub(crate) faults: mpsc::Receiver<String>,
 }
 
@@ -184,7 +184,7 @@ impl XenFront {
         }
     }
 
-    /// Gives the disk, for `queues` queues, to the domain's room, started if there is none.
+    /// Gives the disk, for `queues` queues, to the domain's room, and starts the room if needed.
     async fn given(&mut self, queues: usize) -> Result<(), String> {
         let name = self.part.name().to_owned();
         let room = self.rooms.of(&self.domain).await.ok_or("another daemon takes over")?;

@@ -1,5 +1,5 @@
 //! `XenLine`: how far the connection of a Xen disk in a room is, by what the house has asked and
-//! the room has answered. What nobody has asked is refused: the room is ended for it.
+//! the room has answered. An answer that nobody has asked for is refused, and ends the room.
 
 use super::message::XenSaid;
 use tokio::sync::{mpsc, watch};
@@ -91,7 +91,7 @@ impl XenLine {
     }
 }
 
-/// What a room says goes to the log and to xenstore: its beginning, if it can be printed.
+/// The first [`TEXT_MAX`] printable characters of a room's text, for the log and xenstore.
 fn shown(text: &str) -> String {
     text.chars().filter(|letter| (' '..='~').contains(letter)).take(TEXT_MAX).collect()
 }

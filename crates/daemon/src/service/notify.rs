@@ -60,7 +60,7 @@ impl Manager {
         }
     }
 
-    /// The same, and waits until it is sent; not for ever.
+    /// Sends a message as [`Self::tell`] does, and waits until it is sent, at most [`PATIENCE`].
     pub(super) fn tell_at_once(&self, text: String) {
         let (sent, is_sent) = sync_channel(1);
         let _ = self.0.try_send((text, None, Some(sent))).map(|()| is_sent.recv_timeout(PATIENCE));

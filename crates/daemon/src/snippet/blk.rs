@@ -1,4 +1,4 @@
-//! What a VMM is told of a block device.
+//! The text by which a VMM gets a block device.
 
 use super::{
     LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::cli::Vmm;
 
-/// What virtio calls a block device.
+/// The device ID of a block device (virtio 1.2 §5).
 const VIRTIO_ID_BLOCK: u32 = 2;
 
 /// The text for the VMM.

@@ -1,6 +1,6 @@
 //! The server of a disk that lies elsewhere: a unit for it, and the device that it serves.
 
-/// What the disk is kept in.
+/// The kinds of storage that a disk can be kept in.
 const KINDS: [&str; 3] = ["ceph", "qcow2", "s3"];
 
 /// The texts for a disk that is kept in `kind`.

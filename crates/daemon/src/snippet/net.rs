@@ -1,4 +1,4 @@
-//! What a VMM is told of a network device.
+//! The text by which a VMM gets a network device.
 
 use super::{
     LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id,
@@ -8,7 +8,7 @@ use crate::cli::Vmm;
 use crate::config::plan::mac_text;
 use manyring_device::net::MacAddress;
 
-/// What virtio calls a network device.
+/// The device ID of a network device (virtio 1.2 §5).
 const VIRTIO_ID_NET: u32 = 1;
 /// Entries of crosvm's rings: as QEMU's, and its guest posts a buffer for each.
 const CROSVM_QUEUE_SIZE: u16 = 256;

@@ -25,7 +25,7 @@ const COLUMNS: [Column; 17] = [
     rate("DROPS", drops),
     FLIGHT,
 ];
-/// What the names of all counters of dropped packets begin with.
+/// Prefix of the names of all counters of dropped packets.
 const DROPPED: &str = "dropped_";
 
 /// The table, and below it the causes of drops; numbers are per second if there is a `before`.

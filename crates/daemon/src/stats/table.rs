@@ -2,7 +2,7 @@
 
 use crate::control::snapshot::{DeviceInfo, QueueInfo, Summary, as_float};
 
-/// What shows the queues as they were, and the seconds since then.
+/// An earlier reading of the devices, and the seconds since then.
 pub(crate) type Before<'a> = Option<(&'a [DeviceInfo], f64)>;
 
 /// A column of a table: its name, and what it shows of a queue.
@@ -54,12 +54,12 @@ pub(crate) struct Seen<'a> {
 }
 
 impl Seen<'_> {
-    /// What a gauge shows.
+    /// The present value of a gauge, as text.
     fn now(&self, name: &str) -> String {
         self.queue.counter(name).to_string()
     }
 
-    /// What was counted in all, or in the interval.
+    /// The growth of a counter in the interval; its value if there is no earlier reading.
     pub(crate) fn counted(&self, name: &str) -> u64 {
         let now = self.queue.counter(name);
         self.before.map_or(now, |(old, _)| now.saturating_sub(old.counter(name)))

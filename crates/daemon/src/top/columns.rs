@@ -6,7 +6,7 @@ use crate::control::snapshot::{DeviceInfo, Summary, WorkerInfo, as_float};
 use crate::stats::Shown;
 use crate::stats::table::{Seen, seen};
 
-/// What a table lists.
+/// The kind of things that a table has rows for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum View {
     Devices,
@@ -68,7 +68,7 @@ impl View {
     }
 }
 
-/// What stands in a column, and its place among others.
+/// A cell: its text as shown, and for a number the value by which rows are sorted.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Cell {
     Text(String),
@@ -137,14 +137,14 @@ pub(super) fn rows(view: View, now: &Shown, before: Option<(&Shown, f64)>) -> Ve
     }
 }
 
-/// What is counted as lost: errors of disks, drops of networks.
+/// The counters of losses that are not zero: `errors` of disks, `dropped_*` of networks.
 pub(super) fn losses<'a>(queue: &'a Seen<'a>) -> impl Iterator<Item = (&'a str, f64)> {
     let names = queue.queue.counters.keys();
     let lost = names.filter(|name| *name == "errors" || name.starts_with("dropped_"));
     lost.map(|name| (name.as_str(), queue.scaled(name))).filter(|(_, scaled)| *scaled > 0.0)
 }
 
-/// What a queue has done in a second: operations, bytes to the guest, bytes from it.
+/// A queue's operations, bytes to the guest and bytes from the guest, each per second.
 fn done(queue: &Seen<'_>) -> [f64; 3] {
     let passed = queue.scaled("bytes_passed");
     let is_rx = queue.queue.name.as_deref().is_some_and(|name| name.starts_with("rx"));
@@ -163,7 +163,7 @@ fn took(queue: &Seen<'_>) -> Summary {
 
 fn of_device(device: &DeviceInfo, before: Option<(&Shown, f64)>) -> Row {
     let old = before.map(|(old, seconds)| (&old.devices[..], seconds));
-    // What a daemon has counted since its start is no rate.
+    // Without an earlier reading the counters are sums since the daemon's start, not rates.
     let is_interval = old.is_some();
     let (mut sums, mut flight, mut lost, mut p99) = ([0.0; 3], 0, 0.0, 0);
     for queue in seen(device, old) {

@@ -1,4 +1,4 @@
-//! What is on the screen, and what each key makes of it. Nothing here knows a terminal.
+//! The contents of the screen, and the effect of each key on them. Nothing here knows a terminal.
 
 use super::columns::{Row, View, losses, rows};
 use super::units::{rate, size};
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 /// Characters of a filter at most.
 const FILTER_MAX: usize = 40;
 
-/// What a key asks of the program.
+/// A key's effect on the whole program: it goes on, or it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wish {
     Stay,
@@ -31,7 +31,7 @@ pub(super) struct Model {
     pub(super) is_typing: bool,
     pub(super) is_paused: bool,
     pub(super) is_help: bool,
-    /// The key of the row that was chosen; the first one if there is none of that key.
+    /// The key of the chosen row. If no row has that key, the first row is chosen.
     chosen: Option<String>,
     /// Rows that a page has, as the last drawing found.
     pub(super) page: usize,
@@ -135,7 +135,7 @@ impl Model {
         )
     }
 
-    /// What must be looked after now: threads that are held, and an absent daemon.
+    /// The trouble that needs a look now: an absent daemon, else the first thread that is held.
     pub(super) fn alarm(&self) -> Option<String> {
         if let Some(problem) = &self.problem {
             return Some(problem.clone());

@@ -29,11 +29,11 @@ pub(super) struct Apart {
     shared: Arc<Shared>,
     front: XenFront,
     part: Part,
-    /// What the tool stack calls the disk.
+    /// The value of the xenstore node `params`, by which the tool stack names the disk.
     params: String,
 }
 
-/// What a room has of a front-end and the house keeps for it.
+/// The parts of a front-end that the house keeps open while a room serves it.
 #[derive(Debug)]
 pub(super) struct Kept {
     _channels: Vec<Channel>,

@@ -48,7 +48,7 @@ pub(super) struct XenHost {
     running: Option<Running>,
 }
 
-/// What was opened for the tool stack.
+/// A disk that was opened for the tool stack.
 #[derive(Debug)]
 struct Opened {
     device: Arc<XenBlkDevice>,
@@ -67,7 +67,7 @@ struct Running {
     _tasks: JoinSet<()>,
     /// Dropped when the queues have stopped: until then pages of the domain are mapped.
     _held: (Option<Lender>, Vec<Channel>),
-    /// What is kept for the room that serves them.
+    /// Kept open for the room that serves the queues.
     _kept: Option<apart::Kept>,
 }
 
@@ -312,7 +312,7 @@ async fn tell_faults(
     }
 }
 
-/// What a front-end has done that a queue does not bear, in words.
+/// Describes the fault of the front-end that an event reports; `None` if it reports no fault.
 pub(crate) fn fault_of(Event { index, kind }: &Event) -> Option<String> {
     match kind {
         EventKind::Fault(error) => Some(format!("queue {index}: {error}")),

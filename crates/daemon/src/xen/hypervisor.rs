@@ -16,7 +16,7 @@ const BIND_PATIENCE: Duration = Duration::from_secs(2);
 /// Pause before it is tried again.
 const BIND_RETRY: Duration = Duration::from_millis(20);
 
-/// What it refuses.
+/// Why the hypervisor's interfaces cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HypervisorError {
     /// The grant device, or a page.
@@ -43,7 +43,7 @@ pub(super) struct Lender {
     _seat: Option<Seat>,
 }
 
-/// What another process maps the pages of a domain by, which this one does not touch.
+/// The descriptors by which another process maps a domain's pages. This one maps none by them.
 #[derive(Debug)]
 pub(super) struct LentGrants {
     pub(super) grants: OwnedFd,
@@ -106,8 +106,8 @@ impl Hypervisor {
         }
     }
 
-    /// What a room maps the pages of `domain` by: a grant device of its own, or the memory of a
-    /// simulated domain.
+    /// The descriptors by which a room maps the pages of `domain`: a grant device of its own, or
+    /// the memory of a simulated domain.
     ///
     /// # Errors
     /// The device cannot be opened; the simulated Xen's: `ESRCH` without the domain.

@@ -5,7 +5,7 @@
 //! KIND-DOMAIN-DEVICE.qN.journal    the journal of queue N of a disk
 //! ```
 //! Whoever serves the disks of a kind also holds a lock that no key moves (`Served`).
-//! What a journal holds: `manyring_queue::blkif`, docs/design/0012. Processes that serve other
+//! A journal's contents: `manyring_queue::blkif`, docs/design/0012. Processes that serve other
 //! kinds have their files in the same folder. Two that serve the same disks would take each other's
 //! rings over, so a process that cannot have the locks of its kinds ends at once.
 
@@ -26,11 +26,11 @@ use std::time::Duration;
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before they are tried again.
 const LOCK_RETRY: Duration = Duration::from_millis(50);
-/// What others may not have of the folder: the right to write.
+/// Mode bits that the folder may not have: write permission for its group and for others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// What makes up for it in the folder above: nobody renames what is another's.
+/// The sticky bit: in a parent folder that has it, only the owner of a file may rename it.
 const STICKY: u32 = 0o1000;
-/// What the name of a journal ends with.
+/// The end of a journal's file name.
 const SUFFIX: &str = ".journal";
 
 /// Why the folder cannot be used.

@@ -7,8 +7,8 @@ use nix::errno::Errno;
 use nix::unistd::{Group, User};
 use serde::{Serialize, Serializer};
 
-/// Owner, group and mode of a socket that we make. What is not given is as for any file that the
-/// process makes.
+/// Owner, group and mode of a socket that the daemon makes. Values that are not given are those of
+/// any file that the process makes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct AccessPlan {
     /// A user id.

@@ -1,4 +1,4 @@
-//! What concerns the whole process.
+//! The plan of the whole process: the keys of `[daemon]`.
 
 use super::{AccessPlan, Place, PlanError, PollingPlan, check_len, pins};
 use crate::config::numbers;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Devices of another user, unless the operator says how many.
 const USER_DEVICES: u64 = 256;
 
-/// What concerns the whole process.
+/// The plan of the whole process: the keys of `[daemon]`.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct DaemonPlan {
     #[serde(skip)]

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// The domain of a device that is served for whichever user connects to it.
 pub(crate) const ANY_USER: &str = "user:";
-/// What the domains of Xen guests begin with. No domain that is named has a colon.
+/// Prefix of the domains of Xen guests. A domain that a configuration names has no colon.
 pub(crate) const XEN: &str = "xen:";
 
 impl DevicePlan {

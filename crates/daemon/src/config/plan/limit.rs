@@ -1,4 +1,4 @@
-//! What devices may pass in a second: the key `limit`, and the groups of `[[limit]]`.
+//! Limits of the work of devices per second: the key `limit`, and the groups of `[[limit]]`.
 
 use super::{Place, PlanError, Source, device_place, parse_size};
 use crate::config::raw::{RawLimit, RawScalar};
@@ -27,7 +27,7 @@ pub(crate) struct GroupPlan {
     pub(crate) limit: LimitPlan,
 }
 
-/// What a limit limits.
+/// The kind of device that a limit is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Of {
     Disk,
@@ -106,7 +106,7 @@ fn slot_of(key: &str) -> Option<Slot> {
     Of::Group.keys().into_iter().find(|(name, _)| *name == key).map(|(_, slot)| slot)
 }
 
-/// What is wrong with a value, in words.
+/// Parses the number of a key. The error is a sentence that names the allowed range.
 fn parsed(slot: Slot, text: &str) -> Result<u64, String> {
     let (number, min, max, words) = match slot {
         Slot::Ops(_) => (text.parse().ok(), 1, OPS_MAX, ", or 0 for no limit"),

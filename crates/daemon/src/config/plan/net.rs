@@ -1,4 +1,4 @@
-//! What will be done of a network device.
+//! The plan of a network device.
 
 use super::limit::{LimitPlan, Of};
 use super::switch::SwitchPortPlan;
@@ -44,7 +44,7 @@ pub(crate) enum ReclaimPlan {
     Auto,
 }
 
-/// What either side may leave unfinished for the other.
+/// The offloads that either side may leave to the other: checksums, segmentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OffloadPlan {
@@ -53,7 +53,7 @@ pub(crate) enum OffloadPlan {
     None,
 }
 
-/// What the packets end in.
+/// The port of the host to which a network device is connected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PortPlan {

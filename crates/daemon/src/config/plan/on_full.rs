@@ -1,10 +1,10 @@
-//! What becomes of a guest's writes on a full host: the key `on_full`.
+//! The fate of a guest's writes on a full host: the key `on_full`.
 
 use super::{Place, PlanError};
 use manyring_device::blk::OnFull;
 use serde::Serialize;
 
-/// What becomes of writes for which the host has no room.
+/// The fate of writes for which the host has no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum OnFullPlan {

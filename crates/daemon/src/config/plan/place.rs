@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-/// What a configuration was typed into.
+/// The origin of a configuration, which decides how its errors name a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The options of `manyring blk` or `manyring net`.
@@ -106,7 +106,7 @@ impl Place {
     }
 }
 
-/// What is wrong with a configuration; names the place and the key.
+/// An error in a configuration, which names the place and the key.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{at}: {problem}")]
 pub(crate) struct PlanError {

@@ -50,7 +50,7 @@ impl PollingPlan {
         Ok(Self { polling, spin_us: raw.spin_us })
     }
 
-    /// The same as options of a command.
+    /// These choices as options of a command: `--polling`, and `--spin-us` if a time is set.
     pub(crate) fn options(self) -> Vec<String> {
         let mode = match self.polling {
             ModePlan::Auto => "auto",

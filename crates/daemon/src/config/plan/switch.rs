@@ -1,4 +1,4 @@
-//! What will be done of a switch, and of a port of one.
+//! The plan of a switch, and of a port of one.
 
 use super::{Place, Plan, PlanError, PortPlan, Source, device_place};
 use crate::config::numbers;

@@ -1,8 +1,8 @@
-//! What two devices cannot both have: a name, a socket, a file, an interface, a queue.
+//! Things that two devices cannot share: a name, a socket, a file, an interface, a queue.
 //!
-//! The same rules are applied twice: to the paths as they are written, when a plan is made from a
-//! text, and to what the host finds under them, before anything is opened: one file has many
-//! names (links, other folders), and so has the folder of a socket.
+//! These rules are applied twice: to the paths as they are written, when a plan is made from a
+//! text, and to the files that the host finds under the paths, before anything is opened: one file
+//! has many names (links, other folders), and so has the folder of a socket.
 
 use super::place::PlanError;
 use super::{DevicePlan, DiskPlan, Plan, PortPlan, SocketPlan, XenBlkPlan};
@@ -11,7 +11,7 @@ use std::fmt::Display;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// What tells a file or a socket from another one.
+/// The identity of a file or a socket: two that are equal here are one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Identity {
     /// A name, in a folder.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// What a user has named and what is not there, or not where the operator allows it.
+/// A thing that a user's device names and that is absent, or where the operator forbids it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {problem}")]
 pub(crate) struct Unfound {
@@ -27,7 +27,7 @@ pub(crate) enum Wanted {
 }
 
 impl Wanted {
-    /// What every device has.
+    /// The part of the plan that devices of every kind have.
     pub(crate) fn plan(&self) -> &DevicePlan {
         match self {
             Self::Blk(blk) => &blk.device,
@@ -154,7 +154,7 @@ impl Wanted {
     /// The device with other values of live keys.
     ///
     /// # Errors
-    /// One line: a key is none of these, or its value is wrong.
+    /// One line: a key is not one of these, or its value is wrong.
     pub(crate) fn patched(&self, keys: &Map<String, Value>) -> Result<Self, String> {
         let mut device = self.clone();
         for (key, value) in keys {

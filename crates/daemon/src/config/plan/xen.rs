@@ -117,7 +117,7 @@ impl XenBlkPlan {
     /// The disk that the tool stack means by a node `params`.
     ///
     /// # Errors
-    /// What is wrong with it, in words that begin with its name.
+    /// The problem with `params`, in words that begin with this name.
     pub(crate) fn disk(&self, params: &str) -> Result<DiskPlan, String> {
         let in_sectors = |text: &str| {
             size(text).ok_or_else(|| format!("params: {text:?} is not a size in whole sectors"))
