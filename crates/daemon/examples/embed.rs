@@ -19,7 +19,7 @@ pub(crate) fn disk(socket: PathBuf, stop: watch::Receiver<bool>) -> Result<(), B
     let pool = Pool::new(PoolOptions::default());
     // Where blocks end. `Disk` is a trait: a disk of your own fits here as well.
     let disk = Arc::new(MemoryDisk::new(64 << 20)?);
-    // What the guest sees.
+    // The device as the guest sees it.
     let options = BlkOptions { name: "mine".into(), num_queues: 2, ..BlkOptions::default() };
     let device = Arc::new(BlkDevice::new(options, disk, pool.clone()));
     // How guests arrive. This thread only negotiates; it touches no request.

@@ -292,7 +292,7 @@ fn a_bad_option_names_its_key() {
         assert!(error.starts_with(&format!("manyring: {words}")), "{arguments}\n-> {error}");
     }
     for (arguments, words) in [
-        // Nobody handed it in, but it may be open by then: as one of ours.
+        // Nobody handed it in, but the daemon may have opened a descriptor of this number itself.
         ("--fd 7 --null 1G", "--fd: 7 "),
         ("--socket-path @/s --memory 9999999T", "--memory: "),
         ("--fd 4000000 --null 1G", "--fd: 4000000 is not open"),
@@ -301,7 +301,7 @@ fn a_bad_option_names_its_key() {
         let error = refused(at, &mut blk(at, arguments));
         assert!(error.starts_with(&format!("manyring: {words}")), "{arguments}\n-> {error}");
     }
-    // What is no socket is not taken for one.
+    // A descriptor that is no socket is not taken for one.
     let script = format!(
         "exec {} blk --fd 3 --null 1G 3<{}/image",
         env!("CARGO_BIN_EXE_manyring"),

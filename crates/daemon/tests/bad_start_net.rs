@@ -39,7 +39,7 @@ fn bare(error: &str) -> String {
     error.trim().strip_prefix("manyring: --").unwrap_or_else(|| panic!("{error}")).to_owned()
 }
 
-/// The same where these queues are handed in as 7 and 8.
+/// The error of `manyring net` with these arguments, where `fds` are handed in as 7 and 8.
 fn error_with(arguments: &str, fds: Vec<OwnedFd>) -> String {
     let folder = tempfile::tempdir().unwrap();
     let program = env!("CARGO_BIN_EXE_manyring");
@@ -189,7 +189,7 @@ fn a_bridge_or_an_mtu_that_cannot_be_leaves_no_interface() {
             assert_eq!(link("mr1"), None, "{arguments}");
         }
         assert_eq!(link("mr0").unwrap().master, Some(link("br1").unwrap().index));
-        // What a second device lacks is the end of the first one too, where nothing is waited for.
+        // With `wait = 0` the second device's missing interface ends the first device's start too.
         let folder = tempfile::tempdir().unwrap();
         let config = "[daemon]\nwait = 0\n[[net]]\nname = 'a'\nsocket_path = '@/a'\ntap = 'mr2'\n\
             [[net]]\nname = 'b'\nsocket_path = '@/b'\ntap = 'mr3'\nmust_exist = true\n";

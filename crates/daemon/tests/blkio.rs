@@ -43,7 +43,7 @@ impl Lane {
         SIZE_MAX as u64 / 2
     }
 
-    /// What belongs at `offset` after [`Lane::work`]; within one hole or beside all.
+    /// The contents at `offset` after [`Lane::work`]; within one hole or beside all.
     fn expected(&self, offset: u64, len: usize) -> Vec<u8> {
         let piece = (offset - self.start) / self.hole();
         if piece < 6 && piece.is_multiple_of(2) {

@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 #[test]
 fn device_comes_and_goes_and_leaves_nothing() {
     let house = House::run(EMPTY);
-    // What the first session of a process starts stays for the next ones.
+    // Threads and files that the first session of a process opens stay open for the next ones.
     assert_eq!(house.put("first", &house.null("first")).0, 201);
     is_served(&house.at("first"));
     assert!(wait_until(|| house.delete("first") == 204));

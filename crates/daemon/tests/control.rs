@@ -259,7 +259,7 @@ fn a_disk_becomes_smaller_only_where_that_is_asked_for() {
     assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
     assert!(error.contains("would be lost") && error.contains("--shrink"), "{error}");
     assert_eq!((size(), len()), (1 << 20, 1 << 20));
-    // The same size is no shrinking.
+    // A resize to the present size is no shrinking.
     assert_eq!(resize("{\"size\": 1048576}").0, 200);
     let output = output_of(&mut served.command("resize", &["vda", "512K", "--shrink"]));
     assert!(output.status.success(), "{output:?}");
@@ -267,7 +267,7 @@ fn a_disk_becomes_smaller_only_where_that_is_asked_for() {
     assert_eq!(resize("{\"size\": 4096, \"shrink\": true}").0, 200);
     assert_eq!((size(), len()), (4096, 4096));
     assert_eq!(resize("{\"shrink\": true}").0, 422);
-    // What somebody else has done to the file is no whole number of sectors: nothing is rounded.
+    // A file that somebody else has cut to no whole number of sectors: nothing is rounded.
     std::fs::File::options().write(true).open(&served.image).unwrap().set_len(4097).unwrap();
     assert_eq!((resize("").0, size()), (422, 4096));
 }

@@ -1,5 +1,5 @@
-//! What a front-end sends does not lend it the daemon's rights, nor keep its session open when it
-//! has left.
+//! Descriptors that a front-end sends do not lend it the daemon's rights, nor keep its session open
+//! when it has left.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod process;

@@ -1,5 +1,5 @@
-//! What a change leaves behind where the disk of `state_dir` is full, or the daemon is killed in
-//! the middle of it: all of the change or nothing, and a daemon that starts.
+//! The files that a change leaves behind where the disk of `state_dir` is full, or the daemon is
+//! killed in the middle of it: all of the change or nothing, and a daemon that starts.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod changes;
@@ -132,7 +132,7 @@ fn killed_after(house: House, events: usize, request: (&str, &str, &Value)) -> b
     }));
     drop(house);
     if answer[0] == 0 {
-        // What was on its way when the daemon was killed.
+        // The answer may have been on its way when the daemon was killed.
         let _ = stream.read(&mut answer);
     }
     answer.starts_with(b"HTTP/1.1 20")
@@ -155,7 +155,7 @@ fn daemon_that_is_killed_in_any_step_of_a_change_has_done_it_or_not() {
         json!({ "kind": "blk", "socket_path": socket, "null": "1G", "num_queues": queues })
     };
     let none = Value::Null;
-    // What is asked, and how many queues the device has before and after it; 0: there is none.
+    // The requests, and how many queues the device has before and after each; 0: no device.
     let (put, delete) = (("PUT", "/v1/devices/a"), ("DELETE", "/v1/devices/a"));
     let (mut ended, mut before) = (0, 0);
     for events in 1..100 {

@@ -62,7 +62,7 @@ fn the_operator_is_told_of_an_error_of_the_host_once_and_can_count_them() {
     for _ in 0..20 {
         assert_eq!(status(&mut driver, Op::Write { sector: 24, data: &[1; 512] }), IOERR);
     }
-    // The guest's own fault is none of the host.
+    // A request beyond the end is the guest's own fault, not an error of the host.
     assert_eq!(status(&mut driver, Op::Read { sector: 1 << 40, len: 512 }), IOERR);
     let (_, _, metrics) = http(&daemon.socket_of("control"), "GET", "/metrics", "");
     let counted = "manyring_queue_host_errors_eio_total{device=\"blk0\",queue=\"0\"} 20\n";

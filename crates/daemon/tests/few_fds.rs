@@ -13,7 +13,7 @@ const CONFIG: &str = "[[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nmemory = '16
     num_queues = 128\n\
     [[blk]]\nname = 'good'\nsocket_path = '@/good'\nmemory = '16M'\n";
 const LONG: Duration = Duration::from_secs(30);
-/// What an answer may take: a hundred times what it takes, less than a message may be awaited.
+/// Longest time of an answer: a hundred times the usual one, less than a message may be awaited.
 const BOUND: Duration = Duration::from_secs(2);
 const TRIES: usize = 5;
 const SET_VRING_KICK: u32 = 12;

@@ -20,7 +20,7 @@ fn daemon() -> Daemon {
     Daemon::run_behind(&format!("exec setpriv {USER}"), CONFIG, &["disk", "control"])
 }
 
-/// Lets the daemon have so many threads, from now on; as many as may be where nothing is said.
+/// Lets the daemon's user have at most `threads` threads; `None`: up to the hard limit.
 fn limit(daemon: &Daemon, threads: Option<u64>) {
     let most = getrlimit(Resource::Nproc).maximum;
     let threads = threads.or(most).map_or("unlimited".to_owned(), |n| n.to_string());

@@ -21,11 +21,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// What crosvm's rings have unless it is told otherwise: as many entries as a split ring can.
+/// Default entries of crosvm's rings: as many as a split ring can have (virtio 1.2 §2.7).
 const CROSVM_RING: u16 = 32768;
 const SECTOR: usize = 512;
 
-/// What belongs into a sector.
+/// The contents of `sector` after the write of `round`.
 fn pattern(sector: u64, round: u64) -> Vec<u8> {
     (sector << 8 | round).to_le_bytes().repeat(SECTOR / 8)
 }
@@ -80,7 +80,7 @@ impl Crosvm {
         Self { front, arena, options, _channel: ours }
     }
 
-    /// What it sends when the guest's driver is ready: the features once in a session.
+    /// Sends the messages for a guest's driver that is ready: the features once in a session.
     fn activate(&mut self, features: Option<u64>, queues: u32) -> Vec<BlkQueue> {
         if let Some(features) = features {
             self.front.set_features(features | F_PROTOCOL_FEATURES).unwrap();

@@ -75,7 +75,7 @@ fn assert_sends(driver: &mut NetDriver, pair: usize, byte: u8) {
     assert!(sends(driver, pair, byte, 60), "frame {byte} does not come");
 }
 
-/// The same; the host gets the frame within so many seconds.
+/// The guest sends a frame by `pair`. True if the host gets it within `seconds` seconds.
 fn sends(driver: &mut NetDriver, pair: usize, byte: u8, seconds: i64) -> bool {
     let host = watch();
     let tx = &mut driver.pairs[pair].tx;
@@ -161,7 +161,7 @@ fn a_tap_that_goes_is_joined_again_by_its_name() {
                 let lines = || daemon.log().matches("the host's interface is gone").count();
                 assert!(wait_until(|| lines() > 0));
                 assert!(lines() <= round + 1, "round {round}: {}", lines());
-                // What the guest sends is dropped and counted. Its neighbour has its network.
+                // The guest's frames are dropped and counted. Its neighbour has its network.
                 let tx = &mut lan.pairs[1].tx;
                 assert!(tx.send(&RawHeader::default(), &frame(3)).unwrap());
                 tx.publish(0).unwrap();
@@ -206,7 +206,7 @@ fn session_that_starts_late(daemon: &Daemon) {
     wait_for_link(daemon, "lan", "down");
     let mut lan = connect(daemon, "lan", 2);
     assert!(sees_link(&mut lan, false));
-    // What the operator sets meanwhile holds for the interface that comes.
+    // Settings that the operator makes now hold for the interface that comes.
     let control = daemon.socket_of("control");
     for (what, body) in [("mtu", "{\"mtu\": 1300}"), ("link", "{\"up\": false}")] {
         let path = format!("/v1/devices/lan/{what}");

@@ -34,7 +34,7 @@ fn every_fragment_says_what_it_is_so_that_it_is_checked() {
     }
 }
 
-/// What is wrong with a configuration, with the accounts of this process in the reader's place.
+/// Checks a configuration, with the accounts of this process in the reader's place.
 fn planned(text: &str) -> Result<(), String> {
     let with_accounts = |text: String, name: &&str| text.replace(&format!("\"{name}\""), "\"0\"");
     let text = ACCOUNTS.iter().fold(text.to_owned(), with_accounts);
@@ -56,7 +56,7 @@ fn every_configuration_is_one() {
     }
 }
 
-/// What is wrong with a command, if it is one that we know.
+/// Checks a command. False: it is not one of the commands that this test knows.
 fn checked(words: &[String]) -> Result<bool, String> {
     match program(words) {
         "manyring" | "vhost-user-blk" | "vhost-user-net" => {

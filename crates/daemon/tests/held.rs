@@ -1,5 +1,5 @@
-//! What another process holds - a socket's name, an image, the control socket - costs the devices
-//! that need it, and is taken as soon as that process lets go.
+//! Things that another process holds - a socket's name, an image, the control socket - cost the
+//! devices that need them, and are taken as soon as that process lets go.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod client;

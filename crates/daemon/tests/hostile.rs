@@ -212,7 +212,7 @@ fn messages_in_a_wrong_order_do_no_harm() {
     front.set_vring_addr(&nowhere).unwrap();
     front.set_vring_num(0, 16).unwrap();
     assert_eq!(front.vring_base(0).unwrap(), 77);
-    // The same session, now in order.
+    // The session is not broken: the front-end starts it again, now in order.
     let mut guest = BlkDriver::start(front, &BlkOptions::default()).unwrap();
     guest.queues[0].write(0, &[3; 512]).unwrap();
     house.neighbour_goes_on();

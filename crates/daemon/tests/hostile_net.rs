@@ -367,7 +367,7 @@ fn each_spoiled_ring_of_a_network_device_stops_its_queue_alone() {
             // A daemon each: lines beyond a bound are not written.
             let house = House::new();
             for spoil in Spoil::ALL {
-                // What is wrong with a block request may be right here.
+                // A chain that is wrong for a block request may be right here.
                 if matches!(spoil, Spoil::NoStatus | Spoil::ShortHeader) {
                     continue;
                 }

@@ -12,7 +12,7 @@ const DEVICES: usize = 100;
 /// Longer than any pause of a daemon that looks again and again.
 const QUIET: Duration = Duration::from_millis(2500);
 
-/// A daemon with so many disks.
+/// A daemon with `count` disks.
 fn daemon(count: usize, more: &str) -> (Daemon, Vec<String>) {
     let names: Vec<_> = (0..count).map(|n| format!("disk{n}")).collect();
     let config: String = names
@@ -77,7 +77,7 @@ fn a_guest_takes_less_than_a_mebibyte() {
     let anonymous = |count| {
         let (daemon, names) = daemon(count, "");
         let _guests = guests(&daemon, &names);
-        // Memory of ours; guest memory and the disks' are shared mappings.
+        // Private memory of the daemon: guest memory and that of disks are shared mappings.
         number(&format!("/proc/{}/status", daemon.pid()), "RssAnon:")
     };
     let (one, many) = (anonymous(1), anonymous(DEVICES));

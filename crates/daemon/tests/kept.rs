@@ -101,7 +101,7 @@ fn kept_device_of_another_user_whose_file_is_missing_waits_for_it() {
         assert!(wait_until(|| UnixStream::connect(sockets.join("a")).is_ok()));
         is_served(&sockets.join("a"));
     }
-    // What lies elsewhere by then is not opened, whoever has asked for it.
+    // A file that a link leads to by then is not opened, whoever has asked for it.
     let secret = place.at("secret");
     std::fs::rename(&image, &secret).unwrap();
     std::os::unix::fs::symlink(&secret, &image).unwrap();

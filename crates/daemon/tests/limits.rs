@@ -33,7 +33,7 @@ fn set(daemon: &Daemon, key: &str) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Has so many requests served, one after the other. Returns how long that took, in milliseconds.
+/// Has `count` requests served, one after the other. Returns how long that took, in milliseconds.
 fn serve(driver: &mut BlkDriver, count: u64) -> u64 {
     let began = Instant::now();
     for _ in 0..count {

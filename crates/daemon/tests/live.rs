@@ -1,5 +1,5 @@
-//! What a front-end does to rings that run: another memory table, regions added and removed,
-//! enable and disable, stop and start, no call, no kick. Nothing is lost, stuck or changed.
+//! Changes of rings that run: another memory table, regions added and removed, enable and disable,
+//! stop and start, no call, no kick. Nothing is lost, stuck or changed.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod load;

@@ -1,7 +1,6 @@
-//! What a front-end does to the rings of a network device that run: another memory table, enable
-//! and disable, stop and start, more and fewer queue pairs, another worker, an end without a word.
-//! Frames may be lost then, and are counted; what arrives is whole, and traffic goes on. It needs
-//! root.
+//! Changes of the rings of a network device that run: another memory table, enable and disable,
+//! stop and start, more and fewer queue pairs, another worker, an end without a word. Frames may be
+//! lost then, and are counted; a frame that arrives is whole, and traffic goes on. It needs root.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod datagram;
@@ -40,7 +39,7 @@ fn options(control: ControlOwner) -> NetOptions {
     NetOptions { queue_pairs: PAIRS, control, mergeable_size: 512, ..NetOptions::default() }
 }
 
-/// What datagram `number` of a pair carries.
+/// The contents of datagram `number` of a pair.
 fn content(number: u64) -> Vec<u8> {
     let len = usize::try_from(8 + number.wrapping_mul(37) % 1400).unwrap();
     number.to_le_bytes().into_iter().cycle().take(len).collect()
@@ -62,7 +61,7 @@ fn drive(pair: &mut NetPair, port: u8, stop: &AtomicBool, back: &AtomicU64) {
     let (mut sent, mut seen, mut idle) = (0u64, 0u64, 0u32);
     let mut frame = Vec::new();
     while !stop.load(Ordering::Relaxed) {
-        // What does not come back for a while was lost.
+        // Datagrams that do not come back for a while were lost.
         if sent < seen + WINDOW || idle > 50 {
             let bytes = [content(sent), vec![port]].concat();
             if pair.tx.send(&RawHeader::default(), &datagram(port.into(), &bytes)).unwrap() {
@@ -114,7 +113,7 @@ fn under_load(host: &Host, pairs: &mut [NetPair], rounds: usize, mut change: imp
     });
 }
 
-/// The same with a daemon on a tap, which is done with frames at once, and then later.
+/// Runs [`under_load`] with a daemon on a tap that is done with frames at once, and then later.
 fn daemon_under_load(
     control: ControlOwner,
     rounds: usize,

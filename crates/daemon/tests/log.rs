@@ -1,4 +1,4 @@
-//! What a front-end that misbehaves without end does to the log.
+//! The log under a front-end that misbehaves without end.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod process;
@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Far more than the bursts, 50 warnings and 1000 others, and what ten a second add meanwhile.
+/// Far more than the bursts, 50 warnings and 1000 others, and ten more lines in each second.
 const CLIENTS: usize = 2000;
 
 /// They come to several devices in turn: a single one would slow them down.

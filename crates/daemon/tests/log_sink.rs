@@ -113,7 +113,7 @@ fn a_log_that_nobody_reads_holds_nobody_and_goes_on_when_it_is_read() {
     let served = Served::start("", writer.try_clone().unwrap());
     served.misbehave(200);
     drop(writer);
-    // What was said meanwhile is there when somebody reads.
+    // Lines that were logged while nobody read are there when somebody reads.
     let read = std::thread::Builder::new().spawn(move || {
         let mut text = String::new();
         reader.read_to_string(&mut text).unwrap();

@@ -195,8 +195,8 @@ fn change_start(frame: &mut Frame, by: u16) {
     frame.header.csum_start = frame.header.csum_start.get().wrapping_add(by).into();
 }
 
-/// What becomes of a burst: the frames of each sender, in their order, as the reader gets them,
-/// and how far the counters of the liar's transmitq went.
+/// The result of a burst: the frames of each sender, in their order, as the reader gets them, and
+/// how far the counters of the liar's transmitq went.
 #[derive(Debug, Default, PartialEq)]
 struct Outcome {
     frames: BTreeMap<u8, Vec<Vec<u8>>>,
@@ -296,7 +296,7 @@ impl Street {
     }
 }
 
-/// What becomes of each burst in turn.
+/// Plays the bursts in turn, and returns the outcome of each.
 fn play(merge: bool, bursts: &[(String, Vec<Frame>, Vec<Frame>)]) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     in_own_space(|| {

@@ -19,7 +19,7 @@ const EACH: Duration = Duration::from_millis(1);
 const BOUND: Duration = Duration::from_secs(2);
 const SET_OWNER: u32 = 3;
 const SET_VRING_ENABLE: u32 = 18;
-/// What the log says of whoever is slowed down.
+/// The log's line about a front-end that is slowed down.
 const SLOWED: &str = "messages or clients without end: slowed down";
 
 /// Enables and disables a queue `count` times without waiting for any answer.

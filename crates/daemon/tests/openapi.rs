@@ -18,7 +18,7 @@ fn document(name: &str) -> String {
     std::fs::read_to_string(docs).unwrap()
 }
 
-/// What `document` says in backticks of a method and a path: `GET /v1/devices`, with what stands in
+/// The methods and paths that `document` has in backticks: `GET /v1/devices`, with parts in
 /// capitals or braces as `{}`.
 fn routes_in(document: &str) -> BTreeSet<String> {
     const METHODS: [&str; 5] = ["GET", "PUT", "POST", "PATCH", "DELETE"];
@@ -58,7 +58,7 @@ fn document_names_the_routes_that_there_are_and_those_that_are_promised() {
     let guide = routes_in(&document("guide/control.md"));
     assert!(guide.len() > 5 && guide.is_subset(&named), "{guide:?}");
     for (method, path) in routes {
-        // Each is found, whatever it says to a body that is none.
+        // Each route is found, whatever it answers to an empty body.
         let path = path.replace("{name}", "blk0").replace("{group}", "none");
         let (status, head, body) = http(&control, &method, &path, "{");
         assert!(!body.contains("no such"), "{method} {path}: {status} {head} {body}");

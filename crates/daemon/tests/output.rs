@@ -1,5 +1,4 @@
-//! What becomes of the program where its output cannot be written, or its standard streams are
-//! closed.
+//! The fate of the program where its output cannot be written, or its standard streams are closed.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod client;

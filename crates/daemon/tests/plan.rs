@@ -1,4 +1,4 @@
-//! What the plan catches before anything is opened, what it shows, and images that are no disks.
+//! Errors that the plan finds before anything is opened, its output, and images that are no disks.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod process;
@@ -151,7 +151,7 @@ fn a_plan_names_what_the_host_lacks_and_leaves_everything_as_it_is() {
         let words = [&*format!("[[net]] a: {key}: \""), "cannot be an interface's name"];
         refused_twice(&folder, &format!("{net}{keys}"), &words);
     }
-    // What is to be made need not be there, and what is there may be in use.
+    // Files and sockets to be made need not be there, and those that are there may be in use.
     let _live = std::os::unix::net::UnixListener::bind(at.join("s")).unwrap();
     let control = "[daemon]\ncontrol = '@/c'\n";
     planned(at, &format!("{control}{blk}file = '@/image'\n"));
@@ -393,7 +393,7 @@ fn header() -> [u8; 512] {
     sector
 }
 
-/// What a new front-end of a socket reads from sector 0.
+/// Sector 0 as a new front-end of a socket reads it.
 fn first_sector(socket: &Path) -> [u8; 512] {
     let mut driver = BlkDriver::connect(socket, &BlkOptions::default()).unwrap();
     let mut found = [0; 512];

@@ -198,7 +198,7 @@ fn a_thousand_devices_are_read_again_while_others_ask() {
         assert_eq!(house.names().len(), count + 1);
         assert_eq!(at("d999").exists(), count == 1000);
     }
-    // A device that is named twice in so long a file costs a line, and nothing else.
+    // A device that is named twice in such a long file costs a line, and nothing else.
     write(&folder, &(null("stays") + &several(1000) + &null("d7")));
     let (status, answer) = house.ask("POST", "/v1/reload", &Value::Null);
     assert!(status == 422 && answer["error"].as_str().unwrap().contains("d7"), "{answer}");
@@ -313,7 +313,7 @@ fn state_folder_that_is_full_or_read_only_refuses_changes_and_costs_no_device() 
     assert_eq!(before(), there);
     client.submit_reads(0, 1);
     assert_eq!(client.wait_for(0, 1, PATIENCE), 1, "it was not removed");
-    // What needs no room is done while there is none; the rest when there is.
+    // Changes that need no room on the disk are made while it is full; the others when it has room.
     state.mount("remount,rw");
     drop(client);
     house.is_left("a");

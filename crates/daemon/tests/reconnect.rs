@@ -138,7 +138,7 @@ fn killed_clients_leave_nothing(arguments: &[&str], cycles: usize, seed: u64) {
 const LOOKS: u32 = 20;
 const LOOKS_UNKNOWN: u32 = 400;
 
-/// What the daemon holds when it has got rid of the last session.
+/// Returns the daemon's holdings when they have stopped changing after the last session.
 fn settled(daemon: &Daemon, expected: Option<Holdings>) -> Holdings {
     let (mut last, mut same) = (daemon.holdings(), 0);
     let looks = if expected.is_none() { LOOKS_UNKNOWN } else { LOOKS };

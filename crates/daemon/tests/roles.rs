@@ -211,7 +211,7 @@ fn another_user_names_only_what_the_operator_allows() {
     assert!(error.contains("file: ") && error.contains("allow_paths"), "{error}");
     let (status, error) = add("a", "vms/a.img", "a");
     assert!(status == Some(1) && error.contains("socket_path: "), "{error}");
-    // A link out of the folder is none of what is below it.
+    // A link that leads out of the folder does not count as a file below it.
     std::os::unix::fs::symlink("../secret.img", folder.join("vms/b.img")).unwrap();
     assert_eq!(add("b", "vms/b.img", "vms/b").0, Some(1));
     let (status, error) = add("a", "vms/a.img", "vms/a");

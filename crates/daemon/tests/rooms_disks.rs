@@ -94,7 +94,7 @@ fn limits_hold_in_a_room_and_follow_the_operator() {
         let (status, said) = ask("PATCH", "/v1/devices/a", json!({"limit": {"bps": 0}}));
         assert_eq!(status, 200, "{said}");
     });
-    // What one has passed, the other one of the group waits for.
+    // A request of one device makes the next one of its group wait.
     let (mut first, second) = (connect(&daemon, "b"), connect(&daemon, "c"));
     read(&mut first, 1);
     waits_until(second, || {

@@ -1,5 +1,5 @@
-//! What the kernel still does for a room that is killed: its image waits, and nobody else does.
-//! Needs root, for loop devices and a file system that is frozen.
+//! Work of the kernel for a room that is killed: the room's image waits for it, and nobody else
+//! does. Needs root, for loop devices and a file system that is frozen.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod domain;

@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::process::{Child, Stdio};
 use taken::Taken;
 
-/// What the house logs of a room that it kills because it has not parked.
+/// The house's log line about a room that it kills because the room has not parked.
 const KILLED: &str = "the room does not park";
 
 /// The next daemon; its log goes to `next.log`.

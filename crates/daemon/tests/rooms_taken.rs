@@ -28,7 +28,7 @@ fn threads(process: i32) -> Vec<(String, i32)> {
     tasks.filter_map(thread).collect()
 }
 
-/// What a taken thread tries, and what comes of it: the number of the call that the log names.
+/// Tries forbidden calls on a taken thread. Returns the numbers of the calls that the log names.
 fn misbehaves(thread: &mut Taken) -> Vec<i64> {
     let path = thread.text("/etc/passwd");
     let (folder, scratch) = (i64::from(libc::AT_FDCWD).cast_unsigned(), thread.scratch());

@@ -120,8 +120,8 @@ fn a_daemon_that_is_started_with_few_open_files_takes_over_as_many_as_there_are(
     next.wait().unwrap();
 }
 
-/// Asks a daemon to hand over to a process that reads so many messages and then says this, or dies.
-/// Returns how many there were.
+/// Asks a daemon to hand over to a process that reads `messages` messages and then says this, or
+/// dies. Returns how many there were.
 fn die_after(daemon: &Daemon, messages: usize, says: Option<&[u8]>) -> usize {
     let path = daemon.folder().join("next");
     let listener = rustix::net::socket_with(

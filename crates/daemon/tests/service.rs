@@ -1,5 +1,5 @@
-//! What the daemon tells a service manager, takes from it and leaves with it: the manager is a
-//! socket of the test.
+//! Messages of the daemon to a service manager, and the sockets that it takes from it and leaves
+//! with it: the manager is a socket of the test.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod process;
@@ -31,7 +31,7 @@ impl Manager {
         Self { socket, folder }
     }
 
-    /// What the next message says, and the descriptor that came with it. That is open in programs
+    /// The next message, and the descriptor that came with it. That descriptor is open in programs
     /// that the test starts, as the manager's are.
     fn hear(&self) -> (String, Option<OwnedFd>) {
         let mut bytes = [0; 4096];
@@ -109,7 +109,7 @@ fn handing_in(sockets: &[(String, OwnedFd)]) -> String {
     lines + &format!("LISTEN_PID=$$ LISTEN_FDS={count} LISTEN_FDNAMES={} ", names.join(":"))
 }
 
-/// The same descriptors by numbers that none of 3 to 9 is.
+/// Copies of the descriptors with numbers from 20 on: 3 to 9 are free for those handed in.
 fn out_of_the_way(sockets: Vec<(String, OwnedFd)>) -> Vec<(String, OwnedFd)> {
     let far = |(name, socket): (String, OwnedFd)| {
         let copy = rustix::io::fcntl_dupfd_cloexec(&socket, 20).unwrap();
@@ -161,8 +161,8 @@ fn clients_that_come_between_two_daemons_are_served_by_the_next_one() {
     drop(early);
     let goes_on = || daemon.log().matches("goes on with a socket").count();
     assert!(wait_until(|| goes_on() == 3), "{}", daemon.log());
-    // The same after it was killed; and a device that is not in the configuration any more leaves
-    // the manager nothing to keep.
+    // A daemon that was killed leaves its clients to the next one too; and a device that is not in
+    // the configuration any more leaves the manager nothing to keep.
     daemon.send(Signal::KILL);
     drop(daemon);
     let mut early = ask(&manager.path("a"));
@@ -195,7 +195,7 @@ fn sockets_that_are_handed_in_serve_the_device_of_their_name_or_of_their_path() 
 fn lines_for_the_journal_have_priorities_and_no_time() {
     let manager = Manager::new();
     let said = |journal: &str| {
-        // What the journal would get is standard error, a socket whose number the variable has.
+        // Standard error is a socket. JOURNAL_STREAM has its numbers unless `journal` has others.
         let (ours, theirs) = UnixStream::pair().unwrap();
         let found = rustix::fs::fstat(&theirs).unwrap();
         let stream = format!("{}:{}", found.st_dev, found.st_ino);

@@ -62,7 +62,7 @@ fn serve(options: &[&str]) {
         assert_eq!(status(&mut driver, Op::Write { sector, data: &data }), OK);
     }
     assert_eq!(status(&mut driver, Op::Flush), OK);
-    // What is left ends in the middle of the request that follows, and in the middle of a page.
+    // The device now ends in the middle of the request that follows, and in the middle of a page.
     backing.set_len(2 * MIB + 300 * 1024 + 512).unwrap();
     let first = (2 * MIB) / SECTOR;
     // A write grows the file again, so what is read comes first. The page cache may have it all.

@@ -132,7 +132,7 @@ fn change_on_a_host_that_does_not_answer_is_refused_and_holds_up_nobody() {
     freezer.freeze();
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| house.put("bad", &slow("bad")));
-        // The change waits for the host; everybody else is served meanwhile.
+        // The change waits for the host; everybody else is served during that time.
         assert!(wait_until(|| held(&house) == ["bad"]));
         assert!(!asked.is_finished());
         is_served(&house.at("good"));

@@ -201,7 +201,7 @@ fn the_example_is_a_plan_that_holds() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/blk.toml");
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path().to_str().unwrap();
-    // What its first lines say must be there, in a folder of the test.
+    // The files that the example's first lines ask for, in a folder of the test.
     for image in ["root.img", "data.img"] {
         std::fs::File::create(folder.path().join(image)).unwrap().set_len(1 << 20).unwrap();
     }

@@ -132,7 +132,7 @@ fn a_tap_of_ones_own_can_be_joined_without_privilege() {
         let mut driver = connect(&socket, 2);
         send(&mut driver, 1);
         assert!(has_sent(&control, "net0", 1));
-        // What needs a capability says so, and changes nothing.
+        // A request that needs a capability says so, and changes nothing.
         let (status, _, body) = http(&control, "POST", "/v1/devices/net0/mtu", "{\"mtu\": 1280}");
         assert_eq!(status, 500, "{body}");
         assert!(body.contains("needs CAP_NET_ADMIN"), "{body}");

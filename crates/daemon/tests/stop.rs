@@ -21,7 +21,7 @@ const BOUND: Duration = Duration::from_secs(20);
 const HANGING: &str = "[daemon]\ncontrol = '@/control'\n\
     [[blk]]\nname = 'a'\nsocket_path = '@/a'\nnull = '1G'\nfault = { hold_every = 1 }\n";
 
-/// Waits until device `a` has so many requests in flight.
+/// Waits until device `a` has `count` requests in flight.
 fn until_in_flight(daemon: &Daemon, count: u64) {
     let (control, words) = (daemon.socket_of("control"), format!("\"in_flight\":{count}"));
     let body = || http(&control, "GET", "/v1/devices/a", "").2;

@@ -99,7 +99,7 @@ impl Guest {
 
     /// Sends frames to `to`, a few at a time, until `count` have arrived; all of them in order.
     fn talk(&mut self, to: &mut Self, count: u64) {
-        // What was on its way before comes first.
+        // Frames that were sent before may still arrive first.
         let (first, mut last, mut heard, mut settled) = (self.sent, 0, 0, self.sent);
         let is_done = wait_until(|| {
             for _ in 0..8 {
@@ -117,7 +117,7 @@ impl Guest {
             self.driver.pairs[0].tx.reclaim();
             settled = settled.max(last);
             if self.driver.pairs[0].tx.in_flight() == 0 {
-                // What was dropped on its way is not waited for.
+                // Frames that were dropped on their way are not waited for.
                 settled = settled.max(self.sent.saturating_sub(16));
             }
             heard >= count
@@ -235,7 +235,7 @@ fn memory_that_is_cut_away_under_frames_ends_its_own_session_only() {
             a.send(mac(2));
         }
         rustix::fs::ftruncate(a.driver.arena.table()[0].1, 0x1000).unwrap();
-        // What arrives is whole, or is dropped, or lies in memory that reads as zeroes now.
+        // A frame that arrives is whole, or is dropped, or lies in memory that reads as zeroes now.
         let is_over = wait_until(|| {
             b.take();
             daemon.log().matches("guest memory was cut away").count() > round
@@ -363,7 +363,7 @@ fn a_capture_whose_disk_hangs_costs_its_frames_and_nobody_waits_for_it() {
     a.talk(&mut c, 300);
     a.talk(&mut b, 100);
     drop(c);
-    // It goes while its writer hangs: the daemon goes on meanwhile, and answers.
+    // It goes while its writer hangs: the daemon goes on during that time, and answers.
     let is_gone = std::thread::scope(|scope| {
         let gone = scope.spawn(|| http(&control, "DELETE", "/v1/devices/c?force=true", "").0);
         for _ in 0..20 {

@@ -118,7 +118,7 @@ fn guests_reach_the_host_by_a_macvtap_and_by_af_xdp_and_again_if_it_is_made_anew
             run("ip link delete far");
             let told = |word: &str| wait_until(|| daemon.log().contains(word));
             assert!(told("the uplink's interface is gone"), "{kind}: {}", daemon.log());
-            // Guests hear each other meanwhile.
+            // Guests hear each other while the uplink is gone.
             tells(&mut a, &mut b, b"meanwhile");
             make();
             assert!(told("joined again"), "{kind}: {}", daemon.log());

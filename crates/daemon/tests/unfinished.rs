@@ -223,7 +223,7 @@ fn a_queue_holds_its_notifications_back_as_its_driver_wants() {
     });
 }
 
-/// Asks for a call of the first receiveq after eight frames, or so long after the first of them.
+/// Asks for a call of the first receiveq after eight frames, or `delay` after the first of them.
 fn coalesce(guest: &mut NetDriver, delay: Duration) {
     let delay_us_max = u32::try_from(delay.as_micros()).unwrap();
     let coalescing = Coalescing { packets_max: 8, delay_us_max };

@@ -17,7 +17,7 @@ const CONFIG: &str = "[[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nmemory = '16
     [[blk]]\nname = 'late'\nsocket_path = '@/late'\nmemory = '16M'\n";
 const LONG: Duration = Duration::from_secs(30);
 
-/// A front-end whose memory has these sizes, as many of them as it is allowed: all of it one file
+/// A front-end whose memory has these sizes, or the first of them if it may not have all: one file
 /// without a page.
 fn vast(daemon: &Daemon, file: &OwnedFd, sizes: &mut Vec<u64>) -> FrontEnd {
     loop {

@@ -40,7 +40,7 @@ fn device(daemon: &Daemon, name: &str) -> Value {
     shown(&daemon.socket_of("control"), &format!("/v1/devices/{name}"))
 }
 
-/// What the next datagram for the guest carries, if there is one.
+/// The payload of the next datagram for the guest, if one has arrived.
 fn take(guest: &mut NetDriver) -> Option<Vec<u8>> {
     let rx = &mut guest.pairs[0].rx;
     let mut frame = Vec::new();
@@ -162,7 +162,7 @@ fn an_interface_that_is_deleted_takes_the_link_of_its_guest_only_until_it_is_bac
                 talk(&mut other, &host, 20);
                 run("ip address flush dev w1");
             }
-            // What it sends is dropped, and comes back.
+            // Frames that it sends are dropped, and their buffers come back.
             send(&mut guest, &datagram(1, b"to nobody"));
             guest.pairs[0].tx.drain(PATIENCE).unwrap();
             make_cable("v0", "v1");

@@ -1,5 +1,5 @@
-//! What the neighbours of an abuse feel on the same worker, beside every abuse of SECURITY.md that
-//! a program can keep up and that does not hold the worker.
+//! The waits of the neighbours on the same worker, beside every abuse of SECURITY.md that a program
+//! can keep up and that does not hold the worker.
 
 mod clients;
 mod front_ends;

@@ -44,7 +44,7 @@ pub(crate) fn daemon(configuration: &str, names: &[&str]) -> Daemon {
     daemon_told(configuration, names, &[])
 }
 
-/// The same with more in its environment.
+/// Starts such a daemon with this configuration, with `environment` added to its own.
 pub(crate) fn daemon_told(
     configuration: &str,
     names: &[&str],

@@ -108,7 +108,7 @@ fn image(path: &Path, direct: bool) -> Image {
 
 const REQUEST: usize = 4096;
 
-/// What `guest` writes in `round` to its request `index`: no two are alike in any sector.
+/// The data that `guest` writes in `round` by its request `index`: no two sectors are alike.
 fn pattern(guest: u64, round: u64, index: usize) -> Vec<u8> {
     let word = |at: usize| (guest << 56) | (round << 40) | ((index * REQUEST + at * 8) as u64);
     (0..REQUEST / 8).flat_map(|at| word(at).to_le_bytes()).collect()
@@ -325,7 +325,7 @@ fn a_disk_is_cut_when_no_request_reaches_beyond_its_new_end() {
         assert_eq!(queue.wait(PATIENCE).unwrap().status, 1);
         assert_eq!(device.disk().geometry().size, 1 << 20, "it is not cut yet");
         switch.release();
-        // What is held is released in a turn.
+        // The request that was held is released in a turn of its queue.
         queue.submit(Op::Flush).unwrap().unwrap();
         queue.publish().unwrap();
         (0..2).for_each(|_| assert!(queue.wait(PATIENCE).is_ok()));
@@ -348,7 +348,7 @@ impl Turns {
     }
 }
 
-/// What a turn of a queue of a [`TurnsDisk`] does.
+/// The work that a turn of a queue of a [`TurnsDisk`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Does {
     /// Ends every request at once.

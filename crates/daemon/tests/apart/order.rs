@@ -1,5 +1,5 @@
-//! What a request of one guest finds in front of it when its worker gives it to the kernel's
-//! threads. How long it then takes them says less: on a busy host they wait for a CPU themselves.
+//! The requests that one guest finds before its own when its worker gives it to the kernel's
+//! threads. The time that it takes says less: on a busy host these threads wait for a CPU.
 
 use crate::{Guest, LONG_SECTORS, cached_image, one_worker};
 use manyring_backend::blk::uring::UringDisk;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What disks have noted of the requests that a worker gives to them.
+/// The notes of disks about the requests that a worker gives to them.
 #[derive(Debug, Default)]
 struct Order {
     /// Requests that are done.

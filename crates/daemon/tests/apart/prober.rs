@@ -1,17 +1,17 @@
 //! `Prober`: what the neighbours of an abuse wait at worst, for each way in which they depend on
 //! the daemon: a good guest's request, the control API, a new session of another device.
 //!
-//! A machine with much to do must not look like a stall of ours. So the time in which the prober's
+//! A busy machine must not look like a stall of the daemon. So the time in which the prober's
 //! thread, or the thread of the daemon that it waits for, could have run and had no CPU is taken
 //! off each wait (the kernel's accounts, `schedstat`), and so is the time that the hypervisor took
-//! from this machine. What is left is what the daemon did, or what it had the kernel do: system
+//! from this machine. The rest is the daemon's time, or the kernel's on the daemon's behalf: system
 //! calls, page faults, locks of the kernel that others hold.
 //!
-//! A thread that has ended takes its account with it. So what is measured runs on threads that
+//! A thread that has ended takes its account with it. So the measured work runs on threads that
 //! stay: the control API is asked for something that the control thread answers by itself (a path
-//! that there is not), and the sessions are of several devices in turn, so that the thread which
-//! closes the files of the session before has ended long ago. What the API shows comes from a
-//! thread of its own for each request: that it comes at all is checked.
+//! that does not exist), and the sessions are of several devices in turn, so that the thread which
+//! closes the files of the session before has ended long ago. The answers of the API about devices
+//! come from a thread of its own for each request: that they come at all is checked.
 
 use crate::process::{Daemon, PATIENCE};
 use crate::program::http;
@@ -193,7 +193,7 @@ fn children(task: &Path) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// What the hypervisor has taken from this machine's CPUs.
+/// Time that the hypervisor has taken from this machine's CPUs since boot (`steal`).
 fn stolen() -> Duration {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let mut words = text.lines().next().into_iter().flat_map(str::split_whitespace);

@@ -1,11 +1,11 @@
-//! What other users feel of one who holds up his own room by what he does to his own memory, to
-//! his doorbells or to his session: a guest, the control API and a new session of theirs, each
-//! measured by the prober. And what SIGKILL does to a room that the kernel does not end: its own
-//! devices wait for its end, and nobody else.
+//! The waits of other users while one user holds up his own room by changes of his own memory, of
+//! his doorbells or of his session: those of a guest, of the control API and of a new session of
+//! theirs, each measured by the prober. And the effect of SIGKILL on a room that the kernel does
+//! not end: its own devices wait for its end, and nobody else.
 //!
-//! No fault here is made by a debugger's means: it is what any user can do. A process of the
-//! kernel's idle class that shares its CPU with a busy one takes seconds for what it does in
-//! milliseconds, and so keeps what the kernel locks meanwhile. Needs root, to be two users.
+//! No fault here is made by a debugger's means: any user can cause it. A process of the kernel's
+//! idle class that shares its CPU with a busy one takes seconds for work of milliseconds, and keeps
+//! the kernel's locks for that time. Needs root, to be two users.
 
 use crate::prober::{PAUSE, Prober, STALL_MAX, Stalls, check};
 use crate::process::{Daemon, PATIENCE, wait_until};
@@ -29,7 +29,7 @@ const NOBODY: u32 = 65534;
 const ROOM: &str = "user:65534";
 /// Bytes of memory whose pages the kernel takes some ten milliseconds to let go of.
 const LARGE: u64 = 512 << 20;
-/// How often the bad front-end maps as many: the kernel has to go through all mappings.
+/// How often the bad front-end maps [`LARGE`] bytes: the kernel has to go through all mappings.
 const MAPPINGS: usize = 8;
 /// Bytes at the beginning of a guest's memory that nobody takes away: its ring is there.
 const KEPT: u64 = 1 << 20;
@@ -76,7 +76,7 @@ impl Walled {
         Self { daemon, prober }
     }
 
-    /// What the API says of the room of the bad guest.
+    /// The bad guest's room, as the API shows it.
     fn room(&self) -> serde_json::Value {
         let rooms = shown(&self.daemon.socket_of("control"), "/v1/rooms");
         let all = rooms["rooms"].as_array().unwrap();
@@ -153,7 +153,7 @@ fn become_nobody() {
     rustix::thread::set_thread_res_uid(user, user, user).unwrap();
 }
 
-/// What a thread of the other user makes of it: the kernel notes who connects, of each thread.
+/// Runs `act` on a thread of the other user: the kernel notes for each thread who connects.
 fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
     let run = || {
         become_nobody();
@@ -184,7 +184,7 @@ impl Punch {
         let hogs = vec![hog(0)];
         let mut punch = Self { puncher: command.spawn().unwrap(), hogs, _alone };
         assert!(wait_until(is_begun));
-        // What is left has so little of a CPU that it takes minutes.
+        // The rest of the hole takes minutes: its process gets very little of the CPU.
         punch.hogs.push(hog(-20));
         assert!(punch.is_under_way(), "the kernel was faster");
         punch
@@ -245,8 +245,8 @@ fn large(name: &str) -> OwnedFd {
     file
 }
 
-/// KiB of the files of this name that are in memory and mapped by this process. Other tests map
-/// and unmap memory of theirs meanwhile.
+/// KiB of the files of this name that are in memory and mapped by this process. Other tests of this
+/// process map and unmap their memory at the same time.
 fn resident(name: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let is_meant = format!("/memfd:{name} ");
@@ -310,7 +310,7 @@ fn a_user_who_takes_memory_away_holds_his_own_room_alone() {
     ring.start();
     ring.offer();
     assert!(ring.is_answered());
-    // What is offered from now on lies in what is taken away.
+    // Buffers that are allocated from now on lie in the memory that is taken away.
     ring.arena.alloc(KEPT, PAGE).unwrap();
     let blocks = fstat(&file).unwrap().st_blocks;
     let punch = Punch::start(&file, KEPT, || fstat(&file).unwrap().st_blocks < blocks);

@@ -1,6 +1,6 @@
-//! What the neighbours of an abuse feel that holds a worker: guests on other workers, the control
-//! API, and a new session of another device, each measured by the prober. `beside.rs` has the
-//! abuses that hold none.
+//! The waits of the neighbours of an abuse that holds a worker: guests on other workers, the
+//! control API, and a new session of another device, each measured by the prober. `beside.rs` has
+//! the abuses that hold none.
 //!
 //! One abuse holds its worker: a page fault that takes as long as the front-end likes. Guests on
 //! that worker wait with it; the control API, sessions, and guests on other workers do not.
@@ -44,7 +44,7 @@ impl Ring {
         Self::in_file(socket, memfd_create(name, MemfdFlags::CLOEXEC).unwrap(), index, SIZE)
     }
 
-    /// The same in this file, with so many bytes of memory.
+    /// Ring `index` of the device at `socket`, not started yet, in `size` bytes of `file`.
     pub(crate) fn in_file(socket: &Path, file: OwnedFd, index: u32, size: u64) -> Self {
         let mut front = FrontEnd::connect(socket, PATIENCE).unwrap();
         let required = F_PROTOCOL_FEATURES | VIRTIO_F_VERSION_1;

@@ -36,7 +36,7 @@ impl Client {
         self.wait_for(queue, 0, Duration::ZERO);
     }
 
-    /// Waits until `count` requests are done, at most for so long; returns how many are.
+    /// Waits until `count` requests are done, at most for `at_most`; returns how many are.
     pub(crate) fn wait_for(&mut self, queue: usize, count: usize, at_most: Duration) -> usize {
         let mut slots: Vec<_> = (0..count.max(1)).map(|_| MaybeUninit::uninit()).collect();
         let mut timeout = at_most;

@@ -1,5 +1,5 @@
-//! What an operator can see and change of network devices, against a daemon that serves. Needs
-//! root. These tests hold the names of `docs/design/0001`.
+//! The control of network devices by an operator, against a daemon that serves. Needs root. These
+//! tests hold the names of `docs/design/0001`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 #[path = "../process/mod.rs"]
@@ -70,7 +70,7 @@ fn connect(daemon: &Daemon, device: &str, control: ControlOwner, queue_pairs: u1
     NetDriver::connect(&daemon.socket_of(device), &options).unwrap()
 }
 
-/// What the config space says now.
+/// The config space of the device as it is now.
 fn config(driver: &mut NetDriver) -> Config {
     let size = u32::try_from(size_of::<Config>()).unwrap();
     Config::read_from_bytes(&driver.front.config(0, size).unwrap()).unwrap()
@@ -197,7 +197,7 @@ fn a_guest_that_receives_gets_nothing_while_its_link_is_down() {
     driver.pairs[0].rx.recv_wait(&mut frame, PATIENCE).unwrap();
     assert_eq!(frame.len(), 100);
     post(&daemon, "gen/link", json!({ "up": false }));
-    // What was received before is taken; its buffers go back, and stay empty.
+    // Frames that were received before are taken; their buffers go back, and stay empty.
     for _ in 0..2 {
         while driver.pairs[0].rx.recv(&mut frame).unwrap().is_some() {}
         driver.pairs[0].rx.refill().unwrap();

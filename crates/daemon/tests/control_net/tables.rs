@@ -1,4 +1,4 @@
-//! What tables and metrics show of network devices.
+//! Network devices in tables and metrics.
 
 use crate::process::Daemon;
 use crate::program::fetch;

@@ -36,7 +36,7 @@ impl Host {
         self.0.send_to(payload, (IpAddr::from(GUEST), port)).unwrap();
     }
 
-    /// What the guest has sent next.
+    /// Waits for the next datagram of the guest.
     pub(crate) fn receive(&self) -> Vec<u8> {
         let mut bytes = vec![0; 1 << 16];
         let len = self.0.recv(&mut bytes).expect("a datagram");
@@ -44,7 +44,7 @@ impl Host {
         bytes
     }
 
-    /// What the guest has sent, if there is something.
+    /// The next datagram of the guest, if one has arrived.
     pub(crate) fn try_receive(&self) -> Option<Vec<u8>> {
         self.0.set_nonblocking(true).unwrap();
         let mut bytes = vec![0; 1 << 16];
@@ -85,7 +85,7 @@ pub(crate) fn datagram(port: u16, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// What a datagram from the host to the guest carries; nothing else has that form.
+/// The payload of a datagram from the host to the guest; nothing else has that form.
 pub(crate) fn payload(frame: &[u8]) -> Option<&[u8]> {
     let is_ours = frame.len() >= HEADERS
         && frame[12..14] == [8, 0]

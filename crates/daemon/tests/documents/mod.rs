@@ -1,4 +1,4 @@
-//! What the documents for users show: their fragments of code, and the commands in them.
+//! The documents for users: their fragments of code, and the commands in them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 use std::path::{Path, PathBuf};

@@ -60,7 +60,7 @@ pub(crate) fn client_works(socket: &Path, seed: u64) {
     works(&mut Client::connect(socket, false), seed);
 }
 
-/// What the API says of a room.
+/// The row of a room in the API's list; null without such a room.
 pub(crate) fn room(daemon: &Daemon, name: &str) -> serde_json::Value {
     let rooms = shown(&daemon.socket_of("control"), "/v1/rooms");
     let all = rooms["rooms"].as_array().unwrap();

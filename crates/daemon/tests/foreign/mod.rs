@@ -30,7 +30,7 @@ impl Random {
     }
 }
 
-/// What belongs at an offset: every eight bytes say where they are and which run wrote them.
+/// The contents at an offset: every eight bytes say where they are and which run wrote them.
 pub(crate) fn pattern(offset: u64, len: usize, seed: u64) -> Vec<u8> {
     (0..len as u64 / 8).flat_map(|i| Random((offset + i * 8) ^ seed).next().to_le_bytes()).collect()
 }

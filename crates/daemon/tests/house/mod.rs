@@ -86,7 +86,7 @@ impl House {
         assert!(wait_until(|| rounds() > before + 1), "the neighbour stands");
     }
 
-    /// What the daemon holds once that changes no more.
+    /// The resources that the daemon holds once they change no more.
     pub(crate) fn settled(&self) -> Holdings {
         let mut last = self.daemon.holdings();
         assert!(wait_until(|| {

@@ -26,7 +26,7 @@ impl Random {
     }
 }
 
-/// What a block holds after it was written for the n-th time; zeroes before the first.
+/// The contents of a block after its n-th write; zeroes before the first.
 pub(crate) fn pattern(block: u64, times: u64) -> Vec<u8> {
     if times == 0 {
         return vec![0; BLOCK];

@@ -1,4 +1,4 @@
-//! What a guest asks of a disk: reads, writes, flushes, its name, ranges, and what is wrong.
+//! A guest's requests to a disk: reads, writes, flushes, its name, ranges, and wrong ones.
 
 use crate::guest::Guest;
 use manyring_wire::blk::{
@@ -72,7 +72,7 @@ impl Disk {
         guest.add(lane, &readable, &writable);
     }
 
-    /// Buffers of so many bytes, one to three. A disk without the page cache wants whole sectors.
+    /// Buffers of `len` bytes in all, one to three. Without the page cache each has whole sectors.
     fn pieces(self, guest: &mut Guest, len: u32) -> Vec<(u64, u32)> {
         let sector = u32::try_from(SECTOR_SIZE).unwrap();
         let mut pieces = Vec::new();

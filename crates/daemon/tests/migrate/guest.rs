@@ -120,7 +120,7 @@ pub(crate) struct Guest {
     /// Bytes of `out` that were given away.
     given: u64,
     log: Option<Log>,
-    /// What the destination has at `home` and at [`ALIAS`].
+    /// The destination's copies of the memory at `home` and at [`ALIAS`].
     copies: [Vec<u8>; 2],
     has_spare: bool,
 }
@@ -177,7 +177,7 @@ impl Guest {
         self.front.set_mem_table(&table).unwrap();
     }
 
-    /// What `SET_VRING_ADDR` says of a ring now.
+    /// The addresses of a ring for `SET_VRING_ADDR`, as they are now.
     fn address(&self, lane: usize) -> VringAddr {
         let Lane { vring, is_alias, .. } = &self.lanes[lane];
         let at = vring.addresses();
@@ -313,7 +313,7 @@ impl Guest {
         ftruncate(&self.log.as_ref().unwrap().file, 0).unwrap();
     }
 
-    /// What a front-end may do to devices that work for a guest that migrates.
+    /// Makes one change that a front-end may make to the devices of a guest that migrates.
     fn change(&mut self) {
         let lane = usize::try_from(self.numbers.below(self.lanes.len() as u64)).unwrap();
         match self.numbers.below(9) {
@@ -321,7 +321,7 @@ impl Guest {
                 let former = self.set_log();
                 self.copy_from(&former.unwrap().take());
             }
-            // The same log goes on.
+            // The log stays in place, and its marks are taken.
             5..8 => {
                 let marks = self.log.as_ref().unwrap().take();
                 self.copy_from(&marks);

@@ -1,4 +1,4 @@
-//! What a guest does with a network: posts buffers, of which a frame fills one or more, and sends.
+//! A guest's work with a network: it posts buffers, of which a frame fills one or more, and sends.
 
 use crate::datagram::{Host, datagram};
 use crate::guest::Guest;

@@ -65,7 +65,7 @@ pub(crate) struct Daemon {
     folder: tempfile::TempDir,
 }
 
-/// What a process holds.
+/// Resources that a process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holdings {
     /// Open fds.
@@ -77,7 +77,7 @@ pub(crate) struct Holdings {
     pub(crate) kernel_threads: usize,
 }
 
-/// What a process has mapped, by kind.
+/// The mappings of a process, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mappings {
     /// Arenas of the C library's allocator, which it keeps for the next threads.
@@ -159,7 +159,7 @@ impl Daemon {
         Self::start(command, folder, &[socket])
     }
 
-    /// The same, started by a shell after it has run `limits`.
+    /// `manyring blk` with these arguments, started by a shell after it has run `limits`.
     pub(crate) fn blk_under(limits: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("temporary folder");
         let socket = folder.path().join("blk0");
@@ -183,8 +183,8 @@ impl Daemon {
         Self::start(command, folder, &sockets)
     }
 
-    /// The same, started by a shell behind `how`: limits and `exec`, or a program that starts it.
-    /// Whoever it is then, it finds its folder and can make its sockets there.
+    /// `manyring run` as [`Self::run`], started by a shell behind `how`: limits and `exec`, or a
+    /// program that starts it. As any user it finds its folder and can make its sockets there.
     pub(crate) fn run_behind(how: &str, configuration: &str, names: &[&str]) -> Self {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("temporary folder");
@@ -244,7 +244,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// What it has logged so far.
+    /// The daemon's log so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
@@ -282,7 +282,7 @@ impl Daemon {
         status.unwrap_or_else(|| panic!("it did not end: {}", self.log()))
     }
 
-    /// What it holds now.
+    /// The resources that the daemon holds now.
     pub(crate) fn holdings(&self) -> Holdings {
         let folder = |what: &str| {
             let path = format!("/proc/{}/{what}", self.child.id());
@@ -295,7 +295,7 @@ impl Daemon {
         Holdings { fds: folder("fd").count(), threads, kernel_threads }
     }
 
-    /// What it has mapped now.
+    /// The mappings of the daemon now.
     pub(crate) fn mappings(&self) -> Mappings {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.child.id()));
         Mappings::parse(&maps.expect("the daemon runs"))

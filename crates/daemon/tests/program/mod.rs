@@ -32,10 +32,10 @@ pub(crate) fn output_of(command: &mut Command) -> Output {
     errors_of(command.stdout(Stdio::piped()))
 }
 
-/// The same where standard output is something else.
+/// Runs a program to its end, like [`output_of`], with its standard output as it is set.
 fn errors_of(command: &mut Command) -> Output {
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-    // What it says here fits into a pipe.
+    // The program's errors in these tests fit into a pipe.
     let ended = wait_until(|| child.try_wait().unwrap().is_some());
     if !ended {
         child.kill().unwrap();
@@ -76,14 +76,14 @@ fn exchange(mut stream: impl Read + Write, head: &str, body: &str) -> (u16, Stri
     (status, head.to_ascii_lowercase(), answer[end + 4..].to_vec())
 }
 
-/// The same where the answer is JSON: its status, and its body.
+/// Sends a request whose answer is JSON. Returns its status, and its body.
 pub(crate) fn http_json(socket: &Path, method: &str, path: &str, body: &str) -> (u16, Value) {
     let (status, head, body) = http(socket, method, path, body);
     assert!(head.contains("content-type: application/json"), "{head}");
     (status, serde_json::from_str(&body).unwrap())
 }
 
-/// What a control socket shows at `path`.
+/// The answer of a control socket to `GET path`, which must succeed.
 pub(crate) fn shown(control: &Path, path: &str) -> Value {
     let (status, value) = http_json(control, "GET", path, "");
     assert_eq!(status, 200, "{path}: {value}");
@@ -115,7 +115,7 @@ pub(crate) fn refused(folder: &Path, command: &mut Command) -> String {
     refused_as_it_is(folder, command.stdout(Stdio::piped()))
 }
 
-/// The same where standard output is something else.
+/// The error of [`refused`] where standard output is something else than a pipe.
 pub(crate) fn refused_as_it_is(folder: &Path, command: &mut Command) -> String {
     error_of(folder, command, 1)
 }
@@ -125,7 +125,7 @@ pub(crate) fn misused(folder: &Path, command: &mut Command) -> String {
     misused_as_it_is(folder, command.stdout(Stdio::piped()))
 }
 
-/// The same where standard output is something else.
+/// The error of [`misused`] where standard output is something else than a pipe.
 pub(crate) fn misused_as_it_is(folder: &Path, command: &mut Command) -> String {
     error_of(folder, command, 2)
 }

@@ -44,7 +44,7 @@ fn dup(fd: BorrowedFd<'_>) -> OwnedFd {
     fd.try_clone_to_owned().unwrap()
 }
 
-/// What it takes to start a ring that another thread drives.
+/// The addresses and descriptors for the start of a ring that another thread drives.
 pub(crate) struct Restart {
     addr: VringAddr,
     size: u32,

@@ -14,12 +14,12 @@ use std::fmt::Display;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What a queue of a tap must be for us.
+/// Flags that a queue of a tap must have for the daemon.
 pub(crate) const RIGHT: u16 = tuntap::IFF_TAP | tuntap::IFF_NO_PI | tuntap::IFF_VNET_HDR;
-/// The same of a tap with several queues.
+/// Flags that a queue of a tap with several queues must have.
 pub(crate) const MULTI: u16 = RIGHT | tuntap::IFF_MULTI_QUEUE;
 
-/// What makes nobody of the command that follows it: no capability is left.
+/// The prefix that makes nobody the user of the command behind it: no capability is left.
 pub(crate) const AS_NOBODY: &str = "setpriv --reuid=65534 --regid=65534 --clear-groups";
 
 /// Lets everybody open the node of all taps, as udev does; a host without udev keeps it for root.
@@ -36,7 +36,7 @@ pub(crate) fn queue(name: &str, flags: u16) -> OwnedFd {
     fd
 }
 
-/// What the host knows of a cable; others are told a little later.
+/// The host's own view of a cable's carrier; other processes are told a little later.
 pub(crate) fn has_carrier(interface: &str) -> bool {
     let file = format!("/sys/class/net/{interface}/carrier");
     std::fs::read_to_string(file).unwrap() == "1\n"
@@ -44,8 +44,8 @@ pub(crate) fn has_carrier(interface: &str) -> bool {
 
 /// A command of a shell that hands `fds` (two at most) to `program` as 7 and 8.
 pub(crate) fn handing_in(program: impl Display, arguments: &str, fds: Vec<OwnedFd>) -> Command {
-    // They come as the shell's input and output, and go on under their numbers: so no other
-    // program that is started meanwhile gets them.
+    // They come as the shell's input and output, and go on under their numbers: so no other program
+    // that is started at the same time gets them.
     let plain = "</dev/null >/dev/null";
     let script = format!("exec {program} {arguments} 7<&0 8>&1 {plain}");
     let mut command = Command::new("sh");

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-/// What is written over the first instructions of the program, which ran once, at its start:
+/// The code written over the first instructions of the program, which ran once, at its start:
 /// `syscall`, `mov [rdi], eax` and `mov eax, [rdi]`, each before a breakpoint.
 const STUBS: [u8; 9] = [0x0f, 0x05, 0xcc, 0x89, 0x07, 0xcc, 0x8b, 0x07, 0xcc];
 const CALL: u64 = 0;

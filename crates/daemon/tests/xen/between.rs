@@ -1,4 +1,4 @@
-//! What stands between a daemon and xenstored.
+//! A relay between a daemon and xenstored.
 
 use crate::world::World;
 use std::net::Shutdown;

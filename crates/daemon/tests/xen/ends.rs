@@ -1,4 +1,4 @@
-//! What cannot be served, whose fault it is, and what ends a disk.
+//! Disks that cannot be served, whose fault that is, and the ends of disks.
 
 use crate::process::wait_until;
 use crate::world::{World, XVDA, break_ring, connect};

@@ -12,8 +12,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// Lets the daemon have so many file descriptors more than it has now; as many as it had where
-/// nothing is said.
+/// Lets the daemon have `more` file descriptors than it has now; `None`: up to the hard limit.
 fn limit(daemon: &Daemon, more: Option<usize>) {
     let pid = Pid::from_raw(i32::try_from(daemon.pid()).unwrap());
     let maximum = getrlimit(Resource::Nofile).maximum;
@@ -81,7 +80,7 @@ fn guest_whose_next_daemon_finds_no_file_descriptors_waits_for_them() {
         limit(&daemon, None);
         finish(&mut front, 1);
         assert!(!says("device closed"), "{more:?} more: {}", daemon.log());
-        // What was taken and was not enough is given back.
+        // Descriptors that were opened for a start that then failed are closed again.
         let fds = *held.get_or_insert(daemon.holdings().fds);
         assert!(wait_until(|| daemon.holdings().fds <= fds), "{:?}, not {fds}", daemon.holdings());
         if more.is_some() && !waits {
@@ -94,7 +93,7 @@ fn guest_whose_next_daemon_finds_no_file_descriptors_waits_for_them() {
 const USER: &str = "--reuid=64322 --regid=64322 --clear-groups";
 const UID: u32 = 64322;
 
-/// Lets that daemon have so many threads; as many as may be where nothing is said.
+/// Lets that daemon's user have at most `threads` threads; `None`: up to the hard limit.
 fn limit_threads(daemon: &Daemon, threads: Option<u64>) {
     let most = threads.or(getrlimit(Resource::Nproc).maximum);
     let most = most.map_or("unlimited".to_owned(), |most| most.to_string());

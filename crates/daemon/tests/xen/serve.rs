@@ -4,7 +4,7 @@ use crate::process::wait_until;
 use crate::world::{DISK_SIZE, World, XVDA, connect, is_alone};
 use manyring_driver::XenDisk;
 
-/// What is written to `sector` by somebody.
+/// The contents that writer `who` gives to `sector` and those behind it, 4096 bytes.
 fn pattern(sector: u64, who: u8) -> Vec<u8> {
     (0..4096_u64).map(|i| (i * 7 + sector * 13) as u8 ^ who).collect()
 }
@@ -109,7 +109,7 @@ fn disks_of_several_guests_come_and_go_while_others_are_used() {
         other.remove(&mut world.toolstack).unwrap();
     }
     assert!(wait_until(|| is_alone(&world)));
-    // Not more than after three rounds. What those left may have been closed since.
+    // Not more than after three rounds. Holdings that those left may have been closed since.
     let is_freed = || holdings().0 <= before.0 && holdings().1 <= before.1;
     assert!(wait_until(is_freed), "{:?}\n{before:?}", holdings());
     for place in 0..8_u8 {

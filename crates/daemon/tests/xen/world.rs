@@ -75,7 +75,7 @@ impl World {
         self.run_at(configuration, "control")
     }
 
-    /// The same, with another socket for control.
+    /// A daemon of this configuration, as [`Self::run`], whose control socket is named `control`.
     pub(crate) fn run_at(&self, configuration: &str, control: &str) -> Daemon {
         let folder = self.folder.path().display().to_string();
         let file = self.path("manyring.toml");
@@ -96,7 +96,7 @@ impl World {
         self.domain_of(number, 8 * BlkfrontQueue::pages(&options(1)) + 64)
     }
 
-    /// A domain with so many pages.
+    /// A domain with `pages` pages.
     pub(crate) fn domain_of(&self, number: u16, pages: u32) -> Arc<XenDomain> {
         Arc::new(XenDomain::create(self.xen.socket(), number, pages, ENTRIES).unwrap())
     }
@@ -113,7 +113,7 @@ impl World {
         disk
     }
 
-    /// A domain whose disk `xvda` lies in a new image and is connected by so many queues.
+    /// A domain whose disk `xvda` lies in a new image and is connected by `queues` queues.
     pub(crate) fn guest(
         &mut self,
         number: u16,
@@ -157,7 +157,7 @@ impl World {
     }
 }
 
-/// A front-end with so many queues.
+/// The options of a front-end with `queues` queues.
 pub(crate) fn options(queues: u32) -> BlkfrontOptions {
     BlkfrontOptions { queues, patience: PATIENCE, ..BlkfrontOptions::default() }
 }
@@ -176,7 +176,7 @@ pub(crate) fn break_ring(domain: &XenDomain, queue: &BlkfrontQueue) {
     queue.channel().notify();
 }
 
-/// The same as [`connect`], with requests of a page, so that a guest has memory for many disks.
+/// Options for one queue and requests of a page, so that a guest has memory for many disks.
 pub(crate) fn small() -> BlkfrontOptions {
     BlkfrontOptions { indirect_segments: 0, buffer_size: 4096, ..options(1) }
 }
