@@ -19,9 +19,9 @@
 //!    scheduling group each, however many streams and queue pairs there are: how the CPUs are
 //!    divided among them is the same for all ways.
 //! 4. Linux keeps a thread where it was. Where daemon and driver half happen to share a CPU, the
-//! streams are slower by a quarter, and would stay so for all turns: two ways of the same kind
-//! would differ by more than four queue pairs and one do. So every turn begins with the two apart;
-//! afterwards the system may move them.
+//!    streams are slower by a quarter, and would stay so for all turns: two ways of the same kind
+//!    would differ by more than four queue pairs and one do. So every turn begins with the two
+//!    apart; afterwards the system may move them.
 //! 5. Other properties of a connection, such as the queue of its flow, change when the ways are
 //!    made anew: that is done [`MAKES`] times a round, and each gives a sample.
 
