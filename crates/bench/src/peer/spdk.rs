@@ -66,6 +66,10 @@ fn arguments(folder: &Path, cpu: usize) -> Vec<OsString> {
     all.push("--disable-cpumask-locks".into());
     all.extend(["--no-pci", "--no-huge", "-s"].map(OsString::from));
     all.push(MEMORY_MIB.to_string().into());
+    // Errors only: nobody reads its standard error while it runs, and some lines for each message
+    // of each client would fill the pipe within a cell, and block it.
+    all.push("--silence-noticelog".into());
+    all.extend(["--env-context", "--log-level=lib.vhost.*:4"].map(OsString::from));
     all
 }
 
@@ -175,7 +179,8 @@ mod tests {
         let words = arguments(Path::new("/f"), 3);
         let words: Vec<&str> = words.iter().filter_map(|word| word.to_str()).collect();
         let expected = "-c /f/config.json -S /f -r /f/rpc -m [3] --disable-cpumask-locks \
-                        --no-pci --no-huge -s 512";
+                        --no-pci --no-huge -s 512 --silence-noticelog \
+                        --env-context --log-level=lib.vhost.*:4";
         assert_eq!(words.join(" "), expected);
     }
 

@@ -122,7 +122,8 @@ impl ScenarioArgs {
     }
 
     /// True for one of our own programs, and for a peer that was asked for and is installed. A
-    /// missing one is left out, which is printed at the end.
+    /// missing one is left out, which is printed at the end. SPDK is asked for by its name or by
+    /// the path of its program.
     fn takes_part(&self, party: &str) -> bool {
         let Some(peer) = Peer::of_party(party) else { return true };
         let by_default = || self.against.is_empty() && (peer != Peer::Spdk || self.spdk.is_some());
