@@ -344,16 +344,19 @@ fn users_wait_for_nothing_beside_the_doorbells_and_messages_of_another_one() {
     let bad = walled.daemon.socket_of("bad");
     let connect = || BlkDriver::connect(&bad, &BlkOptions::default()).unwrap();
     let mut guest = as_nobody(connect);
+    // A call or a message that takes too long ends the session: on some hosts these do.
     let sets = watched_by_many(guest.queues[0].vring().call_fd());
     walled.bear("a call with thirty thousand waiters", || {
-        guest.queues[0].run(Op::Flush).unwrap();
+        let _ = guest.queues[0].run(Op::Flush);
     });
-    drop(sets);
+    drop((sets, guest));
+    guest = as_nobody(connect);
     let sets = watched_by_many(guest.front.stream());
     walled.bear("a session with thirty thousand waiters", || {
-        guest.front.features().unwrap();
+        let _ = guest.front.features();
     });
-    drop(sets);
+    drop((sets, guest));
+    guest = as_nobody(connect);
     let (arena, mut round) = (guest.arena.clone(), 0);
     walled.bear("memory tables that are replaced", || {
         round += 1;

@@ -52,10 +52,16 @@ impl Taken {
 
     /// Has it make a call of the system: the result, or a negative error.
     pub(crate) fn call(&mut self, number: i64, arguments: [u64; 6]) -> i64 {
+        self.call_or_end(number, arguments).expect("the thread has ended")
+    }
+
+    /// Has it make a call for which the house may kill it. `None`: it was killed before the call
+    /// had a result.
+    pub(crate) fn call_or_end(&mut self, number: i64, arguments: [u64; 6]) -> Option<i64> {
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
         let rax = number.cast_unsigned();
         let registers = user_regs_struct { rax, rdi, rsi, rdx, r10, r8, r9, ..self.saved };
-        self.run(CALL, registers).rax.cast_signed()
+        self.run_or_end(CALL, registers).map(|registers| registers.rax.cast_signed())
     }
 
     /// Has it write a word to its memory.
@@ -81,6 +87,11 @@ impl Taken {
     }
 
     fn run(&mut self, stub: u64, registers: user_regs_struct) -> user_regs_struct {
+        self.run_or_end(stub, registers).expect("the thread has ended")
+    }
+
+    /// `None`: the process was killed before the thread came to the end of the stub.
+    fn run_or_end(&mut self, stub: u64, registers: user_regs_struct) -> Option<user_regs_struct> {
         // No call of the system is under way that the kernel would begin again.
         let orig_rax = u64::MAX;
         let (rip, rsp) = (self.stubs + stub, (self.saved.rsp - RED_ZONE - 4096) & !15);
@@ -92,10 +103,12 @@ impl Taken {
                 WaitStatus::Stopped(_, Signal::SIGTRAP) => break,
                 // As the kernel gives it: the handler of denied calls is the room's own.
                 WaitStatus::Stopped(_, signal) => passed = Some(signal),
+                WaitStatus::Signaled(_, Signal::SIGKILL, _) => return None,
                 other => unreachable!("{other:?}"),
             }
         }
-        ptrace::getregs(self.thread).unwrap()
+        // It may have been killed while it stood.
+        ptrace::getregs(self.thread).ok()
     }
 
     /// Writes over the program's first instructions, or behind them.
