@@ -39,11 +39,11 @@ floods() {
 # agrees ADDRESS KIB WHAT: that much random data arrives unchanged there, and here.
 agrees() {
     head -c $(($2 * 1024)) /dev/urandom > /tmp/sent
-    there=$(timeout 30 nc $1 7001 < /tmp/sent)
+    there=$(timeout 120 nc $1 7001 < /tmp/sent)
     here=$(sha256sum < /tmp/sent)
     [ "$there" = "$here" ] || fail "$3: sent to $1: $here, arrived there: $there"
-    timeout 30 nc $1 7002 < /dev/null > /tmp/received
-    there=$(timeout 30 nc $1 7003 < /dev/null | cut -d' ' -f1)
+    timeout 120 nc $1 7002 < /dev/null > /tmp/received
+    there=$(timeout 120 nc $1 7003 < /dev/null | cut -d' ' -f1)
     here=$(sha256sum < /tmp/received | cut -d' ' -f1)
     [ "$there" = "$here" ] || fail "$3: sent by $1: $there, arrived here: $here"
 }
@@ -54,7 +54,7 @@ flow() {
     name=$1
     address=$2
     shift 2
-    timeout 60 $PIN iperf3 -c $address -f m "$@" > /tmp/iperf3 2>&1 || {
+    timeout 120 $PIN iperf3 -c $address -f m "$@" > /tmp/iperf3 2>&1 || {
         cat /tmp/iperf3
         fail "iperf3 $name"
     }
