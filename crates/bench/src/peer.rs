@@ -462,7 +462,7 @@ mod tests {
         }
     }
 
-    /// What the share of a process depends on.
+    /// The facts on which the share of a process depends.
     #[derive(Debug, PartialEq)]
     struct Weight {
         nice: Option<i32>,

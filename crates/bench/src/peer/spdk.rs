@@ -55,7 +55,7 @@ impl Disk {
     }
 }
 
-/// What it is given: files in `folder`, one reactor, which is on `cpu`.
+/// SPDK's arguments: its files lie in `folder`, and its one reactor runs on `cpu`.
 fn arguments(folder: &Path, cpu: usize) -> Vec<OsString> {
     let mut all: Vec<OsString> = vec!["-c".into(), folder.join("config.json").into()];
     all.extend(["-S".into(), folder.into()]);

@@ -35,7 +35,7 @@ fn disks_of(domains: Range<u16>) -> Vec<XenDisk> {
     domains.map(|number| XenDisk::new("vbd", number, XVDA, "memory:1M")).collect()
 }
 
-/// Names as many rings as a front-end may, and others in their place, until its folder is gone.
+/// Names the largest number of rings that a front-end may, then others, until its folder is gone.
 pub(crate) fn rewrite(domain: &Arc<XenDomain>, disk: &XenDisk, is_over: &AtomicBool) {
     let mut store = XenStore::new(domain.store().try_clone().unwrap(), PATIENCE);
     let folder = disk.folder();

@@ -82,7 +82,7 @@ pub(super) enum Learnt {
     Moved,
     /// It stays behind another port, since it has moved too often in this second.
     Flaps,
-    /// It is not learnt: its set of entries is full, or its port has as many addresses as it may.
+    /// The table does not learn the address: its set is full, or its port has no address left.
     Full,
 }
 
