@@ -46,6 +46,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use waiting::{Asked, First, Later, Patience, Tried, Wait, refuse_if_none_is_left};
 
 /// All parts of the process.
@@ -96,6 +97,12 @@ struct Shared {
 /// Calls of the host on behalf of changes that have not come back. A host that does not answer
 /// keeps a thread for each, and callers of the control API must not collect threads without end.
 const CALLS_MAX: usize = 16;
+
+/// How long the devices may take to end when the process is told to. One of them may wait for a
+/// thread that the host does not give, for a room that the kernel does not end, or for requests of
+/// its image that the kernel still has. The process ends without it: the kernel then kills the
+/// room, and keeps other daemons from the image until those requests have ended.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 impl House {
     /// Opens every disk and port, and captures if all that went well. Creates no socket; what else
@@ -314,11 +321,26 @@ impl House {
             }
         }
         self.tasks.stop_all();
-        while let Some((_, result)) = self.tasks.ended().await {
-            result?;
+        match timeout(END_PATIENCE, self.all_ended()).await {
+            Ok(ended) => ended?,
+            Err(_) => {
+                let devices = self.tasks.names();
+                tracing::warn!(devices, "devices do not end: the process ends without them");
+            }
         }
         self.rooms().end().await;
         self.followers.abort_all();
+        Ok(())
+    }
+
+    /// Returns when the tasks of all devices have ended, which were told to stop.
+    ///
+    /// # Errors
+    /// As [`Self::serve`].
+    async fn all_ended(&mut self) -> Result<(), AssembleError> {
+        while let Some((_, result)) = self.tasks.ended().await {
+            result?;
+        }
         Ok(())
     }
 

@@ -11,13 +11,14 @@ use program::shown;
 use rustix::process::{Resource, getrlimit};
 use std::process::Command;
 
-const CONFIG: &str = "[daemon]\ncontrol = '@/control'\n\
+const CONFIG: &str = "[daemon]\ncontrol = '@/control'\ndomains = 'DOMAINS'\n\
     [[blk]]\nname = 'disk'\nsocket_path = '@/disk'\nmemory = '16M'\n";
 /// Who starts the daemon, and sets its limits: a user that has no other processes.
 const USER: &str = "--reuid=64321 --regid=64321 --clear-groups";
 
-fn daemon() -> Daemon {
-    Daemon::run_behind(&format!("exec setpriv {USER}"), CONFIG, &["disk", "control"])
+fn daemon(domains: &str) -> Daemon {
+    let config = CONFIG.replace("DOMAINS", domains);
+    Daemon::run_behind(&format!("exec setpriv {USER}"), &config, &["disk", "control"])
 }
 
 /// Lets the daemon's user have at most `threads` threads; `None`: up to the hard limit.
@@ -33,7 +34,8 @@ fn limit(daemon: &Daemon, threads: Option<u64>) {
 
 #[test]
 fn a_daemon_that_gets_no_thread_answers_when_it_gets_one() {
-    let mut daemon = daemon();
+    // Without rooms: the session's janitor is one of this process.
+    let mut daemon = daemon("one");
     limit(&daemon, Some(1));
     let control = daemon.socket_of("control");
     let disk = daemon.socket_of("disk");
@@ -58,9 +60,14 @@ fn a_daemon_that_gets_no_thread_answers_when_it_gets_one() {
 
 #[test]
 fn a_daemon_that_gets_no_thread_ends_when_it_is_told_to() {
-    let mut daemon = daemon();
-    limit(&daemon, Some(1));
-    let (status, took) = daemon.stop();
-    assert!(status.success(), "{status}: {}", daemon.log());
-    assert!(took < std::time::Duration::from_secs(30), "{took:?}");
+    for (domains, is_used) in [("one", false), ("user", false), ("user", true)] {
+        let mut daemon = daemon(domains);
+        let connect = || BlkDriver::connect(&daemon.socket_of("disk"), &BlkOptions::default());
+        let guest = is_used.then(|| connect().unwrap());
+        limit(&daemon, Some(1));
+        let (status, took) = daemon.stop();
+        assert!(status.success(), "{domains}, {is_used}: {status}: {}", daemon.log());
+        assert!(took < std::time::Duration::from_secs(30), "{domains}, {is_used}: {took:?}");
+        drop(guest);
+    }
 }

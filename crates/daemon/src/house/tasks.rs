@@ -69,6 +69,11 @@ impl Tasks {
         });
     }
 
+    /// The devices whose tasks have not ended.
+    pub(crate) fn names(&self) -> String {
+        self.running.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+    }
+
     /// True if no task runs.
     pub(crate) fn is_empty(&self) -> bool {
         self.set.is_empty()
