@@ -4,13 +4,12 @@ use super::counts::Counts;
 use super::estate::{Estates, Handing};
 use super::given::Given;
 use super::house::{Deaf, Room};
-use super::lend::Attendant;
+use super::lend::{Attendant, handed, left_of};
 use super::message::{PortFacts, Told};
 use super::takeover::{Bequest, Left, Share};
 use super::{Asked, Rooms, keys, lend};
 use crate::assemble::{Kind, Made, Part};
 use crate::config::plan::{ANY_USER, Wanted};
-use manyring_backend::blk::{Disk, Handed};
 use manyring_device::net::NetDevice;
 use manyring_engine::aside;
 use manyring_transport::vhost_user::{Endpoint, ListenError, Listener};
@@ -27,8 +26,6 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// Pause before a client, or a room, is tried again.
 const RETRY: Duration = Duration::from_millis(200);
-/// Queues of a tap that one message hands to the next house.
-const QUEUES_MAX: usize = 64;
 /// How long requests of a room may be under way when a disk is to become smaller.
 const SHRINK_PATIENCE: Duration = Duration::from_secs(10);
 /// When it is told that requests of a room that has ended have not.
@@ -84,41 +81,6 @@ pub(crate) async fn serve(
     let socket = socket.into_std();
     aside(move || drop(socket)).await;
     Ok(())
-}
-
-/// The file descriptors by which a room serves `queues` queues of a disk. May block.
-pub(super) fn handed(disk: &dyn Disk, queues: usize) -> Result<Vec<OwnedFd>, Errno> {
-    let Some(image) = disk.image() else {
-        return Ok(disk.hand_memory()?.into_iter().collect());
-    };
-    let Handed { file, flushes } = image.hand(queues)?;
-    Ok([file].into_iter().chain(flushes).collect())
-}
-
-/// The file descriptors that the next house gets of a device that is open here: the description
-/// that holds a disk, or the queues of a tap. Each inner list goes in one message. May block.
-fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
-    match kind {
-        Kind::Blk(shown) => {
-            let disk = shown.disk();
-            let left = match disk.image() {
-                Some(image) => Some(image.bequeath()?),
-                None => disk.hand_memory()?,
-            };
-            Ok(left.map(|fd| vec![fd]).into_iter().collect())
-        }
-        // Each process can open queues of a macvtap, whatever others have.
-        Kind::Net(net) if net.port().kind() != "tap" || net.port().is_gone() => Ok(Vec::new()),
-        Kind::Net(net) => {
-            let mut queues = net.port().lend().transpose()?.map_or(Vec::new(), |lent| lent.queues);
-            let mut left = Vec::new();
-            while !queues.is_empty() {
-                let rest = queues.split_off(queues.len().min(QUEUES_MAX));
-                left.push(std::mem::replace(&mut queues, rest));
-            }
-            Ok(left)
-        }
-    }
 }
 
 /// Returns when no request that a room has made of the device's image is under way.
@@ -329,15 +291,23 @@ impl Front<'_> {
 
     /// The room of a domain, which has the device. `None`: it could not be given.
     async fn given(&mut self, domain: &str) -> Option<Arc<Room>> {
-        let name = self.wanted.plan().name.as_str();
-        let room = self.rooms.of(domain).await?;
-        if !room.has(name)
-            && let Err(error) = self.give(&room).await
-        {
-            tracing::error!(device = name, room = domain, error, "not given to its room");
-            return None;
+        let device = self.wanted.plan().name.as_str();
+        loop {
+            let room = self.rooms.of(domain).await?;
+            if room.has(device) {
+                return Some(room);
+            }
+            match self.give(&room).await {
+                Ok(()) => return Some(room),
+                Err(_) if self.rooms.is_paused() => return None,
+                // It has ended before it got the device: the next one gets it.
+                Err(_) if !room.serves() => {}
+                Err(error) => {
+                    tracing::error!(device, room = domain, error, "not given to its room");
+                    return None;
+                }
+            }
         }
-        Some(room)
     }
 
     /// Makes the disk smaller when no request of a room is under way: a write that was would make
@@ -421,10 +391,15 @@ impl Front<'_> {
         // Before the first client, so that its guest never sees the link or the limit of before.
         let mut more = vec![limits.borrow().of(&device)];
         more.extend(net.as_deref().map(lend::told));
-        room.give(told, fds, Given { connected, counts, net, asks, estates, xen: None })
-            .map_err(|Deaf| "the room does not read".to_owned())?;
+        let given = Given { connected, counts, net, asks, estates, xen: None };
+        tokio::select! {
+            given = room.give(told, fds, given) => {
+                given.map_err(|Deaf| "the room ends".to_owned())?;
+            }
+            () = self.rooms.paused() => return Err("another house takes over".to_owned()),
+        }
         for told in more {
-            let _ = room.tell(told, Vec::new());
+            self.rooms.unless_paused(room.tell_in_turn(told, Vec::new())).await;
         }
         let (kind, room) = (self.part.kind.clone(), room.clone());
         self.attends.spawn(Attendant { device, kind, room, limits, joins }.attend(asked));

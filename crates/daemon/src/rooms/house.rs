@@ -18,6 +18,7 @@ use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::pin::Pin;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -152,15 +153,29 @@ impl Room {
         }
     }
 
-    /// Gives it a device.
-    pub(super) fn give(&self, order: Told, fds: Vec<Parcel>, given: Given) -> Result<(), Deaf> {
+    /// Gives it a device, as soon as there is room in what it has to be told: the VMMs of a
+    /// hundred devices may connect at once, while the process still starts. If this is dropped
+    /// before it returns, the room has not got the device.
+    ///
+    /// # Errors
+    /// The room ends.
+    pub(super) async fn give(
+        &self,
+        order: Told,
+        fds: Vec<Parcel>,
+        given: Given,
+    ) -> Result<(), Deaf> {
         let (Told::Device { device: name, .. } | Told::XenDisk { device: name, .. }) = &order
         else {
             return Err(Deaf);
         };
         let name = name.clone();
-        self.tell(order, fds)?;
+        let place = self.orders.reserve().await.map_err(|_| Deaf)?;
+        if !self.serves() {
+            return Err(Deaf);
+        }
         self.lock().insert(name, Device { given, removed: None });
+        place.send((order, fds));
         Ok(())
     }
 
@@ -181,8 +196,12 @@ impl Room {
             None => return,
             Some(given) => given.removed = Some(removed),
         }
-        let told = self.tell(Told::Remove { device: device.to_owned() }, Vec::new());
-        if told.is_err() || timeout(PATIENCE, is_removed).await.is_err() {
+        let told = Told::Remove { device: device.to_owned() };
+        let stops = async {
+            self.tell_in_turn(told, Vec::new()).await;
+            let _ = is_removed.await;
+        };
+        if timeout(PATIENCE, stops).await.is_err() {
             self.cast_out("a device does not stop").await;
         }
         self.lock().remove(device);
@@ -330,7 +349,8 @@ impl Room {
         aside(move || (drop(socket), child.wait())).await;
     }
 
-    /// Tells the room what it is to be told, and hears it, until it ends: why it does.
+    /// Tells the room what it is to be told, and hears it, until it ends: why it does. It is heard
+    /// while an order is on its way: a room whose messages nobody reads may not read either.
     async fn attend(
         &self,
         channel: &Channel,
@@ -342,19 +362,21 @@ impl Room {
         let mut idle = interval_at(Instant::now() + IDLE, IDLE);
         let (mut sessions, mut state) = (0, self.state.subscribe());
         let (mut question, mut messages) = (Question::default(), Messages::new());
+        let mut sending: Option<Sending<'_>> = None;
         loop {
             tokio::select! {
-                Some((order, fds)) = orders.recv() => {
+                Some((order, fds)) = orders.recv(), if sending.is_none() => {
                     question.ask(&order);
                     let Ok(bytes) = message::emit(&order) else {
                         return "an order that is too long".to_owned();
                     };
-                    match timeout(PATIENCE, channel.send(&bytes, &fds)).await {
-                        Ok(Ok(())) => {}
-                        Ok(Err(error)) => return format!("it hears nothing: {error}"),
-                        Err(_) => return "it does not read".to_owned(),
+                    sending = Some(Box::pin(send(channel, bytes, fds)));
+                }
+                sent = sent(&mut sending) => {
+                    sending = None;
+                    if let Err(reason) = sent {
+                        return reason;
                     }
-                    aside(move || drop(fds)).await;
                 }
                 came = channel.receive() => {
                     let (bytes, fds) = match came {
@@ -396,6 +418,29 @@ impl Room {
                 }
             }
         }
+    }
+}
+
+/// An order on its way; an error says why the room ends.
+type Sending<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
+
+async fn send(channel: &Channel, bytes: Vec<u8>, fds: Vec<Parcel>) -> Result<(), String> {
+    match timeout(PATIENCE, channel.send(&bytes, &fds)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => return Err(format!("it hears nothing: {error}")),
+        Err(_) => return Err("it does not read".to_owned()),
+    }
+    if !fds.is_empty() {
+        aside(move || drop(fds)).await;
+    }
+    Ok(())
+}
+
+/// Returns when the order is sent; never if there is none.
+async fn sent(sending: &mut Option<Sending<'_>>) -> Result<(), String> {
+    match sending {
+        Some(sending) => sending.await,
+        None => std::future::pending().await,
     }
 }
 

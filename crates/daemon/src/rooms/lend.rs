@@ -8,7 +8,7 @@ use super::house::Room;
 use super::limits::Limits;
 use super::message::{PortFacts, Told, Wish};
 use crate::assemble::{Blk, Kind};
-use manyring_backend::blk::{Disk, ImageError};
+use manyring_backend::blk::{Disk, Handed, ImageError};
 use manyring_backend::net::tap::lent::{Lent, LentTable};
 use manyring_device::Device;
 use manyring_device::net::RssConfig;
@@ -19,11 +19,49 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
+/// Queues of a tap that one message hands to the next house.
+const QUEUES_MAX: usize = 64;
+
 /// A question of a room.
 #[derive(Clone, Debug)]
 pub(super) struct Ask {
     pub(super) number: u64,
     pub(super) wish: Wish,
+}
+
+/// The file descriptors by which a room serves `queues` queues of a disk. May block.
+pub(super) fn handed(disk: &dyn Disk, queues: usize) -> Result<Vec<OwnedFd>, Errno> {
+    let Some(image) = disk.image() else {
+        return Ok(disk.hand_memory()?.into_iter().collect());
+    };
+    let Handed { file, flushes } = image.hand(queues)?;
+    Ok([file].into_iter().chain(flushes).collect())
+}
+
+/// The file descriptors that the next house gets of a device that is open here: the description
+/// that holds a disk, or the queues of a tap. Each inner list goes in one message. May block.
+pub(super) fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
+    match kind {
+        Kind::Blk(shown) => {
+            let disk = shown.disk();
+            let left = match disk.image() {
+                Some(image) => Some(image.bequeath()?),
+                None => disk.hand_memory()?,
+            };
+            Ok(left.map(|fd| vec![fd]).into_iter().collect())
+        }
+        // Each process can open queues of a macvtap, whatever others have.
+        Kind::Net(net) if net.port().kind() != "tap" || net.port().is_gone() => Ok(Vec::new()),
+        Kind::Net(net) => {
+            let mut queues = net.port().lend().transpose()?.map_or(Vec::new(), |lent| lent.queues);
+            let mut left = Vec::new();
+            while !queues.is_empty() {
+                let rest = queues.split_off(queues.len().min(QUEUES_MAX));
+                left.push(std::mem::replace(&mut queues, rest));
+            }
+            Ok(left)
+        }
+    }
 }
 
 /// The interface of the device and its queues, for a message; nothing if it lends none.

@@ -8,10 +8,10 @@
 use super::Rooms;
 use super::counts::Counts;
 use super::estate::Estates;
-use super::front::{handed, let_go};
+use super::front::let_go;
 use super::given::Given;
 use super::house::{Deaf, Room};
-use super::lend::Attendant;
+use super::lend::{Attendant, handed};
 use super::message::{Told, XenFacts, XenFrontEnd, XenRing};
 use super::question::PATIENCE;
 use super::xen_line::{Stage, XenLine};
@@ -224,8 +224,8 @@ impl XenFront {
         let limit = limits.borrow().of(&name);
         let given = Given { connected, counts, net: None, asks, estates, xen };
         let told = Told::XenDisk { device: name.clone(), facts };
-        room.give(told, fds, given).map_err(|Deaf| "the room does not read".to_owned())?;
-        let _ = room.tell(limit, Vec::new());
+        room.give(told, fds, given).await.map_err(|Deaf| "the room ends".to_owned())?;
+        room.tell_in_turn(limit, Vec::new()).await;
         let attendant =
             Attendant { device: name, kind: part.kind, room: room.clone(), limits, joins: 0 };
         self.attends.spawn(attendant.attend(asked));
