@@ -1,4 +1,5 @@
-//! Many front-ends of one room: all that connect at once are served.
+//! Many front-ends of one room: all that connect at once are served, and none waits for the
+//! messages of another one.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod domain;
@@ -10,6 +11,13 @@ use domain::room;
 use manyring_driver::{BlkDriver, BlkOptions};
 use process::Daemon;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const SET_VRING_ENABLE: u32 = 18;
+/// Messages that a device takes at once.
+const AT_ONCE: u32 = 8192;
+/// Messages of a flood that may be taken while a session begins that has a hundred notes to make.
+const FEW: u32 = 512;
 
 /// A disk in memory of this name.
 fn disk(name: &str) -> String {
@@ -51,4 +59,36 @@ fn the_front_ends_of_a_hundred_devices_that_connect_at_once_are_all_served() {
     assert!(daemon.terminate().success());
     let log = std::io::read_to_string(log).unwrap();
     assert!(!log.contains("does not stop") && !log.contains("do not end"), "{log}");
+}
+
+#[test]
+fn a_session_begins_beside_thousands_of_messages_of_another_session_of_its_room() {
+    let daemon = serve(&(disk("bad") + &disk("good")), &["bad", "good"]);
+    let mut bad = connect(&daemon, "bad");
+    connect(&daemon, "good").queues[0].write(8, &[7; 512]).unwrap();
+    let sent = AtomicU32::new(0);
+    let mut beside = Vec::new();
+    std::thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            for n in 0..AT_ONCE {
+                let state = [0u32.to_ne_bytes(), (n % 2).to_ne_bytes()].concat();
+                bad.front.send_message(SET_VRING_ENABLE, &state, &[]).unwrap();
+                sent.store(n, Ordering::Relaxed);
+            }
+            // This one is answered when those before it were obeyed.
+            bad.front.features().expect("the session goes on");
+        });
+        // Its credit is used up by then.
+        assert!(process::wait_until(|| sent.load(Ordering::Relaxed) > AT_ONCE / 8));
+        while !flood.is_finished() {
+            let before = sent.load(Ordering::Relaxed);
+            connect(&daemon, "good").queues[0].write(8, &[7; 512]).unwrap();
+            beside.push(sent.load(Ordering::Relaxed) - before);
+        }
+    });
+    // The last ones began when the flood was over. A busy host may take the CPU from some others.
+    beside.retain(|flood| *flood > 0);
+    let least = beside.iter().min().expect("no session began before the flood was over");
+    assert!(*least <= FEW, "messages of the flood beside each session that began: {beside:?}");
+    assert!(daemon.terminate().success());
 }

@@ -100,6 +100,11 @@ impl Estates {
         Arc::new(self.origin.adopt(fd, room))
     }
 
+    /// The queues of the device.
+    pub(super) fn queues(&self) -> usize {
+        self.queues
+    }
+
     /// Keeps the socket of a front-end that has connected, and gives it a number.
     pub(super) fn add(&self, socket: OwnedFd) -> u64 {
         let mut room = FdRoom::at_once().unwrap_or(FdRoom::none());

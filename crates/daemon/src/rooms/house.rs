@@ -9,9 +9,10 @@ use super::given::{Given, Kin};
 use super::message::{self, Heard, Told};
 use super::parcel::{Order, Parcel};
 use super::park::Parking;
-use super::question::{Messages, PATIENCE, Question};
+use super::question::{Granted, Messages, PATIENCE, Question};
 use super::state::State;
 use super::threads::Threads;
+use super::turns;
 use crate::control::snapshot::Workers;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
@@ -62,6 +63,7 @@ pub(super) struct Room {
 struct Device {
     given: Given,
     removed: Option<oneshot::Sender<()>>,
+    granted: Granted,
 }
 
 /// The room takes no more orders: it ends, or does not read them.
@@ -174,7 +176,8 @@ impl Room {
         if !self.serves() {
             return Err(Deaf);
         }
-        self.lock().insert(name, Device { given, removed: None });
+        let granted = Granted::default();
+        self.lock().insert(name, Device { given, removed: None, granted });
         place.send((order, fds));
         Ok(())
     }
@@ -349,6 +352,17 @@ impl Room {
         aside(move || (drop(socket), child.wait())).await;
     }
 
+    /// The messages that the room says at once when it has been told this: a session may begin.
+    fn credit(&self, told: &Told) -> usize {
+        let Told::Client { device, .. } = told else { return 0 };
+        let mut devices = self.lock();
+        let Some(device) = devices.get_mut(device) else { return 0 };
+        match device.granted.is_due() {
+            true => turns::credit(device.given.estates.queues()),
+            false => 0,
+        }
+    }
+
     /// Tells the room what it is to be told, and hears it, until it ends: why it does. It is heard
     /// while an order is on its way: a room whose messages nobody reads may not read either.
     async fn attend(
@@ -367,6 +381,7 @@ impl Room {
             tokio::select! {
                 Some((order, fds)) = orders.recv(), if sending.is_none() => {
                     question.ask(&order);
+                    messages.grant(self.credit(&order));
                     let Ok(bytes) = message::emit(&order) else {
                         return "an order that is too long".to_owned();
                     };

@@ -11,6 +11,7 @@ use super::message::{self, Heard, PortFacts, Told, Written};
 use super::net::{self, Given, RoomNet};
 use super::sandbox;
 use super::threads;
+use super::turns::{Credit, Turns};
 use super::wishes::{Said, TheHouse, Unanswered};
 use super::xen_inside::RoomXen;
 use crate::assemble::{Made, Opened, Part};
@@ -73,7 +74,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let channel = Arc::new(channel);
     let (says, said) = mpsc::channel(SAID_MAX);
     let (tasks, devices, xens, groups, unanswered) = Default::default();
-    let (threads, parks) = Default::default();
+    let (threads, parks, turns) = Default::default();
     let mut room = Inside {
         channel,
         pool,
@@ -86,6 +87,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
         unanswered,
         threads,
         parks,
+        turns,
     };
     // The house may not see the process of another user in /proc.
     let stat: Vec<_> = std::fs::File::open("/proc/self/stat").into_iter().collect();
@@ -119,6 +121,8 @@ struct Inside {
     threads: Option<OwnedFd>,
     /// Its devices stop for the next house.
     parks: Arc<AtomicBool>,
+    /// In which its sessions note.
+    turns: Arc<Turns>,
 }
 
 struct Device {
@@ -301,7 +305,9 @@ impl Inside {
         let mut estate = std::mem::take(&mut device.estate);
         estate.answering = answering;
         let (channel, says, parks) = (self.channel.clone(), self.says.clone(), self.parks.clone());
-        let keeper = HouseKeeper { device: name.to_owned(), number, channel, says, parks };
+        let (turns, credit) = (self.turns.clone(), Credit::of(device.made.part.queue_count()));
+        let named = name.to_owned();
+        let keeper = HouseKeeper { device: named, number, channel, turns, credit, says, parks };
         let kept = Some((Arc::new(keeper) as Arc<dyn Keeper>, estate));
         let stream = std::os::unix::net::UnixStream::from(socket);
         let Ok(stream) = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream))

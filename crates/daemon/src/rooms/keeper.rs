@@ -2,6 +2,7 @@
 
 use super::channel::Channel;
 use super::message::{self, Answered, Heard, Written};
+use super::turns::{Credit, Turns};
 use super::wishes::Said;
 use manyring_device::Later;
 use manyring_transport::vhost_user::{Entry, Keeper, Note, NotedAnswer};
@@ -17,6 +18,9 @@ pub(super) struct HouseKeeper {
     /// The house's number of the client.
     pub(super) number: u64,
     pub(super) channel: Arc<Channel>,
+    /// The line in which the notes of all sessions stand, and those that pass it by.
+    pub(super) turns: Arc<Turns>,
+    pub(super) credit: Credit,
     pub(super) says: mpsc::Sender<Said>,
     /// Set when this room parks.
     pub(super) parks: Arc<AtomicBool>,
@@ -35,6 +39,7 @@ impl Keeper for HouseKeeper {
         let heard = Heard::Note { device, number, puts, drops, answer };
         Box::pin(async move {
             if let Ok(bytes) = message::emit(&heard) {
+                self.turns.pass(&self.credit, bytes.len()).await;
                 // If the house is gone, this process ends.
                 let _ = self.channel.send(&bytes, &fds).await;
             }

@@ -11,7 +11,7 @@
 //! lend.rs    does what a guest may choose of its       <-   wishes.rs  asks for that, and waits
 //!            interface, and keeps the interface
 //! estate.rs  keeps connections, and notes of the       <-   keeper.rs  notes what its sessions are
-//!            sessions, for the next room                          told
+//!            sessions, for the next room                          told; turns.rs in which order
 //! xen_front.rs hands a disk of a Xen guest over, and what  <-> xen_inside.rs maps its rings and
 //!            its front-end has named; xen_line.rs checks the        serves them
 //!            answers
@@ -52,6 +52,7 @@ pub(crate) mod sandbox;
 mod state;
 mod takeover;
 mod threads;
+mod turns;
 mod wishes;
 mod xen_front;
 mod xen_inside;

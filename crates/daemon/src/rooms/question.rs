@@ -7,10 +7,15 @@ use tokio::time::{Instant, sleep_until};
 /// How long a room may leave unread or unanswered what it was told, and how long it may take to
 /// start.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// If a room has sent more than this many messages in a [`WINDOW`], the house reads the room's next
-/// message after the end of the window. A session begins with some hundred messages, nearly all of
-/// them short: a long one counts as several.
+/// If a room has sent more than this many messages in a [`WINDOW`], beside those that its sessions
+/// begin with, the house reads the room's next message after the end of the window. Nearly all
+/// messages are short: a long one counts as several.
 const MESSAGES_MAX: usize = 1024;
+/// Most messages of sessions that begin which the house has still to read, and reads at once: a
+/// second of its time, in turns with the rest. A room that was taken over may have saved them.
+const CREDIT_MAX: usize = 1 << 16;
+/// The sessions of a device have credit once in this time, however often its front-end connects.
+const CREDIT_PAUSE: Duration = Duration::from_secs(1);
 /// Bytes of a message for each further one that it counts as.
 const LONG: usize = 1024;
 const WINDOW: Duration = Duration::from_millis(320);
@@ -61,26 +66,58 @@ impl Question {
     }
 }
 
+/// The number of messages that one of this many bytes counts as.
+pub(super) fn weight(size: usize) -> usize {
+    1 + size / LONG
+}
+
+/// When the sessions of a device last had credit.
+#[derive(Debug, Default)]
+pub(super) struct Granted(Option<Instant>);
+
+impl Granted {
+    /// True if a session of the device that begins now has credit.
+    pub(super) fn is_due(&mut self) -> bool {
+        let is_due = self.0.is_none_or(|at| at.elapsed() >= CREDIT_PAUSE);
+        if is_due {
+            self.0 = Some(Instant::now());
+        }
+        is_due
+    }
+}
+
 /// The messages of a room in the present window.
 #[derive(Debug)]
 pub(super) struct Messages {
     began: Instant,
     count: usize,
+    /// Messages of sessions that begin, beside the window's.
+    credit: usize,
 }
 
 impl Messages {
     pub(super) fn new() -> Self {
-        Self { began: Instant::now(), count: 0 }
+        Self { began: Instant::now(), count: 0, credit: 0 }
+    }
+
+    /// A session begins: it has this many messages to say.
+    pub(super) fn grant(&mut self, messages: usize) {
+        self.credit = (self.credit + messages).min(CREDIT_MAX);
     }
 
     /// Counts a message of this many bytes; returns when the next one may be read, and others of
     /// this thread have had their turn.
     pub(super) async fn count(&mut self, size: usize) {
         tokio::task::yield_now().await;
-        if self.began.elapsed() > WINDOW {
-            *self = Self::new();
+        let weight = weight(size);
+        if self.credit >= weight {
+            self.credit -= weight;
+            return;
         }
-        self.count += 1 + size / LONG;
+        if self.began.elapsed() > WINDOW {
+            (self.began, self.count) = (Instant::now(), 0);
+        }
+        self.count += weight;
         if self.count > MESSAGES_MAX {
             sleep_until(self.began + WINDOW).await;
         }
