@@ -11,6 +11,7 @@ mod lines;
 use crate::cli::LogFormat;
 use crate::service::is_journal;
 use lines::{Lines, Stderr};
+use manyring_backend::sys::starter::{self, Role};
 use rustix::time::{ClockId, clock_gettime};
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
@@ -40,8 +41,8 @@ static LINES: Lines = Lines::new();
 /// the same way.
 pub(crate) fn open() -> io::Result<()> {
     let _ = JOURNAL.set(is_journal());
-    let write = || LINES.write_to(&mut Stderr);
-    std::thread::Builder::new().name("log".to_owned()).spawn(write)?;
+    let thread = std::thread::Builder::new().name("log".to_owned());
+    starter::spawn(Role::Log, thread, || LINES.write_to(&mut Stderr))?;
     std::panic::set_hook(Box::new(|info| {
         let mut text = format!("{info}\n");
         let backtrace = Backtrace::capture();

@@ -28,15 +28,24 @@ fn threads(process: i32) -> Vec<(String, i32)> {
     tasks.filter_map(thread).collect()
 }
 
-/// Tries forbidden calls on a taken thread. Returns the numbers of the calls that the log names.
-fn misbehaves(thread: &mut Taken) -> Vec<i64> {
+/// Tries forbidden calls on a taken thread of this name. Returns the numbers of the calls that the
+/// log names.
+fn misbehaves(thread: &mut Taken, name: &str) -> Vec<i64> {
     let path = thread.text("/etc/passwd");
     let (folder, scratch) = (i64::from(libc::AT_FDCWD).cast_unsigned(), thread.scratch());
     let executable = u64::from((libc::PROT_READ | libc::PROT_EXEC).unsigned_abs());
     let private = u64::from((libc::MAP_PRIVATE | libc::MAP_ANONYMOUS).unsigned_abs());
     let none = u64::MAX;
+    // A worker opens no file at all, others look into /proc. What other threads of the room do is
+    // on the list of the process, and not on this thread's.
+    let (refused, of_others) = match name {
+        "worker-0" => (libc::EPERM, libc::SYS_recvmsg),
+        "janitor" => (libc::EACCES, libc::SYS_recvmsg),
+        _ => (libc::EACCES, libc::SYS_io_uring_enter),
+    };
     let tried = [
-        (libc::SYS_openat, [folder, path, 0, 0, 0, 0], libc::EACCES),
+        (libc::SYS_openat, [folder, path, 0, 0, 0, 0], refused),
+        (of_others, [none, 0, 0, 0, 0, 0], libc::EPERM),
         (libc::SYS_socket, [2, 1, 0, 0, 0, 0], libc::EPERM),
         (libc::SYS_mmap, [0, 4096, executable, private, none, 0], libc::EPERM),
         (libc::SYS_execve, [path, 0, 0, 0, 0, 0], libc::EPERM),
@@ -113,7 +122,7 @@ fn threads_of_a_room_that_are_taken_reach_nothing_and_are_told_of_and_guests_go_
     // The first thread of a room is its control thread.
     for (name, thread) in [("manyring-room", process), ("worker-0", worker), ("janitor", janitor)] {
         let mut taken = Taken::take(process, thread);
-        let mut calls = misbehaves(&mut taken);
+        let mut calls = misbehaves(&mut taken, name);
         if thread == worker {
             asks_its_ring(&mut taken, process);
             calls.push(libc::SYS_io_uring_enter);

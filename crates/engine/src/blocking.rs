@@ -6,6 +6,7 @@
 //! the runtime's own pool panics, and a panic ends the guests of all devices.
 
 use crate::watch::{Post, Serves};
+use manyring_backend::sys::starter::{self, Role};
 use manyring_memory::{Duty, take_duty};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -85,7 +86,8 @@ async fn start<F: FnOnce() + Send + 'static>(
             take_duty(Duty::Both);
             work();
         };
-        match std::thread::Builder::new().name("aside".to_owned()).spawn(work) {
+        let thread = std::thread::Builder::new().name("aside".to_owned());
+        match starter::spawn(Role::Control, thread, work) {
             Ok(thread) => return thread,
             Err(error) if !std::mem::replace(&mut is_told, true) => {
                 let problem = "no thread for a call that may block: it waits for one";

@@ -27,6 +27,7 @@ use super::bounce::Bounce;
 use super::file::serve_to_the_end;
 use super::task::{Task, head};
 use super::{Completion, Image, Op};
+use crate::sys::starter::{self, Role};
 use crate::sys::uring::{Event, Inbox};
 use manyring_memory::{Duty, take_duty};
 use rustix::fd::BorrowedFd;
@@ -192,7 +193,7 @@ impl Offload {
         }
         let shared = self.shared.clone();
         let thread = std::thread::Builder::new().name("disk-offload".to_owned());
-        thread.spawn(move || serve(&shared)).is_ok()
+        starter::spawn(Role::Disk, thread, move || serve(&shared)).is_ok()
     }
 
     /// Serves the tasks in the place of the thread, until there are none or a thread starts. One

@@ -5,6 +5,7 @@
 //! closed, so that an image without a guest keeps none. A thread closes them: on some network file
 //! systems `close` waits for the server, and neither a worker nor the control thread may wait.
 
+use crate::sys::starter::{self, Role};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -48,7 +49,8 @@ impl Spares {
             let theirs = self.0.clone();
             let thread = std::thread::Builder::new().name("close".to_owned());
             // If the host cannot start a thread, the next `put` tries again.
-            shared.has_thread = thread.spawn(move || close(&theirs)).is_ok();
+            let started = starter::spawn(Role::Disk, thread, move || close(&theirs));
+            shared.has_thread = started.is_ok();
         }
     }
 }

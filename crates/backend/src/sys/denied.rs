@@ -74,8 +74,15 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut lib
     // SAFETY: with SA_SIGINFO the kernel passes the interrupted context, which nobody else uses.
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
     let call = call(context);
-    let result = if i64::from(call) == libc::SYS_openat { open(context) } else { -libc::EPERM };
-    if matches!(-result, libc::EPERM | libc::EACCES) {
+    let (result, is_denied) = match i64::from(call) {
+        // With the mark it is the handler's own, and this thread's list has no `openat` at all.
+        libc::SYS_openat if arguments(context)[4] & HALF != i64::from(OPENED_BY_HANDLER) => {
+            let opened = open(context);
+            (opened, opened == -libc::EACCES)
+        }
+        _ => (-libc::EPERM, true),
+    };
+    if is_denied {
         note(call);
     }
     answer(context, result);
@@ -100,9 +107,12 @@ pub fn note(call: u32) {
 /// kernel ignores a fifth argument. A thread that passes it by itself is still bound by landlock.
 pub const OPENED_BY_HANDLER: u32 = 0x6d61_6e79;
 
+/// The lower half of an argument, which is all that a list of calls compares of it.
+const HALF: i64 = u32::MAX as i64;
+
 /// Makes the interrupted `openat`. Returns a descriptor, or a negative errno.
 fn open(context: &libc::ucontext_t) -> i32 {
-    let [folder, path, flags, mode] = arguments(context);
+    let [folder, path, flags, mode, _] = arguments(context);
     // SAFETY: the thread's own call with its own arguments, whose pointers the kernel checks.
     let opened =
         unsafe { libc::syscall(libc::SYS_openat, folder, path, flags, mode, OPENED_BY_HANDLER) };
@@ -119,11 +129,11 @@ fn call(context: &libc::ucontext_t) -> u32 {
     context.uc_mcontext.gregs[libc::REG_RAX as usize] as u32
 }
 
-/// The first four arguments of the interrupted call.
+/// The first five arguments of the interrupted call.
 #[cfg(target_arch = "x86_64")]
 #[allow(clippy::cast_sign_loss, reason = "indexes of registers")]
-fn arguments(context: &libc::ucontext_t) -> [i64; 4] {
-    [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10]
+fn arguments(context: &libc::ucontext_t) -> [i64; 5] {
+    [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8]
         .map(|register| context.uc_mcontext.gregs[register as usize])
 }
 
@@ -141,10 +151,10 @@ fn call(context: &libc::ucontext_t) -> u32 {
     context.uc_mcontext.regs[8] as u32
 }
 
-/// The first four arguments of the interrupted call.
+/// The first five arguments of the interrupted call.
 #[cfg(target_arch = "aarch64")]
-fn arguments(context: &libc::ucontext_t) -> [i64; 4] {
-    [0, 1, 2, 3].map(|register| context.uc_mcontext.regs[register].cast_signed())
+fn arguments(context: &libc::ucontext_t) -> [i64; 5] {
+    [0, 1, 2, 3, 4].map(|register| context.uc_mcontext.regs[register].cast_signed())
 }
 
 /// Sets the result of the interrupted call.

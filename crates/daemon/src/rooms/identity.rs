@@ -13,7 +13,7 @@
 //! and `sock_diag` finds them nowhere else; mounts, which landlock closes; processes, since a room
 //! makes none; and the control group, with which a service manager ends both.
 
-use super::sandbox::{Condition, rule};
+use super::calls::{Condition, rule};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use rustix::process::DumpableBehavior;

@@ -24,6 +24,7 @@ use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Handed, Image, ImageOptions};
+use manyring_backend::sys::starter::Role;
 use manyring_engine::{Janitor, Pool, PoolOptions, aside};
 use manyring_memory::{MemoryFiles, MemoryRules};
 use manyring_transport::vhost_user::{Client, Endpoint, Entry, Estate, Keeper, Kept, ServeOptions};
@@ -62,6 +63,8 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let workers_max = sandbox::workers_max(plan.workers);
     let pool = Pool::new(PoolOptions { workers_max, polling, uring });
     pool.has_ring().ok_or("no worker thread can be started")?;
+    // From here on the starter makes all threads.
+    sandbox::confine(Role::Control);
     manyring_memory::guard_memory();
     if let Some(refused) = identity::refused() {
         tracing::info!(refused, "the room shares this with the daemon");

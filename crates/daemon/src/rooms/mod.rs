@@ -18,6 +18,7 @@
 //!            message.rs what they say    channel.rs how, with file descriptors    keys.rs a device
 //!            counts.rs what a device has counted    threads.rs how its workers are
 //!            sandbox.rs what a room gives up        identity.rs as whom it goes on
+//!            calls.rs   the system calls of each of its threads
 //!            park.rs    how a room stops for the next house    takeover.rs both houses
 //! ```
 //! The house reads no byte that a front-end sends to a room, maps none of its memory, and waits for
@@ -26,6 +27,7 @@
 //! its front-ends go on: they see a pause.
 
 mod begin;
+mod calls;
 mod channel;
 mod chatter;
 mod counts;

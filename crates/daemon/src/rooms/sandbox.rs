@@ -9,32 +9,29 @@
 //! capabilities     none, whoever it runs as
 //! landlock         of all files it may read those of /proc and /sys; no TCP port, no socket of
 //!                  others by an abstract name, no signal to others
-//! seccomp          the calls of `CALLS`, those of `own_process` for this process alone, and of
-//!                  devices the `REQUESTS`, where Xen guests are served the `XEN_REQUESTS` too;
-//!                  others fail with EPERM, and are logged with their
-//!                  thread (`denied.rs`); threads are made and no process, which would outlive the
-//!                  room
+//! seccomp          a list of calls for the process, a shorter one for each thread (`calls.rs`);
+//!                  others fail with EPERM, and are logged with their thread (`denied.rs`);
+//!                  threads are made and no process, which would outlive the room
 //! ```
 //! Files are opened by a signal's handler, for which the list has a form of `openat` of its own: so
 //! a file that landlock refuses is a line of the log, as any other call is.
 
+use super::calls::{self, rule};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
-use manyring_backend::sys::{denied, uring};
-use manyring_memory::{EVENT_REQUEST, GRANT_REQUESTS};
+use manyring_backend::sys::starter::{self, Role};
+use manyring_backend::sys::{denied, heap, uring};
 use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets};
-use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-    SeccompRule,
-};
+use seccompiler::SeccompCmpOp::MaskedEq;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write;
-use std::sync::OnceLock;
+use std::sync::mpsc::channel;
+use std::sync::{Once, OnceLock};
 
 /// How much a room gives up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -60,7 +57,7 @@ impl Sandbox {
 
 /// The option with which the room of Xen guests is started.
 pub(super) const XEN_OPTION: &str = "--xen";
-/// Most workers of a room, each of which has a ring of 350 KiB from the beginning.
+/// Most workers of a room, each of which has a ring of 220 KiB from the beginning.
 const RINGS_MAX: usize = 16;
 
 /// The number of rings that were made.
@@ -100,7 +97,8 @@ pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
     if asked(Sandbox::None) {
         return Ok(());
     }
-    // First: a host may let root alone make rings.
+    heap::have_one_arena();
+    // First of the rights: a host may let root alone make rings.
     if !arguments.iter().any(|argument| argument == "--no-io-uring") {
         let option =
             |argument: &OsString| argument.to_str()?.strip_prefix("--workers=")?.parse().ok();
@@ -170,20 +168,6 @@ fn no_files() -> Result<(), String> {
 fn few_calls(is_for_xen: bool) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| format!("seccomp: {error}");
     super::denied::watch().map_err(|error| failed(&error))?;
-    let mut calls: BTreeMap<i64, Vec<_>> =
-        CALLS.iter().chain(OLD_CALLS).map(|call| (*call, Vec::new())).collect();
-    let of_xen = XEN_REQUESTS.iter().filter(|_| is_for_xen);
-    for request in REQUESTS.iter().chain(of_xen) {
-        let rule = rule(&[(1, Eq, *request)]).map_err(|error| failed(&error))?;
-        calls.entry(libc::SYS_ioctl).or_default().push(rule);
-    }
-    for (call, conditions) in own_process() {
-        calls.insert(call, vec![rule(&conditions).map_err(|error| failed(&error))?]);
-    }
-    let opened = rule(&[(4, Eq, u64::from(denied::OPENED_BY_HANDLER))]);
-    calls.insert(libc::SYS_openat, vec![opened.map_err(|error| failed(&error))?]);
-    let of_diag = rule(&SOCK_DIAG).map_err(|error| failed(&error))?;
-    calls.insert(libc::SYS_socket, vec![of_diag]);
     // The C library makes a thread by `clone3`, whose flags lie in memory that no list sees; where
     // the kernel has no such call, it makes the thread by `clone`. It makes a process with all
     // signals blocked, so that a signal in the place of the call would end this one.
@@ -191,123 +175,35 @@ fn few_calls(is_for_xen: bool) -> Result<(), String> {
     let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
     let process = rule(&[(0, MaskedEq(thread), 0)]).map_err(|error| failed(&error))?;
     let process = BTreeMap::from([(libc::SYS_clone, vec![process])]);
-    let fails = |errno: i32| SeccompAction::Errno(errno.unsigned_abs());
-    for (calls, otherwise, listed) in [
-        (clone3, SeccompAction::Allow, fails(libc::ENOSYS)),
-        (process, SeccompAction::Allow, fails(libc::EPERM)),
-        (calls, SeccompAction::Trap, SeccompAction::Allow),
-    ] {
+    for (calls, errno) in [(clone3, libc::ENOSYS), (process, libc::EPERM)] {
         let machine =
             std::env::consts::ARCH.try_into().map_err(|e: seccompiler::BackendError| failed(&e))?;
-        let filter = SeccompFilter::new(calls, otherwise, listed, machine);
+        let fails = SeccompAction::Errno(errno.unsigned_abs());
+        let filter = SeccompFilter::new(calls, SeccompAction::Allow, fails, machine);
         let program: BpfProgram = filter.and_then(TryInto::try_into).map_err(|e| failed(&e))?;
         seccompiler::apply_filter(&program).map_err(|error| failed(&error))?;
     }
-    Ok(())
+    let all = calls::program(None, is_for_xen).map_err(|error| failed(&error))?;
+    seccompiler::apply_filter(&all).map_err(|error| failed(&error))?;
+    let _ = IS_FOR_XEN.set(is_for_xen);
+    starter::begin(confine).map_err(|error| failed(&error))
 }
 
-/// A condition on an argument of a call: the argument's index, the comparison, and the value.
-pub(super) type Condition = (u8, SeccompCmpOp, u64);
+/// Whether the list of the process has the requests of Xen guests. It is in force if this is set.
+static IS_FOR_XEN: OnceLock<bool> = OnceLock::new();
 
-/// A call whose arguments meet all of these.
-pub(super) fn rule(arguments: &[Condition]) -> Result<SeccompRule, seccompiler::BackendError> {
-    let condition = |(index, how, value): &Condition| {
-        SeccompCondition::new(*index, SeccompCmpArgLen::Dword, how.clone(), *value)
-    };
-    SeccompRule::new(arguments.iter().map(condition).collect::<Result<_, _>>()?)
+/// The calling thread gives up the calls that its role does not need, if its process has a list.
+pub(super) fn confine(role: Role) {
+    static FAILED: Once = Once::new();
+    let Some(is_for_xen) = IS_FOR_XEN.get() else { return };
+    let program = calls::program(Some(role), *is_for_xen).map_err(|error| error.to_string());
+    let confined = program
+        .and_then(|program| seccompiler::apply_filter(&program).map_err(|error| error.to_string()));
+    if let Err(error) = confined {
+        let problem = "a thread of this room keeps the list of calls of its process";
+        FAILED.call_once(|| tracing::warn!(?role, error, "{problem}"));
+    }
 }
-
-/// Calls by which a process could reach others of its user, and so the house: it signals its own
-/// threads, also by no file's owner, and sets limits and CPUs of its own. Nor does it outlive the
-/// house, or make memory that can be executed.
-fn own_process() -> Vec<(i64, Vec<Condition>)> {
-    let owner = |command: i32| (1, Ne, u64::from(command.unsigned_abs()));
-    let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
-    vec![
-        (libc::SYS_mmap, vec![(2, MaskedEq(executable), 0)]),
-        (libc::SYS_mprotect, vec![(2, MaskedEq(executable), 0)]),
-        (libc::SYS_prctl, vec![(0, Ne, u64::from(libc::PR_SET_PDEATHSIG.unsigned_abs()))]),
-        (libc::SYS_fcntl, vec![owner(libc::F_SETOWN), owner(F_SETOWN_EX)]),
-        (libc::SYS_prlimit64, vec![(0, Eq, 0)]),
-        (libc::SYS_sched_setaffinity, vec![(0, Eq, 0)]),
-        (libc::SYS_tgkill, vec![(0, Eq, u64::from(std::process::id()))]),
-    ]
-}
-
-/// As the C library's headers have it.
-const F_SETOWN_EX: i32 = 15;
-
-/// The only socket that is made: one by which the kernel says which sockets are two ends of one
-/// (`NETLINK_SOCK_DIAG`), so that a session's own socket is taken for no doorbell. It tells no more
-/// than /proc does, and changes nothing without a capability.
-const SOCK_DIAG: [Condition; 2] = [(0, Eq, 16), (2, Eq, 4)];
-
-/// The system calls of a process that serves disks: those that its workers, janitors, disks'
-/// threads and control thread were seen to make, and those that the C library or runtime may make
-/// instead. It makes no socket with an address, starts no program, and looks into no process.
-#[rustfmt::skip]
-const CALLS: &[i64] = &[
-    libc::SYS_accept4, libc::SYS_brk, libc::SYS_clock_getres, libc::SYS_clock_gettime,
-    libc::SYS_clock_nanosleep, libc::SYS_clone, libc::SYS_clone3, libc::SYS_close,
-    libc::SYS_close_range, libc::SYS_dup, libc::SYS_dup3, libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_eventfd2,
-    libc::SYS_exit, libc::SYS_exit_group, libc::SYS_fallocate,
-    libc::SYS_fdatasync, libc::SYS_fstat, libc::SYS_fstatfs, libc::SYS_fsync, libc::SYS_ftruncate,
-    libc::SYS_futex, libc::SYS_getcpu, libc::SYS_getdents64, libc::SYS_getegid, libc::SYS_geteuid,
-    libc::SYS_getgid, libc::SYS_getpeername, libc::SYS_getpid, libc::SYS_getrandom,
-    libc::SYS_getrusage,
-    libc::SYS_getsockname, libc::SYS_getsockopt, libc::SYS_gettid, libc::SYS_getuid,
-    libc::SYS_io_uring_enter, libc::SYS_io_uring_register,
-    libc::SYS_kcmp, libc::SYS_lseek, libc::SYS_madvise, libc::SYS_membarrier,
-    libc::SYS_memfd_create, libc::SYS_mremap,
-    libc::SYS_munmap, libc::SYS_nanosleep, libc::SYS_newfstatat,
-    libc::SYS_pipe2, libc::SYS_ppoll, libc::SYS_pread64, libc::SYS_preadv,
-    libc::SYS_preadv2, libc::SYS_pwrite64, libc::SYS_pwritev,
-    libc::SYS_pwritev2, libc::SYS_read, libc::SYS_readlinkat, libc::SYS_readv, libc::SYS_recvfrom,
-    libc::SYS_recvmsg, libc::SYS_restart_syscall, libc::SYS_rseq, libc::SYS_rt_sigaction,
-    libc::SYS_rt_sigpending, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn,
-    libc::SYS_rt_sigtimedwait, libc::SYS_sched_getaffinity,
-    libc::SYS_sched_yield, libc::SYS_sendmsg, libc::SYS_sendto, libc::SYS_set_robust_list,
-    libc::SYS_set_tid_address, libc::SYS_setsockopt, libc::SYS_shutdown, libc::SYS_sigaltstack,
-    libc::SYS_socketpair, libc::SYS_statfs, libc::SYS_statx, libc::SYS_sysinfo,
-    libc::SYS_timerfd_create, libc::SYS_timerfd_settime, libc::SYS_uname, libc::SYS_write,
-    libc::SYS_writev,
-    // cachestat, by the one number that it has everywhere.
-    451,
-];
-
-/// The allowed requests to a device (`ioctl`): whether a file is a terminal, whether its calls
-/// wait, and how a block device is divided and erased. No request to the queues of a tap is
-/// allowed: one of them would give the interface another owner.
-const REQUESTS: &[u64] = &[
-    0x5401, // TCGETS
-    0x5421, // FIONBIO
-    0x5451, // FIOCLEX
-    0x1268, // BLKSSZGET
-    0x127b, // BLKPBSZGET
-    0x127d, // BLKSECDISCARD
-];
-
-/// Further requests of the room of Xen guests: to map and unmap pages that a guest lends, and to
-/// signal a guest. The house has bound the event channels: no other one can be bound.
-const XEN_REQUESTS: &[u64] = &[GRANT_REQUESTS[0], GRANT_REQUESTS[1], EVENT_REQUEST];
-
-/// Older forms of these, which only this machine has.
-#[cfg(target_arch = "x86_64")]
-const OLD_CALLS: &[i64] = &[
-    libc::SYS_access,
-    libc::SYS_arch_prctl,
-    libc::SYS_dup2,
-    libc::SYS_epoll_create,
-    libc::SYS_epoll_wait,
-    libc::SYS_lstat,
-    libc::SYS_pipe,
-    libc::SYS_poll,
-    libc::SYS_readlink,
-    libc::SYS_stat,
-];
-#[cfg(not(target_arch = "x86_64"))]
-const OLD_CALLS: &[i64] = &[];
 
 /// Tries what a room must not be able to do, and says what came of it, a line each.
 pub(crate) fn tried() -> String {
@@ -379,24 +275,33 @@ fn reach_others(say: &mut impl FnMut(&'static str, Result<(), std::io::Error>)) 
     say("make an io_uring", reach::make_ring());
 }
 
-/// The threads of a room, under their names, open a file each: what was noted of that, a line each.
+/// Threads of a room, each with its list of calls, make a socket and memory that can be executed:
+/// the calls that were noted, and whether there is a socket, a line for each thread.
 fn by_threads() -> String {
     let _ = denied::take();
     let misbehaves = || {
-        let made = rustix::net::socket(
-            rustix::net::AddressFamily::INET,
-            rustix::net::SocketType::STREAM,
-            None,
-        );
+        use rustix::net::{AddressFamily, SocketType, socket};
+        let made = socket(AddressFamily::INET, SocketType::STREAM, None);
         let _ = denied::reach::map_executable();
-        let lines = super::denied::lines();
-        format!("{}: {}", lines.join(" "), if made.is_err() { "refused" } else { "done" })
+        made.is_ok()
     };
-    let mut said = format!("{}\n", misbehaves());
-    for name in ["worker", "janitor", "disk-offload"] {
+    // A name is that of a thread that has not ended.
+    let line = |is_done: bool| {
+        let result = if is_done { "done" } else { "refused" };
+        format!("{}: {result}\n", super::denied::lines().join(" "))
+    };
+    let mut said = line(misbehaves());
+    for (name, role) in
+        [("worker", Role::Worker), ("janitor", Role::Janitor), ("disk-offload", Role::Disk)]
+    {
+        let ((tells, told), (lets_go, waits)) = (channel(), channel::<()>());
         let thread = std::thread::Builder::new().name(name.to_owned());
-        let line = thread.spawn(misbehaves).ok().and_then(|thread| thread.join().ok());
-        let _ = writeln!(said, "{}", line.unwrap_or_default());
+        let _ = starter::spawn(role, thread, move || {
+            let _ = tells.send(misbehaves());
+            let _ = waits.recv();
+        });
+        said.push_str(&line(told.recv().unwrap_or(true)));
+        drop(lets_go);
     }
     said
 }

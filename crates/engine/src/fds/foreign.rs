@@ -19,6 +19,7 @@ use crate::fds::bridge::{Bridge, Sent};
 use crate::fds::budget::{JOBS_MAX, Room};
 use crate::watch::{Post, Serves};
 use manyring_backend::sys::interrupt::Interruptible;
+use manyring_backend::sys::starter::{self, Role};
 use manyring_memory::{Duty, take_duty};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -138,7 +139,7 @@ impl Janitor {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (janitor, theirs) = (self.clone(), wake.clone());
         let builder = std::thread::Builder::new().name("janitor".to_owned()).stack_size(STACK_SIZE);
-        builder.spawn(move || janitor.work(&theirs))?;
+        starter::spawn(Role::Janitor, builder, move || janitor.work(&theirs))?;
         Ok(wake)
     }
 

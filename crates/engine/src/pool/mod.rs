@@ -4,7 +4,7 @@ mod balance;
 pub(crate) mod handle;
 mod wake;
 
-use crate::accounts::{ThreadTimes, thread_times};
+use crate::accounts::{ThreadTimes, cpu_time, thread_times};
 use crate::fds::sentry;
 use crate::policy::polling::{Law, Polling};
 use crate::pool::handle::{QueueHandle, Route};
@@ -16,6 +16,7 @@ use crate::watch::{Post, Serves};
 use crate::worker::mailbox::{Command, Mailbox, Seat};
 use crate::worker::reports::Reports;
 use crate::worker::{Lot, Worker};
+use manyring_backend::sys::starter::{self, Role};
 use manyring_backend::sys::uring::are_reserved;
 use manyring_memory::{Duty, take_duty};
 use rustix::thread::CpuSet;
@@ -372,7 +373,8 @@ impl Pool {
                     let id = rustix::thread::gettid().as_raw_nonzero().get();
                     let _ = ready.send(Some((worker.has_ring(), id)));
                     worker.run();
-                    counters.ran_before_ns.add(thread_times(id).ran_ns);
+                    let ran_ns = u64::try_from(cpu_time().as_nanos()).unwrap_or(u64::MAX);
+                    counters.ran_before_ns.add(ran_ns);
                     // The pool knows it until the next one takes its place.
                     ends.end();
                 }
@@ -382,7 +384,8 @@ impl Pool {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(run).ok()?;
+        let thread = std::thread::Builder::new().name(format!("worker-{index}"));
+        let thread = starter::spawn(Role::Worker, thread, run).ok()?;
         let (has_ring, thread_id) = started.recv().ok().flatten()?;
         if uring && !has_ring {
             tracing::warn!("io_uring is refused here: disks use plain reads and writes");

@@ -1,0 +1,135 @@
+//! Starts threads. In a sandbox each thread has a list of system calls of its own, by its role, and
+//! none of these lists has a call that makes a thread: one thread, the starter, makes all others.
+//!
+//! ```text
+//! spawn:    no sandbox? the caller makes the thread
+//!           else the caller asks the starter, and waits until the starter has made the thread
+//! starter:  makes it; the new thread gives up the calls that its role does not need, and begins
+//! ```
+//! A thread inherits the list of the thread that makes it, and a list only becomes shorter. If a
+//! worker made the thread of a disk itself, the worker's list would have all calls of that thread.
+//! The starter reads nothing that a guest or front-end writes, and waits for nobody.
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
+use std::thread::{Builder, JoinHandle};
+
+/// The task of a thread, from which its list of calls follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Serves queues.
+    Worker,
+    /// Serves the requests of one disk that may wait.
+    Disk,
+    /// Touches the file descriptors of a front-end.
+    Janitor,
+    /// Looks at other threads.
+    Lookout,
+    /// Writes the log.
+    Log,
+    /// The control thread, and each call beside it that may block.
+    Control,
+}
+
+/// The starter's stack: it calls little.
+const STACK_SIZE: usize = 128 << 10;
+
+static STARTER: OnceLock<Starter> = OnceLock::new();
+
+/// The way to the starter.
+#[derive(Debug)]
+struct Starter {
+    orders: Sender<Order>,
+    /// Gives up the calls that a thread of this role does not need.
+    confine: fn(Role),
+}
+
+/// A thread to be made.
+struct Order {
+    builder: Builder,
+    work: Box<dyn FnOnce() + Send>,
+    reply: SyncSender<io::Result<JoinHandle<()>>>,
+}
+
+impl Starter {
+    fn new(confine: fn(Role)) -> io::Result<Self> {
+        let (orders, given) = channel::<Order>();
+        let serve = move || {
+            for Order { builder, work, reply } in given {
+                let _ = reply.send(builder.spawn(work));
+            }
+        };
+        let builder = Builder::new().name("starter".to_owned()).stack_size(STACK_SIZE);
+        builder.spawn(serve)?;
+        Ok(Self { orders, confine })
+    }
+
+    fn spawn(
+        &self,
+        role: Role,
+        builder: Builder,
+        work: impl FnOnce() + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
+        let confine = self.confine;
+        let work = Box::new(move || {
+            confine(role);
+            work();
+        });
+        let (reply, made) = sync_channel(1);
+        let is_gone = || io::Error::from(io::ErrorKind::BrokenPipe);
+        self.orders.send(Order { builder, work, reply }).map_err(|_| is_gone())?;
+        made.recv().map_err(|_| is_gone())?
+    }
+}
+
+/// From now on a starter makes the threads that are asked for by [`spawn`], each of which calls
+/// `confine` first. The calling thread is the only one of the process.
+///
+/// # Errors
+/// The system has no thread for it.
+pub fn begin(confine: fn(Role)) -> io::Result<()> {
+    let _ = STARTER.set(Starter::new(confine)?);
+    Ok(())
+}
+
+/// Starts a thread of this role.
+///
+/// # Errors
+/// The system has no thread to give.
+pub fn spawn(
+    role: Role,
+    builder: Builder,
+    work: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    match STARTER.get() {
+        Some(starter) => starter.spawn(role, builder, work),
+        None => builder.spawn(work),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+    use std::thread::{ThreadId, current};
+
+    #[test]
+    fn a_thread_gives_up_what_its_role_does_not_need_before_it_begins() {
+        static CONFINED: Mutex<Vec<(Role, ThreadId)>> = Mutex::new(Vec::new());
+        let confined = || CONFINED.lock().unwrap().clone();
+        let confine = |role| CONFINED.lock().unwrap().push((role, current().id()));
+        let starter = Starter::new(confine).unwrap();
+        for role in [Role::Disk, Role::Worker] {
+            let (tell, told) = channel();
+            let work = move || tell.send((confined(), current().id())).unwrap();
+            let named = Builder::new().name("named".to_owned());
+            let thread = starter.spawn(role, named, work).unwrap();
+            assert_eq!(thread.thread().name(), Some("named"));
+            let (confined, id) = told.recv().unwrap();
+            assert_eq!(confined.last(), Some(&(role, id)));
+            thread.join().unwrap();
+        }
+        assert_eq!(confined().len(), 2);
+    }
+}
