@@ -240,7 +240,7 @@ impl XenDisks {
             }
         });
         let (sender, mut lost) = mpsc::channel(1);
-        looks.spawn(watch_journals(self.shared.clone(), sender));
+        looks.spawn(journals::watch(self.shared.clone(), sender));
         loop {
             tokio::select! {
                 Some(id) = lost.recv() => disks.leave(&id),
@@ -376,23 +376,6 @@ impl Disks {
         let (shared, hypervisor) = (xen.shared.clone(), xen.hypervisor.clone());
         let host = XenHost::new(id, shared, hypervisor, sender, leave);
         self.tasks.spawn(XenDisks::serve_disk(xen.store.clone(), host, commands, stop));
-    }
-}
-
-/// Looks once a second for journals that are gone, and tells whose they are.
-async fn watch_journals(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
-    loop {
-        tokio::time::sleep(RETRY).await;
-        if shared.journals.is_empty() {
-            continue;
-        }
-        let looking = shared.clone();
-        let lost = aside(move || looking.journals.look(&looking.state_dir)).await;
-        for id in lost.into_iter().flatten() {
-            if sender.send(id).await.is_err() {
-                return;
-            }
-        }
     }
 }
 

@@ -72,7 +72,7 @@ pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// The descriptor, watched by the runtime.
 #[allow(deprecated, reason = "its replacement is unsafe; an `OwnedFd` never changes its fd")]
-pub(super) fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+pub(crate) fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(fd, interest)
 }
 

@@ -61,11 +61,14 @@ mod xen_inside;
 mod xen_line;
 
 pub(crate) use begin::start_next;
+pub(crate) use channel::watched;
 pub(crate) use front::serve;
 pub(crate) use inside::run;
 pub use takeover::Left;
 pub(crate) use takeover::{Legacy, LegacyChannel};
-pub(crate) use xen_front::{XenFront, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed};
+pub(crate) use xen_front::{
+    XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
+};
 
 use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};
 use crate::control::snapshot::Workers;

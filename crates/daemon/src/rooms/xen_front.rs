@@ -154,6 +154,11 @@ impl XenFront {
         }
     }
 
+    /// The room that has the disk, whichever that is then.
+    pub(crate) fn holder(&self) -> XenHolder {
+        XenHolder(self.room.subscribe())
+    }
+
     /// Whom a change of the disk's size is told, whatever room has the disk then.
     pub(crate) fn measures(&self) -> XenMeasures {
         XenMeasures { room: self.room.subscribe(), device: self.part.name().to_owned() }
@@ -232,6 +237,19 @@ impl XenFront {
         self.room.send_replace(Some(room.clone()));
         self.taken = Some(Taken { room, line });
         Ok(())
+    }
+}
+
+/// The room that has a disk.
+#[derive(Clone, Debug)]
+pub(crate) struct XenHolder(watch::Receiver<Option<Arc<Room>>>);
+
+impl XenHolder {
+    /// Ends it, for this reason.
+    pub(crate) fn end(&self, reason: &str) {
+        if let Some(room) = &*self.0.borrow() {
+            room.end(reason);
+        }
     }
 }
 

@@ -89,18 +89,28 @@ impl Apart {
         for life in 1.. {
             let (id, shared, lent) = (self.id.clone(), self.shared.clone(), config.clone());
             let lent = aside(move || lend(&id, &shared, &lent)).await;
-            let Lent { lent, kept, mut held } =
+            let Lent { lent, kept, held } =
                 lent.unwrap_or_else(|| Err(HostError::new("the daemon has failed")))?;
+            // From here on the room can write to them.
+            self.shared.journals.add(&self.id, held, Some(self.front.holder()));
             let refusal = match self.front.connect(lent).await {
                 Ok(served) => {
-                    held.iter_mut().for_each(Held::measure);
-                    self.shared.journals.add(&self.id, held);
+                    self.shared.journals.measure(&self.id);
                     return Ok((served, kept));
                 }
                 Err(refusal) => refusal,
             };
+            let (id, shared) = (self.id.clone(), self.shared.clone());
             // Event channels are closed by calls.
-            aside(move || drop((kept, held))).await;
+            aside(move || {
+                shared
+                    .journals
+                    .take(&id)
+                    .iter()
+                    .for_each(|journal| shared.state_dir.bound(journal));
+                drop(kept);
+            })
+            .await;
             match refusal {
                 XenRefusal::Refused { text, passes } => {
                     return Err(HostError { text, is_passing: passes });

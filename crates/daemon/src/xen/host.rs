@@ -228,6 +228,7 @@ impl XenHost {
             // Event channels are closed by calls.
             drop(running);
             for journal in shared.journals.take(&id).into_iter().filter(|_| over.is_none()) {
+                shared.state_dir.bound(&journal);
                 if let Err(error) = shared.state_dir.restore(&journal) {
                     tracing::warn!(device = %id, %error, "a journal that is gone");
                 }

@@ -5,16 +5,54 @@
 //! So each is looked at once a second. When one is gone, its disk is left as at the end of the
 //! process: its queues stop, the journal is written into a new file, and the disk is taken over
 //! from there. One that was cut cannot be restored while requests wait, so the operator is told.
+//!
+//! A room has its journals to write to, and nothing but this look keeps one that was taken over
+//! from filling the file system with them. A journal that is longer than any ring needs is cut, and
+//! its room ends. Who serves a ring writes to the mapped journal, which no event tells; each other
+//! way to make the file longer is told at once ([`StateDir::writes`]).
 
+use super::Shared;
 use super::state_dir::{Held, StateDir};
+use crate::rooms::{XenHolder, watched};
+use manyring_engine::aside;
 use manyring_transport::xenbus::DeviceId;
+use rustix::fd::OwnedFd;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+/// Longest time between two looks.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Pause between two looks at the journals: who writes to them over and over has no more of them.
+const LOOK_PAUSE: Duration = Duration::from_millis(10);
+/// Bytes of events of the folder of journals that are read at once.
+const EVENTS_BYTES: usize = 4096;
 
 /// The journals of all disks that are served, by disk.
 #[derive(Debug, Default)]
 pub(super) struct Journals {
-    held: Mutex<HashMap<DeviceId, Vec<Held>>>,
+    held: Mutex<HashMap<DeviceId, Kept>>,
+}
+
+/// The journals of a disk.
+#[derive(Debug)]
+struct Kept {
+    journals: Vec<Held>,
+    /// Who has the room that serves the disk.
+    room: Option<XenHolder>,
+}
+
+/// What became of journals.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    /// Disks whose journals are gone and can be written again.
+    pub(super) lost: Vec<DeviceId>,
+    /// Of rooms that have made a journal longer than one may be.
+    pub(super) fills: Vec<XenHolder>,
 }
 
 /// Whether a journal is still whole and in its place.
@@ -26,18 +64,28 @@ pub(super) enum Fate {
     Gone,
     /// It is shorter than it was: what it said is lost.
     Cut,
+    /// It takes more of the file system than a journal needs.
+    Grown,
 }
 
 impl Journals {
-    /// The queues of a disk are served.
-    pub(super) fn add(&self, disk: &DeviceId, held: Vec<Held>) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(disk.clone(), held);
+    /// The queues of a disk are to be served, by a room or here.
+    pub(super) fn add(&self, disk: &DeviceId, journals: Vec<Held>, room: Option<XenHolder>) {
+        let kept = Kept { journals, room };
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(disk.clone(), kept);
+    }
+
+    /// The queues of a disk are served: its journals have their size.
+    pub(super) fn measure(&self, disk: &DeviceId) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let journals = held.get_mut(disk).into_iter().flat_map(|kept| &mut kept.journals);
+        journals.for_each(Held::measure);
     }
 
     /// The queues of a disk have stopped.
     pub(super) fn take(&self, disk: &DeviceId) -> Vec<Held> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        held.remove(disk).unwrap_or_default()
+        held.remove(disk).map(|kept| kept.journals).unwrap_or_default()
     }
 
     /// True if no disk is served.
@@ -45,19 +93,30 @@ impl Journals {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Looks at all of them. Returns the disks whose journals are gone and can be written again;
-    /// logs once what became of each.
-    pub(super) fn look(&self, folder: &StateDir) -> Vec<DeviceId> {
-        let mut lost = Vec::new();
+    /// Looks at all of them; cuts those that have grown, and logs once what became of each.
+    pub(super) fn look(&self, folder: &StateDir) -> Looked {
+        let mut looked = Looked::default();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        for (disk, journals) in held.iter_mut() {
+        for (disk, Kept { journals, room }) in held.iter_mut() {
             let mut is_lost = false;
-            for journal in journals.iter_mut().filter(|journal| !journal.is_told) {
+            for journal in journals.iter_mut() {
                 let fate = folder.fate(journal);
+                if fate == Fate::Grown {
+                    folder.cut(journal);
+                    looked.fills.extend(room.clone());
+                }
+                if journal.is_told || !journal.is_measured() && fate != Fate::Grown {
+                    continue;
+                }
                 journal.is_told = fate != Fate::Kept;
                 let path = folder.path_of(journal).display().to_string();
                 match fate {
                     Fate::Kept => {}
+                    Fate::Grown => tracing::warn!(
+                        device = %disk,
+                        path,
+                        "journal has grown beyond what a ring needs: cut, and its room ends"
+                    ),
                     Fate::Gone if folder.can_write(journal) => {
                         tracing::warn!(device = %disk, path, "journal is gone: begun again");
                         is_lost = true;
@@ -71,9 +130,41 @@ impl Journals {
                 }
             }
             if is_lost {
-                lost.push(disk.clone());
+                looked.lost.push(disk.clone());
             }
         }
-        lost
+        looked
+    }
+}
+
+/// Looks at the journals once a second, and when one is written to by a call: tells whose are gone,
+/// and ends rooms that make one longer than it may be.
+pub(super) async fn watch(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
+    let looking = shared.clone();
+    let writes = aside(move || looking.state_dir.writes()).await.flatten();
+    let writes = writes.and_then(|fd| watched(fd, Interest::READABLE).ok());
+    loop {
+        let _ = timeout(LOOK_EVERY, written(writes.as_ref())).await;
+        if !shared.journals.is_empty() {
+            let looking = shared.clone();
+            let looked = aside(move || looking.journals.look(&looking.state_dir)).await;
+            let Looked { lost, fills } = looked.unwrap_or_default();
+            fills.iter().for_each(|room| room.end("it fills the folder of journals"));
+            for id in lost {
+                if sender.send(id).await.is_err() {
+                    return;
+                }
+            }
+        }
+        sleep(LOOK_PAUSE).await;
+    }
+}
+
+/// Returns when a file in the folder of journals has been written to by a call.
+async fn written(writes: Option<&AsyncFd<OwnedFd>>) {
+    let Some(writes) = writes else { return std::future::pending().await };
+    let read = |fd: &OwnedFd| Ok(rustix::io::read(fd, &mut [0; EVENTS_BYTES])?);
+    if writes.async_io(Interest::READABLE, read).await.is_err() {
+        std::future::pending().await
     }
 }

@@ -1,7 +1,6 @@
 //! `start`: the queues of a front-end, from the nodes that name them to workers that serve them.
 
 use super::hypervisor::{Bell, Hypervisor, Lender};
-use super::state_dir::Held;
 use super::{Shared, disk_name};
 use crate::assemble::in_words;
 use manyring_device::blk::blkif::{Attachment, XenBlkDevice};
@@ -65,8 +64,8 @@ pub(super) fn start(
         Err(error) => (Vec::new(), Some(error)),
     };
     if started.error.is_none() {
-        held.iter_mut().for_each(Held::measure);
-        shared.journals.add(id, held);
+        shared.journals.add(id, held, None);
+        shared.journals.measure(id);
     }
     started.held = Some((lender, channels));
     started

@@ -11,10 +11,10 @@
 
 use super::journals::Fate;
 use manyring_transport::xenbus::DeviceId;
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, ftruncate, open,
-    openat, renameat, statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, flock, fstat, ftruncate, inotify,
+    open, openat, renameat, statat, unlinkat,
 };
 use rustix::io::{Errno, pread, pwrite};
 use std::ffi::OsString;
@@ -30,6 +30,12 @@ const LOCK_RETRY: Duration = Duration::from_millis(50);
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// The sticky bit: in a parent folder that has it, only the owner of a file may rename it.
 const STICKY: u32 = 0o1000;
+/// Longest journal in bytes: that of the largest ring has little more than half of it.
+const JOURNAL_MAX: u64 = 128 << 10;
+/// Most bytes that its file system has allocated for a journal: tmpfs may do so in pieces of 2 MiB.
+const ALLOCATED_MAX: u64 = (2 << 20) + JOURNAL_MAX;
+/// Bytes of a block as `stat` counts them.
+const STAT_BLOCK: u64 = 512;
 /// The end of a journal's file name.
 const SUFFIX: &str = ".journal";
 
@@ -144,6 +150,10 @@ impl StateDir {
     /// Tells whether a journal whose ring is served is still whole and in its place.
     pub(super) fn fate(&self, journal: &Held) -> Fate {
         let Ok(own) = fstat(&journal.file) else { return Fate::Kept };
+        let [len, blocks] = [own.st_size, own.st_blocks].map(|count| count.unsigned_abs());
+        if len > JOURNAL_MAX || blocks.saturating_mul(STAT_BLOCK) > ALLOCATED_MAX {
+            return Fate::Grown;
+        }
         if own.st_size < journal.size {
             return Fate::Cut;
         }
@@ -152,6 +162,34 @@ impl StateDir {
             Ok(_) | Err(Errno::NOENT) => Fate::Gone,
             Err(_) => Fate::Kept,
         }
+    }
+
+    /// Gives back what a journal has more than it may have, also behind its end.
+    pub(super) fn cut(&self, journal: &Held) {
+        let size = match journal.size {
+            0 => JOURNAL_MAX,
+            size => size.unsigned_abs().min(JOURNAL_MAX),
+        };
+        if let Err(errno) = ftruncate(&journal.file, size) {
+            let path = self.path_of(journal).display().to_string();
+            tracing::error!(path, %errno, "a journal that has grown cannot be cut");
+        }
+    }
+
+    /// Cuts a journal that has grown since it was last looked at. Its ring is not served.
+    pub(super) fn bound(&self, journal: &Held) {
+        if self.fate(journal) == Fate::Grown {
+            self.cut(journal);
+        }
+    }
+
+    /// A descriptor that becomes readable when a file of the folder is written to or made longer by
+    /// a call; stores to a mapped file do not count. `None`: the system has none to give.
+    pub(super) fn writes(&self) -> Option<OwnedFd> {
+        let fd = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK);
+        let (fd, folder) = (fd.ok()?, format!("/proc/self/fd/{}", self.folder.as_raw_fd()));
+        inotify::add_watch(&fd, folder, inotify::WatchFlags::MODIFY).ok()?;
+        Some(fd)
     }
 
     /// Where a journal lies.
@@ -225,6 +263,11 @@ pub(super) struct Held {
 }
 
 impl Held {
+    /// Its ring is served.
+    pub(super) fn is_measured(&self) -> bool {
+        self.size > 0
+    }
+
     /// The ring is served: the journal has its size.
     pub(super) fn measure(&mut self) {
         self.size = fstat(&self.file).map_or(0, |found| found.st_size);
@@ -367,6 +410,34 @@ mod tests {
         assert_eq!(names(), [&of_disk[..], &kept].concat());
         state.forget(&stays);
         assert_eq!(names(), kept);
+    }
+
+    #[test]
+    fn journal_that_has_grown_is_cut_to_its_size_also_behind_its_end() {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateDir::open(folder.path(), &[], Served::Machine(folder.path())).unwrap();
+        let (disk, writes) = (disk("vbd", 1, 51712), state.writes().unwrap());
+        let file = state.journal(&disk, 0, false).unwrap();
+        let mut held = state.held(&disk, 0, &file).unwrap();
+        let has = || {
+            let found = fstat(&file).unwrap();
+            (found.st_size, found.st_blocks.unsigned_abs() * STAT_BLOCK)
+        };
+        let is_told = || rustix::io::read(&writes, &mut [0; 4096]).is_ok();
+        fallocate(&file, FallocateFlags::empty(), 0, 65_664).unwrap();
+        assert!(is_told() && state.fate(&held) == Fate::Kept);
+        held.measure();
+        let more = ALLOCATED_MAX + 4096;
+        let behind = FallocateFlags::KEEP_SIZE;
+        for (how, len) in [(FallocateFlags::empty(), JOURNAL_MAX + 1), (behind, more)] {
+            fallocate(&file, how, 0, len).unwrap();
+            assert!(is_told() && state.fate(&held) == Fate::Grown, "{len}");
+            state.cut(&held);
+            assert_eq!((has().0, state.fate(&held)), (65_664, Fate::Kept));
+            assert!(is_told() && has().1 <= JOURNAL_MAX, "{len}");
+        }
+        assert!(!is_told());
     }
 
     #[test]

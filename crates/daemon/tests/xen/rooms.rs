@@ -131,3 +131,28 @@ fn guests_of_one_domain_share_a_room_and_outlive_it_together() {
     assert!(wait_until(|| room(&world, "xen:xen")["state"] == "serving"));
     assert!(daemon.terminate().success());
 }
+
+/// Who fills the journal is not the room here, but a room has the same file to write to.
+#[test]
+fn room_whose_journal_grows_ends_and_the_journal_is_cut() {
+    let mut world = World::new();
+    let daemon = serve(&world, "device");
+    let (_, disk, mut front) = world.guest(7, "disk", 2);
+    let path = world.path("state").join("vbd-7-51712.q1.journal");
+    let size = || std::fs::metadata(&path).unwrap().len();
+    let before = size();
+    for round in 0..3_u8 {
+        let ended = pid(&world, "xen:xen:7");
+        begin(&mut front, round);
+        let journal = std::fs::File::options().write(true).open(&path).unwrap();
+        journal.set_len(1 << 40).unwrap();
+        assert!(wait_until(|| size() == before), "{}: {}", size(), daemon.log());
+        finish(&mut front, round);
+        assert_ne!(pid(&world, "xen:xen:7"), ended, "{}", daemon.log());
+        world.await_node(&disk, "state", "4");
+    }
+    assert_eq!(world.error_of(&disk), "");
+    let told = "journal has grown beyond what a ring needs: cut, and its room ends";
+    assert_eq!(daemon.log().matches(told).count(), 3, "{}", daemon.log());
+    assert!(daemon.terminate().success());
+}
