@@ -172,11 +172,12 @@ impl House {
         for tried in tried {
             house.add_front(tried)?;
         }
+        let mut left = std::mem::take(&mut legacy.xen);
         for xen in &house.plan.xen_blk {
             let (pool, devices) = (house.pool().clone(), house.devices().clone());
             let shared = (pool, devices, house.shared.groups.clone());
             let apart = (house.shared.rooms.clone(), house.shared.domains);
-            house.xens.push(XenDisks::new(xen, io_uring, shared, apart)?);
+            house.xens.push(XenDisks::new(xen, io_uring, shared, apart, &mut left)?);
         }
         Ok(house)
     }

@@ -9,6 +9,7 @@
 //! A disk is on the control API from when its file is open until its tool stack has removed it.
 
 mod apart;
+mod handed;
 mod host;
 mod hypervisor;
 mod journals;
@@ -23,12 +24,12 @@ pub(crate) use state_dir::StateDirError;
 use crate::config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
 use crate::control::Registry;
 use crate::limits::Groups;
-use crate::rooms::Rooms;
+use crate::rooms::{Bequest, OfXen, Rooms};
 use host::XenHost;
 use hypervisor::Hypervisor;
 use journals::Journals;
 use manyring_device::blk::blkif::XenBlkOptions;
-use manyring_engine::{Pool, aside};
+use manyring_engine::Pool;
 use manyring_transport::xenbus::{
     Command, DEVICE, DeviceId, Discovery, Endpoint, Presence, SOCKET, ServeError, Store,
     StoreError, default_endpoint, serve,
@@ -125,7 +126,8 @@ pub(crate) struct XenDisks {
 }
 
 impl XenDisks {
-    /// Connects to xenstore and to the hypervisor. Needs a tokio runtime.
+    /// Connects to xenstore and to the hypervisor. `left`: what another house leaves of its disks.
+    /// Needs a tokio runtime.
     ///
     /// # Errors
     /// [`XenError`]
@@ -134,6 +136,7 @@ impl XenDisks {
         io_uring: bool,
         (pool, devices, groups): (Arc<Pool>, Registry, Groups),
         (rooms, domains): (Rooms, Domains),
+        left: &mut OfXen,
     ) -> Result<Self, XenError> {
         let (key, endpoint) = match &plan.xen {
             XenPlan::Simulated { socket } => ("simulated", Endpoint::Socket(socket.clone())),
@@ -162,9 +165,9 @@ impl XenDisks {
             let at = plan.place.at(if is_in_use { "kinds" } else { "state_dir" });
             XenError::StateDir { at, source }
         };
-        let state_dir = StateDir::open(&plan.state_dir, &plan.kinds, served).map_err(refused)?;
-        let journals = Journals::default();
-        let (plan, memory) = (plan.clone(), Mutex::default());
+        let state_dir = StateDir::open(&plan.state_dir, &plan.kinds, served, &mut left.locks);
+        let (state_dir, journals) = (state_dir.map_err(refused)?, Journals::default());
+        let (plan, memory) = (plan.clone(), Mutex::new(handed::taken(left, &plan.kinds)));
         let shared = Arc::new(Shared {
             plan,
             io_uring,
@@ -186,14 +189,18 @@ impl XenDisks {
     }
 
     /// Serves the disks until `stop` turns true. A xenstore that is lost is looked for again. Until
-    /// it is found the queues run on, and then they are taken over.
+    /// it is found the queues run on, and then they are taken over. Where another house takes over,
+    /// all disks are left to it.
     pub(crate) async fn serve(mut self, mut stop: watch::Receiver<bool>) {
         let mut disks = Disks::default();
+        let mut asked = self.shared.rooms.register_xen();
         let is_lost = loop {
             let (leave, leaving) = watch::channel(false);
+            let mut bequest: Option<Bequest> = None;
             let lost = tokio::select! {
                 () = ended(&mut stop) => None,
                 error = self.follow(&mut disks, &leaving) => Some(error),
+                asked = asked.recv() => { bequest = asked; None }
             };
             let next = match &lost {
                 None => None,
@@ -201,6 +208,11 @@ impl XenDisks {
             };
             leave.send_replace(true);
             disks.leave_all();
+            if let Some(bequest) = bequest {
+                self.hand_over(&mut disks, bequest).await;
+                disks.there = None;
+                continue;
+            }
             match next {
                 // A disk that hangs ends its task late: that is nothing to the others.
                 Some(next) => (self.store, self.hypervisor) = next,

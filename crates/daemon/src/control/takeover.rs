@@ -3,6 +3,7 @@
 use super::asked::Body;
 use super::refusal::{Problem, Refusal};
 use super::{State, Who};
+use crate::assemble::{Blk, Kind, Part};
 use crate::house::is_bound;
 use axum::extract::{Extension, State as Extract};
 use axum::http::StatusCode;
@@ -42,7 +43,15 @@ pub(super) async fn begin(
         return Err(Refusal::new(StatusCode::FORBIDDEN, error));
     }
     let Takeover { socket } = body.parse()?;
-    let devices = state.devices.served().iter().map(|d| d.part.name().to_owned()).collect();
+    // The disks of Xen guests are left with their rings, wherever they are served; but the bytes of
+    // one in memory lie in this process if no room serves it.
+    let is_left = |part: &Part| match &part.kind {
+        Kind::Blk(Blk::Xen(disk)) => part.room.is_some() || disk.disk().kind() != "memory",
+        _ => false,
+    };
+    let served = state.devices.served();
+    let others = served.iter().filter(|device| !is_left(&device.part));
+    let devices = others.map(|device| device.part.name().to_owned()).collect();
     // Whoever asks may die at any time: the rooms go on all the same.
     let (rooms, service) = (state.rooms, state.service);
     let handing = async move { rooms.hand_over(&socket, &service, devices).await };

@@ -65,7 +65,7 @@ pub(crate) use channel::watched;
 pub(crate) use front::serve;
 pub(crate) use inside::run;
 pub use takeover::Left;
-pub(crate) use takeover::{Legacy, LegacyChannel};
+pub(crate) use takeover::{Bequest, Legacy, LegacyChannel, OfXen, XenBytes};
 pub(crate) use xen_front::{
     XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
 };
@@ -85,7 +85,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use takeover::Bequest;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -113,6 +112,8 @@ pub(crate) struct Rooms {
     /// Where the front of each device is asked for what it leaves to another house, or to make its
     /// disk smaller.
     fronts: Arc<Mutex<HashMap<String, mpsc::Sender<Asked>>>>,
+    /// Where the disks of each Xen are asked for what they leave to another house.
+    xens: Arc<Mutex<Vec<mpsc::Sender<Bequest>>>>,
     /// True while no room is started, because another house takes over.
     pauses: Arc<watch::Sender<bool>>,
     /// The front-ends that another house has left, by device.
@@ -167,6 +168,7 @@ impl Rooms {
             xen_arguments: of_xen,
             limits: Arc::default(),
             fronts: Arc::default(),
+            xens: Arc::default(),
             pauses: Arc::new(watch::Sender::new(false)),
             heirlooms: Arc::new(Mutex::new(std::mem::take(&mut legacy.clients))),
         }
@@ -180,6 +182,18 @@ impl Rooms {
         let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
         fronts.insert(device.to_owned(), asks);
         (asked, self.heirlooms().remove(device).unwrap_or_default())
+    }
+
+    /// The disks of a Xen can be asked for what they leave, as long as the receiver lives.
+    pub(crate) fn register_xen(&self) -> mpsc::Receiver<Bequest> {
+        let (asks, asked) = mpsc::channel(1);
+        self.xens.lock().unwrap_or_else(PoisonError::into_inner).push(asks);
+        asked
+    }
+
+    fn xens(&self) -> Vec<mpsc::Sender<Bequest>> {
+        let xens = self.xens.lock().unwrap_or_else(PoisonError::into_inner);
+        xens.iter().filter(|asks| !asks.is_closed()).cloned().collect()
     }
 
     /// Disks of Xen guests are there: a room will be needed.

@@ -58,6 +58,19 @@ pub enum Left {
         /// The device's name.
         device: String,
     },
+    /// The locks by which nobody else serves the disks of a Xen, each a file descriptor.
+    Locks {},
+    /// The bytes of a Xen guest's disk that is in memory: the file descriptor.
+    XenMemory {
+        /// The disk's kind.
+        kind: String,
+        /// The guest's number.
+        domain: u16,
+        /// The disk's number in its guest.
+        device: u32,
+        /// What the tool stack has named the disk by.
+        params: String,
+    },
     /// Something that was kept of the session of the client that comes next, with its file
     /// descriptors.
     Kept {
@@ -90,12 +103,47 @@ enum Reply {
 /// The messages that hand over one device, with the file descriptors of each message.
 pub(super) type Share = Vec<(Left, Vec<Parcel>)>;
 
-/// The front of a device is asked for its share. Afterwards it waits until the rooms go on.
+/// The front of a device, or the disks of a Xen, are asked for their share. Afterwards they wait
+/// until the rooms go on.
 #[derive(Debug)]
-pub(super) struct Bequest {
+pub(crate) struct Bequest {
     pub(super) reply: oneshot::Sender<Result<Share, String>>,
     /// Its sender is dropped when the other house has not taken over.
     pub(super) resumes: oneshot::Receiver<()>,
+}
+
+impl Bequest {
+    /// Returns when the other house has not taken over, before this was answered.
+    pub(crate) async fn is_void(&mut self) {
+        let _ = (&mut self.resumes).await;
+    }
+
+    /// Answers with what is left; returns when the other house has not taken over.
+    pub(crate) async fn answer(self, left: Result<Vec<(Left, Vec<OwnedFd>)>, String>) {
+        let parcels = |(left, fds): (Left, Vec<OwnedFd>)| {
+            (left, fds.into_iter().map(Into::into).collect::<Vec<_>>())
+        };
+        let share = left.map(|left| left.into_iter().map(parcels).collect());
+        let _ = self.reply.send(share);
+        let _ = self.resumes.await;
+    }
+}
+
+/// What another house has left of the disks of Xen guests.
+#[derive(Debug, Default)]
+pub(crate) struct OfXen {
+    pub(crate) locks: Vec<OwnedFd>,
+    pub(crate) memory: Vec<XenBytes>,
+}
+
+/// The bytes of a Xen guest's disk in memory ([`Left::XenMemory`]).
+#[derive(Debug)]
+pub(crate) struct XenBytes {
+    pub(crate) kind: String,
+    pub(crate) domain: u16,
+    pub(crate) device: u32,
+    pub(crate) params: String,
+    pub(crate) file: OwnedFd,
 }
 
 impl Rooms {
@@ -163,6 +211,14 @@ impl Rooms {
                 }
             }
         }
+        for xen in self.xens() {
+            let (reply, replied) = oneshot::channel();
+            let (waits, resumes) = oneshot::channel();
+            if xen.try_send(Bequest { reply, resumes }).is_ok() {
+                shares.push(replied);
+                waiting.push(waits);
+            }
+        }
         let sockets = service.listening().map_err(|error| error.to_string())?;
         let socket = |(name, fd): (String, OwnedFd)| (Left::Socket { name }, vec![fd.into()]);
         let mut all: Share = sockets.into_iter().map(socket).collect();
@@ -213,6 +269,7 @@ pub(crate) struct Legacy {
     /// The description that holds a disk, or the queues of a tap, by device.
     pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
     pub(super) clients: HashMap<String, Vec<Heirloom>>,
+    pub(crate) xen: OfXen,
     channel: Option<Channel>,
 }
 
@@ -262,6 +319,11 @@ impl Legacy {
                 Left::Socket { name } => legacy.sockets.extend(pop().map(|fd| (name, fd))),
                 Left::Disk { device } | Left::Queues { device } => {
                     legacy.opened.entry(device).or_default().extend(fds.take());
+                }
+                Left::Locks {} => legacy.xen.locks.extend(fds.take()),
+                Left::XenMemory { kind, domain, device, params } => {
+                    let of = |file| XenBytes { kind, domain, device, params, file };
+                    legacy.xen.memory.extend(pop().map(of));
                 }
                 Left::Kept { entry, .. } => kept.push((entry, fds.take())),
                 Left::Client { device, domain, answering } => {

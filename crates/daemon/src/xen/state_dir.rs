@@ -91,12 +91,12 @@ pub(super) struct StateDir {
     /// Whose files are ours.
     kinds: Vec<String>,
     /// Held as long as this process serves.
-    _locks: Vec<OwnedFd>,
+    locks: Vec<OwnedFd>,
 }
 
 impl StateDir {
     /// Takes the locks of these kinds, and the folder, which is made if it is not there. May wait
-    /// for a process that is just ending.
+    /// for a process that is just ending. `left`: the locks that another house leaves to this one.
     ///
     /// # Errors
     /// [`StateDirError`]
@@ -104,6 +104,7 @@ impl StateDir {
         path: &Path,
         kinds: &[String],
         served: Served<'_>,
+        left: &mut Vec<OwnedFd>,
     ) -> Result<Self, StateDirError> {
         let folder = open_folder(path)?;
         let mut locks = Vec::new();
@@ -113,14 +114,27 @@ impl StateDir {
                 Served::Machine(of_machine) => {
                     let beside = open_folder(of_machine)?;
                     if !is_same(&beside, &folder) {
-                        locks.push(lock(&beside, &of_machine.join(lock_name(kind)), kind)?);
+                        locks.push(lock(&beside, &of_machine.join(lock_name(kind)), kind, left)?);
                     }
                 }
-                Served::Simulated(socket) => locks.push(lock_beside(socket, kind)?),
+                Served::Simulated(socket) => locks.push(lock_beside(socket, kind, left)?),
             }
-            locks.push(lock(&folder, &path.join(lock_name(kind)), kind)?);
+            locks.push(lock(&folder, &path.join(lock_name(kind)), kind, left)?);
         }
-        Ok(Self { path: path.to_owned(), folder, kinds: kinds.to_vec(), _locks: locks })
+        Ok(Self { path: path.to_owned(), folder, kinds: kinds.to_vec(), locks })
+    }
+
+    /// The locks, for the next house, which has them together with this process.
+    ///
+    /// # Errors
+    /// The process has no further descriptor.
+    pub(super) fn locks(&self) -> std::io::Result<Vec<OwnedFd>> {
+        self.locks.iter().map(OwnedFd::try_clone).collect()
+    }
+
+    /// Writes into the locks that this process has them.
+    pub(super) fn sign(&self) {
+        self.locks.iter().for_each(sign);
     }
 
     /// The journal of a disk's queue: as it was left if the ring is `taken_over`, else a new one.
@@ -336,32 +350,57 @@ fn is_same(one: &OwnedFd, other: &OwnedFd) -> bool {
 }
 
 /// The lock of a simulated Xen's disks, whatever path leads to its socket.
-fn lock_beside(socket: &Path, kind: &str) -> Result<OwnedFd, StateDirError> {
+fn lock_beside(
+    socket: &Path,
+    kind: &str,
+    left: &mut Vec<OwnedFd>,
+) -> Result<OwnedFd, StateDirError> {
     let mut path = OsString::from(std::fs::canonicalize(socket).unwrap_or(socket.to_owned()));
     path.push(format!(".{}", lock_name(kind)));
     let path = PathBuf::from(path);
     let file = open(&path, CREATE, Mode::RUSR | Mode::WUSR);
-    hold(file.map_err(|errno| StateDirError::File { path: path.clone(), errno })?, path, kind)
+    let file = file.map_err(|errno| StateDirError::File { path: path.clone(), errno })?;
+    hold(file, path, kind, left)
 }
 
-fn lock(folder: &OwnedFd, path: &Path, kind: &str) -> Result<OwnedFd, StateDirError> {
+fn lock(
+    folder: &OwnedFd,
+    path: &Path,
+    kind: &str,
+    left: &mut Vec<OwnedFd>,
+) -> Result<OwnedFd, StateDirError> {
     let file = create(folder, Path::new(&lock_name(kind)));
     let failed = |errno| StateDirError::File { path: path.to_owned(), errno };
-    hold(file.map_err(failed)?, path.to_owned(), kind)
+    hold(file.map_err(failed)?, path.to_owned(), kind, left)
 }
 
-/// Takes the lock of a file, which says who has it.
-fn hold(file: OwnedFd, path: PathBuf, kind: &str) -> Result<OwnedFd, StateDirError> {
-    let mut left = LOCK_PATIENCE;
+/// Writes into a lock that this process has it: only for whoever is refused.
+fn sign(lock: &OwnedFd) {
+    let _ = ftruncate(lock, 0);
+    let _ = pwrite(lock, std::process::id().to_string().as_bytes(), 0);
+}
+
+/// Takes the lock of a file, which says who has it; or the lock of it that was `left` to this
+/// process: that belongs to the open description, which two processes have then.
+fn hold(
+    file: OwnedFd,
+    path: PathBuf,
+    kind: &str,
+    left: &mut Vec<OwnedFd>,
+) -> Result<OwnedFd, StateDirError> {
+    if let Some(at) = left.iter().position(|lock| is_same(lock, &file)) {
+        let lock = left.swap_remove(at);
+        sign(&lock);
+        return Ok(lock);
+    }
+    let mut patience = LOCK_PATIENCE;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
-                // Only for whoever is refused.
-                let _ = ftruncate(&file, 0);
-                let _ = pwrite(&file, std::process::id().to_string().as_bytes(), 0);
+                sign(&file);
                 return Ok(file);
             }
-            Err(Errno::WOULDBLOCK) if left.is_zero() => {
+            Err(Errno::WOULDBLOCK) if patience.is_zero() => {
                 let mut pid = [0; 20];
                 let len = pread(&file, &mut pid, 0).unwrap_or(0);
                 let holder = String::from_utf8_lossy(&pid[..len]).into_owned();
@@ -369,7 +408,7 @@ fn hold(file: OwnedFd, path: PathBuf, kind: &str) -> Result<OwnedFd, StateDirErr
             }
             Err(Errno::WOULDBLOCK) => {
                 std::thread::sleep(LOCK_RETRY);
-                left = left.saturating_sub(LOCK_RETRY);
+                patience = patience.saturating_sub(LOCK_RETRY);
             }
             Err(errno) => return Err(StateDirError::File { path, errno }),
         }
@@ -387,8 +426,9 @@ mod tests {
     #[test]
     fn journals_of_disks_that_are_gone_are_removed_and_no_others() {
         let folder = tempfile::tempdir().unwrap();
+        let (kinds, mut none) = (["vbd".to_owned()], Vec::new());
         let state =
-            StateDir::open(folder.path(), &["vbd".to_owned()], Served::Machine(folder.path()))
+            StateDir::open(folder.path(), &kinds, Served::Machine(folder.path()), &mut none)
                 .unwrap();
         let (stays, goes) = (disk("vbd", 1, 51712), disk("vbd", 2, 1));
         for (disk, queue) in [(&stays, 0), (&stays, 1), (&goes, 0)] {
@@ -413,10 +453,27 @@ mod tests {
     }
 
     #[test]
+    fn locks_that_are_left_are_taken_as_long_as_another_process_has_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let (kinds, served) = (["vbd".to_owned()], Served::Machine(folder.path()));
+        let open = |left: &mut Vec<OwnedFd>| StateDir::open(folder.path(), &kinds, served, left);
+        let first = open(&mut Vec::new()).unwrap();
+        let mut left = first.locks().unwrap();
+        let second = open(&mut left).unwrap();
+        assert!(left.is_empty());
+        drop(first);
+        assert!(matches!(open(&mut Vec::new()), Err(StateDirError::InUse { .. })));
+        drop(second);
+        open(&mut Vec::new()).unwrap();
+    }
+
+    #[test]
     fn journal_that_has_grown_is_cut_to_its_size_also_behind_its_end() {
         use rustix::fs::{FallocateFlags, fallocate};
         let folder = tempfile::tempdir().unwrap();
-        let state = StateDir::open(folder.path(), &[], Served::Machine(folder.path())).unwrap();
+        let state =
+            StateDir::open(folder.path(), &[], Served::Machine(folder.path()), &mut Vec::new())
+                .unwrap();
         let (disk, writes) = (disk("vbd", 1, 51712), state.writes().unwrap());
         let file = state.journal(&disk, 0, false).unwrap();
         let mut held = state.held(&disk, 0, &file).unwrap();
@@ -443,7 +500,9 @@ mod tests {
     #[test]
     fn journal_is_new_for_a_new_connection_and_kept_for_a_takeover() {
         let folder = tempfile::tempdir().unwrap();
-        let state = StateDir::open(folder.path(), &[], Served::Machine(folder.path())).unwrap();
+        let state =
+            StateDir::open(folder.path(), &[], Served::Machine(folder.path()), &mut Vec::new())
+                .unwrap();
         let write = |file: &OwnedFd| rustix::io::write(file, b"left").unwrap();
         let (one, other) = (disk("vbd", 1, 51712), disk("vbd", 1, 51728));
         write(&state.journal(&one, 0, false).unwrap());

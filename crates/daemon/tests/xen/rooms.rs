@@ -2,13 +2,15 @@
 //! nothing to a guest in another room.
 
 use crate::process::{Daemon, PATIENCE, wait_until};
-use crate::program::http_json;
+use crate::program::{http_json, manyring};
 use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, break_ring, connect};
-use manyring_driver::{Blkfront, XenDisk, XenOp};
+use manyring_driver::{Blkfront, XenDisk, XenDomain, XenOp};
 use manyring_wire::xen::blkif::Status;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Far less than the ten seconds after which the daemon ends a room that does not answer, and far
@@ -154,5 +156,103 @@ fn room_whose_journal_grows_ends_and_the_journal_is_cut() {
     assert_eq!(world.error_of(&disk), "");
     let told = "journal has grown beyond what a ring needs: cut, and its room ends";
     assert_eq!(daemon.log().matches(told).count(), 3, "{}", daemon.log());
+    assert!(daemon.terminate().success());
+}
+
+/// Starts a daemon of this configuration that takes over from the one that runs.
+fn take_over(world: &World, config: &str) -> Child {
+    let log = world.path("next.log");
+    let log = std::fs::File::options().append(true).create(true).open(log).unwrap();
+    let mut command = manyring();
+    command.arg("run").arg("--config").arg(world.path(config));
+    command.arg("--takeover").arg(world.path("control"));
+    command.stderr(Stdio::from(log)).spawn().unwrap()
+}
+
+fn next_log(world: &World) -> String {
+    std::fs::read_to_string(world.path("next.log")).unwrap_or_default()
+}
+
+/// True if a process has ended, though its parent has not waited for it.
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_err() || stat.unwrap().contains(") Z ")
+}
+
+/// A second disk of a guest, in memory, with some bytes.
+fn in_memory(world: &mut World, domain: &Arc<XenDomain>) -> Blkfront {
+    let disk = XenDisk::new("vbd", 7, XVDA + 16, "memory:1M");
+    disk.announce(&mut world.toolstack).unwrap();
+    let mut front = connect(domain, &disk, 1);
+    front.queues[0].write(8, &[9; 512]).unwrap();
+    front
+}
+
+/// They are still there.
+fn has_bytes(front: &mut Blkfront) {
+    let mut read = [0; 512];
+    front.queues[0].read(8, &mut read).unwrap();
+    assert_eq!(read, [9; 512]);
+}
+
+#[test]
+fn disk_in_memory_that_the_daemon_serves_itself_stays_with_it() {
+    let mut world = World::new();
+    let _daemon = serve(&world, "one");
+    let domain = world.domain(7);
+    let mut front = in_memory(&mut world, &domain);
+    let mut next = take_over(&world, "manyring.toml");
+    assert!(!next.wait().unwrap().success());
+    let told = "served by no room, and so by no other process: xen-vbd-7-51728";
+    assert!(next_log(&world).contains(told), "{}", next_log(&world));
+    has_bytes(&mut front);
+}
+
+#[test]
+fn guests_go_on_with_the_daemon_that_takes_over_again_and_again() {
+    // In rooms, and served by the daemon itself.
+    for domains in ["device", "one"] {
+        let mut world = World::new();
+        let daemon = serve(&world, domains);
+        let (domain, disk, mut front) = world.guest(7, "disk", 2);
+        let mut in_memory = (domains == "device").then(|| in_memory(&mut world, &domain));
+        let (mut before, mut running) = (daemon.pid(), Vec::new());
+        for round in 0..4_u8 {
+            begin(&mut front, round);
+            let next = take_over(&world, "manyring.toml");
+            let pid = next.id();
+            running.push(next);
+            assert!(wait_until(|| has_ended(before)), "{} {}", daemon.log(), next_log(&world));
+            before = pid;
+            finish(&mut front, round);
+            in_memory.iter_mut().for_each(has_bytes);
+            world.await_node(&disk, "state", "4");
+        }
+        assert_eq!(world.error_of(&disk), "");
+        assert_eq!(front.close().unwrap(), 0, "pages stay mapped");
+        let last = running.last_mut().unwrap();
+        kill_process(Pid::from_child(last), Signal::TERM).unwrap();
+        assert!(last.wait().unwrap().success(), "{}", next_log(&world));
+    }
+}
+
+#[test]
+fn guest_goes_on_with_its_daemon_where_the_next_one_cannot_have_what_it_needs() {
+    let mut world = World::new();
+    let daemon = serve(&world, "device");
+    let (_, disk, mut front) = world.guest(7, "disk", 2);
+    let config = std::fs::read_to_string(world.path("manyring.toml")).unwrap();
+    std::fs::write(world.path("other.toml"), config.replace("xenstored", "nobody")).unwrap();
+    for round in 0..2 {
+        begin(&mut front, round);
+        let mut next = take_over(&world, "other.toml");
+        assert!(!next.wait().unwrap().success());
+        assert!(next_log(&world).contains("simulated"), "{}", next_log(&world));
+        finish(&mut front, round);
+        world.await_node(&disk, "state", "4");
+    }
+    let lock = std::fs::read_to_string(world.path("state").join("vbd.lock")).unwrap();
+    assert_eq!(lock, daemon.pid().to_string());
+    assert_eq!(world.error_of(&disk), "");
     assert!(daemon.terminate().success());
 }
