@@ -104,15 +104,26 @@ const CALLS_MAX: usize = 16;
 /// room, and keeps other daemons from the image until those requests have ended.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
+/// The workers that a plan wants. None of them runs yet.
+pub(crate) fn pool(plan: &Plan) -> Arc<Pool> {
+    let options = PoolOptions {
+        workers_max: plan.daemon.workers,
+        polling: plan.daemon.polling.law(),
+        uring: plan.daemon.io_uring,
+    };
+    Pool::pinned(options, plan.pins())
+}
+
 impl House {
     /// Opens every disk and port, and captures if all that went well. Creates no socket; what else
-    /// it creates goes with it, but for captures. `legacy`: what a process before this one has
-    /// left.
+    /// it creates goes with it, but for captures. `pool`: as [`pool`] makes it. `legacy`: what
+    /// a process before this one has left.
     ///
     /// # Errors
     /// No device can be served; or one cannot, and the plan waits for nothing.
     pub(crate) async fn new(
         plan: &Plan,
+        pool: Arc<Pool>,
         service: Arc<Service>,
         mut legacy: Legacy,
     ) -> Result<Self, AssembleError> {
@@ -122,12 +133,6 @@ impl House {
         let is_strict = legacy.is_there;
         controls_are_free(&plan.daemon, &service)?;
         let io_uring = plan.daemon.io_uring;
-        let options = PoolOptions {
-            workers_max: plan.daemon.workers,
-            polling: plan.daemon.polling.law(),
-            uring: io_uring,
-        };
-        let pool = Pool::pinned(options, plan.pins());
         let keeps_on = plan.daemon.place != Place::CommandLine;
         let (devices, groups) = (Registry::default(), Groups::default());
         groups.follow(&plan.limit);

@@ -191,13 +191,18 @@ async fn open(
     service: &Arc<service::Service>,
     takeover: Option<PathBuf>,
 ) -> Result<(house::House, Option<rooms::LegacyChannel>), String> {
+    let pool = house::pool(plan);
     let mut legacy = match takeover {
-        Some(control) => rooms::Legacy::of(&control, house::room_arguments(&plan.daemon)).await?,
+        Some(control) => {
+            // From when it asks guests wait: the first worker begins before.
+            let _ = pool.has_ring();
+            rooms::Legacy::of(&control, house::room_arguments(&plan.daemon)).await?
+        }
         None => rooms::Legacy::default(),
     };
     service.hand_in(std::mem::take(&mut legacy.sockets));
     let before = legacy.take_channel();
-    let house = house::House::new(plan, service.clone(), legacy);
+    let house = house::House::new(plan, pool, service.clone(), legacy);
     let house = rooms::Legacy::while_it_waits(before.as_ref(), house).await;
     Ok((house.map_err(|error| error.to_string())?, before))
 }
