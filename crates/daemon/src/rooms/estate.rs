@@ -105,10 +105,15 @@ impl Estates {
         self.queues
     }
 
-    /// Keeps the socket of a front-end that has connected, and gives it a number.
-    pub(super) fn add(&self, socket: OwnedFd) -> u64 {
+    /// Takes the socket of a front-end that has connected. The janitor closes it: with it the
+    /// kernel closes what the front-end has sent and nobody has read.
+    pub(super) fn hold(&self, socket: OwnedFd) -> Arc<ForeignFd> {
         let mut room = FdRoom::at_once().unwrap_or(FdRoom::none());
-        let socket = self.adopt(socket, &mut room);
+        self.adopt(socket, &mut room)
+    }
+
+    /// Keeps the socket of a front-end, and gives it a number.
+    pub(super) fn add(&self, socket: Arc<ForeignFd>) -> u64 {
         let mut kept = self.lock();
         kept.last += 1;
         let client = Client {
@@ -248,7 +253,7 @@ impl Estates {
     /// Keeps a front-end that another house has left.
     pub(super) fn inherit(&self, heirloom: Heirloom) {
         let Heirloom { socket, entries, answering, .. } = heirloom;
-        let number = self.add(socket);
+        let number = self.add(self.hold(socket));
         for (entry, fds) in entries {
             let change = Change { puts: vec![entry], ..Change::default() };
             if let Err(problem) = self.note(number, change, fds) {
@@ -321,7 +326,7 @@ mod tests {
     #[test]
     fn the_next_room_is_told_what_was_noted_in_order_and_then_the_socket() {
         let estates = estates();
-        let number = estates.add(fd());
+        let number = estates.add(estates.hold(fd()));
         estates.note(number, change(&[9], &[]), vec![fd(), fd()]).unwrap();
         estates.note(number, change(&[4, 5], &[]), vec![fd()]).unwrap();
         estates.note(number, change(&[], &[5]), Vec::new()).unwrap();
@@ -342,10 +347,10 @@ mod tests {
     #[test]
     fn a_room_that_notes_without_end_is_refused() {
         let estates = estates();
-        let number = estates.add(fd());
+        let number = estates.add(estates.hold(fd()));
         let many: Vec<_> = (0..3000).collect();
         assert!(estates.note(number, change(&many, &[]), Vec::new()).is_err());
-        let number = estates.add(fd());
+        let number = estates.add(estates.hold(fd()));
         let long = Change {
             puts: vec![Written { key: 1, bytes: vec![0; ENTRY_SIZE_MAX + 1] }],
             drops: Vec::new(),
@@ -365,13 +370,13 @@ mod tests {
         let most = u32::try_from(notes_max(estates.queues)).unwrap();
         let keys: Vec<_> = (0..most).collect();
         let noted = (0..=SESSIONS_MAX + 1).map(|_| {
-            let number = estates.add(fd());
+            let number = estates.add(estates.hold(fd()));
             estates.note(number, change(&keys, &[]), Vec::new())
         });
         assert_eq!(noted.filter(Result::is_ok).count(), SESSIONS_MAX + 1);
         // The next front-end has to wait when there are too many.
         while *estates.count.borrow() < CLIENTS_MAX {
-            estates.add(fd());
+            estates.add(estates.hold(fd()));
         }
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
@@ -391,7 +396,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let estates = estates();
-            estates.add(fd());
+            estates.add(estates.hold(fd()));
             for _ in 1..BRIEF_LIVES_MAX {
                 estates.bereave();
                 assert_eq!(estates.handings().len(), 1);

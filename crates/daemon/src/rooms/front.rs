@@ -1,17 +1,18 @@
 //! The house's side of a device that a room serves: it listens, accepts, and hands over.
 
+mod leaves;
+
 use super::counts::Counts;
-use super::estate::{Estates, Handing};
+use super::estate::{Estates, Handing, Heirloom};
 use super::given::Given;
 use super::house::{Deaf, Room};
-use super::lend::{Attendant, handed, left_of};
+use super::lend::{Attendant, handed};
 use super::message::{PortFacts, Told};
-use super::takeover::{Bequest, Left, Share};
 use super::{Asked, Rooms, keys, lend};
 use crate::assemble::{Kind, Made, Part};
 use crate::config::plan::{ANY_USER, Wanted};
 use manyring_device::net::NetDevice;
-use manyring_engine::aside;
+use manyring_engine::{ForeignFd, aside};
 use manyring_transport::vhost_user::{Endpoint, ListenError, Listener};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -19,7 +20,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
@@ -55,9 +56,9 @@ pub(crate) async fn serve(
     let device = wanted.plan().name.as_str();
     let estates = Estates::new(device, made.part.queue_count());
     let (asks, heirlooms) = rooms.register(device);
-    let owner = heirlooms.last().map(|heirloom| heirloom.domain.clone());
-    heirlooms.into_iter().for_each(|heirloom| estates.inherit(heirloom));
-    let (part, attends, room, waiting) = (made.part.clone(), JoinSet::new(), None, None);
+    let owner = heirlooms.first().map(|heirloom| heirloom.domain.clone());
+    let waiting = inherited(&estates, heirlooms);
+    let (part, attends, room) = (made.part.clone(), JoinSet::new(), None);
     let mut front =
         Front { rooms, wanted, domain, part, counts, attends, room, estates, owner, waiting, asks };
     tracing::info!(device, room = domain, path = %listener.path(), "listening");
@@ -113,10 +114,27 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-async fn accept(socket: &UnixListener, device: &str) -> UnixStream {
+/// Goes on with the front-ends that another house has left. The first one's domain has the device;
+/// one of another domain waits, as it did there.
+fn inherited(estates: &Estates, heirlooms: Vec<Heirloom>) -> Option<Waiting> {
+    let owner = heirlooms.first()?.domain.clone();
+    let mut waiting = None;
+    for heirloom in heirlooms {
+        if heirloom.domain == owner {
+            estates.inherit(heirloom);
+        } else {
+            let Heirloom { domain, socket, .. } = heirloom;
+            waiting = Some(Waiting { socket: estates.hold(socket), domain });
+        }
+    }
+    waiting
+}
+
+async fn accept(socket: &UnixListener, device: &str, estates: &Estates) -> Arc<ForeignFd> {
     loop {
-        match socket.accept().await {
-            Ok((stream, _)) => return stream,
+        let accepted = socket.accept().await;
+        match accepted.and_then(|(stream, _)| stream.into_std()) {
+            Ok(stream) => return estates.hold(stream.into()),
             Err(error) => {
                 tracing::warn!(device, %error, "cannot accept");
                 sleep(RETRY).await;
@@ -135,12 +153,21 @@ async fn bereft(estates: &Estates, room: Option<&Arc<Room>>) {
 }
 
 /// Returns when the client that waits can be handed over: no user of another domain has the device.
-async fn ready(estates: &Estates, owner: Option<&String>, waiting: Option<&(UnixStream, String)>) {
+async fn ready(estates: &Estates, owner: Option<&String>, waiting: Option<&Waiting>) {
     match waiting {
         None => std::future::pending().await,
-        Some((_, domain)) if owner.is_some_and(|owner| owner != domain) => estates.unused().await,
+        Some(waiting) if owner.is_some_and(|owner| *owner != waiting.domain) => {
+            estates.unused().await;
+        }
         Some(_) => estates.has_place().await,
     }
+}
+
+/// A front-end that has connected and is not kept yet.
+struct Waiting {
+    socket: Arc<ForeignFd>,
+    /// It belongs to this domain.
+    domain: String,
 }
 
 struct Front<'a> {
@@ -157,8 +184,8 @@ struct Front<'a> {
     estates: Arc<Estates>,
     /// The domain that they belong to.
     owner: Option<String>,
-    /// One that has connected, and the domain that it belongs to.
-    waiting: Option<(UnixStream, String)>,
+    /// One that has connected. Further ones stay in the kernel's backlog.
+    waiting: Option<Waiting>,
     /// Requests to the front for which the room ends.
     asks: mpsc::Receiver<Asked>,
 }
@@ -166,7 +193,7 @@ struct Front<'a> {
 /// The next event that the front of a device deals with.
 enum Next {
     /// Somebody has connected.
-    Came(UnixStream),
+    Came(Arc<ForeignFd>),
     /// Who has connected can be handed to a room.
     Ready,
     /// The room of front-ends has ended.
@@ -202,8 +229,8 @@ impl Front<'_> {
             Some(asked) = asks.recv() => Next::Asked(asked),
             () = bereft(estates, room.as_ref()) => Next::Bereft,
             () = ready(estates, owner.as_ref(), waiting.as_ref()) => Next::Ready,
-            stream = accept(socket, &self.wanted.plan().name), if waiting.is_none() => {
-                Next::Came(stream)
+            came = accept(socket, &self.wanted.plan().name, estates), if waiting.is_none() => {
+                Next::Came(came)
             }
         }
     }
@@ -211,15 +238,15 @@ impl Front<'_> {
     async fn obey(&mut self, next: Next) {
         let device = self.wanted.plan().name.as_str();
         match next {
-            Next::Came(stream) => match self.domain_of(&stream) {
-                Ok(domain) => self.waiting = Some((stream, domain)),
+            Next::Came(socket) => match self.domain_of(&socket) {
+                Ok(domain) => self.waiting = Some(Waiting { socket, domain }),
                 Err(error) => {
                     tracing::warn!(device, %error, "client refused: its user is not known");
                 }
             },
             Next::Ready => {
-                if let Some((stream, domain)) = self.waiting.take() {
-                    self.hand_over(stream, &domain).await;
+                if let Some(waiting) = self.waiting.take() {
+                    self.hand_over(waiting).await;
                 }
             }
             Next::Bereft => self.go_on().await,
@@ -231,30 +258,31 @@ impl Front<'_> {
     }
 
     /// Hands a client to the room, once that one is there and has the device.
-    async fn hand_over(&mut self, stream: UnixStream, domain: &str) {
+    async fn hand_over(&mut self, client: Waiting) {
         let name = self.wanted.plan().name.as_str();
+        let domain = client.domain.as_str();
         if self.room.as_ref().is_some_and(|room| room.name() != domain && room.has(name)) {
             let rooms = self.rooms;
             tokio::select! {
                 () = self.leave() => {}
                 () = rooms.paused() => {
-                    self.waiting = Some((stream, domain.to_owned()));
+                    self.waiting = Some(client);
                     return;
                 }
             }
         }
         let Some(room) = self.given(domain).await else {
             if self.rooms.is_paused() {
-                self.waiting = Some((stream, domain.to_owned()));
-            } else if let Ok(stream) = stream.into_std() {
-                aside(move || drop(stream)).await;
+                self.waiting = Some(client);
+            } else {
+                drop(client);
                 sleep(RETRY).await;
             }
             return;
         };
-        let Ok(stream) = stream.into_std() else { return };
-        (self.room, self.owner) = (Some(room.clone()), Some(domain.to_owned()));
-        let number = self.estates.add(stream.into());
+        let Waiting { socket, domain } = client;
+        (self.room, self.owner) = (Some(room.clone()), Some(domain));
+        let number = self.estates.add(socket);
         let handing = self.estates.handing(number);
         self.tell(&room, handing).await;
     }
@@ -324,53 +352,13 @@ impl Front<'_> {
         aside(move || shown.resize(Some(size))).await.unwrap_or(Err(Errno::IO))
     }
 
-    /// Leaves the device to another house: its room ends first. If that house fails, all goes on.
-    async fn bequeath(&mut self, bequest: Bequest) {
-        if bequest.reply.is_closed() {
-            return;
-        }
-        if let Some(room) = &self.room {
-            room.park("another process takes over").await;
-        }
-        let share = self.share().await;
-        let _ = bequest.reply.send(share);
-        let _ = bequest.resumes.await;
-        if let Some(port) = self.net().map(|net| net.port().clone()) {
-            aside(move || port.keep()).await;
-        }
-    }
-
-    async fn share(&mut self) -> Result<Share, String> {
-        self.let_go().await?;
-        let device = self.wanted.plan().name.clone();
-        let mut share = Share::new();
-        let kind = self.part.kind.clone();
-        let left = aside(move || left_of(&kind)).await.ok_or("the daemon has failed")?;
-        let left = left.map_err(|errno| errno.to_string())?;
-        let is_disk = self.net().is_none();
-        for fds in left {
-            let device = device.clone();
-            let of = if is_disk { Left::Disk { device } } else { Left::Queues { device } };
-            share.push((of, fds.into_iter().map(Into::into).collect()));
-        }
-        if let Some((stream, domain)) = self.waiting.take()
-            && self.owner.get_or_insert_with(|| domain.clone()) == &domain
-            && let Ok(stream) = stream.into_std()
-        {
-            self.estates.add(stream.into());
-        }
-        if let Some(owner) = &self.owner {
-            share.extend(self.estates.share(owner));
-        }
-        Ok(share)
-    }
-
     /// The domain of whoever has connected.
-    fn domain_of(&self, stream: &UnixStream) -> io::Result<String> {
+    fn domain_of(&self, socket: &ForeignFd) -> io::Result<String> {
         if self.domain != ANY_USER {
             return Ok(self.domain.to_owned());
         }
-        Ok(format!("{ANY_USER}{}", stream.peer_cred()?.uid()))
+        let peer = rustix::net::sockopt::socket_peercred(socket)?;
+        Ok(format!("{ANY_USER}{}", peer.uid.as_raw()))
     }
 
     async fn give(&mut self, room: &Arc<Room>) -> Result<(), String> {

@@ -1,0 +1,50 @@
+//! The part of a device that another house gets when it takes over.
+
+use super::{Front, Waiting};
+use crate::rooms::lend::left_of;
+use crate::rooms::parcel::Parcel;
+use crate::rooms::takeover::{Bequest, Left, Share};
+use manyring_engine::aside;
+
+impl Front<'_> {
+    /// Leaves the device to another house: its room ends first. If that house fails, all goes on.
+    pub(super) async fn bequeath(&mut self, bequest: Bequest) {
+        if bequest.reply.is_closed() {
+            return;
+        }
+        if let Some(room) = &self.room {
+            room.park("another process takes over").await;
+        }
+        let share = self.share().await;
+        let _ = bequest.reply.send(share);
+        let _ = bequest.resumes.await;
+        if let Some(port) = self.net().map(|net| net.port().clone()) {
+            aside(move || port.keep()).await;
+        }
+    }
+
+    async fn share(&mut self) -> Result<Share, String> {
+        self.let_go().await?;
+        let device = self.wanted.plan().name.clone();
+        let mut share = Share::new();
+        let kind = self.part.kind.clone();
+        let left = aside(move || left_of(&kind)).await.ok_or("the daemon has failed")?;
+        let left = left.map_err(|errno| errno.to_string())?;
+        let is_disk = self.net().is_none();
+        for fds in left {
+            let device = device.clone();
+            let of = if is_disk { Left::Disk { device } } else { Left::Queues { device } };
+            share.push((of, fds.into_iter().map(Into::into).collect()));
+        }
+        if let Some(owner) = &self.owner {
+            share.extend(self.estates.share(owner));
+        }
+        // Behind those whose domain has the device: the next house has it wait, too.
+        if let Some(Waiting { socket, domain }) = &self.waiting {
+            let (domain, answering) = (domain.clone(), None);
+            let parcel = Parcel::Foreign(socket.clone());
+            share.push((Left::Client { device, domain, answering }, vec![parcel]));
+        }
+        Ok(share)
+    }
+}
