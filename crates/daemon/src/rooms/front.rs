@@ -2,6 +2,7 @@
 
 mod leaves;
 
+use super::channel::watched;
 use super::counts::Counts;
 use super::estate::{Estates, Handing, Heirloom};
 use super::given::Given;
@@ -20,6 +21,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::Interest;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -58,9 +60,22 @@ pub(crate) async fn serve(
     let (asks, heirlooms) = rooms.register(device);
     let owner = heirlooms.first().map(|heirloom| heirloom.domain.clone());
     let waiting = inherited(&estates, heirlooms);
-    let (part, attends, room) = (made.part.clone(), JoinSet::new(), None);
-    let mut front =
-        Front { rooms, wanted, domain, part, counts, attends, room, estates, owner, waiting, asks };
+    let (part, attends, room, held) =
+        (made.part.clone(), JoinSet::new(), None, rooms.held(device));
+    let mut front = Front {
+        rooms,
+        wanted,
+        domain,
+        part,
+        counts,
+        attends,
+        room,
+        held,
+        estates,
+        owner,
+        waiting,
+        asks,
+    };
     tracing::info!(device, room = domain, path = %listener.path(), "listening");
     let (name, socket) = (listener.take_name(), listener.into_socket());
     loop {
@@ -104,6 +119,11 @@ pub(super) async fn let_go(kind: &Kind, device: &str, room: &str) -> Result<(), 
         }
         sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), RETRY)).await;
     }
+}
+
+/// Returns when a process has ended.
+async fn gone(process: &OwnedFd) -> io::Result<()> {
+    watched(process.try_clone()?, Interest::READABLE)?.readable().await.map(drop)
 }
 
 fn io_error(source: io::Error) -> ListenError {
@@ -180,6 +200,8 @@ struct Front<'a> {
     attends: JoinSet<()>,
     /// The room that was given the device.
     room: Option<Arc<Room>>,
+    /// Processes of rooms of the house before this one which have not ended.
+    held: Vec<OwnedFd>,
     /// The front-ends, which outlive their rooms.
     estates: Arc<Estates>,
     /// The domain that they belong to.
@@ -362,7 +384,11 @@ impl Front<'_> {
     }
 
     async fn give(&mut self, room: &Arc<Room>) -> Result<(), String> {
-        self.let_go().await?;
+        let rooms = self.rooms;
+        tokio::select! {
+            is_let_go = self.let_go() => is_let_go?,
+            () = rooms.paused() => return Err("another daemon takes over".to_owned()),
+        }
         self.rooms.unless_paused(self.estates.closes()).await;
         let joins = self.net().map_or(0, |net| net.outside().joins);
         let mut gift = self.gift().await?;
@@ -422,6 +448,10 @@ impl Front<'_> {
     /// Returns when no room has the device any more, and no request of one is under way.
     async fn let_go(&mut self) -> Result<(), String> {
         while self.attends.join_next().await.is_some() {}
+        while let Some(process) = self.held.last() {
+            gone(process).await.map_err(|error| error.to_string())?;
+            self.held.pop();
+        }
         let_go(&self.part.kind, &self.wanted.plan().name, self.domain).await
     }
 

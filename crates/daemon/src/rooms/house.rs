@@ -136,6 +136,18 @@ impl Room {
         is(&mut self.state.subscribe(), State::Ended).await;
     }
 
+    /// Returns when its process is gone, or is known to be one that the kernel does not end.
+    pub(super) async fn ended_or_held(&self) {
+        let is_over = |state: &State| matches!(state, State::Ended | State::Held);
+        let _ = self.state.subscribe().wait_for(is_over).await;
+    }
+
+    /// Nothing is done any more for what it was given.
+    pub(super) fn closes_asks(&self) {
+        let closed = || mpsc::channel(1).0;
+        self.lock().values_mut().for_each(|device| device.given.asks = closed());
+    }
+
     pub(super) fn has(&self, device: &str) -> bool {
         self.lock().contains_key(device)
     }
@@ -331,6 +343,9 @@ impl Room {
         if timeout(END_PATIENCE, pidfd.readable()).await.is_err() {
             let (room, pid) = (&self.name, child.id());
             tracing::error!(room, pid, "the kernel does not end the room: its devices wait");
+            // Nobody hears orders any more: whoever waits for a place among them goes on.
+            orders.close();
+            let _ = pidfd.get_ref().try_clone().map(|process| self.parking.hold(process));
             self.state.send_replace(State::Held);
             let _ = pidfd.readable().await;
             tracing::info!(room, pid, "the room has ended");

@@ -78,6 +78,7 @@ use given::Kin;
 use house::Room;
 use limits::Limits;
 use manyring_engine::aside;
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use serde::Serialize;
 use state::State;
@@ -118,6 +119,8 @@ pub(crate) struct Rooms {
     pauses: Arc<watch::Sender<bool>>,
     /// The front-ends that another house has left, by device.
     heirlooms: Arc<Mutex<HashMap<String, Vec<Heirloom>>>>,
+    /// The processes of its rooms that have not ended, by device.
+    held: Arc<Mutex<HashMap<String, Vec<OwnedFd>>>>,
 }
 
 /// A request to the front of a device, for which the device's room ends.
@@ -171,6 +174,7 @@ impl Rooms {
             xens: Arc::default(),
             pauses: Arc::new(watch::Sender::new(false)),
             heirlooms: Arc::new(Mutex::new(std::mem::take(&mut legacy.clients))),
+            held: Arc::new(Mutex::new(std::mem::take(&mut legacy.held))),
         }
     }
 
@@ -216,6 +220,12 @@ impl Rooms {
 
     fn heirlooms(&self) -> MutexGuard<'_, HashMap<String, Vec<Heirloom>>> {
         self.heirlooms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The processes of rooms of another house that may still have something of a device.
+    fn held(&self, device: &str) -> Vec<OwnedFd> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.remove(device).unwrap_or_default()
     }
 
     fn has_front(&self, device: &str) -> bool {
@@ -309,7 +319,7 @@ impl Rooms {
                 if room.serves() {
                     return Some(room);
                 }
-                room.ended().await;
+                self.unless_paused(room.ended()).await;
                 self.unless_paused(room.kin().janitor.idle()).await;
                 kin = Some(room.kin().clone());
                 if !room.made_way() {

@@ -3,6 +3,9 @@
 
 use super::house::Room;
 use super::message::Told;
+use super::state::State;
+use rustix::fd::OwnedFd;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -21,12 +24,20 @@ pub(super) struct Parking {
     is_told: AtomicBool,
     /// The room ends because another house or domain gets what it has, and not for a fault.
     makes_way: AtomicBool,
+    /// The process, once the kernel has not ended it in time.
+    held: OnceLock<OwnedFd>,
 }
 
 impl Parking {
     pub(super) fn new() -> Self {
         let [is_asked, is_told, makes_way] = std::array::from_fn(|_| AtomicBool::new(false));
-        Self { is_asked, is_done: watch::Sender::new(false), is_told, makes_way }
+        let (is_done, held) = (watch::Sender::new(false), OnceLock::new());
+        Self { is_asked, is_done, is_told, makes_way, held }
+    }
+
+    /// Notes the process that the kernel does not end, as a pidfd.
+    pub(super) fn hold(&self, process: OwnedFd) {
+        let _ = self.held.set(process);
     }
 
     /// True if the room has parked: it has nothing more to say.
@@ -72,12 +83,16 @@ impl Room {
 
     /// Has the room park, for another house that gets what it has, and then has the process killed.
     /// Returns when the room has parked. If it does not within [`PATIENCE`], returns when its
-    /// process is gone.
+    /// process is gone, or with a pidfd of it if the kernel does not end it: the other house waits
+    /// for its end before it gives anybody what the room has.
     ///
     /// A room that a guest has taken may say that it has parked, and go on with what it has. That
     /// harms its own domain alone: the house still waits until the descriptions of the images are
     /// closed, before anybody else gets them.
-    pub(super) async fn park(&self, reason: &str) {
+    pub(super) async fn park(&self, reason: &str) -> Option<OwnedFd> {
+        if self.state() == State::Ended {
+            return None;
+        }
         let parking = self.parking();
         let is_told = parking.is_asked.swap(true, Ordering::Relaxed)
             || self.tell(Told::Park {}, Vec::new()).is_ok();
@@ -92,10 +107,21 @@ impl Room {
             (true, false) => tracing::info!(room, pid, "the room has parked"),
             (false, false) => tracing::warn!(room, pid, "the room does not park: it is killed"),
         }
+        self.leave(reason);
         if is_done {
-            self.leave(reason);
-        } else {
-            self.make_way(reason).await;
+            return None;
+        }
+        self.ended_or_held().await;
+        let held = parking.held.get().filter(|_| self.state() == State::Held)?;
+        match held.try_clone() {
+            Ok(held) => {
+                self.closes_asks();
+                Some(held)
+            }
+            Err(_) => {
+                self.ended().await;
+                None
+            }
         }
     }
 }

@@ -33,7 +33,8 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// How long the rooms may take to park or to end, and what they had under way.
+/// How long the rooms may take to park or to end. One that the kernel does not end in that time is
+/// left to the next house, with the front-ends that wait for it.
 const END_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the next house may take to open all that its plan names.
 const OPEN_PATIENCE: Duration = Duration::from_secs(15);
@@ -87,6 +88,12 @@ pub enum Left {
         domain: String,
         /// The message whose answer was under way.
         answering: Option<Vec<u8>>,
+    },
+    /// The process of a room which the kernel has not ended, as a pidfd: until its end nobody may
+    /// have what it has of the device.
+    Held {
+        /// The device's name.
+        device: String,
     },
     /// That is all.
     End {},
@@ -230,7 +237,7 @@ impl Rooms {
             }
             Ok::<_, String>(())
         });
-        gathered.await.map_err(|_| "a room, or its requests, do not end".to_owned())??;
+        gathered.await.map_err(|_| "a room does not end".to_owned())??;
         all.push((Left::End {}, Vec::new()));
         for (left, fds) in all {
             let bytes = message::emit(&left).map_err(|error| error.to_string())?;
@@ -270,6 +277,8 @@ pub(crate) struct Legacy {
     pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
     pub(super) clients: HashMap<String, Vec<Heirloom>>,
     pub(crate) xen: OfXen,
+    /// Processes of rooms that have not ended, by device.
+    pub(super) held: HashMap<String, Vec<OwnedFd>>,
     channel: Option<Channel>,
 }
 
@@ -324,6 +333,9 @@ impl Legacy {
                 Left::XenMemory { kind, domain, device, params } => {
                     let of = |file| XenBytes { kind, domain, device, params, file };
                     legacy.xen.memory.extend(pop().map(of));
+                }
+                Left::Held { device } => {
+                    legacy.held.entry(device).or_default().extend(fds.take());
                 }
                 Left::Kept { entry, .. } => kept.push((entry, fds.take())),
                 Left::Client { device, domain, answering } => {

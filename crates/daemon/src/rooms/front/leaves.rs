@@ -5,6 +5,7 @@ use crate::rooms::lend::left_of;
 use crate::rooms::parcel::Parcel;
 use crate::rooms::takeover::{Bequest, Left, Share};
 use manyring_engine::aside;
+use rustix::fd::OwnedFd;
 
 impl Front<'_> {
     /// Leaves the device to another house: its room ends first. If that house fails, all goes on.
@@ -12,10 +13,11 @@ impl Front<'_> {
         if bequest.reply.is_closed() {
             return;
         }
-        if let Some(room) = &self.room {
-            room.park("another process takes over").await;
-        }
-        let share = self.share().await;
+        let held = match &self.room {
+            Some(room) => room.park("another process takes over").await,
+            None => None,
+        };
+        let share = self.share(held).await;
         let _ = bequest.reply.send(share);
         let _ = bequest.resumes.await;
         if let Some(port) = self.net().map(|net| net.port().clone()) {
@@ -23,10 +25,19 @@ impl Front<'_> {
         }
     }
 
-    async fn share(&mut self) -> Result<Share, String> {
-        self.let_go().await?;
+    /// `held`: the process of the room, if it has not ended. Requests of it may be under way: the
+    /// next house waits for them, as for those of a room of its own, before it gives anybody the
+    /// image.
+    async fn share(&mut self, held: Option<OwnedFd>) -> Result<Share, String> {
+        while self.attends.join_next().await.is_some() {}
         let device = self.wanted.plan().name.clone();
         let mut share = Share::new();
+        for process in &self.held {
+            let process = process.try_clone().map_err(|error| error.to_string())?;
+            share.push((Left::Held { device: device.clone() }, vec![process.into()]));
+        }
+        let held = held.map(|process| (Left::Held { device: device.clone() }, vec![process.into()]));
+        share.extend(held);
         let kind = self.part.kind.clone();
         let left = aside(move || left_of(&kind)).await.ok_or("the daemon has failed")?;
         let left = left.map_err(|errno| errno.to_string())?;

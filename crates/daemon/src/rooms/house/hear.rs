@@ -10,7 +10,6 @@ use crate::rooms::xen_line::XenLine;
 use manyring_device::net::{Guest, NetDevice};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tokio::sync::mpsc;
 
 impl Room {
     /// # Errors
@@ -41,9 +40,7 @@ impl Room {
             Heard::Ready {} => {}
             Heard::Parked {} => {
                 self.parking.hear()?;
-                // Nothing is done any more for what it was given.
-                let closed = || mpsc::channel(1).0;
-                self.lock().values_mut().for_each(|device| device.given.asks = closed());
+                self.closes_asks();
             }
             Heard::Session { device, is_open } => {
                 let devices = self.lock();
