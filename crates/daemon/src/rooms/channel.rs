@@ -143,6 +143,14 @@ impl Channel {
         }
     }
 
+    /// True if the other end is gone, whatever of it is still to be read.
+    pub(super) fn is_alone(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(self.socket.get_ref(), PollFlags::empty())];
+        let polled = poll(&mut fds, Some(&Timespec::default()));
+        polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    }
+
     /// Says nothing more: the other end sees an end.
     pub(super) fn finish(&self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);

@@ -246,12 +246,10 @@ impl Rooms {
         }
         let reply = timeout(OPEN_PATIENCE, channel.receive()).await;
         let reply = reply.map_err(|_| "it is not ready in time".to_owned())?;
-        match reply.map_err(|error| error.to_string())? {
-            Some((bytes, _)) => {
-                message::parse::<Reply>(&bytes).map(|_| ()).map_err(|e| e.to_string())
-            }
-            None => Err("it has ended".to_owned()),
-        }
+        let reply = reply.map_err(|error| error.to_string())?.ok_or("it has ended")?;
+        let Reply::Taken {} = message::parse(&reply.0).map_err(|error| error.to_string())?;
+        // It may have died since it said so.
+        if channel.is_alone() { Err("it has ended".to_owned()) } else { Ok(()) }
     }
 }
 
@@ -351,7 +349,9 @@ impl Legacy {
         Ok(legacy)
     }
 
-    /// Everything is open: the other house ends. Returns when it serves nobody any more.
+    /// Everything is open: the other house ends. Returns when it serves nobody any more. That house
+    /// alone decides when it has been told: one that is slow is waited for, since it would end on
+    /// reading this, whether or not anybody is there to go on.
     ///
     /// # Errors
     /// One line: it goes on by itself, or has ended before it has heard this.
@@ -359,15 +359,19 @@ impl Legacy {
         let Some(LegacyChannel(channel)) = channel else { return Ok(()) };
         let bytes = message::emit(&Reply::Taken {}).map_err(|error| error.to_string())?;
         channel.send(&bytes, NO_FDS).await.map_err(|error| format!("--takeover: {error}"))?;
-        match timeout(END_PATIENCE, channel.ended()).await {
-            Ok(Ok(())) => {
-                tracing::info!("taken over");
-                Ok(())
+        let ended = channel.ended();
+        tokio::pin!(ended);
+        let ended = match timeout(END_PATIENCE, &mut ended).await {
+            Ok(ended) => ended,
+            Err(_) => {
+                tracing::warn!("--takeover: the daemon does not end: waiting");
+                ended.await
             }
-            // It has waited no longer: two houses would serve the same disks.
-            Ok(Err(_)) => Err("--takeover: the daemon goes on: this one was too slow".to_owned()),
-            Err(_) => Err("--takeover: the daemon does not end".to_owned()),
-        }
+        };
+        // Else it has waited no longer: two houses would serve the same disks.
+        ended.map_err(|_| "--takeover: the daemon goes on: this one was too slow".to_owned())?;
+        tracing::info!("taken over");
+        Ok(())
     }
 
     /// Has `opens` open what the other house has left, as long as that one waits. If it waits no
