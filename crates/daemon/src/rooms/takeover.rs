@@ -180,6 +180,11 @@ impl Rooms {
             tracing::warn!(problem, "not taken over");
             return Err(problem.to_owned());
         }
+        // The kernel ends every process of a container with the first one.
+        if std::process::id() == 1 && pid != 0 {
+            let problem = "this daemon is the first process of its container, which ends with it";
+            return Err(problem.to_owned());
+        }
         let channel = Channel::new(socket, Arc::new(Janitor::of("takeover")));
         let channel = channel.map_err(|error| format!("{at}: {error}"))?;
         if self.pauses.send_replace(true) {
