@@ -225,8 +225,9 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         // All lines up to here are in the log before a socket shows that we serve.
         log::finish();
         let control = control::bind(&plan.daemon, &service).await?;
+        let scraped = control::bind_metrics(&plan.daemon, before.is_some())?;
+        // The last step that can fail: another process has ended by then.
         rooms::Legacy::accept(before).await.map(|()| service.is_main())?;
-        let scraped = control::bind_metrics(&plan.daemon)?;
         let (stop_sender, stop) = watch::channel(false);
         let signals = async {
             let signal = ends.next().await;

@@ -91,15 +91,18 @@ pub(crate) struct Scraped {
     socket: Option<TcpListener>,
 }
 
-/// Listens where the plan says, if it says so.
+/// Listens where the plan says, if it says so. `is_next`: a daemon that is taken over may still
+/// have the address.
 ///
 /// # Errors
 /// One line, which names the key.
-pub(crate) fn bind(plan: &DaemonPlan) -> Result<Option<Scraped>, String> {
+pub(crate) fn bind(plan: &DaemonPlan, is_next: bool) -> Result<Option<Scraped>, String> {
     let Some(address) = plan.metrics_listen else { return Ok(None) };
     let socket = match listen(address) {
         Ok(socket) => Some(socket),
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && plan.wait != Some(0) => {
+        Err(error)
+            if error.kind() == io::ErrorKind::AddrInUse && (plan.wait != Some(0) || is_next) =>
+        {
             tracing::warn!(%address, "no scrapers yet: another process has the address");
             None
         }
