@@ -42,6 +42,9 @@ pub(crate) struct Service {
     is_heard: Mutex<Option<SyncSender<()>>>,
     /// The process is about to end, and whoever comes next goes on with its sockets.
     is_ending: Arc<AtomicBool>,
+    /// This process is not the main one yet. If it ends, whoever has handed a socket in goes on
+    /// with it, under its name.
+    is_candidate: Arc<AtomicBool>,
     /// Longest time between two signs of life.
     watchdog: Option<Duration>,
 }
@@ -64,6 +67,7 @@ impl Service {
             listening: Mutex::default(),
             is_heard: Mutex::new(Some(is_heard)),
             is_ending: Arc::default(),
+            is_candidate: Arc::new(AtomicBool::new(true)),
             watchdog: watchdog.map(Duration::from_micros),
             manager,
         })
@@ -76,6 +80,7 @@ impl Service {
 
     /// The manager hears this process from now on: it is the service's main one.
     pub(crate) fn is_main(&self) {
+        self.is_candidate.store(false, Ordering::Relaxed);
         drop(self.is_heard.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 

@@ -152,7 +152,11 @@ impl Service {
             (handed.remove(index), kept.is_some())
         };
         tracing::info!(name, path = %path.display(), "goes on with a socket handed in");
-        Some(Listener::adopt(socket, path, is_kept))
+        let mut adopted = Listener::adopt(socket, path, is_kept);
+        if let Ok(listener) = &mut adopted {
+            listener.set_stays(self.is_candidate.clone());
+        }
+        Some(adopted)
     }
 
     /// Has the manager keep a socket, whose name stays when the process ends.
