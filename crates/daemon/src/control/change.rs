@@ -15,7 +15,7 @@ use manyring_device::net::{NetDevice, is_mtu};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit};
 use tokio::task::JoinError;
 use utoipa::ToSchema;
 
@@ -111,7 +111,7 @@ pub(super) async fn resize(
     if let Some(size) = wanted.filter(|size| *size == 0 || !size.is_multiple_of(512)) {
         return Err(bad(format!("size: {size} bytes are no whole sectors of 512")));
     }
-    let permit = begin(&controlled)?;
+    let permit = (begin(&controlled)?, begin_here(&state)?);
     // Nobody else changes the size during this: that takes the permit.
     let size = device.size();
     if let Some(wanted) = wanted.filter(|wanted| *wanted < size && !shrink) {
@@ -257,9 +257,16 @@ fn begin(controlled: &Controlled) -> Result<OwnedSemaphorePermit, Refusal> {
     })
 }
 
+/// The right to change a device beside the house's own changes.
+fn begin_here(state: &State) -> Result<OwnedRwLockReadGuard<()>, Refusal> {
+    state.rooms.change_now().ok_or_else(|| {
+        Refusal::new(StatusCode::CONFLICT, "another daemon takes over: ask again")
+    })
+}
+
 /// Does a change to its end, even if the client leaves before.
 async fn whole<T: Send + 'static>(
-    permit: OwnedSemaphorePermit,
+    permit: impl Send + 'static,
     change: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Refusal> {
     let ended = tokio::spawn(async move {

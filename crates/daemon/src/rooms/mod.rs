@@ -86,7 +86,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{OwnedRwLockReadGuard, RwLock, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -117,6 +117,9 @@ pub(crate) struct Rooms {
     xens: Arc<Mutex<Vec<mpsc::Sender<Bequest>>>>,
     /// True while no room is started, because another house takes over.
     pauses: Arc<watch::Sender<bool>>,
+    /// Held by each change, and for writing while another house takes over: that one has read by
+    /// then what it will serve.
+    changes: Arc<RwLock<()>>,
     /// The front-ends that another house has left, by device.
     heirlooms: Arc<Mutex<HashMap<String, Vec<Heirloom>>>>,
     /// The processes of its rooms that have not ended, by device.
@@ -173,6 +176,7 @@ impl Rooms {
             fronts: Arc::default(),
             xens: Arc::default(),
             pauses: Arc::new(watch::Sender::new(false)),
+            changes: Arc::default(),
             heirlooms: Arc::new(Mutex::new(std::mem::take(&mut legacy.clients))),
             held: Arc::new(Mutex::new(std::mem::take(&mut legacy.held))),
         }
@@ -277,6 +281,16 @@ impl Rooms {
             () = waits => {}
             () = self.paused() => {}
         }
+    }
+
+    /// A change begins. If another house takes over, this returns when that has failed, or never.
+    pub(crate) async fn change(&self) -> OwnedRwLockReadGuard<()> {
+        self.changes.clone().read_owned().await
+    }
+
+    /// As [`Self::change`]; `None`: another house takes over.
+    pub(crate) fn change_now(&self) -> Option<OwnedRwLockReadGuard<()>> {
+        self.changes.clone().try_read_owned().ok()
     }
 
     /// Returns when no room is to be started.

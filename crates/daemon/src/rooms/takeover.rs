@@ -187,9 +187,13 @@ impl Rooms {
         }
         let channel = Channel::new(socket, Arc::new(Janitor::of("takeover")));
         let channel = channel.map_err(|error| format!("{at}: {error}"))?;
-        if self.pauses.send_replace(true) {
+        if self.is_paused() {
             return Err("another takeover is under way".to_owned());
         }
+        let Ok(_alone) = timeout(END_PATIENCE, self.changes.write()).await else {
+            return Err("a change is under way".to_owned());
+        };
+        self.pauses.send_replace(true);
         let result = self.bequeath(&channel, service).await;
         let Err(problem) = result else {
             // The rooms have parked and are killed, and none is started again: what this process
