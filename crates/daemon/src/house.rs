@@ -39,7 +39,7 @@ use front::{Front, Stage};
 use kept::{Kept, with_kept};
 use manyring_engine::{AsideRow, Pool, PoolOptions};
 use manyring_transport::vhost_user::{Endpoint, SocketPermissions};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -129,8 +129,8 @@ impl House {
     ) -> Result<Self, AssembleError> {
         manyring_memory::install_sigbus_handler();
         let wait = plan.daemon.wait;
-        // A device that cannot be had would be lost to its guest: the other process goes on.
-        let is_strict = legacy.is_there;
+        // Another device that cannot be had would be lost to its guest: the other process goes on.
+        let may_wait = legacy.is_there.then(|| std::mem::take(&mut legacy.waits));
         controls_are_free(&plan.daemon, &service)?;
         let io_uring = plan.daemon.io_uring;
         let keeps_on = plan.daemon.place != Place::CommandLine;
@@ -152,7 +152,7 @@ impl House {
         shared.let_go_of_others(&plan).await;
         // Before a port is opened: an interface that goes after that is noticed.
         let links = Some(HostLinks::open(&plan));
-        let tried = Self::try_all(&plan, &shared, is_strict).await?;
+        let tried = Self::try_all(&plan, &shared, may_wait).await?;
         shared.pool.has_ring().ok_or(AssembleError::Workers)?;
         let (door, orders) = Door::new();
         let shown = watch::Sender::new((1, Arc::new(plan.clone())));
@@ -197,22 +197,22 @@ impl House {
         &self.door
     }
 
-    /// Tries to open each device. `is_strict`: one that cannot be had is an error.
+    /// Tries to open each device. `may_wait`: one that cannot be had is an error, but for these.
     async fn try_all(
         plan: &Plan,
         shared: &Arc<Shared>,
-        is_strict: bool,
+        may_wait: Option<HashSet<String>>,
     ) -> Result<Vec<Tried>, AssembleError> {
-        let mut patience = match is_strict {
-            true => Patience::new(Some(0), false),
-            false => Patience::new(shared.wait, shared.keeps_on),
-        };
+        let mut patience = Patience::new(shared.wait, shared.keeps_on);
+        let mut none = Patience::new(Some(0), false);
         let row = AsideRow::default();
         let asked: Vec<_> = plan.wanted().map(|wanted| Asked::new(wanted, shared, &row)).collect();
         row.go_on();
         let mut tried = Vec::new();
         for asked in asked {
-            let (wanted, served, first) = asked.answered(&mut patience, &shared.host, &row).await?;
+            let is_strict = may_wait.as_ref().is_some_and(|names| !names.contains(asked.name()));
+            let patience = if is_strict { &mut none } else { &mut patience };
+            let (wanted, served, first) = asked.answered(patience, &shared.host, &row).await?;
             let first = match first {
                 First::Held(error) | First::Failed(error) if is_strict => return Err(error),
                 first => first,

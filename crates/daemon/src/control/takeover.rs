@@ -2,9 +2,10 @@
 
 use super::asked::Body;
 use super::refusal::{Problem, Refusal};
-use super::{State, Who};
+use super::{Entry, State, Who};
 use crate::assemble::{Blk, Kind, Part};
 use crate::house::is_bound;
+use crate::rooms::Shown;
 use axum::extract::{Extension, State as Extract};
 use axum::http::StatusCode;
 use serde::Deserialize;
@@ -53,8 +54,13 @@ pub(super) async fn begin(
     let others = served.iter().filter(|device| !is_left(&device.part));
     let devices = others.map(|device| device.part.name().to_owned()).collect();
     // Whoever asks may die at any time: the rooms go on all the same.
+    let waits = state.devices.all().into_iter().filter_map(|entry| match entry {
+        Entry::Waiting(waiting) => Some(waiting.name.clone()),
+        Entry::Served(_) => None,
+    });
+    let shown = Shown { served: devices, waits: waits.collect() };
     let (rooms, service) = (state.rooms, state.service);
-    let handing = async move { rooms.hand_over(&socket, &service, devices).await };
+    let handing = async move { rooms.hand_over(&socket, &service, shown).await };
     let problem = match tokio::spawn(handing).await {
         Ok(Ok(never)) => match never {},
         Ok(Err(problem)) => problem,

@@ -109,6 +109,10 @@ impl Asked {
         Self { wanted, served, is_free, opened }
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.wanted.plan().name
+    }
+
     /// Waits for the result of the first try. If its call does not come back, the thread of the row
     /// is left behind with it, and the rest of the row goes on without it.
     ///

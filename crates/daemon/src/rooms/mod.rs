@@ -65,7 +65,7 @@ pub(crate) use channel::watched;
 pub(crate) use front::serve;
 pub(crate) use inside::run;
 pub use takeover::Left;
-pub(crate) use takeover::{Bequest, Legacy, LegacyChannel, OfXen, XenBytes};
+pub(crate) use takeover::{Bequest, Legacy, LegacyChannel, OfXen, Shown, XenBytes};
 pub(crate) use xen_front::{
     XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
 };

@@ -23,7 +23,7 @@ use manyring_engine::{Janitor, aside};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -95,6 +95,11 @@ pub enum Left {
         /// The device's name.
         device: String,
     },
+    /// The device is not served: it waits for what somebody else has, or cannot be had now.
+    Waits {
+        /// The device's name.
+        device: String,
+    },
     /// That is all.
     End {},
 }
@@ -105,6 +110,14 @@ pub enum Left {
 enum Reply {
     /// It has all, and serves when the other one has ended.
     Taken {},
+}
+
+/// The devices of the house that runs, by their names.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    pub(crate) served: Vec<String>,
+    /// They are tried again and again.
+    pub(crate) waits: Vec<String>,
 }
 
 /// The messages that hand over one device, with the file descriptors of each message.
@@ -163,10 +176,10 @@ impl Rooms {
         &self,
         path: &Path,
         service: &Arc<Service>,
-        devices: Vec<String>,
+        Shown { served, waits }: Shown,
     ) -> Result<std::convert::Infallible, String> {
         let roomless: Vec<_> =
-            devices.into_iter().filter(|device| !self.has_front(device)).collect();
+            served.into_iter().filter(|device| !self.has_front(device)).collect();
         if !roomless.is_empty() {
             let names = roomless.join(", ");
             return Err(format!("served by no room, and so by no other process: {names}"));
@@ -194,7 +207,7 @@ impl Rooms {
             return Err("a change is under way".to_owned());
         };
         self.pauses.send_replace(true);
-        let result = self.bequeath(&channel, service).await;
+        let result = self.bequeath(&channel, service, waits).await;
         let Err(problem) = result else {
             // The rooms have parked and are killed, and none is started again: what this process
             // still has to close may take long, and the next one does not wait for it.
@@ -209,7 +222,12 @@ impl Rooms {
         Err(problem)
     }
 
-    async fn bequeath(&self, channel: &Channel, service: &Arc<Service>) -> Result<(), String> {
+    async fn bequeath(
+        &self,
+        channel: &Channel,
+        service: &Arc<Service>,
+        waits: Vec<String>,
+    ) -> Result<(), String> {
         tracing::info!("another process takes over: the rooms park");
         let (mut shares, mut waiting) = (Vec::new(), Vec::new());
         for front in self.fronts() {
@@ -238,6 +256,7 @@ impl Rooms {
         let sockets = service.listening().map_err(|error| error.to_string())?;
         let socket = |(name, fd): (String, OwnedFd)| (Left::Socket { name }, vec![fd.into()]);
         let mut all: Share = sockets.into_iter().map(socket).collect();
+        all.extend(waits.into_iter().map(|device| (Left::Waits { device }, Vec::new())));
         let gathered = timeout(END_PATIENCE, async {
             for share in shares {
                 if let Ok(share) = share.await {
@@ -284,6 +303,8 @@ pub(crate) struct Legacy {
     pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
     pub(super) clients: HashMap<String, Vec<Heirloom>>,
     pub(crate) xen: OfXen,
+    /// Devices that the other house does not serve either, as things are.
+    pub(crate) waits: HashSet<String>,
     /// Processes of rooms that have not ended, by device.
     pub(super) held: HashMap<String, Vec<OwnedFd>>,
     channel: Option<Channel>,
@@ -340,6 +361,9 @@ impl Legacy {
                 Left::XenMemory { kind, domain, device, params } => {
                     let of = |file| XenBytes { kind, domain, device, params, file };
                     legacy.xen.memory.extend(pop().map(of));
+                }
+                Left::Waits { device } => {
+                    legacy.waits.insert(device);
                 }
                 Left::Held { device } => {
                     legacy.held.entry(device).or_default().extend(fds.take());
