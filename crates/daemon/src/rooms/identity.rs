@@ -21,7 +21,7 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, configure_capability_in_ambient_set,
     set_capabilities,
 };
-use seccompiler::SeccompCmpOp::{Eq, Gt, Lt, Ne};
+use seccompiler::SeccompCmpOp::{Eq, Gt, Lt, MaskedEq, Ne};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, SeccompRule};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -33,6 +33,10 @@ const LAST: u32 = 0x7fff_ffff;
 
 /// The right to take another user and other groups.
 const CHANGES: CapabilitySet = CapabilitySet::SETUID.union(CapabilitySet::SETGID);
+
+/// Set in the number of a call that is made as programs with 32-bit pointers do (x32): the same
+/// calls again, for a kernel of x86-64 that has them. Elsewhere no call has such a number.
+const X32: i64 = 0x4000_0000;
 
 /// The names of the rights that the kernel refused to take away; empty if it refused none.
 static REFUSED: OnceLock<String> = OnceLock::new();
@@ -103,8 +107,10 @@ pub(super) fn grant() {
     }
 }
 
-/// From here on users and groups are changed to those of rooms only; and no event of devices is
-/// sent, whose receivers look at the user that a sender with `CAP_SETUID` may claim to be.
+/// From here on users and groups are changed to those of rooms only; no namespace of users is made,
+/// in which whoever has `CAP_SETUID` outside could have the number of a room mean any user; and no
+/// event of devices is sent, whose receivers look at the user that a sender with `CAP_SETUID` may
+/// claim to be.
 fn few_numbers() -> Option<()> {
     let [first, last, own] = [FIRST, LAST, Uid::current().as_raw()].map(u64::from);
     let outside = |index: u8| [vec![(index, Lt, first)], vec![(index, Gt, last)]];
@@ -114,6 +120,8 @@ fn few_numbers() -> Option<()> {
     user[4..].iter_mut().for_each(|saved| saved.push((2, Ne, own)));
     // AF_NETLINK and NETLINK_KOBJECT_UEVENT.
     let events = vec![vec![(0, Eq, 16), (2, Eq, 15)]];
+    let users = u64::from(libc::CLONE_NEWUSER.unsigned_abs());
+    let of_users = vec![vec![(0, MaskedEq(users), users)]];
     let mut refused = BTreeMap::new();
     for (call, conditions) in [
         (libc::SYS_setresuid, user),
@@ -126,13 +134,24 @@ fn few_numbers() -> Option<()> {
         (libc::SYS_setregid, Vec::new()),
         (libc::SYS_setfsuid, Vec::new()),
         (libc::SYS_setfsgid, Vec::new()),
+        (libc::SYS_unshare, of_users.clone()),
+        (libc::SYS_clone, of_users),
+        (libc::SYS_setns, Vec::new()),
     ] {
         let rules: Option<Vec<SeccompRule>> = conditions.iter().map(|all| rule(all).ok()).collect();
         refused.insert(call, rules?);
+        refused.insert(call | X32, Vec::new());
     }
+    refuse(refused, libc::EPERM)?;
+    // Its flags lie in memory, which no list sees. The C library does without it.
+    refuse(BTreeMap::from([(libc::SYS_clone3, Vec::new()), (libc::SYS_clone3 | X32, Vec::new())]), libc::ENOSYS)
+}
+
+/// Has these calls fail with `errno` from here on.
+fn refuse(calls: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> Option<()> {
     let machine = std::env::consts::ARCH.try_into().ok()?;
-    let refuses = SeccompAction::Errno(libc::EPERM.unsigned_abs());
-    let filter = SeccompFilter::new(refused, SeccompAction::Allow, refuses, machine).ok()?;
+    let refuses = SeccompAction::Errno(errno.unsigned_abs());
+    let filter = SeccompFilter::new(calls, SeccompAction::Allow, refuses, machine).ok()?;
     let program: BpfProgram = filter.try_into().ok()?;
     seccompiler::apply_filter(&program).ok()
 }
