@@ -14,7 +14,10 @@ use program::shown;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, kill_process};
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -181,6 +184,28 @@ fn a_socket_that_lingers_in_a_message_nobody_read_holds_its_own_device_only() {
         front.send_message(200, &[], &[]).unwrap();
         front.send_message(3, &[], &[fd.as_fd()]).unwrap();
     });
+}
+
+#[test]
+fn a_socket_that_lingers_sent_by_a_client_of_the_control_socket_holds_nobody() {
+    let mut house = House::new();
+    // With bytes that are read, and with bytes that nobody reads behind the request.
+    for asks in [&b""[..], b"GET /v1/rooms HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"] {
+        let (fd, peer) = lingering();
+        let mut client = UnixStream::connect(house.daemon.socket_of("control")).unwrap();
+        house.while_stopped(|| {
+            client.write_all(asks).unwrap();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = [fd.as_fd()];
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            sendmsg(&client, &[IoSlice::new(b"G")], &mut control, SendFlags::empty()).unwrap();
+            drop(fd);
+        });
+        house.goes_on("a client of the control socket");
+        drop((peer, client));
+    }
+    house.next_guest_is_served();
 }
 
 #[test]

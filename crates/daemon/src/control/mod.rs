@@ -22,6 +22,7 @@ mod reserve;
 mod scrape;
 pub(crate) mod snapshot;
 mod socket;
+mod stream;
 mod takeover;
 
 pub(crate) use config::reload;

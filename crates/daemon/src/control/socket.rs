@@ -8,6 +8,7 @@ use super::api::Role;
 use super::patient::{Patient, Prompt};
 use super::places::{Busy, Places};
 use super::reserve::{Refill, Reserve};
+use super::stream::ClientStream;
 use super::{State, Who, api};
 use crate::config::plan::DaemonPlan;
 use crate::service::{Service, Whose};
@@ -196,6 +197,7 @@ impl Clients {
                     let who = who(&stream);
                     // Dropped behind the stream, whose descriptor is free by then.
                     let refill = Refill(self.reserve.clone());
+                    let stream = ClientStream::new(stream);
                     let Some(place) = self.places.take(who.uid) else {
                         turn_away(&stream);
                         continue;
@@ -203,7 +205,10 @@ impl Clients {
                     let busy = place.busy.clone();
                     let router = router.clone().layer(Extension(who));
                     let task = tasks.spawn(async move {
+                        let janitor = stream.janitor();
                         answer(stream, router, &busy).await;
+                        // Else a client could send descriptors faster than they are closed.
+                        janitor.idle().await;
                         drop((refill, place));
                     });
                     self.places.serve(task);
@@ -244,10 +249,10 @@ pub(super) async fn answer(
 }
 
 /// Tells a client that there are too many, without a look at what it asks.
-fn turn_away(stream: &UnixStream) {
+fn turn_away(stream: &ClientStream) {
     const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
         connection: close\r\ncontent-length: 28\r\n\r\n{\"error\":\"too many clients\"}";
-    let _ = stream.try_write(BUSY);
+    stream.try_write(BUSY);
 }
 
 /// The process that has connected, as the kernel tells.
