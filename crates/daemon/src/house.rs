@@ -204,7 +204,7 @@ impl House {
         may_wait: Option<HashSet<String>>,
     ) -> Result<Vec<Tried>, AssembleError> {
         let mut patience = Patience::new(shared.wait, shared.keeps_on);
-        let mut none = Patience::new(Some(0), false);
+        let mut none = Patience::of_next();
         let row = AsideRow::default();
         let asked: Vec<_> = plan.wanted().map(|wanted| Asked::new(wanted, shared, &row)).collect();
         row.go_on();

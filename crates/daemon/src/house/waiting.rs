@@ -167,8 +167,10 @@ pub(super) enum Later {
 /// How long the first tries may take.
 #[derive(Debug)]
 pub(super) struct Patience {
-    /// Nothing is waited for: an answer is awaited as long as it takes, and then it is final.
+    /// Nothing is waited for: an answer is final.
     refuses: bool,
+    /// An answer is awaited as long as it takes.
+    waits_for_host: bool,
     /// A device that cannot be served is no reason to refuse the others.
     keeps_on: bool,
     /// For the host to open what is opened slowly.
@@ -182,7 +184,13 @@ impl Patience {
     pub(super) fn new(wait: Option<u32>, keeps_on: bool) -> Self {
         let refuses = wait == Some(0);
         let held_left = if refuses { Duration::ZERO } else { HELD_PATIENCE };
-        Self { refuses, keeps_on, left: OPEN_PATIENCE_ALL, held_left }
+        Self { refuses, waits_for_host: refuses, keeps_on, left: OPEN_PATIENCE_ALL, held_left }
+    }
+
+    /// Of a process that takes over. What it cannot have, the one that runs goes on with. What the
+    /// host opens slowly, it serves later, to those who wait for it in either process.
+    pub(super) fn of_next() -> Self {
+        Self { waits_for_host: false, ..Self::new(Some(0), false) }
     }
 
     /// Waits for the result of a device's first opening, which comes by `opened`. A device that
@@ -229,7 +237,7 @@ impl Patience {
     /// The answer of a call of the host; `None` if it has not answered in time.
     pub(super) async fn within<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
         let began = Instant::now();
-        let limit = match self.refuses {
+        let limit = match self.waits_for_host {
             true => Duration::MAX,
             false => OPEN_PATIENCE.min(self.left).max(OPEN_PATIENCE_MIN),
         };

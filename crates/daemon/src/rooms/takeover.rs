@@ -188,23 +188,31 @@ impl Rooms {
         let (at, to) = (path.display(), path.to_owned());
         let socket = aside(move || connect(&to)).await.ok_or("the daemon has failed")?;
         let (socket, pid) = socket.map_err(|error| format!("{at}: {error}"))?;
+        let refused = |problem: &str| {
+            tracing::warn!(problem, "not taken over");
+            problem.to_owned()
+        };
         if service.is_managed() && !super::begin::is_next(pid) {
             let problem = "the service manager would end it: SIGUSR2 has this daemon start one";
-            tracing::warn!(problem, "not taken over");
-            return Err(problem.to_owned());
+            return Err(refused(problem));
+        }
+        let unopened: Vec<_> = self.heirlooms().keys().cloned().collect();
+        if !unopened.is_empty() {
+            let names = unopened.join(", ");
+            return Err(refused(&format!("front-ends wait for what opens slowly: {names}")));
         }
         // The kernel ends every process of a container with the first one.
         if std::process::id() == 1 && pid != 0 {
             let problem = "this daemon is the first process of its container, which ends with it";
-            return Err(problem.to_owned());
+            return Err(refused(problem));
         }
         let channel = Channel::new(socket, Arc::new(Janitor::of("takeover")));
         let channel = channel.map_err(|error| format!("{at}: {error}"))?;
         if self.is_paused() {
-            return Err("another takeover is under way".to_owned());
+            return Err(refused("another takeover is under way"));
         }
         let Ok(_alone) = timeout(END_PATIENCE, self.changes.write()).await else {
-            return Err("a change is under way".to_owned());
+            return Err(refused("a change is under way"));
         };
         self.pauses.send_replace(true);
         let result = self.bequeath(&channel, service, waits).await;
