@@ -271,6 +271,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
             () = fed => Ok(()),
         };
         end_workers(pool).await;
+        close(house.devices().take()).await;
         served.map_err(|error| error.to_string())
     });
     // A task that waits for a host call must not keep us either.
@@ -285,6 +286,12 @@ async fn end_workers(pool: Arc<manyring_engine::Pool>) {
         let problem = "a worker hangs in a host call: the process ends without it";
         tracing::warn!(devices = held_devices(), "{problem}");
     }
+}
+
+/// Closes devices. With a disk in memory its memory is unmapped, which may take long.
+async fn close(devices: Vec<control::Entry>) {
+    let closed = manyring_engine::aside(move || drop(devices));
+    let _ = tokio::time::timeout(QUIT_TIMEOUT, closed).await;
 }
 
 /// The devices that threads serve which do not come back from a host call.

@@ -91,6 +91,11 @@ impl Registry {
         self.read().clone()
     }
 
+    /// Takes all devices out, for a process that ends.
+    pub(crate) fn take(&self) -> Vec<Entry> {
+        std::mem::take(&mut *self.write())
+    }
+
     /// How many devices are served, and how many wait, for people.
     pub(crate) fn in_words(&self) -> String {
         let (all, served) = (self.read().len(), self.served().len());
