@@ -102,7 +102,7 @@ fn lingering() -> (OwnedFd, TcpStream) {
     let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (peer, _) = listener.accept().unwrap();
     socket.set_nonblocking(true).unwrap();
-    while std::io::Write::write(&mut &socket, &[0; 65536]).is_ok() {}
+    while Write::write(&mut &socket, &[0; 65536]).is_ok() {}
     rustix::net::sockopt::set_socket_linger(&socket, Some(LINGER)).unwrap();
     (socket.into(), peer)
 }

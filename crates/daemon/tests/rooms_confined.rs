@@ -105,6 +105,7 @@ fn a_house_that_is_taken_takes_no_number_of_an_account() {
     assert_eq!(thread.call(libc::SYS_capset, [head, data, 0, 0, 0, 0]), 0);
     let (same, first) = (u64::from(u32::MAX), u64::from(*NOBODY.start()));
     let refused = -i64::from(libc::EPERM);
+    let new_users = u64::from(libc::CLONE_NEWUSER.unsigned_abs());
     for (call, arguments) in [
         (libc::SYS_setresuid, [0, 0, 0]),
         (libc::SYS_setresuid, [same, 0, same]),
@@ -118,6 +119,11 @@ fn a_house_that_is_taken_takes_no_number_of_an_account() {
         (libc::SYS_setgroups, [1, head, 0]),
         // AF_NETLINK, SOCK_RAW, NETLINK_KOBJECT_UEVENT.
         (libc::SYS_socket, [16, 3, 15]),
+        // As programs with 32-bit pointers make it.
+        (libc::SYS_setresuid | 0x4000_0000, [0, 0, 0]),
+        // In a namespace that is made here the number of a room could be that of anybody.
+        (libc::SYS_clone, [new_users | u64::from(libc::SIGCHLD.unsigned_abs()), 0, 0]),
+        (libc::SYS_unshare, [new_users, 0, 0]),
     ] {
         let [a, b, c] = arguments;
         assert_eq!(thread.call(call, [a, b, c, 0, 0, 0]), refused, "{call} {arguments:?}");

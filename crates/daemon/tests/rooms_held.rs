@@ -9,8 +9,8 @@ mod program;
 
 use domain::{client_works, disk, pid, room, serve};
 use manyring_driver::{BlkDriver, BlkOptions, Op};
-use process::{Daemon, wait_until};
-use rustix::process::{Signal, kill_process, test_kill_process};
+use process::{Daemon, PATIENCE, wait_until};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -160,6 +160,54 @@ fn a_room_that_sigkill_does_not_end_is_shown_as_held_and_holds_its_own_devices_a
     let daemon = serve_beside(&format!("file = '{}'\n", file.display()));
     dies_with_a_write_in_flight(&daemon, &freezer, false);
     assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_disk_that_hangs_with_its_room_keeps_no_other_guest_from_the_daemon_that_takes_over() {
+    let freezer = Freezer::new();
+    // A process that waits for a block device can open it; without rings its own thread waits.
+    let device = Loop::over(&freezer.file("back.img"));
+    let keys = format!("file = '{}'\ndirect = true\ndomain = 'a'\n", device.0.display());
+    let devices = disk("a", &keys) + &disk("b", "memory = '16M'\ndomain = 'b'\n");
+    let daemon = serve("io_uring = false", &devices, &["a", "b"]);
+    let (mut held, mut other) = (connect(&daemon, "a"), connect(&daemon, "b"));
+    other.queues[0].write(0, &[1; 512]).unwrap();
+    let queue = &mut held.queues[0];
+    queue.write(0, &[1; 4096]).unwrap();
+    freezer.freeze();
+    queue.submit(Op::Write { sector: 0, data: &[2; 4096] }).unwrap().unwrap();
+    queue.publish().unwrap();
+    assert!(wait_until(|| domain::counted(&daemon, "a", "in_flight") == 1), "{}", daemon.log());
+    let process = pid(&daemon, "a");
+    let next_log = daemon.folder().join("next.log");
+    let said = || std::fs::read_to_string(&next_log).unwrap_or_default();
+    let takes_over = || {
+        let mut next = program::manyring();
+        next.arg("run").arg("--config").arg(daemon.folder().join("manyring.toml"));
+        next.arg("--takeover").arg(daemon.socket_of("control"));
+        let log = std::fs::File::options().create(true).append(true).open(&next_log).unwrap();
+        next.stderr(log).spawn().unwrap()
+    };
+    let mut next = takes_over();
+    let stat = || std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid()));
+    let has_ended = || stat().map_or(true, |stat| stat.contains(") Z "));
+    assert!(wait_until(has_ended), "{} {}", daemon.log(), said());
+    other.queues[0].write(0, &[2; 512]).unwrap();
+    // The image does not open, and keeps its front-end waiting: a third daemon would lose that.
+    assert!(!takes_over().wait().unwrap().success());
+    other.queues[0].write(0, &[3; 512]).unwrap();
+    assert!(said().contains("front-ends wait for what opens slowly: a"), "{}", said());
+    assert!(test_kill_process(process).is_ok(), "the kernel has ended it: nothing was tried");
+    assert_eq!(room(&daemon, "a"), serde_json::Value::Null, "the image has a writer");
+    freezer.thaw();
+    let queue = &mut held.queues[0];
+    queue.wait(PATIENCE).unwrap();
+    queue.write(0, &[3; 4096]).unwrap();
+    let mut bytes = [0; 4096];
+    queue.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [3; 4096]);
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", said());
 }
 
 #[test]

@@ -172,3 +172,19 @@ fn a_room_that_lies_that_it_has_parked_is_gone_before_the_next_daemon_serves() {
     drop(client);
     next.ends(&daemon);
 }
+
+#[test]
+fn a_room_that_is_not_there_any_more_is_not_told_of_as_one_that_does_not_park() {
+    let daemon = two_domains();
+    client_works(&daemon.socket_of("a"), 1);
+    let mut other = Client::connect(&daemon.socket_of("b"), false);
+    kill_process(pid(&daemon, "a"), Signal::KILL).unwrap();
+    assert!(wait_until(|| room(&daemon, "a")["state"] == "ended"), "{}", daemon.log());
+    let next = Next::takes_over(&daemon);
+    next.serves(&daemon, &["b"]);
+    works(&mut other, 2);
+    let said = daemon.log();
+    assert!(!said.contains(KILLED) && said.contains("has parked"), "{said}");
+    drop(other);
+    next.ends(&daemon);
+}

@@ -15,10 +15,11 @@ use domain::{client_works, disk, pid, room, serve, two_domains, works, works_unt
 use foreign::Client;
 use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
-use process::{Daemon, PATIENCE, wait_until};
-use program::{http, manyring};
+use process::{Daemon, PATIENCE, is_root_or_left_out, wait_until};
+use program::{http, manyring, shown};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal, kill_process};
 use space::{in_own_space, link, queues};
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -84,8 +85,8 @@ fn guests_go_on_with_the_daemon_that_takes_over_again_and_again() {
     // Whoever comes later finds the same sockets.
     client_works(&daemon.socket_of("a"), 78);
     let last = running.last_mut().unwrap();
-    let pid = rustix::process::Pid::from_child(last);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let pid = Pid::from_child(last);
+    kill_process(pid, Signal::TERM).unwrap();
     assert!(last.wait().unwrap().success(), "{}", log(&daemon));
     assert!(!daemon.socket_of("a").exists() && !daemon.socket_of("control").exists());
     assert!(!log(&daemon).contains("fault"), "{}", log(&daemon));
@@ -116,13 +117,13 @@ fn a_daemon_that_is_started_with_few_open_files_takes_over_as_many_as_there_are(
         guest.queues[0].read(0, &mut bytes).unwrap();
         assert_eq!(bytes, [byte; 512]);
     }
-    next.kill().unwrap();
-    next.wait().unwrap();
+    drop(guests);
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
 }
 
-/// Asks a daemon to hand over to a process that reads `messages` messages and then says this, or
-/// dies. Returns how many there were.
-fn die_after(daemon: &Daemon, messages: usize, says: Option<&[u8]>) -> usize {
+/// Asks a daemon to hand over to a process that does `acts`, and ends.
+fn hands_over<T>(daemon: &Daemon, acts: impl FnOnce(OwnedFd) -> T) -> T {
     let path = daemon.folder().join("next");
     let listener = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -133,11 +134,23 @@ fn die_after(daemon: &Daemon, messages: usize, says: Option<&[u8]>) -> usize {
     .unwrap();
     rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     rustix::net::listen(&listener, 1).unwrap();
-    let mut count = 0;
-    std::thread::scope(|scope| {
+    let done = std::thread::scope(|scope| {
         let asked = scope.spawn(|| ask(daemon, &path));
         let next: OwnedFd = rustix::net::accept(&listener).unwrap();
-        let mut bytes = vec![0; 1 << 16];
+        let done = acts(next);
+        let (status, answer) = asked.join().unwrap();
+        assert_eq!(status, 409, "{answer}");
+        done
+    });
+    std::fs::remove_file(path).unwrap();
+    done
+}
+
+/// Asks a daemon to hand over to a process that reads `messages` messages and then says this, or
+/// dies. Returns how many there were.
+fn die_after(daemon: &Daemon, messages: usize, says: Option<&[u8]>) -> usize {
+    hands_over(daemon, |next| {
+        let (mut count, mut bytes) = (0, vec![0; 1 << 16]);
         while count < messages {
             let (_, len) = rustix::net::recv(&next, &mut bytes, RecvFlags::empty()).unwrap();
             count += 1;
@@ -145,15 +158,15 @@ fn die_after(daemon: &Daemon, messages: usize, says: Option<&[u8]>) -> usize {
                 break;
             }
         }
+        // The daemon finds the last message and the end together.
+        daemon.send(Signal::STOP);
         if let Some(says) = says {
             rustix::io::write(&next, says).unwrap();
         }
         drop(next);
-        let (status, answer) = asked.join().unwrap();
-        assert_eq!(status, 409, "{answer}");
-    });
-    std::fs::remove_file(path).unwrap();
-    count
+        daemon.send(Signal::CONT);
+        count
+    })
 }
 
 fn ask(daemon: &Daemon, path: &Path) -> (u16, String) {
@@ -179,17 +192,120 @@ fn a_daemon_goes_on_wherever_the_next_one_dies() {
     }
     die_after(&daemon, usize::MAX, Some(b"\x01{\"taken\":7}"));
     works(&mut client, 4);
+    die_after(&daemon, usize::MAX, Some(b"\x01{\"taken\":{}}"));
+    works(&mut client, 5);
     // One that cannot have what its configuration names.
     let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
     let wrong = text.replace("b.img", "none.img").replace("[daemon]", "[daemon]\nwait = 0");
     std::fs::write(daemon.folder().join("wrong.toml"), wrong).unwrap();
     assert!(!take_over(&daemon, "wrong.toml").wait().unwrap().success());
     assert!(log(&daemon).contains("none.img"), "{}", log(&daemon));
-    works(&mut client, 5);
+    works(&mut client, 6);
     assert!(answers(&daemon) && !daemon.log().contains("fault"), "{}", daemon.log());
     drop(client);
-    client_works(&daemon.socket_of("b"), 6);
+    client_works(&daemon.socket_of("b"), 7);
     assert!(daemon.terminate().success());
+}
+
+/// A configuration file beside the daemon's own, with these keys of the daemon first.
+fn with_keys(daemon: &Daemon, keys: &str) {
+    let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
+    let more = text.replacen("[daemon]\n", &format!("[daemon]\n{keys}\n"), 1);
+    assert_ne!(text, more);
+    std::fs::write(daemon.folder().join("more.toml"), more).unwrap();
+}
+
+#[test]
+fn a_daemon_goes_on_if_the_next_one_cannot_have_its_own_sockets() {
+    let daemon = two_domains();
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    // Nobody makes a socket in /proc, and no host has the address (TEST-NET-1).
+    for keys in ["control_read = '/proc/control'", "metrics_listen = '192.0.2.1:9'"] {
+        works(&mut client, 1);
+        with_keys(&daemon, keys);
+        let ended = take_over(&daemon, "more.toml").wait().unwrap();
+        assert!(!ended.success() && !has_ended(daemon.pid()), "{keys}: {}", log(&daemon));
+        assert!(answers(&daemon), "{keys}: {}", log(&daemon));
+    }
+    works(&mut client, 2);
+    drop(client);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn the_next_daemon_waits_for_the_address_at_which_the_other_one_was_scraped() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let keys = format!("wait = 0\nmetrics_listen = '{free}'");
+    let devices = disk("a", "file = '@/a.img'\ndomain = 'a'\n");
+    let daemon = serve(&keys, &devices, &["a"]);
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    let mut next = take_over(&daemon, "manyring.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    works(&mut client, 1);
+    assert!(wait_until(|| std::net::TcpStream::connect(free).is_ok()), "{}", log(&daemon));
+    drop(client);
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+#[test]
+fn a_device_that_waits_keeps_no_other_one_from_the_next_daemon() {
+    let waits = disk("c", "file = '@/none/c.img'\ndomain = 'c'\n");
+    let devices = disk("a", "file = '@/a.img'\ndomain = 'a'\n") + &waits;
+    let daemon = serve("", &devices, &["a"]);
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    works(&mut client, 1);
+    let mut next = take_over(&daemon, "manyring.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    works(&mut client, 2);
+    drop(client);
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+#[test]
+fn a_change_that_the_next_daemon_would_not_know_of_is_not_answered() {
+    let daemon = two_domains();
+    let socket = daemon.socket_of("c");
+    let device = serde_json::json!({ "kind": "blk", "socket_path": socket, "null": "1G" });
+    let put = || http(&daemon.socket_of("control"), "PUT", "/v1/devices/c", &device.to_string());
+    let asked = hands_over(&daemon, |next| {
+        // The rooms have parked.
+        rustix::net::recv(&next, &mut [0; 4096], RecvFlags::empty()).unwrap();
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(put);
+            // It has been read by now, and waits.
+            for _ in 0..3 {
+                shown(&daemon.socket_of("control"), "/v1/rooms");
+            }
+            assert!(!asked.is_finished() && !socket.exists(), "{}", daemon.log());
+            drop(next);
+            asked.join().unwrap()
+        })
+    });
+    assert_eq!(asked.0, 201, "{asked:?}");
+    assert!(socket.exists());
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn the_first_process_of_a_container_hands_nothing_over() {
+    if !is_root_or_left_out() {
+        return;
+    }
+    let config = "[daemon]\ncontrol = '@/control'\n".to_owned()
+        + &disk("a", "memory = '16M'\ndomain = 'a'\n");
+    let how = "exec unshare --pid --fork --kill-child";
+    let daemon = Daemon::run_behind(how, &config, &["a", "control"]);
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    works(&mut client, 1);
+    let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
+    let first = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
+    kill_process(Pid::from_raw(first).unwrap(), Signal::USR2).unwrap();
+    let said = "the first process of its container";
+    assert!(wait_until(|| daemon.log().contains(said)), "{}", daemon.log());
+    assert!(wait_until(|| daemon.log().contains("not taken over")), "{}", daemon.log());
+    works(&mut client, 2);
 }
 
 #[test]
@@ -213,15 +329,15 @@ fn a_domain_whose_rooms_die_again_and_again_keeps_no_other_from_a_takeover() {
     for starts in 1..=6 {
         let is_there = || room(&daemon, "b")["starts"] == starts && room(&daemon, "b")["pid"] != 0;
         assert!(wait_until(is_there), "{starts} {}", daemon.log());
-        rustix::process::kill_process(pid(&daemon, "b"), rustix::process::Signal::KILL).unwrap();
+        kill_process(pid(&daemon, "b"), Signal::KILL).unwrap();
     }
     assert!(wait_until(|| room(&daemon, "b")["state"] == "ended"), "{}", daemon.log());
     let mut next = take_over(&daemon, "manyring.toml");
     assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
     works(&mut client, 2);
     drop(client);
-    let pid = rustix::process::Pid::from_child(&next);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let pid = Pid::from_child(&next);
+    kill_process(pid, Signal::TERM).unwrap();
     assert!(next.wait().unwrap().success(), "{}", log(&daemon));
 }
 
@@ -250,8 +366,8 @@ fn what_the_next_daemon_does_not_serve_is_let_go_of() {
     client_works(&daemon.socket_of("b"), 3);
     works(&mut client, 4);
     drop(client);
-    let pid = rustix::process::Pid::from_child(&second);
-    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let pid = Pid::from_child(&second);
+    kill_process(pid, Signal::TERM).unwrap();
     assert!(second.wait().unwrap().success(), "{}", log(&daemon));
 }
 
@@ -310,8 +426,8 @@ fn taps_go_to_the_daemon_that_takes_over_and_stay_where_it_dies() {
         let is_there = |name: &str| link(name).map(|link| link.index);
         assert_eq!(["one0", "two0"].map(|name| is_there(name).unwrap()), indexes);
         let last = running.last_mut().unwrap();
-        let pid = rustix::process::Pid::from_child(last);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let pid = Pid::from_child(last);
+        kill_process(pid, Signal::TERM).unwrap();
         assert!(last.wait().unwrap().success(), "{}", log(&daemon));
         assert!(is_there("one0").is_none() && is_there("two0").is_none());
     });
@@ -331,8 +447,8 @@ fn a_tap_goes_with_the_daemon_that_is_taken_over_if_the_next_one_has_other_use_f
         let mut next = take_over(&daemon, "other.toml");
         assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
         assert!(wait_until(|| link("n0").is_none()), "somebody has its queues");
-        let pid = rustix::process::Pid::from_child(&next);
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let pid = Pid::from_child(&next);
+        kill_process(pid, Signal::TERM).unwrap();
         assert!(next.wait().unwrap().success(), "{}", log(&daemon));
     });
 }

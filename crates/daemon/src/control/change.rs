@@ -259,9 +259,10 @@ fn begin(controlled: &Controlled) -> Result<OwnedSemaphorePermit, Refusal> {
 
 /// The right to change a device beside the house's own changes.
 fn begin_here(state: &State) -> Result<OwnedRwLockReadGuard<()>, Refusal> {
-    state.rooms.change_now().ok_or_else(|| {
-        Refusal::new(StatusCode::CONFLICT, "another daemon takes over: ask again")
-    })
+    state
+        .rooms
+        .change_now()
+        .ok_or_else(|| Refusal::new(StatusCode::CONFLICT, "another daemon takes over: ask again"))
 }
 
 /// Does a change to its end, even if the client leaves before.

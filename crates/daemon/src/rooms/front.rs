@@ -60,8 +60,7 @@ pub(crate) async fn serve(
     let (asks, heirlooms) = rooms.register(device);
     let owner = heirlooms.first().map(|heirloom| heirloom.domain.clone());
     let waiting = inherited(&estates, heirlooms);
-    let (part, attends, room, held) =
-        (made.part.clone(), JoinSet::new(), None, rooms.held(device));
+    let (part, attends, room, held) = (made.part.clone(), JoinSet::new(), None, rooms.held(device));
     let mut front = Front {
         rooms,
         wanted,

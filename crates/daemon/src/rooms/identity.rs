@@ -3,7 +3,8 @@
 //! ```text
 //! user        where the house may change users: FIRST + the number of the room's process. No
 //!             account has such a number, and no other room at the same time
-//! namespaces  of users, System V IPC, the host's name and control groups, where the kernel lets it
+//! namespaces  of users, System V IPC, the host's name and control groups, where the kernel and
+//!             the house let it
 //! ```
 //! A house that is not root and may change users can take the numbers of rooms alone ([`confine`]).
 //! A room then keeps the house's number as its saved one, which gives the room nothing and lets a
@@ -144,7 +145,10 @@ fn few_numbers() -> Option<()> {
     }
     refuse(refused, libc::EPERM)?;
     // Its flags lie in memory, which no list sees. The C library does without it.
-    refuse(BTreeMap::from([(libc::SYS_clone3, Vec::new()), (libc::SYS_clone3 | X32, Vec::new())]), libc::ENOSYS)
+    refuse(
+        BTreeMap::from([(libc::SYS_clone3, Vec::new()), (libc::SYS_clone3 | X32, Vec::new())]),
+        libc::ENOSYS,
+    )
 }
 
 /// Has these calls fail with `errno` from here on.

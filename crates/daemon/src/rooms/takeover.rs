@@ -528,4 +528,22 @@ mod tests {
             assert!(next.ended().await.is_err());
         });
     }
+
+    #[test]
+    fn a_house_that_is_slow_to_end_is_waited_for_and_one_that_has_died_is_not_believed() {
+        with_channels(|next, runs| async move {
+            let accepted = tokio::spawn(Legacy::accept(Some(LegacyChannel(next))));
+            tokio::time::sleep(END_PATIENCE * 5 / 4).await;
+            // It reads now what would end it.
+            assert!(runs.receive_left().is_some() && !runs.is_alone());
+            runs.finish();
+            accepted.await.unwrap().unwrap();
+        });
+        with_channels(|next, runs| async move {
+            let taken = message::emit(&Reply::Taken {}).unwrap();
+            next.send(&taken, NO_FDS).await.unwrap();
+            drop(next);
+            assert!(runs.receive_left().is_some() && runs.is_alone());
+        });
+    }
 }

@@ -9,7 +9,7 @@
 
 use crate::prober::{PAUSE, Prober, STALL_MAX, Stalls, check};
 use crate::process::{Daemon, PATIENCE, wait_until};
-use crate::program::shown;
+use crate::program::{manyring, shown};
 use crate::rings::{Restart, replace_table};
 use crate::walls::{PAGE, Ring};
 use manyring_driver::{Arena, BlkDriver, BlkOptions, FrontEnd, Op};
@@ -321,6 +321,48 @@ fn a_user_who_takes_memory_away_holds_his_own_room_alone() {
     ring.offer();
     assert!(ring.is_answered());
     assert!(walled.daemon.terminate().success());
+}
+
+/// The same while two daemons take over, one after the other. Neither lets another process touch
+/// what the room has, of which the second one hears from the first.
+#[test]
+fn a_user_who_holds_his_own_room_keeps_no_other_from_the_daemons_that_take_over() {
+    let walled = Walled::new();
+    let bad = walled.daemon.socket_of("bad");
+    let file = large("punched");
+    let mut ring = as_nobody(|| Ring::in_file(&bad, file.try_clone().unwrap(), 0, LARGE));
+    ring.start();
+    ring.offer();
+    assert!(ring.is_answered());
+    ring.arena.alloc(KEPT, PAGE).unwrap();
+    let blocks = fstat(&file).unwrap().st_blocks;
+    let mut punch = Punch::start(&file, KEPT, || fstat(&file).unwrap().st_blocks < blocks);
+    ring.offer();
+    walled.wait_until_held("worker-0");
+    let mut running: Vec<Child> = Vec::new();
+    let mut before = walled.daemon.pid();
+    for _ in 0..2 {
+        let mut next = manyring();
+        next.arg("run").arg("--config").arg(walled.daemon.folder().join("manyring.toml"));
+        next.arg("--takeover").arg(walled.daemon.socket_of("control"));
+        running.push(next.stderr(Stdio::null()).spawn().unwrap());
+        let stat = || std::fs::read_to_string(format!("/proc/{before}/stat"));
+        let has_ended = || stat().map_or(true, |stat| stat.contains(") Z "));
+        assert!(wait_until(has_ended), "{}", walled.daemon.log());
+        before = running.last().unwrap().id();
+        let other = BlkDriver::connect(&walled.daemon.socket_of("other0"), &BlkOptions::default());
+        other.unwrap().queues[0].run(Op::Flush).unwrap();
+        let devices = walled.room()["devices"].clone();
+        assert!(devices.is_null() || devices == serde_json::json!([]), "{devices}");
+    }
+    assert!(punch.is_under_way(), "the room was let go of too early");
+    punch.release();
+    assert!(ring.is_answered(), "the guest goes on in the next room");
+    ring.offer();
+    assert!(ring.is_answered());
+    let last = running.last_mut().unwrap();
+    kill_process(Pid::from_child(last), Signal::TERM).unwrap();
+    assert!(last.wait().unwrap().success());
 }
 
 /// So many waiters that the kernel takes milliseconds to wake them all.

@@ -4,8 +4,8 @@
 use crate::process::{Daemon, PATIENCE, wait_until};
 use crate::program::{http_json, manyring};
 use crate::takeover::{begin, finish};
-use crate::world::{World, XVDA, break_ring, connect};
-use manyring_driver::{Blkfront, XenDisk, XenDomain, XenOp};
+use crate::world::{World, XVDA, break_ring, connect, small};
+use manyring_driver::{Blkfront, BlkfrontOptions, XenDisk, XenDomain, XenOp};
 use manyring_wire::xen::blkif::Status;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -254,5 +254,45 @@ fn guest_goes_on_with_its_daemon_where_the_next_one_cannot_have_what_it_needs() 
     let lock = std::fs::read_to_string(world.path("state").join("vbd.lock")).unwrap();
     assert_eq!(lock, daemon.pid().to_string());
     assert_eq!(world.error_of(&disk), "");
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn guest_that_closes_its_disk_while_its_room_dies_has_the_disk_again_when_it_connects() {
+    let mut world = World::new();
+    let daemon = serve(&world, "device");
+    let (domain, image) = (world.domain_of(7, 16384), world.image("disk"));
+    let disk = world.announce(7, XVDA, &image);
+    let options = BlkfrontOptions { queues: 2, ..small() };
+    let connect = || Blkfront::connect(&domain, &disk.folder(), &options).unwrap();
+    for round in 0..3_u8 {
+        let mut front = connect();
+        front.queues[1].write(0, &[round; 512]).unwrap();
+        let killed = pid(&world, "xen:xen:7");
+        // It dies before, or while it is to leave the rings, or about then.
+        match round % 3 {
+            0 => kill_process(killed, Signal::KILL).unwrap(),
+            1 => kill_process(killed, Signal::STOP).unwrap(),
+            _ => {}
+        }
+        std::thread::scope(|scope| {
+            let closes = scope.spawn(|| front.close().unwrap());
+            let folder = disk.front();
+            let is_closing = |found: Option<&[u8]>| found != Some(b"4");
+            world.toolstack.await_value(&format!("{folder}/state"), is_closing).unwrap();
+            let _ = kill_process(killed, Signal::KILL);
+            assert_eq!(closes.join().unwrap(), 0, "pages stay mapped");
+        });
+        world.await_node(&disk, "state", "6");
+        let mut front = connect();
+        let mut read = [9; 512];
+        front.queues[0].read(0, &mut read).unwrap();
+        assert_eq!(read, [round; 512]);
+        assert_eq!(front.close().unwrap(), 0, "pages stay mapped");
+        world.await_node(&disk, "state", "6");
+    }
+    let left = std::fs::read_dir(world.path("state")).unwrap().flatten();
+    let left: Vec<_> = left.filter(|file| file.path().extension().unwrap() != "lock").collect();
+    assert!(left.is_empty(), "{left:?}");
     assert!(daemon.terminate().success());
 }

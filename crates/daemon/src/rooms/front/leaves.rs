@@ -36,7 +36,8 @@ impl Front<'_> {
             let process = process.try_clone().map_err(|error| error.to_string())?;
             share.push((Left::Held { device: device.clone() }, vec![process.into()]));
         }
-        let held = held.map(|process| (Left::Held { device: device.clone() }, vec![process.into()]));
+        let held =
+            held.map(|process| (Left::Held { device: device.clone() }, vec![process.into()]));
         share.extend(held);
         let kind = self.part.kind.clone();
         let left = aside(move || left_of(&kind)).await.ok_or("the daemon has failed")?;
