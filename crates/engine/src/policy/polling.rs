@@ -28,19 +28,20 @@ mod trial;
 pub use self::choice::{Decision, Mode, Polling};
 pub use self::numbers::{Arm, Numbers};
 
-use self::trial::{Cost, Next, Trial};
+use self::trial::{Cost, Next, Trial, is_spinning_worth_it};
 use core::ops::RangeInclusive;
 
-/// The cap, in wakes. Twice the wake covers every gap for which spinning could save more than it
-/// costs; four times it covers a disk of 50 us and a client that is woken itself (2.5 lost a third
-/// of the rate there).
-const CAP_WAKES: u64 = 4;
-/// With gaps above this many wakes a worker sleeps without asking what is faster: saving one wake
-/// in seven is not worth a CPU.
-const GATE_WAKES: u64 = 6;
+/// The cap, in wakes. Twice the wake covers every gap for which spinning could save more than one
+/// wake; but a worker that sleeps costs the guest more than that: its kick, and a CPU that is not
+/// where the guest's is. With four, spins of a guest whose requests came every six wakes ended in
+/// vain, though with a worker that spun on they came every three: it stayed at half its rate.
+const CAP_WAKES: u64 = 10;
+/// With gaps above this many wakes a worker sleeps without asking what is faster: spins would end
+/// in vain.
+const GATE_WAKES: u64 = 10;
 /// A gap counts for the average as this many wakes at most: one pause must not outweigh the short
 /// gaps before and after it.
-const GAP_WAKES_MAX: u64 = 8;
+const GAP_WAKES_MAX: u64 = 13;
 /// Each gap moves the average by one part in this many: a burst of eight gaps changes it.
 const GAP_SHARE: u64 = 8;
 /// The cap while a disk has a request: the service time of a fast disk and a reserve. It does not
@@ -111,22 +112,6 @@ const FORGOTTEN_NS: u64 = 250_000_000;
 /// A gain outside of this range counts as its end in the mean with the next one: the load may be
 /// another one since.
 const REMEMBERED: RangeInclusive<u64> = 750..=1333;
-/// Spinning takes more CPU time if it is above this, in thousandths of what sleeping takes.
-const EFFORT_MORE: u64 = 1300;
-
-/// The gain (in thousandths) above which the worker spins. Where it takes more CPU time so, the
-/// requests must be served faster in return; where it does not, it keeps their latency low, even if
-/// the rate does not depend on it.
-struct Least {
-    at_more: u64,
-    at_like: u64,
-}
-
-/// The gain that keeps a worker spinning.
-const GAIN_SPIN_KEPT: Least = Least { at_more: 1050, at_like: 970 };
-/// The gain that makes a worker begin to spin. It is higher, or noise would change the arm.
-const GAIN_SPIN_BEGUN: Least = Least { at_more: 1100, at_like: 1000 };
-
 /// The law of one worker.
 #[derive(Clone, Debug)]
 pub struct Law {
@@ -165,6 +150,8 @@ pub struct Law {
     /// The last of them cost more than usual, not less.
     is_above: bool,
     trial: Option<Trial>,
+    /// The gain that the last trial has found, by itself.
+    last_gain: Option<u64>,
     /// From then on a changed load gets a glance.
     glances_from_ns: u64,
     next_trial_ns: u64,
@@ -209,6 +196,7 @@ impl Law {
             off_epochs: 0,
             is_above: false,
             trial: None,
+            last_gain: None,
             glances_from_ns: OFF_PAUSE_NS,
             next_trial_ns: INTERVAL_NS_MIN,
             rests_until_ns: 0,
@@ -407,13 +395,17 @@ impl Law {
 
     /// In a trial: the other arm first, then the one in use, and again until that is clear.
     fn go_on(&mut self, mut trial: Trial, epoch: Cost, age_ns: u64, now_ns: u64) {
-        trial.note(self.numbers.arm, epoch);
+        let is_over = trial.note(self.numbers.arm, epoch);
         let tried = self.base.other();
         let is_of_base = self.numbers.arm == self.base;
         if is_of_base {
             (trial.gap_ns, trial.service_ns) = (self.numbers.gap_ns, self.service_ns);
         } else {
             trial.tried_ns += age_ns;
+        }
+        if !is_over {
+            self.trial = Some(trial);
+            return;
         }
         if is_of_base || trial.is_far_faster(tried) {
             let next = trial.end_pair(tried);
@@ -435,12 +427,13 @@ impl Law {
             // The geometric mean with what was measured before, unless this is clear.
             let mean = |old: u64, new: u64| if is_clear { new } else { (old * new).isqrt() };
             let before = self.numbers.gain.clamp(*REMEMBERED.start(), *REMEMBERED.end());
-            self.numbers.gain = mean(before, trial.gain());
             self.numbers.effort = mean(self.numbers.effort, trial.effort());
-            let least = if self.base == Arm::Spin { GAIN_SPIN_KEPT } else { GAIN_SPIN_BEGUN };
-            let takes_more = self.numbers.effort > EFFORT_MORE;
-            let least = if takes_more { least.at_more } else { least.at_like };
-            let chosen = if self.numbers.gain > least { Arm::Spin } else { Arm::Sleep };
+            let gain = mean(before, trial.gain());
+            let last = self.last_gain.replace(trial.gain());
+            let is_doubted = !is_clear && trial.is_doubtful(last);
+            self.numbers.gain = if is_doubted { mean(before, gain) } else { gain };
+            let is_worth_it = is_spinning_worth_it(self.base, self.numbers, is_doubted);
+            let chosen = if is_worth_it { Arm::Spin } else { Arm::Sleep };
             let has_flipped = chosen != self.base;
             if !has_flipped {
                 let most_ns = if is_clear { INTERVAL_NS_MAX } else { INTERVAL_LONG_NS_MAX };
@@ -467,10 +460,11 @@ impl Law {
         self.glances_from_ns = now_ns + rest_ns.max(OFF_PAUSE_NS);
     }
 
-    /// How long the arm in use is left alone after a trial that was in vain.
+    /// How long the arm in use is left alone after a trial that was in vain. A worker that sleeps
+    /// has spent CPU time on it, one that spins spends CPU time until the next one.
     fn rest_ns(&self, trial: &Trial) -> u64 {
-        let share = TRIED_SHARE * self.numbers.effort.max(TRIED_EFFORT) / TRIED_EFFORT;
-        share * trial.tried_ns
+        let effort = if self.base == Arm::Sleep { self.numbers.effort } else { 0 };
+        TRIED_SHARE * effort.max(TRIED_EFFORT) / TRIED_EFFORT * trial.tried_ns
     }
 
     /// `interval_ns`, a quarter more or less at most.

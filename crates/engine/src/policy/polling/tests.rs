@@ -15,7 +15,8 @@ const LONG_SPAN_NS: u64 = 2 * SPAN_NS;
 /// A fixed arm goes on as it began: a part of that tells its rate.
 const FIXED_PART: u64 = 10;
 
-const NOTHING: Machine = Machine { disk_ns: None, server: false, hog: false, preempts: false };
+const NOTHING: Machine =
+    Machine { disk_ns: None, server: false, hog: false, preempts: false, balances: false };
 const DISK: Machine = Machine { disk_ns: Some(50_000), ..NOTHING };
 const POLLS: Client = Client { polls: true, ..CLIENT };
 /// On the CPU of the worker.
@@ -61,10 +62,24 @@ fn reaches_within(
 #[test]
 fn a_client_that_sleeps_is_spun_for_while_that_makes_it_faster() {
     let spin = Some(Arm::Spin);
-    for think_ns in [0, 20_000, 60_000] {
-        reaches(970, spin, thinks(think_ns, CLIENT), NOTHING);
+    for think_ns in [0, 20_000, 60_000, 100_000] {
+        reaches_within(LONG_SPAN_NS, 970, spin, thinks(think_ns, CLIENT), NOTHING);
     }
     reaches(970, spin, Client { depth: 64, ..CLIENT }, NOTHING);
+}
+
+#[test]
+fn an_arm_that_pays_only_once_the_kernel_has_moved_the_threads_apart_is_found() {
+    let moved = Machine { balances: true, preempts: true, ..NOTHING };
+    for depth in [1, 8] {
+        let guest = Client { depth, streams: true, ..thinks(30_000, NEAR) };
+        let [law, spins, sleeps] =
+            [AUTO, ALWAYS, Polling::NEVER].map(|mode| run(guest, moved, mode, 3 * SPAN_NS));
+        let seen = [law.answers, spins.answers, sleeps.answers];
+        println!("{depth}: {seen:?}");
+        assert!(spins.answers * 4 > sleeps.answers * 5, "the scenario: {seen:?}");
+        assert!(law.answers * 100 > spins.answers * 93, "{seen:?}: {:?}", law.laws[0].numbers());
+    }
 }
 
 #[test]
@@ -89,10 +104,13 @@ fn a_guest_that_is_busy_with_each_answer_is_not_spun_for() {
 
 #[test]
 fn nobody_spins_for_a_client_that_is_no_faster_for_it() {
-    for (think_ns, cpu_ms) in [(100_000, 400), (200_000, 120), (2 * MS, 24)] {
+    for (think_ns, cpu_ms) in [(400_000, 80), (2 * MS, 26)] {
         let law = reaches_within(LONG_SPAN_NS, 990, None, thinks(think_ns, CLIENT), NOTHING);
         assert!(law.worker_ns < cpu_ms * MS, "{think_ns}: {} ns of two seconds", law.worker_ns);
     }
+    // A gain of 7 % is not worth a CPU.
+    let law = reaches_within(LONG_SPAN_NS, 920, Some(Arm::Spin), thinks(200_000, CLIENT), NOTHING);
+    assert_eq!(law.laws[0].base, Arm::Sleep, "{:?}", law.laws[0].numbers());
 }
 
 #[test]
@@ -100,16 +118,18 @@ fn a_client_that_polls_is_spun_for_unless_it_comes_seldom() {
     for client in [POLLS, thinks(20_000, POLLS), Client { depth: 32, ..POLLS }] {
         reaches(970, Some(Arm::Spin), client, NOTHING);
     }
-    let law = reaches(990, None, thinks(200_000, POLLS), NOTHING);
+    let law = reaches(990, None, thinks(400_000, POLLS), NOTHING);
     assert!(law.worker_ns < 50 * MS, "{} ns of a second", law.worker_ns);
 }
 
 #[test]
 fn a_client_on_the_workers_own_cpu_is_given_that_cpu() {
     let sleep = Some(Arm::Sleep);
-    for client in [NEAR, thinks(20_000, NEAR), pauses(64, MS, NEAR)] {
+    for client in [NEAR, thinks(20_000, NEAR)] {
         reaches_within(LONG_SPAN_NS, 950, sleep, client, NOTHING);
     }
+    // To find out costs more where an epoch has to have whole pauses, and is done once.
+    reaches_within(3 * LONG_SPAN_NS, 950, sleep, pauses(64, MS, NEAR), NOTHING);
     reaches(990, sleep, Client { polls: true, ..NEAR }, NOTHING);
     reaches(990, None, NEAR, Machine { preempts: true, ..NOTHING });
 }
@@ -168,10 +188,10 @@ fn two_workers_of_one_client_come_to_the_better_arm_beside_each_others_trials() 
 }
 
 #[test]
-fn a_client_that_moves_finds_the_other_arm_within_a_quarter_of_a_second() {
+fn a_client_that_moves_finds_the_other_arm_within_a_second() {
     for (from, to, arm) in [(0, 1, Arm::Sleep), (1, 0, Arm::Spin)] {
         let client = Client { cpu: from, moves: Some((600 * MS, to)), ..CLIENT };
-        let law = run(client, NOTHING, AUTO, 850 * MS);
+        let law = run(client, NOTHING, AUTO, 1600 * MS);
         assert_eq!(law.laws[0].base, arm, "{:?}", law.laws[0].numbers());
     }
 }
@@ -211,17 +231,17 @@ fn looks_for(law: &mut Law, worked_at_ns: u64, awaits_disk: bool) -> u64 {
 }
 
 #[test]
-fn a_spin_lasts_four_wakes_or_as_long_as_the_operator_says() {
+fn a_spin_lasts_ten_wakes_or_as_long_as_the_operator_says() {
     for (polling, gap_ns, us) in [
-        (AUTO, 1000, 100),
-        (AUTO, 149_000, 100),
-        (AUTO, 160_000, 0),
-        (ALWAYS, 1000, 100),
-        (ALWAYS, 10 * MS, 100),
+        (AUTO, 1000, 250),
+        (AUTO, 249_000, 250),
+        (AUTO, 260_000, 0),
+        (ALWAYS, 1000, 250),
+        (ALWAYS, 10 * MS, 250),
         (Polling::NEVER, 1000, 0),
         (Polling::up_to_us(0), 1000, 0),
         (Polling::up_to_us(7), 1000, 7),
-        (Polling { mode: Mode::Always, cap_ns: Some(250_000) }, MS, 250),
+        (Polling { mode: Mode::Always, cap_ns: Some(400_000) }, MS, 400),
     ] {
         let (mut law, at) = law(polling, gap_ns);
         assert_eq!(looks_for(&mut law, at, false), us, "{polling:?} {gap_ns}");

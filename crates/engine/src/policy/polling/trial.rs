@@ -3,8 +3,9 @@
 //! ```text
 //! a glance:  a pair of short epochs. The arm that is tried is three times as slow, or twice as
 //!            slow and so in a second pair? it is not tried any longer
-//! else:      a long epoch of that arm. It is twice as fast as the arm in use was before? use it
-//!            a long epoch of the arm in use, and both again if that tells too little
+//! else:      long epochs of that arm, until two in a row are alike. It is twice as fast as the arm
+//!            in use was before? use it
+//!            long epochs of the arm in use in the same way; both again if that tells too little
 //! ```
 //! A glance finds that an arm is plainly wrong, and costs a millisecond of it. It cannot tell arms
 //! apart that are nearly alike, and says nothing for the arm that is tried: when a worker begins to
@@ -12,8 +13,14 @@
 //! spin uses up the claim to its CPU that it gathered asleep; a client sends its requests in
 //! bursts, and an epoch has one burst more or less. So the rest is asked of epochs that are longer
 //! than all of that, of what the arm in use has cost before the trial, and of the trials before.
+//!
+//! One long epoch is not enough either. The kernel wakes a worker that sleeps on the CPU of the
+//! guest that wakes it; when it begins to spin there, it takes the kernel a fifth of a second to
+//! move one of them to a CPU that is free. A guest that had 1.8 times the answers of a worker that
+//! spun had 0.6 times in the first hundredth of a second, and after the worker had begun to sleep
+//! again it kept them for as long as a long epoch. So an arm *settles* before it is judged.
 
-use super::numbers::Arm;
+use super::numbers::{Arm, Numbers};
 use core::ops::RangeInclusive;
 
 /// Requests of an epoch, at least: fewer do not tell the arms apart.
@@ -40,6 +47,46 @@ const UNCLEAR_LONG: RangeInclusive<u64> = 830..=1200;
 const SPIN_IN_VAIN: u64 = 1050;
 /// Long pairs, at most.
 const LONG_PAIRS_MAX: u32 = 2;
+/// Two long epochs in a row are alike if the ratio of their costs is in this range, in thousandths.
+const ALIKE: RangeInclusive<u64> = 920..=1087;
+/// Long epochs of an arm in a pair, at most: twice what the slowest change that was seen took.
+const SETTLING_MAX: u32 = 8;
+/// An arm that is this many times as slow in its first long epoch will not make up for that.
+const SLOWER_LONG: u64 = 1400;
+
+/// Spinning takes more CPU time if it is above this, in thousandths of what sleeping takes.
+const EFFORT_MORE: u64 = 1300;
+/// Where it takes more than this, what is found must be found again ...
+const EFFORT_MUCH: u64 = 2000;
+/// ... and gains that differ by more than this, in thousandths, are noise for the most part.
+const NOISY: u64 = 1200;
+
+/// The gain (in thousandths) above which the worker spins. Where it takes more CPU time so, the
+/// requests must be served faster in return; where it does not, it keeps their latency low, even if
+/// the rate does not depend on it.
+struct Least {
+    at_more: u64,
+    at_like: u64,
+    /// If it takes more and the gain is doubtful: in a guest of QEMU that spinning gains nothing,
+    /// trials find 0.8 to 1.3.
+    in_doubt: u64,
+}
+
+/// The gain that keeps a worker spinning.
+const GAIN_SPIN_KEPT: Least = Least { at_more: 1050, at_like: 970, in_doubt: 1150 };
+/// The gain that makes a worker begin to spin. It is higher, or noise would change the arm.
+const GAIN_SPIN_BEGUN: Least = Least { at_more: 1100, at_like: 1000, in_doubt: 1200 };
+
+/// True if a worker whose arm was `base` should spin, by what it has found.
+pub(super) fn is_spinning_worth_it(base: Arm, found: Numbers, is_doubted: bool) -> bool {
+    let least = if base == Arm::Spin { GAIN_SPIN_KEPT } else { GAIN_SPIN_BEGUN };
+    found.gain
+        > match (found.effort > EFFORT_MORE, is_doubted) {
+            (false, _) => least.at_like,
+            (true, false) => least.at_more,
+            (true, true) => least.in_doubt,
+        }
+}
 
 /// The cost of the requests of one or more epochs.
 #[derive(Clone, Copy, Debug, Default)]
@@ -122,6 +169,11 @@ pub(super) struct Trial {
     /// The pair that is under way.
     pair: (Cost, Cost),
     pairs: u32,
+    /// The long epoch before this one, if it was one of the same arm, and how many there were.
+    last: Option<Cost>,
+    settling: u32,
+    /// The least and the largest gain of its long pairs.
+    gains: Option<(u64, u64)>,
     /// Its epochs are long by now.
     is_long: bool,
     /// A glance that is not clear is not followed by long epochs.
@@ -149,12 +201,35 @@ impl Trial {
         Self { is_glance_only: true, ..self }
     }
 
-    /// An epoch of `arm` is over.
-    pub(super) fn note(&mut self, arm: Arm, epoch: Cost) {
-        match arm {
-            Arm::Spin => self.pair.0.add(epoch),
-            Arm::Sleep => self.pair.1.add(epoch),
+    /// An epoch of `arm` is over. False if it needs another one: it has not settled.
+    pub(super) fn note(&mut self, arm: Arm, epoch: Cost) -> bool {
+        let (mut cost, is_over) = (epoch, !self.is_long || self.has_settled(arm, epoch));
+        if is_over && let Some(last) = self.last.take() {
+            cost.add(last);
         }
+        match (is_over, arm) {
+            (false, _) => self.last = Some(epoch),
+            (true, Arm::Spin) => self.pair.0 = cost,
+            (true, Arm::Sleep) => self.pair.1 = cost,
+        }
+        self.settling = if is_over { 0 } else { self.settling + 1 };
+        is_over
+    }
+
+    /// True if `arm` costs after its latest long epoch what it will go on to cost, or if more of
+    /// them would not change the result.
+    fn has_settled(&self, arm: Arm, epoch: Cost) -> bool {
+        let (spinning, sleeping) = self.before;
+        let other = match arm {
+            Arm::Spin => sleeping,
+            Arm::Sleep => spinning,
+        };
+        // Only the arm in use has a cost before the trial.
+        let slower = if other.requests == 0 { 1000 } else { epoch.over(other, true) };
+        let Some(last) = self.last else { return !(FASTER..=SLOWER_LONG).contains(&slower) };
+        let change = epoch.over(last, true);
+        let is_worse_by_now = change > *ALIKE.end() && slower > 1000;
+        ALIKE.contains(&change) || is_worse_by_now || self.settling + 1 >= SETTLING_MAX
     }
 
     /// Nanoseconds and requests of an epoch, at least. `trial` is `None` while no trial runs.
@@ -173,7 +248,7 @@ impl Trial {
             Arm::Spin => (self.pair.0, sleeping),
             Arm::Sleep => (self.pair.1, spinning),
         };
-        self.is_long && before.over(now, true) > *UNCLEAR.end()
+        self.is_long && now.requests > 0 && before.over(now, true) > *UNCLEAR.end()
     }
 
     /// Both arms have had an epoch, or that of the arm that is `tried` was enough.
@@ -184,6 +259,11 @@ impl Trial {
         self.pairs += 1;
         let gain = self.gain();
         if self.is_long {
+            if spinning.requests > 0 && sleeping.requests > 0 {
+                let alone = sleeping.over(spinning, true);
+                let (least, most) = self.gains.unwrap_or((alone, alone));
+                self.gains = Some((least.min(alone), most.max(alone)));
+            }
             return if !UNCLEAR.contains(&gain) {
                 Next::Clear
             } else if !UNCLEAR_LONG.contains(&gain)
@@ -208,6 +288,15 @@ impl Trial {
                 Next::Pair
             }
         }
+    }
+
+    /// True if its pairs, or the trial before this one, which found `last`, tell different gains,
+    /// and much CPU time depends on it.
+    pub(super) fn is_doubtful(&self, last: Option<u64>) -> bool {
+        let gain = self.gain();
+        let (least, most) = self.gains.unwrap_or((gain, gain));
+        let (least, most) = (least.min(last.unwrap_or(least)), most.max(last.unwrap_or(most)));
+        self.effort() > EFFORT_MUCH && most * 1000 > least * NOISY
     }
 
     /// Cost of a request when sleeping, in thousandths of its cost when spinning.

@@ -20,6 +20,13 @@ const WRITE_NS: u64 = 1_000;
 const SLICE_NS: u64 = 3_000_000;
 /// A look of the worker, and one of a client that polls.
 const LOOK_NS: u64 = 1_000;
+/// The way out of a system call that slept, where that costs more than a switch of threads.
+const AWAKING_NS: u64 = 60_000;
+/// The kernel looks this often who is busy, moves apart threads that want one CPU after this many
+/// times, and puts a worker that sleeps onto its client's CPU after so many.
+const BALANCE_NS: u64 = 10_000_000;
+const BALANCE_APART: u32 = 19;
+const BALANCE_TOGETHER: u32 = 5;
 /// Asking for notifications, looking once more, and the system call that sleeps.
 const SETTLE_NS: u64 = 1_500;
 /// A turn with work, and each of its requests.
@@ -79,6 +86,9 @@ pub(super) struct Machine {
     pub(super) hog: bool,
     /// A thread that is woken on a busy CPU runs at once.
     pub(super) preempts: bool,
+    /// The kernel moves the client: to the worker's CPU while that one sleeps between requests, to
+    /// the other one when it does not, each after a while. And to be awake again is dear.
+    pub(super) balances: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +159,18 @@ struct Sim {
     server_inbox: u32,
     server_serves: u32,
     answered: u64,
+    balance: Balance,
+}
+
+/// What the kernel has seen of the first worker.
+#[derive(Default)]
+struct Balance {
+    /// Time that has passed since it last looked, and how much of it the worker wanted a CPU.
+    passed_ns: u64,
+    wanted_ns: u64,
+    is_busy: bool,
+    /// It was so for that many times in a row.
+    times: u32,
 }
 
 /// Runs the machine, with workers that poll as `polling` says, for `span_ns`.
@@ -191,6 +213,7 @@ pub(super) fn run(client: Client, machine: Machine, polling: Polling, span_ns: u
         server_inbox: 0,
         server_serves: 0,
         answered: 0,
+        balance: Balance::default(),
     };
     while sim.now_ns < span_ns {
         sim.advance();
@@ -228,6 +251,9 @@ impl Sim {
             thread.ran_ns += ran;
             thread.weight_ns += ran;
         }
+        if self.machine.balances {
+            self.balance(passed);
+        }
         self.expire();
         for cpu in 0..self.cpus.len() {
             if let Some((id, _)) = self.cpus[cpu]
@@ -235,6 +261,27 @@ impl Sim {
             {
                 self.step(id);
             }
+        }
+    }
+
+    /// Moves the client after `passed` more nanoseconds, if it is time.
+    fn balance(&mut self, passed: u64) {
+        let worker = &self.threads[self.thread_of(Role::Worker(0))];
+        let (wants, its_cpu) = (worker.state == State::Ready, worker.cpu);
+        let client = self.thread_of(Role::Client);
+        let seen = &mut self.balance;
+        seen.passed_ns += passed;
+        seen.wanted_ns += if wants { passed } else { 0 };
+        if seen.passed_ns < BALANCE_NS {
+            return;
+        }
+        let is_busy = seen.wanted_ns * 10 > seen.passed_ns * 9;
+        seen.times = if is_busy == seen.is_busy { seen.times + 1 } else { 1 };
+        (seen.is_busy, seen.passed_ns, seen.wanted_ns) = (is_busy, 0, 0);
+        match (is_busy, seen.times) {
+            (true, BALANCE_APART..) => self.threads[client].cpu = 0,
+            (false, BALANCE_TOGETHER..) => self.threads[client].cpu = its_cpu,
+            _ => {}
         }
     }
 
@@ -337,18 +384,19 @@ impl Sim {
     fn worker_step(&mut self, at: usize, id: usize) -> Step {
         let now_ns = self.now_ns;
         let worker = &mut self.workers[at];
+        let mut paid = 0;
         if std::mem::take(&mut worker.woken) {
             worker.law.on_slept(now_ns, now_ns - self.threads[id].slept_at_ns);
+            paid = if self.machine.balances { AWAKING_NS } else { 0 };
         }
         // The requests that were served in the step that is over reach the client.
         let served = std::mem::take(&mut worker.serving);
-        let mut paid = 0;
         if served > 0 {
             self.used[at] += served;
             if self.client_waits {
                 self.client_waits = false;
                 let client = self.thread_of(Role::Client);
-                paid = self.wake(client);
+                paid += self.wake(client);
             }
         }
         let worker = &mut self.workers[at];
