@@ -44,6 +44,12 @@ stream() {
         sleep 0.1
     done
 }
+stands_still() {
+    lines=$(wc -l < /tmp/disk)
+    bytes=$(wc -c < /tmp/stream)
+    blocked=$(grep -l "^State:.D" /proc/[0-9]*/status 2> /dev/null | wc -l)
+    fail "round $round: disk $1 to $lines, stream $2 to $bytes, $blocked tasks wait for a disk"
+}
 tries=0
 until ping -c 1 -W 1 $HOST > /dev/null 2>&1; do
     [ $tries -lt 60 ] || fail "the store does not answer"
@@ -60,7 +66,7 @@ for round in 1 2; do
     tries=0
     until [ "$(wc -l < /tmp/disk)" -gt $((before + 1)) ] &&
         [ "$(wc -c < /tmp/stream)" -gt $((size + 200000)) ]; do
-        [ $tries -lt 1500 ] || fail "round $round: disk or connection stands still"
+        [ $tries -lt 4000 ] || stands_still $before $size
         tries=$((tries + 1))
         sleep 0.1
     done
