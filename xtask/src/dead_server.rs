@@ -137,7 +137,8 @@ impl Ground {
     /// A daemon with one worker and eight disks, the last one the server's.
     fn daemon(&self) -> Outcome<Running> {
         let place = self.folder.path().display();
-        let mut text = format!("[daemon]\nworkers = 1\ncontrol = '{place}/control'\n");
+        let mut text = "[daemon]\ndomains = 'one'\nworkers = 1\n".to_owned();
+        let _ = writeln!(text, "control = '{place}/control'");
         for index in 0..=GUESTS {
             let disk = match index {
                 GUESTS => format!("nbd = 'nbd+unix:///?socket={place}/nbd'"),

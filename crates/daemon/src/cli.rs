@@ -66,7 +66,7 @@ pub(crate) enum Command {
     Net(Box<NetArgs>),
     /// Serve the disks of Xen guests that appear in xenstore.
     XenBlk(Box<XenBlkArgs>),
-    /// Serve all devices of a configuration file from one process.
+    /// Serve all devices of a configuration file.
     Run(RunArgs),
     /// Show counters and latencies of a running daemon's queues, and its workers.
     Stats(StatsArgs),

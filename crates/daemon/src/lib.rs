@@ -34,6 +34,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use config::Plan;
 use output::{Failure, print};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -90,14 +91,15 @@ fn obey(cli: Cli) -> Result<(), Failure> {
     log::start(&cli.log_level, cli.log_format).map_err(Failure::Wrong)?;
     match cli.command {
         Command::Blk(args) if args.print_capabilities => print(cli::BLK_CAPABILITIES),
-        Command::Blk(args) => serve(&told(config::planned((*args).into())?), None),
+        Command::Blk(args) => serve(&config::planned((*args).into())?, None),
         Command::Net(args) if args.print_capabilities => print(cli::NET_CAPABILITIES),
-        Command::Net(args) => serve(&told(config::planned((*args).into())?), None),
-        Command::XenBlk(args) => serve(&told(config::planned((*args).into())?), None),
+        Command::Net(args) => serve(&config::planned((*args).into())?, None),
+        Command::XenBlk(args) => serve(&config::planned((*args).into())?, None),
         Command::Run(args) => {
-            let plan = told(config::read(&args.config)?);
+            let plan = config::read(&args.config)?;
             if args.print_plan {
                 assemble::look(&plan).map_err(|error| error.to_string())?;
+                tell_roomless(&plan);
                 let text = serde_json::to_string_pretty(&plan).map_err(|e| e.to_string())?;
                 return print(&(text + "\n"));
             }
@@ -130,11 +132,19 @@ fn obey(cli: Cli) -> Result<(), Failure> {
 }
 
 /// Says of which devices guests are to be apart, and are not.
-fn told(plan: Plan) -> Plan {
+fn tell_roomless(plan: &Plan) {
+    /// Devices that a line names.
+    const NAMED_MAX: usize = 8;
+    let mut keys: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (device, key) in plan.roomless() {
-        tracing::warn!(device, key, "no room can serve this: the daemon itself does");
+        keys.entry(key).or_default().push(device);
     }
-    plan
+    for (key, mut devices) in keys {
+        let others = devices.len().saturating_sub(NAMED_MAX);
+        devices.truncate(NAMED_MAX);
+        let devices = devices.join(", ");
+        tracing::warn!(devices, others, key, "no room can serve this: the daemon itself does");
+    }
 }
 
 fn runtime() -> Result<Runtime, String> {
@@ -204,7 +214,9 @@ async fn open(
     let before = legacy.take_channel();
     let house = house::House::new(plan, pool, service.clone(), legacy);
     let house = rooms::Legacy::while_it_waits(before.as_ref(), house).await;
-    Ok((house.map_err(|error| error.to_string())?, before))
+    let house = house.map_err(|error| error.to_string())?;
+    tell_roomless(plan);
+    Ok((house, before))
 }
 
 /// Puts the parts together and serves until a signal comes.

@@ -224,6 +224,8 @@ pub(super) async fn announce(
     let controlled = find(&state, &name)?;
     let device = net_of(&controlled)?;
     let Announce {} = body.parse()?;
+    // A room tells what its guest's driver can when it is asked.
+    state.rooms.count().await;
     if device.announce() {
         tracing::info!(device = name, "the guest is asked to announce itself");
         return Ok(Json(Announced { name, announces: true }));

@@ -27,7 +27,9 @@ use std::io::Read;
 use std::process::Child;
 use zerocopy::FromBytes;
 
-const CONFIG: &str = "[daemon]\ncontrol = '@/control'\n\
+/// One process: a room hears of a change a moment after its answer, and tells what its guest has
+/// set when it is asked.
+const CONFIG: &str = "[daemon]\ncontrol = '@/control'\ndomains = 'one'\n\
     [[blk]]\nname = 'disk'\nsocket_path = '@/disk'\nnull = '1M'\n\
     [[net]]\nname = 'lan'\nsocket_path = '@/lan'\nnull = true\nqueue_pairs = 2\n\
     mac = '52:54:00:12:34:56'\n\

@@ -88,6 +88,8 @@ impl House {
 
     /// The resources that the daemon holds once they change no more.
     pub(crate) fn settled(&self) -> Holdings {
+        // A room is followed by the process that waits to be the next one.
+        assert!(wait_until(|| self.daemon.processes().len() != 2));
         let mut last = self.daemon.holdings();
         assert!(wait_until(|| {
             std::thread::sleep(Duration::from_millis(20));

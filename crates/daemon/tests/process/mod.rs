@@ -244,6 +244,17 @@ impl Daemon {
         self.child.id()
     }
 
+    /// Its own number, and those of the processes that it has started: its rooms.
+    pub(crate) fn processes(&self) -> Vec<u32> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
+        let children = |task: std::fs::DirEntry| task.path().join("children");
+        // A thread may end while it is looked at.
+        let texts = tasks.flatten().flat_map(|task| std::fs::read_to_string(children(task)));
+        let text = texts.collect::<String>();
+        let started = text.split_whitespace().map(|pid| pid.parse().expect("a number"));
+        std::iter::once(self.pid()).chain(started).collect()
+    }
+
     /// The daemon's log so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
@@ -282,17 +293,19 @@ impl Daemon {
         status.unwrap_or_else(|| panic!("it did not end: {}", self.log()))
     }
 
-    /// The resources that the daemon holds now.
+    /// The resources that the daemon holds now, with its rooms.
     pub(crate) fn holdings(&self) -> Holdings {
+        let processes = self.processes();
+        // A room may end while it is looked at.
         let folder = |what: &str| {
-            let path = format!("/proc/{}/{what}", self.child.id());
-            std::fs::read_dir(path).expect("the daemon runs").flatten()
+            let of = |process| std::fs::read_dir(format!("/proc/{process}/{what}"));
+            processes.iter().flat_map(of).flatten().flatten().collect::<Vec<_>>()
         };
         let name = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm"));
-        let names: Vec<_> = folder("task").flat_map(name).collect();
+        let names: Vec<_> = folder("task").into_iter().flat_map(name).collect();
         let kernel_threads = names.iter().filter(|name| name.starts_with("iou-")).count();
         let threads = names.len() - kernel_threads;
-        Holdings { fds: folder("fd").count(), threads, kernel_threads }
+        Holdings { fds: folder("fd").len(), threads, kernel_threads }
     }
 
     /// The mappings of the daemon now.

@@ -67,9 +67,11 @@ pub(crate) enum Domains {
 impl Domains {
     fn new(raw: Option<&str>, place: &Place) -> Result<Self, PlanError> {
         match raw {
-            None | Some("one") => Ok(Self::One),
+            // A command serves one device, for the VMM that starts it.
+            None if *place == Place::CommandLine => Ok(Self::One),
+            None | Some("user") => Ok(Self::User),
             Some("device") => Ok(Self::Device),
-            Some("user") => Ok(Self::User),
+            Some("one") => Ok(Self::One),
             Some(other) => {
                 let problem = "is none of \"one\", \"device\" and \"user\"";
                 place.error("domains", format!("{other:?} {problem}"))

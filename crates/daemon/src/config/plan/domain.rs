@@ -176,7 +176,8 @@ mod tests {
             Ok::<_, String>(plan.wanted().next().unwrap().domain(plan.daemon.domains))
         };
         let is = |domain: &str| Ok(Some(domain.to_owned()));
-        assert_eq!(domain_of("", "null = '1G'"), Ok(None));
+        assert_eq!(domain_of("", "null = '1G'"), is("user:"));
+        assert_eq!(domain_of("domains = 'one'", "null = '1G'"), Ok(None));
         assert_eq!(domain_of("domains = 'device'", "null = '1G'"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "null = true"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "null = true\npcap = '/p'"), Ok(None));
@@ -205,13 +206,14 @@ mod tests {
             [[net]]\nname = 'c'\nsocket_path = '/c'\nnull = true\npcap = '/p'\n\
             [[limit]]\nname = 'g'\niops = 5\n[[xen_blk]]\nname = 'd'\nsimulated = '/d'\n\
             [[xen_blk]]\nname = 'e'\nsimulated = '/e'\nlimit = { group = 'g' }\n";
-        let roomless = |domains: &str| {
-            parse(&format!("[daemon]\ndomains = '{domains}'\n{devices}")).unwrap().roomless()
-        };
-        assert_eq!(roomless("one"), []);
+        let roomless =
+            |daemon: &str| parse(&format!("[daemon]\n{daemon}\n{devices}")).unwrap().roomless();
+        assert_eq!(roomless("domains = 'one'"), []);
         let apart = [("b", "client"), ("c", "pcap"), ("e", "limit.group")];
         let apart = apart.map(|(name, key)| (name.to_owned(), key));
-        assert_eq!((roomless("user"), roomless("device")), (apart.to_vec(), apart.to_vec()));
+        for daemon in ["", "domains = 'user'", "domains = 'device'"] {
+            assert_eq!(roomless(daemon), apart, "{daemon}");
+        }
     }
 
     #[test]
