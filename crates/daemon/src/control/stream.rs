@@ -113,8 +113,9 @@ impl AsyncWrite for ClientStream {
 impl Drop for ClientStream {
     fn drop(&mut self) {
         let Some(Ok(stream)) = self.stream.take().map(UnixStream::into_std) else { return };
-        // Nothing comes any more from here on.
-        let _ = stream.shutdown(std::net::Shutdown::Both);
+        // Nothing comes any more from here on. The other direction stays open until it is closed: a
+        // client whose request has not been read is told so by that, and asks again.
+        let _ = stream.shutdown(std::net::Shutdown::Read);
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         let is_empty = matches!(recv(&stream, &mut [0; 1], flags), Ok((_, 0)));
         if !is_empty {
