@@ -180,11 +180,12 @@ impl<F: Sent> Bridge<F> {
         }
     }
 
-    /// Sleeps until a kick or call comes, or `wake` is written to.
-    pub(crate) fn wait(&self, wake: BorrowedFd<'_>) {
+    /// Sleeps until a kick or call comes, or `wake` is written to; for `most` at most.
+    pub(crate) fn wait(&self, wake: BorrowedFd<'_>, most: Option<Duration>) {
         let mut fds: Vec<_> = self.bells.iter().map(OddBell::watched).collect();
         fds.push(PollFd::from_borrowed_fd(wake, PollFlags::IN));
-        let _ = poll(&mut fds, None);
+        let most = most.and_then(|most| Timespec::try_from(most).ok());
+        let _ = poll(&mut fds, most.as_ref());
         let _ = rustix::io::read(wake, &mut [0; 8]);
     }
 }

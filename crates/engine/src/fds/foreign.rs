@@ -32,6 +32,9 @@ use tokio::time::Instant;
 
 /// The janitor keeps a stack of this size while it runs.
 const STACK_SIZE: usize = 256 << 10;
+/// How long the thread waits for another job before it ends: the messages of a session that begins
+/// follow each other, and each may be a job.
+const LINGER: Duration = Duration::from_millis(20);
 /// CPU time that a job is charged at most: to unmap an honest guest's terabyte takes long.
 const JOB_COST_MAX: Duration = Duration::from_millis(10);
 /// A close that takes longer than this is interrupted, and once more after each such period.
@@ -149,11 +152,12 @@ impl Janitor {
         let post = Post::new(Serves::Device(self.device.clone()));
         post.enter();
         let mut bridge: Bridge<ForeignFd> = Bridge::default();
+        let mut has_waited = false;
         loop {
             let job = {
                 let mut state = self.lock();
                 let job = state.jobs.pop_front();
-                if job.is_none() && bridge.is_empty() {
+                if job.is_none() && bridge.is_empty() && has_waited {
                     (state.wake, state.thread) = (None, None);
                     return;
                 }
@@ -161,6 +165,7 @@ impl Janitor {
             };
             // The job may remove an odd doorbell: pass on the calls that were rung before.
             bridge.pass_on();
+            has_waited = job.is_none() && bridge.is_empty();
             match job {
                 Some(job) => {
                     post.at_work();
@@ -169,7 +174,7 @@ impl Janitor {
                     self.lock().pending -= 1;
                     self.progress.notify_waiters();
                 }
-                None => bridge.wait(wake.as_fd()),
+                None => bridge.wait(wake.as_fd(), has_waited.then_some(LINGER)),
             }
         }
     }
