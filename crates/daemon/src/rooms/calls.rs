@@ -20,6 +20,10 @@ use seccompiler::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
+/// All roles.
+pub(super) const ROLES: [Role; 6] =
+    [Role::Worker, Role::Disk, Role::Janitor, Role::Lookout, Role::Log, Role::Control];
+
 /// The list of a thread of this role, or of the process, as a program for the kernel. Other calls
 /// end in a signal (`denied.rs`).
 pub(super) fn program(role: Option<Role>, is_for_xen: bool) -> Result<BpfProgram, BackendError> {
@@ -198,9 +202,6 @@ const XEN_REQUESTS: &[u64] = &[GRANT_REQUESTS[0], GRANT_REQUESTS[1], EVENT_REQUE
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const ROLES: [Role; 6] =
-        [Role::Worker, Role::Disk, Role::Janitor, Role::Lookout, Role::Log, Role::Control];
 
     #[test]
     fn a_thread_has_a_part_of_its_process_list_and_makes_no_other() {

@@ -185,23 +185,24 @@ fn few_calls(is_for_xen: bool) -> Result<(), String> {
     }
     let all = calls::program(None, is_for_xen).map_err(|error| failed(&error))?;
     seccompiler::apply_filter(&all).map_err(|error| failed(&error))?;
-    let _ = IS_FOR_XEN.set(is_for_xen);
+    let program = |role| Ok((role, calls::program(Some(role), is_for_xen)?));
+    let programs: Result<Vec<_>, seccompiler::BackendError> =
+        calls::ROLES.into_iter().map(program).collect();
+    let _ = PROGRAMS.set(programs.map_err(|error| failed(&error))?);
     starter::begin(confine).map_err(|error| failed(&error))
 }
 
-/// Whether the list of the process has the requests of Xen guests. It is in force if this is set.
-static IS_FOR_XEN: OnceLock<bool> = OnceLock::new();
+/// The list of a thread of each role, once that of the process is in force.
+static PROGRAMS: OnceLock<Vec<(Role, BpfProgram)>> = OnceLock::new();
 
 /// The calling thread gives up the calls that its role does not need, if its process has a list.
 pub(super) fn confine(role: Role) {
     static FAILED: Once = Once::new();
-    let Some(is_for_xen) = IS_FOR_XEN.get() else { return };
-    let program = calls::program(Some(role), *is_for_xen).map_err(|error| error.to_string());
-    let confined = program
-        .and_then(|program| seccompiler::apply_filter(&program).map_err(|error| error.to_string()));
-    if let Err(error) = confined {
+    let mut programs = PROGRAMS.get().into_iter().flatten();
+    let Some((_, program)) = programs.find(|(of, _)| *of == role) else { return };
+    if let Err(error) = seccompiler::apply_filter(program) {
         let problem = "a thread of this room keeps the list of calls of its process";
-        FAILED.call_once(|| tracing::warn!(?role, error, "{problem}"));
+        FAILED.call_once(|| tracing::warn!(?role, %error, "{problem}"));
     }
 }
 
