@@ -5,6 +5,9 @@
 //! thread that is woken on an idle CPU runs after [`IDLE_WAKE_NS`], and whoever wakes it pays for
 //! that too; on a busy CPU it waits for its turn.
 
+mod balance;
+
+use self::balance::{Balance, Place};
 use super::super::{Law, Polling};
 use std::collections::VecDeque;
 
@@ -22,11 +25,6 @@ const SLICE_NS: u64 = 3_000_000;
 const LOOK_NS: u64 = 1_000;
 /// The way out of a system call that slept, where that costs more than a switch of threads.
 const AWAKING_NS: u64 = 60_000;
-/// The kernel looks this often who is busy, moves apart threads that want one CPU after this many
-/// times, and puts a worker that sleeps onto its client's CPU after so many.
-const BALANCE_NS: u64 = 10_000_000;
-const BALANCE_APART: u32 = 19;
-const BALANCE_TOGETHER: u32 = 5;
 /// Asking for notifications, looking once more, and the system call that sleeps.
 const SETTLE_NS: u64 = 1_500;
 /// A turn with work, and each of its requests.
@@ -162,17 +160,6 @@ struct Sim {
     balance: Balance,
 }
 
-/// What the kernel has seen of the first worker.
-#[derive(Default)]
-struct Balance {
-    /// Time that has passed since it last looked, and how much of it the worker wanted a CPU.
-    passed_ns: u64,
-    wanted_ns: u64,
-    is_busy: bool,
-    /// It was so for that many times in a row.
-    times: u32,
-}
-
 /// Runs the machine, with workers that poll as `polling` says, for `span_ns`.
 pub(super) fn run(client: Client, machine: Machine, polling: Polling, span_ns: u64) -> Outcome {
     let thread = |role, cpu| Thread {
@@ -264,24 +251,15 @@ impl Sim {
         }
     }
 
-    /// Moves the client after `passed` more nanoseconds, if it is time.
+    /// Moves the client after `passed` more nanoseconds, if the kernel would.
     fn balance(&mut self, passed: u64) {
         let worker = &self.threads[self.thread_of(Role::Worker(0))];
         let (wants, its_cpu) = (worker.state == State::Ready, worker.cpu);
         let client = self.thread_of(Role::Client);
-        let seen = &mut self.balance;
-        seen.passed_ns += passed;
-        seen.wanted_ns += if wants { passed } else { 0 };
-        if seen.passed_ns < BALANCE_NS {
-            return;
-        }
-        let is_busy = seen.wanted_ns * 10 > seen.passed_ns * 9;
-        seen.times = if is_busy == seen.is_busy { seen.times + 1 } else { 1 };
-        (seen.is_busy, seen.passed_ns, seen.wanted_ns) = (is_busy, 0, 0);
-        match (is_busy, seen.times) {
-            (true, BALANCE_APART..) => self.threads[client].cpu = 0,
-            (false, BALANCE_TOGETHER..) => self.threads[client].cpu = its_cpu,
-            _ => {}
+        match self.balance.place(passed, wants) {
+            Some(Place::Apart) => self.threads[client].cpu = 0,
+            Some(Place::Together) => self.threads[client].cpu = its_cpu,
+            None => {}
         }
     }
 
