@@ -1,6 +1,5 @@
-//! File descriptors that block whoever touches or closes them: a hostile front-end sends them in
-//! every place, and neither the neighbour's flush nor the control API waits for one. Needs root,
-//! to hold locks of the kernel.
+//! A hostile front-end sends file descriptors that block whoever touches or closes them; neither a
+//! neighbour's flush nor the control API waits for one. Needs root, to hold locks of the kernel.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod process;
@@ -29,8 +28,7 @@ const CONFIG: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
 const LONG: Duration = Duration::from_secs(30);
 /// How long a lingering socket holds whoever closes it: longer than anything here may take.
 const LINGER: Duration = Duration::from_secs(40);
-/// How long a neighbour may wait: a hundred times what it waits alone, and a tenth of the time for
-/// which a lingering socket would hold it.
+/// How long a neighbour may wait: a tenth of the time for which a lingering socket would hold it.
 const BOUND: Duration = Duration::from_secs(4);
 /// Rounds in which a neighbour looks for a while.
 const ROUNDS: usize = 12;

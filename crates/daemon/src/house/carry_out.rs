@@ -41,7 +41,8 @@ impl House {
     /// Does what is asked, and answers.
     pub(super) async fn obey(&mut self, order: Order) {
         let Order { change, who, answer } = order;
-        // What the next daemon would not know of is not answered.
+        // During a takeover the change waits here: the next daemon would not know of it, and the
+        // client must not be told that it is done.
         let _begun = self.rooms().change().await;
         let done = self.change(change, &who).await;
         let generation = self.generation;

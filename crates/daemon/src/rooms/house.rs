@@ -466,7 +466,8 @@ async fn send(channel: &Channel, bytes: Vec<u8>, fds: Vec<Parcel>) -> Result<(),
     Ok(())
 }
 
-/// Returns when the order is sent; never if there is none.
+/// Waits until the channel to the room has taken the order that is being sent. While no order is
+/// being sent it does not return, so that a `select` waits for its other branches alone.
 async fn sent(sending: &mut Option<Sending<'_>>) -> Result<(), String> {
     match sending {
         Some(sending) => sending.await,

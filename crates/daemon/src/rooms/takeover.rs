@@ -69,7 +69,7 @@ pub enum Left {
         domain: u16,
         /// The disk's number in its guest.
         device: u32,
-        /// What the tool stack has named the disk by.
+        /// The key `params` of the disk in xenstore, by which the tool stack names its image.
         params: String,
     },
     /// Something that was kept of the session of the client that comes next, with its file
@@ -149,7 +149,8 @@ impl Bequest {
     }
 }
 
-/// What another house has left of the disks of Xen guests.
+/// The locks and the contents in memory of Xen guests' disks, which the house that ends hands to
+/// the next one.
 #[derive(Debug, Default)]
 pub(crate) struct OfXen {
     pub(crate) locks: Vec<OwnedFd>,

@@ -27,8 +27,9 @@ use tokio::time::{Instant, sleep_until};
 const AT_ONCE: u32 = 256;
 const EACH: Duration = Duration::from_micros(500);
 
-/// Notes of a session that pass at once: those by which a guest's driver begins, three for each
-/// message and seven messages for each queue, and half as many again.
+/// How many notes of a session pass before it has to wait for its turn. A front-end that sets up
+/// its device sends seven messages for each queue, and the room notes three things for each of
+/// them; a session may make half as many notes again before it waits.
 pub(super) fn credit(queues: usize) -> usize {
     128 + 32 * queues
 }

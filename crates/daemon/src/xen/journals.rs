@@ -46,7 +46,7 @@ struct Kept {
     room: Option<XenHolder>,
 }
 
-/// What became of journals.
+/// The result of a look at the journals: which are gone, and which rooms have misused theirs.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
     /// Disks whose journals are gone and can be written again.

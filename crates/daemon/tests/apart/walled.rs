@@ -323,8 +323,8 @@ fn a_user_who_takes_memory_away_holds_his_own_room_alone() {
     assert!(walled.daemon.terminate().success());
 }
 
-/// The same while two daemons take over, one after the other. Neither lets another process touch
-/// what the room has, of which the second one hears from the first.
+/// A worker is held as above while two daemons take over, one after the other. The first of them
+/// tells the second one which room is held, and neither lets another process serve that device.
 #[test]
 fn a_user_who_holds_his_own_room_keeps_no_other_from_the_daemons_that_take_over() {
     let walled = Walled::new();

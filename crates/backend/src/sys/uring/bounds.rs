@@ -33,8 +33,9 @@ const OF_SOCKETS: [u8; 2] = [opcode::Send::CODE, opcode::Recv::CODE];
 /// `IORING_REGISTER_FILES_UPDATE`, `IORING_REGISTER_IOWQ_MAX_WORKERS`.
 const REGISTRATIONS: [u8; 2] = [6, 19];
 
-/// Room for completions in a reserved ring: there are as many rings as workers may be, and most
-/// never run. What the queue has no room for the kernel keeps until the worker enters it.
+/// Entries of the completion queue of a reserved ring. A room reserves a ring for each worker that
+/// it may start, and most of them never run, so the queues are small. The kernel keeps completions
+/// for which a queue has no room until the worker enters the ring.
 const COMPLETIONS_RESERVED: u32 = 8192;
 
 /// Rings that a sandboxed process has made in advance; `None`: each ring is made when it is needed.
