@@ -46,6 +46,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 /// Longest wait for the workers at the end; a host call that hangs must not keep the process.
 const QUIT_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// Longest wait for names of sockets that a thread still made when the process was to end.
+const NAMES_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Runs the program with its arguments, the first of which is its own name.
 #[must_use]
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
@@ -288,6 +291,9 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
     });
     // A task that waits for a host call must not keep us either.
     runtime.shutdown_background();
+    if !manyring_transport::vhost_user::names_removed(NAMES_TIMEOUT) {
+        tracing::warn!("the host does not remove a socket's name: the process ends without that");
+    }
     served.map_err(Failure::Refused)
 }
 

@@ -41,6 +41,19 @@ fn before_any_client_it_ends_and_removes_its_sockets() {
 }
 
 #[test]
+fn a_name_that_is_being_made_when_it_ends_is_removed_too() {
+    let config = "[daemon]\ncontrol = '@/control'\n\
+        [[blk]]\nname = 'a'\nsocket_path = '@/a'\nnull = '1G'\n";
+    for _ in 0..20 {
+        // The control socket gets its name after the device's.
+        let mut daemon = Daemon::run(config, &["a"]);
+        let (status, _) = daemon.stop();
+        assert!(status.success(), "{status}: {}", daemon.log());
+        assert_eq!(names_in(daemon.folder()), ["log", "manyring.toml"]);
+    }
+}
+
+#[test]
 fn with_a_connected_guest_it_ends_after_its_requests() {
     let mut daemon = Daemon::blk(&["--null", "1G"]);
     let mut client = Client::connect(&daemon.socket(), 2);

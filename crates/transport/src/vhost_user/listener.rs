@@ -7,7 +7,10 @@
 
 mod removal;
 
+pub use removal::names_removed;
+
 use manyring_engine::aside_for;
+use removal::Made;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Stat, Uid};
 use rustix::fs::{chmodat, chownat, renameat, statat, unlinkat};
@@ -161,6 +164,7 @@ pub struct SocketName {
     /// While this is set the name stays: somebody else has the socket too, and goes on with it.
     stays: Option<Arc<AtomicBool>>,
     is_removed: bool,
+    _made: Made,
 }
 
 /// How long a name that is removed is waited for.
@@ -210,8 +214,7 @@ impl Unnamed {
         let name = path.file_name().unwrap_or_default();
         let stat = own.publish(name).map_err(|errno| at_io(&path, errno.into()))?;
         own.remove();
-        let (device, inode) = (stat.st_dev, stat.st_ino);
-        let name = SocketName { path: path.clone(), device, inode, stays: None, is_removed: false };
+        let name = SocketName::new(path.clone(), stat.st_dev, stat.st_ino);
         Ok(Listener { socket, path, name: Some(name) })
     }
 }
@@ -236,8 +239,12 @@ impl Listener {
         permissions: SocketPermissions,
     ) -> Result<Self, ListenError> {
         let failed = || ListenError::Slow { path: path.clone() };
-        let bound = path.clone();
-        let bound = aside_for(device, move || Self::bind(&bound, permissions)).await;
+        let (bound, made) = (path.clone(), Made::new());
+        let bind = move || {
+            let _made = made;
+            Self::bind(&bound, permissions)
+        };
+        let bound = aside_for(device, bind).await;
         bound.ok_or_else(failed)?
     }
 
@@ -259,8 +266,7 @@ impl Listener {
             return Ok(Self { socket, path, name: None });
         }
         let found = std::fs::symlink_metadata(&path).map_err(|error| at_io(&path, error))?;
-        let (device, inode) = (found.dev(), found.ino());
-        let name = SocketName { path: path.clone(), device, inode, stays: None, is_removed: false };
+        let name = SocketName::new(path.clone(), found.dev(), found.ino());
         Ok(Self { socket, path, name: Some(name) })
     }
 
@@ -310,6 +316,7 @@ impl Listener {
 struct OwnFolder {
     names: Arc<Names>,
     is_removed: bool,
+    _made: Made,
 }
 
 #[derive(Debug)]
@@ -326,6 +333,7 @@ const OWN_NAME: &str = "s";
 
 impl OwnFolder {
     fn new(parent: std::fs::File) -> Result<Self, Errno> {
+        let made = Made::new();
         let name = Self::make(&parent)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = rustix::fs::openat(&parent, &name, flags, Mode::empty())?;
@@ -335,7 +343,7 @@ impl OwnFolder {
         if !is_own || stat.st_mode & 0o077 != 0 {
             return Err(Errno::PERM);
         }
-        Ok(Self { names: Arc::new(Names { parent, name, folder }), is_removed: false })
+        Ok(Self { names: Arc::new(Names { parent, name, folder }), is_removed: false, _made: made })
     }
 
     /// Removes it at once. May block.
@@ -433,8 +441,12 @@ impl SocketName {
     /// The system's: nothing has this name.
     pub fn at(path: PathBuf) -> io::Result<Self> {
         let found = std::fs::symlink_metadata(&path)?;
-        let (device, inode) = (found.dev(), found.ino());
-        Ok(Self { path, device, inode, stays: None, is_removed: false })
+        Ok(Self::new(path, found.dev(), found.ino()))
+    }
+
+    /// The name with this device and inode.
+    fn new(path: PathBuf, device: u64, inode: u64) -> Self {
+        Self { path, device, inode, stays: None, is_removed: false, _made: Made::new() }
     }
 
     /// Removes the name on a thread of its own, and waits until it is gone: a second at most, if

@@ -1,16 +1,48 @@
 //! Names are removed on a thread of their own: a thread that drops a socket need not wait for a
-//! host that does not answer, such as a file system of the network that is gone.
+//! host that does not answer, such as a file system of the network that is gone. A process that ends
+//! waits for those threads, and for those that make names which nobody waits for any more.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Longest wait for the removal of a name that is dropped, once the thread has begun.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// The longest wait while an earlier removal has not ended: many names can be dropped at once.
 const PATIENCE_LATE: Duration = Duration::from_millis(1);
+
+/// Names that there are, and names that are being made or removed.
+static NAMES: Mutex<usize> = Mutex::new(0);
+static REMOVED: Condvar = Condvar::new();
+
+/// A name that there is, or will be, as long as this lives.
+#[derive(Debug)]
+pub(super) struct Made(());
+
+impl Made {
+    pub(super) fn new() -> Self {
+        *NAMES.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Self(())
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        *NAMES.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        REMOVED.notify_all();
+    }
+}
+
+/// Waits until this process has removed all names of sockets that it has made: for a process that
+/// ends. False if there are some after `limit`.
+#[must_use]
+pub fn names_removed(limit: Duration) -> bool {
+    let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let waited = REMOVED.wait_timeout_while(names, limit, |names| *names > 0);
+    *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+}
 
 /// Removals that nobody waits for any more and that the host has not ended.
 static LATE: AtomicUsize = AtomicUsize::new(0);
