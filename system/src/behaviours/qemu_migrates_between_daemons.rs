@@ -2,6 +2,7 @@
 //! compares all that it reads and hears from the network; a daemon is killed in between.
 
 use super::{Behaviour, Scene};
+use crate::command::wait_for;
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::guest::{Guest, GuestOptions, Kind, Monitor, Net};
 use crate::net::{Far, Namespace, WORDS};
@@ -150,8 +151,9 @@ fn run(scene: &Scene<'_>) -> Outcome {
         if round < 4 {
             let log = format!("guest{round}");
             let before = hosts[to].requests()?;
-            let (next, next_monitor) = hosts[to].guest(scene, &log, true)?;
-            let told = migrate(&mut monitor, &hosts[to].door())?;
+            let (next, mut next_monitor) = hosts[to].guest(scene, &log, true)?;
+            let from_to = [&mut monitor, &mut next_monitor];
+            let told = migrate(from_to, &hosts[to].door())?;
             println!("migration {round}, host {from} to {to}: {told}");
             drop(std::mem::replace(&mut guest, next));
             monitor = next_monitor;
@@ -179,22 +181,31 @@ fn run(scene: &Scene<'_>) -> Outcome {
     Ok(())
 }
 
-/// Migrates the guest to the machine that waits at `door`, and gives what QEMU says of it.
-pub(super) fn migrate(monitor: &mut Monitor, door: &Path) -> Outcome<String> {
+/// Migrates the guest to the machine that waits at `door`, and gives what QEMU says of it. The
+/// guest runs there then. `monitors`: of the machine that it leaves, and of the other.
+pub(super) fn migrate(monitors: [&mut Monitor; 2], door: &Path) -> Outcome<String> {
+    let [from, to] = monitors;
     let limits = json!({ "max-bandwidth": 400_000_000, "downtime-limit": 1000 });
-    monitor.execute("migrate-set-parameters", &limits)?;
+    from.execute("migrate-set-parameters", &limits)?;
     let uri = format!("unix:{}", door.display());
-    monitor.execute("migrate", &json!({ "uri": uri }))?;
+    from.execute("migrate", &json!({ "uri": uri }))?;
     let began = Instant::now();
-    loop {
-        let said = monitor.ask("query-migrate", &json!({}))?;
+    let said = loop {
+        let said = from.ask("query-migrate", &json!({}))?;
         match said["status"].as_str() {
-            Some("completed") => return Ok(figures(&said)),
+            Some("completed") => break said,
             Some("failed" | "cancelled") => return Err(format!("the migration failed: {said}")),
             _ => check(began.elapsed() < MIGRATION, || format!("it does not end: {said}"))?,
         }
         std::thread::sleep(Duration::from_millis(100));
-    }
+    };
+    // That machine has sent all. The other one may not have read it yet, and what its console gets
+    // before it has is lost.
+    wait_for("the guest in the other machine", MIGRATION, || {
+        let state = to.ask("query-status", &json!({}))?;
+        Ok((state["status"] == "running").then_some(()))
+    })?;
+    Ok(figures(&said))
 }
 
 fn figures(said: &Value) -> String {
