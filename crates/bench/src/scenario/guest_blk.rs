@@ -46,6 +46,9 @@ const KINDS: [(Kind, &str); 2] = [(Kind::Qemu, "QEMU"), (Kind::Uml, "User Mode L
 const DEPTHS: [usize; 3] = [1, 8, 32];
 /// fio needs some requests before its figures mean something.
 const SECONDS_MIN: f64 = 0.2;
+/// The load that comes before the one that is measured: `auto` needs up to a second to find how a
+/// client is served best, and what it does then is what a guest's load sees from there on.
+const SETTLES: Duration = Duration::from_secs(1);
 
 /// A back-end that runs, and what its party is called. It runs among all other programs, as the
 /// guest does: a back-end that went before all others would take the CPUs from its own client.
@@ -143,7 +146,7 @@ fn in_guest(
     Ok(found)
 }
 
-/// Has the guest read from one of its disks. Returns fio's results, and the CPU time that the
+/// Has the guest read from one of its disks, twice. Returns fio's results of the second time, and the CPU time that the
 /// disk's back-end took during this load.
 fn read(
     guest: &mut GuestDisks,
@@ -151,8 +154,11 @@ fn read(
     server: &Server,
     time: Duration,
 ) -> Result<BlkSample, String> {
+    let mut read =
+        |time| guest.read(disk, depth, time).map_err(|problem| guest.explain(&problem));
+    read(SETTLES)?;
     let ran = peer::ran_seconds(server.id());
-    let report = guest.read(disk, depth, time).map_err(|problem| guest.explain(&problem))?;
+    let report = read(time)?;
     let (sample, requests) = parse_fio(&report)?;
     let ran = peer::ran_seconds(server.id()) - ran;
     let client_cpu_per_million = sample.cpu_per_million;
