@@ -153,7 +153,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
             let before = hosts[to].requests()?;
             let (next, mut next_monitor) = hosts[to].guest(scene, &log, true)?;
             let from_to = [&mut monitor, &mut next_monitor];
-            let told = migrate(from_to, &hosts[to].door())?;
+            let told = migrate(from_to, &hosts[to].door(), Meanwhile::Runs)?;
             println!("migration {round}, host {from} to {to}: {told}");
             drop(std::mem::replace(&mut guest, next));
             monitor = next_monitor;
@@ -181,10 +181,24 @@ fn run(scene: &Scene<'_>) -> Outcome {
     Ok(())
 }
 
+/// What the guest does while its memory is copied.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Meanwhile {
+    Runs,
+    Stands,
+}
+
 /// Migrates the guest to the machine that waits at `door`, and gives what QEMU says of it. The
 /// guest runs there then. `monitors`: of the machine that it leaves, and of the other.
-pub(super) fn migrate(monitors: [&mut Monitor; 2], door: &Path) -> Outcome<String> {
+pub(super) fn migrate(
+    monitors: [&mut Monitor; 2],
+    door: &Path,
+    meanwhile: Meanwhile,
+) -> Outcome<String> {
     let [from, to] = monitors;
+    if meanwhile == Meanwhile::Stands {
+        from.execute("stop", &json!({}))?;
+    }
     let limits = json!({ "max-bandwidth": 400_000_000, "downtime-limit": 1000 });
     from.execute("migrate-set-parameters", &limits)?;
     let uri = format!("unix:{}", door.display());
@@ -203,7 +217,12 @@ pub(super) fn migrate(monitors: [&mut Monitor; 2], door: &Path) -> Outcome<Strin
     // before it has is lost.
     wait_for("the guest in the other machine", MIGRATION, || {
         let state = to.ask("query-status", &json!({}))?;
-        Ok((state["status"] == "running").then_some(()))
+        match (state["status"].as_str(), meanwhile) {
+            (Some("running"), _) => return Ok(Some(())),
+            (Some("paused"), Meanwhile::Stands) => to.execute("cont", &json!({}))?,
+            _ => {}
+        }
+        Ok(None)
     })?;
     Ok(figures(&said))
 }

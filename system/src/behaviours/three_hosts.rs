@@ -1,9 +1,9 @@
 //! Three hosts, which are namespaces: a server of an image, which speaks TLS alone, and two with a
-//! daemon each; one network over all. A guest moves from the one to the other and back, while it
-//! compares what it reads and sends over a connection that stays open. Set up by the files of
-//! `examples/three-hosts`.
+//! daemon each; one network over all. A guest moves from the one to the other and back, with a disk
+//! that it compares with what it has written, and a connection that stays open. Set up by the files
+//! of `examples/three-hosts`.
 
-use super::qemu_migrates_between_daemons::migrate;
+use super::qemu_migrates_between_daemons::{Meanwhile, migrate};
 use super::{Behaviour, Scene};
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::guest::{Guest, GuestOptions, Kind, Monitor, Net};
@@ -208,7 +208,10 @@ fn run(scene: &Scene<'_>) -> Outcome {
     for (round, to) in [(1, &beta), (2, &alpha)] {
         let before = to.requests()?;
         let (next, mut next_monitor) = to.guest(scene, &format!("guest{round}"), true)?;
-        let told = migrate([&mut monitor, &mut next_monitor], &to.door())?;
+        // QEMU 7.2 loses stores of CPUs that it emulates while it copies memory: beside other load,
+        // every fifth guest had a broken kernel stack, or a lock in its kernel that nobody held.
+        let monitors = [&mut monitor, &mut next_monitor];
+        let told = migrate(monitors, &to.door(), Meanwhile::Stands)?;
         println!("three hosts, migration {round}: {told}");
         drop(std::mem::replace(&mut guest, next));
         monitor = next_monitor;
