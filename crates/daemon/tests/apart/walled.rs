@@ -105,6 +105,24 @@ impl Walled {
         assert!(wait_until(|| threads().any(is_stuck)), "{}", self.daemon.log());
     }
 
+    /// A guest of the other user whose worker has touched a page of a hole that is being punched,
+    /// and waits until that is done.
+    fn held_by_a_hole(&self) -> (Ring, Punch) {
+        let bad = self.daemon.socket_of("bad");
+        let file = large("punched");
+        let mut ring = as_nobody(|| Ring::in_file(&bad, file.try_clone().unwrap(), 0, LARGE));
+        ring.start();
+        ring.offer();
+        assert!(ring.is_answered());
+        // Buffers that are allocated from now on lie in the memory that is taken away.
+        ring.arena.alloc(KEPT, PAGE).unwrap();
+        let blocks = fstat(&file).unwrap().st_blocks;
+        let punch = Punch::start(&file, KEPT, || fstat(&file).unwrap().st_blocks < blocks);
+        ring.offer();
+        self.wait_until_held("worker-0");
+        (ring, punch)
+    }
+
     /// Does `abuse` again and again as the other user while the prober looks. As in `beside.rs`, a
     /// stall counts only if three tries in a row see one.
     fn bear(&mut self, name: &str, mut abuse: impl FnMut() + Send) {
@@ -300,22 +318,10 @@ fn a_user_whose_file_cannot_be_mapped_holds_his_own_room_alone() {
     assert!(walled.daemon.terminate().success());
 }
 
-/// A worker touches a page of a hole that is being punched, and waits until that is done.
 #[test]
 fn a_user_who_takes_memory_away_holds_his_own_room_alone() {
     let mut walled = Walled::new();
-    let bad = walled.daemon.socket_of("bad");
-    let file = large("punched");
-    let mut ring = as_nobody(|| Ring::in_file(&bad, file.try_clone().unwrap(), 0, LARGE));
-    ring.start();
-    ring.offer();
-    assert!(ring.is_answered());
-    // Buffers that are allocated from now on lie in the memory that is taken away.
-    ring.arena.alloc(KEPT, PAGE).unwrap();
-    let blocks = fstat(&file).unwrap().st_blocks;
-    let punch = Punch::start(&file, KEPT, || fstat(&file).unwrap().st_blocks < blocks);
-    ring.offer();
-    walled.wait_until_held("worker-0");
+    let (mut ring, punch) = walled.held_by_a_hole();
     walled.holds_its_own_devices_alone("a hole that is being punched", punch);
     assert!(ring.is_answered(), "the guest goes on in the next room");
     ring.offer();
@@ -323,22 +329,12 @@ fn a_user_who_takes_memory_away_holds_his_own_room_alone() {
     assert!(walled.daemon.terminate().success());
 }
 
-/// A worker is held as above while two daemons take over, one after the other. The first of them
+/// A worker is held while two daemons take over, one after the other. The first of them
 /// tells the second one which room is held, and neither lets another process serve that device.
 #[test]
 fn a_user_who_holds_his_own_room_keeps_no_other_from_the_daemons_that_take_over() {
     let walled = Walled::new();
-    let bad = walled.daemon.socket_of("bad");
-    let file = large("punched");
-    let mut ring = as_nobody(|| Ring::in_file(&bad, file.try_clone().unwrap(), 0, LARGE));
-    ring.start();
-    ring.offer();
-    assert!(ring.is_answered());
-    ring.arena.alloc(KEPT, PAGE).unwrap();
-    let blocks = fstat(&file).unwrap().st_blocks;
-    let mut punch = Punch::start(&file, KEPT, || fstat(&file).unwrap().st_blocks < blocks);
-    ring.offer();
-    walled.wait_until_held("worker-0");
+    let (mut ring, mut punch) = walled.held_by_a_hole();
     let mut running: Vec<Child> = Vec::new();
     let mut before = walled.daemon.pid();
     for _ in 0..2 {
