@@ -55,7 +55,9 @@ fn table(figures: &str) -> Outcome<String> {
     for row in rows {
         let word = |key: &str| row[key].as_str().ok_or(format!("{FIGURES}: a row without {key}"));
         let number = |key: &str| row[key].as_f64().ok_or(format!("{FIGURES}: a row without {key}"));
-        let figure = format!("{}x ({} to {})", number("median")?, number("min")?, number("max")?);
+        let mut figure =
+            format!("{}x ({} to {})", number("median")?, number("min")?, number("max")?);
+        figure += &row["cpus"].as_str().map_or(String::new(), |cpus| format!(", CPUs {cpus}"));
         let cpu = row["cpu"].as_f64().map_or("-".to_owned(), |cpu| format!("{cpu}x"));
         let (what, than, command) = (word("what")?, word("than")?, word("command")?);
         text += &format!("| {what} | {than} | {figure} | {cpu} | `{command}` |\n");
@@ -66,7 +68,9 @@ fn table(figures: &str) -> Outcome<String> {
         "\nHow many times as many requests, packets or bytes in a second: the median of the ratios \
          of {rounds} rounds,\nwith the smallest and the largest, both sides in turn in one run. \
          {machine}; other machines differ.\nCPU for each: the CPU time that the server takes for \
-         one of them, against what the other side takes, in the same run.\nA client that polls \
+         one of them, against what the other side takes, in the same run.\nCPUs \
+         near or far: whether the two CPUs were threads or neighbours of one core (20 to 60 ns \
+         for a cache line), or not (100 and more).\nA client that polls \
          never sleeps; a guest does, and gets other ratios. The other figures, and how they are \
          measured:\n[docs/guide/bench.md](docs/guide/bench.md).\n"
     );
@@ -86,8 +90,8 @@ mod tests {
     use super::*;
 
     fn figures(rows: usize) -> String {
-        let row =
-            r#"{"what":"w","than":"t","median":2.9,"min":2.0,"max":13.0,"cpu":0.5,"command":"c"}"#;
+        let row = r#"{"what":"w","than":"t","median":2.9,"min":2.0,"max":13.0,"cpu":0.5,
+            "cpus":"near","command":"c"}"#;
         let rows = vec![row; rows].join(",");
         format!(r#"{{"machine":"m","rounds":"5","rows":[{rows}]}}"#)
     }
@@ -95,7 +99,11 @@ mod tests {
     #[test]
     fn a_table_has_a_row_for_each_promise_and_eight_at_most() {
         let text = table(&figures(8)).unwrap();
-        assert_eq!(text.matches("| w | t | 2.9x (2 to 13) | 0.5x | `c` |").count(), 8, "{text}");
+        assert_eq!(
+            text.matches("| w | t | 2.9x (2 to 13), CPUs near | 0.5x | `c` |").count(),
+            8,
+            "{text}"
+        );
         for wrong in [figures(9), figures(0), "{}".to_owned(), "no".to_owned()] {
             assert!(table(&wrong).unwrap_err().contains(FIGURES), "{wrong}");
         }

@@ -1,7 +1,7 @@
 //! `manyring-bench readme`: the few figures of a run that README promises, one for each row.
 
 use crate::report::document::{Cell, Document, Party};
-use crate::report::{Spread, ratio};
+use crate::report::{Spread, nearness, ratio};
 use serde::Serialize;
 
 /// A row of README: a ratio that a newcomer understands.
@@ -114,6 +114,9 @@ struct Row {
     /// The server's CPU time for each request, as a ratio to the peer's, if it was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     cpu: Option<f64>,
+    /// How far the CPUs of both sides were from each other in the rounds, if they have shown it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpus: Option<String>,
     command: String,
 }
 
@@ -141,7 +144,17 @@ fn row(run: &Document, promise: &Promise) -> Result<Row, String> {
     let cpu = compared(cell, promise, cpu_for_each).map(|spread| two_digits(spread.median));
     let [median, min, max] = [median, min, max].map(two_digits);
     let command = format!("manyring-bench {scenario}");
-    Ok(Row { what, than, median, min, max, cpu, command })
+    Ok(Row { what, than, median, min, max, cpu, cpus: distances(cell, promise), command })
+}
+
+/// The distances of the CPUs in the rounds of a cell, in a word or two.
+fn distances(cell: &Cell, promise: &Promise) -> Option<String> {
+    let party = cell.parties.iter().find(|party| party.name == promise.party)?;
+    let lines = party.samples.iter().filter_map(|sample| sample.get("line_ns")?.as_u64());
+    let mut words: Vec<_> = lines.map(nearness).collect();
+    words.sort_unstable_by(|a, b| b.cmp(a));
+    words.dedup();
+    (!words.is_empty()).then(|| words.join(" and "))
 }
 
 fn against(cell: &Cell, promise: &Promise) -> Option<Spread> {
@@ -245,6 +258,20 @@ mod tests {
         run.scenarios[7].report.cells.push(worse);
         let row = figures(&run).unwrap().rows.remove(7);
         assert_eq!((row.median, row.min, row.max), (0.38, 0.25, 0.5));
+    }
+
+    #[test]
+    fn a_row_says_how_far_the_cpus_were_from_each_other() {
+        let mut run = run();
+        for (row, lines) in [(0, [30, 31]), (1, [150, 30])] {
+            let samples = &mut run.scenarios[row].report.cells[0].parties[0].samples;
+            let lined = samples.iter_mut().zip(lines);
+            lined.for_each(|(sample, line)| drop(sample.insert("line_ns".into(), json!(line))));
+        }
+        let rows = figures(&run).unwrap().rows;
+        assert_eq!(rows[0].cpus.as_deref(), Some("near"));
+        assert_eq!(rows[1].cpus.as_deref(), Some("near and far"));
+        assert_eq!(rows[7].cpus, None);
     }
 
     #[test]

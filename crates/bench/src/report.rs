@@ -46,7 +46,7 @@ pub(crate) fn is_far(one_ns: u64, other_ns: u64) -> bool {
 const FAR_NS: u64 = 100;
 
 /// The distance of two CPUs in a word, by what a cache line takes between them.
-fn nearness(line_ns: u64) -> &'static str {
+pub(crate) fn nearness(line_ns: u64) -> &'static str {
     if line_ns < FAR_NS { "near" } else { "far" }
 }
 

@@ -154,8 +154,7 @@ fn read(
     server: &Server,
     time: Duration,
 ) -> Result<BlkSample, String> {
-    let mut read =
-        |time| guest.read(disk, depth, time).map_err(|problem| guest.explain(&problem));
+    let mut read = |time| guest.read(disk, depth, time).map_err(|problem| guest.explain(&problem));
     read(SETTLES)?;
     let ran = peer::ran_seconds(server.id());
     let report = read(time)?;
