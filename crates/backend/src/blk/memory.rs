@@ -63,13 +63,12 @@ impl Disk for MemoryDisk {
 
     fn hand_memory(&self) -> Result<Option<OwnedFd>, Errno> {
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
-        let file = match given.take() {
+        // It stays here whatever comes of the copy: nobody else may have the disk's bytes now.
+        let file = match &mut *given {
             Some(file) => file,
-            None => sealed(self.storage.size() as u64)?,
+            none => none.insert(sealed(self.storage.size() as u64)?),
         };
-        let copy = rustix::io::fcntl_dupfd_cloexec(&file, 3)?;
-        *given = Some(file);
-        Ok(Some(copy))
+        rustix::io::fcntl_dupfd_cloexec(file, 3).map(Some)
     }
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
