@@ -22,18 +22,24 @@ fn run(command: &str) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// A block device of 16 MiB over a file; detached when dropped.
+/// A block device over a file; detached when dropped.
 struct Loop(PathBuf);
 
 impl Loop {
+    /// One of 16 MiB.
     fn over(file: &Path) -> Self {
-        std::fs::File::create(file).unwrap().set_len(16 << 20).unwrap();
+        Self::of(file, 16 << 20, 512)
+    }
+
+    /// One of this size, with blocks of this size.
+    fn of(file: &Path, size: u64, block: u32) -> Self {
+        std::fs::File::create(file).unwrap().set_len(size).unwrap();
         let free = run("losetup -f");
         // A container has nodes for the first few alone.
         if let (false, Some(number)) = (Path::new(&free).exists(), free.strip_prefix("/dev/loop")) {
             run(&format!("mknod {free} b 7 {number}"));
         }
-        run(&format!("losetup {free} {}", file.display()));
+        run(&format!("losetup -b {block} {free} {}", file.display()));
         Self(free.into())
     }
 }
@@ -76,6 +82,30 @@ impl Freezer {
 impl Drop for Freezer {
     fn drop(&mut self) {
         let _ = Command::new("fsfreeze").arg("-u").arg(self.folder.path()).output();
+        let _ = Command::new("umount").arg("-l").arg(self.folder.path()).output();
+    }
+}
+
+/// A file system in whose files direct transfers have whole blocks of 4 KiB.
+struct LargeBlocks {
+    folder: tempfile::TempDir,
+    _device: Loop,
+    _file: tempfile::NamedTempFile,
+}
+
+impl LargeBlocks {
+    fn new() -> Self {
+        let (file, folder) =
+            (tempfile::NamedTempFile::new().unwrap(), tempfile::tempdir().unwrap());
+        let device = Loop::of(file.path(), 64 << 20, 4096);
+        run(&format!("mkfs.ext4 -q -b 4096 {}", device.0.display()));
+        run(&format!("mount {} {}", device.0.display(), folder.path().display()));
+        Self { folder, _device: device, _file: file }
+    }
+}
+
+impl Drop for LargeBlocks {
+    fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(self.folder.path()).output();
     }
 }
@@ -208,6 +238,26 @@ fn a_disk_that_hangs_with_its_room_keeps_no_other_guest_from_the_daemon_that_tak
     assert_eq!(bytes, [3; 4096]);
     kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
     assert!(next.wait().unwrap().success(), "{}", said());
+}
+
+#[test]
+fn a_file_that_ends_inside_a_block_of_its_file_system_keeps_its_size_in_a_room() {
+    const SIZE: u64 = (1 << 20) + 512;
+    let blocks = LargeBlocks::new();
+    for io_uring in [true, false] {
+        let file = blocks.folder.path().join(format!("{io_uring}.img"));
+        std::fs::File::create(&file).unwrap().set_len(SIZE).unwrap();
+        let keys = format!("file = '{}'\ndirect = true\ndomain = 'a'\n", file.display());
+        let daemon = serve(&format!("io_uring = {io_uring}"), &disk("a", &keys), &["a"]);
+        let queue = &mut connect(&daemon, "a").queues[0];
+        queue.write(SIZE / 512 - 1, &[7; 512]).unwrap();
+        let mut bytes = [0; 512];
+        queue.read(SIZE / 512 - 1, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 512]);
+        assert_eq!(std::fs::metadata(&file).unwrap().len(), SIZE, "{}", daemon.log());
+        assert!(!daemon.log().contains("is denied"), "{}", daemon.log());
+        assert!(daemon.terminate().success());
+    }
 }
 
 #[test]

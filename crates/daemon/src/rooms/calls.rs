@@ -67,13 +67,15 @@ const RINGS: &[i64] = &[
     libc::SYS_sched_setaffinity,
 ];
 
-/// Transfers between memory and open descriptions, flushes and allocation.
+/// Transfers between memory and open descriptions, flushes and allocation; the cut of a file that a
+/// write of whole blocks has made longer.
 #[rustfmt::skip]
 const TRANSFERS: &[i64] = &[
     // cachestat, by the one number that it has everywhere.
     451,
-    libc::SYS_fallocate, libc::SYS_fdatasync, libc::SYS_ioctl, libc::SYS_pread64,
-    libc::SYS_preadv2, libc::SYS_pwrite64, libc::SYS_pwritev2, libc::SYS_readv, libc::SYS_writev,
+    libc::SYS_fadvise64, libc::SYS_fallocate, libc::SYS_fdatasync, libc::SYS_ftruncate,
+    libc::SYS_ioctl, libc::SYS_lseek, libc::SYS_pread64, libc::SYS_preadv2, libc::SYS_pwrite64,
+    libc::SYS_pwritev2, libc::SYS_readv, libc::SYS_writev,
 ];
 
 /// Waits for a descriptor.
@@ -109,9 +111,9 @@ const SHOWN: &[i64] = &[
 /// Questions about descriptors of a front-end, and files in memory for it.
 #[rustfmt::skip]
 const DESCRIPTORS: &[i64] = &[
-    libc::SYS_fstatfs, libc::SYS_ftruncate, libc::SYS_getpeername, libc::SYS_getsockname,
-    libc::SYS_getsockopt, libc::SYS_kcmp, libc::SYS_memfd_create, libc::SYS_prlimit64,
-    libc::SYS_recvfrom, libc::SYS_shutdown, libc::SYS_socket, libc::SYS_uname,
+    libc::SYS_fstatfs, libc::SYS_getpeername, libc::SYS_getsockname, libc::SYS_getsockopt,
+    libc::SYS_kcmp, libc::SYS_memfd_create, libc::SYS_prlimit64, libc::SYS_recvfrom,
+    libc::SYS_shutdown, libc::SYS_socket, libc::SYS_uname,
 ];
 
 /// Sockets of sessions and of the house; devices that come and go.
