@@ -12,7 +12,10 @@ use manyring_driver::{ControlOwner, NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
 use process::{Daemon, PATIENCE, wait_until};
 use program::{http_json, shown};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
+};
 use serde_json::{Value, json};
 use space::{has_carrier, in_own_space, link, queues};
 
@@ -133,6 +136,40 @@ fn a_room_has_its_queues_and_no_other_way_to_an_interface() {
         let has = |inode: &&str| targets.contains(&format!("socket:[{inode}]"));
         assert!(!inodes.any(|inode| has(&inode)), "{targets:?} {netlink}");
         assert!(!daemon.log().contains("does not follow"), "{}", daemon.log());
+    });
+}
+
+/// Makes each read of a process's queues wait for a frame, as the process itself can: the flags
+/// belong to the queues, whoever has a copy.
+fn makes_queues_wait(process: Pid) {
+    let fds = format!("/proc/{}/fd", process.as_raw_nonzero());
+    let pidfd = pidfd_open(process, PidfdFlags::empty()).unwrap();
+    let mut queues = 0;
+    for fd in std::fs::read_dir(fds).unwrap().flatten() {
+        let target = std::fs::read_link(fd.path()).unwrap_or_default();
+        if target.ends_with("net/tun") {
+            let number = fd.file_name().to_str().unwrap().parse().unwrap();
+            let queue = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty()).unwrap();
+            fcntl_setfl(&queue, OFlags::empty()).unwrap();
+            queues += 1;
+        }
+    }
+    assert!(queues >= 2, "{queues} descriptors of queues");
+}
+
+#[test]
+fn queues_that_a_room_has_made_wait_hold_up_no_room_after_it() {
+    in_own_space(|| {
+        let daemon = serve();
+        let host = Host::on("lan0");
+        let mut driver = connect(&daemon, ControlOwner::FrontEnd);
+        works(&mut driver, &host);
+        let taken = pid(&daemon);
+        makes_queues_wait(taken);
+        kill_process(taken, Signal::KILL).unwrap();
+        works(&mut driver, &host);
+        assert_eq!(room(&daemon)["starts"], 2, "{}", daemon.log());
+        assert!(daemon.terminate().success());
     });
 }
 

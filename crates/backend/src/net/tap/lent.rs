@@ -23,6 +23,7 @@ use crate::net::{Port, PortRx, PortTx};
 use manyring_wire::net::rss::{Rss, RssConfig};
 use manyring_wire::net::{HEADER_SIZE, Offloads};
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, retry_on_intr};
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -95,6 +96,10 @@ impl TapPort {
     /// # Errors
     /// `EMFILE`, `ENFILE`: the host has no file descriptor.
     pub(super) fn lent(&self) -> Result<Lent, Errno> {
+        // A process that had copies before could set the flags of the queues, which all copies
+        // share: without this one the next process would wait in each read.
+        let queues = self.queues.iter();
+        queues.map(|queue| fcntl_setfl(queue, OFlags::NONBLOCK)).collect::<Result<(), _>>()?;
         let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
         let facts = Facts {
             interface: self.name.clone(),
