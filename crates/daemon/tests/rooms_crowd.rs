@@ -12,6 +12,7 @@ use manyring_driver::{BlkDriver, BlkOptions};
 use process::Daemon;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
 
 const SET_VRING_NUM: u32 = 8;
 /// Messages that a device takes at once.
@@ -62,6 +63,18 @@ fn the_front_ends_of_a_hundred_devices_that_connect_at_once_are_all_served() {
     assert!(!log.contains("does not stop") && !log.contains("do not end"), "{log}");
 }
 
+/// Sends messages to a device, each of which is an order to nobody, and a note: the size of a ring
+/// that does not run. Returns when they were obeyed.
+fn flood(bad: &mut BlkDriver, count: u32, sent: &AtomicU32) {
+    for n in 0..count {
+        let state = [7u32, 64 << (n % 2)].map(u32::to_ne_bytes).concat();
+        bad.front.send_message(SET_VRING_NUM, &state, &[]).unwrap();
+        sent.fetch_add(1, Ordering::Relaxed);
+    }
+    // This one is answered when those before it were obeyed.
+    bad.front.features().expect("the session goes on");
+}
+
 #[test]
 fn a_session_begins_beside_thousands_of_messages_of_another_session_of_its_room() {
     let daemon = serve(&(disk("bad") + &disk("good")), &["bad", "good"]);
@@ -70,16 +83,7 @@ fn a_session_begins_beside_thousands_of_messages_of_another_session_of_its_room(
     let sent = AtomicU32::new(0);
     let mut beside = Vec::new();
     std::thread::scope(|scope| {
-        let flood = scope.spawn(|| {
-            for n in 0..AT_ONCE {
-                // The size of a ring that does not run: an order to nobody, and a note.
-                let state = [7u32, 64 << (n % 2)].map(u32::to_ne_bytes).concat();
-                bad.front.send_message(SET_VRING_NUM, &state, &[]).unwrap();
-                sent.store(n, Ordering::Relaxed);
-            }
-            // This one is answered when those before it were obeyed.
-            bad.front.features().expect("the session goes on");
-        });
+        let flood = scope.spawn(|| flood(&mut bad, AT_ONCE, &sent));
         // Its credit is used up by then.
         assert!(process::wait_until(|| sent.load(Ordering::Relaxed) > AT_ONCE / 8));
         while !flood.is_finished() {
@@ -96,5 +100,30 @@ fn a_session_begins_beside_thousands_of_messages_of_another_session_of_its_room(
     // A busy host may take the CPU from some of them.
     let least = beside.iter().min().expect("no session began before the flood was over");
     assert!(*least <= FEW, "messages of the flood beside each session that began: {beside:?}");
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_front_end_that_connects_again_at_once_has_no_further_notes_that_pass_at_once() {
+    /// Fewer than the notes that pass at once of a session with credit on a device of 64 queues.
+    const NOTES: u32 = 2000;
+    /// Notes of a room that pass without credit, and the time after which one more does.
+    const WITHOUT: u32 = 256;
+    const EACH: Duration = Duration::from_micros(500);
+    let daemon = serve(&(disk("bad") + "num_queues = 64\n"), &["bad"]);
+    let connects_again = || {
+        let began = SystemTime::now();
+        drop(connect(&daemon, "bad"));
+        let bad = connect(&daemon, "bad");
+        // The sessions of a device have credit once a second.
+        let is_at_once = began.elapsed().unwrap() < Duration::from_secs(1);
+        std::thread::sleep(Duration::from_secs(u64::from(!is_at_once)));
+        is_at_once.then_some(bad)
+    };
+    let mut bad = (0..20).find_map(|_| connects_again()).expect("a faster host");
+    let began = SystemTime::now();
+    flood(&mut bad, NOTES, &AtomicU32::new(0));
+    let took = began.elapsed().unwrap();
+    assert!(took >= EACH * (NOTES - WITHOUT), "{took:?}");
     assert!(daemon.terminate().success());
 }

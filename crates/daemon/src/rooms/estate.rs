@@ -300,7 +300,9 @@ impl Estates {
         }
         let (device, answering) = (self.device.clone(), client.answering.take());
         let socket = Parcel::Foreign(client.socket.clone());
-        told.push((Told::Client { device, number, answering }, vec![socket]));
+        // Whether it has is decided when it is sent.
+        let has_credit = false;
+        told.push((Told::Client { device, number, answering, has_credit }, vec![socket]));
         told
     }
 }

@@ -367,12 +367,14 @@ impl Room {
         aside(move || (drop(socket), child.wait())).await;
     }
 
-    /// The messages that the room says at once when it has been told this: a session may begin.
-    fn credit(&self, told: &Told) -> usize {
-        let Told::Client { device, .. } = told else { return 0 };
+    /// The messages that the room says at once when it has been told this: a session may begin. The
+    /// room is told whether that has credit, so that it never gives more than the house does.
+    fn credit(&self, told: &mut Told) -> usize {
+        let Told::Client { device, has_credit, .. } = told else { return 0 };
         let mut devices = self.lock();
         let Some(device) = devices.get_mut(device) else { return 0 };
-        match device.granted.is_due() {
+        *has_credit = device.granted.is_due();
+        match *has_credit {
             true => turns::credit(device.given.estates.queues()),
             false => 0,
         }
@@ -394,9 +396,9 @@ impl Room {
         let mut sending: Option<Sending<'_>> = None;
         loop {
             tokio::select! {
-                Some((order, fds)) = orders.recv(), if sending.is_none() => {
+                Some((mut order, fds)) = orders.recv(), if sending.is_none() => {
                     question.ask(&order);
-                    messages.grant(self.credit(&order));
+                    messages.grant(self.credit(&mut order));
                     let Ok(bytes) = message::emit(&order) else {
                         return "an order that is too long".to_owned();
                     };

@@ -185,8 +185,8 @@ impl Inside {
                     device.estate.entries.push(Kept { entry: Entry { key, bytes }, fds });
                 }
             }
-            Told::Client { device, number, answering } => {
-                self.connect(&device, fds.pop(), (number, answering));
+            Told::Client { device, number, answering, has_credit } => {
+                self.connect(&device, fds.pop(), (number, answering), has_credit);
             }
             Told::Park {} => self.park(),
             Told::Remove { device } => self.remove(device),
@@ -303,13 +303,17 @@ impl Inside {
         name: &str,
         socket: Option<OwnedFd>,
         (number, answering): (u64, Option<Vec<u8>>),
+        has_credit: bool,
     ) {
         let (Some(device), Some(socket)) = (self.devices.get_mut(name), socket) else { return };
         let mut estate = std::mem::take(&mut device.estate);
         estate.answering = answering;
         let (channel, says, parks) = (self.channel.clone(), self.says.clone(), self.parks.clone());
-        let (turns, credit) = (self.turns.clone(), Credit::of(device.made.part.queue_count()));
-        let named = name.to_owned();
+        let credit = match has_credit {
+            true => Credit::of(device.made.part.queue_count()),
+            false => Credit::default(),
+        };
+        let (turns, named) = (self.turns.clone(), name.to_owned());
         let keeper = HouseKeeper { device: named, number, channel, turns, credit, says, parks };
         let kept = Some((Arc::new(keeper) as Arc<dyn Keeper>, estate));
         let stream = std::os::unix::net::UnixStream::from(socket);

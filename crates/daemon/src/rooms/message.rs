@@ -113,6 +113,8 @@ pub enum Told {
         number: u64,
         /// The message whose answer was under way when its room died.
         answering: Option<Vec<u8>>,
+        /// The first notes of its session pass at once (`turns.rs`).
+        has_credit: bool,
     },
     /// Another house gets all devices: their queues stop, what they have is closed, and their
     /// front-ends stay connected.
@@ -522,7 +524,10 @@ mod tests {
             let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
             let told = match number % 15 {
                 0 => Told::Device { device, keys, has_image: is_open, port },
-                1 => Told::Client { device, number, answering: is_open.then(|| vec![1, 2]) },
+                1 => {
+                    let answering = is_open.then(|| vec![1, 2]);
+                    Told::Client { device, number, answering, has_credit: !is_open }
+                }
                 9 => Told::Kept { device, entry: Written { key: 7, bytes: vec![0, 255] } },
                 2 => Told::Remove { device },
                 3 => Told::Measure { device },

@@ -7,13 +7,14 @@
 //! that lie there. So the channel is kept empty:
 //!
 //! ```text
-//! a note of a session that begins     has credit, passes at once    (the house knows the credit)
+//! a note of a session that begins     has credit, passes at once    (the house gives the credit)
 //! a further note                      stands in one line with those of the other sessions; the
 //!                                     line moves more slowly than the house reads
 //! ```
 //! A session waits for each of its notes before it makes the next one. So it has at most one in the
 //! line (two, if its device's state is noted by the control queue then), and each session gets a
-//! turn before any gets another one.
+//! turn before any gets another one. The sessions of one device have credit once a second: else a
+//! front-end that connects again and again would have it for each of its messages.
 
 use super::question::weight;
 use manyring_engine::Rate;
@@ -38,8 +39,8 @@ pub(super) fn credit(queues: usize) -> usize {
 #[derive(Debug)]
 pub(super) struct Turns(Mutex<Rate>);
 
-/// The notes that a session makes without standing in the line.
-#[derive(Debug)]
+/// The notes that a session makes without standing in the line; by default none.
+#[derive(Debug, Default)]
 pub(super) struct Credit(AtomicUsize);
 
 impl Default for Turns {
