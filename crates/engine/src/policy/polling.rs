@@ -88,11 +88,6 @@ const INTERVAL_NS_MIN: u64 = 8_000_000;
 const INTERVAL_NS_MAX: u64 = 256_000_000;
 /// Between two trials, at most, where only long epochs tell the arms apart.
 const INTERVAL_LONG_NS_MAX: u64 = 2_048_000_000;
-/// A trial follows the one before after this many times what that spent in vain in its arm ...
-const TRIED_SHARE: u64 = 32;
-/// ... and more where spinning takes more than this, in thousandths, of the CPU time: a worker that
-/// sleeps spends an eighth more of it to find out whether that is right.
-const TRIED_EFFORT: u64 = 4000;
 /// Each interval is longer or shorter by up to this part of it, so that two workers do not go on
 /// for ever with trials at the same time, in which each measures the other's.
 const JITTER_SHARE: u64 = 4;
@@ -106,8 +101,12 @@ const OFF_PAUSE_NS: u64 = 32_000_000;
 /// When the epochs between trials add up to more than this many nanoseconds, their cost is halved
 /// before the next epoch is added: older epochs count less.
 const LATELY_NS: u64 = 64_000_000;
-/// After a sleep of this length, what was measured before is out of date: an epoch begins anew.
+/// After a sleep of this length, what was measured before is out of date: an epoch begins anew, but
+/// for one of a trial, which goes on without the sleep.
 const FORGOTTEN_NS: u64 = 250_000_000;
+/// Such a sleep while an arm is tried counts as this much time of it at most, after which the next
+/// trial is due: with a burst each second, one of thirty is served by the arm that is tried.
+const PAUSE_TRIED_NS: u64 = 2_000_000_000;
 
 /// A gain outside of this range counts as its end in the mean with the next one: the load may be
 /// another one since.
@@ -312,13 +311,29 @@ impl Law {
         let paused = slept_ns > PAUSE_WAKES * self.wake_ns;
         let cost_ns = if paused { cycle_ns.min(PAUSE_COST_WAKES * self.wake_ns) } else { cycle_ns };
         let whole_ns = if paused { cycle_ns.min(PAUSE_COST_NS) } else { cycle_ns };
-        self.epoch.add(Cost { ns: cost_ns, whole_ns, requests, ran_ns: 0 });
         self.unpaused = if paused { 0 } else { self.unpaused.saturating_add(requests) };
         if slept_ns > FORGOTTEN_NS {
+            self.rested(now_ns, slept_ns);
+        } else {
+            self.epoch.add(Cost { ns: cost_ns, whole_ns, requests, ran_ns: 0 });
+        }
+        self.is_epoch_over(now_ns)
+    }
+
+    /// The worker has slept for so long that what was measured before is out of date. A trial goes
+    /// on all the same, and the pause counts for no arm. If its epoch began anew, the trial would
+    /// never end with a client whose bursts are shorter than a long epoch: each burst would be
+    /// served by the arm that is tried.
+    #[cold]
+    fn rested(&mut self, now_ns: u64, slept_ns: u64) {
+        if let Some(trial) = &mut self.trial {
+            self.epoch_began_ns = self.epoch_began_ns.saturating_add(slept_ns).min(now_ns);
+            let is_tried = self.numbers.arm != self.base;
+            trial.tried_ns += if is_tried { slept_ns.min(PAUSE_TRIED_NS) } else { 0 };
+        } else {
             (self.epoch, self.lately) = (Cost::default(), Cost::default());
             self.epoch_began_ns = now_ns;
         }
-        self.is_epoch_over(now_ns)
     }
 
     /// True if the epoch tells enough.
@@ -460,11 +475,8 @@ impl Law {
         self.glances_from_ns = now_ns + rest_ns.max(OFF_PAUSE_NS);
     }
 
-    /// How long the arm in use is left alone after a trial that was in vain. A worker that sleeps
-    /// has spent CPU time on it, one that spins spends CPU time until the next one.
     fn rest_ns(&self, trial: &Trial) -> u64 {
-        let effort = if self.base == Arm::Sleep { self.numbers.effort } else { 0 };
-        TRIED_SHARE * effort.max(TRIED_EFFORT) / TRIED_EFFORT * trial.tried_ns
+        trial.rest_ns(self.base, self.numbers.effort)
     }
 
     /// `interval_ns`, a quarter more or less at most.

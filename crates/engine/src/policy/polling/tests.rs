@@ -370,6 +370,53 @@ fn a_pause_of_the_client_costs_twenty_wakes_however_long_it_is() {
 }
 
 #[test]
+fn bursts_that_are_shorter_than_a_trial_are_served_by_the_better_arm_for_the_most_part() {
+    // Two thousand requests, each of which takes half as long again by the other arm, and a pause.
+    for (better, pause_ns) in
+        [(Arm::Spin, 300 * MS), (Arm::Spin, 1000 * MS), (Arm::Sleep, 300 * MS)]
+    {
+        let mut law = Law::new(AUTO, WAKE_NS, 1);
+        let (mut now_ns, mut ran_ns, mut well) = (1, 0, 0);
+        let bursts = 300;
+        for _ in 0..bursts {
+            for _ in 0..2000 {
+                let arm = law.numbers().arm;
+                let took_ns = if arm == better { 10_000 } else { 15_000 };
+                ran_ns += if arm == Arm::Spin { took_ns } else { 5000 };
+                now_ns += took_ns;
+                well += u64::from(arm == better);
+                if law.on_burst(now_ns, 1) {
+                    law.end_epoch(now_ns, ran_ns);
+                }
+            }
+            now_ns += pause_ns;
+            law.on_slept(now_ns, pause_ns);
+        }
+        let share = well / (2 * bursts);
+        assert!(share > 900, "{better:?} {pause_ns}: {share} of 1000, {:?}", law.numbers());
+    }
+}
+
+#[test]
+fn a_clock_that_jumps_in_a_trial_keeps_nobody_from_the_next_one_for_long() {
+    let mut law = Law::new(AUTO, WAKE_NS, 1);
+    let (mut now_ns, mut jumps_ns) = (1, 3_600_000 * MS);
+    let mut trials = 0;
+    for _ in 0..200_000_000 / 1000 {
+        now_ns += 10_000;
+        if law.trial.is_some() && law.numbers().arm != law.base {
+            now_ns += std::mem::take(&mut jumps_ns);
+        }
+        if law.on_burst(now_ns, 1) {
+            law.end_epoch(now_ns, now_ns);
+        }
+        trials = law.numbers().trials;
+    }
+    assert!(jumps_ns == 0 && trials > 0);
+    assert!(law.next_trial_ns < now_ns + 600_000 * MS, "{} s", (law.next_trial_ns - now_ns) / MS);
+}
+
+#[test]
 fn intervals_between_trials_differ_by_up_to_a_quarter_and_from_worker_to_worker() {
     let intervals = |seed| -> Vec<u64> {
         let mut law = Law::new(AUTO, WAKE_NS, seed);

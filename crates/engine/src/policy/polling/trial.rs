@@ -54,6 +54,14 @@ const SETTLING_MAX: u32 = 8;
 /// An arm that is this many times as slow in its first long epoch will not make up for that.
 const SLOWER_LONG: u64 = 1400;
 
+/// A trial follows the one before after this many times what that spent in vain in its arm ...
+const TRIED_SHARE: u64 = 32;
+/// ... and more where spinning takes more than this, in thousandths, of the CPU time: a worker that
+/// sleeps spends an eighth more of it to find out whether that is right.
+const TRIED_EFFORT: u64 = 4000;
+/// ... but never later than this, also if the clock has jumped in a trial.
+const REST_NS_MAX: u64 = 600_000_000_000;
+
 /// Spinning takes more CPU time if it is above this, in thousandths of what sleeping takes.
 const EFFORT_MORE: u64 = 1300;
 /// Where it takes more than this, what is found must be found again ...
@@ -297,6 +305,14 @@ impl Trial {
         let (least, most) = self.gains.unwrap_or((gain, gain));
         let (least, most) = (least.min(last.unwrap_or(least)), most.max(last.unwrap_or(most)));
         self.effort() > EFFORT_MUCH && most * 1000 > least * NOISY
+    }
+
+    /// How long `base`, the arm in use, is left alone after a trial that was in vain. A worker that
+    /// sleeps has spent CPU time on it, one that spins spends CPU time until the next one.
+    pub(super) fn rest_ns(&self, base: Arm, effort: u64) -> u64 {
+        let effort = if base == Arm::Sleep { effort } else { 0 };
+        let share = TRIED_SHARE * effort.max(TRIED_EFFORT) / TRIED_EFFORT;
+        share.saturating_mul(self.tried_ns).min(REST_NS_MAX)
     }
 
     /// Cost of a request when sleeping, in thousandths of its cost when spinning.
