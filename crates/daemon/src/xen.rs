@@ -28,8 +28,9 @@ use crate::rooms::{Bequest, OfXen, Rooms};
 use host::XenHost;
 use hypervisor::Hypervisor;
 use journals::Journals;
+use manyring_backend::blk::Disk;
 use manyring_device::blk::blkif::XenBlkOptions;
-use manyring_engine::Pool;
+use manyring_engine::{Pool, aside};
 use manyring_transport::xenbus::{
     Command, DEVICE, DeviceId, Discovery, Endpoint, Presence, SOCKET, ServeError, Store,
     StoreError, default_endpoint, serve,
@@ -37,6 +38,7 @@ use manyring_transport::xenbus::{
 use rustix::fd::OwnedFd;
 use state_dir::{Served, StateDir};
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -89,16 +91,25 @@ struct Shared {
     journals: Journals,
     rooms: Rooms,
     domains: Domains,
-    /// The bytes of disks in memory whose task has left them to the next one.
+    /// The disks in memory whose task has left them to the next one.
     memory: Mutex<HashMap<DeviceId, Memory>>,
 }
 
-/// The bytes of a disk in memory.
+/// A disk in memory.
 #[derive(Debug)]
 struct Memory {
     /// The value of the xenstore node `params`, by which the tool stack names the disk.
     params: String,
-    file: OwnedFd,
+    bytes: Bytes,
+}
+
+/// Where the bytes of a disk in memory are.
+#[derive(Debug)]
+enum Bytes {
+    /// In this disk. `lies_apart`: in a file that can be handed on, since a room serves the disk.
+    Disk { disk: Arc<dyn Disk>, lies_apart: bool },
+    /// In this file, which another house has left.
+    File(OwnedFd),
 }
 
 impl Shared {
@@ -106,13 +117,47 @@ impl Shared {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep_memory(&self, id: &DeviceId, params: String, file: OwnedFd) {
-        self.memory().insert(id.clone(), Memory { params, file });
+    fn keep_memory(&self, id: &DeviceId, memory: Memory) {
+        self.memory().insert(id.clone(), memory);
     }
 
-    fn memory_of(&self, id: &DeviceId, params: &str) -> Option<OwnedFd> {
-        let memory = self.memory().remove(id)?;
-        (memory.params == params).then_some(memory.file)
+    /// The bytes that were left of a disk. They stay there until the disk is open, since to open it
+    /// may fail: [`Self::forget_memory`].
+    fn memory_of(&self, id: &DeviceId, params: &str) -> io::Result<Option<Bytes>> {
+        let all = self.memory();
+        match all.get(id) {
+            None => Ok(None),
+            Some(memory) if memory.params == params => memory.bytes.shared().map(Some),
+            Some(_) => {
+                drop(all);
+                self.forget_memory(id);
+                Ok(None)
+            }
+        }
+    }
+
+    fn forget_memory(&self, id: &DeviceId) {
+        if let Some(memory) = self.memory().remove(id) {
+            // Whoever has the last of a large disk's memory gives it back, which takes long.
+            tokio::spawn(aside(move || drop(memory)));
+        }
+    }
+
+    /// Forgets the bytes of all other disks.
+    fn keep_memory_of(&self, is_there: impl Fn(&DeviceId) -> bool) {
+        let gone: Vec<_> = self.memory().keys().filter(|id| !is_there(id)).cloned().collect();
+        gone.iter().for_each(|id| self.forget_memory(id));
+    }
+}
+
+impl Bytes {
+    fn shared(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Disk { disk, lies_apart } => {
+                Self::Disk { disk: disk.clone(), lies_apart: *lies_apart }
+            }
+            Self::File(file) => Self::File(file.try_clone()?),
+        })
     }
 }
 
@@ -260,12 +305,16 @@ impl XenDisks {
                     None => return self.store.lost().await,
                     Some(Err(error)) => return error,
                     Some(Ok(seen)) => {
+                        let is_first = disks.there.is_none();
                         disks.there.get_or_insert_default();
                         for presence in seen {
                             match presence {
                                 Presence::Appeared(id) => disks.appeared(id, self, leaving),
                                 Presence::Vanished(id) => disks.vanished(&id),
                             }
+                        }
+                        if is_first {
+                            self.shared.keep_memory_of(|disk| disks.is_there(disk) == Some(true));
                         }
                     }
                 },
@@ -372,14 +421,19 @@ impl Disks {
         Some(id)
     }
 
+    /// `None`: nobody has looked yet.
+    fn is_there(&self, id: &DeviceId) -> Option<bool> {
+        self.there.as_ref().map(|there| there.contains(id))
+    }
+
     /// Starts a task for a disk that is there and has none. One that came back while its former
     /// requests are still waited for gets its task when that one has ended.
     fn go_on(&mut self, id: DeviceId, xen: &XenDisks, stop: &watch::Receiver<bool>) {
-        let is_there = self.there.as_ref().is_some_and(|there| there.contains(&id));
-        if !is_there {
-            drop(xen.shared.memory().remove(&id));
+        let is_there = self.is_there(&id);
+        if is_there == Some(false) {
+            xen.shared.forget_memory(&id);
         }
-        if *stop.borrow() || !is_there || self.running.contains_key(&id) {
+        if *stop.borrow() || is_there != Some(true) || self.running.contains_key(&id) {
             return;
         }
         let (sender, commands) = mpsc::channel(COMMANDS_MAX);

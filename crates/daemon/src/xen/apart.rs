@@ -28,9 +28,6 @@ pub(super) struct Apart {
     id: DeviceId,
     shared: Arc<Shared>,
     front: XenFront,
-    part: Part,
-    /// The value of the xenstore node `params`, by which the tool stack names the disk.
-    params: String,
 }
 
 /// The parts of a front-end that the house keeps open while a room serves it.
@@ -69,9 +66,9 @@ impl Apart {
             discard: assignment.discard_enable,
         };
         shared.rooms.limit(&disk_name(&shared.plan, id), &shared.plan.limit);
-        let front = XenFront::new(&shared.rooms, domain, part.clone(), facts);
+        let front = XenFront::new(&shared.rooms, domain, part, facts);
         let (id, shared) = (id.clone(), shared.clone());
-        Self { id, shared, front, part, params: assignment.params.clone() }
+        Self { id, shared, front }
     }
 
     pub(super) fn front(&self) -> &XenFront {
@@ -132,16 +129,9 @@ impl Apart {
         self.front.disconnect().await;
     }
 
-    /// Takes the disk from its room. `is_left`: the next task goes on with it, and finds its bytes
-    /// if they are in memory.
-    pub(super) async fn close(self, is_left: bool) {
-        let Self { id, shared, front, part, params } = self;
-        front.close().await;
-        if let (true, crate::assemble::Kind::Blk(blk)) = (is_left, &part.kind)
-            && let Ok(Some(memory)) = blk.disk().hand_memory()
-        {
-            shared.keep_memory(&id, params, memory);
-        }
+    /// Takes the disk from its room.
+    pub(super) async fn close(self) {
+        self.front.close().await;
     }
 }
 

@@ -5,7 +5,7 @@
 //! rings over. Two things go along: the locks by which no other daemon serves these disks, and the
 //! bytes of disks in memory.
 
-use super::{Disks, Memory, XenDisks};
+use super::{Bytes, Disks, Memory, XenDisks};
 use crate::rooms::{Bequest, Left, OfXen, XenBytes};
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
@@ -28,10 +28,19 @@ impl XenDisks {
         let failed = |error: std::io::Error| error.to_string();
         let locks = self.shared.state_dir.locks().map_err(failed)?;
         let mut left = vec![(Left::Locks {}, locks)];
-        for (id, Memory { params, file }) in self.shared.memory().iter() {
+        for (id, Memory { params, bytes }) in self.shared.memory().iter() {
             let DeviceId { kind, domain, device } = id.clone();
             let params = params.clone();
-            let file = file.try_clone().map_err(failed)?;
+            let file = match bytes {
+                Bytes::File(file) => file.try_clone().map_err(failed)?,
+                Bytes::Disk { disk, lies_apart: true } => {
+                    let file = disk.hand_memory().map_err(|errno| errno.to_string())?;
+                    file.ok_or("a disk in memory that lies nowhere")?
+                }
+                Bytes::Disk { .. } => {
+                    return Err(format!("the disk {id} is in the memory of this process"));
+                }
+            };
             left.push((Left::XenMemory { kind, domain, device, params }, vec![file]));
         }
         Ok(left)
@@ -44,7 +53,7 @@ pub(super) fn taken(left: &mut OfXen, kinds: &[String]) -> HashMap<DeviceId, Mem
     let (own, others): (Vec<_>, _) = all.into_iter().partition(|of| kinds.contains(&of.kind));
     left.memory = others;
     let memory = |XenBytes { kind, domain, device, params, file }| {
-        (DeviceId { kind, domain, device }, Memory { params, file })
+        (DeviceId { kind, domain, device }, Memory { params, bytes: Bytes::File(file) })
     };
     own.into_iter().map(memory).collect()
 }

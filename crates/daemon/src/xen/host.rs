@@ -4,9 +4,10 @@
 use super::apart::{self, Apart};
 use super::hypervisor::{Hypervisor, Lender};
 use super::start::{Started, start};
-use super::{Shared, disk_name, options};
+use super::{Bytes, Memory, Shared, disk_name, options};
 use crate::assemble::disk::{self, DiskError};
 use crate::assemble::{Blk, Kind, Part};
+use crate::config::plan::DiskPlan;
 use crate::rooms::XenMeasures;
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_device::Later;
@@ -43,6 +44,8 @@ pub(super) struct XenHost {
     /// Has this task leave the disk to the next one.
     leave: watch::Sender<bool>,
     opened: Option<Opened>,
+    /// The rings of a former process could not be connected for now: the disk is opened again.
+    is_tried_again: bool,
     /// Closes what was opened before.
     closing: Option<JoinHandle<Option<()>>>,
     running: Option<Running>,
@@ -55,6 +58,8 @@ struct Opened {
     connected: Connected,
     /// A room serves it.
     apart: Option<Apart>,
+    /// For a disk in memory: the value of the xenstore node `params`.
+    in_memory: Option<String>,
     /// Tells of resizes.
     _tasks: JoinSet<()>,
 }
@@ -80,7 +85,19 @@ impl XenHost {
         leave: watch::Sender<bool>,
     ) -> Self {
         let (stop, opened, closing, running) = (leave.subscribe(), None, None, None);
-        Self { id, shared, hypervisor, commands, stop, leave, opened, closing, running }
+        let is_tried_again = false;
+        Self {
+            id,
+            shared,
+            hypervisor,
+            commands,
+            stop,
+            leave,
+            opened,
+            is_tried_again,
+            closing,
+            running,
+        }
     }
 
     pub(super) fn id(&self) -> &DeviceId {
@@ -100,12 +117,23 @@ impl XenHost {
         let mut stop = self.stop.clone();
         loop {
             let (plan, name) = (plan.clone(), self.name());
-            let held = self.shared.memory_of(&self.id, &assignment.params);
+            let held = match self.shared.memory_of(&self.id, &assignment.params) {
+                Ok(None) => None,
+                Ok(Some(Bytes::File(file))) => Some(file),
+                Ok(Some(Bytes::Disk { disk, .. })) => {
+                    self.shared.forget_memory(&self.id);
+                    return Ok(disk);
+                }
+                Err(error) => return Err(HostError::new(format!("params: {error}"))),
+            };
             let means = disk::Means { io_uring, held, doors: None };
             let opened = aside(move || disk::open((&name, &plan), how, means)).await;
             match opened {
                 None => return Err(HostError::new("the daemon has failed")),
-                Some(Ok(disk)) => return Ok(disk::decorated(disk, self.shared.plan.fault)),
+                Some(Ok(disk)) => {
+                    self.shared.forget_memory(&self.id);
+                    return Ok(disk::decorated(disk, self.shared.plan.fault));
+                }
                 Some(Err(DiskError::Image(ImageError::InUse { .. })))
                     if Instant::now() < deadline && !*stop.borrow() =>
                 {
@@ -143,18 +171,27 @@ impl XenHost {
         let (weak, changes) = (Arc::downgrade(&device), device.changes());
         tasks.spawn(tell_resizes(weak, changes, measures, self.commands.clone()));
         let answer = (device.offer(), device.disk_nodes());
-        self.opened = Some(Opened { device, connected, apart, _tasks: tasks });
+        let in_memory = matches!(plan, DiskPlan::Memory { .. }).then(|| assignment.params.clone());
+        self.opened = Some(Opened { device, connected, apart, in_memory, _tasks: tasks });
         Ok(answer)
     }
 
     fn close_device(&mut self) {
+        // The next task, or this one, goes on with the disk.
+        let is_left = std::mem::take(&mut self.is_tried_again) || *self.stop.borrow();
         if let Some(mut opened) = self.opened.take() {
             // It has not the last of what was opened.
             drop(self.shared.devices.remove(&self.name()));
-            let (apart, is_left) = (opened.apart.take(), *self.stop.borrow());
+            let (apart, params) = (opened.apart.take(), opened.in_memory.take());
+            let (shared, id) = (self.shared.clone(), self.id.clone());
             self.closing = Some(tokio::spawn(async move {
+                let lies_apart = apart.is_some();
                 if let Some(apart) = apart {
-                    apart.close(is_left).await;
+                    apart.close().await;
+                }
+                if let Some(params) = params.filter(|_| is_left) {
+                    let bytes = Bytes::Disk { disk: opened.device.disk().clone(), lies_apart };
+                    shared.keep_memory(&id, Memory { params, bytes });
                 }
                 close_aside(opened).await.ok().flatten()
             }));
@@ -254,7 +291,12 @@ impl Host for XenHost {
     }
 
     fn connect<'a>(&'a mut self, config: &'a Config) -> Later<'a, Result<(), HostError>> {
-        Box::pin(self.start_queues(config))
+        Box::pin(async move {
+            let connected = self.start_queues(config).await;
+            let passes = |error: &HostError| config.takeover && error.is_passing;
+            self.is_tried_again = connected.as_ref().is_err_and(passes);
+            connected
+        })
     }
 
     fn disconnect(&mut self) -> Later<'_, ()> {

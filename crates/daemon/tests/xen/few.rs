@@ -3,20 +3,26 @@
 use crate::between::Between;
 use crate::process::{Daemon, wait_until};
 use crate::program::program_for_all;
+use crate::rooms;
 use crate::successors::killed;
 use crate::takeover::finish;
 use crate::world::{World, XVDA, connect, is_alone, options};
 use manyring_driver::{Blkfront, XenDisk};
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 /// Lets the daemon have `more` file descriptors than it has now; `None`: up to the hard limit.
 fn limit(daemon: &Daemon, more: Option<usize>) {
+    limit_to(daemon, more.map(|more| daemon.holdings().fds + more));
+}
+
+/// Lets the daemon have this many file descriptors; `None`: up to the hard limit.
+fn limit_to(daemon: &Daemon, fds: Option<usize>) {
     let pid = Pid::from_raw(i32::try_from(daemon.pid()).unwrap());
     let maximum = getrlimit(Resource::Nofile).maximum;
-    let current = more.map_or(maximum, |more| Some((daemon.holdings().fds + more) as u64));
+    let current = fds.map_or(maximum, |fds| Some(fds as u64));
     prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).unwrap();
 }
 
@@ -87,6 +93,33 @@ fn guest_whose_next_daemon_finds_no_file_descriptors_waits_for_them() {
             break;
         }
     }
+}
+
+#[test]
+fn disk_in_memory_keeps_its_bytes_while_its_next_room_finds_no_file_descriptors() {
+    /// What the room that dies gives back, and more.
+    const FEWER: usize = 24;
+    let mut waited = 0;
+    for more in 0..FEWER {
+        let mut world = World::new();
+        let daemon = rooms::serve(&world, "device");
+        let domain = world.domain(7);
+        let mut front = rooms::in_memory(&mut world, &domain);
+        let killed = rooms::pid(&world, "xen:xen:7");
+        limit_to(&daemon, Some(daemon.holdings().fds - FEWER + more));
+        kill_process(killed, Signal::KILL).unwrap();
+        let says = |words| daemon.log().contains(words);
+        let is_tried = || {
+            let could_not = ["tried again", "cannot be started", "not given"];
+            could_not.into_iter().any(says) || says("took a ring over")
+        };
+        assert!(wait_until(is_tried), "{more}: {}", daemon.log());
+        waited += u32::from(says("tried again"));
+        limit(&daemon, None);
+        rooms::has_bytes(&mut front);
+        assert!(daemon.terminate().success());
+    }
+    assert!(waited > 0, "nothing was tried");
 }
 
 /// Who starts the daemon whose threads are counted: a user that has no other processes.

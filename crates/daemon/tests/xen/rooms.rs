@@ -18,11 +18,16 @@ use std::time::{Duration, Instant};
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
 /// A daemon whose guests are apart as `domains` says.
-fn serve(world: &World, domains: &str) -> Daemon {
-    world.run(&format!(
+pub(crate) fn serve(world: &World, domains: &str) -> Daemon {
+    world.run(&config(domains, "xenstored"))
+}
+
+/// The configuration of such a daemon; the xenstore is behind this socket.
+pub(crate) fn config(domains: &str, xenstored: &str) -> String {
+    format!(
         "[daemon]\ncontrol = '@/control'\ndomains = '{domains}'\n[[xen_blk]]\n\
-         kinds = ['vbd']\nnum_queues = 2\nsimulated = '@/xenstored'\nstate_dir = '@/state'\n"
-    ))
+         kinds = ['vbd']\nnum_queues = 2\nsimulated = '@/{xenstored}'\nstate_dir = '@/state'\n"
+    )
 }
 
 /// The room of this name as the API shows it.
@@ -32,7 +37,7 @@ fn room(world: &World, name: &str) -> Value {
     rooms.iter().find(|room| room["room"] == name).cloned().unwrap_or_default()
 }
 
-fn pid(world: &World, name: &str) -> Pid {
+pub(crate) fn pid(world: &World, name: &str) -> Pid {
     let pid = room(world, name)["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
     Pid::from_raw(pid.unwrap()).unwrap()
 }
@@ -180,7 +185,7 @@ fn has_ended(pid: u32) -> bool {
 }
 
 /// A second disk of a guest, in memory, with some bytes.
-fn in_memory(world: &mut World, domain: &Arc<XenDomain>) -> Blkfront {
+pub(crate) fn in_memory(world: &mut World, domain: &Arc<XenDomain>) -> Blkfront {
     let disk = XenDisk::new("vbd", 7, XVDA + 16, "memory:1M");
     disk.announce(&mut world.toolstack).unwrap();
     let mut front = connect(domain, &disk, 1);
@@ -189,7 +194,7 @@ fn in_memory(world: &mut World, domain: &Arc<XenDomain>) -> Blkfront {
 }
 
 /// They are still there.
-fn has_bytes(front: &mut Blkfront) {
+pub(crate) fn has_bytes(front: &mut Blkfront) {
     let mut read = [0; 512];
     front.queues[0].read(8, &mut read).unwrap();
     assert_eq!(read, [9; 512]);

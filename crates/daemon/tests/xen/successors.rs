@@ -3,6 +3,7 @@
 use crate::between::Between;
 use crate::process::{PATIENCE, wait_until};
 use crate::program::http;
+use crate::rooms;
 use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, connect, options};
 use manyring_driver::{Blkfront, BlkfrontOptions, XenDisk, XenOp};
@@ -143,6 +144,25 @@ fn guest_is_served_while_a_xenstored_that_is_there_again_does_not_answer_yet() {
     assert!(wait_until(|| daemon.log().contains("took a ring over")));
     front.queues[1].write(0, &[1; 512]).unwrap();
     assert!(daemon.terminate().success());
+}
+
+#[test]
+fn disk_in_memory_keeps_its_bytes_when_xenstored_was_lost() {
+    for domains in ["device", "one"] {
+        let mut world = World::new();
+        let mut between = Between::new(&world, "between");
+        let daemon = world.run(&rooms::config(domains, "between"));
+        let first = between.accept();
+        between.hand_on(first);
+        let domain = world.domain(7);
+        let mut front = rooms::in_memory(&mut world, &domain);
+        between.cut();
+        let second = between.accept();
+        between.hand_on(second);
+        assert!(wait_until(|| daemon.log().contains("took a ring over")), "{}", daemon.log());
+        rooms::has_bytes(&mut front);
+        assert!(daemon.terminate().success());
+    }
 }
 
 #[test]
