@@ -9,7 +9,7 @@ mod space;
 
 use datagram::{Host, datagram, payload};
 use manyring_driver::{ControlOwner, NetDriver, NetOptions};
-use manyring_wire::net::RawHeader;
+use manyring_wire::net::{RawHeader, VIRTIO_NET_F_MQ};
 use process::{Daemon, PATIENCE, wait_until};
 use program::{http_json, shown};
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -245,4 +245,27 @@ fn a_room_that_hangs_holds_up_no_operator_and_no_other_network() {
         comes_back(&mut driver, &host);
         assert!(daemon.terminate().success());
     });
+}
+
+#[test]
+fn the_pairs_of_a_port_that_only_the_room_has_are_shown_and_its_guests_control_queue() {
+    let config = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
+        [[net]]\nname = 'lan'\nsocket_path = '@/lan'\nnull = true\nqueue_pairs = 2\ndomain = 'a'\n";
+    let daemon = Daemon::run(config, &["lan", "control"]);
+    for (control, at_start) in [(ControlOwner::FrontEnd, 2), (ControlOwner::Device, 1)] {
+        let options = NetOptions { queue_pairs: 2, control, ..NetOptions::default() };
+        let mut driver = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
+        assert_eq!(device(&daemon)["attached_pairs"], at_start, "{control:?}");
+        driver.set_queue_pairs(2).unwrap();
+        assert_eq!(device(&daemon)["attached_pairs"], 2, "{control:?}");
+        drop(driver);
+        assert!(wait_until(|| device(&daemon)["attached_pairs"] == 0), "{control:?}");
+    }
+    // Without multiqueue the control queue comes behind the first pair.
+    let features = NetOptions::default().features & !VIRTIO_NET_F_MQ;
+    let options = NetOptions { features, control: ControlOwner::Device, ..NetOptions::default() };
+    let driver = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
+    assert_eq!(device(&daemon)["queues"][2]["name"], "ctrl");
+    drop(driver);
+    assert!(daemon.terminate().success());
 }

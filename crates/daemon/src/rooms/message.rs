@@ -403,6 +403,8 @@ pub enum Heard {
         announces: bool,
         /// The index of its control queue.
         control: Option<u16>,
+        /// The pairs in use of a port that the room has.
+        pairs: Option<u16>,
     },
     /// Something of the connection of a Xen disk that the room was told of last.
     Xen {
@@ -556,7 +558,10 @@ mod tests {
                 1 => Heard::Session { device, is_open },
                 2 => Heard::Removed { device },
                 3 => Heard::Doubt { device },
-                4 => Heard::Guest { device, mac: Some([2; 6]), announces: is_open, control: mtu },
+                4 => {
+                    let (mac, announces, control) = (Some([2; 6]), is_open, mtu);
+                    Heard::Guest { device, mac, announces, control, pairs: mtu }
+                }
                 5 => ask(device, Wish::Offloads { bits: number }),
                 6 => ask(device, Wish::Pair { pair: 3, attached: is_open }),
                 7 => ask(device, Wish::Lock { is_held: is_open }),

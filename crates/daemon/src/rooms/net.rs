@@ -112,13 +112,19 @@ impl RoomNet {
 
     /// The guest's choices as a message for the house; `None` if the house knows them.
     pub(super) fn news(&mut self, name: &str) -> Option<Heard> {
-        let guest = self.device.guest();
+        // The house attaches the pairs of an interface, and knows nothing of those of a null port.
+        let pairs = match self.given {
+            Given::Null(_) => Some(self.device.attached_pairs()),
+            Given::Lent(_) => None,
+        };
+        let guest = Guest { pairs, ..self.device.guest() };
         if std::mem::replace(&mut self.shown, guest) == guest {
             return None;
         }
-        let Guest { mac, announces, control } = guest;
-        let control = control.and_then(|index| u16::try_from(index).ok());
-        Some(Heard::Guest { device: name.to_owned(), mac, announces, control })
+        let Guest { mac, announces, control, .. } = guest;
+        let number = |of: Option<usize>| of.and_then(|number| u16::try_from(number).ok());
+        let (device, control, pairs) = (name.to_owned(), number(control), number(pairs));
+        Some(Heard::Guest { device, mac, announces, control, pairs })
     }
 }
 

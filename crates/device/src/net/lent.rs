@@ -28,8 +28,10 @@ pub struct Guest {
     pub mac: Option<MacAddress>,
     /// Its driver can announce itself, and its control queue is served by the back-end.
     pub announces: bool,
-    /// The index of its control queue, once it was started.
+    /// The index of its control queue, while the back-end serves that.
     pub control: Option<usize>,
+    /// The pairs that its port uses, if the process that serves the queues has the port too.
+    pub pairs: Option<usize>,
 }
 
 /// State of the interface that the process which serves the queues must learn at each change.
@@ -69,7 +71,8 @@ impl NetDevice {
         Guest {
             mac: Some(state.mac),
             announces: state.can_announce(),
-            control: state.vqs.iter().position(|vq| vq.is_started && vq.is_control),
+            control: self.0.control_index(state.features).filter(|_| state.has_control),
+            pairs: None,
         }
     }
 
@@ -77,8 +80,12 @@ impl NetDevice {
     pub fn show_guest(&self, guest: Guest) {
         let mut state = self.0.state();
         state.mac = guest.mac.unwrap_or(self.0.options.mac);
-        for (index, vq) in state.vqs.iter_mut().enumerate() {
-            vq.is_control = guest.control.map_or(vq.is_control, |control| control == index);
+        if let Some(control) = guest.control {
+            // The last virtqueue can only be the control queue.
+            let last = state.vqs.len() - 1;
+            for (index, vq) in state.vqs.iter_mut().enumerate() {
+                vq.is_control = index == control || index == last;
+            }
         }
         state.elsewhere.guest = guest;
     }
@@ -166,6 +173,11 @@ impl Elsewhere {
             self.pairs.resize(pair + 1, false);
         }
         self.pairs[pair] = attached;
+    }
+
+    /// The pairs in use of a port that the other process has; `None`: this process has the port.
+    pub(super) fn attached_pairs(&self) -> Option<usize> {
+        self.guest.pairs
     }
 
     /// True if another process serves the pair.

@@ -279,7 +279,10 @@ impl NetDevice {
     /// Queue pairs that the host may use now. Does not wait for a change under way.
     #[must_use]
     pub fn attached_pairs(&self) -> usize {
-        self.0.state().attached.iter().filter(|attached| **attached).count()
+        let state = self.0.state();
+        let here = state.attached.iter().filter(|attached| **attached).count();
+        let elsewhere = state.elsewhere.attached_pairs();
+        elsewhere.map_or(here, |pairs| pairs.min(state.attached.len()))
     }
 
     /// True if virtqueue `index` is the control queue served here, or was at its last start. Its

@@ -59,9 +59,9 @@ impl Room {
             }
             Heard::Ask { device, number, wish } => self.hear_wish(&device, number, wish)?,
             Heard::Doubt { device } => self.net(&device)?.port_may_have_changed(),
-            Heard::Guest { device, mac, announces, control } => {
-                let control = control.map(usize::from);
-                self.net(&device)?.show_guest(Guest { mac, announces, control });
+            Heard::Guest { device, mac, announces, control, pairs } => {
+                let [control, pairs] = [control, pairs].map(|number| number.map(usize::from));
+                self.net(&device)?.show_guest(Guest { mac, announces, control, pairs });
             }
             Heard::Xen { device, number, said } => self.line(&device)?.hear(number, said)?,
             Heard::Counted { number } => {

@@ -32,10 +32,10 @@ fn the_control_queue_is_the_one_that_was_negotiated() {
     assert_eq!(control(&Guest::new(EVERYTHING)), [COUNT]);
     assert_eq!(control(&Guest::new(VIRTIO_F_VERSION_1)), [COUNT], "no other can be it");
     let mut guest = Guest::new(EVERYTHING & !VIRTIO_NET_F_MQ);
-    assert_eq!(control(&guest), [2, COUNT]);
+    assert_eq!((control(&guest), guest.device.guest().control), (vec![2, COUNT], Some(2)));
     // A queue stays the control queue that it was, until a guest uses its index for data.
     guest.stop_control();
-    assert_eq!(control(&guest), [2, COUNT]);
+    assert_eq!((control(&guest), guest.device.guest().control), (vec![2, COUNT], None));
     guest.stop_data();
     guest.runtime.block_on(guest.device.set_features(EVERYTHING));
     guest.features = EVERYTHING;
@@ -180,12 +180,19 @@ fn a_process_that_serves_the_queues_gets_what_a_guest_may_choose_and_leaves_noth
     assert_eq!(guest.port.script().offload_calls.last(), Some(&csum));
     // The guest's choices are shown, and the operator's requests are counted.
     assert!(!guest.device.announce());
-    let shown = crate::net::Guest { mac: Some([2; 6]), announces: true, control: Some(COUNT) };
+    let shown =
+        crate::net::Guest { mac: Some([2; 6]), announces: true, control: Some(2), pairs: Some(1) };
     guest.device.show_guest(shown);
     assert!(guest.device.announce() && guest.device.mac() == [2; 6]);
+    let is_control = |index: &usize| guest.device.is_control_queue(*index);
+    assert_eq!((0..=COUNT).filter(is_control).collect::<Vec<_>>(), [2, COUNT]);
+    // A process that says how many pairs its port uses may say too much.
+    assert_eq!(guest.device.attached_pairs(), 1);
+    guest.device.show_guest(crate::net::Guest { pairs: Some(3), ..shown });
+    assert_eq!(guest.device.attached_pairs(), 2);
     assert_eq!(guest.device.outside().announcements, 1);
     run(guest.device.take_back());
-    assert_eq!(guest.attached(), [false, false]);
+    assert_eq!((guest.attached(), guest.device.attached_pairs()), (vec![false, false], 0));
     assert_eq!(guest.port.script().offload_calls.last(), Some(&Offloads::default()));
     assert!(guest.device.mac() != [2; 6] && !guest.device.announce());
 }
