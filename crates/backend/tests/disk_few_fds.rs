@@ -15,7 +15,7 @@ fn a_disk_in_memory_that_cannot_be_handed_over_now_keeps_its_bytes_for_the_next_
     assert_eq!(pwrite(&file, b"written", 512).unwrap(), 7);
     drop(file);
     let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limit.clone() }).unwrap();
+    setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..limit }).unwrap();
     assert!(matches!(disk.hand_memory(), Err(Errno::MFILE | Errno::INVAL)));
     setrlimit(Resource::Nofile, limit).unwrap();
     let (file, mut read) = (disk.hand_memory().unwrap().unwrap(), [0; 7]);

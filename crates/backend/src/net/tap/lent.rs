@@ -98,8 +98,7 @@ impl TapPort {
     pub(super) fn lent(&self) -> Result<Lent, Errno> {
         // A process that had copies before could set the flags of the queues, which all copies
         // share: without this one the next process would wait in each read.
-        let queues = self.queues.iter();
-        queues.map(|queue| fcntl_setfl(queue, OFlags::NONBLOCK)).collect::<Result<(), _>>()?;
+        self.queues.iter().try_for_each(|queue| fcntl_setfl(queue, OFlags::NONBLOCK))?;
         let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
         let facts = Facts {
             interface: self.name.clone(),
