@@ -222,6 +222,15 @@ async fn open(
     Ok((house, before))
 }
 
+/// Has all that is served stop when a signal comes.
+async fn stops(ends: &mut signals::Ends, service: &service::Service, stop: &watch::Sender<bool>) {
+    let signal = ends.next().await;
+    tracing::info!(signal, "stopping");
+    service.stopping();
+    stop.send_replace(true);
+    std::future::pending::<()>().await;
+}
+
 /// Puts the parts together and serves until a signal comes.
 fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
     // Before another process hands its file descriptors over.
@@ -244,13 +253,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         // The last step that can fail: another process has ended by then.
         rooms::Legacy::accept(before).await.map(|()| service.is_main())?;
         let (stop_sender, stop) = watch::channel(false);
-        let signals = async {
-            let signal = ends.next().await;
-            tracing::info!(signal, "stopping");
-            service.stopping();
-            stop_sender.send_replace(true);
-            std::future::pending::<()>().await;
-        };
+        let signals = stops(&mut ends, &service, &stop_sender);
         let state = control::State {
             pool: house.pool().clone(),
             devices: house.devices().clone(),

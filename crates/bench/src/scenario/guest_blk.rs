@@ -146,8 +146,8 @@ fn in_guest(
     Ok(found)
 }
 
-/// Has the guest read from one of its disks, twice. Returns fio's results of the second time, and the CPU time that the
-/// disk's back-end took during this load.
+/// Has the guest read from one of its disks, twice. Returns fio's results of the second time, and
+/// the CPU time that the disk's back-end took during this load.
 fn read(
     guest: &mut GuestDisks,
     (disk, depth): (usize, usize),

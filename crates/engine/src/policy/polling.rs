@@ -101,8 +101,7 @@ const OFF_PAUSE_NS: u64 = 32_000_000;
 /// When the epochs between trials add up to more than this many nanoseconds, their cost is halved
 /// before the next epoch is added: older epochs count less.
 const LATELY_NS: u64 = 64_000_000;
-/// After a sleep of this length, what was measured before is out of date: an epoch begins anew, but
-/// for one of a trial, which goes on without the sleep.
+/// After a sleep of this length an epoch begins anew; one of a trial goes on without the sleep.
 const FORGOTTEN_NS: u64 = 250_000_000;
 /// Such a sleep while an arm is tried counts as this much time of it at most, after which the next
 /// trial is due: with a burst each second, one of thirty is served by the arm that is tried.
@@ -320,10 +319,9 @@ impl Law {
         self.is_epoch_over(now_ns)
     }
 
-    /// The worker has slept for so long that what was measured before is out of date. A trial goes
-    /// on all the same, and the pause counts for no arm. If its epoch began anew, the trial would
-    /// never end with a client whose bursts are shorter than a long epoch: each burst would be
-    /// served by the arm that is tried.
+    /// What was measured before so long a sleep is out of date. A trial goes on, and the sleep counts
+    /// for no arm: if its epoch began anew, the trial would never end with bursts that are shorter
+    /// than a long epoch, and the arm that is tried would serve them all.
     #[cold]
     fn rested(&mut self, now_ns: u64, slept_ns: u64) {
         if let Some(trial) = &mut self.trial {

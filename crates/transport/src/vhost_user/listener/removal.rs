@@ -1,6 +1,6 @@
 //! Names are removed on a thread of their own: a thread that drops a socket need not wait for a
-//! host that does not answer, such as a file system of the network that is gone. A process that ends
-//! waits for those threads, and for those that make names which nobody waits for any more.
+//! host that does not answer, such as a file system of the network that is gone. A process that
+//! ends waits for those threads, and for those that make names which nobody waits for any more.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
