@@ -343,6 +343,12 @@ impl Call {
         }
     }
 
+    /// True for a pipe or a socket: a front-end that is User Mode Linux can miss a call.
+    pub(crate) fn may_be_missed(&self) -> bool {
+        matches!(&self.0, Bell::Foreign(theirs) if theirs.is_socket)
+            || matches!(&self.0, Bell::Bridged(_))
+    }
+
     /// Rings from a thread that must not pay for the waiters of a front-end: its janitor writes.
     pub fn ring_aside(&self) {
         match &self.0 {

@@ -298,6 +298,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
             return false;
         }
         self.look = Look::Armed;
+        self.notifier.rest(io.now_ns());
         // A turn may have popped buffers ahead and received no frame: `finish` has not counted it.
         self.note_in_flight();
         true
@@ -390,6 +391,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn wake(&mut self, now_ns: u64) {
+        self.notifier.repeat_if_due(now_ns, &self.stats);
         self.make_hot(now_ns);
     }
 
@@ -442,7 +444,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn deadline_ns(&self) -> Option<u64> {
-        // The handler's time, or the time when a call that is held back must go.
+        // The handler's time, or the time when a call that is held back, or repeated, must go.
         [self.waits().at_ns, self.notifier.due_ns()].into_iter().flatten().min()
     }
 

@@ -11,7 +11,17 @@ use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 
+/// After this time without a further call, a call that the driver may have missed is repeated.
+const REPEAT_NS: u64 = 20_000_000;
+
 /// The doorbells of a queue.
+///
+/// User Mode Linux hears of its calls by signals, and now and then leaves one unread in its socket
+/// until the next one comes: its handler of edge-triggered events is entered a second time while it
+/// goes through the events of the first time, and these are overwritten (seen with Linux 6.1). The
+/// driver then waits for a call, and the device for the driver. So the last call by a pipe or a
+/// socket is repeated once when its queue has been at rest for a while; a call without used buffers
+/// is harmless.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     kick: Option<Kick>,
@@ -23,11 +33,23 @@ pub(crate) struct Notifier {
     /// The driver has kicked since [`Self::take_kicked`] was last called.
     is_kicked: bool,
     call: Option<Arc<Call>>,
+    /// The driver may miss a call.
+    may_miss: bool,
+    repeat: Repeat,
     moderator: Moderator,
     /// The notification that is held back; always `None` while the moderator is off.
     held: Option<Held>,
     /// Chains that were returned and that the driver cannot see yet ([`Ring::waiting`]).
     unseen: u64,
+}
+
+/// Whether the last call is to be repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repeat {
+    No,
+    /// After a while of rest, which has not begun.
+    Owed,
+    At(u64),
 }
 
 /// A used buffer notification that is held back.
@@ -50,7 +72,19 @@ impl Notifier {
     pub(crate) fn new(kick: Option<Kick>, call: Option<Arc<Call>>) -> Self {
         let moderator = Moderator::new(Moderation::Off);
         let (is_stale, is_kicked, held, unseen) = (false, false, None, 0);
-        Self { kick, watch: 0, is_stale, is_kicked, call, moderator, held, unseen }
+        let (may_miss, repeat) = (may_be_missed(call.as_ref()), Repeat::No);
+        Self {
+            kick,
+            watch: 0,
+            is_stale,
+            is_kicked,
+            call,
+            may_miss,
+            repeat,
+            moderator,
+            held,
+            unseen,
+        }
     }
 
     /// False if the driver cannot kick: the ring must be polled all the time.
@@ -124,6 +158,7 @@ impl Notifier {
     /// Replaces the call, and rings the new one at once: the driver may still wait for a call that
     /// was sent to the former fd. A call without used buffers is harmless.
     pub(crate) fn set_call(&mut self, call: Option<Arc<Call>>) {
+        (self.may_miss, self.repeat) = (may_be_missed(call.as_ref()), Repeat::No);
         self.call = call;
         self.ring_anew();
     }
@@ -278,24 +313,52 @@ impl Notifier {
         }
     }
 
-    /// When a notification that is held back must go.
+    /// When a notification that is held back must go, or the last one must be repeated.
     pub(crate) fn due_ns(&self) -> Option<u64> {
-        self.held.map(|held| held.due_ns)
+        let repeat_ns = match self.repeat {
+            Repeat::At(at_ns) => Some(at_ns),
+            Repeat::No | Repeat::Owed => None,
+        };
+        [self.held.map(|held| held.due_ns), repeat_ns].into_iter().flatten().min()
+    }
+
+    /// The queue settles: a call that the driver may have missed is repeated if nothing follows.
+    pub(crate) fn rest(&mut self, now_ns: u64) {
+        if self.repeat == Repeat::Owed {
+            self.repeat = Repeat::At(now_ns + REPEAT_NS);
+        }
+    }
+
+    /// Repeats the last call, if it is time.
+    pub(crate) fn repeat_if_due(&mut self, now_ns: u64, stats: &QueueStats) {
+        if let Repeat::At(at_ns) = self.repeat
+            && at_ns <= now_ns
+        {
+            self.ring_at_once(stats);
+            self.repeat = Repeat::No;
+        }
     }
 
     #[inline(never)]
-    fn ring(&self, stats: &QueueStats) {
+    fn ring(&mut self, stats: &QueueStats) {
         self.ring_at_once(stats);
     }
 
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "a part of each turn that answers something")]
-    fn ring_at_once(&self, stats: &QueueStats) {
+    fn ring_at_once(&mut self, stats: &QueueStats) {
         stats.calls.add(1);
+        if self.may_miss {
+            self.repeat = Repeat::Owed;
+        }
         if let Some(call) = &self.call {
             call.ring();
         }
     }
+}
+
+fn may_be_missed(call: Option<&Arc<Call>>) -> bool {
+    call.is_some_and(|call| call.may_be_missed())
 }
 
 /// Chains that the driver has made available and not got back, as of the last look at the ring.
