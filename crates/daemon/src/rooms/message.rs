@@ -508,6 +508,20 @@ mod tests {
         }
     }
 
+    /// A spoiled message parses as another one, or not at all; a part of one never parses.
+    fn spoil(bytes: &[u8], seed: &mut u64) {
+        let mut spoiled = bytes.to_vec();
+        let at = usize::try_from(next(seed)).unwrap() % spoiled.len();
+        spoiled[at] ^= 1 << (next(seed) % 8);
+        let _ = parse::<Heard>(&spoiled);
+        assert!(parse::<Heard>(&bytes[..at]).is_err(), "{at} bytes of {}", bytes.len());
+    }
+
+    fn guest(device: String, pairs: Option<u16>) -> Heard {
+        let (mac, announces, control) = (Some([2; 6]), pairs.is_some(), pairs);
+        Heard::Guest { device, mac, announces, control, pairs }
+    }
+
     #[test]
     fn every_message_is_read_as_it_was_written() {
         let seed = &mut 0x9e37_79b9_7f4a_7c15;
@@ -558,10 +572,7 @@ mod tests {
                 1 => Heard::Session { device, is_open },
                 2 => Heard::Removed { device },
                 3 => Heard::Doubt { device },
-                4 => {
-                    let (mac, announces, control) = (Some([2; 6]), is_open, mtu);
-                    Heard::Guest { device, mac, announces, control, pairs: mtu }
-                }
+                4 => guest(device, mtu),
                 5 => ask(device, Wish::Offloads { bits: number }),
                 6 => ask(device, Wish::Pair { pair: 3, attached: is_open }),
                 7 => ask(device, Wish::Lock { is_held: is_open }),
@@ -577,12 +588,7 @@ mod tests {
             };
             let bytes = emit(&heard).unwrap();
             assert_eq!(parse::<Heard>(&bytes).unwrap(), heard, "round {round}");
-            // A spoiled message parses as another one, or not at all; a part of one never parses.
-            let mut spoiled = bytes.clone();
-            let at = usize::try_from(next(seed)).unwrap() % spoiled.len();
-            spoiled[at] ^= 1 << (next(seed) % 8);
-            let _ = parse::<Heard>(&spoiled);
-            assert!(parse::<Heard>(&bytes[..at]).is_err(), "round {round}");
+            spoil(&bytes, seed);
         }
     }
 
