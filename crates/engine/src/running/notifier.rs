@@ -17,11 +17,9 @@ const REPEAT_NS: u64 = 20_000_000;
 /// The doorbells of a queue.
 ///
 /// User Mode Linux hears of its calls by signals, and now and then leaves one unread in its socket
-/// until the next one comes: its handler of edge-triggered events is entered a second time while it
-/// goes through the events of the first time, and these are overwritten (seen with Linux 6.1). The
-/// driver then waits for a call, and the device for the driver. So the last call by a pipe or a
-/// socket is repeated once when its queue has been at rest for a while; a call without used buffers
-/// is harmless.
+/// until the next one comes (seen with Linux 6.1, docs/design/0014). The driver then waits for a
+/// call, and the device for the driver. So the last call by a pipe or a socket is repeated once
+/// when its queue has been at rest for a while; a call without used buffers is harmless.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     kick: Option<Kick>,
