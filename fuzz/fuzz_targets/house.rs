@@ -27,7 +27,7 @@ enum Said {
     Offloads(u64),
     Lock(bool),
     Doubt,
-    Guest { mac: Option<[u8; 6]>, announces: bool, control: Option<u16> },
+    Guest { mac: Option<[u8; 6]>, announces: bool, control: Option<u16>, pairs: Option<u16> },
     Counted,
     Xen { kind: u8, text: String },
 }
@@ -58,8 +58,8 @@ impl Said {
             Self::Offloads(bits) => ask(device, Wish::Offloads { bits }),
             Self::Lock(is_held) => ask(device, Wish::Lock { is_held }),
             Self::Doubt => Heard::Doubt { device },
-            Self::Guest { mac, announces, control } => {
-                Heard::Guest { device, mac, announces, control }
+            Self::Guest { mac, announces, control, pairs } => {
+                Heard::Guest { device, mac, announces, control, pairs }
             }
             Self::Counted => Heard::Counted { number },
             Self::Xen { kind, text } => {

@@ -14,7 +14,6 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use rustix::process::{Pid, Signal, kill_process};
 use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -61,14 +60,6 @@ impl House {
     fn guest(&self) -> BlkDriver {
         let options = BlkOptions { queue_size: 16, ..BlkOptions::default() };
         BlkDriver::connect(&self.daemon.socket_of("bad"), &options).unwrap()
-    }
-
-    /// Does `act` while the daemon stands still.
-    fn while_stopped(&self, act: impl FnOnce()) {
-        let pid = Pid::from_raw(self.daemon.pid().cast_signed()).unwrap();
-        kill_process(pid, Signal::STOP).unwrap();
-        act();
-        kill_process(pid, Signal::CONT).unwrap();
     }
 
     /// The neighbour and the control API are answered at once, for a while.
@@ -132,7 +123,7 @@ impl House {
     ) {
         let (fd, peer) = lingering();
         let mut front = self.front();
-        self.while_stopped(|| send(&mut front, fd));
+        self.daemon.while_stopped(|| send(&mut front, fd));
         self.goes_on(case);
         said.into_iter().for_each(|said| self.said(said));
         drop((peer, front));
@@ -191,7 +182,7 @@ fn a_socket_that_lingers_sent_by_a_client_of_the_control_socket_holds_nobody() {
     for asks in [&b""[..], b"GET /v1/rooms HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"] {
         let (fd, peer) = lingering();
         let mut client = UnixStream::connect(house.daemon.socket_of("control")).unwrap();
-        house.while_stopped(|| {
+        house.daemon.while_stopped(|| {
             client.write_all(asks).unwrap();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -243,7 +234,7 @@ fn an_eventfd_in_an_epoll_set_whose_lock_is_held_holds_its_own_device_only() {
         let (set, event) = ready_set();
         let hold = Hold::epoll(set).unwrap();
         house.bears_one_that_is_held(place, hold, |house, front| {
-            house.while_stopped(|| {
+            house.daemon.while_stopped(|| {
                 send(front, event.as_fd()).unwrap();
                 // The back-end's copy is the last one now.
                 drop(event);
@@ -269,7 +260,7 @@ fn a_kick_that_a_worker_watched_is_not_closed_by_the_worker() {
     house.goes_on("watched");
     // Another one takes its place: the worker ends its watch.
     let next = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    house.while_stopped(|| {
+    house.daemon.while_stopped(|| {
         guest.front.send_message(12, &0u64.to_ne_bytes(), &[next.as_fd()]).unwrap();
     });
     house.goes_on("replaced");
@@ -303,7 +294,7 @@ fn a_running_queue_whose_pipes_are_held_holds_its_own_device_only() {
             rustix::io::read(&reader, &mut [0; 8]).unwrap();
         }
         let mut hold = None;
-        house.while_stopped(|| {
+        house.daemon.while_stopped(|| {
             if is_kick {
                 rustix::io::write(&writer, b"k").unwrap();
             } else {
@@ -454,7 +445,7 @@ fn a_guest_of_a_device_that_was_held_is_served_when_the_hold_ends() {
     let house = House::new();
     let (fd, peer) = lingering();
     let mut front = house.front();
-    house.while_stopped(|| {
+    house.daemon.while_stopped(|| {
         front.send_message(3, &[], &[fd.as_fd()]).unwrap();
         drop(fd);
     });
@@ -489,7 +480,7 @@ fn a_daemon_that_is_held_lets_go_of_images_and_names_when_it_is_stopped() {
             front.set_vring_kick(0, Some(reader.as_fd())).unwrap();
         }
         std::thread::sleep(Duration::from_millis(200));
-        daemon.send(Signal::TERM);
+        daemon.send(rustix::process::Signal::TERM);
         assert!(good.front.is_closed_within(LONG).unwrap(), "{place}: its socket stays open");
         assert!(wait_until(|| !daemon.socket_of("good").exists()), "{place}");
         let mut next = Daemon::blk(&["--blk-file", image]);

@@ -78,8 +78,16 @@ impl Beside {
     }
 }
 
+/// Connects, as soon as not too many of those whose sessions are over wait for their end.
 fn connect(socket: &std::path::Path, options: &BlkOptions) -> BlkDriver {
-    BlkDriver::start(FrontEnd::connect(socket, PATIENCE).unwrap(), options).unwrap()
+    let mut guest = None;
+    let connected = wait_until(|| {
+        let front = FrontEnd::connect(socket, PATIENCE);
+        guest = front.and_then(|front| BlkDriver::start(front, options)).ok();
+        guest.is_some()
+    });
+    assert!(connected, "the device serves nobody any more");
+    guest.unwrap()
 }
 
 #[test]

@@ -12,6 +12,13 @@ use std::time::{Duration, SystemTime};
 /// Longest time that anything here is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The states of a process's threads.
+fn states(process: u32) -> Vec<char> {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let stats = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("stat")));
+    stats.flat_map(|stat| stat.rsplit_once(") ")?.1.chars().next()).collect()
+}
+
 /// Waits until `done`; false if it did not come true in [`PATIENCE`].
 pub(crate) fn wait_until(mut done: impl FnMut() -> bool) -> bool {
     let start = SystemTime::now();
@@ -253,6 +260,23 @@ impl Daemon {
         let text = texts.collect::<String>();
         let started = text.split_whitespace().map(|pid| pid.parse().expect("a number"));
         std::iter::once(self.pid()).chain(started).collect()
+    }
+
+    /// Does `act` while the daemon and its rooms stand still.
+    pub(crate) fn while_stopped(&self, act: impl FnOnce()) {
+        use rustix::process::{Pid, Signal, kill_process};
+        let all = self.processes();
+        let send = |signal| {
+            for process in &all {
+                let process = Pid::from_raw(process.cast_signed()).expect("a process");
+                kill_process(process, signal).expect("signal");
+            }
+        };
+        send(Signal::STOP);
+        let threads = || all.iter().flat_map(|process| states(*process));
+        assert!(wait_until(|| threads().all(|state| state == 'T' || state == 'Z')));
+        act();
+        send(Signal::CONT);
     }
 
     /// The daemon's log so far.
