@@ -181,7 +181,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     Ok(())
 }
 
-/// What the guest does while its memory is copied.
+/// Whether the guest runs or stands still while its memory is copied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Meanwhile {
     Runs,
@@ -213,8 +213,8 @@ pub(super) fn migrate(
         }
         std::thread::sleep(Duration::from_millis(100));
     };
-    // That machine has sent all. The other one may not have read it yet, and what its console gets
-    // before it has is lost.
+    // The source has sent everything, but the destination may not have loaded it yet. Input that
+    // its console gets before then is lost.
     wait_for("the guest in the other machine", MIGRATION, || {
         let state = to.ask("query-status", &json!({}))?;
         match (state["status"].as_str(), meanwhile) {

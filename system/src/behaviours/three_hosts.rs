@@ -233,7 +233,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     Ok(())
 }
 
-/// The counters of both daemons' queues, twice: what moves, and what stands still.
+/// The counters of both daemons' queues, read twice, so that a queue that stands still is seen.
 fn states(hosts: [&Host; 2]) -> String {
     let state = || hosts.map(|host| format!("{:?}", host.daemon.queues()));
     let before = state();
