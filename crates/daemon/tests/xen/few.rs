@@ -97,7 +97,7 @@ fn guest_whose_next_daemon_finds_no_file_descriptors_waits_for_them() {
 
 #[test]
 fn disk_in_memory_keeps_its_bytes_while_its_next_room_finds_no_file_descriptors() {
-    /// What the room that dies gives back, and more.
+    /// A room that dies gives back fewer file descriptors than this.
     const FEWER: usize = 24;
     let mut waited = 0;
     for more in 0..FEWER {

@@ -319,9 +319,9 @@ impl Law {
         self.is_epoch_over(now_ns)
     }
 
-    /// What was measured before so long a sleep is out of date. A trial goes on, and the sleep
-    /// counts for no arm: if its epoch began anew, the trial would never end with bursts that are
-    /// shorter than a long epoch, and the arm that is tried would serve them all.
+    /// Forgets measurements, which are out of date after so long a sleep. A trial goes on, and the
+    /// sleep counts for no arm: if its epoch began anew, the trial would never end with bursts that
+    /// are shorter than a long epoch, and the arm that is tried would serve them all.
     #[cold]
     fn rested(&mut self, now_ns: u64, slept_ns: u64) {
         if let Some(trial) = &mut self.trial {
