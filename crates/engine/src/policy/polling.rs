@@ -319,7 +319,7 @@ impl Law {
         self.is_epoch_over(now_ns)
     }
 
-    /// Forgets measurements, which are out of date after so long a sleep. A trial goes on, and the
+    /// The law forgets what it has measured before so long a sleep. A trial goes on, and the
     /// sleep counts for no arm: if its epoch began anew, the trial would never end with bursts that
     /// are shorter than a long epoch, and the arm that is tried would serve them all.
     #[cold]
