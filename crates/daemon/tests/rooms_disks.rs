@@ -193,6 +193,34 @@ fn a_lock_that_goes_with_the_rings_is_handed_over_between_rooms() {
 }
 
 #[test]
+fn an_image_that_is_only_read_is_served_in_several_rooms_and_by_other_daemons() {
+    let keys = "file = '@/a.img'\nread_only = true\n";
+    let of = |name: &str| disk(name, &format!("{keys}domain = '{name}'\n"));
+    let daemon = serve("", &[of("a"), of("b")].concat(), &["a", "b"]);
+    let image = daemon.folder().join("a.img");
+    let reads = |driver: &mut BlkDriver| driver.queues[0].read(0, &mut [0; 4096]).unwrap();
+    let mut drivers = ["a", "b"].map(|name| connect(&daemon, name));
+    drivers.iter_mut().for_each(reads);
+    // Another daemon opens the image when rooms have it, and a room that begins again gets it.
+    let table = of("c").replace("@/a.img", &image.display().to_string());
+    let other = serve("", &table, &["c"]);
+    reads(&mut connect(&other, "c"));
+    kill(&daemon, "a");
+    drivers.iter_mut().for_each(reads);
+    let writes = manyring()
+        .args(["blk", "--wait", "0", "--socket-path"])
+        .arg(daemon.folder().join("d"))
+        .arg("--blk-file")
+        .arg(&image)
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&writes.stderr).contains("in use"), "{writes:?}");
+    for daemon in [daemon, other] {
+        assert!(daemon.terminate().success());
+    }
+}
+
+#[test]
 fn what_no_room_can_serve_is_refused_by_its_key() {
     for (keys, named) in [
         ("null = '1M'\none_off = true\n", "one_off"),

@@ -87,6 +87,14 @@ fn asks_its_ring(worker: &mut Taken, process: i32) {
     assert_eq!(worker.call(libc::SYS_io_uring_enter, [ring, 1, 0, 0, 0, 0]), 1);
 }
 
+/// Has a thread take the locks off its descriptors, by which the house sees that requests are under
+/// way.
+fn unlocks_its_image(thread: &mut Taken) {
+    let (unlock, scratch) = (u64::from(libc::F_OFD_SETLK.unsigned_abs()), thread.scratch());
+    let unlocked = thread.call(libc::SYS_fcntl, [u64::MAX, unlock, scratch, 0, 0, 0]);
+    assert_eq!(unlocked, -i64::from(libc::EPERM));
+}
+
 /// Where the only io_uring of a process is mapped with this offset.
 fn mapped(process: i32, offset: u64) -> u64 {
     let maps = fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
@@ -125,7 +133,8 @@ fn threads_of_a_room_that_are_taken_reach_nothing_and_are_told_of_and_guests_go_
         let mut calls = misbehaves(&mut taken, name);
         if thread == worker {
             asks_its_ring(&mut taken, process);
-            calls.push(libc::SYS_io_uring_enter);
+            unlocks_its_image(&mut taken);
+            calls.extend([libc::SYS_io_uring_enter, libc::SYS_fcntl]);
         }
         drop(taken);
         for call in calls {

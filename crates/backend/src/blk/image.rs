@@ -7,7 +7,7 @@ mod look;
 mod probe;
 mod units;
 
-pub use hand::{Handed, Marks};
+pub use hand::{Ending, Handed, Marks};
 
 use super::guard::Guard;
 use super::spares::Spares;
@@ -174,7 +174,7 @@ impl Image {
         })?;
         leave_atime(&plain);
         if !is_locked {
-            lock(&plain, path, !options.read_only)?;
+            held::lock(&plain, path, !options.read_only, sys::lock)?;
         }
         let file_size =
             size_of_file(&plain).map_err(|errno| ImageError::Size { path: at(), errno })?;
@@ -466,17 +466,6 @@ impl Image {
     pub fn device(&self) -> u64 {
         self.device
     }
-}
-
-fn lock(file: &OwnedFd, path: &Path, exclusive: bool) -> Result<(), ImageError> {
-    sys::lock(file, exclusive).map_err(|errno| match errno {
-        Errno::AGAIN | Errno::ACCESS => ImageError::in_use(path),
-        errno => ImageError::Lock { path: path.to_path_buf(), errno },
-    })?;
-    if !exclusive && sys::has_qemu_writer(file) {
-        return Err(ImageError::in_use(path));
-    }
-    Ok(())
 }
 
 /// A further description of an open file, for flushes only: it is opened without the right to

@@ -2,8 +2,9 @@
 #![allow(unsafe_code, reason = "allow-listed: system calls on guest memory and raw fds")]
 
 use manyring_memory::{GuestSlice, as_iovecs};
-use rustix::fd::{AsFd, AsRawFd, BorrowedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The upper half of the offset in vectored calls: one register holds all of it on 64-bit machines.
@@ -154,30 +155,52 @@ pub fn has_qemu_writer(file: impl AsFd) -> bool {
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: fd is open, and `lock` outlives the call, which writes the lock it finds there.
     let result = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock) };
-    // A lock of the whole file is that of another reader like this one.
-    result == 0 && lock.l_type != F_UNLCK && (lock.l_start, lock.l_len) != (0, 0)
+    // A lock that begins with the first byte is that of another reader like this one.
+    result == 0 && lock.l_type != F_UNLCK && lock.l_start != 0
 }
 
-/// The byte that a process which was given the image keeps locked (shared) while it has it. No
-/// image is so large that the byte holds data.
-const MARK: i64 = 1 << 62;
+/// A byte that whoever may still write to an image keeps locked (shared). No image is so large that
+/// the byte holds data.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark(i64);
+
+impl Mark {
+    /// That of a process which was given the image, while it has it: others must not have it.
+    pub const GIVEN: Self = Self(1 << 62);
+
+    /// One that nobody else has chosen.
+    #[must_use]
+    pub fn chosen() -> Self {
+        let number = RandomState::new().hash_one(0) >> 3;
+        // Below 2^61.
+        Self(Self::GIVEN.0 + 1 + number.cast_signed())
+    }
+}
 
 /// Locks the whole file for this open file description, shared or exclusive, without waiting.
 /// QEMU's image locks conflict with an exclusive lock; for a shared one, see [`has_qemu_writer`].
 ///
 /// # Errors
 /// `EAGAIN` or `EACCES` if another process holds a lock.
-pub fn lock(file: impl AsFd, exclusive: bool) -> Result<(), Errno> {
+pub fn lock(file: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
     // From byte 0, length 0: to the end of any file.
     set_lock(file, if exclusive { F_WRLCK } else { F_RDLCK }, 0, 0)
 }
 
-/// Marks an open file description as given to another process.
+/// As [`lock`], but leaves out the marks behind [`Mark::GIVEN`].
 ///
 /// # Errors
-/// `EAGAIN` or `EACCES` if the owner has locked the mark.
-pub fn mark(file: impl AsFd) -> Result<(), Errno> {
-    set_lock(file, F_RDLCK, MARK, 1)
+/// As [`lock`].
+pub fn lock_up_to_given(file: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
+    set_lock(file, if exclusive { F_WRLCK } else { F_RDLCK }, 0, Mark::GIVEN.0 + 1)
+}
+
+/// Marks an open file description.
+///
+/// # Errors
+/// `EAGAIN` or `EACCES` if another description has locked this byte exclusively.
+pub fn mark(file: impl AsFd, mark: Mark) -> Result<(), Errno> {
+    set_lock(file, F_RDLCK, mark.0, 1)
 }
 
 /// Removes the mark of a description: no request is under way by it, or it belongs to the owner,
@@ -185,25 +208,25 @@ pub fn mark(file: impl AsFd) -> Result<(), Errno> {
 ///
 /// # Errors
 /// `ENOLCK`: the system has no lock to give.
-pub fn unmark(file: impl AsFd) -> Result<(), Errno> {
-    set_lock(file, F_UNLCK, MARK, 1)
+pub fn unmark(file: impl AsFd, mark: Mark) -> Result<(), Errno> {
+    set_lock(file, F_UNLCK, mark.0, 1)
 }
 
-/// True while a marked open file description exists. A lock of the whole file belongs to a process
-/// that serves the image, and is no mark.
+/// True while another open file description is marked so. A lock of the whole file belongs to a
+/// process that serves the image, and is no mark.
 ///
 /// # Errors
 /// The error of the file system, which cannot tell.
-pub fn is_marked(file: impl AsFd) -> Result<bool, Errno> {
+pub fn is_marked(file: impl AsFd, mark: Mark) -> Result<bool, Errno> {
     // SAFETY: all-zero is a valid flock; the fields that matter are set below.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
-    (lock.l_start, lock.l_len) = (MARK, 1);
+    (lock.l_start, lock.l_len) = (mark.0, 1);
     let fd = file.as_fd().as_raw_fd();
     // SAFETY: fd is open, and `lock` outlives the call, which writes the lock it finds there.
     let result = unsafe { libc::fcntl(fd, libc::F_OFD_GETLK, &raw mut lock) };
-    let is_mark = lock.l_type != F_UNLCK && lock.l_start == MARK;
+    let is_mark = lock.l_type != F_UNLCK && lock.l_start == mark.0;
     if result == 0 { Ok(is_mark) } else { Err(last_errno()) }
 }
 

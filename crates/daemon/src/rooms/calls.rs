@@ -146,11 +146,11 @@ pub(super) fn rule(arguments: &[Condition]) -> Result<SeccompRule, BackendError>
 }
 
 /// The conditions of calls that are allowed with some arguments only. A process could reach others
-/// of its user by them, and so the house: it signals its own threads, also by no file's owner, and
-/// sets limits and CPUs of its own. Nor does it outlive the house, or make memory that can be
-/// executed; and to the list of a thread it adds denials alone.
+/// of its user by them, and so the house: it signals its own threads, and sets limits and CPUs of
+/// its own. Nor does it outlive the house, make memory that can be executed, or lock a file; and to
+/// the list of a thread it adds denials alone.
 fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
-    let owner = |command: i32| (1, Ne, u64::from(command.unsigned_abs()));
+    let command = |command: &i32| vec![(1, Eq, u64::from(command.unsigned_abs()))];
     let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
     let adds = u64::from(libc::SECCOMP_SET_MODE_FILTER);
     let of_xen = XEN_REQUESTS.iter().filter(|_| is_for_xen);
@@ -160,7 +160,7 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
         (libc::SYS_mmap, vec![vec![(2, MaskedEq(executable), 0)]]),
         (libc::SYS_mprotect, vec![vec![(2, MaskedEq(executable), 0)]]),
         (libc::SYS_prctl, vec![vec![(0, Ne, u64::from(libc::PR_SET_PDEATHSIG.unsigned_abs()))]]),
-        (libc::SYS_fcntl, vec![vec![owner(libc::F_SETOWN), owner(F_SETOWN_EX)]]),
+        (libc::SYS_fcntl, COMMANDS.iter().map(command).collect()),
         (libc::SYS_prlimit64, vec![vec![(0, Eq, 0)]]),
         (libc::SYS_sched_setaffinity, vec![vec![(0, Eq, 0)]]),
         (libc::SYS_tgkill, vec![vec![(0, Eq, u64::from(std::process::id()))]]),
@@ -177,8 +177,17 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
     Ok(rules)
 }
 
-/// As the C library's headers have it.
-const F_SETOWN_EX: i32 = 15;
+/// The allowed commands to a descriptor (`fcntl`). None gives a file an owner whom the kernel
+/// signals, and none takes or removes a lock: by the marks of its descriptions the house sees that
+/// requests of this process are under way, also when it has ended.
+const COMMANDS: &[i32] = &[
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_ADD_SEALS,
+];
 
 /// The only socket that is made: one by which the kernel says which sockets are two ends of one
 /// (`NETLINK_SOCK_DIAG`), so that a session's own socket is taken for no doorbell. It tells no more

@@ -1,6 +1,9 @@
 //! The house's side of a device that a room serves: it listens, accepts, and hands over.
 
 mod leaves;
+mod way_back;
+
+pub(super) use way_back::let_go;
 
 use super::channel::watched;
 use super::counts::Counts;
@@ -12,6 +15,7 @@ use super::message::{PortFacts, Told};
 use super::{Asked, Rooms, keys, lend};
 use crate::assemble::{Kind, Made, Part};
 use crate::config::plan::{ANY_USER, Wanted};
+use manyring_backend::blk::{Ending, Marks};
 use manyring_device::net::NetDevice;
 use manyring_engine::{ForeignFd, aside};
 use manyring_transport::vhost_user::{Endpoint, ListenError, Listener};
@@ -25,15 +29,12 @@ use tokio::io::Interest;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 /// Pause before a client, or a room, is tried again.
 const RETRY: Duration = Duration::from_millis(200);
 /// How long requests of a room may be under way when a disk is to become smaller.
 const SHRINK_PATIENCE: Duration = Duration::from_secs(10);
-/// When it is told that requests of a room that has ended have not.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 /// Serves a device from a room until `stop` turns true.
 ///
 /// # Errors
@@ -61,6 +62,7 @@ pub(crate) async fn serve(
     let owner = heirlooms.first().map(|heirloom| heirloom.domain.clone());
     let waiting = inherited(&estates, heirlooms);
     let (part, attends, room, held) = (made.part.clone(), JoinSet::new(), None, rooms.held(device));
+    let endings = Vec::new();
     let mut front = Front {
         rooms,
         wanted,
@@ -68,6 +70,7 @@ pub(crate) async fn serve(
         part,
         counts,
         attends,
+        endings,
         room,
         held,
         estates,
@@ -96,28 +99,6 @@ pub(crate) async fn serve(
     let socket = socket.into_std();
     aside(move || drop(socket)).await;
     Ok(())
-}
-
-/// Returns when no request that a room has made of the device's image is under way.
-pub(super) async fn let_go(kind: &Kind, device: &str, room: &str) -> Result<(), String> {
-    let Kind::Blk(shown) = kind else { return Ok(()) };
-    let began = Instant::now();
-    let mut is_told = false;
-    loop {
-        let disk = shown.disk().clone();
-        let is_let_go = aside(move || disk.image().map_or(Ok(true), |i| i.is_let_go())).await;
-        match is_let_go {
-            Some(Ok(true)) => return Ok(()),
-            Some(Ok(false)) => {}
-            Some(Err(errno)) => return Err(errno.to_string()),
-            None => return Err("the daemon has failed".to_owned()),
-        }
-        if began.elapsed() > PATIENCE && !std::mem::replace(&mut is_told, true) {
-            let problem = "requests of a room that has ended are still waited for";
-            tracing::warn!(device, room, "{problem}");
-        }
-        sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), RETRY)).await;
-    }
 }
 
 /// Returns when a process has ended.
@@ -196,7 +177,9 @@ struct Front<'a> {
     part: Part,
     counts: Arc<Counts>,
     /// The tasks for the room of a network device, which end with the room.
-    attends: JoinSet<()>,
+    attends: JoinSet<Option<Ending>>,
+    /// What rooms of before may still do with the image.
+    endings: Vec<Arc<Ending>>,
     /// The room that was given the device.
     room: Option<Arc<Room>>,
     /// Processes of rooms of the house before this one which have not ended.
@@ -229,6 +212,7 @@ struct Gift {
     has_image: bool,
     port: Option<PortFacts>,
     fds: Vec<OwnedFd>,
+    marks: Option<Marks>,
 }
 
 impl Front<'_> {
@@ -392,7 +376,7 @@ impl Front<'_> {
         let joins = self.net().map_or(0, |net| net.outside().joins);
         let mut gift = self.gift().await?;
         gift.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
-        let Gift { keys, has_image, port, fds } = gift;
+        let Gift { keys, has_image, port, fds, marks } = gift;
         let fds = fds.into_iter().map(Into::into).collect();
         let device = self.wanted.plan().name.clone();
         let told = Told::Device { device, keys, has_image, port };
@@ -414,8 +398,8 @@ impl Front<'_> {
         for told in more {
             self.rooms.unless_paused(room.tell_in_turn(told, Vec::new())).await;
         }
-        let (kind, room) = (self.part.kind.clone(), room.clone());
-        self.attends.spawn(Attendant { device, kind, room, limits, joins }.attend(asked));
+        let (kind, room, marks) = (self.part.kind.clone(), room.clone(), marks.map(Arc::new));
+        self.attends.spawn(Attendant { device, kind, room, limits, joins, marks }.attend(asked));
         Ok(())
     }
 
@@ -433,60 +417,16 @@ impl Front<'_> {
                 let (disk, queues) = (shown.disk().clone(), blk.num_queues);
                 let has_image = disk.image().is_some();
                 let fds = aside(move || handed(&*disk, queues)).await;
-                let fds = fds.ok_or("the daemon has failed")?.map_err(|errno| errno.to_string())?;
-                Ok(Gift { keys: keys::of_blk(blk), has_image, port: None, fds })
+                let fds = fds.ok_or("the daemon has failed")?;
+                let (fds, marks) = fds.map_err(|errno| errno.to_string())?;
+                Ok(Gift { keys: keys::of_blk(blk), has_image, port: None, fds, marks })
             }
             (Wanted::Net(net), Kind::Net(shown)) => {
                 let (port, fds) = lend::lent(shown).await?;
-                Ok(Gift { keys: keys::of_net(net, shown), has_image: false, port, fds })
+                let (keys, has_image, marks) = (keys::of_net(net, shown), false, None);
+                Ok(Gift { keys, has_image, port, fds, marks })
             }
             _ => Err("the daemon has failed".to_owned()),
-        }
-    }
-
-    /// Returns when no room has the device any more, and no request of one is under way.
-    async fn let_go(&mut self) -> Result<(), String> {
-        while self.attends.join_next().await.is_some() {}
-        while let Some(process) = self.held.last() {
-            gone(process).await.map_err(|error| error.to_string())?;
-            self.held.pop();
-        }
-        let_go(&self.part.kind, &self.wanted.plan().name, self.domain).await
-    }
-
-    /// Takes the device from its room for another domain. A room that a guest has taken over may
-    /// say that it has stopped, and keep the descriptors that it was given: only its end takes them
-    /// away. The room's other devices go on in the next room of its domain.
-    async fn leave(&mut self) {
-        if let Some(room) = self.room.clone() {
-            room.remove(&self.wanted.plan().name).await;
-            room.make_way("another domain gets a device of it").await;
-        }
-        self.take_back().await;
-    }
-
-    /// Takes the device from its room, which has stopped it then. If this is given up, it is to be
-    /// done again.
-    async fn take_back(&mut self) {
-        let Some(room) = self.room.clone() else { return };
-        room.remove(&self.wanted.plan().name).await;
-        self.room = None;
-        let counts = self.counts.clone();
-        aside(move || counts.end()).await;
-    }
-
-    /// Takes the device from its room. The image's lock is let go of when this returns, so the
-    /// room's requests must have ended.
-    async fn close(&mut self) {
-        let device = &self.wanted.plan().name;
-        let room = self.room.clone();
-        self.take_back().await;
-        if let Some(room) = room.filter(|room| room.devices().is_empty()) {
-            room.make_way("its last device is gone").await;
-        }
-        self.estates.forget_all();
-        if let Err(error) = self.let_go().await {
-            tracing::warn!(device, error, "the image is let go of");
         }
     }
 }

@@ -446,8 +446,6 @@ impl Gift {
             }
             (DiskPlan::File { path, direct, lock_with_rings, .. }, true) => {
                 let handed = Handed { file: given.remove(0), flushes: given };
-                let marks = lock_with_rings.then(|| handed.marks(path)).transpose();
-                let marks = marks.map_err(|errno| errno.to_string())?;
                 let options =
                     ImageOptions { read_only, direct: *direct, ..ImageOptions::default() };
                 let image = Image::handed(handed, path, options);
@@ -456,10 +454,7 @@ impl Gift {
                     true => Arc::new(UringDisk::new(image).map_err(|error| error.to_string())?),
                     false => Arc::new(FileDisk::new(image)),
                 };
-                Ok(match marks {
-                    Some(marks) => Arc::new(RingLocked { inner, marks, house }),
-                    None => inner,
-                })
+                Ok(if *lock_with_rings { Arc::new(RingLocked { inner, house }) } else { inner })
             }
             _ => Err("the house has sent what does not belong to the disk".to_owned()),
         }

@@ -8,7 +8,7 @@ use super::house::Room;
 use super::limits::Limits;
 use super::message::{PortFacts, Told, Wish};
 use crate::assemble::{Blk, Kind};
-use manyring_backend::blk::{Disk, Handed, ImageError};
+use manyring_backend::blk::{Disk, Ending, Handed, ImageError, Marks};
 use manyring_backend::net::tap::lent::{Lent, LentTable};
 use manyring_device::Device;
 use manyring_device::net::RssConfig;
@@ -29,13 +29,19 @@ pub(super) struct Ask {
     pub(super) wish: Wish,
 }
 
-/// The file descriptors by which a room serves `queues` queues of a disk. May block.
-pub(super) fn handed(disk: &dyn Disk, queues: usize) -> Result<Vec<OwnedFd>, Errno> {
+/// The file descriptors by which a room serves `queues` queues of a disk, and the house's part in
+/// them. May block.
+pub(super) fn handed(
+    disk: &dyn Disk,
+    queues: usize,
+) -> Result<(Vec<OwnedFd>, Option<Marks>), Errno> {
     let Some(image) = disk.image() else {
-        return Ok(disk.hand_memory()?.into_iter().collect());
+        return Ok((disk.hand_memory()?.into_iter().collect(), None));
     };
-    let Handed { file, flushes } = image.hand(queues)?;
-    Ok([file].into_iter().chain(flushes).collect())
+    let handed = image.hand(queues)?;
+    let marks = image.marks(&handed)?;
+    let Handed { file, flushes } = handed;
+    Ok(([file].into_iter().chain(flushes).collect(), marks))
 }
 
 /// The file descriptors that the next house gets of a device that is open here: the description
@@ -93,12 +99,15 @@ pub(super) struct Attendant {
     pub(super) limits: watch::Receiver<Arc<Limits>>,
     /// How often an interface was joined before its queues were lent.
     pub(super) joins: u64,
+    /// Of a disk whose lock goes with the rings.
+    pub(super) marks: Option<Arc<Marks>>,
 }
 
 impl Attendant {
     /// Attends until the room has the device no more. Then the host uses no queue of it, and no
-    /// lock goes with its rings.
-    pub(super) async fn attend(mut self, mut asks: mpsc::Receiver<Ask>) {
+    /// lock goes with its rings. Returns how to ask whether the room's requests have ended, where
+    /// the image cannot tell.
+    pub(super) async fn attend(mut self, mut asks: mpsc::Receiver<Ask>) -> Option<Ending> {
         let mut changes = match &self.kind {
             Kind::Net(net) => net.config_changes(),
             Kind::Blk(Blk::Virtio(blk)) => blk.config_changes(),
@@ -129,15 +138,21 @@ impl Attendant {
                 }
             }
         }
-        match self.kind {
-            Kind::Net(net) => net.take_back().await,
-            Kind::Blk(blk) => {
-                // A room that died has not given back the lock that goes with its rings. Its
-                // requests under way are marked, and still keep others from the image.
-                let disk = blk.disk().clone();
-                aside(move || disk.release()).await;
+        let blk = match self.kind {
+            Kind::Net(net) => {
+                net.take_back().await;
+                return None;
             }
-        }
+            Kind::Blk(blk) => blk,
+        };
+        let (disk, marks) = (blk.disk().clone(), self.marks);
+        let ended = aside(move || {
+            // A room that died has not given back the lock that goes with its rings. Its requests
+            // under way are marked, and still keep others from the image.
+            disk.release();
+            marks.and_then(Arc::into_inner).map(Marks::end)
+        });
+        ended.await.flatten()
     }
 
     async fn tell_changes(&mut self) {
@@ -181,8 +196,9 @@ impl Attendant {
                 net.lend_rss(rss.map_err(|_| Errno::INVAL)?).await
             }
             (Kind::Blk(Blk::Virtio(blk)), Wish::Lock { is_held }) => {
-                let disk = blk.disk().clone();
-                aside(move || lock(&*disk, is_held)).await.unwrap_or(Err(Errno::IO))
+                let (disk, marks) = (blk.disk().clone(), self.marks.clone());
+                let locked = aside(move || lock(&*disk, marks.as_deref(), is_held)).await;
+                locked.unwrap_or(Err(Errno::IO))
             }
             _ => Err(Errno::INVAL),
         }
@@ -190,17 +206,17 @@ impl Attendant {
 }
 
 /// Takes the lock of an image that goes with the rings, or gives it back. May block.
-fn lock(disk: &dyn Disk, is_held: bool) -> Result<(), Errno> {
+fn lock(disk: &dyn Disk, marks: Option<&Marks>, is_held: bool) -> Result<(), Errno> {
+    let image = disk.image().ok_or(Errno::INVAL)?;
     if !is_held {
-        disk.release();
+        image.release_for(marks);
         return Ok(());
     }
-    disk.acquire().map_err(|error| match error {
+    image.acquire_for(marks).map_err(|error| match error {
         ImageError::InUse { .. } => Errno::BUSY,
         ImageError::Lock { errno, .. } => errno,
         _ => Errno::IO,
-    })?;
-    disk.image().map_or(Ok(()), |image| image.let_go_of_mark())
+    })
 }
 
 /// The message with the interface's present state and the operator's settings.

@@ -1,8 +1,7 @@
-//! `RingLocked`: a disk whose image the house locks while rings of its guest run, and which this
-//! room marks then.
+//! `RingLocked`: a disk whose image the house locks while rings of its guest run.
 
 use super::wishes::TheHouse;
-use manyring_backend::blk::{Disk, DiskQueue, Geometry, Image, ImageError, Marks};
+use manyring_backend::blk::{Disk, DiskQueue, Geometry, Image, ImageError};
 use rustix::io::Errno;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +10,6 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct RingLocked {
     pub(super) inner: Arc<dyn Disk>,
-    pub(super) marks: Marks,
     pub(super) house: TheHouse,
 }
 
@@ -30,7 +28,7 @@ impl Disk for RingLocked {
 
     fn acquire(&self) -> Result<(), ImageError> {
         let path = || self.inner.image().map_or_else(PathBuf::new, |image| image.path().into());
-        self.house.lock(true).and_then(|()| self.marks.set()).map_err(|errno| match errno {
+        self.house.lock(true).map_err(|errno| match errno {
             Errno::BUSY | Errno::AGAIN | Errno::ACCESS => {
                 ImageError::InUse { path: path(), holder: None }
             }
@@ -40,7 +38,6 @@ impl Disk for RingLocked {
 
     fn release(&self) {
         // The house makes all durable before it lets go; the page cache is the same for both.
-        self.marks.clear();
         let _ = self.house.lock(false);
     }
 

@@ -16,6 +16,7 @@ use super::message::{Told, XenFacts, XenFrontEnd, XenRing};
 use super::question::PATIENCE;
 use super::xen_line::{Stage, XenLine};
 use crate::assemble::{Blk, Kind, Part};
+use manyring_backend::blk::Ending;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
@@ -57,7 +58,7 @@ pub(crate) struct XenFront {
     part: Part,
     facts: XenFacts,
     counts: Option<Arc<Counts>>,
-    attends: JoinSet<()>,
+    attends: JoinSet<Option<Ending>>,
     taken: Option<Taken>,
     /// That of `taken`.
     room: watch::Sender<Option<Arc<Room>>>,
@@ -174,13 +175,13 @@ impl XenFront {
                 room.make_way("its last disk is gone").await;
             }
             while self.attends.join_next().await.is_some() {}
-            let is_let_go = let_go(&self.part.kind, &name, &self.domain);
+            let is_let_go = let_go(&self.part.kind, &[], &name, &self.domain);
             match timeout(PATIENCE, is_let_go).await {
                 // It says that it has stopped, and keeps the image.
                 Err(_) if room.serves() => room.cast_out("it does not let go of an image").await,
                 _ => {}
             }
-            if let Err(error) = let_go(&self.part.kind, &name, &self.domain).await {
+            if let Err(error) = let_go(&self.part.kind, &[], &name, &self.domain).await {
                 tracing::warn!(device = name, error, "the image is let go of");
             }
         }
@@ -199,7 +200,7 @@ impl XenFront {
         }
         self.taken = None;
         while self.attends.join_next().await.is_some() {}
-        let_go(&self.part.kind, &name, &self.domain).await?;
+        let_go(&self.part.kind, &[], &name, &self.domain).await?;
         self.give(room, queues).await
     }
 
@@ -218,7 +219,8 @@ impl XenFront {
         let disk = shown.disk().clone();
         let has_image = disk.image().is_some();
         let fds = aside(move || handed(&*disk, queues)).await;
-        let mut fds = fds.ok_or("the daemon has failed")?.map_err(|errno| errno.to_string())?;
+        let fds = fds.ok_or("the daemon has failed")?;
+        let (mut fds, marks) = fds.map_err(|errno| errno.to_string())?;
         fds.insert(0, counts.begin().map_err(|errno| errno.to_string())?);
         let fds = fds.into_iter().map(Into::into).collect();
         let facts = XenFacts { has_image, ..self.facts.clone() };
@@ -231,8 +233,8 @@ impl XenFront {
         let told = Told::XenDisk { device: name.clone(), facts };
         room.give(told, fds, given).await.map_err(|Deaf| "the room ends".to_owned())?;
         room.tell_in_turn(limit, Vec::new()).await;
-        let attendant =
-            Attendant { device: name, kind: part.kind, room: room.clone(), limits, joins: 0 };
+        let (device, kind, marks) = (name, part.kind, marks.map(Arc::new));
+        let attendant = Attendant { device, kind, room: room.clone(), limits, joins: 0, marks };
         self.attends.spawn(attendant.attend(asked));
         self.room.send_replace(Some(room.clone()));
         self.taken = Some(Taken { room, line });

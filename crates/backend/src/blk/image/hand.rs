@@ -4,16 +4,19 @@
 //! description that is given away carries a shared lock of its own, on one byte far behind the end
 //! of any image. A description lives until its last request has ended, also one that the io_uring
 //! of a dead process still has: so that byte can be locked exclusively only when all of them have.
-//! Whoever opens the image locks all bytes, this one too, and so waits for them as well.
+//! Whoever opens the image locks all bytes, this one too, and so waits for them as well. The list
+//! of calls of the process that was given a description lets it neither lock nor unlock.
+//!
+//! An image that is only read carries no such lock: a late read harms nobody, and others read it.
 
 use super::probe::leave_atime;
 use super::{Image, ImageError, ImageOptions, describe};
 use crate::blk::spares::Spares;
-use crate::sys::file as sys;
+use crate::sys::file::{self as sys, Mark};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A process gets at most this many descriptions to flush the image by. One message carries at most
 /// 253 descriptors (`SCM_MAX_FD`), and some of these are for something else.
@@ -35,7 +38,6 @@ impl Image {
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no further descriptor or memory.
     pub fn hand(&self, queues: usize) -> Result<Handed, Errno> {
-        self.let_go_of_mark()?;
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let access = if self.geometry.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
@@ -44,34 +46,77 @@ impl Image {
         leave_atime(&file);
         let flushes = (0..=queues.min(FLUSHES_MAX)).map(|_| describe(&self.file));
         let flushes = flushes.collect::<Result<Vec<_>, _>>()?;
-        // Where the lock goes with the rings, the process marks them when it has the lock.
-        if !self.lock_with_rings {
-            flushes.iter().chain([&file]).try_for_each(sys::mark)?;
+        if self.is_marked_at_once() {
+            self.let_go_of_mark()?;
+            flushes.iter().chain([&file]).try_for_each(|fd| sys::mark(fd, Mark::GIVEN))?;
         }
         Ok(Handed { file, flushes })
     }
 
+    /// True if descriptions are marked as long as they live; false if they are marked while rings
+    /// run ([`Marks`]), or never.
+    fn is_marked_at_once(&self) -> bool {
+        !self.lock_with_rings && !self.geometry.read_only
+    }
+
     /// Unlocks the mark byte, so that only processes that were given descriptions hold a lock on
     /// it.
-    ///
-    /// # Errors
-    /// `ENOLCK`: the system has no lock to give.
-    pub fn let_go_of_mark(&self) -> Result<(), Errno> {
-        sys::unmark(self.locked())
+    fn let_go_of_mark(&self) -> Result<(), Errno> {
+        sys::unmark(self.locked(), Mark::GIVEN)
     }
 
     /// True if all descriptions that were given away are closed, and their requests have ended. May
-    /// block as long as a lock of the file system may. Always true for an image whose lock goes
-    /// with the rings: another daemon may have it, and all requests end before this one gets the
-    /// lock.
+    /// block as long as a lock of the file system may. Always true for an image that is only read,
+    /// and for one whose lock goes with the rings: another daemon may have it; see [`Ending`].
     ///
     /// # Errors
     /// The error of the file system, if it cannot tell whether the mark is locked.
     pub fn is_let_go(&self) -> Result<bool, Errno> {
-        if self.lock_with_rings {
+        if !self.is_marked_at_once() {
             return Ok(true);
         }
-        sys::is_marked(self.locked()).map(|is_marked| !is_marked)
+        sys::is_marked(self.locked(), Mark::GIVEN).map(|is_marked| !is_marked)
+    }
+
+    /// The descriptions in `handed`, to be marked while rings run: of an image whose lock goes with
+    /// them, and that is written to.
+    ///
+    /// # Errors
+    /// `EMFILE`: the process has no further descriptor.
+    pub fn marks(&self, handed: &Handed) -> Result<Option<Marks>, Errno> {
+        if !self.lock_with_rings || self.geometry.read_only {
+            return Ok(None);
+        }
+        let all = handed.flushes.iter().chain([&handed.file]);
+        let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
+        Ok(Some(Marks { fds: all.map(copy).collect::<Result<_, _>>()? }))
+    }
+
+    /// Takes the lock that goes with the rings, for rings of a process that was given the
+    /// descriptions of `marks`. May block.
+    ///
+    /// # Errors
+    /// `InUse`: another process has the image. `Lock`: the file system cannot lock it.
+    pub fn acquire_for(&self, marks: Option<&Marks>) -> Result<(), ImageError> {
+        self.acquire()?;
+        let Some(Marks { fds }) = marks else { return Ok(()) };
+        let mark = |fd| sys::mark(fd, Mark::GIVEN);
+        let set = self.let_go_of_mark().and_then(|()| fds.iter().try_for_each(mark));
+        set.map_err(|errno| {
+            self.release_for(marks);
+            ImageError::Lock { path: self.path.clone(), errno }
+        })
+    }
+
+    /// Gives back what [`Self::acquire_for`] took: the rings have stopped. May block.
+    pub fn release_for(&self, marks: Option<&Marks>) {
+        for fd in marks.iter().flat_map(|marks| &marks.fds) {
+            if let Err(errno) = sys::unmark(fd, Mark::GIVEN) {
+                let image = self.path.display();
+                tracing::error!(%image, %errno, "image stays locked until its room ends");
+            }
+        }
+        self.release();
     }
 
     /// The image that another process has opened by the name `path` and locked. That name is for
@@ -108,7 +153,7 @@ impl Image {
     }
 
     /// The description that holds the image's lock.
-    fn locked(&self) -> &OwnedFd {
+    pub(super) fn locked(&self) -> &OwnedFd {
         self.holder.as_ref().unwrap_or(&self.file)
     }
 }
@@ -121,48 +166,43 @@ pub(super) fn is_of(held: &OwnedFd, file: &Stat, access: OFlags) -> bool {
         && rustix::fs::fcntl_getfl(held).is_ok_and(has_access)
 }
 
-impl Handed {
-    /// Copies of the descriptors, by which a process that was given them can mark them. Messages
-    /// name the image by `path`.
-    ///
-    /// # Errors
-    /// `EMFILE`: the process has no further descriptor.
-    pub fn marks(&self, path: &Path) -> Result<Marks, Errno> {
-        let all = self.flushes.iter().chain([&self.file]);
-        let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
-        Ok(Marks { path: path.to_path_buf(), fds: all.map(copy).collect::<Result<_, _>>()? })
-    }
-}
-
-/// The descriptions that a process was given of an image whose lock goes with the rings. While
-/// rings run they are marked, so that the image waits for their requests if the process dies.
+/// Copies of the descriptions that a process was given of an image whose lock goes with the rings.
+/// While rings run they are marked, so that the image waits for their requests if the process dies.
+/// As long as these copies live the descriptions do, whatever has ended.
 #[derive(Debug)]
 pub struct Marks {
-    path: PathBuf,
     fds: Vec<OwnedFd>,
 }
 
 impl Marks {
-    /// Marks all of them, or none. The owner has locked the image for them.
-    ///
-    /// # Errors
-    /// `EAGAIN`, `EACCES`: another process has locked the image.
-    pub fn set(&self) -> Result<(), Errno> {
-        let set = self.fds.iter().try_for_each(sys::mark);
-        if set.is_err() {
-            self.clear();
-        }
-        set
-    }
-
-    /// Removes the marks, when no request is under way any more.
-    pub fn clear(&self) {
+    /// Lets go of the descriptions: the process has ended, or has them no more. Returns how to ask
+    /// whether its requests have ended, also those that it kept for itself when it said that its
+    /// rings have stopped.
+    #[must_use]
+    pub fn end(self) -> Ending {
+        let own = Mark::chosen();
         for fd in &self.fds {
-            if let Err(errno) = sys::unmark(fd) {
-                let image = self.path.display();
-                tracing::error!(%image, %errno, "image stays locked until this process ends");
+            // It fails if another daemon has the image by a lock of all bytes. Then that daemon has
+            // waited for what was marked, and no ring begins here before it has ended.
+            if let Err(errno) = sys::mark(fd, own) {
+                tracing::debug!(%errno, "a description is not marked at its end");
             }
         }
+        Ending(own)
+    }
+}
+
+/// What is left of a process that had descriptions of an image.
+#[derive(Debug)]
+pub struct Ending(Mark);
+
+impl Ending {
+    /// True when all its requests have ended. May block as long as a lock of the file system may.
+    ///
+    /// # Errors
+    /// The error of the file system, which cannot tell.
+    pub fn is_over(&self, image: &Image) -> Result<bool, Errno> {
+        sys::is_marked(image.locked(), self.0).map(|is_marked| !is_marked)
     }
 }
 
@@ -172,45 +212,71 @@ mod tests {
 
     #[test]
     fn an_image_that_was_given_away_is_in_use_until_the_last_description_is_closed() {
-        for read_only in [false, true] {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            file.as_file().set_len(8192).unwrap();
-            let options = ImageOptions { read_only, ..ImageOptions::default() };
-            let image = Image::open(file.path(), options).unwrap();
-            assert_eq!(image.is_let_go(), Ok(true));
-            let Handed { file: given, flushes } = image.hand(2).unwrap();
-            assert_eq!(flushes.len(), 3);
-            assert_eq!(image.is_let_go(), Ok(false));
-            drop(flushes);
-            assert_eq!(image.is_let_go(), Ok(false));
-            let again = image.hand(1).unwrap();
-            // The process that opened the image is gone; the one that was given it is still there.
-            drop(image);
-            let writes = || Image::open(file.path(), ImageOptions::default());
-            assert!(matches!(writes(), Err(ImageError::InUse { .. })));
-            drop(again);
-            assert!(matches!(writes(), Err(ImageError::InUse { .. })));
-            drop(given);
-            let image = writes().unwrap();
-            assert_eq!(image.is_let_go(), Ok(true));
-        }
+        let file = image_file();
+        let open = || Image::open(file.path(), ImageOptions::default());
+        let image = open().unwrap();
+        assert_eq!(image.is_let_go(), Ok(true));
+        let Handed { file: given, flushes } = image.hand(2).unwrap();
+        assert_eq!(flushes.len(), 3);
+        assert_eq!(image.is_let_go(), Ok(false));
+        drop(flushes);
+        assert_eq!(image.is_let_go(), Ok(false));
+        let again = image.hand(1).unwrap();
+        // The process that opened the image is gone; the one that was given it is still there.
+        drop(image);
+        assert!(matches!(open(), Err(ImageError::InUse { .. })));
+        drop(again);
+        assert!(matches!(open(), Err(ImageError::InUse { .. })));
+        drop(given);
+        let image = open().unwrap();
+        assert_eq!(image.is_let_go(), Ok(true));
     }
 
     #[test]
-    fn a_mark_that_stays_is_told_of_with_the_name_of_its_image() {
+    fn an_image_that_is_only_read_is_given_to_several_and_waits_for_nobody() {
+        let file = image_file();
+        let options = ImageOptions { read_only: true, ..ImageOptions::default() };
+        let open = || Image::open(file.path(), options);
+        let one = open().unwrap();
+        let _given = one.hand(2).unwrap();
+        let other = open().unwrap();
+        let _other_given = other.hand(2).unwrap();
+        assert_eq!([one.is_let_go(), other.is_let_go()], [Ok(true); 2]);
+        let writes = || Image::open(file.path(), ImageOptions::default());
+        assert!(matches!(writes(), Err(ImageError::InUse { .. })));
+        drop([one, other]);
+        writes().unwrap();
+    }
+
+    #[test]
+    fn requests_that_a_process_kept_under_way_are_waited_for_though_its_rings_have_stopped() {
+        let file = image_file();
+        let options = ImageOptions { lock_with_rings: true, ..ImageOptions::default() };
+        let [image, elsewhere] = [(); 2].map(|()| Image::open(file.path(), options).unwrap());
+        let handed = image.hand(1).unwrap();
+        let marks = image.marks(&handed).unwrap();
+        image.acquire_for(marks.as_ref()).unwrap();
+        assert!(matches!(elsewhere.acquire(), Err(ImageError::InUse { .. })));
+        // Its rings run, it dies, and the house as well: another daemon waits for its requests.
+        image.release();
+        assert!(matches!(elsewhere.acquire(), Err(ImageError::InUse { .. })));
+        image.release_for(marks.as_ref());
+        elsewhere.acquire().unwrap();
+        let ending = marks.unwrap().end();
+        assert_eq!(ending.is_over(&image), Ok(false), "whatever it has said");
+        drop(handed);
+        assert_eq!(ending.is_over(&image), Ok(true));
+    }
+
+    fn image_file() -> tempfile::NamedTempFile {
         let file = tempfile::NamedTempFile::new().unwrap();
-        // A description that takes no locks.
-        let fd = rustix::fs::open(file.path(), OFlags::PATH, Mode::empty()).unwrap();
-        let marks = Marks { path: file.path().to_path_buf(), fds: vec![fd] };
-        let lines = crate::tests::told_by(|| marks.clear());
-        let name = format!(" image={}", file.path().display());
-        assert!(lines.len() == 1 && lines[0].contains(&name), "{lines:?}");
+        file.as_file().set_len(8192).unwrap();
+        file
     }
 
     #[test]
     fn what_was_given_serves_and_its_locks_are_still_there() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        file.as_file().set_len(8192).unwrap();
+        let file = image_file();
         let image = Image::open(file.path(), ImageOptions::default()).unwrap();
         let options = ImageOptions::default();
         let handed = Image::handed(image.hand(4).unwrap(), file.path(), options).unwrap();

@@ -1,8 +1,11 @@
 //! The lock of an image that goes with the rings: a guest that migrates between two processes hands
 //! its image over.
 
-use super::{Image, ImageError, lock};
+use super::{Image, ImageError};
 use crate::sys::file as sys;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::path::Path;
 
 impl Image {
     /// Takes the lock, if it goes with the rings. May block.
@@ -13,7 +16,7 @@ impl Image {
         if !self.lock_with_rings {
             return Ok(());
         }
-        lock(self.holder.as_ref().unwrap_or(&self.file), &self.path, !self.geometry.read_only)
+        lock(self.locked(), &self.path, !self.geometry.read_only, sys::lock_up_to_given)
     }
 
     /// Makes all written bytes durable, then gives the lock back: whoever takes it next may be on
@@ -33,6 +36,23 @@ impl Image {
             tracing::error!(%image, %errno, "image stays locked");
         }
     }
+}
+
+/// Locks a file that was opened by the name `path`, by one of the two ways of `sys`.
+pub(super) fn lock(
+    file: &OwnedFd,
+    path: &Path,
+    exclusive: bool,
+    by: fn(&OwnedFd, bool) -> Result<(), Errno>,
+) -> Result<(), ImageError> {
+    by(file, exclusive).map_err(|errno| match errno {
+        Errno::AGAIN | Errno::ACCESS => ImageError::in_use(path),
+        errno => ImageError::Lock { path: path.to_path_buf(), errno },
+    })?;
+    if !exclusive && sys::has_qemu_writer(file) {
+        return Err(ImageError::in_use(path));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,106 @@
+//! The way back of a device from its room: to another domain's room, or at its end.
+
+use super::{Front, RETRY, gone};
+use crate::assemble::Kind;
+use crate::rooms::question;
+use manyring_backend::blk::Ending;
+use manyring_engine::aside;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout};
+
+/// When it is told that requests of a room that has ended have not.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Returns when no request that a room has made of the device's image is under way.
+/// `endings` are those that its attendants have returned.
+pub(in crate::rooms) async fn let_go(
+    kind: &Kind,
+    endings: &[Arc<Ending>],
+    device: &str,
+    room: &str,
+) -> Result<(), String> {
+    let Kind::Blk(shown) = kind else { return Ok(()) };
+    let began = Instant::now();
+    let mut is_told = false;
+    loop {
+        let (disk, endings) = (shown.disk().clone(), endings.to_vec());
+        let is_let_go = aside(move || {
+            let Some(image) = disk.image() else { return Ok::<_, Errno>(true) };
+            let all = endings.iter().map(|ending| ending.is_over(image));
+            [image.is_let_go()].into_iter().chain(all).try_fold(true, |all, is| Ok(all && is?))
+        });
+        let is_let_go = is_let_go.await;
+        match is_let_go {
+            Some(Ok(true)) => return Ok(()),
+            Some(Ok(false)) => {}
+            Some(Err(errno)) => return Err(errno.to_string()),
+            None => return Err("the daemon has failed".to_owned()),
+        }
+        if began.elapsed() > PATIENCE && !std::mem::replace(&mut is_told, true) {
+            let problem = "requests of a room that has ended are still waited for";
+            tracing::warn!(device, room, "{problem}");
+        }
+        sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), RETRY)).await;
+    }
+}
+
+impl Front<'_> {
+    /// Returns when no room has the device any more, and no request of one is under way.
+    pub(super) async fn let_go(&mut self) -> Result<(), String> {
+        while let Some(ended) = self.attends.join_next().await {
+            self.endings.extend(ended.ok().flatten().map(Arc::new));
+        }
+        while let Some(process) = self.held.last() {
+            gone(process).await.map_err(|error| error.to_string())?;
+            self.held.pop();
+        }
+        let name = &self.wanted.plan().name;
+        let_go(&self.part.kind, &self.endings, name, self.domain).await?;
+        self.endings.clear();
+        Ok(())
+    }
+
+    /// Takes the device from its room for another domain. A room that a guest has taken over may
+    /// say that it has stopped, and keep the descriptors that it was given: only its end takes them
+    /// away. The room's other devices go on in the next room of its domain.
+    pub(super) async fn leave(&mut self) {
+        if let Some(room) = self.room.clone() {
+            room.remove(&self.wanted.plan().name).await;
+            room.make_way("another domain gets a device of it").await;
+        }
+        self.take_back().await;
+    }
+
+    /// Takes the device from its room, which has stopped it then. If this is given up, it is to be
+    /// done again.
+    pub(super) async fn take_back(&mut self) {
+        let Some(room) = self.room.clone() else { return };
+        room.remove(&self.wanted.plan().name).await;
+        self.room = None;
+        let counts = self.counts.clone();
+        aside(move || counts.end()).await;
+    }
+
+    /// Takes the device from its room. The image's lock is let go of when this returns, so the
+    /// room's requests must have ended.
+    pub(super) async fn close(&mut self) {
+        let device = &self.wanted.plan().name;
+        let room = self.room.clone();
+        self.take_back().await;
+        if let Some(room) = room.as_ref().filter(|room| room.devices().is_empty()) {
+            room.make_way("its last device is gone").await;
+        }
+        self.estates.forget_all();
+        if timeout(question::PATIENCE, self.let_go()).await.is_err()
+            && let Some(room) = room.filter(|room| room.serves())
+        {
+            // It says that it has stopped, and keeps the image.
+            room.cast_out("it does not let go of an image").await;
+        }
+        if let Err(error) = self.let_go().await {
+            tracing::warn!(device, error, "the image is let go of");
+        }
+    }
+}
