@@ -13,6 +13,7 @@ mod handed;
 mod host;
 mod hypervisor;
 mod journals;
+mod memory;
 mod start;
 mod state_dir;
 
@@ -28,20 +29,18 @@ use crate::rooms::{Bequest, OfXen, Rooms};
 use host::XenHost;
 use hypervisor::Hypervisor;
 use journals::Journals;
-use manyring_backend::blk::Disk;
 use manyring_device::blk::blkif::XenBlkOptions;
-use manyring_engine::{Pool, aside};
+use manyring_engine::Pool;
 use manyring_transport::xenbus::{
     Command, DEVICE, DeviceId, Discovery, Endpoint, Presence, SOCKET, ServeError, Store,
     StoreError, default_endpoint, serve,
 };
-use rustix::fd::OwnedFd;
+use memory::Memory;
 use state_dir::{Served, StateDir};
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -93,72 +92,8 @@ struct Shared {
     domains: Domains,
     /// The disks in memory whose task has left them to the next one.
     memory: Mutex<HashMap<DeviceId, Memory>>,
-}
-
-/// A disk in memory.
-#[derive(Debug)]
-struct Memory {
-    /// The value of the xenstore node `params`, by which the tool stack names the disk.
-    params: String,
-    bytes: Bytes,
-}
-
-/// Where the bytes of a disk in memory are.
-#[derive(Debug)]
-enum Bytes {
-    /// In this disk. `lies_apart`: in a file that can be handed on, since a room serves the disk.
-    Disk { disk: Arc<dyn Disk>, lies_apart: bool },
-    /// In this file, which another house has left.
-    File(OwnedFd),
-}
-
-impl Shared {
-    fn memory(&self) -> MutexGuard<'_, HashMap<DeviceId, Memory>> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn keep_memory(&self, id: &DeviceId, memory: Memory) {
-        self.memory().insert(id.clone(), memory);
-    }
-
-    /// The bytes that were left of a disk. They stay there until the disk is open, since to open it
-    /// may fail: [`Self::forget_memory`].
-    fn memory_of(&self, id: &DeviceId, params: &str) -> io::Result<Option<Bytes>> {
-        let all = self.memory();
-        match all.get(id) {
-            None => Ok(None),
-            Some(memory) if memory.params == params => memory.bytes.shared().map(Some),
-            Some(_) => {
-                drop(all);
-                self.forget_memory(id);
-                Ok(None)
-            }
-        }
-    }
-
-    fn forget_memory(&self, id: &DeviceId) {
-        if let Some(memory) = self.memory().remove(id) {
-            // Whoever has the last of a large disk's memory gives it back, which takes long.
-            tokio::spawn(aside(move || drop(memory)));
-        }
-    }
-
-    /// Forgets the bytes of all other disks.
-    fn keep_memory_of(&self, is_there: impl Fn(&DeviceId) -> bool) {
-        let gone: Vec<_> = self.memory().keys().filter(|id| !is_there(id)).cloned().collect();
-        gone.iter().for_each(|id| self.forget_memory(id));
-    }
-}
-
-impl Bytes {
-    fn shared(&self) -> io::Result<Self> {
-        Ok(match self {
-            Self::Disk { disk, lies_apart } => {
-                Self::Disk { disk: disk.clone(), lies_apart: *lies_apart }
-            }
-            Self::File(file) => Self::File(file.try_clone()?),
-        })
-    }
+    /// The disks in memory that a task has.
+    in_memory: Mutex<HashSet<DeviceId>>,
 }
 
 /// The disks of one Xen.
@@ -224,6 +159,7 @@ impl XenDisks {
             rooms,
             domains,
             memory,
+            in_memory: Mutex::default(),
         });
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }
@@ -238,7 +174,7 @@ impl XenDisks {
     /// all disks are left to it.
     pub(crate) async fn serve(mut self, mut stop: watch::Receiver<bool>) {
         let mut disks = Disks::default();
-        let mut asked = self.shared.rooms.register_xen();
+        let (mut asked, is_there) = self.shared.rooms.register_xen(self.name());
         let is_lost = loop {
             let (leave, leaving) = watch::channel(false);
             let mut bequest: Option<Bequest> = None;
@@ -249,7 +185,12 @@ impl XenDisks {
             };
             let next = match &lost {
                 None => None,
-                Some(error) => self.find_again(error, &stop).await,
+                Some(error) => {
+                    is_there.send_replace(false);
+                    let next = self.find_again(error, &stop).await;
+                    is_there.send_replace(next.is_some());
+                    next
+                }
             };
             leave.send_replace(true);
             disks.leave_all();
@@ -265,8 +206,7 @@ impl XenDisks {
             }
             disks.there = None;
         };
-        let all = async { while disks.tasks.join_next().await.is_some() {} };
-        if tokio::time::timeout(STOP_TIMEOUT, all).await.is_err() {
+        if tokio::time::timeout(STOP_TIMEOUT, disks.all_ended()).await.is_err() {
             let xen = &self.shared.plan.name;
             tracing::warn!(xen, "disks whose requests do not end are given up");
         }
@@ -419,6 +359,10 @@ impl Disks {
         let id = self.tasks.join_next().await?.ok()?;
         self.running.remove(&id);
         Some(id)
+    }
+
+    async fn all_ended(&mut self) {
+        while self.ended().await.is_some() {}
     }
 
     /// `None`: nobody has looked yet.

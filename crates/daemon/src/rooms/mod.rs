@@ -113,8 +113,7 @@ pub(crate) struct Rooms {
     /// Where the front of each device is asked for what it leaves to another house, or to make its
     /// disk smaller.
     fronts: Arc<Mutex<HashMap<String, mpsc::Sender<Asked>>>>,
-    /// Where the disks of each Xen are asked for what they leave to another house.
-    xens: Arc<Mutex<Vec<mpsc::Sender<Bequest>>>>,
+    xens: Arc<Mutex<Vec<Xen>>>,
     /// True while no room is started, because another house takes over.
     pauses: Arc<watch::Sender<bool>>,
     /// Held by each change, and for writing while another house takes over: that one has read by
@@ -124,6 +123,16 @@ pub(crate) struct Rooms {
     heirlooms: Arc<Mutex<HashMap<String, Vec<Heirloom>>>>,
     /// The processes of its rooms that have not ended, by device.
     held: Arc<Mutex<HashMap<String, Vec<OwnedFd>>>>,
+}
+
+/// The disks of a Xen's guests.
+#[derive(Clone, Debug)]
+struct Xen {
+    name: String,
+    /// Where they are asked for what they leave to another house.
+    asks: mpsc::Sender<Bequest>,
+    /// Its xenstore is there. Without it another house could not go on with the disks.
+    is_there: watch::Receiver<bool>,
 }
 
 /// A request to the front of a device, for which the device's room ends.
@@ -192,16 +201,21 @@ impl Rooms {
         (asked, self.heirlooms().remove(device).unwrap_or_default())
     }
 
-    /// The disks of a Xen can be asked for what they leave, as long as the receiver lives.
-    pub(crate) fn register_xen(&self) -> mpsc::Receiver<Bequest> {
-        let (asks, asked) = mpsc::channel(1);
-        self.xens.lock().unwrap_or_else(PoisonError::into_inner).push(asks);
-        asked
+    /// The disks of a Xen can be asked for what they leave, as long as the receiver lives. The
+    /// sender says whether its xenstore is there.
+    pub(crate) fn register_xen(
+        &self,
+        name: &str,
+    ) -> (mpsc::Receiver<Bequest>, watch::Sender<bool>) {
+        let ((asks, asked), (there, is_there)) = (mpsc::channel(1), watch::channel(true));
+        let xen = Xen { name: name.to_owned(), asks, is_there };
+        self.xens.lock().unwrap_or_else(PoisonError::into_inner).push(xen);
+        (asked, there)
     }
 
-    fn xens(&self) -> Vec<mpsc::Sender<Bequest>> {
+    fn xens(&self) -> Vec<Xen> {
         let xens = self.xens.lock().unwrap_or_else(PoisonError::into_inner);
-        xens.iter().filter(|asks| !asks.is_closed()).cloned().collect()
+        xens.iter().filter(|xen| !xen.asks.is_closed()).cloned().collect()
     }
 
     /// Disks of Xen guests are there: a room will be needed.
@@ -263,6 +277,17 @@ impl Rooms {
 
     fn is_paused(&self) -> bool {
         *self.pauses.borrow()
+    }
+
+    /// Has the room of a domain killed, if there is one, because another house gets what it has.
+    /// Returns when its process is gone, or when the kernel does not end it: nothing of it runs
+    /// then but what the kernel does for it.
+    pub(crate) async fn end_one(&self, domain: &str, reason: &str) {
+        let room = self.lock().get(domain).map(|kept| kept.room.clone());
+        if let Some(room) = room {
+            room.leave(reason);
+            room.ended_or_held().await;
+        }
     }
 
     /// Ends all rooms: one that a guest has taken over may outlive the end of its channel.

@@ -71,7 +71,7 @@ impl Room {
     }
 
     /// Has the process killed, as [`Self::make_way`] does, and does not wait for its end.
-    fn leave(&self, reason: &str) {
+    pub(super) fn leave(&self, reason: &str) {
         self.parking().makes_way.store(true, Ordering::Relaxed);
         self.end(reason);
     }

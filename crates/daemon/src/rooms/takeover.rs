@@ -17,7 +17,7 @@ use super::channel::{Came, Channel, NO_FDS};
 use super::estate::Heirloom;
 use super::message::{self, Written};
 use super::parcel::Parcel;
-use super::{Asked, Rooms};
+use super::{Asked, Rooms, Xen};
 use crate::service::Service;
 use manyring_engine::{Janitor, aside};
 use rustix::fd::OwnedFd;
@@ -185,6 +185,10 @@ impl Rooms {
             let names = roomless.join(", ");
             return Err(format!("served by no room, and so by no other process: {names}"));
         }
+        let away = |xen: &Xen| !*xen.is_there.borrow();
+        if let Some(Xen { name, .. }) = self.xens().into_iter().find(away) {
+            return Err(format!("the xenstore of {name} is gone: when it is there again"));
+        }
         // The file system in which the name is looked up may not answer.
         let (at, to) = (path.display(), path.to_owned());
         let socket = aside(move || connect(&to)).await.ok_or("the daemon has failed")?;
@@ -257,9 +261,17 @@ impl Rooms {
         for xen in self.xens() {
             let (reply, replied) = oneshot::channel();
             let (waits, resumes) = oneshot::channel();
-            if xen.try_send(Bequest { reply, resumes }).is_ok() {
-                shares.push(replied);
-                waiting.push(waits);
+            match xen.asks.try_send(Bequest { reply, resumes }) {
+                Ok(()) => {
+                    shares.push(replied);
+                    waiting.push(waits);
+                }
+                // Its disks are served no more.
+                Err(TrySendError::Closed(_)) => {}
+                Err(TrySendError::Full(_)) => {
+                    let name = xen.name;
+                    return Err(format!("{name} has not heard of the takeover before this one"));
+                }
             }
         }
         let sockets = service.listening().map_err(|error| error.to_string())?;

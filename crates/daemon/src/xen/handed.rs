@@ -4,24 +4,69 @@
 //! their journals, and images and event channels are closed. The tasks of the next house take the
 //! rings over. Two things go along: the locks by which no other daemon serves these disks, and the
 //! bytes of disks in memory.
+//!
+//! A disk whose requests do not end is left as a killed room leaves it. The next house opens its
+//! image when the host has ended them: until then the descriptions that the room had are marked.
 
-use super::{Bytes, Disks, Memory, XenDisks};
+use super::memory::{Bytes, Memory};
+use super::{Disks, XenDisks};
 use crate::rooms::{Bequest, Left, OfXen, XenBytes};
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// How long the disks may take to stop, before the rooms of those that have not are killed. Other
+/// guests pause as long.
+const PATIENCE: Duration = Duration::from_millis(800);
+/// How long the tasks of their disks may take then.
+const REST: Duration = Duration::from_millis(400);
 
 impl XenDisks {
     /// Leaves disks that were told to be left; returns when they are to be served here again.
     pub(super) async fn hand_over(&self, disks: &mut Disks, mut bequest: Bequest) {
-        let all = async { while disks.ended().await.is_some() {} };
-        tokio::select! {
-            () = all => {}
-            // A request does not end, or another device was too slow.
+        let left = tokio::select! {
+            left = self.leave(disks) => left,
+            // Another device was too slow.
             () = bequest.is_void() => return,
-        }
-        bequest.answer(self.left()).await;
+        };
+        bequest.answer(left).await;
         self.shared.state_dir.sign();
+    }
+
+    async fn leave(&self, disks: &mut Disks) -> Result<Vec<(Left, Vec<OwnedFd>)>, String> {
+        if timeout(PATIENCE, disks.all_ended()).await.is_err() {
+            self.end_rooms_of(disks).await?;
+            let _ = timeout(REST, disks.all_ended()).await;
+            if let Some(id) = disks.running.keys().find(|id| self.shared.is_in_memory(id)) {
+                return Err(format!("the disk {id} in memory does not stop"));
+            }
+        }
+        self.left()
+    }
+
+    /// Has the rooms killed whose disks do not stop. Returns when no instruction of theirs runs any
+    /// more, though the kernel may not have ended their requests.
+    async fn end_rooms_of(&self, disks: &Disks) -> Result<(), String> {
+        let mut rooms = BTreeSet::new();
+        for id in disks.running.keys() {
+            let Some(room) = self.shared.plan.domain(self.shared.domains, id.domain) else {
+                return Err(format!("the disk {id}, which no room serves, does not stop"));
+            };
+            tracing::warn!(device = %id, room, "the disk does not stop: its room is killed");
+            rooms.insert(room);
+        }
+        let all: JoinSet<_> = rooms
+            .into_iter()
+            .map(|room| {
+                let rooms = self.shared.rooms.clone();
+                async move { rooms.end_one(&room, "another process takes over").await }
+            })
+            .collect();
+        all.join_all().await;
+        Ok(())
     }
 
     fn left(&self) -> Result<Vec<(Left, Vec<OwnedFd>)>, String> {

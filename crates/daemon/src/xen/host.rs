@@ -3,8 +3,9 @@
 
 use super::apart::{self, Apart};
 use super::hypervisor::{Hypervisor, Lender};
+use super::memory::{Bytes, Memory};
 use super::start::{Started, start};
-use super::{Bytes, Memory, Shared, disk_name, options};
+use super::{Shared, disk_name, options};
 use crate::assemble::disk::{self, DiskError};
 use crate::assemble::{Blk, Kind, Part};
 use crate::config::plan::DiskPlan;
@@ -172,6 +173,7 @@ impl XenHost {
         tasks.spawn(tell_resizes(weak, changes, measures, self.commands.clone()));
         let answer = (device.offer(), device.disk_nodes());
         let in_memory = matches!(plan, DiskPlan::Memory { .. }).then(|| assignment.params.clone());
+        self.shared.note_in_memory(&self.id, in_memory.is_some());
         self.opened = Some(Opened { device, connected, apart, in_memory, _tasks: tasks });
         Ok(answer)
     }
@@ -193,6 +195,7 @@ impl XenHost {
                     let bytes = Bytes::Disk { disk: opened.device.disk().clone(), lies_apart };
                     shared.keep_memory(&id, Memory { params, bytes });
                 }
+                shared.note_in_memory(&id, false);
                 close_aside(opened).await.ok().flatten()
             }));
         }

@@ -174,13 +174,13 @@ fn xenstore_that_is_lost_is_found_again() {
 }
 
 /// Two Xens' worth of disks: those of kind `vbd` never answer.
-const HANGING: &str = "[daemon]\ncontrol = '@/control'\n\
+pub(crate) const HANGING: &str = "[daemon]\ncontrol = '@/control'\n\
     [[xen_blk]]\nname = 'hung'\nkinds = ['vbd']\nsimulated = '@/xenstored'\nstate_dir = '@/state'\n\
     fault = { hold_every = 1 }\n\
     [[xen_blk]]\nkinds = ['manyring']\nsimulated = '@/xenstored'\nstate_dir = '@/state'\n";
 
 /// Has a request in flight that is never answered.
-fn hang(world: &mut World) -> (Blkfront, XenDisk) {
+pub(crate) fn hang(world: &mut World) -> (Blkfront, XenDisk) {
     let (_, disk, mut front) = world.guest(7, "hung", 1);
     let queue = &mut front.queues[0];
     queue.submit(XenOp::Read { sector: 0, len: 512 }).unwrap().unwrap();

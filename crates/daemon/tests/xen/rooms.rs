@@ -1,6 +1,7 @@
 //! Guests in rooms: a room that is killed leaves its rings to the next one, and a guest does
 //! nothing to a guest in another room.
 
+use crate::between::Between;
 use crate::process::{Daemon, PATIENCE, wait_until};
 use crate::program::{http_json, manyring};
 use crate::takeover::{begin, finish};
@@ -211,6 +212,54 @@ fn disk_in_memory_that_the_daemon_serves_itself_stays_with_it() {
     let told = "served by no room, and so by no other process: xen-vbd-7-51728";
     assert!(next_log(&world).contains(told), "{}", next_log(&world));
     has_bytes(&mut front);
+}
+
+#[test]
+fn nobody_pauses_for_a_takeover_while_the_disks_of_a_xen_cannot_be_handed_on() {
+    let mut world = World::new();
+    let mut between = Between::new(&world, "between");
+    let daemon = world.run(&config("device", "between"));
+    let first = between.accept();
+    between.hand_on(first);
+    let (_, _, mut front) = world.guest(7, "disk", 2);
+    let room = pid(&world, "xen:xen:7");
+    between.cut();
+    // It looks for xenstored now, and nobody answers.
+    let _unanswered = between.accept();
+    for round in 0..2 {
+        begin(&mut front, round);
+        let mut next = take_over(&world, "manyring.toml");
+        assert!(!next.wait().unwrap().success());
+        finish(&mut front, round);
+    }
+    let told = "the xenstore of xen is gone: when it is there again";
+    assert_eq!(next_log(&world).matches(told).count(), 2, "{}", next_log(&world));
+    assert!(!daemon.log().contains("the rooms park"), "{}", daemon.log());
+    assert_eq!(pid(&world, "xen:xen:7"), room);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_disk_that_hangs_is_left_to_the_daemon_that_takes_over() {
+    let mut world = World::new();
+    let config = crate::ends::HANGING
+        .replace("control = '@/control'", "control = '@/control'\ndomains = 'device'");
+    let daemon = world.run(&config);
+    let (_hung, _) = crate::ends::hang(&mut world);
+    let domain = world.domain(3);
+    let other = XenDisk::new("manyring", 3, XVDA, "memory:1M");
+    other.announce(&mut world.toolstack).unwrap();
+    let mut front = connect(&domain, &other, 2);
+    front.queues[1].write(8, &[9; 512]).unwrap();
+    let mut next = take_over(&world, "manyring.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), next_log(&world));
+    has_bytes(&mut front);
+    let told = "the disk does not stop: its room is killed";
+    assert_eq!(daemon.log().matches(told).count(), 1, "{}", daemon.log());
+    // The rings of the disk that hangs are taken over as well.
+    assert!(wait_until(|| next_log(&world).matches("took a ring over").count() >= 3));
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", next_log(&world));
 }
 
 #[test]

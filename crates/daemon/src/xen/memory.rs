@@ -1,0 +1,90 @@
+//! Disks of Xen guests that are in memory: their bytes go from one task of a disk to the next one.
+
+use super::Shared;
+use manyring_backend::blk::Disk;
+use manyring_engine::aside;
+use manyring_transport::xenbus::DeviceId;
+use rustix::fd::OwnedFd;
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+/// A disk in memory.
+#[derive(Debug)]
+pub(super) struct Memory {
+    /// The value of the xenstore node `params`, by which the tool stack names the disk.
+    pub(super) params: String,
+    pub(super) bytes: Bytes,
+}
+
+/// Where the bytes of a disk in memory are.
+#[derive(Debug)]
+pub(super) enum Bytes {
+    /// In this disk. `lies_apart`: in a file that can be handed on, since a room serves the disk.
+    Disk { disk: Arc<dyn Disk>, lies_apart: bool },
+    /// In this file, which another house has left.
+    File(OwnedFd),
+}
+
+impl Shared {
+    pub(super) fn memory(&self) -> MutexGuard<'_, HashMap<DeviceId, Memory>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn keep_memory(&self, id: &DeviceId, memory: Memory) {
+        self.memory().insert(id.clone(), memory);
+    }
+
+    /// The bytes that were left of a disk. They stay there until the disk is open, since to open it
+    /// may fail: [`Self::forget_memory`].
+    pub(super) fn memory_of(&self, id: &DeviceId, params: &str) -> io::Result<Option<Bytes>> {
+        let all = self.memory();
+        match all.get(id) {
+            None => Ok(None),
+            Some(memory) if memory.params == params => memory.bytes.shared().map(Some),
+            Some(_) => {
+                drop(all);
+                self.forget_memory(id);
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) fn forget_memory(&self, id: &DeviceId) {
+        if let Some(memory) = self.memory().remove(id) {
+            // Whoever has the last of a large disk's memory gives it back, which takes long.
+            tokio::spawn(aside(move || drop(memory)));
+        }
+    }
+
+    /// A task has this disk in memory, or has it no more.
+    pub(super) fn note_in_memory(&self, id: &DeviceId, is_open: bool) {
+        let mut all = self.in_memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_open {
+            all.insert(id.clone());
+        } else {
+            all.remove(id);
+        }
+    }
+
+    pub(super) fn is_in_memory(&self, id: &DeviceId) -> bool {
+        self.in_memory.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
+    }
+
+    /// Forgets the bytes of all other disks.
+    pub(super) fn keep_memory_of(&self, is_there: impl Fn(&DeviceId) -> bool) {
+        let gone: Vec<_> = self.memory().keys().filter(|id| !is_there(id)).cloned().collect();
+        gone.iter().for_each(|id| self.forget_memory(id));
+    }
+}
+
+impl Bytes {
+    fn shared(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Disk { disk, lies_apart } => {
+                Self::Disk { disk: disk.clone(), lies_apart: *lies_apart }
+            }
+            Self::File(file) => Self::File(file.try_clone()?),
+        })
+    }
+}
