@@ -79,6 +79,18 @@ fn comes_back(driver: &mut NetDriver, host: &Host) {
     assert!(got, "nothing comes back");
 }
 
+/// Runs a test with the daemon, the host's end of the interface, and a guest whose frames have
+/// passed.
+fn with_guest(control: ControlOwner, test: impl FnOnce(Daemon, Host, NetDriver) + Send) {
+    in_own_space(|| {
+        let daemon = serve();
+        let host = Host::on("lan0");
+        let mut driver = connect(&daemon, control);
+        works(&mut driver, &host);
+        test(daemon, host, driver);
+    });
+}
+
 #[test]
 fn frames_pass_through_a_room_whoever_owns_the_control_queue_and_its_end_costs_no_queue() {
     for control in [ControlOwner::FrontEnd, ControlOwner::Device] {
@@ -115,11 +127,7 @@ fn frames_pass_through_a_room_whoever_owns_the_control_queue_and_its_end_costs_n
 
 #[test]
 fn a_room_has_its_queues_and_no_other_way_to_an_interface() {
-    in_own_space(|| {
-        let daemon = serve();
-        let host = Host::on("lan0");
-        let mut driver = connect(&daemon, ControlOwner::FrontEnd);
-        works(&mut driver, &host);
+    with_guest(ControlOwner::FrontEnd, |daemon, _host, _driver| {
         let fds = format!("/proc/{}/fd", pid(&daemon).as_raw_nonzero());
         let targets: Vec<_> = std::fs::read_dir(fds)
             .unwrap()
@@ -159,11 +167,7 @@ fn makes_queues_wait(process: Pid) {
 
 #[test]
 fn queues_that_a_room_has_made_wait_hold_up_no_room_after_it() {
-    in_own_space(|| {
-        let daemon = serve();
-        let host = Host::on("lan0");
-        let mut driver = connect(&daemon, ControlOwner::FrontEnd);
-        works(&mut driver, &host);
+    with_guest(ControlOwner::FrontEnd, |daemon, host, mut driver| {
         let taken = pid(&daemon);
         makes_queues_wait(taken);
         kill_process(taken, Signal::KILL).unwrap();
@@ -175,11 +179,7 @@ fn queues_that_a_room_has_made_wait_hold_up_no_room_after_it() {
 
 #[test]
 fn what_the_operator_changes_reaches_the_guest_in_its_room_and_the_guest_is_shown() {
-    in_own_space(|| {
-        let daemon = serve();
-        let host = Host::on("lan0");
-        let mut driver = connect(&daemon, ControlOwner::Device);
-        works(&mut driver, &host);
+    with_guest(ControlOwner::Device, |daemon, host, mut driver| {
         let control = daemon.socket_of("control");
         let ask = |what: &str, body: Value| {
             let path = format!("/v1/devices/lan/{what}");
@@ -210,11 +210,7 @@ fn what_the_operator_changes_reaches_the_guest_in_its_room_and_the_guest_is_show
 
 #[test]
 fn a_room_that_hangs_holds_up_no_operator_and_no_other_network() {
-    in_own_space(|| {
-        let daemon = serve();
-        let host = Host::on("lan0");
-        let mut driver = connect(&daemon, ControlOwner::FrontEnd);
-        works(&mut driver, &host);
+    with_guest(ControlOwner::FrontEnd, |daemon, host, mut driver| {
         let stopped = pid(&daemon);
         kill_process(stopped, Signal::STOP).unwrap();
         let control = daemon.socket_of("control");
