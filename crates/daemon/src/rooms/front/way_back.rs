@@ -1,4 +1,4 @@
-//! The way back of a device from its room: to another domain's room, or at its end.
+//! How the house takes a device back from its room: for another domain's room, or at its end.
 
 use super::{Front, RETRY, gone};
 use crate::assemble::Kind;
