@@ -13,6 +13,7 @@ use domain::{disk, pid, room, serve, two_domains, works};
 use foreign::Client;
 use manyring_driver::{BlkDriver, BlkOptions};
 use process::{Daemon, wait_until};
+use program::http;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::AsFd;
@@ -154,6 +155,37 @@ fn threads_of_a_room_that_are_taken_reach_nothing_and_are_told_of_and_guests_go_
     assert!(
         !daemon.log().lines().any(|line| line.starts_with("room=b ") && line.contains("denied"))
     );
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_taken_room_keeps_no_image_of_a_disk_that_is_gone_though_it_only_read_it() {
+    let only_read = disk("a", "file = '@/a.img'\nread_only = true\ndomain = 'a'\n");
+    let other = disk("m", "memory = '1M'\ndomain = 'a'\n");
+    let daemon = serve("", &[only_read.as_str(), &other].concat(), &["a", "m"]);
+    let mut reader = BlkDriver::connect(&daemon.socket_of("a"), &BlkOptions::default()).unwrap();
+    let _other = BlkDriver::connect(&daemon.socket_of("m"), &BlkOptions::default()).unwrap();
+    reader.queues[0].read(0, &mut [0; 512]).unwrap();
+    let process = pid(&daemon, "a").as_raw_nonzero().get();
+    let open = fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
+    let is_image = |fd: &fs::DirEntry| {
+        fs::read_link(fd.path()).is_ok_and(|path| path == daemon.folder().join("a.img"))
+    };
+    let image = open.into_iter().find(is_image).unwrap().file_name();
+    let (image, copies) = (image.to_str().unwrap().parse().unwrap(), libc::F_DUPFD_CLOEXEC);
+    let mut taken = Taken::take(process, process);
+    assert!(taken.call(libc::SYS_fcntl, [image, copies.cast_unsigned().into(), 3, 0, 0, 0]) > 0);
+    drop(taken);
+    drop(reader);
+    let file = daemon.folder().join("manyring.toml");
+    let only_read = only_read.replace('@', &daemon.folder().display().to_string());
+    fs::write(&file, fs::read_to_string(&file).unwrap().replace(&only_read, "")).unwrap();
+    // As soon as its front-end is known to have left.
+    let control = daemon.socket_of("control");
+    assert!(wait_until(|| http(&control, "POST", "/v1/reload", "").0 == 200), "{}", daemon.log());
+    // From now on another domain may write to it.
+    let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    assert!(!open.into_iter().any(|fd| is_image(&fd)), "{}", daemon.log());
     assert!(daemon.terminate().success());
 }
 

@@ -179,15 +179,17 @@ impl Mark {
 
 /// Locks the whole file for this open file description, shared or exclusive, without waiting.
 /// QEMU's image locks conflict with an exclusive lock; for a shared one, see [`has_qemu_writer`].
+/// A shared one leaves out the marks behind [`Mark::GIVEN`], which [`is_marked`] would not see
+/// behind the lock of another reader.
 ///
 /// # Errors
 /// `EAGAIN` or `EACCES` if another process holds a lock.
 pub fn lock(file: &OwnedFd, exclusive: bool) -> Result<(), Errno> {
     // From byte 0, length 0: to the end of any file.
-    set_lock(file, if exclusive { F_WRLCK } else { F_RDLCK }, 0, 0)
+    if exclusive { set_lock(file, F_WRLCK, 0, 0) } else { lock_up_to_given(file, false) }
 }
 
-/// As [`lock`], but leaves out the marks behind [`Mark::GIVEN`].
+/// As [`lock`], but always leaves out the marks behind [`Mark::GIVEN`].
 ///
 /// # Errors
 /// As [`lock`].

@@ -351,7 +351,7 @@ impl Front<'_> {
             if let Some(room) = &self.room {
                 room.make_way("a disk of it becomes smaller").await;
             }
-            self.let_go().await
+            self.let_go(false).await
         });
         ended.await.map_err(|_| Errno::BUSY)?.map_err(|_| Errno::IO)?;
         aside(move || shown.resize(Some(size))).await.unwrap_or(Err(Errno::IO))
@@ -369,7 +369,7 @@ impl Front<'_> {
     async fn give(&mut self, room: &Arc<Room>) -> Result<(), String> {
         let rooms = self.rooms;
         tokio::select! {
-            is_let_go = self.let_go() => is_let_go?,
+            is_let_go = self.let_go(false) => is_let_go?,
             () = rooms.paused() => return Err("another daemon takes over".to_owned()),
         }
         self.rooms.unless_paused(self.estates.closes()).await;

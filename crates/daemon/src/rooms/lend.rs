@@ -99,7 +99,7 @@ pub(super) struct Attendant {
     pub(super) limits: watch::Receiver<Arc<Limits>>,
     /// How often an interface was joined before its queues were lent.
     pub(super) joins: u64,
-    /// Of a disk whose lock goes with the rings.
+    /// Of a disk whose lock goes with the rings, or that is only read.
     pub(super) marks: Option<Arc<Marks>>,
 }
 

@@ -174,12 +174,14 @@ impl XenFront {
             if room.serves() && room.devices().is_empty() {
                 room.make_way("its last disk is gone").await;
             }
-            while self.attends.join_next().await.is_some() {}
-            let is_let_go = let_go(&self.part.kind, &[], &name, &self.domain);
-            match timeout(PATIENCE, is_let_go).await {
+            let mut endings = Vec::new();
+            while let Some(ended) = self.attends.join_next().await {
+                endings.extend(ended.ok().flatten().map(Arc::new));
+            }
+            let is_let_go = let_go(&self.part.kind, &endings, &name, &self.domain);
+            if room.serves() && timeout(PATIENCE, is_let_go).await.is_err() {
                 // It says that it has stopped, and keeps the image.
-                Err(_) if room.serves() => room.cast_out("it does not let go of an image").await,
-                _ => {}
+                room.cast_out("it does not let go of an image").await;
             }
             if let Err(error) = let_go(&self.part.kind, &[], &name, &self.domain).await {
                 tracing::warn!(device = name, error, "the image is let go of");

@@ -7,7 +7,7 @@
 //! Whoever opens the image locks all bytes, this one too, and so waits for them as well. The list
 //! of calls of the process that was given a description lets it neither lock nor unlock.
 //!
-//! An image that is only read carries no such lock: a late read harms nobody, and others read it.
+//! An image that is only read carries no such lock while a process has it: others read it, too.
 
 use super::probe::leave_atime;
 use super::{Image, ImageError, ImageOptions, describe};
@@ -78,18 +78,19 @@ impl Image {
         sys::is_marked(self.locked(), Mark::GIVEN).map(|is_marked| !is_marked)
     }
 
-    /// The descriptions in `handed`, to be marked while rings run: of an image whose lock goes with
-    /// them, and that is written to.
+    /// The descriptions in `handed`, if they are not marked as long as they live. Those of an image
+    /// whose lock goes with the rings, and that is written to, are to be marked while rings run.
     ///
     /// # Errors
     /// `EMFILE`: the process has no further descriptor.
     pub fn marks(&self, handed: &Handed) -> Result<Option<Marks>, Errno> {
-        if !self.lock_with_rings || self.geometry.read_only {
+        if self.is_marked_at_once() {
             return Ok(None);
         }
         let all = handed.flushes.iter().chain([&handed.file]);
         let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
-        Ok(Some(Marks { fds: all.map(copy).collect::<Result<_, _>>()? }))
+        let may_write = !self.geometry.read_only;
+        Ok(Some(Marks { fds: all.map(copy).collect::<Result<_, _>>()?, may_write }))
     }
 
     /// Takes the lock that goes with the rings, for rings of a process that was given the
@@ -99,7 +100,7 @@ impl Image {
     /// `InUse`: another process has the image. `Lock`: the file system cannot lock it.
     pub fn acquire_for(&self, marks: Option<&Marks>) -> Result<(), ImageError> {
         self.acquire()?;
-        let Some(Marks { fds }) = marks else { return Ok(()) };
+        let Some(Marks { fds, may_write: true }) = marks else { return Ok(()) };
         let mark = |fd| sys::mark(fd, Mark::GIVEN);
         let set = self.let_go_of_mark().and_then(|()| fds.iter().try_for_each(mark));
         set.map_err(|errno| {
@@ -166,12 +167,14 @@ pub(super) fn is_of(held: &OwnedFd, file: &Stat, access: OFlags) -> bool {
         && rustix::fs::fcntl_getfl(held).is_ok_and(has_access)
 }
 
-/// Copies of the descriptions that a process was given of an image whose lock goes with the rings.
-/// While rings run they are marked, so that the image waits for their requests if the process dies.
-/// As long as these copies live the descriptions do, whatever has ended.
+/// Copies of the descriptions that a process was given of an image whose lock goes with the rings,
+/// or that is only read. While rings run those of the former are marked, so that the image waits
+/// for their requests if the process dies. As long as these copies live the descriptions do,
+/// whatever has ended.
 #[derive(Debug)]
 pub struct Marks {
     fds: Vec<OwnedFd>,
+    may_write: bool,
 }
 
 impl Marks {
@@ -188,21 +191,31 @@ impl Marks {
                 tracing::debug!(%errno, "a description is not marked at its end");
             }
         }
-        Ending(own)
+        Ending { own, may_write: self.may_write }
     }
 }
 
 /// What is left of a process that had descriptions of an image.
 #[derive(Debug)]
-pub struct Ending(Mark);
+pub struct Ending {
+    own: Mark,
+    may_write: bool,
+}
 
 impl Ending {
-    /// True when all its requests have ended. May block as long as a lock of the file system may.
+    /// False if the process could only read: once it has ended, what is left of it harms nobody.
+    #[must_use]
+    pub fn may_write(&self) -> bool {
+        self.may_write
+    }
+
+    /// True when all its descriptions are closed, and their requests have ended. May block as long
+    /// as a lock of the file system may.
     ///
     /// # Errors
     /// The error of the file system, which cannot tell.
     pub fn is_over(&self, image: &Image) -> Result<bool, Errno> {
-        sys::is_marked(image.locked(), self.0).map(|is_marked| !is_marked)
+        sys::is_marked(image.locked(), self.own).map(|is_marked| !is_marked)
     }
 }
 
@@ -238,12 +251,18 @@ mod tests {
         let options = ImageOptions { read_only: true, ..ImageOptions::default() };
         let open = || Image::open(file.path(), options);
         let one = open().unwrap();
-        let _given = one.hand(2).unwrap();
+        let given = one.hand(2).unwrap();
         let other = open().unwrap();
         let _other_given = other.hand(2).unwrap();
         assert_eq!([one.is_let_go(), other.is_let_go()], [Ok(true); 2]);
         let writes = || Image::open(file.path(), ImageOptions::default());
         assert!(matches!(writes(), Err(ImageError::InUse { .. })));
+        // A process that keeps what it has no more could read what others write then.
+        let ending = one.marks(&given).unwrap().unwrap().end();
+        assert!(!ending.may_write());
+        assert_eq!(ending.is_over(&one), Ok(false));
+        drop(given);
+        assert_eq!(ending.is_over(&one), Ok(true), "others still read the image");
         drop([one, other]);
         writes().unwrap();
     }

@@ -47,17 +47,25 @@ pub(in crate::rooms) async fn let_go(
 }
 
 impl Front<'_> {
-    /// Returns when no room has the device any more, and no request of one is under way.
-    pub(super) async fn let_go(&mut self) -> Result<(), String> {
+    /// Waits for the attendants, whose rooms have the device no more.
+    pub(super) async fn attended(&mut self) {
         while let Some(ended) = self.attends.join_next().await {
             self.endings.extend(ended.ok().flatten().map(Arc::new));
         }
+    }
+
+    /// Returns when no room has the device any more, and no request of one is under way that
+    /// writes. `goes_on`: and none that reads, because its room goes on and would have the bytes.
+    pub(super) async fn let_go(&mut self, goes_on: bool) -> Result<(), String> {
+        self.attended().await;
         while let Some(process) = self.held.last() {
             gone(process).await.map_err(|error| error.to_string())?;
             self.held.pop();
         }
         let name = &self.wanted.plan().name;
-        let_go(&self.part.kind, &self.endings, name, self.domain).await?;
+        let all = self.endings.iter().filter(|ending| goes_on || ending.may_write());
+        let all: Vec<_> = all.cloned().collect();
+        let_go(&self.part.kind, &all, name, self.domain).await?;
         self.endings.clear();
         Ok(())
     }
@@ -93,13 +101,13 @@ impl Front<'_> {
             room.make_way("its last device is gone").await;
         }
         self.estates.forget_all();
-        if timeout(question::PATIENCE, self.let_go()).await.is_err()
-            && let Some(room) = room.filter(|room| room.serves())
+        if let Some(room) = room.filter(|room| room.serves())
+            && timeout(question::PATIENCE, self.let_go(true)).await.is_err()
         {
             // It says that it has stopped, and keeps the image.
             room.cast_out("it does not let go of an image").await;
         }
-        if let Err(error) = self.let_go().await {
+        if let Err(error) = self.let_go(false).await {
             tracing::warn!(device, error, "the image is let go of");
         }
     }
