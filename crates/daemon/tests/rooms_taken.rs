@@ -17,6 +17,7 @@ use program::http;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use taken::Taken;
 
 /// The threads of a process: their names and numbers.
@@ -186,6 +187,31 @@ fn a_taken_room_keeps_no_image_of_a_disk_that_is_gone_though_it_only_read_it() {
     // From now on another domain may write to it.
     let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
     assert!(!open.into_iter().any(|fd| is_image(&fd)), "{}", daemon.log());
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_taken_room_sends_to_nobody_by_his_name() {
+    let daemon = serve("", &disk("a", "memory = '1M'\ndomain = 'a'\n"), &["a"]);
+    let _client = BlkDriver::connect(&daemon.socket_of("a"), &BlkOptions::default()).unwrap();
+    let process = pid(&daemon, "a").as_raw_nonzero().get();
+    // Everybody may send to it, as to the log of the host.
+    fs::set_permissions(daemon.folder(), fs::Permissions::from_mode(0o711)).unwrap();
+    let name = daemon.folder().join("host-log");
+    let log = std::os::unix::net::UnixDatagram::bind(&name).unwrap();
+    fs::set_permissions(&name, fs::Permissions::from_mode(0o666)).unwrap();
+    log.set_nonblocking(true).unwrap();
+    let mut taken = Taken::take(process, process);
+    let pair = taken.scratch();
+    let [family, datagrams] = [libc::AF_UNIX, libc::SOCK_DGRAM].map(|n| n.unsigned_abs().into());
+    let made = taken.call(libc::SYS_socketpair, [family, datagrams, 0, pair, 0, 0]);
+    let socket = if made == 0 { taken.load(pair).into() } else { u64::MAX };
+    let address = format!("\u{1}\0{}", name.display());
+    let (at, len) = (taken.text(&address), address.len() as u64);
+    let sent = taken.call(libc::SYS_sendto, [socket, at, len, 0, at, len]);
+    drop(taken);
+    assert!(log.recv(&mut [0; 512]).is_err(), "it has reached a name");
+    assert_eq!([made, sent], [-i64::from(libc::EPERM); 2]);
     assert!(daemon.terminate().success());
 }
 

@@ -146,9 +146,9 @@ pub(super) fn rule(arguments: &[Condition]) -> Result<SeccompRule, BackendError>
 }
 
 /// The conditions of calls that are allowed with some arguments only. A process could reach others
-/// of its user by them, and so the house: it signals its own threads, and sets limits and CPUs of
-/// its own. Nor does it outlive the house, make memory that can be executed, or lock a file; and to
-/// the list of a thread it adds denials alone.
+/// of its user by them, and so the house: it signals its own threads, sets limits and CPUs of its
+/// own, and sends to who is connected. Nor does it outlive the house, make memory that can be
+/// executed, or lock a file; and to the list of a thread it adds denials alone.
 fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
     let command = |command: &i32| vec![(1, Eq, u64::from(command.unsigned_abs()))];
     let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
@@ -167,6 +167,9 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
         // As the handler of denied calls makes it.
         (libc::SYS_openat, vec![vec![(4, Eq, u64::from(denied::OPENED_BY_HANDLER))]]),
         (libc::SYS_socket, vec![SOCK_DIAG.to_vec()]),
+        (libc::SYS_socketpair, vec![STREAMS.to_vec()]),
+        // With no address.
+        (libc::SYS_sendto, vec![vec![(5, Eq, 0)]]),
         (libc::SYS_seccomp, vec![vec![(0, Eq, adds), (1, Eq, 0)]]),
     ];
     let mut rules = BTreeMap::new();
@@ -193,6 +196,10 @@ const COMMANDS: &[i32] = &[
 /// (`NETLINK_SOCK_DIAG`), so that a session's own socket is taken for no doorbell. It tells no more
 /// than /proc does, and changes nothing without a capability.
 const SOCK_DIAG: [Condition; 2] = [(0, Eq, 16), (2, Eq, 4)];
+
+/// The only pairs of sockets that are made, `SOCK_STREAM` of `AF_UNIX`: one end of datagrams could
+/// be sent to any name, and so to the log of the host, which takes this process for the house.
+const STREAMS: [Condition; 2] = [(0, Eq, 1), (1, MaskedEq(0xf), 1)];
 
 /// The allowed requests to a device (`ioctl`): whether a file is a terminal, whether its calls
 /// wait, and how a block device is divided and erased. No request to the queues of a tap is
