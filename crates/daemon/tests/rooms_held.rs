@@ -4,23 +4,17 @@
 
 mod domain;
 mod foreign;
+mod frozen;
 mod process;
 mod program;
 
 use domain::{client_works, disk, pid, room, serve};
+use frozen::{Freezer, run};
 use manyring_driver::{BlkDriver, BlkOptions, Op};
 use process::{Daemon, PATIENCE, wait_until};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// Runs a program of the system, and gives what it says.
-fn run(command: &str) -> String {
-    let mut words = command.split_whitespace();
-    let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
-    assert!(output.status.success(), "{command}: {output:?}");
-    String::from_utf8(output.stdout).unwrap().trim().to_owned()
-}
 
 /// A block device over a file; detached when dropped.
 struct Loop(PathBuf);
@@ -47,42 +41,6 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         let _ = Command::new("losetup").arg("-d").arg(&self.0).output();
-    }
-}
-
-/// A file system that can be frozen: whoever writes to it waits, and no signal helps.
-struct Freezer {
-    _file: tempfile::NamedTempFile,
-    folder: tempfile::TempDir,
-}
-
-impl Freezer {
-    fn new() -> Self {
-        let (file, folder) =
-            (tempfile::NamedTempFile::new().unwrap(), tempfile::tempdir().unwrap());
-        file.as_file().set_len(64 << 20).unwrap();
-        run(&format!("mkfs.ext4 -q {}", file.path().display()));
-        run(&format!("mount -o loop {} {}", file.path().display(), folder.path().display()));
-        Self { _file: file, folder }
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn freeze(&self) {
-        run(&format!("fsfreeze -f {}", self.folder.path().display()));
-    }
-
-    fn thaw(&self) {
-        run(&format!("fsfreeze -u {}", self.folder.path().display()));
-    }
-}
-
-impl Drop for Freezer {
-    fn drop(&mut self) {
-        let _ = Command::new("fsfreeze").arg("-u").arg(self.folder.path()).output();
-        let _ = Command::new("umount").arg("-l").arg(self.folder.path()).output();
     }
 }
 

@@ -280,13 +280,18 @@ impl Rooms {
     }
 
     /// Has the room of a domain killed, if there is one, because another house gets what it has.
-    /// Returns when its process is gone, or when the kernel does not end it: nothing of it runs
-    /// then but what the kernel does for it.
-    pub(crate) async fn end_one(&self, domain: &str, reason: &str) {
+    /// Returns when its process is gone.
+    ///
+    /// # Errors
+    /// The kernel does not end it. It has all that it was given, then.
+    pub(crate) async fn end_one(&self, domain: &str, reason: &str) -> Result<(), String> {
         let room = self.lock().get(domain).map(|kept| kept.room.clone());
-        if let Some(room) = room {
-            room.leave(reason);
-            room.ended_or_held().await;
+        let Some(room) = room else { return Ok(()) };
+        room.leave(reason);
+        room.ended_or_held().await;
+        match room.state() {
+            State::Held => Err(format!("the kernel does not end the room {domain}")),
+            _ => Ok(()),
         }
     }
 

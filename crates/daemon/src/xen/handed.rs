@@ -47,8 +47,9 @@ impl XenDisks {
         self.left()
     }
 
-    /// Has the rooms killed whose disks do not stop. Returns when no instruction of theirs runs any
-    /// more, though the kernel may not have ended their requests.
+    /// Has the rooms killed whose disks do not stop. Returns when their processes are gone, though
+    /// the kernel may not have ended their requests. One that the kernel does not end has the event
+    /// channels of its guest still: the next house could not bind them, and would close the disks.
     async fn end_rooms_of(&self, disks: &Disks) -> Result<(), String> {
         let mut rooms = BTreeSet::new();
         for id in disks.running.keys() {
@@ -65,8 +66,8 @@ impl XenDisks {
                 async move { rooms.end_one(&room, "another process takes over").await }
             })
             .collect();
-        all.join_all().await;
-        Ok(())
+        let ended: Result<(), String> = all.join_all().await.into_iter().collect();
+        ended.map_err(|problem| format!("{problem}, whose disk does not stop"))
     }
 
     fn left(&self) -> Result<Vec<(Left, Vec<OwnedFd>)>, String> {

@@ -8,6 +8,8 @@ mod beside;
 mod between;
 mod ends;
 mod few;
+#[path = "../frozen/mod.rs"]
+mod frozen;
 mod noise;
 #[path = "../apart/prober.rs"]
 mod prober;

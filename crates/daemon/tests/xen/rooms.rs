@@ -2,6 +2,7 @@
 //! nothing to a guest in another room.
 
 use crate::between::Between;
+use crate::frozen::Freezer;
 use crate::process::{Daemon, PATIENCE, wait_until};
 use crate::program::{http_json, manyring};
 use crate::takeover::{begin, finish};
@@ -258,6 +259,39 @@ fn a_disk_that_hangs_is_left_to_the_daemon_that_takes_over() {
     assert_eq!(daemon.log().matches(told).count(), 1, "{}", daemon.log());
     // The rings of the disk that hangs are taken over as well.
     assert!(wait_until(|| next_log(&world).matches("took a ring over").count() >= 3));
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", next_log(&world));
+}
+
+/// Whoever took over could not bind the event channels of such a room, and would close its disks.
+#[test]
+fn a_room_that_the_kernel_does_not_end_keeps_its_guest_from_no_disk() {
+    let mut world = World::new();
+    let freezer = Freezer::new();
+    let image = freezer.file("disk.img");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let daemon = serve(&world, "device");
+    let (domain, disk) = (world.domain(7), world.announce(7, XVDA, &image));
+    let mut front = connect(&domain, &disk, 1);
+    front.queues[0].write(0, &[1; 512]).unwrap();
+    let process = pid(&world, "xen:xen:7");
+    freezer.freeze();
+    let queue = &mut front.queues[0];
+    queue.submit(XenOp::Write { sector: 0, data: &[2; 512] }).unwrap().unwrap();
+    queue.publish();
+    queue.channel().notify();
+    assert!(wait_until(|| world.stats()["devices"][0]["queues"][0]["counters"]["in_flight"] == 1));
+    let mut next = take_over(&world, "manyring.toml");
+    let told = "the kernel does not end the room xen:xen:7, whose disk does not stop";
+    assert!(wait_until(|| daemon.log().contains(told)), "{}", daemon.log());
+    assert!(!next.wait().unwrap().success());
+    assert!(rustix::process::test_kill_process(process).is_ok(), "nothing was tried");
+    freezer.thaw();
+    front.queues[0].wait(PATIENCE).unwrap();
+    front.queues[0].write(0, &[3; 512]).unwrap();
+    let mut next = take_over(&world, "manyring.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), next_log(&world));
+    front.queues[0].write(0, &[4; 512]).unwrap();
     kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
     assert!(next.wait().unwrap().success(), "{}", next_log(&world));
 }
