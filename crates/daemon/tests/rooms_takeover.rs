@@ -18,7 +18,7 @@ use manyring_wire::net::RawHeader;
 use process::{Daemon, PATIENCE, is_root_or_left_out, wait_until};
 use program::{http, manyring, shown};
 use rustix::fd::OwnedFd;
-use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 use space::{in_own_space, link, queues};
 use std::io::{ErrorKind, Read};
@@ -136,7 +136,7 @@ fn hands_over<T>(daemon: &Daemon, acts: impl FnOnce(OwnedFd) -> T) -> T {
     rustix::net::listen(&listener, 1).unwrap();
     let done = std::thread::scope(|scope| {
         let asked = scope.spawn(|| ask(daemon, &path));
-        let next: OwnedFd = rustix::net::accept(&listener).unwrap();
+        let next = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
         let done = acts(next);
         let (status, answer) = asked.join().unwrap();
         assert_eq!(status, 409, "{answer}");
@@ -159,12 +159,14 @@ fn die_after(daemon: &Daemon, messages: usize, says: Option<&[u8]>) -> usize {
             }
         }
         // The daemon finds the last message and the end together.
-        daemon.send(Signal::STOP);
-        if let Some(says) = says {
-            rustix::io::write(&next, says).unwrap();
-        }
-        drop(next);
-        daemon.send(Signal::CONT);
+        daemon.while_stopped(|| {
+            if let Some(says) = says {
+                rustix::io::write(&next, says).unwrap();
+            }
+            // A process that another test starts at this moment may have a copy of it.
+            rustix::net::shutdown(&next, Shutdown::Both).unwrap();
+            drop(next);
+        });
         count
     })
 }

@@ -10,6 +10,7 @@ use crate::guest::{Kind, is_memory_on_disk};
 use crate::nbd::{IMAGE_MIB, Store, Trial};
 use crate::{Context, Outcome, check, cleanup, packages};
 use rustix::process::{Signal, kill_process};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -111,6 +112,11 @@ fn run(scene: &Scene<'_>) -> Outcome {
     daemon.crash()?;
     is_gone(child)?;
     let daemon = start("removed.log")?;
+    // The one that was killed has left the name of its control socket.
+    let control = scene.file("run-control.sock");
+    wait_for("the daemon's control socket", LIMIT, || {
+        Ok(UnixStream::connect(&control).ok().map(drop))
+    })?;
     let child = child_of(&daemon)?;
     let socket = scene.file("state/doors/vm1.sock");
     check(socket.exists(), || format!("{} is not the door's", socket.display()))?;

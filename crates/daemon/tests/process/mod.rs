@@ -265,18 +265,23 @@ impl Daemon {
     /// Does `act` while the daemon and its rooms stand still.
     pub(crate) fn while_stopped(&self, act: impl FnOnce()) {
         use rustix::process::{Pid, Signal, kill_process};
-        let all = self.processes();
-        let send = |signal| {
-            for process in &all {
-                let process = Pid::from_raw(process.cast_signed()).expect("a process");
-                kill_process(process, signal).expect("signal");
-            }
+        let send = |process: u32, signal| {
+            let process = Pid::from_raw(process.cast_signed()).expect("a process");
+            // A room may have ended meanwhile.
+            let _ = kill_process(process, signal);
         };
-        send(Signal::STOP);
-        let threads = || all.iter().flat_map(|process| states(*process));
-        assert!(wait_until(|| threads().all(|state| state == 'T' || state == 'Z')));
+        let stop = |process: u32| {
+            send(process, Signal::STOP);
+            let stands = |state| state == 'T' || state == 'Z';
+            assert!(wait_until(|| states(process).into_iter().all(stands)));
+        };
+        // The daemon first, so that it starts no room any more: while it starts one, it stands only
+        // once that one runs.
+        stop(self.pid());
+        let all = self.processes();
+        all.iter().skip(1).for_each(|room| stop(*room));
         act();
-        send(Signal::CONT);
+        all.iter().for_each(|process| send(*process, Signal::CONT));
     }
 
     /// The daemon's log so far.
