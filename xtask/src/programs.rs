@@ -1,4 +1,4 @@
-//! Test programs: built by cargo, run two at a time, shown one after another, and counted.
+//! Test programs: built by cargo, run three at a time, shown one after another, and counted.
 
 use crate::cargo::{cargo, forget_our_package};
 use manyring_system::command::output;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// Test programs that run at the same time. Most of them wait most of the time: for a time limit,
 /// for a daemon's start.
-const AT_ONCE: usize = 2;
+const AT_ONCE: usize = 3;
 
 /// Runs the tests of the workspace: its test programs, then the examples in its documentation.
 pub(crate) fn workspace() -> Outcome<Totals> {
