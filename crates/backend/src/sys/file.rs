@@ -168,6 +168,18 @@ impl Mark {
     /// That of a process which was given the image, while it has it: others must not have it.
     pub const GIVEN: Self = Self(1 << 62);
 
+    /// That of this byte.
+    #[must_use]
+    pub fn at(byte: i64) -> Self {
+        Self(byte)
+    }
+
+    /// Its byte.
+    #[must_use]
+    pub fn byte(self) -> i64 {
+        self.0
+    }
+
     /// One that nobody else has chosen.
     #[must_use]
     pub fn chosen() -> Self {

@@ -6,9 +6,10 @@
 //! They are a front-end's, so a thread of the device closes them (`Janitor`). When the room dies,
 //! the next one is handed the socket with the notes.
 
+use super::left::Left;
 use super::message::{Told, Written};
 use super::parcel::Parcel;
-use super::takeover::{Left, Share};
+use super::takeover::Share;
 use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
 use manyring_transport::vhost_user::{NOTE_FDS_MAX, notes_max};
 use rustix::fd::OwnedFd;

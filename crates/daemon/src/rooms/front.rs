@@ -10,6 +10,7 @@ use super::counts::Counts;
 use super::estate::{Estates, Handing, Heirloom};
 use super::given::Given;
 use super::house::{Deaf, Room};
+use super::left::Remains;
 use super::lend::{Attendant, handed};
 use super::message::{PortFacts, Told};
 use super::{Asked, Rooms, keys, lend};
@@ -61,8 +62,9 @@ pub(crate) async fn serve(
     let (asks, heirlooms) = rooms.register(device);
     let owner = heirlooms.first().map(|heirloom| heirloom.domain.clone());
     let waiting = inherited(&estates, heirlooms);
-    let (part, attends, room, held) = (made.part.clone(), JoinSet::new(), None, rooms.held(device));
-    let endings = Vec::new();
+    let (part, attends, room) = (made.part.clone(), JoinSet::new(), None);
+    let Remains { held, marks } = rooms.remains(device);
+    let endings = marks.into_iter().map(|byte| Arc::new(Ending::of(byte))).collect();
     let mut front = Front {
         rooms,
         wanted,

@@ -20,6 +20,7 @@
 //!            sandbox.rs what a room gives up        identity.rs as whom it goes on
 //!            calls.rs   the system calls of each of its threads
 //!            park.rs    how a room stops for the next house    takeover.rs both houses
+//!            left.rs    what one leaves to the other
 //! ```
 //! The house reads no byte that a front-end sends to a room, maps none of its memory, and waits for
 //! no room: its orders for a room lie in a bounded queue, and a room that does not read is killed.
@@ -42,6 +43,7 @@ mod identity;
 mod inside;
 mod keeper;
 pub(crate) mod keys;
+mod left;
 mod lend;
 mod limits;
 mod locked;
@@ -64,7 +66,8 @@ pub(crate) use begin::start_next;
 pub(crate) use channel::watched;
 pub(crate) use front::serve;
 pub(crate) use inside::run;
-pub use takeover::Left;
+pub use left::Left;
+use left::Remains;
 pub(crate) use takeover::{Bequest, Legacy, LegacyChannel, OfXen, Shown, XenBytes};
 pub(crate) use xen_front::{
     XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
@@ -78,7 +81,6 @@ use given::Kin;
 use house::Room;
 use limits::Limits;
 use manyring_engine::aside;
-use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use serde::Serialize;
 use state::State;
@@ -121,8 +123,8 @@ pub(crate) struct Rooms {
     changes: Arc<RwLock<()>>,
     /// The front-ends that another house has left, by device.
     heirlooms: Arc<Mutex<HashMap<String, Vec<Heirloom>>>>,
-    /// The processes of its rooms that have not ended, by device.
-    held: Arc<Mutex<HashMap<String, Vec<OwnedFd>>>>,
+    /// What its rooms have left, by device.
+    remains: Arc<Mutex<HashMap<String, Remains>>>,
 }
 
 /// The disks of a Xen's guests.
@@ -187,7 +189,7 @@ impl Rooms {
             pauses: Arc::new(watch::Sender::new(false)),
             changes: Arc::default(),
             heirlooms: Arc::new(Mutex::new(std::mem::take(&mut legacy.clients))),
-            held: Arc::new(Mutex::new(std::mem::take(&mut legacy.held))),
+            remains: Arc::new(Mutex::new(std::mem::take(&mut legacy.remains))),
         }
     }
 
@@ -240,10 +242,10 @@ impl Rooms {
         self.heirlooms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The processes of rooms of another house that may still have something of a device.
-    fn held(&self, device: &str) -> Vec<OwnedFd> {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        held.remove(device).unwrap_or_default()
+    /// What is left of rooms of another house that may still have something of a device.
+    fn remains(&self, device: &str) -> Remains {
+        let mut remains = self.remains.lock().unwrap_or_else(PoisonError::into_inner);
+        remains.remove(device).unwrap_or_default()
     }
 
     fn has_front(&self, device: &str) -> bool {

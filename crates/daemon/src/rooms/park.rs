@@ -88,8 +88,7 @@ impl Room {
     ///
     /// A room that a guest has taken may say that it has parked, and go on with what it has. That
     /// harms its own domain alone: the house still waits until the descriptions of the images are
-    /// closed, before anybody else gets them. It does not where the image's lock goes with the
-    /// rings, as another daemon that gets such an image does not.
+    /// closed, before anybody else gets them.
     pub(super) async fn park(&self, reason: &str) -> Option<OwnedFd> {
         if self.state() == State::Ended {
             return None;

@@ -15,7 +15,8 @@
 
 use super::channel::{Came, Channel, NO_FDS};
 use super::estate::Heirloom;
-use super::message::{self, Written};
+use super::left::{Left, Remains};
+use super::message;
 use super::parcel::Parcel;
 use super::{Asked, Rooms, Xen};
 use crate::service::Service;
@@ -38,71 +39,6 @@ use tokio::time::timeout;
 const END_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the next house may take to open all that its plan names.
 const OPEN_PATIENCE: Duration = Duration::from_secs(15);
-
-/// A message by which the house that runs hands something to the next one.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Left {
-    /// A socket that listens: the file descriptor. Its name is as the service manager's.
-    Socket {
-        /// Under which a socket is handed in.
-        name: String,
-    },
-    /// The description that holds a disk: of an image with its lock, or of memory.
-    Disk {
-        /// The device's name.
-        device: String,
-    },
-    /// The queues of a tap, as file descriptors in the order of the pairs; the first of them, or
-    /// more of them.
-    Queues {
-        /// The device's name.
-        device: String,
-    },
-    /// The locks by which nobody else serves the disks of a Xen, each a file descriptor.
-    Locks {},
-    /// The bytes of a Xen guest's disk that is in memory: the file descriptor.
-    XenMemory {
-        /// The disk's kind.
-        kind: String,
-        /// The guest's number.
-        domain: u16,
-        /// The disk's number in its guest.
-        device: u32,
-        /// The key `params` of the disk in xenstore, by which the tool stack names its image.
-        params: String,
-    },
-    /// Something that was kept of the session of the client that comes next, with its file
-    /// descriptors.
-    Kept {
-        /// The device's name.
-        device: String,
-        /// As a room has noted it.
-        entry: Written,
-    },
-    /// A front-end: its socket.
-    Client {
-        /// The device's name.
-        device: String,
-        /// That which it belongs to.
-        domain: String,
-        /// The message whose answer was under way.
-        answering: Option<Vec<u8>>,
-    },
-    /// The process of a room which the kernel has not ended, as a pidfd: until its end nobody may
-    /// have what it has of the device.
-    Held {
-        /// The device's name.
-        device: String,
-    },
-    /// The device is not served: it waits for what somebody else has, or cannot be had now.
-    Waits {
-        /// The device's name.
-        device: String,
-    },
-    /// That is all.
-    End {},
-}
 
 /// The answer of the next house to the one that runs.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -326,8 +262,8 @@ pub(crate) struct Legacy {
     pub(crate) xen: OfXen,
     /// Devices that the other house does not serve either, as things are.
     pub(crate) waits: HashSet<String>,
-    /// Processes of rooms that have not ended, by device.
-    pub(super) held: HashMap<String, Vec<OwnedFd>>,
+    /// By device.
+    pub(super) remains: HashMap<String, Remains>,
     channel: Option<Channel>,
 }
 
@@ -387,7 +323,10 @@ impl Legacy {
                     legacy.waits.insert(device);
                 }
                 Left::Held { device } => {
-                    legacy.held.entry(device).or_default().extend(fds.take());
+                    legacy.remains.entry(device).or_default().held.extend(fds.take());
+                }
+                Left::Marked { device, byte } => {
+                    legacy.remains.entry(device).or_default().marks.push(byte);
                 }
                 Left::Kept { entry, .. } => kept.push((entry, fds.take())),
                 Left::Client { device, domain, answering } => {

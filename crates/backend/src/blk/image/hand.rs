@@ -203,6 +203,18 @@ pub struct Ending {
 }
 
 impl Ending {
+    /// That of a process which could write, by the byte that [`Self::mark`] gives.
+    #[must_use]
+    pub fn of(mark: i64) -> Self {
+        Self { own: Mark::at(mark), may_write: true }
+    }
+
+    /// The byte that its descriptions have locked.
+    #[must_use]
+    pub fn mark(&self) -> i64 {
+        self.own.byte()
+    }
+
     /// False if the process could only read: once it has ended, what is left of it harms nobody.
     #[must_use]
     pub fn may_write(&self) -> bool {
@@ -282,9 +294,11 @@ mod tests {
         image.release_for(marks.as_ref());
         elsewhere.acquire().unwrap();
         let ending = marks.unwrap().end();
-        assert_eq!(ending.is_over(&image), Ok(false), "whatever it has said");
+        let known = [Ending::of(ending.mark()), ending];
+        let are_over = || known.each_ref().map(|ending| ending.is_over(&image));
+        assert_eq!(are_over(), [Ok(false); 2], "whatever it has said");
         drop(handed);
-        assert_eq!(ending.is_over(&image), Ok(true));
+        assert_eq!(are_over(), [Ok(true); 2]);
     }
 
     fn image_file() -> tempfile::NamedTempFile {

@@ -1,9 +1,10 @@
 //! The part of a device that another house gets when it takes over.
 
 use super::{Front, Waiting};
+use crate::rooms::left::Left;
 use crate::rooms::lend::left_of;
 use crate::rooms::parcel::Parcel;
-use crate::rooms::takeover::{Bequest, Left, Share};
+use crate::rooms::takeover::{Bequest, Share};
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
 
@@ -40,6 +41,10 @@ impl Front<'_> {
         let held =
             held.map(|process| (Left::Held { device: device.clone() }, vec![process.into()]));
         share.extend(held);
+        let marks = self.endings.iter().filter(|ending| ending.may_write());
+        share.extend(marks.map(|ending| {
+            (Left::Marked { device: device.clone(), byte: ending.mark() }, Vec::new())
+        }));
         let kind = self.part.kind.clone();
         let left = aside(move || left_of(&kind)).await.ok_or("the daemon has failed")?;
         let left = left.map_err(|errno| errno.to_string())?;

@@ -1,0 +1,88 @@
+//! What a house that is taken over leaves to the next one, as messages.
+
+use super::message::Written;
+use rustix::fd::OwnedFd;
+use serde::{Deserialize, Serialize};
+
+/// A message by which the house that runs hands something to the next one.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Left {
+    /// A socket that listens: the file descriptor. Its name is as the service manager's.
+    Socket {
+        /// Under which a socket is handed in.
+        name: String,
+    },
+    /// The description that holds a disk: of an image with its lock, or of memory.
+    Disk {
+        /// The device's name.
+        device: String,
+    },
+    /// The queues of a tap, as file descriptors in the order of the pairs; the first of them, or
+    /// more of them.
+    Queues {
+        /// The device's name.
+        device: String,
+    },
+    /// The locks by which nobody else serves the disks of a Xen, each a file descriptor.
+    Locks {},
+    /// The bytes of a Xen guest's disk that is in memory: the file descriptor.
+    XenMemory {
+        /// The disk's kind.
+        kind: String,
+        /// The guest's number.
+        domain: u16,
+        /// The disk's number in its guest.
+        device: u32,
+        /// The key `params` of the disk in xenstore, by which the tool stack names its image.
+        params: String,
+    },
+    /// Something that was kept of the session of the client that comes next, with its file
+    /// descriptors.
+    Kept {
+        /// The device's name.
+        device: String,
+        /// As a room has noted it.
+        entry: Written,
+    },
+    /// A front-end: its socket.
+    Client {
+        /// The device's name.
+        device: String,
+        /// That which it belongs to.
+        domain: String,
+        /// The message whose answer was under way.
+        answering: Option<Vec<u8>>,
+    },
+    /// The process of a room which the kernel has not ended, as a pidfd: until its end nobody may
+    /// have what it has of the device.
+    Held {
+        /// The device's name.
+        device: String,
+    },
+    /// A byte of the disk's image: until nobody has it locked, requests of a room of before may be
+    /// under way, and no room may have the image.
+    Marked {
+        /// The device's name.
+        device: String,
+        /// Its offset in the image.
+        byte: i64,
+    },
+    /// The device is not served: it waits for what somebody else has, or cannot be had now.
+    Waits {
+        /// The device's name.
+        device: String,
+    },
+    /// That is all.
+    End {},
+}
+
+/// What is left of the rooms that had a device in the house before this one: nobody may have the
+/// device before that has ended.
+#[derive(Debug, Default)]
+pub(super) struct Remains {
+    /// Processes, as pidfds.
+    pub(super) held: Vec<OwnedFd>,
+    /// Bytes of its image that are locked.
+    pub(super) marks: Vec<i64>,
+}
