@@ -165,26 +165,26 @@ pub fn has_qemu_writer(file: impl AsFd) -> bool {
 pub struct Mark(i64);
 
 impl Mark {
-    /// That of a process which was given the image, while it has it: others must not have it.
+    /// The mark of a process that was given the image: while it has the image, no other may.
     pub const GIVEN: Self = Self(1 << 62);
 
-    /// That of this byte.
+    /// The mark on the byte at this offset.
     #[must_use]
     pub fn at(byte: i64) -> Self {
         Self(byte)
     }
 
-    /// Its byte.
+    /// The offset of its byte.
     #[must_use]
     pub fn byte(self) -> i64 {
         self.0
     }
 
-    /// One that nobody else has chosen.
+    /// A mark on a byte that is chosen at random, behind [`Self::GIVEN`]: nobody else has the same.
     #[must_use]
     pub fn chosen() -> Self {
         let number = RandomState::new().hash_one(0) >> 3;
-        // Below 2^61.
+        // The number is below 2^61, so the offset is one that a lock can have.
         Self(Self::GIVEN.0 + 1 + number.cast_signed())
     }
 }

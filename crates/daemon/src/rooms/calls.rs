@@ -168,7 +168,7 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
         (libc::SYS_openat, vec![vec![(4, Eq, u64::from(denied::OPENED_BY_HANDLER))]]),
         (libc::SYS_socket, vec![SOCK_DIAG.to_vec()]),
         (libc::SYS_socketpair, vec![STREAMS.to_vec()]),
-        // With no address.
+        // Without an address it goes to whoever the socket is connected to.
         (libc::SYS_sendto, vec![vec![(5, Eq, 0)]]),
         (libc::SYS_seccomp, vec![vec![(0, Eq, adds), (1, Eq, 0)]]),
     ];

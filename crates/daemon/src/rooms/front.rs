@@ -180,7 +180,7 @@ struct Front<'a> {
     counts: Arc<Counts>,
     /// The tasks for the room of a network device, which end with the room.
     attends: JoinSet<Option<Ending>>,
-    /// What rooms of before may still do with the image.
+    /// How to ask whether requests of former rooms have ended.
     endings: Vec<Arc<Ending>>,
     /// The room that was given the device.
     room: Option<Arc<Room>>,

@@ -60,7 +60,7 @@ pub enum Left {
         /// The device's name.
         device: String,
     },
-    /// A byte of the disk's image: until nobody has it locked, requests of a room of before may be
+    /// A byte of the disk's image: until nobody has it locked, requests of a former room may be
     /// under way, and no room may have the image.
     Marked {
         /// The device's name.

@@ -262,7 +262,7 @@ pub(crate) struct Legacy {
     pub(crate) xen: OfXen,
     /// Devices that the other house does not serve either, as things are.
     pub(crate) waits: HashSet<String>,
-    /// By device.
+    /// What its rooms have left, by device.
     pub(super) remains: HashMap<String, Remains>,
     channel: Option<Channel>,
 }

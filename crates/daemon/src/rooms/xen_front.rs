@@ -180,7 +180,7 @@ impl XenFront {
             }
             let is_let_go = let_go(&self.part.kind, &endings, &name, &self.domain);
             if room.serves() && timeout(PATIENCE, is_let_go).await.is_err() {
-                // It says that it has stopped, and keeps the image.
+                // The room says that it has stopped the disk, and keeps the image.
                 room.cast_out("it does not let go of an image").await;
             }
             if let Err(error) = let_go(&self.part.kind, &[], &name, &self.domain).await {

@@ -203,7 +203,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// That of a process which could write, by the byte that [`Self::mark`] gives.
+    /// What is left of a process that could write, known by the byte that [`Self::mark`] gives.
     #[must_use]
     pub fn of(mark: i64) -> Self {
         Self { own: Mark::at(mark), may_write: true }

@@ -30,7 +30,7 @@ impl Front<'_> {
     /// next house waits for them, as for those of a room of its own, before it gives anybody the
     /// image.
     async fn share(&mut self, held: Option<OwnedFd>) -> Result<Share, String> {
-        // If the other house fails, the next room here waits for what rooms of before still do.
+        // If the other house fails, the next room here waits for requests of former rooms.
         self.attended().await;
         let device = self.wanted.plan().name.clone();
         let mut share = Share::new();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
-/// When it is told that requests of a room that has ended have not.
+/// How long requests may outlast their room before the log says so.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Returns when no request that a room has made of the device's image is under way.
@@ -104,7 +104,7 @@ impl Front<'_> {
         if let Some(room) = room.filter(|room| room.serves())
             && timeout(question::PATIENCE, self.let_go(true)).await.is_err()
         {
-            // It says that it has stopped, and keeps the image.
+            // The room says that it has stopped the disk, and keeps the image.
             room.cast_out("it does not let go of an image").await;
         }
         if let Err(error) = self.let_go(false).await {
