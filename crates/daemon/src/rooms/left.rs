@@ -1,4 +1,4 @@
-//! What a house that is taken over leaves to the next one, as messages.
+//! Messages by which a house that is taken over hands its devices to the next one.
 
 use super::message::Written;
 use rustix::fd::OwnedFd;
@@ -77,8 +77,8 @@ pub enum Left {
     End {},
 }
 
-/// What is left of the rooms that had a device in the house before this one: nobody may have the
-/// device before that has ended.
+/// Processes and requests of rooms that the house before this one has started for a device. The
+/// device is given to no room before they have ended.
 #[derive(Debug, Default)]
 pub(super) struct Remains {
     /// Processes, as pidfds.

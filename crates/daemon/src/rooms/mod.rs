@@ -123,7 +123,7 @@ pub(crate) struct Rooms {
     changes: Arc<RwLock<()>>,
     /// The front-ends that another house has left, by device.
     heirlooms: Arc<Mutex<HashMap<String, Vec<Heirloom>>>>,
-    /// What its rooms have left, by device.
+    /// Processes and requests of its rooms that have not ended, by device.
     remains: Arc<Mutex<HashMap<String, Remains>>>,
 }
 
@@ -242,7 +242,7 @@ impl Rooms {
         self.heirlooms.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is left of rooms of another house that may still have something of a device.
+    /// The processes and requests of another house's rooms that may still use a device.
     fn remains(&self, device: &str) -> Remains {
         let mut remains = self.remains.lock().unwrap_or_else(PoisonError::into_inner);
         remains.remove(device).unwrap_or_default()

@@ -262,7 +262,7 @@ pub(crate) struct Legacy {
     pub(crate) xen: OfXen,
     /// Devices that the other house does not serve either, as things are.
     pub(crate) waits: HashSet<String>,
-    /// What its rooms have left, by device.
+    /// Processes and requests of its rooms that have not ended, by device.
     pub(super) remains: HashMap<String, Remains>,
     channel: Option<Channel>,
 }

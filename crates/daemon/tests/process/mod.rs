@@ -267,7 +267,7 @@ impl Daemon {
         use rustix::process::{Pid, Signal, kill_process};
         let send = |process: u32, signal| {
             let process = Pid::from_raw(process.cast_signed()).expect("a process");
-            // A room may have ended meanwhile.
+            // The signal fails if the room has ended since the list was made.
             let _ = kill_process(process, signal);
         };
         let stop = |process: u32| {

@@ -319,9 +319,9 @@ impl Law {
         self.is_epoch_over(now_ns)
     }
 
-    /// The law forgets what it has measured before so long a sleep. A trial goes on, and the
-    /// sleep counts for no arm: if its epoch began anew, the trial would never end with bursts that
-    /// are shorter than a long epoch, and the arm that is tried would serve them all.
+    /// Drops the costs measured before a sleep of `slept_ns`: the load may have changed. A trial
+    /// goes on without the time of the sleep: with an epoch that began anew, bursts shorter than a
+    /// long epoch would never end the trial, and the arm that is tried would serve them all.
     #[cold]
     fn rested(&mut self, now_ns: u64, slept_ns: u64) {
         if let Some(trial) = &mut self.trial {

@@ -195,7 +195,7 @@ impl Marks {
     }
 }
 
-/// What is left of a process that had descriptions of an image.
+/// The requests that a process may still have under way after it has lost an image.
 #[derive(Debug)]
 pub struct Ending {
     own: Mark,
@@ -203,7 +203,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// What is left of a process that could write, known by the byte that [`Self::mark`] gives.
+    /// The requests of a process that could write, which hold a lock on the byte `mark`.
     #[must_use]
     pub fn of(mark: i64) -> Self {
         Self { own: Mark::at(mark), may_write: true }
