@@ -14,7 +14,7 @@
 //!                   a trial runs?  the cost goes to the arm that was tried; the other arm's turn
 //!                   it is time?    a trial begins, with the arm that is not in use (trial.rs)
 //! a trial ends:     whose requests were served faster? use that arm; are both alike? use the one
-//!                   that takes less CPU time
+//!                   that takes less CPU time. Earlier trials count as well
 //! a turn without:   sleep if the arm in use says so, or the next request is too far away;
 //!                   else look, until the cap
 //! ```
@@ -28,8 +28,7 @@ mod trial;
 pub use self::choice::{Decision, Mode, Polling};
 pub use self::numbers::{Arm, Numbers};
 
-use self::trial::{Cost, Next, Trial, is_spinning_worth_it};
-use core::ops::RangeInclusive;
+use self::trial::{Cost, Found, Next, Trial};
 
 /// The cap, in wakes. Twice the wake covers every gap for which spinning could save more than one
 /// wake; but a worker that sleeps costs the guest more than that: its kick, and a CPU that is not
@@ -107,9 +106,6 @@ const FORGOTTEN_NS: u64 = 250_000_000;
 /// trial is due: with a burst each second, one of thirty is served by the arm that is tried.
 const PAUSE_TRIED_NS: u64 = 2_000_000_000;
 
-/// A gain outside of this range counts as its end in the mean with the next one: the load may be
-/// another one since.
-const REMEMBERED: RangeInclusive<u64> = 750..=1333;
 /// The law of one worker.
 #[derive(Clone, Debug)]
 pub struct Law {
@@ -148,8 +144,8 @@ pub struct Law {
     /// The last of them cost more than usual, not less.
     is_above: bool,
     trial: Option<Trial>,
-    /// The gain that the last trial has found, by itself.
-    last_gain: Option<u64>,
+    /// The means of the trials so far.
+    found: Found,
     /// From then on a changed load gets a glance.
     glances_from_ns: u64,
     next_trial_ns: u64,
@@ -194,7 +190,7 @@ impl Law {
             off_epochs: 0,
             is_above: false,
             trial: None,
-            last_gain: None,
+            found: Found::NOTHING,
             glances_from_ns: OFF_PAUSE_NS,
             next_trial_ns: INTERVAL_NS_MIN,
             rests_until_ns: 0,
@@ -437,24 +433,21 @@ impl Law {
     fn judge(&mut self, trial: Trial, next: Next, now_ns: u64) {
         let is_clear = next == Next::Clear;
         if next != Next::Nothing {
-            // The geometric mean with what was measured before, unless this is clear.
-            let mean = |old: u64, new: u64| if is_clear { new } else { (old * new).isqrt() };
-            let before = self.numbers.gain.clamp(*REMEMBERED.start(), *REMEMBERED.end());
-            self.numbers.effort = mean(self.numbers.effort, trial.effort());
-            let gain = mean(before, trial.gain());
-            let last = self.last_gain.replace(trial.gain());
-            let is_doubted = !is_clear && trial.is_doubtful(last);
-            self.numbers.gain = if is_doubted { mean(before, gain) } else { gain };
-            let is_worth_it = is_spinning_worth_it(self.base, self.numbers, is_doubted);
-            let chosen = if is_worth_it { Arm::Spin } else { Arm::Sleep };
+            let alone = trial.found();
+            self.found = if is_clear { alone } else { self.found.and(alone) };
+            (self.numbers.gain, self.numbers.effort) = (self.found.gain, self.found.effort);
+            let says_spin = self.found.says_spin(self.base);
+            // This trial alone would have the worker do otherwise: another one follows at once.
+            let is_open = alone.says_spin(self.base) != says_spin;
+            let chosen = if says_spin { Arm::Spin } else { Arm::Sleep };
             let has_flipped = chosen != self.base;
-            if !has_flipped {
-                let most_ns = if is_clear { INTERVAL_NS_MAX } else { INTERVAL_LONG_NS_MAX };
-                self.interval_ns = (self.interval_ns * 2).min(most_ns);
+            self.numbers.flips += u64::from(has_flipped);
+            self.interval_ns = if has_flipped || is_open {
+                INTERVAL_NS_MIN
             } else {
-                self.numbers.flips += 1;
-                self.interval_ns = INTERVAL_NS_MIN;
-            }
+                let most_ns = if is_clear { INTERVAL_NS_MAX } else { INTERVAL_LONG_NS_MAX };
+                (self.interval_ns * 2).min(most_ns)
+            };
             if self.is_stolen_from(now_ns) {
                 self.interval_ns = self.interval_ns.max(INTERVAL_NS_MAX);
             }
@@ -464,7 +457,8 @@ impl Law {
             self.base = chosen;
             let cost = if chosen == Arm::Spin { trial.spinning } else { trial.sleeping };
             self.usual_ns = Some(cost.each_ns());
-            self.rests_until_ns = now_ns + if has_flipped { 0 } else { self.rest_ns(&trial) };
+            let rest_ns = if has_flipped || is_open { 0 } else { self.rest_ns(&trial) };
+            self.rests_until_ns = now_ns + rest_ns;
             self.next_trial_ns = self.rests_until_ns.max(now_ns + self.jittered(self.interval_ns));
         }
         self.numbers.arm = self.base;

@@ -82,6 +82,64 @@ fn an_arm_that_pays_only_once_the_kernel_has_moved_the_threads_apart_is_found() 
     }
 }
 
+/// Times of a request, each for a quarter of the time: the kernel lays the threads of a guest anew
+/// every tenth of a second or two.
+type Ways = [u64; 4];
+/// CPU time that a request takes of a worker that sleeps.
+const RAN_ASLEEP_NS: u64 = 12_000;
+
+/// Five minutes of such a guest. Returns its requests, and the CPU time of the worker for each.
+fn laid_anew(spinning_ns: Ways, sleeping_ns: Ways, polling: Polling, seed: u64) -> (u64, u64) {
+    let mut law = Law::new(polling, WAKE_NS, seed);
+    let (mut now_ns, mut ran_ns, mut requests) = (1, 0, 0);
+    let (mut laid_until_ns, mut way, mut random) = (0, 0, seed);
+    while now_ns < 300 * SPAN_NS {
+        if now_ns >= laid_until_ns {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            way = (random % 4) as usize;
+            laid_until_ns = now_ns + 75 * MS + random % (150 * MS);
+        }
+        let (took_ns, took_ran_ns) = match law.numbers().arm {
+            Arm::Spin => (spinning_ns[way], spinning_ns[way]),
+            Arm::Sleep => (sleeping_ns[way], RAN_ASLEEP_NS),
+        };
+        now_ns += took_ns;
+        ran_ns += took_ran_ns;
+        requests += 1;
+        if law.on_burst(now_ns, 1) {
+            law.end_epoch(now_ns, ran_ns);
+        }
+    }
+    (requests, ran_ns / requests)
+}
+
+/// Requests, and CPU time for each, of four such guests.
+fn four_laid_anew(spinning_ns: Ways, sleeping_ns: Ways, polling: Polling) -> (u64, u64) {
+    let guests = [1, 2, 3, 4].map(|n| laid_anew(spinning_ns, sleeping_ns, polling, n * 7919));
+    guests.iter().fold((0, 0), |sum, guest| (sum.0 + guest.0, sum.1 + guest.1 / 4))
+}
+
+#[test]
+fn the_arm_that_is_better_on_the_average_is_used_though_trials_find_this_and_that() {
+    for (spinning, sleeping) in [
+        ([60_000, 62_000, 85_000, 130_000], [100_000, 110_000, 115_000, 120_000]),
+        ([60_000, 65_000, 90_000, 150_000], [65_000, 90_000, 130_000, 150_000]),
+        ([80_000, 110_000, 125_000, 150_000], [110_000, 120_000, 140_000, 160_000]),
+    ] {
+        let [law, spins] = [AUTO, ALWAYS].map(|mode| four_laid_anew(spinning, sleeping, mode));
+        let share = law.0 * 1000 / spins.0;
+        println!("{share} of 1000, {} ns of CPU", law.1);
+        assert!(share > 960, "{spinning:?}: {law:?} and {spins:?}");
+    }
+    // Where both are alike, it does not take much of a CPU to go on finding that out.
+    let alike = [100_000, 110_000, 130_000, 150_000];
+    let law = four_laid_anew(alike, alike, AUTO);
+    println!("{} ns of CPU", law.1);
+    assert!(law.1 * 2 < RAN_ASLEEP_NS * 3, "{} ns of CPU", law.1);
+}
+
 #[test]
 fn a_guest_that_is_busy_with_each_answer_is_not_spun_for() {
     // Another program takes what CPU time the worker leaves. A kick of a worker that sleeps costs

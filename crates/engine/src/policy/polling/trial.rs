@@ -20,7 +20,7 @@
 //! spun had 0.6 times in the first hundredth of a second, and after the worker had begun to sleep
 //! again it kept them for as long as a long epoch. So an arm *settles* before it is judged.
 
-use super::numbers::{Arm, Numbers};
+use super::numbers::Arm;
 use core::ops::RangeInclusive;
 
 /// Requests of an epoch, at least: fewer do not tell the arms apart.
@@ -64,10 +64,6 @@ const REST_NS_MAX: u64 = 600_000_000_000;
 
 /// Spinning takes more CPU time if it is above this, in thousandths of what sleeping takes.
 const EFFORT_MORE: u64 = 1300;
-/// Where it takes more than this, what is found must be found again ...
-const EFFORT_MUCH: u64 = 2000;
-/// ... and gains that differ by more than this, in thousandths, are noise for the most part.
-const NOISY: u64 = 1200;
 
 /// The gain (in thousandths) above which the worker spins. Where it takes more CPU time so, the
 /// requests must be served faster in return; where it does not, it keeps their latency low, even if
@@ -75,25 +71,50 @@ const NOISY: u64 = 1200;
 struct Least {
     at_more: u64,
     at_like: u64,
-    /// If it takes more and the gain is doubtful: in a guest of QEMU that spinning gains nothing,
-    /// trials find 0.8 to 1.3.
-    in_doubt: u64,
 }
 
 /// The gain that keeps a worker spinning.
-const GAIN_SPIN_KEPT: Least = Least { at_more: 1050, at_like: 970, in_doubt: 1150 };
+const GAIN_SPIN_KEPT: Least = Least { at_more: 1050, at_like: 970 };
 /// The gain that makes a worker begin to spin. It is higher, or noise would change the arm.
-const GAIN_SPIN_BEGUN: Least = Least { at_more: 1100, at_like: 1000, in_doubt: 1200 };
+const GAIN_SPIN_BEGUN: Least = Least { at_more: 1100, at_like: 1000 };
 
-/// True if a worker whose arm was `base` should spin, by what it has found.
-pub(super) fn is_spinning_worth_it(base: Arm, found: Numbers, is_doubted: bool) -> bool {
-    let least = if base == Arm::Spin { GAIN_SPIN_KEPT } else { GAIN_SPIN_BEGUN };
-    found.gain
-        > match (found.effort > EFFORT_MORE, is_doubted) {
-            (false, _) => least.at_like,
-            (true, false) => least.at_more,
-            (true, true) => least.in_doubt,
-        }
+/// The gain and the effort that trials have found: the means of about the last six of them.
+///
+/// One trial tells little. The kernel lays the threads of a guest now beside each other and now
+/// apart, and where spinning gains 1.35 in the long run, single trials find 0.6 to 1.9.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    /// Cost of a request when sleeping, in thousandths of its cost when spinning.
+    pub(super) gain: u64,
+    /// CPU time for a request when spinning, in thousandths of that when sleeping.
+    pub(super) effort: u64,
+    /// Of how many trials these are the means.
+    trials: u64,
+}
+
+/// The means are those of about this many trials, at most.
+const TRIALS_MAX: u64 = 6;
+/// A gain outside of this range counts as its end in the mean with the next one: the load may be
+/// another one since.
+const REMEMBERED: RangeInclusive<u64> = 750..=1333;
+
+impl Found {
+    /// Before the first trial: the arms are alike, and that counts like one trial.
+    pub(super) const NOTHING: Self = Self { gain: 1000, effort: 1000, trials: 1 };
+
+    /// The means with one more trial.
+    pub(super) fn and(self, next: Self) -> Self {
+        let trials = (self.trials + 1).min(TRIALS_MAX);
+        let gain = self.gain.clamp(*REMEMBERED.start(), *REMEMBERED.end());
+        let mean = |old: u64, new: u64| (old * (trials - 1) + new) / trials;
+        Self { gain: mean(gain, next.gain), effort: mean(self.effort, next.effort), trials }
+    }
+
+    /// True if a worker whose arm was `base` should spin.
+    pub(super) fn says_spin(self, base: Arm) -> bool {
+        let least = if base == Arm::Spin { GAIN_SPIN_KEPT } else { GAIN_SPIN_BEGUN };
+        self.gain > if self.effort > EFFORT_MORE { least.at_more } else { least.at_like }
+    }
 }
 
 /// The cost of the requests of one or more epochs.
@@ -180,8 +201,6 @@ pub(super) struct Trial {
     /// The long epoch before this one, if it was one of the same arm, and how many there were.
     last: Option<Cost>,
     settling: u32,
-    /// The least and the largest gain of its long pairs.
-    gains: Option<(u64, u64)>,
     /// Its epochs are long by now.
     is_long: bool,
     /// A glance that is not clear is not followed by long epochs.
@@ -267,11 +286,6 @@ impl Trial {
         self.pairs += 1;
         let gain = self.gain();
         if self.is_long {
-            if spinning.requests > 0 && sleeping.requests > 0 {
-                let alone = sleeping.over(spinning, true);
-                let (least, most) = self.gains.unwrap_or((alone, alone));
-                self.gains = Some((least.min(alone), most.max(alone)));
-            }
             return if !UNCLEAR.contains(&gain) {
                 Next::Clear
             } else if !UNCLEAR_LONG.contains(&gain)
@@ -298,15 +312,6 @@ impl Trial {
         }
     }
 
-    /// True if its pairs, or the trial before this one, which found `last`, tell different gains,
-    /// and much CPU time depends on it.
-    pub(super) fn is_doubtful(&self, last: Option<u64>) -> bool {
-        let gain = self.gain();
-        let (least, most) = self.gains.unwrap_or((gain, gain));
-        let (least, most) = (least.min(last.unwrap_or(least)), most.max(last.unwrap_or(most)));
-        self.effort() > EFFORT_MUCH && most * 1000 > least * NOISY
-    }
-
     /// How long `base`, the arm in use, is left alone after a trial that was in vain. A worker that
     /// sleeps has spent CPU time on it, one that spins spends CPU time until the next one.
     pub(super) fn rest_ns(&self, base: Arm, effort: u64) -> u64 {
@@ -315,13 +320,14 @@ impl Trial {
         share.saturating_mul(self.tried_ns).min(REST_NS_MAX)
     }
 
-    /// Cost of a request when sleeping, in thousandths of its cost when spinning.
-    pub(super) fn gain(&self) -> u64 {
-        self.sleeping.over(self.spinning, self.is_long)
+    /// The gain and the effort of this trial by itself.
+    pub(super) fn found(&self) -> Found {
+        let effort = self.spinning.ran_over(self.sleeping);
+        Found { gain: self.gain(), effort, trials: 1 }
     }
 
-    /// CPU time for a request when spinning, in thousandths of that when sleeping.
-    pub(super) fn effort(&self) -> u64 {
-        self.spinning.ran_over(self.sleeping)
+    /// Cost of a request when sleeping, in thousandths of its cost when spinning.
+    fn gain(&self) -> u64 {
+        self.sleeping.over(self.spinning, self.is_long)
     }
 }
