@@ -422,8 +422,8 @@ impl Room {
                     if let Err(problem) = heard.and_then(|heard| self.hear(heard, fds)) {
                         return format!("its message is refused: {problem}");
                     }
-                    if has_fds && timeout(PATIENCE, self.closes()).await.is_err() {
-                        return "what it has noted does not close".to_owned();
+                    if has_fds && let Err(reason) = self.closed(pidfd).await {
+                        return reason;
                     }
                     messages.count(bytes.len()).await;
                 }

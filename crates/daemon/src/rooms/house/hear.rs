@@ -1,15 +1,19 @@
 //! `Room::hear`: what the house makes of a room's messages.
 
-use super::{Device, Room};
+use super::{Device, Room, is};
 use crate::rooms::channel::Brought;
 use crate::rooms::estate::{Change, Estates};
 use crate::rooms::lend::Ask;
 use crate::rooms::message::{Heard, Wish};
+use crate::rooms::question::PATIENCE;
 use crate::rooms::state::State;
 use crate::rooms::xen_line::XenLine;
 use manyring_device::net::{Guest, NetDevice};
+use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use tokio::io::unix::AsyncFd;
+use tokio::time::timeout;
 
 impl Room {
     /// # Errors
@@ -93,8 +97,20 @@ impl Room {
         Ok(device.given.estates.clone())
     }
 
-    /// Returns when few enough file descriptors of front-ends wait to be closed.
-    pub(super) async fn closes(&self) {
+    /// Returns when few enough file descriptors of front-ends wait to be closed; an error says why
+    /// the room ends. Whoever has it end does not wait for what a front-end has sent.
+    pub(super) async fn closed(&self, pidfd: &AsyncFd<OwnedFd>) -> Result<(), String> {
+        let mut state = self.state.subscribe();
+        tokio::select! {
+            closed = timeout(PATIENCE, self.closes()) => {
+                closed.map_err(|_| "what it has noted does not close".to_owned())
+            }
+            _ = pidfd.readable() => Err("its process has ended".to_owned()),
+            () = is(&mut state, State::Ending) => Err("it was told to".to_owned()),
+        }
+    }
+
+    async fn closes(&self) {
         let of = |device: &Device| device.given.estates.clone();
         let all: Vec<_> = self.lock().values().map(of).collect();
         for estates in all {
