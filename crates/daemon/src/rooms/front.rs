@@ -376,7 +376,11 @@ impl Front<'_> {
         }
         self.rooms.unless_paused(self.estates.closes()).await;
         let joins = self.net().map_or(0, |net| net.outside().joins);
-        let mut gift = self.gift().await?;
+        // The host may take long to open an image.
+        let mut gift = tokio::select! {
+            gift = self.gift() => gift?,
+            () = rooms.paused() => return Err("another daemon takes over".to_owned()),
+        };
         gift.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
         let Gift { keys, has_image, port, fds, marks } = gift;
         let fds = fds.into_iter().map(Into::into).collect();
