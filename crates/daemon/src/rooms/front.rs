@@ -396,14 +396,14 @@ impl Front<'_> {
         more.extend(net.as_deref().map(lend::told));
         let given = Given { connected, counts, net, asks, estates, xen: None };
         tokio::select! {
-            given = room.give(told, fds, given) => {
+            given = room.give(told, fds, more, given) => {
                 given.map_err(|Deaf| "the room ends".to_owned())?;
             }
             () = self.rooms.paused() => return Err("another house takes over".to_owned()),
         }
-        for told in more {
-            self.rooms.unless_paused(room.tell_in_turn(told, Vec::new())).await;
-        }
+        // The room has the device, and whatever stops this front takes it back from there: nothing
+        // is waited for before both are known.
+        self.room = Some(room.clone());
         let (kind, room, marks) = (self.part.kind.clone(), room.clone(), marks.map(Arc::new));
         self.attends.spawn(Attendant { device, kind, room, limits, joins, marks }.attend(asked));
         Ok(())

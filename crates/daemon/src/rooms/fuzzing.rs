@@ -74,7 +74,7 @@ impl TakenRoom {
             line.iter().for_each(|line| drop(line.connects(1)));
             let (net, estates, xen) = (Some(net), kept, line);
             let given = Given { connected, counts: counted, net, asks, estates, xen };
-            runtime.block_on(room.give(order, Vec::new(), given)).ok()?;
+            runtime.block_on(room.give(order, Vec::new(), Vec::new(), given)).ok()?;
         }
         drop(guard);
         Some(Self { room, estates, counts, janitor, runtime })

@@ -168,8 +168,8 @@ impl Room {
     }
 
     /// Gives it a device, as soon as there is room in what it has to be told: the VMMs of a
-    /// hundred devices may connect at once, while the process still starts. If this is dropped
-    /// before it returns, the room has not got the device.
+    /// hundred devices may connect at once, while the process still starts. `more`: what it is told
+    /// of the device next. If this is dropped before it returns, the room has not got the device.
     ///
     /// # Errors
     /// The room ends.
@@ -177,6 +177,7 @@ impl Room {
         &self,
         order: Told,
         fds: Vec<Parcel>,
+        more: Vec<Told>,
         given: Given,
     ) -> Result<(), Deaf> {
         let (Told::Device { device: name, .. } | Told::XenDisk { device: name, .. }) = &order
@@ -184,13 +185,15 @@ impl Room {
             return Err(Deaf);
         };
         let name = name.clone();
-        let place = self.orders.reserve().await.map_err(|_| Deaf)?;
+        let places = self.orders.reserve_many(1 + more.len()).await.map_err(|_| Deaf)?;
         if !self.serves() {
             return Err(Deaf);
         }
         let granted = Granted::default();
         self.lock().insert(name, Device { given, removed: None, granted });
-        place.send((order, fds));
+        let more = more.into_iter().map(|told| (told, Vec::new()));
+        let orders = [(order, fds)].into_iter().chain(more);
+        places.zip(orders).for_each(|(place, order)| place.send(order));
         Ok(())
     }
 

@@ -233,8 +233,8 @@ impl XenFront {
         let limit = limits.borrow().of(&name);
         let given = Given { connected, counts, net: None, asks, estates, xen };
         let told = Told::XenDisk { device: name.clone(), facts };
-        room.give(told, fds, given).await.map_err(|Deaf| "the room ends".to_owned())?;
-        room.tell_in_turn(limit, Vec::new()).await;
+        let given = room.give(told, fds, vec![limit], given).await;
+        given.map_err(|Deaf| "the room ends".to_owned())?;
         let (device, kind, marks) = (name, part.kind, marks.map(Arc::new));
         let attendant = Attendant { device, kind, room: room.clone(), limits, joins: 0, marks };
         self.attends.spawn(attendant.attend(asked));
