@@ -68,6 +68,24 @@ impl Drop for LargeBlocks {
     }
 }
 
+/// A file system in a device.
+struct Mounted(tempfile::TempDir);
+
+impl Mounted {
+    fn of(device: &Loop) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        run(&format!("mkfs.ext4 -q {}", device.0.display()));
+        run(&format!("mount {} {}", device.0.display(), folder.path().display()));
+        Self(folder)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).output();
+    }
+}
+
 fn connect(daemon: &Daemon, name: &str) -> BlkDriver {
     let options = BlkOptions { queues: 1, ..BlkOptions::default() };
     BlkDriver::connect(&daemon.socket_of(name), &options).unwrap()
@@ -194,6 +212,44 @@ fn a_disk_that_hangs_with_its_room_keeps_no_other_guest_from_the_daemon_that_tak
     let mut bytes = [0; 4096];
     queue.read(0, &mut bytes).unwrap();
     assert_eq!(bytes, [3; 4096]);
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", said());
+}
+
+/// The bytes of a guest reach the disk before its lock is let go of. How long that takes, the disk
+/// says, or a guest who has written much.
+#[test]
+fn an_image_that_is_not_durable_in_time_keeps_no_guest_from_the_daemon_that_takes_over() {
+    let freezer = Freezer::new();
+    let device = Loop::of(&freezer.file("back.img"), 32 << 20, 512);
+    let mounted = Mounted::of(&device);
+    let file = mounted.0.path().join("disk.img");
+    std::fs::File::create(&file).unwrap().set_len(8 << 20).unwrap();
+    let keys = format!("file = '{}'\nlock_with_rings = true\ndomain = 'a'\n", file.display());
+    let devices = disk("a", &keys) + &disk("b", "memory = '16M'\ndomain = 'b'\n");
+    let daemon = serve("", &devices, &["a", "b"]);
+    let (mut held, mut other) = (connect(&daemon, "a"), connect(&daemon, "b"));
+    held.queues[0].write(0, &[1; 4096]).unwrap();
+    held.queues[0].flush().unwrap();
+    freezer.freeze();
+    held.queues[0].write(8, &[2; 4096]).unwrap();
+    let next_log = std::fs::File::create(daemon.folder().join("next.log")).unwrap();
+    let mut next = program::manyring();
+    next.arg("run").arg("--config").arg(daemon.folder().join("manyring.toml"));
+    next.arg("--takeover").arg(daemon.socket_of("control"));
+    let mut next = next.stderr(next_log).spawn().unwrap();
+    let said = || std::fs::read_to_string(daemon.folder().join("next.log")).unwrap_or_default();
+    let stat = || std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid()));
+    let has_ended = || stat().map_or(true, |stat| stat.contains(") Z "));
+    let is_refused = wait_until(|| has_ended() || next.try_wait().unwrap().is_some())
+        && next.try_wait().unwrap().is_some();
+    freezer.thaw();
+    assert!(!is_refused, "{} {}", daemon.log(), said());
+    other.queues[0].write(0, &[3; 512]).unwrap();
+    let mut bytes = [0; 4096];
+    held.queues[0].read(8, &mut bytes).unwrap();
+    assert_eq!(bytes, [2; 4096]);
+    held.queues[0].flush().unwrap();
     kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
     assert!(next.wait().unwrap().success(), "{}", said());
 }

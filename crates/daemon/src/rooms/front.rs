@@ -24,7 +24,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UnixListener;
@@ -73,6 +73,7 @@ pub(crate) async fn serve(
         counts,
         attends,
         endings,
+        marks: Weak::new(),
         room,
         held,
         estates,
@@ -182,6 +183,8 @@ struct Front<'a> {
     attends: JoinSet<Option<Ending>>,
     /// How to ask whether requests of former rooms have ended.
     endings: Vec<Arc<Ending>>,
+    /// Of the room that has the device, as long as it is attended to.
+    marks: Weak<Marks>,
     /// The room that was given the device.
     room: Option<Arc<Room>>,
     /// Processes of rooms of the house before this one which have not ended.
@@ -405,6 +408,7 @@ impl Front<'_> {
         // is waited for before both are known.
         self.room = Some(room.clone());
         let (kind, room, marks) = (self.part.kind.clone(), room.clone(), marks.map(Arc::new));
+        self.marks = marks.as_ref().map_or_else(Weak::new, Arc::downgrade);
         self.attends.spawn(Attendant { device, kind, room, limits, joins, marks }.attend(asked));
         Ok(())
     }

@@ -147,10 +147,13 @@ impl Attendant {
         };
         let (disk, marks) = (blk.disk().clone(), self.marks);
         let ended = aside(move || {
+            let ending = marks.as_deref().map(Marks::end);
             // A room that died has not given back the lock that goes with its rings. Its requests
             // under way are marked, and still keep others from the image.
             disk.release();
-            marks.and_then(Arc::into_inner).map(Marks::end)
+            // The next house, which has the lock together with this one, takes it after this.
+            drop(marks);
+            ending
         });
         ended.await.flatten()
     }

@@ -89,8 +89,8 @@ impl Image {
         }
         let all = handed.flushes.iter().chain([&handed.file]);
         let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
-        let may_write = !self.geometry.read_only;
-        Ok(Some(Marks { fds: all.map(copy).collect::<Result<_, _>>()?, may_write }))
+        let (own, may_write) = (Mark::chosen(), !self.geometry.read_only);
+        Ok(Some(Marks { fds: all.map(copy).collect::<Result<_, _>>()?, own, may_write }))
     }
 
     /// Takes the lock that goes with the rings, for rings of a process that was given the
@@ -100,7 +100,7 @@ impl Image {
     /// `InUse`: another process has the image. `Lock`: the file system cannot lock it.
     pub fn acquire_for(&self, marks: Option<&Marks>) -> Result<(), ImageError> {
         self.acquire()?;
-        let Some(Marks { fds, may_write: true }) = marks else { return Ok(()) };
+        let Some(Marks { fds, may_write: true, .. }) = marks else { return Ok(()) };
         let mark = |fd| sys::mark(fd, Mark::GIVEN);
         let set = self.let_go_of_mark().and_then(|()| fds.iter().try_for_each(mark));
         set.map_err(|errno| {
@@ -174,24 +174,26 @@ pub(super) fn is_of(held: &OwnedFd, file: &Stat, access: OFlags) -> bool {
 #[derive(Debug)]
 pub struct Marks {
     fds: Vec<OwnedFd>,
+    /// The mark that they get at their end.
+    own: Mark,
     may_write: bool,
 }
 
 impl Marks {
-    /// Lets go of the descriptions: the process has ended, or has them no more. Returns how to ask
-    /// whether its requests have ended, also those that it kept for itself when it said that its
-    /// rings have stopped.
+    /// The process has ended, or has the descriptions no more. Returns how to ask whether its
+    /// requests have ended, also those that it kept for itself when it said that its rings have
+    /// stopped. They have not before this is dropped. May block as long as a lock of the file
+    /// system may.
     #[must_use]
-    pub fn end(self) -> Ending {
-        let own = Mark::chosen();
+    pub fn end(&self) -> Ending {
         for fd in &self.fds {
             // It fails if another daemon has the image by a lock of all bytes. Then that daemon has
             // waited for what was marked, and no ring begins here before it has ended.
-            if let Err(errno) = sys::mark(fd, own) {
+            if let Err(errno) = sys::mark(fd, self.own) {
                 tracing::debug!(%errno, "a description is not marked at its end");
             }
         }
-        Ending { own, may_write: self.may_write }
+        Ending { own: self.own, may_write: self.may_write }
     }
 }
 

@@ -5,8 +5,14 @@ use crate::rooms::left::Left;
 use crate::rooms::lend::left_of;
 use crate::rooms::parcel::Parcel;
 use crate::rooms::takeover::{Bequest, Share};
+use manyring_backend::blk::Ending;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// How long the house's own part of a disk may take to end, when its room has.
+const REST: Duration = Duration::from_millis(300);
 
 impl Front<'_> {
     /// Leaves the device to another house: its room ends first. If that house fails, all goes on.
@@ -26,12 +32,33 @@ impl Front<'_> {
         }
     }
 
+    /// Waits for the attendants. What a guest has written is made durable before the lock that goes
+    /// with its rings is let go of, and that takes as long as the host takes. The next house does
+    /// not wait for it now: it gets how to ask whether it has ended, and asks before it gives
+    /// anybody the image.
+    async fn rests(&mut self) -> Result<Option<Ending>, String> {
+        if self.net().is_some() {
+            self.attended().await;
+            return Ok(None);
+        }
+        if timeout(REST, self.attended()).await.is_ok() {
+            return Ok(None);
+        }
+        let Some(marks) = self.marks.upgrade() else {
+            // Nothing is left to do but to return.
+            self.attended().await;
+            return Ok(None);
+        };
+        let ended = timeout(REST, aside(move || marks.end())).await;
+        ended.ok().flatten().map(Some).ok_or_else(|| "a lock of an image does not come".to_owned())
+    }
+
     /// `held`: the process of the room, if it has not ended. Requests of it may be under way: the
     /// next house waits for them, as for those of a room of its own, before it gives anybody the
     /// image.
     async fn share(&mut self, held: Option<OwnedFd>) -> Result<Share, String> {
         // If the other house fails, the next room here waits for requests of former rooms.
-        self.attended().await;
+        let ending = self.rests().await?;
         let device = self.wanted.plan().name.clone();
         let mut share = Share::new();
         for process in &self.held {
@@ -41,8 +68,8 @@ impl Front<'_> {
         let held =
             held.map(|process| (Left::Held { device: device.clone() }, vec![process.into()]));
         share.extend(held);
-        let marks = self.endings.iter().filter(|ending| ending.may_write());
-        share.extend(marks.map(|ending| {
+        let all = ending.iter().chain(self.endings.iter().map(|ending| &**ending));
+        share.extend(all.filter(|ending| ending.may_write()).map(|ending| {
             (Left::Marked { device: device.clone(), byte: ending.mark() }, Vec::new())
         }));
         let kind = self.part.kind.clone();
