@@ -190,6 +190,65 @@ fn a_taken_room_keeps_no_image_of_a_disk_that_is_gone_though_it_only_read_it() {
     assert!(daemon.terminate().success());
 }
 
+/// Has a thread of a room say this to the house, with a descriptor: the result of its call.
+fn says(thread: &mut Taken, text: &str, fd: u32) -> i64 {
+    let (at, len) = (thread.scratch(), text.len() as u64);
+    // `struct iovec`, `struct cmsghdr` with the descriptor, `struct msghdr`, and the text.
+    let rights = [20, (1 << 32) | 1, u64::from(fd)];
+    let message = [0, 0, at, 1, at + 16, 24, 0];
+    let halves = [&[at + 96, len], &rights[..], &message[..]].concat();
+    let mut bytes: Vec<_> = halves.into_iter().flat_map(u64::to_ne_bytes).collect();
+    bytes.extend_from_slice(text.as_bytes());
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    for (index, word) in bytes.chunks(4).enumerate() {
+        thread.store(at + 4 * index as u64, u32::from_ne_bytes(word.try_into().unwrap()));
+    }
+    thread.call(libc::SYS_sendmsg, [0, at + 40, 0, 0, 0, 0])
+}
+
+/// The house keeps what a room notes of a session, with its descriptors, for the next room.
+#[test]
+fn a_taken_room_has_the_house_keep_no_image_of_a_disk_that_is_gone() {
+    for read_only in [true, false] {
+        let keys = format!("file = '@/a.img'\nread_only = {read_only}\ndomain = 'a'\n");
+        let (goes, stays) = (disk("a", &keys), disk("m", "memory = '1M'\ndomain = 'a'\n"));
+        let daemon = serve("", &[goes.as_str(), &stays].concat(), &["a", "m"]);
+        let connect = |name: &str| {
+            BlkDriver::connect(&daemon.socket_of(name), &BlkOptions::default()).unwrap()
+        };
+        let (mut goer, _stayer) = (connect("a"), connect("m"));
+        goer.queues[0].read(0, &mut [0; 512]).unwrap();
+        let process = pid(&daemon, "a").as_raw_nonzero().get();
+        let path = daemon.folder().join("a.img");
+        let images = |process: i32| {
+            let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+            let is_image = |fd: &fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|of| of == path);
+            let images = open.filter(is_image).map(|fd| fd.file_name().into_string().unwrap());
+            images.collect::<Vec<_>>()
+        };
+        let mut taken = Taken::take(process, process);
+        let note = "\u{1}{\"note\":{\"device\":\"m\",\"number\":1,\"puts\":[{\"key\":4294901760,\
+                    \"bytes\":\"\"}],\"drops\":[],\"answer\":\"unchanged\"}}";
+        let sent = says(&mut taken, note, images(process)[0].parse().unwrap());
+        assert_eq!(sent, i64::try_from(note.len()).unwrap());
+        drop((taken, goer));
+        let control = daemon.socket_of("control");
+        let is_used = || program::shown(&control, "/v1/devices/a")["connected"] == true;
+        assert!(wait_until(|| !is_used()), "{}", daemon.log());
+        let file = daemon.folder().join("manyring.toml");
+        let goes = goes.replace('@', &daemon.folder().display().to_string());
+        fs::write(&file, fs::read_to_string(&file).unwrap().replace(&goes, "")).unwrap();
+        for _ in 0..2 {
+            assert_eq!(http(&control, "POST", "/v1/reload", "").0, 200, "{}", daemon.log());
+        }
+        let house = i32::try_from(daemon.pid()).unwrap();
+        assert!(wait_until(|| images(house).is_empty()), "{:?}", images(house));
+        let next = room(&daemon, "a")["pid"].as_i64().unwrap_or_default();
+        assert!(images(i32::try_from(next).unwrap()).is_empty(), "{}", daemon.log());
+        assert!(daemon.terminate().success());
+    }
+}
+
 #[test]
 fn a_taken_room_sends_to_nobody_by_his_name() {
     let daemon = serve("", &disk("a", "memory = '1M'\ndomain = 'a'\n"), &["a"]);

@@ -17,6 +17,7 @@ use super::defer::Work;
 use super::front::{Front, Stage};
 use super::kept::{Former, Keep};
 use super::prepare::{Prepared, Ready, refused};
+use super::tasks::Tasks;
 use super::waiting::{Later, Wait, failed};
 use crate::assemble::{AssembleError, Blk, Kind, served};
 use crate::config::diff::{Step, StepInfo, What, diff, diff_of, limits};
@@ -410,9 +411,7 @@ impl House {
                 left.push((*name, is_open(&served.part.kind)));
             }
         }
-        for mut ending in ending {
-            while ending.changed().await.is_ok() {}
-        }
+        Tasks::await_ends(ending, &names).await;
         let mut closing = JoinSet::new();
         for name in &names {
             let shown = match replaced.contains(*name) {

@@ -3,8 +3,14 @@
 use crate::assemble::{AssembleError, Made};
 use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
 use std::collections::HashMap;
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Longest wait for the tasks of devices. A room may take ten seconds to stop a device, and ten
+/// more to let go of its image.
+const END_PATIENCE: Duration = Duration::from_secs(25);
 
 /// The end of a task: whose it was, and why it ended.
 pub(crate) type Ended = (String, Result<(), AssembleError>);
@@ -60,6 +66,20 @@ impl Tasks {
         let running = self.running.remove(device)?;
         running.stop.send_replace(true);
         Some(running.ended)
+    }
+
+    /// Waits until tasks that were stopped have ended, but no longer than [`END_PATIENCE`]: that of
+    /// a device whose image somebody still has goes on waiting for it.
+    pub(crate) async fn await_ends(ending: Vec<watch::Receiver<()>>, devices: &[&str]) {
+        let ended = async {
+            for mut ending in ending {
+                while ending.changed().await.is_ok() {}
+            }
+        };
+        if timeout(END_PATIENCE, ended).await.is_err() {
+            let devices = devices.join(", ");
+            tracing::warn!(devices, "somebody still has what they had open: not waited for");
+        }
     }
 
     /// Stops all tasks, and waits for none.

@@ -12,8 +12,9 @@ use super::parcel::Parcel;
 use super::takeover::Share;
 use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
 use manyring_transport::vhost_user::{NOTE_FDS_MAX, notes_max};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -144,6 +145,20 @@ impl Estates {
         let mut kept = self.lock();
         kept.clients.clear();
         self.count.send_replace(0);
+    }
+
+    /// Lets go of the front-ends for which a room has had the house keep this file; true if there
+    /// are any. The kernel alone is asked for the names of files: nobody else is waited for.
+    pub(super) fn forget_keepers(&self, file: BorrowedFd<'_>) -> bool {
+        let Some(name) = name_of(file) else { return false };
+        let fds_of = |client: &Client| -> Vec<_> {
+            client.entries.values().flat_map(|entry| entry.fds.iter().cloned()).collect()
+        };
+        let numbered = |(number, client): (&u64, &Client)| (*number, fds_of(client));
+        let all: Vec<_> = self.lock().clients.iter().map(numbered).collect();
+        let is_kept = |fd: &Arc<ForeignFd>| name_of(fd.as_fd()).as_ref() == Some(&name);
+        let keepers = all.iter().filter(|(_, fds)| fds.iter().any(is_kept));
+        keepers.map(|(number, _)| self.forget(*number)).count() > 0
     }
 
     /// True if the device has a front-end.
@@ -306,6 +321,11 @@ impl Estates {
         told.push((Told::Client { device, number, answering, has_credit }, vec![socket]));
         told
     }
+}
+
+/// The name by which the kernel shows the file of a descriptor.
+fn name_of(fd: BorrowedFd<'_>) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()
 }
 
 #[cfg(test)]

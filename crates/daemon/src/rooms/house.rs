@@ -4,7 +4,7 @@ mod hear;
 
 use super::channel::{Channel, watched};
 use super::counts::Counts;
-use super::estate::Handing;
+use super::estate::{Estates, Handing};
 use super::given::{Given, Kin};
 use super::message::{self, Heard, Told};
 use super::parcel::{Order, Parcel};
@@ -115,6 +115,11 @@ impl Room {
 
     pub(super) fn devices(&self) -> Vec<String> {
         self.lock().keys().cloned().collect()
+    }
+
+    /// What the house keeps of the front-ends of its devices.
+    pub(super) fn all_estates(&self) -> Vec<Arc<Estates>> {
+        self.lock().values().map(|device| device.given.estates.clone()).collect()
     }
 
     pub(super) fn counts(&self) -> Vec<Arc<Counts>> {

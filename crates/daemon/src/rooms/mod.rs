@@ -76,7 +76,7 @@ pub(crate) use xen_front::{
 use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};
 use crate::control::snapshot::Workers;
 use counts::Counts;
-use estate::Heirloom;
+use estate::{Estates, Heirloom};
 use given::Kin;
 use house::Room;
 use limits::Limits;
@@ -295,6 +295,11 @@ impl Rooms {
             State::Held => Err(format!("the kernel does not end the room {domain}")),
             _ => Ok(()),
         }
+    }
+
+    /// What the house keeps of the front-ends of a domain's room.
+    fn estates_of(&self, domain: &str) -> Vec<Arc<Estates>> {
+        self.lock().get(domain).map(|kept| kept.room.all_estates()).unwrap_or_default()
     }
 
     /// Ends all rooms: one that a guest has taken over may outlive the end of its channel.

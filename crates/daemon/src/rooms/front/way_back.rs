@@ -2,6 +2,8 @@
 
 use super::{Front, RETRY, gone};
 use crate::assemble::Kind;
+use crate::rooms::estate::Estates;
+use crate::rooms::house::Room;
 use crate::rooms::question;
 use manyring_backend::blk::Ending;
 use manyring_engine::aside;
@@ -12,6 +14,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// How long requests may outlast their room before the log says so.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often the house looks for front-ends for which it keeps an image that is to be let go of.
+const LOOKS_MAX: usize = 3;
 
 /// Returns when no request that a room has made of the device's image is under way.
 /// `endings` are those that its attendants have returned.
@@ -74,11 +79,42 @@ impl Front<'_> {
     /// say that it has stopped, and keep the descriptors that it was given: only its end takes them
     /// away. The room's other devices go on in the next room of its domain.
     pub(super) async fn leave(&mut self) {
-        if let Some(room) = self.room.clone() {
+        let room = self.room.clone();
+        let estates = room.as_ref().map(|room| room.all_estates()).unwrap_or_default();
+        if let Some(room) = &room {
             room.remove(&self.wanted.plan().name).await;
             room.make_way("another domain gets a device of it").await;
         }
         self.take_back().await;
+        if let Some(room) = room
+            && timeout(PATIENCE, self.let_go(true)).await.is_err()
+        {
+            self.forget_keepers(&room, &estates).await;
+        }
+    }
+
+    /// Lets go of the front-ends for which a room has had the house keep the image. The house keeps
+    /// the descriptors that a room notes of its sessions without a look at them, and hands them to
+    /// the next room, which ends then.
+    async fn forget_keepers(&self, room: &Room, estates: &[Arc<Estates>]) {
+        let Kind::Blk(shown) = &self.part.kind else { return };
+        let (device, domain) = (&self.wanted.plan().name, room.name());
+        // One that a guest has taken may do it again before its end.
+        for _ in 0..LOOKS_MAX {
+            let (disk, mut all) = (shown.disk().clone(), estates.to_vec());
+            all.extend(self.rooms.estates_of(domain));
+            let are_kept = aside(move || {
+                let Some(image) = disk.image() else { return false };
+                let keepers = all.iter().filter(|estates| estates.forget_keepers(image.holder()));
+                keepers.count() > 0
+            });
+            if are_kept.await != Some(true) {
+                return;
+            }
+            let problem = "a room has had its image kept for a session, which ends";
+            tracing::warn!(device, room = domain, "{problem}");
+            let _ = self.rooms.end_one(domain, "it has had an image kept").await;
+        }
     }
 
     /// Takes the device from its room, which has stopped it then. If this is given up, it is to be
@@ -94,18 +130,26 @@ impl Front<'_> {
     /// Takes the device from its room. The image's lock is let go of when this returns, so the
     /// room's requests must have ended.
     pub(super) async fn close(&mut self) {
+        // A front that ends leaves nothing to another house.
+        self.asks.close();
+        while self.asks.try_recv().is_ok() {}
         let device = &self.wanted.plan().name;
         let room = self.room.clone();
+        let estates = room.as_ref().map(|room| room.all_estates()).unwrap_or_default();
         self.take_back().await;
         if let Some(room) = room.as_ref().filter(|room| room.devices().is_empty()) {
             room.make_way("its last device is gone").await;
         }
         self.estates.forget_all();
-        if let Some(room) = room.filter(|room| room.serves())
-            && timeout(question::PATIENCE, self.let_go(true)).await.is_err()
+        if let Some(room) = room
+            && timeout(PATIENCE, self.let_go(true)).await.is_err()
         {
-            // The room says that it has stopped the disk, and keeps the image.
-            room.cast_out("it does not let go of an image").await;
+            self.forget_keepers(&room, &estates).await;
+            if room.serves() && timeout(question::PATIENCE, self.let_go(true)).await.is_err() {
+                // The room says that it has stopped the disk, and keeps the image.
+                room.cast_out("it does not let go of an image").await;
+                self.forget_keepers(&room, &estates).await;
+            }
         }
         if let Err(error) = self.let_go(false).await {
             tracing::warn!(device, error, "the image is let go of");
