@@ -158,6 +158,46 @@ fn an_image_waits_for_the_requests_of_a_room_that_is_gone() {
     assert!(daemon.terminate().success());
 }
 
+/// What the kernel still reads for a room that is gone lands in memory of the guest, which has that
+/// in other use once the next room has answered.
+#[test]
+fn a_disk_that_is_only_read_waits_for_the_reads_of_a_room_that_is_gone() {
+    let freezer = Freezer::new();
+    let device = Loop::over(&freezer.file("back.img"));
+    let path = device.0.display();
+    let daemon = serve_beside(&format!("file = '{path}'\nread_only = true\ndirect = true\n"));
+    let mut driver = connect(&daemon, "a");
+    driver.queues[0].read(0, &mut [0; 4096]).unwrap();
+    let killed = pid(&daemon, "a");
+    freezer.freeze();
+    // The device does one thing after the other, and this one waits.
+    let mut writer = Command::new("dd")
+        .args(["if=/dev/zero", "bs=4096", "count=1", "oflag=direct", "conv=notrunc", "status=none"])
+        .arg(format!("of={path}"))
+        .spawn()
+        .unwrap();
+    let name = device.0.file_name().unwrap().to_str().unwrap();
+    let in_flight = format!("/sys/block/{name}/inflight");
+    let writes = || std::fs::read_to_string(&in_flight).unwrap();
+    assert!(wait_until(|| writes().split_whitespace().nth(1) == Some("1")), "{}", writes());
+    let queue = &mut driver.queues[0];
+    queue.submit(Op::Read { sector: 8, len: 4096 }).unwrap().unwrap();
+    queue.publish().unwrap();
+    assert!(wait_until(|| domain::counted(&daemon, "a", "in_flight") == 1), "{}", daemon.log());
+    kill_process(killed, Signal::KILL).unwrap();
+    assert!(wait_until(|| test_kill_process(killed).is_err()), "{}", daemon.log());
+    let waits = || daemon.log().contains("are still waited for");
+    let goes_on = || daemon.log().contains("its front-end goes on");
+    assert!(wait_until(|| waits() || goes_on()), "{}", daemon.log());
+    assert!(waits() && !goes_on(), "{}", daemon.log());
+    freezer.thaw();
+    driver.queues[0].wait(PATIENCE).unwrap();
+    driver.queues[0].read(0, &mut [0; 4096]).unwrap();
+    assert!(writer.wait().unwrap().success());
+    assert!(goes_on(), "{}", daemon.log());
+    assert!(daemon.terminate().success());
+}
+
 #[test]
 fn a_room_that_sigkill_does_not_end_is_shown_as_held_and_holds_its_own_devices_alone() {
     let freezer = Freezer::new();

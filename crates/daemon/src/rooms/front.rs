@@ -10,7 +10,7 @@ use super::counts::Counts;
 use super::estate::{Estates, Handing, Heirloom};
 use super::given::Given;
 use super::house::{Deaf, Room};
-use super::left::Remains;
+use super::left::{Locked, Remains};
 use super::lend::{Attendant, handed};
 use super::message::{PortFacts, Told};
 use super::{Asked, Rooms, keys, lend};
@@ -64,7 +64,8 @@ pub(crate) async fn serve(
     let waiting = inherited(&estates, heirlooms);
     let (part, attends, room) = (made.part.clone(), JoinSet::new(), None);
     let Remains { held, marks } = rooms.remains(device);
-    let endings = marks.into_iter().map(|byte| Arc::new(Ending::of(byte))).collect();
+    let ending = |locked: Locked| Arc::new(Ending::of(locked.byte, !locked.only_reads));
+    let endings = marks.into_iter().map(ending).collect();
     let mut front = Front {
         rooms,
         wanted,
@@ -373,8 +374,10 @@ impl Front<'_> {
 
     async fn give(&mut self, room: &Arc<Room>) -> Result<(), String> {
         let rooms = self.rooms;
+        // Its guest may be that of the room before, and what is read for it goes to its memory.
+        let reads = self.owner.as_deref() == Some(room.name());
         tokio::select! {
-            is_let_go = self.let_go(false) => is_let_go?,
+            is_let_go = self.let_go(reads) => is_let_go?,
             () = rooms.paused() => return Err("another daemon takes over".to_owned()),
         }
         self.rooms.unless_paused(self.estates.closes()).await;

@@ -67,6 +67,9 @@ pub enum Left {
         device: String,
         /// Its offset in the image.
         byte: i64,
+        /// The former room could read the image, and not write to it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        only_reads: bool,
     },
     /// The device is not served: it waits for what somebody else has, or cannot be had now.
     Waits {
@@ -84,5 +87,31 @@ pub(super) struct Remains {
     /// Processes, as pidfds.
     pub(super) held: Vec<OwnedFd>,
     /// Bytes of its image that are locked.
-    pub(super) marks: Vec<i64>,
+    pub(super) marks: Vec<Locked>,
+}
+
+/// A byte of an image that requests of a former room have locked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Locked {
+    pub(super) byte: i64,
+    /// That room could only read.
+    pub(super) only_reads: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rooms::message::{emit, parse};
+
+    #[test]
+    fn a_mark_of_requests_that_may_write_reads_as_it_did_before_there_were_others() {
+        let before = br#"{"marked":{"device":"a","byte":7}}"#;
+        let mark = |only_reads| Left::Marked { device: "a".to_owned(), byte: 7, only_reads };
+        let written = emit(&mark(false)).unwrap();
+        assert_eq!(&written[1..], before);
+        for only_reads in [false, true] {
+            let written = emit(&mark(only_reads)).unwrap();
+            assert_eq!(parse::<Left>(&written).unwrap(), mark(only_reads));
+        }
+    }
 }

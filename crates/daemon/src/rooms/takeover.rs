@@ -15,7 +15,7 @@
 
 use super::channel::{Came, Channel, NO_FDS};
 use super::estate::Heirloom;
-use super::left::{Left, Remains};
+use super::left::{Left, Locked, Remains};
 use super::message;
 use super::parcel::Parcel;
 use super::{Asked, Rooms, Xen};
@@ -325,8 +325,9 @@ impl Legacy {
                 Left::Held { device } => {
                     legacy.remains.entry(device).or_default().held.extend(fds.take());
                 }
-                Left::Marked { device, byte } => {
-                    legacy.remains.entry(device).or_default().marks.push(byte);
+                Left::Marked { device, byte, only_reads } => {
+                    let remains = legacy.remains.entry(device).or_default();
+                    remains.marks.push(Locked { byte, only_reads });
                 }
                 Left::Kept { entry, .. } => kept.push((entry, fds.take())),
                 Left::Client { device, domain, answering } => {

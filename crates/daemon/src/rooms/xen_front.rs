@@ -183,7 +183,7 @@ impl XenFront {
                 // The room says that it has stopped the disk, and keeps the image.
                 room.cast_out("it does not let go of an image").await;
             }
-            if let Err(error) = let_go(&self.part.kind, &[], &name, &self.domain).await {
+            if let Err(error) = let_go(&self.part.kind, &endings, &name, &self.domain).await {
                 tracing::warn!(device = name, error, "the image is let go of");
             }
         }
@@ -201,8 +201,11 @@ impl XenFront {
             return Ok(());
         }
         self.taken = None;
-        while self.attends.join_next().await.is_some() {}
-        let_go(&self.part.kind, &[], &name, &self.domain).await?;
+        let mut endings = Vec::new();
+        while let Some(ended) = self.attends.join_next().await {
+            endings.extend(ended.ok().flatten().map(Arc::new));
+        }
+        let_go(&self.part.kind, &endings, &name, &self.domain).await?;
         self.give(room, queues).await
     }
 

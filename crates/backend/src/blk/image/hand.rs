@@ -205,10 +205,10 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// The requests of a process that could write, which hold a lock on the byte `mark`.
+    /// The requests of a process, which hold a lock on the byte `mark`.
     #[must_use]
-    pub fn of(mark: i64) -> Self {
-        Self { own: Mark::at(mark), may_write: true }
+    pub fn of(mark: i64, may_write: bool) -> Self {
+        Self { own: Mark::at(mark), may_write }
     }
 
     /// The byte that its descriptions have locked.
@@ -217,7 +217,8 @@ impl Ending {
         self.own.byte()
     }
 
-    /// False if the process could only read: once it has ended, what is left of it harms nobody.
+    /// False if the process could only read: once it has ended, what is left of it goes to the
+    /// memory of its own guests, and harms nobody else.
     #[must_use]
     pub fn may_write(&self) -> bool {
         self.may_write
@@ -296,7 +297,7 @@ mod tests {
         image.release_for(marks.as_ref());
         elsewhere.acquire().unwrap();
         let ending = marks.unwrap().end();
-        let known = [Ending::of(ending.mark()), ending];
+        let known = [Ending::of(ending.mark(), true), ending];
         let are_over = || known.each_ref().map(|ending| ending.is_over(&image));
         assert_eq!(are_over(), [Ok(false); 2], "whatever it has said");
         drop(handed);

@@ -69,8 +69,9 @@ impl Front<'_> {
             held.map(|process| (Left::Held { device: device.clone() }, vec![process.into()]));
         share.extend(held);
         let all = ending.iter().chain(self.endings.iter().map(|ending| &**ending));
-        share.extend(all.filter(|ending| ending.may_write()).map(|ending| {
-            (Left::Marked { device: device.clone(), byte: ending.mark() }, Vec::new())
+        share.extend(all.map(|ending| {
+            let (byte, only_reads) = (ending.mark(), !ending.may_write());
+            (Left::Marked { device: device.clone(), byte, only_reads }, Vec::new())
         }));
         let kind = self.part.kind.clone();
         let left = aside(move || left_of(&kind)).await.ok_or("the daemon has failed")?;

@@ -60,18 +60,19 @@ impl Front<'_> {
     }
 
     /// Returns when no room has the device any more, and no request of one is under way that
-    /// writes. `goes_on`: and none that reads, because its room goes on and would have the bytes.
-    pub(super) async fn let_go(&mut self, goes_on: bool) -> Result<(), String> {
+    /// writes. `reads`: and none that reads, because its room goes on and would have the bytes, or
+    /// its guest does, to whose memory they go.
+    pub(super) async fn let_go(&mut self, reads: bool) -> Result<(), String> {
         self.attended().await;
         while let Some(process) = self.held.last() {
             gone(process).await.map_err(|error| error.to_string())?;
             self.held.pop();
         }
         let name = &self.wanted.plan().name;
-        let all = self.endings.iter().filter(|ending| goes_on || ending.may_write());
+        let all = self.endings.iter().filter(|ending| reads || ending.may_write());
         let all: Vec<_> = all.cloned().collect();
         let_go(&self.part.kind, &all, name, self.domain).await?;
-        self.endings.clear();
+        self.endings.retain(|ending| !reads && !ending.may_write());
         Ok(())
     }
 
