@@ -158,8 +158,8 @@ fn an_image_waits_for_the_requests_of_a_room_that_is_gone() {
     assert!(daemon.terminate().success());
 }
 
-/// What the kernel still reads for a room that is gone lands in memory of the guest, which has that
-/// in other use once the next room has answered.
+/// A read that the kernel has under way for a room that is gone lands in memory of the guest, which
+/// has that in other use once the next room has answered.
 #[test]
 fn a_disk_that_is_only_read_waits_for_the_reads_of_a_room_that_is_gone() {
     let freezer = Freezer::new();
@@ -170,7 +170,7 @@ fn a_disk_that_is_only_read_waits_for_the_reads_of_a_room_that_is_gone() {
     driver.queues[0].read(0, &mut [0; 4096]).unwrap();
     let killed = pid(&daemon, "a");
     freezer.freeze();
-    // The device does one thing after the other, and this one waits.
+    // The loop device serves one request after the other, and this write waits for its frozen file.
     let mut writer = Command::new("dd")
         .args(["if=/dev/zero", "bs=4096", "count=1", "oflag=direct", "conv=notrunc", "status=none"])
         .arg(format!("of={path}"))
@@ -256,8 +256,8 @@ fn a_disk_that_hangs_with_its_room_keeps_no_other_guest_from_the_daemon_that_tak
     assert!(next.wait().unwrap().success(), "{}", said());
 }
 
-/// The bytes of a guest reach the disk before its lock is let go of. How long that takes, the disk
-/// says, or a guest who has written much.
+/// A guest's writes become durable before the lock of its image is let go of. That takes as long as
+/// the disk takes, and longer if the guest has written much.
 #[test]
 fn an_image_that_is_not_durable_in_time_keeps_no_guest_from_the_daemon_that_takes_over() {
     let freezer = Freezer::new();

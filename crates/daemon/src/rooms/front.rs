@@ -184,7 +184,7 @@ struct Front<'a> {
     attends: JoinSet<Option<Ending>>,
     /// How to ask whether requests of former rooms have ended.
     endings: Vec<Arc<Ending>>,
-    /// Of the room that has the device, as long as it is attended to.
+    /// The marks of the room that has the device, as long as it is attended to.
     marks: Weak<Marks>,
     /// The room that was given the device.
     room: Option<Arc<Room>>,

@@ -117,7 +117,7 @@ impl Room {
         self.lock().keys().cloned().collect()
     }
 
-    /// What the house keeps of the front-ends of its devices.
+    /// The notes and descriptors that the house keeps of the front-ends of its devices.
     pub(super) fn all_estates(&self) -> Vec<Arc<Estates>> {
         self.lock().values().map(|device| device.given.estates.clone()).collect()
     }
@@ -173,8 +173,9 @@ impl Room {
     }
 
     /// Gives it a device, as soon as there is room in what it has to be told: the VMMs of a
-    /// hundred devices may connect at once, while the process still starts. `more`: what it is told
-    /// of the device next. If this is dropped before it returns, the room has not got the device.
+    /// hundred devices may connect at once, while the process still starts. `more`: the orders
+    /// about the device that follow. If this is dropped before it returns, the room has not got the
+    /// device.
     ///
     /// # Errors
     /// The room ends.

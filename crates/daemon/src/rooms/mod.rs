@@ -297,7 +297,7 @@ impl Rooms {
         }
     }
 
-    /// What the house keeps of the front-ends of a domain's room.
+    /// The notes and descriptors that the house keeps of the front-ends of a domain's room.
     fn estates_of(&self, domain: &str) -> Vec<Arc<Estates>> {
         self.lock().get(domain).map(|kept| kept.room.all_estates()).unwrap_or_default()
     }

@@ -182,8 +182,8 @@ pub struct Marks {
 impl Marks {
     /// The process has ended, or has the descriptions no more. Returns how to ask whether its
     /// requests have ended, also those that it kept for itself when it said that its rings have
-    /// stopped. They have not before this is dropped. May block as long as a lock of the file
-    /// system may.
+    /// stopped. They count as under way until this is dropped. May block as long as a lock of the
+    /// file system may.
     #[must_use]
     pub fn end(&self) -> Ending {
         for fd in &self.fds {

@@ -32,10 +32,10 @@ impl Front<'_> {
         }
     }
 
-    /// Waits for the attendants. What a guest has written is made durable before the lock that goes
-    /// with its rings is let go of, and that takes as long as the host takes. The next house does
-    /// not wait for it now: it gets how to ask whether it has ended, and asks before it gives
-    /// anybody the image.
+    /// Waits for the attendants. They make the guest's writes durable before they let go of the
+    /// lock that goes with its rings, and that takes as long as the host takes. The next house does
+    /// not wait for that now: it gets the mark by which it asks whether that is over, before it
+    /// gives anybody the image.
     async fn rests(&mut self) -> Result<Option<Ending>, String> {
         if self.net().is_some() {
             self.attended().await;
@@ -45,7 +45,7 @@ impl Front<'_> {
             return Ok(None);
         }
         let Some(marks) = self.marks.upgrade() else {
-            // Nothing is left to do but to return.
+            // The attendant has let go of its marks, and returns without another wait.
             self.attended().await;
             return Ok(None);
         };
