@@ -28,13 +28,22 @@ impl Loop {
     /// One of this size, with blocks of this size.
     fn of(file: &Path, size: u64, block: u32) -> Self {
         std::fs::File::create(file).unwrap().set_len(size).unwrap();
-        let free = run("losetup -f");
-        // A container has nodes for the first few alone.
-        if let (false, Some(number)) = (Path::new(&free).exists(), free.strip_prefix("/dev/loop")) {
-            run(&format!("mknod {free} b 7 {number}"));
-        }
-        run(&format!("losetup -b {block} {free} {}", file.display()));
-        Self(free.into())
+        let block = block.to_string();
+        let set_up = || {
+            let free = run("losetup -f");
+            // A container has nodes for the first few alone.
+            let number = free.strip_prefix("/dev/loop").filter(|_| !Path::new(&free).exists());
+            if let Some(number) = number {
+                let _ = Command::new("mknod").args([&free, "b", "7", number]).output();
+            }
+            // Another test may set up the one that was free: losetup takes the next one then.
+            let mut losetup = Command::new("losetup");
+            let output = losetup.args(["--show", "-b", &block, "-f"]).arg(file).output().unwrap();
+            let name = String::from_utf8(output.stdout).unwrap();
+            output.status.success().then(|| Self(name.trim().into()))
+        };
+        // The next one may be without a node.
+        (0..10).find_map(|_| set_up()).unwrap()
     }
 }
 
