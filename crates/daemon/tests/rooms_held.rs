@@ -36,13 +36,13 @@ impl Loop {
             if let Some(number) = number {
                 let _ = Command::new("mknod").args([&free, "b", "7", number]).output();
             }
-            // Another test may set up the one that was free: losetup takes the next one then.
+            // If another test has set up that one by now, losetup takes the next one, which fails
+            // if it has no node: the next try makes it.
             let mut losetup = Command::new("losetup");
             let output = losetup.args(["--show", "-b", &block, "-f"]).arg(file).output().unwrap();
             let name = String::from_utf8(output.stdout).unwrap();
             output.status.success().then(|| Self(name.trim().into()))
         };
-        // The next one may be without a node.
         (0..10).find_map(|_| set_up()).unwrap()
     }
 }
