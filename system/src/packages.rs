@@ -37,7 +37,15 @@ pub(crate) fn need_lists(package: &str) -> Outcome {
     if known.is_ok_and(|text| text.contains("Filename:")) {
         return Ok(());
     }
-    eprintln!("xtask: updating the package lists, to find {package}");
+    update_lists(&format!("to find {package}"))
+}
+
+/// Updates the package lists, and says why.
+///
+/// # Errors
+/// They cannot be updated.
+pub(crate) fn update_lists(why: &str) -> Outcome {
+    eprintln!("xtask: updating the package lists, {why}");
     apt_get(&["update"])
 }
 
@@ -93,7 +101,11 @@ pub(crate) fn unpack_with(
         }
         std::fs::remove_dir_all(&debs).context(debs.display())?;
         finish(&part)?;
-        std::fs::rename(&part, folder).context(folder.display())
+        match std::fs::rename(&part, folder) {
+            // Another process was faster: its folder is complete.
+            Err(_) if folder.is_dir() => std::fs::remove_dir_all(&part).context(part.display()),
+            renamed => renamed.context(folder.display()),
+        }
     };
     unpack().inspect_err(|_| {
         let _ = std::fs::remove_dir_all(&part);

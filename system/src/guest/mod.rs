@@ -1,5 +1,6 @@
 //! A real Linux guest: booted, talked to over its console, ended.
 
+mod backports;
 mod cable;
 pub(crate) mod cpio;
 pub(crate) mod fio;

@@ -1,16 +1,11 @@
 //! Debian's newest cloud kernel: of the backports for its next release, unpacked.
-//!
-//! The package lists of those backports are kept apart from the system's, whose apt goes on knowing
-//! nothing of them.
 
+use super::backports::Backports;
 use super::kernel::{cache, modules};
-use crate::command::{command, output, text};
+use crate::command::{command, output};
 use crate::{Context, Outcome, check, packages};
 use std::path::{Path, PathBuf};
 
-/// Where the packages come from.
-const SOURCE: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] \
-    http://deb.debian.org/debian trixie-backports main\n";
 /// virtio_pci and af_packet are built in.
 const MODULES: [&str; 1] = ["virtio_net"];
 
@@ -22,9 +17,9 @@ pub(crate) fn newest_kernel() -> Outcome<(PathBuf, Vec<PathBuf>)> {
     packages::need("the newest kernel", &["kmod", "xz-utils"])?;
     let folder = cache()?.join("linux-newest-cloud-amd64");
     if !folder.is_dir() {
-        let lists = cache()?.join("newest-lists");
-        let names = newest_packages(&lists)?;
-        packages::unpack_with(&folder, &apt("apt-get", &lists), &names, |part| {
+        let backports = Backports::fetch()?;
+        let names = newest_packages(&backports)?;
+        backports.unpack(&folder, &names, |part| {
             let release = release(&part.join("usr"))?;
             output(command("depmod").arg("-b").arg(part.join("usr")).arg(release)).map(drop)
         })?;
@@ -54,30 +49,9 @@ fn plain(module: &Path) -> Outcome<PathBuf> {
     Ok(plain)
 }
 
-/// A program of apt's, and the options by which it knows that source alone.
-fn apt(program: &str, lists: &Path) -> Vec<String> {
-    let place = |key: &str, value: &Path| format!("-o{key}={}", value.display());
-    vec![
-        program.to_owned(),
-        place("Dir::Etc::SourceList", &lists.join("sources.list")),
-        place("Dir::Etc::SourceParts", Path::new("/dev/null")),
-        place("Dir::State::Lists", &lists.join("lists")),
-        place("Dir::Cache", &lists.join("cache")),
-    ]
-}
-
 /// The names of the newest kernel's packages: its image and its modules.
-fn newest_packages(lists: &Path) -> Outcome<Vec<String>> {
-    for folder in ["lists/partial", "cache/archives/partial"] {
-        std::fs::create_dir_all(lists.join(folder)).context(lists.display())?;
-    }
-    std::fs::write(lists.join("sources.list"), SOURCE).context(lists.display())?;
-    let run = |program: &str, words: &[&str]| {
-        let apt = apt(program, lists);
-        text(command(&apt[0]).args(&apt[1..]).args(words))
-    };
-    run("apt-get", &["update", "-q"])?;
-    let said = run("apt-cache", &["search", "-n", "linux-binary-.*-cloud-amd64"])?;
+fn newest_packages(backports: &Backports) -> Outcome<Vec<String>> {
+    let said = backports.cache(&["search", "-n", "linux-binary-.*-cloud-amd64"])?;
     let newest = said.lines().filter_map(version).max();
     let (_, release) = newest.ok_or("apt offers no kernel of that name")?;
     check(!release.is_empty(), || said.clone())?;

@@ -52,6 +52,7 @@ const RULES: &[Rule] = &[
     words::getter,
     words::file_name,
     words::home_path,
+    words::mirror,
 ];
 
 type RuleOfAll = fn(&[File]) -> Vec<Offence>;

@@ -27,6 +27,11 @@ const UNSAFE: &[&str] = &[
 
 const LEFT_OVER: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const HOMES: [&str; 3] = [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Use", "rs/")];
+const MIRRORS: [&str; 3] = [
+    concat!("deb.", "debian.org"),
+    concat!("ftp.", "debian.org"),
+    concat!("security.", "debian.org"),
+];
 const NAMELESS: [&str; 6] = ["common", "helper", "helpers", "manager", "misc", "utils"];
 
 /// Unsafe code lives in the allow-list.
@@ -82,6 +87,13 @@ pub(super) fn home_path(file: &File) -> Vec<Offence> {
         .collect()
 }
 
+/// No mirror's host: packages come from where the machine's own apt has them from.
+pub(super) fn mirror(file: &File) -> Vec<Offence> {
+    let places = MIRRORS.iter().flat_map(|mirror| file.text.match_indices(mirror));
+    let line = |at| source::line_of(&file.text, at);
+    places.map(|(at, _)| Offence::new(file, line(at), "the host of a package mirror")).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,5 +140,14 @@ mod tests {
         for elsewhere in ["/var/lib/manyring\n".to_owned(), format!("/v1{}x\n", HOMES[1])] {
             assert!(offences(home_path, "README.md", &elsewhere).is_empty());
         }
+    }
+
+    #[test]
+    fn no_host_of_a_mirror() {
+        for host in MIRRORS {
+            let text = format!("//! x\n// http://{host}/debian\n");
+            assert_eq!(offences(mirror, "a.rs", &text)[0].0, 2);
+        }
+        assert!(offences(mirror, "README.md", "https://www.debian.org\n").is_empty());
     }
 }
