@@ -47,6 +47,17 @@ impl Backports {
         self.ask("apt-cache", words)
     }
 
+    /// These packages and all that they depend on: a system of this release that has nothing yet
+    /// would install them.
+    ///
+    /// # Errors
+    /// apt cannot satisfy them.
+    pub(super) fn with_dependencies(&self, names: &[&str]) -> Outcome<Vec<String>> {
+        let words = ["install", "--simulate", "--no-install-recommends"];
+        let said = self.ask("apt-get", &[&words, names].concat())?;
+        Ok(parse_installs(&said).map(str::to_owned).collect())
+    }
+
     /// Unpacks packages, as [`packages::unpack`] does.
     ///
     /// # Errors
@@ -84,6 +95,11 @@ impl Backports {
 fn sources(mirror: &str) -> String {
     let line = |suite| format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n");
     [RELEASE, BACKPORTS].map(line).concat()
+}
+
+/// The packages that a simulated installation names.
+fn parse_installs(said: &str) -> impl Iterator<Item = &str> {
+    said.lines().filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next())
 }
 
 /// The mirror of Debian that apt fetches this system's packages from.
@@ -159,6 +175,13 @@ mod tests {
         assert_eq!(mirror_of(&[("b.list", ONE_LINE)]), second);
         let off = format!("{DEB822}Enabled: no\n");
         assert_eq!(mirror_of(&[("a.sources", &off), ("b.list", ONE_LINE)]), second);
+    }
+
+    #[test]
+    fn a_package_comes_with_what_it_depends_on() {
+        let said = "Reading package lists...\nInst libc6 (2.41 Debian:13 [amd64])\n\
+            Inst qemu-utils (1:11.1 Debian [amd64]) []\nConf libc6 (2.41 Debian:13 [amd64])\n";
+        assert!(parse_installs(said).eq(["libc6", "qemu-utils"]));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The command lines of User Mode Linux and QEMU.
 
-use super::{GuestOptions, Kernel};
+use super::{Emulator, GuestOptions, Kernel};
+use crate::Outcome;
 use crate::command::{child, on_cpu};
 use std::path::Path;
 use std::process::Command;
@@ -8,8 +9,6 @@ use std::sync::LazyLock;
 
 pub(super) const MEMORY_MIB: u64 = 512;
 const SHM: &str = "/dev/shm";
-/// The program that is an emulated machine.
-pub(super) const QEMU: &str = "qemu-system-x86_64";
 
 /// True if User Mode Linux's memory, which is a file, has no room in `/dev/shm` (containers): it
 /// then lies beside the guest's other files, perhaps on a disk. Once for all, since the daemons are
@@ -71,9 +70,17 @@ pub(crate) fn environment(options: &GuestOptions<'_>) -> [String; 2] {
     ]
 }
 
-pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path) -> Command {
+pub(super) fn qemu(
+    kernel: &Kernel,
+    options: &GuestOptions<'_>,
+    initramfs: &Path,
+) -> Outcome<Command> {
+    let emulator = match options.emulator {
+        Some(emulator) => emulator,
+        None => Emulator::of_system()?,
+    };
     let mut command = namespace(options);
-    command.arg(QEMU);
+    command.args(emulator.words());
     if kernel.is_kvm() {
         command.args(["-accel", "kvm", "-cpu", "host"]);
     } else {
@@ -101,20 +108,26 @@ pub(super) fn qemu(kernel: &Kernel, options: &GuestOptions<'_>, initramfs: &Path
     let environment = environment(options).join(" ");
     let append = format!("console=ttyS0 quiet panic=-1 no_timer_check {environment}");
     command.args(["-append", &append]);
+    add_devices(&mut command, emulator, options);
+    Ok(command)
+}
+
+/// Its disks and its network card.
+fn add_devices(command: &mut Command, emulator: &Emulator, options: &GuestOptions<'_>) {
+    let reconnect = emulator.reconnect();
     for (disk, socket) in options.socket.iter().chain(options.more_disks).enumerate() {
-        let chardev = format!("socket,id=disk{disk},path={},reconnect=1", socket.display());
+        let chardev = format!("socket,id=disk{disk},path={},{reconnect}", socket.display());
         let packed = if options.is_packed { ",packed=on" } else { "" };
         let queues = options.queues;
         let device = format!("vhost-user-blk-pci,chardev=disk{disk},num-queues={queues}{packed}");
         command.args(["-chardev", &chardev, "-device", &device]);
     }
     if let Some(net) = options.net {
-        let chardev = format!("socket,id=c1,path={},reconnect=1", net.socket.display());
+        let chardev = format!("socket,id=c1,path={},{reconnect}", net.socket.display());
         let netdev = format!("vhost-user,id=n0,chardev=c1,queues={}", net.pairs);
-        // With MSI-X Debian 12's QEMU itself crashes under emulation: no vectors.
-        let device = "virtio-net-pci,netdev=n0,mq=on,vectors=0,romfile=,mac=52:54:00:12:34:56";
-        let device = format!("{device}{}", options.net_properties);
+        let vectors = if emulator.has_msi_x() { 2 * net.pairs + 2 } else { 0 };
+        let device = "virtio-net-pci,netdev=n0,mq=on,romfile=,mac=52:54:00:12:34:56";
+        let device = format!("{device},vectors={vectors}{}", options.net_properties);
         command.args(["-chardev", &chardev, "-netdev", &netdev, "-device", &device]);
     }
-    command
 }

@@ -3,6 +3,7 @@
 mod backports;
 mod cable;
 pub(crate) mod cpio;
+mod emulator;
 pub(crate) mod fio;
 pub(crate) mod initramfs;
 pub(crate) mod kernel;
@@ -13,6 +14,7 @@ mod monitor;
 pub(crate) mod newest;
 
 pub use cable::boot_on_cable;
+pub use emulator::Emulator;
 pub use kernel::{Kernel, Kind, cache};
 pub(crate) use machine::{environment, is_memory_on_disk, memory_folder};
 pub(crate) use monitor::Monitor;
@@ -53,6 +55,8 @@ pub struct GuestOptions<'a> {
     pub net_properties: &'a str,
     /// A second one, `eth1` (User Mode Linux).
     pub second_net: Option<Net<'a>>,
+    /// The QEMU that runs it; the system's unless said.
+    pub emulator: Option<&'a Emulator>,
     /// CPUs (QEMU).
     pub cpus: u32,
     /// The CPU of the host that the whole guest runs on; any unless said.
@@ -84,6 +88,7 @@ impl Default for GuestOptions<'_> {
             net: None,
             net_properties: "",
             second_net: None,
+            emulator: None,
             cpus: 1,
             host_cpu: None,
             programs: &[],
@@ -114,8 +119,9 @@ pub(crate) fn for_container(
     initramfs::write(&folder.join("initramfs"), kernel.modules(), programs, *root, script)?;
     std::fs::copy(kernel.image(), folder.join("vmlinuz")).context(kernel.image().display())?;
     let kernel = kernel.inside(&inside.join("vmlinuz"));
-    let command = machine::qemu(&kernel, options, &inside.join("initramfs"));
-    let words = command.get_args().skip_while(|word| *word != machine::QEMU);
+    let command = machine::qemu(&kernel, options, &inside.join("initramfs"))?;
+    let program = Emulator::of_system()?.words()[0].as_str();
+    let words = command.get_args().skip_while(|word| *word != program);
     let quoted: Vec<_> = words.map(|word| format!("'{}'", word.to_string_lossy())).collect();
     let run = folder.join("run");
     std::fs::write(&run, format!("exec {}\n", quoted.join(" "))).context(run.display())
@@ -182,7 +188,7 @@ impl Guest {
         )?;
         let command = match kernel.kind() {
             Kind::Uml => machine::uml(kernel, options, &initramfs),
-            Kind::Qemu => machine::qemu(kernel, options, &initramfs),
+            Kind::Qemu => machine::qemu(kernel, options, &initramfs)?,
         };
         Self::spawn(command, folder, options.is_shown.then_some(0), console)
     }
