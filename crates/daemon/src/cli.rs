@@ -140,6 +140,10 @@ pub(crate) struct SnippetArgs {
     /// Queue pairs that the guest uses, 1 to 127 [default: all; with --socket-path: 1].
     #[arg(long, value_name = "N", value_parser = parse_queue_pairs)]
     pub(crate) queue_pairs: Option<usize>,
+    /// For qemu: the version of the QEMU that is to run the line, as 7.2 or 11.1 [default: 9.2 or
+    /// any newer one].
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) qemu_version: Option<String>,
     /// The name of the device in the configuration file.
     pub(crate) device: Option<String>,
 }

@@ -6,6 +6,7 @@
 mod blk;
 mod door;
 mod net;
+mod qemu;
 #[cfg(test)]
 mod tests;
 
@@ -13,6 +14,7 @@ use crate::cli::{SnippetArgs, Vmm};
 use crate::config::plan::{BlkPlan, DevicePlan, NetPlan, PortPlan, SocketPlan};
 use crate::config::plan::{NUM_QUEUES, is_device_name};
 use manyring_device::net::MacAddress;
+use qemu::Version;
 use std::path::{Path, PathBuf};
 
 /// The facts about a device that a snippet needs.
@@ -25,6 +27,8 @@ struct Wanted {
     /// Queues, or queue pairs of a network device.
     queues: usize,
     kind: Kind,
+    /// The QEMU that runs the line.
+    qemu: Version,
 }
 
 /// The facts that only devices of one kind have.
@@ -42,6 +46,9 @@ enum Kind {
 
 /// The text for the VMM.
 pub(crate) fn text(args: &SnippetArgs) -> Result<String, String> {
+    if args.vmm != Vmm::Qemu && args.qemu_version.is_some() {
+        return Err("--qemu-version: only the line for qemu depends on it".to_owned());
+    }
     if args.vmm == Vmm::Door {
         return door::text(args.device.as_deref());
     }
@@ -82,7 +89,8 @@ fn of_socket(args: &SnippetArgs, socket: &Path) -> Result<Wanted, String> {
         true => queue_pairs(args, usize::MAX)?.unwrap_or(1),
         false => num_queues(args, usize::MAX)?.unwrap_or(NUM_QUEUES),
     };
-    Ok(Wanted { name, socket: absolute(socket)?, client: false, queues, kind })
+    let (socket, qemu) = (absolute(socket)?, qemu::version(args)?);
+    Ok(Wanted { name, socket, client: false, queues, kind, qemu })
 }
 
 fn of_blk(blk: &BlkPlan, args: &SnippetArgs) -> Result<Wanted, String> {
@@ -93,6 +101,7 @@ fn of_blk(blk: &BlkPlan, args: &SnippetArgs) -> Result<Wanted, String> {
         client,
         queues: num_queues(args, blk.num_queues)?.unwrap_or(blk.num_queues),
         kind: Kind::Blk { queue_size: blk.queue_size },
+        qemu: qemu::version(args)?,
     })
 }
 
@@ -108,6 +117,7 @@ fn of_net(net: &NetPlan, args: &SnippetArgs) -> Result<Wanted, String> {
         client,
         queues: queue_pairs(args, net.queue_pairs)?.unwrap_or(net.queue_pairs),
         kind: Kind::Net { mac: net.mac.or(made), mtu: net.mtu },
+        qemu: qemu::version(args)?,
     })
 }
 
@@ -165,6 +175,11 @@ fn check_path(vmm: Vmm, path: &Path) -> Result<(), String> {
     }
 }
 
+/// Which libvirt and which QEMU connect again as `<reconnect>` says, as a comment in the domain.
+const LIBVIRT_RECONNECT: &str = "\
+    <!-- libvirt tells QEMU to connect again in the form that this QEMU knows. libvirt 11.3\n     \
+    and newer: any QEMU; older ones (9.0 is Debian 12's): QEMU before 10.2. -->\n";
+
 /// The memory of a domain of libvirt.
 const LIBVIRT_MEMORY: &str = "<!-- in <domain> -->\n\
      <memoryBacking>\n  \
@@ -172,29 +187,17 @@ const LIBVIRT_MEMORY: &str = "<!-- in <domain> -->\n\
        <access mode='shared'/>\n\
      </memoryBacking>\n";
 
-/// Who must be able to open our socket, as a comment in the domain: libvirt says nothing of a QEMU
-/// that cannot, and waits.
-fn libvirt_permissions(wanted: &Wanted) -> String {
+/// Who must be able to open our socket, and which QEMU connects to it again, as comments in the
+/// domain: libvirt says nothing of a QEMU that cannot open it, and waits.
+fn libvirt_socket(wanted: &Wanted) -> String {
     if wanted.client {
         return String::new();
     }
-    "<!-- QEMU's user must be able to open the socket, else the domain hangs at its start.\n     \
-     Where that is Debian's libvirt-qemu, serve the device with socket_owner =\n     \
-     \"libvirt-qemu\"; or with a socket_group that it is in, and socket_mode = \"0660\". -->\n"
-        .to_owned()
-}
-
-/// QEMU with shared memory and a socket called `id`, which listens as `server` says where we
-/// connect; its device follows.
-fn qemu_machine(wanted: &Wanted, id: &str, server: &str) -> String {
-    let (socket, queues) = (wanted.socket.display(), wanted.queues);
-    let how = if wanted.client { server } else { "reconnect=1" };
-    format!(
-        "qemu-system-x86_64 -accel kvm -cpu host -machine q35,memory-backend=mem0 \\\n  \
-         -m 1G -object memory-backend-memfd,id=mem0,size=1G,share=on \\\n  \
-         -smp {queues} \\\n  \
-         -chardev socket,id={id},path={socket},{how} \\\n"
-    )
+    let permissions = "<!-- QEMU's user must be able to open the socket, else the domain hangs at \
+        its start.\n     \
+        Where that is Debian's libvirt-qemu, serve the device with socket_owner =\n     \
+        \"libvirt-qemu\"; or with a socket_group that it is in, and socket_mode = \"0660\". -->\n";
+    format!("{permissions}{LIBVIRT_RECONNECT}")
 }
 
 /// Cloud Hypervisor with shared memory; its device follows.

@@ -141,6 +141,23 @@ fn sockets_have_one_folder_and_one_ending_everywhere() {
     }
 }
 
+/// QEMU 10.2 and newer refuse the old form, and QEMU before 9.2 the new one.
+#[test]
+fn wherever_a_qemu_is_told_to_connect_again_both_forms_are_named() {
+    let mut count = 0;
+    for document in documents() {
+        for (number, line) in document.text.lines().enumerate() {
+            let forms = ["reconnect=1", "reconnect-ms=1000"].map(|form| line.contains(form));
+            count += usize::from(forms[0]);
+            // Where a command has no room for the other form, the text beside it names that.
+            let is_command = line.contains(" -chardev ") && !line.starts_with('|');
+            let at = format!("{}:{}: {line}", document.name, number + 1);
+            assert!(forms[0] == forms[1] || is_command && forms[1], "{at}");
+        }
+    }
+    assert!(count >= 8, "{count} lines");
+}
+
 #[test]
 fn every_element_of_xml_is_closed() {
     for Fragment { at, text, .. } in of_language("xml") {

@@ -4,7 +4,7 @@
 use super::{Behaviour, Scene};
 use crate::command::{command, output, text, wait_for};
 use crate::daemon::Daemon;
-use crate::guest::{Guest, GuestOptions, Kind, Net, environment, initramfs};
+use crate::guest::{Emulator, Guest, GuestOptions, Kind, Net, environment, initramfs};
 use crate::net::{Far, Namespace, Service, WORDS};
 use crate::{Context, Outcome, check, packages};
 use std::path::{Path, PathBuf};
@@ -97,8 +97,11 @@ fn serve(namespace: &Namespace, folder: &Path, log: &Path) -> Outcome<Service> {
 /// The snippet's command line, emulated and with firmware.
 fn machine(scene: &Scene<'_>, socket: &Path) -> Outcome<Vec<String>> {
     let mut snippet = command(&scene.stage.binary.to_string_lossy());
-    snippet.args(["snippet", "qemu", "--net", "--queue-pairs", "1", "--socket-path"]).arg(socket);
+    snippet.args(["snippet", "qemu", "--qemu-version", &Emulator::of_system()?.version()]);
+    snippet.args(["--net", "--queue-pairs", "1", "--socket-path"]).arg(socket);
     let said = text(&mut snippet)?;
+    // The first line says for which QEMU it is.
+    let (_, said) = said.split_once('\n').ok_or("the snippet is one line")?;
     let said = said.replace("\\\n", " ");
     let emulated = said.replace("-accel kvm -cpu host", "-accel tcg,thread=multi -cpu max");
     check(emulated != said, || format!("the snippet has no KVM: {said}"))?;

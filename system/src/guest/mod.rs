@@ -264,6 +264,14 @@ impl Guest {
         self.until("the guest's boot", "GUEST_UP", limit)
     }
 
+    /// True if it has ended.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn has_ended(&mut self) -> Outcome<bool> {
+        Ok(self.child.try_wait().context("the guest")?.is_some())
+    }
+
     /// Waits until the script has said `mark NAME` or `await NAME`.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! The text by which a VMM gets a block device.
 
 use super::{
-    LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id,
-    libvirt_permissions, qemu_machine, uml,
+    LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id, libvirt_socket,
+    uml,
 };
 use crate::cli::Vmm;
 
@@ -27,15 +27,15 @@ pub(super) fn text(vmm: Vmm, wanted: &Wanted, queue_size: u16) -> Result<String,
 
 fn qemu(wanted: &Wanted) -> String {
     let id = id("blk", &wanted.name);
-    qemu_machine(wanted, &id, "server=on,wait=off")
+    super::qemu::machine(wanted, &id, "server=on,wait=off")
         + &format!("  -device vhost-user-blk-pci,chardev={id},num-queues={}\n", wanted.queues)
 }
 
 fn libvirt(wanted: &Wanted) -> String {
     let (socket, queues) = (wanted.socket.display(), wanted.queues);
-    let permissions = libvirt_permissions(wanted);
+    let socket_comments = libvirt_socket(wanted);
     format!(
-        "{LIBVIRT_MEMORY}{permissions}\
+        "{LIBVIRT_MEMORY}{socket_comments}\
          <!-- in <devices> -->\n\
          <disk type='vhostuser' device='disk'>\n    \
            <driver name='qemu' type='raw' queues='{queues}'/>\n    \

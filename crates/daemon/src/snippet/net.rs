@@ -1,8 +1,8 @@
 //! The text by which a VMM gets a network device.
 
 use super::{
-    LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id,
-    libvirt_permissions, qemu_machine, uml,
+    LIBVIRT_MEMORY, Wanted, cannot_listen, cloud_hypervisor_machine, crosvm, id, libvirt_socket,
+    uml,
 };
 use crate::cli::Vmm;
 use crate::config::plan::mac_text;
@@ -50,7 +50,7 @@ fn qemu(wanted: &Wanted, mac: Option<MacAddress>, mtu: Option<u16>) -> String {
         1 => String::new(),
         _ => format!(",mq=on,vectors={}", 2 * pairs + 2),
     };
-    qemu_machine(wanted, &id, "server=on")
+    super::qemu::machine(wanted, &id, "server=on")
         + &format!(
             "  -netdev vhost-user,id=netdev_{id},chardev={id},queues={pairs} \\\n  \
              -device virtio-net-pci,netdev=netdev_{id}{mac}{mtu}{multi}\n"
@@ -70,9 +70,9 @@ fn libvirt(wanted: &Wanted, mac: Option<MacAddress>, mtu: Option<u16>) -> String
              </source>\n"
         )
     };
-    let permissions = libvirt_permissions(wanted);
+    let socket_comments = libvirt_socket(wanted);
     format!(
-        "{LIBVIRT_MEMORY}{permissions}\
+        "{LIBVIRT_MEMORY}{socket_comments}\
          <!-- in <devices> -->\n\
          <interface type='vhostuser'>\n\
          {mac}{source}  <model type='virtio'/>\n  \

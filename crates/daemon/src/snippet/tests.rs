@@ -34,14 +34,55 @@ fn qemu_gets_shared_memory_queues_and_a_socket_that_reconnects() {
     for part in [
         "qemu-system-x86_64 -accel kvm -cpu host -machine q35,memory-backend=mem0",
         "memory-backend-memfd,id=mem0,size=1G,share=on",
-        "-chardev socket,id=blk_blk0,path=/run/d.sock,reconnect=1",
+        "-chardev socket,id=blk_blk0,path=/run/d.sock,reconnect-ms=1000 ",
         "-device vhost-user-blk-pci,chardev=blk_blk0,num-queues=4",
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
-    let lines: Vec<_> = text.lines().collect();
+    let lines: Vec<_> = text.lines().skip_while(|line| line.starts_with('#')).collect();
     let (last, others) = lines.split_last().unwrap();
     assert!(!last.ends_with('\\') && others.iter().all(|l| l.ends_with('\\')), "{text}");
+}
+
+#[test]
+fn the_line_for_qemu_connects_again_in_the_form_of_its_version_and_says_for_which_it_is() {
+    let (seconds, milliseconds) = (",reconnect=1 ", ",reconnect-ms=1000 ");
+    for net in [&[][..], &["--net"]] {
+        let of = |version: &[&str]| {
+            snippet(&[&["qemu", "--socket-path", "/s"], net, version].concat()).unwrap()
+        };
+        let newest = of(&[]);
+        assert!(newest.starts_with("# QEMU 9.2 and newer; for an older one: --qemu-version 7.2\n"));
+        assert!(newest.contains(milliseconds), "{newest}");
+        for version in ["9.2", "9.2.0", "10.0.13", "11", "11.1.3", "100.0"] {
+            assert_eq!(of(&["--qemu-version", version]), newest, "{version}");
+        }
+        for version in ["5.0", "7.2", "7.2.22", "8", "9.1.50"] {
+            let text = of(&["--qemu-version", version]);
+            assert!(text.starts_with("# QEMU 5.0 to 10.1\n"), "{version}: {text}");
+            assert_eq!(text.matches(seconds).count(), 1, "{version}: {text}");
+            assert!(!text.contains("reconnect-ms"), "{version}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_version_that_is_none_of_qemu_is_refused_with_its_option() {
+    for version in ["", "x", "7.", ".2", "7..2", "-7.2", "+7.2", "7.2-1", "v7.2", "1.2.3.4.5"] {
+        let option = format!("--qemu-version={version}");
+        let error = snippet(&["qemu", "--socket-path", "/s", &option]).expect_err(version);
+        let is_told = format!("--qemu-version: {version:?} is no version of QEMU");
+        assert!(error.starts_with(&is_told), "{version}: {error}");
+    }
+    let of = |vmm: &str, version: &str| {
+        snippet(&[vmm, "--socket-path", "/s", "--qemu-version", version]).unwrap_err()
+    };
+    assert!(of("qemu", "99999999999.1").contains("\"99999999999.1\" is no version"));
+    assert_eq!(of("qemu", "4.2"), "--qemu-version: 4.2 is too old: the line needs 5.0");
+    let only = "--qemu-version: only the line for qemu depends on it";
+    for other in ["libvirt", "cloud-hypervisor", "crosvm", "firecracker", "uml", "door"] {
+        assert_eq!(of(other, "7.2"), only, "{other}");
+    }
 }
 
 #[test]
@@ -70,7 +111,14 @@ fn libvirt_gets_a_vhostuser_disk_and_memfd_memory() {
 #[test]
 fn libvirt_is_told_who_must_be_able_to_open_the_socket() {
     for text in [of("libvirt"), of_net("libvirt").unwrap()] {
-        for part in ["hangs", "socket_owner", "\"libvirt-qemu\"", "socket_mode = \"0660\""] {
+        for part in [
+            "libvirt 11.3",
+            "QEMU before 10.2",
+            "hangs",
+            "socket_owner",
+            "\"libvirt-qemu\"",
+            "socket_mode = \"0660\"",
+        ] {
             assert!(text.contains(part), "{part}\n{text}");
         }
         let comments = text.split("<!--").skip(1).map(|c| c.split("-->").next().unwrap());
@@ -121,7 +169,9 @@ fn a_device_of_a_configuration_keeps_its_queues_and_its_side() {
         snippet(&arguments)
     };
     assert!(of("qemu", &["root"]).unwrap().contains("num-queues=2"));
-    assert!(of("qemu", &["data"]).unwrap().contains("path=/run/c,server=on,wait=off"));
+    let data = of("qemu", &["data"]).unwrap();
+    assert!(data.contains("path=/run/c,server=on,wait=off"), "{data}");
+    assert!(data.starts_with("# QEMU 5.0 and newer\nqemu-system-x86_64 "), "{data}");
     for (vmm, rest, word) in [
         ("uml", &["data"][..], "client"),
         ("libvirt", &["data"], "client"),
@@ -154,7 +204,7 @@ fn qemu_gets_a_vhost_user_netdev_with_all_its_pairs() {
     let text = of_net("qemu").unwrap();
     for part in [
         "memory-backend-memfd,id=mem0,size=1G,share=on",
-        "-chardev socket,id=net_net0,path=/run/n.sock,reconnect=1",
+        "-chardev socket,id=net_net0,path=/run/n.sock,reconnect-ms=1000 ",
         "-netdev vhost-user,id=netdev_net_net0,chardev=net_net0,queues=4",
         "-device virtio-net-pci,netdev=netdev_net_net0,mq=on,vectors=10",
     ] {
