@@ -69,11 +69,15 @@ pub(crate) struct Rooms {
     /// Have the next daemon take over this often; then kill ten that try, each at another step.
     #[arg(long, value_name = "N")]
     takeovers: Option<u32>,
+    /// Have a guest of the newest QEMU migrate this often between two daemons; in each move a
+    /// room of one of them is killed.
+    #[arg(long, value_name = "N")]
+    migrations: Option<u32>,
 }
 
 impl Rooms {
     pub(crate) fn is_asked(&self) -> bool {
-        self.rooms.or(self.house).or(self.takeovers).is_some()
+        self.rooms.or(self.house).or(self.takeovers).or(self.migrations).is_some()
     }
 }
 
@@ -95,6 +99,10 @@ pub(crate) fn rooms(
             soak::run_house_of_systemd(&kills(count, "soak-systemd")?)
         }
         (_, Some(count), _) => soak::run_house(&kills(count, "soak-house")?),
+        _ if rooms.migrations.is_some() => {
+            let count = rooms.migrations.unwrap_or_default();
+            soak::run_migrations(&kills(count, "soak-migrations")?)
+        }
         (.., takeovers) => {
             let count = takeovers.unwrap_or_default();
             soak::run_takeovers(&kills(count, "soak-takeovers")?)

@@ -19,7 +19,7 @@ mod traces;
 pub use guest::run as run_guest;
 pub(crate) use kills::COMPARE;
 pub use kills::{Kills, Store, run as run_kills, run_stores as run_store_kills};
-pub use rooms::{run_house, run_house_of_systemd, run_rooms, run_takeovers};
+pub use rooms::{run_house, run_house_of_systemd, run_migrations, run_rooms, run_takeovers};
 
 use crate::{Context, Outcome, check};
 use processes::{Behaved, Hostiles, Report};

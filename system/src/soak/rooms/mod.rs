@@ -3,6 +3,7 @@
 //! daemon is killed, or the next daemon takes over (`docs/design/0021-rooms.md`).
 
 mod ground;
+mod migrations;
 mod pings;
 mod unit;
 
@@ -13,6 +14,7 @@ use crate::daemon::{Daemon, DaemonOptions};
 use crate::guest::Kind;
 use crate::{Context, Outcome, check, cleanup, packages};
 use ground::{Ground, LIMIT, Tenant};
+pub use migrations::run as run_migrations;
 use rustix::process::{Signal, kill_process};
 use std::path::Path;
 use std::time::{Duration, Instant};
