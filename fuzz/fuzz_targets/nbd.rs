@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use manyring_backend::blk::nbd::fuzzing::replies;
+use manyring_nbd::fuzzing::replies;
 use manyring_wire::nbd::{Handshake, Progress, Uri, Wish};
 
 fuzz_target!(|input: (bool, bool, u8, String, &[u8])| {

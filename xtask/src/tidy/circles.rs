@@ -7,7 +7,8 @@ use super::{Offence, source};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The crates for which that holds.
-const CRATES: [&str; 7] = ["backend", "device", "driver", "engine", "memory", "transport", "wire"];
+const CRATES: [&str; 8] =
+    ["backend", "device", "driver", "engine", "memory", "nbd", "transport", "wire"];
 
 /// Those of them for which it holds inside of folders too.
 const INSIDE: [&str; 5] = ["driver", "engine", "memory", "queue", "wire"];

@@ -28,7 +28,6 @@ mod guard;
 mod holder;
 mod image;
 pub mod memory;
-pub mod nbd;
 pub mod null;
 mod offload;
 mod quota;

@@ -11,8 +11,8 @@
 //! The thread is the parent of its children, and lives as long as each of them: so the kernel ends
 //! a child when the whole process ends, however that happens, and not before.
 
-use manyring_backend::blk::nbd::{Host, JoinError, NbdDisk, NbdOptions, Uri};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
+use manyring_nbd::{Host, JoinError, NbdDisk, NbdOptions, Uri};
 use manyring_transport::vhost_user::SocketName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;

@@ -2,7 +2,7 @@
 
 use super::super::raw::RawBlk;
 use super::{Place, PlanError};
-use manyring_backend::blk::nbd::{Host, Uri};
+use manyring_nbd::{Host, Uri};
 use serde::Serialize;
 
 /// Where the disk is, and how long its server may be gone.

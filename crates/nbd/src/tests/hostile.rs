@@ -2,7 +2,7 @@
 
 use super::bench::{Bench, at_first, both};
 use super::server::{Act, Offer, SIZE, Server, data, error};
-use crate::blk::Op;
+use manyring_backend::blk::Op;
 use manyring_wire::nbd::{Chunk, ChunkKind, Command, Reply};
 use proptest::prelude::*;
 

@@ -1,11 +1,28 @@
 //! `Incoming`: where in the stream of replies the next byte belongs.
 
-use super::session::Sent;
 use manyring_memory::GuestSlice;
-use manyring_wire::nbd::{Chunk, ChunkKind, CommandKind, ErrorHead, Hole, NbdError, Reply};
+use manyring_wire::nbd::{
+    Chunk, ChunkKind, CommandKind, ErrorHead, Hole, NbdError, Reply, ReplyError,
+};
 
 /// Chunks of errors in one reply at most; a sound server sends one.
 const ERRORS_MAX: u32 = 16;
+
+/// A command that waits for its reply.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub(super) token: u32,
+    pub(super) kind: CommandKind,
+    /// First byte on the disk, and of the request.
+    pub(super) offset: u64,
+    pub(super) skip: u64,
+    pub(super) len: u32,
+    /// Bytes of data that its reply has brought so far.
+    pub(super) got: u32,
+    pub(super) error: Option<ReplyError>,
+    /// Error chunks of its reply so far.
+    pub(super) errors: u32,
+}
 
 /// Which part of a reply the next bytes of the stream belong to.
 #[derive(Clone, Copy, Debug, Default)]

@@ -15,9 +15,9 @@
 //! that ends the connection. The ring's size and [`COMMANDS_MAX`] bound the memory of a session.
 
 use super::asked::{Asked, Part};
-use super::incoming::{Incoming, NextReply};
+use super::incoming::{Incoming, NextReply, Sent};
 use super::tls::TlsError;
-use crate::blk::{Completion, Op, Request};
+use manyring_backend::blk::{Completion, Op, Request};
 use manyring_memory::{GuestSlice, Pieces};
 use manyring_wire::nbd::{
     Blocks, COMMAND_SIZE, Command, CommandKind, Export, FLAG_FUA, FLAG_NO_HOLE, NbdError,
@@ -32,22 +32,6 @@ pub(super) const PIECE: u64 = 256 << 10;
 const RANGE_PIECE: u64 = 64 << 20;
 /// Commands that wait for a reply at most.
 const COMMANDS_MAX: usize = 1024;
-
-/// A command that waits for its reply.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
-    pub(super) token: u32,
-    pub(super) kind: CommandKind,
-    /// First byte on the disk, and of the request.
-    pub(super) offset: u64,
-    pub(super) skip: u64,
-    pub(super) len: u32,
-    /// Bytes of data that its reply has brought so far.
-    pub(super) got: u32,
-    pub(super) error: Option<ReplyError>,
-    /// Error chunks of its reply so far.
-    pub(super) errors: u32,
-}
 
 /// A place in the table of commands, of which one command at a time has the use.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,6 +1,6 @@
 //! `Asked`: a request of the guest, and which bytes of it the session has sent commands for.
 
-use crate::blk::{Op, Request};
+use manyring_backend::blk::{Op, Request};
 use manyring_memory::{Pieces, SliceList};
 use manyring_wire::nbd::CommandKind;
 use rustix::io::Errno;

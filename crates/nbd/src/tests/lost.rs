@@ -2,8 +2,8 @@
 
 use super::bench::{Bench, at_first, both, options};
 use super::server::{Act, Offer, SIZE, Server};
-use crate::blk::nbd::{JoinError, NbdDisk, NbdOptions};
-use crate::blk::{Disk, Op};
+use crate::{JoinError, NbdDisk, NbdOptions};
+use manyring_backend::blk::{Disk, Op};
 use rustix::io::Errno;
 use std::time::Duration;
 

@@ -1,4 +1,7 @@
-//! `nbd`: a disk of an NBD server, by our own client of the protocol.
+//! Disks of NBD servers, by our own client of the protocol.
+//!
+//! transport -> queue -> device -> **backend**. A [`NbdDisk`] is one more [`Disk`] that a device
+//! submits to; nothing of the stages before it knows that its image is elsewhere.
 //!
 //! ```text
 //! queue.rs      a queue and its connection: what a turn sends and takes
@@ -11,6 +14,8 @@
 //! The image lies with a server: qemu-storage-daemon, nbdkit, or that of a storage system. A guest
 //! does not notice that the server is restarted: its requests in flight are sent again. A server
 //! that breaks the protocol harms only its own disk (`session.rs`).
+#![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod asked;
 mod channel;
@@ -31,8 +36,8 @@ pub use keeper::NbdOptions;
 pub use manyring_wire::nbd::{Host, Uri, UriError};
 pub use tls::TlsError;
 
-use super::{Connection, Disk, DiskQueue, Geometry};
 use keeper::Keeper;
+use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
 use manyring_wire::nbd::{CAN_MULTI_CONN, Export, READ_ONLY, SEND_TRIM, SEND_WRITE_ZEROES};
 use queue::NbdQueue;
 use rustix::io::Errno;

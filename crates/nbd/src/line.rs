@@ -1,8 +1,8 @@
 //! `Line`: the state that a queue and the keeper thread share.
 
 use super::join::Joined;
-use crate::blk::Connection;
-use crate::sys::uring::Inbox;
+use manyring_backend::blk::Connection;
+use manyring_backend::sys::uring::Inbox;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -2,8 +2,8 @@
 
 use super::bench::{Bench, at_first, both, options};
 use super::server::{Act, Offer, SIZE, Server, error};
-use crate::blk::nbd::{JoinError, NbdDisk};
-use crate::blk::{Disk, Op};
+use crate::{JoinError, NbdDisk};
+use manyring_backend::blk::{Disk, Op};
 use manyring_wire::nbd::{
     CommandKind, FLAG_FUA, FLAG_NO_HOLE, HAS_FLAGS, READ_ONLY, Reply, SEND_FLUSH,
 };

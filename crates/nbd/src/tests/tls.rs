@@ -2,8 +2,8 @@
 
 use super::bench::{Bench, at_first, both, options};
 use super::server::{Act, Offer, SIZE, Server, data};
-use crate::blk::Op;
-use crate::blk::nbd::{JoinError, NbdDisk, NbdOptions};
+use crate::{JoinError, NbdDisk, NbdOptions};
+use manyring_backend::blk::Op;
 use proptest::prelude::*;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls::pki_types::pem::PemObject;

@@ -4,8 +4,8 @@
 use super::join::Joined;
 use super::session::{Broken, Session};
 use super::tls::Tls;
-use crate::blk::Completion;
-use crate::sys::uring::Stream;
+use manyring_backend::blk::Completion;
+use manyring_backend::sys::uring::Stream;
 use manyring_wire::nbd::{Command, CommandKind};
 
 /// A connection in the transmission phase.

@@ -1,9 +1,9 @@
 //! `Bench`: a queue of a disk, driven as a worker drives it, with a ring or without.
 
 use super::server::{SIZE, Server};
-use crate::blk::nbd::{NbdDisk, NbdOptions};
-use crate::blk::{Burst, Completion, Disk, DiskQueue, Op};
-use crate::sys::uring::{Event, Ring};
+use crate::{NbdDisk, NbdOptions};
+use manyring_backend::blk::{Burst, Completion, Disk, DiskQueue, Op};
+use manyring_backend::sys::uring::{Event, Ring};
 use manyring_memory::{GuestAddr, GuestMemory, LastHit, Mapping, SliceList};
 use manyring_wire::nbd::{Host, Uri};
 use rustix::event::{PollFd, PollFlags, poll};

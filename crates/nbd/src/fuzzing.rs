@@ -2,7 +2,7 @@
 //! `nbd` and a property test of this crate use it.
 
 use super::session::Session;
-use crate::blk::{Burst, Op};
+use manyring_backend::blk::{Burst, Op};
 use manyring_memory::{GuestAddr, LastHit, Mapping, SliceList};
 use manyring_wire::nbd::{Blocks, Export, HAS_FLAGS, SEND_FLUSH};
 use std::sync::Arc;

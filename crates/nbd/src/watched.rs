@@ -1,6 +1,6 @@
 //! `Watched`: one descriptor for a worker without a ring, though each connection has a new socket.
 
-use crate::sys::uring::{Event, Inbox};
+use manyring_backend::sys::uring::{Event, Inbox};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
