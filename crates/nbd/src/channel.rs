@@ -20,16 +20,57 @@ impl Channel {
         Self { stream: Stream::new(joined.socket), tls: joined.tls }
     }
 
+    /// The buffer to which commands are appended, before [`Self::seal`].
+    pub(super) fn plain_out(&mut self) -> &mut Vec<u8> {
+        match &mut self.tls {
+            Some(tls) => tls.unsealed(),
+            None => self.stream.out(),
+        }
+    }
+
+    /// Encrypts the appended commands, if the connection has TLS, so that they can be sent.
+    ///
+    /// # Errors
+    /// [`Broken`]: the connection is over.
+    pub(super) fn seal(&mut self) -> Result<(), Broken> {
+        Ok(self.tls.as_mut().map_or(Ok(()), |tls| tls.seal(self.stream.out()))?)
+    }
+
     /// Appends commands of the session, with about `room` bytes, to what is to be sent. Returns how
     /// many.
     ///
     /// # Errors
     /// [`Broken`]: the connection is over.
     pub(super) fn emit(&mut self, session: &mut Session, room: usize) -> Result<usize, Broken> {
-        let Some(tls) = &mut self.tls else { return Ok(session.emit(self.stream.out(), room)) };
-        let count = session.emit(tls.unsealed(), room);
-        tls.seal(self.stream.out())?;
-        Ok(count)
+        let count = session.emit(self.plain_out(), room);
+        self.seal().map(|()| count)
+    }
+
+    /// Decrypts what has come, if the connection has TLS.
+    ///
+    /// # Errors
+    /// [`Broken`]: the connection is over, after [`Self::plain`] was taken.
+    pub(super) fn open(&mut self) -> Result<(), Broken> {
+        let Some(tls) = &mut self.tls else { return Ok(()) };
+        let mut answers = Vec::new();
+        let bytes = self.stream.bytes();
+        let (count, opened) = (bytes.len(), tls.open(bytes, &mut answers));
+        self.stream.consume(count);
+        self.stream.out().append(&mut answers);
+        Ok(opened?)
+    }
+
+    /// The replies that have come and are not consumed.
+    pub(super) fn plain(&self) -> &[u8] {
+        self.tls.as_ref().map_or_else(|| self.stream.bytes(), |tls| tls.plain())
+    }
+
+    /// Drops the first `n` bytes of [`Self::plain`].
+    pub(super) fn consume(&mut self, n: usize) {
+        match &mut self.tls {
+            Some(tls) => tls.consume(n),
+            None => self.stream.consume(n),
+        }
     }
 
     /// Takes the replies that have come.
@@ -41,34 +82,21 @@ impl Channel {
         session: &mut Session,
         done: &mut Vec<Completion>,
     ) -> Result<(), Broken> {
-        let Some(tls) = &mut self.tls else {
-            let taken = session.take(self.stream.bytes(), done)?;
-            self.stream.consume(taken);
-            return Ok(());
-        };
-        let mut answers = Vec::new();
-        let bytes = self.stream.bytes();
-        let (count, opened) = (bytes.len(), tls.open(bytes, &mut answers));
-        self.stream.consume(count);
-        self.stream.out().append(&mut answers);
         // Answers that TLS decrypted before it found a fault are taken; then the fault is reported.
-        let taken = session.take(tls.plain(), done)?;
-        tls.consume(taken);
-        Ok(opened?)
+        let opened = self.open();
+        let taken = session.take(self.plain(), done)?;
+        self.consume(taken);
+        opened
     }
 
     /// Sends the disconnect command (`NBD_CMD_DISC`), if the socket takes it without waiting.
     /// Otherwise the server learns of the end when the socket is closed.
     pub(super) fn leave(&mut self) {
         let kind = CommandKind::Disconnect;
-        let command = Command { kind, flags: 0, cookie: 0, offset: 0, len: 0 }.emit();
-        match &mut self.tls {
-            Some(tls) => {
-                tls.unsealed().extend(command);
-                let _ = tls.seal(self.stream.out());
-                tls.close(self.stream.out());
-            }
-            None => self.stream.out().extend(command),
+        self.plain_out().extend(Command { kind, flags: 0, cookie: 0, offset: 0, len: 0 }.emit());
+        let _ = self.seal();
+        if let Some(tls) = &mut self.tls {
+            tls.close(self.stream.out());
         }
         let _ = self.stream.send_now();
     }

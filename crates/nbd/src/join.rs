@@ -31,6 +31,9 @@ pub enum JoinError {
     /// The server has sent something that the protocol does not allow, or has refused the export.
     #[error(transparent)]
     Nbd(#[from] NbdError),
+    /// The server allows one connection alone (no `NBD_FLAG_CAN_MULTI_CONN`), and there is another.
+    #[error("it allows one connection alone now")]
+    Alone,
     /// One of the two sides does not trust the other, or has broken TLS.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -40,6 +43,21 @@ pub enum JoinError {
     Disk(String),
 }
 
+impl JoinError {
+    /// True if a server that takes no more connections looks like this: it lets the client wait, or
+    /// ends the connection before it has served it.
+    pub(super) fn is_limit(&self) -> bool {
+        match self {
+            Self::Connect(error) => {
+                matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+            }
+            Self::Silent(_) | Self::Nbd(NbdError::Refused(_)) => true,
+            Self::Alone | Self::Tls(TlsError::Unanswered) => true,
+            Self::Nbd(_) | Self::Tls(_) | Self::Disk(_) => false,
+        }
+    }
+}
+
 /// A connection in the transmission phase.
 #[derive(Debug)]
 pub(super) struct Joined {
@@ -47,6 +65,8 @@ pub(super) struct Joined {
     pub(super) export: Export,
     /// The TLS session of the connection, if it has one.
     pub(super) tls: Option<Box<Tls>>,
+    /// The connection is one that other queues use as well.
+    pub(super) is_shared: bool,
 }
 
 /// Connects and negotiates; gives up after `limit`.
@@ -67,7 +87,7 @@ pub(super) fn join(uri: &Uri, limit: Duration) -> Result<Joined, JoinError> {
     let export = negotiate(&mut talk, wish, uri)?;
     let Talk { socket, tls, .. } = talk;
     rustix::io::ioctl_fionbio(&socket, false).map_err(refused)?;
-    Ok(Joined { socket, export, tls })
+    Ok(Joined { socket, export, tls, is_shared: false })
 }
 
 fn refused(errno: Errno) -> JoinError {

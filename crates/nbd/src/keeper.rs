@@ -5,16 +5,29 @@
 //! try                 connect and negotiate; is it still the disk that the guest was told?
 //!                     no: the next try comes later, at most BACKOFF_MAX
 //!                     yes: the connection goes to the queue that has asked first
+//! the server takes no more connections?   (`share.rs`)
+//!                     queues without one share one: a queue that has one of its own answers what
+//!                     it has in flight, gives the connection up and is the first to share it
+//!                     later the server takes more: queues get connections of their own again
+//! the server is back and allows one connection alone (no `NBD_FLAG_CAN_MULTI_CONN`)?
+//!                     all queues share it, since a flush on it covers no other connection
 //! the server is gone for longer than the operator lets guests wait?
 //!                     queues that ask hear of it and fail what they have; the tries go on
 //! each tick           queues with something in flight look how long it has waited
 //! ```
 //! Only this thread waits for names, connections and handshakes. A worker asks, and is told.
+//! `grants.rs` decides which queue has which connection; `share.rs` is one for several queues.
 
+mod grants;
+mod share;
+
+use super::channel::Channel;
 use super::clock::now;
 use super::join::{JoinError, Joined, join};
 use super::line::{Counts, Line, News, Seat};
-use manyring_wire::nbd::{CAN_MULTI_CONN, Export, READ_ONLY, SEND_FLUSH, Uri};
+use grants::{Holds, MORE_MIN, YIELD_LIMIT};
+use manyring_wire::nbd::{Export, READ_ONLY, SEND_FLUSH, Uri};
+use share::Share;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,6 +40,14 @@ const BACKOFF_MAX: Duration = Duration::from_millis(100);
 /// The longest pause once the server has been gone for [`LATER`].
 const BACKOFF_LATER: Duration = Duration::from_secs(1);
 const LATER: Duration = Duration::from_secs(60);
+/// How long connecting and negotiating may take together while the disk has another connection: a
+/// server that takes no more of them may let a client wait for ever.
+const EXTRA_LIMIT: Duration = Duration::from_secs(2);
+/// For how long a server may refuse one more connection before the queues share those they have: it
+/// may not know yet that a former one has ended.
+const SHARE_AFTER: Duration = Duration::from_millis(250);
+/// The same for a server that cannot be connected to, which may just be starting again.
+const SHARE_LATER: Duration = Duration::from_secs(5);
 /// The shortest time between two warnings in the log.
 const WARN_PACE: Duration = Duration::from_secs(10);
 /// The keeper thread ticks this many times in `request_timeout`. A request that has no answer after
@@ -60,7 +81,7 @@ pub(super) struct Keeper {
 struct State {
     /// The export as the guest was told of it.
     told: Export,
-    lines: Vec<Arc<Line>>,
+    lines: Vec<(Arc<Line>, Holds)>,
     /// The counters of every connection, also of queues that are gone. A new queue goes on with the
     /// first counters that no present queue uses.
     counts: Vec<Arc<Counts>>,
@@ -68,6 +89,19 @@ struct State {
     asking: VecDeque<Arc<Line>>,
     /// A connection that no queue has taken yet.
     spare: Option<Joined>,
+    share: Option<Arc<Share>>,
+    /// The queue whose connection is to be shared, and since when it was asked to give it up.
+    yielding: Option<(Arc<Line>, Duration)>,
+    /// Connections that the server takes at most, as far as is known.
+    limit: Option<usize>,
+    /// The limit that the log has named last.
+    told_limit: Option<usize>,
+    /// The server allows one connection alone.
+    is_alone: bool,
+    /// Since when the server refuses one more connection.
+    refused_since: Option<Duration>,
+    more_at: Duration,
+    more_pause: Duration,
     /// When the server was lost; `None`: it is not known to be gone.
     lost_at: Option<Duration>,
     gave_up: bool,
@@ -83,6 +117,7 @@ struct State {
 enum Job {
     Tick,
     Try,
+    More,
     End,
 }
 
@@ -98,6 +133,14 @@ impl Keeper {
             counts: Vec::new(),
             asking: VecDeque::new(),
             spare: Some(first),
+            share: None,
+            yielding: None,
+            limit: None,
+            told_limit: None,
+            is_alone: false,
+            refused_since: None,
+            more_at: now,
+            more_pause: MORE_MIN,
             lost_at: None,
             gave_up: false,
             try_at: now,
@@ -132,7 +175,8 @@ impl Keeper {
     pub(super) fn add(&self, seat: Option<Seat>) -> Arc<Line> {
         let mut state = self.lock();
         let State { lines, counts, .. } = &mut *state;
-        let is_free = |c: &&Arc<Counts>| !lines.iter().any(|line| Arc::ptr_eq(&line.counts, c));
+        let is_free =
+            |c: &&Arc<Counts>| !lines.iter().any(|(line, _)| Arc::ptr_eq(&line.counts, c));
         let free = counts.iter().find(is_free).cloned();
         let free = free.unwrap_or_else(|| {
             counts.push(Arc::default());
@@ -140,9 +184,9 @@ impl Keeper {
         });
         let line = Arc::new(Line::new(free));
         line.sit(seat);
-        state.lines.push(line.clone());
+        state.lines.push((line.clone(), Holds::Nothing));
         match state.spare.take() {
-            Some(spare) => line.tell(News::Joined(spare)),
+            Some(spare) => state.give(&line, spare),
             None => {
                 state.asking.push_back(line.clone());
                 drop(state);
@@ -155,8 +199,9 @@ impl Keeper {
     /// Takes a queue away.
     pub(super) fn remove(&self, line: &Arc<Line>) {
         let mut state = self.lock();
-        state.lines.retain(|other| !Arc::ptr_eq(other, line));
+        state.lines.retain(|(other, _)| !Arc::ptr_eq(other, line));
         state.asking.retain(|other| !Arc::ptr_eq(other, line));
+        state.yields_no_more(line);
         line.counts.end();
         let is_last = state.is_closed && state.lines.is_empty();
         drop(state);
@@ -170,6 +215,8 @@ impl Keeper {
     pub(super) fn ask(&self, line: &Arc<Line>, has_answered: bool, reason: &str) {
         let now = now();
         let mut state = self.lock();
+        state.holds(line, Holds::Nothing);
+        state.yields_no_more(line);
         state.asking.push_back(line.clone());
         if has_answered {
             (state.lost_at, state.backoff, state.try_at) = (Some(now), BACKOFF_MIN, now);
@@ -187,12 +234,11 @@ impl Keeper {
     pub(super) fn measure(&self) -> Result<Export, JoinError> {
         let joined = join(&self.options.uri, JOIN_LIMIT)?;
         let mut state = self.lock();
-        let mut export = joined.export;
-        self.fits(&Export { size: 0, ..state.told }, &export, state.lines.len())?;
+        self.fits(&Export { size: 0, ..state.told }, &joined.export)?;
         // The guest keeps the features that it has negotiated.
-        export.flags = state.told.flags;
-        state.told.size = export.size;
-        state.spare.get_or_insert(joined);
+        state.told.size = joined.export.size;
+        // The server may take few connections: this one is not kept for a queue.
+        Channel::new(joined).leave();
         Ok(state.told)
     }
 
@@ -202,11 +248,12 @@ impl Keeper {
         self.wake.notify_one();
     }
 
-    fn run(&self) {
+    fn run(self: &Arc<Self>) {
         loop {
             match self.next() {
-                Job::Tick => self.lock().lines.iter().for_each(|line| line.tick()),
+                Job::Tick => self.lock().lines.iter().for_each(|(line, _)| line.tick()),
                 Job::Try => self.attempt(),
+                Job::More => self.attempt_more(),
                 Job::End => return,
             }
         }
@@ -231,41 +278,96 @@ impl Keeper {
                 }
                 until = until.min(state.try_at);
             }
+            if let Some((_, since)) = state.yielding {
+                if now >= since + YIELD_LIMIT {
+                    return Job::Try;
+                }
+                until = until.min(since + YIELD_LIMIT);
+            } else if state.share.is_some() && !state.is_alone {
+                if now >= state.more_at {
+                    return Job::More;
+                }
+                until = until.min(state.more_at);
+            }
             let waited = self.wake.wait_timeout(state, until - now);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Tries to connect one of the queues that ask.
-    fn attempt(&self) {
-        let spare = self.lock().spare.take();
-        let joined = match spare {
-            Some(spare) => Ok(spare),
-            None => join(&self.options.uri, JOIN_LIMIT),
-        };
-        let now = now();
+    fn attempt(self: &Arc<Self>) {
         let mut state = self.lock();
-        let queues = state.lines.len();
-        let fit = joined
-            .and_then(|joined| self.fits(&state.told, &joined.export, queues).map(|()| joined));
-        let name = &self.options.name;
+        let open = state.open();
+        if open > 0 && state.limit.is_some_and(|limit| open >= limit) {
+            return self.share_out(&mut state);
+        }
+        let spare = state.spare.take();
+        drop(state);
+        let began = now();
+        let limit = if open > 0 { EXTRA_LIMIT } else { JOIN_LIMIT };
+        let joined = spare.map_or_else(|| join(&self.options.uri, limit), Ok);
+        let mut state = self.lock();
+        let fit = joined.and_then(|joined| {
+            self.fits(&state.told, &joined.export)?;
+            let is_alone = state.lines.len() > 1 && state.lacks_multi(&joined.export);
+            if is_alone && state.open() > 0 { Err(JoinError::Alone) } else { Ok(joined) }
+        });
         match fit {
-            Ok(joined) => {
-                let Some(line) = state.asking.pop_front() else {
-                    state.spare = Some(joined);
-                    return;
-                };
-                if std::mem::take(&mut state.gave_up) {
-                    tracing::info!(device = name, "the NBD server is back");
+            Ok(joined) => self.joined(&mut state, joined),
+            Err(error) => self.failed(&mut state, began, &error),
+        }
+    }
+
+    /// A try that has begun at `began` has brought no connection.
+    fn failed(self: &Arc<Self>, state: &mut State, began: Duration, error: &JoinError) {
+        let (now, has_others) = (now(), state.open() > 0);
+        state.put_off(now);
+        if has_others {
+            let since = *state.refused_since.get_or_insert(began);
+            let after = if error.is_limit() { SHARE_AFTER } else { SHARE_LATER };
+            if now.saturating_sub(since) >= after {
+                return self.share_out(state);
+            }
+        }
+        if !has_others || !error.is_limit() {
+            state.lost_at.get_or_insert(now);
+            state.warn(now, &self.options.name, &error.to_string());
+            self.give_up_after(state, now);
+        }
+    }
+
+    /// Gives a new connection to the queue that has asked first, or to all that ask if the server
+    /// takes no more.
+    fn joined(self: &Arc<Self>, state: &mut State, joined: Joined) {
+        state.refused_since = None;
+        if state.asking.is_empty() {
+            state.spare = Some(joined);
+            return;
+        }
+        if std::mem::take(&mut state.gave_up) {
+            tracing::info!(device = self.options.name, "the NBD server is back");
+        }
+        if state.open() == 0 {
+            let is_alone = state.lines.len() > 1 && state.lacks_multi(&joined.export);
+            if is_alone != std::mem::replace(&mut state.is_alone, is_alone) {
+                state.limit = is_alone.then_some(1);
+            }
+        }
+        let is_last = state.limit.is_some_and(|limit| state.open() + 1 >= limit);
+        if is_last && (state.is_alone || state.asking.len() > 1) {
+            match Share::start(self, joined.export) {
+                Ok(share) => {
+                    share.serve(Channel::new(joined));
+                    state.share = Some(share);
+                    self.share_out(state);
                 }
-                line.tell(News::Joined(joined));
+                Err(errno) => {
+                    state.put_off(now());
+                    state.warn(now(), &self.options.name, &format!("cannot share it: {errno}"));
+                }
             }
-            Err(error) => {
-                state.lost_at.get_or_insert(now);
-                state.put_off(now);
-                state.warn(now, name, &error.to_string());
-                self.give_up_after(&mut state, now);
-            }
+        } else if let Some(line) = state.asking.pop_front() {
+            state.give(&line, joined);
         }
     }
 
@@ -287,7 +389,7 @@ impl Keeper {
     }
 
     /// Checks that `new` is still the disk that the guest was told.
-    fn fits(&self, told: &Export, new: &Export, queues: usize) -> Result<(), JoinError> {
+    fn fits(&self, told: &Export, new: &Export) -> Result<(), JoinError> {
         let lacks = |flag| told.flags & flag != 0 && new.flags & flag == 0;
         let is_writable = |export: &Export| export.flags & READ_ONLY == 0;
         let problem = if new.size < told.size {
@@ -298,8 +400,6 @@ impl Keeper {
             format!("its blocks have {} bytes now", new.blocks.min)
         } else if lacks(SEND_FLUSH) {
             "it cannot flush any more".to_owned()
-        } else if queues > 1 && lacks(CAN_MULTI_CONN) {
-            "it allows one connection alone now".to_owned()
         } else {
             return Ok(());
         };

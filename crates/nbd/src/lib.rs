@@ -7,6 +7,7 @@
 //! queue.rs      a queue and its connection: what a turn sends and takes
 //! session.rs    requests as commands, and replies; pure, with asked.rs and incoming.rs
 //! keeper.rs     the disk's thread: connects, again and again; line.rs: what a queue sees of it
+//!               keeper/: which queue has which, and one for several queues
 //! join.rs       connects and negotiates
 //! channel.rs    a connection as a queue has it; tls.rs: the TLS session on it
 //! watched.rs    for workers without io_uring

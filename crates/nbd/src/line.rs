@@ -40,6 +40,7 @@ pub(super) struct Line {
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) connected: AtomicBool,
+    pub(super) shared: AtomicBool,
     pub(super) losses: AtomicU64,
     pub(super) in_flight: AtomicU64,
     pub(super) sent: AtomicU64,
@@ -63,6 +64,7 @@ impl Counts {
     pub(super) fn shown(&self) -> Connection {
         Connection {
             is_up: self.connected.load(Ordering::Relaxed),
+            is_shared: self.shared.load(Ordering::Relaxed),
             losses: self.losses.load(Ordering::Relaxed),
             in_flight: self.in_flight.load(Ordering::Relaxed),
             bytes_sent: self.sent.load(Ordering::Relaxed),
@@ -109,6 +111,11 @@ impl Line {
         if let Some(seat) = &*self.seat() {
             seat.inbox.put(seat.user_data, 0);
         }
+    }
+
+    /// True if the queue has taken all news.
+    pub(super) fn is_told(&self) -> bool {
+        !self.has_news.load(Ordering::Relaxed)
     }
 
     /// Takes the news. One load if there are none.

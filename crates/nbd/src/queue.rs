@@ -6,6 +6,8 @@
 //!                 GaveUp -> requests fail until there is a connection again
 //! Up        commands of a turn go out in one send; one receive is with the kernel while replies
 //!           are owed
+//!           news: Joined -> no more commands are sent; after the last reply the queue goes on with
+//!                 the new connection, and the keeper gets the old one (`keeper.rs`: sharing)
 //!           the peer ends it, sends what it may not, or is silent for too long -> Closing
 //! Closing   the socket is shut, and what the kernel has of it comes back -> Down
 //! ```
@@ -18,6 +20,7 @@
 //! back until the send has come back, which a server may answer before it has read all of it.
 
 use super::channel::Channel;
+use super::join::Joined;
 use super::keeper::{Keeper, TICKS};
 use super::line::{Counts, Line, News, Seat};
 use super::session::Session;
@@ -54,6 +57,8 @@ pub(super) struct NbdQueue {
     line: Arc<Line>,
     session: Session,
     link: Link,
+    /// The connection with which the queue goes on once every command is answered.
+    next: Option<Joined>,
     /// The server has answered at least once on this connection.
     has_answered: bool,
     /// New requests fail at once, because the server has been gone for longer than `reconnect`.
@@ -78,6 +83,7 @@ impl NbdQueue {
             keeper,
             line,
             link: Link::Down,
+            next: None,
             has_answered: false,
             fails: false,
             stalled: 0,
@@ -87,28 +93,52 @@ impl NbdQueue {
         })
     }
 
-    /// Takes the keeper's news, and checks at a tick whether the server is overdue.
+    /// Takes the keeper's news.
     fn hear(&mut self) {
         match (self.line.take(), &self.link) {
-            (Some(News::Joined(joined)), Link::Down) => {
-                self.session.start_again(&joined.export);
-                let channel = Channel::new(joined);
-                if let Some(watched) = &self.watched
-                    && let Err(errno) = watched.watch(channel.stream.socket())
-                {
-                    self.keeper.ask(&self.line, false, &format!("cannot watch it: {errno}"));
-                    return;
-                }
-                self.link = Link::Up(channel);
-                (self.has_answered, self.fails) = (false, false);
-                self.line.counts.connected.store(true, Ordering::Relaxed);
-            }
+            (Some(News::Joined(joined)), Link::Down) => self.go_up(joined),
+            (Some(News::Joined(joined)), Link::Up(_)) => self.next = Some(joined),
             (Some(News::GaveUp), Link::Down) => {
                 self.fails = true;
                 self.session.end_all(Errno::IO, &mut self.ready, |_| true);
             }
             _ => {}
         }
+    }
+
+    /// Begins with a connection.
+    fn go_up(&mut self, joined: Joined) {
+        self.session.start_again(&joined.export);
+        let is_shared = joined.is_shared;
+        let channel = Channel::new(joined);
+        if let Some(watched) = &self.watched
+            && let Err(errno) = watched.watch(channel.stream.socket())
+        {
+            self.keeper.ask(&self.line, false, &format!("cannot watch it: {errno}"));
+            return;
+        }
+        self.link = Link::Up(channel);
+        (self.has_answered, self.fails) = (false, false);
+        self.line.counts.shared.store(is_shared, Ordering::Relaxed);
+        self.line.counts.connected.store(true, Ordering::Relaxed);
+    }
+
+    /// Goes on with the next connection, if there is one and the present one has nothing in flight.
+    /// True: it does.
+    fn go_over(&mut self) -> bool {
+        let Link::Up(channel) = &self.link else { return false };
+        if self.session.awaits_reply() || channel.stream.is_busy() || channel.stream.unsent() > 0 {
+            return false;
+        }
+        let Some(next) = self.next.take() else { return false };
+        if let Some(watched) = &self.watched {
+            watched.unwatch(channel.stream.socket());
+        }
+        if let Link::Up(channel) = std::mem::replace(&mut self.link, Link::Down) {
+            self.keeper.release(&self.line, channel);
+        }
+        self.go_up(next);
+        true
     }
 
     /// At a tick, ends a connection on which a request has waited for its answer for too long.
@@ -149,6 +179,7 @@ impl NbdQueue {
             return;
         };
         self.stalled = 0;
+        self.next = None;
         self.session.forget_commands();
         // The device has taken these requests back: it puts them into the guest's ring again.
         self.session.end_all(Errno::CANCELED, &mut self.ready, |asked| asked.is_recalled);
@@ -159,13 +190,17 @@ impl NbdQueue {
     /// Gives the kernel what there is to send, and a place to receive into while replies are owed.
     fn go_on(&mut self, ring: &mut Ring) {
         self.close();
+        if self.next.is_some() {
+            self.go_over();
+        }
         if self.fails {
             self.session.end_all(Errno::IO, &mut self.ready, |_| true);
         }
         let Link::Up(channel) = &mut self.link else { return };
         let room = if ring.is_shared() { ROOM_SHARED } else { ROOM };
         if !channel.stream.is_sending() {
-            let emitted = channel.emit(&mut self.session, room);
+            let leaves = self.next.is_some();
+            let emitted = if leaves { Ok(0) } else { channel.emit(&mut self.session, room) };
             if let Err(broken) = emitted {
                 self.lose(format!("it {broken}"));
                 return self.close();
@@ -176,7 +211,7 @@ impl NbdQueue {
             let _ = ring.take_inline(bytes as u64);
             stream.start_send(ring, self.tag | u64::from(SEND));
         }
-        if self.session.in_flight() > 0 {
+        if self.session.awaits_reply() {
             channel.stream.start_receive(ring, room, self.tag | u64::from(RECEIVE));
         }
     }
@@ -238,12 +273,13 @@ impl NbdQueue {
     /// Without a ring: sends and receives as much as goes without waiting. True if more may go.
     fn go_on_here(&mut self) -> bool {
         self.close();
+        let is_new = self.next.is_some() && self.go_over();
         if self.fails {
             self.session.end_all(Errno::IO, &mut self.ready, |_| true);
         }
         let Link::Up(channel) = &mut self.link else { return false };
         let mut wrote = 0;
-        if channel.stream.out().is_empty() {
+        if channel.stream.out().is_empty() && self.next.is_none() {
             match channel.emit(&mut self.session, ROOM_SHARED) {
                 Ok(count) => wrote = count,
                 Err(broken) => {
@@ -275,7 +311,7 @@ impl NbdQueue {
                 self.close();
                 // Commands that found no room in the socket or the table go on at a later event.
                 let has_more = wrote > 0 && self.session.has_unwritten() && !is_full;
-                came || has_more && matches!(self.link, Link::Up(_))
+                came || is_new || has_more && matches!(self.link, Link::Up(_))
             }
         }
     }
@@ -289,6 +325,8 @@ impl DiskQueue for NbdQueue {
             self.line.sit(Some(Seat { inbox: ring.inbox().clone(), user_data }));
         }
         self.hear();
+        // Nothing is in flight: a queue that was told while it moved need not wait for an event.
+        self.go_over();
     }
 
     fn detach(&mut self, _ring: Option<&mut Ring>) {

@@ -100,6 +100,11 @@ impl Session {
         !self.unwritten.is_empty()
     }
 
+    /// True if a command waits for its reply.
+    pub(super) fn awaits_reply(&self) -> bool {
+        self.free.len() < self.places.len()
+    }
+
     /// Begins a request. Returns its completion if no command need be sent for it.
     pub(super) fn begin(&mut self, request: &Request, pieces: Pieces<'_>) -> Option<Completion> {
         let done = |result| Some(Completion { token: request.token, result });

@@ -7,16 +7,19 @@
 //! handshake.rs      greeting -> [STARTTLS] -> STRUCTURED_REPLY -> GO -> the export
 //! transmission.rs   commands of 28 bytes, a write's data behind its own;
 //!                   simple replies, or chunks of structured ones, in any order
+//! relay.rs          commands of several clients on one connection: whose a reply is
 //! uri.rs            where the server is, and what its disk is called
 //! ```
 //! All integers are big endian. A server may send any bytes: if they are too long, too many or out
 //! of order is an [`NbdError`], and the connection is over.
 
 mod handshake;
+mod relay;
 mod transmission;
 mod uri;
 
 pub use handshake::{Blocks, Export, Handshake, OptionRefused, Progress, Wish};
+pub use relay::{Message, Relay};
 pub use transmission::{
     COMMAND_SIZE, Chunk, ChunkKind, Command, CommandKind, ErrorHead, Hole, REPLY_SIZE_MAX, Replied,
     Reply, ReplyError,

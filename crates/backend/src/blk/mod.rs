@@ -179,6 +179,8 @@ pub struct Completion {
 pub struct Connection {
     /// The connection is established.
     pub is_up: bool,
+    /// The queue shares the connection with others, because the server takes no more connections.
+    pub is_shared: bool,
     /// Times that the connection was lost.
     pub losses: u64,
     /// Requests that were sent and are not answered.

@@ -89,10 +89,13 @@ pub(crate) enum Detail {
     Waiting {},
 }
 
-/// A connection to the server of a disk.
+/// The connection of a queue to the server of its disk.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct ConnectionInfo {
     pub(crate) up: bool,
+    /// The queue shares it with others, because the server takes no more connections.
+    #[serde(default)]
+    pub(crate) shared: bool,
     /// Times it was lost.
     pub(crate) losses: u64,
     /// Requests that the server has not answered.
@@ -300,8 +303,9 @@ fn queue_name(index: usize, is_control: bool) -> String {
 
 impl From<Connection> for ConnectionInfo {
     fn from(connection: Connection) -> Self {
-        let Connection { is_up: up, losses, in_flight, bytes_sent, bytes_received } = connection;
-        Self { up, losses, in_flight, bytes_sent, bytes_received }
+        let Connection { is_up, is_shared, losses, in_flight, bytes_sent, bytes_received } =
+            connection;
+        Self { up: is_up, shared: is_shared, losses, in_flight, bytes_sent, bytes_received }
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn options(server: &Server) -> NbdOptions {
 }
 
 pub(super) struct Bench {
-    pub(super) disk: NbdDisk,
+    pub(super) disk: Arc<NbdDisk>,
     ring: Option<Ring>,
     pub(super) queue: Box<dyn DiskQueue>,
     pub(super) memory: Arc<Mapping>,
@@ -48,13 +48,17 @@ pub(super) fn both(test: impl Fn(bool)) {
 
 impl Bench {
     pub(super) fn new(options: NbdOptions, has_ring: bool) -> Self {
-        let disk = NbdDisk::open(options).unwrap();
+        Self::on(&Arc::new(NbdDisk::open(options).unwrap()), has_ring)
+    }
+
+    /// One more queue of a disk.
+    pub(super) fn on(disk: &Arc<NbdDisk>, has_ring: bool) -> Self {
         let mut ring = has_ring.then(|| Ring::new().unwrap());
         let mut queue = disk.open_queue(has_ring).unwrap();
         queue.attach(ring.as_mut(), 0);
         let memory = Arc::new(Mapping::anonymous(SIZE).unwrap());
         let guest = SliceList::of_mapping(&memory, &[]).unwrap().memory().clone();
-        Self { disk, ring, queue, memory, guest, done: Vec::new() }
+        Self { disk: disk.clone(), ring, queue, memory, guest, done: Vec::new() }
     }
 
     pub(super) fn of(server: &Server, has_ring: bool) -> Self {
@@ -92,23 +96,27 @@ impl Bench {
     /// Does what a worker does until `is_done`.
     pub(super) fn until(&mut self, mut is_done: impl FnMut(&mut Self) -> bool) {
         let deadline = super::super::clock::now() + PATIENCE;
-        let mut events: Vec<Event> = Vec::new();
         while !is_done(self) {
             assert!(super::super::clock::now() < deadline, "it takes too long");
-            let has_more = self.queue.reap(&mut self.done);
-            let step = Duration::from_millis(if has_more { 0 } else { 5 });
-            if let Some(ring) = &mut self.ring {
-                ring.wait(Some(step)).unwrap();
-                ring.reap(&mut events);
-                for event in events.drain(..) {
-                    let token = u32::try_from(event.user_data).unwrap();
-                    self.queue.on_event(token, event.result, Some(ring), &mut self.done);
-                }
-            } else {
-                let fd = self.queue.readiness().unwrap();
-                let step = Timespec::try_from(step).unwrap();
-                poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&step)).unwrap();
+            self.turn(Duration::from_millis(5));
+        }
+    }
+
+    /// Does what a worker does in one turn, and waits for `step` if there is nothing to do.
+    pub(super) fn turn(&mut self, step: Duration) {
+        let step = if self.queue.reap(&mut self.done) { Duration::ZERO } else { step };
+        if let Some(ring) = &mut self.ring {
+            let mut events: Vec<Event> = Vec::new();
+            ring.wait(Some(step)).unwrap();
+            ring.reap(&mut events);
+            for event in events.drain(..) {
+                let token = u32::try_from(event.user_data).unwrap();
+                self.queue.on_event(token, event.result, Some(ring), &mut self.done);
             }
+        } else {
+            let fd = self.queue.readiness().unwrap();
+            let step = Timespec::try_from(step).unwrap();
+            poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&step)).unwrap();
         }
     }
 

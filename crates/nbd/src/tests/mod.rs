@@ -5,4 +5,5 @@ mod hostile;
 mod lost;
 mod requests;
 mod server;
+mod shared;
 mod tls;

@@ -80,12 +80,24 @@ impl Default for Offer {
 /// Bytes of the disk.
 pub(super) const SIZE: u64 = 4 << 20;
 
+/// How many connections the server takes at a time.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Limit {
+    pub(super) takes: usize,
+    /// One more is left waiting for its greeting, in place of being ended.
+    pub(super) lets_wait: bool,
+    /// Connections now, and at most so far.
+    pub(super) open: usize,
+    pub(super) most: usize,
+}
+
 pub(super) struct Shared {
     offer: Mutex<Offer>,
     law: Mutex<Arc<Law>>,
     bytes: Mutex<Vec<u8>>,
     log: Mutex<Vec<(usize, Command)>>,
     connections: Mutex<usize>,
+    limit: Mutex<Limit>,
     sockets: Mutex<Vec<UnixStream>>,
     gate: (Mutex<bool>, Condvar),
     tls: Mutex<Option<Arc<ServerConfig>>>,
@@ -105,6 +117,7 @@ impl Server {
             bytes: Mutex::new((0..SIZE).map(|at| (at / 512 % 251) as u8).collect()),
             log: Mutex::default(),
             connections: Mutex::default(),
+            limit: Mutex::new(Limit { takes: usize::MAX, ..Limit::default() }),
             sockets: Mutex::default(),
             gate: <_>::default(),
             tls: Mutex::default(),
@@ -132,7 +145,7 @@ impl Server {
                     let (number, shared) = (*connections, shared.clone());
                     shared.sockets.lock().unwrap().push(socket.try_clone().unwrap());
                     std::thread::Builder::new()
-                        .spawn(move || shared.serve(socket, number))
+                        .spawn(move || shared.admit(socket, number))
                         .unwrap();
                 }
             })
@@ -176,12 +189,40 @@ impl Server {
         self.shared.log.lock().unwrap().clone()
     }
 
+    /// Takes this many connections at a time from now on; those beyond wait or are ended.
+    pub(super) fn limit(&self, takes: usize, lets_wait: bool) {
+        let mut limit = self.shared.limit.lock().unwrap();
+        *limit = Limit { takes, lets_wait, ..*limit };
+    }
+
+    pub(super) fn limits(&self) -> Limit {
+        *self.shared.limit.lock().unwrap()
+    }
+
     pub(super) fn connections(&self) -> usize {
         *self.shared.connections.lock().unwrap()
     }
 }
 
 impl Shared {
+    fn admit(&self, mut socket: UnixStream, number: usize) {
+        {
+            let mut limit = self.limit.lock().unwrap();
+            if limit.open >= limit.takes {
+                let lets_wait = limit.lets_wait;
+                drop(limit);
+                if lets_wait {
+                    let _ = socket.read(&mut [0; 1]);
+                }
+                return;
+            }
+            limit.open += 1;
+            limit.most = limit.most.max(limit.open);
+        }
+        self.serve(socket, number);
+        self.limit.lock().unwrap().open -= 1;
+    }
+
     fn serve(&self, mut socket: UnixStream, number: usize) {
         let tls = self.tls.lock().unwrap().clone();
         if greet(&mut socket).is_none() {

@@ -243,3 +243,81 @@ proptest! {
         prop_assert!(out.len() < 4096);
     }
 }
+
+/// A command of a client, as its own session writes it.
+fn command(kind: CommandKind, cookie: u64, len: u32) -> Vec<u8> {
+    let data = if kind == CommandKind::Write { len as usize } else { 0 };
+    let head = Command { kind, flags: 0, cookie, offset: 4096, len }.emit();
+    [&head[..], &vec![7; data]].concat()
+}
+
+#[test]
+fn a_relay_marks_commands_and_gives_each_client_its_own_replies() {
+    let (mut relay, mut out) = (Relay::default(), Vec::new());
+    let write = command(CommandKind::Write, 5 << 32 | 3, 100);
+    assert_eq!(relay.command(1, &write[..20], &mut out), Message::Needs);
+    assert_eq!(relay.command(1, &write[..127], &mut out), Message::Needs);
+    assert!(out.is_empty() && !relay.is_waiting(1));
+    assert_eq!(relay.command(1, &[&write[..], &[9]].concat(), &mut out), Message::Command(128));
+    assert_eq!(
+        relay.command(258, &command(CommandKind::Read, 5 << 32 | 3, 8), &mut out),
+        Message::Command(28)
+    );
+    let marked = [1u64, 258].map(|client| 5 << 32 | client << 16 | 3);
+    let sent = [0, 128].map(|at| Command::parse(out[at..at + 28].try_into().unwrap()).unwrap());
+    assert_eq!(sent.map(|command| command.cookie), marked);
+    assert_eq!(out[28..128], [7; 100]);
+    // The server answers the second one first, and its data come in two parts.
+    let stream =
+        [&Reply::simple(0, marked[1])[..], b"abcdefgh", &Reply::simple(5, marked[0])].concat();
+    let (mut got, mut kept) = ([Vec::new(), Vec::new()], Vec::new());
+    for byte in stream {
+        kept.push(byte);
+        let [first, second] = &mut got;
+        let own = |client| Some(if client == 1 { first } else { second });
+        let taken = relay.reply(&kept, own).unwrap();
+        kept.drain(..taken);
+    }
+    let cookie = 5 << 32 | 3;
+    assert_eq!(got[0], Reply::simple(5, cookie));
+    assert_eq!(got[1], [&Reply::simple(0, cookie)[..], b"abcdefgh"].concat());
+    assert!(!relay.is_waiting(1) && !relay.is_waiting(258));
+}
+
+#[test]
+fn a_relay_carries_chunks_until_the_last_and_refuses_unknown_cookies() {
+    let (mut relay, mut out, mut got) = (Relay::default(), Vec::new(), Vec::new());
+    let read = command(CommandKind::Read, 1 << 32, 4);
+    assert_eq!(relay.command(2, &read, &mut out), Message::Command(28));
+    let chunk = |cookie, kind, is_last, len| Chunk { kind, is_last, cookie, len }.emit();
+    let marked = 1 << 32 | 2 << 16;
+    let data = [&chunk(marked, ChunkKind::Data, false, 12)[..], &[1; 12]].concat();
+    for expected in [20, 12] {
+        let at = got.len();
+        assert_eq!(relay.reply(&data[at..], |_| Some(&mut got)), Ok(expected));
+    }
+    assert!(relay.is_waiting(2), "the reply goes on");
+    let last = chunk(marked, ChunkKind::None, true, 0);
+    assert_eq!(relay.reply(&last, |_| None), Ok(20));
+    assert!(!relay.is_waiting(2));
+    assert_eq!(got, [&chunk(1 << 32, ChunkKind::Data, false, 12)[..], &[1; 12]].concat());
+    for unknown in [marked, 1 << 32, 1 << 32 | 3 << 16] {
+        assert!(relay.reply(&Reply::simple(0, unknown), |_| None).is_err(), "{unknown:x}");
+    }
+    assert!(relay.reply(&[0xff; 16], |_| None).is_err());
+}
+
+#[test]
+fn a_client_of_a_relay_ends_with_a_disconnect_or_with_what_is_no_command() {
+    let (mut relay, mut out) = (Relay::default(), Vec::new());
+    let ends = [
+        command(CommandKind::Disconnect, 0, 0),
+        vec![0; 28],
+        // A cookie in which the client's place is not free.
+        command(CommandKind::Read, 1 << 16, 4),
+    ];
+    for bytes in ends {
+        assert_eq!(relay.command(1, &bytes, &mut out), Message::Ends);
+    }
+    assert!(out.is_empty() && !relay.is_waiting(1));
+}

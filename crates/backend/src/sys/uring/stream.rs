@@ -22,8 +22,9 @@ use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
-/// Bytes that one receive takes at most. Measured: the cost of a request is level from 64 KiB on.
-const INCOMING: usize = 256 << 10;
+/// Bytes of received data that are kept: one message at most. Measured: the cost of a request is
+/// level from receives of 64 KiB on.
+const INCOMING: usize = (256 << 10) + 4096;
 /// Bytes of commands and data for which a stream keeps memory after they are sent.
 const KEPT: usize = 64 << 10;
 
@@ -72,6 +73,12 @@ impl Stream {
         &mut self.next
     }
 
+    /// Bytes that the kernel has not taken yet.
+    #[must_use]
+    pub fn unsent(&self) -> usize {
+        self.next.len() + self.sending.len() - self.sent
+    }
+
     /// True while the kernel has an entry of this stream.
     #[must_use]
     pub fn is_busy(&self) -> bool {
@@ -88,6 +95,13 @@ impl Stream {
     #[must_use]
     pub fn is_receiving(&self) -> bool {
         self.is_receiving
+    }
+
+    /// True if the peer has ended the connection, and nothing is left to be received.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        matches!(recv(&self.socket, &mut [0; 1][..], flags), Ok((0, _)) | Err(Errno::CONNRESET))
     }
 
     /// Shuts the connection in both directions, so that entries of the kernel complete soon.

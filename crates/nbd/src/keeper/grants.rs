@@ -1,0 +1,195 @@
+//! Which queue has which connection: its own, or one that it shares with other queues because the
+//! server takes fewer connections than there are queues.
+
+use super::share::Share;
+use super::{BACKOFF_MIN, EXTRA_LIMIT, Keeper, State};
+use crate::channel::Channel;
+use crate::clock::now;
+use crate::join::{Joined, join};
+use crate::line::{Line, News};
+use manyring_wire::nbd::{CAN_MULTI_CONN, Export};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Pauses between tries for one more connection for queues that share one.
+pub(super) const MORE_MIN: Duration = Duration::from_secs(1);
+const MORE_MAX: Duration = Duration::from_secs(60);
+/// After this time another queue is asked to give its connection up.
+pub(super) const YIELD_LIMIT: Duration = Duration::from_secs(1);
+/// What a queue has.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Holds {
+    Nothing,
+    /// A connection of its own, on which the server offers this export.
+    Own(Export),
+    Shared,
+}
+
+impl Keeper {
+    /// A queue goes on with another connection, and has nothing in flight on this one.
+    pub(crate) fn release(&self, line: &Arc<Line>, mut channel: Channel) {
+        let mut state = self.lock();
+        let is_yielded = state.yielding.as_ref().is_some_and(|(other, _)| Arc::ptr_eq(other, line));
+        match &state.share {
+            Some(share) if is_yielded && !channel.stream.has_ended() => {
+                share.serve(channel);
+                state.yielding = None;
+                self.tell_limit(&mut state);
+            }
+            // An idle connection whose end nobody has noticed yet.
+            Some(_) if is_yielded => state.yields_no_more(line),
+            _ => channel.leave(),
+        }
+    }
+
+    /// True if the thread of `share` may end, which has no queue any more: no queue is on its way.
+    pub(super) fn end_share(&self, share: &Arc<Share>) -> bool {
+        let mut state = self.lock();
+        share.is_obeyed() && state.forget_share(share)
+    }
+
+    /// The connection of `share` is lost for `reason`.
+    pub(super) fn lost_share(&self, share: &Arc<Share>, reason: &str) {
+        let mut state = self.lock();
+        if state.forget_share(share) {
+            state.warn(now(), &self.options.name, reason);
+        }
+    }
+
+    /// The server takes no more connections: the queues that ask share one of those that there are.
+    pub(super) fn share_out(self: &Arc<Self>, state: &mut State) {
+        let (now, open) = (now(), state.open());
+        state.put_off(now);
+        if state.limit.replace(open) != Some(open) {
+            (state.more_at, state.more_pause) = (now + MORE_MIN, MORE_MIN);
+        }
+        if let Err(errno) = self.find_share(state, now) {
+            return state.warn(now, &self.options.name, &format!("cannot share one: {errno}"));
+        }
+        let Some(share) = state.share.clone() else { return };
+        while let Some(line) = state.asking.front().cloned() {
+            if let Err(errno) = state.let_share(&share, &line) {
+                return state.warn(now, &self.options.name, &format!("cannot share it: {errno}"));
+            }
+            state.asking.pop_front();
+        }
+        state.backoff = BACKOFF_MIN;
+        if state.yielding.is_none() {
+            self.tell_limit(state);
+        }
+    }
+
+    /// Finds a queue whose connection can be shared, unless there is a shared one.
+    fn find_share(self: &Arc<Self>, state: &mut State, now: Duration) -> Result<(), Errno> {
+        let is_coming = |(_, since): &(Arc<Line>, Duration)| now < *since + YIELD_LIMIT;
+        if state.share.is_some() && state.yielding.as_ref().is_none_or(is_coming) {
+            return Ok(());
+        }
+        let owner = state.lines.iter().rev().find_map(|(line, holds)| match holds {
+            Holds::Own(export) if line.is_told() => Some((line.clone(), *export)),
+            _ => None,
+        });
+        // A queue that was just given a connection has not taken it yet: the next try finds it.
+        let Some((line, export)) = owner else {
+            state.yielding.iter_mut().for_each(|(_, since)| *since = now);
+            return Ok(());
+        };
+        let share = match &state.share {
+            Some(share) => share.clone(),
+            None => Share::start(self, export)?,
+        };
+        state.share = Some(share.clone());
+        state.let_share(&share, &line)?;
+        state.yielding = Some((line, now));
+        Ok(())
+    }
+
+    /// Logs how many connections the server takes, once.
+    fn tell_limit(&self, state: &mut State) {
+        let (device, limit, queues) = (&self.options.name, state.open(), state.lines.len());
+        if state.told_limit.replace(limit) != Some(limit) {
+            let s = if limit == 1 { "" } else { "s" };
+            tracing::warn!(
+                device,
+                "the server takes {limit} connection{s}; {queues} queues share them"
+            );
+        }
+    }
+
+    /// Tries to get a connection of its own for a queue that shares one.
+    pub(super) fn attempt_more(&self) {
+        let joined = join(&self.options.uri, EXTRA_LIMIT);
+        let mut state = self.lock();
+        let fit = joined.ok().filter(|joined| {
+            self.fits(&state.told, &joined.export).is_ok() && !state.lacks_multi(&joined.export)
+        });
+        let shares =
+            |(line, holds): &&(Arc<Line>, Holds)| matches!(holds, Holds::Shared) && line.is_told();
+        let line = state.lines.iter().find(shares).map(|(line, _)| line.clone());
+        match (fit, line) {
+            (Some(joined), Some(line)) if state.share.is_some() && state.yielding.is_none() => {
+                state.limit = Some(state.open() + 1);
+                state.give(&line, joined);
+                (state.more_at, state.more_pause) = (now(), MORE_MIN);
+                state.told_limit = state.limit;
+                let (device, limit) = (&self.options.name, state.open());
+                tracing::info!(device, "the server takes {limit} connections now");
+            }
+            (fit, _) => {
+                state.more_at = now() + state.more_pause;
+                state.more_pause = (state.more_pause * 2).min(MORE_MAX);
+                drop(state);
+                fit.into_iter().for_each(|joined| Channel::new(joined).leave());
+            }
+        }
+    }
+}
+
+impl State {
+    /// Connections to the server that queues have.
+    pub(super) fn open(&self) -> usize {
+        let own = self.lines.iter().filter(|(_, holds)| matches!(holds, Holds::Own(_)));
+        own.count() + usize::from(self.share.is_some())
+    }
+
+    /// True if the server has said that it allows several connections, and does not on this one.
+    pub(super) fn lacks_multi(&self, export: &Export) -> bool {
+        self.told.flags & CAN_MULTI_CONN > export.flags & CAN_MULTI_CONN
+    }
+
+    pub(super) fn holds(&mut self, line: &Arc<Line>, holds: Holds) {
+        let own = self.lines.iter_mut().find(|(other, _)| Arc::ptr_eq(other, line));
+        own.into_iter().for_each(|own| own.1 = holds);
+    }
+
+    /// Gives a queue a connection of its own.
+    pub(super) fn give(&mut self, line: &Arc<Line>, joined: Joined) {
+        self.holds(line, Holds::Own(joined.export));
+        line.tell(News::Joined(joined));
+    }
+
+    /// Lets a queue share a connection.
+    fn let_share(&mut self, share: &Share, line: &Arc<Line>) -> Result<(), Errno> {
+        let (socket, export) = (share.add()?, share.export);
+        self.holds(line, Holds::Shared);
+        line.tell(News::Joined(Joined { socket, export, tls: None, is_shared: true }));
+        Ok(())
+    }
+
+    /// A queue has no connection that it could give up. Those that were to share it ask again.
+    pub(super) fn yields_no_more(&mut self, line: &Arc<Line>) {
+        if self.yielding.take_if(|(other, _)| Arc::ptr_eq(other, line)).is_some() {
+            self.share.take().into_iter().for_each(|share| share.end());
+        }
+    }
+
+    /// The thread of `share` ends. False: it was ended before.
+    fn forget_share(&mut self, share: &Arc<Share>) -> bool {
+        let is_present = self.share.as_ref().is_some_and(|other| Arc::ptr_eq(other, share));
+        if is_present {
+            (self.share, self.yielding) = (None, None);
+        }
+        is_present
+    }
+}
