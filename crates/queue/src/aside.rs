@@ -6,7 +6,7 @@
 
 use crate::chain::{BATCH_CHAINS, BATCH_SLICES, Batch};
 use crate::error::QueueError;
-use crate::ring::Ring;
+use crate::ring::{Chains, Ring};
 use std::collections::VecDeque;
 
 /// Pops chains again that do not lie in the ring, and adds them to the batch: `walk` walks the next
@@ -27,6 +27,18 @@ pub(crate) fn pop_again<R: Ring>(
         walked.unwrap_or_else(|fault| ring.latch_fault(fault));
     }
     batch.walked = batch.slices.len() + empty;
+}
+
+/// Pops the chains that a former process has taken, and puts them back: so their pages are marked
+/// in a migration log, as of any chain that is put back. Whoever took them may have written to
+/// them. False: one of them cannot be walked, which is a fault of the ring.
+pub(crate) fn touch_owed<R: Chains>(ring: &mut R) -> bool {
+    let (mut batch, mut chains) = (Batch::new(), Vec::new());
+    while ring.owed() > 0 && ring.pop_batch(&mut batch, BATCH_CHAINS) > 0 {
+        chains.extend(batch.entries.iter_mut().filter_map(|entry| entry.chain.take()));
+    }
+    chains.into_iter().rev().for_each(|chain| ring.unpop(chain));
+    !ring.is_faulted()
 }
 
 /// The numbers, the oldest first: no more than the ring has entries.

@@ -65,6 +65,13 @@ impl DeviceQueue {
         }
     }
 
+    /// True if nothing but the base says where the ring goes on: it has no record, or one that has
+    /// not begun, and does not tell by itself. Reads the record.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        each!(self, queue => queue.has_only_base())
+    }
+
     /// Has a packed ring tell where it goes on: chains go back in their order, and each descriptor
     /// that is used shows it. [`Ring::begin`] then goes on there, whatever the base says, which a
     /// front-end may have from before a process was killed. A split ring has its used index. For a
@@ -156,6 +163,10 @@ impl Ring for DeviceQueue {
 
     fn owes(&self) -> bool {
         each!(self, queue => queue.owes())
+    }
+
+    fn put_back_owed(&mut self) -> bool {
+        each!(self, queue => queue.put_back_owed())
     }
 
     fn leave_aside(&mut self) -> bool {

@@ -64,6 +64,15 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
         false
     }
 
+    /// Puts the chains that a former process has taken and not returned back into the ring, as if
+    /// they had never been popped: [`Self::base`] then says where they lie. False, and the ring is
+    /// unchanged, if no base can say that, since chains of a split ring that were made available
+    /// after them have been returned; or if a chain is in flight, waits or is set aside. They are
+    /// to be served then.
+    fn put_back_owed(&mut self) -> bool {
+        false
+    }
+
     /// Leaves the chains that are set aside to the next process, which finds them in the ring's
     /// record. False, and nothing is changed, if the ring has none, or gives chains back in order.
     fn leave_aside(&mut self) -> bool {

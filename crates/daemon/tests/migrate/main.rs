@@ -10,6 +10,8 @@ mod guest;
 mod net;
 #[path = "../process/mod.rs"]
 mod process;
+#[path = "../program/mod.rs"]
+mod program;
 #[path = "../space/mod.rs"]
 mod space;
 
@@ -25,6 +27,8 @@ use manyring_wire::virtio::{
 };
 use net::Net;
 use process::{Daemon, PATIENCE};
+use program::shown;
+use rustix::process::{Pid, Signal, kill_process};
 use space::{in_own_space, run};
 use std::io::Write;
 
@@ -122,6 +126,71 @@ fn what_a_tap_writes_is_in_marked_pages() {
                 guest.migrate(|guest| net.work(guest, host), |guest| net.settle(guest, host));
             }
         }
+    });
+}
+
+/// Kills the room of the domain that is named after a device.
+fn kill_room(daemon: &Daemon, name: &str) {
+    let rooms = shown(&daemon.socket_of("control"), "/v1/rooms");
+    let room = rooms["rooms"].as_array().unwrap().iter().find(|room| room["room"] == name);
+    let pid = i32::try_from(room.unwrap()["pid"].as_i64().unwrap()).unwrap();
+    // None while the next process begins.
+    if let Some(pid) = Pid::from_raw(pid) {
+        kill_process(pid, Signal::KILL).unwrap();
+    }
+}
+
+/// In each migration the process dies that serves the guest. What it had taken and not returned is
+/// marked where the next one serves it, or puts it back. Needs root.
+#[test]
+fn what_rooms_that_die_write_is_in_marked_pages() {
+    in_own_space(|| {
+        let image = image();
+        let config = format!(
+            "[daemon]\ncontrol = '@/control'\n\
+             [[net]]\nname = 'lan'\nsocket_path = '@/lan'\ntap = 'lan0'\nmtu = 900\n\
+             domain = 'lan'\n\
+             [[blk]]\nname = 'disk'\nsocket_path = '@/disk'\nnum_queues = 2\nfile = '{}'\n\
+             domain = 'disk'\n",
+            image.path().display()
+        );
+        let daemon = Daemon::run(&config, &["lan", "disk", "control"]);
+        run("ip link set lan0 mtu 1500");
+        let (host, rings) = (Host::on("lan0"), [0, VIRTIO_F_EVENT_IDX, VIRTIO_F_RING_PACKED]);
+        for (case, ring) in (0..).zip(rings) {
+            let start = Start { queues: 2, size: 64, features: ring, seed: 0x800 + case };
+            let features = ring | VIRTIO_NET_F_MRG_RXBUF | VIRTIO_NET_F_MTU;
+            let on_net = Start { features, seed: 0x900 + case, ..start };
+            println!("{start:?} {on_net:?}");
+            let mut guest = Guest::connect(&daemon.socket_of("lan"), on_net);
+            let (net, host) = (Net::of(features), Some(&host));
+            for _ in 0..2 {
+                let mut round = 0;
+                let work = |guest: &mut Guest| {
+                    net.work(guest, host);
+                    round += 1;
+                    if round == 5 {
+                        kill_room(&daemon, "lan");
+                    }
+                };
+                guest.migrate(work, |guest| net.settle(guest, host));
+            }
+            let mut guest = Guest::connect(&daemon.socket_of("disk"), start);
+            let disk = Disk { can_discard: false };
+            for _ in 0..2 {
+                let mut round = 0;
+                let work = |guest: &mut Guest| {
+                    disk.request(guest);
+                    round += 1;
+                    if round == 5 {
+                        kill_room(&daemon, "disk");
+                    }
+                };
+                guest.migrate(work, Disk::settle);
+            }
+        }
+        assert!(!daemon.log().contains("queue stopped:"), "{}", daemon.log());
+        assert_eq!(daemon.log().matches("the session goes on").count(), 12, "{}", daemon.log());
     });
 }
 

@@ -36,14 +36,16 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     /// memory back once "disable" is acknowledged: `fence` is answered when nothing is in flight.
     pub(super) fn set_enabled(&mut self, is_enabled: bool, fence: Fence, io: &mut QueueIo<'_>) {
         if !is_enabled {
-            self.serve_owed();
             if self.life.disable() {
                 self.give_back();
+                self.settle_owed();
                 self.unwatch_port(io);
                 self.give_up_aside();
                 self.discard_all(fence, io);
             } else {
-                // The queue was disabled before, and its requests may still be in flight.
+                // The queue was disabled before, and its requests may still be in flight. If that
+                // was before it came to this process, the former one may have left some.
+                self.settle_owed();
                 self.fence_disabled(fence);
             }
             return;
@@ -101,7 +103,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     /// Empties the ring no further: the order is answered when nothing is in flight any more.
     pub(super) fn end_emptying(&mut self) {
         if let Some(Emptying { fence, .. }) = self.emptying.take() {
-            self.handler.fence(fence);
+            self.fence_disabled(fence);
         }
     }
 }

@@ -86,15 +86,23 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         returned
     }
 
-    /// Serves the chains that a former process has taken and not returned before the queue ends or
-    /// rests: no base says which chains these are. Buffers of a receiveq are not waited for, since
-    /// no frame may come: they stay in the ring's record, where the next process finds them.
-    pub(super) fn serve_owed(&mut self) {
-        if !H::WAITS_FOR_INPUT
-            && self.life.is_enabled()
-            && self.ring.owed() > 0
-            && !self.giving_up.leaves
-        {
+    /// Accounts for the chains that a former process has taken and not returned, before the queue
+    /// ends or rests. Nothing that nobody has begun to serve is in flight any more.
+    ///
+    /// ```text
+    /// the next process goes on with the ring's record?     they stay there
+    /// they lie in the ring, one after the other?           they go back: the base says where
+    /// else, since chains behind them have been returned:   they are served: no base says which
+    /// ```
+    /// Chains that go back are taken once more by whoever goes on at the base: a disk's request is
+    /// done again, as it would be here, and a frame may be sent twice. Buffers of a receiveq are
+    /// returned in order, so they always go back; they are not waited for, since no frame may come.
+    pub(super) fn settle_owed(&mut self) {
+        if self.ring.owed() == 0 || self.giving_up.leaves || self.ring.put_back_owed() {
+            return;
+        }
+        if !H::WAITS_FOR_INPUT {
+            self.giving_up.is_on = true;
             self.life.set_serves_owed(true);
         }
     }
@@ -114,7 +122,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
 
     /// `fence` is answered when nothing is in flight, and nothing set aside that is given up.
     pub(super) fn fence_disabled(&mut self, fence: Fence) {
-        if H::HAS_DISK && self.gives_up_more() {
+        let waits = H::HAS_DISK || self.life.serves_owed();
+        if waits && self.gives_up_more() {
             self.giving_up.fences.push(fence);
         } else {
             self.handler.fence(fence);

@@ -402,9 +402,9 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn drain(&mut self) {
-        self.serve_owed();
         self.life.set_draining(true);
         self.give_back();
+        self.settle_owed();
         self.give_up_aside();
         self.end_emptying();
         self.stop_handler();

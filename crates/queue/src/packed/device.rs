@@ -312,6 +312,10 @@ impl Ring for DeviceHalf {
         !self.owed.is_empty() || self.again > 0
     }
 
+    fn put_back_owed(&mut self) -> bool {
+        self.put_owed_back()
+    }
+
     fn leave_aside(&mut self) -> bool {
         self.forget_aside()
     }

@@ -186,6 +186,11 @@ impl Inflight {
         Ok(())
     }
 
+    /// True if no record has begun there.
+    pub(crate) fn is_new(&self) -> bool {
+        self.words.load_u16(HEAD_VERSION) == 0
+    }
+
     /// True once the region was cut away under us.
     pub(crate) fn is_broken(&self) -> bool {
         self.words.is_broken()
@@ -206,6 +211,21 @@ impl Inflight {
     /// The chain that is owed next.
     pub(crate) fn first_owed(&self) -> Option<u16> {
         self.owed.last().copied()
+    }
+
+    /// All chains that are owed and were not popped again, in any order.
+    pub(crate) fn all_owed(&self) -> &[u16] {
+        &self.owed
+    }
+
+    /// Records that the chains which are owed are in the ring again. `newest_first`: their heads,
+    /// so that those which are left if the process is killed meanwhile are the first ones.
+    pub(crate) fn put_back_owed(&mut self, newest_first: impl Iterator<Item = u16>) {
+        for head in newest_first {
+            self.words.store_u16(entry(head) + FLAG, 0);
+            fence_compiler();
+        }
+        self.owed.clear();
     }
 
     /// The chain that is owed next was popped.

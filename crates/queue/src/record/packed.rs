@@ -99,6 +99,11 @@ impl PackedInflight {
         Self { words, counter: 0, next: Vec::new(), free: 0, burst: Vec::new() }
     }
 
+    /// True if no record has begun there.
+    pub(crate) fn is_new(&self) -> bool {
+        self.words.load_u16(HEAD_VERSION) == 0
+    }
+
     /// True once the region was cut away under us.
     pub(crate) fn is_broken(&self) -> bool {
         self.words.is_broken()

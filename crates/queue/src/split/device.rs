@@ -347,6 +347,10 @@ impl Ring for DeviceHalf {
         self.record.as_ref().is_some_and(|record| record.owes())
     }
 
+    fn put_back_owed(&mut self) -> bool {
+        self.put_owed_back()
+    }
+
     fn leave_aside(&mut self) -> bool {
         self.forget_aside()
     }

@@ -16,6 +16,8 @@ const OWED: u16 = 3;
 #[derive(Debug)]
 struct Owing {
     owed: Arc<AtomicU16>,
+    /// The chains lie in the ring still, so that they can go back.
+    lie_in_ring: bool,
     memory: Arc<GuestMemory>,
 }
 
@@ -38,6 +40,13 @@ impl Ring for Owing {
 
     fn owes(&self) -> bool {
         self.owed() > 0
+    }
+
+    fn put_back_owed(&mut self) -> bool {
+        if self.lie_in_ring {
+            self.owed.store(0, Ordering::Relaxed);
+        }
+        self.lie_in_ring
     }
 
     fn size(&self) -> u16 {
@@ -111,8 +120,12 @@ struct Served {
 
 impl Served {
     fn by<const WAITS: bool>(handler: Serves<WAITS>) -> Self {
+        Self::with(handler, false, true)
+    }
+
+    fn with<const WAITS: bool>(handler: Serves<WAITS>, lie_in_ring: bool, enabled: bool) -> Self {
         let owed = Arc::new(AtomicU16::new(OWED));
-        let ring = Owing { owed: owed.clone(), memory: Arc::default() };
+        let ring = Owing { owed: owed.clone(), lie_in_ring, memory: Arc::default() };
         let (addresses, events) = (
             RingAddresses { descriptor: 0, available: 0, used: 0 },
             tokio::sync::mpsc::channel(1).0,
@@ -124,7 +137,7 @@ impl Served {
             kick: None,
             call: None,
             err: None,
-            enabled: true,
+            enabled,
             features: 0,
             events,
         };
@@ -186,4 +199,42 @@ fn a_stop_or_a_disable_waits_for_no_owed_buffer_that_only_input_would_return() {
     assert!(served.disable().try_recv().is_ok());
     served.turn();
     assert_eq!(served.owed(), OWED);
+}
+
+#[test]
+fn owed_chains_that_lie_in_the_ring_go_back_before_a_stop_or_a_disable_is_answered() {
+    let lie = |enabled| Served::with(Serves::<false> { has_input: false }, true, enabled);
+    for enabled in [true, false] {
+        let mut served = lie(enabled);
+        assert!(served.stop().try_recv().is_ok(), "nobody serves them here");
+        assert_eq!(served.owed(), 0);
+        let mut served = lie(enabled);
+        assert!(served.disable().try_recv().is_ok());
+        assert_eq!(served.owed(), 0);
+    }
+    let mut served = Served::with(Serves::<true> { has_input: false }, true, true);
+    assert!(served.stop().try_recv().is_ok());
+    assert_eq!(served.owed(), 0, "the base tells of a receiveq's too");
+}
+
+/// As when the process before this one died while it disabled the queue.
+#[test]
+fn a_queue_that_comes_disabled_serves_what_it_owes_before_a_stop_or_a_disable_is_answered() {
+    let comes = || Served::with(Serves::<false> { has_input: true }, false, false);
+    let mut served = comes();
+    served.turn();
+    assert_eq!(served.owed(), OWED, "it serves nothing unasked");
+    let mut base = served.stop();
+    assert_eq!(base.try_recv(), Err(TryRecvError::Empty));
+    served.turn();
+    assert!(base.try_recv().is_ok());
+    assert_eq!(served.owed(), 0);
+
+    let mut served = comes();
+    served.turn();
+    let mut answer = served.disable();
+    assert_eq!(answer.try_recv(), Err(TryRecvError::Empty));
+    served.turn();
+    assert!(answer.try_recv().is_ok());
+    assert_eq!(served.owed(), 0);
 }

@@ -1,7 +1,7 @@
 //! Chains of a packed ring that do not lie in it: set aside, owed by a former process, recorded.
 
 use super::{DeviceHalf, byte_of, walk_table};
-use crate::aside::pop_again;
+use crate::aside::{pop_again, touch_owed};
 use crate::chain::{Batch, Chain, Entry};
 use crate::error::QueueError;
 use crate::order::Used;
@@ -12,6 +12,11 @@ use manyring_memory::fence_compiler;
 use manyring_wire::virtqueue::Descriptor;
 
 impl DeviceHalf {
+    /// As [`DeviceQueue::is_new`](crate::DeviceQueue::is_new).
+    pub(crate) fn has_only_base(&self) -> bool {
+        self.trail.is_none() && self.record.as_ref().is_none_or(|record| record.is_new())
+    }
+
     /// Reads the record. True if the driver must be notified, since the former process may have
     /// ended before it did so.
     pub(super) fn resume(&mut self) -> bool {
@@ -88,6 +93,53 @@ impl DeviceHalf {
         }
         self.mark_taken(batch);
         batch.entries.len()
+    }
+
+    /// As [`Ring::put_back_owed`]. The descriptors between the used place and the next one to pop
+    /// belong to the device: the chains that were taken and not returned need as many, so each set
+    /// of them can be laid out there again, whatever was written over them.
+    pub(super) fn put_owed_back(&mut self) -> bool {
+        let is_busy = self.in_flight + self.order.count() + self.aside.count() + self.unshown > 0;
+        if self.record.is_none() || self.fault.is_some() || is_busy {
+            return false;
+        }
+        if self.marks.is_some() && !touch_owed(self) {
+            return false;
+        }
+        self.lay_owed_out();
+        let oldest_last = std::mem::take(&mut self.owed);
+        // The newest first: those that are left if the process is killed meanwhile are the first.
+        for slot in oldest_last {
+            if let Some(record) = &mut self.record {
+                record.put_back(self.slots.kept(slot).recorded);
+            }
+            self.held -= self.slots.kept(slot).count();
+            self.slots.free(slot);
+        }
+        self.avail = self.used;
+        self.has_more = true;
+        self.judge();
+        true
+    }
+
+    /// Makes the chains that are owed available at the used place, the oldest first. Each
+    /// descriptor there is available before and after it: the driver sees none as used.
+    fn lay_owed_out(&self) {
+        let mut place = self.used;
+        let descs = self.owed.iter().rev().flat_map(|slot| self.slots.descs(*slot));
+        for (low, high) in descs {
+            let high = u64::from_le(*high);
+            let flags = (high >> 48) as u16 & !(F_AVAIL | F_USED) | place.avail_flags();
+            let high = (high & (u64::MAX >> 16) | u64::from(flags) << 48).to_le();
+            let at = byte_of(place);
+            if self.areas.desc.load_u64_pair(at) != (*low, high) {
+                self.areas.desc.store_u64(at, *low);
+                self.areas.desc.store_u64(at + 8, high);
+            }
+            place = place.add(1, self.size);
+        }
+        fence_compiler();
+        self.mark_all();
     }
 
     /// As [`Chains::pop_aside`](crate::Chains::pop_aside).

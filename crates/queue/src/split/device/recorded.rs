@@ -1,13 +1,14 @@
 //! A split ring with a record: owed chains are popped first, and each step is written down.
 
 use super::DeviceHalf;
-use crate::aside::pop_again;
+use crate::aside::{pop_again, touch_owed};
 use crate::chain::Batch;
 use crate::error::QueueError;
 use crate::order::Used;
 use crate::record::inflight::Inflight;
 use crate::ring::Ring;
 use manyring_memory::Words;
+use manyring_wire::virtqueue::avail_entry;
 
 impl DeviceHalf {
     /// Records the chains that are taken and not returned in `region`, of
@@ -19,6 +20,11 @@ impl DeviceHalf {
         self.record = region.map(|words| Box::new(Inflight::new(words)));
         self.is_noted = self.features.in_order || self.record.is_some() || self.marks.is_some();
         self
+    }
+
+    /// As [`DeviceQueue::is_new`](crate::DeviceQueue::is_new).
+    pub(crate) fn has_only_base(&self) -> bool {
+        self.record.as_ref().is_none_or(|record| record.is_new())
     }
 
     /// Reads the record. True if the driver must be notified, since the former process may have
@@ -75,6 +81,33 @@ impl DeviceHalf {
         }
         self.mark_taken(batch);
         batch.entries.len()
+    }
+
+    /// As [`Ring::put_back_owed`]. The chains that were taken and not returned lie in the available
+    /// ring from the used index on, unless one behind them has been returned.
+    pub(super) fn put_owed_back(&mut self) -> bool {
+        if self.fault.is_some() || self.in_flight + self.order.count() + self.aside.count() > 0 {
+            return false;
+        }
+        let Some(record) = &self.record else { return false };
+        let first = self.last_avail.wrapping_sub(record.owed_count());
+        let lie = (0..record.owed_count()).rev().map(|n| {
+            let index = first.wrapping_add(n) & (self.size - 1);
+            self.areas.avail.load_u16(avail_entry(index))
+        });
+        let newest_first: Vec<u16> = lie.collect();
+        if !are_same(&newest_first, record.all_owed()) {
+            return false;
+        }
+        if self.marks.is_some() && !touch_owed(self) {
+            return false;
+        }
+        if let Some(record) = &mut self.record {
+            record.put_back_owed(newest_first.into_iter());
+        }
+        self.last_avail = first;
+        self.judge();
+        true
     }
 
     /// Gives the chains of a batch their order, and records that they are taken: `others` were in
@@ -140,4 +173,14 @@ impl DeviceHalf {
         }
         self.write_used(head, written);
     }
+}
+
+/// True if these are the same heads, in any order.
+fn are_same(these: &[u16], others: &[u16]) -> bool {
+    let sorted = |heads: &[u16]| {
+        let mut heads = heads.to_vec();
+        heads.sort_unstable();
+        heads
+    };
+    sorted(these) == sorted(others)
 }

@@ -3,6 +3,7 @@
 //! Packed rings that have no region are tested in `trail.rs`.
 
 mod packed_regions;
+mod put_back;
 mod regions;
 mod trail;
 
