@@ -177,6 +177,12 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// A value that changes with each change of the config space that the driver has not made.
     fn config_changes(&self) -> watch::Receiver<u64>;
 
+    /// True if packed rings of this device tell where they go on
+    /// ([`manyring_queue::DeviceQueue::trailed`]): no front-end keeps an in-flight region for them.
+    fn trails_rings(&self) -> bool {
+        false
+    }
+
     /// Starts a queue on a worker.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use front::{Asked, PATIENCE, REGION, Recorder, VERSION_1, doorbell, id_of, memor
 use manyring_device::Later;
 use manyring_engine::{Pool, PoolOptions};
 use manyring_transport::vhost_user::{
-    Client, Endpoint, Estate, Keeper, Kept, Note, NotedAnswer, ServeOptions, serve,
+    Client, Endpoint, Entry, Estate, Keeper, Kept, Note, NotedAnswer, ServeOptions, serve,
 };
 use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, HEADER_SIZE, Header};
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
@@ -372,5 +372,33 @@ fn a_session_that_is_parked_in_the_middle_of_a_message_ends() {
         while !store.state.lock().unwrap().is_forgotten {
             std::thread::yield_now();
         }
+    });
+}
+
+/// Without its in-flight region nothing says where a ring stands that was served: the base that is
+/// noted is from before that.
+#[test]
+fn a_session_of_which_the_in_flight_region_is_lost_ends() {
+    parked(&[], |front, theirs, store| {
+        // As notes are if no region could be made, for want of memory or of a descriptor.
+        let is_region =
+            |entry: &Entry| entry.bytes.starts_with(&id_of("SET_INFLIGHT_FD").to_ne_bytes());
+        {
+            let entries = &mut store.state.lock().unwrap().entries;
+            let count = entries.len();
+            entries.retain(|_, kept| !is_region(&kept.entry));
+            assert_eq!(entries.len(), count - 1);
+        }
+        let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
+        let device = Arc::new(Recorder::new(VIRTIO_ID_BLOCK, true, Some(pool)));
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| process(device.clone(), theirs, store));
+            let ended = front.0.read(&mut [0; 1]);
+            let _ = front.0.shutdown(std::net::Shutdown::Both);
+            assert!(!next.join().unwrap());
+            assert_eq!(ended.unwrap(), 0, "the front-end connects again");
+        });
+        let is_start = |asked: &Asked| matches!(asked, Asked::Start(..));
+        assert!(!device.asked().iter().any(is_start), "no ring runs at a base that is stale");
     });
 }

@@ -7,8 +7,9 @@ mod front;
 use front::{Asked, Front, REGION, VERSION_1, doorbell, memory, region};
 use manyring_wire::vhost_user::{InflightArea, LogArea, Region};
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
-use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 const AREA: InflightArea =
@@ -54,6 +55,55 @@ fn a_ring_goes_on_from_the_in_flight_region_and_not_from_its_base() {
     let asked = front.leave();
     let started = Asked::Start(1, 128, 77.into(), true, [true, false, false]);
     assert!(asked.contains(&started), "{asked:?}");
+}
+
+/// Writes what a dead process has left: the driver has made chains 0 to 9 available, four were
+/// returned, and `owed` were taken and not returned.
+fn leave_behind(guest: &OwnedFd, inflight: &OwnedFd, owed: &[u16]) {
+    let put = |file: &OwnedFd, bytes: &[u8], at: u64| {
+        assert_eq!(rustix::io::pwrite(file, bytes, at), Ok(bytes.len()));
+    };
+    let heads: Vec<u16> = (0..10).collect();
+    // Flags and index: of the available ring, and of the used ring.
+    put(guest, [0u16, 10].as_bytes(), 0x1000);
+    put(guest, heads.as_bytes(), 0x1004);
+    put(guest, [0u16, 4].as_bytes(), 0x2000);
+    // Version, entries, the head that was returned last, the used index.
+    put(inflight, [1u16, 128, 3, 4].as_bytes(), 8);
+    for head in 0..10 {
+        let at = 16 + u64::from(head) * 16;
+        put(inflight, u64::from(owed.contains(&head)).as_bytes(), at);
+        put(inflight, u64::from(head).as_bytes(), at + 8);
+    }
+}
+
+/// A process before this one has run the ring; the front-end's base is from before that.
+#[test]
+fn a_ring_that_does_not_run_is_told_as_its_in_flight_region_says() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let guest = memory(REGION.size);
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[guest.as_fd()]), 0);
+    let (area, inflight) = front.new_region(AREA, 20);
+    assert_eq!(front.ask("SET_INFLIGHT_FD", area.as_bytes(), &[inflight.as_fd()]), 0);
+    let base = |front: &mut Front, shortages| {
+        front.device.shortages.store(shortages, Ordering::Relaxed);
+        front.describe(0);
+        let started = front.ask("SET_VRING_KICK", 0_u64.as_bytes(), &[doorbell().as_fd()]);
+        assert_eq!(started, u64::from(shortages == 0), "it waits for the host, or cannot start");
+        front.send("GET_VRING_BASE", 0, [0u32, 0].as_bytes(), &[]);
+        let state = front.reply();
+        u32::from_ne_bytes(state[4..].try_into().unwrap())
+    };
+    for shortages in [u32::MAX, 0] {
+        leave_behind(&guest, &inflight, &[4, 5, 6, 7, 8, 9]);
+        assert_eq!(base(&mut front, shortages), 4, "all of these are available again");
+        let mut flag = [9; 2];
+        rustix::io::pread(&inflight, &mut flag, 16 + 4 * 16).unwrap();
+        assert_eq!(flag, [0, 0], "nothing is in flight, for a process that has the region too");
+        // Chain 4 was returned before chain 3: no base says that.
+        leave_behind(&guest, &inflight, &[3, 5, 6, 7, 8, 9]);
+        assert_eq!(base(&mut front, shortages), 10);
+    }
 }
 
 #[test]

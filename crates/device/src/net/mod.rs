@@ -417,10 +417,12 @@ impl Device for NetDevice {
         self.0.changes.subscribe()
     }
 
-    fn start(&self, mut activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
+    fn trails_rings(&self) -> bool {
+        true
+    }
+
+    fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
         Box::pin(async move {
-            // No front-end keeps an in-flight region for a network device.
-            activation.queue = activation.queue.trailed();
             let (index, features) = (activation.index, activation.features);
             if self.0.control_index(features) == Some(index) {
                 self.0.state().vqs[index].is_control = true;

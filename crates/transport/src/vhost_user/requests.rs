@@ -43,6 +43,8 @@ pub enum FrontError {
     Inflight(MemoryError),
     #[error("GET_INFLIGHT_FD: {0}")]
     NoInflight(std::io::Error),
+    #[error("vring {index} was served before, and nothing says where it stands")]
+    NoRecord { index: u32 },
 }
 
 /// A message to the front-end.
@@ -195,6 +197,7 @@ impl Front {
                 let device = self.device.name().to_owned();
                 told_if_slow(&device, "a queue has not stopped yet", self.stop(index)).await;
             }
+            Effect::FindBase(index) => self.find_base(index).await,
             Effect::Enable(index, enabled) => {
                 if let Some(queue) = &self.vrings[index].running {
                     self.device.set_enabled(index, queue, enabled).await;

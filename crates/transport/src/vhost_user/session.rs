@@ -6,6 +6,7 @@
 mod inflight;
 mod log;
 mod outcome;
+mod position;
 mod state;
 
 pub use outcome::{Answer, Effect, MemoryChange, Outcome, SessionError};
@@ -156,16 +157,6 @@ impl Session {
         }
     }
 
-    /// Notes that the queue has stopped at `base`; it needs a new kick to start again. A vring that
-    /// counts as stopped already (its base was set anew) is left as it is.
-    pub fn stopped(&mut self, index: usize, base: Base) {
-        if let Some(vring) = self.vrings.get_mut(index).filter(|v| v.running) {
-            vring.running = false;
-            vring.base = base;
-            vring.kick = KickState::Unset;
-        }
-    }
-
     /// Starts the vrings that the transport could not start, as far as they are still complete and
     /// have not begun otherwise.
     pub fn retry<F>(&mut self, indexes: &[usize]) -> Vec<Effect<F>> {
@@ -307,19 +298,6 @@ impl Session {
     fn vring_mut(&mut self, name: &'static str, index: usize) -> Result<&mut Vring, SessionError> {
         let count = self.vrings.len();
         self.vrings.get_mut(index).ok_or(SessionError::Index { name, index, count })
-    }
-
-    fn base_of<F>(
-        &mut self,
-        name: &'static str,
-        state: VringState,
-    ) -> Result<Outcome<F>, SessionError> {
-        let index = state.index as usize;
-        let vring = self.vring_mut(name, index)?;
-        let effects = if vring.running { vec![Effect::Stop(index)] } else { Vec::new() };
-        // Whether it ran or not, the vring needs a new kick to start.
-        vring.kick = KickState::Unset;
-        Ok(Outcome { effects, answer: Answer::Base(index) })
     }
 
     fn set_features<F>(&mut self, bits: u64) -> Result<Vec<Effect<F>>, SessionError> {

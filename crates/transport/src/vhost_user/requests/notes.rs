@@ -372,6 +372,10 @@ impl Front {
                     self.use_own_region(area, Arc::new(file)).await;
                 }
             }
+            // The base that is noted is from before the ring was served.
+            Some(Place::Kick) if self.inflight.is_none() => {
+                return Err(FrontError::NoRecord { index: key & 0xffff });
+            }
             _ => {
                 let fds = fds.into_iter().map(|fd| origin.adopt(fd, &mut room)).collect();
                 let Some(message) = Message::of_bytes(&bytes, fds) else { return Ok(()) };

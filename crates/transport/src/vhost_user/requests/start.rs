@@ -5,7 +5,9 @@ use super::{Effect, Front};
 use manyring_device::StartError;
 use manyring_engine::Activation;
 use manyring_memory::Words;
-use manyring_queue::{DeviceQueue, InflightError, QueueConfig, QueueError, RingFeatures};
+use manyring_queue::{
+    DeviceQueue, InflightError, QueueConfig, QueueError, Ring, RingAddresses, RingFeatures,
+};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -99,6 +101,7 @@ impl Front {
                 // Only a new kick starts the vring again.
                 let base = self.session.vring(index).map(|v| v.base()).unwrap_or_default();
                 self.session.stopped(index, base);
+                self.find_base(index).await;
                 self.waiting.remove(index);
                 self.vrings[index].kick = None;
                 tracing::error!(device, queue = index, %error, "cannot start");
@@ -110,18 +113,7 @@ impl Front {
     async fn try_start(&mut self, index: usize) -> Result<(), StartError> {
         let features = self.session.features();
         let enabled = self.session.is_enabled(index);
-        let vring = self.session.vring(index).copied().unwrap_or_default();
-        let addresses = vring.addresses().ok_or(QueueError::Size { size: vring.size() })?;
-        let config = QueueConfig {
-            size: vring.size(),
-            addresses,
-            base: vring.base(),
-            features: RingFeatures::from_bits(features),
-        };
-        // The queue's worker reads the ring: the front-end decides how long a page fault there
-        // lasts, and all sessions wait for this thread.
-        let queue = DeviceQueue::unread(config, self.memory.clone())?;
-        let queue = queue.recorded(self.record(index, vring.size())?);
+        let (queue, addresses) = self.ring_of(index)?;
         let host = &self.vrings[index];
         let activation = Activation {
             index,
@@ -138,6 +130,46 @@ impl Front {
         let host = &mut self.vrings[index];
         (host.running, host.kick) = (Some(running), None);
         Ok(())
+    }
+
+    /// The ring of a vring, of which nothing is read yet: the queue's worker does that. The
+    /// front-end decides how long a page fault there lasts, and all sessions wait for this thread.
+    fn ring_of(&self, index: usize) -> Result<(DeviceQueue, RingAddresses), QueueError> {
+        let vring = self.session.vring(index).copied().unwrap_or_default();
+        let addresses = vring.addresses().ok_or(QueueError::Size { size: vring.size() })?;
+        let config = QueueConfig {
+            size: vring.size(),
+            addresses,
+            base: vring.base(),
+            features: RingFeatures::from_bits(self.session.features()),
+        };
+        let queue = DeviceQueue::unread(config, self.memory.clone())?;
+        let queue = queue.recorded(self.record(index, vring.size())?);
+        let queue = if self.device.trails_rings() { queue.trailed() } else { queue };
+        Ok((queue, addresses))
+    }
+
+    /// Finds where the ring stands of a vring that does not run here, if its in-flight region or
+    /// the ring itself tells that: a process before this one may have run it, and then the
+    /// front-end's base is from before that. On the janitor, as whatever touches guest memory.
+    pub(super) async fn find_base(&mut self, index: usize) {
+        let Ok((mut queue, _)) = self.ring_of(index) else { return };
+        let find = move || {
+            // A new record would begin at a ring that nobody has served.
+            if queue.is_new() {
+                return None;
+            }
+            queue.begin();
+            queue.put_back_owed();
+            queue.fault().is_none().then(|| (queue.base(), queue.owed()))
+        };
+        let Some(Some((base, owed))) = self.janitor.run(find).await else { return };
+        if owed > 0 {
+            let device = self.device.name();
+            let told = "the queue does not run, and its base is told without requests in flight";
+            tracing::warn!(device, queue = index, owed, "{told}");
+        }
+        self.session.found(index, base);
     }
 
     /// The ring's place in the in-flight region.

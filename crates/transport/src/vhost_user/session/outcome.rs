@@ -26,6 +26,8 @@ pub enum Effect<F> {
     Start(usize),
     /// Stop the running queue and keep its base.
     Stop(usize),
+    /// Find where the ring stands, of a vring that has all that it needs and does not run.
+    FindBase(usize),
     /// Enable or disable a running queue.
     Enable(usize, bool),
     /// Serve a running queue's ring at these addresses.
