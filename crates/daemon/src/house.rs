@@ -43,6 +43,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
@@ -152,7 +153,7 @@ impl House {
         shared.let_go_of_others(&plan).await;
         // Before a port is opened: an interface that goes after that is noticed.
         let links = Some(HostLinks::open(&plan));
-        let tried = Self::try_all(&plan, &shared, may_wait).await?;
+        let tried = Self::try_all(&plan, &shared, may_wait, &legacy.is_last).await?;
         shared.pool.has_ring().ok_or(AssembleError::Workers)?;
         let (door, orders) = Door::new();
         let shown = watch::Sender::new((1, Arc::new(plan.clone())));
@@ -197,11 +198,13 @@ impl House {
         &self.door
     }
 
-    /// Tries to open each device. `may_wait`: one that cannot be had is an error, but for these.
+    /// Tries to open each device. `may_wait`: one that cannot be had is an error, but for these, as
+    /// long as another process goes on with it if this one ends (`is_last`: nobody does).
     async fn try_all(
         plan: &Plan,
         shared: &Arc<Shared>,
         may_wait: Option<HashSet<String>>,
+        is_last: &AtomicBool,
     ) -> Result<Vec<Tried>, AssembleError> {
         let mut patience = Patience::new(shared.wait, shared.keeps_on);
         let mut none = Patience::of_next();
@@ -212,10 +215,14 @@ impl House {
         for asked in asked {
             let is_strict = may_wait.as_ref().is_some_and(|names| !names.contains(asked.name()));
             let patience = if is_strict { &mut none } else { &mut patience };
-            let (wanted, served, first) = asked.answered(patience, &shared.host, &row).await?;
-            let first = match first {
-                First::Held(error) | First::Failed(error) if is_strict => return Err(error),
-                first => first,
+            let wanted = asked.wanted().clone();
+            let answer = asked.answered(patience, &shared.host, &row).await;
+            // If the other process has died meanwhile, nobody else serves the rest.
+            let is_strict = is_strict && !is_last.load(Ordering::Relaxed);
+            let (served, first) = match answer {
+                Ok((_, First::Held(e) | First::Failed(e))) if is_strict => return Err(e),
+                Err(error) if is_strict || may_wait.is_none() => return Err(error),
+                answer => answer.unwrap_or_else(|error| (None, First::Failed(error))),
             };
             tried.push(Tried { wanted, served, first });
         }
@@ -326,6 +333,8 @@ impl House {
                 _ = stop.wait_for(|stop| *stop) => break,
             }
         }
+        // Who would take over is not to go on in place of a process that was told to stop.
+        self.rooms().tell_successor().await;
         self.tasks.stop_all();
         match timeout(END_PATIENCE, self.all_ended()).await {
             Ok(ended) => ended?,
@@ -470,14 +479,6 @@ fn listening(plan: &Plan) -> impl Iterator<Item = (Whose<'_>, PathBuf, SocketPer
         Some((Whose::Device(plan.name.as_str()), path, permissions))
     };
     plan.daemon.controls().map(control).chain(plan.devices().filter_map(device))
-}
-
-/// Six fds a device add up: use all that the system allows.
-pub(crate) fn raise_fd_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    let _ = setrlimit(Resource::Nofile, raised);
 }
 
 /// The options that each room is started with: it has as many workers as we have.

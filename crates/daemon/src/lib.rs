@@ -39,6 +39,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -197,13 +198,13 @@ async fn obey_signals(
     }
 }
 
-/// Opens all that the plan names, and what another process leaves to this one. That process waits
-/// at the other end of the channel.
+/// Opens all that the plan names, and what another process leaves to this one. That process waits,
+/// unless it has died.
 async fn open(
     plan: &Plan,
     service: &Arc<service::Service>,
     takeover: Option<PathBuf>,
-) -> Result<(house::House, Option<rooms::LegacyChannel>), String> {
+) -> Result<(house::House, Option<rooms::Before>), String> {
     let pool = house::pool(plan);
     let mut legacy = match takeover {
         Some(control) => {
@@ -214,10 +215,14 @@ async fn open(
         None => rooms::Legacy::default(),
     };
     service.hand_in(std::mem::take(&mut legacy.sockets));
-    let before = legacy.take_channel();
+    let (mut before, is_last) = (legacy.take_before(), legacy.is_last.clone());
     let house = house::House::new(plan, pool, service.clone(), legacy);
-    let house = rooms::Legacy::while_it_waits(before.as_ref(), house).await;
+    let house = rooms::Legacy::while_it_waits(&mut before, &is_last, house).await;
     let house = house.map_err(|error| error.to_string())?;
+    if service.is_managed() && is_last.load(Ordering::Relaxed) {
+        // It ends every process that is left of the service, and starts the service anew.
+        return Err("--takeover: the daemon has died: the service manager starts the next".into());
+    }
     tell_roomless(plan);
     Ok((house, before))
 }
@@ -234,7 +239,7 @@ async fn stops(ends: &mut signals::Ends, service: &service::Service, stop: &watc
 /// Puts the parts together and serves until a signal comes.
 fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
     // Before another process hands its file descriptors over.
-    house::raise_fd_limit();
+    fds::raise_limit();
     let runtime = runtime()?;
     let (file, takeover) = run.map(|run| (run.config, run.takeover)).unzip();
     let served = runtime.block_on(async {
@@ -251,7 +256,8 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         let control = control::bind(&plan.daemon, &service).await?;
         let scraped = control::bind_metrics(&plan.daemon, before.is_some())?;
         // The last step that can fail: another process has ended by then.
-        rooms::Legacy::accept(before).await.map(|()| service.is_main())?;
+        rooms::Legacy::accept(before).await?;
+        service.is_main().await;
         let (stop_sender, stop) = watch::channel(false);
         let signals = stops(&mut ends, &service, &stop_sender);
         let state = control::State {

@@ -14,12 +14,11 @@ mod notify;
 mod sockets;
 mod watchdog;
 
-pub(crate) use sockets::{Kept, Whose};
+pub(crate) use sockets::{Kept, SocketLeft, Whose};
 pub(crate) use watchdog::feed;
 
 use notify::Manager;
-use rustix::fd::OwnedFd;
-use sockets::Handed;
+use sockets::{Handed, Listening};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
@@ -36,8 +35,10 @@ pub(crate) struct Service {
     keeps: bool,
     /// The descriptors that the manager has handed in and nobody has taken yet.
     handed: Mutex<Vec<Handed>>,
+    /// Those of them that the configuration has no use for, until this process is the main one.
+    unused: Mutex<Vec<Handed>>,
     /// The sockets that listen, under the names by which another process gets them.
-    listening: Mutex<BTreeMap<String, OwnedFd>>,
+    listening: Mutex<BTreeMap<String, Listening>>,
     /// Dropped when this process is the one that the manager hears.
     is_heard: Mutex<Option<SyncSender<()>>>,
     /// The process is about to end, and whoever comes next goes on with its sockets.
@@ -64,6 +65,7 @@ impl Service {
         Arc::new(Self {
             keeps,
             handed: Mutex::new(sockets::handed(named)),
+            unused: Mutex::default(),
             listening: Mutex::default(),
             is_heard: Mutex::new(Some(is_heard)),
             is_ending: Arc::default(),
@@ -78,10 +80,12 @@ impl Service {
         self.manager.is_some()
     }
 
-    /// The manager hears this process from now on: it is the service's main one.
-    pub(crate) fn is_main(&self) {
+    /// The manager hears this process from now on: it is the service's main one. What it was handed
+    /// and has no use for is removed.
+    pub(crate) async fn is_main(&self) {
         self.is_candidate.store(false, Ordering::Relaxed);
         drop(self.is_heard.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.remove_unused().await;
     }
 
     /// Tells that another process is the service's main one, and waits until that is told.

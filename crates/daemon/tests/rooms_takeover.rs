@@ -21,8 +21,8 @@ use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 use space::{in_own_space, link, queues};
-use std::io::{ErrorKind, Read};
-use std::os::unix::net::UnixStream;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -122,18 +122,19 @@ fn a_daemon_that_is_started_with_few_open_files_takes_over_as_many_as_there_are(
     assert!(next.wait().unwrap().success(), "{}", log(&daemon));
 }
 
+/// A socket at which a next daemon waits.
+fn listens(path: &Path) -> OwnedFd {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let listener = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    listener
+}
+
 /// Asks a daemon to hand over to a process that does `acts`, and ends.
 fn hands_over<T>(daemon: &Daemon, acts: impl FnOnce(OwnedFd) -> T) -> T {
     let path = daemon.folder().join("next");
-    let listener = rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        SocketFlags::CLOEXEC,
-        None,
-    )
-    .unwrap();
-    rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-    rustix::net::listen(&listener, 1).unwrap();
+    let listener = listens(&path);
     let done = std::thread::scope(|scope| {
         let asked = scope.spawn(|| ask(daemon, &path));
         let next = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
@@ -360,6 +361,9 @@ fn what_the_next_daemon_does_not_serve_is_let_go_of() {
     let end = other.read(&mut [0; 16]);
     assert!(matches!(end, Ok(0)) || end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
     works(&mut client, 2);
+    // Nobody is left to connect to.
+    assert!(wait_until(|| answers(&daemon)), "{}", log(&daemon));
+    assert!(!daemon.socket_of("b").exists(), "{}", log(&daemon));
     // Nor does it keep the image from the one that comes next.
     let mut second = take_over(&daemon, "manyring.toml");
     assert!(wait_until(|| has_ended(first.id())), "{}", log(&daemon));
@@ -371,6 +375,60 @@ fn what_the_next_daemon_does_not_serve_is_let_go_of() {
     let pid = Pid::from_child(&second);
     kill_process(pid, Signal::TERM).unwrap();
     assert!(second.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+#[test]
+fn a_name_that_another_process_has_by_now_stays_where_the_next_daemon_does_not_serve_it() {
+    let daemon = two_domains();
+    let path = daemon.socket_of("b");
+    let other = UnixListener::bind(daemon.folder().join("other")).unwrap();
+    std::fs::rename(daemon.folder().join("other"), &path).unwrap();
+    let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
+    // The other device has another socket from now on.
+    let (only_a, _) = text.split_once("[[blk]]\nname = 'b'").unwrap();
+    let moved = only_a.replace("/a'", "/moved'");
+    assert_ne!(moved, only_a);
+    std::fs::write(daemon.folder().join("less.toml"), moved).unwrap();
+    let mut next = take_over(&daemon, "less.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    client_works(&daemon.socket_of("moved"), 1);
+    assert!(!daemon.socket_of("a").exists(), "{}", log(&daemon));
+    let _connected = UnixStream::connect(&path).unwrap();
+    other.accept().unwrap();
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+    assert!(path.exists());
+}
+
+#[test]
+fn a_daemon_that_is_told_to_stop_while_another_one_takes_over_tells_that_one() {
+    let daemon = two_domains();
+    let path = daemon.folder().join("next");
+    let listener = listens(&path);
+    std::thread::scope(|scope| {
+        // The daemon may end before it answers.
+        let asked = scope.spawn(|| {
+            let body = serde_json::json!({ "socket": path }).to_string();
+            let mut asks = UnixStream::connect(daemon.socket_of("control")).unwrap();
+            let head = format!(
+                "POST /v1/takeover HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            asks.write_all((head + &body).as_bytes()).unwrap();
+            let _ = asks.read(&mut [0; 4096]);
+        });
+        let next = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+        let mut bytes = vec![0; 1 << 16];
+        let mut read = || {
+            let (_, len) = rustix::net::recv(&next, &mut bytes, RecvFlags::empty()).unwrap();
+            bytes[..len].to_vec()
+        };
+        while !read().ends_with(b"{\"end\":{}}") {}
+        daemon.send(Signal::TERM);
+        assert_eq!(read(), b"\x01{\"goes_on\":{}}");
+        asked.join().unwrap();
+    });
+    assert!(wait_until(|| has_ended(daemon.pid())), "{}", daemon.log());
 }
 
 /// Two taps, one of a single queue and one of two.

@@ -5,13 +5,14 @@
 mod process;
 mod program;
 
-use process::{Daemon, PATIENCE, wait_until};
+use process::{Daemon, PATIENCE, is_root_or_left_out, wait_until};
 use program::manyring;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::Signal;
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -171,6 +172,29 @@ fn clients_that_come_between_two_daemons_are_served_by_the_next_one() {
     let daemon = manager.start(&format!("rm {}; {told}", manager.path("control").display()));
     is_answered(&mut early);
     assert!(manager.hears("FDSTOREREMOVE=1").contains("FDNAME=c.other."));
+    assert!(daemon.terminate().success());
+}
+
+/// The device left the configuration while no daemon ran.
+#[test]
+fn the_socket_of_a_device_that_is_not_configured_any_more_is_closed_and_its_name_removed() {
+    if !is_root_or_left_out() {
+        return;
+    }
+    let manager = Manager::new();
+    let bind = |name: &str| OwnedFd::from(UnixListener::bind(manager.path(name)).unwrap());
+    // One was bound by another name, as a daemon does it, and one by the manager, for somebody.
+    let (gone, others) = (bind("own"), bind("others"));
+    std::fs::rename(manager.path("own"), manager.path("gone")).unwrap();
+    let found = std::fs::symlink_metadata(manager.path("gone")).unwrap();
+    let name = format!("s.gone.{:x}-{:x}", found.dev(), found.ino());
+    // This one was replaced meanwhile.
+    let replaced = (name.replace("gone", "replaced"), bind("replaced"));
+    let kept = out_of_the_way(vec![(name, gone), ("x".into(), others), replaced]);
+    let daemon = manager.start(&handing_in(&kept));
+    manager.hears("READY=1");
+    assert!(!manager.path("gone").exists(), "{}", daemon.log());
+    assert!(manager.path("others").exists() && manager.path("replaced").exists());
     assert!(daemon.terminate().success());
 }
 

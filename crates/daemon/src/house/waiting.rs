@@ -109,12 +109,17 @@ impl Asked {
         Self { wanted, served, is_free, opened }
     }
 
+    pub(super) fn wanted(&self) -> &Wanted {
+        &self.wanted
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.wanted.plan().name
     }
 
-    /// Waits for the result of the first try. If its call does not come back, the thread of the row
-    /// is left behind with it, and the rest of the row goes on without it.
+    /// Waits for the result of the first try: how the device is served, and what has come of it. If
+    /// its call does not come back, the thread of the row is left behind with it, and the rest of
+    /// the row goes on without it.
     ///
     /// # Errors
     /// As [`Patience::open`].
@@ -123,7 +128,7 @@ impl Asked {
         patience: &mut Patience,
         host: &Host,
         row: &AsideRow,
-    ) -> Result<(Wanted, Option<Served>, First), AssembleError> {
+    ) -> Result<(Option<Served>, First), AssembleError> {
         let Self { wanted, served, is_free, opened } = self;
         let served = served?;
         let is_free = match patience.within(is_free).await {
@@ -140,7 +145,7 @@ impl Asked {
         if matches!(first, First::Slow(_)) {
             row.go_on();
         }
-        Ok((wanted, served, first))
+        Ok((served, first))
     }
 }
 

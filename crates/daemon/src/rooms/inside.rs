@@ -16,7 +16,7 @@ use super::wishes::{Said, TheHouse, Unanswered};
 use super::xen_inside::RoomXen;
 use crate::assemble::{Made, Opened, Part};
 use crate::config::plan::{DaemonPlan, DiskPlan, Wanted};
-use crate::house::{Tasks, raise_fd_limit};
+use crate::house::Tasks;
 use crate::limits::Groups;
 use crate::{config, signals};
 use manyring_backend::blk::file::FileDisk;
@@ -52,7 +52,7 @@ const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// One line: the room cannot begin, or the house says what is no message.
 pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     manyring_memory::install_sigbus_handler();
-    raise_fd_limit();
+    crate::fds::raise_limit();
     // The house ends its rooms: a signal to the whole group is its own affair.
     let _outlived = (signals::outlive(false)?, signals::Ends::new()?);
     let socket = std::io::stdin().as_fd().try_clone_to_owned();

@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Left {
-    /// A socket that listens: the file descriptor. Its name is as the service manager's.
+    /// A socket that listens: the last file descriptor. Its name is as the service manager's. A
+    /// descriptor before that is the file that is its name, opened as a path alone: a next house
+    /// that does not serve the socket removes the name.
     Socket {
         /// Under which a socket is handed in.
         name: String,
@@ -78,6 +80,8 @@ pub enum Left {
     },
     /// That is all.
     End {},
+    /// The house that runs keeps everything: it goes on, or it stops because it was told to.
+    GoesOn {},
 }
 
 /// Processes and requests of rooms that the house before this one has started for a device. The

@@ -20,13 +20,14 @@
 //!            sandbox.rs what a room gives up        identity.rs as whom it goes on
 //!            calls.rs   the system calls of each of its threads
 //!            park.rs    how a room stops for the next house    takeover.rs both houses
-//!            left.rs    what one leaves to the other
+//!            left.rs    what one leaves to the other    before.rs  how the other one ends
 //! ```
 //! The house reads no byte that a front-end sends to a room, maps none of its memory, and waits for
 //! no room: its orders for a room lie in a bounded queue, and a room that does not read is killed.
 //! The messages of a room are checked as a hostile peer's. A room that dies is started again, and
 //! its front-ends go on: they see a pause.
 
+mod before;
 mod begin;
 mod calls;
 mod channel;
@@ -62,19 +63,21 @@ mod xen_front;
 mod xen_inside;
 mod xen_line;
 
+pub(crate) use before::Before;
 pub(crate) use begin::start_next;
 pub(crate) use channel::watched;
 pub(crate) use front::serve;
 pub(crate) use inside::run;
 pub use left::Left;
 use left::Remains;
-pub(crate) use takeover::{Bequest, Legacy, LegacyChannel, OfXen, Shown, XenBytes};
+pub(crate) use takeover::{Bequest, Legacy, OfXen, Shown, XenBytes};
 pub(crate) use xen_front::{
     XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
 };
 
 use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};
 use crate::control::snapshot::Workers;
+use channel::Channel;
 use counts::Counts;
 use estate::{Estates, Heirloom};
 use given::Kin;
@@ -118,6 +121,8 @@ pub(crate) struct Rooms {
     xens: Arc<Mutex<Vec<Xen>>>,
     /// True while no room is started, because another house takes over.
     pauses: Arc<watch::Sender<bool>>,
+    /// The channel to a house that would take over.
+    successor: Arc<Mutex<Option<Arc<Channel>>>>,
     /// Held by each change, and for writing while another house takes over: that one has read by
     /// then what it will serve.
     changes: Arc<RwLock<()>>,
@@ -187,6 +192,7 @@ impl Rooms {
             fronts: Arc::default(),
             xens: Arc::default(),
             pauses: Arc::new(watch::Sender::new(false)),
+            successor: Arc::default(),
             changes: Arc::default(),
             heirlooms: Arc::new(Mutex::new(std::mem::take(&mut legacy.clients))),
             remains: Arc::new(Mutex::new(std::mem::take(&mut legacy.remains))),
@@ -275,6 +281,10 @@ impl Rooms {
     fn fronts(&self) -> Vec<mpsc::Sender<Asked>> {
         let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
         fronts.values().filter(|asks| !asks.is_closed()).cloned().collect()
+    }
+
+    fn successor(&self) -> MutexGuard<'_, Option<Arc<Channel>>> {
+        self.successor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_paused(&self) -> bool {

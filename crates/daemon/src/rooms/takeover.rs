@@ -12,14 +12,18 @@
 //! Until `Taken` the house that runs keeps all that it hands over. If the other one ends, says
 //! something else or takes too long, rooms are started again and go on with their front-ends: what
 //! both see is a pause. The next one serves nobody before the other process has ended.
+//!
+//! The house that runs may also die meanwhile. It says so when it goes on or stops, so a next one
+//! that hears nothing, and sees the other process end, goes on in its place (`before.rs`).
 
+use super::before::{ANEW, Before, End, TOO_SLOW, is_deserted};
 use super::channel::{Came, Channel, NO_FDS};
 use super::estate::Heirloom;
 use super::left::{Left, Locked, Remains};
 use super::message;
 use super::parcel::Parcel;
 use super::{Asked, Rooms, Xen};
-use crate::service::Service;
+use crate::service::{Service, SocketLeft};
 use manyring_engine::{Janitor, aside};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -29,6 +33,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::oneshot;
@@ -36,9 +41,11 @@ use tokio::time::timeout;
 
 /// How long the rooms may take to park or to end. One that the kernel does not end in that time is
 /// left to the next house, with the front-ends that wait for it.
-const END_PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const END_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the next house may take to open all that its plan names.
 const OPEN_PATIENCE: Duration = Duration::from_secs(15);
+/// How long the next house may take to make room for a last message.
+const TELL_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The answer of the next house to the one that runs.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -148,7 +155,7 @@ impl Rooms {
             return Err(refused(problem));
         }
         let channel = Channel::new(socket, Arc::new(Janitor::of("takeover")));
-        let channel = channel.map_err(|error| format!("{at}: {error}"))?;
+        let channel = Arc::new(channel.map_err(|error| format!("{at}: {error}"))?);
         if self.is_paused() {
             return Err(refused("another takeover is under way"));
         }
@@ -156,6 +163,7 @@ impl Rooms {
             return Err(refused("a change is under way"));
         };
         self.pauses.send_replace(true);
+        *self.successor() = Some(channel.clone());
         let result = self.bequeath(&channel, service, waits).await;
         let Err(problem) = result else {
             // The rooms have parked and are killed, and none is started again: what this process
@@ -167,8 +175,20 @@ impl Rooms {
             std::process::exit(0);
         };
         tracing::warn!(problem, "not taken over: the rooms go on");
+        // The next house must know that before a room starts here, whatever becomes of this one.
+        self.tell_successor().await;
         self.pauses.send_replace(false);
         Err(problem)
+    }
+
+    /// Tells the house that would take over, if there is one, that it is not to serve: this process
+    /// goes on, or it stops because it was told to. Such a house has read everything, so there is
+    /// room for the message; one that does not read can serve nothing.
+    pub(crate) async fn tell_successor(&self) {
+        let Some(channel) = self.successor().take() else { return };
+        if let Ok(bytes) = message::emit(&Left::GoesOn {}) {
+            let _ = timeout(TELL_PATIENCE, channel.send(&bytes, NO_FDS)).await;
+        }
     }
 
     async fn bequeath(
@@ -210,8 +230,11 @@ impl Rooms {
                 }
             }
         }
-        let sockets = service.listening().map_err(|error| error.to_string())?;
-        let socket = |(name, fd): (String, OwnedFd)| (Left::Socket { name }, vec![fd.into()]);
+        let sockets = service.listening().await.map_err(|error| error.to_string())?;
+        let socket = |SocketLeft { name, socket, file }: SocketLeft| {
+            let fds = file.into_iter().chain([socket]).map(Into::into).collect();
+            (Left::Socket { name }, fds)
+        };
         let mut all: Share = sockets.into_iter().map(socket).collect();
         all.extend(waits.into_iter().map(|device| (Left::Waits { device }, Vec::new())));
         let gathered = timeout(END_PATIENCE, async {
@@ -255,7 +278,7 @@ fn connect(path: &Path) -> io::Result<(OwnedFd, u32)> {
 pub(crate) struct Legacy {
     /// There is such a house.
     pub(crate) is_there: bool,
-    pub(crate) sockets: Vec<(String, OwnedFd)>,
+    pub(crate) sockets: Vec<SocketLeft>,
     /// The description that holds a disk, or the queues of a tap, by device.
     pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
     pub(super) clients: HashMap<String, Vec<Heirloom>>,
@@ -264,7 +287,9 @@ pub(crate) struct Legacy {
     pub(crate) waits: HashSet<String>,
     /// Processes and requests of its rooms that have not ended, by device.
     pub(super) remains: HashMap<String, Remains>,
-    channel: Option<Channel>,
+    before: Option<Before>,
+    /// Set when the house that runs has died: nobody is left who could go on in place of this one.
+    pub(crate) is_last: Arc<AtomicBool>,
 }
 
 impl Legacy {
@@ -274,7 +299,8 @@ impl Legacy {
     /// # Errors
     /// One line: the house refuses, or cannot be reached.
     pub(crate) async fn of(control: &Path, arguments: Vec<OsString>) -> Result<Self, String> {
-        super::begin::spares(arguments.into(), rooms_of(control).await).await;
+        let rooms = rooms_of(control).await;
+        super::begin::spares(arguments.into(), rooms.unwrap_or(1)).await;
         let mut name = control.as_os_str().to_owned();
         name.push(format!(".takeover-{}", std::process::id()));
         let path = PathBuf::from(name);
@@ -295,22 +321,55 @@ impl Legacy {
             }),
         };
         let _ = std::fs::remove_file(&path);
-        Self::read(accepted?).await.map_err(|error| format!("--takeover: {error}"))
+        let answers = || async { rooms_of(control).await.is_some() };
+        if accepted.is_err() && rooms.is_some() && is_deserted(control, answers).await {
+            // It has answered before, and guests have only lost what a crash takes from them.
+            tracing::warn!("--takeover: the daemon has died: {ANEW}");
+            return Ok(Self { is_last: Arc::new(true.into()), ..Self::default() });
+        }
+        let (mut legacy, before) = (Self { is_there: true, ..Self::default() }, accepted?);
+        let read = legacy.read(&before).await;
+        match (read, &before) {
+            (Ok(()), _) => {
+                legacy.before = Some(before);
+                Ok(legacy)
+            }
+            (Err(None), before) if before.has_died().await => {
+                tracing::warn!("--takeover: the daemon has died while it handed over: {ANEW}");
+                let sockets = std::mem::take(&mut legacy.sockets);
+                // The last descriptor of a front-end's file may take long to close.
+                aside(move || drop(legacy)).await;
+                Ok(Self { sockets, is_last: Arc::new(true.into()), ..Self::default() })
+            }
+            (Err(None), _) => {
+                Err("--takeover: the daemon does not hand over: its log says why".to_owned())
+            }
+            (Err(Some(error)), _) => Err(format!("--takeover: {error}")),
+        }
     }
 
-    async fn read(channel: Channel) -> Result<Self, String> {
-        let mut legacy = Self { is_there: true, ..Self::default() };
+    /// Reads all that is handed over.
+    ///
+    /// # Errors
+    /// One line; `None`: the other house has ended its end of the channel before all was read.
+    async fn read(&mut self, before: &Before) -> Result<(), Option<String>> {
+        let legacy = self;
         let mut kept = Vec::new();
         loop {
-            let came = timeout(END_PATIENCE + OPEN_PATIENCE, channel.receive()).await;
-            let came = came.map_err(|_| "the daemon hands nothing over".to_owned())?;
-            let Some((bytes, mut fds)): Option<Came> = came.map_err(|error| error.to_string())?
-            else {
-                return Err("the daemon does not hand over: its log says why".to_owned());
-            };
+            let came = timeout(END_PATIENCE + OPEN_PATIENCE, before.channel.receive()).await;
+            let came = came.map_err(|_| Some("the daemon hands nothing over".to_owned()))?;
+            let came: Option<Came> = came.map_err(|error| Some(error.to_string()))?;
+            let Some((bytes, mut fds)) = came else { return Err(None) };
             let mut pop = || fds.take().pop();
-            match message::parse(&bytes).map_err(|error| error.to_string())? {
-                Left::Socket { name } => legacy.sockets.extend(pop().map(|fd| (name, fd))),
+            match message::parse(&bytes).map_err(|error| Some(error.to_string()))? {
+                Left::GoesOn {} => {
+                    return Err(Some("the daemon goes on: its log says why".to_owned()));
+                }
+                Left::Socket { name } => legacy.sockets.extend(pop().map(|socket| SocketLeft {
+                    name,
+                    socket,
+                    file: fds.take().pop(),
+                })),
                 Left::Disk { device } | Left::Queues { device } => {
                     legacy.opened.entry(device).or_default().extend(fds.take());
                 }
@@ -336,11 +395,9 @@ impl Legacy {
                     let heirloom = Heirloom { domain, socket, entries, answering };
                     legacy.clients.entry(device).or_default().push(heirloom);
                 }
-                Left::End {} => break,
+                Left::End {} => return Ok(()),
             }
         }
-        legacy.channel = Some(channel);
-        Ok(legacy)
     }
 
     /// Everything is open: the other house ends. Returns when it serves nobody any more. That house
@@ -348,12 +405,12 @@ impl Legacy {
     /// reading this, whether or not anybody is there to go on.
     ///
     /// # Errors
-    /// One line: it goes on by itself, or has ended before it has heard this.
-    pub(crate) async fn accept(channel: Option<LegacyChannel>) -> Result<(), String> {
-        let Some(LegacyChannel(channel)) = channel else { return Ok(()) };
+    /// One line: it goes on by itself, or it cannot be told whether it does.
+    pub(crate) async fn accept(before: Option<Before>) -> Result<(), String> {
+        let Some(before) = before else { return Ok(()) };
         let bytes = message::emit(&Reply::Taken {}).map_err(|error| error.to_string())?;
-        channel.send(&bytes, NO_FDS).await.map_err(|error| format!("--takeover: {error}"))?;
-        let ended = channel.ended();
+        let was_told = before.channel.send(&bytes, NO_FDS).await.is_ok();
+        let ended = before.end(was_told);
         tokio::pin!(ended);
         let ended = match timeout(END_PATIENCE, &mut ended).await {
             Ok(ended) => ended,
@@ -362,58 +419,44 @@ impl Legacy {
                 ended.await
             }
         };
-        // Else it has waited no longer: two houses would serve the same disks.
-        ended.map_err(|_| "--takeover: the daemon goes on: this one was too slow".to_owned())?;
-        tracing::info!("taken over");
+        match ended {
+            End::Taken => tracing::info!("taken over"),
+            End::Died => tracing::warn!("--takeover: the daemon has died: its guests go on here"),
+            // Two houses would serve the same disks.
+            End::GoesOn => return Err(TOO_SLOW.to_owned()),
+        }
         Ok(())
     }
 
     /// Has `opens` open what the other house has left, as long as that one waits. If it waits no
     /// longer, this process ends where it stands: what it would still set of a tap, also in letting
-    /// go of that, would be set of the other one's.
+    /// go of that, would be set of the other one's. If it has died, nobody else goes on with it.
     pub(crate) async fn while_it_waits<T>(
-        channel: Option<&LegacyChannel>,
+        before: &mut Option<Before>,
+        is_last: &AtomicBool,
         opens: impl Future<Output = T>,
     ) -> T {
-        if let Some(opened) = unless_it_goes_on(channel, opens).await {
+        if let Some(opened) = super::before::unless_it_goes_on(before, is_last, opens).await {
             return opened;
         }
-        tracing::error!("--takeover: the daemon goes on: this one was too slow");
+        tracing::error!("{TOO_SLOW}");
         crate::log::finish();
         std::process::exit(1);
     }
 
-    /// The channel by which the other house waits.
-    pub(crate) fn take_channel(&mut self) -> Option<LegacyChannel> {
-        self.channel.take().map(LegacyChannel)
+    /// The house that waits.
+    pub(crate) fn take_before(&mut self) -> Option<Before> {
+        self.before.take()
     }
 }
 
-/// The house before this one waits at its other end.
-#[derive(Debug)]
-pub(crate) struct LegacyChannel(Channel);
-
-/// The result of `opens`; `None` if the other house ends its end of the channel before.
-async fn unless_it_goes_on<T>(
-    channel: Option<&LegacyChannel>,
-    opens: impl Future<Output = T>,
-) -> Option<T> {
-    let Some(LegacyChannel(channel)) = channel else { return Some(opens.await) };
-    tokio::select! {
-        biased;
-        // It says nothing before it has heard that everything is open.
-        _ = channel.ended() => None,
-        opened = opens => Some(opened),
-    }
-}
-
-/// The number of rooms that a house has. If it does not say, 1.
-async fn rooms_of(control: &Path) -> usize {
+/// The number of rooms that a house has; `None` if it does not say.
+async fn rooms_of(control: &Path) -> Option<usize> {
     let shown = crate::control::client::look::<serde_json::Value>(control, "/v1/rooms").await;
     let is_there = |room: &&serde_json::Value| room["pid"] != 0;
     let count =
         |shown: serde_json::Value| Some(shown["rooms"].as_array()?.iter().filter(is_there).count());
-    shown.ok().and_then(count).unwrap_or(1)
+    shown.ok().and_then(count)
 }
 
 fn listen(path: &Path) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
@@ -424,14 +467,16 @@ fn listen(path: &Path) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
     super::channel::watched(socket, tokio::io::Interest::READABLE)
 }
 
-async fn accept(listener: &tokio::io::unix::AsyncFd<OwnedFd>) -> io::Result<Channel> {
+async fn accept(listener: &tokio::io::unix::AsyncFd<OwnedFd>) -> io::Result<Before> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let accept = |socket: &OwnedFd| Ok(rustix::net::accept_with(socket, flags)?);
     loop {
         let socket = listener.async_io(tokio::io::Interest::READABLE, accept).await?;
         // Who may connect to the name depends on the umask.
-        if rustix::net::sockopt::socket_peercred(&socket)?.uid == rustix::process::geteuid() {
-            return Channel::new(socket, Arc::new(Janitor::of("takeover")));
+        let peer = rustix::net::sockopt::socket_peercred(&socket)?;
+        if peer.uid == rustix::process::geteuid() {
+            let channel = Channel::new(socket, Arc::new(Janitor::of("takeover")))?;
+            return Ok(Before::new(channel, peer.pid));
         }
     }
 }
@@ -440,6 +485,7 @@ async fn accept(listener: &tokio::io::unix::AsyncFd<OwnedFd>) -> io::Result<Chan
 mod tests {
     use super::*;
     use crate::rooms::channel::pair;
+    use rustix::process::getpid;
 
     fn with_channels<F: Future<Output = ()>>(test: impl FnOnce(Channel, Channel) -> F) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -451,21 +497,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_opened_any_more_once_the_other_house_goes_on() {
-        with_channels(|next, runs| async move {
-            let next = LegacyChannel(next);
-            assert_eq!(unless_it_goes_on(Some(&next), async { 7 }).await, Some(7));
-            drop(runs);
-            let hangs = std::future::pending::<()>();
-            assert_eq!(unless_it_goes_on(Some(&next), hangs).await, None);
-            assert_eq!(unless_it_goes_on(None, async { 8 }).await, Some(8));
-        });
-    }
-
-    #[test]
     fn a_house_that_waited_no_longer_is_not_taken_over() {
         with_channels(|next, runs| async move {
-            let accepted = tokio::spawn(Legacy::accept(Some(LegacyChannel(next))));
+            let accepted = tokio::spawn(Legacy::accept(Some(Before::new(next, getpid()))));
             // The answer is there, and nobody has read it.
             while runs.receive_left().is_none() {
                 tokio::task::yield_now().await;
@@ -485,7 +519,7 @@ mod tests {
     #[test]
     fn a_house_that_is_slow_to_end_is_waited_for_and_one_that_has_died_is_not_believed() {
         with_channels(|next, runs| async move {
-            let accepted = tokio::spawn(Legacy::accept(Some(LegacyChannel(next))));
+            let accepted = tokio::spawn(Legacy::accept(Some(Before::new(next, getpid()))));
             tokio::time::sleep(END_PATIENCE * 5 / 4).await;
             // It reads now what would end it.
             assert!(runs.receive_left().is_some() && !runs.is_alone());

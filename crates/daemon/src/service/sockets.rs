@@ -7,13 +7,19 @@
 //! (`FileDescriptorName=`), or whose path it is bound to; its path is the manager's to remove.
 
 use super::{Service, identity};
-use manyring_engine::aside_for;
-use manyring_transport::vhost_user::{ListenError, Listener, SocketPermissions};
+use manyring_engine::{aside, aside_for};
+use manyring_transport::vhost_user::{ListenError, Listener, SocketPermissions, remove_name};
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
 use std::collections::{BTreeMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long the names of sockets that nobody serves may take to be removed before this process
+/// serves without that.
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The number of the first socket (sd_listen_fds(3)).
 const FIRST: i32 = 3;
@@ -23,6 +29,25 @@ const FIRST: i32 = 3;
 pub(super) struct Handed {
     name: String,
     socket: OwnedFd,
+    /// Where its name is in the file system, if the process before this one has said so.
+    path: Option<PathBuf>,
+}
+
+/// A socket that listens, as one process hands it to the next.
+#[derive(Debug)]
+pub(crate) struct SocketLeft {
+    pub(crate) name: String,
+    pub(crate) socket: OwnedFd,
+    /// The file that is its name, opened as a path alone.
+    pub(crate) file: Option<OwnedFd>,
+}
+
+/// A socket of which this process keeps a copy.
+#[derive(Debug)]
+pub(super) struct Listening {
+    socket: OwnedFd,
+    /// `None`: the name in the file system is another process's.
+    path: Option<PathBuf>,
 }
 
 /// Whose socket it is.
@@ -64,7 +89,7 @@ pub(super) fn handed(named: &[i32]) -> Vec<Handed> {
             continue;
         }
         match crate::fds::adopt_socket(fd) {
-            Ok(socket) => handed.push(Handed { name, socket }),
+            Ok(socket) => handed.push(Handed { name, socket, path: None }),
             Err(error) => tracing::error!(name, %error, "what was handed in is not served"),
         }
     }
@@ -144,7 +169,7 @@ impl Service {
         path: &Path,
         permissions: SocketPermissions,
     ) -> Option<Result<Listener, ListenError>> {
-        let (Handed { name, socket }, is_kept) = {
+        let (Handed { name, socket, .. }, is_kept) = {
             let mut handed = self.handed();
             let kept = handed.iter().position(|h| h.is_kept_for(whose, path, permissions));
             let any = || handed.iter().position(|h| h.is_for(whose, path, permissions));
@@ -174,7 +199,8 @@ impl Service {
             tracing::warn!(name, %error, "the socket does not outlive this process");
         };
         let copy = || listener.socket().as_fd().try_clone_to_owned().inspect_err(unkept).ok();
-        self.lock_listening().insert(name.clone(), copy()?);
+        let path = listener.own_path().map(Path::to_owned);
+        self.lock_listening().insert(name.clone(), Listening { socket: copy()?, path });
         if let Some(manager) = self.manager.as_ref().filter(|_| self.keeps)
             && listener.identity().is_some()
         {
@@ -184,22 +210,41 @@ impl Service {
         Some(Kept { service: self.clone(), name })
     }
 
-    fn lock_listening(&self) -> MutexGuard<'_, BTreeMap<String, OwnedFd>> {
+    fn lock_listening(&self) -> MutexGuard<'_, BTreeMap<String, Listening>> {
         self.listening.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes sockets over that another process has handed in, under the names of
     /// [`Self::listening`].
-    pub(crate) fn hand_in(&self, sockets: Vec<(String, OwnedFd)>) {
-        let handed = sockets.into_iter().map(|(name, socket)| Handed { name, socket });
+    pub(crate) fn hand_in(&self, sockets: Vec<SocketLeft>) {
+        let handed = sockets.into_iter().map(|SocketLeft { name, socket, file }| {
+            // The kernel knows by which path the file is reached now.
+            let path = file.and_then(|file| crate::fds::path_of(&file));
+            Handed { name, socket, path }
+        });
         self.handed().extend(handed);
     }
 
-    /// Copies of all sockets that listen, for another process, with their names.
-    pub(crate) fn listening(&self) -> std::io::Result<Vec<(String, OwnedFd)>> {
-        let listening = self.lock_listening();
-        let copy = |(name, fd): (&String, &OwnedFd)| Ok((name.clone(), fd.try_clone()?));
-        listening.iter().map(copy).collect()
+    /// Copies of all sockets that listen, for another process, with their names, and with their
+    /// files as long as the host answers at once.
+    pub(crate) async fn listening(&self) -> std::io::Result<Vec<SocketLeft>> {
+        let copies: Vec<_> = {
+            let listening = self.lock_listening();
+            let copy = |(name, Listening { socket, path }): (&String, &Listening)| {
+                Ok((name.clone(), socket.try_clone()?, path.clone()))
+            };
+            listening.iter().map(copy).collect::<std::io::Result<_>>()?
+        };
+        let paths: Vec<_> = copies.iter().map(|(_, _, path)| path.clone()).collect();
+        let open = |path: PathBuf| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::open(path, flags, Mode::empty()).ok()
+        };
+        let files = aside(move || paths.into_iter().map(|path| open(path?)).collect::<Vec<_>>());
+        let files = tokio::time::timeout(REMOVE_TIMEOUT, files).await.ok().flatten();
+        let files = files.unwrap_or_default().into_iter().chain(std::iter::repeat_with(|| None));
+        let left = |((name, socket, _), file)| SocketLeft { name, socket, file };
+        Ok(copies.into_iter().zip(files).map(left).collect())
     }
 
     fn forget(&self, name: &str) {
@@ -224,14 +269,50 @@ impl Service {
             handed.drain(..).partition(|handed| wanted.contains(&handed.name));
         *handed = kept;
         drop(handed);
-        for Handed { name, .. } in others {
+        for Handed { name, .. } in &others {
             tracing::warn!(name, "a socket was handed in, and the configuration has no use for it");
-            self.forget(&name);
+            self.forget(name);
+        }
+        self.unused().extend(others);
+    }
+
+    fn unused(&self) -> MutexGuard<'_, Vec<Handed>> {
+        self.unused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes the sockets that were handed in and have no use here, and removes their names:
+    /// whoever connected would wait for nobody. The process that has handed them in serves no more.
+    pub(super) async fn remove_unused(&self) {
+        let unused = std::mem::take(&mut *self.unused());
+        if unused.is_empty() {
+            return;
+        }
+        let removed = aside(move || {
+            for handed in unused {
+                let name = &handed.name;
+                if let Some(path) = handed.remove() {
+                    tracing::info!(name, path = %path.display(), "the socket's name is removed");
+                }
+            }
+        });
+        if tokio::time::timeout(REMOVE_TIMEOUT, removed).await.is_err() {
+            tracing::warn!("the host does not remove the names of sockets: not waited for");
         }
     }
 }
 
 impl Handed {
+    /// Removes its name, if that is still the name of this socket: the path. Only a name that an
+    /// earlier process of this program has made is removed. May block.
+    fn remove(&self) -> Option<PathBuf> {
+        let (_, id) = self.name.rsplit_once('.')?;
+        let (device, inode) = id.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        let (device, inode) = (number(device)?, number(inode)?);
+        let path = self.path.clone().or_else(|| crate::fds::path_of_socket(&self.socket))?;
+        remove_name(&path, device, inode).then_some(path)
+    }
+
     fn is_for(&self, whose: Whose<'_>, path: &Path, permissions: SocketPermissions) -> bool {
         self.is_kept_for(whose, path, permissions)
             || self.name == whose.name()

@@ -7,7 +7,7 @@
 
 mod removal;
 
-pub use removal::names_removed;
+pub use removal::{names_removed, remove_name};
 
 use manyring_engine::aside_for;
 use removal::Made;
@@ -304,6 +304,12 @@ impl Listener {
         self.socket
     }
 
+    /// The path of the socket's name; `None` if the name is another process's.
+    #[must_use]
+    pub fn own_path(&self) -> Option<&Path> {
+        self.name.as_ref().map(|name| name.path.as_path())
+    }
+
     /// Takes the name, so that it can be removed before the socket is closed.
     pub fn take_name(&mut self) -> Option<SocketName> {
         self.name.take()
@@ -469,12 +475,8 @@ impl SocketName {
 
 /// Removes the name of a socket, if it is still that of this socket: device and inode.
 fn remove_socket(path: &Path, device: u64, inode: u64, stays: Option<&AtomicBool>) {
-    if stays.is_some_and(|stays| stays.load(Ordering::Relaxed)) {
-        return;
-    }
-    let is_ours = |stat: std::fs::Metadata| (stat.dev(), stat.ino()) == (device, inode);
-    if std::fs::symlink_metadata(path).is_ok_and(is_ours) {
-        let _ = std::fs::remove_file(path);
+    if stays.is_none_or(|stays| !stays.load(Ordering::Relaxed)) {
+        remove_name(path, device, inode);
     }
 }
 

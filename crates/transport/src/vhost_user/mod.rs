@@ -26,7 +26,7 @@ pub use clients::Endpoint;
 pub use estate::{Client, Entry, Estate, Keeper, Kept, NOTE_FDS_MAX, Note, NotedAnswer, notes_max};
 pub use listener::{
     ListenError, Listener, PATH_LEN_MAX, SocketName, SocketPermissions, Unnamed, check_path,
-    look_at_path, names_removed,
+    look_at_path, names_removed, remove_name,
 };
 pub use requests::FrontError;
 pub use socket::SocketError;

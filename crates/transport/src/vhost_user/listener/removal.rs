@@ -2,6 +2,9 @@
 //! host that does not answer, such as a file system of the network that is gone. A process that
 //! ends waits for those threads, and for those that make names which nobody waits for any more.
 
+use super::folder_of;
+use rustix::fs::{AtFlags, Mode, OFlags, statat, unlinkat};
+use rustix::io::Errno;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -77,6 +80,24 @@ pub(super) fn remove(path: &Path, call: impl Fn() + Send + Sync + 'static) {
     if is_left.swap(true, Ordering::AcqRel) {
         LATE.fetch_sub(1, Ordering::AcqRel);
     }
+}
+
+/// Removes the name of a socket that nobody serves any more, if `path` still names the socket with
+/// this device and inode. Returns whether it did. May block.
+pub fn remove_name(path: &Path, device: u64, inode: u64) -> bool {
+    let remove = || {
+        let name = path.file_name().ok_or(Errno::INVAL)?;
+        // Whoever may write to a parent could put another folder in the place of this one after the
+        // name was compared. So both calls use one descriptor of the folder.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(folder_of(path), flags, Mode::empty())?;
+        let stat = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if (stat.st_dev, stat.st_ino) != (device, inode) {
+            return Err(Errno::NOENT);
+        }
+        unlinkat(&folder, name, AtFlags::empty())
+    };
+    remove().is_ok()
 }
 
 #[cfg(test)]
