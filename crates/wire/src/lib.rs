@@ -15,6 +15,7 @@ compile_error!("Manyring serves 64-bit hosts only: guest sizes are 64-bit and mu
 pub mod blk;
 pub mod nbd;
 pub mod net;
+pub mod rtnetlink;
 pub mod vhost_user;
 pub mod virtio;
 pub mod virtqueue;
