@@ -14,6 +14,8 @@ const EIO: i32 = 5;
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const IFF_UP: u32 = 1;
+const IFF_PROMISC: u32 = 0x100;
+const IFF_ALLMULTI: u32 = 0x200;
 
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
@@ -21,6 +23,7 @@ const IFLA_MTU: u16 = 4;
 const IFLA_MASTER: u16 = 10;
 const IFLA_TXQLEN: u16 = 13;
 const IFLA_LINKINFO: u16 = 18;
+const IFLA_PROMISCUITY: u16 = 30;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_TUN_TYPE: u16 = 3;
@@ -28,6 +31,10 @@ const IFLA_TUN_PI: u16 = 4;
 const IFLA_TUN_MULTI_QUEUE: u16 = 7;
 const IFLA_TUN_NUM_QUEUES: u16 = 8;
 const IFLA_TUN_NUM_DISABLED_QUEUES: u16 = 9;
+const IFLA_MACVLAN_MODE: u16 = 1;
+const IFLA_MACVLAN_FLAGS: u16 = 2;
+const MACVLAN_MODE_PASSTHRU: u32 = 8;
+const MACVLAN_FLAG_NOPROMISC: u16 = 1;
 /// The tun driver's own number for a tap.
 const TUN_TYPE_TAP: u8 = 2;
 
@@ -46,6 +53,11 @@ pub struct Link {
     pub master: Option<u32>,
     /// `tun`, `bridge`, `macvtap`; empty for most hardware.
     pub kind: String,
+    /// Frames to any unicast address reach it: it is promiscuous, or a macvtap in mode `passthru`
+    /// that has made the interface below it promiscuous.
+    pub takes_any_address: bool,
+    /// Frames to any group reach it, as the operator has set it.
+    pub takes_any_group: bool,
     /// The properties of a tap; `None`: it is no tap.
     pub tap: Option<TapLink>,
 }
@@ -200,15 +212,20 @@ fn parse_link(bytes: &[u8]) -> Option<Link> {
     let flags = u32_at(bytes, 24)?;
     let index = u32_at(bytes, 20)?;
     let mut link = Link { index, is_up: flags & IFF_UP != 0, ..Link::default() };
+    link.takes_any_group = flags & (IFF_PROMISC | IFF_ALLMULTI) != 0;
+    let mut promiscuity = 0;
     for (kind, value) in attributes(bytes.get(NLMSG_HEADER_SIZE + IFINFOMSG_SIZE..)?) {
         match kind {
             IFLA_ADDRESS => link.address = value.try_into().ok(),
             IFLA_MTU => link.mtu = u32_at(value, 0)?,
             IFLA_MASTER => link.master = u32_at(value, 0),
+            IFLA_PROMISCUITY => promiscuity = u32_at(value, 0)?,
             IFLA_LINKINFO => parse_info(value, &mut link),
             _ => {}
         }
     }
+    // One that lies on another interface gets only what the driver below it finds to be its own.
+    link.takes_any_address |= promiscuity > 0 && !matches!(&*link.kind, "macvtap" | "ipvtap");
     Some(link)
 }
 
@@ -224,9 +241,28 @@ fn parse_info(bytes: &[u8], link: &mut Link) {
             _ => {}
         }
     }
-    if link.kind != "tun" {
-        return;
+    match link.kind.as_str() {
+        "tun" => link.tap = parse_tap(data),
+        "macvtap" => link.takes_any_address = is_promiscuous(data),
+        _ => {}
     }
+}
+
+/// True if a macvtap with these properties gets every frame of the interface below it.
+fn is_promiscuous(data: &[u8]) -> bool {
+    let (mut mode, mut flags) = (None, None);
+    for (kind, value) in attributes(data) {
+        match kind {
+            IFLA_MACVLAN_MODE => mode = u32_at(value, 0),
+            IFLA_MACVLAN_FLAGS => flags = u16_at(value, 0),
+            _ => {}
+        }
+    }
+    mode == Some(MACVLAN_MODE_PASSTHRU) && flags.unwrap_or(0) & MACVLAN_FLAG_NOPROMISC == 0
+}
+
+/// The properties of a tap; `None`: the interface is a tun, which carries no Ethernet frames.
+fn parse_tap(data: &[u8]) -> Option<TapLink> {
     let mut tap = TapLink::default();
     let mut is_tap = false;
     for (kind, value) in attributes(data) {
@@ -239,7 +275,7 @@ fn parse_info(bytes: &[u8], link: &mut Link) {
             _ => {}
         }
     }
-    link.tap = is_tap.then_some(tap);
+    is_tap.then_some(tap)
 }
 
 /// The number and value of each attribute. Ends at the first attribute that is cut short.

@@ -1,4 +1,5 @@
-//! A macvtap with two queues on a veth: the same traffic as on a tap.
+//! A macvtap with two queues on a veth: the same traffic as on a tap; the guest is found by IPv6,
+//! and hears a group that it joins. What the macvtap cannot give to a guest is refused.
 
 use super::{Behaviour, Scene};
 use crate::guest::{GuestOptions, Kind};
@@ -10,6 +11,17 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "macvtap_over_veth", r
 
 const SCRIPT: &str = r#"
 network
+echo 0 > /proc/sys/net/ipv4/icmp_echo_ignore_broadcasts
+# Nothing was sent from here: whoever looks for this guest solicits it at a group.
+await found
+# Debian's own program: busybox joins no group.
+must /bin/ip addr add 224.0.0.251/32 dev eth0 autojoin
+await joined
+before=$(dmesg | grep -c "enable promisc mode")
+must ip link set eth0 promisc on
+[ $(dmesg | grep -c "enable promisc mode") -gt $before ] || fail "promiscuous, says the device"
+must ip link set eth0 promisc off
+! ip link set eth0 address 02:00:00:00:00:77 2>/dev/null || fail "another address is set"
 must ethtool -L eth0 combined 2
 pings $HOST
 pings $HOST6
@@ -41,9 +53,15 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let arguments = ["--macvtap", "macvtap0", "--queue-pairs", "2", "--mac", MAC];
     let daemon = scene.serve_net(&namespace, &arguments)?;
     let _far = Far::start(&namespace, scene.folder.path())?;
-    let programs = ["iperf3", "ethtool"].as_slice();
+    let programs = ["iperf3", "ethtool", "ip"].as_slice();
     let options = GuestOptions { programs, script: SCRIPT, ..Default::default() };
     let mut guest = scene.boot_net(Kind::Uml, &daemon, options)?;
+    for (mark, address) in [("found", "2001:db8::2"), ("joined", "224.0.0.251")] {
+        guest.reach(mark, LIMIT)?;
+        let said = namespace.run(&format!("ping -c 3 -W 5 -I far0 {address}"))?;
+        check(said.contains(" 0% packet loss"), || said)?;
+        guest.proceed()?;
+    }
     guest.reach("done", LIMIT)?;
     for (index, queue) in daemon.queues()?.iter().take(4).enumerate() {
         let packets = queue.value("packets")?;

@@ -3,7 +3,7 @@
 use super::switch::PortCounters;
 use super::tap::TapError;
 use super::tap::lent::Lent;
-use super::{Port, PortRx, PortTx};
+use super::{HostFilter, Port, PortRx, PortTx};
 use crate::sys::link::LinkEvent;
 use manyring_wire::net::Offloads;
 use manyring_wire::net::rss::Rss;
@@ -95,6 +95,14 @@ impl<D: Decorator> Port for Decorated<D> {
 
     fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
         self.inner.set_rss(rss)
+    }
+
+    fn host_filter(&self) -> HostFilter {
+        self.inner.host_filter()
+    }
+
+    fn carries_vlan(&self, id: u16) -> bool {
+        self.inner.carries_vlan(id)
     }
 
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {

@@ -26,6 +26,7 @@ pub mod macvtap;
 mod merge;
 pub mod null;
 pub mod pcap;
+mod reception;
 mod returned;
 mod steer;
 pub mod switch;
@@ -38,8 +39,8 @@ pub use returned::{Outcome, Returned, Token};
 
 use crate::sys::link::LinkEvent;
 use manyring_memory::GuestSlice;
-use manyring_wire::net::Offloads;
 use manyring_wire::net::rss::Rss;
+use manyring_wire::net::{MacAddress, Offloads};
 use rustix::io::Errno;
 use std::sync::Arc;
 use tap::TapError;
@@ -53,6 +54,18 @@ pub const GROUP_FRAMES: usize = 16;
 /// Bytes after which a group ends too: a long frame costs the host as much as forty short ones.
 pub const GROUP_BYTES: usize = 256 << 10;
 const _: () = assert!(FRAMES_MAX <= u64::BITS as usize, "`Sent::lost` has a bit for each");
+
+/// The frames that the host keeps from a port, or from the network, whatever the guest's own filter
+/// asks for. By default none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostFilter {
+    /// The only unicast address whose frames reach the port; `None`: frames to any do.
+    pub only_to: Option<MacAddress>,
+    /// The only address that the guest may send as; `None`: any.
+    pub only_from: Option<MacAddress>,
+    /// Of the frames to groups, only those that the host has joined by itself reach the port.
+    pub lacks_groups: bool,
+}
 
 /// Where a device's packets come from and go to.
 pub trait Port: Send + Sync + std::fmt::Debug {
@@ -113,6 +126,17 @@ pub trait Port: Send + Sync + std::fmt::Debug {
     /// `EOPNOTSUPP`: the port cannot ([`Self::can_hash`]). Any other: the host refuses it.
     fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
         if rss.is_some() { Err(Errno::OPNOTSUPP) } else { Ok(()) }
+    }
+
+    /// The frames that the host keeps from the guest.
+    fn host_filter(&self) -> HostFilter {
+        HostFilter::default()
+    }
+
+    /// True if frames that are tagged with this VLAN can reach the guest.
+    fn carries_vlan(&self, id: u16) -> bool {
+        let _ = id;
+        true
     }
 
     /// Sets the host's MTU. May block.

@@ -19,7 +19,8 @@ mod settings;
 pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};
 
 use super::merge::Merger;
-use super::{Port, PortRx, PortTx};
+use super::reception::Reception;
+use super::{HostFilter, Port, PortRx, PortTx};
 use crate::sys::link::{Change, Link, LinkEvent, Links};
 use crate::sys::tuntap as sys;
 use again::{Wanted, prepare};
@@ -150,6 +151,8 @@ pub struct TapPort {
     /// The number of the interface; 0 if it is gone, or in another network namespace.
     index: AtomicU32,
     guest_mac: Option<[u8; 6]>,
+    /// What the interface passes to the guest, if it is a macvtap.
+    reception: Reception,
     /// Frames that all attached queues may hold together; `None`: the host's setting stays.
     txqueuelen: Option<u32>,
     state: Mutex<State>,
@@ -212,6 +215,7 @@ impl TapPort {
             flows: None,
             index: AtomicU32::new(opened.link.as_ref().map_or(0, |link| link.index)),
             guest_mac: is_stacked.and_then(|link| link.address),
+            reception: Reception::default(),
             links: opened.links,
             txqueuelen: settings.txqueuelen,
             state: Mutex::new(State {
@@ -235,6 +239,9 @@ impl TapPort {
         // The former user of an interface that was handed in may have switched its carrier off.
         port.show_carrier(true);
         port.detach_all()?;
+        if let Some(link) = is_stacked {
+            port.reception.begin(&port.name, link);
+        }
         if opened.is_multi_queue && port.kind == "tap" {
             // A daemon that served this tap before, and was killed, has left its program attached.
             let _ = sys::set_steering(port.queues[0].as_fd(), None);
@@ -416,6 +423,10 @@ impl Port for TapPort {
         self.steer_by(rss.as_deref())
     }
 
+    fn host_filter(&self) -> HostFilter {
+        self.reception.filter()
+    }
+
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
         let mut state = self.state();
         if !state.is_gone {
@@ -490,6 +501,7 @@ mod tests {
             links: Links::open().unwrap(),
             index: AtomicU32::new(0),
             guest_mac: None,
+            reception: Reception::default(),
             txqueuelen: None,
             state: Mutex::new(State {
                 is_multi_queue: true,

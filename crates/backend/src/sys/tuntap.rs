@@ -187,6 +187,31 @@ pub fn set_attached(fd: BorrowedFd<'_>, attached: bool) -> Result<(), Errno> {
     zero(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETQUEUE, &raw const request) })
 }
 
+/// Has interface `index` receive the frames to all groups, as long as the packet socket is open or
+/// until the interface is deleted.
+///
+/// # Errors
+/// `ENODEV`: there is no such interface.
+pub fn join_all_groups(socket: BorrowedFd<'_>, index: u32) -> Result<(), Errno> {
+    let request = libc::packet_mreq {
+        mr_ifindex: c_int::try_from(index).map_err(|_| Errno::NODEV)?,
+        mr_type: ALL_GROUPS,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    let (fd, name) = (socket.as_raw_fd(), libc::PACKET_ADD_MEMBERSHIP);
+    // SAFETY: the call reads the `struct packet_mreq` it is given, whose size it is told.
+    zero(unsafe {
+        libc::setsockopt(fd, libc::SOL_PACKET, name, (&raw const request).cast(), MREQ_SIZE)
+    })
+}
+
+/// `PACKET_MR_ALLMULTI`, in the type of the field.
+const ALL_GROUPS: u16 = 2;
+/// Bytes of a `struct packet_mreq`.
+const MREQ_SIZE: libc::socklen_t = 16;
+const _: () = assert!(size_of::<libc::packet_mreq>() == MREQ_SIZE as usize);
+
 /// Sends one frame, with the header before it. Returns the bytes of both.
 ///
 /// # Errors

@@ -1,9 +1,9 @@
 //! A macvtap over a veth, whose other end is the kernel's.
 
 use crate::guest::{GUEST, Guest, HOST, checksum, ether_type, ethernet, halves, ipv4, is_ipv4};
-use crate::space::{in_own_space, run};
-use manyring_backend::net::Port;
+use crate::space::{in_own_space, link, run};
 use manyring_backend::net::macvtap::{self, MacvtapOptions};
+use manyring_backend::net::{HostFilter, Port};
 use std::net::UdpSocket;
 
 const UDP: u8 = 17;
@@ -41,7 +41,7 @@ fn a_macvtap_with_two_queues_takes_and_delivers() {
         // From the guest by both queues, to a socket of the kernel's.
         let socket = UdpSocket::bind("10.77.0.1:4000").unwrap();
         socket.set_read_timeout(Some(std::time::Duration::from_secs(5))).unwrap();
-        let host_mac = crate::space::link("far0").unwrap().address.unwrap();
+        let host_mac = link("far0").unwrap().address.unwrap();
         for tx in [&mut tx, &mut tx1] {
             guest.send(&mut **tx, &ethernet(host_mac, mac, 0x0800, &datagram(b"to the host")));
             let mut bytes = [0; 32];
@@ -67,7 +67,7 @@ fn a_macvtap_with_two_queues_takes_and_delivers() {
         assert_eq!(counts(&mut guest), (0, FLOWS));
         port.set_offloads(port.given()).unwrap();
         port.set_mtu(1400).unwrap();
-        assert_eq!(crate::space::link("mv0").unwrap().mtu, 1400);
+        assert_eq!(link("mv0").unwrap().mtu, 1400);
         port.set_link(false);
     });
 }
@@ -91,7 +91,7 @@ fn a_macvtap_opens_where_its_node_is_missing() {
         assert_eq!(std::fs::read_dir("/dev").unwrap().count(), 0, "its own node is gone again");
         run("umount --lazy /dev");
         // The system says nothing about it, but its node may be there.
-        let index = crate::space::link("mv0").unwrap().index;
+        let index = link("mv0").unwrap().index;
         let number = std::fs::read_to_string(format!("/sys/class/net/mv0/tap{index}/dev")).unwrap();
         let (major, minor) = number.trim().split_once(':').unwrap();
         run("mount -t tmpfs -o mode=755 tmpfs /dev");
@@ -100,5 +100,62 @@ fn a_macvtap_opens_where_its_node_is_missing() {
         assert_eq!(error, "mv0: cannot open its device node");
         run(&format!("mknod /dev/tap{index} c {major} {minor}"));
         macvtap::open(&options(1)).unwrap();
+    });
+}
+
+/// How many have the interface receive all groups.
+fn allmulti_of(name: &str) -> String {
+    let shown = run(&format!("ip -d link show {name}"));
+    let mut words = shown.split_whitespace().skip_while(|word| *word != "allmulti");
+    words.nth(1).unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_macvtap_receives_all_groups_as_long_as_a_port_has_it_and_says_which_addresses() {
+    for (mode, takes_any) in [
+        ("bridge", false),
+        ("private", false),
+        ("vepa", false),
+        ("passthru", true),
+        ("passthru nopromisc", false),
+    ] {
+        in_own_space(|| {
+            run("ip link add near0 type veth peer name far0");
+            run("ip link set near0 up");
+            run("ip link set far0 up");
+            run(&format!("ip link add link near0 name mv0 type macvtap mode {mode}"));
+            let own = link("mv0").unwrap().address.filter(|_| !takes_any);
+            let expected = HostFilter { only_to: own, ..HostFilter::default() };
+            let port = macvtap::open(&options(1)).unwrap();
+            assert_eq!(port.host_filter(), expected, "{mode}");
+            assert_eq!((allmulti_of("mv0"), allmulti_of("near0")), ("1".into(), "1".into()));
+            // Another one, as in a takeover: neither ends what the other one needs.
+            let next = macvtap::open(&options(1)).unwrap();
+            assert_eq!(allmulti_of("mv0"), "2");
+            drop(port);
+            assert_eq!((allmulti_of("mv0"), allmulti_of("near0")), ("1".into(), "1".into()));
+            // What the operator has set stays.
+            run("ip link set mv0 allmulticast on");
+            drop(next);
+            assert_eq!(allmulti_of("mv0"), "1");
+            run("ip link set mv0 allmulticast off");
+            assert_eq!((allmulti_of("mv0"), allmulti_of("near0")), ("0".into(), "0".into()));
+        });
+    }
+}
+
+#[test]
+fn a_macvtap_that_is_joined_again_receives_all_groups_and_has_its_new_address() {
+    in_own_space(|| {
+        make();
+        let port = macvtap::open(&options(1)).unwrap();
+        run("ip link del mv0");
+        assert!(port.is_gone());
+        let other = "02:00:00:00:00:77";
+        run(&format!("ip link add link near0 name mv0 address {other} type macvtap mode bridge"));
+        port.join_again().unwrap();
+        let only_to = Some([2, 0, 0, 0, 0, 0x77]);
+        assert_eq!(port.host_filter(), HostFilter { only_to, ..HostFilter::default() });
+        assert_eq!(allmulti_of("mv0"), "1");
     });
 }

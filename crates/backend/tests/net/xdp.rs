@@ -7,7 +7,7 @@ use crate::guest::{
 use crate::space::{PATIENCE, in_own_space, link, opened_again, run, wait_until_gone};
 use manyring_backend::net::tap::TapError;
 use manyring_backend::net::xdp::{XdpOptions, XdpPort};
-use manyring_backend::net::{Frames, Incoming, Port, Sent, Stop};
+use manyring_backend::net::{Frames, HostFilter, Incoming, Port, Sent, Stop};
 use manyring_backend::sys::link::LinkEvent;
 use manyring_memory::{Mapping, SliceList, copy_from_slices};
 use manyring_wire::net::{HEADER_SIZE, RawHeader};
@@ -319,5 +319,23 @@ fn frames_that_nobody_takes_are_dropped_and_cost_no_chunk() {
             let in_order = row.windows(2).all(|two| two[1] == (two[0] + 1) % 64);
             assert!(in_order, "round {round}: {row:?}");
         }
+    });
+}
+
+#[test]
+fn an_interface_receives_all_groups_as_long_as_a_port_has_it_and_says_which_addresses() {
+    in_own_space(|| {
+        make_veth("");
+        let flags = |name: &str| run(&format!("ip -d link show {name}"));
+        let port = XdpPort::open(&options("v0", 1)).unwrap();
+        let only_to = link("v0").unwrap().address;
+        assert!(only_to.is_some());
+        assert_eq!(port.host_filter(), HostFilter { only_to, ..HostFilter::default() });
+        assert!(flags("v0").contains(" allmulti 1 "), "{}", flags("v0"));
+        drop(port);
+        assert!(flags("v0").contains(" allmulti 0 "), "{}", flags("v0"));
+        run("ip link set v0 promisc on");
+        let port = opened_again(|| XdpPort::open(&options("v0", 1)));
+        assert_eq!(port.host_filter(), HostFilter::default());
     });
 }

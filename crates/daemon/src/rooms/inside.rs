@@ -196,8 +196,8 @@ impl Inside {
                     net.hear(is_gone, net::Wanted { link_up, mtu, announcements });
                 }
             }
-            Told::Queues { device } => {
-                let renewed = self.net(&device).map_or(Ok(()), |net| net.renew(fds));
+            Told::Queues { device, filter } => {
+                let renewed = self.net(&device).map_or(Ok(()), |net| net.renew(fds, filter.into()));
                 renewed.map_err(|errno| format!("house: queues of {device}: {errno}"))?;
             }
             Told::Limit { device, rates, group } => {

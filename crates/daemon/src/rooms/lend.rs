@@ -87,6 +87,7 @@ pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<Owne
         mtu: facts.mtu,
         table_key,
         can_hash: facts.can_hash,
+        filter: facts.host_filter.into(),
     };
     Ok((Some(facts), queues))
 }
@@ -175,10 +176,10 @@ impl Attendant {
     async fn renew(&self, net: &NetDevice) {
         let device = self.device.clone();
         match lent(net).await {
-            Ok((Some(_), mut queues)) => {
+            Ok((Some(PortFacts { filter, .. }), mut queues)) => {
                 queues.truncate(net.queue_pairs());
                 let queues = queues.into_iter().map(Into::into).collect();
-                self.room.tell_in_turn(Told::Queues { device }, queues).await;
+                self.room.tell_in_turn(Told::Queues { device, filter }, queues).await;
             }
             Ok((None, _)) => {}
             Err(error) => tracing::error!(device, error, "the room does not get its queues"),

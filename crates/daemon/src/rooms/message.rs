@@ -3,6 +3,7 @@
 //! A room may be taken by its guest. So what comes from it is short, names only devices that it
 //! was given, and asks for nothing but what a guest may choose ([`Wish`]): one thing at a time.
 
+use manyring_backend::net::HostFilter;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +80,8 @@ pub enum Told {
     Queues {
         /// The device's name.
         device: String,
+        /// What the host keeps from this interface.
+        filter: PortFilter,
     },
     /// The limit of a device, per second. A group's rates hold for all its devices together.
     Limit {
@@ -159,6 +162,31 @@ pub struct PortFacts {
     pub table_key: Option<u64>,
     /// The host can choose queues by the guest's hash.
     pub can_hash: bool,
+    /// What the host keeps from the interface.
+    pub filter: PortFilter,
+}
+
+/// The frames that the host keeps from an interface.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortFilter {
+    /// The only unicast address whose frames reach it, if there is one.
+    pub only_to: Option<[u8; 6]>,
+    /// Only frames to groups that the host has joined reach it.
+    pub lacks_groups: bool,
+}
+
+impl From<HostFilter> for PortFilter {
+    fn from(filter: HostFilter) -> Self {
+        Self { only_to: filter.only_to, lacks_groups: filter.lacks_groups }
+    }
+}
+
+impl From<PortFilter> for HostFilter {
+    fn from(filter: PortFilter) -> Self {
+        let PortFilter { only_to, lacks_groups } = filter;
+        Self { only_to, lacks_groups, only_from: None }
+    }
 }
 
 /// Properties of a Xen guest's disk, for the room that serves it.
@@ -529,6 +557,7 @@ mod tests {
             let (device, keys, number) = (text(seed), text(seed), next(seed));
             let is_open = number % 2 == 0;
             let mtu = is_open.then_some(1500);
+            let filter = PortFilter { only_to: Some([2; 6]), lacks_groups: !is_open };
             let port = is_open.then(|| PortFacts {
                 interface: text(seed),
                 is_macvtap: !is_open,
@@ -536,6 +565,7 @@ mod tests {
                 mtu,
                 table_key: Some(number),
                 can_hash: is_open,
+                filter,
             });
             let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
             let told = match number % 15 {
@@ -547,7 +577,7 @@ mod tests {
                 9 => Told::Kept { device, entry: Written { key: 7, bytes: vec![0, 255] } },
                 2 => Told::Remove { device },
                 3 => Told::Measure { device },
-                4 => Told::Queues { device },
+                4 => Told::Queues { device, filter },
                 5 => Told::Done { number, error: 5 },
                 6 => Told::Outside {
                     device,

@@ -4,9 +4,9 @@ use super::message::{Heard, PortFacts};
 use super::wishes::TheHouse;
 use crate::assemble::{Kind, Made, links};
 use crate::config::plan::{NetPlan, PortPlan};
-use manyring_backend::net::Port;
 use manyring_backend::net::null::NullPort;
 use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable};
+use manyring_backend::net::{HostFilter, Port};
 use manyring_device::Device;
 use manyring_device::net::Offloads;
 use manyring_device::net::{Guest, NetDevice};
@@ -44,9 +44,10 @@ impl Given {
         if queues.len() != net.queue_pairs {
             return Err(format!("house: {} queues for {} pairs", queues.len(), net.queue_pairs));
         }
+        let host_filter = facts.filter.into();
         let PortFacts { interface, is_macvtap, offloads, mtu, can_hash, .. } = facts;
         let offloads = Offloads::of_guest(offloads);
-        let facts = Facts { interface, is_macvtap, offloads, mtu, can_hash };
+        let facts = Facts { interface, is_macvtap, offloads, mtu, can_hash, host_filter };
         let port = LentPort::new(Lent { facts, queues, table }, net.merge, Arc::new(house));
         Ok(Self::Lent(Arc::new(port.map_err(|errno| errno.to_string())?)))
     }
@@ -103,9 +104,9 @@ impl RoomNet {
     ///
     /// # Errors
     /// The device has no interface, or another number of queues.
-    pub(super) fn renew(&self, queues: Vec<OwnedFd>) -> Result<(), Errno> {
+    pub(super) fn renew(&self, queues: Vec<OwnedFd>, host_filter: HostFilter) -> Result<(), Errno> {
         let Given::Lent(port) = &self.given else { return Err(Errno::INVAL) };
-        port.renew(queues)?;
+        port.renew(queues, host_filter)?;
         self.device.port_may_have_changed();
         Ok(())
     }

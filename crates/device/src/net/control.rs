@@ -1,5 +1,6 @@
 //! `Commands`: obeys the commands of the control queue (virtio 1.3 §5.1.6.5).
 
+use super::effect::lacking;
 use super::pace::{REST, REST_MAX};
 use super::rules::Filter;
 use super::{Inner, State};
@@ -29,6 +30,14 @@ pub(super) enum Refusal {
     Offloads,
     #[error("the host's interface does not follow")]
     Port,
+    #[error("the host's interface passes only frames to its own address")]
+    OnlyTo,
+    #[error("the guest may only send as its own address")]
+    OnlyFrom,
+    #[error("the host's interface passes only frames to groups that the host has joined")]
+    Groups,
+    #[error("its port of the switch is not in this VLAN")]
+    Vlan,
     #[error("virtqueue {index} is no transmitq or receiveq that runs")]
     Index { index: u16 },
     #[error("the host or the workers do not answer in time")]
@@ -167,7 +176,9 @@ impl Commands {
     }
 
     /// Obeys a command; returns when every worker and the host follow it. A command that is refused
-    /// has no effect, or its effect is undone.
+    /// has no effect, or its effect is undone. But the device's own filter opens as the driver
+    /// wants also where the host's does not: what the host passes then reaches the guest. A driver
+    /// keeps its list of groups and its receive modes whatever the answer is.
     pub(super) async fn obey(&mut self, command: Command) -> Result<Reply, Refusal> {
         let deadline = Instant::now() + PATIENCE;
         let inner = &self.inner;
@@ -177,6 +188,11 @@ impl Commands {
         if let Command::CoalesceQuery(index) = command {
             let result = inner.coalescing_of(index)?.emit().to_vec();
             return Ok(Reply { status: CtrlStatus::Ok, result });
+        }
+        let mac = inner.state().mac;
+        let lacks = lacking(&*inner.port, mac, &command);
+        if let (Some(refusal), Command::MacAddr(_) | Command::VlanAdd(_)) = (lacks, &command) {
+            return Err(refusal);
         }
         let Some(reach) = inner.reach(&command)? else {
             inner.state().announces = false;
@@ -190,7 +206,7 @@ impl Commands {
         let (driver, before) = self.inner.set(command);
         self.leave(kind, vec![reach.clone()]);
         let refusal = match self.settle(kind, deadline).await {
-            Ok(true) => return Ok(Reply::status(CtrlStatus::Ok)),
+            Ok(true) => return lacks.map_or(Ok(Reply::status(CtrlStatus::Ok)), Err),
             Ok(false) => Refusal::Port,
             Err(refusal) => refusal,
         };

@@ -11,6 +11,7 @@ mod config;
 mod control;
 mod ctrl;
 mod delivery;
+mod effect;
 #[cfg(fuzzing)]
 mod fuzzing;
 mod handler;

@@ -3,8 +3,8 @@
 use super::mail::Inbox;
 use super::receiver::SwitchRx;
 use super::sender::SwitchTx;
-use super::{Courier, OFFLOADS, PortCounters, Shared, Switch};
-use crate::net::{Port, PortRx, PortTx};
+use super::{Courier, OFFLOADS, PortCounters, Shared, Switch, Vlans};
+use crate::net::{HostFilter, Port, PortRx, PortTx};
 use manyring_wire::net::rss::Rss;
 use manyring_wire::net::{HEADER_SIZE, Offloads};
 use rustix::io::Errno;
@@ -114,6 +114,18 @@ impl Port for SwitchPort {
         *self.shared.rss.lock().unwrap_or_else(PoisonError::into_inner) = rss;
         self.redraw();
         Ok(())
+    }
+
+    fn host_filter(&self) -> HostFilter {
+        HostFilter { only_from: self.shared.options.only, ..HostFilter::default() }
+    }
+
+    fn carries_vlan(&self, id: u16) -> bool {
+        match &self.shared.options.vlans {
+            Vlans::All => true,
+            Vlans::Access(_) => false,
+            Vlans::Trunk(vlans) => vlans.contains(&id),
+        }
     }
 
     fn set_mtu(&self, _mtu: u16) -> Result<(), Errno> {

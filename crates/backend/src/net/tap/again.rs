@@ -64,7 +64,10 @@ impl TapPort {
         // An interface of this namespace may have the name of one in another.
         let address = sys::hardware_address(self.queues[0].as_fd()).ok();
         let link = find(&self.links, name).ok().flatten().filter(|link| link.address == address);
-        self.index.store(link.map_or(0, |link| link.index), Ordering::Relaxed);
+        self.index.store(link.as_ref().map_or(0, |link| link.index), Ordering::Relaxed);
+        if let (Some(link), true) = (link, self.guest_mac.is_some()) {
+            self.reception.begin(name, &link);
+        }
     }
 
     pub(super) fn heeds_event(&self, event: &LinkEvent) -> bool {
@@ -138,6 +141,9 @@ impl TapPort {
                 "the interface has another address than before: unless it is in mode passthru, \
                  it delivers no frames to the guest's"
             );
+        }
+        if let (Some(link), true) = (link, self.guest_mac.is_some()) {
+            self.reception.begin(name, link);
         }
         {
             let mut state = self.state();

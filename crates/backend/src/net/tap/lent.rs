@@ -19,7 +19,7 @@ use super::queue::{TapRx, TapTx};
 use super::queues::Queues;
 use super::{TapError, TapPort};
 use crate::net::merge::Merger;
-use crate::net::{Port, PortRx, PortTx};
+use crate::net::{HostFilter, Port, PortRx, PortTx};
 use manyring_wire::net::rss::{Rss, RssConfig};
 use manyring_wire::net::{HEADER_SIZE, Offloads};
 use rustix::fd::{AsFd, OwnedFd};
@@ -42,6 +42,8 @@ pub struct Facts {
     pub mtu: Option<u16>,
     /// The owner can let the kernel choose queues by the guest's RSS hash.
     pub can_hash: bool,
+    /// The frames that the host keeps from the interface.
+    pub host_filter: HostFilter,
 }
 
 /// The steering table of a lent interface: its memory, and the key of its hash.
@@ -106,6 +108,7 @@ impl TapPort {
             offloads: self.offloads,
             mtu: self.mtu(),
             can_hash: self.can_hash(),
+            host_filter: self.host_filter(),
         };
         let queues = self.queues.iter().map(|queue| copy(queue)).collect::<Result<_, _>>()?;
         let table = self.flows.as_ref().map(|flows| {
@@ -129,6 +132,7 @@ impl TapPort {
 #[derive(Debug)]
 struct State {
     attached: Vec<bool>,
+    host_filter: HostFilter,
     /// The owner has seen that the interface is gone.
     is_gone: bool,
     /// The queues of the interface that the owner has joined since.
@@ -160,6 +164,7 @@ impl LentPort {
         }
         let flows = table.map(|LentTable { map, key }| Flows::lent(map, key)).transpose()?;
         let attached = vec![false; queues.len()];
+        let host_filter = facts.host_filter;
         Ok(Self {
             mtu: AtomicU16::new(facts.mtu.unwrap_or(0)),
             facts,
@@ -167,7 +172,7 @@ impl LentPort {
             merges,
             flows: flows.map(Arc::new),
             owner,
-            state: Mutex::new(State { attached, is_gone: false, renewed: None }),
+            state: Mutex::new(State { attached, host_filter, is_gone: false, renewed: None }),
         })
     }
 
@@ -182,16 +187,18 @@ impl LentPort {
     }
 
     /// Called when the owner has joined an interface in the place of the deleted one: `queues` are
-    /// its queues, all of them detached. The device must check the port then.
+    /// its queues, all of them detached, and `host_filter` what the host keeps from it. The device
+    /// must check the port then.
     ///
     /// # Errors
     /// `EINVAL`: the number of queues differs from that of the pairs.
-    pub fn renew(&self, queues: Vec<OwnedFd>) -> Result<(), Errno> {
+    pub fn renew(&self, queues: Vec<OwnedFd>, host_filter: HostFilter) -> Result<(), Errno> {
         if queues.len() != self.queues.len() {
             return Err(Errno::INVAL);
         }
         let mut state = self.state();
         (state.is_gone, state.renewed) = (true, Some(queues));
+        state.host_filter = host_filter;
         Ok(())
     }
 
@@ -248,6 +255,10 @@ impl Port for LentPort {
 
     fn set_rss(&self, rss: Option<Arc<Rss>>) -> Result<(), Errno> {
         self.owner.set_rss(rss.as_deref().map(Rss::config))
+    }
+
+    fn host_filter(&self) -> HostFilter {
+        self.state().host_filter
     }
 
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
@@ -343,8 +354,14 @@ mod tests {
     fn lent(queues: Vec<OwnedFd>) -> Lent {
         let interface = "lan0".to_owned();
         let offloads = Offloads { csum: true, ..Offloads::default() };
-        let facts =
-            Facts { interface, is_macvtap: false, offloads, mtu: Some(1400), can_hash: true };
+        let facts = Facts {
+            interface,
+            is_macvtap: false,
+            offloads,
+            mtu: Some(1400),
+            can_hash: true,
+            host_filter: HostFilter { lacks_groups: true, ..HostFilter::default() },
+        };
         Lent { facts, queues, table: None }
     }
 
@@ -382,8 +399,11 @@ mod tests {
         assert!(port.is_gone());
         assert!(matches!(port.join_again(), Err(TapError::Missing(_))));
         let (tap, host) = UnixDatagram::pair().unwrap();
-        assert_eq!(port.renew(Vec::new()), Err(Errno::INVAL));
-        port.renew(vec![tap.into()]).unwrap();
+        let next = HostFilter { only_to: Some([2; 6]), ..HostFilter::default() };
+        assert_eq!(port.renew(Vec::new(), next), Err(Errno::INVAL));
+        assert!(port.host_filter().lacks_groups, "that of the interface before");
+        port.renew(vec![tap.into()], next).unwrap();
+        assert_eq!(port.host_filter(), next);
         assert!(port.is_gone(), "until it is joined");
         port.join_again().unwrap();
         assert!(!port.is_gone());

@@ -27,8 +27,9 @@ mod queue;
 mod ring;
 mod socket;
 
+use super::reception::Reception;
 use super::tap::{TapError, check_mtu, check_name, check_queue_pairs, find, open_links};
-use super::{Port, PortRx, PortTx};
+use super::{HostFilter, Port, PortRx, PortTx};
 use crate::sys::link::{Change, Link, LinkEvent, Links};
 use keeper::Keeper;
 use manyring_memory::{copy_to_slices, in_own_memory};
@@ -89,6 +90,7 @@ struct Shared {
 pub struct XdpPort {
     options: XdpOptions,
     address: Option<[u8; 6]>,
+    reception: Reception,
     shared: Arc<Shared>,
     keeper: Option<Keeper>,
 }
@@ -157,7 +159,9 @@ impl XdpPort {
             Keeper::start(shared.clone(), bytes)
         });
         let keeper = keeper.transpose().map_err(|errno| system("start a thread for it", errno))?;
-        Ok(Self { options: options.clone(), address: link.address, shared, keeper })
+        let reception = Reception::default();
+        reception.begin(name, &link);
+        Ok(Self { options: options.clone(), address: link.address, reception, shared, keeper })
     }
 
     /// The MAC address of the interface, if it has one: a network card delivers only frames to this
@@ -315,6 +319,10 @@ impl Port for XdpPort {
         Ok(())
     }
 
+    fn host_filter(&self) -> HostFilter {
+        self.reception.filter()
+    }
+
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
         // The chunks are for frames of the MTU that the interface had at the start.
         let room = |pair: &Arc<Pair>| pair.tx().end.as_ref().map(|end| end.room);
@@ -367,6 +375,7 @@ impl Port for XdpPort {
         }
         self.shared.mtu.store(mtu_of(&link), Ordering::Relaxed);
         self.shared.index.store(link.index, Ordering::Relaxed);
+        self.reception.begin(&options.name, &link);
         state.attached.fill(false);
         state.program = Some(program);
         Ok(())

@@ -1,5 +1,6 @@
 //! The control queue of a device: what each command does, and when.
 
+mod effect;
 mod late;
 mod rss;
 

@@ -62,6 +62,7 @@ impl Guest {
     pub(super) fn in_pool(features: u64, pool: Arc<Pool>) -> Self {
         let port = Scripted::default();
         port.script().attached = vec![false; PAIRS];
+        port.script().host.1 = true;
         let (sender, events) = mpsc::channel(16);
         let mut guest = Self {
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap(),

@@ -29,7 +29,7 @@ mod transmit_late;
 use super::rules::Filter;
 use super::{NetOptions, Rules};
 use manyring_backend::net::{
-    Frames, GROUP_FRAMES, Incoming, Port, PortRx, PortTx, Readiness, Sent, Stop,
+    Frames, GROUP_FRAMES, HostFilter, Incoming, Port, PortRx, PortTx, Readiness, Sent, Stop,
 };
 use manyring_engine::Moderation;
 use manyring_engine::stats::{Class, QueueStats};
@@ -117,6 +117,8 @@ struct Script {
     /// By what the port was told to choose pairs, with the pairs that were attached then.
     rss_calls: Vec<(Option<RssConfig>, Vec<bool>)>,
     refuses_rss: bool,
+    /// What the host keeps from the port, and whether frames of VLANs reach it.
+    host: (HostFilter, bool),
     attached: Vec<bool>,
     /// The calls of the host, in order.
     attach_calls: Vec<(usize, bool)>,
@@ -337,6 +339,14 @@ impl Port for Scripted {
         let attached = script.attached.clone();
         script.rss_calls.push((rss.map(|rss| rss.config().clone()), attached));
         Ok(())
+    }
+
+    fn host_filter(&self) -> HostFilter {
+        self.script().host.0
+    }
+
+    fn carries_vlan(&self, _: u16) -> bool {
+        self.script().host.1
     }
 
     fn set_mtu(&self, _: u16) -> Result<(), Errno> {

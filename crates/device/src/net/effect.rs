@@ -1,0 +1,47 @@
+//! Whether a command of the guest can have its effect on this port (virtio 1.3 §5.1.6.5). A command
+//! that the host keeps from having its whole effect is answered with `VIRTIO_NET_ERR`: a driver
+//! must never take for done what was not done.
+//!
+//! ```text
+//! PROMISC, ALLUNI on                 lacks frames to other addresses: a macvtap, a card by AF_XDP
+//! ALLMULTI on, a table with groups   lacks groups: the daemon may not have the interface join all
+//! a table with another address,      lacks frames to that address, or frames from it are dropped:
+//!   MAC_ADDR_SET                       a port of a switch with anti_spoof
+//! VLAN_ADD                           lacks its frames: a port of a switch that is not in it
+//! ```
+//! A tap, a null port and the port of a switch filter nothing else: the device does what is asked.
+//! All others, and what takes something back, only need this process or a call of the port that
+//! says itself whether it succeeded.
+
+use super::control::Refusal;
+use manyring_backend::net::Port;
+use manyring_wire::net::{Command, MacAddress, RxMode};
+
+/// Why the host keeps `command` from having its whole effect for a guest whose address is `mac`;
+/// `None`: it does not. Does not block.
+pub(super) fn lacking(port: &dyn Port, mac: MacAddress, command: &Command) -> Option<Refusal> {
+    let host = port.host_filter();
+    // Frames to another address do not come, or must not be answered from that address.
+    let other = |wanted: MacAddress| {
+        let is_other = |only: Option<MacAddress>| only.is_some_and(|only| only != wanted);
+        if is_other(host.only_to) {
+            return Some(Refusal::OnlyTo);
+        }
+        is_other(host.only_from).then_some(Refusal::OnlyFrom)
+    };
+    let groups = host.lacks_groups.then_some(Refusal::Groups);
+    match command {
+        Command::Rx(RxMode::Promisc, true) => host.only_to.map(|_| Refusal::OnlyTo).or(groups),
+        Command::Rx(RxMode::AllUni, true) => host.only_to.map(|_| Refusal::OnlyTo),
+        Command::Rx(RxMode::AllMulti, true) => groups,
+        Command::MacTable(table) => {
+            let addresses = table.unicast.iter().filter(|wanted| **wanted != mac);
+            let lacks = addresses.copied().find_map(other);
+            lacks.or(groups.filter(|_| !table.multicast.is_empty()))
+        }
+        Command::MacAddr(wanted) if *wanted != mac => other(*wanted),
+        // A driver adds VLAN 0 for frames that have only a priority.
+        Command::VlanAdd(id) if *id != 0 && !port.carries_vlan(*id) => Some(Refusal::Vlan),
+        _ => None,
+    }
+}
