@@ -48,7 +48,7 @@ fuzz_target!(|input: ([bool; 3], u8, u16, [u16; 8], Vec<(u16, u16)>, Vec<Step>)|
     words.into_iter().for_each(|(at, value)| scribble(at, value));
     let begin = || {
         let queue = DeviceQueue::unread(guest.config, guest.memory.clone()).unwrap();
-        let mut queue = queue.recorded(Some(region.clone()));
+        let mut queue = queue.recorded(Some(region.clone()), None);
         queue.begin();
         assert!(queue.owed() <= queue.size());
         queue

@@ -63,7 +63,7 @@ fuzz_target!(|input: Input| {
         let queue = DeviceQueue::unread(guest.config, guest.memory.clone()).ok()?;
         let mut queue = match input.kept {
             Kept::Nothing => queue,
-            Kept::Region => queue.recorded(Some(region.clone())),
+            Kept::Region => queue.recorded(Some(region.clone()), None),
             Kept::Trail => queue.trailed(),
         };
         queue.begin();

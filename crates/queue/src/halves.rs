@@ -55,13 +55,14 @@ impl DeviceQueue {
     }
 
     /// Records in `region` the chains that are taken and not returned. If a former process has left
-    /// such a record, the ring goes on where the record says, not at the base. For a queue of
-    /// [`Self::unread`]: the region is read by [`Ring::begin`] too.
+    /// such a record, the ring goes on where the record says, not at the base. The region of a
+    /// `former` ring, which this one does not fit, is emptied: no later ring goes on from there.
+    /// For a queue of [`Self::unread`]: both are read by [`Ring::begin`] too.
     #[must_use]
-    pub fn recorded(self, region: Option<Words>) -> Self {
+    pub fn recorded(self, region: Option<Words>, former: Option<Words>) -> Self {
         match self {
-            Self::Split(queue) => Self::Split(queue.recorded(region)),
-            Self::Packed(queue) => Self::Packed(queue.recorded(region)),
+            Self::Split(queue) => Self::Split(queue.recorded(region).clearing(former)),
+            Self::Packed(queue) => Self::Packed(queue.recorded(region).clearing(former)),
         }
     }
 

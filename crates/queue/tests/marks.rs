@@ -80,7 +80,7 @@ impl Guest {
             Words::new(mapping, 0, bytes, 8).unwrap()
         });
         let mut queue = DeviceQueue::unread(rig.config, rig.memory.clone()).unwrap();
-        queue = queue.recorded(region);
+        queue = queue.recorded(region, None);
         let copy = rig.read(GUEST, copied());
         queue.begin();
         let (numbers, taken, batch) = (Numbers(seed), Vec::new(), Batch::new());

@@ -14,7 +14,9 @@ use manyring_engine::{Pool, PoolOptions};
 use manyring_transport::vhost_user::{
     Client, Endpoint, Entry, Estate, Keeper, Kept, Note, NotedAnswer, ServeOptions, serve,
 };
-use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, HEADER_SIZE, Header};
+use manyring_wire::vhost_user::{
+    F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, HEADER_SIZE, Header, InflightArea,
+};
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::RecvFlags;
@@ -316,6 +318,15 @@ fn a_session_goes_on_wherever_its_process_dies() {
 /// Runs a session in a process that parks while the front-end has sent `rest` and no more; then
 /// `goes_on` with it.
 fn parked(rest: &[u8], goes_on: impl FnOnce(&mut FrontEnd, &UnixStream, &Arc<Store>)) {
+    parked_after(|_| (), rest, goes_on);
+}
+
+/// As [`parked`], of a front-end that has done what `first` does before.
+fn parked_after(
+    first: impl FnOnce(&mut FrontEnd),
+    rest: &[u8],
+    goes_on: impl FnOnce(&mut FrontEnd, &UnixStream, &Arc<Store>),
+) {
     let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
     let device = Arc::new(Recorder::new(VIRTIO_ID_BLOCK, true, Some(pool)));
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -328,6 +339,7 @@ fn parked(rest: &[u8], goes_on: impl FnOnce(&mut FrontEnd, &UnixStream, &Arc<Sto
             let (device, theirs, store) = (device.clone(), &theirs, store.clone());
             move || process_that_parks(&device, theirs, &store, &told)
         });
+        first(&mut front);
         front.run().unwrap();
         front.0.write_all(rest).unwrap();
         // Until the process has read it.
@@ -361,6 +373,49 @@ fn a_parked_session_stays_connected_and_another_process_goes_on_with_it() {
         let asked = device.asked();
         assert!(asked.contains(&runs(0)) && asked.contains(&runs(1)), "{asked:?}");
         assert!(store.state.lock().unwrap().is_forgotten);
+    });
+}
+
+/// Two rings of 128 entries, and a region with a place for one of 64.
+#[test]
+fn a_ring_that_does_not_fit_the_front_ends_region_goes_on_from_one_of_the_session() {
+    let file = memory(4096);
+    let gives = |front: &mut FrontEnd| {
+        let (size, queue_size) = ((16 + 64 * 16_u64).next_multiple_of(64), 64);
+        let area = InflightArea { size, queues: 1, queue_size, ..InflightArea::default() };
+        front.tell("SET_INFLIGHT_FD", area.as_bytes(), &[file.as_fd()]).unwrap();
+    };
+    parked_after(gives, &[], |front, theirs, store| {
+        let own = |(_, kept): &(&u32, &Kept)| {
+            let header = kept.entry.bytes.first_chunk().and_then(|bytes| Header::parse(bytes).ok());
+            header.is_some_and(|header| header.request == id_of("SET_INFLIGHT_FD"))
+        };
+        let regions: Vec<_> = {
+            let state = store.state.lock().unwrap();
+            let entries = state.entries.iter().filter(own);
+            entries.map(|(_, kept)| kept.fds[0].try_clone().unwrap()).collect()
+        };
+        // The front-end's first. Chain 3 is in flight in each: one of them counts.
+        assert_eq!(regions.len(), 2);
+        for region in &regions {
+            rustix::io::pwrite(region, &[1], 16 + 3 * 16).unwrap();
+        }
+        // Its queues do not run: nobody serves the chain that is owed.
+        let device = Arc::new(Recorder::new(VIRTIO_ID_BLOCK, true, None));
+        let config = [[20u32, 3, 0].as_bytes(), &[0; 3]].concat();
+        let answer = std::thread::scope(|scope| {
+            let next = scope.spawn(|| process(device.clone(), theirs, store));
+            let answer = front.ask("GET_CONFIG", &config, &[]);
+            front.0.shutdown(std::net::Shutdown::Both).unwrap();
+            assert!(!next.join().unwrap());
+            answer
+        });
+        assert_eq!(answer.unwrap()[12..], [20, 21, 22]);
+        // Chain 3 is owed, and the ring stands behind it.
+        let goes_on =
+            |ring, base: u16| Asked::Start(ring, 128, base.into(), true, [true, true, false]);
+        let asked = device.asked();
+        assert!(asked.contains(&goes_on(0, 1)) && asked.contains(&goes_on(1, 0)), "{asked:?}");
     });
 }
 

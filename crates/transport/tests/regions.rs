@@ -5,6 +5,7 @@
 mod front;
 
 use front::{Asked, Front, REGION, VERSION_1, doorbell, memory, region};
+use manyring_queue::Base;
 use manyring_wire::vhost_user::{InflightArea, LogArea, Region};
 use manyring_wire::virtio::VIRTIO_ID_BLOCK;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -106,17 +107,62 @@ fn a_ring_that_does_not_run_is_told_as_its_in_flight_region_says() {
     }
 }
 
+/// The bases at which a ring of this index has started, in order.
+fn bases(asked: &[Asked], index: usize) -> Vec<(u16, Base)> {
+    let starts = asked.iter().filter_map(|asked| match asked {
+        Asked::Start(queue, size, base, ..) if *queue == index => Some((*size, *base)),
+        _ => None,
+    });
+    starts.collect()
+}
+
 #[test]
-fn a_ring_without_a_place_in_the_region_is_refused() {
+fn a_ring_without_a_place_in_the_region_starts_at_its_base_without_a_record() {
     let mut front = Front::new(VIRTIO_ID_BLOCK, true);
     let file = memory(REGION.size);
     assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
     let (area, fd) = front.new_region(InflightArea { queues: 1, ..AREA }, 24);
     assert_eq!(front.ask("SET_INFLIGHT_FD", area.as_bytes(), &[fd.as_fd()]), 0);
     front.describe(1);
-    assert_eq!(front.ask("SET_VRING_KICK", 1_u64.as_bytes(), &[doorbell().as_fd()]), 1);
-    let asked = front.leave();
-    assert!(!asked.iter().any(|asked| matches!(asked, Asked::Start(..))), "{asked:?}");
+    front.ask("SET_VRING_KICK", 1_u64.as_bytes(), &[doorbell().as_fd()]);
+    assert_eq!(bases(&front.leave(), 1), [(128, 77.into())]);
+    assert_eq!(header(&fd), [0; 16], "the place of another ring");
+}
+
+/// The header of the first ring's place.
+fn header(fd: impl AsFd) -> [u8; 16] {
+    let mut header = [0; 16];
+    rustix::io::pread(fd, &mut header, 0).unwrap();
+    header
+}
+
+/// As QEMU 7.2's virtio-mmio has it: the guest's driver takes larger rings than the device has.
+#[test]
+fn a_ring_larger_than_its_place_in_the_region_starts_at_its_base_and_empties_the_place() {
+    let mut front = Front::new(VIRTIO_ID_BLOCK, true);
+    let file = memory(REGION.size);
+    assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
+    let (area, fd) = front.new_region(AREA, 24);
+    assert_eq!(front.ask("SET_INFLIGHT_FD", area.as_bytes(), &[fd.as_fd()]), 0);
+    front.describe(0);
+    let mut start = |entries: u32| {
+        assert_eq!(front.ask("SET_VRING_NUM", [0, entries].as_bytes(), &[]), 0);
+        assert_eq!(front.ask("SET_VRING_BASE", [0u32, 77].as_bytes(), &[]), 0);
+        front.ask("SET_VRING_KICK", 0_u64.as_bytes(), &[doorbell().as_fd()]);
+    };
+    start(128);
+    let begun = header(&fd);
+    assert_ne!(begun, [0; 16]);
+    // Chain 3 of that ring is in flight. The larger ring is another one, and so is the last.
+    rustix::io::pwrite(&fd, &[1], 16 + 3 * 16).unwrap();
+    start(256);
+    let mut place = vec![0xff; usize::try_from(PLACE).unwrap()];
+    assert_eq!(rustix::io::pread(&fd, &mut place, 0), Ok(place.len()));
+    assert!(place.iter().all(|byte| *byte == 0), "a record that is not of the ring");
+    start(128);
+    assert_eq!(header(&fd), begun);
+    let started = [128, 256, 128].map(|size| (size, 77.into()));
+    assert_eq!(bases(&front.leave(), 0), started);
 }
 
 #[test]
@@ -151,15 +197,16 @@ fn an_in_flight_region_that_cannot_be_one_ends_the_session() {
 }
 
 #[test]
-fn an_in_flight_region_that_is_not_aligned_has_no_place() {
+fn an_in_flight_region_that_is_not_aligned_holds_no_record_and_its_rings_start() {
     let mut front = Front::new(VIRTIO_ID_BLOCK, true);
     let (file, ours) = (memory(REGION.size), memory(4 * PLACE));
     assert_eq!(front.ask("ADD_MEM_REG", &region(REGION), &[file.as_fd()]), 0);
     let area = InflightArea { size: 2 * PLACE, offset: 4, ..AREA };
     assert_eq!(front.ask("SET_INFLIGHT_FD", area.as_bytes(), &[ours.as_fd()]), 0);
     front.describe(0);
-    assert_eq!(front.ask("SET_VRING_KICK", 0_u64.as_bytes(), &[doorbell().as_fd()]), 1);
-    front.leave();
+    front.ask("SET_VRING_KICK", 0_u64.as_bytes(), &[doorbell().as_fd()]);
+    assert_eq!(bases(&front.leave(), 0), [(128, 77.into())]);
+    assert_eq!(header(&ours), [0; 16]);
 }
 
 /// The guest has 16 pages: two bytes of a log.

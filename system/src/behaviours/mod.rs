@@ -25,6 +25,7 @@ mod qemu_flush_reaches_the_host;
 mod qemu_four_queues;
 mod qemu_hot_plug;
 mod qemu_live_resize;
+mod qemu_microvm;
 mod qemu_migrates_between_daemons;
 mod qemu_net_four_pairs;
 mod qemu_net_legacy;
@@ -159,6 +160,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_flush_reaches_the_host::BEHAVIOUR,
     pcap_opens_in_tshark::BEHAVIOUR,
     qemu_live_resize::BEHAVIOUR,
+    qemu_microvm::BEHAVIOUR,
     sectors_stay::BEHAVIOUR,
     promtool_reads_metrics::BEHAVIOUR,
     image_lock_refuses_others::BEHAVIOUR,

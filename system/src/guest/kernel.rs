@@ -18,6 +18,9 @@ pub enum Kind {
 const MODULES: [&str; 7] =
     ["virtio_pci", "virtio_blk", "virtio_net", "ext4", "ipv6", "8021q", "af_packet"];
 
+/// A further module of QEMU's machine `microvm`.
+const MMIO: &str = "virtio_mmio";
+
 /// Packages for the guest's userland, and for running and watching it.
 const USERLAND: [&str; 5] = ["busybox-static", "e2fsprogs", "fio", "kmod", "util-linux"];
 
@@ -68,7 +71,7 @@ impl Kernel {
         let folder = unpacked("cloud-amd64")?;
         let boot = folder.join("boot");
         let image = only(&boot, "vmlinuz-")?;
-        let modules = modules(&folder, &MODULES)?;
+        let modules = modules(&folder, &[&MODULES[..], &[MMIO]].concat())?;
         let mut kernel = Self { kind: Kind::Qemu, image, modules, shim: None, is_kvm: false };
         kernel.is_kvm = super::kvm::boots(&kernel)?;
         Ok(kernel)

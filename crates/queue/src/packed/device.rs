@@ -35,11 +35,12 @@ use crate::order::Order;
 use crate::place::{
     EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, LAP, Place, event_word, wants_event,
 };
+use crate::record::inflight::clear_inflight;
 use crate::record::marks::Marks;
 use crate::record::packed::PackedInflight;
 use crate::ring::{Chains, Ring};
 use crate::walk::Walk;
-use manyring_memory::{GuestMemory, LastHit, fence_full};
+use manyring_memory::{GuestMemory, LastHit, Words, fence_full};
 use manyring_wire::virtqueue::{DESCRIPTOR_SIZE, Descriptor};
 use std::sync::Arc;
 
@@ -83,6 +84,8 @@ pub struct DeviceHalf {
     /// The descriptors that the burst writes behind its first one, if the ring is to tell its
     /// place.
     trail: Option<Vec<(Place, u64)>>,
+    /// The record of a ring before this one, which is emptied when this one begins.
+    former: Option<Box<Words>>,
     /// Marks of the writes to the ring, and to the device's event suppression area, in the
     /// migration log, while the front-end wants them.
     marks: Option<Box<Marks>>,
@@ -198,6 +201,9 @@ impl Ring for DeviceHalf {
     fn begin(&mut self) -> bool {
         if std::mem::replace(&mut self.has_begun, true) {
             return false;
+        }
+        if let Some(former) = self.former.take() {
+            clear_inflight(&former);
         }
         if self.is_unsure {
             self.judge_lap();

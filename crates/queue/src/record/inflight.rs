@@ -59,6 +59,21 @@ pub fn inflight_size(entries: u16) -> usize {
     entry(entries)
 }
 
+/// Empties the region of a ring, split or packed, so that no later ring goes on from its record.
+pub(crate) fn clear_inflight(region: &Words) {
+    if region.size() < HEADER_SIZE || region.load_u16(HEAD_VERSION) == 0 {
+        return;
+    }
+    // Without a version nothing else is read: who is killed behind this store has emptied it.
+    region.store_u16(HEAD_VERSION, 0);
+    fence_compiler();
+    for at in (0..region.size()).step_by(size_of::<u64>()) {
+        if region.load_u64_acquire(at) != 0 {
+            region.store_u64(at, 0);
+        }
+    }
+}
+
 const HEADER_SIZE: usize = 16;
 const ENTRY_SIZE: usize = 16;
 

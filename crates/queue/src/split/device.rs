@@ -29,12 +29,12 @@ use crate::config::{RingAddresses, RingAreas};
 use crate::error::QueueError;
 use crate::features::RingFeatures;
 use crate::order::Order;
-use crate::record::inflight::Inflight;
+use crate::record::inflight::{Inflight, clear_inflight};
 use crate::record::marks::Marks;
 use crate::ring::{Chains, Ring};
 use crate::split::heads::Heads;
 use crate::walk::{Table, Walk, gather, table_entries};
-use manyring_memory::{GuestAddr, GuestMemory, LastHit, SliceList, fence_full};
+use manyring_memory::{GuestAddr, GuestMemory, LastHit, SliceList, Words, fence_full};
 use manyring_wire::virtqueue::{
     AVAIL_F_NO_INTERRUPT, DESCRIPTOR_SIZE, Descriptor, RING_FLAGS, RING_IDX, USED_F_NO_NOTIFY,
     avail_entry, avail_event, need_event, used_entry, used_event,
@@ -72,6 +72,8 @@ pub struct DeviceHalf {
     order: Order,
     /// The record for the process that serves the ring after this one, if its front-end wants it.
     record: Option<Box<Inflight>>,
+    /// The record of a ring before this one, which is emptied when this one begins.
+    former: Option<Box<Words>>,
     /// The marks of the device's writes in the migration log, while the front-end wants them.
     marks: Option<Box<Marks>>,
     /// There is an order to restore, a record to keep or a log to mark in.
@@ -212,6 +214,9 @@ impl Ring for DeviceHalf {
     fn begin(&mut self) -> bool {
         if std::mem::replace(&mut self.has_begun, true) {
             return false;
+        }
+        if let Some(former) = self.former.take() {
+            clear_inflight(&former);
         }
         self.used_idx = self.areas.used.load_u16(RING_IDX);
         (self.published_idx, self.signalled_idx) = (self.used_idx, self.used_idx);

@@ -13,6 +13,15 @@ use rustix::fs::{
 use std::io;
 use std::sync::Arc;
 
+/// A region that the session has made, since that of the front-end has no place for a ring. It is
+/// for the process that goes on with the session.
+#[derive(Clone, Debug)]
+pub(super) struct OwnRegion {
+    pub(super) region: InflightRegion,
+    pub(super) area: InflightArea,
+    pub(super) file: Arc<OwnedFd>,
+}
+
 /// The places of the rings lie at multiples of this.
 const ALIGN: usize = 64;
 
@@ -49,9 +58,19 @@ impl InflightRegion {
         self.is_packed
     }
 
-    /// The place of a ring. `None`: the region has none for it, or was made for rings of the other
-    /// format.
-    pub(super) fn words(&self, index: usize, is_packed: bool) -> Option<Words> {
+    /// The largest ring that a place has room for.
+    pub(super) fn queue_size(&self) -> u16 {
+        self.queue_size
+    }
+
+    /// The place of a ring with this many entries. `None`: no place of the region fits the ring.
+    pub(super) fn fitting(&self, index: usize, size: u16, is_packed: bool) -> Option<Words> {
+        if size > self.queue_size { None } else { self.place(index, is_packed) }
+    }
+
+    /// The place for the ring of this index, however small. `None`: the region has none, or was
+    /// made for rings of the other format.
+    pub(super) fn place(&self, index: usize, is_packed: bool) -> Option<Words> {
         if index >= usize::from(self.queues) || is_packed != self.is_packed {
             return None;
         }

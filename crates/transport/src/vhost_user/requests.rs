@@ -4,7 +4,7 @@
 mod notes;
 mod start;
 
-use super::inflight::{self, InflightRegion};
+use super::inflight::{self, InflightRegion, OwnRegion};
 use super::session::{
     Answer, Effect, MemoryChange, OFFERED, Offer, Outcome, Session, SessionError,
 };
@@ -41,8 +41,6 @@ pub enum FrontError {
     Log(MemoryError),
     #[error("SET_INFLIGHT_FD: {0}")]
     Inflight(MemoryError),
-    #[error("GET_INFLIGHT_FD: {0}")]
-    NoInflight(std::io::Error),
     #[error("vring {index} was served before, and nothing says where it stands")]
     NoRecord { index: u32 },
 }
@@ -63,8 +61,12 @@ pub(super) struct Front {
     rules: MemoryRules,
     memory: Arc<GuestMemory>,
     vrings: Vec<VringHost>,
-    /// The region in which rings that start record their chains in flight.
+    /// The front-end's region, in which rings that start and fit it record their chains in flight.
     inflight: Option<InflightRegion>,
+    /// The region of the session itself, for the other rings.
+    own_inflight: Option<OwnRegion>,
+    /// The operator was told that a ring does not fit the front-end's region.
+    is_unfit_told: bool,
     /// The vrings that the host lacks something for.
     waiting: Waiting,
     /// The device's state on its way.
@@ -97,6 +99,8 @@ impl Front {
             memory: Arc::default(),
             vrings,
             inflight: None,
+            own_inflight: None,
+            is_unfit_told: false,
             waiting: Waiting::default(),
             transfer: None,
             channel: None,
@@ -131,9 +135,13 @@ impl Front {
             }),
             Answer::Config(access) => self.read_config(access),
             Answer::Inflight(area, size) => {
-                let (area, file) =
-                    inflight::make(area, self.is_packed()).map_err(FrontError::NoInflight)?;
-                fd = Some(file);
+                let area = match inflight::make(area, self.is_packed()) {
+                    Ok((area, file)) => {
+                        fd = Some(file);
+                        area
+                    }
+                    Err(error) => self.without_region(&error),
+                };
                 Reply::Inflight(area, size)
             }
             Answer::StateFd => Reply::U64(STATE_NO_FD | if refused { STATE_FAILED } else { 0 }),
@@ -179,6 +187,14 @@ impl Front {
             Ok(Some(_)) => warn_of_state(device, &"it came while a ring runs"),
             Err(error) => warn_of_state(device, &error),
         }
+    }
+
+    /// The answer to a front-end that gets no in-flight region from this host: an area of no bytes.
+    /// The front-end then gives none, and the device is served without a record.
+    fn without_region(&self, error: &std::io::Error) -> InflightArea {
+        let device = self.device.name();
+        tracing::warn!(device, %error, "no in-flight region was made: requests are not recorded");
+        InflightArea::default()
     }
 
     fn read_config(&self, access: ConfigAccess) -> Reply {
@@ -285,6 +301,8 @@ impl Front {
         };
         // As of guest memory: the last reference unmaps.
         self.janitor.dispose(std::mem::replace(&mut self.inflight, mapped));
+        self.janitor.dispose(self.own_inflight.take());
+        self.is_unfit_told = false;
         Ok(())
     }
 
@@ -380,7 +398,7 @@ impl Front {
         // Before the device, which may wait for the host: if the daemon stops waiting, the memory
         // would be dropped on the control thread, which must not unmap.
         self.janitor.dispose(std::mem::take(&mut self.memory));
-        self.janitor.dispose(self.inflight.take());
+        self.janitor.dispose((self.inflight.take(), self.own_inflight.take()));
         self.device.set_features(0).await;
     }
 }

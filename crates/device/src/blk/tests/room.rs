@@ -143,7 +143,7 @@ pub(super) fn serve_in(
     let device = Guest::plain().device;
     device.shared.capacity.store(1 << 30, Ordering::Relaxed);
     let blk = BlkQueue::new(disk.open_queue(false).unwrap(), device.shared.clone(), memory.clone());
-    let mut queue = DeviceQueue::unread(config, memory).unwrap().recorded(region);
+    let mut queue = DeviceQueue::unread(config, memory).unwrap().recorded(region, None);
     queue.begin();
     let activation = Activation {
         index: 0,

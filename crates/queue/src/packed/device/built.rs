@@ -70,6 +70,7 @@ impl DeviceHalf {
             order: Order::new(if in_order { size.next_power_of_two() } else { 0 }),
             record: None,
             trail: None,
+            former: None,
             marks: None,
             event_marks: None,
             owed: Vec::new(),
@@ -89,6 +90,14 @@ impl DeviceHalf {
         debug_assert!(region.is_none() || !self.has_begun, "the base would be used");
         self.record = region.map(|words| Box::new(PackedInflight::new(words)));
         self.is_noted = self.features.in_order || self.record.is_some() || self.marks.is_some();
+        self
+    }
+
+    /// Empties the region of a ring before this one, which fitted it, when this one begins: no
+    /// later ring goes on from a record that says nothing of the chains of this one.
+    #[must_use]
+    pub fn clearing(mut self, region: Option<Words>) -> Self {
+        self.former = region.map(Box::new);
         self
     }
 }

@@ -72,6 +72,7 @@ impl DeviceHalf {
             aside: Aside::default(),
             order: Order::new(if config.features.in_order { config.size } else { 0 }),
             record: None,
+            former: None,
             marks: None,
             is_noted: config.features.in_order,
             is_plain: true,

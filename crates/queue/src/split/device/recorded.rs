@@ -27,6 +27,14 @@ impl DeviceHalf {
         self.record.as_ref().is_none_or(|record| record.is_new())
     }
 
+    /// Empties the region of a ring before this one, which fitted it, when this one begins: no
+    /// later ring goes on from a record that says nothing of the chains of this one.
+    #[must_use]
+    pub fn clearing(mut self, region: Option<Words>) -> Self {
+        self.former = region.map(Box::new);
+        self
+    }
+
     /// Reads the record. True if the driver must be notified, since the former process may have
     /// ended before it did so.
     pub(super) fn resume(&mut self) -> bool {

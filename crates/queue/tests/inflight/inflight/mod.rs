@@ -74,7 +74,7 @@ impl Shared {
         if self.is_trailed {
             return queue.trailed();
         }
-        queue.recorded(Some(self.region.clone()))
+        queue.recorded(Some(self.region.clone()), None)
     }
 
     fn begin(&self) -> DeviceQueue {

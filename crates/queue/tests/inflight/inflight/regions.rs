@@ -78,6 +78,30 @@ fn region_that_is_too_small_is_refused() {
     }
 }
 
+/// The region of a ring that was smaller, or of the other format.
+#[test]
+fn ring_that_is_served_without_a_record_empties_the_region_and_starts_at_its_base() {
+    let shared = left_behind(3);
+    let words = || (0..shared.region.size()).step_by(8);
+    let load = |at: usize| shared.region.load_u64_acquire(at);
+    assert!(words().any(|at| load(at) != 0));
+    for packed in [false, true] {
+        shared.region.store_u16(VERSION, 1);
+        let mut config = shared.rig.config;
+        config.features.packed = packed;
+        let build = || DeviceQueue::unread(config, shared.rig.memory.clone()).unwrap();
+        let mut queue = build().recorded(None, Some(shared.region.clone()));
+        assert_ne!(load(VERSION & !7), 0, "guest memory is not touched before the ring begins");
+        assert!(!queue.begin());
+        assert_eq!((queue.owed(), queue.base(), queue.fault()), (0, build().base(), None));
+        assert!(words().all(|at| load(at) == 0));
+        // It is of a ring that begins now.
+        shared.region.store_u16(VERSION, 1);
+        assert!(!queue.begin());
+        assert_ne!(load(VERSION & !7), 0);
+    }
+}
+
 #[test]
 fn chain_in_flight_beyond_the_ring_is_refused() {
     let mut shared = Shared::new(RingFeatures::default(), 0);

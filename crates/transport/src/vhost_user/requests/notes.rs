@@ -3,7 +3,7 @@
 
 use super::{Front, FrontError};
 use crate::vhost_user::estate::{Entry, Keeper, MEM_SLOTS_MAX, Note, NotedAnswer, PLACES};
-use crate::vhost_user::inflight::{self, InflightRegion};
+use crate::vhost_user::inflight::{self, InflightRegion, OwnRegion};
 use crate::vhost_user::session::Session;
 use crate::vhost_user::socket::Message;
 use manyring_device::{Device, Later, StateKeeper};
@@ -93,13 +93,11 @@ pub(super) struct Notes {
     keeper: Arc<dyn Keeper>,
     /// The entries, without file descriptors.
     entries: BTreeMap<u32, Vec<u8>>,
-    /// The file of the in-flight region that the session has made.
-    own_region: Option<(InflightArea, Arc<OwnedFd>)>,
 }
 
 impl Notes {
     pub(super) fn new(keeper: Arc<dyn Keeper>) -> Self {
-        Self { keeper, entries: BTreeMap::new(), own_region: None }
+        Self { keeper, entries: BTreeMap::new() }
     }
 
     /// Notes that no answer is under way any more.
@@ -291,9 +289,6 @@ impl Front {
         answer: NotedAnswer,
     ) {
         let (Pending(Some(request)), Some(notes)) = (pending, &mut self.notes) else { return };
-        if matches!(request, Request::ResetDevice | Request::SetInflightFd(_)) {
-            notes.own_region = None;
-        }
         let mut note = notes.consequences(&request, &self.session, &*self.device);
         note.answer = answer;
         if note != Note::default() {
@@ -301,20 +296,21 @@ impl Front {
         }
     }
 
-    /// Has a ring that is about to begin record in a region of this session, if the front-end has
-    /// given none, and empties the ring's place there.
+    /// Has a ring that is about to begin record in a region of this session, unless it fits that of
+    /// the front-end, and empties the ring's place there.
     #[allow(clippy::cast_possible_truncation, reason = "a device has some hundred queues")]
     async fn prepare_region(&mut self, index: usize) {
         let (device, is_packed) = (self.device.clone(), self.is_packed());
         let is_running = self.vrings.get(index).is_none_or(|vring| vring.running.is_some());
-        let Some(notes) = self.notes.as_ref().filter(|_| !is_running) else { return };
-        match (&self.inflight, &notes.own_region) {
-            // The front-end's.
-            (Some(_), None) => return,
-            (Some(region), Some((area, file))) if region.is_packed() == is_packed => {
-                return inflight::forget(file, *area, index, is_packed);
+        if self.notes.is_none() || is_running || self.fits_front_end(index) {
+            return;
+        }
+        match &self.own_inflight {
+            Some(own) if own.region.is_packed() == is_packed => {
+                return inflight::forget(&own.file, own.area, index, is_packed);
             }
-            _ if self.session.has_running() => return,
+            // Rings of the other format record there.
+            Some(_) if self.session.has_running() => return,
             _ => {}
         }
         let queues = device.queue_count() as u16;
@@ -332,15 +328,21 @@ impl Front {
         }
     }
 
+    /// True if the front-end has given a region that a ring records in. One whose size is not set
+    /// yet may turn out to be too large.
+    fn fits_front_end(&self, index: usize) -> bool {
+        let size = self.session.vring(index).map_or(0, |vring| vring.size());
+        let fits =
+            |theirs: &InflightRegion| theirs.fitting(index, size, self.is_packed()).is_some();
+        size != 0 && self.inflight.as_ref().is_some_and(fits)
+    }
+
     /// Records in a region that a session of this device has made. False: it cannot be mapped.
     async fn use_own_region(&mut self, area: InflightArea, file: Arc<OwnedFd>) -> bool {
         let (is_packed, theirs) = (self.is_packed(), file.clone());
         let map = move || InflightRegion::map(area, is_packed, theirs.as_fd());
         let Some(Ok(region)) = self.janitor.run(map).await else { return false };
-        self.janitor.dispose(self.inflight.replace(region));
-        if let Some(notes) = &mut self.notes {
-            notes.own_region = Some((area, file));
-        }
+        self.janitor.dispose(self.own_inflight.replace(OwnRegion { region, area, file }));
         true
     }
 
@@ -373,7 +375,7 @@ impl Front {
                 }
             }
             // The base that is noted is from before the ring was served.
-            Some(Place::Kick) if self.inflight.is_none() => {
+            Some(Place::Kick) if !self.has_record((key & 0xffff) as usize) => {
                 return Err(FrontError::NoRecord { index: key & 0xffff });
             }
             _ => {

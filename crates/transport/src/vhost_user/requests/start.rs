@@ -5,9 +5,7 @@ use super::{Effect, Front};
 use manyring_device::StartError;
 use manyring_engine::Activation;
 use manyring_memory::Words;
-use manyring_queue::{
-    DeviceQueue, InflightError, QueueConfig, QueueError, Ring, RingAddresses, RingFeatures,
-};
+use manyring_queue::{DeviceQueue, QueueConfig, QueueError, Ring, RingAddresses, RingFeatures};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -114,6 +112,7 @@ impl Front {
         let features = self.session.features();
         let enabled = self.session.is_enabled(index);
         let (queue, addresses) = self.ring_of(index)?;
+        self.tell_unfit(index);
         let host = &self.vrings[index];
         let activation = Activation {
             index,
@@ -144,7 +143,8 @@ impl Front {
             features: RingFeatures::from_bits(self.session.features()),
         };
         let queue = DeviceQueue::unread(config, self.memory.clone())?;
-        let queue = queue.recorded(self.record(index, vring.size())?);
+        let (record, former) = self.record(index, vring.size());
+        let queue = queue.recorded(record, former);
         let queue = if self.device.trails_rings() { queue.trailed() } else { queue };
         Ok((queue, addresses))
     }
@@ -172,10 +172,56 @@ impl Front {
         self.session.found(index, base);
     }
 
-    /// The ring's place in the in-flight region.
-    fn record(&self, index: usize, size: u16) -> Result<Option<Words>, QueueError> {
-        let Some(region) = &self.inflight else { return Ok(None) };
-        let none = InflightError::Entries { entries: 0, size };
-        region.words(index, self.is_packed()).ok_or(QueueError::Inflight(none)).map(Some)
+    /// The ring's place in the front-end's in-flight region, or in the one of the session; and a
+    /// place that is too small for the ring. A ring that fits neither is served without a record:
+    /// the region is an aid, and its device goes on.
+    fn record(&self, index: usize, size: u16) -> (Option<Words>, Option<Words>) {
+        let is_packed = self.is_packed();
+        let mut former = None;
+        if let Some(theirs) = &self.inflight {
+            if let Some(place) = theirs.fitting(index, size, is_packed) {
+                return (Some(place), None);
+            }
+            // A ring of former days may have fitted, and left a record there. A later one that fits
+            // again must not go on from it: it says nothing of the chains that this ring takes.
+            former = theirs.place(index, is_packed);
+        }
+        let own = self.own_inflight.as_ref();
+        (own.and_then(|own| own.region.fitting(index, size, is_packed)), former)
+    }
+
+    /// True if the ring has a place in one of the regions.
+    pub(super) fn has_record(&self, index: usize) -> bool {
+        let size = self.session.vring(index).map_or(0, |vring| vring.size());
+        self.record(index, size).0.is_some()
+    }
+
+    /// Tells the operator, once for each region, what the VMM must be told.
+    fn tell_unfit(&mut self, index: usize) {
+        let size = self.session.vring(index).map_or(0, |vring| vring.size());
+        let Some(theirs) = &self.inflight else { return };
+        let entries = theirs.queue_size();
+        let fits = theirs.fitting(index, size, self.is_packed()).is_some();
+        if fits || std::mem::replace(&mut self.is_unfit_told, true) {
+            return;
+        }
+        let device = self.device.name();
+        let costs = "a crash loses track of requests in flight";
+        if size > entries {
+            tracing::warn!(
+                device,
+                queue = index,
+                ring_size = size,
+                region_entries = entries,
+                "the ring is larger than the VMM's in-flight region: {costs}. Set \
+                 queue-size={size} for this device in the VMM"
+            );
+        } else {
+            tracing::warn!(
+                device,
+                queue = index,
+                "the VMM's in-flight region has no place for this ring: {costs}"
+            );
+        }
     }
 }
