@@ -13,6 +13,10 @@ const VIRTIO_ID_NET: u32 = 1;
 /// Entries of crosvm's rings: as QEMU's, and its guest posts a buffer for each.
 const CROSVM_QUEUE_SIZE: u16 = 256;
 
+/// QEMU obeys a driver that changes its offloads, which an XDP program needs, and tells nobody: the
+/// driver is to know that they stay as they were negotiated.
+const OFFLOADS_KEPT: &str = ",ctrl_guest_offloads=off";
+
 /// The text for the VMM. Where the VMM owns the config space, it must be told address and MTU too.
 pub(super) fn text(
     vmm: Vmm,
@@ -53,7 +57,7 @@ fn qemu(wanted: &Wanted, mac: Option<MacAddress>, mtu: Option<u16>) -> String {
     super::qemu::machine(wanted, &id, "server=on")
         + &format!(
             "  -netdev vhost-user,id=netdev_{id},chardev={id},queues={pairs} \\\n  \
-             -device virtio-net-pci,netdev=netdev_{id}{mac}{mtu}{multi}\n"
+             -device virtio-net-pci,netdev=netdev_{id}{mac}{mtu}{multi}{OFFLOADS_KEPT}\n"
         )
 }
 

@@ -206,12 +206,13 @@ fn qemu_gets_a_vhost_user_netdev_with_all_its_pairs() {
         "memory-backend-memfd,id=mem0,size=1G,share=on",
         "-chardev socket,id=net_net0,path=/run/n.sock,reconnect-ms=1000 ",
         "-netdev vhost-user,id=netdev_net_net0,chardev=net_net0,queues=4",
-        "-device virtio-net-pci,netdev=netdev_net_net0,mq=on,vectors=10",
+        "-device virtio-net-pci,netdev=netdev_net_net0,mq=on,vectors=10,ctrl_guest_offloads=off",
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
     let one = snippet(&["qemu", "--net", "--socket-path", "/s"]).unwrap();
     assert!(one.contains("queues=1") && !one.contains("mq=on"), "{one}");
+    assert!(one.contains("netdev=netdev_net_net0,ctrl_guest_offloads=off"), "{one}");
 }
 
 #[test]
