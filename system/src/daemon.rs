@@ -285,6 +285,14 @@ impl Daemon {
         output(self.ask("resize").arg(device)).map(|_| ())
     }
 
+    /// Gives a disk this size, like `96M`.
+    ///
+    /// # Errors
+    /// It refuses.
+    pub fn resize_to(&self, device: &str, size: &str) -> Outcome {
+        output(self.ask("resize").args([device, size])).map(|_| ())
+    }
+
     /// Sets what the guest of a network device sees of its link.
     ///
     /// # Errors

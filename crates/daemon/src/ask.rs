@@ -101,6 +101,7 @@ fn told(what: &str, done: &Done) -> String {
 /// `manyring resize`
 pub(crate) async fn resize(args: &ResizeArgs) -> Result<(), Failure> {
     let body = match &args.size {
+        None if args.shrink => json!({ "shrink": true }).to_string(),
         None => String::new(),
         Some(text) => {
             let wrong = || Failure::Wrong(format!("SIZE: {text:?} is not a size, like 20G"));

@@ -4,6 +4,7 @@ pub(crate) mod disk;
 mod door;
 pub(crate) mod links;
 mod look;
+mod monitor;
 mod part;
 mod port;
 mod switch;

@@ -92,6 +92,48 @@ fn serve(options: &[&str]) {
     assert!(daemon.terminate().success());
 }
 
+/// Serves a device of 4 MiB that the host then makes smaller, and says so.
+fn shrink(options: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("backing");
+    let backing = File::create(&path).unwrap();
+    backing.set_len(4 * MIB).unwrap();
+    let device = LoopDevice::new(&path);
+    let (control, disk) = (folder.path().join("control"), device.0.to_str().unwrap());
+    let mut arguments = vec!["--blk-file", disk, "--control", control.to_str().unwrap()];
+    arguments.extend(options);
+    let daemon = Daemon::blk(&arguments);
+    let mut driver = BlkDriver::connect(&daemon.socket(), &BlkOptions::default()).unwrap();
+    let data = [7; 4096];
+    let last = 3 * MIB / SECTOR;
+    assert_eq!(status(&mut driver, Op::Write { sector: last, data: &data }), OK, "{options:?}");
+    assert_eq!(status(&mut driver, Op::Flush), OK, "{options:?}");
+    backing.set_len(2 * MIB).unwrap();
+    assert!(Command::new("losetup").arg("-c").arg(disk).status().unwrap().success());
+    // Linux reports the same error as for a device that is full.
+    assert_eq!(status(&mut driver, Op::Write { sector: last, data: &data }), IOERR, "{options:?}");
+    let told =
+        |log: &str| log.contains("has become smaller") && log.contains("device_size=2097152");
+    assert!(wait_until(|| told(&daemon.log())), "{}", daemon.log());
+    assert!(!daemon.log().contains("wait for it"), "{}", daemon.log());
+    let counters = &shown(&control, "/v1/devices/blk0")["queues"][0]["counters"];
+    assert_eq!(counters["host_errors_enospc"], 1, "{counters}");
+    assert_eq!(counters["waiting_for_room"], 0, "{counters}");
+    assert_eq!(status(&mut driver, Op::Write { sector: 0, data: &data }), OK, "{options:?}");
+    drop(driver);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_write_beyond_the_end_of_a_device_that_shrank_fails_and_does_not_wait_for_room() {
+    if !is_root_or_left_out() {
+        return;
+    }
+    for options in [&["--direct"][..], &["--direct", "--no-io-uring"], &[], &["--no-io-uring"]] {
+        shrink(options);
+    }
+}
+
 #[test]
 fn request_that_fails_in_its_middle_is_an_error_and_the_queue_goes_on() {
     if !is_root_or_left_out() {

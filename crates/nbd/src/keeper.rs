@@ -230,15 +230,22 @@ impl Keeper {
         self.wake.notify_one();
     }
 
-    /// Measures the disk again.
-    pub(super) fn measure(&self) -> Result<Export, JoinError> {
+    /// Connects to see the export as it is now.
+    pub(super) fn export(&self) -> Result<Export, JoinError> {
         let joined = join(&self.options.uri, JOIN_LIMIT)?;
-        let mut state = self.lock();
-        self.fits(&Export { size: 0, ..state.told }, &joined.export)?;
-        // The guest keeps the features that it has negotiated.
-        state.told.size = joined.export.size;
+        let export = joined.export;
         // The server may take few connections: this one is not kept for a queue.
         Channel::new(joined).leave();
+        Ok(export)
+    }
+
+    /// Measures the disk again.
+    pub(super) fn measure(&self) -> Result<Export, JoinError> {
+        let export = self.export()?;
+        let mut state = self.lock();
+        self.fits(&Export { size: 0, ..state.told }, &export)?;
+        // The guest keeps the features that it has negotiated.
+        state.told.size = export.size;
         Ok(state.told)
     }
 

@@ -94,6 +94,15 @@ impl Disk for NbdDisk {
         Ok(geometry(&told, self.keeper.options.read_only))
     }
 
+    fn measure(&self) -> Result<u64, Errno> {
+        let device = &self.keeper.options.name;
+        let export = self.keeper.export().map_err(|error| {
+            tracing::warn!(device, "cannot measure the NBD server's disk: {error}");
+            Errno::IO
+        })?;
+        Ok(geometry(&export, self.keeper.options.read_only).size)
+    }
+
     fn kind(&self) -> &'static str {
         "nbd"
     }

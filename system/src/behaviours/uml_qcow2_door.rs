@@ -1,12 +1,12 @@
 //! A qcow2 image that the daemon serves through a child of its own, qemu-storage-daemon: the child
 //! is killed again and again under a guest that compares what it reads, which has no error and no
-//! wrong byte. The child and its socket go with their device; the child goes with the daemon as
-//! well, however that ends.
+//! wrong byte. Another guest sees the image grow, by the child's monitor. The child and its socket
+//! go with their device; the child goes with the daemon as well, however that ends.
 
 use super::{Behaviour, Scene};
 use crate::command::{command, output, wait_for};
 use crate::daemon::{Daemon, DaemonOptions};
-use crate::guest::{Kind, is_memory_on_disk};
+use crate::guest::{Guest, GuestOptions, Kind, is_memory_on_disk};
 use crate::nbd::{IMAGE_MIB, Store, Trial};
 use crate::{Context, Outcome, check, cleanup, packages};
 use rustix::process::{Signal, kill_process};
@@ -19,6 +19,28 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_qcow2_door", run 
 /// The only device that is left when the devices with doors are removed.
 const OTHER: &str = "[[blk]]\nname = 'other'\nnull = '1M'\nsocket_path = 'SOCKET'\n";
 const LIMIT: Duration = Duration::from_secs(180);
+/// The size to which the image grows under a guest.
+const GROWN_MIB: u64 = IMAGE_MIB + 32;
+/// `GROWN` stands for that size in bytes. The guest writes and reads the last blocks of the image,
+/// and keeps the disk busy while it grows.
+const SCRIPT: &str = r#"
+yes before | head -c 65536 > /tmp/before
+yes grown | head -c 65536 > /tmp/grown
+must dd if=/tmp/before of=$DISK bs=64k oflag=direct 2>/dev/null
+await small
+tries=0
+while [ "$(blockdev --getsize64 $DISK)" != GROWN ]; do
+    [ $tries -lt 600 ] || fail "still $(blockdev --getsize64 $DISK) bytes"
+    tries=$((tries + 1))
+    must dd if=$DISK of=/tmp/read bs=64k count=1 iflag=direct 2>/dev/null
+    cmp -s /tmp/read /tmp/before || fail "wrong bytes while the disk grows"
+    sleep 0.1
+done
+last=$((GROWN / 65536 - 1))
+must dd if=/tmp/grown of=$DISK bs=64k seek=$last oflag=direct conv=fsync 2>/dev/null
+must dd if=$DISK of=/tmp/read bs=64k skip=$last iflag=direct 2>/dev/null
+cmp -s /tmp/read /tmp/grown || fail "the new part has not kept what was written"
+"#;
 
 /// A configuration file with the device `vm1`, and with one whose file is not a qcow2 image.
 struct Door {
@@ -117,6 +139,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     wait_for("the daemon's control socket", LIMIT, || {
         Ok(UnixStream::connect(&control).ok().map(drop))
     })?;
+    grow(scene, &daemon)?;
     let child = child_of(&daemon)?;
     let socket = scene.file("state/doors/vm1.sock");
     check(socket.exists(), || format!("{} is not the door's", socket.display()))?;
@@ -129,6 +152,29 @@ fn run(scene: &Scene<'_>) -> Outcome {
     is_gone(child)?;
     check(!socket.exists(), || format!("{} has outlived its device", socket.display()))?;
     daemon.stop()
+}
+
+/// A guest sees its image become larger, and uses the new part; smaller it becomes only if told so.
+fn grow(scene: &Scene<'_>, daemon: &Daemon) -> Outcome {
+    let (child, socket) = (child_of(daemon)?, scene.file("run0.sock"));
+    // The daemon that was killed has left the name of this socket, too.
+    wait_for("the device's socket", LIMIT, || Ok(UnixStream::connect(&socket).ok().map(drop)))?;
+    let script = SCRIPT.replace("GROWN", &(GROWN_MIB << 20).to_string());
+    let options =
+        GuestOptions { socket: Some(&socket), script: &script, ..GuestOptions::default() };
+    let mut guest = Guest::boot(scene.kernel(Kind::Uml)?, &options, &scene.log("grows.log"))?;
+    guest.reach("small", LIMIT)?;
+    daemon.resize_to("vm1", &format!("{GROWN_MIB}M"))?;
+    guest.proceed()?;
+    guest.finish(LIMIT)?;
+    check(child_of(daemon)? == child, || "the child was started again to grow its image".into())?;
+    let refused = daemon.resize_to("vm1", "1M").err().unwrap_or_default();
+    check(refused.contains("--shrink"), || format!("an image shrinks: {refused}"))?;
+    let image = scene.file("vm1.qcow2").display().to_string();
+    let told = output(command("qemu-img").args(["info", "-U", "--output=json", &image]))?;
+    let told = String::from_utf8_lossy(&told);
+    let size = format!("\"virtual-size\": {}", GROWN_MIB << 20);
+    check(told.contains(&size), || format!("the image has not {size}: {told}"))
 }
 
 /// The process that has the image of `vm1`.

@@ -97,6 +97,10 @@ impl Disk for FaultDisk {
         Ok(self.geometry())
     }
 
+    fn measure(&self) -> Result<u64, Errno> {
+        self.inner.measure()
+    }
+
     fn hand_memory(&self) -> Result<Option<OwnedFd>, Errno> {
         self.inner.hand_memory()
     }

@@ -363,6 +363,15 @@ impl Image {
         Ok(self.geometry())
     }
 
+    /// The bytes that the file or block device has now; the size that requests are checked against
+    /// stays.
+    ///
+    /// # Errors
+    /// The host cannot measure it.
+    pub fn measure(&self) -> Result<u64, Errno> {
+        size_of_file(&self.file)
+    }
+
     /// The file that requests go to.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {

@@ -220,6 +220,14 @@ pub trait Disk: Send + Sync + std::fmt::Debug {
     /// is zero, or not whole sectors. Any other: the host cannot change or measure it.
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno>;
 
+    /// The size that the host has for the disk now; changes nothing.
+    ///
+    /// # Errors
+    /// The host cannot measure it.
+    fn measure(&self) -> Result<u64, Errno> {
+        self.image().map_or_else(|| Ok(self.geometry().size), Image::measure)
+    }
+
     /// The file of a disk in memory, for a process that serves it in this one's place. `None`: the
     /// disk is not one in memory.
     ///

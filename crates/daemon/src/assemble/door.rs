@@ -5,12 +5,14 @@
 //! socket      bound here, in a folder that only this user may look into, and given to each child
 //!             as its standard input: a client that connects while there is no child waits in the
 //!             backlog
+//! monitor     the child's QMP, by which its image gets another size (`monitor.rs`)
 //! thread      starts the child, hears what it says, waits for its end; starts the next one, after
 //!             a pause that grows while children do not live long
 //! ```
 //! The thread is the parent of its children, and lives as long as each of them: so the kernel ends
 //! a child when the whole process ends, however that happens, and not before.
 
+use super::monitor::Monitor;
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
 use manyring_nbd::{Host, JoinError, NbdDisk, NbdOptions, Uri};
 use manyring_transport::vhost_user::SocketName;
@@ -19,7 +21,7 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::{DirBuilder, Permissions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -111,7 +113,7 @@ impl DoorError {
 pub(super) struct DoorDisk {
     // The client ends before the server does.
     disk: NbdDisk,
-    _door: Door,
+    door: Door,
 }
 
 impl DoorDisk {
@@ -131,7 +133,7 @@ impl DoorDisk {
             hostname: None,
         };
         let nbd = NbdOptions { name, uri, read_only, reconnect, request_timeout };
-        Ok(Self { disk: NbdDisk::open(nbd)?, _door: door })
+        Ok(Self { disk: NbdDisk::open(nbd)?, door })
     }
 }
 
@@ -153,7 +155,14 @@ impl Disk for DoorDisk {
     }
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
-        self.disk.resize(size)
+        if let Some(size) = size {
+            self.door.resize(size)?;
+        }
+        self.disk.resize(None)
+    }
+
+    fn measure(&self) -> Result<u64, Errno> {
+        self.disk.measure()
     }
 
     fn kind(&self) -> &'static str {
@@ -170,10 +179,15 @@ struct Door {
     /// Closed when the door is dropped.
     _stop: OwnedFd,
     ended: Arc<Ended>,
+    options: DoorOptions,
+    monitor: Arc<Monitored>,
 }
 
 /// Why the last child has ended, if one has.
 type Ended = Mutex<Option<String>>;
+
+/// The monitor of the present child, if there is one.
+type Monitored = Mutex<Option<Monitor>>;
 
 impl Door {
     fn open(options: DoorOptions) -> Result<Self, DoorError> {
@@ -183,12 +197,37 @@ impl Door {
         let (stopped, stop) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
         let ended = Arc::<Ended>::default();
-        let watch = Watch { options, listener, stopped, ended: ended.clone() };
+        let monitor = Arc::<Monitored>::default();
+        let watch = Watch {
+            options: options.clone(),
+            listener,
+            stopped,
+            ended: ended.clone(),
+            monitor: monitor.clone(),
+        };
         let thread = std::thread::Builder::new().name("disk-door".to_owned());
         thread.spawn(move || watch.run()).map_err(failed)?;
-        let door = Self { socket, _name: name, _stop: stop, ended };
+        let door = Self { socket, _name: name, _stop: stop, ended, options, monitor };
         door.until_it_serves()?;
         Ok(door)
+    }
+
+    /// Has the child give the image another size. May block for some seconds.
+    fn resize(&self, size: u64) -> Result<(), Errno> {
+        if self.options.read_only {
+            return Err(Errno::ROFS);
+        }
+        if size == 0 || !size.is_multiple_of(512) {
+            return Err(Errno::INVAL);
+        }
+        let mut monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner);
+        // The next child is about to start.
+        let monitor = monitor.as_mut().ok_or(Errno::AGAIN)?;
+        monitor.resize(&export(&self.options), size).map_err(|error| {
+            let device = &self.options.name;
+            tracing::warn!(device, %error, "{PROGRAM} has not resized the image");
+            error.errno()
+        })
     }
 
     /// Returns when a child greets.
@@ -235,6 +274,7 @@ struct Watch {
     /// Its other end is closed when the door is dropped.
     stopped: OwnedFd,
     ended: Arc<Ended>,
+    monitor: Arc<Monitored>,
 }
 
 impl Watch {
@@ -263,7 +303,12 @@ impl Watch {
         command.args(&WRAPPER[1..]).arg(std::process::id().to_string()).arg(PROGRAM);
         command.args(arguments(&self.options));
         command.stdin(OwnedFd::from(self.listener.try_clone()?));
-        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()
+        let (ours, of_child) = UnixStream::pair()?;
+        command.stdout(OwnedFd::from(of_child)).stderr(Stdio::piped());
+        let monitor = Monitor::new(ours)?;
+        let child = command.spawn()?;
+        *self.monitor.lock().unwrap_or_else(PoisonError::into_inner) = Some(monitor);
+        Ok(child)
     }
 
     /// Waits for the end of a child. Returns whether it has lived for long, and why it has ended;
@@ -329,7 +374,7 @@ fn has_ended(fds: &[&OwnedFd], limit: Option<Duration>) -> bool {
 
 /// The arguments of the program. Names of files are quoted as JSON strings.
 fn arguments(options: &DoorOptions) -> Vec<String> {
-    let DoorOptions { name, format, image, direct, read_only, .. } = options;
+    let DoorOptions { format, image, direct, read_only, .. } = options;
     let file = json!({
         "driver": "file", "filename": image, "cache": {"direct": direct}, "discard": "unmap",
     });
@@ -337,14 +382,22 @@ fn arguments(options: &DoorOptions) -> Vec<String> {
         "driver": format, "node-name": "disk", "read-only": read_only, "discard": "unmap",
         "file": file,
     });
-    let export = json!({
-        "type": "nbd", "id": "export", "node-name": "disk", "name": name, "writable": !read_only,
-    });
     // The socket is the standard input.
     let server = "addr.type=fd,addr.str=0,max-connections=300";
-    let (disk, export) = (disk.to_string(), export.to_string());
+    // The monitor is the standard output.
+    let (channel, monitor) = ("socket,id=monitor,fd=1,server=off", "chardev=monitor");
+    let (disk, export) = (disk.to_string(), export(options).to_string());
     let words = ["--blockdev", &disk, "--nbd-server", server, "--export", &export];
-    words.map(str::to_owned).to_vec()
+    let words = words.into_iter().chain(["--chardev", channel, "--monitor", monitor]);
+    words.map(str::to_owned).collect()
+}
+
+/// What the child exports.
+fn export(options: &DoorOptions) -> Value {
+    let DoorOptions { name, read_only, .. } = options;
+    json!({
+        "type": "nbd", "id": "export", "node-name": "disk", "name": name, "writable": !read_only,
+    })
 }
 
 #[cfg(test)]
@@ -367,10 +420,10 @@ mod tests {
     #[test]
     fn what_a_name_holds_adds_no_option() {
         let arguments = arguments(&options(Path::new("/state")));
-        let disk: serde_json::Value = serde_json::from_str(&arguments[1]).unwrap();
+        let disk: Value = serde_json::from_str(&arguments[1]).unwrap();
         assert_eq!(disk["file"]["filename"], "/srv/a \"b\",c.qcow2");
         assert_eq!(disk["file"]["cache"]["direct"], true);
-        assert_eq!(arguments.len(), 6, "{arguments:?}");
+        assert_eq!(arguments.len(), 10, "{arguments:?}");
     }
 
     #[test]

@@ -111,7 +111,7 @@ pub(crate) struct ResizeArgs {
     /// has now.
     pub(crate) size: Option<String>,
     /// Allow a smaller size: the data beyond it is lost.
-    #[arg(long, requires = "size")]
+    #[arg(long)]
     pub(crate) shrink: bool,
 }
 

@@ -105,9 +105,6 @@ pub(super) async fn resize(
     let controlled = find(&state, &name)?;
     let device = blk_of(&controlled)?;
     let Resize { size: wanted, shrink } = body.parse()?;
-    if shrink && wanted.is_none() {
-        return Err(Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, "shrink: needs size"));
-    }
     if let Some(size) = wanted.filter(|size| *size == 0 || !size.is_multiple_of(512)) {
         return Err(bad(format!("size: {size} bytes are no whole sectors of 512")));
     }
@@ -116,6 +113,13 @@ pub(super) async fn resize(
     let size = device.size();
     if let Some(wanted) = wanted.filter(|wanted| *wanted < size && !shrink) {
         return Err(refuse_shrink(wanted, size));
+    }
+    if wanted.is_none() && !shrink {
+        let disk = device.disk().clone();
+        let measured = aside(move || disk.measure()).await?.map_err(refuse_resize)?;
+        if measured < size {
+            return Err(refuse_shrink(measured, size));
+        }
     }
     let is_in_room = controlled.part.room.is_some();
     let resized = match wanted.filter(|wanted| *wanted < size && is_in_room) {
@@ -284,9 +288,9 @@ async fn whole<T: Send + 'static>(
 /// A size that is smaller by a slip costs the guest its data: it must be asked for.
 fn refuse_shrink(wanted: u64, size: u64) -> Refusal {
     let error = format!(
-        "size: {wanted} bytes are less than the disk has ({size}): everything behind them would \
-         be lost. Make what the guest has on the disk smaller first, then ask again with --shrink \
-         (\"shrink\": true)"
+        "size: {wanted} bytes are less than the guest was told ({size}): everything behind them \
+         would be lost. Make what the guest has on the disk smaller first, then ask again with \
+         --shrink (\"shrink\": true)"
     );
     Refusal::new(StatusCode::CONFLICT, error)
 }

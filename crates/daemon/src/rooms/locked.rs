@@ -26,6 +26,10 @@ impl Disk for RingLocked {
         self.inner.resize(size)
     }
 
+    fn measure(&self) -> Result<u64, Errno> {
+        self.inner.measure()
+    }
+
     fn acquire(&self) -> Result<(), ImageError> {
         let path = || self.inner.image().map_or_else(PathBuf::new, |image| image.path().into());
         self.house.lock(true).map_err(|errno| match errno {

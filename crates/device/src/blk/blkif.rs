@@ -156,7 +156,8 @@ impl XenBlkDevice {
         options.read_only |= geometry.read_only;
         options.indirect_segments_max = options.indirect_segments_max.min(INDIRECT_SEGMENTS_MAX);
         options.ring_page_order_max = options.ring_page_order_max.min(RING_PAGE_ORDER_MAX);
-        let host = Arc::new(HostErrors::new(&options.name, options.on_full));
+        let host = HostErrors::new(&options.name, options.on_full, backing.disk.clone());
+        let host = Arc::new(host);
         let (capacity, limit) = (AtomicU64::new(geometry.size), Arc::default());
         let shared = Arc::new(Shared { capacity, host, limit });
         Self { options, backing, shared }

@@ -1,9 +1,10 @@
 //! `HostErrors`: logs the requests that the host fails on a disk, at a bounded rate.
 
 use super::pending::Kind;
+use manyring_backend::blk::{Disk, Image};
 use manyring_engine::stats::QueueStats;
 use rustix::io::Errno;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Whether a write for which the host has no space (`ENOSPC`, `EDQUOT`) waits or fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +24,7 @@ const PACE_NS: u64 = 10_000_000_000;
 pub(crate) struct HostErrors {
     device: String,
     on_full: OnFull,
+    disk: Arc<dyn Disk>,
     state: Mutex<State>,
 }
 
@@ -62,14 +64,27 @@ pub(super) struct FailedRequest {
     pub(super) kind: Kind,
     pub(super) sector: u64,
     pub(super) errno: Errno,
+    /// The block device ends here, before the request does.
+    pub(super) device_size: Option<u64>,
     /// The request waits for space, and will be tried again.
     pub(super) waits: bool,
     pub(super) now_ns: u64,
 }
 
 impl HostErrors {
-    pub(super) fn new(device: &str, on_full: OnFull) -> Self {
-        Self { device: device.to_owned(), on_full, state: Mutex::default() }
+    pub(super) fn new(device: &str, on_full: OnFull, disk: Arc<dyn Disk>) -> Self {
+        Self { device: device.to_owned(), on_full, disk, state: Mutex::default() }
+    }
+
+    /// The size of the block device of the host, if a request failed with `errno` because the
+    /// device has become smaller: Linux reports `ENOSPC` for a write behind its end. For a discard
+    /// or write-zeroes, whose ranges are not kept, any loss of size counts.
+    #[cold]
+    pub(super) fn device_size(&self, errno: Errno, kind: Kind, end: u64) -> Option<u64> {
+        let image = self.disk.image().filter(|image| image.is_block_device());
+        let size = image.filter(|_| errno == Errno::NOSPC).map(Image::measure)?.ok()?;
+        let end = if kind == Kind::Range { self.disk.geometry().size } else { end };
+        (size < end).then_some(size)
     }
 
     /// True if a request that failed with `errno` waits for space instead of failing.
@@ -82,7 +97,7 @@ impl HostErrors {
     /// Counts an error of the host, and logs it: the first one at once, then one every ten seconds.
     #[cold]
     pub(super) fn failed(&self, request: FailedRequest, stats: &QueueStats) {
-        let FailedRequest { kind, sector, errno, waits, now_ns } = request;
+        let FailedRequest { kind, sector, errno, device_size, waits, now_ns } = request;
         let class = class(errno);
         let counters: [_; CLASSES] = [
             &stats.host_errors_eio,
@@ -103,7 +118,16 @@ impl HostErrors {
         warned.at_ns = Some(now_ns);
         drop(state);
         let (device, operation) = (&self.device, operation(kind));
-        if waits {
+        if let Some(device_size) = device_size {
+            tracing::warn!(
+                device,
+                operation,
+                sector,
+                device_size,
+                errors,
+                "the block device has become smaller: a request of the guest reaches beyond its end"
+            );
+        } else if waits {
             tracing::warn!(
                 device, operation, sector, %errno, errors,
                 "the host has no room: the guest's writes wait for it"

@@ -138,7 +138,7 @@ impl BlkDevice {
             read_only: options.read_only,
             offered: config::features(&options, &geometry),
             serial,
-            host: Arc::new(HostErrors::new(&options.name, options.on_full)),
+            host: Arc::new(HostErrors::new(&options.name, options.on_full, backing.disk.clone())),
             limit: Arc::default(),
         });
         Self {

@@ -296,9 +296,12 @@ impl<R> Requests<R> {
             if !is_of_host(request.kind, errno) {
                 return true;
             }
-            let waits = can_wait && room.host().may_wait(request.kind, errno);
             let (kind, sector) = (request.kind, request.offset / SECTOR_SIZE);
-            room.host().failed(FailedRequest { kind, sector, errno, waits, now_ns }, stats);
+            let end = request.offset + u64::from(request.len);
+            let device_size = room.host().device_size(errno, kind, end);
+            let waits = can_wait && device_size.is_none() && room.host().may_wait(kind, errno);
+            let failed = FailedRequest { kind, sector, errno, device_size, waits, now_ns };
+            room.host().failed(failed, stats);
             if waits && let Some((request, _)) = pending.finish(token) {
                 room.waits(now_ns);
                 set_aside(request);

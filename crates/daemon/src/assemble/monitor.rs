@@ -1,0 +1,203 @@
+//! `Monitor`: the QMP monitor of a door's child, by which its image gets another size.
+//!
+//! ```text
+//! block-export-del    connections end, and what is in flight on them; QEMU resizes no image that
+//!                     it exports. The NBD client connects again until the export is back
+//! block_resize
+//! block-export-add    also after a resize that has failed
+//! ```
+//! The monitor is one end of a pair of sockets whose other end is the child's standard output: so
+//! only the daemon has it. A child that does not put its export back is asked to end, and the next
+//! one serves the image with the size that it has then.
+
+use rustix::io::Errno;
+use serde_json::{Value, json};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// How long the child may take for one answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Bytes of one message, and messages before an answer, at most.
+const MESSAGE_MAX: u64 = 64 << 10;
+const MESSAGES_MAX: usize = 64;
+
+/// Our end of the monitor of a child.
+#[derive(Debug)]
+pub(super) struct Monitor {
+    stream: BufReader<UnixStream>,
+    /// The child has greeted, and the monitor takes commands.
+    is_open: bool,
+    /// The export is gone, as an event has told.
+    is_deleted: bool,
+}
+
+/// Why the child has not done what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MonitorError {
+    /// It has answered with this error.
+    #[error("{0}")]
+    Refused(String),
+    /// It has ended, or has not answered in time.
+    #[error("no answer: {0}")]
+    Silent(#[from] io::Error),
+}
+
+impl MonitorError {
+    /// The error that a disk reports in its place.
+    pub(super) fn errno(&self) -> Errno {
+        match self {
+            Self::Refused(text) if text.contains("does not support resize") => Errno::OPNOTSUPP,
+            Self::Refused(text) if text.contains("No space left") => Errno::NOSPC,
+            _ => Errno::IO,
+        }
+    }
+}
+
+impl Monitor {
+    pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.set_write_timeout(Some(ANSWER))?;
+        Ok(Self { stream: BufReader::new(stream), is_open: false, is_deleted: false })
+    }
+
+    /// Gives the node `disk` another size. `export`: what `block-export-add` is given. May block.
+    ///
+    /// # Errors
+    /// [`MonitorError`].
+    pub(super) fn resize(&mut self, export: &Value, size: u64) -> Result<(), MonitorError> {
+        if !self.is_open {
+            self.ask("qmp_capabilities", &json!({}))?;
+            self.is_open = true;
+        }
+        self.is_deleted = false;
+        self.ask("block-export-del", &json!({"id": export["id"], "mode": "hard"}))?;
+        let resized = self.until_deleted().and_then(|()| {
+            self.ask("block_resize", &json!({"node-name": export["node-name"], "size": size}))
+        });
+        let is_refusal = matches!(resized, Ok(()) | Err(MonitorError::Refused(_)));
+        if !is_refusal || self.ask("block-export-add", export).is_err() {
+            // The next child exports the image again.
+            let _ = self.send("quit", &json!({}));
+        }
+        resized
+    }
+
+    fn send(&mut self, command: &str, arguments: &Value) -> io::Result<()> {
+        let line = json!({"execute": command, "arguments": arguments});
+        self.stream.get_mut().write_all(format!("{line}\n").as_bytes())
+    }
+
+    /// Sends a command, and waits for its answer.
+    fn ask(&mut self, command: &str, arguments: &Value) -> Result<(), MonitorError> {
+        self.send(command, arguments)?;
+        for _ in 0..MESSAGES_MAX {
+            let message = self.next()?;
+            if let Some(error) = message.get("error") {
+                let text = error["desc"].as_str().unwrap_or_default();
+                return Err(MonitorError::Refused(format!("{command}: {text}")));
+            }
+            if message.get("return").is_some() {
+                return Ok(());
+            }
+        }
+        Err(wrong("too many messages").into())
+    }
+
+    fn until_deleted(&mut self) -> Result<(), MonitorError> {
+        for _ in 0..MESSAGES_MAX {
+            if self.is_deleted {
+                return Ok(());
+            }
+            self.next()?;
+        }
+        Err(wrong("too many messages").into())
+    }
+
+    /// The next message: an answer, the greeting or an event.
+    fn next(&mut self) -> io::Result<Value> {
+        let mut line = Vec::new();
+        self.stream.by_ref().take(MESSAGE_MAX).read_until(b'\n', &mut line)?;
+        if line.last() != Some(&b'\n') {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let message: Value = serde_json::from_slice(&line).map_err(|_| wrong("not JSON"))?;
+        self.is_deleted |= message["event"] == "BLOCK_EXPORT_DELETED";
+        Ok(message)
+    }
+}
+
+fn wrong(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A child that answers each command with these bytes, and is asked four times in all.
+    fn child(answers: &[&str]) -> (Monitor, impl FnOnce() -> String + use<>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let answers: Vec<_> = answers.iter().map(|answer| answer.as_bytes().to_vec()).collect();
+        let answer = move || {
+            let mut stream = BufReader::new(theirs);
+            stream.get_mut().write_all(GREETING.as_bytes()).unwrap();
+            let mut asked = String::new();
+            for answer in answers {
+                stream.read_line(&mut asked).unwrap();
+                stream.get_mut().write_all(&answer).unwrap();
+            }
+            let _ = stream.get_mut().shutdown(std::net::Shutdown::Write);
+            while asked.lines().count() < ALL.len() {
+                stream.read_line(&mut asked).unwrap();
+            }
+            asked
+        };
+        let thread = std::thread::Builder::new().spawn(answer).unwrap();
+        (Monitor::new(ours).unwrap(), move || thread.join().unwrap())
+    }
+
+    fn commands(asked: &str) -> Vec<String> {
+        let command = |line: &str| serde_json::from_str::<Value>(line).unwrap()["execute"].clone();
+        asked.lines().map(|line| command(line).as_str().unwrap().to_owned()).collect()
+    }
+
+    const GREETING: &str = "{\"QMP\": {}}\n";
+    const DONE: &str = "{\"return\": {}}\n";
+    const GONE: &str = "{\"event\": \"BLOCK_EXPORT_DELETED\", \"data\": {\"id\": \"export\"}}\n";
+    const ALL: [&str; 4] =
+        ["qmp_capabilities", "block-export-del", "block_resize", "block-export-add"];
+
+    fn export() -> Value {
+        json!({"type": "nbd", "id": "export", "node-name": "disk"})
+    }
+
+    #[test]
+    fn an_image_is_resized_while_it_is_not_exported() {
+        for gone in [[GONE, DONE].concat(), [DONE, GONE].concat()] {
+            let (mut monitor, asked) = child(&[DONE, &gone, DONE, DONE]);
+            monitor.resize(&export(), 4096).unwrap();
+            assert_eq!(commands(&asked()), ALL);
+        }
+    }
+
+    #[test]
+    fn a_refused_resize_puts_the_export_back_and_says_why() {
+        let refused = "{\"error\": {\"desc\": \"Image format driver does not support resize\"}}\n";
+        let (mut monitor, asked) = child(&[DONE, &[GONE, DONE].concat(), refused, DONE]);
+        let error = monitor.resize(&export(), 4096).unwrap_err();
+        assert_eq!(error.errno(), Errno::OPNOTSUPP, "{error}");
+        assert_eq!(commands(&asked()), ALL);
+    }
+
+    #[test]
+    fn a_child_that_answers_what_is_no_answer_or_nothing_is_asked_to_end() {
+        let long = format!("\"{}\"\n", "x".repeat(70_000));
+        for answer in [&GONE.repeat(100), long.as_str(), "no JSON\n", "{\"retu", ""] {
+            let (mut monitor, asked) = child(&[DONE, &[GONE, DONE].concat(), answer]);
+            let error = monitor.resize(&export(), 4096).unwrap_err();
+            assert_eq!(error.errno(), Errno::IO, "{error}");
+            assert_eq!(commands(&asked())[2..], ["block_resize", "quit"]);
+        }
+    }
+}
