@@ -23,47 +23,98 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Bucket {
     /// 0: nothing has come yet.
     arrival_ns: AtomicU64,
-    /// Nanoseconds for a unit, times 2^32; 0: no limit.
-    cost_q32: AtomicU64,
+    cost: Cost,
     credit_ns: AtomicU64,
+}
+
+/// What a unit takes of the limit's time.
+#[derive(Debug)]
+pub(super) struct Cost {
+    /// Nanoseconds for a unit, times 2^32; 0: no limit.
+    unit_q32: AtomicU64,
 }
 
 /// Nanoseconds of a second.
 const SECOND_NS: u64 = 1_000_000_000;
 
+impl Cost {
+    /// Without a limit.
+    pub(super) fn new() -> Self {
+        Self { unit_q32: AtomicU64::new(0) }
+    }
+
+    /// Lets this many units pass in a second (0: any number). Returns how a time that units cost
+    /// before is to be changed to the time that they cost now.
+    pub(super) fn set(&self, per_second: u64) -> Changed {
+        let to = match per_second {
+            0 => 0,
+            per_second => ((SECOND_NS << 32) / per_second).max(1),
+        };
+        Changed { from: self.unit_q32.swap(to, Ordering::Relaxed), to }
+    }
+
+    /// True if there is a limit.
+    #[inline]
+    pub(super) fn is_set(&self) -> bool {
+        self.unit_q32.load(Ordering::Relaxed) != 0
+    }
+
+    /// How long this many units take at the limit's rate, in nanoseconds; 0 without a limit.
+    #[inline]
+    pub(super) fn of(&self, units: u64) -> u64 {
+        let cost = u128::from(units) * u128::from(self.unit_q32.load(Ordering::Relaxed));
+        u64::try_from((cost + (1 << 31)) >> 32).unwrap_or(u64::MAX)
+    }
+}
+
+/// A former cost and the present one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Changed {
+    from: u64,
+    to: u64,
+}
+
+impl Changed {
+    /// True if the rate is what it was.
+    pub(super) fn is_none(self) -> bool {
+        self.from == self.to
+    }
+
+    /// The time that units cost now, which cost `former_ns` before. What passed while there was no
+    /// limit costs nothing.
+    pub(super) fn of(self, former_ns: u64) -> u64 {
+        match self.from {
+            0 => 0,
+            from => {
+                let now_ns = u128::from(former_ns) * u128::from(self.to) / u128::from(from);
+                u64::try_from(now_ns).unwrap_or(u64::MAX)
+            }
+        }
+    }
+}
+
 impl Bucket {
     /// Without a limit.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            arrival_ns: AtomicU64::new(0),
-            cost_q32: AtomicU64::new(0),
-            credit_ns: AtomicU64::new(0),
-        }
+        Self { arrival_ns: AtomicU64::new(0), cost: Cost::new(), credit_ns: AtomicU64::new(0) }
     }
 
     /// Lets this many units pass in a second (0: any number), with this credit. Units that passed
     /// ahead of time stay charged. For one caller at a time; queues that wait must be told to look
     /// again.
     pub fn set(&self, per_second: u64, credit_ns: u64, now_ns: u64) {
-        let cost = match per_second {
-            0 => 0,
-            per_second => ((SECOND_NS << 32) / per_second).max(1),
-        };
         self.credit_ns.store(credit_ns, Ordering::Relaxed);
-        let former = self.cost_q32.swap(cost, Ordering::Relaxed);
-        if former == cost {
+        let changed = self.cost.set(per_second);
+        if changed.is_none() {
             return;
         }
         self.update(|arrival_ns| {
             let owed_ns = arrival_ns.saturating_sub(now_ns);
-            match former {
+            match changed.from {
                 0 => 0,
                 _ if owed_ns == 0 => arrival_ns,
-                former => {
-                    let owed_ns = u128::from(owed_ns) * u128::from(cost) / u128::from(former);
-                    now_ns.saturating_add(u64::try_from(owed_ns).unwrap_or(u64::MAX))
-                }
+                _ => now_ns.saturating_add(changed.of(owed_ns)),
             }
         });
     }
@@ -71,7 +122,7 @@ impl Bucket {
     /// True if there is a limit.
     #[inline]
     pub fn is_set(&self) -> bool {
-        self.cost_q32.load(Ordering::Relaxed) != 0
+        self.cost.is_set()
     }
 
     /// When the next unit arrives; not after `now_ns`: it may pass.
@@ -86,17 +137,10 @@ impl Bucket {
         self.credit_ns.load(Ordering::Relaxed)
     }
 
-    /// How long this many units take at the limit's rate, in nanoseconds; 0 without a limit.
-    #[inline]
-    pub fn cost_ns(&self, units: u64) -> u64 {
-        let cost = u128::from(units) * u128::from(self.cost_q32.load(Ordering::Relaxed));
-        u64::try_from((cost + (1 << 31)) >> 32).unwrap_or(u64::MAX)
-    }
-
     /// This many units pass now.
     #[inline]
     pub fn charge(&self, units: u64, now_ns: u64) {
-        let cost_ns = self.cost_ns(units);
+        let cost_ns = self.cost.of(units);
         if cost_ns != 0 {
             let least_ns = now_ns.saturating_sub(self.credit_ns());
             self.update(|arrival_ns| {
@@ -109,7 +153,7 @@ impl Bucket {
 
     /// This many units that were charged have not passed.
     pub fn give_back(&self, units: u64) {
-        let cost_ns = self.cost_ns(units);
+        let cost_ns = self.cost.of(units);
         if cost_ns != 0 {
             // Not to 0, which would be a bucket that nothing has come to.
             self.update(|arrival_ns| arrival_ns.saturating_sub(cost_ns).max(1));

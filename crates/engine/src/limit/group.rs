@@ -1,92 +1,137 @@
 //! `Group`: a limit that several devices share, and how they divide it.
 //!
-//! The buckets of a group say how much all members together may pass. The first to look takes all
-//! that has come, so a member with many queues, or with a faster worker, would get most of it. So
-//! the group keeps account of the units that each member has passed, in time at the group's rate:
+//! Every member has an account for each bucket, in time at the group's rate. A request that passes
+//! is charged to its member alone, so a large request makes its own member wait, and nobody else:
 //!
 //! ```text
-//! a member passes units:       passed += units * cost
-//! it is refused by the group:  it waits, until it passes or comes too late
-//! a member may pass:           the group's arrival has come, and nobody waits that has passed
-//!                              less by more than LEAD_NS
-//! one that does not wait:      passed = max(passed, the least that one who waits has passed)
+//! time that passes:         is divided equally among the members that want it: granted += part
+//! a member wants time:      it owes some, or was refused and has not come too late: then a lead of
+//!                           LATE_NS / members that want, beside what it owes
+//! a member passes units:    charged += units * cost
+//! a request may pass:       granted >= what was charged to its member before it
+//! time that nobody wants:   is spare, up to the credit, and goes to whoever wants it next
 //! ```
-//! 1. Members that always have work pass equally much, to [`LEAD_NS`] and one request, however many
-//!    queues they have and however large their requests are.
-//! 2. Nobody waits for a member that wants nothing, and such a member saves nothing up.
-//! 3. A member that is refused must come again when it may: one that is [`LATE_NS`] late does not
-//!    count as waiting. Units that nobody took in that time are in the credit of the buckets, so
-//!    nothing is lost: a guest that only ever begins to wait cannot hold up the others.
+//! 1. Members that always have work are granted equally much, and pass that to one request, however
+//!    many queues they have and however large their requests are.
+//! 2. Nobody waits for a member that wants nothing, and such a member saves nothing up: what it was
+//!    granted and did not use is spare [`LATE_NS`] after it was to come.
+//! 3. A queue that is refused remembers what was charged before its request: its place. The queues
+//!    of a member pass in the order of their places, whichever of them looks first.
+//! 4. All grants together are the time that has passed and the credit, so what passes is what the
+//!    rate gives, and one request of each member.
+//!
+//! The thread of a queue that is refused divides, at most once in [`SHARE_NS`] while nothing is
+//! spare: a request that passes takes no lock and looks at its own member only.
 
-use super::{Buckets, CHARGES_MAX, Charges, Rates};
+use super::bucket::Cost;
+use super::{CHARGES_MAX, CREDIT_MS, Charges, Rates};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// How far a member may be ahead of another one that waits.
-const LEAD_NS: u64 = 2_000_000;
-/// A member that waits and does not look for this long after its time is not waited for.
+/// A member that was refused and does not look for this long after its time is granted no more.
 const LATE_NS: u64 = 20_000_000;
-/// Time between two counts of the members.
-const COUNT_NS: u64 = 200_000;
-/// Shortest and longest pause of one that is ahead: it is to come before the credit is full.
-const PAUSES_NS: (u64, u64) = (1_000_000, 20_000_000);
-/// Nobody waits.
-const NOBODY: u64 = u64::MAX;
+/// Time between two divisions, at least: so much, and so much for each member.
+const SHARE_NS: u64 = 200_000;
+const SHARE_EACH_NS: u64 = 4_000;
+/// A member that is refused comes again after this long, at most, unless it owes more: others that
+/// leave make its time come earlier, and it is to come before the credit is full.
+const PAUSE_MAX_NS: u64 = 20_000_000;
+/// Rounds of a division. Each one satisfies a member, or divides all; what is left waits.
+const ROUNDS_MAX: usize = 8;
 
 /// A limit that several devices share.
 #[derive(Debug)]
 pub struct Group {
-    buckets: Buckets,
+    costs: [Cost; CHARGES_MAX],
     rates: Mutex<Rates>,
-    members: Mutex<Vec<Weak<Member>>>,
-    /// By bucket: the least that a waiting member has passed; [`NOBODY`].
-    least_ns: [AtomicU64; CHARGES_MAX],
-    /// By bucket: the last value of `least_ns` that was not [`NOBODY`].
-    level_ns: [AtomicU64; CHARGES_MAX],
-    counted_at_ns: AtomicU64,
+    state: Mutex<State>,
+    /// The next division is not before, unless something is spare.
+    share_at_ns: AtomicU64,
+    /// A bit for each bucket that has time to spare.
+    spare: AtomicU64,
+    /// By bucket: how many members wanted time at the last division.
+    wanting: [AtomicU64; CHARGES_MAX],
+}
+
+#[derive(Debug, Default)]
+struct State {
+    members: Vec<Weak<Member>>,
+    /// The members, while a division goes on; else empty.
+    present: Vec<Arc<Member>>,
+    shared_at_ns: u64,
+    /// By bucket: time that is not granted yet.
+    left_ns: [u64; CHARGES_MAX],
+    credit_ns: u64,
 }
 
 /// A device in its group. All queues of the device share it.
 #[derive(Debug)]
 pub struct Member {
     group: Arc<Group>,
-    /// By bucket: the units that it has passed, in time at the group's rate.
-    passed_ns: [AtomicU64; CHARGES_MAX],
-    /// A bit for each bucket that it waits for.
-    waits: AtomicU64,
+    accounts: [Account; CHARGES_MAX],
+}
+
+/// The account of a member in one bucket; only differences of the two numbers mean something.
+#[derive(Debug, Default)]
+struct Account {
+    /// What its requests cost, those included that were refused and are charged already.
+    charged_ns: AtomicU64,
+    granted_ns: AtomicU64,
+    /// It was refused, and should look again before this time.
     waits_until_ns: AtomicU64,
 }
+
+/// The place of a request in the accounts of its member: for each of its [`Charges`], what was
+/// charged before it.
+pub(super) type Place = [u64; 4];
 
 impl Group {
     /// A group with these rates.
     #[must_use]
     pub fn new(rates: Rates, now_ns: u64) -> Arc<Self> {
         let group = Self {
-            buckets: Buckets::default(),
+            costs: std::array::from_fn(|_| Cost::new()),
             rates: Mutex::default(),
-            members: Mutex::default(),
-            least_ns: std::array::from_fn(|_| AtomicU64::new(NOBODY)),
-            level_ns: Default::default(),
-            counted_at_ns: AtomicU64::new(0),
+            state: Mutex::default(),
+            share_at_ns: AtomicU64::new(0),
+            spare: AtomicU64::new(0),
+            wanting: Default::default(),
         };
         group.set(rates, now_ns);
         Arc::new(group)
     }
 
-    /// Other rates, at once. Queues that wait must be told to look again.
+    /// Other rates, at once. What members owe stays owed in units. Queues that wait must be told to
+    /// look again.
     pub fn set(&self, rates: Rates, now_ns: u64) {
         let mut current = self.rates.lock().unwrap_or_else(PoisonError::into_inner);
         if *current == rates {
             return;
         }
         *current = rates;
-        self.buckets.set(&rates, now_ns);
-        // The account of each member was kept at the former rates: forget it.
-        let members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        let members = members.iter().filter_map(Weak::upgrade);
-        members.for_each(|member| member.passed_ns.iter().for_each(zero));
-        self.level_ns.iter().for_each(zero);
-        self.least_ns.iter().for_each(|least| least.store(NOBODY, Ordering::Relaxed));
+        let mut state = self.state();
+        // What came until now came at the former rates.
+        state.share(self, now_ns);
+        state.shared_at_ns = now_ns;
+        state.credit_ns = rates.burst_ms.max(CREDIT_MS).saturating_mul(1_000_000);
+        let per_second = rates.ops.iter().chain(&rates.bytes);
+        for (index, (cost, per_second)) in self.costs.iter().zip(per_second).enumerate() {
+            let was_set = cost.is_set();
+            let changed = cost.set(*per_second);
+            if changed.is_none() {
+                continue;
+            }
+            if !was_set {
+                state.left_ns[index] = 0;
+            }
+            for member in state.members.iter().filter_map(Weak::upgrade) {
+                let Account { charged_ns, granted_ns, .. } = &member.accounts[index];
+                let granted_ns = granted_ns.load(Ordering::Relaxed);
+                let owed_ns = charged_ns.load(Ordering::Relaxed).saturating_sub(granted_ns);
+                let owed_ns = granted_ns.saturating_add(changed.of(owed_ns));
+                charged_ns.store(owed_ns, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Its rates.
@@ -98,46 +143,125 @@ impl Group {
     /// Adds a device.
     #[must_use]
     pub fn join(self: &Arc<Self>) -> Arc<Member> {
-        let member = Arc::new(Member {
-            group: self.clone(),
-            passed_ns: Default::default(),
-            waits: AtomicU64::new(0),
-            waits_until_ns: AtomicU64::new(0),
-        });
-        let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        members.retain(|member| member.strong_count() > 0);
-        members.push(Arc::downgrade(&member));
+        let member = Arc::new(Member { group: self.clone(), accounts: Default::default() });
+        let mut state = self.state();
+        state.members.retain(|member| member.strong_count() > 0);
+        state.members.push(Arc::downgrade(&member));
         member
     }
 
-    /// Counts the members that wait, now and then, on the thread of the queue that looks. If
-    /// another thread holds the list, the last count stays valid.
-    fn count(&self, now_ns: u64) {
-        let counted_at_ns = self.counted_at_ns.load(Ordering::Relaxed);
-        if now_ns.saturating_sub(counted_at_ns) < COUNT_NS {
-            return;
+    /// Divides the time since the last division, on the thread of a queue that is refused by the
+    /// buckets of these bits, unless that was just done. If another thread divides, its result
+    /// counts at this queue's next look.
+    fn share(&self, short: u64, now_ns: u64) {
+        let is_due = now_ns >= self.share_at_ns.load(Ordering::Relaxed);
+        if (is_due || self.spare.load(Ordering::Relaxed) & short != 0)
+            && let Ok(mut state) = self.state.try_lock()
+        {
+            state.share(self, now_ns);
         }
-        let Ok(members) = self.members.try_lock() else { return };
-        self.counted_at_ns.store(now_ns, Ordering::Relaxed);
-        let mut least_ns = [NOBODY; CHARGES_MAX];
-        for member in members.iter().filter_map(Weak::upgrade) {
-            let waits = member.waits.load(Ordering::Relaxed);
-            if waits == 0 || member.waits_until_ns.load(Ordering::Relaxed) < now_ns {
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn share(&mut self, group: &Group, now_ns: u64) {
+        let elapsed_ns = now_ns.saturating_sub(self.shared_at_ns);
+        self.shared_at_ns = now_ns.max(self.shared_at_ns);
+        self.present.extend(self.members.iter().filter_map(Weak::upgrade));
+        let each_ns = SHARE_EACH_NS.saturating_mul(self.present.len() as u64);
+        let share_at_ns = now_ns.saturating_add(each_ns.max(SHARE_NS));
+        group.share_at_ns.store(share_at_ns, Ordering::Relaxed);
+        let mut spare = 0;
+        for (index, cost) in group.costs.iter().enumerate() {
+            if !cost.is_set() {
                 continue;
             }
-            for (index, least_ns) in least_ns.iter_mut().enumerate() {
-                if waits >> index & 1 != 0 {
-                    let passed_ns = member.passed_ns[index].load(Ordering::Relaxed);
-                    *least_ns = passed_ns.min(*least_ns);
-                }
-            }
+            self.left_ns[index] = self.left_ns[index].saturating_add(elapsed_ns);
+            let (wanting, is_spare) = self.share_one(index, now_ns);
+            group.wanting[index].store(wanting, Ordering::Relaxed);
+            spare |= u64::from(is_spare) << index;
         }
-        for (index, least_ns) in least_ns.into_iter().enumerate() {
-            self.least_ns[index].store(least_ns, Ordering::Relaxed);
-            if least_ns != NOBODY {
-                self.level_ns[index].store(least_ns, Ordering::Relaxed);
-            }
+        group.spare.store(spare, Ordering::Relaxed);
+        self.present.clear();
+    }
+
+    /// Divides the time that is left in one bucket. Returns how many members want time, and whether
+    /// some is left that none of them needs.
+    fn share_one(&mut self, index: usize, now_ns: u64) -> (u64, bool) {
+        let accounts = || self.present.iter().map(|member| &member.accounts[index]);
+        let wanting = accounts().filter(|account| account.wants(now_ns)).count() as u64;
+        let lead_ns = LATE_NS / wanting.max(1);
+        let left_ns = &mut self.left_ns[index];
+        for account in accounts() {
+            *left_ns = left_ns.saturating_add(account.take_back(lead_ns, now_ns));
         }
+        let needs = |account: &&Account| account.needs_ns(lead_ns, now_ns) > 0;
+        let mut needy = accounts().filter(needs).count() as u64;
+        for _ in 0..ROUNDS_MAX {
+            if needy == 0 || *left_ns < needy {
+                break;
+            }
+            let part_ns = *left_ns / needy;
+            for account in accounts() {
+                let granted_ns = account.needs_ns(lead_ns, now_ns).min(part_ns).min(*left_ns);
+                account.granted_ns.fetch_add(granted_ns, Ordering::Relaxed);
+                *left_ns -= granted_ns;
+            }
+            needy = accounts().filter(needs).count() as u64;
+        }
+        if needy > 0 {
+            return (wanting, false);
+        }
+        let led_ns = accounts().map(Account::lead_ns).fold(0, u64::saturating_add);
+        *left_ns = (*left_ns).min(self.credit_ns.saturating_sub(led_ns));
+        (wanting, *left_ns > 0)
+    }
+}
+
+impl Account {
+    fn owed_ns(&self) -> u64 {
+        let charged_ns = self.charged_ns.load(Ordering::Relaxed);
+        charged_ns.saturating_sub(self.granted_ns.load(Ordering::Relaxed))
+    }
+
+    /// What it was granted ahead of its requests.
+    fn lead_ns(&self) -> u64 {
+        let granted_ns = self.granted_ns.load(Ordering::Relaxed);
+        granted_ns.saturating_sub(self.charged_ns.load(Ordering::Relaxed))
+    }
+
+    fn waits(&self, now_ns: u64) -> bool {
+        self.waits_until_ns.load(Ordering::Relaxed) >= now_ns
+    }
+
+    fn wants(&self, now_ns: u64) -> bool {
+        self.owed_ns() > 0 || self.waits(now_ns)
+    }
+
+    /// What it may be granted: what it owes, and the lead if it waits.
+    fn needs_ns(&self, lead_ns: u64, now_ns: u64) -> u64 {
+        match self.owed_ns() {
+            owed_ns if !self.waits(now_ns) => owed_ns,
+            0 => lead_ns.saturating_sub(self.lead_ns()),
+            owed_ns => owed_ns.saturating_add(lead_ns),
+        }
+    }
+
+    /// Takes back what it was granted beyond the lead, or all that it leads by if it does not wait.
+    fn take_back(&self, lead_ns: u64, now_ns: u64) -> u64 {
+        let kept_ns = if self.waits(now_ns) { lead_ns } else { 0 };
+        let over_ns = self.lead_ns().saturating_sub(kept_ns);
+        self.granted_ns.fetch_sub(over_ns, Ordering::Relaxed);
+        over_ns
+    }
+
+    fn charge(&self, change: impl Fn(u64) -> u64) {
+        let change = |charged_ns| Some(change(charged_ns));
+        let _ = self.charged_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
     }
 }
 
@@ -148,54 +272,73 @@ impl Member {
         &self.group
     }
 
-    /// When a request that takes from these buckets may pass, or should look again; not after
-    /// `now_ns`: it may pass now.
-    pub(super) fn due_ns(&self, charges: Charges, now_ns: u64) -> u64 {
-        let Group { buckets, least_ns, level_ns, .. } = &*self.group;
-        self.group.count(now_ns);
-        let waits = self.waits.load(Ordering::Relaxed);
-        let (mut due_ns, mut bits) = (0, 0);
-        for index in charges.indexes().filter(|index| buckets.all[*index].is_set()) {
-            bits |= 1 << index;
-            due_ns = due_ns.max(buckets.all[index].arrival_ns());
-            let least_ns = least_ns[index].load(Ordering::Relaxed);
-            let mut passed_ns = self.passed_ns[index].load(Ordering::Relaxed);
-            if waits >> index & 1 == 0 {
-                passed_ns = passed_ns.max(level_ns[index].load(Ordering::Relaxed));
-                self.passed_ns[index].store(passed_ns, Ordering::Relaxed);
-            }
-            let ahead_ns = passed_ns.saturating_sub(least_ns);
-            if ahead_ns > LEAD_NS {
-                due_ns = due_ns.max(now_ns + (ahead_ns / 4).clamp(PAUSES_NS.0, PAUSES_NS.1));
-            }
+    /// The place of a request that takes from these buckets, if it is charged now.
+    pub(super) fn place(&self, charges: Charges) -> Place {
+        let mut place = Place::default();
+        for (before_ns, index) in place.iter_mut().zip(charges.indexes()) {
+            *before_ns = self.accounts[index].charged_ns.load(Ordering::Relaxed);
         }
-        if due_ns > now_ns {
-            self.waits.store(waits | bits, Ordering::Relaxed);
-            let until_ns = due_ns.saturating_add(LATE_NS);
-            if self.waits_until_ns.load(Ordering::Relaxed) < until_ns {
-                self.waits_until_ns.store(until_ns, Ordering::Relaxed);
-            }
-        } else if waits & bits != 0 {
-            self.waits.store(waits & !bits, Ordering::Relaxed);
+        place
+    }
+
+    /// When a request that takes from these buckets may pass, or should look again; not after
+    /// `now_ns`: it may pass now. `place`: the one it got when it was refused.
+    pub(super) fn due_ns(&self, charges: Charges, place: Option<Place>, now_ns: u64) -> u64 {
+        if self.short(charges, place).all(|(_, short_ns)| short_ns == 0) {
+            return 0;
+        }
+        let mut bits = 0;
+        for (index, _) in self.short(charges, place).filter(|(_, short_ns)| *short_ns > 0) {
+            bits |= 1 << index;
+            self.accounts[index].waits_until_ns.fetch_max(now_ns, Ordering::Relaxed);
+        }
+        self.group.share(bits, now_ns);
+        let mut due_ns = 0;
+        for (index, short_ns) in self.short(charges, place).filter(|(_, short_ns)| *short_ns > 0) {
+            let wanting = self.group.wanting[index].load(Ordering::Relaxed).max(1);
+            let most_ns = short_ns.max(PAUSE_MAX_NS).max(wanting.saturating_mul(SHARE_NS));
+            let pause_ns = short_ns.saturating_mul(wanting).min(most_ns);
+            due_ns = due_ns.max(now_ns.saturating_add(pause_ns));
+        }
+        let until_ns = due_ns.saturating_add(LATE_NS);
+        for index in charges.indexes().filter(|index| due_ns > 0 && bits >> index & 1 != 0) {
+            self.accounts[index].waits_until_ns.fetch_max(until_ns, Ordering::Relaxed);
         }
         due_ns
     }
 
-    pub(super) fn charge(&self, index: usize, units: u64, now_ns: u64) {
-        let bucket = &self.group.buckets.all[index];
-        bucket.charge(units, now_ns);
-        self.passed_ns[index].fetch_add(bucket.cost_ns(units), Ordering::Relaxed);
+    /// Each bucket with what must be granted until the request may pass. All that was charged is
+    /// enough also for a place that lies behind, because others have given back since.
+    fn short(&self, charges: Charges, place: Option<Place>) -> impl Iterator<Item = (usize, u64)> {
+        let is_set = |(_, index): &(usize, usize)| self.group.costs[*index].is_set();
+        charges.indexes().enumerate().filter(is_set).map(move |(at, index)| {
+            let account = &self.accounts[index];
+            let charged_ns = account.charged_ns.load(Ordering::Relaxed);
+            let before_ns = place.map_or(charged_ns, |place| place[at].min(charged_ns));
+            (index, before_ns.saturating_sub(account.granted_ns.load(Ordering::Relaxed)))
+        })
     }
 
-    pub(super) fn give_back(&self, index: usize, units: u64) {
-        let bucket = &self.group.buckets.all[index];
-        bucket.give_back(units);
-        let cost_ns = bucket.cost_ns(units);
-        let less = |passed_ns: u64| Some(passed_ns.saturating_sub(cost_ns));
-        let _ = self.passed_ns[index].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    /// This many requests are charged, which have this many bytes in all.
+    pub(super) fn charge_all(&self, charges: Charges, count: u64, bytes: u64) {
+        for (index, units) in charges.units(count, bytes) {
+            let cost_ns = self.group.costs[index].of(units);
+            if cost_ns != 0 {
+                self.accounts[index].charge(|charged_ns| charged_ns.saturating_add(cost_ns));
+            }
+        }
+    }
+
+    /// This many requests that were charged have not passed.
+    pub(super) fn give_back_all(&self, charges: Charges, count: u64, bytes: u64) {
+        for (index, units) in charges.units(count, bytes) {
+            let cost_ns = self.group.costs[index].of(units);
+            if cost_ns != 0 {
+                self.accounts[index].charge(|charged_ns| charged_ns.saturating_sub(cost_ns));
+            }
+        }
     }
 }
 
-fn zero(number: &AtomicU64) {
-    number.store(0, Ordering::Relaxed);
-}
+#[cfg(test)]
+mod tests;

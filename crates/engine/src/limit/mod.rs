@@ -15,6 +15,7 @@ mod group;
 mod rate;
 
 pub use bucket::Bucket;
+use group::Place;
 pub use group::{Group, Member};
 pub use rate::Rate;
 
@@ -124,6 +125,9 @@ impl Limit {
             due_ns: 0,
             waits_since_ns: None,
             booked: None,
+            place: None,
+            reserved: None,
+            last_bytes: 0,
             admitted: Passed::default(),
         };
         (!rates.is_none() || member.is_some()).then(|| Box::new(gate()))
@@ -141,6 +145,12 @@ pub struct Gate {
     /// The request or packet that was refused last is charged already, and passes when it is due:
     /// other queues of the device may not take every unit that comes before this one looks again.
     booked: Option<(Way, u64)>,
+    /// The place in the group of the request or packet that was refused last.
+    place: Option<Place>,
+    /// What is charged to the group for a packet that [`Self::passes`] has refused. Its bytes are
+    /// not known yet: those of the last one stand for them.
+    reserved: Option<(Way, u64)>,
+    last_bytes: u64,
     /// Requests and bytes that were admitted and charged since the last [`Self::settle`], by
     /// [`Way`].
     admitted: Passed,
@@ -170,27 +180,59 @@ impl Gate {
     /// True if the next request or packet may pass; it must be charged then. Else it is refused,
     /// and counted, and [`Self::due_ns`] says until when.
     pub fn passes(&mut self, way: Way, now_ns: u64, stats: &QueueStats) -> bool {
-        let due_ns = self.look(Charges(way), now_ns);
+        let passes = self.may_pass(way, now_ns, stats);
+        match &self.member {
+            Some(member) if passes => {
+                if let Some((way, bytes)) = self.reserved.take() {
+                    member.give_back_all(Charges(way), 1, bytes);
+                }
+            }
+            Some(member) if self.reserved.is_none() => {
+                member.charge_all(Charges(way), 1, self.last_bytes);
+                self.reserved = Some((way, self.last_bytes));
+            }
+            _ => {}
+        }
+        passes
+    }
+
+    fn may_pass(&mut self, way: Way, now_ns: u64, stats: &QueueStats) -> bool {
+        let charges = Charges(way);
+        let own_ns = self.own_due_ns(charges);
+        self.ends_wait(charges, own_ns, now_ns, stats)
+    }
+
+    /// True if a request with these charges may pass, which its device's own buckets let pass at
+    /// `own_ns`; then the queue waits no more. Else it is refused.
+    fn ends_wait(
+        &mut self,
+        charges: Charges,
+        own_ns: u64,
+        now_ns: u64,
+        stats: &QueueStats,
+    ) -> bool {
+        let mut due_ns = own_ns;
+        if let Some(member) = &self.member {
+            due_ns = due_ns.max(member.due_ns(charges, self.place, now_ns));
+            if due_ns > now_ns {
+                self.place.get_or_insert_with(|| member.place(charges));
+            }
+        }
         if due_ns > now_ns {
             self.refuse(due_ns, now_ns, stats);
             return false;
         }
-        self.end_wait(now_ns, stats);
-        true
-    }
-
-    fn end_wait(&mut self, now_ns: u64, stats: &QueueStats) {
+        self.place = None;
         self.due_ns = 0;
         if let Some(since_ns) = self.waits_since_ns.take() {
             stats.limited_ns.add(now_ns.saturating_sub(since_ns));
         }
+        true
     }
 
-    fn look(&self, charges: Charges, now_ns: u64) -> u64 {
+    fn own_due_ns(&self, charges: Charges) -> u64 {
         let buckets = &self.limit.own.all;
-        let own = charges.indexes().map(|index| buckets[index].arrival_ns()).max();
-        let shared = self.member.as_ref().map(|member| member.due_ns(charges, now_ns));
-        own.max(shared).unwrap_or(0)
+        charges.indexes().map(|index| buckets[index].arrival_ns()).max().unwrap_or(0)
     }
 
     fn refuse(&mut self, due_ns: u64, now_ns: u64, stats: &QueueStats) {
@@ -202,16 +244,21 @@ impl Gate {
     }
 
     /// As [`Self::passes`], of a request or packet that seems to have `bytes` bytes. It is charged
-    /// even if it is refused, and then passes at the queue's next look.
+    /// even if it is refused, and then passes at the queue's next look, unless its place in the
+    /// group has not come by then.
     pub fn admits(&mut self, way: Way, bytes: u64, now_ns: u64, stats: &QueueStats) -> bool {
-        let (way, bytes) = match self.booked.take() {
+        let (way, bytes) = match self.booked {
             Some(booked) => {
-                self.end_wait(now_ns, stats);
+                // The queue looks when its own buckets let it.
+                if !self.ends_wait(Charges(booked.0), 0, now_ns, stats) {
+                    return false;
+                }
+                self.booked = None;
                 booked
             }
             None => {
-                let passes = self.passes(way, now_ns, stats);
-                self.charge(way, bytes, now_ns);
+                let passes = self.may_pass(way, now_ns, stats);
+                self.charge_all(way, 1, bytes, now_ns);
                 if !passes {
                     self.booked = Some((way, bytes));
                     return false;
@@ -243,14 +290,15 @@ impl Gate {
     fn give_back(&self, way: Way, count: u64, bytes: u64) {
         for (index, units) in Charges(way).units(count, bytes) {
             self.limit.own.all[index].give_back(units);
-            if let Some(member) = &self.member {
-                member.give_back(index, units);
-            }
+        }
+        if let Some(member) = &self.member {
+            member.give_back_all(Charges(way), count, bytes);
         }
     }
 
     /// A request or packet with this many bytes passes.
-    pub fn charge(&self, way: Way, bytes: u64, now_ns: u64) {
+    pub fn charge(&mut self, way: Way, bytes: u64, now_ns: u64) {
+        self.last_bytes = bytes;
         self.charge_all(way, 1, bytes, now_ns);
     }
 
@@ -258,9 +306,9 @@ impl Gate {
     fn charge_all(&self, way: Way, count: u64, bytes: u64, now_ns: u64) {
         for (index, units) in Charges(way).units(count, bytes) {
             self.limit.own.all[index].charge(units, now_ns);
-            if let Some(member) = &self.member {
-                member.charge(index, units, now_ns);
-            }
+        }
+        if let Some(member) = &self.member {
+            member.charge_all(Charges(way), count, bytes);
         }
     }
 }
@@ -269,6 +317,9 @@ impl Drop for Gate {
     fn drop(&mut self) {
         if let Some((way, bytes)) = self.booked {
             self.give_back(way, 1, bytes);
+        }
+        if let (Some((way, bytes)), Some(member)) = (self.reserved, &self.member) {
+            member.give_back_all(Charges(way), 1, bytes);
         }
     }
 }

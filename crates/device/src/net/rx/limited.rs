@@ -75,7 +75,7 @@ impl NetRx {
     #[cold]
     #[inline(never)]
     pub(super) fn charge_delivered(&mut self) {
-        let Some(gate) = &self.gate else { return };
+        let Some(gate) = &mut self.gate else { return };
         let (packets, mut bytes) = (self.to.tally.packets, self.to.tally.bytes);
         let former = std::mem::replace(&mut self.passing.charged, (packets, bytes));
         bytes -= former.1;
