@@ -13,7 +13,7 @@ use manyring_driver::wire::vhost_user::{
 use manyring_driver::wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_VERSION_1};
 use manyring_driver::{
     Arena, BlkDriver, BlkOptions, BlkQueue, ControlOwner, DriverError, FrontEnd, NetDriver,
-    NetOptions, Op,
+    NetOptions, Op, Vring,
 };
 use process::{Daemon, PATIENCE, wait_until};
 use std::os::fd::AsFd;
@@ -282,4 +282,31 @@ fn rings_without_any_memory_are_told_to_the_operator() {
     front.set_vring_addr(&addr).unwrap();
     front.set_vring_kick(0, Some(kick.as_fd())).unwrap();
     assert!(wait_until(|| daemon.log().contains("has sent no memory")), "{}", daemon.log());
+}
+
+/// As a front-end whose migration has half failed.
+#[test]
+fn a_ring_that_is_not_set_up_to_its_end_is_told_to_the_operator_once() {
+    let daemon = Daemon::blk(&["--memory", "1M", "--num-queues", "2"]);
+    let mut front = FrontEnd::connect(&daemon.socket(), PATIENCE).unwrap();
+    let features = VIRTIO_F_VERSION_1 | F_PROTOCOL_FEATURES;
+    front.negotiate(features, features, PROTOCOL_F_REPLY_ACK).unwrap();
+    let arena = Arena::new(1 << 16).unwrap();
+    let vring = Vring::new(&arena, 1, 128, RingFeatures::default(), 0).unwrap();
+    front.set_memory(&arena).unwrap();
+    let at = vring.addresses();
+    let (descriptor, used, available) = (at.descriptor, at.used, at.available);
+    front.set_vring_num(1, 128).unwrap();
+    front
+        .set_vring_addr(&VringAddr { index: 1, flags: 0, descriptor, used, available, log: 0 })
+        .unwrap();
+    let told = "the front-end has sent no SET_VRING_KICK, no SET_VRING_ENABLE";
+    let is_told =
+        || daemon.log().lines().any(|line| line.contains(told) && line.contains("queue=1"));
+    assert!(wait_until(is_told), "{}", daemon.log());
+    front.set_vring_kick(1, Some(vring.kick_fd())).unwrap();
+    front.set_vring_enable(1, true).unwrap();
+    drop(front);
+    assert!(wait_until(|| daemon.log().contains("front-end has left")));
+    assert_eq!(daemon.log().matches("WARN").count(), 1, "{}", daemon.log());
 }

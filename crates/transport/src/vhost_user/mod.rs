@@ -19,7 +19,7 @@ mod requests;
 pub mod session;
 mod socket;
 mod transfer;
-mod unshared;
+mod unsent;
 mod vring;
 
 pub use clients::Endpoint;
@@ -46,7 +46,7 @@ use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
-use unshared::Unshared;
+use unsent::Awaited;
 
 /// How a device is served.
 #[derive(Clone, Copy, Debug)]
@@ -385,7 +385,7 @@ impl Server {
         self.meter.begin_message();
         self.connected.send_replace(true);
         tracing::info!(device, "front-end connected");
-        let mut unshared = Unshared::default();
+        let mut awaited = Awaited::default();
         match self.resume(&mut connection, &mut front).await {
             Ok(false) => {}
             Ok(true) => {
@@ -408,7 +408,7 @@ impl Server {
                 message = next => {
                     silence = None;
                     let answered = self.attend(&mut connection, &mut front, message).await;
-                    unshared.note(front.lacks_memory(), Instant::now());
+                    awaited.note(front.unsent(), Instant::now());
                     if let Err(end) = answered {
                         self.hear_rest(&mut events);
                         self.tell_end(&end);
@@ -433,7 +433,7 @@ impl Server {
                         () = self.given_up() => {}
                     }
                 }
-                () = passed(unshared.due()) => unshared.tell(device),
+                () = passed(awaited.due()) => awaited.tell(device),
                 Ok(()) = changes.changed() => front.send_config_change(),
                 () = self.stopped() => {
                     return Ended { front, connection: Some(connection), origin };

@@ -6,7 +6,7 @@ mod start;
 
 use super::inflight::{self, InflightRegion, OwnRegion};
 use super::session::{
-    Answer, Effect, MemoryChange, OFFERED, Offer, Outcome, Session, SessionError,
+    Answer, Effect, MemoryChange, OFFERED, Offer, Outcome, Session, SessionError, Unsent,
 };
 use super::socket::Message;
 use super::transfer::Transfer;
@@ -110,9 +110,9 @@ impl Front {
         }
     }
 
-    /// True if a vring waits for memory alone.
-    pub(super) fn lacks_memory(&self) -> bool {
-        self.session.lacks_memory()
+    /// What the front-end has not sent, if no ring is served for want of it.
+    pub(super) fn unsent(&self) -> Option<Unsent> {
+        self.session.unsent()
     }
 
     /// Handles one message to the end: carries out its effects, then returns its reply, if any.

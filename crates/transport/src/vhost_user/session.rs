@@ -8,8 +8,10 @@ mod log;
 mod outcome;
 mod position;
 mod state;
+mod unsent;
 
 pub use outcome::{Answer, Effect, MemoryChange, Outcome, SessionError};
+pub use unsent::Unsent;
 
 use log::LogState;
 use manyring_queue::{Base, RingAddresses, RingFeatures};
@@ -67,6 +69,8 @@ pub struct Vring {
     running: bool,
     /// The vring did not start. It is not tried again before something about it changes.
     refused: bool,
+    /// The front-end has set something of the ring, and has not stopped it since.
+    is_begun: bool,
 }
 
 impl Vring {
@@ -140,13 +144,6 @@ impl Session {
     pub fn is_enabled(&self, index: usize) -> bool {
         let unsaid = self.features() & F_PROTOCOL_FEATURES == 0;
         self.vrings.get(index).is_some_and(|v| v.enabled.unwrap_or(unsaid))
-    }
-
-    /// True if a vring has all that it needs to start, but the front-end has given no memory, as a
-    /// VMM does whose guest memory is not shared.
-    #[must_use]
-    pub fn lacks_memory(&self) -> bool {
-        self.regions.is_empty() && self.vrings.iter().any(Vring::is_complete)
     }
 
     /// Notes that the transport could not start the vring.
@@ -269,7 +266,7 @@ impl Session {
             Request::SetVringKick { index, .. } => {
                 let vring = self.vring_mut(name, index)?;
                 vring.kick = KickState::Set;
-                vring.refused = false;
+                (vring.refused, vring.is_begun) = (false, true);
                 vec![Effect::Kick(index, fds.next())]
             }
             Request::SetVringCall { index, .. } => {
@@ -355,7 +352,7 @@ impl Session {
         let vring = self.vring_mut(name, index)?;
         let size = size.ok_or(SessionError::Value { name, value })?;
         let changes = vring.size.replace(size) != Some(size);
-        vring.refused = false;
+        (vring.refused, vring.is_begun) = (false, true);
         Ok(restart_if(vring.running && changes, index))
     }
 
@@ -372,6 +369,7 @@ impl Session {
         let checked = base.check(vring.size.unwrap_or(u16::MAX), ring);
         checked.map_err(|_| SessionError::Value { name, value: state.num.into() })?;
         let effects = restart_if(vring.running, index);
+        vring.is_begun = !vring.running;
         if vring.running {
             vring.kick = KickState::Unset;
             vring.running = false;
@@ -393,7 +391,7 @@ impl Session {
             used: addr.used,
         };
         let changed = vring.addresses.replace(addresses) != Some(addresses);
-        vring.refused = false;
+        (vring.refused, vring.is_begun) = (false, true);
         let moves = vring.running && changed;
         Ok(if moves { vec![Effect::Relocate(index, addresses)] } else { Vec::new() })
     }

@@ -45,7 +45,7 @@ impl Session {
             false => Vec::new(),
         };
         // Whether it ran or not, the vring needs a new kick to start.
-        vring.kick = KickState::Unset;
+        (vring.kick, vring.is_begun) = (KickState::Unset, false);
         Ok(Outcome { effects, answer: Answer::Base(index) })
     }
 }

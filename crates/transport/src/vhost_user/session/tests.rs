@@ -96,6 +96,52 @@ fn a_vring_starts_with_its_kick_when_all_else_is_known() {
 }
 
 #[test]
+fn a_ring_that_was_begun_and_is_not_served_names_the_messages_that_are_missing() {
+    let mut peer = Peer::new();
+    peer.negotiate();
+    peer.effects("SET_VRING_CALL", 0u64.as_bytes(), &[8]);
+    assert_eq!(peer.0.unsent(), None, "as QEMU while the firmware runs");
+    peer.map();
+    peer.effects("SET_VRING_NUM", [1u32, 128].as_bytes(), &[]);
+    let lacks = |names: &[&'static str]| Some(Unsent::OfVring(1, names.to_vec()));
+    let kick_and_enable = ["SET_VRING_KICK", "SET_VRING_ENABLE"];
+    assert_eq!(peer.0.unsent(), lacks(&[&["SET_VRING_ADDR"][..], &kick_and_enable].concat()));
+    peer.describe(1);
+    assert_eq!(peer.0.unsent(), lacks(&kick_and_enable));
+    peer.effects("SET_VRING_KICK", 1u64.as_bytes(), &[7]);
+    assert_eq!(peer.0.unsent(), lacks(&["SET_VRING_ENABLE"]));
+    peer.effects("SET_VRING_ENABLE", [1u32, 0].as_bytes(), &[]);
+    assert_eq!(peer.0.unsent(), None, "disabled on purpose, as when a VMM pauses its guest");
+    peer.effects("SET_VRING_ENABLE", [1u32, 1].as_bytes(), &[]);
+    peer.describe(0);
+    assert_eq!(peer.0.unsent(), None, "a guest may use some queues of many");
+    peer.effects("GET_VRING_BASE", [0u32, 0].as_bytes(), &[]);
+    peer.effects("GET_VRING_BASE", [1u32, 0].as_bytes(), &[]);
+    peer.0.stopped(1, 0.into());
+    peer.effects("SET_VRING_CALL", 1u64.as_bytes(), &[8]);
+    assert_eq!(peer.0.unsent(), None, "the guest is stopped");
+    peer.describe(0);
+    assert_eq!(peer.0.unsent(), Some(Unsent::OfVring(0, kick_and_enable.to_vec())));
+}
+
+#[test]
+fn a_ring_that_waits_for_the_host_or_begins_anew_lacks_nothing_of_its_front_end() {
+    let mut peer = Peer::new();
+    peer.effects("SET_FEATURES", (1u64 << 32).as_bytes(), &[]);
+    peer.map();
+    peer.describe(0);
+    assert_eq!(peer.0.unsent(), Some(Unsent::OfVring(0, vec!["SET_VRING_KICK"])));
+    peer.effects("SET_VRING_KICK", 0u64.as_bytes(), &[7]);
+    peer.0.refuse(0);
+    assert_eq!(peer.0.unsent(), None);
+    assert_eq!(peer.0.retry::<u32>(&[0]), [Effect::Start(0)]);
+    assert_eq!(peer.0.unsent(), None);
+    // User Mode Linux stops a ring so.
+    peer.effects("SET_VRING_BASE", [0u32, 0].as_bytes(), &[]);
+    assert_eq!(peer.0.unsent(), None);
+}
+
+#[test]
 fn kick_before_call_and_call_after_start_are_both_fine() {
     let mut peer = Peer::new();
     peer.negotiate();

@@ -1,0 +1,87 @@
+//! Tells the operator what a front-end does not send, so that no ring of its guest is served.
+//!
+//! QEMU with plain `-m 1G` has no memory that it could send. It sets the guest's rings up without a
+//! memory table and says nothing; the guest waits for its disk for ever. Or a front-end begins to
+//! set a ring up and does not go on, as one whose migration has half failed.
+
+use super::session::Unsent;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long rings may wait for memory before the operator is told, and how long for messages of
+/// their own.
+const PATIENCE: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(10)];
+
+/// What a session lacks, and when the operator must be told.
+#[derive(Debug, Default)]
+pub(super) struct Awaited {
+    what: Option<Unsent>,
+    due: Option<Instant>,
+    is_told: [bool; 2],
+}
+
+/// The place of a kind in [`PATIENCE`] and among what was told.
+fn kind(what: &Unsent) -> usize {
+    usize::from(*what != Unsent::Memory)
+}
+
+impl Awaited {
+    /// Notes, after a message, what is lacking.
+    pub(super) fn note(&mut self, what: Option<Unsent>, now: Instant) {
+        let what = what.filter(|what| !self.is_told[kind(what)]);
+        let is_same = self.what.as_ref().map(kind) == what.as_ref().map(kind);
+        if !is_same {
+            self.due = what.as_ref().map(|what| now + PATIENCE[kind(what)]);
+        }
+        self.what = what;
+    }
+
+    /// When the operator must be told; `None`: there is nothing to tell.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Tells the operator, once in a session of each kind.
+    pub(super) fn tell(&mut self, device: &str) {
+        self.due = None;
+        let Some(what) = self.what.take() else { return };
+        self.is_told[kind(&what)] = true;
+        match what {
+            Unsent::Memory => tracing::warn!(
+                device,
+                "the guest's rings are set up, but the front-end has sent no memory: is the \
+                 memory of this VM shared?"
+            ),
+            Unsent::OfVring(queue, missing) => tracing::warn!(
+                device,
+                queue,
+                "the queue does not start: the front-end has sent no {}",
+                missing.join(", no ")
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_lacking_is_told_once_of_each_kind_after_its_time() {
+        let (mut awaited, now) = (Awaited::default(), Instant::now());
+        let [memory, ring] = [Unsent::Memory, Unsent::OfVring(0, vec!["SET_VRING_KICK"])];
+        for (what, patience) in [(memory, PATIENCE[0]), (ring, PATIENCE[1])] {
+            awaited.note(None, now);
+            assert_eq!(awaited.due(), None);
+            awaited.note(Some(what.clone()), now);
+            awaited.note(Some(what.clone()), now + Duration::from_secs(3));
+            assert_eq!(awaited.due(), Some(now + patience), "a later message does not put it off");
+            awaited.note(None, now);
+            assert_eq!(awaited.due(), None, "it has come");
+            awaited.note(Some(what.clone()), now);
+            awaited.tell("disk");
+            awaited.note(Some(what), now);
+            assert_eq!(awaited.due(), None);
+        }
+    }
+}
