@@ -5,6 +5,7 @@ pub mod flow;
 pub mod head;
 pub mod rss;
 pub mod segment;
+pub mod sender;
 
 pub use ctrl::{
     CTRL_HEADER_SIZE, Coalescing, Command, CommandError, CtrlStatus, FilterTable, MacAddress,

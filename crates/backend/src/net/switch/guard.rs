@@ -1,43 +1,14 @@
-//! The rules by which a port accepts and emits frames: VLANs, and forged sender addresses. Pure.
+//! The rules by which a port accepts and emits frames of VLANs. Pure.
 
 use super::table::Key;
 
-/// Bytes of an Ethernet header, and of one with a VLAN tag.
+/// Bytes of an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
-const TAGGED: usize = ETHERNET + VLAN_TAG;
 /// Bytes of a VLAN tag.
 pub(super) const VLAN_TAG: usize = 4;
 /// Where a tag stands in a frame: behind both addresses.
 pub(super) const TAG_AT: usize = 12;
 const TYPE_VLAN: u16 = 0x8100;
-/// A service tag (802.1ad). Linux strips one without a VLAN, as it strips a priority tag, and
-/// processes the frame behind it.
-const TYPE_SERVICE_TAG: u16 = 0x88a8;
-const TYPE_ARP: u16 = 0x0806;
-const TYPE_RARP: u16 = 0x8035;
-const TYPE_IPV6: u16 = 0x86dd;
-/// A smaller number is the length of a frame of IEEE 802.3, which has its type behind [`SNAP`].
-const TYPE_MIN: u16 = 0x600;
-/// The start of a frame of IEEE 802.3 whose type follows (RFC 1042). Some systems accept ARP so.
-const SNAP: [u8; 3] = [0xaa, 0xaa, 3];
-/// Where ARP has its sender's address, from the start of its packet.
-const ARP_SENDER: usize = 8;
-const IPV6: usize = 40;
-const ICMPV6: u8 = 58;
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
-const FRAGMENT: u8 = 44;
-const DESTINATION: u8 = 60;
-/// Neighbour discovery (RFC 4861): the types of its messages, and where the options of each begin.
-const ROUTER_SOLICITATION: u8 = 133;
-const REDIRECT: u8 = 137;
-const OPTIONS_AT: [usize; 5] = [8, 16, 24, 24, 40];
-/// The options that name the link-layer address of the sender, and of the target.
-const SOURCE_LINK: u8 = 1;
-const TARGET_LINK: u8 = 2;
-const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
-/// Bytes of a frame that [`is_own`] examines, at most.
-pub(super) const LOOK_MAX: usize = 116;
 
 /// The VLANs of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -128,85 +99,6 @@ fn addresses(head: &[u8]) -> Option<([u8; 6], [u8; 6])> {
     Some((*to, *rest.first_chunk()?))
 }
 
-/// True if the Ethernet header alone does not show who sent the frame.
-#[must_use]
-pub(super) fn needs_look(head: &[u8]) -> bool {
-    let at = if Tag::of(head).is_tagged { TAGGED } else { ETHERNET };
-    match kind(head, at - 2) {
-        Some(TYPE_ARP | TYPE_RARP | TYPE_IPV6 | TYPE_VLAN | TYPE_SERVICE_TAG) | None => true,
-        Some(kind) => kind < TYPE_MIN,
-    }
-}
-
-/// True if a frame, of which `head` has the first [`LOOK_MAX`] bytes, names no other sender than
-/// `mac`: in its Ethernet header, ARP and RARP, and the options of neighbour discovery. A message
-/// of neighbour discovery of which not all options lie in `head` is refused.
-#[must_use]
-pub(super) fn is_own(head: &[u8], mac: [u8; 6]) -> bool {
-    let Some((_, from)) = addresses(head) else { return false };
-    if from != mac {
-        return false;
-    }
-    let at = if Tag::of(head).is_tagged { TAGGED } else { ETHERNET };
-    let packet = head.get(at..).unwrap_or(&[]);
-    match kind(head, at - 2) {
-        Some(TYPE_ARP | TYPE_RARP) => packet.get(ARP_SENDER..ARP_SENDER + 6) == Some(&mac),
-        // A tag of another kind, or a second one, would hide the packet behind it from this check.
-        Some(TYPE_VLAN | TYPE_SERVICE_TAG) | None => false,
-        Some(TYPE_IPV6) => discovers_as(packet, mac),
-        // The SNAP form of a type would hide the packet as well.
-        Some(kind) => kind >= TYPE_MIN || !packet.starts_with(&SNAP),
-    }
-}
-
-/// True if an IPv6 packet is no message of neighbour discovery, or one whose addresses are `mac`.
-///
-/// Neighbour discovery has no extension headers that a sender would need, and no fragments (RFC
-/// 6980). Receivers take it behind extension headers all the same, so such a message is refused.
-fn discovers_as(packet: &[u8], mac: [u8; 6]) -> bool {
-    let (mut next, mut at) = (packet.get(6).copied(), IPV6);
-    loop {
-        let Some([following, size]) = packet.get(at..at + 2) else { return false };
-        match next {
-            Some(ICMPV6) => break,
-            Some(HOP_BY_HOP | ROUTING | DESTINATION) => at += (usize::from(*size) + 1) * 8,
-            Some(FRAGMENT) => {
-                let Some(offset) = kind(packet, at + 2) else { return false };
-                if offset & !7 != 0 {
-                    return true;
-                }
-                at += 8;
-            }
-            _ => return true,
-        }
-        next = Some(*following);
-    }
-    let Some(message) = packet.get(at..) else { return false };
-    let Some(kind) = message.first().copied() else { return false };
-    if !(ROUTER_SOLICITATION..=REDIRECT).contains(&kind) {
-        return true;
-    }
-    if at != IPV6 {
-        return false;
-    }
-    let len = packet.get(4..6).map_or(0, |len| usize::from(u16::from_be_bytes([len[0], len[1]])));
-    let options_at = OPTIONS_AT[usize::from(kind - ROUTER_SOLICITATION)];
-    let Some(mut options) = message.get(options_at..len) else { return false };
-    while let [option, units, rest @ ..] = options {
-        let size = usize::from(*units) * 8;
-        if size == 0 || size > options.len() {
-            return false;
-        }
-        let names_sender =
-            *option == SOURCE_LINK || (*option == TARGET_LINK && kind == NEIGHBOUR_ADVERTISEMENT);
-        if names_sender && rest.get(..6) != Some(&mac) {
-            return false;
-        }
-        options = &options[size..];
-    }
-    options.is_empty()
-}
-
 /// The destination and source of a frame as keys of the table; `None` for a group address.
 #[must_use]
 #[inline]
@@ -220,29 +112,9 @@ mod tests {
     use super::*;
 
     const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
-    const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
     fn ethernet(from: [u8; 6], kind: u16) -> Vec<u8> {
         [&[0xff; 6][..], &from, &kind.to_be_bytes()].concat()
-    }
-
-    fn arp(sender: [u8; 6]) -> Vec<u8> {
-        let mut frame = ethernet(OWN, TYPE_ARP);
-        frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
-        frame.extend(sender);
-        frame.extend([0; 14]);
-        frame
-    }
-
-    fn discovery(kind: u8, option: &[u8]) -> Vec<u8> {
-        let mut frame = ethernet(OWN, TYPE_IPV6);
-        let size = 24 + option.len();
-        frame.extend([0x60, 0, 0, 0, 0, u8::try_from(size).unwrap(), ICMPV6, 255]);
-        frame.extend([0xfe; 32]);
-        frame.push(kind);
-        frame.extend([0; 23]);
-        frame.extend(option);
-        frame
     }
 
     #[test]
@@ -270,43 +142,5 @@ mod tests {
         let frame = [&ethernet(OWN, TYPE_VLAN)[..], &[0x20, 5, 8, 0]].concat();
         assert_eq!(Tag::of(&frame), Tag { vlan: 5, is_tagged: true });
         assert_eq!(Tag::of(&frame[..15]), Tag { vlan: 0, is_tagged: false });
-    }
-
-    #[test]
-    fn who_says_that_it_is_somebody_else_is_found_in_every_place() {
-        assert!(is_own(&ethernet(OWN, 0x0800), OWN) && !is_own(&ethernet(OTHER, 0x0800), OWN));
-        assert!(is_own(&arp(OWN), OWN) && !is_own(&arp(OTHER), OWN));
-        assert!(!is_own(&arp(OWN)[..20], OWN), "an ARP packet that is cut short");
-        let option = |kind: u8, mac: [u8; 6]| [&[kind, 1][..], &mac].concat();
-        for (message, link, from, is_right) in [
-            (135, SOURCE_LINK, OWN, true),
-            (135, SOURCE_LINK, OTHER, false),
-            (136, TARGET_LINK, OWN, true),
-            (136, TARGET_LINK, OTHER, false),
-            (129, TARGET_LINK, OTHER, true),
-        ] {
-            let frame = discovery(message, &option(link, from));
-            assert_eq!(is_own(&frame, OWN), is_right, "{message} {link}");
-        }
-        let mut endless = discovery(135, &option(14, OWN));
-        let at = endless.len() - 7;
-        endless[at] = 0;
-        assert!(!is_own(&endless, OWN), "an option of no bytes");
-        let mut behind = discovery(135, &option(SOURCE_LINK, OWN));
-        behind[20] = DESTINATION;
-        behind.splice(54..54, [ICMPV6, 0, 1, 4, 0, 0, 0, 0]);
-        assert!(!is_own(&behind, OWN), "behind an extension header");
-        let double = [&ethernet(OWN, TYPE_VLAN)[..], &[0, 5, 0x81, 0, 0, 6, 8, 6]].concat();
-        assert!(needs_look(&double[..14]) && !is_own(&double, OWN), "a second tag");
-        let service = [&ethernet(OWN, TYPE_SERVICE_TAG)[..], &[0, 0], &arp(OTHER)[12..]].concat();
-        assert!(needs_look(&service[..14]) && !is_own(&service, OWN), "a service tag");
-        let inner = [&ethernet(OWN, TYPE_VLAN)[..], &[0, 5], &service[12..]].concat();
-        assert!(needs_look(&inner[..14]) && !is_own(&inner, OWN), "one behind another tag");
-        let length = u16::try_from(arp(OTHER).len() - 6).unwrap();
-        let snap = [&ethernet(OWN, length)[..], &SNAP, &[0; 3], &arp(OTHER)[12..]].concat();
-        assert!(needs_look(&snap[..14]) && !is_own(&snap, OWN), "ARP behind a SNAP header");
-        // Frames of the spanning tree protocol have a length in the place of a type as well.
-        let tree = [&ethernet(OWN, 38)[..], &[0x42, 0x42, 3], &[0; 35]].concat();
-        assert!(needs_look(&tree[..14]) && is_own(&tree, OWN), "IEEE 802.2 without SNAP");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! a transmitq's worker                                         a receiveq's worker
-//!   send: whose is the frame?           table.rs, guard.rs
+//!   send: whose is the frame?           table.rs, guard.rs, wire::net::sender
 //!         one port, which takes it as it is
 //!            -> its burst in the lane   lane.rs, handoff.rs -> incoming: lends the burst
 //!         several ports, or a change                           (device: copies it to its guest)
@@ -46,6 +46,7 @@ pub use table::{ADDRESSES_MAX, PORTS_MAX, Station};
 use guard::{Change, Tag};
 use mail::Inbox;
 use manyring_wire::net::rss::Rss;
+use manyring_wire::net::sender::is_own;
 use manyring_wire::net::{MacAddress, Offloads};
 use rustix::time::{ClockId, clock_gettime};
 use shared::{Shared, TAKES_ALL, TAKES_CSUM, TAKES_ECN, TAKES_TSO4, TAKES_TSO6};
@@ -335,7 +336,7 @@ impl Switch {
         let Some(vlan) = port.options.vlans.arrival(tag) else {
             return refused(&counters.dropped_vlan);
         };
-        if port.options.only.is_some_and(|mac| !guard::is_own(head, mac)) {
+        if port.options.only.is_some_and(|mac| !is_own(head, mac)) {
             return refused(&counters.dropped_spoofed);
         }
         let Some((to, from)) = guard::keys(head, vlan) else {

@@ -19,7 +19,7 @@ mod back;
 mod own;
 
 use super::courier::Courier;
-use super::guard::{Change, ETHERNET, LOOK_MAX, needs_look};
+use super::guard::{Change, ETHERNET};
 use super::lane::{Burst, Lane};
 use super::mail::LANES;
 use super::{Moment, PortId, Shared, Switch, TAKES_ALL, Verdict};
@@ -28,6 +28,7 @@ use crate::net::{Frames, PortTx, Readiness, Returned, Sent};
 use crate::ready::Bell;
 use manyring_memory::copy_from_slices;
 use manyring_wire::net::flow::FLOW_BYTES;
+use manyring_wire::net::sender::{LOOK_MAX, needs_look};
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE};
 use own::{OwnLane, OwnWay, Way};
 use rustix::io::Errno;
