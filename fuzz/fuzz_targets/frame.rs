@@ -6,7 +6,7 @@
 use libfuzzer_sys::fuzz_target;
 use manyring_device::fuzzing::passes;
 use manyring_wire::net::{
-    Command, HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE, Offloads, RawHeader,
+    Command, HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE, Offloads, PLACE_BYTES, RawHeader,
 };
 use manyring_wire::net::head::{HEAD_SIZE_MAX, Head, Joined};
 use zerocopy::FromBytes;
@@ -28,6 +28,11 @@ fuzz_target!(|input: (u64, [u8; HEADER_SIZE], u16, bool, Vec<Vec<u8>>, &[u8])| {
         if clean.gso_type != HDR_GSO_NONE {
             assert!(taken.has_gso() && clean.gso_size.get() > 0 && clean.flags != 0);
         }
+    }
+    let is_open = header.flags & HDR_F_NEEDS_CSUM != 0;
+    if is_open && header.is_in_place(&bytes[..bytes.len().min(PLACE_BYTES)]) {
+        // Behind Ethernet and the shortest header of IP, at least.
+        assert!(header.csum_start.get() >= 34 && ![8, 6].eq(&bytes[12..14]));
     }
     let (mut start, known) = ([0; HEAD_SIZE_MAX], bytes.len().min(HEAD_SIZE_MAX));
     start[..known].copy_from_slice(&bytes[..known]);

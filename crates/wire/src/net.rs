@@ -3,6 +3,7 @@
 mod ctrl;
 pub mod flow;
 pub mod head;
+mod place;
 pub mod rss;
 pub mod segment;
 pub mod sender;
@@ -12,6 +13,7 @@ pub use ctrl::{
     QueueCoalescing, RxMode, VLAN_COUNT,
 };
 pub use ctrl::{class, is_mtu, parse_mac};
+pub use place::PLACE_BYTES;
 
 use crate::virtio::VIRTIO_F_VERSION_1;
 use zerocopy::little_endian::{U16, U32, U64};

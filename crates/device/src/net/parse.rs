@@ -3,11 +3,17 @@
 use super::tally::Tally;
 use manyring_backend::net::{Frames, Token};
 use manyring_memory::{GuestSlice, Pieces, copy_from_slices, total_len};
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
+use manyring_wire::net::{
+    FRAME_SIZE_MAX, HASH_HEADER_SIZE, HDR_F_NEEDS_CSUM, HEADER_SIZE, Offloads, PLACE_BYTES,
+    RawHeader,
+};
 use zerocopy::FromBytes;
 
 /// Shortest frame: an Ethernet header.
 const FRAME_SIZE_MIN: usize = 14;
+
+/// Bytes of an Ethernet header and one of IPv6.
+const SHORT: usize = 54;
 
 /// Why a chain does not hold a frame.
 pub(super) enum Wrong {
@@ -50,9 +56,40 @@ pub(super) fn add_frame<const SIZE: usize>(
     };
     let header = RawHeader::read_from_bytes(&bytes).map_err(|_| Wrong::Header)?;
     let header = header.checked(len, taken).map_err(|_| Wrong::Header)?;
+    if header.flags & HDR_F_NEEDS_CSUM != 0 && !is_in_place(&header, &readable, SIZE) {
+        return Err(Wrong::Header);
+    }
     if !frames.push_as(token, &header, readable, SIZE, len) {
         return Err(Wrong::TooLong);
     }
     tally.add(&header, len);
     Ok(())
+}
+
+/// True if the partial checksum of the frame behind the first `skip` bytes lies in a place that
+/// nobody judges (`wire::net::place`).
+///
+/// The driver can change the frame after this check. So a port that judges more of it than its
+/// Ethernet header, or whose host does, repeats the check on the bytes that it passes on.
+///
+/// The plain version is [`is_in_place_by_copy`]. Most headers lie in one piece, and are those of
+/// Ethernet and IP alone: they are looked at first. What fewer bytes allow, more bytes allow too.
+#[inline]
+fn is_in_place(header: &RawHeader, readable: &[GuestSlice], skip: usize) -> bool {
+    let frame = match readable {
+        [first, ..] if first.len() > skip => first.split_at(skip).1,
+        [first, second, ..] if first.len() == skip => *second,
+        // The header itself lies in pieces.
+        _ => return is_in_place_by_copy(header, readable, skip),
+    };
+    let is_right = frame.read_array::<SHORT>().is_some_and(|start| header.is_in_place(&start));
+    is_right || is_in_place_by_copy(header, readable, skip)
+}
+
+#[cold]
+#[inline(never)]
+fn is_in_place_by_copy(header: &RawHeader, readable: &[GuestSlice], skip: usize) -> bool {
+    let mut bytes = [0; HASH_HEADER_SIZE + PLACE_BYTES];
+    let known = copy_from_slices(readable, &mut bytes);
+    header.is_in_place(bytes.get(skip..known).unwrap_or_default())
 }

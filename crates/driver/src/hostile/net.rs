@@ -11,7 +11,7 @@ pub use tx::TxSpoil;
 
 use super::HostileRing;
 use crate::{Arena, DriverError, Vring};
-use manyring_wire::net::{HEADER_SIZE, RawHeader};
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawHeader};
 use manyring_wire::virtqueue::{DESC_F_NEXT, DESC_F_WRITE, Descriptor};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -167,7 +167,13 @@ const _: () = assert!(HEADER_BYTES as usize == HEADER_SIZE && FRAME_BYTES as usi
 fn frame(header: RawHeader) -> Vec<u8> {
     let count = FRAME_SIZE - ETHERNET.len();
     let payload: Vec<u8> = (0..=u8::MAX).take(count).collect();
-    [header.as_bytes(), &ETHERNET, &payload].concat()
+    let mut bytes = [header.as_bytes(), &ETHERNET, &payload].concat();
+    if header.flags & HDR_F_NEEDS_CSUM != 0 {
+        // TCP over IPv4, so that there is a place for a checksum.
+        bytes[HEADER_SIZE + 12..][..3].copy_from_slice(&[8, 0, 0x45]);
+        bytes[HEADER_SIZE + 20..][..4].copy_from_slice(&[0x40, 0, 64, 6]);
+    }
+    bytes
 }
 
 #[cfg(test)]
@@ -219,7 +225,7 @@ mod tests {
     fn is_header_right(bytes: &[u8]) -> bool {
         let header = zerocopy::FromBytes::read_from_prefix(bytes);
         let (header, rest): (RawHeader, _) = header.unwrap();
-        header.checked(rest.len(), ALL).is_ok()
+        header.checked(rest.len(), ALL).is_ok_and(|header| header.is_in_place(rest))
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `is_own`: whether a frame names no other sender than its own address.
 
+use super::PLACE_BYTES;
 use super::flow::{ETHERNET, IPV6, VLAN_TAG};
 
 /// Bytes of an Ethernet header with a VLAN tag.
@@ -31,7 +32,7 @@ const SOURCE_LINK: u8 = 1;
 const TARGET_LINK: u8 = 2;
 const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// Bytes of a frame that [`is_own`] examines, at most.
-pub const LOOK_MAX: usize = 116;
+pub const LOOK_MAX: usize = PLACE_BYTES;
 
 /// True if the Ethernet header alone does not show who sent the frame.
 #[must_use]

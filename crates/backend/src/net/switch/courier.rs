@@ -82,9 +82,10 @@ impl Courier {
     pub fn send(&mut self, letter: &[u8]) {
         self.refresh();
         self.spent = 0;
-        let Some(frame) = letter.get(HEAD..) else { return };
+        let Ok((header, frame)) = RawHeader::read_from_prefix(letter) else { return };
         let second = self.switch.clock.now().second();
-        let (verdict, vlan, tag) = self.switch.judge(&self.own, &self.map, frame, second);
+        let (verdict, vlan, tag) =
+            self.switch.judge(&self.own, &self.map, (&header, frame), second);
         match verdict {
             Verdict::To(id, change) => {
                 self.mail(id, letter, change);
@@ -164,9 +165,13 @@ impl Courier {
     }
 }
 
-/// Segments a letter and completes its checksums. `None`: its header does not allow it.
+/// Segments a letter and completes its checksums. `None`: its header does not allow it, or would
+/// have a checksum written into what was judged.
 fn finished(header: &RawHeader, letter: &[u8]) -> Option<Vec<Letter>> {
     let mut frame = letter[HEAD..].to_vec();
+    if !header.is_in_place(&frame) {
+        return None;
+    }
     let mut pieces = Vec::new();
     let count = finish(header, &mut frame, |piece| {
         let mut letter = vec![0; HEAD + piece.len()];

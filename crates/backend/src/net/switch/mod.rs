@@ -47,7 +47,7 @@ use guard::{Change, Tag};
 use mail::Inbox;
 use manyring_wire::net::rss::Rss;
 use manyring_wire::net::sender::is_own;
-use manyring_wire::net::{MacAddress, Offloads};
+use manyring_wire::net::{MacAddress, Offloads, RawHeader};
 use rustix::time::{ClockId, clock_gettime};
 use shared::{Shared, TAKES_ALL, TAKES_CSUM, TAKES_ECN, TAKES_TSO4, TAKES_TSO6};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -327,7 +327,14 @@ impl Switch {
     }
 
     /// Decides where a frame of `port` that begins with `head` goes, and learns its source address.
-    fn judge(&self, port: &Shared, map: &Map, head: &[u8], second: u32) -> (Verdict, u16, Tag) {
+    /// A partial checksum in `header` must not lie in what is judged here.
+    fn judge(
+        &self,
+        port: &Shared,
+        map: &Map,
+        (header, head): (&RawHeader, &[u8]),
+        second: u32,
+    ) -> (Verdict, u16, Tag) {
         let (counters, tag) = (&port.counters, Tag::of(head));
         let refused = |count: &Count| {
             count.add(1);
@@ -338,6 +345,9 @@ impl Switch {
         };
         if port.options.only.is_some_and(|mac| !is_own(head, mac)) {
             return refused(&counters.dropped_spoofed);
+        }
+        if !header.is_in_place(head) {
+            return refused(&counters.dropped_unfinished);
         }
         let Some((to, from)) = guard::keys(head, vlan) else {
             return refused(&counters.dropped_spoofed);

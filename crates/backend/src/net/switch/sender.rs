@@ -29,7 +29,7 @@ use crate::ready::Bell;
 use manyring_memory::copy_from_slices;
 use manyring_wire::net::flow::FLOW_BYTES;
 use manyring_wire::net::sender::{LOOK_MAX, needs_look};
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawHeader};
 use own::{OwnLane, OwnWay, Way};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -154,8 +154,11 @@ impl SwitchTx {
         let look = if self.is_guarded { LOOK_MAX } else { ETHERNET + 4 };
         let len = copy_from_slices(payload, &mut bytes[..look.min(frames.len(index))]);
         let head = &bytes[..len];
+        // Of other frames the Ethernet header and a tag are judged: no checksum begins there, as
+        // the device has checked, whatever the guest has written behind them since.
+        let header = if self.is_guarded { frames.header(index) } else { RawHeader::default() };
         let Courier { switch, own, map, .. } = &self.courier;
-        let (verdict, vlan, tag) = switch.judge(own, map, head, self.now.second());
+        let (verdict, vlan, tag) = switch.judge(own, map, (&header, head), self.now.second());
         match verdict {
             Verdict::Drop { refused } => {
                 if refused {

@@ -9,9 +9,10 @@ use super::*;
 use crate::net::{Frames, Outcome};
 use crate::net::{Incoming, Port, PortRx, PortTx, Returned, Sent};
 use manyring_memory::{GuestMemory, Mapping, SliceList, copy_from_slices};
-use manyring_wire::net::{HEADER_SIZE, RawHeader};
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawHeader};
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
+use zerocopy::little_endian::U16;
 
 /// A switch whose time stands still until it is told to go on.
 struct World {
@@ -97,6 +98,24 @@ fn number(frame_seen: &[u8]) -> u32 {
     let (to, from) = (frame_seen[..6].try_into().unwrap(), frame_seen[6..12].try_into().unwrap());
     assert_eq!(frame_seen, frame(to, from, frame_seen.len(), number), "{number} has changed");
     number
+}
+
+/// The header of a frame as by [`unsummed`], whose checksum is left open.
+const OPEN: RawHeader = RawHeader {
+    flags: HDR_F_NEEDS_CSUM,
+    gso_type: 0,
+    hdr_len: U16::ZERO,
+    gso_size: U16::ZERO,
+    csum_start: U16::new(34),
+    csum_offset: U16::new(16),
+    num_buffers: U16::ZERO,
+};
+
+/// The frame as one of TCP over IPv4.
+fn unsummed(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+    frame[20..24].copy_from_slice(&[0x40, 0, 64, 6]);
+    frame
 }
 
 impl Guest {

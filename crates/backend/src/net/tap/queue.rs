@@ -12,10 +12,12 @@ use crate::sys::tuntap as sys;
 use manyring_memory::{
     GuestSlice, Mapping, copy_from_slices, copy_to_slices, fault_count, total_len,
 };
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE};
+use manyring_wire::net::head::HEAD_SIZE_MAX;
+use manyring_wire::net::{FRAME_SIZE_MAX, HDR_F_NEEDS_CSUM, HEADER_SIZE, RawHeader};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::{Errno, retry_on_intr};
 use std::sync::Arc;
+use zerocopy::FromBytes;
 
 /// A private copy of a frame with more slices than one system call takes (`IOV_MAX`).
 #[derive(Debug, Default)]
@@ -73,6 +75,8 @@ struct Outlet {
     bounce: Bounce,
     /// The copy of one short frame, in the daemon's memory.
     own: Vec<u8>,
+    /// A long frame whose headers were copied; `None` until the first one.
+    held: Option<Frames>,
     /// The value of [`fault_count`] up to which the frames' memory has been checked.
     faults: u64,
     /// Notes the pair of each flow that the guest sends; `None`: the kernel learns flows by itself.
@@ -82,14 +86,20 @@ struct Outlet {
 impl Outlet {
     fn new(queue: Arc<OwnedFd>, steering: Option<Steering>) -> Self {
         let (bounce, own) = (Bounce::default(), vec![0; SHORT]);
-        Self { queue, bounce, own, faults: fault_count(), steering }
+        Self { queue, bounce, own, held: None, faults: fault_count(), steering }
     }
 
     /// Sends frame `index` with its header: a short one from a copy.
     #[inline]
     fn write_frame(&mut self, frames: &Frames, index: usize) -> Result<usize, Errno> {
         let size = HEADER_SIZE + frames.len(index);
-        if size > SHORT { self.write(frames, index) } else { self.write_copy(frames, index, size) }
+        if size <= SHORT {
+            self.write_copy(frames, index, size)
+        } else if frames.header(index).flags & HDR_F_NEEDS_CSUM == 0 {
+            self.write(frames, index)
+        } else {
+            self.write_unfinished(frames, index)
+        }
     }
 
     /// Sends the one frame of `joined`: from a copy if its slices are short on average.
@@ -115,6 +125,7 @@ impl Outlet {
         if let Some(steering) = &mut self.steering {
             steering.note(self.own.get(HEADER_SIZE..copied).unwrap_or_default());
         }
+        check_place(&self.own[..copied])?;
         retry_on_intr(|| rustix::io::write(&self.queue, &self.own[..copied]))
     }
 
@@ -150,6 +161,24 @@ impl Outlet {
         }
         let own = self.bounce.gather(slices)?;
         retry_on_intr(|| sys::write(self.queue.as_fd(), &[own]))
+    }
+
+    /// Sends a frame with a partial checksum: its headers from a copy, which the guest cannot
+    /// change between the check of the checksum's place and the host's decisions.
+    fn write_unfinished(&mut self, frames: &Frames, index: usize) -> Result<usize, Errno> {
+        let mut start = [0; HEADER_SIZE + HEAD_SIZE_MAX];
+        let known = copy_from_slices(frames.slices(index), &mut start);
+        check_place(&start[..known])?;
+        let head = start.get(HEADER_SIZE..known).unwrap_or_default();
+        let mut held = match self.held.take() {
+            Some(held) => held,
+            None => Frames::for_joined().map_err(|_| Errno::NOMEM)?,
+        };
+        held.push_joined(&frames.header(index), head, frames.payload(index).into_iter());
+        let written = self.write(&held, 0);
+        held.release();
+        self.held = Some(held);
+        written
     }
 
     /// Sends frame `index` of a burst as it is. False: it was not taken, for the reason in `sent`.
@@ -275,6 +304,18 @@ impl PortTx for TapTx {
     fn readiness(&self) -> Readiness<'_> {
         Readiness::Fd(self.outlet.queue.as_fd())
     }
+}
+
+/// Checks the place of the partial checksum of a frame that begins with these bytes, which the
+/// guest cannot change any more: the host judges the frame, and writes the checksum later.
+///
+/// # Errors
+/// `EINVAL`: the checksum would be written into what the host judges.
+#[inline]
+fn check_place(frame: &[u8]) -> Result<(), Errno> {
+    let read = RawHeader::read_from_prefix(frame);
+    let is_right = read.is_ok_and(|(header, frame)| header.is_in_place(frame));
+    if is_right { Ok(()) } else { Err(Errno::INVAL) }
 }
 
 /// True for the errors with which the host refuses a virtio-net header that it does not know.
@@ -434,7 +475,7 @@ mod tests {
         bytes.extend(len.to_be_bytes());
         bytes.extend((len + 17).to_be_bytes());
         bytes.resize(bytes.len() + payload, port);
-        let flags = manyring_wire::net::HDR_F_NEEDS_CSUM;
+        let flags = HDR_F_NEEDS_CSUM;
         let (csum_start, csum_offset) = (54.into(), 6.into());
         (RawHeader { flags, csum_start, csum_offset, ..RawHeader::default() }, bytes)
     }
@@ -470,6 +511,32 @@ mod tests {
             let len = host.recv(&mut received).unwrap();
             let sent = [zerocopy::IntoBytes::as_bytes(header), bytes].concat();
             assert!(received[..len] == sent, "{} bytes", bytes.len());
+        }
+    }
+
+    #[test]
+    fn a_frame_that_was_changed_so_that_its_checksum_lies_in_its_headers_is_refused() {
+        let (tap, host) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let mut tx = TapTx::new(Arc::new(tap.into()), None, None);
+        for payload in [100, 9000] {
+            let memory = Arc::new(Mapping::anonymous(1 << 16).unwrap());
+            let (header, bytes) = datagram(1, payload);
+            memory.slice(0, bytes.len()).unwrap().write_from(&bytes);
+            let len = u32::try_from(bytes.len()).unwrap();
+            let list = SliceList::of_mapping(&memory, &[(0, 30), (30, len - 30)]).unwrap();
+            let mut frames = Frames::new().unwrap();
+            (0..2).for_each(|_| assert!(frames.push(&header, list.all(), 0, bytes.len())));
+            // The driver makes the frame one of another kind after the device has checked it.
+            for kind in [[8, 6], [8, 0], [0x81, 0]] {
+                memory.slice(12, 2).unwrap().write_from(&kind);
+                let sent = tx.send(&frames, 1);
+                assert_eq!(sent, Sent { taken: 1, refused: 1, lost: 0b10, ..Sent::default() });
+            }
+            memory.slice(12, 2).unwrap().write_from(&[0x86, 0xdd]);
+            assert_eq!(tx.send(&frames, 1), Sent { taken: 1, ..Sent::default() });
+            let mut received = vec![0; 1 << 16];
+            let size = host.recv(&mut received).unwrap();
+            assert!(received[HEADER_SIZE..size] == bytes, "{payload}");
         }
     }
 

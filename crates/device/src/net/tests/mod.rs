@@ -77,6 +77,14 @@ fn frame(number: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
+/// A frame as by [`frame`] that is TCP over IPv4, so that its checksum may be left open.
+fn tcp_frame(number: u64, len: usize) -> Vec<u8> {
+    let mut bytes = frame(number, len);
+    bytes[12..16].copy_from_slice(&[8, 0, 0x45, 0]);
+    bytes[20..24].copy_from_slice(&[0x40, 0, 64, 6]);
+    bytes
+}
+
 /// The port's answer to the next frame that is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {

@@ -362,7 +362,7 @@ fn bytes_and_segments_are_counted_of_the_frames_that_were_passed_on_only() {
         guest.port.script().then = then;
         for (number, len) in (0..).zip(lens) {
             let header = if number % 2 == 0 { gso } else { RawHeader::default() };
-            guest.offer(&[header.as_bytes(), &frame(number, len)].concat(), &[12, len]);
+            guest.offer(&[header.as_bytes(), &tcp_frame(number, len)].concat(), &[12, len]);
         }
         for _ in 0..1000 {
             guest.turn();

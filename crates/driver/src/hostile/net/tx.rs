@@ -22,6 +22,12 @@ pub enum TxSpoil {
     CsumOffsetPastEnd,
     /// A checksum whose place is more than 16 bits away.
     CsumWraps,
+    /// A checksum in the Ethernet header.
+    CsumInEthernet,
+    /// A checksum in the IP header.
+    CsumInNetwork,
+    /// A checksum in the ports of TCP.
+    CsumInPorts,
     /// A chain of one descriptor of 11 bytes.
     ShortHeader,
     /// A chain of one descriptor: a header and no frame.
@@ -46,7 +52,7 @@ pub enum TxSpoil {
 
 impl TxSpoil {
     /// Every way.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 21] = [
         Self::HdrLenPastEnd,
         Self::GsoSizeZero,
         Self::GsoUnknown,
@@ -55,6 +61,9 @@ impl TxSpoil {
         Self::CsumStartPastEnd,
         Self::CsumOffsetPastEnd,
         Self::CsumWraps,
+        Self::CsumInEthernet,
+        Self::CsumInNetwork,
+        Self::CsumInPorts,
         Self::ShortHeader,
         Self::HeaderAlone,
         Self::EmptyFrame,
@@ -79,6 +88,9 @@ impl TxSpoil {
                 | Self::CsumStartPastEnd
                 | Self::CsumOffsetPastEnd
                 | Self::CsumWraps
+                | Self::CsumInEthernet
+                | Self::CsumInNetwork
+                | Self::CsumInPorts
         )
     }
 
@@ -104,6 +116,9 @@ impl TxSpoil {
             Self::CsumWraps => {
                 RawHeader { csum_start: u16::MAX.into(), csum_offset: u16::MAX.into(), ..csum }
             }
+            Self::CsumInEthernet => RawHeader { csum_start: 10.into(), ..csum },
+            Self::CsumInNetwork => RawHeader { csum_start: 16.into(), ..csum },
+            Self::CsumInPorts => RawHeader { csum_offset: 2.into(), ..csum },
             _ => RawHeader::default(),
         }
     }

@@ -105,11 +105,11 @@ fn the_mail_of_a_receiver_is_bounded_in_letters_and_bytes() {
     let (mut a, mut b) = (world.guest(1), world.guest(2));
     b.greet(&mut [&mut a]);
     b.port.set_offloads(Offloads::default()).unwrap();
-    let header = RawHeader { flags: 1, csum_start: 14.into(), ..RawHeader::default() };
     for (len, most) in [(60, 512), (4000, (1 << 20) / 4012)] {
         for n in 0..20 {
-            let burst: Vec<_> = (0..64).map(|m| frame(mac(2), mac(1), len, n * 64 + m)).collect();
-            assert_eq!(a.send_with(&header, &burst).later, 0);
+            let burst: Vec<_> =
+                (0..64).map(|m| unsummed(frame(mac(2), mac(1), len, n * 64 + m))).collect();
+            assert_eq!(a.send_with(&OPEN, &burst).later, 0);
         }
         assert_eq!(b.receive().len(), most, "{len} bytes");
     }
@@ -235,8 +235,7 @@ fn a_flood_of_segments_is_cut_once_for_all_who_do_not_take_it_whole() {
     let world = World::new();
     let mut a = world.guest(200);
     let mut others = plain_guests(&world, 8);
-    let header = RawHeader { flags: 1, csum_start: 14.into(), ..RawHeader::default() };
-    a.send_with(&header, &[frame([0xff; 6], mac(200), 300, 5)]);
+    a.send_with(&OPEN, &[unsummed(frame([0xff; 6], mac(200), 300, 5))]);
     let letters: Vec<_> = others.iter().map(|other| other.port.inbox().first()).collect();
     assert!(letters.iter().all(|letter| Arc::ptr_eq(letter, &letters[0])), "one copy");
     assert!(others.iter_mut().all(|other| other.receive().len() == 1));

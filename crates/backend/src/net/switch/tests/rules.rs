@@ -2,7 +2,7 @@
 
 use super::*;
 use guard::Vlans;
-use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4};
+use manyring_wire::net::HDR_GSO_TCPV4;
 
 fn with(name: &str, change: impl FnOnce(&mut PortOptions)) -> PortOptions {
     let mut options = PortOptions::new(name, 1);
@@ -131,6 +131,74 @@ fn a_guarded_guest_sends_as_itself_only() {
     assert_eq!((sent.refused, sent.lost, sent.later), (2, 0b110, 0b1));
     assert_eq!((b.numbers(), a.counter("dropped_spoofed")), (vec![1], 2));
     assert!(world.switch.stations().iter().all(|(station, _)| station.address != mac(7)));
+}
+
+/// A header that asks for a checksum from `start` on, to be put at `start + offset`.
+fn open(start: u16, offset: u16) -> RawHeader {
+    RawHeader { csum_start: start.into(), csum_offset: offset.into(), ..OPEN }
+}
+
+/// Neighbour advertisement over IPv6 of guest `n`, whose link-layer address is `link`.
+fn advertisement(n: u8, link: [u8; 6]) -> Vec<u8> {
+    let mut bytes = [&[0x33, 0x33, 0, 0, 0, 1][..], &mac(n), &[0x86, 0xdd]].concat();
+    bytes.extend([0x60, 0, 0, 0, 0, 32, 58, 255]);
+    bytes.extend([0xfe; 32]);
+    bytes.extend([136, 0, 0, 0, 0x20, 0, 0, 0]);
+    bytes.extend([0xfe; 16]);
+    bytes.extend([2, 1]);
+    bytes.extend(link);
+    bytes
+}
+
+#[test]
+fn a_checksum_is_written_into_nothing_that_was_judged() {
+    let world = World::new();
+    let mut a = world.guest_on(1, with("a", |options| options.only = Some(mac(1))));
+    let (mut b, mut takes) = (world.guest(2), world.guest(3));
+    b.port.set_offloads(Offloads::default()).unwrap();
+    let lies = [
+        // The device refuses these at its door; a driver can make such frames while it looks.
+        (open(54, 26), advertisement(1, mac(1))),
+        (open(54, 0), advertisement(1, mac(1))),
+        (open(34, 16), advertisement(1, mac(1))),
+        (open(34, 16), frame([0xff; 6], mac(1), 200, 1)),
+    ];
+    for (header, bytes) in &lies {
+        let sent = a.send_with(header, std::slice::from_ref(bytes));
+        assert_eq!((sent.refused, sent.lost), (1, 1), "{header:?}");
+    }
+    assert_eq!((b.receive().len(), takes.receive().len()), (0, 0));
+    assert_eq!(a.counter("dropped_unfinished"), 4);
+    let whole = advertisement(1, mac(1));
+    a.send_with(&open(54, 2), std::slice::from_ref(&whole));
+    assert_eq!(takes.receive(), std::slice::from_ref(&whole));
+    let seen = b.receive();
+    assert_eq!((&seen[0][..56], &seen[0][58..]), (&whole[..56], &whole[58..]));
+    // A port without a guard: what a receiver's copy is finished by was judged with it.
+    for bytes in [frame(mac(2), mac(3), 200, 1), frame(mac(2), mac(3), 60, 1)] {
+        b.greet(&mut [&mut takes]);
+        takes.send_with(&open(10, 0), &[bytes]);
+        assert_eq!(b.receive().len(), 0);
+    }
+    assert_eq!(b.counter("dropped_unfinished"), 2);
+}
+
+#[test]
+fn what_an_uplink_brings_is_checked_as_what_a_guest_sends() {
+    let world = World::new();
+    let up = world.guest(9);
+    let (mut b, mut takes) = (world.guest(2), world.guest(3));
+    b.port.set_offloads(Offloads::default()).unwrap();
+    let letter =
+        |header: &RawHeader, bytes: &[u8]| [zerocopy::IntoBytes::as_bytes(header), bytes].concat();
+    let (lie, right) = (frame([0xff; 6], mac(9), 90, 1), unsummed(frame([0xff; 6], mac(9), 90, 2)));
+    let mut courier = up.port.courier();
+    courier.send(&letter(&open(10, 0), &lie));
+    courier.send(&letter(&open(34, 16), &lie));
+    assert_eq!((b.receive().len(), takes.receive().len()), (0, 0));
+    assert_eq!(up.counter("dropped_unfinished"), 2);
+    courier.send(&letter(&OPEN, &right));
+    assert_eq!((b.receive().len(), takes.receive()), (1, vec![right]));
 }
 
 #[test]

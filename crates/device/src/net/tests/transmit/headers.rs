@@ -10,7 +10,7 @@ fn a_header_in_pieces_is_read_whole_and_its_frame_follows() {
         csum_offset: 16.into(),
         ..RawHeader::default()
     };
-    let bytes = [header.as_bytes(), &frame(7, 60)].concat();
+    let bytes = [header.as_bytes(), &tcp_frame(7, 60)].concat();
     for pieces in [&[72][..], &[5, 67], &[5, 7, 60], &[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 59, 1]] {
         let mut guest = Guest::new([]);
         guest.offer(&bytes, pieces);
@@ -37,18 +37,69 @@ fn a_header_that_lies_or_was_not_negotiated_is_counted() {
     ];
     let mut guest = Guest::new([]);
     for header in lies {
-        guest.offer(&[header.as_bytes(), &frame(0, 60)].concat(), &[12, 60]);
+        guest.offer(&[header.as_bytes(), &tcp_frame(0, 60)].concat(), &[12, 60]);
     }
-    guest.offer(&[gso.as_bytes(), &frame(1, 60)].concat(), &[12, 60]);
+    guest.offer(&[gso.as_bytes(), &tcp_frame(1, 60)].concat(), &[12, 60]);
     guest.turn();
     assert_eq!(guest.returned(), lies.len() + 1);
     let stats = &guest.ring.stats;
     assert_eq!(stats.dropped_bad_header.value(), lies.len() as u64);
     assert_eq!((stats.packets.value(), stats.gso_packets.value()), (1, 1));
     let mut plain = Guest::with([], Offloads::default());
-    plain.offer(&[csum.as_bytes(), &frame(0, 60)].concat(), &[12, 60]);
+    plain.offer(&[csum.as_bytes(), &tcp_frame(0, 60)].concat(), &[12, 60]);
     plain.turn();
     assert_eq!((plain.returned(), plain.ring.stats.dropped_bad_header.value()), (1, 1));
+}
+
+#[test]
+fn a_checksum_within_what_a_switch_or_host_judges_is_counted_and_its_frame_dropped() {
+    let csum = |start: u16, offset: u16| RawHeader {
+        flags: HDR_F_NEEDS_CSUM,
+        csum_start: start.into(),
+        csum_offset: offset.into(),
+        ..RawHeader::default()
+    };
+    let tcp = tcp_frame(1, 80);
+    let mut tagged = tcp.clone();
+    tagged.splice(12..12, [0x81, 0, 0, 5]);
+    let mut arp = tcp.clone();
+    arp[12..14].copy_from_slice(&[8, 6]);
+    // The addresses, the tag, the addresses of IP, the ports; what is no IP has no place at all.
+    let lies = [
+        (&tcp, csum(0, 6)),
+        (&tcp, csum(10, 2)),
+        (&tagged, csum(14, 0)),
+        (&tcp, csum(30, 4)),
+        (&tcp, csum(34, 2)),
+        (&tagged, csum(34, 16)),
+        (&arp, csum(22, 0)),
+        (&arp, csum(34, 16)),
+    ];
+    let rights = [(&tcp, csum(34, 16)), (&tagged, csum(38, 16))];
+    let mut guest = Guest::new([]);
+    for (frame, header) in lies.iter().chain(&rights) {
+        let bytes = [header.as_bytes(), &frame[..]].concat();
+        // The first bytes of the frame lie in several pieces.
+        guest.offer(&bytes, &[12, 7, 6, 20, frame.len() - 33]);
+    }
+    // The same in one piece, and in a piece for the header and one for the frame.
+    for (frame, header) in &lies {
+        let bytes = [header.as_bytes(), &frame[..]].concat();
+        guest.offer(&bytes, &[bytes.len()]);
+        guest.offer(&bytes, &[12, frame.len()]);
+        guest.offer(&bytes, &[1, bytes.len() - 1]);
+    }
+    guest.turn();
+    assert_eq!(guest.returned(), lies.len() * 4 + rights.len());
+    let stats = &guest.ring.stats;
+    assert_eq!(stats.dropped_bad_header.value(), 4 * lies.len() as u64);
+    assert_eq!(stats.packets.value(), rights.len() as u64);
+    let mut sent = rights.map(|(frame, header)| [header.as_bytes(), &frame[..]].concat());
+    // A port that is done late passes them in any order.
+    let mut passed = guest.port.passed();
+    passed.sort();
+    sent.sort();
+    assert_eq!(passed, sent);
 }
 
 #[test]
@@ -63,7 +114,7 @@ fn a_header_longer_than_its_frame_is_cut_and_the_frame_is_sent() {
         ..RawHeader::default()
     };
     let mut guest = Guest::new([]);
-    guest.offer(&[header.as_bytes(), &frame(0, 60)].concat(), &[12, 60]);
+    guest.offer(&[header.as_bytes(), &tcp_frame(0, 60)].concat(), &[12, 60]);
     guest.turn();
     let cut = RawHeader { hdr_len: 60.into(), ..header };
     assert_eq!(guest.port.passed()[0][..HEADER_SIZE], *cut.as_bytes());

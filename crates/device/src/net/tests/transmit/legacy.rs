@@ -22,7 +22,7 @@ fn a_legacy_drivers_frame_is_sent_whole_whatever_the_layout() {
     };
     for header in [RawHeader::default(), header] {
         let short = &header.as_bytes()[..LEGACY_HEADER_SIZE];
-        let whole = [header.as_bytes(), &frame(7, 60)].concat();
+        let whole = [header.as_bytes(), &tcp_frame(7, 60)].concat();
         for pieces in [
             &[70][..],
             &[10, 60],
@@ -33,7 +33,7 @@ fn a_legacy_drivers_frame_is_sent_whole_whatever_the_layout() {
             &[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 59, 1],
         ] {
             let mut guest = guest(ALL);
-            guest.offer(&[short, &frame(7, 60)].concat(), pieces);
+            guest.offer(&[short, &tcp_frame(7, 60)].concat(), pieces);
             guest.turn();
             assert_eq!(guest.port.passed(), std::slice::from_ref(&whole), "{pieces:?}");
             assert_eq!(guest.returned(), 1);
@@ -56,7 +56,7 @@ fn a_legacy_drivers_header_is_checked_by_what_was_negotiated() {
     {
         let mut guest = guest(taken);
         let short = &header.as_bytes()[..LEGACY_HEADER_SIZE];
-        guest.offer(&[short, &frame(1, 60)].concat(), &[10, 60]);
+        guest.offer(&[short, &tcp_frame(1, 60)].concat(), &[10, 60]);
         guest.turn();
         assert_eq!(guest.port.passed().len(), usize::from(passes), "{header:?}");
         let bad = guest.ring.stats.dropped_bad_header.value();

@@ -1,0 +1,151 @@
+//! The place of a partial checksum: behind all headers that a switch or a host has judged.
+//!
+//! ```text
+//! Ethernet   tags, then IPv4 or IPv6: a frame of another type has no place for a checksum
+//! IP         its options and extension headers; a part of a fragmented packet has no place
+//! transport  a known protocol: its own checksum field, or behind a header that carries packets
+//!            another one: anywhere in it
+//! segments   TCP or UDP, as the type says
+//! ```
+//! A checksum is written late: by a switch for a receiver that takes none, by the host when the
+//! frame leaves it, by a guest that passes the frame on. Whoever decides about the frame (VLAN,
+//! addresses, ports) has decided by then. So the checksum, and the numbers of segments, may change
+//! nothing that was decided on.
+//!
+//! A tunnel of the guest's (VXLAN, GRE, IP in IP) has the checksum in the packet that it carries.
+
+use super::flow::{ETHERNET, IPV6, VLAN_TAG};
+use super::{HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, RawHeader};
+
+/// Bytes of a frame that are examined: a checksum whose protocol begins behind them is refused.
+pub const PLACE_BYTES: usize = 116;
+/// EtherTypes of tags: of a customer, of a provider, and three that were in use before there was
+/// one for providers.
+pub(super) const TYPES_TAG: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
+const TYPE_IPV4: u16 = 0x0800;
+const TYPE_IPV6: u16 = 0x86dd;
+const IPV4: usize = 20;
+/// An IPv4 header's flag "more fragments" and fragment offset; those of IPv6 in its header 44.
+const FRAGMENT_IPV4: u16 = 0x3fff;
+const FRAGMENT_IPV6: u16 = 0xfff9;
+
+const FRAGMENT: u8 = 44;
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+
+/// Protocols: where each has its checksum, and how long the header is before what it carries; 0: it
+/// carries no packet whose checksum may be left open.
+const PROTOCOLS: [(u8, usize, usize); 8] = [
+    (TCP, 16, 0),
+    (UDP, 6, 8),
+    // ICMP, IGMP, DCCP, ICMPv6, SCTP, UDP-Lite.
+    (1, 2, 0),
+    (2, 2, 0),
+    (33, 6, 0),
+    (58, 2, 0),
+    (132, 8, 12),
+    (136, 6, 8),
+];
+
+impl RawHeader {
+    /// True unless the frame that begins with `start`, of which [`PLACE_BYTES`] are enough, has a
+    /// partial checksum in a place that may be judged before the checksum is written.
+    #[must_use]
+    #[inline]
+    pub fn is_in_place(&self, start: &[u8]) -> bool {
+        self.flags & HDR_F_NEEDS_CSUM == 0 || self.has_place(start).is_some()
+    }
+
+    fn has_place(&self, start: &[u8]) -> Option<()> {
+        let (network, kind) = behind_tags(start)?;
+        let is_ipv4 = kind == TYPE_IPV4;
+        let (transport, protocol) = match kind {
+            TYPE_IPV4 => behind_ipv4(start, network)?,
+            TYPE_IPV6 => behind_ipv6(start, network)?,
+            _ => return None,
+        };
+        let first = usize::from(self.csum_start.get()).checked_sub(transport)?;
+        let offset = usize::from(self.csum_offset.get());
+        let known = PROTOCOLS.iter().find(|known| known.0 == protocol);
+        let is_own = known.is_some_and(|(_, at, _)| (first, offset) == (0, *at));
+        let is_right = match self.gso_type & !HDR_GSO_ECN {
+            HDR_GSO_NONE => is_own || known.is_none_or(|(_, _, size)| *size != 0 && first >= *size),
+            HDR_GSO_TCPV4 => is_own && protocol == TCP && is_ipv4,
+            HDR_GSO_TCPV6 => is_own && protocol == TCP && !is_ipv4,
+            _ => is_own && protocol == UDP,
+        };
+        is_right.then_some(())
+    }
+}
+
+/// Where the packet of a frame begins, behind all tags, and its EtherType.
+#[inline]
+fn behind_tags(start: &[u8]) -> Option<(usize, u16)> {
+    let mut at = ETHERNET;
+    loop {
+        let kind = word(start, at - 2)?;
+        if !TYPES_TAG.contains(&kind) {
+            return Some((at, kind));
+        }
+        at += VLAN_TAG;
+    }
+}
+
+/// Where the data of an IPv4 packet begins, and its protocol. `None`: it is not whole.
+#[inline]
+fn behind_ipv4(start: &[u8], at: usize) -> Option<(usize, u8)> {
+    let ip: &[u8; IPV4] = start.get(at..)?.first_chunk()?;
+    let size = usize::from(ip[0] & 15) * 4;
+    let is_whole = u16::from_be_bytes([ip[6], ip[7]]) & FRAGMENT_IPV4 == 0;
+    (ip[0] >> 4 == 4 && size >= IPV4 && is_whole).then_some((at + size, ip[9]))
+}
+
+/// Where the data of an IPv6 packet begins, behind its extension headers, and its protocol. `None`:
+/// it is not whole, or its headers do not end in `start`.
+#[inline]
+fn behind_ipv6(start: &[u8], at: usize) -> Option<(usize, u8)> {
+    let ip: &[u8; IPV6] = start.get(at..)?.first_chunk()?;
+    if ip[0] >> 4 != 6 {
+        return None;
+    }
+    let (mut next, mut at) = (ip[6], at + IPV6);
+    loop {
+        let size = match (start.get(at..), next) {
+            (Some([_, _, high, low, ..]), FRAGMENT) => {
+                (u16::from_be_bytes([*high, *low]) & FRAGMENT_IPV6 == 0).then_some(8)?
+            }
+            (_, FRAGMENT) => return None,
+            (rest, _) => match extension_size(next, rest.and_then(|rest| rest.get(1)).copied()) {
+                Some(size) => size?,
+                None => return Some((at, next)),
+            },
+        };
+        next = *start.get(at)?;
+        at += size;
+    }
+}
+
+/// Bytes of extension header `kind` of IPv6, whose second byte is `units`. `None`: `kind` is no
+/// extension header; `Some(None)`: its length is not known, since the second byte is not.
+///
+/// What receivers look behind, and what some do: mobility, host identity and shim6 headers.
+#[inline]
+pub(super) fn extension_size(kind: u8, units: Option<u8>) -> Option<Option<usize>> {
+    let units = units.map(usize::from);
+    match kind {
+        // Hop-by-hop options, routing, destination options, mobility, host identity, shim6.
+        0 | 43 | 60 | 135 | 139 | 140 => Some(units.map(|units| (units + 1) * 8)),
+        // Authentication.
+        51 => Some(units.map(|units| (units + 2) * 4)),
+        _ => None,
+    }
+}
+
+#[inline]
+fn word(bytes: &[u8], at: usize) -> Option<u16> {
+    let [high, low, ..] = bytes.get(at..)? else { return None };
+    Some(u16::from_be_bytes([*high, *low]))
+}
+
+#[cfg(test)]
+mod tests;
