@@ -2,27 +2,24 @@
 
 use super::PLACE_BYTES;
 use super::flow::{ETHERNET, IPV6, VLAN_TAG};
+use super::place::{TYPES_TAG, extension_size};
 
 /// Bytes of an Ethernet header with a VLAN tag.
 const TAGGED: usize = ETHERNET + VLAN_TAG;
 const TYPE_VLAN: u16 = 0x8100;
-/// A service tag (802.1ad). Linux strips one without a VLAN, as it strips a priority tag, and
-/// processes the frame behind it.
-const TYPE_SERVICE_TAG: u16 = 0x88a8;
 const TYPE_ARP: u16 = 0x0806;
 const TYPE_RARP: u16 = 0x8035;
 const TYPE_IPV6: u16 = 0x86dd;
-/// A smaller number is the length of a frame of IEEE 802.3, which has its type behind [`SNAP`].
+/// A smaller number is the length of a frame of IEEE 802.3, which begins with two service access
+/// points (802.2).
 const TYPE_MIN: u16 = 0x600;
-/// The start of a frame of IEEE 802.3 whose type follows (RFC 1042). Some systems accept ARP so.
-const SNAP: [u8; 3] = [0xaa, 0xaa, 3];
+/// Those behind which a frame may be ARP: SNAP, which has an EtherType (RFC 1042), and ARP's own.
+/// The lowest bit is not part of the number: it tells groups and responses.
+const ACCESS_POINTS_OF_ARP: [u8; 2] = [0xaa, 0x98];
 /// Where ARP has its sender's address, from the start of its packet.
 const ARP_SENDER: usize = 8;
 const ICMPV6: u8 = 58;
-const HOP_BY_HOP: u8 = 0;
-const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
-const DESTINATION: u8 = 60;
 /// Neighbour discovery (RFC 4861): the types of its messages, and where the options of each begin.
 const ROUTER_SOLICITATION: u8 = 133;
 const REDIRECT: u8 = 137;
@@ -39,8 +36,8 @@ pub const LOOK_MAX: usize = PLACE_BYTES;
 pub fn needs_look(head: &[u8]) -> bool {
     let at = if is_tagged(head) { TAGGED } else { ETHERNET };
     match kind(head, at - 2) {
-        Some(TYPE_ARP | TYPE_RARP | TYPE_IPV6 | TYPE_VLAN | TYPE_SERVICE_TAG) | None => true,
-        Some(kind) => kind < TYPE_MIN,
+        Some(TYPE_ARP | TYPE_RARP | TYPE_IPV6) | None => true,
+        Some(kind) => kind < TYPE_MIN || TYPES_TAG.contains(&kind),
     }
 }
 
@@ -56,25 +53,33 @@ pub fn is_own(head: &[u8], mac: [u8; 6]) -> bool {
     let packet = head.get(at..).unwrap_or(&[]);
     match kind(head, at - 2) {
         Some(TYPE_ARP | TYPE_RARP) => packet.get(ARP_SENDER..ARP_SENDER + 6) == Some(&mac),
-        // A tag of another kind, or a second one, would hide the packet behind it from this check.
-        Some(TYPE_VLAN | TYPE_SERVICE_TAG) | None => false,
         Some(TYPE_IPV6) => discovers_as(packet, mac),
-        // The SNAP form of a type would hide the packet as well.
-        Some(kind) => kind >= TYPE_MIN || !packet.starts_with(&SNAP),
+        // A tag of another kind, or a second one, would hide the packet behind it from this check:
+        // Linux strips a service tag without a VLAN as it strips a priority tag.
+        Some(kind) if TYPES_TAG.contains(&kind) => false,
+        // The form of 802.2 would hide ARP as well.
+        Some(kind) => kind >= TYPE_MIN || !may_be_arp(packet),
+        None => false,
     }
+}
+
+/// True if the payload of a frame of IEEE 802.3 may be ARP, or is too short to tell.
+fn may_be_arp(payload: &[u8]) -> bool {
+    let Some(points) = payload.first_chunk::<2>() else { return true };
+    points.iter().any(|point| ACCESS_POINTS_OF_ARP.contains(&(point & 0xfe)))
 }
 
 /// True if an IPv6 packet is no message of neighbour discovery, or one whose addresses are `mac`.
 ///
 /// Neighbour discovery has no extension headers that a sender would need, and no fragments (RFC
-/// 6980). Receivers take it behind extension headers all the same, so such a message is refused.
+/// 6980). Receivers take it behind extension headers all the same, so such a message is refused,
+/// and so is a packet whose extension headers go beyond `packet`.
 fn discovers_as(packet: &[u8], mac: [u8; 6]) -> bool {
     let (mut next, mut at) = (packet.get(6).copied(), IPV6);
     loop {
         let Some([following, size]) = packet.get(at..at + 2) else { return false };
         match next {
             Some(ICMPV6) => break,
-            Some(HOP_BY_HOP | ROUTING | DESTINATION) => at += (usize::from(*size) + 1) * 8,
             Some(FRAGMENT) => {
                 let Some(offset) = kind(packet, at + 2) else { return false };
                 if offset & !7 != 0 {
@@ -82,7 +87,12 @@ fn discovers_as(packet: &[u8], mac: [u8; 6]) -> bool {
                 }
                 at += 8;
             }
-            _ => return true,
+            // What an encrypted payload (50) holds is between its two ends.
+            Some(kind) => match extension_size(kind, Some(*size)) {
+                Some(Some(size)) => at += size,
+                _ => return true,
+            },
+            None => return false,
         }
         next = Some(*following);
     }
@@ -173,19 +183,45 @@ mod tests {
         let at = endless.len() - 7;
         endless[at] = 0;
         assert!(!is_own(&endless, OWN), "an option of no bytes");
-        let mut behind = discovery(135, &option(SOURCE_LINK, OWN));
-        behind[20] = DESTINATION;
-        behind.splice(54..54, [ICMPV6, 0, 1, 4, 0, 0, 0, 0]);
-        assert!(!is_own(&behind, OWN), "behind an extension header");
+        for (extension, bytes) in [
+            (0, [0, 1, 4, 0, 0, 0, 0]),
+            (43, [0; 7]),
+            (60, [0, 1, 4, 0, 0, 0, 0]),
+            (135, [0; 7]),
+            (139, [0; 7]),
+            (140, [0; 7]),
+            // An authentication header of eight bytes: two words are not counted.
+            (51, [0; 7]),
+            (FRAGMENT, [0, 0, 0, 0, 0, 0, 1]),
+        ] {
+            let mut behind = discovery(135, &option(SOURCE_LINK, OWN));
+            behind[20] = extension;
+            behind.splice(54..54, [&[ICMPV6][..], &bytes].concat());
+            assert!(!is_own(&behind, OWN), "behind extension header {extension}");
+            // Other messages pass behind it, and what follows a chain that does not end does not.
+            behind[62] = 128;
+            assert!(is_own(&behind, OWN), "an echo behind {extension}");
+            if ![51, FRAGMENT].contains(&extension) {
+                behind[55] = 31;
+                assert!(!is_own(&behind[..behind.len().min(LOOK_MAX)], OWN), "{extension}");
+            }
+        }
         let double = [&ethernet(OWN, TYPE_VLAN)[..], &[0, 5, 0x81, 0, 0, 6, 8, 6]].concat();
         assert!(needs_look(&double[..14]) && !is_own(&double, OWN), "a second tag");
-        let service = [&ethernet(OWN, TYPE_SERVICE_TAG)[..], &[0, 0], &arp(OTHER)[12..]].concat();
-        assert!(needs_look(&service[..14]) && !is_own(&service, OWN), "a service tag");
-        let inner = [&ethernet(OWN, TYPE_VLAN)[..], &[0, 5], &service[12..]].concat();
-        assert!(needs_look(&inner[..14]) && !is_own(&inner, OWN), "one behind another tag");
+        for tag in [0x88a8, 0x9100, 0x9200, 0x9300] {
+            let service = [&ethernet(OWN, tag)[..], &[0, 0], &arp(OTHER)[12..]].concat();
+            assert!(needs_look(&service[..14]) && !is_own(&service, OWN), "{tag:x}");
+            let inner = [&ethernet(OWN, TYPE_VLAN)[..], &[0, 5], &service[12..]].concat();
+            assert!(needs_look(&inner[..14]) && !is_own(&inner, OWN), "{tag:x} behind another");
+        }
         let length = u16::try_from(arp(OTHER).len() - 6).unwrap();
-        let snap = [&ethernet(OWN, length)[..], &SNAP, &[0; 3], &arp(OTHER)[12..]].concat();
-        assert!(needs_look(&snap[..14]) && !is_own(&snap, OWN), "ARP behind a SNAP header");
+        for points in [[0xaa, 0xaa], [0xaa, 0xab], [0xab, 0xaa], [0xaa, 0], [0, 0xab], [0x98, 0x98]]
+        {
+            let start = [&ethernet(OWN, length)[..], &points].concat();
+            let snap = [&start[..], &[3, 0, 0, 0], &arp(OTHER)[12..]].concat();
+            assert!(needs_look(&snap[..14]) && !is_own(&snap, OWN), "ARP behind {points:x?}");
+        }
+        assert!(!is_own(&ethernet(OWN, 1), OWN), "IEEE 802.3 without a whole 802.2 header");
         // Frames of the spanning tree protocol have a length in the place of a type as well.
         let tree = [&ethernet(OWN, 38)[..], &[0x42, 0x42, 3], &[0; 35]].concat();
         assert!(needs_look(&tree[..14]) && is_own(&tree, OWN), "IEEE 802.2 without SNAP");
