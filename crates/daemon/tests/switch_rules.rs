@@ -246,3 +246,43 @@ fn checksums_in_a_tunnel_of_sctp_and_behind_extension_headers_arrive_finished_or
     assert_eq!(guarded.mark(&[], &mut [&mut takes]), [sent]);
     assert!(wait_until(|| bad_headers(&daemon, "guarded") == 0));
 }
+
+#[test]
+fn a_tag_with_a_priority_alone_is_no_vlan_on_any_port() {
+    let daemon = serve(
+        "",
+        &[
+            FIVE[1],
+            FIVE[2],
+            FIVE[4],
+            ("more5", "vlan = 5\nanti_spoof = true\nmac = '02:00:00:00:00:07'"),
+        ],
+    );
+    let mut plain = Guest::connect(&daemon, "plain", 2);
+    let mut access5 = Guest::connect(&daemon, "access5", 3);
+    let mut trunk56 = Guest::connect(&daemon, "trunk56", 5);
+    let mut more5 = Guest::connect(&daemon, "more5", 7);
+    let priority = |n: u8, tags: &[u16]| frame(ALL, n, tags, 0x88b5, &[n; 60]);
+    // From a port of a VLAN, with and without a guard: to its VLAN, with the priority on a trunk.
+    for is_guarded in [false, true] {
+        let both = (&mut access5, &mut more5);
+        let (guest, other) = if is_guarded { (both.1, both.0) } else { both };
+        guest.send(&priority(guest.n, &[0xa000]));
+        let tagged = vec![priority(guest.n, &[0xa005])];
+        let heard = guest.mark(&[], &mut [other, &mut trunk56, &mut plain]);
+        assert_eq!(heard, [vec![priority(guest.n, &[])], tagged.clone(), tagged]);
+    }
+    // From a port of every VLAN: as it is, and to no VLAN.
+    plain.send(&priority(2, &[0x6000]));
+    plain.mark(&[5], &mut [&mut access5, &mut trunk56, &mut more5]).iter().for_each(|heard| {
+        assert_eq!(heard, &[[0u8; 0]; 0]);
+    });
+    // The station is the same with and without the priority.
+    access5.send(&frame(mac(2), 3, &[], 0x88b5, &[1; 60]));
+    plain.send(&frame(mac(9), 2, &[0x2000], 0x88b5, &[2; 60]));
+    trunk56.send(&frame(ALL, 5, &[], 0x88b5, &[3; 60]));
+    trunk56.send(&frame(ALL, 5, &[0xe000], 0x88b5, &[3; 60]));
+    access5.send(&frame(ALL, 3, &[0x2000, 6], 0x88b5, &[4; 60]));
+    assert!(wait_until(|| counted(&daemon, "trunk56", "dropped_vlan") == 2));
+    assert!(wait_until(|| counted(&daemon, "access5", "dropped_vlan") == 1));
+}

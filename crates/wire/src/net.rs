@@ -13,7 +13,7 @@ pub use ctrl::{
     QueueCoalescing, RxMode, VLAN_COUNT,
 };
 pub use ctrl::{class, is_mtu, parse_mac};
-pub use place::PLACE_BYTES;
+pub use place::{PLACE_BYTES, TYPES_TAG};
 
 use crate::virtio::VIRTIO_F_VERSION_1;
 use zerocopy::little_endian::{U16, U32, U64};

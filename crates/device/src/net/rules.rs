@@ -216,7 +216,8 @@ impl Filter {
             return true;
         }
         let id = u16::from_be_bytes([tag[2], tag[3]]) & (VLAN_COUNT - 1);
-        vlans.get(usize::from(id / 64)).is_some_and(|word| word >> (id % 64) & 1 == 1)
+        // A tag with a priority alone is no VLAN (802.1Q).
+        id == 0 || vlans.get(usize::from(id / 64)).is_some_and(|word| word >> (id % 64) & 1 == 1)
     }
 
     fn passes_mac(&self, mac: MacAddress) -> bool {
@@ -299,6 +300,7 @@ mod tests {
         filter.set_mode(RxMode::Promisc, false);
         let passes = |f: &Filter| [None, Some(5), Some(4095)].map(|v| f.passes(&frame(OWN, v)));
         assert_eq!(passes(&filter), [true, false, false]);
+        assert!(filter.passes(&frame(OWN, Some(0))), "a priority is no VLAN");
         filter.set_vlan(5, true);
         filter.set_vlan(4095, true);
         assert_eq!(passes(&filter), [true, true, true]);

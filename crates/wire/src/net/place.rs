@@ -21,7 +21,7 @@ use super::{HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_
 pub const PLACE_BYTES: usize = 116;
 /// EtherTypes of tags: of a customer, of a provider, and three that were in use before there was
 /// one for providers.
-pub(super) const TYPES_TAG: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
+pub const TYPES_TAG: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
 const TYPE_IPV4: u16 = 0x0800;
 const TYPE_IPV6: u16 = 0x86dd;
 const IPV4: usize = 20;

@@ -1,8 +1,8 @@
 //! `is_own`: whether a frame names no other sender than its own address.
 
-use super::PLACE_BYTES;
 use super::flow::{ETHERNET, IPV6, VLAN_TAG};
-use super::place::{TYPES_TAG, extension_size};
+use super::place::extension_size;
+use super::{PLACE_BYTES, TYPES_TAG};
 
 /// Bytes of an Ethernet header with a VLAN tag.
 const TAGGED: usize = ETHERNET + VLAN_TAG;

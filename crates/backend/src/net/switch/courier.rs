@@ -227,6 +227,11 @@ fn changed(letter: &[u8], change: Change) -> Option<Vec<u8>> {
             copy.drain(at..at + VLAN_TAG);
             shift(&mut copy, -4)?;
         }
+        Change::Set(vlan) => {
+            let [high, low] = vlan.to_be_bytes();
+            let tci = copy.get_mut(at + 2..at + VLAN_TAG)?;
+            (tci[0], tci[1]) = (tci[0] & 0xf0 | high, low);
+        }
         Change::Insert(vlan) => {
             if copy.len() < at + 2 || copy.len() > HEAD + manyring_wire::net::FRAME_SIZE_MAX - 4 {
                 return None;

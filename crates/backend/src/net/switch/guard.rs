@@ -1,6 +1,7 @@
 //! The rules by which a port accepts and emits frames of VLANs. Pure.
 
 use super::table::Key;
+use manyring_wire::net::TYPES_TAG;
 
 /// Bytes of an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
@@ -31,15 +32,19 @@ pub(super) enum Change {
     Strip,
     /// It gets a tag of this VLAN.
     Insert(u16),
+    /// Its tag, which has a priority and no VLAN, gets this VLAN.
+    Set(u16),
 }
 
 /// The VLAN tag of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tag {
     /// The number of the VLAN; 0: the frame names none.
     pub(super) vlan: u16,
     /// The frame has a tag, perhaps one without a VLAN (a priority).
     pub(super) is_tagged: bool,
+    /// Another tag lies behind this one.
+    pub(super) has_inner: bool,
 }
 
 impl Tag {
@@ -48,22 +53,28 @@ impl Tag {
     #[inline]
     pub(super) fn of(head: &[u8]) -> Self {
         if kind(head, TAG_AT) != Some(TYPE_VLAN) {
-            return Self { vlan: 0, is_tagged: false };
+            return Self::default();
         }
         match kind(head, ETHERNET) {
-            Some(tci) => Self { vlan: tci & 0xfff, is_tagged: true },
-            None => Self { vlan: 0, is_tagged: false },
+            Some(tci) => {
+                let has_inner =
+                    kind(head, ETHERNET + 2).is_some_and(|kind| TYPES_TAG.contains(&kind));
+                Self { vlan: tci & 0xfff, is_tagged: true, has_inner }
+            }
+            None => Self::default(),
         }
     }
 }
 
 impl Vlans {
-    /// The VLAN in which a frame with this tag arrives; `None`: the port does not accept it.
+    /// The VLAN in which a frame with this tag arrives; `None`: the port does not accept it. A tag
+    /// with a priority alone counts as none (802.1Q), unless it would give another tag to guests
+    /// that get no tags.
     #[must_use]
     pub(super) fn arrival(&self, tag: Tag) -> Option<u16> {
         match self {
             Self::All => Some(tag.vlan),
-            Self::Access(vlan) => (!tag.is_tagged).then_some(*vlan),
+            Self::Access(vlan) => (tag.vlan == 0 && !tag.has_inner).then_some(*vlan),
             Self::Trunk(vlans) => vlans.contains(&tag.vlan).then_some(tag.vlan),
         }
     }
@@ -80,6 +91,7 @@ impl Vlans {
         Some(match (tag.is_tagged, wants_tag) {
             (true, false) => Change::Strip,
             (false, true) => Change::Insert(vlan),
+            (true, true) if tag.vlan != vlan => Change::Set(vlan),
             _ => Change::None,
         })
     }
@@ -120,7 +132,7 @@ mod tests {
     #[test]
     fn access_and_trunk_ports_exchange_frames_of_their_vlans_and_no_others() {
         let (untagged, tagged) =
-            (Tag { vlan: 0, is_tagged: false }, Tag { vlan: 5, is_tagged: true });
+            (Tag::default(), Tag { vlan: 5, is_tagged: true, has_inner: false });
         let (all, access, trunk) = (Vlans::All, Vlans::Access(5), Vlans::Trunk(vec![5, 7]));
         assert_eq!((access.arrival(untagged), access.arrival(tagged)), (Some(5), None));
         assert_eq!((trunk.arrival(untagged), trunk.arrival(tagged)), (None, Some(5)));
@@ -130,17 +142,28 @@ mod tests {
         assert_eq!((access.departure(6, untagged), access.departure(0, untagged)), (None, None));
         assert_eq!(trunk.departure(5, untagged), Some(Change::Insert(5)));
         assert_eq!(
-            (trunk.departure(7, tagged), trunk.departure(8, tagged)),
+            (trunk.departure(5, tagged), trunk.departure(8, tagged)),
             (Some(Change::None), None)
         );
         assert_eq!(all.departure(5, untagged), Some(Change::Insert(5)));
+        // A priority without a VLAN.
+        let priority = Tag { vlan: 0, ..tagged };
+        assert_eq!((access.arrival(priority), trunk.arrival(priority)), (Some(5), None));
+        assert_eq!(access.arrival(Tag { has_inner: true, ..priority }), None);
+        assert_eq!(all.arrival(priority), Some(0));
+        assert_eq!(trunk.departure(5, priority), Some(Change::Set(5)));
+        assert_eq!(all.departure(5, priority), Some(Change::Set(5)));
+        assert_eq!(all.departure(0, priority), Some(Change::None));
+        assert_eq!(access.departure(5, priority), Some(Change::Strip));
         assert_eq!(all.departure(0, untagged), Some(Change::None));
     }
 
     #[test]
     fn a_tag_is_read_whole_or_not_at_all() {
         let frame = [&ethernet(OWN, TYPE_VLAN)[..], &[0x20, 5, 8, 0]].concat();
-        assert_eq!(Tag::of(&frame), Tag { vlan: 5, is_tagged: true });
-        assert_eq!(Tag::of(&frame[..15]), Tag { vlan: 0, is_tagged: false });
+        assert_eq!(Tag::of(&frame), Tag { vlan: 5, is_tagged: true, has_inner: false });
+        assert_eq!(Tag::of(&frame[..15]), Tag::default());
+        let double = [&frame[..16], &[0x88, 0xa8, 0, 6]].concat();
+        assert!(Tag::of(&double).has_inner);
     }
 }

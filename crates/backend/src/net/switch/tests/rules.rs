@@ -63,7 +63,7 @@ fn tagged(n: u8, tci: u16, number: u32) -> Vec<u8> {
 }
 
 #[test]
-fn tags_of_a_priority_and_of_no_vlan_reach_ports_of_every_vlan_only() {
+fn a_priority_is_no_vlan_and_what_has_none_reaches_ports_of_every_vlan_only() {
     let world = World::new();
     let on = |n: u8, vlans: Vlans| world.guest_on(n, with("v", |options| options.vlans = vlans));
     let (mut all, mut other) = (on(1, Vlans::All), on(2, Vlans::All));
@@ -74,16 +74,23 @@ fn tags_of_a_priority_and_of_no_vlan_reach_ports_of_every_vlan_only() {
     assert_eq!(other.receive(), frames, "as they are");
     assert_eq!(access.numbers(), [3], "without the tag");
     assert_eq!(trunk.receive(), [frames[2].clone()]);
-    // Ports of a VLAN let none of these in, but the trunk its own.
+    // A port of a VLAN takes a priority as its VLAN's; the trunk takes its own tag alone.
     access.send_all(&[tagged(3, 0xe000, 4), tagged(3, 0x0fff, 5), tagged(3, 0xe005, 6)]);
     trunk.send_all(&[tagged(4, 0xe000, 7), tagged(4, 0x0fff, 8), tagged(4, 0xe005, 9)]);
-    assert_eq!((access.counter("dropped_vlan"), trunk.counter("dropped_vlan")), (3, 2));
-    assert_eq!(access.numbers(), [9]);
-    assert_eq!(all.receive(), [tagged(4, 0xe005, 9)]);
+    assert_eq!((access.counter("dropped_vlan"), trunk.counter("dropped_vlan")), (2, 2));
+    assert_eq!((access.numbers(), trunk.receive()), (vec![9], vec![tagged(3, 0xe005, 4)]));
+    let seen = [tagged(3, 0xe005, 4), tagged(4, 0xe005, 9)];
+    assert_eq!(all.receive(), seen, "with their priority");
+    // A second tag behind the priority would come to guests of the VLAN as theirs.
+    let mut double = tagged(3, 0xe000, 10);
+    double.splice(16..16, [0x81, 0, 0, 6]);
+    access.send_all(&[double]);
+    assert_eq!((access.counter("dropped_vlan"), trunk.receive().len()), (3, 0));
     // The frame ends within its VLAN tag, so it counts as one without a tag.
-    let short = tagged(1, 5, 10)[..14].to_vec();
+    let short = tagged(1, 5, 11)[..14].to_vec();
     all.send_all(std::slice::from_ref(&short));
-    assert_eq!(other.receive(), [tagged(4, 0xe005, 9), short]);
+    let seen = [&seen[..], &[short]].concat();
+    assert_eq!(other.receive(), seen);
     assert_eq!((access.receive().len(), trunk.receive().len()), (0, 0));
 }
 
