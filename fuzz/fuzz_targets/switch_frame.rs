@@ -70,7 +70,7 @@ fn received(rx: &mut dyn PortRx, room: &Mapping) -> Vec<Vec<u8>> {
 
 fuzz_target!(|input: Vec<(u8, bool, [u8; HEADER_SIZE], Vec<u8>)>| {
     let clock = Clock::new(|| 5_000);
-    let switch = Switch::new(SwitchOptions { name: "s".to_owned(), age: 300, clock });
+    let switch = Switch::new(SwitchOptions { name: "s".to_owned(), age: 300, group_fwd_mask: 0, clock });
     let ports = ports(&switch);
     // Every other port takes nothing unfinished.
     for (n, port) in ports.iter().enumerate() {

@@ -286,3 +286,31 @@ fn a_tag_with_a_priority_alone_is_no_vlan_on_any_port() {
     assert!(wait_until(|| counted(&daemon, "trunk56", "dropped_vlan") == 2));
     assert!(wait_until(|| counted(&daemon, "access5", "dropped_vlan") == 1));
 }
+
+#[test]
+fn frames_for_the_next_bridge_end_at_the_switch_and_a_key_passes_some() {
+    let groups = [0, 1, 2, 3, 0xe, 0xf, 0x10, 0x21];
+    let pvst = [1, 0, 0xc, 0xcc, 0xcc, 0xcd];
+    for (key, passed) in
+        [("", vec![0x10, 0x21]), ("group_fwd_mask = 0x4001\n", vec![0, 0xe, 0x10, 0x21])]
+    {
+        let daemon = serve(key, &FIVE[..3]);
+        let mut plain = Guest::connect(&daemon, "plain", 2);
+        let mut guarded = Guest::connect(&daemon, "guarded", 1);
+        let mut access5 = Guest::connect(&daemon, "access5", 3);
+        for guest in [&mut guarded, &mut access5] {
+            for group in groups {
+                let to = [1, 0x80, 0xc2, 0, 0, group];
+                guest.send(&frame(to, guest.n, &[], 38, &[0x42, 0x42, 3]));
+            }
+            guest.send(&frame(pvst, guest.n, &[], 0x88b5, &[1]));
+            let [heard] = guest.mark(&[], &mut [&mut plain]).try_into().unwrap();
+            let seen: Vec<_> = heard.iter().map(|frame| frame[5]).collect();
+            assert_eq!(seen, [&passed[..], &[0xcd]].concat());
+        }
+        let dropped = (groups.len() - passed.len()) as u64;
+        for name in ["guarded", "access5"] {
+            assert_eq!(counted(&daemon, name, "dropped_reserved"), dropped);
+        }
+    }
+}

@@ -128,8 +128,9 @@ impl Switches {
 
 impl Running {
     fn new(plan: &SwitchPlan) -> Result<Self, AssembleError> {
-        let (name, age) = (plan.name.clone(), plan.age);
-        let switch = Switch::new(SwitchOptions { name, age, clock: Clock::default() });
+        let SwitchPlan { age, group_fwd_mask, .. } = *plan;
+        let (name, clock) = (plan.name.clone(), Clock::default());
+        let switch = Switch::new(SwitchOptions { name, age, group_fwd_mask, clock });
         let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
         let open = |name| uplink(&switch, name, plan.uplink_kind).map_err(failed);
         let uplink = plan.uplink.as_deref().map(open);

@@ -25,7 +25,7 @@ const INT_MAX: u64 = 0x7fff_ffff;
 /// A number of requests or frames.
 const OFTEN: u64 = i64::MAX as u64;
 
-const TABLE: [Numbers; 29] = [
+const TABLE: [Numbers; 30] = [
     all("workers", 1, 256),
     all("spin_us", 0, 1000),
     all("wait", 0, u32::MAX as u64),
@@ -50,6 +50,7 @@ const TABLE: [Numbers; 29] = [
     all("macs_max", 1, 4096),
     all("floods_max", 1, 1_000_000),
     all("age", 1, 65_536),
+    all("group_fwd_mask", 0, 65_535),
     all("domain", 0, 65_535),
     all("persistent_max", 1, 1 << 20),
     all("indirect_segments_max", 0, 4096),

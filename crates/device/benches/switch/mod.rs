@@ -111,7 +111,12 @@ impl Cable {
         let ms = Arc::new(AtomicU64::new(1));
         let time = ms.clone();
         let clock = Clock::new(move || time.load(Ordering::Relaxed));
-        let switch = Switch::new(SwitchOptions { name: "solo".to_owned(), age: 300, clock });
+        let switch = Switch::new(SwitchOptions {
+            name: "solo".to_owned(),
+            age: 300,
+            group_fwd_mask: 0,
+            clock,
+        });
         let ports = ["from", "to", "third"].map(|name| {
             // With the usual limit, frames flooded while the third guest is away would be dropped.
             let options = PortOptions { floods_max: 1_000_000, ..PortOptions::new(name, 1) };

@@ -70,5 +70,6 @@ port_counters! {
     dropped_spoofed = "Frames of the port that were dropped: they claim to be somebody else's",
     dropped_vlan = "Frames of the port that were dropped: it is not in their VLAN",
     dropped_isolated = "Frames of the port that were dropped: it and the receiver are isolated",
+    dropped_reserved = "Frames of the port that were dropped: they end at the next bridge",
     dropped_unfinished = "Frames of or for the port that were dropped: they cannot be cut or summed",
 }

@@ -111,6 +111,17 @@ fn addresses(head: &[u8]) -> Option<([u8; 6], [u8; 6])> {
     Some((*to, *rest.first_chunk()?))
 }
 
+/// The number of the group that a frame goes to, of those whose frames end at the next bridge (IEEE
+/// 802.1Q §8.6.3): 01:80:c2:00:00:00 to 01:80:c2:00:00:0f.
+#[must_use]
+#[inline]
+pub(super) fn reserved_group(head: &[u8]) -> Option<u8> {
+    match head {
+        [1, 0x80, 0xc2, 0, 0, last @ 0..16, ..] => Some(*last),
+        _ => None,
+    }
+}
+
 /// The destination and source of a frame as keys of the table; `None` for a group address.
 #[must_use]
 #[inline]
@@ -156,6 +167,15 @@ mod tests {
         assert_eq!(all.departure(0, priority), Some(Change::None));
         assert_eq!(access.departure(5, priority), Some(Change::Strip));
         assert_eq!(all.departure(0, untagged), Some(Change::None));
+    }
+
+    #[test]
+    fn the_groups_of_bridges_are_sixteen() {
+        let frame = |last: u8| [1, 0x80, 0xc2, 0, 0, last, 2, 0, 0, 0, 0, 1];
+        assert!((0..16).all(|last| reserved_group(&frame(last)) == Some(last)));
+        assert!((16..=255).all(|last| reserved_group(&frame(last)).is_none()));
+        assert_eq!(reserved_group(&frame(0)[..5]), None);
+        assert_eq!(reserved_group(&[1, 0x80, 0xc2, 0, 1, 0, 2]), None);
     }
 
     #[test]

@@ -71,6 +71,8 @@ pub struct SwitchOptions {
     pub name: String,
     /// Seconds after which an address is forgotten that sends nothing, 1 to 65536.
     pub age: u32,
+    /// The groups of 01:80:c2:00:00:00 to 0f whose frames are passed on: bit n is that of group n.
+    pub group_fwd_mask: u16,
     /// The clock by which it ages addresses and limits floods.
     pub clock: Clock,
 }
@@ -228,6 +230,7 @@ enum Verdict {
 pub struct Switch {
     name: String,
     clock: Clock,
+    group_fwd_mask: u16,
     table: Table,
     /// Grows with each change of the map.
     generation: AtomicU64,
@@ -241,6 +244,7 @@ impl Switch {
         Arc::new(Self {
             name: options.name,
             clock: options.clock,
+            group_fwd_mask: options.group_fwd_mask,
             table: Table::new(options.age),
             generation: AtomicU64::new(0),
             map: Mutex::default(),
@@ -357,6 +361,11 @@ impl Switch {
             return refused(&counters.dropped_spoofed);
         };
         self.learn(port, map, from, second);
+        let is_passed = |group: u8| self.group_fwd_mask >> group & 1 == 1;
+        if guard::reserved_group(head).is_some_and(|group| !is_passed(group)) {
+            counters.dropped_reserved.add(1);
+            return (Verdict::Drop { refused: false }, vlan, tag);
+        }
         let known = to.and_then(|to| self.table.find(to, second));
         let verdict = match known.and_then(|id| map.get(id)) {
             Some(destination) => self.toward(port, &destination.port, (vlan, tag)),

@@ -22,10 +22,16 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::passing(0)
+    }
+
+    /// A switch that passes on frames to these of the groups of bridges.
+    fn passing(group_fwd_mask: u16) -> Self {
         let ms = Arc::new(AtomicU64::new(5_000));
         let time = ms.clone();
         let clock = Clock::new(move || time.load(Ordering::SeqCst));
-        let switch = Switch::new(SwitchOptions { name: "s0".to_owned(), age: AGE, clock });
+        let switch =
+            Switch::new(SwitchOptions { name: "s0".to_owned(), age: AGE, group_fwd_mask, clock });
         Self { switch, ms }
     }
 

@@ -8,6 +8,9 @@ use manyring_backend::net::tap::check_name;
 use serde::Serialize;
 use std::collections::HashSet;
 
+/// The bit of the group that PAUSE frames go to.
+const PAUSE: u32 = 1 << 1;
+
 /// A switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct SwitchPlan {
@@ -16,6 +19,8 @@ pub(crate) struct SwitchPlan {
     pub(crate) name: String,
     /// Seconds.
     pub(crate) age: u32,
+    /// The groups of bridges whose frames are passed on: bit n is 01:80:c2:00:00:0n.
+    pub(crate) group_fwd_mask: u16,
     /// The interface that leads to the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uplink: Option<String>,
@@ -53,6 +58,13 @@ impl SwitchPlan {
         let place = device_place(&name, "[[switch]]", source)?;
         let age = raw.age.unwrap_or(AGE);
         numbers::check("age", age, &place)?;
+        let mask = raw.group_fwd_mask.unwrap_or(0);
+        numbers::check("group_fwd_mask", mask, &place)?;
+        if mask & PAUSE != 0 {
+            let problem = format!("{mask:#x} has bit 1: PAUSE frames end at every port (802.3)");
+            return place.error("group_fwd_mask", problem);
+        }
+        let group_fwd_mask = u16::try_from(mask).unwrap_or(0);
         if let Some(Err(error)) = raw.uplink.as_deref().map(check_name) {
             return place.error("uplink", error.to_string());
         }
@@ -68,7 +80,7 @@ impl SwitchPlan {
                 return place.error("uplink_kind", problem);
             }
         };
-        Ok(Self { place, name, age, uplink: raw.uplink, uplink_kind })
+        Ok(Self { place, name, age, group_fwd_mask, uplink: raw.uplink, uplink_kind })
     }
 }
 
@@ -179,6 +191,11 @@ mod tests {
             (format!("{NET}switch = 's0'"), "a: switch: no [[switch]] is named \"s0\""),
             (format!("{SWITCH}{SWITCH}{NET}switch = 's0'"), "s0: name: is used by two switches"),
             (format!("{SWITCH}age = 0\n{NET}switch = 's0'"), "s0: age"),
+            (
+                format!("{SWITCH}group_fwd_mask = 0x1_0000\n{NET}switch = 's0'"),
+                "s0: group_fwd_mask",
+            ),
+            (format!("{SWITCH}group_fwd_mask = 0x4002\n{NET}switch = 's0'"), "has bit 1: PAUSE"),
             (format!("{SWITCH}uplink = 't/t'\n{NET}switch = 's0'"), "s0: uplink"),
             (format!("{SWITCH}uplink = 't'\n{NET}tap = 't'"), "a: tap: is the uplink of a switch"),
             (format!("{SWITCH}uplink = 't'\n{NET}xdp = 't'"), "a: xdp: is the uplink of a switch"),

@@ -10,6 +10,9 @@ pub(crate) struct RawSwitch {
     pub(crate) name: Option<String>,
     /// Seconds after which an address is forgotten that sends nothing, 1 to 65536; default 300.
     pub(crate) age: Option<u32>,
+    /// Frames to the groups 01:80:c2:00:00:00 to 0f that are passed on: bit n is group n, as in
+    /// Linux's `group_fwd_mask`; default 0: none.
+    pub(crate) group_fwd_mask: Option<u32>,
     /// The interface by which the guests of the switch reach the host. A tap is joined if it
     /// exists, else created.
     pub(crate) uplink: Option<String>,

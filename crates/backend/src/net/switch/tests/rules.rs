@@ -140,6 +140,30 @@ fn a_guarded_guest_sends_as_itself_only() {
     assert!(world.switch.stations().iter().all(|(station, _)| station.address != mac(7)));
 }
 
+#[test]
+fn frames_to_groups_of_bridges_end_at_the_switch_unless_it_is_to_pass_them() {
+    for mask in [0, 1 << 14, 0xfffd] {
+        let world = World::passing(mask);
+        let mut a = world.guest_on(1, with("a", |options| options.only = Some(mac(1))));
+        let (mut b, up) = (world.guest(2), world.guest(9));
+        for group in 0..32u8 {
+            let to = [1, 0x80, 0xc2, 0, 0, group];
+            let bytes = frame(to, mac(1), 60, group.into());
+            let sent = a.send_all(std::slice::from_ref(&bytes));
+            assert_eq!(sent.refused, 0, "the guest has broken no rule");
+            let passes = group > 15 || mask >> group & 1 == 1;
+            assert_eq!(b.receive().len(), usize::from(passes), "{group} {mask:x}");
+            // With a tag, and from the network.
+            a.send_all(&[[&bytes[..12], &[0x81, 0, 0, 5], &bytes[12..]].concat()]);
+            up.port.courier().send(&[&[0; HEADER_SIZE], &frame(to, mac(9), 60, 1)[..]].concat());
+            assert_eq!(b.receive().len(), 2 * usize::from(passes), "{group} {mask:x}");
+        }
+        let dropped = u64::from(mask.count_zeros());
+        assert_eq!(a.counter("dropped_reserved"), 2 * dropped);
+        assert_eq!(up.counter("dropped_reserved"), dropped);
+    }
+}
+
 /// A header that asks for a checksum from `start` on, to be put at `start + offset`.
 fn open(start: u16, offset: u16) -> RawHeader {
     RawHeader { csum_start: start.into(), csum_offset: offset.into(), ..OPEN }

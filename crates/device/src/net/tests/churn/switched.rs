@@ -15,8 +15,12 @@ fn churn_switched(uring: bool, event_idx: bool, workers_max: usize, to_all: bool
     println!("uring {uring}, EVENT_IDX {event_idx}, {workers_max} workers, to all {to_all}");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let pool = Pool::new(PoolOptions { workers_max, polling: Polling::up_to_us(1), uring });
-    let options_of =
-        |name: &str| SwitchOptions { name: name.to_owned(), age: AGE, clock: Clock::default() };
+    let options_of = |name: &str| SwitchOptions {
+        name: name.to_owned(),
+        age: AGE,
+        group_fwd_mask: 0,
+        clock: Clock::default(),
+    };
     let switch = Switch::new(options_of("s0"));
     let floods_max = if to_all { u32::MAX } else { 1 };
     let sending = PortOptions { floods_max, ..PortOptions::new("tx", 1) };
