@@ -314,3 +314,32 @@ fn frames_for_the_next_bridge_end_at_the_switch_and_a_key_passes_some() {
         }
     }
 }
+
+#[test]
+fn frames_to_a_configured_address_go_to_its_silent_guest_alone() {
+    for keys in ["mac = '02:00:00:00:00:01'", FIVE[0].1] {
+        let daemon =
+            serve("", &[("silent", keys), FIVE[1], ("thief", "mac = '02:00:00:00:00:03'")]);
+        let mut silent = Guest::connect(&daemon, "silent", 1);
+        let mut plain = Guest::connect(&daemon, "plain", 2);
+        let mut thief = Guest::connect(&daemon, "thief", 3);
+        let to_silent = |n: u8| frame(mac(1), 2, &[], 0x88b5, &[n; 60]);
+        plain.send(&to_silent(1));
+        let heard = plain.mark(&[], &mut [&mut silent, &mut thief]);
+        assert_eq!(heard, [vec![to_silent(1)], vec![]]);
+        // Another guest that sends as this address does not get its frames.
+        thief.send(&frame(mac(2), 1, &[], 0x88b5, &[2; 60]));
+        plain.send(&to_silent(3));
+        let heard = plain.mark(&[], &mut [&mut silent, &mut thief]);
+        assert_eq!(heard, [vec![to_silent(3)], vec![]]);
+        assert_eq!(counted(&daemon, "thief", "not_learnt"), 1);
+        // Nor while its guest is away.
+        drop(silent);
+        assert!(wait_until(|| {
+            plain.send(&to_silent(4));
+            counted(&daemon, "silent", "dropped_no_queue") > 0
+        }));
+        assert_eq!(plain.mark(&[], &mut [&mut thief]), [[[0u8; 0]; 0]]);
+        assert_eq!(counted(&daemon, "plain", "flooded"), 3);
+    }
+}

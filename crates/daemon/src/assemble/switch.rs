@@ -117,7 +117,9 @@ impl Switches {
             queue_pairs: net.queue_pairs,
             vlans: plan.vlans(),
             isolated: plan.isolated,
+            mac: net.mac,
             only: plan.anti_spoof.then_some(mac),
+            is_uplink: false,
             macs_max: plan.macs_max,
             floods_max: plan.floods_max,
         };
@@ -145,6 +147,7 @@ fn uplink(switch: &Arc<Switch>, name: &str, kind: UplinkKind) -> Result<Uplink, 
     let port = switch.port(PortOptions {
         macs_max: UPLINK_MACS_MAX,
         floods_max: UPLINK_FLOODS_MAX,
+        is_uplink: true,
         ..PortOptions::new(name, 1)
     });
     let port = port.map_err(|_| system(rustix::io::Errno::NOSPC))?;

@@ -61,7 +61,7 @@ port_counters! {
     stalled = "Times that frames for the port were taken back: it took none for long",
     moves = "Addresses that came to the port from another one",
     flaps = "Frames of the port whose address moves too often to be learnt",
-    not_learnt = "Frames of the port whose address was not learnt, for want of room",
+    not_learnt = "Frames of the port whose address was not learnt: no room, or another port's",
     dropped_credit = "Frames of the port that were dropped: the receiver is behind",
     dropped_full = "Frames for the port that were dropped: as many as may wait do",
     dropped_no_queue = "Frames for the port that were dropped: its guest has no queue for them",

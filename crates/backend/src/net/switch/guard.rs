@@ -79,6 +79,16 @@ impl Vlans {
         }
     }
 
+    /// True if the port is in this VLAN; 0: in none.
+    #[must_use]
+    pub(super) fn has(&self, vlan: u16) -> bool {
+        match self {
+            Self::All => true,
+            Self::Access(own) => *own == vlan,
+            Self::Trunk(vlans) => vlans.contains(&vlan),
+        }
+    }
+
     /// How a frame of `vlan` leaves, which arrived with this tag; `None`: not by this port.
     #[must_use]
     pub(super) fn departure(&self, vlan: u16, tag: Tag) -> Option<Change> {

@@ -133,8 +133,12 @@ pub struct PortOptions {
     pub vlans: Vlans,
     /// It exchanges no frames with other isolated ports.
     pub isolated: bool,
+    /// The address that is configured for its guest: no other port learns it.
+    pub mac: Option<MacAddress>,
     /// Its guest may only send as this address.
     pub only: Option<MacAddress>,
+    /// It leads to the host, and guests that run elsewhere are behind it.
+    pub is_uplink: bool,
     /// Addresses that may be known behind it.
     pub macs_max: u32,
     /// Frames that it may flood in a second.
@@ -150,7 +154,9 @@ impl PortOptions {
             queue_pairs,
             vlans: Vlans::All,
             isolated: false,
+            mac: None,
             only: None,
+            is_uplink: false,
             macs_max: MACS_MAX,
             floods_max: FLOODS_MAX,
         }
@@ -173,6 +179,9 @@ const OFFLOADS: Offloads =
 #[derive(Debug, Default)]
 struct Map {
     ports: Vec<Option<Arc<Destination>>>,
+    /// The addresses that are configured for ports, in order.
+    pinned: Vec<(MacAddress, PortId)>,
+    uplink: Option<PortId>,
 }
 
 /// A port and its present receiving queues, in the map.
@@ -187,9 +196,34 @@ impl Map {
     fn get(&self, id: PortId) -> Option<&Arc<Destination>> {
         self.ports.get(usize::from(id))?.as_ref()
     }
+
+    fn new(ports: Vec<Option<Arc<Destination>>>) -> Self {
+        let all = || ports.iter().flatten().map(|destination| &destination.port);
+        let mut pinned: Vec<_> =
+            all().filter_map(|port| Some((port.options.mac?, port.id))).collect();
+        pinned.sort_unstable();
+        let uplink = all().find(|port| port.options.is_uplink).map(|port| port.id);
+        Self { ports, pinned, uplink }
+    }
+
+    /// The port of `vlan` that this address is configured for; `None`: there is none, or there are
+    /// several.
+    fn owner(&self, address: &[u8], vlan: u16) -> Option<&Arc<Destination>> {
+        let first = self.pinned.partition_point(|(mac, _)| mac[..] < *address);
+        let same = self.pinned[first..].iter().take_while(|(mac, _)| mac[..] == *address);
+        let mut owners = same.filter_map(|(_, id)| self.get(*id));
+        let mut owners = owners.by_ref().filter(|owner| owner.port.options.vlans.has(vlan));
+        let owner = owners.next()?;
+        owners.next().is_none().then_some(owner)
+    }
 }
 
 impl Destination {
+    /// True if the port has a guest, whose queues are enabled.
+    fn is_running(&self) -> bool {
+        self.inbox(0, &[]).is_some()
+    }
+
     /// True if the guest uses several queues, so that each flow has its own.
     #[inline]
     fn is_steered(&self) -> bool {
@@ -304,7 +338,7 @@ impl Switch {
         let inboxes = port.inboxes.iter().map(inbox).collect();
         let rss = port.rss.lock().unwrap_or_else(PoisonError::into_inner).clone();
         ports[at] = is_there.then(|| Arc::new(Destination { port: port.clone(), inboxes, rss }));
-        *map = Arc::new(Map { ports });
+        *map = Arc::new(Map::new(ports));
         self.generation.fetch_add(1, Ordering::Release);
     }
 
@@ -360,18 +394,40 @@ impl Switch {
             // A group address cannot be the source of a frame.
             return refused(&counters.dropped_spoofed);
         };
-        self.learn(port, map, from, second);
+        match map.owner(&head[6..12], vlan) {
+            Some(owner) if owner.port.id != port.id => counters.not_learnt.add(1),
+            _ => self.learn(port, map, from, second),
+        }
         let is_passed = |group: u8| self.group_fwd_mask >> group & 1 == 1;
         if guard::reserved_group(head).is_some_and(|group| !is_passed(group)) {
             counters.dropped_reserved.add(1);
             return (Verdict::Drop { refused: false }, vlan, tag);
         }
-        let known = to.and_then(|to| self.table.find(to, second));
-        let verdict = match known.and_then(|id| map.get(id)) {
+        let known = to.and_then(|to| self.find(port.id, map, (to, &head[..6], vlan), second));
+        let verdict = match known {
             Some(destination) => self.toward(port, &destination.port, (vlan, tag)),
             None => Self::flood(port, second),
         };
         (verdict, vlan, tag)
+    }
+
+    /// The port of an address: that for which it is configured, or behind which it was learnt.
+    fn find<'a>(
+        &self,
+        from: PortId,
+        map: &'a Map,
+        (key, address, vlan): (table::Key, &[u8], u16),
+        second: u32,
+    ) -> Option<&'a Arc<Destination>> {
+        match map.owner(address, vlan) {
+            None => map.get(self.table.find(key, second)?),
+            Some(owner) if owner.is_running() => Some(owner),
+            // The guest may run on another host: it has not yet come here, or has left.
+            Some(owner) => {
+                let uplink = map.uplink.filter(|uplink| *uplink != from);
+                uplink.and_then(|uplink| map.get(uplink)).or(Some(owner))
+            }
+        }
     }
 
     fn learn(&self, port: &Shared, map: &Map, from: table::Key, second: u32) {

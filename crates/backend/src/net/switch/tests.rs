@@ -63,6 +63,11 @@ impl World {
         self.guest_on(n, PortOptions::new(format!("g{n}"), 1))
     }
 
+    /// Two guests, of addresses 2 and 3, who have not said anything.
+    fn two_more(&self) -> (Guest, Guest) {
+        (self.guest(2), self.guest(3))
+    }
+
     /// Two guests who know each other.
     fn two(&self) -> (Guest, Guest) {
         let (mut a, mut b) = (self.guest(1), self.guest(2));

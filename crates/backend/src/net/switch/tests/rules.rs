@@ -164,6 +164,76 @@ fn frames_to_groups_of_bridges_end_at_the_switch_unless_it_is_to_pass_them() {
     }
 }
 
+#[test]
+fn a_configured_address_is_its_ports_alone_whether_it_sends_or_not() {
+    for only in [None, Some(mac(1))] {
+        let world = World::new();
+        let pin = |options: &mut PortOptions| (options.mac, options.only) = (Some(mac(1)), only);
+        let mut silent = world.guest_on(1, with("silent", pin));
+        let (mut b, mut thief) = world.two_more();
+        b.send(1, 200, 1);
+        assert_eq!((silent.numbers(), thief.receive().len()), (vec![1], 0));
+        // Who sends as this address gets nothing for it.
+        thief.send_all(&[frame(mac(2), mac(1), 60, 2)]);
+        assert_eq!((b.numbers(), thief.counter("not_learnt")), (vec![2], 1));
+        world.later(1_000_000);
+        b.send(1, 200, 3);
+        assert_eq!((silent.numbers(), thief.receive().len()), (vec![3], 0), "it does not age");
+        silent.send(2, 60, 4);
+        assert_eq!(b.numbers(), [4]);
+        // While the guest is not there, its frames go nowhere, and the address is nobody's.
+        drop(silent.rx.take());
+        thief.send_all(&[frame(mac(2), mac(1), 60, 5)]);
+        b.send(1, 60, 6);
+        assert_eq!((b.numbers(), thief.receive().len()), (vec![5], 0));
+        assert_eq!((silent.counter("dropped_no_queue"), thief.counter("moves")), (1, 0));
+    }
+}
+
+#[test]
+fn a_configured_address_is_behind_the_uplink_while_its_guest_is_not_here() {
+    let world = World::new();
+    let mut up = world.guest_on(9, with("up", |options| options.is_uplink = true));
+    let mut coming = world.guest_on(1, with("coming", |options| options.mac = Some(mac(1))));
+    let (mut b, mut c) = world.two_more();
+    let rx = coming.rx.take();
+    drop(rx);
+    b.send(1, 60, 1);
+    assert_eq!((up.numbers(), c.receive().len()), (vec![1], 0), "to the uplink alone");
+    up.send_all(&[frame(mac(2), mac(1), 60, 2), frame(mac(1), mac(9), 60, 3)]);
+    assert_eq!((b.numbers(), c.receive().len()), (vec![2], 0), "not to others");
+    // It comes here: from its first queue on the frames are its own, before it has sent any.
+    coming.rx = Some(coming.port.open_rx(0).unwrap());
+    b.send(1, 60, 4);
+    up.send_all(&[frame(mac(1), mac(9), 60, 5)]);
+    assert_eq!((coming.numbers(), up.receive().len()), (vec![4, 5], 0));
+}
+
+#[test]
+fn an_address_is_configured_for_one_port_of_each_vlan_or_for_nobody() {
+    let world = World::new();
+    let on = |n: u8, vlans: Vlans| {
+        let options = with("v", |options| (options.vlans, options.mac) = (vlans, Some(mac(1))));
+        world.guest_on(n, options)
+    };
+    let (mut five, mut six) = (on(1, Vlans::Access(5)), on(1, Vlans::Access(6)));
+    let mut trunk = world.guest_on(9, with("t", |o| o.vlans = Vlans::Trunk(vec![5, 6])));
+    let to = |vlan: u8, number: u32| {
+        let mut bytes = frame(mac(1), mac(9), 60, number);
+        bytes.splice(12..12, [0x81, 0, 0, vlan]);
+        bytes
+    };
+    trunk.send_all(&[to(5, 1), to(6, 2)]);
+    assert_eq!((five.numbers(), six.numbers()), (vec![1], vec![2]));
+    // Two of one VLAN: the address is learnt, as if it were configured for neither.
+    let mut twin = on(1, Vlans::Access(5));
+    trunk.send_all(&[to(5, 3)]);
+    assert_eq!((five.numbers(), twin.numbers(), six.receive().len()), (vec![3], vec![3], 0));
+    twin.send(9, 60, 4);
+    trunk.send_all(&[to(5, 5)]);
+    assert_eq!((five.receive().len(), twin.numbers()), (0, vec![5]));
+}
+
 /// A header that asks for a checksum from `start` on, to be put at `start + offset`.
 fn open(start: u16, offset: u16) -> RawHeader {
     RawHeader { csum_start: start.into(), csum_offset: offset.into(), ..OPEN }
