@@ -1,6 +1,7 @@
 //! Door: what guests send to a switch. Any bytes behind any header are a frame that goes to other
 //! ports or nowhere: whole and finished to those who take nothing unfinished, with the tag of their
-//! VLAN, never from an address that its sender may not have, and never between isolated ports.
+//! VLAN, never from an address that its sender may not have, never to a port that another address
+//! is configured for, never for the next bridge, and never between isolated ports.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -26,7 +27,12 @@ fn ports(switch: &Arc<Switch>) -> Vec<SwitchPort> {
         PortOptions::new("all", 1),
         PortOptions { vlans: Vlans::Access(5), ..PortOptions::new("access", 1) },
         PortOptions { vlans: Vlans::Trunk(vec![5, 6]), ..PortOptions::new("trunk", 2) },
-        PortOptions { only: Some(mac(3)), isolated: true, ..PortOptions::new("guarded", 1) },
+        PortOptions {
+            mac: Some(mac(3)),
+            only: Some(mac(3)),
+            isolated: true,
+            ..PortOptions::new("guarded", 1)
+        },
         PortOptions { isolated: true, ..PortOptions::new("isolated", 1) },
     ];
     all.map(|options| {
@@ -70,7 +76,8 @@ fn received(rx: &mut dyn PortRx, room: &Mapping) -> Vec<Vec<u8>> {
 
 fuzz_target!(|input: Vec<(u8, bool, [u8; HEADER_SIZE], Vec<u8>)>| {
     let clock = Clock::new(|| 5_000);
-    let switch = Switch::new(SwitchOptions { name: "s".to_owned(), age: 300, group_fwd_mask: 0, clock });
+    let name = "s".to_owned();
+    let switch = Switch::new(SwitchOptions { name, age: 300, group_fwd_mask: 0, clock });
     let ports = ports(&switch);
     // Every other port takes nothing unfinished.
     for (n, port) in ports.iter().enumerate() {
@@ -122,7 +129,12 @@ fuzz_target!(|input: Vec<(u8, bool, [u8; HEADER_SIZE], Vec<u8>)>| {
                     let frame = &frame[HEADER_SIZE..];
                     if from == 3 {
                         assert_eq!(frame[6..12], mac(3), "a guarded guest is somebody else");
+                        let is_arp = frame.len() >= 28 && frame[12..14] == [8, 6];
+                        assert!(!is_arp || frame[22..28] == mac(3), "in ARP");
                     }
+                    let is_reserved = frame.starts_with(&[1, 0x80, 0xc2, 0, 0]) && frame[5] < 16;
+                    assert!(!is_reserved, "a frame for the next bridge");
+                    assert!(!frame.starts_with(&mac(3)) || to == 3, "a configured address");
                     let is_tagged = frame.len() > 13 && frame[12..14] == [0x81, 0];
                     assert!(to != 2 || is_tagged, "no tag where there are only some");
                 }
