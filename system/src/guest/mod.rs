@@ -127,6 +127,8 @@ pub(crate) fn for_container(
     std::fs::write(&run, format!("exec {}\n", quoted.join(" "))).context(run.display())
 }
 
+/// Lines of the console that are told of a guest that has ended too early.
+const LAST_LINES: usize = 20;
 /// A boot of an emulated machine on a busy host takes this long at most.
 const BOOT: Duration = Duration::from_secs(240);
 /// A guest whose script has ended stops its devices; beside a loaded host that can take long, too.
@@ -330,7 +332,13 @@ impl Guest {
                 return Err(format!("the guest says: {}", failure.trim()));
             }
             let is_there = said.lines().any(|line| is_line(line, line_start));
-            check(is_there || !has_ended, || format!("{what}: the guest ended before"))?;
+            check(is_there || !has_ended, || {
+                let status = self.child.try_wait().ok().flatten();
+                let status = status.map_or_else(String::new, |status| status.to_string());
+                let lines: Vec<_> = said.lines().collect();
+                let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
+                format!("{what}: the guest ended before ({status}); it said last:\n{last}")
+            })?;
             Ok(is_there.then_some(()))
         });
         reached.map_err(|error| format!("{error}; {}", self.at_work()))

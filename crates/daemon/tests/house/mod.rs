@@ -99,6 +99,21 @@ impl House {
         last
     }
 
+    /// Waits until the daemon holds what it held `before`, and no more threads than `more` beside.
+    /// A worker that a loaded host has had started stays, with its descriptors, for as long as it
+    /// has queues, and a minute: that is no guest's doing.
+    pub(crate) fn holds_no_more_than(&self, before: Holdings, more: usize) {
+        /// Descriptors of a worker, at most.
+        const WORKER_FDS: usize = 6;
+        let fits = || {
+            let now = self.daemon.holdings();
+            let workers = now.workers.saturating_sub(before.workers);
+            now.threads <= before.threads + more + workers
+                && now.fds <= before.fds + WORKER_FDS * workers
+        };
+        assert!(wait_until(fits), "{before:?}: {}", self.daemon.held_things());
+    }
+
     pub(crate) fn end(mut self) {
         assert!(self.daemon.is_running());
         self.neighbour.stop.store(true, Ordering::Relaxed);

@@ -79,6 +79,8 @@ pub(crate) struct Holdings {
     pub(crate) fds: usize,
     /// Threads of its own.
     pub(crate) threads: usize,
+    /// Those of them that serve queues. A loaded host has more of them started.
+    pub(crate) workers: usize,
     /// Threads that the kernel runs for its io_urings; they end when they are idle for seconds, but
     /// for the last ones.
     pub(crate) kernel_threads: usize,
@@ -334,7 +336,31 @@ impl Daemon {
         let names: Vec<_> = folder("task").into_iter().flat_map(name).collect();
         let kernel_threads = names.iter().filter(|name| name.starts_with("iou-")).count();
         let threads = names.len() - kernel_threads;
-        Holdings { fds: folder("fd").len(), threads, kernel_threads }
+        let workers = names.iter().filter(|name| name.starts_with("worker-")).count();
+        Holdings { fds: folder("fd").len(), threads, workers, kernel_threads }
+    }
+
+    /// The names of its threads and what its descriptors are, of each process: for a test that
+    /// finds too many of them.
+    pub(crate) fn held_things(&self) -> String {
+        let mut text = String::new();
+        for process in self.processes() {
+            let names = |what: &str, name: fn(&Path) -> Option<String>| {
+                let folder = std::fs::read_dir(format!("/proc/{process}/{what}"));
+                let all = folder.into_iter().flatten().flatten();
+                let mut names: Vec<_> = all.filter_map(|entry| name(&entry.path())).collect();
+                names.sort();
+                names.join(" ")
+            };
+            let comm = |path: &Path| {
+                let name = std::fs::read_to_string(path.join("comm")).ok()?;
+                Some(name.trim_end().to_owned())
+            };
+            let link = |path: &Path| Some(std::fs::read_link(path).ok()?.display().to_string());
+            let (threads, fds) = (names("task", comm), names("fd", link));
+            text += &format!("process {process}: threads {threads}; descriptors {fds}\n");
+        }
+        text
     }
 
     /// The mappings of the daemon now.

@@ -69,8 +69,15 @@ impl Unit {
         self.booted.run(&["journalctl", "-q", "-b", "-u", UNIT, "-o", "cat"])
     }
 
+    /// Sends a signal, unless the process has ended: its number was asked for before.
     fn signal(&self, signal: &str, process: &str) -> Outcome {
-        self.booted.run(&["kill", "-s", signal, process]).map(drop)
+        let sent = self.booted.run(&["kill", "-s", signal, process]).map(drop);
+        let is_there = || self.booted.run(&["test", "-e", &format!("/proc/{process}")]).is_ok();
+        sent.or_else(|error| {
+            check(!is_there(), || error)?;
+            println!("soak: {process} had ended before it got SIG{signal}");
+            Ok(())
+        })
     }
 
     /// The process of a guest's room, as the daemon says, once it serves and is not `before`.
