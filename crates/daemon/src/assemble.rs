@@ -108,6 +108,14 @@ impl AssembleError {
         )
     }
 
+    /// The same error, which calls a socket as its plan does.
+    pub(crate) fn of_socket(self, socket: &SocketPlan) -> Self {
+        match self {
+            Self::Socket { at, source } => Self::Socket { at, source: socket.error(source) },
+            error => error,
+        }
+    }
+
     /// The error for a thing that a user has named and that cannot be had.
     pub(crate) fn unfound(place: &Place, Unfound { key, problem }: Unfound) -> Self {
         Self::Unfound { at: place.at(key), key, problem }

@@ -427,7 +427,8 @@ impl Shared {
         let Endpoint::Listen { path, permissions } = &served.endpoint else { return Ok(()) };
         match self.service.has(Whose::Device(&plan.name), path, *permissions) {
             true => Ok(()),
-            false => free(path, self.wait, || served.at.clone()),
+            false => free(path, self.wait, || served.at.clone())
+                .map_err(|error| error.of_socket(&plan.socket)),
         }
     }
 

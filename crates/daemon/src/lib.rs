@@ -63,7 +63,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         Ok(cli) => output::end(sandboxed.map_err(Failure::Refused).and_then(|()| obey(cli))),
         Err(error) => output::explain(&error),
     };
-    log::finish();
+    log::end();
     status
 }
 
@@ -122,6 +122,7 @@ fn obey(cli: Cli) -> Result<(), Failure> {
         Command::Room(args) if args.show => print(&rooms::sandbox::tried()),
         Command::Room(args) => {
             let plan = config::of_daemon(args.daemon.into())?;
+            log::now_serves();
             let (runtime, room) = (runtime()?, rooms::run(&plan));
             let ended = runtime.block_on(room);
             runtime.shutdown_background();
@@ -195,6 +196,8 @@ async fn obey_signals(
                 service.ready(&format!("configuration not reloaded: {error}"));
             }
         }
+        // What the plan took beside the one that is carried out.
+        let _ = manyring_engine::aside(manyring_backend::sys::heap::give_back).await;
     }
 }
 
@@ -258,6 +261,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         // The last step that can fail: another process has ended by then.
         rooms::Legacy::accept(before).await?;
         service.is_main().await;
+        log::now_serves();
         let (stop_sender, stop) = watch::channel(false);
         let signals = stops(&mut ends, &service, &stop_sender);
         let state = control::State {

@@ -4,9 +4,13 @@
 //! fill the host's disk. Lines that are not shown are counted, and their number is logged. Warnings
 //! and information have a bound each, so that neither hides the other; debug and trace have none.
 //! Lines that are shown go through a queue to a thread of its own ([`lines`]): a log that cannot be
-//! written, or that blocks, neither ends nor delays the thread that logs.
+//! written, or that blocks, neither ends nor delays the thread that logs. Before the process serves
+//! anything there is nothing to delay: then whoever ends it writes what is left itself.
 
+mod fields;
 mod lines;
+
+pub(crate) use fields::shown;
 
 use crate::cli::LogFormat;
 use crate::service::is_journal;
@@ -15,6 +19,7 @@ use manyring_backend::sys::starter::{self, Role};
 use rustix::time::{ClockId, clock_gettime};
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 use tracing::{Level, Metadata};
@@ -31,6 +36,12 @@ const PER_SECOND: u64 = 10;
 /// Longest wait at the end for lines that are still to be written.
 const FINISH_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// Longest wait for standard error to take more, of a process that ends and has served nothing.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Guests may come, or have come: nobody waits for standard error.
+static SERVES: AtomicBool = AtomicBool::new(false);
+
 /// Standard error is the journal's: lines begin with their priority.
 static JOURNAL: OnceLock<bool> = OnceLock::new();
 
@@ -42,7 +53,7 @@ static LINES: Lines = Lines::new();
 pub(crate) fn open() -> io::Result<()> {
     let _ = JOURNAL.set(is_journal());
     let thread = std::thread::Builder::new().name("log".to_owned());
-    starter::spawn(Role::Log, thread, || LINES.write_to(&mut Stderr))?;
+    starter::spawn(Role::Log, thread, || LINES.write_to(&mut Stderr::default()))?;
     std::panic::set_hook(Box::new(|info| {
         let mut text = format!("{info}\n");
         let backtrace = Backtrace::capture();
@@ -50,7 +61,7 @@ pub(crate) fn open() -> io::Result<()> {
             text = format!("{text}{backtrace}\n");
         }
         say(text);
-        finish();
+        end();
     }));
     Ok(())
 }
@@ -101,9 +112,24 @@ fn head(level: Level) -> &'static str {
     }
 }
 
+/// From now on this process serves: no thread waits for standard error any more.
+pub(crate) fn now_serves() {
+    SERVES.store(true, Ordering::Relaxed);
+}
+
 /// Waits until everything has been written, but not for ever.
 pub(crate) fn finish() {
     LINES.finish(FINISH_TIMEOUT);
+}
+
+/// The process ends. One that has served nothing writes its last lines, which say why, on this
+/// thread: the log's thread may come too late.
+pub(crate) fn end() {
+    if SERVES.load(Ordering::Relaxed) {
+        finish();
+    } else {
+        LINES.write_rest(&mut Stderr::patient(REFUSAL_TIMEOUT), REFUSAL_TIMEOUT);
+    }
 }
 
 /// The level and the format, as they were given.
@@ -136,9 +162,9 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
     match format {
         // The journal has a time of its own for each line.
         LogFormat::Text if JOURNAL.get() == Some(&true) => {
-            builder.with_target(false).without_time().init();
+            builder.fmt_fields(fields::Fields).with_target(false).without_time().init();
         }
-        LogFormat::Text => builder.with_target(false).init(),
+        LogFormat::Text => builder.fmt_fields(fields::Fields).with_target(false).init(),
         LogFormat::Json => builder.json().init(),
     }
     Ok(())

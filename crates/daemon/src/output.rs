@@ -49,14 +49,21 @@ pub(crate) fn end(ended: Result<(), Failure>) -> ExitCode {
     match ended {
         Ok(()) | Err(Failure::Unread) => ExitCode::SUCCESS,
         Err(Failure::Refused(message)) => {
-            log::say(format!("manyring: {message}\n"));
+            log::say(said(&message));
             ExitCode::FAILURE
         }
         Err(Failure::Wrong(message)) => {
-            log::say(format!("manyring: {message}\n"));
+            log::say(said(&message));
             ExitCode::from(2)
         }
     }
+}
+
+/// Why a command ends, as an operator's terminal may get it: the text may have come from a daemon,
+/// and what others have named is in it.
+fn said(message: &str) -> String {
+    let lines: Vec<_> = message.split('\n').map(log::shown).collect();
+    format!("manyring: {}\n", lines.join("\n"))
 }
 
 /// Ends where the command line was not understood, or asked for help or the version.

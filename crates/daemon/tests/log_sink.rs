@@ -134,3 +134,32 @@ fn a_log_that_nobody_ever_reads_does_not_hold_the_end() {
     served.misbehave(20);
     served.end();
 }
+
+#[test]
+fn a_refused_start_says_why_however_late_its_standard_error_is_read() {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    fill(&writer);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
+    command.args(["blk", "--socket-path=/none/s", "--blk-file=/none/image"]);
+    let mut child = command.stdin(Stdio::null()).stderr(writer).spawn().unwrap();
+    drop(command);
+    // Nobody reads for longer than a process that has served waits at its end.
+    std::thread::sleep(Duration::from_secs(1));
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let said = text.trim_start_matches('x');
+    assert!(said.starts_with("manyring: ") && said.lines().count() == 1, "{said:?}");
+    assert!(said.contains("/none/"), "{said:?}");
+}
+
+#[test]
+fn a_refused_start_ends_though_nobody_ever_reads_why() {
+    let (_reader, writer) = std::io::pipe().unwrap();
+    fill(&writer);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
+    command.args(["blk", "--socket-path=/none/s", "--blk-file=/none/image"]);
+    let mut child = command.stdin(Stdio::null()).stderr(writer).spawn().unwrap();
+    assert!(wait_until(|| child.try_wait().unwrap().is_some()), "it waits for ever");
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+}

@@ -6,7 +6,7 @@ mod program;
 
 use process::{Daemon, PATIENCE, copy_program, is_root_or_left_out, wait_until};
 use program::{http, http_json};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -79,7 +79,7 @@ fn most_memory(daemon: &Daemon) -> u64 {
 
 #[test]
 fn clients_with_the_largest_bodies_at_once_take_the_memory_of_few() {
-    const SIZE: usize = 8 << 20;
+    const SIZE: usize = 2 << 20;
     let daemon = Daemon::run("[daemon]\ncontrol = '@/control'\n", &["control"]);
     let control = daemon.socket_of("control");
     let before = most_memory(&daemon);
@@ -112,6 +112,81 @@ fn clients_with_the_largest_bodies_at_once_take_the_memory_of_few() {
     let grown = most_memory(&daemon).saturating_sub(before);
     assert!(grown < 5 * (SIZE as u64 >> 10), "{grown} KiB for bodies of {SIZE} bytes");
     assert_eq!(http(&control, "GET", "/v1/devices", "").0, 200);
+}
+
+/// The memory that a process has now, in KiB.
+fn memory(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim_end_matches("kB").trim().parse().unwrap()
+}
+
+#[test]
+fn a_configuration_has_a_bound_and_leaves_little_memory_taken() {
+    const SIZE: usize = 2 << 20;
+    let daemon = Daemon::run("[daemon]\ncontrol = '@/control'\n", &["control"]);
+    let control = daemon.socket_of("control");
+    let folder = daemon.folder().display().to_string();
+    let mut text = format!("[daemon]\ncontrol = '{folder}/control'\n");
+    for n in 0..6000 {
+        text += &format!("[[blk]]\nname = 'd{n}'\nsocket_path = '{folder}/d{n}'\nnull = '1M'\n");
+    }
+    text += &"#".repeat(SIZE - text.len());
+    let before = memory(&daemon);
+    for _ in 0..3 {
+        let (status, _, answer) = http(&control, "PUT", "/v1/config?dry_run=true", &text);
+        assert_eq!(status, 200, "{}", &answer[..answer.len().min(300)]);
+    }
+    let left = memory(&daemon).saturating_sub(before);
+    println!("{left} KiB are left of a configuration of {SIZE} bytes");
+    assert!(left < 10 << 10, "{left} KiB are left of a configuration of {SIZE} bytes");
+    text += "#";
+    let (status, _, answer) = http(&control, "PUT", "/v1/config?dry_run=true", &text);
+    assert!(status == 413 && answer.contains("2097152 bytes at most"), "{status} {answer}");
+    let file = daemon.folder().join("long.toml");
+    std::fs::write(&file, &text).unwrap();
+    let mut command = program::manyring();
+    let output = program::output_of(command.arg("run").arg("--config").arg(&file));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("long.toml: is longer than 2097152 bytes"), "{said}");
+}
+
+#[test]
+fn a_name_that_no_device_can_have_is_refused_and_never_an_error_of_the_daemon() {
+    let config =
+        "[daemon]\ncontrol = '@/control'\nstate_dir = '@/state'\n[[limit]]\nname = 'g'\niops = 5\n";
+    let daemon = Daemon::run(config, &["control"]);
+    let control = daemon.socket_of("control");
+    let socket = daemon.folder().join("z").display().to_string();
+    let device = json!({ "kind": "blk", "null": "1M", "socket_path": socket }).to_string();
+    let long = "a".repeat(65);
+    for name in [".", "..", "%2E", "a%2Fb", "%2F", "..%2Fa", "%20", "%00", "a%0Ab", "%22", &long] {
+        let (status, answer) = http_json(&control, "PUT", &format!("/v1/devices/{name}"), &device);
+        let error = answer["error"].as_str().unwrap_or_default().to_owned();
+        assert!(
+            status == 422 && error.contains("name: must be 1 to 64"),
+            "{name}: {status} {error}"
+        );
+        for (method, path, body) in [
+            ("GET", format!("/v1/devices/{name}"), ""),
+            ("PATCH", format!("/v1/devices/{name}"), "{\"read_only\": true}"),
+            ("DELETE", format!("/v1/devices/{name}"), ""),
+            ("POST", format!("/v1/devices/{name}/resize"), ""),
+            ("POST", format!("/v1/devices/{name}/link"), "{\"up\": true}"),
+            ("POST", format!("/v1/devices/{name}/mtu"), "{\"mtu\": 1500}"),
+            ("POST", format!("/v1/devices/{name}/announce"), ""),
+            ("PUT", format!("/v1/limits/{name}"), "{\"iops\": 7}"),
+        ] {
+            let (status, _, answer) = http(&control, method, &path, body);
+            let is_gone = method == "DELETE" && status == 204;
+            assert!(is_gone || (400..500).contains(&status), "{method} {path}: {status} {answer}");
+        }
+    }
+    // The name of a device that a body has in vain is none either.
+    assert_eq!(http_json(&control, "GET", "/v1/devices", "").1["devices"], json!([]));
+    let kept = std::fs::read_dir(daemon.folder().join("state/devices")).unwrap().count();
+    assert_eq!(kept, 0);
 }
 
 #[test]
@@ -230,4 +305,67 @@ fn another_user_names_only_what_the_operator_allows() {
     );
     assert_eq!(status, 201, "the daemon's own user is not bound");
     assert!(wait_until(|| http_json(&control, "GET", "/v1/devices/c", "").0 == 200));
+}
+
+/// A whole line of the log, and an order to a terminal.
+const FORGED: &str = "2026-11-29T06:00:00Z  INFO changed uid=0\u{1b}[2J";
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the kernel notes the user of the thread")]
+fn another_user_forges_no_line_of_the_log_and_is_named_in_each_refusal() {
+    if !is_root_or_left_out() {
+        return;
+    }
+    let config = "[daemon]\ncontrol = '@/control'\ncontrol_mode = '0666'\n\
+        allow_paths = ['@/vms']\n";
+    let daemon = Daemon::run(config, &["control"]);
+    let (folder, control) = (daemon.folder().to_owned(), daemon.socket_of("control"));
+    std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::create_dir(folder.join("vms")).unwrap();
+    let odd = folder.join(format!("vms/x\n{FORGED}"));
+    std::fs::write(&odd, "short").unwrap();
+    let (socket, other) = (folder.join(format!("vms/s\n{FORGED}")), folder.join("vms/z"));
+    let asked = std::thread::spawn(move || {
+        let user = rustix::process::Uid::from_raw(4711);
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        let put = |name: &str, keys: Value| {
+            let mut device = json!({ "kind": "blk", "socket_path": other });
+            device.as_object_mut().unwrap().append(&mut keys.as_object().unwrap().clone());
+            http_json(&control, "PUT", &format!("/v1/devices/{name}"), &device.to_string())
+        };
+        let refused = [
+            put("a", json!({ "file": odd })),
+            put("b", json!({ "file": "/etc/shadow" })),
+            put("c", json!({ "null": "1M", "socket_path": odd })),
+        ];
+        (put("d", json!({ "null": "1M", "socket_path": socket })), refused)
+    });
+    let (made, refused) = asked.join().unwrap();
+    assert_eq!(made.0, 201, "{made:?}");
+    for (status, answer) in &refused {
+        assert!((400..600).contains(status), "{answer}");
+        assert!(!answer.to_string().contains("/proc/self"), "{answer}");
+    }
+    let name = folder.join("vms/x").display().to_string();
+    assert!(refused[0].1.to_string().contains(&name), "{refused:?}");
+    let is_refusal = |line: &&str| line.contains("control request refused");
+    let all = || wait_until(|| daemon.log().lines().filter(is_refusal).count() == 3);
+    assert!(all(), "{}", daemon.log());
+    assert!(wait_until(|| daemon.log().contains("listening")), "{}", daemon.log());
+    let log = daemon.log();
+    assert!(!log.lines().any(|line| line.starts_with(&FORGED[..20])), "{log}");
+    assert!(!log.chars().any(|c| c.is_control() && c != '\n'), "{log:?}");
+    assert!(
+        !log.lines().any(|line| line.contains("error=") && line.contains("/proc/self")),
+        "{log}"
+    );
+    let lines: Vec<_> = log.lines().filter(is_refusal).collect();
+    for (line, (name, said)) in
+        lines.iter().zip([("a", "vms/x"), ("b", "/etc/shadow"), ("c", "vms/x")])
+    {
+        for part in ["uid=4711 pid=", "comm=\"", "method=\"PUT\"", "status=", said] {
+            assert!(line.contains(part), "{part}: {line}");
+        }
+        assert!(line.contains(&format!("path=\"/v1/devices/{name}\"")), "{line}");
+    }
 }

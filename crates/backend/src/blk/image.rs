@@ -135,20 +135,21 @@ impl Image {
     /// killed process only when the last of its threads has ended, and those that its io_uring
     /// held some time after that.
     pub fn open(path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
-        Self::open_held(path, options, None)
+        Self::open_held((path, path), options, None)
     }
 
     /// As [`Self::open`], by a description of this file that another process has opened and locked
     /// ([`Self::bequeath`]). One that is of another file, or cannot be written to, is left aside.
+    /// The file is opened at `path`, and called by its `name` in errors and in the log.
     ///
     /// # Errors
     /// As [`Self::open`].
     pub fn open_held(
-        path: &Path,
+        (path, name): (&Path, &Path),
         options: ImageOptions,
         held: Option<OwnedFd>,
     ) -> Result<Self, ImageError> {
-        let at = || path.to_path_buf();
+        let at = || name.to_path_buf();
         let open_error = |errno| ImageError::Open { path: at(), errno };
         // Check the kind before opening: to open a fifo blocks, and a terminal may react to it.
         let stat = rustix::fs::stat(path).map_err(open_error)?;
@@ -169,12 +170,12 @@ impl Image {
         let held = held.filter(|held| hand::is_of(held, &stat, access));
         let is_locked = held.is_some() || options.lock_with_rings;
         let plain = held.map_or_else(|| open(flags), Ok).map_err(|errno| match errno {
-            Errno::BUSY => ImageError::in_use(path),
+            Errno::BUSY => ImageError::in_use(name),
             errno => open_error(errno),
         })?;
         leave_atime(&plain);
         if !is_locked {
-            held::lock(&plain, path, !options.read_only, sys::lock)?;
+            held::lock(&plain, name, !options.read_only, sys::lock)?;
         }
         let file_size =
             size_of_file(&plain).map_err(|errno| ImageError::Size { path: at(), errno })?;
@@ -183,7 +184,7 @@ impl Image {
         }
         // This check comes before that of the size: an image of another format may have any size.
         if !options.any_content {
-            format::check(&plain, path, (block_device, file_size))?;
+            format::check(&plain, name, (block_device, file_size))?;
         }
         if !file_size.is_multiple_of(512) {
             return Err(ImageError::Sectors { path: at(), size: file_size });
@@ -201,7 +202,7 @@ impl Image {
         let direct = direct.transpose()?;
         direct.iter().for_each(leave_atime);
         if !options.read_only {
-            format::note(&plain, path, block_device);
+            format::note(&plain, name, block_device);
         }
         let (file, holder) = match direct {
             Some(direct) => (direct, Some(plain)),

@@ -1,4 +1,5 @@
-//! The C library's memory of a process that has a list of calls for each thread.
+//! The C library's memory: of a process that has a list of calls for each thread, and of one that
+//! has read a long configuration.
 #![allow(unsafe_code, reason = "allow-listed: a setting of the C library's allocator")]
 
 /// Has all threads allocate from one arena, where the C library has several. A thread that gives
@@ -10,5 +11,15 @@ pub fn have_one_arena() {
     // SAFETY: a setting of the allocator, which no other thread uses at this time.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1)
+    };
+}
+
+/// Gives the memory that is free back to the host. The C library keeps as much as it has had at a
+/// time, and more the larger the pieces were.
+pub fn give_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: touches no memory that is in use; the C library locks what other threads use.
+    unsafe {
+        libc::malloc_trim(0)
     };
 }

@@ -96,7 +96,8 @@ pub(crate) fn open(
             };
             let found = pinned.as_ref().map(Pinned::find).transpose();
             let found = found.map_err(DiskError::Unfound)?;
-            let image = Image::open_held(found.as_ref().unwrap_or(path), options, held)?;
+            let found = found.as_deref().unwrap_or(path);
+            let image = Image::open_held((found, path), options, held)?;
             if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) }
         }
     })

@@ -14,6 +14,10 @@ use raw::RawConfig;
 use serde_json::{Map, Value};
 use std::path::Path;
 
+/// Longest configuration that is read, in bytes; some thousands of devices have room in it.
+/// Reading takes many times its length for a while, and leaves the process some of that.
+pub(crate) const SIZE_MAX: usize = 2 << 20;
+
 /// Reads a configuration file's text: syntax, names and values are checked, nothing is opened.
 ///
 /// # Errors
@@ -36,13 +40,20 @@ pub fn parse(text: &str) -> Result<Plan, String> {
 /// One line, which names the file: [`Failure::Refused`] if it cannot be read, [`Failure::Wrong`] if
 /// it cannot be served.
 pub(crate) fn read(path: &Path) -> Result<Plan, Failure> {
+    use std::io::Read;
     let at = path.display();
     if let Some(problem) = plan::unexpanded(path) {
         return Err(Failure::Wrong(format!("--config: {problem}")));
     }
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| Failure::Refused(format!("--config: cannot read {at}: {error}")))?;
+    let mut text = String::new();
+    let read = std::fs::File::open(path)
+        .and_then(|file| file.take(SIZE_MAX as u64 + 1).read_to_string(&mut text));
+    read.map_err(|error| Failure::Refused(format!("--config: cannot read {at}: {error}")))?;
     let wrong = |error: String| Failure::Wrong(format!("{at}: {error}"));
+    if text.len() > SIZE_MAX {
+        let problem = format!("is longer than {SIZE_MAX} bytes, the most that is read");
+        return Err(wrong(problem));
+    }
     let plan = parse(&text).map_err(wrong)?;
     plan.check_found().map_err(|error| wrong(error.to_string()))?;
     Ok(plan)

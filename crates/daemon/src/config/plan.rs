@@ -355,7 +355,7 @@ fn device_place(name: &str, table: &str, source: Source) -> Result<Place, PlanEr
     if is_device_name(name) {
         return Ok(source.device(table, name));
     }
-    let problem = "must be 1 to 64 letters, digits, '-', '_' or '.'";
+    let problem = "must be 1 to 64 letters, digits, '-', '_' or '.', and not \".\" or \"..\"";
     source.device(table, format!("{name:?}")).error("name", problem)
 }
 
@@ -435,10 +435,12 @@ impl DiskPlan {
     }
 }
 
-/// True for 1 to 64 letters, digits, '-', '_' and '.': fit for paths, labels and logs.
+/// True for 1 to 64 letters, digits, '-', '_' and '.': fit for paths, labels and logs. The names of
+/// a folder itself and of the one above it are none.
 pub(crate) fn is_device_name(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    (1..=64).contains(&name.len()) && name.chars().all(is_plain)
+    let is_folder = [".", ".."].contains(&name);
+    (1..=64).contains(&name.len()) && !is_folder && name.chars().all(is_plain)
 }
 
 /// True: writes are durable when the guest flushes; else when they are answered.
@@ -538,6 +540,30 @@ mod tests {
         ] {
             let message = plan(&toml).expect_err(&toml);
             assert!(message.contains(key), "{toml}\n-> {message}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_none_is_refused_with_key_and_value() {
+        let long = "a".repeat(65);
+        for name in ["", ".", "..", "/", "a/b", "../a", "a b", "a\nb", "\u{e4}", &long] {
+            let tables = [
+                "[[blk]]\nsocket_path = '/s'\nnull = '1G'\n",
+                "[[net]]\nsocket_path = '/s'\nnull = true\n",
+                "[[limit]]\niops = 5\n",
+                "[[switch]]\n",
+                "[[xen_blk]]\nsimulated = '/d'\n",
+            ];
+            for table in tables {
+                let error = plan(&format!("{table}name = {name:?}\n")).expect_err(table);
+                assert!(error.contains(&format!("{name:?}: name: must be 1 to 64")), "{error}");
+            }
+            let error = plan(&format!("{}domain = {name:?}\n", tables[0])).expect_err("a domain");
+            assert!(error.contains(&format!("domain: {name:?}")), "{error}");
+        }
+        for name in ["a", "...", ".a", "a.", "-", &long[1..]] {
+            let toml = format!("[[blk]]\nname = {name:?}\nsocket_path = '/s'\nnull = '1G'\n");
+            assert!(plan(&toml).is_ok(), "{name}");
         }
     }
 

@@ -3,9 +3,11 @@
 use super::asked::{Asked, Name};
 use super::events::Since;
 use super::refusal::{Problem, Refusal, aside};
+use super::refused::{Refused, Why};
 use super::snapshot::{DeviceInfo, Devices, Workers};
 use super::{
-    Controlled, Entry, State, change, config, devices as manage, limits, openapi, scrape, takeover,
+    Controlled, Entry, State, Who, change, config, devices as manage, limits, openapi, scrape,
+    takeover,
 };
 use crate::rooms::RoomInfo;
 use axum::Router;
@@ -21,16 +23,13 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
 
 /// Longest body that is read.
-const BODY_SIZE_MAX: usize = 4096;
-
-/// Longest configuration that is read.
-const CONFIG_SIZE_MAX: usize = 8 << 20;
+pub(super) const BODY_SIZE_MAX: usize = 4096;
 
 /// Longest wait for an event: a client then asks again.
 const EVENTS_WAIT: Duration = Duration::from_secs(25);
 
-/// All routes of a socket.
-pub(super) fn router(state: State, role: Role) -> Router {
+/// All routes of a socket; what it refuses is logged.
+pub(super) fn router(state: State, role: Role, refused: Arc<Refused>) -> Router {
     let (router, _) = routes().split_for_parts();
     router
         .fallback(async || Refusal::new(StatusCode::NOT_FOUND, "no such path"))
@@ -38,7 +37,7 @@ pub(super) fn router(state: State, role: Role) -> Router {
             Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "no such method for this path")
         })
         .layer(DefaultBodyLimit::max(BODY_SIZE_MAX))
-        .layer(from_fn(move |request, next| admit(role, request, next)))
+        .layer(from_fn(move |request, next| admit(role, refused.clone(), request, next)))
         .with_state(state)
 }
 
@@ -53,7 +52,7 @@ pub(super) fn routes() -> OpenApiRouter<State> {
         .routes(routes!(change::link))
         .routes(routes!(change::mtu))
         .routes(routes!(change::announce))
-        .routes(whole.layer(DefaultBodyLimit::max(CONFIG_SIZE_MAX)))
+        .routes(whole.layer(DefaultBodyLimit::max(crate::config::SIZE_MAX)))
         .routes(routes!(config::read_again))
         .routes(routes!(limits::show))
         .routes(routes!(limits::set))
@@ -74,13 +73,19 @@ pub(super) enum Role {
     Read,
 }
 
-async fn admit(role: Role, request: Request, next: Next) -> Response {
-    let reads = [Method::GET, Method::HEAD].contains(request.method());
-    if role == Role::Read && !reads {
+async fn admit(role: Role, refused: Arc<Refused>, request: Request, next: Next) -> Response {
+    let who = request.extensions().get::<Who>().cloned().unwrap_or_default();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let reads = [Method::GET, Method::HEAD].contains(&method);
+    let response = if role == Role::Read && !reads {
         let error = "this socket only shows: changes are asked for at the control socket";
-        return Refusal::new(StatusCode::FORBIDDEN, error).into_response();
-    }
-    next.run(request).await
+        Refusal::new(StatusCode::FORBIDDEN, error).into_response()
+    } else {
+        next.run(request).await
+    };
+    let why = response.extensions().get::<Why>();
+    refused.log(&who, (&method, &path), response.status(), why);
+    response
 }
 
 /// Collects, and writes as JSON, beside the control thread.

@@ -1,7 +1,9 @@
 //! The parts of a request, as the handlers take them. A request that cannot be read is refused in
 //! JSON with one sentence, like every refusal of this API.
 
+use super::api::BODY_SIZE_MAX;
 use super::refusal::Refusal;
+use crate::config::SIZE_MAX;
 use crate::house::Keys;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
@@ -47,7 +49,17 @@ impl<S: Send + Sync> FromRequest<S> for Body {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
         let body = Bytes::from_request(request, state).await;
-        body.map(Self).map_err(|error| Refusal::new(error.status(), error.body_text()))
+        body.map(Self).map_err(|error| {
+            let status = error.status();
+            let problem = match status {
+                StatusCode::PAYLOAD_TOO_LARGE => format!(
+                    "body: is too long: a configuration has {SIZE_MAX} bytes at most, any other \
+                     body {BODY_SIZE_MAX}"
+                ),
+                _ => error.body_text(),
+            };
+            Refusal::new(status, problem)
+        })
     }
 }
 

@@ -10,6 +10,7 @@ use axum::Json;
 use axum::extract::{Extension, FromRequest, Request, State as Extract};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use manyring_backend::sys::heap;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -74,7 +75,7 @@ pub(super) async fn replace(
     Extension(who): Extension<Who>,
     Asked(How { dry_run }): Asked<How>,
     request: Request,
-) -> Result<Json<Done>, Refusal> {
+) -> Result<Response, Refusal> {
     if is_bound(who.uid) {
         let error = "a whole configuration is only for root and the daemon's user";
         return Err(Refusal::new(StatusCode::FORBIDDEN, error));
@@ -89,9 +90,20 @@ pub(super) async fn replace(
         Ok(text) => config::parse(text).map_err(wrong),
         Err(_) => Err(bad("body: is no text".to_owned())),
     });
-    let plan = plan.await??;
+    let plan = match plan.await? {
+        Ok(plan) => plan,
+        Err(error) => return answer(Err(error)).await,
+    };
     let change = Change::All { plan: Box::new(plan), dry_run, if_match };
-    state.door.ask(change, who).await.map(Json).map_err(refuse)
+    answer(state.door.ask(change, who).await.map_err(refuse)).await
+}
+
+/// The answer. A plan takes far more memory than its text, and pieces of that are in what was done:
+/// once that is written, the memory is the host's again.
+async fn answer(done: Result<Done, Refusal>) -> Result<Response, Refusal> {
+    let answer = done.map(|done| Json(done).into_response());
+    aside(heap::give_back).await?;
+    answer
 }
 
 /// The configuration file is read again.
@@ -109,8 +121,8 @@ pub(super) async fn read_again(
     Extract(state): Extract<State>,
     Extension(who): Extension<Who>,
     Asked(How { dry_run }): Asked<How>,
-) -> Result<Json<Done>, Refusal> {
-    reload(&state, who, dry_run).await.map(Json)
+) -> Result<Response, Refusal> {
+    answer(reload(&state, who, dry_run).await).await
 }
 
 /// Reads the configuration file again, and carries out what has changed.

@@ -17,6 +17,7 @@ mod openapi;
 mod patient;
 mod places;
 mod refusal;
+mod refused;
 mod registry;
 mod reserve;
 mod scrape;

@@ -1,5 +1,6 @@
 //! An error as an answer: a status and one sentence, as JSON.
 
+use super::refused::Why;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -31,7 +32,10 @@ impl std::fmt::Display for Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        (self.0, Json(Problem { error: self.1 })).into_response()
+        let why = Why(self.1.clone());
+        let mut answer = (self.0, Json(Problem { error: self.1 })).into_response();
+        answer.extensions_mut().insert(why);
+        answer
     }
 }
 

@@ -7,11 +7,13 @@
 use super::api::Role;
 use super::patient::{Patient, Prompt};
 use super::places::{Busy, Places};
+use super::refused::{Refused, Why};
 use super::reserve::{Refill, Reserve};
 use super::stream::ClientStream;
 use super::{State, Who, api};
 use crate::config::plan::DaemonPlan;
 use crate::service::{Service, Whose};
+use axum::http::{Method, StatusCode};
 use axum::{Extension, Router};
 use hyper::Request;
 use hyper::body::Incoming;
@@ -113,12 +115,13 @@ pub(crate) async fn serve(
     let _ = begun.await;
     let mut tasks = JoinSet::new();
     for bound in sockets {
-        let router = api::router(state.clone(), bound.role);
+        let refused = Arc::new(Refused::default());
+        let router = api::router(state.clone(), bound.role, refused.clone());
         let (service, names) = (service.clone(), names.clone());
         tasks.spawn(async move {
             let mut socket = bound.socket.named(&bound.path, bound.permissions, names).await;
             let _kept = service.keep(Whose::Control(bound.key), &mut socket);
-            let clients = Clients { places: Places::default(), reserve: Reserve::new() };
+            let clients = Clients { places: Places::default(), reserve: Reserve::new(), refused };
             clients.serve(socket.socket(), &router).await;
         });
     }
@@ -172,6 +175,7 @@ async fn freed(path: &Path, permissions: SocketPermissions) -> Named {
 struct Clients {
     places: Places,
     reserve: Arc<Reserve>,
+    refused: Arc<Refused>,
 }
 
 impl Clients {
@@ -200,6 +204,9 @@ impl Clients {
                     let stream = ClientStream::new(stream);
                     let Some(place) = self.places.take(who.uid) else {
                         turn_away(&stream);
+                        let (status, asked) = (StatusCode::SERVICE_UNAVAILABLE, (&Method::GET, ""));
+                        let why = Why("too many clients".to_owned());
+                        self.refused.log(&who, asked, status, Some(&why));
                         continue;
                     };
                     let busy = place.busy.clone();

@@ -89,6 +89,7 @@ impl Front {
             let Err(source) = ended else { return Ok(()) };
             let key = socket_key(&source);
             let at = if key == "socket_path" { at.clone() } else { wanted.plan().place.at(key) };
+            let source = wanted.plan().socket.error(source);
             let error = AssembleError::Socket { at: at.clone(), source };
             // The name of the socket can be taken although it was free before: wait again.
             is_late |= error.is_held() && shared.wait != Some(0);
@@ -138,6 +139,7 @@ impl Shared {
         match (tokio::time::timeout(OPEN_PATIENCE, &mut listening).await, slow) {
             (Ok(bound), _) => return bound,
             (Err(_), Some(source)) => {
+                let source = plan.socket.error(source);
                 wait.note(&AssembleError::Socket { at: plan.place.at("socket_path"), source });
             }
             (Err(_), None) => {}

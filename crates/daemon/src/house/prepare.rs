@@ -99,7 +99,7 @@ impl Begun {
             let bound = bound.map_err(|_| failed(wanted))?;
             let bound = bound.map_err(|source| AssembleError::Socket {
                 at: at_key(wanted, served, &source),
-                source,
+                source: wanted.plan().socket.error(source),
             })?;
             *socket = Some(bound);
         }
@@ -221,7 +221,7 @@ impl Named {
             };
             let named = named.map_err(|source| AssembleError::Socket {
                 at: at_key(&wanted, &served, &source),
-                source,
+                source: wanted.plan().socket.error(source),
             })?;
             served.endpoint = Endpoint::Bound(named);
         }

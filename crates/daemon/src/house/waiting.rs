@@ -156,7 +156,10 @@ fn slow(wanted: &Wanted, served: Option<&Served>) -> AssembleError {
         _ => None,
     });
     match name {
-        Some((at, path)) => AssembleError::Socket { at, source: ListenError::Slow { path } },
+        Some((at, path)) => {
+            let source = wanted.plan().socket.error(ListenError::Slow { path });
+            AssembleError::Socket { at, source }
+        }
         None => failed(wanted),
     }
 }
@@ -379,6 +382,7 @@ impl Wait {
             match aside_for(&self.wanted.plan().name, move || check_path(&path)).await {
                 Some(Ok(())) => return,
                 Some(Err(source)) => {
+                    let source = self.wanted.plan().socket.error(source);
                     self.note(&AssembleError::Socket { at: at.to_owned(), source });
                 }
                 None => {}

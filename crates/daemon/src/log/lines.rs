@@ -7,7 +7,7 @@
 //! lost; lost lines are counted, and the next line that can be written is preceded by the count.
 
 use crate::cli::LogFormat;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -34,6 +34,8 @@ struct State {
     bytes: usize,
     /// The thread is writing a line that it has taken out of `waiting`.
     writing: bool,
+    /// Another thread writes all lines that wait: the log's thread takes none.
+    ending: bool,
     /// Lines lost since the last one that was written.
     lost: u64,
     format: LogFormat,
@@ -42,7 +44,9 @@ struct State {
 impl Lines {
     pub(super) const fn new() -> Self {
         let waiting = VecDeque::new();
-        let state = State { waiting, bytes: 0, writing: false, lost: 0, format: LogFormat::Text };
+        let format = LogFormat::Text;
+        let (writing, ending) = (false, false);
+        let state = State { waiting, bytes: 0, writing, ending, lost: 0, format };
         Self { state: Mutex::new(state), filled: Condvar::new(), drained: Condvar::new() }
     }
 
@@ -74,6 +78,28 @@ impl Lines {
         let _ = self.drained.wait_timeout_while(self.state(), at_most, busy);
     }
 
+    /// Writes every line that waits, on this thread, behind the one that the log's thread is
+    /// writing. Waits for that one at most for this long.
+    pub(super) fn write_rest(&self, out: &mut impl Write, at_most: Duration) {
+        let mut state = self.state();
+        state.ending = true;
+        let writing = |state: &mut State| state.writing;
+        let waited = self.drained.wait_timeout_while(state, at_most, writing);
+        let (mut state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        if !waited.timed_out() {
+            state.bytes = 0;
+            let lines = std::mem::take(&mut state.waiting);
+            let mut text = lost_lines(std::mem::take(&mut state.lost), state.format);
+            drop(state);
+            lines.into_iter().for_each(|line| text.extend(line));
+            write_whole(out, &text);
+            state = self.state();
+        }
+        state.ending = false;
+        drop(state);
+        self.filled.notify_one();
+    }
+
     /// Writes every line that comes, for ever.
     pub(super) fn write_to(&self, out: &mut impl Write) -> ! {
         // A write that failed half-way has left a line without its end.
@@ -84,10 +110,7 @@ impl Lines {
             if torn {
                 text.push(b'\n');
             }
-            if lost > 0 {
-                let told = format!("{lost} lines lost: standard error did not take them");
-                text.extend(super::warning(format, &told).into_bytes());
-            }
+            text.extend(lost_lines(lost, format));
             text.extend(line);
             let taken = write_whole(out, &text);
             torn = if taken == 0 { torn } else { taken < text.len() };
@@ -99,7 +122,8 @@ impl Lines {
     fn take(&self) -> (Vec<u8>, u64, LogFormat) {
         let mut state = self.state();
         loop {
-            if let Some(line) = state.waiting.pop_front() {
+            let line = if state.ending { None } else { state.waiting.pop_front() };
+            if let Some(line) = line {
                 state.bytes -= line.len();
                 state.writing = true;
                 return (line, std::mem::take(&mut state.lost), state.format);
@@ -113,7 +137,7 @@ impl Lines {
         let mut state = self.state();
         state.writing = false;
         state.lost += lost;
-        if state.waiting.is_empty() {
+        if state.waiting.is_empty() || state.ending {
             self.drained.notify_all();
         }
     }
@@ -121,6 +145,15 @@ impl Lines {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The line that says how many were lost, if any was.
+fn lost_lines(lost: u64, format: LogFormat) -> Vec<u8> {
+    if lost == 0 {
+        return Vec::new();
+    }
+    let told = format!("{lost} lines lost: standard error did not take them");
+    super::warning(format, &told).into_bytes()
 }
 
 /// Writes until nothing is left or a write fails; how many bytes were taken.
@@ -138,17 +171,41 @@ fn write_whole(out: &mut impl Write, text: &[u8]) -> usize {
 }
 
 /// Standard error, also where its open file description has `O_NONBLOCK`.
-#[derive(Debug)]
-pub(super) struct Stderr;
+#[derive(Debug, Default)]
+pub(super) struct Stderr {
+    /// Waits no longer than this for standard error to take more.
+    at_most: Option<Timespec>,
+}
+
+impl Stderr {
+    /// Fails with `TimedOut` if standard error takes nothing for this long.
+    pub(super) fn patient(at_most: Duration) -> Self {
+        Self { at_most: Timespec::try_from(at_most).ok() }
+    }
+
+    /// Waits until standard error takes something.
+    fn wait(&self) -> io::Result<()> {
+        let stderr = rustix::stdio::stderr();
+        match poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], self.at_most.as_ref()) {
+            Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+            // A poll that fails says nothing: the write shows what is so.
+            _ => Ok(()),
+        }
+    }
+}
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let stderr = rustix::stdio::stderr();
+        // What a pipe that can be written to takes without a wait.
+        const PIECE: usize = 4096;
+        let mut piece = bytes;
+        if self.at_most.is_some() {
+            piece = &bytes[..bytes.len().min(PIECE)];
+            self.wait()?;
+        }
         loop {
-            match rustix::io::write(stderr, bytes) {
-                Err(Errno::AGAIN) => {
-                    let _ = poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], None);
-                }
+            match rustix::io::write(rustix::stdio::stderr(), piece) {
+                Err(Errno::AGAIN) => self.wait()?,
                 written => return Ok(written?),
             }
         }
@@ -245,5 +302,31 @@ mod tests {
         let text: String = written.try_iter().collect();
         let told = "fir\n WARN 2 lines lost: standard error did not take them\nthird\n";
         assert_eq!(text, told);
+    }
+
+    #[test]
+    fn lines_are_written_by_whoever_ends_if_the_logs_thread_does_not_come() {
+        let lines = Lines::new();
+        lines.push(b"first\n".to_vec());
+        lines.push(b"why it ends\n".to_vec());
+        let mut out = Vec::new();
+        lines.write_rest(&mut out, PATIENCE);
+        assert_eq!(out, b"first\nwhy it ends\n");
+    }
+
+    #[test]
+    fn the_last_lines_come_behind_the_one_that_is_being_written() {
+        let (lines, Writer { begun, orders, written }) = started();
+        lines.push(b"first\n".to_vec());
+        begun.recv_timeout(PATIENCE).unwrap();
+        lines.push(b"second\n".to_vec());
+        let mut out = Vec::new();
+        lines.write_rest(&mut out, Duration::from_millis(1));
+        assert!(out.is_empty(), "the first one is not written yet");
+        drop(orders);
+        lines.finish(PATIENCE);
+        lines.write_rest(&mut out, PATIENCE);
+        assert!(out.is_empty(), "all is written");
+        assert_eq!(written.try_iter().collect::<String>(), "first\nsecond\n");
     }
 }

@@ -16,7 +16,9 @@ impl DevicePlan {
     /// The device in the domain that it names, if it names one.
     pub(super) fn within(self, domain: Option<String>) -> Result<Self, PlanError> {
         if let Some(domain) = domain.as_ref().filter(|domain| !is_device_name(domain)) {
-            let problem = format!("{domain:?} is not 1 to 64 letters, digits, '-', '_' or '.'");
+            let problem = format!(
+                "{domain:?} is not 1 to 64 letters, digits, '-', '_' or '.', or is \".\" or \"..\""
+            );
             return self.place.error("domain", problem);
         }
         Ok(Self { domain, ..self })

@@ -2,6 +2,7 @@
 
 use super::{AccessPlan, Pinned, Place, PlanError, check_len};
 use crate::config::raw::RawSocket;
+use manyring_transport::vhost_user::ListenError;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -67,6 +68,22 @@ impl SocketPlan {
             Self::Listen { path, .. } | Self::Connect { path } => Some(path),
             Self::Fd(_) => None,
         }
+    }
+
+    /// The error of this socket, which calls it as the plan does, also where it is found otherwise.
+    pub(crate) fn error(&self, mut error: ListenError) -> ListenError {
+        let Some(name) = self.path() else { return error };
+        match &mut error {
+            ListenError::PathTooLong { path }
+            | ListenError::Taken { path }
+            | ListenError::NotASocket { path }
+            | ListenError::OpenFolder { path, .. }
+            | ListenError::Owner { path, .. }
+            | ListenError::Group { path, .. }
+            | ListenError::Slow { path }
+            | ListenError::Io { path, .. } => *path = name.to_path_buf(),
+        }
+        error
     }
 
     /// Where we listen: by name, or by the folder that was found; none before it is found.
