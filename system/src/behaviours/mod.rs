@@ -36,6 +36,7 @@ mod qemu_survives_daemon_sigkill;
 mod qemu_survives_sigkills_under_load;
 mod qemu_switch;
 mod qemu_under_libvirt;
+mod qemu_xdp_program;
 mod qemu_zero_copy;
 mod read_only_disk;
 mod readme_is_tried;
@@ -126,6 +127,7 @@ pub const ALL: &[Behaviour] = &[
     uml_doors::BEHAVIOUR,
     uml_nbdkit_filters::BEHAVIOUR,
     qemu_net_legacy::BEHAVIOUR,
+    qemu_xdp_program::BEHAVIOUR,
     testpmd_switch::BEHAVIOUR,
     uml_xdp::BEHAVIOUR,
     qemu_survives_sigkills_under_load::BEHAVIOUR,

@@ -1,5 +1,6 @@
 //! Debian's kernels as guests: User Mode Linux as installed, the cloud kernel unpacked.
 
+use super::newest::newest_kernel;
 use crate::cleanup::Folder;
 use crate::command::{command, output, text};
 use crate::{Context, Outcome, packages};
@@ -75,6 +76,16 @@ impl Kernel {
         let mut kernel = Self { kind: Kind::Qemu, image, modules, shim: None, is_kvm: false };
         kernel.is_kvm = super::kvm::boots(&kernel)?;
         Ok(kernel)
+    }
+
+    /// Debian's newest kernel for QEMU, under emulation. It has no disk.
+    ///
+    /// # Errors
+    /// Something is missing and cannot be had.
+    pub fn newest() -> Outcome<Self> {
+        packages::need("a guest", &USERLAND)?;
+        let (image, modules) = newest_kernel()?;
+        Ok(Self { kind: Kind::Qemu, image, modules, shim: None, is_kvm: false })
     }
 
     /// The program that runs this kernel.
