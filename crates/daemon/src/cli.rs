@@ -10,10 +10,10 @@ pub(crate) use ask::{
 pub(crate) use net::NetArgs;
 
 use crate::config::numbers;
+use crate::config::plan::Sandbox;
 use crate::config::raw::{
     RawBlk, RawConfig, RawDaemon, RawLimit, RawLimitOption, RawSize, RawSocket, RawXenBlk,
 };
-use crate::rooms::sandbox::Sandbox;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;

@@ -17,6 +17,7 @@
 //! a file that landlock refuses is a line of the log, as any other call is.
 
 use super::calls::{self, rule};
+use crate::config::plan::Sandbox;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
@@ -32,28 +33,6 @@ use std::ffi::OsString;
 use std::fmt::Write;
 use std::sync::mpsc::channel;
 use std::sync::{Once, OnceLock};
-
-/// How much a room gives up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Sandbox {
-    /// A room keeps its rights.
-    None,
-    /// A room gives up all rights that this kernel can take from it.
-    Auto,
-    /// As `Auto`, but a room ends at once if the kernel cannot take one of them.
-    Seccomp,
-}
-
-impl Sandbox {
-    /// Its name as an option.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Auto => "auto",
-            Self::Seccomp => "seccomp",
-        }
-    }
-}
 
 /// The option with which the room of Xen guests is started.
 pub(super) const XEN_OPTION: &str = "--xen";

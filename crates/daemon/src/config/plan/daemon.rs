@@ -1,9 +1,8 @@
 //! The plan of the whole process: the keys of `[daemon]`.
 
-use super::{AccessPlan, Place, PlanError, PollingPlan, check_len, pins};
+use super::{AccessPlan, Place, PlanError, PollingPlan, Sandbox, check_len, pins};
 use crate::config::numbers;
 use crate::config::raw::RawDaemon;
-use crate::rooms::sandbox::Sandbox;
 use clap::ValueEnum;
 use manyring_transport::vhost_user::SocketPermissions;
 use serde::Serialize;

@@ -1,0 +1,23 @@
+//! `Sandbox`: which rights a room gives up (`daemon.sandbox`, `--sandbox`).
+
+/// How much a room gives up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Sandbox {
+    /// A room keeps its rights.
+    None,
+    /// A room gives up all rights that this kernel can take from it.
+    Auto,
+    /// As `Auto`, but a room ends at once if the kernel cannot take one of them.
+    Seccomp,
+}
+
+impl Sandbox {
+    /// Its name as an option.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Auto => "auto",
+            Self::Seccomp => "seccomp",
+        }
+    }
+}
