@@ -14,6 +14,7 @@ use crate::config::plan::Sandbox;
 use crate::config::raw::{
     RawBlk, RawConfig, RawDaemon, RawLimit, RawLimitOption, RawSize, RawSocket, RawXenBlk,
 };
+use crate::log::LogFormat;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
@@ -36,25 +37,6 @@ pub(crate) struct Cli {
     pub(crate) log_format: LogFormat,
     #[command(subcommand)]
     pub(crate) command: Command,
-}
-
-/// How to log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
-    /// A line of text.
-    Text,
-    /// A line of JSON.
-    Json,
-}
-
-impl LogFormat {
-    /// Its name as an option.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Text => "text",
-            Self::Json => "json",
-        }
-    }
 }
 
 /// What to do.

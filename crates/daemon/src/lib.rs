@@ -61,7 +61,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     }
     let status = match Cli::try_parse_from(only_capabilities(with_command(arguments))) {
         Ok(cli) => output::end(sandboxed.map_err(Failure::Refused).and_then(|()| obey(cli))),
-        Err(error) => output::explain(&error),
+        Err(error) => output::explain(&error, cli::bad_number(&error)),
     };
     log::end();
     status

@@ -8,11 +8,12 @@
 //! anything there is nothing to delay: then whoever ends it writes what is left itself.
 
 mod fields;
+mod format;
 mod lines;
 
 pub(crate) use fields::shown;
+pub(crate) use format::LogFormat;
 
-use crate::cli::LogFormat;
 use crate::service::is_journal;
 use lines::{Lines, Stderr};
 use manyring_backend::sys::starter::{self, Role};

@@ -66,13 +66,14 @@ fn said(message: &str) -> String {
     format!("manyring: {}\n", lines.join("\n"))
 }
 
-/// Ends where the command line was not understood, or asked for help or the version.
-pub(crate) fn explain(error: &clap::Error) -> ExitCode {
+/// Ends where the command line was not understood, or asked for help or the version. `message`: one
+/// line that says more than the error does, where there is one.
+pub(crate) fn explain(error: &clap::Error, message: Option<String>) -> ExitCode {
     let styled = |is_terminal: bool| {
         let text = error.render();
         if is_terminal { text.ansi().to_string() } else { text.to_string() }
     };
-    if let Some(message) = crate::cli::bad_number(error) {
+    if let Some(message) = message {
         return end(Err(Failure::Wrong(message)));
     }
     if error.use_stderr() {

@@ -6,7 +6,7 @@
 //! one thread writes. A line that the queue has no room for, or that standard error refuses, is
 //! lost; lost lines are counted, and the next line that can be written is preceded by the count.
 
-use crate::cli::LogFormat;
+use super::LogFormat;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::collections::VecDeque;

@@ -1,0 +1,22 @@
+//! `LogFormat`: the form of a line of the log (`--log-format`).
+
+use clap::ValueEnum;
+
+/// How to log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// A line of text.
+    Text,
+    /// A line of JSON.
+    Json,
+}
+
+impl LogFormat {
+    /// Its name as an option.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}
