@@ -8,7 +8,7 @@ use crate::cli::{
 use crate::config::diff::StepInfo;
 use crate::config::plan::{is_device_name, parse_size};
 use crate::config::raw::RawConfig;
-use crate::control::client::{self, look};
+use crate::client::{self, look};
 use crate::house::Done;
 use crate::output::{Failure, print};
 use hyper::Method;

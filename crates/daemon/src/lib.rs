@@ -11,6 +11,7 @@
 mod ask;
 mod assemble;
 mod cli;
+mod client;
 pub mod config;
 mod control;
 #[doc(hidden)]

@@ -7,7 +7,7 @@ mod workers;
 
 use crate::ask::check_name;
 use crate::cli::StatsArgs;
-use crate::control::client::look;
+use crate::client::look;
 use crate::control::snapshot::{DeviceInfo, Devices, HeldInfo, WorkerInfo, Workers};
 use crate::output::{Failure, print};
 use serde::Serialize;

@@ -8,7 +8,6 @@
 mod api;
 mod asked;
 mod change;
-pub(crate) mod client;
 mod config;
 mod devices;
 mod events;

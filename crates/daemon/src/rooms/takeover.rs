@@ -311,7 +311,7 @@ impl Legacy {
         let mut refused = tokio::spawn(async move {
             let post = (hyper::Method::POST, "/v1/takeover");
             let patience = END_PATIENCE + OPEN_PATIENCE;
-            crate::control::client::change::<serde_json::Value>(&asked, post, body, patience).await
+            crate::client::change::<serde_json::Value>(&asked, post, body, patience).await
         });
         let accepted = tokio::select! {
             accepted = accept(&listener) => accepted.map_err(failed),
@@ -452,7 +452,7 @@ impl Legacy {
 
 /// The number of rooms that a house has; `None` if it does not say.
 async fn rooms_of(control: &Path) -> Option<usize> {
-    let shown = crate::control::client::look::<serde_json::Value>(control, "/v1/rooms").await;
+    let shown = crate::client::look::<serde_json::Value>(control, "/v1/rooms").await;
     let is_there = |room: &&serde_json::Value| room["pid"] != 0;
     let count =
         |shown: serde_json::Value| Some(shown["rooms"].as_array()?.iter().filter(is_there).count());
