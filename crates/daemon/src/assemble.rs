@@ -8,12 +8,14 @@ mod monitor;
 mod part;
 mod port;
 mod switch;
+mod tasks;
 pub(crate) mod wanted;
 
 pub(crate) use door::DoorError;
 pub(crate) use look::look;
 pub(crate) use part::{Blk, Kind, Part};
 pub(crate) use switch::{Heirs, Host, Switches};
+pub(crate) use tasks::Tasks;
 pub(crate) use wanted::{Made, Opened};
 
 use crate::config::plan::{DevicePlan, Place, SocketPlan, Unfound};

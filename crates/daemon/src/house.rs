@@ -16,16 +16,14 @@ mod defer;
 mod front;
 mod kept;
 mod prepare;
-mod tasks;
 mod waiting;
 
 pub(crate) use admit::{Denied, admitted, is_bound};
 pub(crate) use change::{Change, Done, Door, Keys, Refused};
-pub(crate) use tasks::Tasks;
 
 use crate::assemble::links::HostLinks;
 use crate::assemble::{
-    AssembleError, Heirs, Host, Made, Opened, Switches, free, listens_at, served,
+    AssembleError, Heirs, Host, Made, Opened, Switches, Tasks, free, listens_at, served,
 };
 use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
 use crate::control::{Entry, Registry};

@@ -1,6 +1,6 @@
 //! `Tasks`: a task for each device, with a stop of its own.
 
-use crate::assemble::{AssembleError, Made};
+use super::{AssembleError, Made};
 use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
 use std::collections::HashMap;
 use std::time::Duration;
