@@ -23,6 +23,7 @@ mod log;
 mod metrics;
 mod output;
 mod pages;
+mod proc_stat;
 pub mod rooms;
 mod service;
 mod signals;

@@ -9,7 +9,6 @@ mod connections;
 mod process;
 mod text;
 
-pub(crate) use process::Used;
 pub(crate) use text::Format;
 
 use crate::assemble::{self, Part};

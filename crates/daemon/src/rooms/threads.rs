@@ -6,7 +6,7 @@
 
 use super::counts::sealed;
 use crate::control::snapshot::{HeldInfo, Summary, WorkerInfo, Workers};
-use crate::metrics::Used;
+use crate::proc_stat::Used;
 use manyring_engine::Pool;
 use manyring_engine::stats::LawStats;
 use rustix::fd::{AsFd, OwnedFd};
