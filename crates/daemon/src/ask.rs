@@ -5,11 +5,11 @@ use crate::cli::{
     AddedDevice, AnnounceArgs, CONTROL, LinkArgs, LinkState, MtuArgs, ReloadArgs, RemoveArgs,
     ResizeArgs, SetArgs,
 };
+use crate::client::{self, look};
 use crate::config::diff::StepInfo;
 use crate::config::plan::{is_device_name, parse_size};
 use crate::config::raw::RawConfig;
-use crate::client::{self, look};
-use crate::house::Done;
+use crate::model::Done;
 use crate::output::{Failure, print};
 use hyper::Method;
 use serde_json::{Value, json};

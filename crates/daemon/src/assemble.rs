@@ -2,7 +2,6 @@
 
 pub(crate) mod disk;
 mod door;
-pub(crate) mod links;
 mod look;
 mod monitor;
 mod part;
@@ -10,6 +9,7 @@ mod port;
 mod switch;
 mod tasks;
 pub(crate) mod wanted;
+pub(crate) mod xen;
 
 pub(crate) use door::DoorError;
 pub(crate) use look::look;
@@ -19,7 +19,6 @@ pub(crate) use tasks::Tasks;
 pub(crate) use wanted::{Made, Opened};
 
 use crate::config::plan::{DevicePlan, Place, SocketPlan, Unfound};
-use crate::xen::XenError;
 use manyring_backend::blk::ImageError;
 use manyring_backend::net::switch::SwitchError;
 use manyring_backend::net::tap::TapError;
@@ -54,7 +53,7 @@ pub(crate) enum AssembleError {
     #[error("{at}: {source}")]
     StateDir { at: String, source: io::Error },
     #[error(transparent)]
-    Xen(#[from] XenError),
+    Xen(Box<dyn Error + Send + Sync>),
     #[error("the host does not come back from earlier calls: nothing more is asked of it")]
     Calls,
     #[error("no worker thread can be started")]

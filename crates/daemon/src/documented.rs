@@ -5,7 +5,7 @@ use crate::cli::{AddedDevice, Cli, Command};
 use crate::config::plan::Source;
 use crate::config::raw::RawConfig;
 use crate::config::{self, Plan};
-use crate::house::Keys;
+use crate::model::Keys;
 use clap::Parser;
 use std::ffi::OsString;
 

@@ -11,7 +11,6 @@
 
 mod admit;
 mod carry_out;
-mod change;
 mod defer;
 mod front;
 mod kept;
@@ -19,20 +18,18 @@ mod prepare;
 mod waiting;
 
 pub(crate) use admit::{Denied, admitted, is_bound};
-pub(crate) use change::{Change, Done, Door, Keys, Refused};
 
-use crate::assemble::links::HostLinks;
 use crate::assemble::{
     AssembleError, Heirs, Host, Made, Opened, Switches, Tasks, free, listens_at, served,
 };
 use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
-use crate::control::{Entry, Registry};
 use crate::limits::Groups;
+use crate::links::HostLinks;
 use crate::log;
+use crate::model::{Change, Door, Entry, Order, Registry};
 use crate::rooms::{Legacy, Rooms};
 use crate::service::{Service, Whose};
 use crate::xen::XenDisks;
-use change::Order;
 use front::{Front, Stage};
 use kept::{Kept, with_kept};
 use manyring_engine::{AsideRow, Pool, PoolOptions};

@@ -19,8 +19,10 @@ pub mod documented;
 mod fds;
 mod house;
 mod limits;
+mod links;
 mod log;
 mod metrics;
+mod model;
 mod output;
 mod pages;
 mod proc_stat;
@@ -28,6 +30,7 @@ pub mod rooms;
 mod service;
 mod signals;
 mod snippet;
+mod state;
 mod stats;
 mod top;
 mod xen;
@@ -164,7 +167,7 @@ fn runtime() -> Result<Runtime, String> {
 /// Does what signals ask for, for ever: reads the configuration, or starts who takes over.
 async fn obey_signals(
     asks: Option<[tokio::signal::unix::Signal; 2]>,
-    state: control::State,
+    state: state::State,
     service: &service::Service,
     control: Option<&Path>,
 ) {
@@ -185,7 +188,7 @@ async fn obey_signals(
             }
             else => return std::future::pending().await,
         }
-        let who = control::Who { comm: "SIGHUP".to_owned(), ..control::Who::default() };
+        let who = model::Who { comm: "SIGHUP".to_owned(), ..model::Who::default() };
         service.reloading();
         match control::reload(&state, who, false).await {
             Ok(done) => {
@@ -266,7 +269,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         log::now_serves();
         let (stop_sender, stop) = watch::channel(false);
         let signals = stops(&mut ends, &service, &stop_sender);
-        let state = control::State {
+        let state = state::State {
             pool: house.pool().clone(),
             devices: house.devices().clone(),
             door: house.door().clone(),
@@ -322,7 +325,7 @@ async fn end_workers(pool: Arc<manyring_engine::Pool>) {
 }
 
 /// Closes devices. With a disk in memory its memory is unmapped, which may take long.
-async fn close(devices: Vec<control::Entry>) {
+async fn close(devices: Vec<model::Entry>) {
     let closed = manyring_engine::aside(move || drop(devices));
     let _ = tokio::time::timeout(QUIT_TIMEOUT, closed).await;
 }

@@ -12,8 +12,9 @@ mod text;
 pub(crate) use text::Format;
 
 use crate::assemble::{self, Part};
-use crate::control::snapshot::{WorkerInfo, Workers};
-use crate::control::{Entry, State};
+use crate::model::Entry;
+use crate::model::snapshot::{WorkerInfo, Workers};
+use crate::state::State;
 use manyring_device::net::NetDevice;
 use manyring_engine::QueueStats;
 use manyring_engine::stats::{Class, Histogram, Kind, LawStats, ServeTimes};
@@ -150,7 +151,7 @@ fn switch_ports(out: &mut Text, state: &State) {
 }
 
 fn workers(out: &mut Text, state: &State) {
-    let Workers { workers, held } = Workers::new(state);
+    let Workers { workers, held } = state.workers();
     let help = "1 while a thread does not come back from serving a device";
     out.family("manyring_thread_held", Sort::Gauge, None, help);
     for held in held {

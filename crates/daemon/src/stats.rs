@@ -8,7 +8,7 @@ mod workers;
 use crate::ask::check_name;
 use crate::cli::StatsArgs;
 use crate::client::look;
-use crate::control::snapshot::{DeviceInfo, Devices, HeldInfo, WorkerInfo, Workers};
+use crate::model::snapshot::{DeviceInfo, Devices, HeldInfo, WorkerInfo, Workers};
 use crate::output::{Failure, print};
 use serde::Serialize;
 use std::path::Path;

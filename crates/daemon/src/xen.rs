@@ -17,19 +17,17 @@ mod memory;
 mod start;
 mod state_dir;
 
-pub(crate) use host::{fault_of, stop_all};
 pub(crate) use hypervisor::HypervisorError;
-pub(crate) use start::{Begun, begin, failed, refused};
 pub(crate) use state_dir::StateDirError;
 
+use crate::assemble::AssembleError;
 use crate::config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
-use crate::control::Registry;
 use crate::limits::Groups;
+use crate::model::Registry;
 use crate::rooms::{Bequest, OfXen, Rooms};
 use host::XenHost;
 use hypervisor::Hypervisor;
 use journals::Journals;
-use manyring_device::blk::blkif::XenBlkOptions;
 use manyring_engine::Pool;
 use manyring_transport::xenbus::{
     Command, DEVICE, DeviceId, Discovery, Endpoint, Presence, SOCKET, ServeError, Store,
@@ -76,6 +74,12 @@ pub(crate) enum XenError {
          another kind"
     )]
     Kernel { at: String },
+}
+
+impl From<XenError> for AssembleError {
+    fn from(error: XenError) -> Self {
+        Self::Xen(Box::new(error))
+    }
 }
 
 /// The parts that all disks of a Xen share.
@@ -392,28 +396,6 @@ impl Disks {
 /// The name of a disk in logs, counters and the control API.
 fn disk_name(plan: &XenBlkPlan, DeviceId { kind, domain, device }: &DeviceId) -> String {
     format!("{}-{kind}-{domain}-{device}", plan.name)
-}
-
-/// How a disk looks to its guest.
-pub(crate) fn options(
-    plan: &XenBlkPlan,
-    name: &str,
-    (read_only, discard): (bool, bool),
-) -> XenBlkOptions {
-    XenBlkOptions {
-        read_only,
-        writeback: plan.writeback,
-        logical_block_size: plan.logical_block_size,
-        on_full: plan.on_full.law(),
-        discard: plan.discard && discard,
-        barrier: plan.barrier,
-        persistent: plan.persistent,
-        persistent_max: plan.persistent_max,
-        indirect_segments_max: plan.indirect_segments_max,
-        ring_page_order_max: plan.ring_page_order_max,
-        moderation: plan.moderation.law(),
-        ..XenBlkOptions::new(name, plan.num_queues)
-    }
 }
 
 fn endpoint_at(path: &Path) -> Endpoint {

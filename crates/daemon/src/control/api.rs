@@ -1,15 +1,13 @@
 //! The routes, and what can be asked. Errors are JSON too.
 
 use super::asked::{Asked, Name};
-use super::events::Since;
 use super::refusal::{Problem, Refusal, aside};
 use super::refused::{Refused, Why};
-use super::snapshot::{DeviceInfo, Devices, Workers};
-use super::{
-    Controlled, Entry, State, Who, change, config, devices as manage, limits, openapi, scrape,
-    takeover,
-};
+use super::{change, config, devices as manage, limits, openapi, scrape, takeover};
+use crate::model::snapshot::{DeviceInfo, Devices, Workers};
+use crate::model::{Controlled, Entry, Since, Who};
 use crate::rooms::RoomInfo;
+use crate::state::State;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State as Extract};
 use axum::http::{Method, StatusCode, header};
@@ -109,7 +107,7 @@ async fn show<T: Serialize>(
 )]
 async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     state.rooms.count().await;
-    show(move || Ok(Devices::new(&state))).await
+    show(move || Ok(state.devices())).await
 }
 
 /// A device, with the counters of its queues.
@@ -124,7 +122,7 @@ async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
 )]
 async fn device(Extract(state): Extract<State>, Name(name): Name) -> Result<Response, Refusal> {
     state.rooms.count().await;
-    show(move || entry(&state, &name).map(|device| DeviceInfo::of(&device, &state.rooms))).await
+    show(move || entry(&state, &name).map(|device| state.device(&device))).await
 }
 
 /// `GET /v1/rooms`
@@ -156,7 +154,7 @@ async fn rooms(Extract(state): Extract<State>) -> Result<Response, Refusal> {
 )]
 async fn workers(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     state.rooms.count().await;
-    show(move || Ok(Workers::new(&state))).await
+    show(move || Ok(state.workers())).await
 }
 
 /// From which event on.

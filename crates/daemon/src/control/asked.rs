@@ -4,7 +4,7 @@
 use super::api::BODY_SIZE_MAX;
 use super::refusal::Refusal;
 use crate::config::SIZE_MAX;
-use crate::house::Keys;
+use crate::model::Keys;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;

@@ -3,9 +3,10 @@
 use super::asked::{Asked, Body, bad};
 use super::devices::refuse;
 use super::refusal::{Problem, Refusal, aside};
-use super::{State, Who};
 use crate::config;
-use crate::house::{Change, Done, is_bound};
+use crate::house::is_bound;
+use crate::model::{Change, Done, Who};
+use crate::state::State;
 use axum::Json;
 use axum::extract::{Extension, FromRequest, Request, State as Extract};
 use axum::http::{HeaderMap, StatusCode, header};

@@ -4,10 +4,11 @@
 use super::asked::{Asked, Body, Name};
 use super::openapi::{DeviceKeys, LiveKeys};
 use super::refusal::{Problem, Refusal, aside};
-use super::{State, Who};
 use crate::config;
 use crate::config::plan::Unfound;
-use crate::house::{Change, Denied, Done, Refused, admitted, is_bound};
+use crate::house::{Denied, admitted, is_bound};
+use crate::model::{Change, Done, Refused, Who};
+use crate::state::State;
 use axum::Json;
 use axum::extract::{Extension, State as Extract};
 use axum::http::StatusCode;

@@ -3,10 +3,10 @@
 use super::asked::{Body, Name};
 use super::devices::refuse;
 use super::refusal::{Problem, Refusal, aside};
-use super::{State, Who};
 use crate::config::plan::{GroupPlan, Plan};
 use crate::config::raw::RawLimit;
-use crate::house::{Change, Done};
+use crate::model::{Change, Done, Who};
+use crate::state::State;
 use axum::Json;
 use axum::extract::{Extension, State as Extract};
 use serde::Serialize;

@@ -2,7 +2,7 @@
 //! why not. A user who is refused without end has some lines, and then one now and then with the
 //! number of those that were left out; the lines of other users are not fewer for that.
 
-use super::Who;
+use crate::model::Who;
 use axum::http::{Method, StatusCode};
 use manyring_engine::Rate;
 use std::collections::HashMap;

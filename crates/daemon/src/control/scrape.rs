@@ -5,9 +5,10 @@
 
 use super::places::Places;
 use super::refusal::{Refusal, aside};
-use super::{State, socket};
+use super::socket;
 use crate::config::plan::DaemonPlan;
 use crate::metrics::{Format, text};
+use crate::state::State;
 use axum::Router;
 use axum::extract::State as Extract;
 use axum::http::{HeaderMap, StatusCode, header};

@@ -4,15 +4,17 @@
 //! it has to do, a user a number of clients, and further ones are turned away: nobody waits behind
 //! those that are idle.
 
+use super::api;
 use super::api::Role;
 use super::patient::{Patient, Prompt};
 use super::places::{Busy, Places};
 use super::refused::{Refused, Why};
 use super::reserve::{Refill, Reserve};
 use super::stream::ClientStream;
-use super::{State, Who, api};
 use crate::config::plan::DaemonPlan;
+use crate::model::Who;
 use crate::service::{Service, Whose};
+use crate::state::State;
 use axum::http::{Method, StatusCode};
 use axum::{Extension, Router};
 use hyper::Request;

@@ -2,10 +2,11 @@
 
 use super::asked::Body;
 use super::refusal::{Problem, Refusal};
-use super::{Entry, State, Who};
 use crate::assemble::{Blk, Kind, Part};
 use crate::house::is_bound;
+use crate::model::{Entry, Who};
 use crate::rooms::Shown;
+use crate::state::State;
 use axum::extract::{Extension, State as Extract};
 use axum::http::StatusCode;
 use serde::Deserialize;

@@ -12,7 +12,6 @@
 //! interface. Then that one is retired first, and is put together again if the change fails.
 
 use super::House;
-use super::change::{Change, Done, Keys, Order, Refused};
 use super::defer::Work;
 use super::front::{Front, Stage};
 use super::kept::{Former, Keep};
@@ -21,7 +20,7 @@ use super::waiting::{Later, Wait, failed};
 use crate::assemble::{AssembleError, Blk, Kind, Tasks, served};
 use crate::config::diff::{Step, StepInfo, What, diff, diff_of, limits};
 use crate::config::plan::{DevicePlan, Found, Plan, Wanted};
-use crate::control::{Entry, Who, closed};
+use crate::model::{Change, Done, Entry, Keys, Order, Refused, Who, closed};
 use manyring_engine::{AsideRow, aside};
 use std::collections::HashSet;
 use std::io;

@@ -2,11 +2,10 @@
 //! is connected (live), or put off until its session has ended (reconnect).
 
 use super::House;
-use super::change::{Change, Refused};
 use crate::assemble::Kind;
 use crate::config::diff::{Step, What};
 use crate::config::plan::{Class, LimitPlan, Plan, Wanted};
-use crate::control::Entry;
+use crate::model::{Change, Entry, Refused};
 use rustix::io::Errno;
 use std::collections::HashSet;
 use std::time::Duration;

@@ -2,8 +2,9 @@
 
 use super::Shared;
 use super::waiting::{Later, OPEN_PATIENCE, Wait};
-use crate::assemble::{AssembleError, Made, Served, links, listens_at, socket_key};
+use crate::assemble::{AssembleError, Made, Served, listens_at, socket_key};
 use crate::config::plan::{Plan, PortPlan, Wanted};
+use crate::links;
 use crate::rooms;
 use crate::service::{Kept, Whose};
 use manyring_transport::vhost_user::{Endpoint, ListenError, serve};

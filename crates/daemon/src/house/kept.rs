@@ -1,10 +1,10 @@
 //! Devices of the control API, kept for the next process: a file each, in `state_dir`/devices.
 
-use super::Keys;
 use super::admit::admitted;
 use crate::assemble::AssembleError;
 use crate::config;
 use crate::config::plan::{Found, Plan, Wanted, is_device_name};
+use crate::model::Keys;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::{DirBuilder, File, OpenOptions};

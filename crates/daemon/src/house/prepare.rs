@@ -2,11 +2,11 @@
 //! undone by dropping it. `Ready`: the same with its name; dropping it still undoes everything.
 
 use super::Shared;
-use super::change::Refused;
 use super::front::{Front, Stage};
 use super::waiting::{HELD_PATIENCE, OPEN_PATIENCE_ALL, PAUSE, Wait, failed};
 use crate::assemble::{AssembleError, Made, Opened, Served, served};
 use crate::config::plan::Wanted;
+use crate::model::Refused;
 use manyring_engine::{AsideRow, aside_for};
 use manyring_transport::vhost_user::{Endpoint, ListenError, Listener, SocketPermissions, Unnamed};
 use std::path::PathBuf;

@@ -19,7 +19,7 @@
 use super::Shared;
 use crate::assemble::{AssembleError, Host, Made, Opened, Served, served};
 use crate::config::plan::Wanted;
-use crate::control::Waiting;
+use crate::model::Waiting;
 use crate::service::Whose;
 use manyring_engine::{AsideRow, aside_for};
 use manyring_transport::vhost_user::{Endpoint, ListenError, check_path};

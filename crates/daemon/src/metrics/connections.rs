@@ -2,7 +2,7 @@
 
 use super::text::{Sort, Text};
 use crate::assemble::Kind;
-use crate::control::State;
+use crate::state::State;
 use manyring_backend::blk::Connection;
 
 /// The families of the connections, if a disk has any.

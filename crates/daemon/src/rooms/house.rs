@@ -13,7 +13,7 @@ use super::question::{Granted, Messages, PATIENCE, Question};
 use super::state::State;
 use super::threads::Threads;
 use super::turns;
-use crate::control::snapshot::Workers;
+use crate::model::snapshot::Workers;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};

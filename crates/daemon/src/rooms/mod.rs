@@ -76,7 +76,7 @@ pub(crate) use xen_front::{
 };
 
 use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};
-use crate::control::snapshot::Workers;
+use crate::model::snapshot::Workers;
 use channel::Channel;
 use counts::Counts;
 use estate::{Estates, Heirloom};

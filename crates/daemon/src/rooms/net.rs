@@ -2,8 +2,9 @@
 
 use super::message::{Heard, PortFacts};
 use super::wishes::TheHouse;
-use crate::assemble::{Kind, Made, links};
+use crate::assemble::{Kind, Made};
 use crate::config::plan::{NetPlan, PortPlan};
+use crate::links;
 use manyring_backend::net::null::NullPort;
 use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable};
 use manyring_backend::net::{HostFilter, Port};

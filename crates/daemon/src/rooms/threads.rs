@@ -5,7 +5,7 @@
 //! trust: an operator's terminal and a scraper get what is short, printable and counted once.
 
 use super::counts::sealed;
-use crate::control::snapshot::{HeldInfo, Summary, WorkerInfo, Workers};
+use crate::model::snapshot::{HeldInfo, Summary, WorkerInfo, Workers};
 use crate::proc_stat::Used;
 use manyring_engine::Pool;
 use manyring_engine::stats::LawStats;

@@ -2,7 +2,7 @@
 
 use super::table::{align, us};
 use crate::config::plan::in_words;
-use crate::control::snapshot::{HeldInfo, WorkerInfo, as_float};
+use crate::model::snapshot::{HeldInfo, WorkerInfo, as_float};
 
 /// A line for each worker that runs or has run; with the workers as they were, and the seconds
 /// since then, what has happened in these seconds.
@@ -53,7 +53,7 @@ pub(super) fn held(threads: &[HeldInfo]) -> String {
 mod tests {
     use super::super::table::words;
     use super::*;
-    use crate::control::snapshot::Summary;
+    use crate::model::snapshot::Summary;
 
     fn worker(ran_ns: u64, sleeps: u64, pauses: &[(u64, u64)]) -> WorkerInfo {
         let pause_ns = Summary { buckets: pauses.to_vec(), ..Summary::default() };

@@ -2,7 +2,7 @@
 
 use super::units::{rate, time};
 use crate::config::plan::in_words;
-use crate::control::snapshot::{DeviceInfo, Summary, WorkerInfo, as_float};
+use crate::model::snapshot::{DeviceInfo, Summary, WorkerInfo, as_float};
 use crate::stats::Shown;
 use crate::stats::table::{Seen, seen};
 

@@ -2,7 +2,7 @@
 
 use super::columns::{Row, View, losses, rows};
 use super::units::{rate, size};
-use crate::control::snapshot::{Detail, DeviceInfo, as_float};
+use crate::model::snapshot::{Detail, DeviceInfo, as_float};
 use crate::stats::Shown;
 use crate::stats::table::seen;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};

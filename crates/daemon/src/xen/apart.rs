@@ -2,10 +2,11 @@
 //! until the room has left the rings.
 
 use super::hypervisor::{Hypervisor, LentBell};
-use super::start::{failed, journal, refused};
+use super::start::journal;
 use super::state_dir::Held;
 use super::{Shared, disk_name, ends_within};
 use crate::assemble::Part;
+use crate::assemble::xen::{failed, refused};
 use crate::config::plan::DiskPlan;
 use crate::rooms::message::{XenFacts, XenFrontEnd, XenRing};
 use crate::rooms::{XenFront, XenLent, XenLentRing, XenRefusal, XenServed, keys};

@@ -5,15 +5,16 @@ use super::apart::{self, Apart};
 use super::hypervisor::{Hypervisor, Lender};
 use super::memory::{Bytes, Memory};
 use super::start::{Started, start};
-use super::{Shared, disk_name, options};
+use super::{Shared, disk_name};
 use crate::assemble::disk::{self, DiskError};
+use crate::assemble::xen::{fault_of, options, stop_all};
 use crate::assemble::{Blk, Kind, Part};
 use crate::config::plan::DiskPlan;
 use crate::rooms::XenMeasures;
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_device::Later;
 use manyring_device::blk::blkif::XenBlkDevice;
-use manyring_engine::{Event, EventKind, QueueHandle, aside};
+use manyring_engine::{Event, QueueHandle, aside};
 use manyring_transport::vhost_user::Connected;
 use manyring_transport::xenbus::state::Config;
 use manyring_transport::xenbus::{
@@ -317,15 +318,6 @@ fn close_aside<T: Send + 'static>(opened: T) -> JoinHandle<Option<()>> {
     tokio::spawn(aside(move || drop(opened)))
 }
 
-/// Stops queues; returns when nothing of theirs is in use any more.
-pub(crate) async fn stop_all(queues: Vec<QueueHandle>) {
-    let mut stops = JoinSet::new();
-    for queue in queues {
-        stops.spawn(queue.stop());
-    }
-    while stops.join_next().await.is_some() {}
-}
-
 /// Tells the handshake of each change of the disk, as long as it is open.
 async fn tell_resizes(
     device: Weak<XenBlkDevice>,
@@ -355,15 +347,6 @@ async fn tell_faults(
         if commands.send(Command::Fault { number, text }).await.is_err() {
             return;
         }
-    }
-}
-
-/// Describes the fault of the front-end that an event reports; `None` if it reports no fault.
-pub(crate) fn fault_of(Event { index, kind }: &Event) -> Option<String> {
-    match kind {
-        EventKind::Fault(error) => Some(format!("queue {index}: {error}")),
-        EventKind::MemoryLost => Some(format!("queue {index}: a page of the guest is gone")),
-        EventKind::PortGone => None,
     }
 }
 

@@ -2,14 +2,13 @@
 
 use super::hypervisor::{Bell, Hypervisor, Lender};
 use super::{Shared, disk_name};
-use crate::assemble::in_words;
+use crate::assemble::xen::{begin, failed};
 use manyring_device::blk::blkif::{Attachment, XenBlkDevice};
 use manyring_device::is_shortage;
 use manyring_engine::{Event, QueueHandle};
 use manyring_transport::xenbus::state::Config;
 use manyring_transport::xenbus::{Channel, DeviceId, HostError};
 use rustix::fd::OwnedFd;
-use rustix::io::Errno;
 use tokio::sync::mpsc;
 
 /// A front-end's queues, as far as they could be started.
@@ -71,26 +70,6 @@ pub(super) fn start(
     started
 }
 
-/// Queues that have begun, and why not all of them have.
-pub(crate) type Begun = (Vec<QueueHandle>, Option<HostError>);
-
-/// Starts queues, for all of which everything is there before the first of them answers a request.
-/// May block.
-pub(crate) fn begin(device: &XenBlkDevice, attachments: Vec<Attachment>) -> Begun {
-    let mut queues = Vec::new();
-    for attachment in attachments {
-        let index = attachment.index;
-        match device.start(attachment) {
-            Ok(queue) => queues.push(queue),
-            Err(error) => {
-                let text = format!("queue {index}: {}", in_words(&error));
-                return (queues, Some(HostError { text, is_passing: error.is_shortage() }));
-            }
-        }
-    }
-    (queues, None)
-}
-
 /// The journal of a queue. `None`: there can be none, and nobody can take the ring over.
 pub(super) fn journal(
     id: &DeviceId,
@@ -115,14 +94,4 @@ fn bind(hypervisor: &Hypervisor, config: &Config, index: usize) -> Result<Bell, 
         (config.assignment.frontend_id, config.connection.queues[index].event_channel);
     let bell = hypervisor.bind(domain, port, config.inherited);
     bell.map_err(|errno| failed(format!("queue {index}: cannot bind event channel {port}"), errno))
-}
-
-/// An error that does not pass.
-pub(crate) fn refused(text: String) -> HostError {
-    HostError::new(text)
-}
-
-/// The error of a call.
-pub(crate) fn failed(what: String, errno: Errno) -> HostError {
-    HostError { text: format!("{what}: {errno}"), is_passing: is_shortage(errno) }
 }

@@ -1,7 +1,7 @@
 //! The screen of a model, line by line, and what keys make of it.
 
 use super::*;
-use crate::control::snapshot::{DeviceInfo, HeldInfo, QueueInfo, WorkerInfo};
+use crate::model::snapshot::{DeviceInfo, HeldInfo, QueueInfo, WorkerInfo};
 use crate::stats::Shown;
 use crate::stats::table::queue_of;
 use ratatui::Terminal;

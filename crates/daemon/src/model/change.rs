@@ -1,8 +1,8 @@
 //! Changes while the process runs: what can be asked, and what is answered.
 
+use super::Who;
 use crate::config::diff::StepInfo;
 use crate::config::plan::{Plan, Wanted};
-use crate::control::Who;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
@@ -66,10 +66,10 @@ pub(crate) enum Refused {
 
 /// A change, who asks for it, and who waits for the answer.
 #[derive(Debug)]
-pub(super) struct Order {
-    pub(super) change: Change,
-    pub(super) who: Who,
-    pub(super) answer: oneshot::Sender<Result<Done, Refused>>,
+pub(crate) struct Order {
+    pub(crate) change: Change,
+    pub(crate) who: Who,
+    pub(crate) answer: oneshot::Sender<Result<Done, Refused>>,
 }
 
 /// The door of the house.
@@ -77,7 +77,7 @@ pub(super) struct Order {
 pub(crate) struct Door(mpsc::Sender<Order>);
 
 impl Door {
-    pub(super) fn new() -> (Self, mpsc::Receiver<Order>) {
+    pub(crate) fn new() -> (Self, mpsc::Receiver<Order>) {
         let (sender, orders) = mpsc::channel(CHANGES_MAX);
         (Self(sender), orders)
     }
@@ -97,7 +97,7 @@ impl Door {
     }
 
     /// Asks for a change that follows from another one: it waits for its turn, however many do.
-    pub(super) async fn follow(&self, change: Change) {
+    pub(crate) async fn follow(&self, change: Change) {
         let (answer, answered) = oneshot::channel();
         let order = Order { change, who: Who::default(), answer };
         if self.0.send(order).await.is_ok() {

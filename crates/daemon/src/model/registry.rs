@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 pub(crate) struct Controlled {
     pub(crate) part: Part,
     /// One change at a time: a host that hangs must not collect threads.
-    pub(super) changing: Arc<Semaphore>,
+    pub(crate) changing: Arc<Semaphore>,
     /// Keys whose new values wait for the end of the session.
     pending: Mutex<Vec<String>>,
 }

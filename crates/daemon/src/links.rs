@@ -1,9 +1,9 @@
 //! The host's interfaces: tells network devices which of them come and go.
 
-use super::{Kind, Part};
+use crate::assemble::{Kind, Part};
 use crate::config::Plan;
 use crate::config::plan::PortPlan;
-use crate::control::Registry;
+use crate::model::Registry;
 use manyring_backend::sys::link::LinkEvents;
 use manyring_device::net::NetDevice;
 use rustix::io::Errno;

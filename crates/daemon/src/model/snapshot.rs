@@ -1,9 +1,10 @@
 //! The answers of the API, as JSON: written by the daemon, read by `manyring stats`.
 
-use super::{Controlled, Entry, State, Waiting};
+#![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
+
+use super::{Controlled, Entry, Waiting};
 use crate::assemble::{Blk, Kind};
 use crate::config::plan::mac_text;
-use crate::rooms::Rooms;
 use manyring_backend::blk::Connection;
 use manyring_backend::net::switch::PortCounters;
 use manyring_device::net::NetDevice;
@@ -204,21 +205,10 @@ pub(crate) struct WorkerInfo {
     pub(crate) polling: BTreeMap<String, u64>,
 }
 
-impl Devices {
-    pub(crate) fn new(state: &State) -> Self {
-        let all = state.devices.all();
-        Self { devices: all.iter().map(|entry| DeviceInfo::of(entry, &state.rooms)).collect() }
-    }
-}
-
 impl DeviceInfo {
-    pub(crate) fn of(entry: &Entry, rooms: &Rooms) -> Self {
+    pub(crate) fn of(entry: &Entry) -> Self {
         match entry {
-            Entry::Served(controlled) => {
-                let device = Self::new(controlled);
-                let room = device.room.map(|room| rooms.now_of(&device.name, room));
-                Self { room, ..device }
-            }
+            Entry::Served(controlled) => Self::new(controlled),
             Entry::Waiting(waiting) => Self::waiting(waiting),
         }
     }
@@ -401,15 +391,6 @@ impl Summary {
 }
 
 impl Workers {
-    /// Those of the daemon and those of its rooms.
-    pub(crate) fn new(state: &State) -> Self {
-        let mut all = Self::of(&state.pool);
-        let rooms = state.rooms.workers();
-        all.workers.extend(rooms.workers);
-        all.held.extend(rooms.held);
-        all
-    }
-
     /// Those of this process.
     pub(crate) fn of(pool: &Pool) -> Self {
         let views = pool.views().into_iter().enumerate();

@@ -1,0 +1,13 @@
+//! What the parts of the process say of its devices: which there are, what is asked to change, and
+//! what is shown of them. Below all that serve, change and show them.
+
+mod change;
+mod events;
+mod registry;
+pub(crate) mod snapshot;
+mod who;
+
+pub(crate) use change::{Change, Done, Door, Keys, Order, Refused};
+pub(crate) use events::Since;
+pub(crate) use registry::{Controlled, Entry, Registry, Waiting, closed};
+pub(crate) use who::Who;

@@ -1,0 +1,52 @@
+//! `State`: all parts of a process that its control API and its metrics show and change.
+
+use crate::config::Plan;
+use crate::model::snapshot::{DeviceInfo, Devices, Workers};
+use crate::model::{Door, Entry, Registry};
+use crate::rooms::Rooms;
+use crate::service::Service;
+use manyring_engine::Pool;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// The state that the control API shows and changes.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) devices: Registry,
+    pub(crate) door: Door,
+    pub(crate) rooms: Rooms,
+    pub(crate) service: Arc<Service>,
+    /// The generation, and the plan that is carried out.
+    pub(crate) shown: watch::Receiver<(u64, Arc<Plan>)>,
+    /// The configuration file, if there is one.
+    pub(crate) file: Option<PathBuf>,
+    /// Held from when that file is read until it is carried out: what was read first comes first.
+    pub(crate) reads: Arc<tokio::sync::Mutex<()>>,
+    /// One configuration at a time is taken from a client.
+    pub(crate) bodies: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl State {
+    /// A device as it is shown, with the room that serves it at this moment.
+    pub(crate) fn device(&self, entry: &Entry) -> DeviceInfo {
+        let device = DeviceInfo::of(entry);
+        let room = device.room.map(|room| self.rooms.now_of(&device.name, room));
+        DeviceInfo { room, ..device }
+    }
+
+    /// All devices as they are shown.
+    pub(crate) fn devices(&self) -> Devices {
+        Devices { devices: self.devices.all().iter().map(|entry| self.device(entry)).collect() }
+    }
+
+    /// The workers of this process and those of its rooms.
+    pub(crate) fn workers(&self) -> Workers {
+        let mut all = Workers::of(&self.pool);
+        let rooms = self.rooms.workers();
+        all.workers.extend(rooms.workers);
+        all.held.extend(rooms.held);
+        all
+    }
+}
