@@ -1,10 +1,10 @@
 //! The self-calibration of a run: what this machine's own steps cost, so that a reader can tell a
 //! slow machine from a slow program. Small on purpose: a second in all.
 
-use crate::load::tap::Flow;
+use crate::load::tap::{TAPS, TapCosts};
 use crate::measure::{Affinity, Calibration, median_ns, now};
 use crate::netns::Netns;
-use crate::scenario::net::{own_load, result_of};
+use crate::own_load::{own_load, result_of};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -124,16 +124,6 @@ fn await_answer(back: &AtomicU64, number: u64) -> bool {
     false
 }
 
-/// The cost of a frame at each of the two taps of a bridge.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-pub(crate) struct TapCosts {
-    pub(crate) write_ns: u64,
-    pub(crate) read_ns: u64,
-}
-
-/// The names of the two taps.
-pub(crate) const TAPS: [&str; 2] = ["near", "far"];
-
 fn tap_costs() -> Result<TapCosts, String> {
     let space = Netns::new()?;
     space.add_bridge("bridge")?;
@@ -143,9 +133,6 @@ fn tap_costs() -> Result<TapCosts, String> {
     }
     result_of(&mut own_load(Some(&space), &["tap-costs"])?, &Affinity::current())
 }
-
-/// Bytes of a frame: those that nothing can be merged with.
-pub(crate) const FRAME: (Flow, usize) = (Flow::Apart, 64);
 
 #[cfg(test)]
 mod tests {

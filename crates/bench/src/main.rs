@@ -7,10 +7,11 @@
 //! figures: `docs/guide/bench.md`.
 
 mod calibrate;
-mod compare;
+mod direction;
 mod load;
 mod measure;
 mod netns;
+mod own_load;
 mod peer;
 mod plan;
 mod progress;
@@ -163,7 +164,7 @@ fn run() -> Result<(), String> {
 
 fn compare(args: &CompareArgs) -> Result<(), String> {
     let (before, after) = (Document::read(&args.before)?, Document::read(&args.after)?);
-    let comparison = compare::Comparison::new(&before, &after);
+    let comparison = report::compare::Comparison::new(&before, &after);
     print!("{}", comparison.text());
     args.report
         .as_ref()

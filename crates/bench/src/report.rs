@@ -2,6 +2,7 @@
 
 pub(crate) mod blk;
 pub(crate) mod columns;
+pub(crate) mod compare;
 pub(crate) mod document;
 pub(crate) mod files;
 mod html;

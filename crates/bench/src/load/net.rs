@@ -2,8 +2,9 @@
 
 use super::tap::{Flow, FlowFrame};
 use super::{LoadError, STUCK};
+use crate::direction::Direction;
 use crate::measure::{now, own_cpu_seconds, pin, waited_seconds};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use manyring_driver::wire::net::VIRTIO_NET_F_CSUM;
 use manyring_driver::{DriverError, NetCounters, NetDriver, NetOptions, NetPair};
 use serde::{Deserialize, Serialize};
@@ -14,24 +15,6 @@ use std::time::{Duration, Instant};
 const BURST: usize = 64;
 /// Turns between two looks at the clock.
 const TURNS: u32 = 64;
-
-/// Which way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Direction {
-    /// The guest sends.
-    Transmit,
-    /// The guest receives.
-    Receive,
-}
-
-impl Direction {
-    pub(crate) const fn word(self) -> &'static str {
-        match self {
-            Self::Transmit => "transmit",
-            Self::Receive => "receive",
-        }
-    }
-}
 
 /// `manyring-bench load net ..`
 #[derive(Args, Clone, Debug)]

@@ -3,7 +3,6 @@
 
 use super::net::{FRAME_MAX, NetLoadResult};
 use super::{LoadError, join};
-use crate::calibrate::{self, TapCosts};
 use crate::measure::{median_ns, now, own_cpu_seconds, waited_seconds};
 use clap::{Args, ValueEnum};
 use manyring_backend::net::{Port, Readiness};
@@ -11,6 +10,7 @@ use manyring_backend::sys::tuntap;
 use manyring_driver::wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawHeader};
 use manyring_memory::Mapping;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Frames between two looks at the clock.
@@ -196,6 +196,19 @@ pub(crate) fn run(args: &TapWriteArgs) -> Result<NetLoadResult, LoadError> {
 /// Rounds of frames that are written to one tap and read from the other.
 const ROUNDS: usize = 200;
 
+/// The cost of a frame at each of the two taps of a bridge.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(crate) struct TapCosts {
+    pub(crate) write_ns: u64,
+    pub(crate) read_ns: u64,
+}
+
+/// The names of the two taps.
+pub(crate) const TAPS: [&str; 2] = ["near", "far"];
+
+/// Bytes of a frame: those that nothing can be merged with.
+const FRAME: (Flow, usize) = (Flow::Apart, 64);
+
 /// Writes frames to one of the two taps of a bridge and reads them from the other, each by a call
 /// of its own; medians.
 ///
@@ -203,14 +216,14 @@ const ROUNDS: usize = 200;
 /// [`LoadError`] if a tap cannot be had, or if the bridge does not carry frames.
 pub(crate) fn costs() -> Result<TapCosts, LoadError> {
     let failed = |problem: String| LoadError::Client { step: "taps", problem };
-    let [near, far] = calibrate::TAPS.map(|tap| join::open_tap(tap, 1));
+    let [near, far] = TAPS.map(|tap| join::open_tap(tap, 1));
     let (near, far) = (near.map_err(failed)?, far.map_err(failed)?);
     let tx = near.open_tx(0).map_err(|e| failed(e.to_string()))?;
     let rx = far.open_rx(0).map_err(|e| failed(e.to_string()))?;
     let (Readiness::Fd(to), Readiness::Fd(from)) = (tx.readiness(), rx.readiness()) else {
         return Err(LoadError::Options("a tap without a file descriptor"));
     };
-    let (flow, size) = calibrate::FRAME;
+    let (flow, size) = FRAME;
     let memory = Mapping::anonymous(4096).map_err(|e| failed(e.to_string()))?;
     let (Some(frame), Some(room)) = (memory.slice(0, HEADER_SIZE + size), memory.slice(2048, 2048))
     else {

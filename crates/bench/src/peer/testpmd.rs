@@ -1,7 +1,7 @@
 //! DPDK's testpmd: a vhost-user-net back-end that polls, and a front-end that does.
 
 use super::{PeerError, Server, apart, find, spawn};
-use crate::load::net::Direction;
+use crate::direction::Direction;
 use crate::measure::{Affinity, now};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};

@@ -1,8 +1,8 @@
 //! Writes the files of `--report DIR`: the page, and its data as CSV and JSON.
 
+use super::compare::Comparison;
 use super::document::{Document, NORMALIZED};
 use super::{columns, page};
-use crate::compare::Comparison;
 use std::path::Path;
 
 /// The page of a run.

@@ -3,11 +3,11 @@
 
 use super::Spread;
 use super::columns::{self, Head, KNOWN};
+use super::compare::{Comparison, Pair, Row, Verdict, number};
 use super::document::{Cell, Document, Party, Scenario};
 use super::html::{Table, Td, escaped, page};
 use super::plot::{Kind, Plot};
 use super::{plots, references};
-use crate::compare::{Comparison, Pair, Row, Verdict, number};
 use crate::plan;
 use serde_json::{Map, Value};
 use std::fmt::Write as _;

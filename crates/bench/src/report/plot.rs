@@ -1,7 +1,7 @@
 //! The plots of a page: lines, bars and histograms as SVG, drawn by plotters.
 
 use super::Spread;
-use crate::compare::number;
+use super::compare::number;
 use plotters::coord::Shift;
 use plotters::prelude::{
     ChartBuilder, Circle, Color, DrawingArea, FontStyle, IntoDrawingArea, IntoFont, IntoLogRange,

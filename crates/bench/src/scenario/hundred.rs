@@ -5,12 +5,14 @@
 
 use super::counts::Counts;
 use super::crowd::{Crowd, Devices, name};
-use super::net::{NetBench, Run, own_load, result_of};
+use super::net::{NetBench, Run};
 use super::null_net::drive_as;
 use super::{ScenarioArgs, WAITED_MAX};
-use crate::load::net::{Direction, NetLoadArgs};
+use crate::direction::Direction;
+use crate::load::net::NetLoadArgs;
 use crate::load::{LoadArgs, LoadOptions, LoadResult, Rw};
 use crate::measure::now;
+use crate::own_load::{own_load, result_of};
 use crate::peer::{self, Server};
 use crate::report::Report;
 use crate::report::net::{Compare, NetCell, NetSample};

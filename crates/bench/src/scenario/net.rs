@@ -5,6 +5,7 @@ use super::rounds::{self, RunOf};
 use crate::load::join::JoinResult;
 use crate::measure::{Affinity, Calibration, busy_seconds, machine, now};
 use crate::netns::{Netns, address};
+use crate::own_load::own_load;
 use crate::peer::{self, Server};
 use crate::progress;
 use crate::report::Report;
@@ -167,26 +168,6 @@ pub(super) enum Daemon {
     Ours,
     /// The one that `--beside` names.
     Beside,
-}
-
-/// This program again, as `load ..` with these arguments.
-pub(crate) fn own_load(space: Option<&Netns>, arguments: &[&str]) -> Result<Command, String> {
-    let program = std::env::current_exe().map_err(|e| e.to_string())?;
-    let mut command = match space {
-        Some(space) => space.inside(&program),
-        None => peer::apart(&program),
-    };
-    command.arg("load").args(arguments);
-    Ok(command)
-}
-
-/// Runs a load to its end and reads its result.
-pub(crate) fn result_of<R: DeserializeOwned>(
-    command: &mut Command,
-    affinity: &Affinity,
-) -> Result<R, String> {
-    let text = peer::output(command, affinity)?;
-    serde_json::from_str(&text).map_err(|error| format!("{error}: {text}"))
 }
 
 /// A program that runs beside; it is ended on drop.

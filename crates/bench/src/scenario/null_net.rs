@@ -4,10 +4,12 @@
 //! testpmd's vhost port, each behind our own driver half and behind testpmd's; that one once with a
 //! small pool of buffers and once with a pool larger than the TLB reaches.
 
-use super::net::{Daemon, NetBench, Run, own_load, result_of};
+use super::net::{Daemon, NetBench, Run};
 use super::{ScenarioArgs, WAITED_MAX};
-use crate::load::net::{Direction, NetLoadArgs, NetLoadResult};
+use crate::direction::Direction;
+use crate::load::net::{NetLoadArgs, NetLoadResult};
 use crate::measure::now;
+use crate::own_load::{own_load, result_of};
 use crate::peer::Server;
 use crate::peer::testpmd::{self, BackEnd};
 use crate::report::Report;

@@ -25,11 +25,12 @@
 //! 5. Other properties of a connection, such as the queue of its flow, change when the ways are
 //!    made anew: that is done [`MAKES`] times a round, and each gives a sample.
 
-use super::net::{Beside, NetBench, Road, Way, own_load};
+use super::net::{Beside, NetBench, Road, Way};
 use super::tap_stream::Stream;
 use crate::load::stream::{Page, STREAMS_MAX};
 use crate::measure::{Affinity, busy_seconds, now};
 use crate::netns::address;
+use crate::own_load::own_load;
 use crate::peer;
 use crate::progress;
 use crate::report::Party;

@@ -2,11 +2,13 @@
 //! loop with one write for each; and by several queue pairs, with and without steering.
 
 use super::ScenarioArgs;
-use super::net::{Daemon, NetBench, Run, own_load, result_of};
+use super::net::{Daemon, NetBench, Run};
 use super::null_net::{drive_as, sample_of};
-use crate::load::net::{Direction, NetLoadArgs, NetLoadResult};
+use crate::direction::Direction;
+use crate::load::net::{NetLoadArgs, NetLoadResult};
 use crate::load::tap::Flow;
 use crate::netns::Netns;
+use crate::own_load::{own_load, result_of};
 use crate::report::Report;
 use crate::report::net::{Compare, NetCell, NetSample};
 

@@ -3,11 +3,10 @@
 
 use super::ScenarioArgs;
 use super::counts::Counts;
-use super::net::{
-    Beside, Daemon, FRAME_PAGES, NetBench, Ring, Road, Run, WHOLE_SECONDS, Way, own_load, result_of,
-};
+use super::net::{Beside, Daemon, FRAME_PAGES, NetBench, Ring, Road, Run, WHOLE_SECONDS, Way};
 use crate::load::rr::RrResult;
 use crate::measure::Affinity;
+use crate::own_load::{own_load, result_of};
 use crate::peer;
 use crate::report::Report;
 use crate::report::net::{Compare, NetCell, NetSample};

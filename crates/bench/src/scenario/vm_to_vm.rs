@@ -5,11 +5,12 @@
 //! One thread drives both guests, by the same lean driver halves for every back-end.
 
 use super::ScenarioArgs;
-use super::net::{NetBench, Run, own_load, result_of};
+use super::net::{NetBench, Run};
 use super::null_net::sample_of;
 use crate::load::net::NetLoadResult;
 use crate::load::vm::{MACS, VmLoadArgs};
 use crate::measure::now;
+use crate::own_load::{own_load, result_of};
 use crate::peer::Server;
 use crate::peer::testpmd::BackEnd;
 use crate::report::Report;

@@ -1,8 +1,8 @@
 //! `manyring-bench compare`: two runs side by side, and what of the difference is more than noise.
 
-use crate::report::Spread;
-use crate::report::columns::{self, Better, Head};
-use crate::report::document::{Cell, Document, Scenario};
+use super::Spread;
+use super::columns::{self, Better, Head};
+use super::document::{Cell, Document, Scenario};
 
 /// Medians that differ by less are the same, however close the rounds of each run lie.
 const DIFFERENCE_MIN: f64 = 0.03;
@@ -68,7 +68,7 @@ pub(crate) struct Row {
 impl Row {
     /// The second run to the first.
     pub(crate) fn ratio(&self) -> f64 {
-        super::report::ratio(self.after.median, self.before.median)
+        super::ratio(self.after.median, self.before.median)
     }
 }
 
