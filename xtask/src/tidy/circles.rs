@@ -6,9 +6,20 @@ use super::files::File;
 use super::{Offence, source};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The crates for which that holds.
-const CRATES: [&str; 8] =
-    ["backend", "device", "driver", "engine", "memory", "nbd", "transport", "wire"];
+/// All crates: that holds for each.
+const CRATES: [&str; 11] = [
+    "backend",
+    "bench",
+    "daemon",
+    "device",
+    "driver",
+    "engine",
+    "memory",
+    "nbd",
+    "queue",
+    "transport",
+    "wire",
+];
 
 /// Those of them for which it holds inside of folders too.
 const INSIDE: [&str; 5] = ["driver", "engine", "memory", "queue", "wire"];
