@@ -208,14 +208,14 @@ fn own_memory(daemon: &Daemon) -> u64 {
 fn a_disk_with_256_idle_rings_of_32768_entries_costs_little_memory() {
     let daemon = Daemon::blk(&["--null", "1G", "--num-queues", "256"]);
     let before = own_memory(&daemon);
-    let arena = Arena::new(256 * manyring_driver::Vring::arena_size(CROSVM_RING)).unwrap();
+    let arena = Arena::new(256 * Vring::arena_size(CROSVM_RING)).unwrap();
     let mut front = FrontEnd::connect(&daemon.socket(), PATIENCE).unwrap();
     let features = front.negotiate(0, F_PROTOCOL_FEATURES, PROTOCOL_F_REPLY_ACK).unwrap();
     front.set_memory(&arena).unwrap();
     let ring = RingFeatures::from_bits(features);
     let vrings: Vec<_> = (0..256)
         .map(|index| {
-            let vring = manyring_driver::Vring::new(&arena, index, CROSVM_RING, ring, 0).unwrap();
+            let vring = Vring::new(&arena, index, CROSVM_RING, ring, 0).unwrap();
             front.start_vring(&vring, 0).unwrap();
             vring
         })

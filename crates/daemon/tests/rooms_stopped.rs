@@ -83,8 +83,8 @@ impl Lane {
             return self.used & 0xffff;
         }
         let (lap, at) = (self.used / u32::from(SIZE), self.used % u32::from(SIZE));
-        let place = at | (lap + 1) % 2 << 15;
-        place | place << 16
+        let place = at | (((lap + 1) % 2) << 15);
+        place | (place << 16)
     }
 }
 
