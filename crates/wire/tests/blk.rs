@@ -80,6 +80,16 @@ fn descriptors_have_their_fields_where_the_specification_puts_them() {
 }
 
 #[test]
+fn descriptors_of_a_packed_ring_have_their_id_before_their_flags() {
+    // addr, len, id, flags (virtio 1.3 §2.8.13).
+    let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0x90];
+    let desc = Descriptor { addr: 0x0807_0605_0403_0201, len: 0x0c0b_0a09, flags: 0x900f, next: 0 };
+    let (low, high) = desc.emit_packed(0x0e0d);
+    assert_eq!([low.to_ne_bytes(), high.to_ne_bytes()].concat(), bytes);
+    assert_eq!(Descriptor::parse_packed(low, high), (desc, 0x0e0d));
+}
+
+#[test]
 fn each_flag_of_a_descriptor_says_one_thing() {
     for flags in 0..8u16 {
         let desc = Descriptor { addr: 0, len: 0, flags, next: 0 };

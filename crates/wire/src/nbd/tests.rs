@@ -113,6 +113,20 @@ fn refusals_are_told_apart() {
 }
 
 #[test]
+fn reply_without_the_error_bit_is_no_refusal() {
+    let tls = Wish { name: String::new(), tls: true };
+    // The last one has all bits but that of errors.
+    for kind in [0, 2, 4, 5, 6, 1 << 30, !(1 << 31)] {
+        let unknown = Err(NbdError::Handshake("a reply of an unknown kind"));
+        let starttls = [greeting(3), reply(5, kind, &[])].concat();
+        assert_eq!(converse(tls.clone(), &starttls).1, unknown, "STARTTLS, {kind:#x}");
+        let structured = [greeting(3), reply(8, kind, &[])].concat();
+        assert_eq!(converse(Wish::default(), &structured).1, unknown, "STRUCTURED, {kind:#x}");
+        assert_eq!(go(&[reply(7, kind, &[])]), unknown, "GO, {kind:#x}");
+    }
+}
+
+#[test]
 fn what_is_no_negotiation_is_an_error() {
     assert_eq!(converse(Wish::default(), &[0; 18]).1, Err(NbdError::NoServer));
     assert_eq!(converse(Wish::default(), &greeting(0)).1, Err(NbdError::OldStyle));

@@ -285,6 +285,44 @@ mod tests {
     }
 
     #[test]
+    fn segments_have_the_headers_of_their_frame_but_for_what_is_their_own() {
+        for (is_ipv4, tagged) in [(true, false), (true, true), (false, false), (false, true)] {
+            let (header, mut whole) = frame(is_ipv4, tagged, 2500, 1000);
+            let transport = usize::from(header.csum_start.get());
+            let network = transport - if is_ipv4 { 20 } else { 40 };
+            // A guest leaves checksums of the whole packet there, and not zeroes.
+            let tcp_sum = transport + TCP_CHECKSUM;
+            put(&mut whole, tcp_sum, [0x12, 0x34]).unwrap();
+            if is_ipv4 {
+                put(&mut whole, network + 10, [0xab, 0xcd]).unwrap();
+            }
+            // IPv4 counts its header as well (RFC 791), IPv6 only what follows it (RFC 8200).
+            let (len_at, from) = if is_ipv4 { (2, network) } else { (4, transport) };
+            let mut own = vec![tcp_sum, tcp_sum + 1, transport + 13];
+            own.extend(transport + 4..transport + 8);
+            own.extend(network + len_at..network + len_at + 2);
+            own.extend([4, 5, 10, 11].iter().filter(|_| is_ipv4).map(|at| network + at));
+            for (piece, payload) in
+                pieces(&header, whole.clone()).unwrap().iter().zip([1000, 1000, 500])
+            {
+                assert_eq!(piece.len(), transport + 32 + payload);
+                let len = u16::from_be_bytes(*bytes(piece, network + len_at).unwrap());
+                assert_eq!(usize::from(len), piece.len() - from, "{is_ipv4} {tagged}");
+                for at in (0..transport + 32).filter(|at| !own.contains(at)) {
+                    assert_eq!(piece[at], whole[at], "byte {at}: {is_ipv4} {tagged}");
+                }
+                let pseudo = sum(0, &piece[network..][if is_ipv4 { 12..20 } else { 8..40 }]);
+                let tcp = &piece[transport..];
+                let tcp = sum(pseudo + 6 + tcp.len() as u64, tcp);
+                assert_eq!(fold(u32::try_from(tcp).unwrap()), 0xffff, "TCP: {is_ipv4} {tagged}");
+                let ip = sum(0, &piece[network..transport]);
+                let ip = fold(u32::try_from(ip).unwrap());
+                assert!(!is_ipv4 || ip == 0xffff, "IPv4: {tagged}");
+            }
+        }
+    }
+
+    #[test]
     fn a_partial_checksum_is_completed_where_the_header_says() {
         let mut bytes = vec![0xaa; 21];
         bytes[16..18].copy_from_slice(&[0, 7]);

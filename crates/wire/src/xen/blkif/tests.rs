@@ -367,3 +367,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn event_is_reached_by_the_move_that_ends_at_it_or_behind_it() {
+    // The plain version: one of the counts that the move comes to is the event.
+    for old in [0_u32, 1, 0x7fff_ffff, 0x8000_0000, 0xffff_fffd, u32::MAX] {
+        for step in 0..6_u32 {
+            for event in (0..10).map(|n: u32| old.wrapping_sub(2).wrapping_add(n)) {
+                let is_reached = (1..=step).any(|n| old.wrapping_add(n) == event);
+                let new = old.wrapping_add(step);
+                assert_eq!(need_event(event, new, old), is_reached, "{event} {new} {old}");
+            }
+        }
+    }
+}
