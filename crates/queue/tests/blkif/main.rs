@@ -183,6 +183,24 @@ fn oldest_request_in_flight_keeps_its_slot_while_its_place_is_used_again() {
 }
 
 #[test]
+fn back_that_begins_owes_its_front_no_notification() {
+    for requests_before in [0, 3] {
+        let rig = Rig::new(Abi::X86_64, 0);
+        let (mut front, mut back) = rig.halves(5);
+        for id in 0..requests_before {
+            assert!(front.add(&request(Abi::X86_64, id)));
+        }
+        front.publish();
+        // The one who takes a ring over notifies; a worker that begins to run it does not.
+        assert!(!Ring::begin(&mut back), "with {requests_before} requests");
+        assert!(!back.needs_notification());
+        let served = serve(&mut back, &mut Requests::new());
+        assert_eq!(served.len() as u64, requests_before);
+        assert_eq!(back.needs_notification(), requests_before > 0);
+    }
+}
+
+#[test]
 fn request_that_changes_after_it_was_taken_stays_as_it_was() {
     let rig = Rig::new(Abi::X86_64, 0);
     let (mut front, mut back) = rig.halves(0);

@@ -2,6 +2,7 @@
 //! every chain is served, and returned once. Regions that are not the ring's are refused.
 //! Packed rings that have no region are tested in `trail.rs`.
 
+mod given_up;
 mod packed_regions;
 mod put_back;
 mod regions;
@@ -382,7 +383,11 @@ fn each_step_makes_the_stores_that_are_written_down() {
 /// and ends there. The others are answered in one burst: `which` of those that are held, again and
 /// again.
 fn left_behind_of(held: usize, which: usize) -> Shared {
-    let mut shared = Shared::new(RingFeatures { indirect: true, ..Default::default() }, 7);
+    left_behind_in(RingFeatures { indirect: true, ..Default::default() }, held, which)
+}
+
+fn left_behind_in(features: RingFeatures, held: usize, which: usize) -> Shared {
+    let mut shared = Shared::new(features, 7);
     shared.next_id = 1;
     let mut back = Back::new(shared.begin());
     let mut life = Life { stores: FOR_EVER };

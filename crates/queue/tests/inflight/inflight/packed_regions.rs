@@ -75,6 +75,45 @@ fn region_that_has_lost_entries_is_refused() {
     assert_eq!(queue.fault(), Some(QueueError::Inflight(lost)));
 }
 
+#[test]
+fn entries_on_the_free_list_are_not_in_flight_whatever_their_flags_say() {
+    // A process that is killed between the two stores which free an entry leaves its flag, and
+    // another back-end's flag may be any byte but 0.
+    for flag in [1, 0x80, 0xff] {
+        let shared = Shared::new(PACKED, 0);
+        shared.begin();
+        let flags = |at: usize| (at + 1) * 32;
+        for at in [0, 5, usize::from(SIZE) - 1] {
+            shared.region.store_u16(flags(at), flag);
+        }
+        let mut queue = shared.begin();
+        assert_eq!((queue.fault(), queue.owed()), (None, 0), "{flag:#x}");
+        assert!((0..SIZE.into()).all(|at| shared.region.load_u16(flags(at)) == 0), "{flag:#x}");
+        // As many entries are free as the ring has descriptors.
+        drop(queue);
+        let chains;
+        (queue, chains) = all_popped(&shared);
+        assert_eq!(queue.fault(), None);
+        chains.into_iter().for_each(|chain| queue.discard(chain));
+        assert_eq!(shared.begin().owed(), SIZE, "{flag:#x}");
+    }
+}
+
+#[test]
+fn ring_that_goes_on_leaves_the_entries_that_are_clear_untouched() {
+    let mut shared = Shared::new(PACKED, 0);
+    shared.begin();
+    let stores = Life::count(|| assert!(shared.next().begin()));
+    assert_eq!(stores, 2, "the other free list, the used places");
+    // An entry of three on the list that was freed in part.
+    shared.region.store_u16(32 * 3, 1);
+    let stores = Life::count(|| assert!(shared.next().begin()));
+    assert_eq!(stores, 3, "its flag");
+    shared.add(1);
+    let queue = shared.begin();
+    finish(shared, queue);
+}
+
 proptest! {
     #[test]
     fn scribbled_region_is_refused_or_served_and_never_more(
