@@ -1,7 +1,7 @@
 //! `DriverError`: the errors of the guest's side.
 
 use manyring_memory::{GrantError, MemoryError};
-use manyring_queue::QueueError;
+use manyring_queue::{QueueError, RingFeatures};
 use rustix::io::Errno;
 use std::io;
 
@@ -23,6 +23,8 @@ pub enum DriverError {
     ArenaFull { len: u64 },
     #[error("the back-end does not offer features {missing:#x}")]
     Features { missing: u64 },
+    #[error("ring {index} serves {serves:?}, and the features that were set say {set:?}")]
+    RingFeatures { index: u32, serves: RingFeatures, set: RingFeatures },
     #[error("request {request} was refused")]
     Refused { request: u32 },
     #[error("request {request} was answered by {answer} with {size} bytes")]

@@ -28,6 +28,8 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct FrontEnd {
     stream: UnixStream,
+    /// The virtio features that were set last.
+    features: u64,
     /// The protocol features that were agreed on.
     protocol: u64,
 }
@@ -63,7 +65,7 @@ impl FrontEnd {
     pub fn from_stream(stream: UnixStream) -> Result<Self, DriverError> {
         stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
-        Ok(Self { stream, protocol: 0 })
+        Ok(Self { stream, features: 0, protocol: 0 })
     }
 
     /// The socket.
@@ -202,7 +204,9 @@ impl FrontEnd {
     /// # Errors
     /// See [`Self::features`].
     pub fn set_features(&mut self, features: u64) -> Result<(), DriverError> {
-        self.set_number(2, features)
+        self.set_number(2, features)?;
+        self.features = features;
+        Ok(())
     }
 
     /// `SET_OWNER`

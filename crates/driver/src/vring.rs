@@ -20,6 +20,7 @@ const CALL_GRACE: Duration = Duration::from_secs(1);
 pub struct Vring {
     index: u32,
     size: u16,
+    features: RingFeatures,
     base: u16,
     addresses: RingAddresses,
     used: Words,
@@ -58,6 +59,7 @@ impl Vring {
         Ok(Self {
             index,
             size,
+            features,
             base,
             addresses,
             used: arena.words(used, used_ring_size(size), USED_ALIGN)?,
@@ -86,6 +88,12 @@ impl Vring {
     #[must_use]
     pub fn size(&self) -> u16 {
         self.size
+    }
+
+    /// The features that its driver half serves.
+    #[must_use]
+    pub fn features(&self) -> RingFeatures {
+        self.features
     }
 
     /// The index its life began with.

@@ -2,6 +2,7 @@
 
 use super::FrontEnd;
 use crate::{Arena, DriverError, Vring};
+use manyring_queue::RingFeatures;
 use manyring_wire::vhost_user::VringAddr;
 
 impl FrontEnd {
@@ -40,9 +41,14 @@ impl FrontEnd {
     /// Sets a ring up, from `base` on, and enables it.
     ///
     /// # Errors
-    /// See [`Self::features`].
+    /// See [`Self::features`]; and [`DriverError::RingFeatures`], before anything is sent: the
+    /// back-end would read the ring by other rules than those that its driver half keeps.
     pub fn start_vring(&mut self, vring: &Vring, base: u16) -> Result<(), DriverError> {
         let index = vring.index();
+        let (serves, set) = (vring.features(), RingFeatures::from_bits(self.features));
+        if serves != set {
+            return Err(DriverError::RingFeatures { index, serves, set });
+        }
         let at = vring.addresses();
         self.set_vring_num(index, vring.size().into())?;
         self.set_vring_base(index, base)?;
@@ -58,5 +64,59 @@ impl FrontEnd {
         self.set_vring_err(index, Some(vring.err_fd()))?;
         self.set_vring_kick(index, Some(vring.kick_fd()))?;
         self.set_vring_enable(index, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use manyring_wire::virtio::{
+        VIRTIO_F_EVENT_IDX, VIRTIO_F_IN_ORDER, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED,
+        VIRTIO_F_VERSION_1,
+    };
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    /// Sets `features`, starts a ring that serves `serves`, and counts the messages of its start.
+    fn start(features: u64, serves: u64) -> (Result<(), DriverError>, usize) {
+        let arena = Arena::new(1 << 20).unwrap();
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut front = FrontEnd::from_stream(ours).unwrap();
+        front.set_features(features).unwrap();
+        let vring = Vring::new(&arena, 3, 16, RingFeatures::from_bits(serves), 0).unwrap();
+        let started = front.start_vring(&vring, 0);
+        drop(front);
+        let mut sent = Vec::new();
+        theirs.read_to_end(&mut sent).unwrap();
+        // A header of 12 bytes each, whose last word is the size of the rest.
+        let (mut count, mut rest) = (0, &sent[..]);
+        while let Some((header, behind)) = rest.split_at_checked(12) {
+            let size = u32::from_ne_bytes(header[8..].try_into().unwrap());
+            rest = &behind[size as usize..];
+            count += 1;
+        }
+        (started, count - 1)
+    }
+
+    #[test]
+    fn ring_is_started_only_if_it_serves_the_features_that_were_set() {
+        let each =
+            [VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED];
+        let all = each.iter().fold(VIRTIO_F_VERSION_1, |all, one| all | one);
+        for features in [0, VIRTIO_F_VERSION_1, all] {
+            let (started, messages) = start(features, features);
+            assert!(started.is_ok(), "{started:?}");
+            assert_eq!(messages, 7, "size, base, addresses, call, err, kick, enable");
+        }
+        for one in each {
+            for (set, served) in [(one, 0), (0, one), (all, all & !one), (all & !one, all)] {
+                let (refused, messages) = start(set, served);
+                let Err(DriverError::RingFeatures { index: 3, serves, set: said }) = refused else {
+                    panic!("{one:#x}: {refused:?}");
+                };
+                let bits = RingFeatures::from_bits;
+                assert_eq!((serves, said, messages), (bits(served), bits(set), 0), "{one:#x}");
+            }
+        }
     }
 }
