@@ -120,7 +120,9 @@ fn make(random: &mut Random, from: usize, options: &PortOptions) -> Sent {
         && let Some(transport) = transport
     {
         header = open(transport, offset);
-        if !is_honest && random.one_in(2) {
+        if is_honest && offset == 16 {
+            header = RawHeader { gso_type: 1, gso_size: 100.into(), ..header };
+        } else if !is_honest && random.one_in(2) {
             let gso_type = random.of(&[1, 4, 5, 0x81, 0x84]);
             let (gso_size, hdr_len) = (8 + random.below(100), random.below(200));
             let [gso_size, hdr_len] = [gso_size, hdr_len].map(|n| u16::try_from(n).unwrap().into());
