@@ -81,7 +81,7 @@ impl Frames {
     }
 
     /// Adds a joined frame, the only frame of its burst: `header` and `head`, then each of
-    /// `payloads` from byte `head.len()` on, behind its own head. False if there is no room.
+    /// `payloads` behind its first `skip` bytes. False if there is no room.
     ///
     /// # Panics
     /// If the burst holds frames of another snapshot.
@@ -89,7 +89,7 @@ impl Frames {
         &mut self,
         header: &RawHeader,
         head: &[u8],
-        payloads: impl Iterator<Item = Pieces<'a>>,
+        (skip, payloads): (usize, impl IntoIterator<Item = Pieces<'a>>),
     ) -> bool {
         let size = HEADER_SIZE + head.len();
         if !self.list.is_empty() || size > self.own_len || !self.slices.push_own(0, size) {
@@ -98,7 +98,7 @@ impl Frames {
         let (first, behind) = self.slices.as_slices()[0].split_at(HEADER_SIZE);
         first.write_from(zerocopy::IntoBytes::as_bytes(header));
         behind.write_from(head);
-        payloads.for_each(|pieces| self.slices.extend(pieces, head.len()));
+        payloads.into_iter().for_each(|pieces| self.slices.extend(pieces, skip));
         let len = total_len(self.slices.as_slices()) - HEADER_SIZE as u64;
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         self.list.push(Frame { slices: 0..self.slices.len(), len, token: 0 });
@@ -298,6 +298,17 @@ impl Frames {
     pub fn payload(&self, index: usize) -> Option<Pieces<'_>> {
         let Frame { slices, .. } = self.list.get(index)?;
         self.slices.pieces(slices.start + 1..slices.end)
+    }
+
+    /// The part of frame `index` that lies in the guest's memory, and how many bytes of the frame
+    /// lie before it in the burst's own memory, where [`Self::push_lent`] has copied them.
+    pub(crate) fn guest_part(&self, index: usize) -> Option<(usize, Pieces<'_>)> {
+        if let Some(payload) = self.payload(index) {
+            return Some((0, payload));
+        }
+        let Range { start, end } = self.list.get(index)?.slices.clone();
+        let own = self.slices.as_slices().get(start + 1)?.len();
+        Some((own, self.slices.pieces(start + 2..end)?))
     }
 
     /// The header of frame `index`; zeroes if there is no such frame.

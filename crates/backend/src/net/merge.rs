@@ -204,7 +204,7 @@ impl Merger {
         let size = joined.first().size();
         let payloads = bits(*parts).filter_map(|index| frames.payload(index));
         out.clear();
-        let has_room = out.push_joined(&header, &head[..size], payloads);
+        let has_room = out.push_joined(&header, &head[..size], (size, payloads));
         // If a payload were missing, the headers would claim more bytes than the joined frame has.
         (has_room && out.len(0) == size + joined.payload()).then_some(&*out)
     }

@@ -118,15 +118,23 @@ impl Outlet {
     #[inline]
     fn write_copy(&mut self, frames: &Frames, index: usize, size: usize) -> Result<usize, Errno> {
         let copied = copy_from_slices(frames.slices(index), &mut self.own[..size]);
-        let faults = fault_count();
-        if faults != self.faults {
-            self.check_memory(frames, faults)?;
-        }
+        self.check_faults(frames)?;
         if let Some(steering) = &mut self.steering {
             steering.note(self.own.get(HEADER_SIZE..copied).unwrap_or_default());
         }
         check_place(&self.own[..copied])?;
         retry_on_intr(|| rustix::io::write(&self.queue, &self.own[..copied]))
+    }
+
+    /// Checks that the memory of these frames was not cut away. It is looked at only if memory of
+    /// some guest was cut away since the last check.
+    ///
+    /// # Errors
+    /// As for [`Self::check_memory`].
+    #[inline]
+    fn check_faults(&mut self, frames: &Frames) -> Result<(), Errno> {
+        let faults = fault_count();
+        if faults == self.faults { Ok(()) } else { self.check_memory(frames, faults) }
     }
 
     /// Checks whether these frames lie in memory that was cut away, because some guest's memory was
@@ -151,15 +159,17 @@ impl Outlet {
         let slices = frames.slices(index);
         if let Some(steering) = &mut self.steering {
             steering.note_slices(slices);
-            let faults = fault_count();
-            if faults != self.faults {
-                self.check_memory(frames, faults)?;
-            }
         }
+        // The kernel finds by itself memory that was cut away, unless some thread has read it
+        // before: that memory has zeroes since then.
         if slices.len() <= sys::IOV_MAX {
+            self.check_faults(frames)?;
             return retry_on_intr(|| sys::write(self.queue.as_fd(), slices));
         }
         let own = self.bounce.gather(slices)?;
+        if fault_count() != self.faults && frames.is_broken() {
+            return Err(Errno::FAULT);
+        }
         retry_on_intr(|| sys::write(self.queue.as_fd(), &[own]))
     }
 
@@ -168,14 +178,19 @@ impl Outlet {
     fn write_unfinished(&mut self, frames: &Frames, index: usize) -> Result<usize, Errno> {
         let mut start = [0; HEADER_SIZE + HEAD_SIZE_MAX];
         let known = copy_from_slices(frames.slices(index), &mut start);
+        self.check_faults(frames)?;
         check_place(&start[..known])?;
         let head = start.get(HEADER_SIZE..known).unwrap_or_default();
+        // Of a frame that a switch passes on, the first bytes lie in the daemon's memory.
+        let (own, payload) = frames.guest_part(index).ok_or(Errno::MSGSIZE)?;
         let mut held = match self.held.take() {
             Some(held) => held,
             None => Frames::for_joined().map_err(|_| Errno::NOMEM)?,
         };
-        held.push_joined(&frames.header(index), head, frames.payload(index).into_iter());
-        let written = self.write(&held, 0);
+        let behind = head.len().saturating_sub(own);
+        let has_room = held.push_joined(&frames.header(index), head, (behind, [payload]));
+        let is_whole = has_room && held.len(0) == frames.len(index);
+        let written = if is_whole { self.write(&held, 0) } else { Err(Errno::MSGSIZE) };
         held.release();
         self.held = Some(held);
         written
@@ -537,6 +552,65 @@ mod tests {
             let mut received = vec![0; 1 << 16];
             let size = host.recv(&mut received).unwrap();
             assert!(received[HEADER_SIZE..size] == bytes, "{payload}");
+        }
+    }
+
+    #[test]
+    fn a_frame_that_a_switch_passes_on_leaves_whole_if_its_checksum_is_left_to_the_host() {
+        let (tap, host) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let mut tx = TapTx::new(Arc::new(tap.into()), None, None);
+        let (header, mut bytes) = datagram(1, 9000);
+        (0_u8..=255).cycle().zip(&mut bytes[62..]).for_each(|(n, byte)| *byte = n);
+        let memory = Arc::new(Mapping::anonymous(1 << 16).unwrap());
+        memory.slice(0, bytes.len()).unwrap().write_from(&bytes);
+        let end = u32::try_from(bytes.len()).unwrap();
+        for cuts in [vec![], vec![10], vec![116], vec![117], vec![13, 119, 5000]] {
+            let starts: Vec<u32> = [&[0][..], &cuts].concat();
+            let ends: Vec<u32> = [&cuts[..], &[end]].concat();
+            let places: Vec<_> =
+                starts.iter().zip(&ends).map(|(from, to)| (u64::from(*from), to - from)).collect();
+            let list = SliceList::of_mapping(&memory, &places).unwrap();
+            let mut frames = Frames::new().unwrap();
+            assert!(frames.push(&header, list.all(), 0, bytes.len()));
+            // The switch copies the bytes that it has examined.
+            for head in [14, 18, 116] {
+                let mut passed = Frames::for_lane().unwrap();
+                assert!(passed.push_lent(&frames, 0, &bytes[..head]));
+                assert_eq!(tx.send(&passed, 0), Sent { taken: 1, ..Sent::default() });
+                let mut received = vec![0; 1 << 16];
+                let len = host.recv(&mut received).unwrap();
+                let sent = [zerocopy::IntoBytes::as_bytes(&header), &bytes].concat();
+                assert!(received[..len] == sent, "{len} bytes of {cuts:?} behind {head}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_is_lost_if_its_memory_was_cut_away_behind_headers_that_are_right() {
+        manyring_memory::install_sigbus_handler();
+        let (tap, host) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        host.set_nonblocking(true).unwrap();
+        let mut tx = TapTx::new(Arc::new(tap.into()), None, None);
+        let (header, bytes) = datagram(1, 9000);
+        // A switch has copied the headers before the cut, or there is none.
+        for is_passed_on in [false, true] {
+            let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&file, 1 << 16).unwrap();
+            let memory = Arc::new(Mapping::of_file(&file, 0, 1 << 16).unwrap());
+            // The page ends behind the headers.
+            let at = 4096 - 62;
+            memory.slice(at, bytes.len()).unwrap().write_from(&bytes);
+            let place = (at as u64, u32::try_from(bytes.len()).unwrap());
+            let list = SliceList::of_mapping(&memory, &[place]).unwrap();
+            let (mut frames, mut passed) = (Frames::new().unwrap(), Frames::for_lane().unwrap());
+            assert!(frames.push(&header, list.all(), 0, bytes.len()));
+            assert!(passed.push_lent(&frames, 0, &bytes[..62]));
+            rustix::fs::ftruncate(&file, 4096).unwrap();
+            for _ in 0..2 {
+                let sent = tx.send(if is_passed_on { &passed } else { &frames }, 0);
+                assert_eq!(sent, Sent { taken: 1, faulted: 1, lost: 1, ..Sent::default() });
+                assert!(host.recv(&mut [0; 64]).is_err(), "zeroes were sent");
+            }
         }
     }
 
