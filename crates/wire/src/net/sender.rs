@@ -73,28 +73,33 @@ fn may_be_arp(payload: &[u8]) -> bool {
 ///
 /// Neighbour discovery has no extension headers that a sender would need, and no fragments (RFC
 /// 6980). Receivers take it behind extension headers all the same, so such a message is refused,
-/// and so is a packet whose extension headers go beyond `packet`.
+/// and so is a packet whose extension headers go beyond `packet`, or beyond its own length: what
+/// follows that length in a frame is padding, which the receivers drop.
 fn discovers_as(packet: &[u8], mac: [u8; 6]) -> bool {
-    let (mut next, mut at) = (packet.get(6).copied(), IPV6);
+    let Some(ip) = packet.first_chunk::<IPV6>() else { return false };
+    let len = usize::from(u16::from_be_bytes([ip[4], ip[5]]));
+    let packet = packet.get(..IPV6 + len).unwrap_or(packet);
+    let (mut next, mut at) = (ip[6], IPV6);
     loop {
-        let Some([following, size]) = packet.get(at..at + 2) else { return false };
+        let following;
         match next {
-            Some(ICMPV6) => break,
-            Some(FRAGMENT) => {
+            ICMPV6 => break,
+            FRAGMENT => {
                 let Some(offset) = kind(packet, at + 2) else { return false };
                 if offset & !7 != 0 {
                     return true;
                 }
-                at += 8;
+                following = at + 8;
             }
             // What an encrypted payload (50) holds is between its two ends.
-            Some(kind) => match extension_size(kind, Some(*size)) {
-                Some(Some(size)) => at += size,
-                _ => return true,
+            kind => match extension_size(kind, packet.get(at + 1).copied()) {
+                Some(Some(size)) => following = at + size,
+                Some(None) => return false,
+                None => return true,
             },
-            None => return false,
         }
-        next = Some(*following);
+        let Some(kind) = packet.get(at) else { return false };
+        (next, at) = (*kind, following);
     }
     let Some(message) = packet.get(at..) else { return false };
     let Some(kind) = message.first().copied() else { return false };
@@ -104,7 +109,6 @@ fn discovers_as(packet: &[u8], mac: [u8; 6]) -> bool {
     if at != IPV6 {
         return false;
     }
-    let len = packet.get(4..6).map_or(0, |len| usize::from(u16::from_be_bytes([len[0], len[1]])));
     let options_at = OPTIONS_AT[usize::from(kind - ROUTER_SOLICITATION)];
     let Some(mut options) = message.get(options_at..len) else { return false };
     while let [option, units, rest @ ..] = options {
@@ -161,6 +165,35 @@ mod tests {
         frame.extend([0; 23]);
         frame.extend(option);
         frame
+    }
+
+    #[test]
+    fn padding_behind_a_packet_is_not_read_as_its_headers() {
+        // The first fragment ends within a header of 16 bytes with options: what follows that
+        // header comes in the second fragment, whatever lies in the padding of the first.
+        let mut first = ethernet(OWN, TYPE_IPV6);
+        first.extend([0x60, 0, 0, 0, 0, 16, FRAGMENT, 255]);
+        first.extend([0xfe; 32]);
+        first.extend([60, 0, 0, 1, 0, 0, 0, 7]);
+        first.extend([ICMPV6, 1, 1, 12, 0, 0, 0, 0]);
+        assert!(!is_own(&first, OWN));
+        first.extend([0; 8]);
+        first.extend([128, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(!is_own(&first, OWN), "a fragment with padding");
+        first[19] = 32;
+        assert!(is_own(&first, OWN), "all of these bytes are the fragment's");
+        // A message without a byte of its own, and one in a packet of no bytes.
+        let mut none = discovery(128, &[]);
+        none[19] = 0;
+        assert!(!is_own(&none, OWN));
+        none[20] = 0;
+        assert!(!is_own(&none, OWN));
+        // Other protocols pass, also without a byte behind the header of IPv6.
+        for protocol in [6, 17, 50, 59] {
+            none[20] = protocol;
+            assert!(is_own(&none, OWN) && is_own(&none[..ETHERNET + IPV6], OWN), "{protocol}");
+            assert!(!is_own(&none[..ETHERNET + 6], OWN), "no whole header");
+        }
     }
 
     #[test]
