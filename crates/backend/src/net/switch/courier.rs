@@ -26,7 +26,6 @@ const HEAD: usize = HEADER_SIZE;
 
 /// A copy of a frame for all ports that need the same change of its tag.
 struct Copy {
-    change: Change,
     letter: Letter,
     pieces: Pieces,
 }
@@ -99,8 +98,9 @@ impl Courier {
     /// Copies a frame to every other port that may have it.
     pub(super) fn flood(&mut self, letter: &[u8], vlan: u16, tag: Tag) {
         let map = self.map.clone();
-        // Nearly all ports take the frame as it is, or all with the same change: one copy for all.
-        let mut copies: [Option<Copy>; 2] = [None, None];
+        // A copy for each of the changes that ports need, made for the first of them: a frame is
+        // either given a tag or has one whose VLAN is set. The inner `None`: it cannot be changed.
+        let mut copies: [Option<Option<Copy>>; 3] = [None, None, None];
         for destination in map.ports.iter().flatten() {
             let port = &destination.port;
             let is_apart = self.own.options.isolated && port.options.isolated;
@@ -108,12 +108,16 @@ impl Courier {
                 continue;
             }
             let Some(change) = port.options.vlans.departure(vlan, tag) else { continue };
-            let slot = usize::from(change != Change::None);
-            if copies[slot].as_ref().is_none_or(|copy| copy.change != change) {
-                let letter = changed(letter, change).map(Letter::from);
-                copies[slot] = letter.map(|letter| Copy { change, letter, pieces: None });
-            }
-            let Some(Copy { letter, pieces, .. }) = &mut copies[slot] else { continue };
+            let slot = match change {
+                Change::None => 0,
+                Change::Strip => 1,
+                Change::Insert(_) | Change::Set(_) => 2,
+            };
+            let copy = copies[slot].get_or_insert_with(|| {
+                self.spent += letter.len();
+                Some(Copy { letter: changed(letter, change)?.into(), pieces: None })
+            });
+            let Some(Copy { letter, pieces }) = copy else { continue };
             self.spent += LETTER_COST;
             self.deliver(destination, letter, pieces);
         }

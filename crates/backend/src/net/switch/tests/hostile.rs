@@ -242,6 +242,39 @@ fn a_flood_of_segments_is_cut_once_for_all_who_do_not_take_it_whole() {
 }
 
 #[test]
+fn a_flood_is_copied_once_for_each_change_of_its_tag_whatever_the_order_of_ports() {
+    let world = World::new();
+    let on = |n: u8, vlans: Vlans| {
+        world.guest_on(n, PortOptions { vlans, ..PortOptions::new(format!("g{n}"), 1) })
+    };
+    let mut a = on(200, Vlans::Access(5));
+    let kinds = [Vlans::Access(5), Vlans::Trunk(vec![5]), Vlans::All];
+    let mut others: Vec<_> = (1..=12).map(|n| on(n, kinds[usize::from(n % 3)].clone())).collect();
+    let copies = |others: &mut [Guest]| {
+        let letters: Vec<_> = others.iter().map(|other| other.port.inbox().first()).collect();
+        assert!(others.iter_mut().all(|other| other.receive().len() == 1));
+        letters.iter().map(|letter| Arc::as_ptr(letter).addr()).collect::<HashSet<_>>().len()
+    };
+    // A tag with a priority alone: an access port takes it off, the others set the VLAN.
+    let mut tagged = frame([0xff; 6], mac(200), 900, 1);
+    tagged.splice(12..12, [0x81, 0, 0x60, 0]);
+    a.send_all(&[tagged]);
+    assert_eq!(copies(&mut others), 2);
+    a.send_all(&[frame([0xff; 6], mac(200), 900, 1)]);
+    assert_eq!(copies(&mut others), 2, "without a tag");
+    // The bytes of each copy are counted, also of one that cannot be made.
+    let mut courier = a.port.courier();
+    let mut flood = |size: usize| {
+        let header = [0; HEADER_SIZE];
+        courier.send(&[&header[..], &frame([0xff; 6], mac(200), size, 1)].concat());
+        courier.spent
+    };
+    assert_eq!(flood(900), 12 * 512 + 2 * (HEADER_SIZE + 900));
+    let size = manyring_wire::net::FRAME_SIZE_MAX;
+    assert_eq!(flood(size), 4 * 512 + 2 * (HEADER_SIZE + size), "too long for a tag");
+}
+
+#[test]
 fn a_flood_of_segments_costs_no_more_than_a_bounded_number_of_letters() {
     let world = World::new();
     let mut a = world.guest(200);
