@@ -12,7 +12,7 @@
 //! The thread is the parent of its children, and lives as long as each of them: so the kernel ends
 //! a child when the whole process ends, however that happens, and not before.
 
-use super::monitor::Monitor;
+use super::monitor::{Monitor, MonitorError};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
 use manyring_nbd::{Host, JoinError, NbdDisk, NbdOptions, Uri};
 use manyring_transport::vhost_user::SocketName;
@@ -28,7 +28,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -56,8 +56,13 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_s
 const LASTING: Duration = Duration::from_secs(10);
 /// How long a child may take to end that is asked to.
 const END: Duration = Duration::from_secs(5);
+/// How long a resize waits for the next child, if the one that was asked has not answered.
+const NEXT: Duration = Duration::from_secs(10);
 /// Of what a child has said, the last bytes are kept.
 const SAID_MAX: usize = 1024;
+
+const UNMEASURED: &str = "the size of the image is not known: once qemu-storage-daemon serves \
+                          again, have it measured with \"manyring resize DEVICE --shrink\"";
 
 /// Which image, and how.
 #[derive(Clone, Debug)]
@@ -155,10 +160,17 @@ impl Disk for DoorDisk {
     }
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
-        if let Some(size) = size {
-            self.door.resize(size)?;
-        }
-        self.disk.resize(None)
+        let Some(size) = size else { return self.disk.resize(None) };
+        let before = self.disk.geometry().size;
+        let resized = self.door.resize(size)?;
+        // The guest and the NBD client must not keep a size that the image has no more.
+        self.door.until_it_has_a_monitor();
+        let geometry = self.disk.resize(None).inspect_err(|_| {
+            let device = &self.door.options.name;
+            tracing::warn!(device, "{UNMEASURED}");
+        })?;
+        let is_resized = matches!(resized, Resized::Done) || geometry.size != before;
+        if is_resized { Ok(geometry) } else { Err(Errno::IO) }
     }
 
     fn measure(&self) -> Result<u64, Errno> {
@@ -187,7 +199,26 @@ struct Door {
 type Ended = Mutex<Option<String>>;
 
 /// The monitor of the present child, if there is one.
-type Monitored = Mutex<Option<Monitor>>;
+#[derive(Debug, Default)]
+struct Monitored {
+    monitor: Mutex<Option<Monitor>>,
+    /// A child has started, and its monitor is there.
+    is_new: Condvar,
+}
+
+impl Monitored {
+    fn lock(&self) -> MutexGuard<'_, Option<Monitor>> {
+        self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What has become of a resize.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Resized {
+    Done,
+    /// The child has not answered: the image has either size.
+    Unknown,
+}
 
 impl Door {
     fn open(options: DoorOptions) -> Result<Self, DoorError> {
@@ -213,21 +244,36 @@ impl Door {
     }
 
     /// Has the child give the image another size. May block for some seconds.
-    fn resize(&self, size: u64) -> Result<(), Errno> {
+    ///
+    /// # Errors
+    /// The image has the size that it had.
+    fn resize(&self, size: u64) -> Result<Resized, Errno> {
         if self.options.read_only {
             return Err(Errno::ROFS);
         }
         if size == 0 || !size.is_multiple_of(512) {
             return Err(Errno::INVAL);
         }
-        let mut monitor = self.monitor.lock().unwrap_or_else(PoisonError::into_inner);
-        // The next child is about to start.
-        let monitor = monitor.as_mut().ok_or(Errno::AGAIN)?;
-        monitor.resize(&export(&self.options), size).map_err(|error| {
-            let device = &self.options.name;
-            tracing::warn!(device, %error, "{PROGRAM} has not resized the image");
-            error.errno()
-        })
+        let mut monitor = self.monitor.lock();
+        // Else the next child is about to start.
+        let ready = monitor.as_mut().filter(|monitor| !monitor.is_lost()).ok_or(Errno::AGAIN)?;
+        let Err(error) = ready.resize(&export(&self.options), size) else {
+            return Ok(Resized::Done);
+        };
+        let device = &self.options.name;
+        tracing::warn!(device, %error, "{PROGRAM} has not resized the image");
+        match error {
+            MonitorError::Silent(_) => Ok(Resized::Unknown),
+            MonitorError::Refused(_) => Err(error.errno()),
+        }
+    }
+
+    /// Waits for the next child, if the present one was asked to end; not for ever.
+    fn until_it_has_a_monitor(&self) {
+        let is_lost =
+            |monitor: &mut Option<Monitor>| monitor.as_ref().is_some_and(Monitor::is_lost);
+        let Monitored { is_new, .. } = &*self.monitor;
+        drop(is_new.wait_timeout_while(self.monitor.lock(), NEXT, is_lost));
     }
 
     /// Returns when a child greets.
@@ -305,9 +351,9 @@ impl Watch {
         command.stdin(OwnedFd::from(self.listener.try_clone()?));
         let (ours, of_child) = UnixStream::pair()?;
         command.stdout(OwnedFd::from(of_child)).stderr(Stdio::piped());
-        let monitor = Monitor::new(ours)?;
         let child = command.spawn()?;
-        *self.monitor.lock().unwrap_or_else(PoisonError::into_inner) = Some(monitor);
+        *self.monitor.lock() = Some(Monitor::new(ours));
+        self.monitor.is_new.notify_all();
         Ok(child)
     }
 
@@ -403,6 +449,7 @@ fn export(options: &DoorOptions) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader, Write};
 
     fn options(folder: &Path) -> DoorOptions {
         DoorOptions {
@@ -453,5 +500,47 @@ mod tests {
         let said = hear(child.stderr.take()).unwrap().join().unwrap();
         child.wait().unwrap();
         assert_eq!(said.lines().last(), Some("last"));
+    }
+
+    /// A door whose image has two megabytes, and whose child's answer to `block_resize` is lost.
+    fn mute(folder: &Path) -> DoorDisk {
+        let image = folder.join("disk.img");
+        std::fs::File::create(&image).unwrap().set_len(2 << 20).unwrap();
+        let (doors, direct) = (folder.join("doors"), false);
+        let disk = DoorDisk::open(DoorOptions { image, direct, format: "raw", ..options(&doors) });
+        let (disk, (ours, mut relay)) = (disk.unwrap(), UnixStream::pair().unwrap());
+        let child = disk.door.monitor.lock().replace(Monitor::new(ours)).unwrap().into_stream();
+        let (said, mut commands) = (BufReader::new(child.try_clone().unwrap()), child);
+        let mut asked = relay.try_clone().unwrap();
+        let thread = || std::thread::Builder::new();
+        thread().spawn(move || io::copy(&mut asked, &mut commands)).unwrap();
+        let pass_on = move || {
+            let mut answers = 0;
+            for line in said.lines().map_while(Result::ok) {
+                answers += usize::from(line.contains("\"return\""));
+                if answers == 3 {
+                    break;
+                }
+                relay.write_all(format!("{line}\n").as_bytes()).unwrap();
+            }
+            let _ = relay.shutdown(std::net::Shutdown::Write);
+        };
+        thread().spawn(pass_on).unwrap();
+        disk
+    }
+
+    #[test]
+    fn a_disk_that_was_cut_has_its_new_size_though_the_child_did_not_say_so() {
+        if Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).status().is_err() {
+            println!("not tested: there is no {PROGRAM} here");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let disk = mute(place.path());
+        assert_eq!(disk.resize(Some(1 << 20)).map(|told| told.size), Ok(1 << 20));
+        // The NBD client takes that size too: else it would refuse each connection from now on.
+        assert_eq!(disk.geometry().size, 1 << 20);
+        // The next child has a monitor of its own.
+        assert_eq!(disk.resize(Some(3 << 20)).map(|told| told.size), Ok(3 << 20));
     }
 }

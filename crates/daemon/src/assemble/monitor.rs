@@ -7,16 +7,18 @@
 //! block-export-add    also after a resize that has failed
 //! ```
 //! The monitor is one end of a pair of sockets whose other end is the child's standard output: so
-//! only the daemon has it. A child that does not put its export back is asked to end, and the next
-//! one serves the image with the size that it has then.
+//! only the daemon has it. A child that leaves a command without an answer, or does not put its
+//! export back, is asked to end, and the next child serves the image with the size that it has
+//! then. Nothing is asked of such a child again: a late answer would be taken for another's.
 
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
+use tokio::time::Instant;
 
-/// How long the child may take for one answer.
+/// How long the child may take for one answer, however many reads its bytes need.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Bytes of one message, and messages before an answer, at most.
 const MESSAGE_MAX: u64 = 64 << 10;
@@ -25,9 +27,11 @@ const MESSAGES_MAX: usize = 64;
 /// Our end of the monitor of a child.
 #[derive(Debug)]
 pub(super) struct Monitor {
-    stream: BufReader<UnixStream>,
+    stream: BufReader<Timed>,
     /// The child has greeted, and the monitor takes commands.
     is_open: bool,
+    /// The child was asked to end.
+    is_lost: bool,
     /// The export is gone, as an event has told.
     is_deleted: bool,
 }
@@ -55,36 +59,63 @@ impl MonitorError {
 }
 
 impl Monitor {
-    pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
-        stream.set_read_timeout(Some(ANSWER))?;
-        stream.set_write_timeout(Some(ANSWER))?;
-        Ok(Self { stream: BufReader::new(stream), is_open: false, is_deleted: false })
+    pub(super) fn new(stream: UnixStream) -> Self {
+        Self::with_limit(stream, ANSWER)
+    }
+
+    fn with_limit(stream: UnixStream, limit: Duration) -> Self {
+        let stream = BufReader::new(Timed { stream, limit, until: Instant::now() });
+        Self { stream, is_open: false, is_lost: false, is_deleted: false }
+    }
+
+    /// True once the child was asked to end: the next child has a monitor of its own.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// The socket of a monitor that was asked nothing yet.
+    #[cfg(test)]
+    pub(super) fn into_stream(self) -> UnixStream {
+        self.stream.into_inner().stream
     }
 
     /// Gives the node `disk` another size. `export`: what `block-export-add` is given. May block.
     ///
     /// # Errors
-    /// [`MonitorError`].
+    /// [`MonitorError`]. After [`MonitorError::Silent`] the image may have either size.
     pub(super) fn resize(&mut self, export: &Value, size: u64) -> Result<(), MonitorError> {
-        if !self.is_open {
-            self.ask("qmp_capabilities", &json!({}))?;
-            self.is_open = true;
+        if self.is_lost {
+            return Err(io::Error::from(io::ErrorKind::NotConnected).into());
         }
-        self.is_deleted = false;
-        self.ask("block-export-del", &json!({"id": export["id"], "mode": "hard"}))?;
-        let resized = self.until_deleted().and_then(|()| {
-            self.ask("block_resize", &json!({"node-name": export["node-name"], "size": size}))
-        });
-        let is_refusal = matches!(resized, Ok(()) | Err(MonitorError::Refused(_)));
-        if !is_refusal || self.ask("block-export-add", export).is_err() {
+        let resized = self.open().and_then(|()| self.resize_unexported(export, size));
+        let is_silent = matches!(resized, Err(MonitorError::Silent(_)));
+        if is_silent || self.ask("block-export-add", export).is_err() {
             // The next child exports the image again.
+            self.is_lost = true;
             let _ = self.send("quit", &json!({}));
         }
         resized
     }
 
+    fn open(&mut self) -> Result<(), MonitorError> {
+        if !self.is_open {
+            self.ask("qmp_capabilities", &json!({}))?;
+            self.is_open = true;
+        }
+        Ok(())
+    }
+
+    /// Takes the export away, and resizes the image.
+    fn resize_unexported(&mut self, export: &Value, size: u64) -> Result<(), MonitorError> {
+        self.is_deleted = false;
+        self.ask("block-export-del", &json!({"id": export["id"], "mode": "hard"}))?;
+        self.until_deleted()?;
+        self.ask("block_resize", &json!({"node-name": export["node-name"], "size": size}))
+    }
+
     fn send(&mut self, command: &str, arguments: &Value) -> io::Result<()> {
         let line = json!({"execute": command, "arguments": arguments});
+        self.stream.get_mut().begin();
         self.stream.get_mut().write_all(format!("{line}\n").as_bytes())
     }
 
@@ -105,6 +136,7 @@ impl Monitor {
     }
 
     fn until_deleted(&mut self) -> Result<(), MonitorError> {
+        self.stream.get_mut().begin();
         for _ in 0..MESSAGES_MAX {
             if self.is_deleted {
                 return Ok(());
@@ -127,6 +159,45 @@ impl Monitor {
     }
 }
 
+/// The socket, with one deadline for all reads and writes of a wait.
+#[derive(Debug)]
+struct Timed {
+    stream: UnixStream,
+    limit: Duration,
+    until: Instant,
+}
+
+impl Timed {
+    /// A wait begins.
+    fn begin(&mut self) {
+        self.until = Instant::now() + self.limit;
+    }
+
+    /// How long the wait may still take.
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
 fn wrong(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_owned())
 }
@@ -135,8 +206,9 @@ fn wrong(what: &str) -> io::Error {
 mod tests {
     use super::*;
 
-    /// A child that answers each command with these bytes, and is asked four times in all.
-    fn child(answers: &[&str]) -> (Monitor, impl FnOnce() -> String + use<>) {
+    /// A child that answers each command with these bytes, and what it was asked once the monitor
+    /// is closed.
+    fn child(answers: &[&str]) -> (Monitor, impl FnOnce(Monitor) -> Vec<String> + use<>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let answers: Vec<_> = answers.iter().map(|answer| answer.as_bytes().to_vec()).collect();
         let answer = move || {
@@ -148,13 +220,15 @@ mod tests {
                 stream.get_mut().write_all(&answer).unwrap();
             }
             let _ = stream.get_mut().shutdown(std::net::Shutdown::Write);
-            while asked.lines().count() < ALL.len() {
-                stream.read_line(&mut asked).unwrap();
-            }
-            asked
+            while stream.read_line(&mut asked).is_ok_and(|count| count > 0) {}
+            commands(&asked)
         };
         let thread = std::thread::Builder::new().spawn(answer).unwrap();
-        (Monitor::new(ours).unwrap(), move || thread.join().unwrap())
+        let end = move |monitor: Monitor| {
+            drop(monitor);
+            thread.join().unwrap()
+        };
+        (Monitor::new(ours), end)
     }
 
     fn commands(asked: &str) -> Vec<String> {
@@ -177,7 +251,7 @@ mod tests {
         for gone in [[GONE, DONE].concat(), [DONE, GONE].concat()] {
             let (mut monitor, asked) = child(&[DONE, &gone, DONE, DONE]);
             monitor.resize(&export(), 4096).unwrap();
-            assert_eq!(commands(&asked()), ALL);
+            assert_eq!(asked(monitor), ALL);
         }
     }
 
@@ -187,7 +261,7 @@ mod tests {
         let (mut monitor, asked) = child(&[DONE, &[GONE, DONE].concat(), refused, DONE]);
         let error = monitor.resize(&export(), 4096).unwrap_err();
         assert_eq!(error.errno(), Errno::OPNOTSUPP, "{error}");
-        assert_eq!(commands(&asked()), ALL);
+        assert_eq!(asked(monitor), ALL);
     }
 
     #[test]
@@ -197,7 +271,56 @@ mod tests {
             let (mut monitor, asked) = child(&[DONE, &[GONE, DONE].concat(), answer]);
             let error = monitor.resize(&export(), 4096).unwrap_err();
             assert_eq!(error.errno(), Errno::IO, "{error}");
-            assert_eq!(commands(&asked())[2..], ["block_resize", "quit"]);
+            assert_eq!(asked(monitor)[2..], ["block_resize", "quit"]);
         }
+    }
+
+    #[test]
+    fn a_child_that_does_not_say_that_the_export_is_gone_is_asked_to_end() {
+        for answers in [&[DONE][..], &[DONE, DONE], &[]] {
+            let (mut monitor, asked) = child(answers);
+            let error = monitor.resize(&export(), 4096).unwrap_err();
+            assert!(matches!(error, MonitorError::Silent(_)), "{error}");
+            assert_eq!(asked(monitor).last().unwrap(), "quit", "{answers:?}");
+        }
+    }
+
+    #[test]
+    fn an_export_that_could_not_be_taken_away_is_there_afterwards() {
+        let (mut monitor, asked) = child(&[DONE, "{\"error\": {\"desc\": \"not found\"}}\n", DONE]);
+        let error = monitor.resize(&export(), 4096).unwrap_err();
+        assert!(matches!(error, MonitorError::Refused(_)), "{error}");
+        assert_eq!(asked(monitor)[1..], ["block-export-del", "block-export-add"]);
+    }
+
+    #[test]
+    fn a_late_answer_is_not_taken_for_that_of_the_next_resize() {
+        let late = ["no JSON\n", DONE, GONE, DONE, DONE, DONE].concat();
+        let (mut monitor, asked) = child(&[DONE, &[GONE, DONE].concat(), &late]);
+        monitor.resize(&export(), 4096).unwrap_err();
+        assert!(monitor.resize(&export(), 8192).is_err(), "a late answer was taken");
+        assert_eq!(asked(monitor)[2..], ["block_resize", "quit"]);
+    }
+
+    #[test]
+    fn a_child_that_sends_its_answer_byte_by_byte_has_no_longer_for_it() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let limit = Duration::from_millis(100);
+        let mut monitor = Monitor::with_limit(ours, limit);
+        // White space between the messages: each byte comes early enough, and the answer does not.
+        let answer = move || {
+            for _ in 0..400 {
+                std::thread::sleep(limit / 100);
+                if theirs.write_all(b" ").is_err() {
+                    return;
+                }
+            }
+            let _ = theirs.write_all(DONE.repeat(4).as_bytes());
+        };
+        let thread = std::thread::Builder::new().spawn(answer).unwrap();
+        let error = monitor.open().unwrap_err();
+        assert!(matches!(error, MonitorError::Silent(_)), "{error}");
+        drop(monitor);
+        thread.join().unwrap();
     }
 }
