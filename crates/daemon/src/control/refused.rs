@@ -5,6 +5,7 @@
 use crate::model::Who;
 use axum::http::{Method, StatusCode};
 use manyring_engine::Rate;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -16,6 +17,9 @@ const EACH: Duration = Duration::from_secs(5);
 /// Users whose lines are counted, at most. Those beyond share the lines of one.
 const USERS_MAX: usize = 64;
 const OTHERS: u32 = u32::MAX;
+/// Bytes of what a user has asked for, and of the reason, in a line.
+const PATH_MAX: usize = 200;
+const ERROR_MAX: usize = 500;
 
 /// The refusals that were logged lately, by user.
 #[derive(Debug, Default)]
@@ -48,6 +52,7 @@ impl Refused {
         let error = why.map_or_else(|| status.to_string(), |Why(why)| why.clone());
         let status = status.as_u16();
         let left_out = (left_out > 0).then_some(left_out);
+        let (path, error) = (&*shortened(path, PATH_MAX), shortened(&error, ERROR_MAX));
         let (is_look, what) = ([Method::GET, Method::HEAD].contains(method), method.as_str());
         let said = "control request refused";
         if is_look {
@@ -60,12 +65,17 @@ impl Refused {
     /// Whether this user may have a line, and how many it did not have before.
     fn admit(&self, uid: u32, now: Instant) -> Option<u64> {
         let mut users = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Lines { rate: Rate::of(AT_ONCE, EACH, now), left_out: 0 };
         let mut uid = uid;
         if users.len() >= USERS_MAX && !users.contains_key(&uid) {
-            users.retain(|_, lines| !lines.rate.is_rested(now) || lines.left_out > 0);
+            let rested = users.extract_if(|_, lines| lines.rate.is_rested(now));
+            // The next line of those who share one says how many lines were left out.
+            let left_out: u64 = rested.map(|(_, lines)| lines.left_out).sum();
+            if left_out > 0 {
+                users.entry(OTHERS).or_insert_with(new).left_out += left_out;
+            }
             uid = if users.len() < USERS_MAX { uid } else { OTHERS };
         }
-        let new = || Lines { rate: Rate::of(AT_ONCE, EACH, now), left_out: 0 };
         let lines = users.entry(uid).or_insert_with(new);
         if lines.rate.due() > now {
             lines.left_out += 1;
@@ -74,6 +84,14 @@ impl Refused {
         lines.rate.charge(EACH, now);
         Some(std::mem::take(&mut lines.left_out))
     }
+}
+
+/// The first `max` bytes of a text, and two points if there are more.
+fn shortened(text: &str, max: usize) -> Cow<'_, str> {
+    if text.len() <= max {
+        return text.into();
+    }
+    format!("{}..", &text[..text.floor_char_boundary(max)]).into()
 }
 
 #[cfg(test)]
@@ -99,5 +117,27 @@ mod tests {
         let later = start + EACH * 100;
         assert_eq!(refused.admit(5000, later), Some(0), "those before are forgotten");
         assert!(refused.0.lock().unwrap().len() <= 2, "but for what was left out");
+    }
+
+    #[test]
+    fn users_whose_lines_were_left_out_make_room_for_those_who_come_later() {
+        let (refused, start) = (Refused::default(), Instant::now());
+        for uid in (0..64).flat_map(|uid| [uid; 12]) {
+            refused.admit(uid, start);
+        }
+        let later = start + EACH * 100;
+        // All those are forgotten: two later users have ten lines each, and do not share ten.
+        let lines = |uid| (0..20).filter_map(|_| refused.admit(uid, later)).count();
+        assert_eq!((lines(5000), lines(5001)), (10, 10));
+        let left_out: u64 = refused.0.lock().unwrap().values().map(|lines| lines.left_out).sum();
+        assert_eq!(left_out, 64 * 2 + 2 * 10, "no line that was left out is uncounted");
+    }
+
+    #[test]
+    fn a_long_path_has_its_first_bytes_in_the_line() {
+        assert_eq!(shortened("/v1/devices", PATH_MAX), "/v1/devices");
+        let path = format!("/v1/devices/{}", "\u{fc}".repeat(5000));
+        let short = shortened(&path, PATH_MAX - 1);
+        assert_eq!((short.len(), short.ends_with("\u{fc}..")), (PATH_MAX, true), "{short}");
     }
 }
