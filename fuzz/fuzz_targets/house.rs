@@ -13,6 +13,7 @@ enum Act {
     Say { said: Said, device: u8, number: u8, fds: u8 },
     Bytes { bytes: Vec<u8>, fds: u8 },
     Counters { device: u8, bytes: Vec<u8> },
+    Remove(u8),
     Die,
 }
 
@@ -77,13 +78,21 @@ impl Said {
 
 libfuzzer_sys::fuzz_target!(|acts: Vec<Act>| {
     let Some(room) = TakenRoom::new() else { return };
+    let mut clients = Vec::new();
     for act in acts {
         let goes_on = match act {
-            Act::Connect(device) => room.connects(device.into()).is_some(),
+            Act::Connect(device) => {
+                let client = room.connects(device.into());
+                clients.extend(client);
+                client.is_some()
+            }
             Act::Say { said, device, number, fds } => {
                 // Now and then one that it was not given.
                 let name = DEVICES.get(usize::from(device) % 3).copied().unwrap_or("other");
-                let heard = said.heard(name.to_owned(), (number % 8).into());
+                // The number of a front-end, or one that means something else or nothing.
+                let number = u64::from(number % 8);
+                let client = usize::try_from(number).ok().and_then(|at| clients.get(at));
+                let heard = said.heard(name.to_owned(), client.copied().unwrap_or(number));
                 // One that is too long cannot be sent.
                 emit(&heard).map_or(true, |bytes| room.hears(&bytes, usize::from(fds) % 12))
             }
@@ -92,6 +101,7 @@ libfuzzer_sys::fuzz_target!(|acts: Vec<Act>| {
                 room.counts(device.into(), &bytes);
                 true
             }
+            Act::Remove(device) => room.removes(device.into()),
             Act::Die => {
                 room.dies();
                 true

@@ -32,7 +32,7 @@ pub(super) struct Brought {
 }
 
 impl Brought {
-    #[cfg(fuzzing)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn of(fds: Vec<OwnedFd>, janitor: Arc<Janitor>) -> Self {
         Self { fds, janitor }
     }

@@ -15,6 +15,7 @@ use manyring_transport::vhost_user::{NOTE_FDS_MAX, notes_max};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -31,6 +32,9 @@ const CLIENTS_MAX: usize = 64;
 /// A front-end whose rooms die so often, each within [`BRIEF`](super::BRIEF), is let go of.
 const BRIEF_LIVES_MAX: u32 = 8;
 
+/// The number of the next front-end, of any device.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
 /// The front-ends of one device.
 #[derive(Debug)]
 pub(super) struct Estates {
@@ -44,7 +48,6 @@ pub(super) struct Estates {
 
 #[derive(Debug, Default)]
 struct Kept {
-    last: u64,
     clients: BTreeMap<u64, Client>,
 }
 
@@ -116,8 +119,9 @@ impl Estates {
 
     /// Keeps the socket of a front-end, and gives it a number.
     pub(super) fn add(&self, socket: Arc<ForeignFd>) -> u64 {
+        // A room may still speak of a front-end of a device that had the same name.
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let mut kept = self.lock();
-        kept.last += 1;
         let client = Client {
             socket,
             entries: BTreeMap::new(),
@@ -126,7 +130,6 @@ impl Estates {
             brief_lives: 0,
             handed_at: Instant::now(),
         };
-        let number = kept.last;
         kept.clients.insert(number, client);
         self.count.send_replace(kept.clients.len());
         number
@@ -368,6 +371,17 @@ mod tests {
     }
 
     #[test]
+    fn a_number_is_given_once_also_when_a_device_is_put_together_again() {
+        let before = estates();
+        let number = before.add(before.hold(fd()));
+        let again = estates();
+        again.add(again.hold(fd()));
+        // The room has said it of the device of before, which had the same name.
+        again.forget(number);
+        assert!(again.is_used());
+    }
+
+    #[test]
     fn a_room_that_notes_without_end_is_refused() {
         let estates = estates();
         let number = estates.add(estates.hold(fd()));
@@ -401,6 +415,7 @@ mod tests {
         while *estates.count.borrow() < CLIENTS_MAX {
             estates.add(estates.hold(fd()));
         }
+        let first = *estates.lock().clients.keys().next().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let place = estates.has_place();
@@ -409,7 +424,7 @@ mod tests {
                 std::task::Poll::Ready(place.as_mut().poll(context).is_ready())
             });
             assert!(!ready.await);
-            estates.forget(1);
+            estates.forget(first);
             place.await;
         });
     }

@@ -1,4 +1,4 @@
-//! A room without a process, of which the house hears: what the fuzz target `house` runs.
+//! A room without a process, of which the house hears: what the fuzz target `house` and tests run.
 
 use super::channel::Brought;
 use super::counts::Counts;
@@ -12,7 +12,9 @@ use manyring_backend::net::null::NullPort;
 use manyring_device::net::{NetDevice, NetOptions, Offload, Reclaim};
 use manyring_engine::{Janitor, Moderation, Pool, PoolOptions};
 use rustix::fd::OwnedFd;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, watch};
 
@@ -94,6 +96,23 @@ impl TakenRoom {
         let socket = std::fs::File::open("/dev/null").ok()?;
         let estates = &self.estates[device % DEVICES.len()];
         Some(estates.add(estates.hold(socket.into())))
+    }
+
+    /// The house takes a device away, and the room says that it has stopped. False: the room is
+    /// ended for it.
+    pub fn removes(&self, device: usize) -> bool {
+        let _guard = self.runtime.enter();
+        let name = DEVICES[device % DEVICES.len()];
+        // Polled here alone: the runtime would start the process.
+        let (mut removal, mut context) =
+            (pin!(self.room.remove(name)), Context::from_waker(Waker::noop()));
+        if removal.as_mut().poll(&mut context).is_ready() {
+            // It has been taken away before.
+            return true;
+        }
+        let removed = message::emit(&Heard::Removed { device: name.to_owned() });
+        let is_heard = removed.is_ok_and(|bytes| self.hears(&bytes, 0));
+        is_heard && removal.poll(&mut context).is_ready()
     }
 
     /// The room writes these bytes where the house reads its counters, which takes any.

@@ -1,6 +1,7 @@
 //! `Room`: one process, as the house sees it: what it is told, what it says, and its end.
 
 mod hear;
+mod lost;
 
 use super::channel::{Channel, watched};
 use super::counts::Counts;
@@ -14,6 +15,7 @@ use super::state::State;
 use super::threads::Threads;
 use super::turns;
 use crate::model::snapshot::Workers;
+use lost::Lost;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -46,6 +48,7 @@ pub(super) struct Room {
     pid: AtomicU32,
     orders: mpsc::Sender<Order>,
     devices: Mutex<BTreeMap<String, Device>>,
+    lost: Lost,
     pub(super) threads: Threads,
     /// Sessions that have begun.
     sessions: AtomicU64,
@@ -81,6 +84,7 @@ impl Room {
             pid: AtomicU32::new(0),
             orders,
             devices: Mutex::default(),
+            lost: Lost::default(),
             threads: Threads::new(),
             sessions: AtomicU64::new(0),
             asked: AtomicU64::new(0),
@@ -228,6 +232,7 @@ impl Room {
         if timeout(PATIENCE, stops).await.is_err() {
             self.cast_out("a device does not stop").await;
         }
+        self.lost.add(device);
         self.lock().remove(device);
     }
 

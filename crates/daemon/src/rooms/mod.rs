@@ -36,7 +36,7 @@ mod counts;
 mod denied;
 mod estate;
 mod front;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod given;
 mod house;

@@ -23,6 +23,10 @@ impl Room {
         if self.parking.is_done() && !matches!(heard, Heard::Counted { .. }) {
             return Err("it has parked, and says more".to_owned());
         }
+        // Nothing would bound how many descriptors of such messages wait to be closed.
+        if fds.is_empty() && self.is_late(&heard) {
+            return Ok(());
+        }
         match heard {
             Heard::Note { device, number, puts, drops, answer } => {
                 let change = Change { puts, drops, answer };
@@ -78,6 +82,22 @@ impl Room {
         Ok(())
     }
 
+    /// True if the message is about a device that the room had and has no more. What the device's
+    /// sessions and its janitor have said last may stand behind the word that it has stopped.
+    fn is_late(&self, heard: &Heard) -> bool {
+        let (Heard::Note { device, .. }
+        | Heard::Gone { device, .. }
+        | Heard::Session { device, .. }
+        | Heard::Doubt { device }
+        | Heard::Guest { device, .. }
+        | Heard::Ask { device, .. }
+        | Heard::Xen { device, .. }) = heard
+        else {
+            return false;
+        };
+        !self.has(device) && self.lost.has(device)
+    }
+
     /// The network device of this name.
     fn net(&self, name: &str) -> Result<Arc<NetDevice>, String> {
         let devices = self.lock();
@@ -123,5 +143,51 @@ impl Room {
         let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
         let asked = device.given.asks.try_send(Ask { number, wish });
         asked.map_err(|_| format!("{name:?} asks again before it was answered"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rooms::fuzzing::{DEVICES, TakenRoom};
+    use crate::rooms::message::{Answered, XenSaid, emit};
+
+    /// All that a room may say of a device before it says that the device has stopped.
+    fn said_of(device: &str) -> Vec<Heard> {
+        let (device, number) = (|| device.to_owned(), 1);
+        let (puts, drops, answer) = (Vec::new(), Vec::new(), Answered::Sent);
+        let (mac, announces, control, pairs) = (None, false, None, None);
+        vec![
+            Heard::Session { device: device(), is_open: false },
+            Heard::Gone { device: device(), number },
+            Heard::Doubt { device: device() },
+            Heard::Note { device: device(), number, puts, drops, answer },
+            Heard::Guest { device: device(), mac, announces, control, pairs },
+            Heard::Ask { device: device(), number, wish: Wish::Lock { is_held: false } },
+            Heard::Xen { device: device(), number, said: XenSaid::Stopped {} },
+        ]
+    }
+
+    #[test]
+    fn what_a_room_said_late_of_a_device_that_it_had_does_not_end_the_room() {
+        let room = TakenRoom::new().unwrap();
+        let hears = |heard: &Heard, fds| room.hears(&emit(heard).unwrap(), fds);
+        let [device, other] = DEVICES;
+        assert!(room.removes(0));
+        for heard in said_of(device) {
+            assert!(hears(&heard, 0), "{heard:?}");
+            // Nothing would bound how many descriptors wait to be closed.
+            assert!(!hears(&heard, 1), "{heard:?} with a descriptor");
+        }
+        // It is said to whoever has asked, and so once.
+        assert!(!hears(&Heard::Removed { device: device.to_owned() }, 0));
+        for heard in said_of("never given") {
+            assert!(!hears(&heard, 0), "{heard:?}");
+        }
+        // A device that it has goes on as before.
+        let number = room.connects(1).unwrap();
+        assert!(hears(&Heard::Gone { device: other.to_owned(), number }, 0));
+        let session = Heard::Session { device: other.to_owned(), is_open: true };
+        assert!(!hears(&session, 0), "a disk of a Xen guest has no sessions");
     }
 }
