@@ -1,8 +1,10 @@
 //! Messages by which a house that is taken over hands its devices to the next one.
 
 use super::message::Written;
+use super::takeover::Share;
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
+use std::io;
 
 /// A message by which the house that runs hands something to the next one.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -92,6 +94,24 @@ pub(super) struct Remains {
     pub(super) held: Vec<OwnedFd>,
     /// Bytes of its image that are locked.
     pub(super) marks: Vec<Locked>,
+}
+
+impl Remains {
+    /// The messages that hand copies of them to another house.
+    ///
+    /// # Errors
+    /// The process may open no more files.
+    pub(super) fn share(&self, device: &str) -> io::Result<Share> {
+        let device = || device.to_owned();
+        let mut share = Share::new();
+        for process in &self.held {
+            share.push((Left::Held { device: device() }, vec![process.try_clone()?.into()]));
+        }
+        for &Locked { byte, only_reads } in &self.marks {
+            share.push((Left::Marked { device: device(), byte, only_reads }, Vec::new()));
+        }
+        Ok(share)
+    }
 }
 
 /// A byte of an image that requests of a former room have locked.

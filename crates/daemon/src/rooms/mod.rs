@@ -70,6 +70,7 @@ pub(crate) use front::serve;
 pub(crate) use inside::run;
 pub use left::Left;
 use left::Remains;
+use takeover::Share;
 pub(crate) use takeover::{Bequest, Legacy, OfXen, Shown, XenBytes};
 pub(crate) use xen_front::{
     XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
@@ -89,6 +90,7 @@ use serde::Serialize;
 use state::State;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock, mpsc, oneshot, watch};
@@ -252,6 +254,17 @@ impl Rooms {
     fn remains(&self, device: &str) -> Remains {
         let mut remains = self.remains.lock().unwrap_or_else(PoisonError::into_inner);
         remains.remove(device).unwrap_or_default()
+    }
+
+    /// What is still there of [`Self::remains`], for the next house: of devices that wait here, or
+    /// that this house does not serve. This house keeps it: the other one may not take over.
+    fn remains_left(&self) -> io::Result<Share> {
+        let remains = self.remains.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut share = Share::new();
+        for (device, remains) in remains.iter() {
+            share.extend(remains.share(device)?);
+        }
+        Ok(share)
     }
 
     fn has_front(&self, device: &str) -> bool {

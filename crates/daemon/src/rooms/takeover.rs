@@ -237,6 +237,7 @@ impl Rooms {
         };
         let mut all: Share = sockets.into_iter().map(socket).collect();
         all.extend(waits.into_iter().map(|device| (Left::Waits { device }, Vec::new())));
+        all.extend(self.remains_left().map_err(|error| error.to_string())?);
         let gathered = timeout(END_PATIENCE, async {
             for share in shares {
                 if let Ok(share) = share.await {
@@ -532,5 +533,48 @@ mod tests {
             drop(next);
             assert!(runs.receive_left().is_some() && runs.is_alone());
         });
+    }
+
+    /// What the next house reads when `runs`, in which the device `d` waits, is taken over.
+    async fn taken_over(runs: &Rooms, (next, channel): (Channel, Channel)) -> Legacy {
+        let service = Service::from_environment(&[]);
+        let before = Before::new(next, getpid());
+        let mut legacy = Legacy::default();
+        let reads = async {
+            legacy.read(&before).await.unwrap();
+            let taken = message::emit(&Reply::Taken {}).unwrap();
+            before.channel.send(&taken, NO_FDS).await.unwrap();
+        };
+        let waits = vec!["d".to_owned()];
+        let (bequeathed, ()) = tokio::join!(runs.bequeath(&channel, &service, waits), reads);
+        bequeathed.unwrap();
+        legacy
+    }
+
+    #[test]
+    fn what_remains_of_a_room_is_left_again_as_long_as_its_device_waits() {
+        let (process, _other) = pair().unwrap();
+        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        let known = inode(&process);
+        let (wrote, read) = ((7, false), (9, true));
+        let locked = |(byte, only_reads)| Locked { byte, only_reads };
+        let remains = Remains { held: vec![process], marks: [wrote, read].map(locked).to_vec() };
+        let of_device = [("d".to_owned(), remains)];
+        let mut legacy = Legacy { remains: of_device.into(), ..Legacy::default() };
+        // Each house is taken over twice: after one that fails it still has all.
+        for house in 2..5 {
+            let runs = Rooms::new(Vec::new(), &mut legacy);
+            for _ in 0..2 {
+                with_channels(async |next, channel| {
+                    legacy = taken_over(&runs, (next, channel)).await;
+                });
+                assert!(legacy.waits.contains("d"), "house {house}");
+                let Remains { held, marks } = &legacy.remains["d"];
+                let held: Vec<_> = held.iter().map(inode).collect();
+                assert_eq!(held, [known], "house {house}");
+                let marks: Vec<_> = marks.iter().map(|mark| (mark.byte, mark.only_reads)).collect();
+                assert_eq!(marks, [wrote, read], "house {house}");
+            }
+        }
     }
 }
