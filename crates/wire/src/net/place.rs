@@ -3,8 +3,9 @@
 //! ```text
 //! Ethernet   tags, then IPv4 or IPv6: a frame of another type has no place for a checksum
 //! IP         its options and extension headers; a part of a fragmented packet has no place
-//! transport  a known protocol: its own checksum field, or behind a header that carries packets
-//!            another one: anywhere in it
+//! transport  one of `PROTOCOLS`: the checksum field of its own header; or, of UDP, UDP-Lite and
+//!            SCTP, anywhere behind that header, since they may carry a packet.
+//!            Another protocol (GRE, IP in IP): anywhere behind the IP headers
 //! segments   TCP or UDP, as the type says
 //! ```
 //! A checksum is written late: by a switch for a receiver that takes none, by the host when the
@@ -17,7 +18,9 @@
 use super::flow::{ETHERNET, IPV6, VLAN_TAG};
 use super::{HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, RawHeader};
 
-/// Bytes of a frame that are examined: a checksum whose protocol begins behind them is refused.
+/// Bytes of a frame that are examined, at most. Tags and the IP header lie in them and each
+/// extension header begins in them, or the frame has no place for a checksum. The header that has
+/// the checksum may lie behind them.
 pub const PLACE_BYTES: usize = 116;
 /// EtherTypes of tags: of a customer, of a provider, and three that were in use before there was
 /// one for providers.
@@ -33,8 +36,9 @@ const FRAGMENT: u8 = 44;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Protocols: where each has its checksum, and how long the header is before what it carries; 0: it
-/// carries no packet whose checksum may be left open.
+/// Protocols: the number of each, the offset of the checksum in its header, and the length of that
+/// header. A length of 0: the protocol carries no packet whose checksum may be left open, so the
+/// length is not needed.
 const PROTOCOLS: [(u8, usize, usize); 8] = [
     (TCP, 16, 0),
     (UDP, 6, 8),
@@ -128,7 +132,9 @@ fn behind_ipv6(start: &[u8], at: usize) -> Option<(usize, u8)> {
 /// Bytes of extension header `kind` of IPv6, whose second byte is `units`. `None`: `kind` is no
 /// extension header; `Some(None)`: its length is not known, since the second byte is not.
 ///
-/// What receivers look behind, and what some do: mobility, host identity and shim6 headers.
+/// All receivers read the header that follows hop-by-hop and destination options, routing and
+/// authentication headers. Only some receivers read what follows mobility, host identity and shim6
+/// headers: these count as extension headers too.
 #[inline]
 pub(super) fn extension_size(kind: u8, units: Option<u8>) -> Option<Option<usize>> {
     let units = units.map(usize::from);
