@@ -176,9 +176,10 @@ impl Commands {
     }
 
     /// Obeys a command; returns when every worker and the host follow it. A command that is refused
-    /// has no effect, or its effect is undone. But the device's own filter opens as the driver
-    /// wants also where the host's does not: what the host passes then reaches the guest. A driver
-    /// keeps its list of groups and its receive modes whatever the answer is.
+    /// has no effect, or its effect is undone. There is one exception: if the host filters out some
+    /// of the frames that a receive mode or a MAC table asks for, the command is refused, and the
+    /// device's own filter changes as the driver asks. A driver keeps its receive modes and its MAC
+    /// table whatever the answer is, and gets those frames that the host delivers.
     pub(super) async fn obey(&mut self, command: Command) -> Result<Reply, Refusal> {
         let deadline = Instant::now() + PATIENCE;
         let inner = &self.inner;

@@ -9,9 +9,9 @@
 //!   MAC_ADDR_SET                       a port of a switch with anti_spoof
 //! VLAN_ADD                           lacks its frames: a port of a switch that is not in it
 //! ```
-//! A tap, a null port and the port of a switch filter nothing else: the device does what is asked.
-//! All others, and what takes something back, only need this process or a call of the port that
-//! says itself whether it succeeded.
+//! A tap, a null port and the port of a switch filter nothing else: the device filters the frames
+//! as the driver asks. This process alone can carry out every other command, and every command that
+//! turns something off or removes it; or it makes a call of the port, which reports a failure.
 
 use super::control::Refusal;
 use manyring_backend::net::Port;

@@ -73,7 +73,8 @@ pub(super) fn add_frame<const SIZE: usize>(
 /// Ethernet header, or whose host does, repeats the check on the bytes that it passes on.
 ///
 /// The plain version is [`is_in_place_by_copy`]. Most headers lie in one piece, and are those of
-/// Ethernet and IP alone: they are looked at first. What fewer bytes allow, more bytes allow too.
+/// Ethernet and IP alone: they are looked at first. A place that is right by these bytes is right
+/// by [`PLACE_BYTES`] too, so only a frame that they refuse is examined again.
 #[inline]
 fn is_in_place(header: &RawHeader, readable: &[GuestSlice], skip: usize) -> bool {
     let frame = match readable {

@@ -68,8 +68,8 @@ impl Tag {
 
 impl Vlans {
     /// The VLAN in which a frame with this tag arrives; `None`: the port does not accept it. A tag
-    /// with a priority alone counts as none (802.1Q), unless it would give another tag to guests
-    /// that get no tags.
+    /// with a priority alone counts as none (802.1Q). An access port does not accept such a frame
+    /// if a second tag follows: guests on access ports would get the frame with the second tag.
     #[must_use]
     pub(super) fn arrival(&self, tag: Tag) -> Option<u16> {
         match self {
