@@ -64,11 +64,13 @@ pub trait Ring: Send + std::fmt::Debug + 'static {
         false
     }
 
-    /// Puts the chains that a former process has taken and not returned back into the ring, as if
-    /// they had never been popped: [`Self::base`] then says where they lie. False, and the ring is
-    /// unchanged, if no base can say that, since chains of a split ring that were made available
-    /// after them have been returned; or if a chain is in flight, waits or is set aside. They are
-    /// to be served then.
+    /// Puts the chains that a former process popped and did not return back into the ring, as if no
+    /// process had popped them: [`Self::base`] is then the place of the first of them.
+    ///
+    /// Returns false, and leaves the ring unchanged, if the former process returned chains of a
+    /// split ring that were made available after them: a base cannot leave those out. Also while
+    /// another chain is in flight, waits to be returned in order, or is set aside, and after a
+    /// fault. The caller then has the chains served.
     fn put_back_owed(&mut self) -> bool {
         false
     }

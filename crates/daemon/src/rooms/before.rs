@@ -38,8 +38,9 @@ pub(crate) struct Before {
 /// The process of that house.
 #[derive(Debug)]
 enum Process {
-    /// A pidfd of it. If the process ended before that was opened, another process may have its
-    /// number by now: the end of either says that the house has ended.
+    /// A pidfd of it. If the house ended before the pidfd was opened, the pidfd may be that of
+    /// another process, which got the same number later. It becomes readable at the end of that
+    /// process: the house has ended by then, too.
     Open(AsyncFd<OwnedFd>),
     /// It had ended before it could be opened.
     Gone,

@@ -182,8 +182,9 @@ impl Rooms {
     }
 
     /// Tells the house that would take over, if there is one, that it is not to serve: this process
-    /// goes on, or it stops because it was told to. Such a house has read everything, so there is
-    /// room for the message; one that does not read can serve nothing.
+    /// goes on, or it stops because it was told to. The next house reads each message as it comes,
+    /// so the socket has room for this one. A next house that does not read misses this message;
+    /// it then lacks what this house sent before, too, and serves nothing without that.
     pub(crate) async fn tell_successor(&self) {
         let Some(channel) = self.successor().take() else { return };
         if let Ok(bytes) = message::emit(&Left::GoesOn {}) {

@@ -253,8 +253,8 @@ impl Service {
         }
     }
 
-    /// Closes every socket that was handed in for nobody: none of these can have it. One
-    /// that waits in vain would hold its clients for ever.
+    /// Sets aside every socket that was handed in and that no device of the configuration (`all`)
+    /// can have: [`Self::remove_unused`] closes it later.
     pub(crate) fn retain<'a>(
         &self,
         all: impl Iterator<Item = (Whose<'a>, PathBuf, SocketPermissions)>,

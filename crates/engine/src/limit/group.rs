@@ -5,8 +5,9 @@
 //!
 //! ```text
 //! time that passes:         is divided equally among the members that want it: granted += part
-//! a member wants time:      it owes some, or was refused and has not come too late: then a lead of
-//!                           LATE_NS / members that want, beside what it owes
+//! a member wants time:      it owes some, or was refused and may still look again (it is not yet
+//!                           LATE_NS behind the time at which it should). A member that may still
+//!                           look is also granted a lead of LATE_NS / members that want time
 //! a member passes units:    charged += units * cost
 //! a request may pass:       granted >= what was charged to its member before it
 //! time that nobody wants:   is spare, up to the credit, and goes to whoever wants it next

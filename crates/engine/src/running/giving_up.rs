@@ -86,8 +86,9 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         returned
     }
 
-    /// Accounts for the chains that a former process has taken and not returned, before the queue
-    /// ends or rests. Nothing that nobody has begun to serve is in flight any more.
+    /// Accounts for the chains that a former process popped and did not return, before the queue
+    /// ends or rests. [`Self::give_back`] comes first: it gives up every chain that this process
+    /// popped and did not begin to serve.
     ///
     /// ```text
     /// the next process goes on with the ring's record?     they stay there

@@ -6,7 +6,8 @@
 //! ```
 //! A ring that is served shows that the front-end is through: what it leaves out of others is none
 //! of our business. Firmware uses one queue of several, a guest fewer pairs than it has, and rings
-//! that are disabled by a message were disabled on purpose. A ring that was stopped has not begun.
+//! that are disabled by a message were disabled on purpose. `GET_VRING_BASE` ends what was begun of
+//! a ring: the front-end begins the ring again with the next message that sets it up.
 
 use super::{F_PROTOCOL_FEATURES, Session, Vring};
 
