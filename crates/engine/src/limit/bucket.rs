@@ -80,6 +80,11 @@ impl Changed {
         self.from == self.to
     }
 
+    /// True if there was no limit before.
+    pub(super) fn is_first(self) -> bool {
+        self.from == 0
+    }
+
     /// The time that units cost now, which cost `former_ns` before. What passed while there was no
     /// limit costs nothing.
     pub(super) fn of(self, former_ns: u64) -> u64 {

@@ -5,9 +5,9 @@
 //!
 //! ```text
 //! time that passes:         is divided equally among the members that want it: granted += part
-//! a member wants time:      it owes some, or was refused and may still look again (it is not yet
-//!                           LATE_NS behind the time at which it should). A member that may still
-//!                           look is also granted a lead of LATE_NS / members that want time
+//! a member wants time:      if it owes some, or waits: it was refused, and the time at which it is
+//!                           to look again is not more than LATE_NS ago
+//! it may be granted:        what it owes, and if it waits LATE_NS / (members that want) more
 //! a member passes units:    charged += units * cost
 //! a request may pass:       granted >= what was charged to its member before it
 //! time that nobody wants:   is spare, up to the credit, and goes to whoever wants it next
@@ -20,11 +20,14 @@
 //!    of a member pass in the order of their places, whichever of them looks first.
 //! 4. All grants together are the time that has passed and the credit, so what passes is what the
 //!    rate gives, and one request of each member.
+//! 5. A member that gives units back keeps no more than [`LATE_NS`] of what it was granted for
+//!    them, and the group no more than the credit.
 //!
 //! The thread of a queue that is refused divides, at most once in [`SHARE_NS`] while nothing is
-//! spare: a request that passes takes no lock and looks at its own member only.
+//! spare. A request that passes looks at its own member only. Its thread divides if nobody has for
+//! [`LATE_NS`], or if the member has given more back than it may keep; it waits for no lock.
 
-use super::bucket::Cost;
+use super::bucket::{Changed, Cost};
 use super::{CHARGES_MAX, CREDIT_MS, Charges, Rates};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -117,20 +120,15 @@ impl Group {
         state.credit_ns = rates.burst_ms.max(CREDIT_MS).saturating_mul(1_000_000);
         let per_second = rates.ops.iter().chain(&rates.bytes);
         for (index, (cost, per_second)) in self.costs.iter().zip(per_second).enumerate() {
-            let was_set = cost.is_set();
             let changed = cost.set(*per_second);
             if changed.is_none() {
                 continue;
             }
-            if !was_set {
+            if changed.is_first() {
                 state.left_ns[index] = 0;
             }
             for member in state.members.iter().filter_map(Weak::upgrade) {
-                let Account { charged_ns, granted_ns, .. } = &member.accounts[index];
-                let granted_ns = granted_ns.load(Ordering::Relaxed);
-                let owed_ns = charged_ns.load(Ordering::Relaxed).saturating_sub(granted_ns);
-                let owed_ns = granted_ns.saturating_add(changed.of(owed_ns));
-                charged_ns.store(owed_ns, Ordering::Relaxed);
+                member.accounts[index].change(changed);
             }
         }
     }
@@ -152,13 +150,23 @@ impl Group {
     }
 
     /// Divides the time since the last division, on the thread of a queue that is refused by the
-    /// buckets of these bits, unless that was just done. If another thread divides, its result
-    /// counts at this queue's next look.
+    /// buckets of these bits, unless that was just done.
     fn share(&self, short: u64, now_ns: u64) {
         let is_due = now_ns >= self.share_at_ns.load(Ordering::Relaxed);
-        if (is_due || self.spare.load(Ordering::Relaxed) & short != 0)
-            && let Ok(mut state) = self.state.try_lock()
-        {
+        if is_due || self.spare.load(Ordering::Relaxed) & short != 0 {
+            self.try_share(now_ns);
+        }
+    }
+
+    /// True if no thread has divided for long: time that nobody wanted must not pay what is charged
+    /// next, but for the credit.
+    fn is_late(&self, now_ns: u64) -> bool {
+        now_ns > self.share_at_ns.load(Ordering::Relaxed).saturating_add(LATE_NS)
+    }
+
+    /// Divides. If another thread divides, its result counts at this queue's next look.
+    fn try_share(&self, now_ns: u64) {
+        if let Ok(mut state) = self.state.try_lock() {
             state.share(self, now_ns);
         }
     }
@@ -197,9 +205,10 @@ impl State {
         let wanting = accounts().filter(|account| account.wants(now_ns)).count() as u64;
         let lead_ns = LATE_NS / wanting.max(1);
         let left_ns = &mut self.left_ns[index];
-        for account in accounts() {
-            *left_ns = left_ns.saturating_add(account.take_back(lead_ns, now_ns));
-        }
+        let taken_ns = accounts().map(|account| account.take_back(lead_ns, now_ns));
+        // More than the credit comes only from units that were given back, and pays no debts.
+        let taken_ns = taken_ns.fold(0, u64::saturating_add).min(self.credit_ns);
+        *left_ns = left_ns.saturating_add(taken_ns);
         let needs = |account: &&Account| account.needs_ns(lead_ns, now_ns) > 0;
         let mut needy = accounts().filter(needs).count() as u64;
         for _ in 0..ROUNDS_MAX {
@@ -260,6 +269,18 @@ impl Account {
         over_ns
     }
 
+    /// Another rate: what is owed stays owed in units, and who waited looks again. A first rate
+    /// begins with empty accounts: units that were free may be given back, and bring nothing then.
+    fn change(&self, changed: Changed) {
+        self.waits_until_ns.store(0, Ordering::Relaxed);
+        let owed_ns = changed.of(self.owed_ns());
+        if changed.is_first() {
+            self.granted_ns.store(0, Ordering::Relaxed);
+        }
+        let granted_ns = self.granted_ns.load(Ordering::Relaxed);
+        self.charged_ns.store(granted_ns.saturating_add(owed_ns), Ordering::Relaxed);
+    }
+
     fn charge(&self, change: impl Fn(u64) -> u64) {
         let change = |charged_ns| Some(change(charged_ns));
         let _ = self.charged_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, change);
@@ -286,6 +307,11 @@ impl Member {
     /// `now_ns`: it may pass now. `place`: the one it got when it was refused.
     pub(super) fn due_ns(&self, charges: Charges, place: Option<Place>, now_ns: u64) -> u64 {
         if self.short(charges, place).all(|(_, short_ns)| short_ns == 0) {
+            let leads = |index: usize| self.accounts[index].lead_ns() > LATE_NS;
+            if self.group.is_late(now_ns) || charges.indexes().any(leads) {
+                // Takes nothing that this request needs: only what its member was granted ahead.
+                self.group.try_share(now_ns);
+            }
             return 0;
         }
         let mut bits = 0;
@@ -308,8 +334,9 @@ impl Member {
         due_ns
     }
 
-    /// Each bucket with what must be granted until the request may pass. All that was charged is
-    /// enough also for a place that lies behind, because others have given back since.
+    /// Each bucket with what must be granted until the request may pass. Other queues may have
+    /// given back since the request got its place: no more than all that is charged must be
+    /// granted.
     fn short(&self, charges: Charges, place: Option<Place>) -> impl Iterator<Item = (usize, u64)> {
         let is_set = |(_, index): &(usize, usize)| self.group.costs[*index].is_set();
         charges.indexes().enumerate().filter(is_set).map(move |(at, index)| {

@@ -103,6 +103,14 @@ impl Sim {
         }
     }
 
+    /// As on `Order::Refresh`: each queue takes its limit anew, and looks.
+    fn refresh(&mut self) {
+        for queue in &mut self.queues {
+            queue.gate = self.limits[queue.member].gate().unwrap();
+            queue.next_ns = self.now_ns;
+        }
+    }
+
     /// Runs everybody for this long from now on, and returns what each member has passed in it.
     fn shares(&mut self, time_ns: u64) -> Vec<u64> {
         let former = self.bytes.clone();
@@ -259,11 +267,7 @@ fn a_rate_that_changes_counts_at_once_and_the_parts_stay_equal() {
     sim.shares(3 * SECOND_NS);
     for rate in [200_000_000, 2_000_000, 50_000_000] {
         sim.group.set(bps(rate), sim.now_ns);
-        // As on Order::Refresh: each queue takes its limit anew, and looks.
-        for queue in &mut sim.queues {
-            queue.gate = sim.limits[queue.member].gate().unwrap();
-            queue.next_ns = sim.now_ns;
-        }
+        sim.refresh();
         let bytes = sim.shares(8 * SECOND_NS);
         assert_fair(&bytes, &[4096, 2 * MIB], rate, 8 * SECOND_NS, &format!("{rate}: {bytes:?}"));
     }
@@ -327,4 +331,98 @@ fn a_member_that_waits_for_what_it_does_not_take_leaves_the_others_their_parts()
     }
     assert!(sim.bytes[0] >= 79_000_000, "{:?} {taken}", sim.bytes);
     assert!(sim.bytes[0] + taken <= 162_000_000, "{:?} {taken}", sim.bytes);
+}
+
+/// A guest shows requests of 4 GiB, and they are small when they are popped: what it waited for is
+/// not saved up.
+#[test]
+fn what_is_given_back_is_kept_up_to_the_credit() {
+    let sim = Sim::new(bps(50_000_000), &[load(1, MIB), load(0, 0)]);
+    let way = Way::Write as usize;
+    let limit = sim.limits[1].clone();
+    let stats = QueueStats::default();
+    let mut gate = limit.gate().unwrap();
+    let mut turn = |now_ns, shown, popped| {
+        gate.open();
+        let count = (0..64).take_while(|_| gate.admits(Way::Write, shown, now_ns, &stats));
+        let count = count.count() as u64;
+        let mut passed = Passed::default();
+        passed[way] = (count, count * popped);
+        gate.settle(passed, now_ns);
+        (count * popped, gate.due_ns().unwrap_or(now_ns + 1000))
+    };
+    let mut now_ns = 1;
+    for _ in 0..10 {
+        (_, now_ns) = turn(now_ns, 4 << 30, 512);
+        // True requests follow, for a second.
+        let (end_ns, mut bytes) = (now_ns + SECOND_NS, 0);
+        while now_ns < end_ns {
+            let (more, next_ns) = turn(now_ns, MIB, MIB);
+            (bytes, now_ns) = (bytes + more, next_ns);
+        }
+        // Beside them the credit, the lead of a member that waits, and what begins or ends it.
+        assert!(bytes <= 50_000_000 + 3_500_000 + 3 * MIB, "{bytes} in a second");
+    }
+    assert!(now_ns > 80 * SECOND_NS, "it has waited for what it showed");
+}
+
+#[test]
+fn what_a_member_gives_back_pays_no_debt_of_another_beyond_the_credit() {
+    let group = Group::new(bps(50_000_000), 1);
+    let [one, other] = [group.join(), group.join()];
+    let charges = Charges(Way::Write);
+    one.charge_all(charges, 1, 4 << 30);
+    assert!(one.due_ns(charges, None, 90 * SECOND_NS) <= 90 * SECOND_NS, "86 s are granted");
+    one.give_back_all(charges, 1, 4 << 30);
+    other.charge_all(charges, 1, 500_000_000);
+    let due_ns = other.due_ns(charges, None, 90 * SECOND_NS + 1_000_000);
+    assert!(due_ns > 99_800_000_000, "{due_ns}: it owes 10 s");
+}
+
+#[test]
+fn time_in_which_nobody_came_pays_no_large_request() {
+    for queues in [1, 4] {
+        let size = 4 * MIB;
+        let mut sim = Sim::new(bps(1_000_000), &[load(queues, size), load(queues, size)]);
+        for _ in 0..3 {
+            sim.now_ns += 60 * SECOND_NS;
+            let former = sim.passed.clone();
+            sim.run(sim.now_ns + SECOND_NS, |_, _| true);
+            let passed: Vec<_> =
+                sim.passed.iter().zip(former).map(|(now, was)| now - was).collect();
+            // One request of each at most, and the second of each waits for 4.2 s.
+            assert!(passed.iter().all(|passed| *passed <= 1), "{queues}: {passed:?}");
+            // Nobody waits any more, and what has passed is paid for in the next minute.
+            sim.refresh();
+        }
+    }
+}
+
+/// Requests that were booked while the bytes were free are not given back as bytes.
+#[test]
+fn a_limit_that_is_put_back_begins_without_time_to_spare() {
+    let rate = 1_000_000;
+    let mut sim = Sim::new(bps(rate), &[load(16, MIB), load(0, 0)]);
+    sim.shares(60 * SECOND_NS);
+    let ops = Rates { ops: [0, 0, 10], ..Rates::default() };
+    for (rates, seconds, most) in [(ops, 2, u64::MAX), (bps(rate), 4, 4 * rate + rate / 20 + MIB)] {
+        sim.group.set(rates, sim.now_ns);
+        sim.refresh();
+        let member = sim.queues[0].gate.member.clone().unwrap();
+        assert_eq!(member.accounts[5].lead_ns(), 0);
+        let bytes = sim.shares(seconds * SECOND_NS)[0];
+        assert!(bytes <= most, "{bytes} of {most}");
+    }
+}
+
+#[test]
+fn a_member_that_waited_at_a_former_rate_wants_nothing_at_the_next_one() {
+    let mut sim = Sim::new(bps(1), &[load(1, MIB), load(1, MIB)]);
+    sim.shares(SECOND_NS);
+    sim.group.set(bps(20_000_000), sim.now_ns);
+    sim.refresh();
+    // The second one has nothing to do any more.
+    sim.run(sim.now_ns + SECOND_NS, |member, _| member == 0);
+    let wanting = sim.group.wanting[5].load(Ordering::Relaxed);
+    assert_eq!(wanting, 1);
 }
