@@ -10,16 +10,18 @@
 //! any other does. The connection ends or the server breaks the protocol: the thread closes all
 //! pairs, and each queue asks for a connection and sends its requests again, as it always does. A
 //! queue that leaves a silent server closes its end with commands in flight: then the connection
-//! ends as well, because the server must end those commands before they are sent again.
+//! ends as well, because the server must end those commands before they are sent again. The thread
+//! sees that end also while the server reads nothing.
 //!
-//! A server or a queue that does not read holds up the other side: nothing is read for it beyond
-//! [`UNSENT_MAX`].
+//! While [`UNSENT_MAX`] bytes wait for the server to read them, the thread reads no commands of the
+//! queues. While as many bytes wait for one queue to read them, the thread reads no replies of the
+//! server.
 
 use super::Keeper;
 use crate::channel::Channel;
 use crate::session::Broken;
 use manyring_backend::sys::uring::Stream;
-use manyring_wire::nbd::{Export, Message, Relay};
+use manyring_wire::nbd::{Command, CommandKind, Export, Message, Relay};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -112,6 +114,23 @@ struct Member {
     has_ended: bool,
 }
 
+/// Why a connection ends of which a queue has closed its end with commands in flight.
+const OVERDUE: &str = "a queue has waited for too long for its answer";
+
+impl Member {
+    /// True if the queue, which has closed its end, has had no answer to a command. That command
+    /// may not be read yet, because the server does not read.
+    fn has_unanswered(&mut self, relay: &Relay) -> bool {
+        if self.stream.bytes().is_empty() {
+            // An error means that nothing is left.
+            let _ = self.stream.receive_now(RECEIVE);
+        }
+        let unread = self.stream.bytes().first_chunk().and_then(Command::parse);
+        relay.is_waiting(self.number)
+            || unread.is_some_and(|command| command.kind != CommandKind::Disconnect)
+    }
+}
+
 /// The state of the thread.
 struct Carrier {
     share: Arc<Share>,
@@ -143,7 +162,7 @@ impl Carrier {
     /// # Errors
     /// Why the connection is over.
     fn turn(&mut self) -> Result<(), String> {
-        let came = self.wait().map_err(|errno| errno.to_string())?;
+        let (came, ended) = self.wait().map_err(|errno| errno.to_string())?;
         for order in self.share.take() {
             match order {
                 Order::Member(socket) => self.admit(socket),
@@ -151,7 +170,14 @@ impl Carrier {
                 Order::End => return Err("the connection of a queue, to be shared, is lost".into()),
             }
         }
+        let (mut gone, members) = std::mem::take(&mut self.members)
+            .into_iter()
+            .partition::<Vec<_>, _>(|member| ended.contains(&member.number));
+        self.members = members;
         let Some(server) = &mut self.server else { return Ok(()) };
+        if gone.iter_mut().any(|member| member.has_unanswered(&self.relay)) {
+            return Err(OVERDUE.to_owned());
+        }
         for member in &mut self.members {
             let (number, mut has_come) = (member.number, came.contains(&member.number));
             while server.stream.unsent() < UNSENT_MAX && !member.has_ended {
@@ -171,7 +197,7 @@ impl Carrier {
             member.has_ended |= member.stream.send_now().is_err();
         }
         if members.iter().any(|member| member.has_ended && relay.is_waiting(member.number)) {
-            return Err("a queue has waited for too long for its answer".into());
+            return Err(OVERDUE.to_owned());
         }
         members.retain(|member| !member.has_ended);
         Ok(())
@@ -187,39 +213,45 @@ impl Carrier {
         self.members.push(Member { number: self.latest, stream, has_ended: false });
     }
 
-    /// Waits. Returns the numbers of the members from which bytes have come, and [`SERVER`].
-    fn wait(&self) -> Result<Vec<u16>, Errno> {
+    /// Waits. Returns the numbers of the members from which bytes have come, and [`SERVER`]; and
+    /// the numbers of the members that have closed their ends.
+    fn wait(&self) -> Result<(Vec<u16>, Vec<u16>), Errno> {
         let mut fds = vec![PollFd::new(&self.share.wake, PollFlags::IN)];
         let mut numbers = vec![WAKE];
+        let has_room = |stream: &Stream| stream.unsent() < UNSENT_MAX;
+        let is_sent = self.server.as_ref().is_some_and(|server| has_room(&server.stream));
+        // A member's end is told without being asked for: each member is always watched.
+        for Member { number, stream, .. } in &self.members {
+            fds.push(watch(stream, is_sent));
+            numbers.push(*number);
+        }
         if let Some(server) = &self.server {
-            let has_room = |member: &Member| member.stream.unsent() < UNSENT_MAX;
-            let is_read = self.members.iter().all(has_room);
-            let members = self
-                .members
-                .iter()
-                .map(|member| (member.number, &member.stream, server.stream.unsent() < UNSENT_MAX));
-            for (number, stream, is_read) in members.chain([(SERVER, &server.stream, is_read)]) {
-                let mut events = PollFlags::empty();
-                events.set(PollFlags::IN, is_read);
-                events.set(PollFlags::OUT, stream.unsent() > 0);
-                if !events.is_empty() {
-                    fds.push(PollFd::from_borrowed_fd(stream.socket(), events));
-                    numbers.push(number);
-                }
+            let is_read = self.members.iter().all(|member| has_room(&member.stream));
+            if is_read || server.stream.unsent() > 0 {
+                fds.push(watch(&server.stream, is_read));
+                numbers.push(SERVER);
             }
         }
         match poll(&mut fds, None) {
-            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(Errno::INTR) => return Ok(<_>::default()),
             found => found?,
         };
         let _ = rustix::io::read(&self.share.wake, &mut [0; 8]);
-        let came = |fd: &PollFd<'_>| {
-            let wanted = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
-            fd.revents().intersects(wanted)
+        let those = |wanted: PollFlags| -> Vec<u16> {
+            let found = fds.iter().zip(&numbers).filter(|(fd, _)| fd.revents().intersects(wanted));
+            found.map(|(_, number)| *number).collect()
         };
-        let ready = fds.iter().zip(numbers).filter(|(fd, _)| came(fd));
-        Ok(ready.map(|(_, number)| number).collect())
+        let ended = PollFlags::HUP | PollFlags::ERR;
+        Ok((those(PollFlags::IN | ended), those(ended)))
     }
+}
+
+/// An entry for `poll`: bytes can be sent, if some wait, or have come, if they are to be read.
+fn watch(stream: &Stream, is_read: bool) -> PollFd<'_> {
+    let mut events = PollFlags::empty();
+    events.set(PollFlags::IN, is_read);
+    events.set(PollFlags::OUT, stream.unsent() > 0);
+    PollFd::from_borrowed_fd(stream.socket(), events)
 }
 
 /// In the place of a member's number: the connection to the server, and the thread's eventfd.

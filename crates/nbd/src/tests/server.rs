@@ -4,6 +4,8 @@ use manyring_wire::nbd::{
     CAN_MULTI_CONN, COMMAND_SIZE, Chunk, ChunkKind, Command, CommandKind, HAS_FLAGS, Reply,
     SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES,
 };
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -22,6 +24,8 @@ pub(super) enum Act {
     SendAndClose(Vec<u8>),
     /// It says nothing.
     Ignore,
+    /// It reads nothing more, and keeps the connection until the client ends it.
+    Stall,
     /// It sends these bytes past TLS, and then serves the command.
     Raw(Vec<u8>),
     /// It asks for new keys this many times, and then serves the command.
@@ -271,6 +275,7 @@ impl Shared {
                 Act::Serve => self.obey(&command, &data, offer.structured),
                 Act::Send(bytes) => bytes,
                 Act::Ignore => continue,
+                Act::Stall => return wait_for_end(socket.socket()),
                 Act::Raw(bytes) => {
                     let _ = socket.socket().write_all(&bytes);
                     self.obey(&command, &data, offer.structured)
@@ -342,6 +347,12 @@ pub(super) fn error(cookie: u64, number: u32, is_last: bool) -> Vec<u8> {
 
 fn end(socket: &mut impl Peer) {
     let _ = socket.socket().shutdown(std::net::Shutdown::Both);
+}
+
+/// Waits, without reading, until the client has ended the connection.
+fn wait_for_end(socket: &UnixStream) {
+    let mut fds = [PollFd::new(socket, PollFlags::empty())];
+    while poll(&mut fds, None) == Err(Errno::INTR) {}
 }
 
 fn greet(socket: &mut UnixStream) -> Option<()> {

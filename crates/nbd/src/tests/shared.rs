@@ -248,3 +248,25 @@ fn a_queue_that_leaves_takes_nothing_from_those_that_share_with_it() {
         }
     });
 }
+
+#[test]
+fn a_shared_server_that_stops_reading_is_left() {
+    both(|has_ring| {
+        let server = Server::new(Offer::default());
+        server.limit(1, false);
+        let request_timeout = Duration::from_millis(400);
+        let options = NbdOptions { request_timeout, ..options(&server) };
+        // The writes of eight queues are more than the thread of the shared connection takes.
+        let mut queues = Queues::new(options, 8, has_ring);
+        queues.write_and_read(&server, 1);
+        let used = || server.log().last().map(|(number, _)| *number);
+        let first = used().unwrap();
+        server.law(move |connection, _, command| {
+            let is_hit = connection == first && command.kind == CommandKind::Write;
+            if is_hit { Act::Stall } else { Act::Serve }
+        });
+        queues.write_and_read(&server, 30);
+        assert!(used() > Some(first), "it was connected to again");
+        assert_eq!(server.limits().most, 1);
+    });
+}
