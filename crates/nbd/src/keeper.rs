@@ -18,6 +18,7 @@
 //! Only this thread waits for names, connections and handshakes. A worker asks, and is told.
 //! `grants.rs` decides which queue has which connection; `share.rs` is one for several queues.
 
+mod absence;
 mod grants;
 mod share;
 
@@ -25,6 +26,7 @@ use super::channel::Channel;
 use super::clock::now;
 use super::join::{JoinError, Joined, join};
 use super::line::{Counts, Line, News, Seat};
+use absence::Absence;
 use grants::{Holds, MORE_MIN, YIELD_LIMIT};
 use manyring_wire::nbd::{Export, READ_ONLY, SEND_FLUSH, Uri};
 use share::Share;
@@ -102,8 +104,7 @@ struct State {
     refused_since: Option<Duration>,
     more_at: Duration,
     more_pause: Duration,
-    /// When the server was lost; `None`: it is not known to be gone.
-    lost_at: Option<Duration>,
+    absence: Absence,
     gave_up: bool,
     try_at: Duration,
     backoff: Duration,
@@ -141,7 +142,7 @@ impl Keeper {
             refused_since: None,
             more_at: now,
             more_pause: MORE_MIN,
-            lost_at: None,
+            absence: Absence::default(),
             gave_up: false,
             try_at: now,
             backoff: BACKOFF_MIN,
@@ -202,6 +203,9 @@ impl Keeper {
         state.lines.retain(|(other, _)| !Arc::ptr_eq(other, line));
         state.asking.retain(|other| !Arc::ptr_eq(other, line));
         state.yields_no_more(line);
+        if state.asking.is_empty() {
+            state.absence.end();
+        }
         line.counts.end();
         let is_last = state.is_closed && state.lines.is_empty();
         drop(state);
@@ -219,15 +223,21 @@ impl Keeper {
         state.yields_no_more(line);
         state.asking.push_back(line.clone());
         if has_answered {
-            (state.lost_at, state.backoff, state.try_at) = (Some(now), BACKOFF_MIN, now);
+            state.absence.begin(now);
+            (state.backoff, state.try_at) = (BACKOFF_MIN, now);
         } else {
             // A server that dies of its requests must not be asked without a pause.
-            state.lost_at.get_or_insert(now);
+            state.absence.go_on(now);
             state.put_off(now);
         }
         state.warn(now, &self.options.name, reason);
         drop(state);
         self.wake.notify_one();
+    }
+
+    /// The server has answered a queue for the first time on its connection.
+    pub(super) fn answered(&self) {
+        self.lock().absence.end();
     }
 
     /// Connects to see the export as it is now.
@@ -337,7 +347,7 @@ impl Keeper {
             }
         }
         if !has_others || !error.is_limit() {
-            state.lost_at.get_or_insert(now);
+            state.absence.go_on(now);
             state.warn(now, &self.options.name, &error.to_string());
             self.give_up_after(state, now);
         }
@@ -380,7 +390,7 @@ impl Keeper {
 
     /// Tells the queues that ask when the server has been gone for too long.
     fn give_up_after(&self, state: &mut State, now: Duration) {
-        let gone = now.saturating_sub(state.lost_at.unwrap_or(now));
+        let gone = state.absence.lasts(now);
         if self.options.reconnect.is_none_or(|limit| gone < limit) {
             return;
         }
@@ -417,8 +427,7 @@ impl Keeper {
 impl State {
     /// The next try comes later.
     fn put_off(&mut self, now: Duration) {
-        let gone = now.saturating_sub(self.lost_at.unwrap_or(now));
-        let most = if gone < LATER { BACKOFF_MAX } else { BACKOFF_LATER };
+        let most = if self.absence.lasts(now) < LATER { BACKOFF_MAX } else { BACKOFF_LATER };
         self.try_at = now + self.backoff;
         self.backoff = (self.backoff * 2).min(most);
     }

@@ -137,7 +137,10 @@ impl NbdQueue {
         if let Link::Up(channel) = std::mem::replace(&mut self.link, Link::Down) {
             self.keeper.release(&self.line, channel);
         }
+        let has_answered = self.has_answered;
         self.go_up(next);
+        // The server is the same, and is not gone.
+        self.has_answered = has_answered;
         true
     }
 
@@ -245,7 +248,11 @@ impl NbdQueue {
         let Link::Up(channel) = &mut self.link else { return };
         let before = self.ready.len();
         match channel.take(&mut self.session, &mut self.ready) {
-            Ok(()) => self.has_answered |= self.ready.len() > before,
+            Ok(()) if self.has_answered || self.ready.len() == before => {}
+            Ok(()) => {
+                self.has_answered = true;
+                self.keeper.answered();
+            }
             Err(broken) => self.lose(format!("it {broken}")),
         }
     }

@@ -73,6 +73,7 @@ impl Keeper {
                 return state.warn(now, &self.options.name, &format!("cannot share it: {errno}"));
             }
             state.asking.pop_front();
+            state.absence.grant(now);
         }
         state.backoff = BACKOFF_MIN;
         if state.yielding.is_none() {
@@ -166,6 +167,7 @@ impl State {
     /// Gives a queue a connection of its own.
     pub(super) fn give(&mut self, line: &Arc<Line>, joined: Joined) {
         self.holds(line, Holds::Own(joined.export));
+        self.absence.grant(now());
         line.tell(News::Joined(joined));
     }
 

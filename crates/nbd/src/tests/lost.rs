@@ -2,6 +2,7 @@
 
 use super::bench::{Bench, at_first, both, options};
 use super::server::{Act, Offer, SIZE, Server};
+use crate::clock::now;
 use crate::{JoinError, NbdDisk, NbdOptions};
 use manyring_backend::blk::{Disk, Op};
 use rustix::io::Errno;
@@ -157,4 +158,32 @@ fn a_server_that_is_not_there_or_no_server_is_an_error_at_the_start() {
     let error = NbdDisk::open(missing).unwrap_err();
     assert!(matches!(error, JoinError::Connect(_)), "{error}");
     assert_eq!(error.to_string(), "cannot be connected to: No such file or directory (os error 2)");
+}
+
+#[test]
+fn an_old_loss_does_not_shorten_how_long_requests_wait() {
+    both(|has_ring| {
+        let server = Server::new(Offer::default());
+        let limit = Duration::from_secs(3);
+        let reconnect = Some(limit);
+        let mut bench = Bench::new(NbdOptions { reconnect, ..options(&server) }, has_ring);
+        assert_eq!(bench.run(&[(Op::Read, 0, 512)]), [Ok(())]);
+        server.die();
+        bench.start(&[(Op::Read, 0, 512)]);
+        server.listen();
+        assert_eq!(bench.results(1), [Ok(())]);
+        let from = now();
+        bench.until(|_| now() > from + limit);
+        // A queue that is new has had no answer yet.
+        let mut new = Bench::on(&bench.disk, has_ring);
+        new.until(|new| new.disk.connections()[1].is_up);
+        server.die();
+        new.start(&[(Op::Read, 0, 512)]);
+        // Long enough for several tries.
+        let from = now();
+        new.until(|_| now() > from + limit / 10);
+        assert_eq!(new.done, []);
+        server.listen();
+        assert_eq!(new.results(1), [Ok(())]);
+    });
 }
