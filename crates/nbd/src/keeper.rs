@@ -21,6 +21,8 @@
 mod absence;
 mod grants;
 mod share;
+#[cfg(test)]
+mod trial;
 
 use super::channel::Channel;
 use super::clock::now;
@@ -113,6 +115,8 @@ struct State {
     /// Failed tries since the last warning in the log.
     untold: u64,
     is_closed: bool,
+    #[cfg(test)]
+    trial: trial::Trial,
 }
 
 enum Job {
@@ -150,6 +154,8 @@ impl Keeper {
             warned_at: None,
             untold: 0,
             is_closed: false,
+            #[cfg(test)]
+            trial: trial::Trial::default(),
         });
         let keeper = Arc::new(Self { options, state, wake: Condvar::new() });
         let of_thread = keeper.clone();
@@ -361,9 +367,7 @@ impl Keeper {
             state.spare = Some(joined);
             return;
         }
-        if std::mem::take(&mut state.gave_up) {
-            tracing::info!(device = self.options.name, "the NBD server is back");
-        }
+        self.tell_back(state);
         if state.open() == 0 {
             let is_alone = state.lines.len() > 1 && state.lacks_multi(&joined.export);
             if is_alone != std::mem::replace(&mut state.is_alone, is_alone) {
@@ -372,19 +376,27 @@ impl Keeper {
         }
         let is_last = state.limit.is_some_and(|limit| state.open() + 1 >= limit);
         if is_last && (state.is_alone || state.asking.len() > 1) {
-            match Share::start(self, joined.export) {
+            match state.start_share(self, joined.export) {
                 Ok(share) => {
                     share.serve(Channel::new(joined));
                     state.share = Some(share);
                     self.share_out(state);
                 }
                 Err(errno) => {
-                    state.put_off(now());
-                    state.warn(now(), &self.options.name, &format!("cannot share it: {errno}"));
+                    let now = now();
+                    state.put_off(now);
+                    self.cannot_share(state, now, errno);
                 }
             }
         } else if let Some(line) = state.asking.pop_front() {
             state.give(&line, joined);
+        }
+    }
+
+    /// Logs that requests do not fail any more, if they did.
+    fn tell_back(&self, state: &mut State) {
+        if std::mem::take(&mut state.gave_up) {
+            tracing::info!(device = self.options.name, "the NBD server is back");
         }
     }
 

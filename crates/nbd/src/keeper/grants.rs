@@ -65,20 +65,29 @@ impl Keeper {
             (state.more_at, state.more_pause) = (now + MORE_MIN, MORE_MIN);
         }
         if let Err(errno) = self.find_share(state, now) {
-            return state.warn(now, &self.options.name, &format!("cannot share one: {errno}"));
+            return self.cannot_share(state, now, errno);
         }
         let Some(share) = state.share.clone() else { return };
         while let Some(line) = state.asking.front().cloned() {
             if let Err(errno) = state.let_share(&share, &line) {
-                return state.warn(now, &self.options.name, &format!("cannot share it: {errno}"));
+                return self.cannot_share(state, now, errno);
             }
             state.asking.pop_front();
             state.absence.grant(now);
+            self.tell_back(state);
         }
         state.backoff = BACKOFF_MIN;
         if state.yielding.is_none() {
             self.tell_limit(state);
         }
+    }
+
+    /// The host has no descriptor or thread for sharing: the queues that ask wait for the next try,
+    /// and no longer than the operator allows.
+    pub(super) fn cannot_share(&self, state: &mut State, now: Duration, errno: Errno) {
+        state.absence.go_on(now);
+        state.warn(now, &self.options.name, &format!("cannot share one: {errno}"));
+        self.give_up_after(state, now);
     }
 
     /// Finds a queue whose connection can be shared, unless there is a shared one.
@@ -98,12 +107,16 @@ impl Keeper {
         };
         let share = match &state.share {
             Some(share) => share.clone(),
-            None => Share::start(self, export)?,
+            None => state.start_share(self, export)?,
         };
-        state.share = Some(share.clone());
-        state.let_share(&share, &line)?;
-        state.yielding = Some((line, now));
-        Ok(())
+        let is_let = state.let_share(&share, &line);
+        if is_let.is_ok() {
+            (state.share, state.yielding) = (Some(share), Some((line, now)));
+        } else if state.share.is_none() {
+            // Nobody is going to give this thread a connection.
+            share.end();
+        }
+        is_let
     }
 
     /// Logs how many connections the server takes, once.
@@ -171,8 +184,21 @@ impl State {
         line.tell(News::Joined(joined));
     }
 
+    /// Starts the thread of a connection that queues are to share.
+    pub(super) fn start_share(
+        &mut self,
+        keeper: &Arc<Keeper>,
+        export: Export,
+    ) -> Result<Arc<Share>, Errno> {
+        #[cfg(test)]
+        self.ask_the_host()?;
+        Share::start(keeper, export)
+    }
+
     /// Lets a queue share a connection.
     fn let_share(&mut self, share: &Share, line: &Arc<Line>) -> Result<(), Errno> {
+        #[cfg(test)]
+        self.ask_the_host()?;
         let (socket, export) = (share.add()?, share.export);
         self.holds(line, Holds::Shared);
         line.tell(News::Joined(Joined { socket, export, tls: None, is_shared: true }));

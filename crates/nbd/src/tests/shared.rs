@@ -270,3 +270,58 @@ fn a_shared_server_that_stops_reading_is_left() {
         assert_eq!(server.limits().most, 1);
     });
 }
+
+#[test]
+fn queues_share_once_the_host_has_descriptors_again() {
+    both(|has_ring| {
+        let server = Server::new(Offer::default());
+        server.limit(1, false);
+        let disk = Arc::new(NbdDisk::open(options(&server)).unwrap());
+        // Neither the thread nor, with the second try, the pair of the first queue.
+        disk.keeper.refuse([false, true]);
+        let mut queues = Queues((0..3).map(|_| Bench::on(&disk, has_ring)).collect());
+        queues.write_and_read(&server, 1);
+        assert_eq!(queues.shared_and_own(), (3, 0));
+        assert_eq!(disk.connections().iter().map(|c| c.losses).sum::<u64>(), 0);
+    });
+}
+
+#[test]
+fn requests_fail_after_the_time_that_the_operator_allows_if_the_host_cannot_share() {
+    both(|has_ring| {
+        let server = Server::new(Offer::default());
+        let reconnect = Some(Duration::from_millis(50));
+        let disk = Arc::new(NbdDisk::open(NbdOptions { reconnect, ..options(&server) }).unwrap());
+        let mut queues = Queues((0..2).map(|_| Bench::on(&disk, has_ring)).collect());
+        queues.write_and_read(&server, 1);
+        server.die();
+        queues.until(|_| server.limits().open == 0);
+        let flags = Offer::default().flags & !CAN_MULTI_CONN;
+        server.offer(Offer { flags, ..Offer::default() });
+        disk.keeper.refuse([true; 1 << 16]);
+        server.listen();
+        queues.start(&[(Op::Read, 0, 512)]);
+        queues.until(|all| all.iter().all(|bench| bench.done.len() == 1));
+        for bench in &mut queues.0 {
+            assert_eq!(bench.done.remove(0).result, Err(Errno::IO));
+        }
+        disk.keeper.refuse([]);
+        queues.until(|_| disk.connections().iter().all(|c| c.is_up));
+        queues.write_and_read(&server, 9);
+        assert_eq!(queues.shared_and_own(), (2, 0));
+        // A queue that is new while the host refuses, beside one that has a connection.
+        drop(queues);
+        let server = Server::new(Offer::default());
+        server.limit(1, false);
+        let disk = Arc::new(NbdDisk::open(NbdOptions { reconnect, ..options(&server) }).unwrap());
+        disk.keeper.refuse([true; 1 << 16]);
+        let mut queues = Queues((0..2).map(|_| Bench::on(&disk, has_ring)).collect());
+        queues.start(&[(Op::Read, 0, 512)]);
+        queues.until(|all| all.iter().all(|bench| bench.done.len() == 1));
+        assert_eq!(queues.0[0].done.remove(0).result, Ok(()));
+        assert_eq!(queues.0[1].done.remove(0).result, Err(Errno::IO));
+        disk.keeper.refuse([]);
+        queues.until(|_| disk.connections().iter().all(|c| c.is_up));
+        queues.write_and_read(&server, 9);
+    });
+}

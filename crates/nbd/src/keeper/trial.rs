@@ -1,0 +1,26 @@
+//! `Trial`: what a test wants of the keeper.
+
+use super::{Keeper, State};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+
+#[derive(Debug, Default)]
+pub(super) struct Trial {
+    /// For each of the next threads and pairs of sockets for sharing: the host refuses it.
+    refusals: VecDeque<bool>,
+}
+
+impl Keeper {
+    /// Says which of the next threads and pairs of sockets for sharing the host refuses.
+    pub(crate) fn refuse(&self, refusals: impl IntoIterator<Item = bool>) {
+        self.lock().trial.refusals = refusals.into_iter().collect();
+    }
+}
+
+impl State {
+    /// The error of a host that has no descriptor, if the test wants it now.
+    pub(super) fn ask_the_host(&mut self) -> Result<(), Errno> {
+        let is_refused = self.trial.refusals.pop_front().unwrap_or(false);
+        if is_refused { Err(Errno::MFILE) } else { Ok(()) }
+    }
+}
