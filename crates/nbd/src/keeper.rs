@@ -123,6 +123,7 @@ enum Job {
     Tick,
     Try,
     More,
+    Yield,
     End,
 }
 
@@ -273,10 +274,14 @@ impl Keeper {
 
     fn run(self: &Arc<Self>) {
         loop {
-            match self.next() {
+            let job = self.next();
+            #[cfg(test)]
+            self.count(&job);
+            match job {
                 Job::Tick => self.lock().lines.iter().for_each(|(line, _)| line.tick()),
                 Job::Try => self.attempt(),
                 Job::More => self.attempt_more(),
+                Job::Yield => self.ask_another(),
                 Job::End => return,
             }
         }
@@ -303,7 +308,7 @@ impl Keeper {
             }
             if let Some((_, since)) = state.yielding {
                 if now >= since + YIELD_LIMIT {
-                    return Job::Try;
+                    return Job::Yield;
                 }
                 until = until.min(since + YIELD_LIMIT);
             } else if state.share.is_some() && !state.is_alone {

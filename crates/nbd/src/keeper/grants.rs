@@ -90,6 +90,21 @@ impl Keeper {
         self.give_up_after(state, now);
     }
 
+    /// Asks another queue for its connection, because the one that was asked still waits for
+    /// replies. What the host refuses is tried again after [`YIELD_LIMIT`].
+    pub(super) fn ask_another(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let now = now();
+        if state.yielding.is_none() {
+            return;
+        }
+        if let Err(errno) = self.find_share(&mut state, now) {
+            state.yielding.iter_mut().for_each(|(_, since)| *since = now);
+            let reason = format!("cannot share another one: {errno}");
+            state.warn(now, &self.options.name, &reason);
+        }
+    }
+
     /// Finds a queue whose connection can be shared, unless there is a shared one.
     fn find_share(self: &Arc<Self>, state: &mut State, now: Duration) -> Result<(), Errno> {
         let is_coming = |(_, since): &(Arc<Line>, Duration)| now < *since + YIELD_LIMIT;

@@ -1,6 +1,6 @@
-//! `Trial`: what a test wants of the keeper.
+//! `Trial`: what a test wants of the keeper, and counts of it.
 
-use super::{Keeper, State};
+use super::{Job, Keeper, State};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
@@ -8,12 +8,23 @@ use std::collections::VecDeque;
 pub(super) struct Trial {
     /// For each of the next threads and pairs of sockets for sharing: the host refuses it.
     refusals: VecDeque<bool>,
+    /// Jobs of the thread so far, ticks left out.
+    jobs: u64,
 }
 
 impl Keeper {
     /// Says which of the next threads and pairs of sockets for sharing the host refuses.
     pub(crate) fn refuse(&self, refusals: impl IntoIterator<Item = bool>) {
         self.lock().trial.refusals = refusals.into_iter().collect();
+    }
+
+    /// Jobs of the thread so far, ticks left out.
+    pub(crate) fn jobs(&self) -> u64 {
+        self.lock().trial.jobs
+    }
+
+    pub(super) fn count(&self, job: &Job) {
+        self.lock().trial.jobs += u64::from(!matches!(job, Job::Tick));
     }
 }
 

@@ -325,3 +325,35 @@ fn requests_fail_after_the_time_that_the_operator_allows_if_the_host_cannot_shar
         queues.write_and_read(&server, 9);
     });
 }
+
+#[test]
+fn nothing_is_tried_while_a_queue_is_slow_to_give_its_connection_up() {
+    let server = Server::new(Offer::default());
+    server.limit(2, false);
+    let mut queues = Queues::new(options(&server), 2, true);
+    queues.write_and_read(&server, 1);
+    server.law(|_, _, command| match command.kind {
+        CommandKind::Read => Act::Ignore,
+        _ => Act::Serve,
+    });
+    let disk = queues.0[0].disk.clone();
+    // The last queue is asked first to give its connection up, and waits for this answer before.
+    queues.0[1].start(&[(Op::Read, 0, 512)]);
+    let is_read = |server: &Server| {
+        server
+            .log()
+            .last()
+            .is_some_and(|(_, command)| command.kind == CommandKind::Read && command.len == 512)
+    };
+    queues.until(|_| is_read(&server));
+    queues.0.push(Bench::on(&disk, true));
+    queues.until(|_| disk.connections()[2].is_up);
+    queues.0.remove(0);
+    queues.until(|_| server.limits().open == 1);
+    server.limit(1, false);
+    let (before, from) = (server.connections(), now());
+    // Longer than the time after which another queue is asked.
+    queues.until(|_| now() > from + Duration::from_millis(2500));
+    assert_eq!(server.connections(), before);
+    assert!(queues.0[0].done.is_empty() && disk.keeper.jobs() < 16, "{}", disk.keeper.jobs());
+}
