@@ -2,10 +2,13 @@
 //! kernel, as the receiver takes them.
 
 use crate::guest::{GUEST, GUEST_MAC, Guest, HOST, checksum, ethernet, halves, ipv4, is_ipv4};
-use crate::space::{in_own_space, named, run};
+use crate::space::{PATIENCE, in_own_space, named, run};
+use manyring_backend::net::switch::uplink::Uplink;
+use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions};
 use manyring_backend::net::tap::{TapOptions, TapPort};
 use manyring_backend::net::{Port, Sent};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4, HDR_GSO_UDP_L4, Offloads, RawHeader};
+use std::sync::Arc;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -96,6 +99,50 @@ fn a_tcp_frame_of_64_kib_passes_whole() {
 #[test]
 fn uncut_datagrams_pass_whole() {
     pass_whole(UDP, 20 * MSS);
+}
+
+#[test]
+fn a_frame_that_a_switch_lends_its_uplink_passes_whole() {
+    in_own_space(|| {
+        let (near, far) = pair();
+        far.set_offloads(far.given()).unwrap();
+        let (mut tx_far, mut rx) = halves(&far, 0);
+        let options = SwitchOptions {
+            name: "s0".into(),
+            age: 300,
+            group_fwd_mask: 0,
+            clock: Clock::default(),
+        };
+        let switch = Switch::new(options);
+        let port = |name: &str, is_uplink| {
+            let limits = PortOptions { floods_max: 1_000_000, ..PortOptions::new(name, 1) };
+            switch.port(PortOptions { is_uplink, ..limits }).unwrap()
+        };
+        let _uplink = Uplink::start(port("up", true), Arc::new(near), "up").unwrap();
+        let near = port("a", false);
+        near.set_attached(0, true).unwrap();
+        let mut tx = near.open_tx(0).unwrap();
+        let (mut guest, mut host, mut whole) = (Guest::new(), Guest::new(), Vec::new());
+        // Until the switch knows where the address is, frames to it are copied to all ports.
+        let mac = [2, 0, 0, 0, 0, 0x22];
+        for number in 0..=u8::MAX {
+            host.send(&mut *tx_far, &ethernet([0xff; 6], mac, 0x88b5, &[0; 46]));
+            whole = frame(TCP, 20 * MSS + 100);
+            whole[..6].copy_from_slice(&mac);
+            whole[54] = number;
+            let sent = guest.send_in(&mut *tx, header(TCP), &whole, 4096);
+            assert_eq!(sent.taken, 1);
+            if sent.later != 0 {
+                break;
+            }
+            assert!(number < u8::MAX, "it is not lent");
+            std::thread::sleep(PATIENCE / 256);
+        }
+        let is_it = |frame: &[u8]| is_ipv4(frame, TCP) && frame[54] == whole[54];
+        let (got, frame) = host.recv(&mut *rx, is_it);
+        assert_eq!((got.gso_type, got.flags), (HDR_GSO_TCPV4, HDR_F_NEEDS_CSUM));
+        assert!(frame == whole, "{} bytes", frame.len());
+    });
 }
 
 #[test]
