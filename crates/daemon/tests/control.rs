@@ -167,7 +167,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
         ("POST", vda, "{\"siez\": 512}", 400, "siez"),
         ("POST", vda, "{\"size\": 0}", 400, "size: 0"),
         ("POST", vda, "{\"size\": 1000}", 400, "size: 1000"),
-        ("POST", vda, &long, 413, "limit"),
+        ("POST", vda, &long, 413, "too long"),
         ("POST", "/v1/devices/ro/resize", "{\"size\": 2097152}", 409, "read-only"),
         ("POST", "/v1/devices/ram/resize", "{\"size\": 2097152}", 422, "cannot change its size"),
     ] {

@@ -173,12 +173,17 @@ fn a_device_comes_and_goes_by_the_api_while_others_talk() {
         a.talk(&mut c, 50);
         a.talk(&mut b, 50);
         if round == 1 {
-            // The address of the one moves to the other: frames follow it.
-            let mut moved = Guest { n: 2, sent: b.sent + 1000, ..c };
+            // An address that is configured for no port moves to another one: frames follow it.
+            b.n = 7;
+            b.greet(&mut a);
+            a.talk(&mut b, 50);
+            let mut moved = Guest { n: 7, sent: b.sent + 1000, ..c };
             moved.greet(&mut a);
             a.talk(&mut moved, 50);
             b.sent = moved.sent + 1000;
             b.greet(&mut a);
+            a.talk(&mut b, 50);
+            b.n = 2;
             c = Guest { n: 3, ..moved };
         }
         drop(c);
