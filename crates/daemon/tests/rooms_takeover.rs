@@ -363,7 +363,7 @@ fn what_the_next_daemon_does_not_serve_is_let_go_of() {
     works(&mut client, 2);
     // Nobody is left to connect to.
     assert!(wait_until(|| answers(&daemon)), "{}", log(&daemon));
-    assert!(!daemon.socket_of("b").exists(), "{}", log(&daemon));
+    assert!(wait_until(|| !daemon.socket_of("b").exists()), "{}", log(&daemon));
     // Nor does it keep the image from the one that comes next.
     let mut second = take_over(&daemon, "manyring.toml");
     assert!(wait_until(|| has_ended(first.id())), "{}", log(&daemon));
@@ -391,8 +391,10 @@ fn a_name_that_another_process_has_by_now_stays_where_the_next_daemon_does_not_s
     std::fs::write(daemon.folder().join("less.toml"), moved).unwrap();
     let mut next = take_over(&daemon, "less.toml");
     assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    // The next daemon listens, and removes the name, after the other one has ended.
+    assert!(wait_until(|| daemon.socket_of("moved").exists()), "{}", log(&daemon));
     client_works(&daemon.socket_of("moved"), 1);
-    assert!(!daemon.socket_of("a").exists(), "{}", log(&daemon));
+    assert!(wait_until(|| !daemon.socket_of("a").exists()), "{}", log(&daemon));
     let _connected = UnixStream::connect(&path).unwrap();
     other.accept().unwrap();
     kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
