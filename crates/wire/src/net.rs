@@ -13,7 +13,7 @@ pub use ctrl::{
     QueueCoalescing, RxMode, VLAN_COUNT,
 };
 pub use ctrl::{class, is_mtu, parse_mac};
-pub use place::{PLACE_BYTES, TYPES_TAG};
+pub use place::{PLACE_BYTES, TYPES_TAG, USUAL_BYTES};
 
 use crate::virtio::VIRTIO_F_VERSION_1;
 use zerocopy::little_endian::{U16, U32, U64};

@@ -5,15 +5,12 @@ use manyring_backend::net::{Frames, Token};
 use manyring_memory::{GuestSlice, Pieces, copy_from_slices, total_len};
 use manyring_wire::net::{
     FRAME_SIZE_MAX, HASH_HEADER_SIZE, HDR_F_NEEDS_CSUM, HEADER_SIZE, Offloads, PLACE_BYTES,
-    RawHeader,
+    RawHeader, USUAL_BYTES,
 };
 use zerocopy::FromBytes;
 
 /// Shortest frame: an Ethernet header.
 const FRAME_SIZE_MIN: usize = 14;
-
-/// Bytes of an Ethernet header and one of IPv6.
-const SHORT: usize = 54;
 
 /// Why a chain does not hold a frame.
 pub(super) enum Wrong {
@@ -72,9 +69,9 @@ pub(super) fn add_frame<const SIZE: usize>(
 /// The driver can change the frame after this check. So a port that judges more of it than its
 /// Ethernet header, or whose host does, repeats the check on the bytes that it passes on.
 ///
-/// The plain version is [`is_in_place_by_copy`]. Most headers lie in one piece, and are those of
-/// Ethernet and IP alone: they are looked at first. A place that is right by these bytes is right
-/// by [`PLACE_BYTES`] too, so only a frame that they refuse is examined again.
+/// The plain version is [`is_in_place_by_copy`]. Nearly all frames are TCP or UDP directly behind
+/// Ethernet and IP, and their first bytes lie in one piece: these are looked at first. A place that
+/// is usual is right, so only other frames are examined as a whole.
 #[inline]
 fn is_in_place(header: &RawHeader, readable: &[GuestSlice], skip: usize) -> bool {
     let frame = match readable {
@@ -83,8 +80,9 @@ fn is_in_place(header: &RawHeader, readable: &[GuestSlice], skip: usize) -> bool
         // The header itself lies in pieces.
         _ => return is_in_place_by_copy(header, readable, skip),
     };
-    let is_right = frame.read_array::<SHORT>().is_some_and(|start| header.is_in_place(&start));
-    is_right || is_in_place_by_copy(header, readable, skip)
+    let start = frame.read_array::<USUAL_BYTES>();
+    start.is_some_and(|start| header.is_in_usual_place(&start))
+        || is_in_place_by_copy(header, readable, skip)
 }
 
 #[cold]

@@ -51,7 +51,38 @@ const PROTOCOLS: [(u8, usize, usize); 8] = [
     (136, 6, 8),
 ];
 
+/// Bytes of a frame that [`RawHeader::is_in_usual_place`] examines.
+pub const USUAL_BYTES: usize = 24;
+/// Where TCP and UDP begin behind an Ethernet header and an IP header alone.
+const BEHIND_IPV4: usize = ETHERNET + IPV4;
+const BEHIND_IPV6: usize = ETHERNET + IPV6;
+
 impl RawHeader {
+    /// True if the partial checksum of the frame that begins with `start` is that of TCP or UDP
+    /// directly behind Ethernet and IP, as in nearly all frames: [`Self::is_in_place`] holds then.
+    /// False says nothing.
+    #[must_use]
+    #[inline]
+    pub fn is_in_usual_place(&self, start: &[u8; USUAL_BYTES]) -> bool {
+        let kind = u16::from_be_bytes([start[ETHERNET - 2], start[ETHERNET - 1]]);
+        let fragment = u16::from_be_bytes([start[ETHERNET + 6], start[ETHERNET + 7]]);
+        let (transport, protocol, segments) = match (kind, start[ETHERNET]) {
+            (TYPE_IPV4, 0x45) if fragment & FRAGMENT_IPV4 == 0 => {
+                (BEHIND_IPV4, start[ETHERNET + 9], HDR_GSO_TCPV4)
+            }
+            (TYPE_IPV6, 0x60..=0x6f) => (BEHIND_IPV6, start[ETHERNET + 6], HDR_GSO_TCPV6),
+            _ => return false,
+        };
+        let gso_type = self.gso_type & !HDR_GSO_ECN;
+        let (offset, is_right) = match protocol {
+            TCP => (16, gso_type == HDR_GSO_NONE || gso_type == segments),
+            UDP => (6, gso_type == HDR_GSO_NONE),
+            _ => return false,
+        };
+        let place = (usize::from(self.csum_start.get()), self.csum_offset.get());
+        is_right && place == (transport, offset)
+    }
+
     /// True unless the frame that begins with `start`, of which [`PLACE_BYTES`] are enough, has a
     /// partial checksum in a place that may be judged before the checksum is written.
     #[must_use]

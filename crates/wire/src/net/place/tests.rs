@@ -177,3 +177,40 @@ fn a_finished_frame_needs_no_place() {
     let header = RawHeader { flags: 2, csum_start: 3.into(), ..RawHeader::default() };
     assert!(header.is_in_place(&[]) && header.is_in_place(&ethernet(&[], ARP, &[])));
 }
+
+#[test]
+fn a_usual_place_is_a_right_one_and_is_that_of_tcp_and_udp_behind_ethernet_and_ip() {
+    let mut usual = Vec::new();
+    for protocol in [TCP, UDP, 0, 1, FRAGMENT, GRE, ICMPV6, SCTP, 136] {
+        let mut part = ipv4(0, protocol);
+        part[6] = 0x20;
+        let packets = [(TYPE_IPV4, ipv4(0, protocol)), (TYPE_IPV4, ipv4(1, protocol))];
+        let others = [(TYPE_IPV4, part), (TYPE_IPV6, ipv6(&[], protocol)), (ARP, vec![0; 40])];
+        for (kind, packet) in packets.into_iter().chain(others) {
+            for tags in [&[][..], &[0x8100]] {
+                let frame = ethernet(tags, kind, &packet);
+                let start = frame.first_chunk().unwrap();
+                for (at, offset) in (14..=60).flat_map(|at| (0..=20).map(move |n| (at, n))) {
+                    for gso_type in [0, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HDR_GSO_UDP_L4, 0x81, 0x84] {
+                        let header = RawHeader { gso_type, ..csum(at, offset) };
+                        if header.is_in_usual_place(start) {
+                            assert!(header.is_in_place(&frame), "{header:?} {frame:?}");
+                            usual.push((kind, protocol, at, offset, gso_type));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    let expected = [
+        (TYPE_IPV4, TCP, 34, 16, 0),
+        (TYPE_IPV4, TCP, 34, 16, HDR_GSO_TCPV4),
+        (TYPE_IPV4, TCP, 34, 16, 0x81),
+        (TYPE_IPV6, TCP, 54, 16, 0),
+        (TYPE_IPV6, TCP, 54, 16, HDR_GSO_TCPV6),
+        (TYPE_IPV6, TCP, 54, 16, 0x84),
+        (TYPE_IPV4, UDP, 34, 6, 0),
+        (TYPE_IPV6, UDP, 54, 6, 0),
+    ];
+    assert_eq!(usual, expected);
+}
