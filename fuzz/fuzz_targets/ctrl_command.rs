@@ -40,7 +40,8 @@ fuzz_target!(|input: (u64, Vec<Step>)| {
     let queue = DeviceQueue::new(guest.config, guest.memory.clone()).unwrap();
     // Its port takes whatever hash a driver sets.
     let clock = Clock::new(|| 5_000);
-    let switch = Switch::new(SwitchOptions { name: "s".to_owned(), age: 300, clock });
+    let switch =
+        Switch::new(SwitchOptions { name: "s".to_owned(), age: 300, group_fwd_mask: 0, clock });
     let port = Arc::new(switch.port(PortOptions::new("port", PAIRS)).unwrap());
     let mut solo = SoloControl::new(&RUNTIME, queue, port, features);
     for step in steps {

@@ -67,7 +67,9 @@ fn obey(session: &mut Session, outcome: Outcome<u32>, given: usize, refuse: bool
                 assert!(index < QUEUES);
                 session.stopped(index, 7.into());
             }
-            Effect::Enable(index, _) | Effect::Relocate(index, _) => assert!(index < QUEUES),
+            Effect::FindBase(index) | Effect::Enable(index, _) | Effect::Relocate(index, _) => {
+                assert!(index < QUEUES);
+            }
             Effect::Kick(index, fd) | Effect::Call(index, fd) | Effect::Err(index, fd) => {
                 assert!(index < QUEUES);
                 used += usize::from(fd.is_some());
