@@ -109,7 +109,7 @@ impl AssembleError {
         )
     }
 
-    /// The same error, which calls a socket as its plan does.
+    /// This error, with the socket's path as the plan names it.
     pub(crate) fn of_socket(self, socket: &SocketPlan) -> Self {
         match self {
             Self::Socket { at, source } => Self::Socket { at, source: socket.error(source) },

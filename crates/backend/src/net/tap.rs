@@ -151,7 +151,7 @@ pub struct TapPort {
     /// The number of the interface; 0 if it is gone, or in another network namespace.
     index: AtomicU32,
     guest_mac: Option<[u8; 6]>,
-    /// What the interface passes to the guest, if it is a macvtap.
+    /// Which frames the interface passes to the guest, if the interface is a macvtap.
     reception: Reception,
     /// Frames that all attached queues may hold together; `None`: the host's setting stays.
     txqueuelen: Option<u32>,

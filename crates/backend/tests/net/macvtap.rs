@@ -134,7 +134,7 @@ fn a_macvtap_receives_all_groups_as_long_as_a_port_has_it_and_says_which_address
             assert_eq!(allmulti_of("mv0"), "2");
             drop(port);
             assert_eq!((allmulti_of("mv0"), allmulti_of("near0")), ("1".into(), "1".into()));
-            // What the operator has set stays.
+            // The flag that the operator has set stays.
             run("ip link set mv0 allmulticast on");
             drop(next);
             assert_eq!(allmulti_of("mv0"), "1");

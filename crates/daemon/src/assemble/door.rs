@@ -212,7 +212,7 @@ impl Monitored {
     }
 }
 
-/// What has become of a resize.
+/// The result of a resize that the child was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resized {
     Done,
@@ -438,7 +438,7 @@ fn arguments(options: &DoorOptions) -> Vec<String> {
     words.map(str::to_owned).collect()
 }
 
-/// What the child exports.
+/// The export of the child.
 fn export(options: &DoorOptions) -> Value {
     let DoorOptions { name, read_only, .. } = options;
     json!({
