@@ -200,7 +200,7 @@ fn run_load(load: Load) -> Result<(), String> {
 }
 
 #[cfg(test)]
-#[path = "../../daemon/tests/documents/mod.rs"]
+#[path = "../../daemon/tests/start/documents.rs"]
 mod documents;
 
 #[cfg(test)]

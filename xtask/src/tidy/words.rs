@@ -21,8 +21,8 @@ const UNSAFE: &[&str] = &[
     "crates/driver/src/hostile/hold.rs",
     // The foreign client's own interface takes raw pointers.
     "crates/bench/src/load/blkio.rs",
-    "crates/daemon/tests/foreign/mod.rs",
-    "crates/daemon/tests/blkio.rs",
+    "crates/daemon/tests/support/foreign.rs",
+    "crates/daemon/tests/front_end/blkio.rs",
 ];
 
 const LEFT_OVER: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];

@@ -6,9 +6,9 @@ mod front_ends;
 mod guests;
 mod switched;
 
-use crate::prober::{NEIGHBOURS, PAUSE, Prober, SOCKETS, STALL_MAX, check};
-use crate::process::{Daemon, PATIENCE, wait_until};
-use crate::rings;
+use crate::support::prober::{NEIGHBOURS, PAUSE, Prober, SOCKETS, STALL_MAX, check};
+use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::rings;
 use crate::walls::PAGE;
 use manyring_driver::hostile::{Hold, HostileRing, OddFd, Spoil, fill_eventfd};
 use manyring_driver::{BlkDriver, BlkOptions, ControlOwner, FrontEnd, NetDriver, NetOptions, Op};

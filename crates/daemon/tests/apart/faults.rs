@@ -2,7 +2,7 @@
 //! keeps the pages of a file from whoever touches them (userfaultfd). So a test decides how long a
 //! page fault takes, as a front-end can that punches a hole into its file. Needs root.
 
-use crate::process::Daemon;
+use crate::support::process::Daemon;
 use manyring_driver::hostile::Withheld;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

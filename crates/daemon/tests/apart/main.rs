@@ -5,23 +5,20 @@
 //! are probed, of a whole daemon.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
-#[path = "../process/mod.rs"]
-mod process;
-#[path = "../program/mod.rs"]
-mod program;
-#[path = "../rings/mod.rs"]
-mod rings;
+#[path = "../support/mod.rs"]
+mod support;
 
 mod beside;
 mod faults;
 mod order;
-mod prober;
 mod servers;
 mod switched;
 mod tls;
 mod walled;
 mod walls;
 
+use crate::support::process::{self, PATIENCE};
+use crate::support::rings;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
@@ -35,7 +32,6 @@ use manyring_driver::{Arena, BlkQueue, Op};
 use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_queue::RingFeatures;
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
-use process::PATIENCE;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::HashMap;

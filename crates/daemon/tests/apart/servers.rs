@@ -2,8 +2,8 @@
 //! answers in the smallest pieces or without end, that lies, that takes connections and ends them,
 //! or that is gone. All of them have one worker.
 
-use crate::prober::{NEIGHBOURS, Prober, SOCKETS, check};
-use crate::process::{Daemon, PATIENCE};
+use crate::support::prober::{NEIGHBOURS, Prober, SOCKETS, check};
+use crate::support::process::{Daemon, PATIENCE};
 use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
 use manyring_wire::nbd::{
     CAN_MULTI_CONN, COMMAND_SIZE, Chunk, ChunkKind, Command, CommandKind, HAS_FLAGS, Reply,

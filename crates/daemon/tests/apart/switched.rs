@@ -2,8 +2,8 @@
 //! switch. The port is a receiver that takes nothing, one whose rings lie, one that is killed again
 //! and again, or a sender whose rings lie. All of them have one worker.
 
-use crate::prober::{NEIGHBOURS, Prober, SOCKETS, check};
-use crate::process::{Daemon, wait_until};
+use crate::support::prober::{NEIGHBOURS, Prober, SOCKETS, check};
+use crate::support::process::{Daemon, wait_until};
 use manyring_driver::hostile::{HostileRing, Spoil};
 use manyring_driver::{NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;

@@ -2,9 +2,9 @@
 //! uses without end what TLS allows: tickets, new keys, records that hold almost nothing,
 //! certificates, and records that never end. All of them have one worker.
 
-use crate::prober::{NEIGHBOURS, Prober, SOCKETS, check};
-use crate::process::{Daemon, PATIENCE, wait_until};
 use crate::servers::{SIZE, greet, offer};
+use crate::support::prober::{NEIGHBOURS, Prober, SOCKETS, check};
+use crate::support::process::{Daemon, PATIENCE, wait_until};
 use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
 use manyring_wire::nbd::{COMMAND_SIZE, Command, CommandKind, Reply};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};

@@ -7,10 +7,10 @@
 //! idle class that shares its CPU with a busy one takes seconds for work of milliseconds, and keeps
 //! the kernel's locks for that time. Needs root, to be two users.
 
-use crate::prober::{PAUSE, Prober, STALL_MAX, Stalls, check};
-use crate::process::{Daemon, PATIENCE, wait_until};
-use crate::program::{manyring, shown};
-use crate::rings::{Restart, replace_table};
+use crate::support::prober::{PAUSE, Prober, STALL_MAX, Stalls, check};
+use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::program::{manyring, shown};
+use crate::support::rings::{Restart, replace_table};
 use crate::walls::{PAGE, Ring};
 use manyring_driver::{Arena, BlkDriver, BlkOptions, FrontEnd, Op};
 use manyring_wire::vhost_user::Region;

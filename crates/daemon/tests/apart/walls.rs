@@ -6,9 +6,9 @@
 //! that worker wait with it; the control API, sessions, and guests on other workers do not.
 
 use crate::faults::{self, Hole};
-use crate::prober::{NEIGHBOURS, Prober, SOCKETS, check};
-use crate::process::{Daemon, PATIENCE, wait_until};
-use crate::program::{http, manyring, output_of};
+use crate::support::prober::{NEIGHBOURS, Prober, SOCKETS, check};
+use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::program::{http, manyring, output_of};
 use manyring_driver::{Arena, FrontEnd, Vring};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::VIRTIO_NET_F_CTRL_VQ;

@@ -1,9 +1,9 @@
 //! How a hostile Xen guest disturbs its neighbours in the same process and on the same worker: a
-//! guest over vhost-user, the control API and a new session, as `apart/prober.rs` measures them.
+//! guest over vhost-user, the control API and a new session, as `support/prober.rs` measures them.
 
 use crate::noise::rewrite;
-use crate::prober::{NEIGHBOURS, PAUSE, Prober, SOCKETS, STALL_MAX, check};
-use crate::process::{Daemon, PATIENCE, wait_until};
+use crate::support::prober::{NEIGHBOURS, PAUSE, Prober, SOCKETS, STALL_MAX, check};
+use crate::support::process::{Daemon, PATIENCE, wait_until};
 use crate::world::{World, XVDA, options, small};
 use manyring_driver::{
     Blkfront, BlkfrontOptions, BlkfrontQueue, XenDisk, XenDomain, XenOp, XenStore,

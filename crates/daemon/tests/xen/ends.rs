@@ -1,6 +1,6 @@
 //! Disks that cannot be served, whose fault that is, and the ends of disks.
 
-use crate::process::wait_until;
+use crate::support::process::wait_until;
 use crate::world::{World, XVDA, break_ring, connect};
 use manyring_driver::{Blkfront, XenDisk, XenOp};
 use std::os::unix::fs::PermissionsExt;

@@ -1,10 +1,10 @@
 //! Few file descriptors, few threads: a disk that finds none is refused with the reason, or waits.
 
 use crate::between::Between;
-use crate::process::{Daemon, wait_until};
-use crate::program::program_for_all;
 use crate::rooms;
 use crate::successors::killed;
+use crate::support::process::{Daemon, wait_until};
+use crate::support::program::program_for_all;
 use crate::takeover::finish;
 use crate::world::{World, XVDA, connect, is_alone, options};
 use manyring_driver::{Blkfront, XenDisk};

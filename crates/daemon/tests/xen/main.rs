@@ -4,21 +4,14 @@
 #![allow(clippy::disallowed_methods, reason = "threads of the test")]
 #![allow(clippy::cast_possible_truncation, reason = "bytes of patterns")]
 
+#[path = "../support/mod.rs"]
+mod support;
+
 mod beside;
 mod between;
 mod ends;
 mod few;
-#[path = "../frozen/mod.rs"]
-mod frozen;
 mod noise;
-#[path = "../apart/prober.rs"]
-mod prober;
-#[path = "../process/mod.rs"]
-mod process;
-#[path = "../program/mod.rs"]
-mod program;
-#[path = "../rings/mod.rs"]
-mod rings;
 mod rooms;
 mod serve;
 mod storm;

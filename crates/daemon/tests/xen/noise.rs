@@ -1,9 +1,9 @@
 //! Guests and tool stacks that write without end, and daemons that are killed again and again,
 //! while others come and go.
 
-use crate::process::{PATIENCE, wait_until};
-use crate::program::shown;
 use crate::storm::AtEnd;
+use crate::support::process::{PATIENCE, wait_until};
+use crate::support::program::shown;
 use crate::world::{World, XVDA, connect, small};
 use manyring_backend::blk::{Image, ImageOptions};
 use manyring_driver::{Blkfront, XenDisk, XenDomain, XenStore};

@@ -2,9 +2,9 @@
 //! nothing to a guest in another room.
 
 use crate::between::Between;
-use crate::frozen::Freezer;
-use crate::process::{Daemon, PATIENCE, wait_until};
-use crate::program::{http_json, manyring};
+use crate::support::frozen::Freezer;
+use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::program::{http_json, manyring};
 use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, break_ring, connect, small};
 use manyring_driver::{Blkfront, BlkfrontOptions, XenDisk, XenDomain, XenOp};

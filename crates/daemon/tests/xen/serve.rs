@@ -1,6 +1,6 @@
 //! Disks that appear, are used, change their size and go.
 
-use crate::process::wait_until;
+use crate::support::process::wait_until;
 use crate::world::{DISK_SIZE, World, XVDA, connect, is_alone};
 use manyring_driver::XenDisk;
 

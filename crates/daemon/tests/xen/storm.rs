@@ -1,7 +1,7 @@
 //! Very many disks that come and go at once.
 
-use crate::process::{Daemon, wait_until};
-use crate::program::shown;
+use crate::support::process::{Daemon, wait_until};
+use crate::support::program::shown;
 use crate::world::{World, is_alone, small};
 use manyring_driver::{Blkfront, BlkfrontQueue, XenDisk, XenDomain};
 use std::sync::Arc;

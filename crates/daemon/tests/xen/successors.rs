@@ -1,9 +1,9 @@
 //! A daemon that comes after a killed one, where not all is as that one left it.
 
 use crate::between::Between;
-use crate::process::{PATIENCE, wait_until};
-use crate::program::http;
 use crate::rooms;
+use crate::support::process::{PATIENCE, wait_until};
+use crate::support::program::http;
 use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, connect, options};
 use manyring_driver::{Blkfront, BlkfrontOptions, XenDisk, XenOp};

@@ -1,6 +1,6 @@
 //! A daemon that comes after another one goes on with the rings of guests that stayed connected.
 
-use crate::process::wait_until;
+use crate::support::process::wait_until;
 use crate::world::{World, XVDA, options};
 use manyring_driver::{Blkfront, XenOp};
 use manyring_wire::xen::blkif::Status;
@@ -36,7 +36,7 @@ pub(crate) fn begin(front: &mut Blkfront, round: u8) {
 pub(crate) fn finish(front: &mut Blkfront, round: u8) {
     for (index, queue) in front.queues.iter_mut().enumerate() {
         for _ in 0..UNDER_WAY {
-            let done = queue.wait(crate::process::PATIENCE).unwrap();
+            let done = queue.wait(crate::support::process::PATIENCE).unwrap();
             assert_eq!(done.status, Status::Okay, "round {round}, queue {index}: {done:?}");
         }
         assert_eq!(queue.in_flight(), 0, "an answer too many or too few");

@@ -1,6 +1,6 @@
 //! A simulated Xen, its tool stack, and a daemon that serves its disks.
 
-use crate::process::{Daemon, PATIENCE, apart, in_rooms};
+use crate::support::process::{Daemon, PATIENCE, apart, in_rooms};
 use manyring_driver::{
     Blkfront, BlkfrontOptions, BlkfrontQueue, SimXen, XEN_PAGE_SIZE, XenCalls, XenDisk, XenDomain,
     XenStore,

@@ -3,7 +3,7 @@
 //! of the same user that come.
 
 use super::Beside;
-use crate::prober::PAUSE;
+use crate::support::prober::PAUSE;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
@@ -40,7 +40,7 @@ fn neighbours_of_clients_of_the_control_socket_wait_for_nothing() {
     });
     beside.bear("all that is shown, again and again", || {
         for path in ["/v1/devices", "/metrics", "/v1/workers"] {
-            assert_eq!(crate::program::http(&control, "GET", path, "").0, 200);
+            assert_eq!(crate::support::program::http(&control, "GET", path, "").0, 200);
         }
     });
 }

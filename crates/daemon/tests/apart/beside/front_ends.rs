@@ -2,9 +2,9 @@
 //! that they take back or spoil.
 
 use super::{Beside, connect};
-use crate::prober::PAUSE;
-use crate::process::PATIENCE;
-use crate::rings::{Restart, spare_region};
+use crate::support::prober::PAUSE;
+use crate::support::process::PATIENCE;
+use crate::support::rings::{Restart, spare_region};
 use manyring_driver::hostile::OddFd;
 use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
 use manyring_wire::vhost_user::{

@@ -2,7 +2,7 @@
 //! the guests of the switch itself feel is asked of a pair of them that talk.
 
 use super::Beside;
-use crate::prober::PAUSE;
+use crate::support::prober::PAUSE;
 use manyring_driver::{NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
 

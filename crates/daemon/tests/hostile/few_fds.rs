@@ -1,0 +1,118 @@
+//! Few open files: what a front-end hoards stops neither its neighbours nor itself for good.
+
+use crate::support::process::{self, Daemon};
+use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::AsFd;
+use std::time::{Duration, SystemTime};
+
+const CONFIG: &str = "[[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nmemory = '16M'\n\
+    num_queues = 128\n\
+    [[blk]]\nname = 'good'\nsocket_path = '@/good'\nmemory = '16M'\n";
+const LONG: Duration = Duration::from_secs(30);
+/// Longest time of an answer: a hundred times the usual one, less than a message may be awaited.
+const BOUND: Duration = Duration::from_secs(2);
+const TRIES: usize = 5;
+const SET_VRING_KICK: u32 = 12;
+const SET_VRING_ERR: u32 = 14;
+
+#[test]
+fn a_front_end_that_hoards_fds_stops_no_neighbour_and_goes_when_it_leaves() {
+    // A busy host may hold an answer up now and then, but a neighbour that waits for the front-end
+    // is late each time.
+    let all_took: Vec<_> = std::iter::repeat_with(beside_a_hoard)
+        .take(TRIES)
+        .take_while(|took| *took >= BOUND)
+        .collect();
+    assert!(all_took.len() < TRIES, "{all_took:?}");
+}
+
+/// How long the neighbour's answers take.
+fn beside_a_hoard() -> Duration {
+    let daemon = Daemon::run_behind("ulimit -n 700; exec", CONFIG, &["bad", "good"]);
+    let mut good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
+    let mut bad = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    // More than there is room for: the last ones are never taken.
+    'hoard: for queue in 0..128u64 {
+        for request in SET_VRING_KICK..=SET_VRING_ERR {
+            let sent = bad.send_message(request, &queue.to_ne_bytes(), &[event.as_fd()]);
+            if sent.is_err() {
+                break 'hoard;
+            }
+        }
+    }
+    // Messages without fds are answered at once, and I/O goes on.
+    let start = SystemTime::now();
+    good.queues[0].run(Op::Flush).unwrap();
+    good.front.features().expect("the neighbour's question is answered");
+    good.front.vring_base(0).expect("the neighbour's queue stops");
+    let took = start.elapsed().unwrap();
+    drop(good);
+    // Whoever leaves gives back what it had, also while it waits for more.
+    drop(bad);
+    for name in ["bad", "good"] {
+        let mut guest = BlkDriver::connect(&daemon.socket_of(name), &BlkOptions::default());
+        guest.as_mut().expect("the next guest is served").queues[0].run(Op::Flush).unwrap();
+    }
+    took
+}
+
+#[test]
+fn a_front_end_whose_fds_find_no_room_is_told_so_by_the_end_of_its_session() {
+    let daemon = Daemon::run_behind("ulimit -n 700; exec", CONFIG, &["bad", "good"]);
+    let mut bad = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    for queue in 0..128u64 {
+        for request in SET_VRING_KICK..=SET_VRING_ERR {
+            let _ = bad.send_message(request, &queue.to_ne_bytes(), &[event.as_fd()]);
+        }
+    }
+    assert!(bad.is_closed_within(LONG).unwrap(), "it waits for ever");
+    // The log has a thread of its own.
+    let is_told = || daemon.log().contains("too few open files");
+    assert!(process::wait_until(is_told), "{}", daemon.log());
+}
+
+#[test]
+fn a_message_in_pieces_whose_fds_find_no_room_is_not_called_silence() {
+    let daemon = Daemon::run_behind("ulimit -n 700; exec", CONFIG, &["bad", "good"]);
+    let mut bad = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
+    let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    for queue in 0..128u64 {
+        for request in SET_VRING_KICK..=SET_VRING_ERR {
+            // The time for the whole message runs from its first byte, so that it ends before the
+            // time for room, which the fds need that come with the rest.
+            let message = [request.to_ne_bytes(), 1u32.to_ne_bytes(), 8u32.to_ne_bytes()].concat();
+            let rest = [&message[1..], &queue.to_ne_bytes()].concat();
+            let _ = bad.send_bytes(&message[..1], &[]);
+            // Longer than the step of a timer.
+            std::thread::sleep(Duration::from_millis(3));
+            let _ = bad.send_bytes(&rest, &[event.as_fd()]);
+        }
+    }
+    assert!(bad.is_closed_within(LONG).unwrap(), "it waits for ever");
+    let is_told = || daemon.log().contains("too few open files");
+    assert!(process::wait_until(is_told), "{}", daemon.log());
+}
+
+#[test]
+fn a_front_end_whose_doorbells_are_pipes_leaves_fds_for_its_neighbour() {
+    let daemon = Daemon::run_behind("ulimit -n 1024; exec", CONFIG, &["bad", "good"]);
+    let mut bad = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let fds = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    // It stops before its own messages find no room.
+    'hoard: for queue in 0..128u64 {
+        for request in SET_VRING_KICK..=SET_VRING_ERR {
+            let fd = if request == SET_VRING_KICK { reader.as_fd() } else { writer.as_fd() };
+            let sent = bad.send_message(request, &queue.to_ne_bytes(), &[fd]);
+            // The answer says that all before was done.
+            if sent.is_err() || bad.features().is_err() || fds() > 1020 {
+                break 'hoard;
+            }
+        }
+    }
+    let mut good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default());
+    good.as_mut().expect("the neighbour is served").queues[0].run(Op::Flush).unwrap();
+}

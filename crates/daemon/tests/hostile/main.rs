@@ -1,0 +1,16 @@
+//! Hostile guests and front-ends, and a host that has nothing more to give: what each costs, and
+//! whom.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod blk;
+mod doors;
+mod few_fds;
+mod few_threads;
+mod house;
+mod messages;
+mod net;
+mod silent;
+mod vast;
