@@ -1,4 +1,5 @@
-//! Test programs: built by cargo, run three at a time, shown one after another, and counted.
+//! Test programs: built by cargo, run three at a time, shown one after another, and counted. One of
+//! several modules runs as a process for each of them.
 
 use crate::cargo::{cargo, forget_our_package};
 use manyring_system::command::output;
@@ -20,7 +21,11 @@ pub(crate) fn workspace() -> Outcome<Totals> {
     let (mut spent, mut success) = (Duration::ZERO, true);
     let built = built()?;
     check(!built.is_empty(), || "the workspace has no test program".into())?;
-    lanes::each(built, AT_ONCE, run, |ended| {
+    let mut parts = Vec::new();
+    for program in built {
+        parts.extend(program.in_parts()?);
+    }
+    lanes::each(parts, AT_ONCE, run, |ended| {
         println!("{}", ended.text);
         ended.text.lines().for_each(|line| programs.hear(line));
         success &= ended.success;
@@ -33,14 +38,74 @@ pub(crate) fn workspace() -> Outcome<Totals> {
     Ok(totals)
 }
 
-/// A test program that cargo has built.
-#[derive(Debug, PartialEq, Eq)]
+/// A test program that cargo has built, or a part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Program {
     /// Its source, below the folder of all crates.
     source: String,
     path: PathBuf,
     /// Where cargo would run it: the folder of its package.
     folder: PathBuf,
+    /// One module of it; `None`: all of it.
+    part: Option<Part>,
+}
+
+/// A module of a test program, which runs as a process of its own: so long modules of one program
+/// run beside each other, and what a test does to its process, no other module meets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Part {
+    module: String,
+    /// The whole names of its tests.
+    tests: Vec<String>,
+}
+
+/// The programs whose modules run one after another: their tests measure how long others wait, and
+/// do to the machine what makes others wait.
+const WHOLE: [&str; 1] = ["daemon/tests/apart/main.rs"];
+
+impl Program {
+    /// The program, or its parts if it is a folder of modules.
+    fn in_parts(self) -> Outcome<Vec<Self>> {
+        let is_folder = self.source.contains("/tests/") && self.source.ends_with("/main.rs");
+        if !is_folder || WHOLE.contains(&self.source.as_str()) {
+            return Ok(vec![self]);
+        }
+        let listed = output(self.command().args(["--list", "--format", "terse"]))?;
+        let parts = parts(&String::from_utf8_lossy(&listed));
+        check(!parts.is_empty(), || format!("{} lists no test", self.path.display()))?;
+        Ok(parts.into_iter().map(|part| Self { part: Some(part), ..self.clone() }).collect())
+    }
+
+    /// Runs it where and as cargo would.
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        forget_our_package(&mut command);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command
+    }
+
+    /// The line that cargo says of it, with the module.
+    fn line(&self) -> String {
+        let part = self.part.iter().map(|part| format!(", {}", part.module)).collect::<String>();
+        format!("     Running {}{part} ({})\n", self.source, self.path.display())
+    }
+}
+
+/// The modules of a program that lists its tests, a line `MODULE::NAME: test` for each. A test of
+/// no module is in `main`.
+fn parts(listed: &str) -> Vec<Part> {
+    let mut parts: Vec<Part> = Vec::new();
+    for test in listed.lines().filter_map(|line| line.strip_suffix(": test")) {
+        let module = test.split_once("::").map_or("main", |(module, _)| module);
+        let at = parts.iter().position(|part| part.module == module).unwrap_or_else(|| {
+            parts.push(Part { module: module.to_owned(), tests: Vec::new() });
+            parts.len() - 1
+        });
+        if let Some(part) = parts.get_mut(at) {
+            part.tests.push(test.to_owned());
+        }
+    }
+    parts
 }
 
 /// Builds the test programs of the workspace; their order is cargo's.
@@ -63,7 +128,7 @@ fn built_program(message: &str) -> Option<Program> {
     let source = Path::new(message.pointer("/target/src_path")?.as_str()?);
     let folder = manifest.parent()?;
     let source = source.strip_prefix(folder.parent()?).unwrap_or(source).display().to_string();
-    Some(Program { source, path, folder: folder.to_owned() })
+    Some(Program { source, path, folder: folder.to_owned(), part: None })
 }
 
 /// The result of a test program.
@@ -77,7 +142,7 @@ struct Ended {
 
 fn run(program: Program) -> Ended {
     // In the form in which cargo says it, which `Programs` reads.
-    let mut text = format!("     Running {} ({})\n", program.source, program.path.display());
+    let mut text = program.line();
     let start = Instant::now();
     let (success, spent) = match run_to_end(&program, &mut text) {
         Ok(ended) => ended,
@@ -93,9 +158,10 @@ fn run(program: Program) -> Ended {
 
 /// Whether it succeeded, and the CPU time that it used.
 fn run_to_end(program: &Program, text: &mut String) -> Outcome<(bool, Duration)> {
-    let mut command = Command::new(&program.path);
-    forget_our_package(&mut command);
-    command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
+    let mut command = program.command();
+    if let Some(part) = &program.part {
+        command.arg("--exact").args(&part.tests);
+    }
     let (mut child, mut said) = spawn(&mut command)?;
     let mut bytes = Vec::new();
     let read = said.read_to_end(&mut bytes);
@@ -165,22 +231,22 @@ struct Programs {
     totals: Totals,
     /// How many have begun.
     begun: u64,
-    /// The one that has not ended.
-    running: Option<String>,
+    /// The one that has not ended, and which module of it.
+    running: Option<(String, String)>,
 }
 
 impl Programs {
     fn hear(&mut self, line: &str) {
-        if let Some(name) = program(line) {
+        if let Some(running) = program(line) {
             self.give_up();
             self.begun += 1;
-            self.running = Some(name);
+            self.running = Some(running);
         } else if let Some((passed, failed)) = parse_result(line) {
             self.running = None;
             self.totals.passed += passed;
             self.totals.failed += failed;
         } else if let Some(name) = parse_failure(line) {
-            let program = self.running.as_deref().unwrap_or("?");
+            let program = self.running.as_ref().map_or("?", |(program, _)| program);
             self.totals.names.push(format!("{program}::{name}"));
         } else if let Some(name) = line.strip_prefix("left out: ") {
             // A test says so of itself, and passes: a promise that is not checked.
@@ -190,8 +256,8 @@ impl Programs {
 
     /// A program that has died has given no result.
     fn give_up(&mut self) {
-        if let Some(name) = self.running.take() {
-            self.totals.fail(&name, "ended without a result");
+        if let Some((name, part)) = self.running.take() {
+            self.totals.fail(&(name + &part), "ended without a result");
         }
     }
 
@@ -207,14 +273,17 @@ impl Programs {
 }
 
 /// `     Running tests/plan.rs (target/debug/deps/plan-0123456789abcdef)`, or `   Doc-tests NAME`:
-/// the program's name without its number.
-fn program(line: &str) -> Option<String> {
+/// the program's name without its number. Behind the source there may be `, MODULE`, which comes
+/// with it.
+fn program(line: &str) -> Option<(String, String)> {
     if let Some(name) = line.trim_start().strip_prefix("Doc-tests ") {
-        return Some(format!("Doc-tests {name}"));
+        return Some((format!("Doc-tests {name}"), String::new()));
     }
-    let (_, path) = line.trim_start().strip_prefix("Running ")?.split_once(" (")?;
+    let (source, path) = line.trim_start().strip_prefix("Running ")?.split_once(" (")?;
     let file = path.strip_suffix(')')?.rsplit('/').next()?;
-    Some(file.rsplit_once('-').map_or(file, |(name, _)| name).to_owned())
+    let name = file.rsplit_once('-').map_or(file, |(name, _)| name);
+    let part = source.find(", ").map_or("", |at| &source[at..]);
+    Some((name.to_owned(), part.to_owned()))
 }
 
 /// `test result: ok. 3 passed; 0 failed; 0 ignored; ..`: how many passed and how many failed. An
@@ -255,7 +324,7 @@ mod tests {
         };
         let path = "/t/deps/pair-0123456789abcdef".into();
         let source = "queue/tests/pair.rs".to_owned();
-        let program = Program { source, path, folder: "/a/crates/queue".into() };
+        let program = Program { source, path, folder: "/a/crates/queue".into(), part: None };
         assert_eq!(built_program(&message(true)), Some(program));
         assert_eq!(built_program(&message(false)), None);
         assert_eq!(built_program(r#"{"reason":"build-finished","success":true}"#), None);
@@ -266,7 +335,7 @@ mod tests {
     fn a_test_program_that_ended_is_shown_and_what_it_used_is_said() {
         let of = |path: &str| {
             let source = "a/tests/b.rs".to_owned();
-            run(Program { source, path: path.into(), folder: "/".into() })
+            run(Program { source, path: path.into(), folder: "/".into(), part: None })
         };
         let ended = of("/usr/bin/false");
         assert!(!ended.success, "{}", ended.text);
@@ -274,6 +343,32 @@ mod tests {
         assert!(ended.text.starts_with(said), "{}", ended.text);
         let ended = of("/no/such/program");
         assert!(!ended.success && ended.text.contains("/no/such/program: "), "{}", ended.text);
+    }
+
+    #[test]
+    fn each_module_of_a_program_is_a_part_and_no_test_is_in_none() {
+        let listed = "a::one: test\nb::c::two: test\nthree: test\na::four: test\n";
+        let part = |module: &str, tests: &[&str]| Part {
+            module: module.to_owned(),
+            tests: tests.iter().map(|test| (*test).to_owned()).collect(),
+        };
+        let expected = [
+            part("a", &["a::one", "a::four"]),
+            part("b", &["b::c::two"]),
+            part("main", &["three"]),
+        ];
+        assert_eq!(parts(listed), expected);
+    }
+
+    #[test]
+    fn a_part_runs_its_tests_alone_and_its_line_names_it() {
+        let part = Part { module: "a".to_owned(), tests: vec!["a::one".to_owned()] };
+        let (source, path) = ("d/tests/e/main.rs".to_owned(), "/usr/bin/echo".into());
+        let ended = run(Program { source, path, folder: "/".into(), part: Some(part) });
+        let said = "     Running d/tests/e/main.rs, a (/usr/bin/echo)\n--exact a::one\n     Took";
+        assert!(ended.success && ended.text.starts_with(said), "{}", ended.text);
+        let name = program(ended.text.lines().next().unwrap());
+        assert_eq!(name, Some(("echo".to_owned(), ", a".to_owned())));
     }
 
     #[test]
