@@ -58,7 +58,8 @@ const RULES: &[Rule] = &[
 type RuleOfAll = fn(&[File]) -> Vec<Offence>;
 
 /// Rules that need to see all files.
-const RULES_OF_ALL: &[RuleOfAll] = &[circles::modules, sizes::src_folder, tree::tree, readme];
+const RULES_OF_ALL: &[RuleOfAll] =
+    &[circles::modules, sizes::src_folder, sizes::test_programs, tree::tree, readme];
 
 /// README shows the figures that are kept beside it.
 fn readme(files: &[File]) -> Vec<Offence> {

@@ -117,6 +117,20 @@ pub(super) fn first_line(file: &File) -> Vec<Offence> {
     (file.is_rust() && !says).then(|| Offence::new(file, 1, sentence)).into_iter().collect()
 }
 
+/// Test programs of the daemon, each of which is linked with all of it after every change.
+const TEST_PROGRAMS_MAX: usize = 10;
+const DAEMON_TESTS: &str = "crates/daemon/tests/";
+
+/// At most ten test programs run against the daemon: a new test is a module of one of them.
+pub(super) fn test_programs(files: &[File]) -> Vec<Offence> {
+    let is_program = |path: &str| path.ends_with("/main.rs") || !path.contains('/');
+    let below = |file: &&File| file.path.strip_prefix(DAEMON_TESTS).is_some_and(is_program);
+    let count = files.iter().filter(below).count();
+    let sentence = format!("{count} test programs, {TEST_PROGRAMS_MAX} at most");
+    let offence = Offence { path: DAEMON_TESTS.to_owned(), line: 0, sentence };
+    (count > TEST_PROGRAMS_MAX).then_some(offence).into_iter().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,6 +166,16 @@ mod tests {
         assert_eq!(src_folder(&files).len(), 1, "no row is needed");
         files.retain(|file| !file.path.starts_with("crates/queue"));
         assert_eq!(src_folder(&files).len(), 1, "the crate is gone");
+    }
+
+    #[test]
+    fn the_daemon_has_ten_test_programs_of_any_number_of_modules() {
+        let file = |path: String| File::new(format!("crates/daemon/tests/{path}"), String::new());
+        let mut files: Vec<_> = (0..10).map(|n| file(format!("p{n}/main.rs"))).collect();
+        files.extend((0..20).map(|n| file(format!("p1/m{n}.rs"))));
+        assert_eq!(test_programs(&files), []);
+        files.push(file("eleventh.rs".to_owned()));
+        assert!(test_programs(&files)[0].sentence.starts_with("11 test programs"));
     }
 
     #[test]
