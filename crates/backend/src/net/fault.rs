@@ -113,6 +113,10 @@ impl FaultTx {
 }
 
 impl PortTx for FaultTx {
+    fn checks_place(&self) -> bool {
+        self.inner.checks_place()
+    }
+
     fn forget(&mut self) {
         self.inner.forget();
     }

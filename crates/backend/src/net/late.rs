@@ -244,6 +244,10 @@ impl LateTx {
 }
 
 impl PortTx for LateTx {
+    fn checks_place(&self) -> bool {
+        self.inner.checks_place()
+    }
+
     fn forget(&mut self) {
         self.inner.forget();
     }

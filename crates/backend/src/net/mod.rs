@@ -228,11 +228,14 @@ pub struct Sent {
     pub later: u64,
     /// Of the frames taken, those that the host refused (a header it finds wrong).
     pub refused: usize,
+    /// Of the frames taken, those that the port refused for the place of their partial checksum
+    /// ([`PortTx::checks_place`]).
+    pub misplaced: usize,
     /// Of the frames taken, those that are lost because the host's interface is down or gone.
     pub down: usize,
     /// Of the frames taken, those that are lost because their memory was cut away (`EFAULT`).
     pub faulted: usize,
-    /// Which frames were refused, down or faulted: bit n is frame n of the burst.
+    /// Which frames were refused, misplaced, down or faulted: bit n is frame n of the burst.
     pub lost: u64,
     /// Of the frames taken, those that left as parts of longer ones, and how many longer ones.
     pub merged: Merged,
@@ -262,6 +265,7 @@ impl Sent {
     /// `taken`. False: the frame was not taken, and [`Self::stop`] says why.
     pub fn add_one(&mut self, index: usize, one: &Self) -> bool {
         self.refused += one.refused;
+        self.misplaced += one.misplaced;
         self.down += one.down;
         self.faulted += one.faulted;
         self.lost |= one.lost << index;
@@ -293,6 +297,13 @@ pub trait PortTx: Send + std::fmt::Debug {
 
     /// The event to wait for after [`Stop::Blocked`].
     fn readiness(&self) -> Readiness<'_>;
+
+    /// True if the port refuses frames whose partial checksum lies in what may be judged before it
+    /// is written (`RawHeader::is_in_place`), by the bytes that it passes on. Then the queue need
+    /// not look at the frame before.
+    fn checks_place(&self) -> bool {
+        false
+    }
 
     /// Adds to `done` the frames that the port has finished since the last call. Called in every
     /// turn of a queue that has frames with the port.

@@ -210,6 +210,10 @@ struct PcapTx {
 }
 
 impl PortTx for PcapTx {
+    fn checks_place(&self) -> bool {
+        self.inner.checks_place()
+    }
+
     fn forget(&mut self) {
         self.inner.forget();
     }

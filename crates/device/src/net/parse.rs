@@ -20,7 +20,8 @@ pub(super) enum Wrong {
 }
 
 /// Copies the header of `SIZE` bytes once, checks it, and adds the frame behind it to the
-/// burst, under `token`.
+/// burst, under `token`. `taken`: the offloads that the port takes; `checks_place`: the port looks
+/// at the place of each partial checksum itself ([`manyring_backend::net::PortTx::checks_place`]).
 ///
 /// [`HEADER_SIZE`] bytes are copied even if the header is shorter. Then the last two, which are
 /// `num_buffers` in a long header, belong to the frame: the check ignores that field (§5.1.6.2).
@@ -33,7 +34,7 @@ pub(super) fn add_frame<const SIZE: usize>(
     (frames, tally): (&mut Frames, &mut Tally),
     token: Token,
     readable: Pieces<'_>,
-    taken: Offloads,
+    (taken, checks_place): (Offloads, bool),
 ) -> Result<(), Wrong> {
     let size = usize::try_from(total_len(&readable)).unwrap_or(usize::MAX);
     let len = size.checked_sub(SIZE).ok_or(Wrong::Short)?;
@@ -53,7 +54,8 @@ pub(super) fn add_frame<const SIZE: usize>(
     };
     let header = RawHeader::read_from_bytes(&bytes).map_err(|_| Wrong::Header)?;
     let header = header.checked(len, taken).map_err(|_| Wrong::Header)?;
-    if header.flags & HDR_F_NEEDS_CSUM != 0 && !is_in_place(&header, &readable, SIZE) {
+    let is_looked_at = !checks_place && header.flags & HDR_F_NEEDS_CSUM != 0;
+    if is_looked_at && !is_in_place(&header, &readable, SIZE) {
         return Err(Wrong::Header);
     }
     if !frames.push_as(token, &header, readable, SIZE, len) {

@@ -372,6 +372,7 @@ impl NetTx {
         }
         if sent.lost != 0 {
             stats.dropped_refused.add(sent.refused as u64);
+            stats.dropped_bad_header.add(sent.misplaced as u64);
             stats.dropped_port_down.add(sent.down as u64);
             stats.dropped_memory.add(sent.faulted as u64);
             let is_lost = |index: &usize| sent.lost >> index & 1 != 0;

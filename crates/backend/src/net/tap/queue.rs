@@ -319,18 +319,28 @@ impl PortTx for TapTx {
     fn readiness(&self) -> Readiness<'_> {
         Readiness::Fd(self.outlet.queue.as_fd())
     }
+
+    /// [`check_place`] looks at a frame that is sent as it is; a merger joins only frames of which
+    /// it has found the checksum in its place.
+    fn checks_place(&self) -> bool {
+        true
+    }
 }
+
+/// The error of a frame whose partial checksum lies in what the host judges. The host itself never
+/// fails with it.
+const MISPLACED: Errno = Errno::BADMSG;
 
 /// Checks the place of the partial checksum of a frame that begins with these bytes, which the
 /// guest cannot change any more: the host judges the frame, and writes the checksum later.
 ///
 /// # Errors
-/// `EINVAL`: the checksum would be written into what the host judges.
+/// [`MISPLACED`]: the checksum would be written into what the host judges.
 #[inline]
 fn check_place(frame: &[u8]) -> Result<(), Errno> {
     let read = RawHeader::read_from_prefix(frame);
     let is_right = read.is_ok_and(|(header, frame)| header.is_in_place(frame));
-    if is_right { Ok(()) } else { Err(Errno::INVAL) }
+    if is_right { Ok(()) } else { Err(MISPLACED) }
 }
 
 /// True for the errors with which the host refuses a virtio-net header that it does not know.
@@ -355,6 +365,7 @@ fn count_error(sent: &mut Sent, index: usize, errno: Errno) -> Option<Stop> {
     }
     match errno {
         Errno::FAULT => sent.faulted += 1,
+        MISPLACED => sent.misplaced += 1,
         // The interface is down or deleted, or the lower interface of a macvtap is gone.
         Errno::IO
         | Errno::BADFD
@@ -470,12 +481,12 @@ mod tests {
         assert_eq!(count_error(&mut sent, 9, Errno::NOBUFS), Some(Stop::NoMemory));
         assert_eq!(count_error(&mut sent, 9, Errno::NOMEM), Some(Stop::NoMemory));
         assert_eq!(sent, Sent::default());
-        let lost = [Errno::INVAL, Errno::MSGSIZE, Errno::IO, Errno::BADFD, Errno::FAULT];
-        for (index, errno) in (59..).zip(lost) {
+        let lost = [Errno::INVAL, Errno::MSGSIZE, Errno::IO, Errno::BADFD, Errno::FAULT, MISPLACED];
+        for (index, errno) in (58..).zip(lost) {
             assert_eq!(count_error(&mut sent, index, errno), None);
         }
-        assert_eq!((sent.refused, sent.down, sent.faulted), (2, 2, 1));
-        assert_eq!(sent.lost, 0b11111 << 59);
+        assert_eq!((sent.refused, sent.down, sent.faulted, sent.misplaced), (2, 2, 1, 1));
+        assert_eq!(sent.lost, 0b11_1111 << 58);
     }
 
     /// A UDP datagram over IPv6 of the flow from `port`, which is the last byte of its payload too.
@@ -545,13 +556,30 @@ mod tests {
             for kind in [[8, 6], [8, 0], [0x81, 0]] {
                 memory.slice(12, 2).unwrap().write_from(&kind);
                 let sent = tx.send(&frames, 1);
-                assert_eq!(sent, Sent { taken: 1, refused: 1, lost: 0b10, ..Sent::default() });
+                assert_eq!(sent, Sent { taken: 1, misplaced: 1, lost: 0b10, ..Sent::default() });
             }
             memory.slice(12, 2).unwrap().write_from(&[0x86, 0xdd]);
             assert_eq!(tx.send(&frames, 1), Sent { taken: 1, ..Sent::default() });
             let mut received = vec![0; 1 << 16];
             let size = host.recv(&mut received).unwrap();
             assert!(received[HEADER_SIZE..size] == bytes, "{payload}");
+        }
+    }
+
+    #[test]
+    fn a_frame_whose_checksum_lies_in_its_headers_is_refused_among_frames_that_are_joined() {
+        let (tap, host) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let mut tx = TapTx::new(Arc::new(tap.into()), Some(Merger::new(true)), None);
+        let mut of = vec![datagram(1, 100); 5];
+        for (n, start) in [(1, 12), (2, 34), (3, 48)] {
+            of[n].0.csum_start = start.into();
+        }
+        let sent = tx.send(&burst(&of), 0);
+        assert_eq!(sent, Sent { taken: 5, misplaced: 3, lost: 0b1110, ..Sent::default() });
+        let mut received = vec![0; 1 << 16];
+        for (header, bytes) in [&of[0], &of[4]] {
+            let size = host.recv(&mut received).unwrap();
+            assert!(received[..size] == [zerocopy::IntoBytes::as_bytes(header), bytes].concat());
         }
     }
 

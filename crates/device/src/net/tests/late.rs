@@ -56,6 +56,10 @@ impl Delayed {
 }
 
 impl PortTx for Delayed {
+    fn checks_place(&self) -> bool {
+        PortTx::checks_place(&self.port)
+    }
+
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
         let mut sent = Sent::default();
         let group = self.port.script().group;

@@ -90,6 +90,7 @@ fn tcp_frame(number: u64, len: usize) -> Vec<u8> {
 enum Next {
     Take,
     Refuse,
+    Misplaced,
     Down,
     Fault,
     Block,
@@ -105,6 +106,8 @@ struct Script {
     then: Option<Next>,
     /// Frames that the port takes in one call; 0: all.
     group: usize,
+    /// The port looks at the place of partial checksums.
+    checks_place: bool,
     /// Header and frame of each that was taken.
     sent: Vec<Vec<u8>>,
     /// The frames and errors of receives; after the last one, `EAGAIN`.
@@ -250,6 +253,7 @@ impl PortTx for Scripted {
                     script.sent.push(bytes);
                 }
                 Next::Refuse => sent.refused += 1,
+                Next::Misplaced => sent.misplaced += 1,
                 Next::Down => sent.down += 1,
                 Next::Fault => sent.faulted += 1,
                 Next::Block => sent.stop = Some(Stop::Blocked),
@@ -259,7 +263,7 @@ impl PortTx for Scripted {
                 break;
             }
             sent.taken += 1;
-            let is_lost = matches!(next, Next::Refuse | Next::Down | Next::Fault);
+            let is_lost = matches!(next, Next::Refuse | Next::Misplaced | Next::Down | Next::Fault);
             sent.lost |= u64::from(is_lost) << index;
         }
         sent
@@ -267,6 +271,10 @@ impl PortTx for Scripted {
 
     fn readiness(&self) -> Readiness<'_> {
         Readiness::Never
+    }
+
+    fn checks_place(&self) -> bool {
+        self.script().checks_place
     }
 }
 

@@ -59,10 +59,11 @@ impl NetTx {
         popped: usize,
     ) -> usize {
         let mut dropped = 0;
+        let rules = (self.taken, self.port.checks_place());
         for index in 0..popped {
             let Some((chain, readable, _)) = self.batch.take(index) else { continue };
             let to = (&mut self.frames, &mut self.last);
-            let Err(wrong) = add_frame::<SIZE>(to, chain.slot(), readable, self.taken) else {
+            let Err(wrong) = add_frame::<SIZE>(to, chain.slot(), readable, rules) else {
                 self.chains.push(chain);
                 continue;
             };

@@ -103,6 +103,27 @@ fn a_checksum_within_what_a_switch_or_host_judges_is_counted_and_its_frame_dropp
 }
 
 #[test]
+fn a_port_that_looks_at_the_place_of_checksums_decides_and_its_verdict_is_counted() {
+    let header = |start: u16| RawHeader {
+        flags: HDR_F_NEEDS_CSUM,
+        csum_start: start.into(),
+        csum_offset: 16.into(),
+        ..RawHeader::default()
+    };
+    for (checks_place, packets, wrong) in [(false, 1, 1), (true, 2, 1)] {
+        let mut guest = Guest::new([Next::Take, Next::Take, Next::Misplaced]);
+        guest.port.script().checks_place = checks_place;
+        for start in [34, 12].into_iter().chain(checks_place.then_some(14)) {
+            guest.offer(&[header(start).as_bytes(), &tcp_frame(0, 60)].concat(), &[12, 60]);
+        }
+        guest.turn();
+        let stats = &guest.ring.stats;
+        assert_eq!((stats.packets.value(), stats.dropped_bad_header.value()), (packets, wrong));
+        assert_eq!(guest.returned() as u64, packets + wrong);
+    }
+}
+
+#[test]
 fn a_header_longer_than_its_frame_is_cut_and_the_frame_is_sent() {
     let header = RawHeader {
         flags: HDR_F_NEEDS_CSUM,
