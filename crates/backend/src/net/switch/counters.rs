@@ -71,5 +71,5 @@ port_counters! {
     dropped_vlan = "Frames of the port that were dropped: it is not in their VLAN",
     dropped_isolated = "Frames of the port that were dropped: it and the receiver are isolated",
     dropped_reserved = "Frames of the port that were dropped: they end at the next bridge",
-    dropped_unfinished = "Frames of or for the port that were dropped: their headers lie",
+    dropped_unfinished = "Frames of or for the port dropped: headers lie, or too long by a tag",
 }

@@ -117,17 +117,24 @@ impl Courier {
                 self.spent += letter.len();
                 Some(Copy { letter: changed(letter, change)?.into(), pieces: None })
             });
-            let Some(Copy { letter, pieces }) = copy else { continue };
+            let Some(Copy { letter, pieces }) = copy else {
+                port.counters.dropped_unfinished.add(1);
+                continue;
+            };
             self.spent += LETTER_COST;
             self.deliver(destination, letter, pieces);
         }
     }
 
-    /// Copies a frame to one port. True if it is in the mail, or was dropped for its own fault.
+    /// Copies a frame to one port. True if the copy is queued for it; false if it was dropped,
+    /// which is counted unless the port is gone.
     pub(super) fn mail(&mut self, to: PortId, letter: &[u8], change: Change) -> bool {
         let map = self.map.clone();
         let Some(destination) = map.get(to) else { return false };
-        let Some(copy) = changed(letter, change) else { return false };
+        let Some(copy) = changed(letter, change) else {
+            destination.port.counters.dropped_unfinished.add(1);
+            return false;
+        };
         self.spent += LETTER_COST + copy.len();
         self.deliver(destination, &copy.into(), &mut None)
     }
@@ -216,8 +223,10 @@ fn changed(letter: &[u8], change: Change) -> Option<Vec<u8>> {
         if header.flags & HDR_F_NEEDS_CSUM != 0 {
             header.csum_start = moved(header.csum_start.get())?.into();
         }
+        // The driver's hint may be shorter than the tag; 0 says nothing (virtio 1.3 §5.1.6.2).
         if header.hdr_len.get() != 0 {
-            header.hdr_len = moved(header.hdr_len.get())?.into();
+            let hint = i32::from(header.hdr_len.get()) + by;
+            header.hdr_len = u16::try_from(hint).unwrap_or(0).into();
         }
         copy.get_mut(..HEAD)?.copy_from_slice(header.as_bytes());
         Some(())

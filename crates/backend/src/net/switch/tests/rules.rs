@@ -2,7 +2,7 @@
 
 use super::*;
 use guard::Vlans;
-use manyring_wire::net::HDR_GSO_TCPV4;
+use manyring_wire::net::{FRAME_SIZE_MAX, HDR_GSO_TCPV4};
 
 fn with(name: &str, change: impl FnOnce(&mut PortOptions)) -> PortOptions {
     let mut options = PortOptions::new(name, 1);
@@ -92,6 +92,35 @@ fn a_priority_is_no_vlan_and_what_has_none_reaches_ports_of_every_vlan_only() {
     let seen = [&seen[..], &[short]].concat();
     assert_eq!(other.receive(), seen);
     assert_eq!((access.receive().len(), trunk.receive().len()), (0, 0));
+}
+
+#[test]
+fn a_hint_of_the_driver_shorter_than_a_tag_costs_no_frame_whose_tag_is_taken_off() {
+    let world = World::new();
+    let on = |n: u8, vlans: Vlans| world.guest_on(n, with("v", |options| options.vlans = vlans));
+    let mut trunk = on(9, Vlans::Trunk(vec![5]));
+    let (mut a, mut b) = (on(1, Vlans::Access(5)), on(2, Vlans::Access(5)));
+    for hdr_len in [0, 2, 3, 4, 5, 60] {
+        let header = RawHeader { hdr_len: hdr_len.into(), ..RawHeader::default() };
+        let bytes = tagged(9, 5, 7);
+        trunk.send_with(&header, &[bytes.clone()]);
+        let plain = [&bytes[..12], &bytes[16..]].concat();
+        assert_eq!((a.receive(), b.receive()), (vec![plain.clone()], vec![plain]), "{hdr_len}");
+    }
+}
+
+#[test]
+fn a_frame_that_becomes_too_long_by_a_tag_is_counted_where_it_does_not_arrive() {
+    let world = World::new();
+    let on = |n: u8, vlans: Vlans| world.guest_on(n, with("v", |options| options.vlans = vlans));
+    let (mut trunk, mut a) = (on(9, Vlans::Trunk(vec![5])), on(1, Vlans::Access(5)));
+    for (to, len) in [([0xff; 6], FRAME_SIZE_MAX), (mac(9), FRAME_SIZE_MAX - 3)] {
+        let before = trunk.counter("dropped_unfinished");
+        a.send_all(&[frame(to, mac(1), len, 3)]);
+        assert_eq!((trunk.receive(), trunk.counter("dropped_unfinished")), (vec![], before + 1));
+    }
+    a.send_all(&[frame([0xff; 6], mac(1), FRAME_SIZE_MAX - 4, 3)]);
+    assert_eq!(trunk.receive().len(), 1);
 }
 
 #[test]
