@@ -7,6 +7,7 @@ mod beside;
 mod cargo;
 mod dead_server;
 mod demo;
+mod forms;
 mod gate;
 mod guest_load;
 mod limits;

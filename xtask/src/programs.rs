@@ -2,6 +2,7 @@
 //! several modules runs as a process for each of them.
 
 use crate::cargo::{cargo, forget_our_package};
+use crate::forms::{Form, IN_ROOMS, runs_by_default_too};
 use manyring_system::command::output;
 use manyring_system::runner::Totals;
 use manyring_system::{Context, Outcome, check, lanes};
@@ -57,6 +58,7 @@ struct Part {
     module: String,
     /// The whole names of its tests.
     tests: Vec<String>,
+    form: Form,
 }
 
 /// The programs whose modules run one after another: their tests measure how long others wait, and
@@ -73,7 +75,11 @@ impl Program {
         let listed = output(self.command().args(["--list", "--format", "terse"]))?;
         let parts = parts(&String::from_utf8_lossy(&listed));
         check(!parts.is_empty(), || format!("{} lists no test", self.path.display()))?;
-        Ok(parts.into_iter().map(|part| Self { part: Some(part), ..self.clone() }).collect())
+        let in_forms = parts.into_iter().flat_map(|part| {
+            let forms = Form::of(&self.source, &part.module);
+            forms.iter().map(move |form| Part { form: *form, ..part.clone() })
+        });
+        Ok(in_forms.map(|part| Self { part: Some(part), ..self.clone() }).collect())
     }
 
     /// Runs it where and as cargo would.
@@ -81,12 +87,16 @@ impl Program {
         let mut command = Command::new(&self.path);
         forget_our_package(&mut command);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        if self.part.as_ref().is_some_and(|part| part.form.is_in_rooms()) {
+            command.env(IN_ROOMS, "1");
+        }
         command
     }
 
-    /// The line that cargo says of it, with the module.
+    /// The line that cargo says of it, with the module and its form.
     fn line(&self) -> String {
-        let part = self.part.iter().map(|part| format!(", {}", part.module)).collect::<String>();
+        let words = |part: &Part| format!(", {}{}", part.module, part.form.words());
+        let part = self.part.as_ref().map(words).unwrap_or_default();
         format!("     Running {}{part} ({})\n", self.source, self.path.display())
     }
 }
@@ -98,7 +108,7 @@ fn parts(listed: &str) -> Vec<Part> {
     for test in listed.lines().filter_map(|line| line.strip_suffix(": test")) {
         let module = test.split_once("::").map_or("main", |(module, _)| module);
         let at = parts.iter().position(|part| part.module == module).unwrap_or_else(|| {
-            parts.push(Part { module: module.to_owned(), tests: Vec::new() });
+            parts.push(Part { module: module.to_owned(), ..Part::default() });
             parts.len() - 1
         });
         if let Some(part) = parts.get_mut(at) {
@@ -233,6 +243,8 @@ struct Programs {
     begun: u64,
     /// The one that has not ended, and which module of it.
     running: Option<(String, String)>,
+    /// Tests of that one which have passed without a look, because another run of it looks.
+    elsewhere: u64,
 }
 
 impl Programs {
@@ -243,15 +255,29 @@ impl Programs {
             self.running = Some(running);
         } else if let Some((passed, failed)) = parse_result(line) {
             self.running = None;
-            self.totals.passed += passed;
+            self.totals.passed += passed.saturating_sub(std::mem::take(&mut self.elsewhere));
             self.totals.failed += failed;
         } else if let Some(name) = parse_failure(line) {
-            let program = self.running.as_ref().map_or("?", |(program, _)| program);
-            self.totals.names.push(format!("{program}::{name}"));
+            self.totals.names.push(self.named(name));
         } else if let Some(name) = line.strip_prefix("left out: ") {
             // A test says so of itself, and passes: a promise that is not checked.
             self.totals.fail(name, "the test was left out");
+        } else if let Some(name) = line.strip_prefix("only in its default form: ") {
+            let part = self.running.as_ref().map_or("", |(_, part)| part);
+            match runs_by_default_too(part) {
+                true => self.elsewhere += 1,
+                false => {
+                    self.totals.fail(name, "is one of the default form, in which nobody runs it")
+                }
+            }
         }
+    }
+
+    /// A test of the program that runs, with the form in which that does.
+    fn named(&self, test: &str) -> String {
+        let Some((program, part)) = &self.running else { return format!("?::{test}") };
+        let form = part.find(", in rooms").map_or("", |at| &part[at..]);
+        format!("{program}::{test}{form}")
     }
 
     /// A program that has died has given no result.
@@ -351,6 +377,7 @@ mod tests {
         let part = |module: &str, tests: &[&str]| Part {
             module: module.to_owned(),
             tests: tests.iter().map(|test| (*test).to_owned()).collect(),
+            form: Form::Default,
         };
         let expected = [
             part("a", &["a::one", "a::four"]),
@@ -362,13 +389,15 @@ mod tests {
 
     #[test]
     fn a_part_runs_its_tests_alone_and_its_line_names_it() {
-        let part = Part { module: "a".to_owned(), tests: vec!["a::one".to_owned()] };
-        let (source, path) = ("d/tests/e/main.rs".to_owned(), "/usr/bin/echo".into());
-        let ended = run(Program { source, path, folder: "/".into(), part: Some(part) });
-        let said = "     Running d/tests/e/main.rs, a (/usr/bin/echo)\n--exact a::one\n     Took";
-        assert!(ended.success && ended.text.starts_with(said), "{}", ended.text);
-        let name = program(ended.text.lines().next().unwrap());
-        assert_eq!(name, Some(("echo".to_owned(), ", a".to_owned())));
+        for (form, words) in [(Form::Default, ""), (Form::AlsoInRooms, ", in rooms")] {
+            let part = Part { module: "a".to_owned(), tests: vec!["a::one".to_owned()], form };
+            let (source, path) = ("d/tests/e/main.rs".to_owned(), "/usr/bin/echo".into());
+            let ended = run(Program { source, path, folder: "/".into(), part: Some(part) });
+            let line = format!("     Running d/tests/e/main.rs, a{words} (/usr/bin/echo)");
+            let said = format!("{line}\n--exact a::one\n     Took");
+            assert!(ended.success && ended.text.starts_with(&said), "{}", ended.text);
+            assert_eq!(program(&line), Some(("echo".to_owned(), format!(", a{words}"))));
+        }
     }
 
     #[test]
@@ -423,6 +452,19 @@ test change_that_is_kept ... ok
 test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
         let names = vec!["change_that_is_kept, which needs root: the test was left out".into()];
         assert_eq!(totals(said, true), Totals { passed: 1, failed: 1, names });
+    }
+
+    #[test]
+    fn a_module_says_its_form_where_a_test_of_it_fails_and_where_it_dies() {
+        let said = "     Running d/tests/blk/main.rs, fault, in rooms (/t/deps/blk-0123)
+only in its default form: fault::b
+test fault::a ... FAILED
+test fault::b ... ok
+test result: FAILED. 1 passed; 1 failed; 0 ignored
+     Running d/tests/blk/main.rs, live (/t/deps/blk-0123)";
+        let names = ["blk::fault::a, in rooms", "blk, live: ended without a result"];
+        let names = names.map(str::to_owned).to_vec();
+        assert_eq!(totals(said, false), Totals { passed: 0, failed: 2, names });
     }
 
     #[test]

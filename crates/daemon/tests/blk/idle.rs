@@ -16,7 +16,8 @@ fn daemon(count: usize, more: &str) -> (Daemon, Vec<String>) {
         .iter()
         .map(|n| format!("[[blk]]\nname = '{n}'\nsocket_path = '@/{n}'\nmemory = '16M'\n{more}"))
         .collect();
-    let config = format!("[daemon]\nworkers = 2\n{config}");
+    // One room has all of them.
+    let config = format!("[daemon]\ndomains = 'user'\nworkers = 2\n{config}");
     let sockets: Vec<_> = names.iter().map(String::as_str).collect();
     (Daemon::run(&config, &sockets), names)
 }

@@ -2,13 +2,17 @@
 
 use crate::support::changes::{EMPTY, House, configured, image, is_served, null};
 use crate::support::client::Client;
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, PATIENCE, only_in_default_form, wait_until};
 use crate::support::program::{http, manyring, names_in, output_of, shown};
 use serde_json::{Value, json};
 use std::os::unix::net::UnixStream;
 
 #[test]
 fn device_comes_and_goes_and_leaves_nothing() {
+    // Which descriptors the daemon has for rooms that are to come depends on when it looks.
+    if !only_in_default_form() {
+        return;
+    }
     let house = House::run(EMPTY);
     // Threads and files that the first session of a process opens stay open for the next ones.
     assert_eq!(house.put("first", &house.null("first")).0, 201);

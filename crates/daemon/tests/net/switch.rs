@@ -1,7 +1,7 @@
 //! Guests of one switch, without a VM and without root: what they send each other arrives once,
 //! whole and in order; devices come and go; who is killed, stalls or lies costs others nothing.
 
-use crate::support::process::{Daemon, wait_until};
+use crate::support::process::{Daemon, apart, wait_until};
 use crate::support::program::{http, http_json, shown};
 use manyring_driver::{NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
@@ -390,7 +390,7 @@ fn a_guarded_guest_is_nobody_else_and_isolated_ones_hear_nothing_of_each_other()
 
 /// Has the daemon serve this configuration: the status of the answer, and its steps.
 fn replace(daemon: &Daemon, config: &str) -> (u16, Vec<String>) {
-    let text = config.replace('@', &daemon.folder().display().to_string());
+    let text = apart(config).replace('@', &daemon.folder().display().to_string());
     let (status, answer) = http_json(&daemon.socket_of("control"), "PUT", "/v1/config", &text);
     let steps = answer["steps"].as_array().into_iter().flatten();
     let words = |step: &Value| {

@@ -35,15 +35,20 @@ pub(crate) fn wait_until(mut done: impl FnMut() -> bool) -> bool {
 /// so past the test harness, which shows nothing of a test that passes; `cargo xtask test` counts
 /// the line as a failure.
 pub(crate) fn is_root_or_left_out() -> bool {
-    use std::io::Write;
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        let current = std::thread::current();
-        let test = current.name().unwrap_or("a test");
-        let line = format!("left out: {test}, which needs root\n");
-        std::io::stderr().write_all(line.as_bytes()).unwrap();
+        say_of_this_test("left out: ", ", which needs root");
     }
     is_root
+}
+
+/// Writes a line with the name of this test, past the test harness.
+fn say_of_this_test(before: &str, behind: &str) {
+    use std::io::Write;
+    let current = std::thread::current();
+    let test = current.name().unwrap_or("a test");
+    let line = format!("{before}{test}{behind}\n");
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
 /// Copies the program. Another process does so: if this one had the copy open for writing while one
@@ -140,6 +145,16 @@ const IN_ROOMS: &str = "MANYRING_TEST_ROOMS";
 
 pub(crate) fn in_rooms() -> bool {
     std::env::var_os(IN_ROOMS).is_some()
+}
+
+/// Whether daemons have the form that they have by default. A test of that form alone (what one
+/// process holds, or that a configuration says nothing of domains) does nothing otherwise, and this
+/// line says so past the test harness: `cargo xtask test` counts the test where it was made.
+pub(crate) fn only_in_default_form() -> bool {
+    if in_rooms() {
+        say_of_this_test("only in its default form: ", "");
+    }
+    !in_rooms()
 }
 
 /// The configuration, with its devices in rooms if they are to be.
