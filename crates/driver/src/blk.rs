@@ -64,8 +64,8 @@ impl BlkDriver {
         Ok(driver)
     }
 
-    /// Connects again after the back-end has died: same memory, same rings, from `used.idx` on,
-    /// so that requests in flight are served again.
+    /// Connects again after the back-end has died: same memory, same rings, each from
+    /// behind the last chain that was returned, so that requests in flight are served again.
     ///
     /// # Errors
     /// [`DriverError`].
@@ -74,7 +74,8 @@ impl BlkDriver {
         negotiate(&mut self.front, &self.options)?;
         self.front.set_memory(&self.arena)?;
         for queue in &mut self.queues {
-            self.front.start_vring(&queue.vring, queue.vring.used_idx())?;
+            let base = queue.vring.resume_base();
+            self.front.start_vring(&queue.vring, base)?;
             queue.vring.kick()?;
         }
         Ok(())

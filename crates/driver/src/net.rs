@@ -108,13 +108,15 @@ impl NetDriver {
         let pairs = self.pairs.iter_mut();
         let rings = pairs.flat_map(|pair| [pair.rx.vring(), pair.tx.vring()]);
         for vring in rings.chain(self.control.as_mut().map(ControlQueue::vring)) {
-            self.front.start_vring(vring, vring.used_idx())?;
+            let base = vring.resume_base();
+            self.front.start_vring(vring, base)?;
         }
         Ok(())
     }
 
-    /// Connects again after the back-end has died: same memory, same rings, from `used.idx` on, so
-    /// that frames in flight are sent again. All pairs must be in [`Self::pairs`].
+    /// Connects again after the back-end has died: same memory, same rings, each from behind the
+    /// last chain that was returned, so that frames in flight are sent again. All pairs must be in
+    /// [`Self::pairs`].
     ///
     /// # Errors
     /// [`DriverError`].

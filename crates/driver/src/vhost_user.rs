@@ -5,6 +5,7 @@ mod start;
 
 use crate::vring::now;
 use crate::{DriverError, TableEntry};
+use manyring_queue::Base;
 use manyring_wire::vhost_user::{
     FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, HEADER_SIZE, Header, PAYLOAD_SIZE_MAX,
     PROTOCOL_F_REPLY_ACK, Region, VringAddr, VringState,
@@ -249,21 +250,21 @@ impl FrontEnd {
     ///
     /// # Errors
     /// See [`Self::features`].
-    pub fn set_vring_base(&mut self, index: u32, base: u16) -> Result<(), DriverError> {
-        self.set_state(10, index, base.into())
+    pub fn set_vring_base(&mut self, index: u32, base: impl Into<Base>) -> Result<(), DriverError> {
+        self.set_state(10, index, base.into().bits())
     }
 
-    /// `GET_VRING_BASE`: the ring stops. Returns its next available index.
+    /// `GET_VRING_BASE`: the ring stops. Returns where it goes on.
     ///
     /// # Errors
     /// See [`Self::features`].
-    pub fn vring_base(&mut self, index: u32) -> Result<u16, DriverError> {
+    pub fn vring_base(&mut self, index: u32) -> Result<Base, DriverError> {
         let request = 11;
         self.send_message(request, VringState { index, num: 0 }.as_bytes(), &[])?;
         let payload = self.receive_reply(request)?;
         let wrong = DriverError::Reply { request, answer: request, size: payload.len() };
-        let Ok(state) = VringState::read_from_bytes(&payload) else { return Err(wrong) };
-        u16::try_from(state.num).map_err(|_| wrong)
+        let state = VringState::read_from_bytes(&payload).map_err(|_| wrong)?;
+        Ok(Base::from_bits(state.num))
     }
 
     /// `SET_VRING_KICK`; no fd: the device polls.

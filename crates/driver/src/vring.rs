@@ -1,10 +1,9 @@
 //! `Vring`: a driver queue in an arena, with its kick, call and err eventfds.
 
 use crate::{Arena, DriverError};
-use manyring_memory::Words;
-use manyring_queue::{DriverQueue, QueueConfig, RingAddresses, RingFeatures};
+use manyring_queue::{Base, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
 use manyring_wire::virtqueue::{
-    AVAIL_ALIGN, DESC_ALIGN, RING_IDX, USED_ALIGN, avail_ring_size, desc_table_size, used_ring_size,
+    AVAIL_ALIGN, DESC_ALIGN, USED_ALIGN, avail_ring_size, desc_table_size, used_ring_size,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,7 +22,6 @@ pub struct Vring {
     features: RingFeatures,
     base: u16,
     addresses: RingAddresses,
-    used: Words,
     queue: DriverQueue,
     kick: OwnedFd,
     call: OwnedFd,
@@ -62,7 +60,6 @@ impl Vring {
             features,
             base,
             addresses,
-            used: arena.words(used, used_ring_size(size), USED_ALIGN)?,
             queue: DriverQueue::new(config, arena.memory())?,
             kick: eventfd(0, flags)?,
             call: eventfd(0, flags)?,
@@ -108,10 +105,10 @@ impl Vring {
         self.addresses
     }
 
-    /// `used.idx`: the base for a back-end that takes over after another has died.
+    /// Where a back-end goes on after another one has died: see [`DriverQueue::resume_base`].
     #[must_use]
-    pub fn used_idx(&self) -> u16 {
-        self.used.load_u16_acquire(RING_IDX)
+    pub fn resume_base(&mut self) -> Base {
+        self.queue.resume_base()
     }
 
     /// The driver half.

@@ -396,4 +396,12 @@ impl DriverQueue {
     pub fn free_count(&self) -> u16 {
         each!(self, queue => queue.free_count())
     }
+
+    /// Where the device half of another process goes on after one has died: behind the last chain
+    /// that was returned. Chains that were not returned are popped again. A packed ring whose
+    /// chains were returned in another order than they were made available has lost descriptors of
+    /// the others: only the record of its chains in flight says where it goes on.
+    pub fn resume_base(&mut self) -> Base {
+        each!(self, queue => queue.resume_base())
+    }
 }

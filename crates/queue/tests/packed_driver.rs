@@ -1,5 +1,5 @@
-//! Chains that the driver half of a packed ring takes back: each used descriptor is read once, and
-//! a batch that is returned by its last chain comes back whole.
+//! Chains that the driver half of a packed ring takes back: each used descriptor is read once, a
+//! batch that is returned by its last chain comes back whole, and the next device goes on behind.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![cfg(not(loom))]
 
@@ -128,4 +128,45 @@ fn an_id_that_no_chain_has_is_a_fault() {
     driver.publish();
     return_at(&rig, 0, true, 60_000, 1);
     driver.take_used();
+}
+
+/// Of three chains two are taken and one is returned when the process of the device is killed.
+#[test]
+fn the_driver_says_where_the_next_device_goes_on_after_one_that_was_killed() {
+    for features in [PLAIN, IN_ORDER, RingFeatures { packed: false, ..PLAIN }] {
+        let size = if features.packed { RING } else { 8 };
+        // On either lap, and across the end of the ring.
+        for base in 0..2 * size {
+            let mut rig = Rig::new(size, features, base);
+            let (mut driver, mut killed) = (rig.driver_queue(), rig.device_queue());
+            assert_eq!(driver.resume_base(), rig.config.base, "nothing was returned");
+            let ids = [2, 1, 1].map(|buffers| add(&mut driver, buffers));
+            driver.publish();
+            let mut batch = Batch::new();
+            assert_eq!(killed.pop_batch(&mut batch, 2), 2);
+            killed.push_used(batch.take(0).unwrap().0, 1);
+            killed.publish();
+            std::mem::forget(batch);
+            rig.config.base = driver.resume_base();
+            serve(&mut rig.device_queue(), 2);
+            let expected = [(ids[0], 1), (ids[1], 2), (ids[2], 2)];
+            assert_eq!(taken(&mut driver), expected, "{features:?} from {base}");
+        }
+    }
+}
+
+#[test]
+fn a_chain_by_a_table_needs_a_buffer_a_free_descriptor_and_room_in_its_table() {
+    let rig = Rig::new(2, RingFeatures { indirect: true, ..PLAIN }, 0);
+    let mut driver = rig.driver_queue();
+    let (buffer, table) = ((BUFFERS, 16), rig.table(BUFFERS + 4096, 2));
+    assert_eq!(driver.add_indirect(&[], &[], &table), None, "no buffer");
+    assert_eq!(driver.add_indirect(&[buffer; 2], &[buffer], &table), None, "three of two");
+    assert_eq!((driver.add(&[], &[]), driver.free_count()), (None, 2));
+    for left in [1, 0] {
+        assert!(driver.add_indirect(&[buffer], &[buffer], &table).is_some());
+        assert_eq!(driver.free_count(), left);
+    }
+    assert_eq!(driver.add_indirect(&[buffer], &[], &table), None, "no descriptor");
+    assert_eq!(driver.add(&[buffer], &[]), None);
 }

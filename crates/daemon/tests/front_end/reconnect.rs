@@ -3,6 +3,8 @@
 
 use crate::support::foreign::{Client, DEPTH, Lane, Random, SIZE_MAX};
 use crate::support::process::{Daemon, Holdings, PATIENCE, wait_until};
+use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_wire::virtio::VIRTIO_F_RING_PACKED;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -247,4 +249,37 @@ fn a_killed_daemon_starts_again_at_once_on_its_image() {
     }
     let daemon = Daemon::blk(&[file.as_str(), "--direct", "--num-queues=4"]);
     client_works(&daemon.socket(), 3);
+}
+
+/// A daemon is killed under a guest of ours that keeps its rings, and has requests in them that
+/// nobody has taken.
+#[test]
+fn a_guest_goes_on_at_the_next_daemon_where_its_rings_stand_whatever_their_format() {
+    let image = image();
+    let file = format!("--blk-file={}", image.path().display());
+    for ring in [0, VIRTIO_F_RING_PACKED] {
+        let features = BlkOptions::default().features | ring;
+        let options = BlkOptions { queue_size: 8, features, ..BlkOptions::default() };
+        let mut daemon = Daemon::blk(&[&file]);
+        let mut guest = BlkDriver::connect(&daemon.socket(), &options).unwrap();
+        assert_eq!(guest.features & VIRTIO_F_RING_PACKED, ring);
+        // Each daemon has its rings begin at another place, on both laps.
+        for round in 1..6u8 {
+            guest.queues[0].write(0, &[round; 512]).unwrap();
+            drop(daemon);
+            let mut back = [0; 512];
+            for _ in 0..2 {
+                let queue = &mut guest.queues[0];
+                queue.submit(Op::Read { sector: 0, len: 512 }).unwrap().unwrap();
+                queue.publish().unwrap();
+            }
+            daemon = Daemon::blk(&[&file]);
+            guest.reconnect(&daemon.socket()).unwrap();
+            for _ in 0..2 {
+                let done = guest.queues[0].wait(PATIENCE).unwrap();
+                guest.queues[0].read_data(done.tag, &mut back).unwrap();
+                assert_eq!((done.status, back), (0, [round; 512]), "{ring:#x} {round}");
+            }
+        }
+    }
 }

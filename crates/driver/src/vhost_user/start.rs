@@ -2,7 +2,7 @@
 
 use super::FrontEnd;
 use crate::{Arena, DriverError, Vring};
-use manyring_queue::RingFeatures;
+use manyring_queue::{Base, RingFeatures};
 use manyring_wire::vhost_user::VringAddr;
 
 impl FrontEnd {
@@ -43,7 +43,7 @@ impl FrontEnd {
     /// # Errors
     /// See [`Self::features`]; and [`DriverError::RingFeatures`], before anything is sent: the
     /// back-end would read the ring by other rules than those that its driver half keeps.
-    pub fn start_vring(&mut self, vring: &Vring, base: u16) -> Result<(), DriverError> {
+    pub fn start_vring(&mut self, vring: &Vring, base: impl Into<Base>) -> Result<(), DriverError> {
         let index = vring.index();
         let (serves, set) = (vring.features(), RingFeatures::from_bits(self.features));
         if serves != set {

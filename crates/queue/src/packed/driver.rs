@@ -11,6 +11,7 @@
 //! to their ends.
 
 use crate::IndirectTable;
+use crate::base::Base;
 use crate::config::{QueueConfig, RingAreas};
 use crate::error::QueueError;
 use crate::features::RingFeatures;
@@ -241,6 +242,12 @@ impl DriverHalf {
     /// See [`crate::DriverQueue::disable_notifications`].
     pub fn disable_notifications(&mut self) {
         self.areas.avail.store_u32(0, event_word(0, EVENT_DISABLE));
+    }
+
+    /// See [`crate::DriverQueue::resume_base`].
+    pub fn resume_base(&mut self) -> Base {
+        self.look();
+        Base::of_packed(self.used, self.used)
     }
 
     /// See [`crate::DriverQueue::free_count`].

@@ -1,6 +1,7 @@
 //! The driver half of a split virtqueue, the guest's part, for tests and bench.
 
 use crate::IndirectTable;
+use crate::base::Base;
 use crate::config::{QueueConfig, RingAreas};
 use crate::error::QueueError;
 use crate::features::RingFeatures;
@@ -215,6 +216,11 @@ impl DriverHalf {
         } else {
             self.areas.avail.store_u16(RING_FLAGS, AVAIL_F_NO_INTERRUPT);
         }
+    }
+
+    /// See [`crate::DriverQueue::resume_base`].
+    pub fn resume_base(&mut self) -> Base {
+        self.areas.used.load_u16_acquire(RING_IDX).into()
     }
 
     /// See [`crate::DriverQueue::free_count`].
