@@ -17,7 +17,6 @@ use manyring_wire::net::{
     Config, CtrlStatus, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ, controlq, receiveq, transmitq,
 };
 use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, PROTOCOL_F_CONFIG};
-use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use slab::Pool;
 use std::path::Path;
 use std::sync::Arc;
@@ -181,8 +180,7 @@ impl NetDriver {
 
 fn negotiate(front: &mut FrontEnd, options: &NetOptions) -> Result<u64, DriverError> {
     // A driver that does not ask for VERSION_1 is a legacy one.
-    let required = F_PROTOCOL_FEATURES | options.features & VIRTIO_F_VERSION_1;
-    front.negotiate(options.wanted(), required, options.protocol_features)
+    front.negotiate(options.wanted(), F_PROTOCOL_FEATURES, options.protocol_features)
 }
 
 fn read_config(front: &mut FrontEnd) -> Result<Config, DriverError> {

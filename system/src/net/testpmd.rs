@@ -3,6 +3,9 @@
 use super::Service;
 use crate::command::{child, wait_for};
 use crate::{Context, Outcome, check, packages};
+use manyring_driver::FrontEnd;
+use manyring_driver::wire::net::VIRTIO_NET_F_MRG_RXBUF;
+use manyring_driver::wire::virtio::{VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -58,6 +61,21 @@ impl Rings {
     }
 }
 
+/// Checks that the back-end offers what testpmd is told to use: it goes on without a feature that
+/// is not offered, and says nothing.
+fn check_offers(options: &Options<'_>, socket: &Path) -> Outcome {
+    let offered = FrontEnd::offered(socket, LIMIT).context(socket.display())?;
+    for (bit, is_wanted) in [
+        (VIRTIO_F_VERSION_1, true),
+        (VIRTIO_F_RING_PACKED, options.rings != Rings::Split),
+        (VIRTIO_F_IN_ORDER, options.in_order),
+        (VIRTIO_NET_F_MRG_RXBUF, options.is_mergeable),
+    ] {
+        check(!is_wanted || offered & bit != 0, || format!("{bit:#x} is not offered"))?;
+    }
+    Ok(())
+}
+
 /// Frames that testpmd has seen on its virtio port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts {
@@ -81,6 +99,9 @@ impl Testpmd {
     /// It does not come up.
     pub fn start(options: &Options<'_>, folder: &Path, log: &Path) -> Outcome<Self> {
         packages::need("testpmd", &["dpdk-dev"])?;
+        for socket in [Some(options.socket), options.second_socket].into_iter().flatten() {
+            check_offers(options, socket)?;
+        }
         // Its answers lie in a buffer unless its output is a terminal.
         let mut command = child("stdbuf");
         command.args(["-o0", "dpdk-testpmd"]);

@@ -5,6 +5,8 @@ use super::lane::timed;
 use super::{LoadError, LoadOptions, LoadResult, Rw, STUCK};
 use crate::measure::{Latencies, Random, now, pin};
 use blkio::{Blkio, Blkioq, Completion, ReqFlags};
+use manyring_driver::FrontEnd;
+use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_VERSION_1};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -38,6 +40,15 @@ fn connect(options: &LoadOptions) -> Result<(Blkio, Vec<Lane>), LoadError> {
     let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     let mut client = Blkio::new("virtio-blk-vhost-user").map_err(failed("libblkio"))?;
     client.set_str("path", &options.socket.to_string_lossy()).map_err(failed("path"))?;
+    // libblkio takes event indexes if they are offered, and does not say whether it has: without
+    // them the load would measure another ring.
+    let offered = FrontEnd::offered(&options.socket, STUCK)
+        .map_err(|error| LoadError::Client { step: "features", problem: error.to_string() })?;
+    let missing = (VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX) & !offered;
+    if missing != 0 {
+        let problem = format!("{missing:#x} are not offered");
+        return Err(LoadError::Client { step: "features", problem });
+    }
     client.connect().map_err(failed("connect"))?;
     // A request takes three descriptors: its header, the data, the status.
     let ring = (options.depth * 3).next_power_of_two().max(64);

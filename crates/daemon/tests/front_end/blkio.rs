@@ -3,8 +3,21 @@
 
 use crate::support::foreign::{Client, Lane, SIZE_MAX, pattern};
 use crate::support::process::Daemon;
-use blkio::ReqFlags;
+use blkio::{Blkio, ReqFlags};
+use manyring_wire::blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
+    VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_WRITE_ZEROES,
+};
+use manyring_wire::vhost_user::{
+    F_PROTOCOL_FEATURES, HEADER_SIZE, Header, PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS,
+    PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK,
+};
+use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_VERSION_1};
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 
 const DISK: u64 = 16 << 20;
 
@@ -137,4 +150,64 @@ fn the_longest_request_offered_fits_what_libblkio_counts_in() {
     let daemon = Daemon::blk(&["--null=1G", "--queue-size=1024", "--num-queues=4"]);
     let client = Client::connect(&daemon.socket(), false);
     assert!(client.driver.get_i32("max-transfer").unwrap() >= 1 << 20);
+}
+
+/// The messages that a client sends to the back-end at `socket` by way of `listener`: request and
+/// payload of each. Passes no file descriptors on.
+fn overheard(listener: &UnixListener, socket: &Path) -> Vec<(u32, Vec<u8>)> {
+    let (mut client, _) = listener.accept().unwrap();
+    let mut back_end = UnixStream::connect(socket).unwrap();
+    let (mut replies, mut to_client) = (back_end.try_clone().unwrap(), client.try_clone().unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| std::io::copy(&mut replies, &mut to_client));
+        let (mut heard, mut bytes) = (Vec::new(), [0; HEADER_SIZE]);
+        while client.read_exact(&mut bytes).is_ok() {
+            let header = Header::parse(&bytes).unwrap();
+            let mut payload = vec![0; header.size as usize];
+            client.read_exact(&mut payload).unwrap();
+            back_end.write_all(&[&bytes[..], &payload].concat()).unwrap();
+            heard.push((header.request, payload));
+        }
+        back_end.shutdown(std::net::Shutdown::Both).unwrap();
+        heard
+    })
+}
+
+/// The tests with libblkio are tests of these features: a daemon that offers fewer is not noticed
+/// by the client.
+#[test]
+fn libblkio_negotiates_event_indexes_all_of_a_disk_and_the_protocol_features_that_it_needs() {
+    let daemon = Daemon::blk(&["--memory=16M", "--num-queues=4"]);
+    let between = daemon.folder().join("between");
+    let listener = UnixListener::bind(&between).unwrap();
+    let socket = daemon.socket();
+    let heard = std::thread::scope(|scope| {
+        let relay = scope.spawn(|| overheard(&listener, &socket));
+        let mut client = Blkio::new("virtio-blk-vhost-user").unwrap();
+        client.set_str("path", between.to_str().unwrap()).unwrap();
+        client.connect().unwrap();
+        drop(client);
+        relay.join().unwrap()
+    });
+    let said = |request| {
+        let mut payloads = heard.iter().filter(|(r, _)| *r == request).map(|(_, payload)| payload);
+        let payload = payloads.next().unwrap();
+        assert!(payloads.next().is_none(), "{request} twice");
+        u64::from_ne_bytes(payload.as_slice().try_into().unwrap())
+    };
+    let rings = F_PROTOCOL_FEATURES | VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX;
+    let shape = VIRTIO_BLK_F_SIZE_MAX
+        | VIRTIO_BLK_F_SEG_MAX
+        | VIRTIO_BLK_F_BLK_SIZE
+        | VIRTIO_BLK_F_TOPOLOGY
+        | VIRTIO_BLK_F_MQ;
+    let requests = VIRTIO_BLK_F_FLUSH
+        | VIRTIO_BLK_F_CONFIG_WCE
+        | VIRTIO_BLK_F_DISCARD
+        | VIRTIO_BLK_F_WRITE_ZEROES;
+    let (set_features, set_protocol_features) = (2, 16);
+    assert_eq!(said(set_features), rings | shape | requests);
+    let protocol =
+        PROTOCOL_F_MQ | PROTOCOL_F_REPLY_ACK | PROTOCOL_F_CONFIG | PROTOCOL_F_CONFIGURE_MEM_SLOTS;
+    assert_eq!(said(set_protocol_features), protocol);
 }

@@ -50,6 +50,9 @@ fn write_and_read(queue: &mut BlkQueue, sectors: std::ops::Range<u64>, round: u6
     }
 }
 
+/// The features with which crosvm's guest drives its rings here.
+const CROSVM_FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX;
+
 /// crosvm as a front-end: it negotiates acknowledgements and never asks for one.
 struct Crosvm {
     front: FrontEnd,
@@ -62,7 +65,8 @@ impl Crosvm {
     fn connect(daemon: &Daemon, queues: u16) -> Self {
         let mut front = FrontEnd::connect(&daemon.socket(), PATIENCE).unwrap();
         front.set_owner().unwrap();
-        assert_eq!(front.features().unwrap() >> 30 & 1, 1);
+        let wanted = CROSVM_FEATURES | F_PROTOCOL_FEATURES;
+        assert_eq!(front.features().unwrap() & wanted, wanted, "crosvm takes what is offered");
         front.protocol_features().unwrap();
         let protocol =
             PROTOCOL_F_REPLY_ACK | PROTOCOL_F_MQ | PROTOCOL_F_BACKEND_REQ | PROTOCOL_F_CONFIG;
@@ -122,8 +126,7 @@ fn crosvm_with_its_defaults_comes_up_reads_what_it_wrote_and_comes_up_again_afte
     // The guest reads its config space in pieces.
     assert_eq!(crosvm.front.config(0, 8).unwrap(), 32768u64.to_le_bytes());
     assert_eq!(crosvm.front.config(34, 2).unwrap(), 4u16.to_le_bytes());
-    let features = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX;
-    for (activation, features) in [Some(features), None].into_iter().enumerate() {
+    for (activation, features) in [Some(CROSVM_FEATURES), None].into_iter().enumerate() {
         let mut queues = crosvm.activate(features, 4);
         for (index, queue) in (0..).zip(&mut queues) {
             let first = index * 8000;
@@ -139,7 +142,7 @@ fn crosvm_with_its_defaults_comes_up_reads_what_it_wrote_and_comes_up_again_afte
 fn a_guest_of_crosvm_that_looks_past_its_config_space_does_not_end_its_own_machine() {
     let daemon = Daemon::blk(&["--memory", "16M", "--num-queues", "1"]);
     let mut crosvm = Crosvm::connect(&daemon, 1);
-    let mut queues = crosvm.activate(Some(VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX), 1);
+    let mut queues = crosvm.activate(Some(CROSVM_FEATURES), 1);
     for offset in [256, 300, u32::MAX] {
         let read = crosvm.front.config(offset, 4);
         assert!(matches!(read, Err(DriverError::Reply { size: 12, .. })), "{read:?}");

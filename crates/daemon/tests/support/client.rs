@@ -18,6 +18,8 @@ impl Client {
         let mut blkio = Blkio::new("virtio-blk-vhost-user").unwrap();
         blkio.set_str("path", socket.to_str().unwrap()).unwrap();
         blkio.connect().unwrap();
+        // libblkio knows no longest descriptor unless it has negotiated SIZE_MAX.
+        assert_eq!(blkio.get_i32("max-segment-len").unwrap(), 2 << 20, "SIZE_MAX");
         blkio.set_i32("num-queues", count).unwrap();
         let queues = blkio.start().unwrap().queues;
         let memory = blkio.alloc_mem_region(1 << 20).unwrap();

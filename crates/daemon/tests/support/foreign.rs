@@ -1,4 +1,5 @@
-//! libblkio, a vhost-user-blk client that is not ours, as a guest with four queues.
+//! libblkio, a vhost-user-blk client that is not ours, as a guest with four queues. What it
+//! negotiates is in `blkio.rs`: split rings, with EVENT_IDX.
 #![allow(unsafe_code, reason = "allow-listed: libblkio fills completions as `MaybeUninit`")]
 
 use super::process::PATIENCE;
@@ -55,6 +56,9 @@ impl Client {
         };
         driver.set_i32(none, 0).unwrap();
         driver.set_i32(property, i32::try_from(QUEUES).unwrap()).unwrap();
+        // libblkio knows no longest descriptor unless it has negotiated SIZE_MAX.
+        assert_eq!(driver.get_i32("max-segment-len").unwrap(), 2 << 20, "SIZE_MAX");
+        assert_ne!(driver.get_i32("max-segments").unwrap(), 0, "SEG_MAX");
         let started = driver.start().unwrap();
         let region = driver.alloc_mem_region(QUEUES * DEPTH * SIZE_MAX).unwrap();
         driver.map_mem_region(&region).unwrap();

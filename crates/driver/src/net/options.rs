@@ -29,7 +29,7 @@ pub struct NetOptions {
     pub queue_pairs: u16,
     /// Entries of each receiveq and transmitq.
     pub queue_size: u16,
-    /// Virtio features to take if they are offered.
+    /// Virtio features to take if they are offered; those of the rings must be.
     pub features: u64,
     /// Vhost-user protocol features to take if they are offered.
     pub protocol_features: u64,

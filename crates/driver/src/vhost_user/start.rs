@@ -4,13 +4,37 @@ use super::FrontEnd;
 use crate::{Arena, DriverError, Vring};
 use manyring_queue::{Base, RingFeatures};
 use manyring_wire::vhost_user::VringAddr;
+use manyring_wire::virtio::{
+    VIRTIO_F_EVENT_IDX, VIRTIO_F_IN_ORDER, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED,
+    VIRTIO_F_VERSION_1,
+};
+use std::path::Path;
+use std::time::Duration;
+
+/// The features that say how rings are laid out, read and notified. A driver of ours that asks for
+/// one is there to use it: without the feature it would measure or test another ring.
+const RINGS: u64 = VIRTIO_F_VERSION_1
+    | VIRTIO_F_EVENT_IDX
+    | VIRTIO_F_INDIRECT_DESC
+    | VIRTIO_F_IN_ORDER
+    | VIRTIO_F_RING_PACKED;
 
 impl FrontEnd {
-    /// The start of every session: takes `features` and `protocol` as far as they are offered.
-    /// Returns the virtio features that were agreed on, `required` among them.
+    /// The features that the back-end at the socket `path` offers: for a client that is not ours
+    /// and says of none whether it was negotiated. Connects and leaves again.
     ///
     /// # Errors
-    /// [`DriverError::Features`] if one of `required` is not offered.
+    /// [`DriverError::Io`], or the socket's.
+    pub fn offered(path: &Path, patience: Duration) -> Result<u64, DriverError> {
+        Self::connect(path, patience)?.features()
+    }
+
+    /// The start of every session: takes `features` and `protocol` as far as they are offered.
+    /// Returns the virtio features that were agreed on, `required` among them, and every feature of
+    /// the rings that `features` has.
+    ///
+    /// # Errors
+    /// [`DriverError::Features`] if one of those is not offered.
     pub fn negotiate(
         &mut self,
         features: u64,
@@ -18,7 +42,7 @@ impl FrontEnd {
         protocol: u64,
     ) -> Result<u64, DriverError> {
         let offered = self.features()?;
-        let missing = required & !offered;
+        let missing = (required | features & RINGS) & !offered;
         if missing != 0 {
             return Err(DriverError::Features { missing });
         }
@@ -70,11 +94,8 @@ impl FrontEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use manyring_wire::virtio::{
-        VIRTIO_F_EVENT_IDX, VIRTIO_F_IN_ORDER, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED,
-        VIRTIO_F_VERSION_1,
-    };
-    use std::io::Read;
+    use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, FLAG_REPLY, FLAG_VERSION, Header};
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
     /// Sets `features`, starts a ring that serves `serves`, and counts the messages of its start.
@@ -117,6 +138,35 @@ mod tests {
                 let bits = RingFeatures::from_bits;
                 assert_eq!((serves, said, messages), (bits(served), bits(set), 0), "{one:#x}");
             }
+        }
+    }
+
+    /// Negotiates `features` with a back-end that offers `offered` and no protocol feature.
+    fn negotiate(offered: u64, features: u64) -> Result<u64, DriverError> {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut front = FrontEnd::from_stream(ours).unwrap();
+        // The replies to GET_FEATURES and GET_PROTOCOL_FEATURES.
+        for (request, value) in [(1, offered), (15, 0)] {
+            let header = Header { request, flags: FLAG_VERSION | FLAG_REPLY, size: 8 };
+            theirs.write_all(&header.emit()).unwrap();
+            theirs.write_all(&value.to_ne_bytes()).unwrap();
+        }
+        front.negotiate(features, F_PROTOCOL_FEATURES, 0)
+    }
+
+    #[test]
+    fn features_of_the_rings_that_are_asked_for_must_be_offered_and_others_need_not() {
+        let other = 1 << 5;
+        let asked = RINGS | other;
+        let offered = F_PROTOCOL_FEATURES | asked | 1 << 6;
+        assert_eq!(negotiate(offered, asked).unwrap(), F_PROTOCOL_FEATURES | asked);
+        assert_eq!(negotiate(offered & !other, asked).unwrap(), F_PROTOCOL_FEATURES | RINGS);
+        for one in (0..64).map(|bit| 1 << bit).filter(|bit| RINGS & bit != 0) {
+            let refused = negotiate(offered & !one, asked);
+            let is_named =
+                matches!(refused, Err(DriverError::Features { missing }) if missing == one);
+            assert!(is_named, "{one:#x}: {refused:?}");
+            assert_eq!(negotiate(offered & !one, asked & !one).unwrap() & RINGS, RINGS & !one);
         }
     }
 }
