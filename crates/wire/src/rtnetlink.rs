@@ -299,35 +299,4 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn attributes_end_at_the_first_that_is_cut() {
-        let mut request = Request::new(0, 0, 0, None);
-        request.attribute(1, b"abc");
-        request.attribute(2, b"defgh");
-        let bytes = &request.emit(1)[NLMSG_HEADER_SIZE + IFINFOMSG_SIZE..];
-        let whole: Vec<_> = attributes(bytes).collect();
-        assert_eq!(whole, [(1, &b"abc"[..]), (2, &b"defgh"[..])]);
-        assert_eq!(attributes(&bytes[..12]).collect::<Vec<_>>(), whole[..1]);
-        assert_eq!(attributes(&[0; 64]).count(), 0);
-    }
-
-    fn message(kind: u16, index: u32, name: &[u8]) -> Vec<u8> {
-        let mut request = Request::new(kind, 0, index, None);
-        request.attribute(IFLA_IFNAME, name);
-        request.emit(1)
-    }
-
-    #[test]
-    fn changes_are_told_apart_and_end_at_the_first_message_that_is_cut() {
-        let both = [message(RTM_NEWLINK, 7, b"tap0\0"), message(RTM_DELLINK, 8, b"x\0")].concat();
-        let event = |index, name: &str, is_gone| LinkEvent { index, name: name.into(), is_gone };
-        let whole = [event(7, "tap0", false), event(8, "x", true)];
-        assert_eq!(parse_events(&both), whole);
-        assert_eq!(parse_events(&both[..both.len() - 1]), whole[..1]);
-        assert_eq!(parse_events(&[0; 64]), []);
-        assert_eq!(parse_events(&message(18, 7, b"tap0\0")), []);
-    }
-}
+mod tests;

@@ -1,5 +1,6 @@
 //! Bytes that a driver of a network device can send, at every limit: offloads, headers, commands.
 
+use manyring_wire::net::rss::{HashConfig, RssConfig};
 use manyring_wire::net::{
     Coalescing, Command, CommandError, FilterTable, HDR_F_DATA_VALID, HDR_F_NEEDS_CSUM,
     HDR_GSO_ECN, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HDR_GSO_UDP_L4, HeaderError, Offloads,
@@ -174,6 +175,8 @@ fn a_command_is_parsed_as_it_was_emitted() {
     let coalescing = Coalescing { packets_max: 0x0102_0304, delay_us_max: 0x0506_0708 };
     let (unicast, multicast) = (vec![[2, 0, 0, 0, 0, 1]], vec![[1, 0, 0x5e, 0, 0, 1]; 2]);
     let modes = RxMode::ALL.map(|mode| Command::Rx(mode, true));
+    let hash = HashConfig { types: 0x3f, key: vec![9; 40] };
+    let rss = RssConfig { hash: hash.clone(), unclassified: 1, table: vec![0, 2], transmitqs: 3 };
     let others = [
         Command::MacTable(FilterTable { unicast, multicast }),
         Command::MacAddr([2, 3, 4, 5, 6, 7]),
@@ -186,6 +189,8 @@ fn a_command_is_parsed_as_it_was_emitted() {
         Command::CoalesceRx(coalescing),
         Command::CoalesceQueue(QueueCoalescing { index: 0x0201, coalescing }),
         Command::CoalesceQuery(0x0201),
+        Command::Rss(rss),
+        Command::Hash(hash),
     ];
     for command in modes.into_iter().chain(others) {
         assert_eq!(Command::parse(&command.emit()), Ok(command));

@@ -1,7 +1,7 @@
 //! The numbers of the specifications, each written down a second time.
 
-use manyring_wire::net::{self, CTRL_BITS, GUEST_OFFLOAD_BITS};
-use manyring_wire::{blk, vhost_user, virtio};
+use manyring_wire::net::{self, CTRL_BITS, GUEST_OFFLOAD_BITS, flow, head, rss};
+use manyring_wire::{blk, nbd, vhost_user, virtio};
 
 /// Bits of a mask, the lowest first.
 fn bits(mask: u64) -> Vec<u32> {
@@ -14,6 +14,8 @@ fn feature_bits_of_every_device_and_of_disks_are_the_specifications() {
     assert_eq!(bits(virtio::VIRTIO_F_INDIRECT_DESC), [28]);
     assert_eq!(bits(virtio::VIRTIO_F_EVENT_IDX), [29]);
     assert_eq!(bits(virtio::VIRTIO_F_VERSION_1), [32]);
+    assert_eq!(bits(virtio::VIRTIO_F_RING_PACKED), [34]);
+    assert_eq!(bits(virtio::VIRTIO_F_IN_ORDER), [35]);
     for (feature, bit) in [
         (blk::VIRTIO_BLK_F_SIZE_MAX, 1),
         (blk::VIRTIO_BLK_F_SEG_MAX, 2),
@@ -59,6 +61,8 @@ fn feature_bits_of_network_devices_are_the_specifications() {
         (net::VIRTIO_NET_F_GUEST_USO4, 54),
         (net::VIRTIO_NET_F_GUEST_USO6, 55),
         (net::VIRTIO_NET_F_HOST_USO, 56),
+        (net::VIRTIO_NET_F_HASH_REPORT, 57),
+        (net::VIRTIO_NET_F_RSS, 60),
         (net::VIRTIO_NET_F_SPEED_DUPLEX, 63),
     ] {
         assert_eq!(bits(feature), [bit]);
@@ -82,4 +86,33 @@ fn the_longest_frame_is_an_ip_packet_with_an_ethernet_header_and_a_tag() {
     assert_eq!((net::HDR_F_NEEDS_CSUM, net::HDR_F_DATA_VALID), (1, 2));
     assert_eq!(blk::SECTOR_SIZE, 1 << blk::SECTOR_SHIFT);
     assert_eq!(blk::SEGMENT_UNMAP, 1);
+}
+
+#[test]
+fn headers_that_are_looked_at_have_the_length_of_the_longest_ones() {
+    use rss::hash_type::{IPV4, IPV6, TCPV4, TCPV6, UDPV4, UDPV6};
+    // Ethernet, two sessions, IPv4 with all options, ports; Ethernet, a tag, IPv6, TCP with all.
+    assert_eq!((flow::FLOW_BYTES, head::HEAD_SIZE_MAX), (94, 118));
+    // For each of two addresses of IPv6 and two ports two halves of a byte, of 16 values each.
+    assert_eq!(rss::TOEPLITZ_WORDS, 36 * 2 * 16);
+    assert_eq!(bits(rss::hash_type::ALL.into()), [0, 1, 2, 3, 4, 5]);
+    let types = [IPV4, TCPV4, UDPV4, IPV6, TCPV6, UDPV6];
+    assert_eq!(types.map(u32::trailing_zeros), [0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn flags_of_nbd_are_the_specifications() {
+    for (flag, bit) in [
+        (nbd::HAS_FLAGS, 0),
+        (nbd::READ_ONLY, 1),
+        (nbd::SEND_FLUSH, 2),
+        (nbd::SEND_FUA, 3),
+        (nbd::SEND_TRIM, 5),
+        (nbd::SEND_WRITE_ZEROES, 6),
+        (nbd::CAN_MULTI_CONN, 8),
+        (nbd::FLAG_FUA, 0),
+        (nbd::FLAG_NO_HOLE, 1),
+    ] {
+        assert_eq!(bits(flag.into()), [bit]);
+    }
 }

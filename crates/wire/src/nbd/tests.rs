@@ -335,3 +335,136 @@ fn a_client_of_a_relay_ends_with_a_disconnect_or_with_what_is_no_command() {
     }
     assert!(out.is_empty() && !relay.is_waiting(1));
 }
+
+#[test]
+fn what_is_as_long_or_as_large_as_it_may_be_is_taken() {
+    let export = |size: u64| reply(7, 3, &info_export(size, HAS_FLAGS));
+    let end = reply(7, 1, &[]);
+    let is_done = |replies: &[Vec<u8>]| matches!(go(replies), Ok(Progress::Done(_)));
+    assert!(is_done(&[export(i64::MAX.cast_unsigned()), end.clone()]));
+    assert!(!is_done(&[export(1 << 63), end.clone()]));
+    // 63 pieces of information, and the end.
+    assert!(is_done(&[export(512).repeat(63), end.clone()]));
+    assert!(!is_done(&[export(512).repeat(64), end.clone()]));
+    // Information of a kind that this client does not use.
+    let info = |len: usize| reply(7, 3, &[&[0, 9][..], &vec![0; len - 2]].concat());
+    assert!(is_done(&[export(512), info(8192), info(2), end.clone()]));
+    assert!(!is_done(&[export(512), info(8193), end.clone()]));
+    let blocks = |sizes| is_done(&[export(512), reply(7, 3, &info_blocks(sizes)), end.clone()]);
+    for sizes in [[1, 512, 512], [1 << 16, 1 << 16, 1 << 16], [512, 512, u32::MAX]] {
+        assert!(blocks(sizes), "{sizes:?}");
+    }
+    for sizes in [[0, 512, 512], [1, 511, 512], [1, 512, 511], [1024, 512, 1024], [1, 768, 1024]] {
+        assert!(!blocks(sizes), "{sizes:?}");
+    }
+    let name = "n".repeat(4096);
+    assert!(Handshake::new(Wish { name, tls: false }).is_ok());
+    // Flags that this client does not know are not answered with.
+    let (out, _) = converse(Wish::default(), &greeting(0x8003));
+    assert_eq!(out[..4], [0, 0, 0, 3]);
+    let (out, _) = converse(Wish::default(), &greeting(1));
+    assert_eq!(out[..4], [0, 0, 0, 1]);
+    assert_eq!(go(&[reply(7, 1 << 31 | 8, &[])]), Err(NbdError::Refused(OptionRefused::Other(8))));
+}
+
+#[test]
+fn a_negotiation_that_has_ended_takes_nothing_more() {
+    let (mut handshake, mut out) = (Handshake::new(Wish::default()).unwrap(), Vec::new());
+    let export = reply(7, 3, &info_export(512, HAS_FLAGS));
+    for bytes in [greeting(3), reply(8, 1, &[]), export[..20].to_vec(), export[20..].to_vec()] {
+        assert_eq!(handshake.take(&bytes, &mut out), Ok(Progress::More));
+    }
+    assert!(matches!(handshake.take(&reply(7, 1, &[]), &mut out), Ok(Progress::Done(_))));
+    assert_eq!(handshake.needs(), 0);
+    assert!(matches!(handshake.take(&[], &mut out), Err(NbdError::Handshake(_))));
+}
+
+#[test]
+fn each_command_and_each_error_has_its_number() {
+    use ReplyError::{Inval, Io, NoMem, NoSpace, NotSupported, Overflow, Perm, Shutdown};
+    let kinds = [
+        (CommandKind::Read, 0),
+        (CommandKind::Write, 1),
+        (CommandKind::Disconnect, 2),
+        (CommandKind::Flush, 3),
+        (CommandKind::Trim, 4),
+        (CommandKind::WriteZeroes, 6),
+    ];
+    for (kind, number) in kinds {
+        let command = Command { kind, flags: 3, cookie: 7 << 40, offset: 1 << 50, len: 4096 };
+        let bytes = command.emit();
+        assert_eq!(bytes[..8], [0x25, 0x60, 0x95, 0x13, 0, 3, 0, number]);
+        assert_eq!(Command::parse(&bytes), Some(command));
+    }
+    let mut unknown = command(CommandKind::Read, 1, 1);
+    unknown[7] = 5;
+    assert_eq!(Command::parse(unknown[..].try_into().unwrap()), None);
+    for (number, error) in [
+        (1, Perm),
+        (5, Io),
+        (12, NoMem),
+        (22, Inval),
+        (28, NoSpace),
+        (75, Overflow),
+        (95, NotSupported),
+        (108, Shutdown),
+        (4242, Io),
+    ] {
+        assert_eq!(ReplyError::of(number), Some(error), "{number}");
+    }
+    assert_eq!(ReplyError::of(0), None);
+    assert_eq!(ErrorHead::parse(&[0, 0, 0, 28]), ErrorHead(NoSpace));
+    assert_eq!(ErrorHead::parse(&[0; 4]), ErrorHead(Io));
+    let hole = Hole::parse(&[0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 3, 4]);
+    assert_eq!(hole, Hole { offset: 1 << 32 | 2, len: 0x304 });
+}
+
+#[test]
+fn chunks_may_have_every_length_of_their_kind() {
+    let head = |kind: u16, len: u32| {
+        let mut bytes = Chunk { kind: ChunkKind::None, is_last: true, cookie: 9, len }.emit();
+        bytes[6..8].copy_from_slice(&kind.to_be_bytes());
+        Reply::parse(&bytes)
+    };
+    let error = 1 << 15;
+    for (kind, parsed, lens) in [
+        (0, ChunkKind::None, &[0][..]),
+        (1, ChunkKind::Data, &[9, u32::MAX]),
+        (2, ChunkKind::Hole, &[12]),
+        (error | 1, ChunkKind::Error, &[6, 4110]),
+        (error | 2, ChunkKind::Error, &[14, 4110]),
+        (error | 77, ChunkKind::Error, &[6, 4110]),
+    ] {
+        for &len in lens {
+            let reply = Reply::Chunk(Chunk { kind: parsed, is_last: true, cookie: 9, len });
+            assert_eq!(head(kind, len), Ok(Some(Replied { reply, size: 20 })), "{kind:#x} {len}");
+        }
+    }
+    for (kind, len) in [
+        (2, 13),
+        (error | 1, 5),
+        (error | 1, 4111),
+        (error | 2, 13),
+        (error | 2, 4111),
+        (error | 77, 5),
+        (error | 77, 4111),
+        (3, 0),
+    ] {
+        assert!(head(kind, len).is_err(), "{kind:#x} {len}");
+    }
+}
+
+#[test]
+fn an_address_may_name_the_certificates_host_and_a_port_of_its_own() {
+    let uri = Uri::parse("nbds://a:2/?tls-hostname=b%41&tls-certificates=/c").unwrap();
+    assert_eq!(uri.host, Host::Tcp("a".to_owned(), 2));
+    let texts = (uri.hostname.as_deref(), uri.certificates.as_deref());
+    assert_eq!((uri.tls, texts), (true, (Some("bA"), Some("/c"))));
+    let unix = Uri::parse("nbd+unix:///?socket=/a").unwrap();
+    assert_eq!((unix.host, unix.tls), (Host::Unix("/a".to_owned()), false));
+    assert_eq!(Uri::parse("nbd://h:65535").unwrap().host, Host::Tcp("h".to_owned(), 65535));
+    for text in ["nbd://h:65536", "nbd://h:", "nbd://h:-1"] {
+        assert_eq!(Uri::parse(text), Err(UriError::Port), "{text}");
+    }
+    assert_eq!(Uri::parse("nbd+unix:///?tls-hostname=a&socket=/a"), Err(UriError::NoTls));
+}

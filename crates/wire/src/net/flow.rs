@@ -288,4 +288,39 @@ mod tests {
             prop_assert_eq!(flow_of(&bytes, KEY), flow_of(&bytes[..enough], KEY));
         }
     }
+
+    /// The host's program must come to these numbers too.
+    #[test]
+    fn numbers_of_flows_are_those_of_the_steps_above() {
+        let mixed = |end: u64| {
+            let end = u128::from(end) * u128::from(MIX[0]) % (1 << 64);
+            let end = (end ^ (end / (1 << 32))) * u128::from(MIX[1]) % (1 << 64);
+            end ^ (end / (1 << 29))
+        };
+        let of = |ends: [u64; 2]| {
+            let sum = ends.map(|end| mixed(end ^ KEY)).iter().sum::<u128>() % (1 << 64);
+            u64::try_from(sum * u128::from(MIX[0]) % (1 << 64)).unwrap()
+        };
+        let four = |bytes: [u8; 4], port: [u8; 2]| {
+            u64::from(u32::from_ne_bytes(bytes)) ^ u64::from(u16::from_ne_bytes(port)) << 48
+        };
+        let whole = frame(0, false, ENDS, 6);
+        let ends = [four([10, 0, 0, 1], [0x9c, 0x40]), four([10, 0, 0, 2], [0x14, 0x51])];
+        assert_eq!(number(&whole), of(ends));
+        let station = |bytes: [u8; 6]| {
+            let part = |at: usize| u64::from(u16::from_ne_bytes([bytes[at], bytes[at + 1]]));
+            part(0) + part(2) * (1 << 16) + part(4) * (1 << 32)
+        };
+        let (to, from) = ([1, 2, 3, 4, 5, 6], [0xff, 8, 9, 10, 11, 0xfe]);
+        let other = [&to[..], &from, &[0x88, 0x47], &[0; 40]].concat();
+        assert_eq!(number(&other), of([station(to), station(from)]));
+        let six = |low: u8, port: [u8; 2]| {
+            let high = u64::from_ne_bytes([0x20, 1, 0xd, 0xb8, 0, 0, 0, 0]);
+            let low = u64::from_ne_bytes([0, 0, 0, 0, 10, 0, 0, low]);
+            let address = high.wrapping_mul(MIX[1]) ^ low;
+            address ^ u64::from(u16::from_ne_bytes(port)) << 48
+        };
+        let whole = frame(0, true, ENDS, 17);
+        assert_eq!(number(&whole), of([six(1, [0x9c, 0x40]), six(2, [0x14, 0x51])]));
+    }
 }

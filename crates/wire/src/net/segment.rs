@@ -373,4 +373,44 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_finished_frame_stays_as_it_is_and_a_checksum_past_the_end_is_refused() {
+        let bytes = vec![0xaa; 21];
+        let plain = RawHeader { csum_start: 14.into(), ..RawHeader::default() };
+        assert_eq!(pieces(&plain, bytes.clone()).unwrap(), [&bytes[..]]);
+        let csum = RawHeader { flags: HDR_F_NEEDS_CSUM, csum_offset: 5.into(), ..plain };
+        assert_eq!(pieces(&csum, bytes.clone()).unwrap().len(), 1);
+        let late = RawHeader { csum_offset: 6.into(), ..csum };
+        assert_eq!(pieces(&late, bytes.clone()), Err(SegmentError::Lengths));
+        let far = RawHeader { csum_start: 22.into(), csum_offset: 0.into(), ..csum };
+        assert_eq!(pieces(&far, bytes), Err(SegmentError::Lengths));
+        // A sum of zero is written as its other form: zero says that there is no checksum.
+        assert_eq!((checksum(0, &[0xff, 0xff]), checksum(0, &[])), (0xffff, 0xffff));
+        assert_eq!(checksum(0, &[0x12, 0x34, 0x56]), !(0x1234 + 0x5600));
+    }
+
+    #[test]
+    fn the_most_pieces_there_may_be_are_made_and_no_headers_are_shorter_than_they_must_be() {
+        let (header, most) = frame(true, false, SEGMENTS_MAX, 1);
+        assert_eq!(pieces(&header, most).unwrap().len(), SEGMENTS_MAX);
+        let (header, more) = frame(true, false, SEGMENTS_MAX + 1, 1);
+        assert_eq!(pieces(&header, more), Err(SegmentError::Pieces));
+        let lengths = |header: RawHeader, frame: Vec<u8>| {
+            assert_eq!(pieces(&header, frame), Err(SegmentError::Lengths));
+        };
+        let (header, good) = frame(true, false, 100, 50);
+        lengths(RawHeader { gso_size: 0.into(), ..header }, good.clone());
+        let mut short = good.clone();
+        short[14] = 0x44;
+        lengths(RawHeader { csum_start: 30.into(), ..header }, short);
+        let mut cut = good[..34 + 40].to_vec();
+        cut[46] = 0xf0;
+        lengths(header, cut);
+        let mut options = good[..34 + 60].to_vec();
+        options[46] = 0xf0;
+        assert_eq!(pieces(&header, options).unwrap().len(), 1, "headers and no payload");
+        let (header, six) = frame(false, false, 100, 50);
+        lengths(RawHeader { csum_start: 53.into(), ..header }, six);
+    }
 }

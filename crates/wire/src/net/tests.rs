@@ -158,3 +158,21 @@ fn mac_addresses_are_read() {
         assert_eq!(parse_mac(text), None, "{text}");
     }
 }
+
+#[test]
+fn headers_before_packets_have_the_length_that_was_negotiated() {
+    let (merged, hash) = (VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_HASH_REPORT);
+    let others = !(VIRTIO_F_VERSION_1 | merged | hash);
+    for (features, size) in [
+        (0, 10),
+        (others, 10),
+        (VIRTIO_F_VERSION_1, 12),
+        (merged, 12),
+        (VIRTIO_F_VERSION_1 | merged, 12),
+        (VIRTIO_F_VERSION_1 | others, 12),
+        (hash, 20),
+        (VIRTIO_F_VERSION_1 | merged | hash, 20),
+    ] {
+        assert_eq!(header_size(features), size, "{features:#x}");
+    }
+}

@@ -357,4 +357,23 @@ mod tests {
         let long = vec![0xff; 4096];
         assert!(PARAMS.text(Some(&long)).unwrap_err().to_string().len() < 200);
     }
+
+    #[test]
+    fn numbers_are_taken_from_the_smallest_to_the_largest() {
+        let is_taken =
+            |key: Key, number: u64| key.number(Some(number.to_string().as_bytes())).is_ok();
+        for (key, least, most) in [
+            (RING_PAGE_ORDER, 0, 4),
+            (NUM_RING_PAGES, 1, 16),
+            (EVENT_CHANNEL, 1, u64::from(u32::MAX)),
+            (FRONTEND_ID, 0, 0x7fef),
+            (SECTORS, 0, u64::MAX / 512),
+        ] {
+            assert!(is_taken(key, least) && is_taken(key, most), "{}", key.name);
+            assert!(!is_taken(key, most + 1) && (least == 0 || !is_taken(key, 0)), "{}", key.name);
+        }
+        assert!(!is_taken(NUM_RING_PAGES, 32));
+        assert_eq!(shown(&[b'a'; 40]), "a".repeat(40));
+        assert_eq!(shown(&[b'a'; 41]), "a".repeat(40) + "...");
+    }
 }

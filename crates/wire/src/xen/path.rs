@@ -192,6 +192,7 @@ mod tests {
         assert!(disk.is_absolute() && !path("device/vbd").is_absolute());
         assert_eq!(disk.components().collect::<Vec<_>>(), ["local", "domain", "1", "device"]);
         assert_eq!((disk.name(), disk.parent()), ("device", Some(path("/local/domain/1"))));
+        assert_eq!(disk.to_string(), "/local/domain/1/device");
         assert_eq!(path("/local").parent(), Some(Path::ROOT));
         assert_eq!((Path::ROOT.parent(), Path::ROOT.name()), (None, ""));
         assert_eq!(path("device").parent(), None);
@@ -219,6 +220,7 @@ mod tests {
         assert_eq!(Watched::parse(b"@a\x7f"), Err(PathError::Character { byte: 0x7f, at: 2 }));
         let size = REL_PATH_MAX + 1;
         let long = [b"@".to_vec(), vec![b'x'; size - 1]].concat();
+        assert!(Watched::parse(&long[1..]).is_ok() && Watched::parse(&long[..size - 1]).is_ok());
         assert_eq!(Watched::parse(&long), Err(PathError::TooLong { size, max: REL_PATH_MAX }));
     }
 }

@@ -330,3 +330,35 @@ fn a_header_that_lies_is_left_as_it_is() {
         assert_eq!(parse(&header, &tagged_twice).err(), Some(Alone::Kind));
     }
 }
+
+#[test]
+fn frames_of_one_flow_have_its_protocols_tags_addresses_and_ports() {
+    for kind in [Kind::Tcp4, Kind::Tcp6, Kind::Udp4, Kind::Udp6] {
+        let first = Frame::new(kind, vec![1; 100]);
+        let head = |frame: &Frame| frame.head().unwrap();
+        let of_first = head(&first);
+        assert_eq!((of_first.kind(), of_first.payload()), (kind, 100));
+        let next = Frame { service: 3, options: 8, ..first.next(vec![2; 7]) };
+        assert!(of_first.is_of_flow(&head(&next)), "{kind:?}");
+        let port = Frame { port: 4001, ..first.clone() };
+        let tagged = Frame { tagged: true, ..first.clone() };
+        for other in [port, tagged] {
+            assert!(!of_first.is_of_flow(&head(&other)), "{other:?}");
+        }
+        // The last byte of either address.
+        let (addresses, size) = if kind.is_ipv4() { (26, 4) } else { (22, 16) };
+        for at in [addresses, addresses + size - 1, addresses + size, addresses + 2 * size - 1] {
+            let mut moved = of_first.clone();
+            moved.bytes[at] ^= 1;
+            assert!(!of_first.is_of_flow(&moved), "{kind:?} {at}");
+        }
+        let mut before = of_first.clone();
+        before.bytes[addresses - 1] ^= 1;
+        assert!(of_first.is_of_flow(&before), "{kind:?}: no part of the addresses");
+        let others = [Kind::Tcp4, Kind::Tcp6, Kind::Udp4, Kind::Udp6];
+        for other in others.into_iter().filter(|other| *other != kind) {
+            let other = head(&Frame::new(other, vec![1; 100]));
+            assert!(!of_first.is_of_flow(&other), "{kind:?} {:?}", other.kind());
+        }
+    }
+}

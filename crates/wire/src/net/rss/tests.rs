@@ -236,3 +236,22 @@ proptest! {
         prop_assert!(queues.iter().all(|queue| *queue == queues[0]), "{:?}", queues);
     }
 }
+
+#[test]
+fn a_hash_is_told_with_its_type_and_the_table_has_the_key_in_its_first_words() {
+    let hash = Hash { value: 0x0403_0201, report: HashReport::Udpv6 };
+    assert_eq!(hash.emit(), [1, 2, 3, 4, 6, 0, 0, 0]);
+    let toeplitz = Toeplitz::new(&KEY);
+    assert_eq!(toeplitz.words().len(), TOEPLITZ_WORDS);
+    // Of the first half of a byte: no bit, the last of its bits, the first one.
+    assert_eq!(toeplitz.words()[0], 0);
+    assert_eq!(toeplitz.words()[1], (0x6d5a_56da << 3) | (0x25 >> 5));
+    assert_eq!(toeplitz.words()[8], 0x6d5a_56da);
+}
+
+#[test]
+fn a_configuration_needs_the_pairs_of_its_table_and_as_many_as_it_sends_on() {
+    let table = RssConfig { table: vec![0, 6], ..config() };
+    assert_eq!(table.pairs(), 7);
+    assert_eq!(RssConfig { transmitqs: 9, ..table }.pairs(), 9);
+}
