@@ -4,13 +4,13 @@
 
 mod guest;
 
-use guest::{BUFFERS, GUEST, Rig, USER};
+use guest::{BUFFERS, GUEST, Rig, USER, packed_base};
 use manyring_memory::{GuestAddr, GuestMemory, LastHit, MemoryError, MemoryFiles, RegionSpec};
 use manyring_queue::split::DeviceHalf;
 use manyring_queue::{
-    BATCH_CHAINS, Batch, Chains, DeviceQueue, QueueError, Ring, RingAddresses, RingFeatures,
+    BATCH_CHAINS, Base, Batch, Chains, DeviceQueue, QueueError, Ring, RingAddresses, RingFeatures,
 };
-use manyring_wire::virtqueue::{RING_IDX, used_entry};
+use manyring_wire::virtqueue::{RING_FLAGS, RING_IDX, used_entry, used_event};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -125,11 +125,11 @@ fn with_event_idx_a_call_is_wanted_when_the_used_index_passes_the_event_over_the
         wanted
     };
     // The event is 65535 + 0: the first used entry passes it, the next ones do not.
-    rig.avail.store_u16(manyring_wire::virtqueue::used_event(4), 65_535);
+    rig.avail.store_u16(used_event(4), 65_535);
     assert!(round(1));
     assert!(!round(2));
     // The event two ahead, at index 3: used.idx is 2 now.
-    rig.avail.store_u16(manyring_wire::virtqueue::used_event(4), 3);
+    rig.avail.store_u16(used_event(4), 3);
     assert!(!round(1));
     assert!(round(1));
 }
@@ -277,4 +277,178 @@ fn the_driver_counts_what_became_visible_together_until_it_looks_again() {
     assert_eq!(driver.used_count(), 2, "what came later is not of the same look");
     assert_eq!((0..4).filter(|_| driver.take_used().is_some()).count(), 4);
     assert_eq!((driver.used_count(), driver.take_used()), (0, None));
+}
+
+const PACKED: RingFeatures = RingFeatures { packed: true, ..EVENT_IDX };
+
+#[test]
+fn a_call_within_the_next_chains_is_wanted_if_the_driver_has_asked_for_one_of_them() {
+    let size = 8;
+    let plain = RingFeatures { event_idx: false, ..EVENT_IDX };
+    for base in [0, 3, 65_533] {
+        let (rig, flagged) = (Rig::new(size, EVENT_IDX, base), Rig::new(size, plain, base));
+        let _drivers = (rig.driver_queue(), flagged.driver_queue());
+        let (queue, by_flag) = (rig.device_queue(), flagged.device_queue());
+        for (ahead, chains) in (0..5u16).flat_map(|ahead| (0..5).map(move |n| (ahead, n))) {
+            rig.avail.store_u16(used_event(size), base.wrapping_add(ahead));
+            assert_eq!(queue.wants_call_within(chains), ahead < chains, "{ahead} {chains}");
+        }
+        rig.avail.store_u16(used_event(size), base.wrapping_sub(1));
+        assert!(!queue.wants_call_within(5), "an event that has passed");
+        for (flags, is_wanted) in [(0, true), (1, false), (2, true), (3, false)] {
+            flagged.avail.store_u16(RING_FLAGS, flags);
+            assert_eq!(by_flag.wants_call_within(1), is_wanted, "{flags}");
+        }
+    }
+}
+
+#[test]
+fn a_call_within_the_next_chains_of_a_packed_ring_is_wanted_as_of_a_split_one() {
+    let size = 7;
+    for base in 0..2 * size {
+        let rig = Rig::new(size, PACKED, base);
+        let _driver = rig.driver_queue();
+        let queue = rig.device_queue();
+        let event = |place: u32, flags: u32| rig.avail.store_u32(0, place & 0xffff | flags << 16);
+        for (ahead, chains) in (0..5u16).flat_map(|ahead| (0..5).map(move |n| (ahead, n))) {
+            event(packed_base(size, base + ahead).bits(), 2);
+            assert_eq!(queue.wants_call_within(chains), ahead < chains, "{ahead} {chains}");
+            event(packed_base(size, base + ahead).bits(), 0);
+            assert!(queue.wants_call_within(chains), "for each buffer");
+            event(packed_base(size, base + ahead).bits(), 1);
+            assert!(!queue.wants_call_within(chains), "for none");
+        }
+        // A driver cannot ask for an event that lies further ahead than its ring is long.
+        event(packed_base(size, base + size - 1).bits(), 2);
+        assert!(queue.wants_call_within(u16::MAX) && !queue.wants_call_within(size - 1));
+    }
+}
+
+#[test]
+fn chains_that_are_pushed_before_their_turn_wait_in_their_ring() {
+    let in_order = RingFeatures { in_order: true, ..EVENT_IDX };
+    for features in [in_order, RingFeatures { packed: true, ..in_order }] {
+        let rig = Rig::new(8, features, 0);
+        let (mut driver, mut device) = (rig.driver_queue(), rig.device_queue());
+        let ids = [0; 4].map(|_| driver.add(&[(BUFFERS, 1)], &[]).unwrap());
+        driver.publish();
+        let mut batch = Batch::new();
+        assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 4);
+        let mut push = |device: &mut DeviceQueue, n| {
+            device.push_used(batch.take(n).unwrap().0, u32::try_from(n).unwrap());
+        };
+        push(&mut device, 2);
+        push(&mut device, 1);
+        assert_eq!((device.waiting(), device.publish(), device.waiting()), (2, 0, 2));
+        push(&mut device, 0);
+        assert_eq!((device.waiting(), device.publish(), device.waiting()), (2, 3, 0));
+        push(&mut device, 3);
+        assert_eq!((device.waiting(), device.publish(), device.in_flight()), (0, 1, 0));
+        let taken: Vec<_> = std::iter::from_fn(|| driver.take_used()).collect();
+        assert_eq!(taken, [(ids[0], 0), (ids[1], 1), (ids[2], 2), (ids[3], 3)], "{features:?}");
+    }
+}
+
+#[test]
+fn a_batch_says_what_it_has_walked_over_and_lends_what_is_not_taken() {
+    for features in [EVENT_IDX, PACKED] {
+        let rig = Rig::new(8, features, 0);
+        let (mut driver, mut device) = (rig.driver_queue(), rig.device_queue());
+        // A descriptor of no bytes has no slice.
+        driver.add(&[(BUFFERS, 8), (BUFFERS + 8, 0)], &[(BUFFERS + 64, 4)]).unwrap();
+        driver.add(&[(BUFFERS, 2)], &[]).unwrap();
+        driver.publish();
+        let mut batch = Batch::new();
+        assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 2);
+        assert_eq!(batch.walked(), 4);
+        let lens = |batch: &Batch, index| {
+            let (readable, writable) = batch.peek(index)?;
+            let lens = |pieces: manyring_memory::Pieces<'_>| {
+                pieces.iter().map(manyring_memory::GuestSlice::len).collect::<Vec<_>>()
+            };
+            Some((lens(readable), lens(writable)))
+        };
+        assert_eq!(lens(&batch, 0), Some((vec![8], vec![4])));
+        assert_eq!((lens(&batch, 1), lens(&batch, 2)), (Some((vec![2], vec![])), None));
+        let first = batch.take(0).unwrap().0;
+        assert_eq!(lens(&batch, 0), None, "it was taken");
+        let rest: Vec<_> = batch.take_from(1).collect();
+        assert_eq!(rest.len(), 1);
+        assert!(batch.take_from(0).next().is_none());
+        [first].into_iter().chain(rest).for_each(|chain| device.push_used(chain, 0));
+        assert_eq!(device.publish(), 2);
+    }
+}
+
+#[test]
+fn a_ring_begins_at_its_first_descriptor_and_a_packed_one_on_either_lap() {
+    let is_start = |bits, features| Base::from_bits(bits).is_start(features);
+    for bits in [0, 0x8000, 0x8000_8000] {
+        assert!(is_start(bits, PACKED), "{bits:#x}");
+        assert_eq!(is_start(bits, EVENT_IDX), bits == 0, "{bits:#x}");
+    }
+    for bits in [1, 0x8001, 0x8000_0000, 0x8001_8000, 0x8000_8001] {
+        assert!(!is_start(bits, PACKED) && !is_start(bits, EVENT_IDX), "{bits:#x}");
+    }
+}
+
+#[test]
+fn chains_that_are_popped_again_count_as_those_that_are_popped_first() {
+    for features in [EVENT_IDX, PACKED] {
+        let rig = Rig::new(8, features, 0);
+        let (mut driver, mut device) = (rig.driver_queue(), rig.device_queue());
+        let empty = (BUFFERS + 8, 0);
+        for _ in 0..2 {
+            driver.add(&[(BUFFERS, 8), empty, empty], &[]).unwrap();
+        }
+        driver.publish();
+        let mut batch = Batch::new();
+        assert_eq!((device.pop_batch(&mut batch, 2), batch.walked()), (2, 6));
+        (0..2).for_each(|n| device.set_aside(batch.take(n).unwrap().0));
+        assert_eq!((device.pop_aside(&mut batch, 8), batch.walked()), (2, 6), "{features:?}");
+        (0..2).for_each(|n| device.push_used(batch.take(n).unwrap().0, 0));
+        assert_eq!(device.publish(), 2);
+    }
+}
+
+#[test]
+fn a_chain_that_is_set_aside_is_returned_before_those_that_were_popped_after_it() {
+    let in_order = RingFeatures { in_order: true, ..EVENT_IDX };
+    for features in [in_order, RingFeatures { packed: true, ..in_order }] {
+        let rig = Rig::new(8, features, 0);
+        let (mut driver, mut device) = (rig.driver_queue(), rig.device_queue());
+        let ids = [0; 3].map(|_| driver.add(&[], &[(BUFFERS, 4)]).unwrap());
+        driver.publish();
+        let mut batch = Batch::new();
+        assert_eq!(device.pop_batch(&mut batch, 1), 1);
+        device.set_aside(batch.take(0).unwrap().0);
+        // Each of the others is popped while no chain is in flight, or one.
+        for written in [2, 3] {
+            assert_eq!(device.pop_batch(&mut batch, 1), 1);
+            device.push_used(batch.take(0).unwrap().0, written);
+            assert_eq!(device.publish(), 0, "not before the first");
+        }
+        assert_eq!((device.waiting(), driver.take_used()), (2, None));
+        assert_eq!(device.pop_aside(&mut batch, 1), 1);
+        device.push_used(batch.take(0).unwrap().0, 1);
+        assert_eq!((device.publish(), device.waiting()), (3, 0));
+        let taken: Vec<_> = std::iter::from_fn(|| driver.take_used()).collect();
+        assert_eq!(taken, [(ids[0], 1), (ids[1], 2), (ids[2], 3)], "{features:?}");
+    }
+}
+
+#[test]
+fn a_fault_that_a_device_finds_stops_the_ring_and_the_first_one_stays() {
+    for features in [EVENT_IDX, PACKED] {
+        let rig = Rig::new(8, features, 0);
+        let (mut driver, mut device) = (rig.driver_queue(), rig.device_queue());
+        driver.add(&[(BUFFERS, 1)], &[]).unwrap();
+        driver.publish();
+        assert_eq!(device.fault(), None);
+        device.latch_fault(QueueError::Request("of a test"));
+        device.latch_fault(QueueError::ChainBytes);
+        assert_eq!(device.fault(), Some(QueueError::Request("of a test")));
+        assert_eq!(device.pop_batch(&mut Batch::new(), BATCH_CHAINS), 0, "{features:?}");
+        assert!(device.is_faulted() && !device.has_available());
+    }
 }

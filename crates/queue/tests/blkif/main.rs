@@ -278,3 +278,33 @@ fn new_ring_has_its_counts_at_the_start_and_its_events_one_ahead() {
     rig.words.load_u32s(16, &mut rest);
     assert_eq!(rest, [0; 12]);
 }
+
+#[test]
+fn requests_are_lent_until_they_are_taken_and_those_left_are_taken_the_last_first() {
+    let (_rig, _front, mut back, mut requests) = full_ring();
+    assert_eq!((requests.len(), requests.is_empty()), (32, false));
+    let ids = |requests: &Requests| [0, 31].map(|at| requests.peek(at).map(RawRequest::id));
+    assert_eq!(ids(&requests), [Some(0), Some(31)]);
+    assert!(requests.peek(32).is_none() && requests.take(32).is_none());
+    let (first, _) = requests.take(0).unwrap();
+    assert_eq!(ids(&requests), [None, Some(31)]);
+    assert!(requests.take(0).is_none());
+    let left: Vec<Chain> = requests.take_all().collect();
+    let slots: Vec<u16> = left.iter().map(Chain::slot).collect();
+    assert_eq!(slots, (1..32).rev().collect::<Vec<_>>());
+    assert!(requests.take_all().next().is_none());
+    [first].into_iter().chain(left).for_each(|chain| back.discard(chain));
+    assert_eq!(back.in_flight(), 0);
+}
+
+/// A ring of Xen says nothing of these, and a driver may always be asked.
+#[test]
+fn ring_that_cannot_tell_wants_calls_and_has_nothing_that_waits() {
+    let rig = Rig::new(Abi::X86_64, 0);
+    let (_front, mut back) = rig.halves(0);
+    assert!(back.wants_call_within(0) && back.wants_call_within(1));
+    assert_eq!((back.waiting(), Ring::owed(&back), Ring::owes(&back)), (0, 0, false));
+    assert!(!back.put_back_owed() && !back.leave_aside() && !back.is_faulted());
+    back.latch_fault(QueueError::Granted);
+    assert!(back.is_faulted());
+}
