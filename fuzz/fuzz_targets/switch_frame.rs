@@ -90,7 +90,7 @@ fuzz_target!(|input: Vec<(u8, bool, [u8; HEADER_SIZE], Vec<u8>)>| {
     let mut senders: Vec<_> = ports.iter().map(|port| port.open_tx(0).unwrap()).collect();
     let room = Mapping::anonymous((HEADER_SIZE + FRAME_SIZE_MAX) as u64).unwrap();
     let memory = Arc::new(Mapping::anonymous(LEN_MAX as u64).unwrap());
-    for (from, is_letter, header, mut bytes) in input.into_iter().take(64) {
+    for (from, is_frame_copy, header, mut bytes) in input.into_iter().take(64) {
         let from = usize::from(from) % ports.len();
         bytes.truncate(LEN_MAX);
         // Addresses that there are, so that frames arrive.
@@ -105,8 +105,8 @@ fuzz_target!(|input: Vec<(u8, bool, [u8; HEADER_SIZE], Vec<u8>)>| {
             continue;
         }
         let (mut frames, mut done) = (Frames::new().unwrap(), Vec::new());
-        if is_letter {
-            ports[from].courier().send(&[&header[..], &bytes].concat());
+        if is_frame_copy {
+            ports[from].copy_path().send(&[&header[..], &bytes].concat());
         } else {
             memory.slice(0, bytes.len()).unwrap().write_from(&bytes);
             let len = u32::try_from(bytes.len()).unwrap();

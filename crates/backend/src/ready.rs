@@ -1,4 +1,5 @@
-//! `Readiness`: the event that a half of a port waits for. `Bell`: how one half wakes another here.
+//! `Readiness`: the event that a half of a port waits for. `Doorbell`: how one half wakes another
+//! here.
 //!
 //! A file descriptor of the host reports events of the kernel. Between two queues of this process
 //! no such event happens: one thread leaves work in memory, and another thread, which may be
@@ -30,9 +31,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub enum Readiness<'a> {
     /// Wait until this file descriptor is ready: for input, or output if it is of a sending half.
     Fd(BorrowedFd<'a>),
-    /// Arm the bell, and wait until it is rung. Its eventfd is watched while the half stays with
-    /// its worker, and is never read.
-    Bell(&'a Bell),
+    /// Arm the doorbell, and wait until it is rung. Its eventfd is watched while the half stays
+    /// with its worker, and is never read.
+    Doorbell(&'a Doorbell),
     /// Do not wait: the half is always ready.
     Always,
     /// There is nothing to wait for: the half will never be ready.
@@ -40,14 +41,18 @@ pub enum Readiness<'a> {
 }
 
 impl<'a> Readiness<'a> {
-    /// The bell whose eventfd the worker watches all the time and never reads, if there is one.
+    /// The doorbell whose eventfd the worker watches all the time and never reads, if there is one.
     #[must_use]
-    pub fn bell(&self) -> Option<&'a Bell> {
-        if let Self::Bell(bell) = self { Some(bell) } else { None }
+    pub fn doorbell(&self) -> Option<&'a Doorbell> {
+        match self {
+            Self::Doorbell(doorbell) => Some(doorbell),
+            _ => None,
+        }
     }
 }
 
-/// The atomic words of a bell: the bits of work that is left, and whether the owner must be woken.
+/// The atomic words of a doorbell: the bits of work that is left, and whether the owner must be
+/// woken.
 #[derive(Debug)]
 pub struct Alarm {
     armed: AtomicBool,
@@ -117,13 +122,13 @@ impl Default for Alarm {
 
 /// Wakes the owner of a half, whichever thread its worker runs on.
 #[derive(Debug)]
-pub struct Bell {
+pub struct Doorbell {
     alarm: Alarm,
     fd: OwnedFd,
 }
 
-impl Bell {
-    /// A bell that nobody has rung.
+impl Doorbell {
+    /// A doorbell that nobody has rung.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`: the host has no file descriptor to give. `ENOMEM`: it has no memory.
@@ -140,7 +145,7 @@ impl Bell {
         }
     }
 
-    /// The words of the bell, which its owner arms and clears.
+    /// The words of the doorbell, which its owner arms and clears.
     #[must_use]
     #[inline]
     pub fn alarm(&self) -> &Alarm {
@@ -148,7 +153,7 @@ impl Bell {
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Doorbell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -159,28 +164,28 @@ mod tests {
     use super::*;
     use rustix::io::read;
 
-    /// How often the bell was rung since the last call.
-    fn rings(bell: &Bell) -> u64 {
+    /// How often the doorbell was rung since the last call.
+    fn rings(doorbell: &Doorbell) -> u64 {
         let mut count = [0; 8];
-        read(bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+        read(doorbell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
     }
 
     #[test]
     fn only_an_owner_that_is_armed_is_woken_and_once_for_a_burst() {
-        let bell = Bell::new().unwrap();
-        bell.post(1);
-        assert_eq!((rings(&bell), bell.alarm().pending()), (0, 1), "its owner is awake");
-        assert!(!bell.alarm().arm(), "work is left");
-        bell.alarm().take(1);
-        assert!(bell.alarm().arm());
+        let doorbell = Doorbell::new().unwrap();
+        doorbell.post(1);
+        assert_eq!((rings(&doorbell), doorbell.alarm().pending()), (0, 1), "its owner is awake");
+        assert!(!doorbell.alarm().arm(), "work is left");
+        doorbell.alarm().take(1);
+        assert!(doorbell.alarm().arm());
         for bit in [2, 4, 8] {
-            bell.post(bit);
+            doorbell.post(bit);
         }
-        assert_eq!((rings(&bell), bell.alarm().pending()), (1, 14));
-        bell.alarm().take(!0);
-        assert!(bell.alarm().arm());
-        bell.alarm().disarm();
-        bell.post(1);
-        assert_eq!(rings(&bell), 0);
+        assert_eq!((rings(&doorbell), doorbell.alarm().pending()), (1, 14));
+        doorbell.alarm().take(!0);
+        assert!(doorbell.alarm().arm());
+        doorbell.alarm().disarm();
+        doorbell.post(1);
+        assert_eq!(rings(&doorbell), 0);
     }
 }

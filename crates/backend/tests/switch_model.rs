@@ -4,8 +4,8 @@
 //! ```text
 //! MANYRING_MODEL_FRAMES=10000000 cargo test --release -p manyring-backend --test switch_model
 //! ```
-//! `MANYRING_MODEL_SEED` chooses other frames. The model is plain and slow: it knows no lanes, no
-//! letters and no table, and believes whatever some receiver might believe.
+//! `MANYRING_MODEL_SEED` chooses other frames. The model is plain and slow: it knows no channels,
+//! no frame copies and no table, and believes whatever some receiver might believe.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, SwitchPort, Vlans};
@@ -431,7 +431,7 @@ impl World {
     /// since the device's check: `bytes` is what it is then.
     fn send(&mut self, from: usize, header: &RawHeader, bytes: &[u8]) {
         if from == UPLINK {
-            self.ports[from].1.courier().send(&[header.as_bytes(), bytes].concat());
+            self.ports[from].1.copy_path().send(&[header.as_bytes(), bytes].concat());
             return;
         }
         self.memory.slice(0, bytes.len()).unwrap().write_from(bytes);

@@ -70,7 +70,7 @@ impl Frames {
     ///
     /// # Errors
     /// As for [`Self::new`].
-    pub(crate) fn for_lane() -> Result<Self, MemoryError> {
+    pub(crate) fn for_channel() -> Result<Self, MemoryError> {
         Self::with_own(FRAMES_MAX, HEADER_SIZE + INLINE_MAX)
     }
 

@@ -33,7 +33,7 @@ pub mod switch;
 pub mod tap;
 pub mod xdp;
 
-pub use crate::ready::{Alarm, Bell, Readiness};
+pub use crate::ready::{Alarm, Doorbell, Readiness};
 pub use frames::Frames;
 pub use returned::{Outcome, Returned, Token};
 

@@ -21,7 +21,7 @@ impl From<Passed> for Done {
 fn always_watched(done: Readiness<'_>) -> Option<BorrowedFd<'_>> {
     match done {
         Readiness::Fd(fd) => Some(fd),
-        Readiness::Bell(bell) => Some(bell.as_fd()),
+        Readiness::Doorbell(doorbell) => Some(doorbell.as_fd()),
         Readiness::Always | Readiness::Never => None,
     }
 }
@@ -141,14 +141,14 @@ impl<R: Chains> Handler<R> for NetRx {
     }
 
     fn detach(&mut self, io: &mut QueueIo<'_>) {
-        if let Some(bell) = self.readiness().bell() {
-            io.unwatch_offload(bell.as_fd());
+        if let Some(doorbell) = self.readiness().doorbell() {
+            io.unwatch_offload(doorbell.as_fd());
         }
     }
 
     fn watch(&mut self, io: &mut QueueIo<'_>) {
-        if let Some(bell) = self.readiness().bell() {
-            io.watch_offload(bell.as_fd());
+        if let Some(doorbell) = self.readiness().doorbell() {
+            io.watch_offload(doorbell.as_fd());
         }
     }
 
@@ -173,7 +173,7 @@ impl<R: Chains> Handler<R> for NetRx {
             // Without buffers do not watch the port: it would report the same frame at once.
             port: awaits_port.then_some(Awaited::Input),
             at_ns: limited_ns,
-            looks: awaits_port && self.readiness().bell().is_some(),
+            looks: awaits_port && self.readiness().doorbell().is_some(),
             is_gone,
         }
     }

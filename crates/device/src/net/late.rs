@@ -185,7 +185,7 @@ impl Late {
     pub(super) fn due_ns(&self, port: &dyn PortTx) -> Option<u64> {
         let pause_ns = match port.done() {
             Readiness::Fd(_) => None,
-            Readiness::Bell(_) => Some(LOOK_NS),
+            Readiness::Doorbell(_) => Some(LOOK_NS),
             Readiness::Always | Readiness::Never => Some(ASK_NS),
         };
         let pause_ns = pause_ns.filter(|_| self.count > 0);
@@ -288,10 +288,10 @@ impl NetTx {
         self.port.done()
     }
 
-    /// Arms the port's bell. False: frames are finished already, so the queue must not sleep.
+    /// Arms the port's doorbell. False: frames are finished already, so the queue must not sleep.
     pub(crate) fn may_sleep(&self) -> bool {
         let has_frames = self.late.as_ref().is_some_and(|late| late.count > 0);
-        !has_frames || self.port.done().bell().is_none_or(|bell| bell.alarm().arm())
+        !has_frames || self.port.done().doorbell().is_none_or(|doorbell| doorbell.alarm().arm())
     }
 
     /// Ends the queue: gives up the frames that the port has.

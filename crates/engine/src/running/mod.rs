@@ -208,7 +208,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
         let Some(awaited) = self.waits().port else { return true };
         match self.handler.readiness() {
             Readiness::Always => return false,
-            Readiness::Bell(bell) => return bell.alarm().arm(),
+            Readiness::Doorbell(bell) => return bell.alarm().arm(),
             Readiness::Fd(fd) if !self.watches_port => {
                 io.watch_port(fd, awaited == Awaited::Output);
                 self.watches_port = true;

@@ -4,31 +4,31 @@
 //! a transmitq's worker                                         a receiveq's worker
 //!   send: whose is the frame?           table.rs, guard.rs, wire::net::sender
 //!         one port, which takes it as it is
-//!            -> its burst in the lane   lane.rs, handoff.rs -> incoming: lends the burst
+//!            -> its burst in the channel   channel.rs, handoff.rs -> incoming: lends the burst
 //!         several ports, or a change                           (device: copies it to its guest)
-//!            -> a letter in the mail    mail.rs             -> recv: copies the letter
-//!         rings the bell, once for all                         release: the burst goes back
+//!            -> its copy in the copy queue   copy_queue.rs     -> recv: copies it to its guest
+//!         rings the doorbell, once for all                     release: the burst goes back
 //!   reap: the burst is back: its chains go back to the guest
 //! ```
-//! 1. **A port lends frames and is called; it knows no ring.** A frame in a lane is a list of
+//! 1. **A port lends frames and is called; it knows no ring.** A frame in a channel is a list of
 //!    slices of its sender's memory behind a head that was copied when it was checked; a short
 //!    frame is copied whole, and its sender is done with it. The receiver's worker copies it to its
 //!    guest.
-//! 2. **Nobody waits for anybody.** A lane is a [`Handoff`]; the mail's lock is only tried. A
-//!    receiver that does not take its frames costs them, and its senders at most a part of their
-//!    credit, for a bounded time (`sender.rs`).
-//! 3. **Order.** Frames from one transmitq to one station go by the lane, or by the mail if nothing
-//!    of the sender is in the lane; and then by the lane again when the receiver has done with that
-//!    mail.
+//! 2. **Nobody waits for anybody.** A channel is a [`Handoff`]; the copy queue's lock is only
+//!    tried. A receiver that does not take its frames costs them, and its senders at most a part of
+//!    their credit, for a bounded time (`sender.rs`).
+//! 3. **Order.** Frames from one transmitq to one station go by the channel, or by the copy queue
+//!    if nothing of the sender is in the channel; and then by the channel again when the receiver
+//!    has read that queue.
 //! 4. **Memory.** A burst holds the snapshot of its sender while frames of it are lent, and no
 //!    longer. A receiver has one burst out, within one turn of its queue.
 
+mod channel;
+mod copy_path;
+mod copy_queue;
 mod counters;
-mod courier;
 mod guard;
 mod handoff;
-mod lane;
-mod mail;
 mod port;
 mod receiver;
 mod sender;
@@ -36,15 +36,15 @@ mod shared;
 mod table;
 pub mod uplink;
 
+pub use copy_path::CopyPath;
 pub use counters::{Count, Counted, PortCounters};
-pub use courier::Courier;
 pub use guard::Vlans;
 pub use handoff::{Found, Handoff};
 pub use port::SwitchPort;
 pub use table::{ADDRESSES_MAX, PORTS_MAX, Station};
 
+use copy_queue::Inbox;
 use guard::{Change, Tag};
-use mail::Inbox;
 use manyring_wire::net::rss::Rss;
 use manyring_wire::net::sender::is_own;
 use manyring_wire::net::{MacAddress, Offloads, RawHeader};

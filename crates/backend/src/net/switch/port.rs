@@ -1,9 +1,9 @@
 //! `SwitchPort`: the [`Port`] of a device or uplink on a switch.
 
-use super::mail::Inbox;
+use super::copy_queue::Inbox;
 use super::receiver::SwitchRx;
 use super::sender::SwitchTx;
-use super::{Courier, OFFLOADS, PortCounters, Shared, Switch, Vlans};
+use super::{CopyPath, OFFLOADS, PortCounters, Shared, Switch, Vlans};
 use crate::net::{HostFilter, Port, PortRx, PortTx};
 use manyring_wire::net::rss::Rss;
 use manyring_wire::net::{HEADER_SIZE, Offloads};
@@ -22,10 +22,10 @@ impl SwitchPort {
         Self { switch, shared }
     }
 
-    /// A courier that sends copies of frames as this port, outside of its queues.
+    /// A copy path that sends copies of frames as this port, outside of its queues.
     #[must_use]
-    pub fn courier(&self) -> Courier {
-        Courier::new(self.switch.clone(), self.shared.clone(), 0)
+    pub fn copy_path(&self) -> CopyPath {
+        CopyPath::new(self.switch.clone(), self.shared.clone(), 0)
     }
 
     /// The counters of the port, which all of its queues add to.
@@ -135,8 +135,8 @@ impl Port for SwitchPort {
     fn set_link(&self, _up: bool) {}
 
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
-        let letter = [&[0; HEADER_SIZE][..], frame].concat();
-        self.courier().send(&letter);
+        let frame_copy = [&[0; HEADER_SIZE][..], frame].concat();
+        self.copy_path().send(&frame_copy);
         Ok(())
     }
 

@@ -1,8 +1,9 @@
-//! `SwitchRx`: the receiving half of a pair: lends bursts of its lanes in turn, and reads its mail.
+//! `SwitchRx`: the receiving half of a pair: lends bursts of its channels in turn, and reads its
+//! copy queue.
 
+use super::channel::{Burst, Channel};
+use super::copy_queue::{CHANNELS, COPIES, FrameCopy, Inbox};
 use super::handoff::Found;
-use super::lane::{Burst, Lane};
-use super::mail::{Inbox, LANES, Letter, MAIL};
 use crate::net::{Frames, Incoming, Outcome, PortRx, Readiness};
 use manyring_memory::{GuestSlice, copy_between, copy_to_slices};
 use rustix::io::Errno;
@@ -14,14 +15,14 @@ use std::sync::atomic::Ordering;
 #[derive(Debug)]
 pub(super) struct SwitchRx {
     inbox: Arc<Inbox>,
-    lanes: Vec<Arc<Lane>>,
-    /// The index of the lane that is asked first in the next turn.
+    channels: Vec<Arc<Channel>>,
+    /// The index of the channel that is asked first in the next turn.
     next: usize,
-    /// The burst that is lent, with the index of its lane: for one turn of the queue at most.
+    /// The burst that is lent, with the index of its channel: for one turn of the queue at most.
     out: Option<(Box<Burst>, usize)>,
-    letters: VecDeque<Letter>,
-    /// The last frame came from the mail, so the lanes are served next.
-    had_mail: bool,
+    frame_copies: VecDeque<FrameCopy>,
+    /// The last frame came from the copy queue, so the channels are served next.
+    had_copies: bool,
     /// The user calls [`PortRx::incoming`], so bursts can be lent. Decorators only call `recv`.
     lends: bool,
     nothing: Frames,
@@ -34,64 +35,65 @@ impl SwitchRx {
         let nothing = Frames::new().map_err(|_| Errno::NOMEM)?;
         Ok(Self {
             inbox,
-            lanes: Vec::new(),
+            channels: Vec::new(),
             next: 0,
             out: None,
-            letters: VecDeque::new(),
-            had_mail: false,
+            frame_copies: VecDeque::new(),
+            had_copies: false,
             lends: false,
             nothing,
         })
     }
 
-    /// Takes new lanes, mail, and a burst from a lane. Lanes and mail are served in turn.
+    /// Takes new channels, copies, and a burst from a channel. Channels and copies are served in
+    /// turn.
     fn look(&mut self) {
-        let pending = self.inbox.bell.alarm().pending();
-        if pending & LANES != 0 {
-            self.inbox.take_lanes(&mut self.lanes);
+        let pending = self.inbox.doorbell.alarm().pending();
+        if pending & CHANNELS != 0 {
+            self.inbox.take_channels(&mut self.channels);
             self.forget_left();
         }
-        if pending & MAIL != 0 {
-            self.inbox.take_mail(&mut self.letters);
-            if !self.letters.is_empty() {
-                // Keep the bit while letters wait here: the queue must not go to sleep.
-                self.inbox.bell.alarm().put_off(MAIL);
+        if pending & COPIES != 0 {
+            self.inbox.take_copies(&mut self.frame_copies);
+            if !self.frame_copies.is_empty() {
+                // Keep the bit while frame copies wait here: the queue must not go to sleep.
+                self.inbox.doorbell.alarm().put_off(COPIES);
             }
         }
-        if self.letters.is_empty() || self.had_mail {
-            self.take_burst(pending & !(LANES | MAIL));
+        if self.frame_copies.is_empty() || self.had_copies {
+            self.take_burst(pending & !(CHANNELS | COPIES));
         }
     }
 
-    /// Takes a burst out of the next lane of those in `pending` that has one.
+    /// Takes a burst out of the next channel of those in `pending` that has one.
     fn take_burst(&mut self, pending: u64) {
-        if pending == 0 || self.look_at_lanes(pending) {
+        if pending == 0 || self.look_at_channels(pending) {
             return;
         }
         // Nothing was found: clear the bits, then look again. Later senders set their bits again.
-        self.inbox.bell.alarm().take(pending);
-        if self.look_at_lanes(pending) {
-            self.inbox.bell.alarm().put_off(pending);
+        self.inbox.doorbell.alarm().take(pending);
+        if self.look_at_channels(pending) {
+            self.inbox.doorbell.alarm().put_off(pending);
         }
     }
 
-    /// True if a burst was found, or a lane is locked by its sender and may have one.
-    fn look_at_lanes(&mut self, pending: u64) -> bool {
+    /// True if a burst was found, or a channel is locked by its sender and may have one.
+    fn look_at_channels(&mut self, pending: u64) -> bool {
         let mut is_busy = false;
-        for step in 0..self.lanes.len() {
-            let at = (self.next + step) % self.lanes.len();
-            let lane = &self.lanes[at];
-            if lane.bit & pending == 0 {
+        for step in 0..self.channels.len() {
+            let at = (self.next + step) % self.channels.len();
+            let channel = &self.channels[at];
+            if channel.bit & pending == 0 {
                 continue;
             }
             loop {
-                match lane.full.take() {
+                match channel.full.take() {
                     Found::Thing(mut burst) => {
                         if burst.frames.is_broken() {
                             // Guest memory was cut away: the burst's zeroes were never sent.
                             burst.give_up(Outcome::Faulted);
-                            lane.give_back(burst);
-                            lane.home.post(lane.back_bit);
+                            channel.give_back(burst);
+                            channel.home.post(channel.back_bit);
                             continue;
                         }
                         self.next = at + 1;
@@ -110,26 +112,26 @@ impl SwitchRx {
     }
 
     fn forget_left(&mut self) {
-        self.lanes.retain(|lane| !lane.is_left.load(Ordering::Acquire));
+        self.channels.retain(|channel| !channel.is_left.load(Ordering::Acquire));
     }
 }
 
 impl PortRx for SwitchRx {
     #[inline]
     fn incoming(&mut self, _max: usize) -> Incoming<'_> {
-        self.inbox.bell.alarm().disarm();
+        self.inbox.doorbell.alarm().disarm();
         self.lends = true;
         if self.out.is_none() {
             self.look();
         }
         match &self.out {
             Some((burst, _)) => {
-                self.had_mail = false;
+                self.had_copies = false;
                 Incoming::Lent(&burst.frames)
             }
-            None if self.letters.is_empty() => Incoming::Lent(&self.nothing),
+            None if self.frame_copies.is_empty() => Incoming::Lent(&self.nothing),
             None => {
-                self.had_mail = true;
+                self.had_copies = true;
                 Incoming::Read
             }
         }
@@ -138,10 +140,10 @@ impl PortRx for SwitchRx {
     #[inline]
     fn release(&mut self, count: usize) {
         let Some((mut burst, at)) = self.out.take() else { return };
-        let lane = &self.lanes[at];
+        let channel = &self.channels[at];
         if count < burst.frames.count() {
             burst.pass(count);
-            match lane.full.put_back(burst) {
+            match channel.full.put_back(burst) {
                 Ok(()) => return,
                 // The sender is taking everything back: keep the burst out.
                 Err(back) => burst = back,
@@ -149,13 +151,13 @@ impl PortRx for SwitchRx {
         } else {
             burst.pass(count);
         }
-        lane.give_back(burst);
-        lane.home.post(lane.back_bit);
+        channel.give_back(burst);
+        channel.home.post(channel.back_bit);
     }
 
     fn recv(&mut self, buffers: &[GuestSlice]) -> Result<usize, Errno> {
-        if self.letters.is_empty() && !self.lends {
-            self.inbox.bell.alarm().disarm();
+        if self.frame_copies.is_empty() && !self.lends {
+            self.inbox.doorbell.alarm().disarm();
             self.look();
         }
         if let Some((burst, _)) = &self.out {
@@ -163,23 +165,23 @@ impl PortRx for SwitchRx {
             self.release(1);
             return Ok(copied);
         }
-        let letter = self.letters.pop_front().ok_or(Errno::AGAIN)?;
-        let copied = copy_to_slices(buffers, &letter);
-        self.inbox.note_done(&letter);
+        let frame_copy = self.frame_copies.pop_front().ok_or(Errno::AGAIN)?;
+        let copied = copy_to_slices(buffers, &frame_copy);
+        self.inbox.note_done(&frame_copy);
         Ok(copied)
     }
 
     fn readiness(&self) -> Readiness<'_> {
-        Readiness::Bell(&self.inbox.bell)
+        Readiness::Doorbell(&self.inbox.doorbell)
     }
 }
 
 impl Drop for SwitchRx {
     fn drop(&mut self) {
         debug_assert!(self.out.is_none(), "a burst is out between two turns");
-        self.lanes.extend(self.inbox.close());
-        for lane in &self.lanes {
-            lane.home.post(lane.back_bit);
+        self.channels.extend(self.inbox.close());
+        for channel in &self.channels {
+            channel.home.post(channel.back_bit);
         }
     }
 }

@@ -1,36 +1,37 @@
-//! `SwitchTx`: the sending half of a pair: the destination of each frame, and the lanes to them.
+//! `SwitchTx`: the sending half of a pair: the destination of each frame, and the channels to them.
 //!
 //! ```text
 //! send:  the same addresses as the frame before? the same way
-//!        else judge the frame; a way to one port has a lane, made at its first use
-//!        the lane can take it? add it to the lane's burst (its head is copied; a short one whole)
-//!        it cannot, and no frame of this queue is in it? copy the frame to the receiver's mail
+//!        else judge the frame; a way to one port has a channel, made at its first use
+//!        the channel can take it? add it to the channel's burst (a head or short frame copied)
+//!        it cannot, and no frame of this queue is in it? copy the frame to its copy queue
 //!        else drop it
-//!        at the end: the bursts go into their lanes, and each receiver is rung once
+//!        at the end: the bursts go into their channels, and each receiver is rung once
 //! reap:  a burst is back: its frames are done
-//!        a lane's oldest burst is out for too long: take its frames back, copy them to the
-//!        mail, and use the lane again when that mail was read and the receiver has paused
+//!        a channel's oldest burst is out for too long: take its frames back, copy them to the
+//!        copy queue, and use the channel again when that was read and the receiver has paused
 //! ```
-//! **Credit.** At most [`CREDIT`] frames of a queue are lent at any time, over all lanes. A lane
-//! that is not served is emptied after [`HOLD_MS`], or after [`RELIEVE_MS`] when no more frames can
-//! be lent: a receiver that sleeps, cheats or is gone holds a guest's buffers no longer than that.
+//! **Credit.** At most [`CREDIT`] frames of a queue are lent at any time, over all channels. A
+//! channel that is not served is emptied after [`HOLD_MS`], or after [`RELIEVE_MS`] when no more
+//! frames can be lent: a receiver that sleeps, cheats or is gone holds a guest's buffers no longer
+//! than that.
 
 mod back;
 mod own;
 
-use super::courier::Courier;
+use super::channel::{Burst, Channel};
+use super::copy_path::CopyPath;
+use super::copy_queue::CHANNELS;
 use super::guard::{Change, ETHERNET};
-use super::lane::{Burst, Lane};
-use super::mail::LANES;
 use super::{Moment, PortId, Shared, Switch, TAKES_ALL, Verdict};
 use crate::net::frames::{Added, INLINE_MAX};
 use crate::net::{Frames, PortTx, Readiness, Returned, Sent};
-use crate::ready::Bell;
+use crate::ready::Doorbell;
 use manyring_memory::copy_from_slices;
 use manyring_wire::net::flow::FLOW_BYTES;
 use manyring_wire::net::sender::{LOOK_MAX, needs_look};
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawHeader};
-use own::{OwnLane, OwnWay, Way};
+use own::{OwnChannel, OwnWay, Way};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,10 +41,11 @@ use std::sync::atomic::Ordering;
 const CREDIT: usize = 128;
 /// Bursts that a queue has at most: memory of 8 KiB each, made when needed.
 const BURSTS_MAX: usize = 32;
-/// Lanes that a queue has at most.
-const LANES_MAX: usize = 32;
-/// Milliseconds after which a lane that is not served is emptied: always, and if no more frames can
-/// be lent. An `IN_ORDER` guest stalls for as long: its chains are used in the order of the ring.
+/// Channels that a queue has at most.
+const CHANNELS_MAX: usize = 32;
+/// Milliseconds after which a channel that is not served is emptied: always, and if no more frames
+/// can be lent. An `IN_ORDER` guest stalls for as long: its chains are used in the order of the
+/// ring.
 const HOLD_MS: u64 = 50;
 const RELIEVE_MS: u64 = 20;
 /// Bytes of copies after which `send` returns, so that the rest of the burst is offered again.
@@ -61,9 +63,9 @@ fn start_of(frames: &Frames, index: usize) -> ([u8; FLOW_BYTES], usize) {
 /// The sending half of a queue pair of a port.
 #[derive(Debug)]
 pub(super) struct SwitchTx {
-    courier: Courier,
-    bell: Arc<Bell>,
-    lanes: Vec<OwnLane>,
+    copy_path: CopyPath,
+    doorbell: Arc<Doorbell>,
+    channels: Vec<OwnChannel>,
     last: Option<Way>,
     now: Moment,
     #[allow(clippy::vec_box, reason = "bursts move between threads as they are")]
@@ -71,30 +73,30 @@ pub(super) struct SwitchTx {
     made: usize,
     /// Frames that receivers are lent.
     lent: usize,
-    /// Frames that have ended without a receiver: copied to the mail, dropped, or refused.
+    /// Frames that have ended without a receiver: copied to the copy queue, dropped, or refused.
     done: Vec<Returned>,
-    /// A letter that is being copied.
-    letter: Vec<u8>,
+    /// The copy of a frame on its way to a copy queue.
+    frame_copy: Vec<u8>,
     /// The port may send with one source address only, which each frame is checked for.
     is_guarded: bool,
 }
 
 impl SwitchTx {
     /// # Errors
-    /// Those of [`Bell::new`].
+    /// Those of [`Doorbell::new`].
     pub(super) fn new(switch: Arc<Switch>, own: Arc<Shared>, index: usize) -> Result<Self, Errno> {
         let is_guarded = own.options.only.is_some();
         Ok(Self {
-            courier: Courier::new(switch, own, index),
-            bell: Arc::new(Bell::new()?),
-            lanes: Vec::new(),
+            copy_path: CopyPath::new(switch, own, index),
+            doorbell: Arc::new(Doorbell::new()?),
+            channels: Vec::new(),
             last: None,
             now: Moment::default(),
             free: Vec::new(),
             made: 0,
             lent: 0,
             done: Vec::new(),
-            letter: Vec::new(),
+            frame_copy: Vec::new(),
             is_guarded,
         })
     }
@@ -105,8 +107,8 @@ impl SwitchTx {
     #[inline]
     fn pass_plain(&mut self, frames: &Frames, first: usize, sent: &mut Sent) -> usize {
         let Some(way) = self.last else { return 0 };
-        let own = &mut self.lanes[way.lane];
-        if !own.is_served(self.now) || self.courier.own.uses_several() {
+        let own = &mut self.channels[way.channel];
+        if !own.is_served(self.now) || self.copy_path.own.uses_several() {
             return 0;
         }
         let Some(burst) = &mut own.open else { return 0 };
@@ -130,10 +132,10 @@ impl SwitchTx {
     /// Passes on frame `index` of the burst, on the way of the frame before if that fits.
     #[inline]
     fn pass(&mut self, frames: &Frames, index: usize, sent: &mut Sent) {
-        let Courier { own, .. } = &self.courier;
+        let CopyPath { own, .. } = &self.copy_path;
         if own.uses_several() {
             let (start, len) = start_of(frames, index);
-            own.steer.note(&start[..len], self.courier.index, self.now.second());
+            own.steer.note(&start[..len], self.copy_path.index, self.now.second());
         }
         let first = frames.slices(index).get(1);
         if let (Some(way), Some(head)) =
@@ -157,7 +159,7 @@ impl SwitchTx {
         // Of other frames the Ethernet header and a tag are judged: no checksum begins there, as
         // the device has checked, whatever the guest has written behind them since.
         let header = if self.is_guarded { frames.header(index) } else { RawHeader::default() };
-        let Courier { switch, own, map, .. } = &self.courier;
+        let CopyPath { switch, own, map, .. } = &self.copy_path;
         let (verdict, vlan, tag) = switch.judge(own, map, (&header, head), self.now.second());
         match verdict {
             Verdict::Drop { refused } => {
@@ -168,128 +170,130 @@ impl SwitchTx {
             }
             Verdict::Flood => {
                 self.copy(frames, index, head);
-                let letter = std::mem::take(&mut self.letter);
-                self.courier.flood(&letter, vlan, tag);
-                self.letter = letter;
+                let frame_copy = std::mem::take(&mut self.frame_copy);
+                self.copy_path.flood(&frame_copy, vlan, tag);
+                self.frame_copy = frame_copy;
             }
             Verdict::To(to, Change::None) => match self.way(to, frames, index) {
-                Some(OwnWay { lane, takes_all, is_steered }) => {
+                Some(OwnWay { channel, takes_all, is_steered }) => {
                     let mut addresses = [0; 12];
                     addresses.copy_from_slice(&head[..12]);
-                    let way = Way { addresses, lane, takes_all };
+                    let way = Way { addresses, channel, takes_all };
                     // The next frame to these addresses may belong to another flow.
                     self.last = (!tag.is_tagged && !is_steered).then_some(way);
                     self.lend(frames, index, (head, way), sent);
                 }
-                None => self.mail(frames, index, (head, to, Change::None)),
+                None => self.copy_to(frames, index, (head, to, Change::None)),
             },
-            Verdict::To(to, change) => self.mail(frames, index, (head, to, change)),
+            Verdict::To(to, change) => self.copy_to(frames, index, (head, to, change)),
         }
     }
 
-    /// Finds the lane to a port for frame `index`, or makes one if fewer than [`LANES_MAX`] exist.
+    /// Finds the channel to a port for frame `index`, or makes one if fewer than [`CHANNELS_MAX`]
+    /// exist.
     fn way(&mut self, to: PortId, frames: &Frames, index: usize) -> Option<OwnWay> {
-        let map = self.courier.map.clone();
+        let map = self.copy_path.map.clone();
         let destination = map.get(to)?;
         let is_steered = destination.is_steered();
         let (start, len) = if is_steered { start_of(frames, index) } else { ([0; FLOW_BYTES], 0) };
-        let (pair, inbox) = destination.inbox(self.courier.index, &start[..len])?;
+        let (pair, inbox) = destination.inbox(self.copy_path.index, &start[..len])?;
         let takes_all = destination.port.takes() == TAKES_ALL;
-        let way = |lane| OwnWay { lane, takes_all, is_steered };
-        let is_it = |own: &OwnLane| own.to == to && own.pair == pair && !own.inbox.is_closed();
-        if let Some(at) = self.lanes.iter().position(is_it) {
+        let way = |channel| OwnWay { channel, takes_all, is_steered };
+        let is_it = |own: &OwnChannel| own.to == to && own.pair == pair && !own.inbox.is_closed();
+        if let Some(at) = self.channels.iter().position(is_it) {
             return Some(way(at));
         }
-        if self.lanes.len() == LANES_MAX {
-            let idle = self.lanes.iter().position(OwnLane::is_empty)?;
+        if self.channels.len() == CHANNELS_MAX {
+            let idle = self.channels.iter().position(OwnChannel::is_empty)?;
             self.leave(idle);
         }
-        let used = self.lanes.iter().fold(0, |bits, own| bits | own.lane.back_bit);
+        let used = self.channels.iter().fold(0, |bits, own| bits | own.channel.back_bit);
         let back_bit = 1 << (!used).trailing_zeros();
-        let lane = Lane::new(inbox.lane_bit(), back_bit, self.bell.clone());
-        if !inbox.add_lane(&lane) {
+        let channel = Channel::new(inbox.channel_bit(), back_bit, self.doorbell.clone());
+        if !inbox.add_channel(&channel) {
             return None;
         }
-        self.lanes.push(OwnLane {
-            lane,
+        self.channels.push(OwnChannel {
+            channel,
             inbox: inbox.clone(),
             to,
             pair,
             open: None,
             handed: VecDeque::new(),
             must_ring: false,
-            // While there was no lane, frames went by the mail: it must be read first.
+            // While there was no channel, frames went by the copy queue: it must be read first.
             mailed: inbox.last(),
             rests_until: Moment(destination.port.rests_until.load(Ordering::Relaxed)),
         });
-        Some(way(self.lanes.len() - 1))
+        Some(way(self.channels.len() - 1))
     }
 
-    /// Removes a lane that is empty.
+    /// Removes a channel that is empty.
     fn leave(&mut self, at: usize) {
-        let own = self.lanes.swap_remove(at);
-        own.lane.is_left.store(true, Ordering::Release);
-        own.inbox.bell.post(LANES);
+        let own = self.channels.swap_remove(at);
+        own.channel.is_left.store(true, Ordering::Release);
+        own.inbox.doorbell.post(CHANNELS);
         self.last = None;
     }
 
-    /// Adds a frame to the burst of its lane, or calls [`Self::divert`] if the lane is full.
+    /// Adds a frame to the burst of its channel, or calls [`Self::divert`] if the channel is full.
     #[inline]
     fn lend(&mut self, frames: &Frames, index: usize, (head, way): (&[u8], Way), sent: &mut Sent) {
         let is_long = frames.len(index) > INLINE_MAX;
-        let own = &self.lanes[way.lane];
+        let own = &self.channels[way.channel];
         let is_as_taken = way.takes_all || self.is_as_taken(frames, index, own.to);
         let may_lend = is_as_taken && own.is_served(self.now);
         let has_credit = !is_long || self.lent < CREDIT;
-        if may_lend && has_credit && self.add(frames, index, (head, way.lane)) {
+        if may_lend && has_credit && self.add(frames, index, (head, way.channel)) {
             if is_long {
                 self.lent += 1;
                 sent.later |= 1 << index;
             }
             return;
         }
-        self.divert(frames, index, (head, way.lane), is_as_taken && !has_credit);
+        self.divert(frames, index, (head, way.channel), is_as_taken && !has_credit);
     }
 
     /// True if the guest of a port accepts a frame as it is, with its offloads.
     fn is_as_taken(&self, frames: &Frames, index: usize, to: PortId) -> bool {
-        let destination = self.courier.map.get(to);
+        let destination = self.copy_path.map.get(to);
         destination.is_some_and(|to| to.port.takes_all_of(&frames.header(index)))
     }
 
     #[inline]
-    fn add(&mut self, frames: &Frames, index: usize, (head, lane): (&[u8], usize)) -> bool {
-        if let Some(burst) = &mut self.lanes[lane].open
+    fn add(&mut self, frames: &Frames, index: usize, (head, channel): (&[u8], usize)) -> bool {
+        if let Some(burst) = &mut self.channels[channel].open
             && burst.frames.takes_from(frames)
         {
             return burst.frames.push_lent(frames, index, head);
         }
-        if !self.open(frames, lane) {
+        if !self.open(frames, channel) {
             return false;
         }
-        let open = &mut self.lanes[lane].open;
+        let open = &mut self.channels[channel].open;
         open.as_mut().is_some_and(|burst| burst.frames.push_lent(frames, index, head))
     }
 
-    /// Opens a burst to add frames to: the newest one in the lane, if it has room, or an empty one.
-    fn open(&mut self, frames: &Frames, lane: usize) -> bool {
-        self.hand_over(lane);
-        let own = &mut self.lanes[lane];
-        if let Some(burst) = own.lane.full.take_last() {
+    /// Opens a burst to add frames to: the newest one in the channel, if it has room, or an empty
+    /// one.
+    fn open(&mut self, frames: &Frames, channel: usize) -> bool {
+        self.hand_over(channel);
+        let own = &mut self.channels[channel];
+        if let Some(burst) = own.channel.full.take_last() {
             if burst.is_untouched() && burst.frames.takes_from(frames) {
                 own.open = Some(burst);
                 return true;
             }
             // The burst returns to its old place, unless the receiver has skipped that place.
-            if let Err(burst) = own.lane.full.put(burst) {
-                self.lose(lane, burst);
+            if let Err(burst) = own.channel.full.put(burst) {
+                self.lose(channel, burst);
             }
         }
-        if !self.lanes[lane].lane.full.has_room() {
+        if !self.channels[channel].channel.full.has_room() {
             return false;
         }
         let Some(burst) = self.free.pop().or_else(|| self.make()) else { return false };
-        let own = &mut self.lanes[lane];
+        let own = &mut self.channels[channel];
         own.open = Some(burst);
         own.handed.push_back(self.now);
         true
@@ -305,68 +309,73 @@ impl SwitchTx {
         Some(burst)
     }
 
-    /// Puts the open burst into its lane, for the receiver.
-    fn hand_over(&mut self, lane: usize) {
-        let own = &mut self.lanes[lane];
+    /// Puts the open burst into its channel, for the receiver.
+    fn hand_over(&mut self, channel: usize) {
+        let own = &mut self.channels[channel];
         let Some(burst) = own.open.take() else { return };
-        match own.lane.full.put(burst) {
+        match own.channel.full.put(burst) {
             Ok(()) => own.must_ring = true,
-            Err(burst) => self.lose(lane, burst),
+            Err(burst) => self.lose(channel, burst),
         }
     }
 
-    /// Handles a burst that finds no place in its lane, which cannot happen: the lane was asked for
-    /// room before the burst was opened. Its frames are lost.
+    /// Handles a burst that finds no place in its channel, which cannot happen: the channel was
+    /// asked for room before the burst was opened. Its frames are lost.
     #[cold]
-    fn lose(&mut self, lane: usize, burst: Box<Burst>) {
+    fn lose(&mut self, channel: usize, burst: Box<Burst>) {
         debug_assert!(false, "a burst without a place");
-        self.take_back(lane, burst);
+        self.take_back(channel, burst);
     }
 
-    /// Takes a frame that its lane cannot take: copies it to the mail if no frame of this queue is
-    /// in the lane, so that the order of frames stays; otherwise drops it.
+    /// Takes a frame that its channel cannot take: copies it to the copy queue if no frame of this
+    /// queue is in the channel, so that the order of frames stays; otherwise drops it.
     #[cold]
     fn divert(
         &mut self,
         frames: &Frames,
         index: usize,
-        (head, lane): (&[u8], usize),
+        (head, channel): (&[u8], usize),
         lacks_credit: bool,
     ) {
         if lacks_credit {
-            self.courier.own.counters.credit_out.add(1);
+            self.copy_path.own.counters.credit_out.add(1);
             self.relieve(RELIEVE_MS);
         }
-        let own = &self.lanes[lane];
-        let may_mail = own.is_empty() || !self.is_as_taken(frames, index, own.to);
+        let own = &self.channels[channel];
+        let may_copy = own.is_empty() || !self.is_as_taken(frames, index, own.to);
         let to = own.to;
-        if may_mail && own.inbox.is_full(HEADER_SIZE + frames.len(index)) {
+        if may_copy && own.inbox.is_full(HEADER_SIZE + frames.len(index)) {
             // Check before the copy: a full receiver must not cost its senders time.
-            if let Some(destination) = self.courier.map.get(to) {
+            if let Some(destination) = self.copy_path.map.get(to) {
                 destination.port.counters.dropped_full.add(1);
             }
-            self.lanes[lane].mailed = self.lanes[lane].inbox.last();
-        } else if may_mail {
-            self.mail(frames, index, (head, to, Change::None));
-            self.lanes[lane].mailed = self.lanes[lane].inbox.last();
+            self.channels[channel].mailed = self.channels[channel].inbox.last();
+        } else if may_copy {
+            self.copy_to(frames, index, (head, to, Change::None));
+            self.channels[channel].mailed = self.channels[channel].inbox.last();
         } else {
-            self.courier.own.counters.dropped_credit.add(1);
+            self.copy_path.own.counters.dropped_credit.add(1);
         }
     }
 
-    /// Copies a frame to the mail of a port.
-    fn mail(&mut self, frames: &Frames, index: usize, (head, to, change): (&[u8], PortId, Change)) {
+    /// Copies a frame to the copy queue of a port.
+    fn copy_to(
+        &mut self,
+        frames: &Frames,
+        index: usize,
+        (head, to, change): (&[u8], PortId, Change),
+    ) {
         self.copy(frames, index, head);
-        self.courier.mail(to, &self.letter, change);
+        self.copy_path.copy_to(to, &self.frame_copy, change);
     }
 
-    /// Copies a frame and its header into `letter`. It begins with `head`, as that was checked.
+    /// Copies a frame and its header into `frame_copy`. It begins with `head`, as that was checked.
     fn copy(&mut self, frames: &Frames, index: usize, head: &[u8]) {
         let len = frames.len(index).min(FRAME_SIZE_MAX);
-        self.letter.resize(HEADER_SIZE + len, 0);
-        let copied = copy_from_slices(frames.slices(index), &mut self.letter);
-        self.letter.truncate(copied);
-        if let Some(start) = self.letter.get_mut(HEADER_SIZE..HEADER_SIZE + head.len()) {
+        self.frame_copy.resize(HEADER_SIZE + len, 0);
+        let copied = copy_from_slices(frames.slices(index), &mut self.frame_copy);
+        self.frame_copy.truncate(copied);
+        if let Some(start) = self.frame_copy.get_mut(HEADER_SIZE..HEADER_SIZE + head.len()) {
             start.copy_from_slice(head);
         }
     }
@@ -376,30 +385,30 @@ impl PortTx for SwitchTx {
     #[inline]
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
         self.collect();
-        let now = self.courier.switch.clock.now();
-        if self.courier.refresh() || now.second() != self.now.second() {
+        let now = self.copy_path.switch.clock.now();
+        if self.copy_path.refresh() || now.second() != self.now.second() {
             // The ports, the addresses or the offloads that guests accept may have changed.
             self.last = None;
             self.leave_closed();
         }
         self.now = now;
-        self.courier.spent = 0;
+        self.copy_path.spent = 0;
         let mut sent = Sent::default();
-        while first + sent.taken < frames.count() && self.courier.spent < SPENT_MAX {
+        while first + sent.taken < frames.count() && self.copy_path.spent < SPENT_MAX {
             sent.taken += self.pass_plain(frames, first + sent.taken, &mut sent);
             if first + sent.taken < frames.count() {
                 self.pass(frames, first + sent.taken, &mut sent);
                 sent.taken += 1;
             }
         }
-        for at in 0..self.lanes.len() {
+        for at in 0..self.channels.len() {
             self.hand_over(at);
-            let own = &mut self.lanes[at];
+            let own = &mut self.channels[at];
             if std::mem::take(&mut own.must_ring) {
-                own.inbox.bell.post(own.lane.bit);
+                own.inbox.doorbell.post(own.channel.bit);
             }
         }
-        self.courier.tell();
+        self.copy_path.tell();
         sent
     }
 
@@ -409,33 +418,33 @@ impl PortTx for SwitchTx {
 
     fn reap(&mut self, done: &mut Vec<Returned>) {
         self.collect();
-        if self.courier.refresh() {
+        if self.copy_path.refresh() {
             self.last = None;
         }
         if self.lent > 0 {
             self.leave_closed();
             self.relieve(HOLD_MS);
-            self.courier.tell();
+            self.copy_path.tell();
         }
         done.append(&mut self.done);
     }
 
     fn recall(&mut self, done: &mut Vec<Returned>) -> usize {
         self.collect();
-        (0..self.lanes.len()).for_each(|at| self.recall_lane(at));
+        (0..self.channels.len()).for_each(|at| self.recall_channel(at));
         done.append(&mut self.done);
         self.lent
     }
 
     fn done(&self) -> Readiness<'_> {
-        Readiness::Bell(&self.bell)
+        Readiness::Doorbell(&self.doorbell)
     }
 }
 
 impl Drop for SwitchTx {
     fn drop(&mut self) {
-        for at in (0..self.lanes.len()).rev() {
-            self.recall_lane(at);
+        for at in (0..self.channels.len()).rev() {
+            self.recall_channel(at);
             self.leave(at);
         }
     }

@@ -1,6 +1,6 @@
 //! `Shared`: the state that all queues of a port share: limits, counters, and the guest's choices.
 
-use super::mail::Inbox;
+use super::copy_queue::Inbox;
 use super::{Moment, PortCounters, PortId, PortOptions};
 use crate::net::steer::Steer;
 use manyring_wire::net::Offloads;

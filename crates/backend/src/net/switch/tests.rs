@@ -333,7 +333,7 @@ fn nothing_of_the_senders_memory_is_held_once_its_frames_are_back() {
 }
 
 #[test]
-fn what_a_receiver_has_no_buffers_for_stays_in_the_lane_in_order() {
+fn what_a_receiver_has_no_buffers_for_stays_in_the_channel_in_order() {
     let world = World::new();
     let (mut a, mut b) = world.two();
     for n in 0..20 {
@@ -361,5 +361,5 @@ fn frames_that_are_recalled_are_not_received() {
     assert_eq!((count(Outcome::Passed), count(Outcome::Recalled)), (3, 7));
     assert_eq!(b.receive(), Vec::<Vec<u8>>::new());
     a.send(2, 200, 11);
-    assert_eq!(b.numbers(), [11], "the lane goes on");
+    assert_eq!(b.numbers(), [11], "the channel goes on");
 }

@@ -1,9 +1,9 @@
 //! `Uplink`: a thread that carries frames between a port of a switch and an interface of the host.
 //!
 //! ```text
-//! out:   a burst that guests have lent goes to the host's interface as it is; a letter too
-//! in:    a frame is read from the interface into the daemon's memory, and is sent as a letter
-//! idle:  arms the bell; sleeps until the interface, the bell or the end reports
+//! out:   a burst that guests have lent goes to the host's interface as it is; a frame copy too
+//! in:    a frame is read from the interface into the daemon's memory, and is sent as a frame copy
+//! idle:  arms the doorbell; sleeps until the interface, the doorbell or the end reports
 //! gone:  looks each second for an interface of the same name, and joins it
 //! ```
 //! The interface is a tap, a macvtap, or any other one by AF_XDP: whatever is a [`Port`] and is
@@ -13,9 +13,9 @@
 //! another guest. A full interface costs frames: a burst is offered once, and the frames that the
 //! interface does not take are dropped, as a network card drops them.
 
-use super::{Courier, OFFLOADS, SwitchPort};
+use super::{CopyPath, OFFLOADS, SwitchPort};
 use crate::net::{Frames, Incoming, Port, PortRx, PortTx, Readiness, Returned, Sent};
-use crate::ready::Bell;
+use crate::ready::Doorbell;
 use manyring_memory::{Duty, Mapping, SliceList, take_duty};
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawHeader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,7 +43,7 @@ const ASK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000 };
 #[derive(Debug)]
 pub struct Uplink {
     ends: Arc<AtomicBool>,
-    bell: Arc<Bell>,
+    doorbell: Arc<Doorbell>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -52,17 +52,17 @@ pub struct Uplink {
 struct Carrier {
     port: SwitchPort,
     host: Arc<dyn Port>,
-    courier: Courier,
+    copy_path: CopyPath,
     from_guests: Box<dyn PortRx>,
     to_host: Box<dyn PortTx>,
     from_host: Box<dyn PortRx>,
     /// Wakes the thread when the uplink ends, and when guests have sent.
-    bell: Arc<Bell>,
+    doorbell: Arc<Doorbell>,
     ends: Arc<AtomicBool>,
     /// Memory for one frame of the interface, and the burst that refers to it.
     room: Arc<Mapping>,
     frame: Frames,
-    letter: Vec<u8>,
+    frame_copy: Vec<u8>,
     /// Frames that the interface has taken and reports later by `reap`, and those that have come
     /// back. Their bytes were copied, so nothing waits for them.
     owed: usize,
@@ -91,19 +91,19 @@ impl Uplink {
         let is_silent = host.kind() != "tap";
         port.set_offloads(host.taken())?;
         port.set_attached(0, true)?;
-        let (ends, bell) = (Arc::new(AtomicBool::new(false)), Arc::new(Bell::new()?));
+        let (ends, doorbell) = (Arc::new(AtomicBool::new(false)), Arc::new(Doorbell::new()?));
         let carrier = Carrier {
-            courier: port.courier(),
+            copy_path: port.copy_path(),
             from_guests: port.open_rx(0)?,
             to_host: host.open_tx(0)?,
             from_host: host.open_rx(0)?,
             port,
             host,
-            bell: bell.clone(),
+            doorbell: doorbell.clone(),
             ends: ends.clone(),
             room: Arc::new(Mapping::anonymous(ROOM as u64).map_err(no_memory)?),
             frame: Frames::new().map_err(no_memory)?,
-            letter: Vec::with_capacity(ROOM),
+            frame_copy: Vec::with_capacity(ROOM),
             owed: 0,
             returned: Vec::new(),
             is_down: false,
@@ -114,7 +114,7 @@ impl Uplink {
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
         let thread = thread.spawn(move || carrier.run()).map_err(|_| Errno::AGAIN)?;
-        Ok(Self { ends, bell, thread: Some(thread) })
+        Ok(Self { ends, doorbell, thread: Some(thread) })
     }
 }
 
@@ -134,7 +134,7 @@ fn attach(host: &dyn Port) -> Result<(), Errno> {
 impl Drop for Uplink {
     fn drop(&mut self) {
         self.ends.store(true, Ordering::Release);
-        self.bell.post(1);
+        self.doorbell.post(1);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -158,7 +158,7 @@ impl Carrier {
 
     /// Joins an interface of the same name, if the old one was deleted and a new one exists.
     fn regain(&mut self) {
-        let now = self.courier.switch.clock.now().0;
+        let now = self.copy_path.switch.clock.now().0;
         if self.looked_at.is_some_and(|then| now.saturating_sub(then) < LOOK_MS) {
             return;
         }
@@ -221,15 +221,15 @@ impl Carrier {
                 true
             }
             Incoming::Read => {
-                self.carry_letter();
+                self.carry_frame_copy();
                 true
             }
         }
     }
 
-    /// Sends one letter to the interface.
+    /// Sends one frame copy to the interface.
     #[allow(clippy::cast_possible_truncation, reason = "at most a frame, with its header")]
-    fn carry_letter(&mut self) {
+    fn carry_frame_copy(&mut self) {
         let Some(room) = self.room.slice(0, ROOM) else { return };
         let Ok(size) = self.from_guests.recv(&[room]) else { return };
         let (Some(header), Some(len)) =
@@ -263,24 +263,24 @@ impl Carrier {
                 }
             };
             self.is_down = false;
-            self.letter.resize(size, 0);
-            room.read_into(&mut self.letter);
-            self.courier.send(&self.letter);
+            self.frame_copy.resize(size, 0);
+            room.read_into(&mut self.frame_copy);
+            self.copy_path.send(&self.frame_copy);
         }
         true
     }
 
     /// Sleeps until there is something to carry.
     fn sleep(&self) {
-        let (Readiness::Bell(guests), Readiness::Fd(host)) =
+        let (Readiness::Doorbell(guests), Readiness::Fd(host)) =
             (self.from_guests.readiness(), self.from_host.readiness())
         else {
             return;
         };
-        if !guests.alarm().arm() || !self.bell.alarm().arm() {
+        if !guests.alarm().arm() || !self.doorbell.alarm().arm() {
             return;
         }
-        let (guests, end) = (guests.as_fd(), self.bell.as_fd());
+        let (guests, end) = (guests.as_fd(), self.doorbell.as_fd());
         let mut fds = [&guests, &end, &host].map(|fd| PollFd::new(fd, PollFlags::IN));
         // An interface that is down reports an error at once, so do not poll it.
         let count = if self.is_down { 2 } else { 3 };

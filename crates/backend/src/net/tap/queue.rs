@@ -602,7 +602,7 @@ mod tests {
             assert!(frames.push(&header, list.all(), 0, bytes.len()));
             // The switch copies the bytes that it has examined.
             for head in [14, 18, 116] {
-                let mut passed = Frames::for_lane().unwrap();
+                let mut passed = Frames::for_channel().unwrap();
                 assert!(passed.push_lent(&frames, 0, &bytes[..head]));
                 assert_eq!(tx.send(&passed, 0), Sent { taken: 1, ..Sent::default() });
                 let mut received = vec![0; 1 << 16];
@@ -630,7 +630,7 @@ mod tests {
             memory.slice(at, bytes.len()).unwrap().write_from(&bytes);
             let place = (at as u64, u32::try_from(bytes.len()).unwrap());
             let list = SliceList::of_mapping(&memory, &[place]).unwrap();
-            let (mut frames, mut passed) = (Frames::new().unwrap(), Frames::for_lane().unwrap());
+            let (mut frames, mut passed) = (Frames::new().unwrap(), Frames::for_channel().unwrap());
             assert!(frames.push(&header, list.all(), 0, bytes.len()));
             assert!(passed.push_lent(&frames, 0, &bytes[..62]));
             rustix::fs::ftruncate(&file, 4096).unwrap();

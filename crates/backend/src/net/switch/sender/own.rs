@@ -1,17 +1,17 @@
-//! The lanes of a sender as the sender sees them, and the cached way of the last frame.
+//! The channels of a sender as the sender sees them, and the cached way of the last frame.
 
+use crate::net::switch::channel::{Burst, Channel};
+use crate::net::switch::copy_queue::Inbox;
 use crate::net::switch::guard::ETHERNET;
-use crate::net::switch::lane::{Burst, Lane};
-use crate::net::switch::mail::Inbox;
 use crate::net::switch::{Moment, PortId};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// A lane, with the state that only its sender has.
+/// A channel, with the state that only its sender has.
 #[derive(Debug)]
-pub(super) struct OwnLane {
-    pub(super) lane: Arc<Lane>,
+pub(super) struct OwnChannel {
+    pub(super) channel: Arc<Channel>,
     pub(super) inbox: Arc<Inbox>,
     pub(super) to: PortId,
     pub(super) pair: usize,
@@ -21,19 +21,19 @@ pub(super) struct OwnLane {
     pub(super) handed: VecDeque<Moment>,
     /// Bursts were handed over, and the receiver was not woken for them yet.
     pub(super) must_ring: bool,
-    /// The number of a letter: the lane is not used before the receiver has read that one.
+    /// The number of a frame copy: the channel is not used before the receiver has read that one.
     pub(super) mailed: u64,
     /// The receiver has held frames for too long, and gets only copies until this time.
     pub(super) rests_until: Moment,
 }
 
-impl OwnLane {
-    /// True if no burst of the sender is in the lane or open.
+impl OwnChannel {
+    /// True if no burst of the sender is in the channel or open.
     pub(super) fn is_empty(&self) -> bool {
         self.handed.is_empty() && self.open.is_none()
     }
 
-    /// True if its receiver exists, has read the earlier mail, and is not resting.
+    /// True if its receiver exists, has read the earlier copies, and is not resting.
     #[inline]
     pub(super) fn is_served(&self, now: Moment) -> bool {
         self.inbox.has_done(self.mailed) && !self.inbox.is_closed() && now.0 >= self.rests_until.0
@@ -45,7 +45,7 @@ impl OwnLane {
 pub(super) struct Way {
     /// The Ethernet addresses, destination first.
     pub(super) addresses: [u8; 12],
-    pub(super) lane: usize,
+    pub(super) channel: usize,
     /// The receiver accepts every offload: partial checksums and large segments.
     pub(super) takes_all: bool,
 }
@@ -65,10 +65,10 @@ impl Way {
     }
 }
 
-/// The lane of a frame, and the properties of its receiver that decide how it is sent.
+/// The channel of a frame, and the properties of its receiver that decide how it is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnWay {
-    pub(super) lane: usize,
+    pub(super) channel: usize,
     /// The receiver accepts every offload.
     pub(super) takes_all: bool,
     /// The receiver uses several queues, so that each flow has its own way.

@@ -31,9 +31,9 @@ fn a_receiver_that_takes_nothing_holds_a_senders_frames_for_fifty_milliseconds_a
     world.later(49);
     assert_eq!(a.reap(), []);
     world.later(1);
-    assert_eq!(a.reaped(Outcome::Passed).len(), 10, "copied to its mail");
+    assert_eq!(a.reaped(Outcome::Passed).len(), 10, "copied to its copy queue");
     assert_eq!(b.counter("stalled"), 1);
-    // While the mail is there, what follows is copied too, so that it overtakes nothing.
+    // While copies are there, what follows is copied too, so that it overtakes nothing.
     assert_eq!(a.send(2, 1000, 10).later, 0);
     assert_eq!(b.numbers(), (0..11).collect::<Vec<_>>());
     assert_eq!(a.send(2, 1000, 11).later, 0, "and for a second, though it takes what comes");
@@ -48,7 +48,7 @@ fn who_lets_frames_lie_again_and_again_is_lent_nothing_for_most_of_the_time() {
     let world = World::new();
     let (mut a, mut b) = world.two();
     let (mut held, mut number) = (0, 0);
-    // It takes all its mail, and then lets the frame lie that it is lent.
+    // It takes all copies, and then lets the frame lie that it is lent.
     for _ in 0..60_000 / 10 {
         let is_lent = !a.lent.is_empty();
         if !is_lent {
@@ -84,23 +84,23 @@ fn a_receiver_that_takes_nothing_costs_a_sender_no_more_than_its_credit() {
     c.greet(&mut [&mut a, &mut b]);
     let burst: Vec<_> = (0..64).map(|n| frame(mac(2), mac(1), 200, n)).collect();
     let later: u32 = (0..4).map(|_| a.send_all(&burst).later.count_ones()).sum();
-    assert_eq!(later, 128, "the rest is dropped: it would overtake what is in the lane");
+    assert_eq!(later, 128, "the rest is dropped: it would overtake what is in the channel");
     assert_eq!((a.counter("credit_out"), a.counter("dropped_credit")), (128, 128));
     // Frames for another one are copied.
     assert_eq!(a.send(3, 200, 77).later, 0);
     assert_eq!(c.numbers(), [77]);
-    // After 20 ms the lane is emptied in favour of the others.
+    // After 20 ms the channel is emptied in favour of the others.
     world.later(20);
     a.send(3, 200, 78);
     assert_eq!(a.reaped(Outcome::Passed).len(), 128);
-    assert_eq!(a.send(3, 200, 79).later, 0, "its mail of before is still there");
+    assert_eq!(a.send(3, 200, 79).later, 0, "its copy queue of before is still there");
     assert_eq!(c.numbers(), [78, 79]);
     assert_eq!(a.send(3, 200, 80).later, 1, "who lets nothing lie rests not");
     assert_eq!(b.receive().len(), 128);
 }
 
 #[test]
-fn the_mail_of_a_receiver_is_bounded_in_letters_and_bytes() {
+fn the_copy_queue_of_a_receiver_is_bounded_in_frame_copies_and_bytes() {
     let world = World::new();
     let (mut a, mut b) = (world.guest(1), world.guest(2));
     b.greet(&mut [&mut a]);
@@ -196,11 +196,11 @@ fn a_frame_to_where_it_comes_from_goes_nowhere() {
 }
 
 #[test]
-fn lanes_to_a_receiver_without_buffers_do_not_add_up() {
+fn channels_to_a_receiver_without_buffers_do_not_add_up() {
     let world = World::new();
     let mut a = world.guest(200);
     let others = known_guests(&world, 40);
-    // Nobody takes anything from now on: lanes are emptied, and left for those that have none.
+    // Nobody takes anything from now on: channels are emptied, and left for those that have none.
     for round in 0..400 {
         let frames: Vec<_> = (1..=40).map(|n| frame(mac(n), mac(200), 300, round)).collect();
         a.send_all(&frames);
@@ -209,22 +209,22 @@ fn lanes_to_a_receiver_without_buffers_do_not_add_up() {
     }
     for other in &others {
         let inbox = other.port.inbox();
-        assert!(inbox.unseen() <= 66, "{} lanes", inbox.unseen());
+        assert!(inbox.unseen() <= 66, "{} channels", inbox.unseen());
     }
 }
 
 #[test]
-fn what_goes_by_the_mail_is_not_overtaken_by_a_new_lane() {
+fn what_goes_by_the_copy_queue_is_not_overtaken_by_a_new_channel() {
     let world = World::new();
     let mut a = world.guest(200);
     let mut others = known_guests(&world, 33);
     let frames: Vec<_> = (1..=33).map(|n| frame(mac(n), mac(200), 300, 1)).collect();
-    assert_eq!(a.send_all(&frames).later.count_ones(), 32, "the last one goes by the mail");
+    assert_eq!(a.send_all(&frames).later.count_ones(), 32, "the last one goes by the copy queue");
     for other in &mut others[..32] {
         assert_eq!(other.numbers(), [1]);
     }
     a.reap();
-    assert_eq!(a.send(33, 300, 2).later, 0, "its mail is there still");
+    assert_eq!(a.send(33, 300, 2).later, 0, "its copy queue is there still");
     assert_eq!(others[32].numbers(), [1, 2]);
     assert_eq!(a.send(33, 300, 3).later, 1);
     assert_eq!(others[32].numbers(), [3]);
@@ -236,8 +236,11 @@ fn a_flood_of_segments_is_cut_once_for_all_who_do_not_take_it_whole() {
     let mut a = world.guest(200);
     let mut others = plain_guests(&world, 8);
     a.send_with(&OPEN, &[unsummed(frame([0xff; 6], mac(200), 300, 5))]);
-    let letters: Vec<_> = others.iter().map(|other| other.port.inbox().first()).collect();
-    assert!(letters.iter().all(|letter| Arc::ptr_eq(letter, &letters[0])), "one copy");
+    let frame_copies: Vec<_> = others.iter().map(|other| other.port.inbox().first()).collect();
+    assert!(
+        frame_copies.iter().all(|frame_copy| Arc::ptr_eq(frame_copy, &frame_copies[0])),
+        "one copy"
+    );
     assert!(others.iter_mut().all(|other| other.receive().len() == 1));
 }
 
@@ -251,9 +254,13 @@ fn a_flood_is_copied_once_for_each_change_of_its_tag_whatever_the_order_of_ports
     let kinds = [Vlans::Access(5), Vlans::Trunk(vec![5]), Vlans::All];
     let mut others: Vec<_> = (1..=12).map(|n| on(n, kinds[usize::from(n % 3)].clone())).collect();
     let copies = |others: &mut [Guest]| {
-        let letters: Vec<_> = others.iter().map(|other| other.port.inbox().first()).collect();
+        let frame_copies: Vec<_> = others.iter().map(|other| other.port.inbox().first()).collect();
         assert!(others.iter_mut().all(|other| other.receive().len() == 1));
-        letters.iter().map(|letter| Arc::as_ptr(letter).addr()).collect::<HashSet<_>>().len()
+        frame_copies
+            .iter()
+            .map(|frame_copy| Arc::as_ptr(frame_copy).addr())
+            .collect::<HashSet<_>>()
+            .len()
     };
     // A tag with a priority alone: an access port takes it off, the others set the VLAN.
     let mut tagged = frame([0xff; 6], mac(200), 900, 1);
@@ -263,11 +270,11 @@ fn a_flood_is_copied_once_for_each_change_of_its_tag_whatever_the_order_of_ports
     a.send_all(&[frame([0xff; 6], mac(200), 900, 1)]);
     assert_eq!(copies(&mut others), 2, "without a tag");
     // The bytes of each copy are counted, also of one that cannot be made.
-    let mut courier = a.port.courier();
+    let mut copy_path = a.port.copy_path();
     let mut flood = |size: usize| {
         let header = [0; HEADER_SIZE];
-        courier.send(&[&header[..], &frame([0xff; 6], mac(200), size, 1)].concat());
-        courier.spent
+        copy_path.send(&[&header[..], &frame([0xff; 6], mac(200), size, 1)].concat());
+        copy_path.spent
     };
     assert_eq!(flood(900), 12 * 512 + 2 * (HEADER_SIZE + 900));
     let size = manyring_wire::net::FRAME_SIZE_MAX;
@@ -275,7 +282,7 @@ fn a_flood_is_copied_once_for_each_change_of_its_tag_whatever_the_order_of_ports
 }
 
 #[test]
-fn a_flood_of_segments_costs_no_more_than_a_bounded_number_of_letters() {
+fn a_flood_of_segments_costs_no_more_than_a_bounded_number_of_frame_copies() {
     let world = World::new();
     let mut a = world.guest(200);
     let mut others = plain_guests(&world, 40);
@@ -304,7 +311,7 @@ fn a_flood_of_segments_costs_no_more_than_a_bounded_number_of_letters() {
 }
 
 #[test]
-fn more_receivers_than_a_queue_has_lanes_get_copies() {
+fn more_receivers_than_a_queue_has_channels_get_copies() {
     let world = World::new();
     let mut a = world.guest(200);
     let mut others = known_guests(&world, 40);
@@ -315,7 +322,7 @@ fn more_receivers_than_a_queue_has_lanes_get_copies() {
         assert_eq!(other.numbers(), [u32::from(other.n)]);
     }
     assert_eq!(a.reaped(Outcome::Passed).len(), 32);
-    // The lanes are free again, for those who had none.
+    // The channels are free again, for those who had none.
     assert_eq!(a.send_all(&frames[32..]).later.count_ones(), 8);
     assert_eq!(others[39].numbers(), [40]);
 }

@@ -103,7 +103,7 @@ fn a_hint_of_the_driver_shorter_than_a_tag_costs_no_frame_whose_tag_is_taken_off
     for hdr_len in [0, 2, 3, 4, 5, 60] {
         let header = RawHeader { hdr_len: hdr_len.into(), ..RawHeader::default() };
         let bytes = tagged(9, 5, 7);
-        trunk.send_with(&header, &[bytes.clone()]);
+        trunk.send_with(&header, std::slice::from_ref(&bytes));
         let plain = [&bytes[..12], &bytes[16..]].concat();
         assert_eq!((a.receive(), b.receive()), (vec![plain.clone()], vec![plain]), "{hdr_len}");
     }
@@ -184,7 +184,7 @@ fn frames_to_groups_of_bridges_end_at_the_switch_unless_it_is_to_pass_them() {
             assert_eq!(b.receive().len(), usize::from(passes), "{group} {mask:x}");
             // With a tag, and from the network.
             a.send_all(&[[&bytes[..12], &[0x81, 0, 0, 5], &bytes[12..]].concat()]);
-            up.port.courier().send(&[&[0; HEADER_SIZE], &frame(to, mac(9), 60, 1)[..]].concat());
+            up.port.copy_path().send(&[&[0; HEADER_SIZE], &frame(to, mac(9), 60, 1)[..]].concat());
             assert_eq!(b.receive().len(), 2 * usize::from(passes), "{group} {mask:x}");
         }
         let dropped = u64::from(mask.count_zeros());
@@ -319,15 +319,15 @@ fn what_an_uplink_brings_is_checked_as_what_a_guest_sends() {
     let up = world.guest(9);
     let (mut b, mut takes) = (world.guest(2), world.guest(3));
     b.port.set_offloads(Offloads::default()).unwrap();
-    let letter =
+    let frame_copy =
         |header: &RawHeader, bytes: &[u8]| [zerocopy::IntoBytes::as_bytes(header), bytes].concat();
     let (lie, right) = (frame([0xff; 6], mac(9), 90, 1), unsummed(frame([0xff; 6], mac(9), 90, 2)));
-    let mut courier = up.port.courier();
-    courier.send(&letter(&open(10, 0), &lie));
-    courier.send(&letter(&open(34, 16), &lie));
+    let mut copy_path = up.port.copy_path();
+    copy_path.send(&frame_copy(&open(10, 0), &lie));
+    copy_path.send(&frame_copy(&open(34, 16), &lie));
     assert_eq!((b.receive().len(), takes.receive().len()), (0, 0));
     assert_eq!(up.counter("dropped_unfinished"), 2);
-    courier.send(&letter(&OPEN, &right));
+    copy_path.send(&frame_copy(&OPEN, &right));
     assert_eq!((b.receive().len(), takes.receive()), (1, vec![right]));
 }
 

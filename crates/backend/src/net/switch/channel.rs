@@ -1,8 +1,8 @@
-//! `Lane`: the bursts on their way from one transmitq to one receiveq, and back.
+//! `Channel`: the bursts on their way from one transmitq to one receiveq, and back.
 
 use super::handoff::Handoff;
 use crate::net::{Frames, Outcome, Returned, Token};
-use crate::ready::Bell;
+use crate::ready::Doorbell;
 use manyring_memory::MemoryError;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -21,7 +21,7 @@ pub(super) struct Burst {
 
 impl Burst {
     pub(super) fn new() -> Result<Box<Self>, MemoryError> {
-        let frames = Frames::for_lane()?;
+        let frames = Frames::for_channel()?;
         Ok(Box::new(Self {
             frames,
             passed: Vec::new(),
@@ -61,21 +61,21 @@ impl Burst {
 
 /// The path of bursts from one transmitq to one receiveq, and of the empty bursts back.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct Channel {
     /// Bursts for the receiver; then those that it has finished with.
     pub(super) full: Handoff<Box<Burst>>,
     pub(super) back: Handoff<Box<Burst>>,
-    /// The lane's bit in the receiver's bell, and in the sender's.
+    /// The channel's bit in the receiver's doorbell, and in the sender's.
     pub(super) bit: u64,
     pub(super) back_bit: u64,
-    /// The sender's bell.
-    pub(super) home: Arc<Bell>,
-    /// The sender does not use the lane any more, so the receiver can drop it.
+    /// The sender's doorbell.
+    pub(super) home: Arc<Doorbell>,
+    /// The sender does not use the channel any more, so the receiver can drop it.
     pub(super) is_left: AtomicBool,
 }
 
-impl Lane {
-    pub(super) fn new(bit: u64, back_bit: u64, home: Arc<Bell>) -> Arc<Self> {
+impl Channel {
+    pub(super) fn new(bit: u64, back_bit: u64, home: Arc<Doorbell>) -> Arc<Self> {
         Arc::new(Self {
             full: Handoff::new(),
             back: Handoff::new(),
@@ -90,6 +90,6 @@ impl Lane {
     pub(super) fn give_back(&self, burst: Box<Burst>) {
         self.full.finish();
         let is_back = self.back.put(burst).is_ok();
-        debug_assert!(is_back, "a lane has no more bursts than places");
+        debug_assert!(is_back, "a channel has no more bursts than places");
     }
 }

@@ -1,7 +1,8 @@
-//! `Courier`: carries copies of frames to ports: of flooded frames, and of those no lane can carry.
+//! `CopyPath`: carries copies of frames to ports: of flooded frames, and of those no channel can
+//! carry.
 
+use super::copy_queue::{COPIES, FrameCopy, Inbox};
 use super::guard::{Change, TAG_AT, Tag, VLAN_TAG};
-use super::mail::{Inbox, Letter, MAIL};
 use super::{
     Destination, Map, PortId, Shared, Switch, TAKES_CSUM, TAKES_ECN, TAKES_TSO4, TAKES_TSO6,
     Verdict,
@@ -15,37 +16,37 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Bytes that a letter adds to `spent`, beside the bytes of its frame.
-const LETTER_COST: usize = 512;
-/// How much a flooded frame may cost, counted as `spent`: 8192 letters. A frame that each of 4000
-/// ports gets whole costs half of that. A frame that is cut into 512 segments would keep the worker
-/// from its other guests for a tenth of a second, so the last ports do not get it.
-const FLOOD_SPENT_MAX: usize = 8192 * LETTER_COST;
+/// Bytes that a frame copy adds to `spent`, beside the bytes of its frame.
+const FRAME_COPY_COST: usize = 512;
+/// How much a flooded frame may cost, counted as `spent`: 8192 frame copies. A frame that each of
+/// 4000 ports gets whole costs half of that. A frame that is cut into 512 segments would keep the
+/// worker from its other guests for a tenth of a second, so the last ports do not get it.
+const FLOOD_SPENT_MAX: usize = 8192 * FRAME_COPY_COST;
 /// Bytes of the header that comes before each frame.
 const HEAD: usize = HEADER_SIZE;
 
 /// A copy of a frame for all ports that need the same change of its tag.
 struct Copy {
-    letter: Letter,
+    frame_copy: FrameCopy,
     pieces: Pieces,
 }
 
-/// The segments of a letter for guests who do not accept it as it is, made when the first such
+/// The segments of a frame copy for guests who do not accept it as it is, made when the first such
 /// guest gets it. The inner `None`: the frame cannot be segmented.
-type Pieces = Option<Option<Vec<Letter>>>;
+type Pieces = Option<Option<Vec<FrameCopy>>>;
 
 /// Carries copies of the frames that one port sends.
 #[derive(Debug)]
-pub struct Courier {
+pub struct CopyPath {
     pub(super) switch: Arc<Switch>,
     pub(super) own: Arc<Shared>,
     /// The transmitq that the frames come from.
     pub(super) index: usize,
     pub(super) map: Arc<Map>,
     generation: u64,
-    /// Inboxes that have new mail, and whose receivers were not woken yet.
+    /// Inboxes that have new copies, and whose receivers were not woken yet.
     told: Vec<Arc<Inbox>>,
-    /// The work of copying for the present burst, in bytes, with `LETTER_COST` for each letter.
+    /// The work of copying for the present burst, in bytes, with `LETTER_COST` for each frame copy.
     pub(super) spent: usize,
 }
 
@@ -62,13 +63,13 @@ pub(super) fn needs(header: &RawHeader) -> u8 {
     gso | ecn | csum
 }
 
-impl Courier {
+impl CopyPath {
     pub(super) fn new(switch: Arc<Switch>, own: Arc<Shared>, index: usize) -> Self {
         let generation = u64::MAX;
         let (map, told) = (Arc::default(), Vec::new());
-        let mut courier = Self { switch, own, index, map, generation, told, spent: 0 };
-        courier.refresh();
-        courier
+        let mut copy_path = Self { switch, own, index, map, generation, told, spent: 0 };
+        copy_path.refresh();
+        copy_path
     }
 
     /// Takes the present map of the ports. True if ports have come, gone or changed.
@@ -77,26 +78,26 @@ impl Courier {
         self.switch.refresh(&mut self.map, &mut self.generation)
     }
 
-    /// Sends one frame as if the port's guest had sent it: `letter` is a header and the frame.
-    pub fn send(&mut self, letter: &[u8]) {
+    /// Sends one frame as if the port's guest had sent it: `frame copy` is a header and the frame.
+    pub fn send(&mut self, frame_copy: &[u8]) {
         self.refresh();
         self.spent = 0;
-        let Ok((header, frame)) = RawHeader::read_from_prefix(letter) else { return };
+        let Ok((header, frame)) = RawHeader::read_from_prefix(frame_copy) else { return };
         let second = self.switch.clock.now().second();
         let (verdict, vlan, tag) =
             self.switch.judge(&self.own, &self.map, (&header, frame), second);
         match verdict {
             Verdict::To(id, change) => {
-                self.mail(id, letter, change);
+                self.copy_to(id, frame_copy, change);
             }
-            Verdict::Flood => self.flood(letter, vlan, tag),
+            Verdict::Flood => self.flood(frame_copy, vlan, tag),
             Verdict::Drop { .. } => {}
         }
         self.tell();
     }
 
     /// Copies a frame to every other port that may have it.
-    pub(super) fn flood(&mut self, letter: &[u8], vlan: u16, tag: Tag) {
+    pub(super) fn flood(&mut self, frame_copy: &[u8], vlan: u16, tag: Tag) {
         let map = self.map.clone();
         // A copy for each of the changes that ports need, made for the first of them: a frame is
         // either given a tag or has one whose VLAN is set. The inner `None`: it cannot be changed.
@@ -114,43 +115,43 @@ impl Courier {
                 Change::Insert(_) | Change::Set(_) => 2,
             };
             let copy = copies[slot].get_or_insert_with(|| {
-                self.spent += letter.len();
-                Some(Copy { letter: changed(letter, change)?.into(), pieces: None })
+                self.spent += frame_copy.len();
+                Some(Copy { frame_copy: changed(frame_copy, change)?.into(), pieces: None })
             });
-            let Some(Copy { letter, pieces }) = copy else {
+            let Some(Copy { frame_copy, pieces }) = copy else {
                 port.counters.dropped_unfinished.add(1);
                 continue;
             };
-            self.spent += LETTER_COST;
-            self.deliver(destination, letter, pieces);
+            self.spent += FRAME_COPY_COST;
+            self.deliver(destination, frame_copy, pieces);
         }
     }
 
     /// Copies a frame to one port. True if the copy is queued for it; false if it was dropped,
     /// which is counted unless the port is gone.
-    pub(super) fn mail(&mut self, to: PortId, letter: &[u8], change: Change) -> bool {
+    pub(super) fn copy_to(&mut self, to: PortId, frame_copy: &[u8], change: Change) -> bool {
         let map = self.map.clone();
         let Some(destination) = map.get(to) else { return false };
-        let Some(copy) = changed(letter, change) else {
+        let Some(copy) = changed(frame_copy, change) else {
             destination.port.counters.dropped_unfinished.add(1);
             return false;
         };
-        self.spent += LETTER_COST + copy.len();
+        self.spent += FRAME_COPY_COST + copy.len();
         self.deliver(destination, &copy.into(), &mut None)
     }
 
-    /// Puts a letter into the inbox of a port, or its segments if the guest does not accept it as
-    /// it is. False: it was dropped, and is counted.
-    fn deliver(&mut self, to: &Destination, letter: &Letter, pieces: &mut Pieces) -> bool {
+    /// Puts a frame copy into the inbox of a port, or its segments if the guest does not accept it
+    /// as it is. False: it was dropped, and is counted.
+    fn deliver(&mut self, to: &Destination, frame_copy: &FrameCopy, pieces: &mut Pieces) -> bool {
         let counters = &to.port.counters;
-        let start = letter.get(HEAD..).unwrap_or_default();
+        let start = frame_copy.get(HEAD..).unwrap_or_default();
         let Some((_, inbox)) = to.inbox(self.index, start) else {
             counters.dropped_no_queue.add(1);
             return false;
         };
-        let Ok((header, _)) = RawHeader::read_from_prefix(letter) else { return false };
+        let Ok((header, _)) = RawHeader::read_from_prefix(frame_copy) else { return false };
         let is_put = if needs(&header) & !to.port.takes() == 0 {
-            let is_put = inbox.put(letter.clone());
+            let is_put = inbox.put(frame_copy.clone());
             (if is_put { &counters.mailed } else { &counters.dropped_full }).add(1);
             is_put
         } else if self.spent >= FLOOD_SPENT_MAX {
@@ -158,10 +159,10 @@ impl Courier {
             return false;
         } else {
             let pieces = pieces.get_or_insert_with(|| {
-                self.spent += letter.len() * 2;
-                finished(&header, letter)
+                self.spent += frame_copy.len() * 2;
+                finished(&header, frame_copy)
             });
-            self.spent += LETTER_COST * pieces.as_ref().map_or(0, Vec::len);
+            self.spent += FRAME_COPY_COST * pieces.as_ref().map_or(0, Vec::len);
             put_all(to, inbox, &header, pieces.as_deref())
         };
         if is_put && !self.told.iter().any(|told| Arc::ptr_eq(told, inbox)) {
@@ -170,30 +171,35 @@ impl Courier {
         is_put
     }
 
-    /// Wakes the receivers of all inboxes that have new mail.
+    /// Wakes the receivers of all inboxes that have new copies.
     pub(super) fn tell(&mut self) {
-        self.told.drain(..).for_each(|inbox| inbox.bell.post(MAIL));
+        self.told.drain(..).for_each(|inbox| inbox.doorbell.post(COPIES));
     }
 }
 
-/// Segments a letter and completes its checksums. `None`: its header does not allow it, or would
-/// have a checksum written into what was judged.
-fn finished(header: &RawHeader, letter: &[u8]) -> Option<Vec<Letter>> {
-    let mut frame = letter[HEAD..].to_vec();
+/// Segments a frame copy and completes its checksums. `None`: its header does not allow it, or
+/// would have a checksum written into what was judged.
+fn finished(header: &RawHeader, frame_copy: &[u8]) -> Option<Vec<FrameCopy>> {
+    let mut frame = frame_copy[HEAD..].to_vec();
     if !header.is_in_place(&frame) {
         return None;
     }
     let mut pieces = Vec::new();
     let count = finish(header, &mut frame, |piece| {
-        let mut letter = vec![0; HEAD + piece.len()];
-        letter[HEAD..].copy_from_slice(piece);
-        pieces.push(letter.into());
+        let mut frame_copy = vec![0; HEAD + piece.len()];
+        frame_copy[HEAD..].copy_from_slice(piece);
+        pieces.push(frame_copy.into());
     });
     count.is_ok().then_some(pieces)
 }
 
-/// Puts the segments of a letter into an inbox. True if at least one found room.
-fn put_all(to: &Destination, inbox: &Inbox, header: &RawHeader, pieces: Option<&[Letter]>) -> bool {
+/// Puts the segments of a frame copy into an inbox. True if at least one found room.
+fn put_all(
+    to: &Destination,
+    inbox: &Inbox,
+    header: &RawHeader,
+    pieces: Option<&[FrameCopy]>,
+) -> bool {
     let counters = &to.port.counters;
     match pieces {
         Some(_) if header.gso_type == HDR_GSO_NONE => counters.finished.add(1),
@@ -212,10 +218,10 @@ fn put_all(to: &Destination, inbox: &Inbox, header: &RawHeader, pieces: Option<&
     put > 0
 }
 
-/// A copy of a letter whose tag is changed for another port. `None`: the frame is too short for the
-/// change, or would become too long.
-fn changed(letter: &[u8], change: Change) -> Option<Vec<u8>> {
-    let mut copy = letter.to_vec();
+/// A copy of a frame copy whose tag is changed for another port. `None`: the frame is too short for
+/// the change, or would become too long.
+fn changed(frame_copy: &[u8], change: Change) -> Option<Vec<u8>> {
+    let mut copy = frame_copy.to_vec();
     let at = HEAD + TAG_AT;
     let shift = |copy: &mut Vec<u8>, by: i32| {
         let (mut header, _) = RawHeader::read_from_prefix(copy).ok()?;

@@ -1,0 +1,179 @@
+//! `Inbox`: the new channels of a receiveq, and copies of frames that no channel can carry.
+
+use super::channel::Channel;
+use crate::ready::Doorbell;
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// Frame copies that wait for one receiveq at most, and their bytes.
+pub(super) const FRAME_COPIES_MAX: usize = 512;
+const FRAME_COPY_BYTES_MAX: usize = 1 << 20;
+/// When this many channels wait that the receiver has not seen, those that their senders have left
+/// are dropped.
+const CHANNELS_UNSEEN: usize = 64;
+/// How often a lock is tried before the frame copy or channel is dropped: a holder only moves a
+/// pointer.
+const TRIES: usize = 200;
+
+/// Bits of the doorbell: copies have come; new channels have come. The 62 bits below belong to
+/// channels.
+pub(super) const COPIES: u64 = 1 << 62;
+pub(super) const CHANNELS: u64 = 1 << 63;
+const CHANNEL_BITS: u32 = 62;
+
+/// A copy of a frame behind its header, in the daemon's own memory. Several receivers may share it.
+pub(super) type FrameCopy = Arc<[u8]>;
+
+/// New channels and copies of one receiveq, which any sender adds to.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    pub(super) doorbell: Doorbell,
+    /// Channels that the receiver has not seen yet.
+    channels: Mutex<Vec<Arc<Channel>>>,
+    channel_bits: AtomicU32,
+    copies: Mutex<Vec<FrameCopy>>,
+    /// Numbers of the frame copies put and of those that are finished; bytes of the frame copies
+    /// between.
+    put: AtomicU64,
+    done: AtomicU64,
+    bytes: AtomicUsize,
+    is_closed: AtomicBool,
+}
+
+/// Tries the lock [`TRIES`] times, which outlasts a holder that only moves a pointer.
+fn soon<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    for _ in 0..TRIES {
+        match lock.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+        }
+    }
+    None
+}
+
+impl Inbox {
+    /// # Errors
+    /// Those of [`Doorbell::new`].
+    pub(super) fn new() -> Result<Arc<Self>, Errno> {
+        Ok(Arc::new(Self {
+            doorbell: Doorbell::new()?,
+            channels: Mutex::default(),
+            channel_bits: AtomicU32::new(0),
+            copies: Mutex::default(),
+            put: AtomicU64::new(0),
+            done: AtomicU64::new(0),
+            bytes: AtomicUsize::new(0),
+            is_closed: AtomicBool::new(false),
+        }))
+    }
+
+    #[inline]
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// A bit for one more channel; several channels may have the same one.
+    pub(super) fn channel_bit(&self) -> u64 {
+        1 << (self.channel_bits.fetch_add(1, Ordering::Relaxed) % CHANNEL_BITS)
+    }
+
+    /// Sender: adds a new channel. False: not now, try with a later frame.
+    pub(super) fn add_channel(&self, channel: &Arc<Channel>) -> bool {
+        let Some(mut channels) = soon(&self.channels) else { return false };
+        if self.is_closed() {
+            return false;
+        }
+        // A receiver without buffers takes no channels, however many its senders leave and begin.
+        if channels.len() % CHANNELS_UNSEEN == CHANNELS_UNSEEN - 1 {
+            channels.retain(|channel| !channel.is_left.load(Ordering::Acquire));
+        }
+        channels.push(channel.clone());
+        drop(channels);
+        self.doorbell.post(CHANNELS);
+        true
+    }
+
+    /// Receiver: takes the new channels.
+    pub(super) fn take_channels(&self, into: &mut Vec<Arc<Channel>>) {
+        self.doorbell.alarm().take(CHANNELS);
+        match soon(&self.channels) {
+            Some(mut channels) => into.append(&mut channels),
+            None => self.doorbell.alarm().put_off(CHANNELS),
+        }
+    }
+
+    /// Channels that the receiver has not taken yet.
+    #[cfg(test)]
+    pub(super) fn unseen(&self) -> usize {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The oldest frame copy, which stays in the inbox.
+    #[cfg(test)]
+    pub(super) fn first(&self) -> FrameCopy {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)[0].clone()
+    }
+
+    /// True if there is no room for a frame copy of `len` bytes.
+    pub(super) fn is_full(&self, len: usize) -> bool {
+        let bytes = self.bytes.load(Ordering::Relaxed);
+        self.waiting() >= FRAME_COPIES_MAX || bytes + len > FRAME_COPY_BYTES_MAX
+    }
+
+    /// Sender: adds a frame copy; then the caller must post [`COPIES`]. False: there is no room.
+    pub(super) fn put(&self, frame_copy: FrameCopy) -> bool {
+        if self.is_full(frame_copy.len()) {
+            return false;
+        }
+        let Some(mut copies) = soon(&self.copies) else { return false };
+        if self.is_closed() {
+            return false;
+        }
+        self.bytes.fetch_add(frame_copy.len(), Ordering::Relaxed);
+        self.put.fetch_add(1, Ordering::Release);
+        copies.push(frame_copy);
+        true
+    }
+
+    /// Frame copies that the receiver has not finished.
+    pub(super) fn waiting(&self) -> usize {
+        let (done, put) = (self.done.load(Ordering::Acquire), self.put.load(Ordering::Acquire));
+        usize::try_from(put.saturating_sub(done)).unwrap_or(usize::MAX)
+    }
+
+    /// The number of frame copies put so far, which is the number of the last one.
+    pub(super) fn last(&self) -> u64 {
+        self.put.load(Ordering::Acquire)
+    }
+
+    /// True if the receiver has finished the first `count` frame copies.
+    #[inline]
+    pub(super) fn has_done(&self, count: u64) -> bool {
+        count == 0 || self.done.load(Ordering::Acquire) >= count
+    }
+
+    /// Receiver: takes all frame copies.
+    pub(super) fn take_copies(&self, into: &mut impl Extend<FrameCopy>) {
+        self.doorbell.alarm().take(COPIES);
+        match soon(&self.copies) {
+            Some(mut copies) => into.extend(copies.drain(..)),
+            None => self.doorbell.alarm().put_off(COPIES),
+        }
+    }
+
+    /// Receiver: notes that it has finished a frame copy.
+    pub(super) fn note_done(&self, frame_copy: &FrameCopy) {
+        self.bytes.fetch_sub(frame_copy.len(), Ordering::Relaxed);
+        self.done.fetch_add(1, Ordering::Release);
+    }
+
+    /// Receiver: ends the inbox. Returns the channels that it has not taken.
+    pub(super) fn close(&self) -> Vec<Arc<Channel>> {
+        self.is_closed.store(true, Ordering::Release);
+        // A sender with an old map keeps this inbox alive, so drop the frame copies now.
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        std::mem::take(&mut *self.channels.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
