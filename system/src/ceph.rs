@@ -14,6 +14,8 @@ const PACKAGES: [&str; 5] =
     ["ceph-mon", "ceph-osd", "ceph-common", "qemu-block-extra", "qemu-system-common"];
 /// How long a part of the cluster may take to answer.
 const LIMIT: Duration = Duration::from_secs(60);
+/// How many clients ask a cluster that starts, one after the other.
+const TRIES: u32 = 6;
 /// The identity of the OSD, and of its folder.
 const OSD: &str = "5f3f1c9e-6a4e-4c8e-9d51-8a3b7c20d1aa";
 /// More requests than the guest can have in flight: one of this number of answers is to a request
@@ -91,16 +93,32 @@ impl Cluster {
         let mut command = namespace.child("ceph-mon");
         command.arg("-c").arg(&file).args(["-f", "-i", "a"]);
         let monitor = Service::silent(command, &logs.join("ceph-mon.out"))?;
-        run("timeout 60 ceph", &format!("osd new {OSD}"))?;
+        ask(&namespace, &file, "ceph", &format!("osd new {OSD}"))?;
         run("ceph-osd", &format!("--mkfs -i 0 --osd-uuid {OSD}"))?;
         let osd = start_osd(&namespace, &place, logs)?;
-        run("timeout 60 ceph", "osd pool create rbd 8 8")?;
+        ask(&namespace, &file, "ceph", "osd pool create rbd 8 8")?;
         let image = format!("create --size {IMAGE_MIB} --image-feature layering rbd/vm1");
-        run("timeout 60 rbd", &image)?;
+        ask(&namespace, &file, "rbd", &image)?;
         let door = open_door(manyring, &namespace, &place, logs)?;
         let (folder, logs) = (place, logs.to_owned());
         Ok(Self { _door: door, osd: Some(osd), _monitor: monitor, namespace, folder, logs })
     }
+}
+
+/// Has a client of Ceph carry out `words`. A client that has met a monitor or an OSD that was not
+/// ready yet may wait for ever, so one without an answer is ended, and another one asks. The second
+/// client finds that an image exists if the first one had made it.
+fn ask(namespace: &Namespace, settings: &Path, client: &str, words: &str) -> Outcome {
+    let settings = settings.display();
+    let mut last = String::new();
+    for _ in 0..TRIES {
+        match namespace.run(&format!("timeout 30 {client} -c {settings} {words}")) {
+            Ok(_) => return Ok(()),
+            Err(error) if error.contains("File exists") => return Ok(()),
+            Err(error) => last = error,
+        }
+    }
+    Err(format!("{client} {words}: {last}"))
 }
 
 fn start_osd(namespace: &Namespace, folder: &Path, logs: &Path) -> Outcome<Service> {

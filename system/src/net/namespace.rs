@@ -80,9 +80,9 @@ impl Namespace {
     /// # Errors
     /// It fails.
     pub fn run(&self, words: &str) -> Outcome<String> {
-        let mut words = words.split_whitespace();
-        let mut command = self.command(words.next().unwrap_or_default());
-        text(command.args(words)).context("in the namespace")
+        let mut all = words.split_whitespace();
+        let mut command = self.command(all.next().unwrap_or_default());
+        text(command.args(all)).context(format!("in the namespace: {words}"))
     }
 
     /// Gives an interface the far end's addresses, and brings it up.
