@@ -359,7 +359,7 @@ impl Room {
             tracing::error!(room, pid, "the kernel does not end the room: its devices wait");
             // Nobody hears orders any more: whoever waits for a place among them goes on.
             orders.close();
-            let _ = pidfd.get_ref().try_clone().map(|process| self.parking.hold(process));
+            let _ = pidfd.get_ref().try_clone().map(|child| self.parking.hold(child));
             self.state.send_replace(State::Held);
             let _ = pidfd.readable().await;
             tracing::info!(room, pid, "the room has ended");

@@ -52,18 +52,18 @@ fn rooms_of_a_house_that_is_not_root_have_users_of_their_own_and_end_with_it() {
     let mut users = Vec::new();
     for name in ["a", "b"] {
         client_works(&daemon.socket_of(name), 1);
-        let process = pid(&daemon, name).as_raw_nonzero().get();
-        let user = status(process, "Uid");
+        let its_pid = pid(&daemon, name).as_raw_nonzero().get();
+        let user = status(its_pid, "Uid");
         let number: u32 = user[0].parse().unwrap();
         assert!(NOBODY.contains(&number), "{user:?}");
         // Of the house's user it has the saved one, by which the house may end it.
         assert_eq!(user, [user[0].as_str(), &user[0], &HOUSE.to_string(), &user[0]]);
-        assert_eq!(status(process, "Gid"), vec![user[0].clone(); 4]);
-        assert!(status(process, "Groups").is_empty());
-        assert_eq!(status(process, "NoNewPrivs"), ["1"]);
-        assert_eq!(status(process, "Seccomp"), ["2"]);
+        assert_eq!(status(its_pid, "Gid"), vec![user[0].clone(); 4]);
+        assert!(status(its_pid, "Groups").is_empty());
+        assert_eq!(status(its_pid, "NoNewPrivs"), ["1"]);
+        assert_eq!(status(its_pid, "Seccomp"), ["2"]);
         for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
-            assert_eq!(status(process, set), ["0000000000000000"], "{set}");
+            assert_eq!(status(its_pid, set), ["0000000000000000"], "{set}");
         }
         assert!(room(&daemon, name)["resident_bytes"].as_u64().unwrap() > 0);
         users.push(number);

@@ -227,7 +227,7 @@ fn a_disk_that_hangs_with_its_room_keeps_no_other_guest_from_the_daemon_that_tak
     queue.submit(Op::Write { sector: 0, data: &[2; 4096] }).unwrap().unwrap();
     queue.publish().unwrap();
     assert!(wait_until(|| domain::counted(&daemon, "a", "in_flight") == 1), "{}", daemon.log());
-    let process = pid(&daemon, "a");
+    let its_pid = pid(&daemon, "a");
     let next_log = daemon.folder().join("next.log");
     let said = || std::fs::read_to_string(&next_log).unwrap_or_default();
     let takes_over = || {
@@ -246,7 +246,7 @@ fn a_disk_that_hangs_with_its_room_keeps_no_other_guest_from_the_daemon_that_tak
     assert!(!takes_over().wait().unwrap().success());
     other.queues[0].write(0, &[3; 512]).unwrap();
     assert!(said().contains("front-ends wait for what opens slowly: a"), "{}", said());
-    assert!(test_kill_process(process).is_ok(), "the kernel has ended it: nothing was tried");
+    assert!(test_kill_process(its_pid).is_ok(), "the kernel has ended it: nothing was tried");
     assert_eq!(room(&daemon, "a"), serde_json::Value::Null, "the image has a writer");
     freezer.thaw();
     let queue = &mut held.queues[0];

@@ -118,16 +118,16 @@ fn threads_of_a_room_that_are_taken_reach_nothing_and_are_told_of_and_guests_go_
     let mut odd = BlkDriver::connect(&daemon.socket_of("odd"), &BlkOptions::default()).unwrap();
     let (_calls, call) = std::io::pipe().unwrap();
     odd.front.set_vring_call(0, Some(call.as_fd())).unwrap();
-    let process = pid(&daemon, "a").as_raw_nonzero().get();
-    let of = |name: &str| threads(process).into_iter().find(|(known, _)| known == name);
-    assert!(wait_until(|| of("janitor").is_some()), "{:?}", threads(process));
+    let its_pid = pid(&daemon, "a").as_raw_nonzero().get();
+    let of = |name: &str| threads(its_pid).into_iter().find(|(known, _)| known == name);
+    assert!(wait_until(|| of("janitor").is_some()), "{:?}", threads(its_pid));
     let [worker, janitor] = ["worker-0", "janitor"].map(|name| of(name).unwrap().1);
     // The first thread of a room is its control thread.
-    for (name, thread) in [("manyring-room", process), ("worker-0", worker), ("janitor", janitor)] {
-        let mut taken = Taken::take(process, thread);
+    for (name, thread) in [("manyring-room", its_pid), ("worker-0", worker), ("janitor", janitor)] {
+        let mut taken = Taken::take(its_pid, thread);
         let mut calls = misbehaves(&mut taken, name);
         if thread == worker {
-            asks_its_ring(&mut taken, process);
+            asks_its_ring(&mut taken, its_pid);
             unlocks_its_image(&mut taken);
             calls.extend([libc::SYS_io_uring_enter, libc::SYS_fcntl]);
         }
@@ -211,18 +211,18 @@ fn a_taken_room_has_the_house_keep_no_image_of_a_disk_that_is_gone() {
         };
         let (mut goer, _stayer) = (connect("a"), connect("m"));
         goer.queues[0].read(0, &mut [0; 512]).unwrap();
-        let process = pid(&daemon, "a").as_raw_nonzero().get();
+        let its_pid = pid(&daemon, "a").as_raw_nonzero().get();
         let path = daemon.folder().join("a.img");
-        let images = |process: i32| {
-            let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+        let images = |its_pid: i32| {
+            let open = fs::read_dir(format!("/proc/{its_pid}/fd")).into_iter().flatten().flatten();
             let is_image = |fd: &fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|of| of == path);
             let images = open.filter(is_image).map(|fd| fd.file_name().into_string().unwrap());
             images.collect::<Vec<_>>()
         };
-        let mut taken = Taken::take(process, process);
+        let mut taken = Taken::take(its_pid, its_pid);
         let note = "\u{1}{\"note\":{\"device\":\"m\",\"number\":1,\"puts\":[{\"key\":4294901760,\
                     \"bytes\":\"\"}],\"drops\":[],\"answer\":\"unchanged\"}}";
-        let sent = says(&mut taken, note, images(process)[0].parse().unwrap());
+        let sent = says(&mut taken, note, images(its_pid)[0].parse().unwrap());
         assert_eq!(sent, i64::try_from(note.len()).unwrap());
         drop((taken, goer));
         let control = daemon.socket_of("control");

@@ -280,15 +280,15 @@ impl Daemon {
     /// Does `act` while the daemon and its rooms stand still.
     pub(crate) fn while_stopped(&self, act: impl FnOnce()) {
         use rustix::process::{Pid, Signal, kill_process};
-        let send = |process: u32, signal| {
-            let process = Pid::from_raw(process.cast_signed()).expect("a process");
+        let send = |stopped: u32, signal| {
+            let stopped = Pid::from_raw(stopped.cast_signed()).expect("a process");
             // The signal fails if the room has ended since the list was made.
-            let _ = kill_process(process, signal);
+            let _ = kill_process(stopped, signal);
         };
-        let stop = |process: u32| {
-            send(process, Signal::STOP);
+        let stop = |stopped: u32| {
+            send(stopped, Signal::STOP);
             let stands = |state| state == 'T' || state == 'Z';
-            assert!(wait_until(|| states(process).into_iter().all(stands)));
+            assert!(wait_until(|| states(stopped).into_iter().all(stands)));
         };
         // The daemon first, so that it starts no room any more: while it starts one, it stands only
         // once that one runs.
@@ -296,7 +296,7 @@ impl Daemon {
         let all = self.processes();
         all.iter().skip(1).for_each(|room| stop(*room));
         act();
-        all.iter().for_each(|process| send(*process, Signal::CONT));
+        all.iter().for_each(|stopped| send(*stopped, Signal::CONT));
     }
 
     /// The daemon's log so far.
