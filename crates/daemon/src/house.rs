@@ -15,18 +15,16 @@ mod defer;
 mod front;
 mod kept;
 mod prepare;
+mod shared;
 mod waiting;
 
 pub(crate) use admit::{Denied, admitted, is_bound};
 
-use crate::assemble::{
-    AssembleError, Heirs, Host, Made, Opened, Switches, Tasks, free, listens_at, served,
-};
-use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
-use crate::limits::Groups;
+use crate::assemble::{AssembleError, Tasks, listens_at};
+use crate::config::plan::{DaemonPlan, DevicePlan, Plan, Wanted};
 use crate::links::HostLinks;
 use crate::log;
-use crate::model::{Change, Door, Entry, Order, Registry};
+use crate::model::{Change, Door, Order, Registry};
 use crate::rooms::{Legacy, Rooms};
 use crate::service::{Service, Whose};
 use crate::xen::XenDisks;
@@ -34,13 +32,14 @@ use front::{Front, Stage};
 use kept::{Kept, with_kept};
 use manyring_engine::{AsideRow, Pool, PoolOptions};
 use manyring_transport::vhost_user::{Endpoint, SocketPermissions};
+use shared::Shared;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use waiting::{Asked, First, Later, Patience, Tried, Wait, refuse_if_none_is_left};
@@ -72,28 +71,6 @@ pub(crate) struct House {
     followers: JoinSet<()>,
 }
 
-/// The parts of the process that all devices share.
-#[derive(Debug)]
-struct Shared {
-    rooms: Rooms,
-    domains: Domains,
-    pool: Arc<Pool>,
-    devices: Registry,
-    groups: Groups,
-    service: Arc<Service>,
-    host: Host,
-    /// Seconds to wait for what another process holds; `None`: for ever.
-    wait: Option<u32>,
-    /// A device that fails while the process runs costs no other one, and is tried again.
-    keeps_on: bool,
-    /// Calls of the host that changes may be waiting for: those that do not come back stay.
-    calls: Arc<Semaphore>,
-}
-
-/// Calls of the host on behalf of changes that have not come back. A host that does not answer
-/// keeps a thread for each, and callers of the control API must not collect threads without end.
-const CALLS_MAX: usize = 16;
-
 /// How long the devices may take to end when the process is told to. One of them may wait for a
 /// thread that the host does not give, for a room that the kernel does not end, or for requests of
 /// its image that the kernel still has. The process ends without it: the kernel then kills the
@@ -124,25 +101,9 @@ impl House {
         mut legacy: Legacy,
     ) -> Result<Self, AssembleError> {
         manyring_memory::install_sigbus_handler();
-        let wait = plan.daemon.wait;
         // Another device that cannot be had would be lost to its guest: the other process goes on.
         let may_wait = legacy.is_there.then(|| std::mem::take(&mut legacy.waits));
-        controls_are_free(&plan.daemon, &service)?;
-        let io_uring = plan.daemon.io_uring;
-        let keeps_on = plan.daemon.place != Place::CommandLine;
-        let (devices, groups) = (Registry::default(), Groups::default());
-        groups.follow(&plan.limit);
-        let (rooms, domains) =
-            (Rooms::new(room_arguments(&plan.daemon), &mut legacy), plan.daemon.domains);
-        rooms.follow_groups(&plan.limit);
-        let calls = Arc::new(Semaphore::new(CALLS_MAX));
-        let (switches, heirs) =
-            (Switches::new(&plan.switch)?, Heirs::new(std::mem::take(&mut legacy.opened)));
-        let doors = plan.daemon.state_dir.as_ref().map(|folder| folder.join("doors"));
-        let host = Host { io_uring, switches, heirs, doors };
-        let shared =
-            Shared { rooms, domains, pool, devices, groups, service, host, wait, keeps_on, calls };
-        let shared = Arc::new(shared);
+        let shared = Arc::new(Shared::new(plan, pool, service, &mut legacy)?);
         let (plan, kept) = with_kept(plan)?;
         shared.service.retain(listening(&plan));
         shared.let_go_of_others(&plan).await;
@@ -173,6 +134,7 @@ impl House {
         for tried in tried {
             house.add_front(tried)?;
         }
+        let io_uring = house.plan.daemon.io_uring;
         let mut left = std::mem::take(&mut legacy.xen);
         for xen in &house.plan.xen_blk {
             let (pool, devices) = (house.pool().clone(), house.devices().clone());
@@ -393,71 +355,6 @@ impl House {
         let reason = error.to_string();
         tracing::error!(device = name, reason, "the device is not served any more");
         self.devices().fail(name, reason);
-    }
-}
-
-/// Checks that the control sockets can have their names.
-fn controls_are_free(plan: &DaemonPlan, service: &Service) -> Result<(), AssembleError> {
-    for (path, key) in plan.controls() {
-        if !service.has(Whose::Control(key), path, plan.private(key)) {
-            free(path, plan.wait, || plan.place.at(key))?;
-        }
-    }
-    Ok(())
-}
-
-impl Shared {
-    /// The right to one more call of the host; given back when the host has come back.
-    ///
-    /// # Errors
-    /// [`AssembleError::Calls`]: the host owes the end of too many.
-    fn call(&self) -> Result<OwnedSemaphorePermit, AssembleError> {
-        self.calls.clone().try_acquire_owned().map_err(|_| AssembleError::Calls)
-    }
-
-    /// Checks that the socket of a device can have its name. Blocks as long as the host likes.
-    fn socket_is_free(&self, plan: &DevicePlan) -> Result<(), AssembleError> {
-        // A folder that has still to be found is looked at when the device is opened.
-        let Ok(served) = served(plan) else { return Ok(()) };
-        let Endpoint::Listen { path, permissions } = &served.endpoint else { return Ok(()) };
-        match self.service.has(Whose::Device(&plan.name), path, *permissions) {
-            true => Ok(()),
-            false => free(path, self.wait, || served.at.clone())
-                .map_err(|error| error.of_socket(&plan.socket)),
-        }
-    }
-
-    /// Makes the device of what was opened for it.
-    fn made(&self, wanted: &Wanted, opened: Opened) -> Made {
-        let mut made = wanted.made(opened, (&self.pool, &self.groups));
-        made.part.room = wanted.domain(self.domains);
-        self.rooms.limit(&wanted.plan().name, &wanted.plan().limit);
-        made
-    }
-
-    /// True if a device that cannot be served at the start costs no other one.
-    fn tries_again(&self) -> bool {
-        self.keeps_on && self.wait != Some(0)
-    }
-
-    /// Returns when devices may wait no longer for other processes.
-    async fn waited(&self) {
-        match self.wait {
-            None | Some(0) => std::future::pending().await,
-            Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds.into())).await,
-        }
-    }
-
-    fn refuse_if_none_is_served(&self) -> Result<(), AssembleError> {
-        let all = self.devices.all();
-        let reason = all.iter().find_map(|entry| match entry {
-            Entry::Waiting(waiting) if waiting.origin != "api" => Some(waiting.reason.clone()),
-            Entry::Waiting(_) | Entry::Served(_) => None,
-        });
-        match reason {
-            Some(reason) if self.devices.served().is_empty() => Err(AssembleError::Waited(reason)),
-            _ => Ok(()),
-        }
     }
 }
 
