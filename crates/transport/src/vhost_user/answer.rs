@@ -3,7 +3,8 @@
 
 use super::estate::{Kept, NotedAnswer};
 use super::requests::{Front, Sent};
-use super::socket::{Connection, Message, SocketError};
+use super::socket::{Connection, Message};
+use super::socket_error::SocketError;
 use super::{Server, SessionEnd};
 use manyring_engine::Origin;
 use std::io::ErrorKind;

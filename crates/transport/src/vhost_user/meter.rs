@@ -9,7 +9,7 @@
 //! that it has put on its own end of the socket, and these may be millions.
 
 use super::pace::Pace;
-use super::socket::SocketError;
+use super::socket_error::SocketError;
 use manyring_engine::Janitor;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};

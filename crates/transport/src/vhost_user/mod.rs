@@ -18,6 +18,7 @@ mod pace;
 mod requests;
 pub mod session;
 mod socket;
+mod socket_error;
 mod transfer;
 mod unsent;
 mod vring;
@@ -29,7 +30,7 @@ pub use listener::{
     look_at_path, names_removed, remove_name,
 };
 pub use requests::FrontError;
-pub use socket::SocketError;
+pub use socket_error::SocketError;
 
 use clients::{Clients, connect_now};
 use manyring_device::Device;

@@ -4,7 +4,7 @@ mod peek;
 
 use super::estate::{Client, Estate, Keeper};
 use super::meter::Meter;
-use super::pace::LONG;
+use super::socket_error::SocketError;
 use manyring_engine::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room, SessionSocket};
 use manyring_wire::vhost_user::{HEADER_SIZE, Header, ParseError, TABLE_REGIONS_MAX, row_of};
 use rustix::fd::{AsFd, OwnedFd};
@@ -30,33 +30,6 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// call walks all waiters that the front-end has put on its end of the socket, once for each byte.
 const PIECE: usize = 16;
 const _: () = assert!(HEADER_SIZE <= PIECE);
-
-/// Why a connection ends.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "the Display text says what each field is")]
-pub enum SocketError {
-    #[error("the front-end has left")]
-    Closed,
-    #[error("the front-end has left in the middle of a message")]
-    ClosedInMessage,
-    #[error("half a message, then silence")]
-    Stalled,
-    #[error(
-        "a second message took more than {} ms of CPU time: too many waiters on the socket?",
-        LONG.as_millis()
-    )]
-    Costly,
-    #[error("no message after {} seconds", after.as_secs())]
-    Silent { after: Duration },
-    #[error("more file descriptors than any message has, or none free for them")]
-    TooManyFds,
-    #[error("too few open files are allowed (ulimit -n) for the file descriptors that it sent")]
-    NoRoom,
-    #[error(transparent)]
-    Parse(#[from] ParseError),
-    #[error("socket: {0}")]
-    Io(#[from] io::Error),
-}
 
 /// A message as it came.
 #[derive(Debug)]
