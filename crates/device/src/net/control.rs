@@ -2,6 +2,7 @@
 
 use super::effect::lacking;
 use super::pace::{REST, REST_MAX};
+use super::refusal::Refusal;
 use super::rules::Filter;
 use super::{Inner, State};
 use manyring_wire::net::rss::{Hasher, Rss};
@@ -19,30 +20,6 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// Longest wait of a command for the workers and the host.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Why a command is answered with `VIRTIO_NET_ERR`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refusal {
-    #[error("its feature was not negotiated")]
-    Feature,
-    #[error("{pairs} queue pairs of a device with {max}")]
-    Pairs { pairs: usize, max: usize },
-    #[error("offloads that were not negotiated")]
-    Offloads,
-    #[error("the host's interface does not follow")]
-    Port,
-    #[error("the host's interface passes only frames to its own address")]
-    OnlyTo,
-    #[error("the guest may only send as its own address")]
-    OnlyFrom,
-    #[error("the host's interface passes only frames to groups that the host has joined")]
-    Groups,
-    #[error("its port of the switch is not in this VLAN")]
-    Vlan,
-    #[error("virtqueue {index} is no transmitq or receiveq that runs")]
-    Index { index: u16 },
-    #[error("the host or the workers do not answer in time")]
-    Time,
-}
 
 /// The answer to a command: its status, and the bytes that follow it.
 #[derive(Debug)]

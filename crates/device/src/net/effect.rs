@@ -13,7 +13,7 @@
 //! as the driver asks. This process alone can carry out every other command, and every command that
 //! turns something off or removes it; or it makes a call of the port, which reports a failure.
 
-use super::control::Refusal;
+use super::refusal::Refusal;
 use manyring_backend::net::Port;
 use manyring_wire::net::{Command, MacAddress, RxMode};
 

@@ -16,15 +16,16 @@
 //! 3. A frame counts as passed when its burst is done and the port has not refused it. Counters are
 //!    added to once for each burst.
 
+mod late;
 mod limited;
 mod take;
 
 use super::kept::Kept;
-use super::late::Late;
 use super::tally::{Tally, count_gains};
 use super::{Reclaim, Rules, Turn};
 use crate::live::Live;
 use crate::policy::burst::{self, Burst, Spent};
+use late::Late;
 use manyring_backend::net::{Frames, GROUP_BYTES, PortTx, Readiness, Sent, Stop};
 use manyring_engine::stats::{Counter, QueueStats};
 use manyring_engine::{Gate, Limit};
@@ -70,7 +71,7 @@ pub(crate) struct NetTx {
     /// Bounds the frames and bytes that a turn sends.
     pub(super) burst: Burst,
     /// Frames that the port has taken and still uses; `None` until it keeps the first one.
-    pub(super) late: Option<Box<Late>>,
+    late: Option<Box<Late>>,
     /// Buffers of sent frames that go back in groups; `None`: each goes back at once.
     kept: Option<Box<Kept>>,
     /// The device's name and the queue's index, for log messages.

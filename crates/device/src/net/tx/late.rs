@@ -11,8 +11,8 @@
 //! ```
 //! A queue whose port finishes every frame in `send` has no `Late`.
 
-use super::tally::Tally;
 use super::{NetTx, Turn};
+use crate::net::tally::Tally;
 use manyring_backend::net::{Frames, Outcome, PortTx, Readiness, Returned};
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Epochs, Fence, Table};
