@@ -22,7 +22,6 @@ pub mod decorator;
 pub mod fault;
 mod frames;
 pub mod late;
-pub mod macvtap;
 mod merge;
 pub mod null;
 pub mod pcap;

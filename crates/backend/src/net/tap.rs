@@ -2,12 +2,14 @@
 //!
 //! A tap is joined or created by name, or handed in as file descriptors. A tap that the port has
 //! created goes away with the port; a tap that it has joined stays, with its offloads switched off.
-//! The code in this folder also serves the queues of a macvtap (see [`super::macvtap`]).
+//! The code in this folder also serves the queues of a macvtap (see [`macvtap`]).
 
 mod again;
 mod error;
+mod find;
 mod flows;
 pub mod lent;
+pub mod macvtap;
 mod offloads;
 mod open;
 mod program;
@@ -24,26 +26,26 @@ use super::{HostFilter, Port, PortRx, PortTx};
 use crate::sys::link::{Change, Link, LinkEvent, Links};
 use crate::sys::tuntap as sys;
 use again::{Wanted, prepare};
+pub(super) use find::{find, open_links};
 use flows::{Flows, Steering};
 use lent::{Lent, transmit};
 use manyring_wire::net::Offloads;
 use manyring_wire::net::rss::Rss;
 use offloads::{offload_bits, probe_offloads};
 use open::{by_fds, by_name, left};
-pub(super) use open::{check_mtu, check_queue_pairs, find, join_error, open_links};
+pub(super) use open::{check_mtu, check_queue_pairs};
 pub use open::{check_name, look};
 use queue::{TapRx, TapTx};
 use queues::Queues;
 use rss::Hashed;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::io::Errno;
-pub(super) use settings::Settings;
-use settings::apply;
+use settings::{Settings, apply};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The flags with which every queue of a tap is opened.
-pub(super) const QUEUE_FLAGS: u16 = sys::IFF_TAP | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
+const QUEUE_FLAGS: u16 = sys::IFF_TAP | sys::IFF_NO_PI | sys::IFF_VNET_HDR;
 
 /// Where a tap comes from.
 #[derive(Debug)]
@@ -96,20 +98,20 @@ pub struct TapOptions {
 }
 
 /// The queues as they were opened or handed in.
-pub(super) struct Opened {
-    pub(super) kind: &'static str,
-    pub(super) name: String,
-    pub(super) fds: Vec<OwnedFd>,
-    pub(super) is_multi_queue: bool,
+struct Opened {
+    kind: &'static str,
+    name: String,
+    fds: Vec<OwnedFd>,
+    is_multi_queue: bool,
     /// Which queues the host uses now: all, if this process has opened them.
-    pub(super) attached: Vec<bool>,
+    attached: Vec<bool>,
     /// The fds were handed in, so other processes may have copies of them.
-    pub(super) is_handed_in: bool,
+    is_handed_in: bool,
     /// This process has created the interface.
-    pub(super) is_created: bool,
-    pub(super) links: Links,
+    is_created: bool,
+    links: Links,
     /// The interface, if it is in this network namespace.
-    pub(super) link: Option<Link>,
+    link: Option<Link>,
 }
 
 /// State of the port that changes while it runs. Its lock is held during system calls.
@@ -193,7 +195,7 @@ impl TapPort {
     }
 
     /// Makes a port of opened queues, and applies the settings to their interface.
-    pub(super) fn assemble(opened: Opened, settings: &Settings<'_>) -> Result<Self, TapError> {
+    fn assemble(opened: Opened, settings: &Settings<'_>) -> Result<Self, TapError> {
         let name = opened.name.as_str();
         let system = |action, errno| TapError::system(name, action, errno);
         prepare(&opened.fds, settings.sndbuf).map_err(|(action, errno)| system(action, errno))?;

@@ -2,7 +2,7 @@
 
 use crate::guest::{GUEST, Guest, HOST, checksum, ether_type, ethernet, halves, ipv4, is_ipv4};
 use crate::space::{in_own_space, link, run};
-use manyring_backend::net::macvtap::{self, MacvtapOptions};
+use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::{HostFilter, Port};
 use std::net::UdpSocket;
 

@@ -2,7 +2,7 @@
 
 use crate::space::{in_own_space, named, opened_again, queues, run, wait_until_gone};
 use manyring_backend::net::Port;
-use manyring_backend::net::macvtap::{self, MacvtapOptions};
+use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_backend::sys::tuntap;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};

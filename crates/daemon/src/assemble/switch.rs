@@ -3,9 +3,9 @@
 use super::AssembleError;
 use crate::config::plan::{NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind};
 use manyring_backend::net::Port;
-use manyring_backend::net::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::switch::uplink::Uplink;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, SwitchPort};
+use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
 use manyring_backend::net::xdp::{XdpOptions, XdpPort};
 use manyring_device::net::MacAddress;

@@ -1,9 +1,9 @@
 //! Joins an interface that takes the place of a tap of the same name that was deleted.
 
+use super::find::find;
 use super::open::by_name;
 use super::settings::{Settings, apply, join_bridge};
-use super::{Opened, TapError, TapPort, find};
-use crate::net::macvtap;
+use super::{Opened, TapError, TapPort, macvtap};
 use crate::sys::link::LinkEvent;
 use crate::sys::tuntap as sys;
 use manyring_wire::net::HEADER_SIZE;

@@ -22,8 +22,7 @@
 //! once other processes attach queues to the tap: the places in this table are wrong then.
 
 use super::program::program;
-pub(super) use crate::net::steer::{PAIR_MASK, SLOT_SHIFT, TAG_IN_SLOT, TAG_SHIFT};
-use crate::net::steer::{SLOTS, note_one};
+use crate::net::steer::{PAIR_MASK, SLOTS, note_one};
 #[cfg(test)]
 use crate::net::steer::{slots_of, tag_of};
 use crate::sys::bpf::{self, Words};
@@ -41,7 +40,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Queue pairs that the table has places for.
-pub(super) const PAIRS: usize = super::TAP_QUEUE_PAIRS_MAX;
+const PAIRS: usize = super::TAP_QUEUE_PAIRS_MAX;
 const _: () = assert!(PAIRS == PAIR_MASK as usize + 1, "a slot has eight bits for its pair");
 /// The table of a tap.
 #[derive(Debug)]
@@ -214,6 +213,7 @@ impl Steering {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::net::steer::{SLOT_SHIFT, TAG_IN_SLOT, TAG_SHIFT};
     use proptest::prelude::*;
 
     /// A flow of slot 7, told from others by `n`.

@@ -1,8 +1,8 @@
 //! How the queues of a tap are opened: by its name, or as file descriptors that are handed in.
 
-use super::settings::find_bridge;
+use super::find::{find, find_bridge, open_links};
 use super::{Opened, QUEUE_FLAGS, TAP_QUEUE_PAIRS_MAX, TapError};
-use crate::sys::link::{Link, Links, TapLink};
+use crate::sys::link::{Links, TapLink};
 use crate::sys::tuntap as sys;
 use manyring_wire::net::MTU_MIN;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
@@ -34,14 +34,6 @@ pub fn check_name(name: &str) -> Result<(), TapError> {
     } else {
         Err(TapError::Name(name.to_owned()))
     }
-}
-
-pub(in crate::net) fn open_links(name: &str) -> Result<Links, TapError> {
-    Links::open().map_err(|errno| TapError::system(name, "ask for interfaces", errno))
-}
-
-pub(in crate::net) fn find(links: &Links, name: &str) -> Result<Option<Link>, TapError> {
-    links.find(name).map_err(|errno| TapError::system(name, "look at the interface", errno))
 }
 
 /// Joins or creates a tap. [`TapError::Busy`] may pass: the kernel releases the queues of a process
@@ -117,7 +109,7 @@ pub fn look(
     Ok(())
 }
 
-pub(in crate::net) fn join_error(name: &str, errno: Errno) -> TapError {
+pub(super) fn join_error(name: &str, errno: Errno) -> TapError {
     match errno {
         Errno::BUSY | Errno::TOOBIG => TapError::Busy(name.to_owned()),
         errno => TapError::system(name, "create it or join it", errno),

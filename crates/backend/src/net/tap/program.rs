@@ -9,7 +9,8 @@
 //! ```
 //! The kernel runs the program under RCU, for every frame that it sends to the tap.
 
-use super::flows::{PAIR_MASK, PAIRS, SLOT_SHIFT, TAG_IN_SLOT, TAG_SHIFT};
+use super::TAP_QUEUE_PAIRS_MAX as PAIRS;
+use crate::net::steer::{PAIR_MASK, SLOT_SHIFT, TAG_IN_SLOT, TAG_SHIFT};
 use crate::sys::bpf::{BPF_FUNC_SKB_LOAD_BYTES, Insn};
 use manyring_wire::net::flow;
 

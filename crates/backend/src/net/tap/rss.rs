@@ -11,12 +11,13 @@
 //! table ([`super::flows`]), which the port keeps right as pairs come and go. A frame for a pair
 //! that the host does not use goes to the first queue in use.
 
-use super::flows::{Flows, PAIR_MASK};
+use super::flows::Flows;
 use super::program::{
     ADD, AND, AT, BYTE, Code, EXIT, HALF, IF_EQUAL, IF_SET, IPV4_AT, IPV6_AT, Label, Labels, MOV,
     PORTS_AT, R0, R1, R2, R3, SHL, SHR, SOURCE, STACK, SUB, XOR, in_order, look_at_ethernet, size,
 };
 use super::{State, TapPort};
+use crate::net::steer::PAIR_MASK;
 use crate::sys::bpf::{self, Insn, Words};
 use crate::sys::tuntap;
 use manyring_wire::net::flow;

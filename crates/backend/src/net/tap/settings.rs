@@ -1,19 +1,20 @@
 //! The settings that an operator chooses for an interface: its MTU, its bridge, and its state.
 
-use super::{Opened, TapError, find};
+use super::find::{find, find_bridge};
+use super::{Opened, TapError};
 use crate::sys::link::{Change, Link, Links};
 use rustix::io::Errno;
 
 /// The settings for a tap or macvtap; `None` leaves the interface's own unchanged.
 #[derive(Default)]
-pub(in crate::net) struct Settings<'a> {
-    pub(in crate::net) sndbuf: Option<u32>,
-    pub(in crate::net) txqueuelen: Option<u32>,
-    pub(in crate::net) merge: bool,
-    pub(in crate::net) steer: bool,
-    pub(in crate::net) mtu: Option<u16>,
-    pub(in crate::net) bridge: Option<&'a str>,
-    pub(in crate::net) up: Option<bool>,
+pub(super) struct Settings<'a> {
+    pub(super) sndbuf: Option<u32>,
+    pub(super) txqueuelen: Option<u32>,
+    pub(super) merge: bool,
+    pub(super) steer: bool,
+    pub(super) mtu: Option<u16>,
+    pub(super) bridge: Option<&'a str>,
+    pub(super) up: Option<bool>,
 }
 
 /// Sets the MTU, the bridge and the state of the interface, and returns its MTU. A setting that is
@@ -47,12 +48,6 @@ pub(super) fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u
     // Read the MTU after all changes. Joining a bridge does not change the MTU of the tap.
     let mtu = find(&opened.links, name)?.map_or(link.mtu, |link| link.mtu);
     Ok(u16::try_from(mtu).ok())
-}
-
-/// The interface `bridge`, if it is a bridge.
-pub(super) fn find_bridge(links: &Links, bridge: &str) -> Result<Link, TapError> {
-    let found = find(links, bridge)?.ok_or_else(|| TapError::BridgeMissing(bridge.to_owned()))?;
-    if found.kind == "bridge" { Ok(found) } else { Err(TapError::NotABridge(bridge.to_owned())) }
 }
 
 /// Makes interface `name` a port of `bridge`, unless it is one already.

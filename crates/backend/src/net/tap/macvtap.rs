@@ -5,10 +5,10 @@
 //! or be missing (in containers). The queue is then opened by a node that the daemon makes, and
 //! removes at once.
 
-use super::tap::{
-    Opened, QUEUE_FLAGS, Settings, TapError, TapPort, check_mtu, check_name, check_queue_pairs,
-    find, join_error, open_links,
-};
+use super::find::{find, open_links};
+use super::open::{check_mtu, check_name, check_queue_pairs, join_error};
+use super::settings::Settings;
+use super::{Opened, QUEUE_FLAGS, TapError, TapPort};
 use crate::sys::link::{Link, Links};
 use crate::sys::tuntap as sys;
 use rustix::fd::{AsFd, OwnedFd};
