@@ -20,6 +20,7 @@
 //! mapped.
 
 mod bounce;
+mod calls;
 mod container;
 pub mod fault;
 pub mod file;

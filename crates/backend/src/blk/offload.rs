@@ -24,7 +24,7 @@
 //! images waited as well.)
 
 use super::bounce::Bounce;
-use super::file::serve_to_the_end;
+use super::calls::serve_to_the_end;
 use super::task::{Task, head};
 use super::{Completion, Image, Op};
 use crate::sys::starter::{self, Role};

@@ -47,14 +47,14 @@ mod recall;
 mod zeroes;
 
 use super::bounce::Bounce;
-use super::file::{FileQueue, INLINE_BURST, serve_to_the_end};
+use super::calls::serve_to_the_end;
+use super::file::{FileQueue, INLINE_BURST};
 use super::flushes::Flushes;
 use super::guard::QUESTION;
 use super::offload::{Offload, warn_of_waiting};
 use super::quota::{BURST, Quota};
 use super::task::{Task, head};
-use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
-use crate::blk::ImageError;
+use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, ImageError, Op, Request};
 use crate::sys::file as sys;
 use crate::sys::uring::{FileOp, Hand, Ring, RingDisk, RingFile, Width};
 use in_flight::{InFlight, Stage, Step};

@@ -1,0 +1,226 @@
+//! The system calls that serve a task: one that moves some of its bytes, and all that it needs,
+//! for a thread that may wait for each.
+
+use super::bounce::{Bounce, Bytes};
+use super::quota::Patience;
+use super::task::{Step, Task, head};
+use super::{Image, Op};
+use crate::sys::file as sys;
+use manyring_memory::{GuestSlice, SliceList};
+use rustix::fd::BorrowedFd;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use std::ops::Range;
+
+/// Makes one call for at most `bytes` of a read or write.
+pub(super) fn transfer(
+    task: &mut Task,
+    file: BorrowedFd<'_>,
+    bytes: u64,
+    flags: i32,
+) -> Result<(), Errno> {
+    let mut first = SliceList::new();
+    let slices = if bytes < task.len {
+        head(&task.rest, bytes, &mut first);
+        first.as_slices()
+    } else {
+        task.rest.as_slices()
+    };
+    let n = call(task.op, file, slices, task.offset, flags)?;
+    went_on(task, n)
+}
+
+#[inline]
+pub(super) fn call(
+    op: Op,
+    file: BorrowedFd<'_>,
+    slices: &[GuestSlice<'_>],
+    offset: u64,
+    flags: i32,
+) -> Result<usize, Errno> {
+    match op {
+        Op::Read => sys::read(file, slices, offset, flags),
+        _ => sys::write(file, slices, offset, flags),
+    }
+}
+
+/// Notes that a call has moved `n` bytes of a task.
+///
+/// # Errors
+/// `EIO`: no byte was moved, because the file ends before the disk does.
+pub(super) fn went_on(task: &mut Task, n: usize) -> Result<(), Errno> {
+    // The file is shorter than the disk: it was truncated after it was measured.
+    if n == 0 {
+        return Err(Errno::IO);
+    }
+    task.went_on(n as u64);
+    Ok(())
+}
+
+/// The next step after an error: `EAGAIN` and `EINTR` are tried again, and at last count as `EIO`.
+pub(super) fn went_wrong(task: &mut Task, errno: Errno) -> Step {
+    match errno {
+        Errno::AGAIN | Errno::INTR if task.patience.may_try_again() => Step::More,
+        Errno::AGAIN | Errno::INTR => Step::Done(Err(Errno::IO)),
+        errno => Step::Done(Err(errno)),
+    }
+}
+
+/// Serves all of a task, waiting for each of its calls: for a thread that may wait. `bounce` is the
+/// aligned memory for transfers that `O_DIRECT` refuses.
+pub(super) fn serve_to_the_end(
+    task: &mut Task,
+    image: &Image,
+    bounce: &mut Bounce,
+) -> Result<(), Errno> {
+    let durable = match task.op {
+        Op::Read => false,
+        Op::Write { durable } => durable,
+        Op::WriteZeroes { .. } | Op::Discard => {
+            return serve_range(image, task.op, (task.offset, task.len), bounce);
+        }
+        op => return patiently(|| serve_without_data(image, op, task.offset, task.len)),
+    };
+    let syncs_itself = durable && image.syncs_by_write();
+    let result = loop {
+        let moved = if image.is_aligned(task.offset, task.rest.as_slices()) {
+            let flags = if syncs_itself { sys::RWF_DSYNC } else { 0 };
+            transfer(task, image.file(), task.len, flags)
+        } else {
+            let range = task.offset..task.offset + task.len;
+            let moved = match task.op {
+                Op::Read => bounce.read(image, range, &task.rest),
+                _ => bounce.write(image, range, Bytes::Guest(&task.rest), durable),
+            };
+            moved.and_then(|n| went_on(task, n))
+        };
+        let step = match moved {
+            Ok(()) => task.step(),
+            Err(errno) => went_wrong(task, errno),
+        };
+        if let Step::Done(result) = step {
+            break result;
+        }
+    };
+    match result {
+        Ok(()) if durable && !syncs_itself => {
+            patiently(|| serve_without_data(image, Op::Flush, 0, 0))
+        }
+        result => result,
+    }
+}
+
+/// Repeats a call while it fails with `EAGAIN` or `EINTR`, which at last count as `EIO`.
+fn patiently(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
+    let mut patience = Patience::default();
+    loop {
+        match call() {
+            Err(Errno::AGAIN | Errno::INTR) if patience.may_try_again() => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Err(Errno::IO),
+            result => return result,
+        }
+    }
+}
+
+/// Serves a discard or write-zeroes, and waits for it. Of a range that does not consist of whole
+/// units, `fallocate` gets the whole units; zeroes are written to the ends, which a discard leaves
+/// as they are.
+fn serve_range(
+    image: &Image,
+    op: Op,
+    (offset, len): (u64, u64),
+    bounce: &mut Bounce,
+) -> Result<(), Errno> {
+    let (units, end) = (image.whole_units(offset, len), offset + len);
+    let middle = (units.start, units.end - units.start);
+    match op {
+        Op::WriteZeroes { unmap, durable } => {
+            write_zeroes(image, offset..units.start, bounce)?;
+            zero_units(image, middle, unmap, bounce)?;
+            write_zeroes(image, units.end..end, bounce)?;
+            if durable { patiently(|| image.sync()) } else { Ok(()) }
+        }
+        _ => patiently(|| discard(image, middle)),
+    }
+}
+
+/// Serves a flush or secure erase, and waits for it.
+pub(super) fn serve_without_data(
+    image: &Image,
+    op: Op,
+    offset: u64,
+    len: u64,
+) -> Result<(), Errno> {
+    match op {
+        Op::Flush => image.sync(),
+        Op::SecureErase => sys::secure_erase(image.holder(), offset, len),
+        Op::Read | Op::Write { .. } | Op::Discard | Op::WriteZeroes { .. } => Err(Errno::INVAL),
+    }
+}
+
+/// How often zeroing or discarding a range of a block device that another process holds is tried.
+const BUSY_TRIES: usize = 4;
+
+/// Zeroes or discards a range. A block device that another process holds refuses a range of which
+/// the page cache has bytes that are not written yet (`EBUSY`), so the image is synced and the
+/// range tried again. If the guest keeps writing to the range between the tries, every try may
+/// fail: the request then fails with `EBUSY`, and the data on the disk stay as they are.
+fn change_range(
+    image: &Image,
+    mode: FallocateFlags,
+    (offset, len): (u64, u64),
+) -> Result<(), Errno> {
+    for _ in 0..BUSY_TRIES {
+        match rustix::fs::fallocate(image.holder(), mode, offset, len) {
+            Err(Errno::BUSY) if image.is_block_device() && !image.holds_device() => image.sync()?,
+            other => return other,
+        }
+    }
+    Err(Errno::BUSY)
+}
+
+/// Punches a hole. A discard is a hint: if the file system cannot punch holes, it does nothing.
+fn discard(image: &Image, (offset, len): (u64, u64)) -> Result<(), Errno> {
+    if len == 0 {
+        return Ok(());
+    }
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match change_range(image, mode, (offset, len)) {
+        Err(Errno::OPNOTSUPP | Errno::BUSY) => Ok(()),
+        other => other,
+    }
+}
+
+/// Zeroes whole units by the cheapest way that is allowed and that the host supports. If the host
+/// supports no other way, zeroes are written.
+fn zero_units(
+    image: &Image,
+    (offset, len): (u64, u64),
+    unmap: bool,
+    bounce: &mut Bounce,
+) -> Result<(), Errno> {
+    if len == 0 {
+        return Ok(());
+    }
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+    for mode in if unmap { [punch, zero] } else { [zero, zero] } {
+        match patiently(|| change_range(image, mode, (offset, len))) {
+            Err(Errno::OPNOTSUPP | Errno::BUSY) => {}
+            other => return other,
+        }
+    }
+    write_zeroes(image, offset..offset + len, bounce)
+}
+
+/// Writes zeroes to the range, from aligned memory, as `O_DIRECT` asks for it.
+fn write_zeroes(image: &Image, range: Range<u64>, bounce: &mut Bounce) -> Result<(), Errno> {
+    let mut at = range.start;
+    while at < range.end {
+        patiently(|| {
+            at += bounce.write(image, at..range.end, Bytes::Zeroes, false)? as u64;
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
