@@ -12,8 +12,7 @@
 
 mod abuse;
 
-use super::net::FRAME_MAX;
-use super::tap::{Flow, FlowFrame};
+use super::frame::{FRAME_MAX, Flow, FlowFrame};
 use super::{LoadError, STUCK};
 use crate::measure::{Latencies, Moment, Random, RunDelay};
 use abuse::{Giant, Kicker, Messenger};

@@ -4,6 +4,7 @@ pub(crate) mod bare;
 pub(crate) mod blkio;
 pub(crate) mod crowd;
 pub(crate) mod driver;
+pub(crate) mod frame;
 pub(crate) mod guest;
 pub(crate) mod join;
 mod lane;

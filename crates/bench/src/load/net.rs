@@ -1,6 +1,6 @@
 //! Frames through a vhost-user-net back-end by our own driver half: one thread polls all pairs.
 
-use super::tap::{Flow, FlowFrame};
+use super::frame::{FRAME_MAX, Flow, FlowFrame};
 use super::{LoadError, STUCK};
 use crate::direction::Direction;
 use crate::measure::{now, own_cpu_seconds, pin, waited_seconds};
@@ -196,9 +196,6 @@ fn add(result: &mut NetLoadResult, counters: &NetCounters, in_flight: u64) {
 fn failed(error: DriverError) -> LoadError {
     LoadError::Client { step: "frames", problem: error.to_string() }
 }
-
-/// Longest frame that is generated.
-pub(super) const FRAME_MAX: usize = 1500;
 
 fn connect(args: &NetLoadArgs) -> Result<NetDriver, LoadError> {
     let size = u32::try_from(args.size).map_err(|_| LoadError::Options("size is too large"))?;
