@@ -2,7 +2,9 @@
 
 pub(crate) mod diff;
 mod explain;
+mod limit_keys;
 pub(crate) mod numbers;
+mod place;
 pub(crate) mod plan;
 pub(crate) mod raw;
 

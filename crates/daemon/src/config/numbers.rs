@@ -1,7 +1,7 @@
 //! The numbers that keys and options may have: one table for the checks of a plan, and for the
 //! words of the errors where something else is written.
 
-use super::plan::{Place, PlanError};
+use super::place::{Place, PlanError};
 
 /// The numbers of a key, whatever device it belongs to.
 struct Numbers {

@@ -13,21 +13,22 @@ mod on_full;
 mod paths;
 mod pinned;
 mod pins;
-mod place;
 mod polling;
 mod sandbox;
 mod socket;
 mod switch;
 mod unique;
+mod uplinks;
 mod wanted;
 mod xen;
 
+pub(crate) use super::place::{Place, PlanError, Source};
 pub(crate) use access::AccessPlan;
 pub(crate) use daemon::{DaemonPlan, Domains};
 pub(crate) use domain::{ANY_USER, XEN};
 pub(crate) use door::DoorPlan;
 pub(crate) use key_class::{Class, class_of};
-pub(crate) use limit::{GroupPlan, LimitPlan, limit_keys};
+pub(crate) use limit::{GroupPlan, LimitPlan};
 pub(crate) use moderation::ModerationPlan;
 pub(crate) use nbd::NbdPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
@@ -35,7 +36,6 @@ pub(crate) use on_full::OnFullPlan;
 pub(crate) use paths::unexpanded;
 pub(crate) use pinned::Pinned;
 pub(crate) use pins::in_words;
-pub(crate) use place::{Place, PlanError, Source};
 pub(crate) use polling::PollingPlan;
 pub(crate) use sandbox::Sandbox;
 pub(crate) use socket::SocketPlan;
@@ -43,9 +43,9 @@ pub(crate) use switch::{SwitchPlan, SwitchPortPlan, UplinkKind};
 pub(crate) use wanted::{Unfound, Wanted};
 pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
+use super::limit_keys::Of;
 use super::numbers;
 use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSize, RawSocket};
-use limit::Of;
 use manyring_engine::Pins;
 use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
@@ -209,7 +209,7 @@ impl Plan {
         let nets = self.net.iter().map(|net| (&net.device.place, &net.device.limit, Of::Net));
         let xens = self.xen_blk.iter().map(|xen| (&xen.place, &xen.limit, Of::Disk));
         limit::check(&self.limit, blks.chain(nets).chain(xens))?;
-        switch::check(self)?;
+        uplinks::check(self)?;
         self.check_groups()
     }
 

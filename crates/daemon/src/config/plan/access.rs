@@ -1,6 +1,6 @@
 //! Who may connect to a socket: owner and group by name or number, and mode.
 
-use super::place::{Place, PlanError};
+use crate::config::place::{Place, PlanError};
 use crate::config::raw::{RawAccount, RawSocket};
 use manyring_transport::vhost_user::SocketPermissions;
 use nix::errno::Errno;

@@ -1,6 +1,7 @@
 //! Limits of the work of devices per second: the key `limit`, and the groups of `[[limit]]`.
 
 use super::{Place, PlanError, Source, device_place, parse_size};
+use crate::config::limit_keys::{DISK, NET, Of, Slot, slot_of};
 use crate::config::raw::{RawLimit, RawScalar};
 use manyring_engine::limit::{CREDIT_MS, Rates};
 use serde::Serialize;
@@ -27,84 +28,12 @@ pub(crate) struct GroupPlan {
     pub(crate) limit: LimitPlan,
 }
 
-/// The kind of device that a limit is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Of {
-    Disk,
-    Net,
-    /// Disks or networks, as its keys say.
-    Group,
-}
-
-/// Where a key counts in [`Rates`]: requests or bytes, and which of the three.
-#[derive(Clone, Copy)]
-enum Slot {
-    Ops(usize),
-    Bytes(usize),
-    Burst,
-}
-
 /// Requests or packets in a second at most.
 const OPS_MAX: u64 = 100_000_000;
 /// Bytes in a second at most.
 const BYTES_MAX: u64 = 1 << 40;
 /// A minute: a longer one is no burst.
 const BURST_MS_MAX: u64 = 60_000;
-
-const DISK: [(&str, Slot); 6] = [
-    ("read_iops", Slot::Ops(0)),
-    ("write_iops", Slot::Ops(1)),
-    ("iops", Slot::Ops(2)),
-    ("read_bps", Slot::Bytes(0)),
-    ("write_bps", Slot::Bytes(1)),
-    ("bps", Slot::Bytes(2)),
-];
-const NET: [(&str, Slot); 4] = [
-    ("tx_pps", Slot::Ops(0)),
-    ("rx_pps", Slot::Ops(1)),
-    ("tx_bps", Slot::Bytes(0)),
-    ("rx_bps", Slot::Bytes(1)),
-];
-const BOTH: [(&str, Slot); 1] = [("burst_ms", Slot::Burst)];
-
-impl Of {
-    fn keys(self) -> Vec<(&'static str, Slot)> {
-        let own: &[&[_]] = match self {
-            Self::Disk => &[&DISK, &BOTH],
-            Self::Net => &[&NET, &BOTH],
-            Self::Group => &[&DISK, &NET, &BOTH],
-        };
-        own.concat()
-    }
-
-    /// The name of a key in errors.
-    fn path(self, key: &str) -> String {
-        if self == Self::Group { key.to_owned() } else { format!("limit.{key}") }
-    }
-
-    /// The key of this name; none: it is the `group` of a device.
-    fn find(self, key: &str, place: &Place) -> Result<Option<(&'static str, Slot)>, PlanError> {
-        let known = self.keys();
-        let is_group = key == "group" && self != Self::Group;
-        let found = known.iter().find(|(name, _)| *name == key).copied();
-        if found.is_some() || is_group {
-            return Ok(found);
-        }
-        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-        let group = if self == Self::Group { "" } else { ", group" };
-        let problem = format!("no such key; there are {}{group}", names.join(", "));
-        place.error(&self.path(key), problem)
-    }
-}
-
-/// The names of all keys of a limit, of a device or a group.
-pub(crate) fn limit_keys() -> impl Iterator<Item = &'static str> {
-    Of::Group.keys().into_iter().map(|(name, _)| name).chain(["group"])
-}
-
-fn slot_of(key: &str) -> Option<Slot> {
-    Of::Group.keys().into_iter().find(|(name, _)| *name == key).map(|(_, slot)| slot)
-}
 
 /// Parses the number of a key. The error is a sentence that names the allowed range.
 fn parsed(slot: Slot, text: &str) -> Result<u64, String> {

@@ -1,8 +1,9 @@
 //! The plan of a network device.
 
-use super::limit::{LimitPlan, Of};
+use super::LimitPlan;
 use super::switch::SwitchPortPlan;
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
+use crate::config::limit_keys::Of;
 use crate::config::numbers;
 use crate::config::raw::{RawNet, RawNetFault};
 use manyring_backend::net::tap::check_name;

@@ -1,7 +1,7 @@
 //! Which CPUs workers run on, and which worker serves which queue, where the operator chooses that.
 
 use super::Plan;
-use super::place::{Place, PlanError};
+use crate::config::place::{Place, PlanError};
 use manyring_engine::allowed_cpus;
 
 /// No host has a CPU with this number: the kernel's sets of them end there.

@@ -1,12 +1,11 @@
 //! The plan of a switch, and of a port of one.
 
-use super::{Place, Plan, PlanError, PortPlan, Source, device_place};
+use super::{Place, PlanError, Source, device_place};
 use crate::config::numbers;
 use crate::config::raw::{RawNet, RawSwitch};
 use manyring_backend::net::switch::{AGE, FLOODS_MAX, MACS_MAX, Vlans};
 use manyring_backend::net::tap::check_name;
 use serde::Serialize;
-use std::collections::HashSet;
 
 /// The bit of the group that PAUSE frames go to.
 const PAUSE: u32 = 1 << 1;
@@ -139,41 +138,6 @@ impl SwitchPortPlan {
             None => Vlans::Trunk(self.trunk.clone()),
         }
     }
-}
-
-/// Checks that each port is of a switch that there is, and that nobody else has an uplink.
-pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
-    let (mut names, mut uplinks) = (HashSet::new(), HashSet::new());
-    for switch in &plan.switch {
-        if !names.insert(switch.name.as_str()) {
-            return switch.place.error("name", "is used by two switches");
-        }
-        if let Some(uplink) = &switch.uplink
-            && !uplinks.insert(uplink.as_str())
-        {
-            return switch.place.error("uplink", "is used by two switches");
-        }
-    }
-    for net in &plan.net {
-        let place = &net.device.place;
-        match &net.port {
-            PortPlan::Switch(port) if !names.contains(port.switch.as_str()) => {
-                let problem = format!("no [[switch]] is named {:?}", port.switch);
-                return place.error("switch", problem);
-            }
-            PortPlan::Tap { name, .. } if uplinks.contains(name.as_str()) => {
-                return place.error("tap", "is the uplink of a switch");
-            }
-            PortPlan::Macvtap { name } if uplinks.contains(name.as_str()) => {
-                return place.error("macvtap", "is the uplink of a switch");
-            }
-            PortPlan::Xdp { name, .. } if uplinks.contains(name.as_str()) => {
-                return place.error("xdp", "is the uplink of a switch");
-            }
-            _ => {}
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 //! text, and to the files that the host finds under the paths, before anything is opened: one file
 //! has many names (links, other folders), and so has the folder of a socket.
 
-use super::place::PlanError;
 use super::{DevicePlan, DiskPlan, Plan, PortPlan, SocketPlan, XenBlkPlan};
+use crate::config::place::PlanError;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

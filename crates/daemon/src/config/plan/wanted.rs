@@ -1,9 +1,9 @@
 //! `Wanted`: a device of the plan, whatever its kind.
 
-use super::limit::Of;
 use super::{
     BlkPlan, Class, DevicePlan, DiskPlan, NetPlan, Pinned, Place, PortPlan, SocketPlan, class_of,
 };
+use crate::config::limit_keys::Of;
 use manyring_device::net::is_mtu;
 use serde_json::{Map, Value};
 use std::ffi::OsStr;

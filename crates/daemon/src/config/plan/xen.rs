@@ -1,9 +1,9 @@
 //! Disks of Xen guests: where they are announced, and how they are served. Which disks there are,
 //! and what each one is, the tool stack writes into xenstore.
 
-use super::limit::Of;
 use super::{DiskPlan, Format, LimitPlan, ModerationPlan, OnFullPlan, Place, PlanError, Source};
 use super::{cache, check_len, device_place, format, logical_block_size, size};
+use crate::config::limit_keys::Of;
 use crate::config::numbers;
 use crate::config::raw::{RawFault, RawXenBlk};
 use manyring_device::blk::blkif::RING_PAGE_ORDER_MAX;

@@ -1,7 +1,7 @@
 //! How the OpenAPI document describes values that the configuration takes in several forms.
 
 use super::{RawAccount, RawLimit, RawSize};
-use crate::config::plan::limit_keys;
+use crate::config::limit_keys::limit_keys;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, SchemaType, Type};
 use utoipa::openapi::{OneOfBuilder, RefOr};
 use utoipa::{PartialSchema, ToSchema};

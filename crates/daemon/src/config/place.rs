@@ -97,11 +97,7 @@ impl Place {
     }
 
     /// The error that a key in this place has this problem.
-    pub(in crate::config) fn error<T>(
-        &self,
-        key: &str,
-        problem: impl Into<String>,
-    ) -> Result<T, PlanError> {
+    pub(super) fn error<T>(&self, key: &str, problem: impl Into<String>) -> Result<T, PlanError> {
         Err(PlanError { at: self.at(key), problem: problem.into() })
     }
 }
