@@ -1,27 +1,26 @@
 //! The routes, and what can be asked. Errors are JSON too.
 
-use super::asked::{Asked, Name};
+use super::asked::{Asked, BODY_SIZE_MAX, Name};
+use super::named::entry;
 use super::refusal::{Problem, Refusal, aside};
 use super::refused::{Refused, Why};
 use super::{change, config, devices as manage, limits, openapi, scrape, takeover};
 use crate::model::snapshot::{DeviceInfo, Devices, Workers};
-use crate::model::{Controlled, Entry, Since, Who};
+use crate::model::{Since, Who};
 use crate::rooms::RoomInfo;
 use crate::state::State;
-use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State as Extract};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use utoipa::{IntoParams, OpenApi, ToSchema};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
-
-/// Longest body that is read.
-pub(super) const BODY_SIZE_MAX: usize = 4096;
 
 /// Longest wait for an event: a client then asks again.
 const EVENTS_WAIT: Duration = Duration::from_secs(25);
@@ -43,7 +42,7 @@ pub(super) fn router(state: State, role: Role, refused: Arc<Refused>) -> Router 
 pub(super) fn routes() -> OpenApiRouter<State> {
     let whole = routes!(config::show, config::replace);
     OpenApiRouter::with_openapi(openapi::Document::openapi())
-        .routes(routes!(openapi::index))
+        .routes(routes!(index))
         .routes(routes!(devices))
         .routes(routes!(device, manage::put, manage::patch, manage::delete))
         .routes(routes!(change::resize))
@@ -59,7 +58,7 @@ pub(super) fn routes() -> OpenApiRouter<State> {
         .routes(routes!(rooms))
         .routes(routes!(takeover::begin))
         .routes(routes!(scrape::metrics))
-        .routes(routes!(openapi::show))
+        .routes(routes!(show))
 }
 
 /// The requests that a socket allows.
@@ -86,8 +85,61 @@ async fn admit(role: Role, refused: Arc<Refused>, request: Request, next: Next) 
     response
 }
 
+/// The document.
+#[utoipa::path(
+    get,
+    path = "/v1/openapi.json",
+    responses((status = 200, body = BTreeMap<String, Value>, description = "This document")),
+)]
+async fn show() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], openapi_text())
+}
+
+/// The document as JSON; written once.
+pub(crate) fn openapi_text() -> &'static str {
+    static TEXT: OnceLock<String> = OnceLock::new();
+    TEXT.get_or_init(|| {
+        let (_, mut document) = routes().split_for_parts();
+        openapi::complete(&mut document);
+        serde_json::to_string(&document).unwrap_or_default()
+    })
+}
+
+/// `GET /v1`
+#[derive(Clone, Debug, Serialize, ToSchema)]
+struct Index {
+    /// The version of the daemon.
+    version: &'static str,
+    /// The path of everything that is shown without a name, by the last word of the path.
+    links: BTreeMap<String, String>,
+}
+
+/// Which version this is, and what can be looked at.
+#[utoipa::path(
+    get,
+    path = "/v1",
+    responses((status = 200, body = Index, description = "Where to look on")),
+)]
+async fn index() -> Json<Index> {
+    static INDEX: OnceLock<Index> = OnceLock::new();
+    let index = INDEX.get_or_init(|| {
+        let (_, document) = routes().split_for_parts();
+        let shown = document.paths.paths.into_iter().filter(|(_, item)| item.get.is_some());
+        let links = shown.filter_map(|(path, _)| Some((link(&path)?.to_owned(), path)));
+        Index { version: env!("CARGO_PKG_VERSION"), links: links.collect() }
+    });
+    Json(index.clone())
+}
+
+/// The name under which the index lists a path. `None`: it lists neither itself nor paths that hold
+/// the name of a device.
+fn link(path: &str) -> Option<&str> {
+    let (_, last) = path.rsplit_once('/').filter(|_| path != "/v1" && !path.contains('{'))?;
+    last.split('.').next()
+}
+
 /// Collects, and writes as JSON, beside the control thread.
-async fn show<T: Serialize>(
+async fn collected<T: Serialize>(
     collect: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
 ) -> Result<Response, Refusal> {
     let written = aside(move || {
@@ -107,7 +159,7 @@ async fn show<T: Serialize>(
 )]
 async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     state.rooms.count().await;
-    show(move || Ok(state.devices())).await
+    collected(move || Ok(state.devices())).await
 }
 
 /// A device, with the counters of its queues.
@@ -122,7 +174,7 @@ async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
 )]
 async fn device(Extract(state): Extract<State>, Name(name): Name) -> Result<Response, Refusal> {
     state.rooms.count().await;
-    show(move || entry(&state, &name).map(|device| state.device(&device))).await
+    collected(move || entry(&state, &name).map(|device| state.device(&device))).await
 }
 
 /// `GET /v1/rooms`
@@ -141,7 +193,7 @@ struct AllRooms {
 )]
 async fn rooms(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     state.rooms.count().await;
-    show(move || Ok(AllRooms { rooms: state.rooms.all() })).await
+    collected(move || Ok(AllRooms { rooms: state.rooms.all() })).await
 }
 
 /// The threads that serve queues, of the daemon and of its rooms.
@@ -154,7 +206,7 @@ async fn rooms(Extract(state): Extract<State>) -> Result<Response, Refusal> {
 )]
 async fn workers(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     state.rooms.count().await;
-    show(move || Ok(state.workers())).await
+    collected(move || Ok(state.workers())).await
 }
 
 /// From which event on.
@@ -182,21 +234,5 @@ async fn events(
 ) -> Result<Response, Refusal> {
     let events = state.devices.events().clone();
     let _ = tokio::time::timeout(EVENTS_WAIT, events.wait(since)).await;
-    show(move || Ok(events.since(since))).await
-}
-
-/// The device of this name, to be changed: one that waits for another process cannot be.
-pub(super) fn find(state: &State, name: &str) -> Result<Arc<Controlled>, Refusal> {
-    match entry(state, name)? {
-        Entry::Served(controlled) => Ok(controlled),
-        Entry::Waiting(waiting) => {
-            let error = format!("the device is not served yet: {}", waiting.reason);
-            Err(Refusal::new(StatusCode::CONFLICT, error))
-        }
-    }
-}
-
-fn entry(state: &State, name: &str) -> Result<Entry, Refusal> {
-    let missing = || Refusal::new(StatusCode::NOT_FOUND, format!("no device is named {name:?}"));
-    state.devices.find(name).ok_or_else(missing)
+    collected(move || Ok(events.since(since))).await
 }

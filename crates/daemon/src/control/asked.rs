@@ -1,7 +1,6 @@
 //! The parts of a request, as the handlers take them. A request that cannot be read is refused in
 //! JSON with one sentence, like every refusal of this API.
 
-use super::api::BODY_SIZE_MAX;
 use super::refusal::Refusal;
 use crate::config::SIZE_MAX;
 use crate::model::Keys;
@@ -11,6 +10,9 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+/// Longest body that is read, but for a configuration.
+pub(super) const BODY_SIZE_MAX: usize = 4096;
 
 /// The name of a device or a group, from the path.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! The changes that an operator can ask for: the size of a disk; link, MTU and announcement of a
 //! network device.
 
-use super::api::find;
 use super::asked::{Body, Name, bad};
 use super::devices::refuse;
+use super::named::find;
 use super::refusal::{Problem, Refusal, aside};
 use crate::assemble::{Blk, Kind};
 use crate::model::{Change, Controlled, Who};

@@ -5,12 +5,14 @@
 
 #![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
 
+mod answer;
 mod api;
 mod asked;
 mod change;
 mod config;
 mod devices;
 mod limits;
+mod named;
 mod openapi;
 mod patient;
 mod places;
@@ -22,7 +24,7 @@ mod socket;
 mod stream;
 mod takeover;
 
+pub(crate) use api::openapi_text as openapi;
 pub(crate) use config::reload;
-pub(crate) use openapi::text as openapi;
 pub(crate) use scrape::{bind as bind_metrics, serve as serve_metrics};
 pub(crate) use socket::{bind, serve};

@@ -1,17 +1,10 @@
 //! `GET /v1/openapi.json`: what can be asked, as a program reads it. It is made of the handlers and
 //! their types; here is what all of them have in common. `GET /v1`: where a reader begins.
 
-use super::api;
 use super::refusal::Problem;
 use crate::config::plan::{Class, class_of};
 use crate::config::raw::{RawBlk, RawNet};
-use axum::Json;
-use axum::http::header;
-use axum::response::IntoResponse;
-use serde::Serialize;
 use serde_json::json;
-use std::collections::BTreeMap;
-use std::sync::OnceLock;
 use utoipa::openapi::path::{Operation, Parameter, ParameterIn};
 use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Type};
 use utoipa::openapi::{ContentBuilder, OneOfBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
@@ -29,59 +22,6 @@ use utoipa::{PartialSchema, ToSchema};
     components(schemas(Problem)),
 )]
 pub(super) struct Document;
-
-/// The document.
-#[utoipa::path(
-    get,
-    path = "/v1/openapi.json",
-    responses((status = 200, body = BTreeMap<String, Value>, description = "This document")),
-)]
-pub(super) async fn show() -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "application/json")], text())
-}
-
-/// The document as JSON; written once.
-pub(crate) fn text() -> &'static str {
-    static TEXT: OnceLock<String> = OnceLock::new();
-    TEXT.get_or_init(|| {
-        let (_, mut document) = api::routes().split_for_parts();
-        complete(&mut document);
-        serde_json::to_string(&document).unwrap_or_default()
-    })
-}
-
-/// `GET /v1`
-#[derive(Clone, Debug, Serialize, ToSchema)]
-pub(super) struct Index {
-    /// The version of the daemon.
-    version: &'static str,
-    /// The path of everything that is shown without a name, by the last word of the path.
-    links: BTreeMap<String, String>,
-}
-
-/// Which version this is, and what can be looked at.
-#[utoipa::path(
-    get,
-    path = "/v1",
-    responses((status = 200, body = Index, description = "Where to look on")),
-)]
-pub(super) async fn index() -> Json<Index> {
-    static INDEX: OnceLock<Index> = OnceLock::new();
-    let index = INDEX.get_or_init(|| {
-        let (_, document) = api::routes().split_for_parts();
-        let shown = document.paths.paths.into_iter().filter(|(_, item)| item.get.is_some());
-        let links = shown.filter_map(|(path, _)| Some((link(&path)?.to_owned(), path)));
-        Index { version: env!("CARGO_PKG_VERSION"), links: links.collect() }
-    });
-    Json(index.clone())
-}
-
-/// The name under which the index lists a path. `None`: it lists neither itself nor paths that hold
-/// the name of a device.
-fn link(path: &str) -> Option<&str> {
-    let (_, last) = path.rsplit_once('/').filter(|_| path != "/v1" && !path.contains('{'))?;
-    last.split('.').next()
-}
 
 /// The keys of a device: those of its table, and which table it is.
 #[derive(Debug)]
@@ -136,7 +76,7 @@ fn table<T: PartialSchema>(kind: &str) -> RefOr<Schema> {
 }
 
 /// Adds what every handler can answer, which none of them says for itself.
-fn complete(document: &mut OpenApi) {
+pub(super) fn complete(document: &mut OpenApi) {
     for item in document.paths.paths.values_mut() {
         let changes = [&mut item.put, &mut item.post, &mut item.delete, &mut item.patch];
         for operation in changes.into_iter().flatten() {

@@ -3,9 +3,9 @@
 //! Whoever is on the host can scrape the address. It shows no more than counters, and has the times
 //! and numbers of clients of the control socket.
 
+use super::answer::answer;
 use super::places::Places;
 use super::refusal::{Refusal, aside};
-use super::socket;
 use crate::config::plan::DaemonPlan;
 use crate::metrics::{Format, text};
 use crate::state::State;
@@ -155,7 +155,7 @@ pub(crate) async fn serve(scraped: Option<Scraped>, state: State) {
                 let Some(place) = places.take(ANYBODY) else { continue };
                 let (router, busy) = (router.clone(), place.busy.clone());
                 let task = tasks.spawn(async move {
-                    socket::answer(stream, router, &busy).await;
+                    answer(stream, router, &busy).await;
                     drop(place);
                 });
                 places.serve(task);

@@ -4,10 +4,10 @@
 //! it has to do, a user a number of clients, and further ones are turned away: nobody waits behind
 //! those that are idle.
 
+use super::answer::answer;
 use super::api;
 use super::api::Role;
-use super::patient::{Patient, Prompt};
-use super::places::{Busy, Places};
+use super::places::Places;
 use super::refused::{Refused, Why};
 use super::reserve::{Refill, Reserve};
 use super::stream::ClientStream;
@@ -17,27 +17,17 @@ use crate::service::{Service, Whose};
 use crate::state::State;
 use axum::http::{Method, StatusCode};
 use axum::{Extension, Router};
-use hyper::Request;
-use hyper::body::Incoming;
-use hyper::service::{Service as _, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use manyring_engine::aside_for;
 use manyring_transport::vhost_user::{ListenError, Listener as Named, SocketPermissions, Unnamed};
 use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-
-/// Longest time for the head of a request, and between two requests.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the start waits for the host to make a control socket.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -230,30 +220,6 @@ impl Clients {
                 }
             }
         }
-    }
-}
-
-/// Answers a client until it leaves, or does not keep the times.
-pub(super) async fn answer(
-    stream: impl AsyncRead + AsyncWrite + Unpin,
-    router: Router,
-    busy: &Arc<Busy>,
-) {
-    let mut server = hyper::server::conn::http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-    let (router, asking) = (TowerToHyperService::new(router), busy.clone());
-    let service = service_fn(move |request: Request<Incoming>| {
-        asking.asks.store(true, Ordering::Relaxed);
-        let (answer, asking) = (router.call(request.map(Prompt::new)), asking.clone());
-        async move {
-            let answer = answer.await;
-            asking.asks.store(false, Ordering::Relaxed);
-            answer
-        }
-    });
-    let stream = TokioIo::new(Patient::new(stream, busy.clone()));
-    if let Err(error) = server.serve_connection(stream, service).await {
-        tracing::debug!(%error, "a client of the control socket");
     }
 }
 
