@@ -12,7 +12,7 @@
 //! way to make the file longer is told at once ([`StateDir::writes`]).
 
 use super::Shared;
-use super::state_dir::{Held, StateDir};
+use super::state_dir::{Fate, Held, StateDir};
 use crate::rooms::{XenHolder, watched};
 use manyring_engine::aside;
 use manyring_transport::xenbus::DeviceId;
@@ -53,19 +53,6 @@ pub(super) struct Looked {
     pub(super) lost: Vec<DeviceId>,
     /// Of rooms that have made a journal longer than one may be.
     pub(super) fills: Vec<XenHolder>,
-}
-
-/// Whether a journal is still whole and in its place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
-    /// It is where it was.
-    Kept,
-    /// The folder has it no more, or another file under its name.
-    Gone,
-    /// It is shorter than it was: what it said is lost.
-    Cut,
-    /// It takes more of the file system than a journal needs.
-    Grown,
 }
 
 impl Journals {

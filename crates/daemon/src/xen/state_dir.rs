@@ -9,7 +9,6 @@
 //! kinds have their files in the same folder. Two that serve the same disks would take each other's
 //! rings over, so a process that cannot have the locks of its kinds ends at once.
 
-use super::journals::Fate;
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{
@@ -263,6 +262,19 @@ impl StateDir {
             }
         }
     }
+}
+
+/// Whether a journal is still whole and in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It is where it was.
+    Kept,
+    /// The folder has it no more, or another file under its name.
+    Gone,
+    /// It is shorter than it was: what it said is lost.
+    Cut,
+    /// It takes more of the file system than a journal needs.
+    Grown,
 }
 
 /// The journal of a ring that is served.
