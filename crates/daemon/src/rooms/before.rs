@@ -11,7 +11,6 @@
 //! descriptions with their locks, and the notes of sessions, live in descriptors of this process.
 
 use super::channel::{Channel, watched};
-use super::takeover::END_PATIENCE;
 use manyring_engine::aside;
 use manyring_transport::vhost_user::check_path;
 use rustix::fd::OwnedFd;
@@ -25,6 +24,9 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
 
+/// How long the rooms may take to park or to end. One that the kernel does not end in that time is
+/// left to the next house, with the front-ends that wait for it.
+pub(super) const END_PATIENCE: Duration = Duration::from_secs(3);
 /// Pause between two looks at a control socket.
 const RETRY: Duration = Duration::from_millis(20);
 

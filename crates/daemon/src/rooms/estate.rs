@@ -6,10 +6,9 @@
 //! They are a front-end's, so a thread of the device closes them (`Janitor`). When the room dies,
 //! the next one is handed the socket with the notes.
 
-use super::left::Left;
+use super::left::{Left, Share};
 use super::message::{Told, Written};
 use super::parcel::Parcel;
-use super::takeover::Share;
 use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
 use manyring_transport::vhost_user::{NOTE_FDS_MAX, notes_max};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

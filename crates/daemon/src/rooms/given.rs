@@ -3,13 +3,20 @@
 use super::chatter::Chatter;
 use super::counts::Counts;
 use super::estate::Estates;
-use super::lend::Ask;
+use super::message::Wish;
 use super::xen_line::XenLine;
 use manyring_device::net::NetDevice;
 use manyring_engine::Janitor;
 use manyring_transport::vhost_user::Connected;
 use std::sync::Arc;
 use tokio::sync::mpsc;
+
+/// A question of a room.
+#[derive(Clone, Debug)]
+pub(super) struct Ask {
+    pub(super) number: u64,
+    pub(super) wish: Wish,
+}
 
 /// The house's part of a device that a room serves.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 mod hear;
 mod lost;
+mod park;
 
 use super::channel::{Channel, watched};
 use super::counts::Counts;
@@ -9,7 +10,6 @@ use super::estate::{Estates, Handing};
 use super::given::{Given, Kin};
 use super::message::{self, Heard, Told};
 use super::parcel::{Order, Parcel};
-use super::park::Parking;
 use super::question::{Granted, Messages, PATIENCE, Question};
 use super::state::State;
 use super::threads::Threads;
@@ -17,6 +17,7 @@ use super::turns;
 use crate::model::snapshot::Workers;
 use lost::Lost;
 use manyring_engine::aside;
+use park::Parking;
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
@@ -282,7 +283,7 @@ impl Room {
         }
     }
 
-    pub(super) fn parking(&self) -> &Parking {
+    fn parking(&self) -> &Parking {
         &self.parking
     }
 

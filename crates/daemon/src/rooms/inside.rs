@@ -1,5 +1,7 @@
 //! `manyring room`: the process of a domain. It serves what it is given, and ends with its channel.
 
+mod xen;
+
 use super::channel::{Channel, NO_FDS};
 use super::counts;
 use super::denied;
@@ -13,7 +15,6 @@ use super::sandbox;
 use super::threads;
 use super::turns::{Credit, Turns};
 use super::wishes::{Said, TheHouse, Unanswered};
-use super::xen_inside::RoomXen;
 use crate::assemble::{Made, Opened, Part, Tasks};
 use crate::config::plan::{DaemonPlan, DiskPlan, Wanted};
 use crate::limits::Groups;
@@ -35,6 +36,7 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use xen::RoomXen;
 
 /// Most messages of the devices that wait to be sent to the house.
 const SAID_MAX: usize = 64;

@@ -1,7 +1,7 @@
 //! Messages by which a house that is taken over hands its devices to the next one.
 
 use super::message::Written;
-use super::takeover::Share;
+use super::parcel::Parcel;
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -85,6 +85,9 @@ pub enum Left {
     /// The house that runs keeps everything: it goes on, or it stops because it was told to.
     GoesOn {},
 }
+
+/// The messages that hand over one device, with the file descriptors of each message.
+pub(super) type Share = Vec<(Left, Vec<Parcel>)>;
 
 /// Processes and requests of rooms that the house before this one has started for a device. The
 /// device is given to no room before they have ended.

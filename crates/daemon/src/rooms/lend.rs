@@ -4,6 +4,7 @@
 //! One thing is done after another, those of a network at the pace that the device allows its own
 //! guests (`net/pace`): a room that asks for more before it was answered is ended.
 
+use super::given::Ask;
 use super::house::Room;
 use super::limits::Limits;
 use super::message::{PortFacts, Told, Wish};
@@ -21,13 +22,6 @@ use tokio::sync::{mpsc, watch};
 
 /// Queues of a tap that one message hands to the next house.
 const QUEUES_MAX: usize = 64;
-
-/// A question of a room.
-#[derive(Clone, Debug)]
-pub(super) struct Ask {
-    pub(super) number: u64,
-    pub(super) wish: Wish,
-}
 
 /// The file descriptors by which a room serves `queues` queues of a disk, and the house's part in
 /// them. May block.

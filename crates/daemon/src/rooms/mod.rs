@@ -12,14 +12,14 @@
 //!            interface, and keeps the interface
 //! estate.rs  keeps connections, and notes of the       <-   keeper.rs  notes what its sessions are
 //!            sessions, for the next room                          told; turns.rs in which order
-//! xen_front.rs hands a disk of a Xen guest over, and what  <-> xen_inside.rs maps its rings and
+//! xen_front.rs hands a disk of a Xen guest over, and what  <-> inside/xen.rs maps its rings and
 //!            its front-end has named; xen_line.rs checks the        serves them
 //!            answers
 //!            message.rs what they say    channel.rs how, with file descriptors    keys.rs a device
 //!            counts.rs what a device has counted    threads.rs how its workers are
 //!            sandbox.rs what a room gives up        identity.rs as whom it goes on
 //!            calls.rs   the system calls of each of its threads
-//!            park.rs    how a room stops for the next house    takeover.rs both houses
+//!            house/park.rs  how a room stops for the next house    takeover.rs both houses
 //!            left.rs    what one leaves to the other    before.rs  how the other one ends
 //! ```
 //! The house reads no byte that a front-end sends to a room, maps none of its memory, and waits for
@@ -51,7 +51,6 @@ mod locked;
 pub mod message;
 mod net;
 mod parcel;
-mod park;
 mod question;
 pub(crate) mod sandbox;
 mod state;
@@ -60,7 +59,6 @@ mod threads;
 mod turns;
 mod wishes;
 mod xen_front;
-mod xen_inside;
 mod xen_line;
 
 pub(crate) use before::Before;
@@ -69,8 +67,7 @@ pub(crate) use channel::watched;
 pub(crate) use front::serve;
 pub(crate) use inside::run;
 pub use left::Left;
-use left::Remains;
-use takeover::Share;
+use left::{Remains, Share};
 pub(crate) use takeover::{Bequest, Legacy, OfXen, Shown, XenBytes};
 pub(crate) use xen_front::{
     XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,

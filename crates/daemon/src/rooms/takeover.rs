@@ -16,12 +16,11 @@
 //! The house that runs may also die meanwhile. It says so when it goes on or stops, so a next one
 //! that hears nothing, and sees the other process end, goes on in its place (`before.rs`).
 
-use super::before::{ANEW, Before, End, TOO_SLOW, is_deserted};
+use super::before::{ANEW, Before, END_PATIENCE, End, TOO_SLOW, is_deserted};
 use super::channel::{Came, Channel, NO_FDS};
 use super::estate::Heirloom;
-use super::left::{Left, Locked, Remains};
+use super::left::{Left, Locked, Remains, Share};
 use super::message;
-use super::parcel::Parcel;
 use super::{Asked, Rooms, Xen};
 use crate::service::{Service, SocketLeft};
 use manyring_engine::{Janitor, aside};
@@ -39,9 +38,6 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// How long the rooms may take to park or to end. One that the kernel does not end in that time is
-/// left to the next house, with the front-ends that wait for it.
-pub(super) const END_PATIENCE: Duration = Duration::from_secs(3);
 /// How long the next house may take to open all that its plan names.
 const OPEN_PATIENCE: Duration = Duration::from_secs(15);
 /// How long the next house may take to make room for a last message.
@@ -62,9 +58,6 @@ pub(crate) struct Shown {
     /// They are tried again and again.
     pub(crate) waits: Vec<String>,
 }
-
-/// The messages that hand over one device, with the file descriptors of each message.
-pub(super) type Share = Vec<(Left, Vec<Parcel>)>;
 
 /// The front of a device, or the disks of a Xen, are asked for their share. Afterwards they wait
 /// until the rooms go on.

@@ -1,10 +1,10 @@
 //! The part of a device that another house gets when it takes over.
 
 use super::{Front, Waiting};
-use crate::rooms::left::Left;
+use crate::rooms::left::{Left, Share};
 use crate::rooms::lend::left_of;
 use crate::rooms::parcel::Parcel;
-use crate::rooms::takeover::{Bequest, Share};
+use crate::rooms::takeover::Bequest;
 use manyring_backend::blk::Ending;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;

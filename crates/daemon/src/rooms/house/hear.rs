@@ -3,7 +3,7 @@
 use super::{Device, Room, is};
 use crate::rooms::channel::Brought;
 use crate::rooms::estate::{Change, Estates};
-use crate::rooms::lend::Ask;
+use crate::rooms::given::Ask;
 use crate::rooms::message::{Heard, Wish};
 use crate::rooms::question::PATIENCE;
 use crate::rooms::state::State;

@@ -1,14 +1,14 @@
 //! `RoomXen`: the disk of a Xen guest in its room: maps the rings that the house has named, and
 //! serves them with what the house has opened.
 
-use super::channel::Channel;
-use super::counts;
-use super::inside::{Gift, say};
-use super::message::{Heard, Told, XenFacts, XenFrontEnd, XenRing, XenSaid};
-use super::wishes::TheHouse;
+use super::{Gift, say};
 use crate::assemble::xen;
 use crate::assemble::{Blk, Kind, Part, disk};
 use crate::config;
+use crate::rooms::channel::Channel;
+use crate::rooms::counts;
+use crate::rooms::message::{Heard, Told, XenFacts, XenFrontEnd, XenRing, XenSaid};
+use crate::rooms::wishes::TheHouse;
 use manyring_device::blk::blkif::{Abi, Attachment, XenBlkDevice};
 use manyring_engine::{Call, Event, Kick, Pool, QueueHandle, aside};
 use manyring_memory::simgrant::SimGrants;

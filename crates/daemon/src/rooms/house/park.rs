@@ -1,9 +1,9 @@
 //! `Parking`: a room stops for the next house. Its queues stop, requests in flight end, and its
 //! front-ends stay connected; then it says so. The house need not wait for the end of its process.
 
-use super::house::Room;
-use super::message::Told;
-use super::state::State;
+use super::Room;
+use crate::rooms::message::Told;
+use crate::rooms::state::State;
 use rustix::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -65,19 +65,19 @@ impl Parking {
 impl Room {
     /// Has the process killed, because another house or domain gets what it has; returns when it
     /// is gone.
-    pub(super) async fn make_way(&self, reason: &str) {
+    pub(in crate::rooms) async fn make_way(&self, reason: &str) {
         self.leave(reason);
         self.ended().await;
     }
 
     /// Has the process killed, as [`Self::make_way`] does, and does not wait for its end.
-    pub(super) fn leave(&self, reason: &str) {
+    pub(in crate::rooms) fn leave(&self, reason: &str) {
         self.parking().makes_way.store(true, Ordering::Relaxed);
         self.end(reason);
     }
 
     /// True if it has ended for no fault.
-    pub(super) fn made_way(&self) -> bool {
+    pub(in crate::rooms) fn made_way(&self) -> bool {
         self.parking().makes_way.load(Ordering::Relaxed)
     }
 
@@ -89,7 +89,7 @@ impl Room {
     /// A room that a guest has taken may say that it has parked, and go on with what it has. That
     /// harms its own domain alone: the house still waits until the descriptions of the images are
     /// closed, before anybody else gets them.
-    pub(super) async fn park(&self, reason: &str) -> Option<OwnedFd> {
+    pub(in crate::rooms) async fn park(&self, reason: &str) -> Option<OwnedFd> {
         if self.state() == State::Ended {
             return None;
         }
