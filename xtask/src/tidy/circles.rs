@@ -1,6 +1,6 @@
 //! No circle of modules: of the modules directly below a crate's root, none needs itself by way of
-//! others. A folder is one module. In some crates that holds inside of each folder too, of the
-//! modules directly below it.
+//! others. A folder is one module. That holds inside of each folder too, of the modules directly
+//! below it.
 
 use super::files::File;
 use super::{Offence, source};
@@ -21,9 +21,6 @@ const CRATES: [&str; 11] = [
     "wire",
 ];
 
-/// Those of them for which it holds inside of folders too.
-const INSIDE: [&str; 5] = ["driver", "engine", "memory", "queue", "wire"];
-
 /// Who names whom, by module.
 type Edges<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 
@@ -33,9 +30,7 @@ pub(super) fn modules(files: &[File]) -> Vec<Offence> {
     for name in CRATES {
         let src = format!("crates/{name}/src/");
         let mut folders = BTreeSet::from([src.clone()]);
-        if INSIDE.contains(&name) {
-            folders.extend(files.iter().flat_map(|file| folders_of(&file.path, &src)));
-        }
+        folders.extend(files.iter().flat_map(|file| folders_of(&file.path, &src)));
         offences.extend(folders.iter().filter_map(|folder| circle_in(files, &src, folder)));
     }
     offences
