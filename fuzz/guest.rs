@@ -221,11 +221,11 @@ impl Guest {
     }
 
     /// Offers a command, and room for its answer.
-    pub fn command(&self, bytes: &[u8], room: u8) {
+    pub fn command(&self, bytes: &[u8], process: u8) {
         let bytes = &bytes[..bytes.len().min(0x1000)];
         self.write(DATA, bytes);
         let len = bytes.len() as u32;
-        self.offer_parts(&[(DATA, len, 0), (STATUS, u32::from(room), DESC_F_WRITE)]);
+        self.offer_parts(&[(DATA, len, 0), (STATUS, u32::from(process), DESC_F_WRITE)]);
     }
 
     fn offer_parts(&self, parts: &[(u64, u32, u16)]) {

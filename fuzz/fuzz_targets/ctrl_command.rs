@@ -27,7 +27,7 @@ enum Step {
         class: u8,
         command: u8,
         data: Vec<u8>,
-        room: u8,
+        process: u8,
     },
     Spoil(Spoil),
     Serve,
@@ -46,12 +46,12 @@ fuzz_target!(|input: (u64, Vec<Step>)| {
     let mut solo = SoloControl::new(&RUNTIME, queue, port, features);
     for step in steps {
         match step {
-            Step::Command { class, command, data, room } => {
+            Step::Command { class, command, data, process } => {
                 let bytes = [&[class % 8, command % 6][..], &data].concat();
                 if let Ok(Command::MacAddr(mac)) = Command::parse(&bytes) {
                     assert!(mac[0] & 1 == 0);
                 }
-                guest.command(&bytes, room);
+                guest.command(&bytes, process);
             }
             Step::Spoil(spoil) => guest.apply(&spoil),
             Step::Serve => {

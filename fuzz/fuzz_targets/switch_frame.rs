@@ -45,12 +45,12 @@ fn ports(switch: &Arc<Switch>) -> Vec<SwitchPort> {
 }
 
 /// The frames that a half has, each with its header.
-fn received(rx: &mut dyn PortRx, room: &Mapping) -> Vec<Vec<u8>> {
+fn received(rx: &mut dyn PortRx, process: &Mapping) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     loop {
         match rx.incoming(64) {
             Incoming::Read => {
-                let buffers = [room.slice(0, room.size()).unwrap()];
+                let buffers = [process.slice(0, process.size()).unwrap()];
                 while let Ok(len) = rx.recv(&buffers) {
                     let mut bytes = vec![0; len];
                     buffers[0].read_into(&mut bytes);
@@ -88,7 +88,7 @@ fuzz_target!(|input: Vec<(u8, bool, [u8; HEADER_SIZE], Vec<u8>)>| {
         .map(|port| (0..port.queue_pairs()).map(|pair| port.open_rx(pair).unwrap()).collect())
         .collect::<Vec<Vec<_>>>();
     let mut senders: Vec<_> = ports.iter().map(|port| port.open_tx(0).unwrap()).collect();
-    let room = Mapping::anonymous((HEADER_SIZE + FRAME_SIZE_MAX) as u64).unwrap();
+    let process = Mapping::anonymous((HEADER_SIZE + FRAME_SIZE_MAX) as u64).unwrap();
     let memory = Arc::new(Mapping::anonymous(LEN_MAX as u64).unwrap());
     for (from, is_frame_copy, header, mut bytes) in input.into_iter().take(64) {
         let from = usize::from(from) % ports.len();
@@ -118,7 +118,7 @@ fuzz_target!(|input: Vec<(u8, bool, [u8; HEADER_SIZE], Vec<u8>)>| {
         }
         for (to, queues) in halves.iter_mut().enumerate() {
             for rx in queues {
-                for frame in received(&mut **rx, &room) {
+                for frame in received(&mut **rx, &process) {
                     assert!(to != from, "a frame comes back to its sender");
                     assert!(from < 3 || to < 3, "isolated ports hear each other");
                     assert!((HEADER_SIZE..=HEADER_SIZE + FRAME_SIZE_MAX).contains(&frame.len()));

@@ -2,8 +2,8 @@
 //! message is read again as it was written.
 #![no_main]
 
-use manyring_daemon::rooms::Left;
-use manyring_daemon::rooms::message::{emit, parse};
+use manyring_daemon::processes::Left;
+use manyring_daemon::processes::message::{emit, parse};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok(left) = parse::<Left>(bytes)

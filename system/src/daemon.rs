@@ -15,11 +15,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 const START: Duration = Duration::from_secs(30);
-/// Set where the device of each daemon is to be served from a room.
-const IN_ROOMS: &str = "MANYRING_TEST_ROOMS";
+/// Set where the device of each daemon is to be served from a device process.
+const ISOLATE: &str = "MANYRING_TEST_ISOLATE";
 
-fn is_in_room() -> bool {
-    std::env::var_os(IN_ROOMS).is_some()
+fn is_isolated() -> bool {
+    std::env::var_os(ISOLATE).is_some()
 }
 
 /// How to start it.
@@ -69,8 +69,8 @@ impl DaemonOptions {
     fn one_device(kind: &str, binary: &Path, folder: &Path, log: &Path, more: &[&str]) -> Self {
         let socket = folder.join(format!("{kind}0.sock")).display().to_string();
         let allowed: &[_] = if is_memory_on_disk() { &["--memory-on-disk"] } else { &[] };
-        let house: &[_] = if is_in_room() { &["--house"] } else { &[] };
-        let arguments = [&[kind, "--socket-path", &socket], allowed, house].concat();
+        let supervisor: &[_] = if is_isolated() { &["--isolate"] } else { &[] };
+        let arguments = [&[kind, "--socket-path", &socket], allowed, supervisor].concat();
         Self {
             binary: binary.to_owned(),
             folder: folder.to_owned(),

@@ -1,13 +1,14 @@
 //! The forms in which the modules of the daemon's tests run: a daemon that serves its devices
-//! itself, or one with a room for each device.
+//! itself, or one with a device process for each device.
 //!
-//! `manyring run` has a room for each user by default, and so have tests that start it. Tests that
-//! start `manyring blk` or `xen-blk`, which serve one kind of device themselves by default, run in
-//! rooms too, by [`IN_ROOMS`]. A test of what daemons have by default alone says so there
-//! (`only_in_default_form` of `support/process.rs`), and is left to the other run.
+//! `manyring run` has a device process for each user by default, and so have tests that start it.
+//! Tests that start `manyring blk` or `xen-blk`, which serve one kind of device themselves by
+//! default, run in device processes too, by [`ISOLATE`]. A test of what daemons have by default
+//! alone says so there (`only_in_default_form` of `support/process.rs`), and is left to the other
+//! run.
 
-/// Set where the tests' daemons are to have a room for each device.
-pub(crate) const IN_ROOMS: &str = "MANYRING_TEST_ROOMS";
+/// Set where the tests' daemons are to have a device process for each device.
+pub(crate) const ISOLATE: &str = "MANYRING_TEST_ISOLATE";
 
 /// A form of a module's run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,10 +16,10 @@ pub(crate) enum Form {
     /// As the commands do it by default.
     #[default]
     Default,
-    /// In rooms, beside a run as the commands do it.
-    AlsoInRooms,
-    /// In rooms, and in no other form.
-    OnlyInRooms,
+    /// In device processes, beside a run as the commands do it.
+    AlsoIsolated,
+    /// In device processes, and in no other form.
+    OnlyIsolated,
 }
 
 /// The modules that run in both forms.
@@ -31,9 +32,9 @@ const BOTH: [&str; 7] = [
     "hostile/doors",
     "start/stop",
 ];
-/// The modules that run in rooms alone. A room does for them all that a daemon does, and more, and
-/// they take long.
-const ROOMS: [&str; 4] =
+/// The modules that run in device processes alone. A device process does for them all that a daemon
+/// does, and more, and they take long.
+const ISOLATED: [&str; 4] =
     ["blk/live", "front_end/migrate", "front_end/reconnect", "front_end/replayed"];
 
 impl Form {
@@ -45,16 +46,16 @@ impl Form {
             list.iter().any(is)
         };
         if is_in(&BOTH) {
-            &[Self::Default, Self::AlsoInRooms]
-        } else if is_in(&ROOMS) {
-            &[Self::OnlyInRooms]
+            &[Self::Default, Self::AlsoIsolated]
+        } else if is_in(&ISOLATED) {
+            &[Self::OnlyIsolated]
         } else {
             &[Self::Default]
         }
     }
 
-    /// Whether the tests' daemons have rooms.
-    pub(crate) fn is_in_rooms(self) -> bool {
+    /// Whether the tests' daemons have device processes.
+    pub(crate) fn is_isolated(self) -> bool {
         self != Self::Default
     }
 
@@ -62,8 +63,8 @@ impl Form {
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Default => "",
-            Self::AlsoInRooms => ", in rooms",
-            Self::OnlyInRooms => ", in rooms alone",
+            Self::AlsoIsolated => ", in device processes",
+            Self::OnlyIsolated => ", in device processes alone",
         }
     }
 }
@@ -71,7 +72,7 @@ impl Form {
 /// Whether a module with these words behind its name runs in the default form as well: a test of
 /// that form may be left to that run.
 pub(crate) fn runs_by_default_too(part: &str) -> bool {
-    part.ends_with(Form::AlsoInRooms.words())
+    part.ends_with(Form::AlsoIsolated.words())
 }
 
 #[cfg(test)]
@@ -81,17 +82,17 @@ mod tests {
     #[test]
     fn a_module_of_the_daemon_runs_in_the_forms_that_it_is_listed_for() {
         let blk = "daemon/tests/blk/main.rs";
-        assert_eq!(Form::of(blk, "fault"), [Form::Default, Form::AlsoInRooms]);
+        assert_eq!(Form::of(blk, "fault"), [Form::Default, Form::AlsoIsolated]);
         assert_eq!(Form::of(blk, "idle"), [Form::Default]);
-        assert_eq!(Form::of("daemon/tests/front_end/main.rs", "migrate"), [Form::OnlyInRooms]);
+        assert_eq!(Form::of("daemon/tests/front_end/main.rs", "migrate"), [Form::OnlyIsolated]);
         assert_eq!(Form::of("queue/tests/blk/main.rs", "fault"), [Form::Default]);
-        assert!(!Form::Default.is_in_rooms() && Form::OnlyInRooms.is_in_rooms());
+        assert!(!Form::Default.is_isolated() && Form::OnlyIsolated.is_isolated());
     }
 
     #[test]
     fn every_listed_module_is_there() {
         let tests = std::path::Path::new(crate::cargo::ROOT).join("crates/daemon/tests");
-        for module in BOTH.iter().chain(&ROOMS) {
+        for module in BOTH.iter().chain(&ISOLATED) {
             let file = tests.join(format!("{module}.rs"));
             assert!(file.exists(), "{}", file.display());
         }
@@ -99,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_test_of_the_default_form_may_be_left_to_a_run_that_there_is() {
-        assert!(runs_by_default_too(", a, in rooms"));
-        assert!(!runs_by_default_too(", a, in rooms alone"));
+        assert!(runs_by_default_too(", a, in device processes"));
+        assert!(!runs_by_default_too(", a, in device processes alone"));
     }
 }

@@ -93,16 +93,18 @@ enum Command {
             default_missing_value = "nbd"
         )]
         server: Option<soak::Server>,
-        /// Instead: guests in rooms, of which something ends this often, and how long they wait.
+        /// Instead: guests in device processes, of which something ends this often, and how long
+        /// they wait.
         #[command(flatten)]
-        rooms: soak::Rooms,
-        /// With --rooms, --house and --takeovers: the release build, whose pauses count. The debug
-        /// build also checks itself.
+        processes: soak::Processes,
+        /// With --processes, --supervisor and --takeovers: the release build, whose pauses count.
+        /// The debug build also checks itself.
         #[arg(long, conflicts_with_all = ["minutes", "tricks", "kill"])]
         release: bool,
-        /// With --house: the daemon is the packaged service, under systemd in a container; before
-        /// that rooms die and daemons take over, under a guest of User Mode Linux, too.
-        #[arg(long, requires = "house")]
+        /// With --supervisor: the daemon is the packaged service, under systemd in a container;
+        /// before that device processes die and daemons take over, under a guest of User Mode
+        /// Linux, too.
+        #[arg(long, requires = "supervisor")]
         systemd: bool,
     },
     /// Time TCP requests and responses of real guests, with each way of polling.
@@ -198,9 +200,9 @@ fn run(command: Command) -> Outcome {
         Command::Soak { kill: Some(count), server: Some(server), seed, .. } => {
             soak::kill_servers(server, count, seed)
         }
-        Command::Soak { rooms, systemd, ring, seed, release, .. } if rooms.is_asked() => {
+        Command::Soak { processes, systemd, ring, seed, release, .. } if processes.is_asked() => {
             let profile = if release { "release" } else { "dev" };
-            soak::rooms(&rooms, systemd, ring, seed, profile)
+            soak::processes(&processes, systemd, ring, seed, profile)
         }
         Command::Soak { kill: Some(count), ring, seed, .. } => soak::kill(count, ring, seed),
         Command::Soak { minutes, seed, tricks, .. } => soak::run(minutes, seed, tricks),

@@ -2,7 +2,7 @@
 //! several modules runs as a process for each of them.
 
 use crate::cargo::{cargo, forget_our_package};
-use crate::forms::{Form, IN_ROOMS, runs_by_default_too};
+use crate::forms::{Form, ISOLATE, runs_by_default_too};
 use manyring_system::command::output;
 use manyring_system::runner::Totals;
 use manyring_system::{Context, Outcome, check, lanes};
@@ -87,8 +87,8 @@ impl Program {
         let mut command = Command::new(&self.path);
         forget_our_package(&mut command);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
-        if self.part.as_ref().is_some_and(|part| part.form.is_in_rooms()) {
-            command.env(IN_ROOMS, "1");
+        if self.part.as_ref().is_some_and(|part| part.form.is_isolated()) {
+            command.env(ISOLATE, "1");
         }
         command
     }
@@ -276,7 +276,7 @@ impl Programs {
     /// A test of the program that runs, with the form in which that does.
     fn named(&self, test: &str) -> String {
         let Some((program, part)) = &self.running else { return format!("?::{test}") };
-        let form = part.find(", in rooms").map_or("", |at| &part[at..]);
+        let form = part.find(", in device processes").map_or("", |at| &part[at..]);
         format!("{program}::{test}{form}")
     }
 
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn a_part_runs_its_tests_alone_and_its_line_names_it() {
-        for (form, words) in [(Form::Default, ""), (Form::AlsoInRooms, ", in rooms")] {
+        for (form, words) in [(Form::Default, ""), (Form::AlsoIsolated, ", in device processes")] {
             let part = Part { module: "a".to_owned(), tests: vec!["a::one".to_owned()], form };
             let (source, path) = ("d/tests/e/main.rs".to_owned(), "/usr/bin/echo".into());
             let ended = run(Program { source, path, folder: "/".into(), part: Some(part) });
@@ -456,13 +456,13 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
 
     #[test]
     fn a_module_says_its_form_where_a_test_of_it_fails_and_where_it_dies() {
-        let said = "     Running d/tests/blk/main.rs, fault, in rooms (/t/deps/blk-0123)
+        let said = "     Running d/tests/blk/main.rs, fault, in device processes (/t/deps/blk-0123)
 only in its default form: fault::b
 test fault::a ... FAILED
 test fault::b ... ok
 test result: FAILED. 1 passed; 1 failed; 0 ignored
      Running d/tests/blk/main.rs, live (/t/deps/blk-0123)";
-        let names = ["blk::fault::a, in rooms", "blk, live: ended without a result"];
+        let names = ["blk::fault::a, in device processes", "blk, live: ended without a result"];
         let names = names.map(str::to_owned).to_vec();
         assert_eq!(totals(said, false), Totals { passed: 0, failed: 2, names });
     }

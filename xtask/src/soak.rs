@@ -56,34 +56,34 @@ pub(crate) fn kill_servers(server: Server, count: u32, seed: Option<u64>) -> Out
     soak::run_store_kills(&kills(count, Ring::Split, seed)?, store)
 }
 
-/// The processes that are ended again and again under guests in rooms.
+/// The processes that are ended again and again under guests in device processes.
 #[derive(Debug, clap::Args)]
 #[group(multiple = false, conflicts_with_all = ["minutes", "tricks", "kill"])]
-pub(crate) struct Rooms {
-    /// Kill rooms this often under a guest of User Mode Linux and one of QEMU.
+pub(crate) struct Processes {
+    /// Kill device processes this often under a guest of User Mode Linux and one of QEMU.
     #[arg(long, value_name = "N")]
-    rooms: Option<u32>,
-    /// Kill the daemon and its rooms this often under a guest of QEMU.
+    processes: Option<u32>,
+    /// Kill the daemon and its device processes this often under a guest of QEMU.
     #[arg(long, value_name = "N")]
-    house: Option<u32>,
+    supervisor: Option<u32>,
     /// Have the next daemon take over this often; then kill ten that try, each at another step.
     #[arg(long, value_name = "N")]
     takeovers: Option<u32>,
     /// Have a guest of the newest QEMU migrate this often between two daemons; in each move a
-    /// room of one of them is killed.
+    /// device process of one of them is killed.
     #[arg(long, value_name = "N")]
     migrations: Option<u32>,
 }
 
-impl Rooms {
+impl Processes {
     pub(crate) fn is_asked(&self) -> bool {
-        self.rooms.or(self.house).or(self.takeovers).or(self.migrations).is_some()
+        self.processes.or(self.supervisor).or(self.takeovers).or(self.migrations).is_some()
     }
 }
 
-/// Ends rooms, or daemons, under guests that compare what they read.
-pub(crate) fn rooms(
-    rooms: &Rooms,
+/// Ends device processes, or daemons, under guests that compare what they read.
+pub(crate) fn processes(
+    processes: &Processes,
     systemd: bool,
     ring: Ring,
     seed: Option<u64>,
@@ -93,14 +93,14 @@ pub(crate) fn rooms(
         let kills = kills_with_logs(profile, count, logs)?;
         Ok::<_, String>(with(kills, ring, seed))
     };
-    match (rooms.rooms, rooms.house, rooms.takeovers) {
-        (Some(count), ..) => soak::run_rooms(&kills(count, "soak-rooms")?),
+    match (processes.processes, processes.supervisor, processes.takeovers) {
+        (Some(count), ..) => soak::run_device_processes(&kills(count, "soak-device processes")?),
         (_, Some(count), _) if systemd => {
-            soak::run_house_of_systemd(&kills(count, "soak-systemd")?)
+            soak::run_supervisor_of_systemd(&kills(count, "soak-systemd")?)
         }
-        (_, Some(count), _) => soak::run_house(&kills(count, "soak-house")?),
-        _ if rooms.migrations.is_some() => {
-            let count = rooms.migrations.unwrap_or_default();
+        (_, Some(count), _) => soak::run_supervisor(&kills(count, "soak-supervisor")?),
+        _ if processes.migrations.is_some() => {
+            let count = processes.migrations.unwrap_or_default();
             soak::run_migrations(&kills(count, "soak-migrations")?)
         }
         (.., takeovers) => {

@@ -72,7 +72,7 @@ pub(crate) enum Command {
     Announce(AnnounceArgs),
     /// Serve what the daemon hands over: it starts this itself.
     #[command(hide = true)]
-    Room(RoomArgs),
+    DeviceProcess(DeviceProcessArgs),
     /// Write manual pages and completions of shells into a folder: packages are made with this.
     #[command(hide = true)]
     Pages {
@@ -83,9 +83,9 @@ pub(crate) enum Command {
     Snippet(SnippetArgs),
 }
 
-/// `manyring room`
+/// `manyring device-process`
 #[derive(Args, Debug)]
-pub(crate) struct RoomArgs {
+pub(crate) struct DeviceProcessArgs {
     /// Which rights the process gives up before it serves anybody: none; auto: all that this kernel
     /// can take from it; seccomp: all, and it ends if the kernel cannot take one of them.
     #[arg(long, value_enum, require_equals = true, default_value_t = Sandbox::Auto)]
@@ -190,7 +190,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) print_plan: bool,
     /// Take sockets, disks and guests over from the daemon that listens at this control socket,
-    /// which ends then; each of its devices must be in a room. If that fails, it goes on.
+    /// which ends then; each of its devices must be in a device process. If that fails, it goes on.
     #[arg(long, value_name = "CONTROL", conflicts_with = "print_plan")]
     pub(crate) takeover: Option<PathBuf>,
 }
@@ -224,9 +224,10 @@ pub(crate) struct DaemonArgs {
     #[arg(long, value_name = "SECONDS")]
     pub(crate) wait: Option<u32>,
 
-    /// Serve the guest from a process of its own, without rights, which this one starts (a room).
+    /// Serve the guest from a process of its own, without rights, which this one starts (a device
+    /// process).
     #[arg(long)]
-    pub(crate) house: bool,
+    pub(crate) isolate: bool,
 }
 
 /// `manyring blk`
@@ -326,7 +327,7 @@ impl From<DaemonArgs> for RawDaemon {
             io_uring: args.no_io_uring.then_some(false),
             control: args.control,
             wait: args.wait,
-            domains: args.house.then(|| "device".to_owned()),
+            domains: args.isolate.then(|| "device".to_owned()),
             ..Self::default()
         }
     }

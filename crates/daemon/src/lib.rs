@@ -14,10 +14,10 @@ mod cli;
 mod client;
 pub mod config;
 mod control;
+mod devices;
 #[doc(hidden)]
 pub mod documented;
 mod fds;
-mod house;
 mod limits;
 mod links;
 mod log;
@@ -26,7 +26,7 @@ mod model;
 mod output;
 mod pages;
 mod proc_stat;
-pub mod rooms;
+pub mod processes;
 mod service;
 mod signals;
 mod snippet;
@@ -59,7 +59,7 @@ const NAMES_TIMEOUT: Duration = Duration::from_secs(1);
 #[must_use]
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
     // Before the first thread: what follows is given up by each thread for itself.
-    let sandboxed = rooms::sandbox::enter(&arguments);
+    let sandboxed = processes::sandbox::enter(&arguments);
     if log::open().is_err() {
         // There is no thread to say it; whoever waits for us sees the status.
         return ExitCode::FAILURE;
@@ -108,7 +108,7 @@ fn obey(cli: Cli) -> Result<(), Failure> {
             let plan = config::read(&args.config)?;
             if args.print_plan {
                 assemble::look(&plan).map_err(|error| error.to_string())?;
-                tell_roomless(&plan);
+                tell_unisolated(&plan);
                 let text = serde_json::to_string_pretty(&plan).map_err(|e| e.to_string())?;
                 return print(&(text + "\n"));
             }
@@ -124,12 +124,12 @@ fn obey(cli: Cli) -> Result<(), Failure> {
         Command::Remove(args) => runtime()?.block_on(ask::remove(&args)),
         Command::Reload(args) => runtime()?.block_on(ask::reload(&args)),
         Command::Announce(args) => runtime()?.block_on(ask::announce(&args)),
-        Command::Room(args) if args.show => print(&rooms::sandbox::tried()),
-        Command::Room(args) => {
+        Command::DeviceProcess(args) if args.show => print(&processes::sandbox::tried()),
+        Command::DeviceProcess(args) => {
             let plan = config::of_daemon(args.daemon.into())?;
             log::now_serves();
-            let (runtime, room) = (runtime()?, rooms::run(&plan));
-            let ended = runtime.block_on(room);
+            let (runtime, process) = (runtime()?, processes::run(&plan));
+            let ended = runtime.block_on(process);
             runtime.shutdown_background();
             ended.map_err(Failure::Refused)
         }
@@ -142,18 +142,23 @@ fn obey(cli: Cli) -> Result<(), Failure> {
 }
 
 /// Says of which devices guests are to be apart, and are not.
-fn tell_roomless(plan: &Plan) {
+fn tell_unisolated(plan: &Plan) {
     /// Devices that a line names.
     const NAMED_MAX: usize = 8;
     let mut keys: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for (device, key) in plan.roomless() {
+    for (device, key) in plan.unisolated() {
         keys.entry(key).or_default().push(device);
     }
     for (key, mut devices) in keys {
         let others = devices.len().saturating_sub(NAMED_MAX);
         devices.truncate(NAMED_MAX);
         let devices = devices.join(", ");
-        tracing::warn!(devices, others, key, "no room can serve this: the daemon itself does");
+        tracing::warn!(
+            devices,
+            others,
+            key,
+            "no device process can serve this: the daemon itself does"
+        );
     }
 }
 
@@ -179,7 +184,7 @@ async fn obey_signals(
             Some(()) = reload.recv() => {}
             Some(()) = next.recv() => {
                 let ended = match control {
-                    Some(control) => rooms::start_next(control).await,
+                    Some(control) => processes::start_next(control).await,
                     None => "this daemon has no control socket".to_owned(),
                 };
                 tracing::warn!(ended, "not taken over by the next process");
@@ -212,27 +217,27 @@ async fn open(
     plan: &Plan,
     service: &Arc<service::Service>,
     takeover: Option<PathBuf>,
-) -> Result<(house::House, Option<rooms::Before>), String> {
-    let pool = house::pool(plan);
+) -> Result<(devices::DeviceManager, Option<processes::Before>), String> {
+    let pool = devices::pool(plan);
     let mut legacy = match takeover {
         Some(control) => {
             // From when it asks guests wait: the first worker begins before.
             let _ = pool.has_ring();
-            rooms::Legacy::of(&control, house::room_arguments(&plan.daemon)).await?
+            processes::Legacy::of(&control, devices::process_arguments(&plan.daemon)).await?
         }
-        None => rooms::Legacy::default(),
+        None => processes::Legacy::default(),
     };
     service.hand_in(std::mem::take(&mut legacy.sockets));
     let (mut before, is_last) = (legacy.take_before(), legacy.is_last.clone());
-    let house = house::House::new(plan, pool, service.clone(), legacy);
-    let house = rooms::Legacy::while_it_waits(&mut before, &is_last, house).await;
-    let house = house.map_err(|error| error.to_string())?;
+    let manager = devices::DeviceManager::new(plan, pool, service.clone(), legacy);
+    let manager = processes::Legacy::while_it_waits(&mut before, &is_last, manager).await;
+    let manager = manager.map_err(|error| error.to_string())?;
     if service.is_managed() && is_last.load(Ordering::Relaxed) {
         // It ends every process that is left of the service, and starts the service anew.
         return Err("--takeover: the daemon has died: the service manager starts the next".into());
     }
-    tell_roomless(plan);
-    Ok((house, before))
+    tell_unisolated(plan);
+    Ok((manager, before))
 }
 
 /// Has all that is served stop when a signal comes.
@@ -254,7 +259,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         let asks = signals::outlive(file.is_some())?;
         // A disk may take long to open: SIGTERM still ends us at once.
         let service = service::Service::from_environment(&plan.named_fds());
-        let (mut house, before) = open(plan, &service, takeover.flatten()).await?;
+        let (mut manager, before) = open(plan, &service, takeover.flatten()).await?;
         // From here on guests come. Disks have been tried with the daemon's own memory only.
         manyring_memory::guard_memory();
         // From here on a signal ends us in good order only: it removes the sockets made below.
@@ -264,26 +269,26 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         let control = control::bind(&plan.daemon, &service).await?;
         let scraped = control::bind_metrics(&plan.daemon, before.is_some())?;
         // The last step that can fail: another process has ended by then.
-        rooms::Legacy::accept(before).await?;
+        processes::Legacy::accept(before).await?;
         service.is_main().await;
         log::now_serves();
         let (stop_sender, stop) = watch::channel(false);
         let signals = stops(&mut ends, &service, &stop_sender);
         let state = state::State {
-            pool: house.pool().clone(),
-            devices: house.devices().clone(),
-            door: house.door().clone(),
-            rooms: house.rooms().clone(),
+            pool: manager.pool().clone(),
+            devices: manager.devices().clone(),
+            door: manager.door().clone(),
+            processes: manager.processes().clone(),
             service: service.clone(),
-            shown: house.shown(),
+            shown: manager.shown(),
             file,
             reads: Arc::default(),
             bodies: Arc::default(),
         };
         let asked = obey_signals(asks, state.clone(), &service, plan.daemon.control.as_deref());
-        let pool = house.pool().clone();
+        let pool = manager.pool().clone();
         let fed = service::feed(&service, &pool);
-        let (begun, devices) = (house.begun(), house.devices().clone());
+        let (begun, devices) = (manager.begun(), manager.devices().clone());
         let (listens, listened) = oneshot::channel::<()>();
         let (names, mut named) = mpsc::channel::<()>(1);
         let ready = async {
@@ -295,7 +300,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         };
         let controlled = control::serve(control, state.clone(), &service, (listened, names));
         let served = tokio::select! {
-            served = house.serve(&stop) => served,
+            served = manager.serve(&stop) => served,
             () = control::serve_metrics(scraped, state) => Ok(()),
             () = controlled => Ok(()),
             () = signals => Ok(()),
@@ -304,7 +309,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
             () = fed => Ok(()),
         };
         end_workers(pool).await;
-        close(house.devices().take()).await;
+        close(manager.devices().take()).await;
         served.map_err(|error| error.to_string())
     });
     // A task that waits for a host call must not keep us either.

@@ -76,26 +76,28 @@ pub(crate) fn say(text: String) {
     LINES.push(text.into_bytes());
 }
 
-/// Writes to standard error a line of the process of a room, with the room's name, whatever the
-/// process has made of the line.
-pub(crate) fn pass_on(room: &str, line: &str) {
-    LINES.push(named(LINES.format(), room, line).into_bytes());
+/// Writes to standard error a line of the device process, with the device process's name, whatever
+/// the process has made of the line.
+pub(crate) fn pass_on(process: &str, line: &str) {
+    LINES.push(named(LINES.format(), process, line).into_bytes());
 }
 
-/// A room's line, with the name of the room: before a line of text, and as the first key of JSON. A
-/// line that is no object, or has a room already, is the message of another one.
-fn named(format: LogFormat, room: &str, line: &str) -> String {
+/// A device process's line, with the name of the device process: before a line of text, and as the
+/// first key of JSON. A line that is no object, or has a device process already, is the message of
+/// another one.
+fn named(format: LogFormat, process: &str, line: &str) -> String {
     if format == LogFormat::Text {
-        return format!("room={room} {line}\n");
+        return format!("process={process} {line}\n");
     }
     let object: Option<serde_json::Map<String, serde_json::Value>> =
         serde_json::from_str(line).ok();
-    let is_plain = object.is_some_and(|object| !object.is_empty() && !object.contains_key("room"));
+    let is_plain =
+        object.is_some_and(|object| !object.is_empty() && !object.contains_key("process"));
     match line.trim_start().strip_prefix('{') {
-        Some(rest) if is_plain => format!("{{\"room\":{},{rest}\n", serde_json::json!(room)),
+        Some(rest) if is_plain => format!("{{\"process\":{},{rest}\n", serde_json::json!(process)),
         _ => {
             let fields = serde_json::json!({ "message": line });
-            let line = serde_json::json!({ "room": room, "level": "WARN", "fields": fields });
+            let line = serde_json::json!({ "process": process, "level": "WARN", "fields": fields });
             format!("{line}\n")
         }
     }
@@ -292,16 +294,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_a_room_names_the_room_whatever_the_room_has_written() {
+    fn a_line_of_a_device_process_names_the_device_process_whatever_the_device_process_has_written()
+    {
         let named = |format, line| named(format, "a", line);
-        assert_eq!(named(LogFormat::Text, "WARN room=b"), "room=a WARN room=b\n");
+        assert_eq!(named(LogFormat::Text, "WARN process=b"), "process=a WARN process=b\n");
         let honest = r#"{"level":"INFO","fields":{"message":"m"}}"#;
         let line = named(LogFormat::Json, honest);
-        assert_eq!(line, "{\"room\":\"a\",\"level\":\"INFO\",\"fields\":{\"message\":\"m\"}}\n");
-        for lie in [r#"{"room":"b"}"#, r#"{"a":1,"room":"b"}"#, r#""} {"#, "{}", "{", "1", "text"] {
+        assert_eq!(line, "{\"process\":\"a\",\"level\":\"INFO\",\"fields\":{\"message\":\"m\"}}\n");
+        for lie in
+            [r#"{"process":"b"}"#, r#"{"a":1,"process":"b"}"#, r#""} {"#, "{}", "{", "1", "text"]
+        {
             let line: serde_json::Value =
                 serde_json::from_str(&named(LogFormat::Json, lie)).unwrap();
-            assert_eq!((&line["room"], &line["fields"]["message"]), (&"a".into(), &lie.into()));
+            assert_eq!((&line["process"], &line["fields"]["message"]), (&"a".into(), &lie.into()));
         }
     }
 

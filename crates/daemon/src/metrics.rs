@@ -40,7 +40,7 @@ pub(crate) fn text(state: &State, format: Format) -> String {
     process::write(&mut out);
     devices(&mut out, state);
     connections::write(&mut out, state);
-    rooms(&mut out, state);
+    processes(&mut out, state);
     workers(&mut out, state);
     switch_ports(&mut out, state);
     queues(&mut out, state);
@@ -97,31 +97,36 @@ fn devices(out: &mut Text, state: &State) {
     }
 }
 
-fn rooms(out: &mut Text, state: &State) {
-    let rooms = state.rooms.all();
+fn processes(out: &mut Text, state: &State) {
+    let processes = state.processes.all();
     let help = "1 for the state that the process of a trust domain is in";
-    out.family("manyring_room_state", Sort::Gauge, None, help);
-    for room in &rooms {
-        out.line(format_args!("room=\"{}\",state=\"{}\"", room.room, room.state), 1);
+    out.family("manyring_device_process_state", Sort::Gauge, None, help);
+    for process in &processes {
+        out.line(format_args!("process=\"{}\",state=\"{}\"", process.process, process.state), 1);
     }
-    let help = "1 while the room has answered the last question";
-    out.family("manyring_room_answers", Sort::Gauge, None, help);
-    for room in &rooms {
-        out.line(format_args!("room=\"{}\"", room.room), u8::from(room.answers));
+    let help = "1 while the device process has answered the last question";
+    out.family("manyring_device_process_answers", Sort::Gauge, None, help);
+    for process in &processes {
+        out.line(format_args!("process=\"{}\"", process.process), u8::from(process.answers));
     }
-    out.family("manyring_room_starts", Sort::Counter, None, "Times the room was started");
-    for room in &rooms {
-        out.line(format_args!("room=\"{}\"", room.room), room.starts);
+    out.family(
+        "manyring_device_process_starts",
+        Sort::Counter,
+        None,
+        "Times the device process was started",
+    );
+    for process in &processes {
+        out.line(format_args!("process=\"{}\"", process.process), process.starts);
     }
-    let help = "Memory of the room's process, what guests share with it and it has touched too";
-    out.family("manyring_room_resident_memory_bytes", Sort::Gauge, Some("bytes"), help);
-    for room in &rooms {
-        out.line(format_args!("room=\"{}\"", room.room), room.resident_bytes);
+    let help = "Memory of the device process, what guests share with it and it has touched too";
+    out.family("manyring_device_process_resident_memory_bytes", Sort::Gauge, Some("bytes"), help);
+    for process in &processes {
+        out.line(format_args!("process=\"{}\"", process.process), process.resident_bytes);
     }
-    let help = "CPU time of the room's process that runs now";
-    out.family("manyring_room_cpu_seconds", Sort::Counter, Some("seconds"), help);
-    for room in &rooms {
-        out.line(format_args!("room=\"{}\"", room.room), seconds(room.cpu_ns));
+    let help = "CPU time of the device process that runs now";
+    out.family("manyring_device_process_cpu_seconds", Sort::Counter, Some("seconds"), help);
+    for process in &processes {
+        out.line(format_args!("process=\"{}\"", process.process), seconds(process.cpu_ns));
     }
 }
 
@@ -155,13 +160,13 @@ fn workers(out: &mut Text, state: &State) {
     let help = "1 while a thread does not come back from serving a device";
     out.family("manyring_thread_held", Sort::Gauge, None, help);
     for held in held {
-        let (room, thread, device) = (of_room(&held.room), held.thread, held.device);
-        out.line(format_args!("{room}thread=\"{thread}\",device=\"{device}\""), 1);
+        let (process, thread, device) = (of_process(&held.process), held.thread, held.device);
+        out.line(format_args!("{process}thread=\"{thread}\",device=\"{device}\""), 1);
     }
     let each = |out: &mut Text, value: &dyn Fn(&WorkerInfo) -> String| {
         for worker in &workers {
-            let WorkerInfo { room, index, .. } = worker;
-            out.line(format_args!("{}worker=\"{index}\"", of_room(room)), value(worker));
+            let WorkerInfo { process, index, .. } = worker;
+            out.line(format_args!("{}worker=\"{index}\"", of_process(process)), value(worker));
         }
     };
     out.family("manyring_worker_queues", Sort::Gauge, None, "Queues the worker owns");
@@ -188,9 +193,9 @@ fn workers(out: &mut Text, state: &State) {
     for (index, stats) in state.pool.worker_stats().iter().enumerate() {
         buckets(out, true, &format!("worker=\"{index}\""), &stats.pause_ns);
     }
-    for WorkerInfo { room, index, pause_ns, .. } in &workers {
-        if !room.is_empty() {
-            let labels = format!("{}worker=\"{index}\"", of_room(room));
+    for WorkerInfo { process, index, pause_ns, .. } in &workers {
+        if !process.is_empty() {
+            let labels = format!("{}worker=\"{index}\"", of_process(process));
             filled(out, true, &labels, &pause_ns.buckets, pause_ns.sum);
         }
     }
@@ -204,9 +209,9 @@ fn workers(out: &mut Text, state: &State) {
     }
 }
 
-/// The label of what is in a room; nothing for what is in no room.
-fn of_room(room: &str) -> String {
-    if room.is_empty() { String::new() } else { format!("room=\"{room}\",") }
+/// The label of what is in a device process; nothing for what is in no device process.
+fn of_process(process: &str) -> String {
+    if process.is_empty() { String::new() } else { format!("process=\"{process}\",") }
 }
 
 /// The stats of every queue that runs or has run, with its labels.

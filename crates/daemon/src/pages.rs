@@ -49,7 +49,7 @@ mod tests {
                 assert!(text.contains(&name), "{name}");
             }
         }
-        assert!(!folder.path().join("man/manyring-room.1").exists());
+        assert!(!folder.path().join("man/manyring-device.1").exists());
         assert!(read("man/manyring-blk.1").contains("blk\\-file"));
     }
 }

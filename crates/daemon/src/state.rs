@@ -3,7 +3,7 @@
 use crate::config::Plan;
 use crate::model::snapshot::{DeviceInfo, Devices, Workers};
 use crate::model::{Door, Entry, Registry};
-use crate::rooms::Rooms;
+use crate::processes::Processes;
 use crate::service::Service;
 use manyring_engine::Pool;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub(crate) struct State {
     pub(crate) pool: Arc<Pool>,
     pub(crate) devices: Registry,
     pub(crate) door: Door,
-    pub(crate) rooms: Rooms,
+    pub(crate) processes: Processes,
     pub(crate) service: Arc<Service>,
     /// The generation, and the plan that is carried out.
     pub(crate) shown: watch::Receiver<(u64, Arc<Plan>)>,
@@ -29,11 +29,11 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// A device as it is shown, with the room that serves it at this moment.
+    /// A device as it is shown, with the device process that serves it at this moment.
     pub(crate) fn device(&self, entry: &Entry) -> DeviceInfo {
         let device = DeviceInfo::of(entry);
-        let room = device.room.map(|room| self.rooms.now_of(&device.name, room));
-        DeviceInfo { room, ..device }
+        let process = device.process.map(|process| self.processes.now_of(&device.name, process));
+        DeviceInfo { process, ..device }
     }
 
     /// All devices as they are shown.
@@ -41,12 +41,12 @@ impl State {
         Devices { devices: self.devices.all().iter().map(|entry| self.device(entry)).collect() }
     }
 
-    /// The workers of this process and those of its rooms.
+    /// The workers of this process and those of its device processes.
     pub(crate) fn workers(&self) -> Workers {
         let mut all = Workers::of(&self.pool);
-        let rooms = self.rooms.workers();
-        all.workers.extend(rooms.workers);
-        all.held.extend(rooms.held);
+        let processes = self.processes.workers();
+        all.workers.extend(processes.workers);
+        all.held.extend(processes.held);
         all
     }
 }

@@ -24,7 +24,7 @@ use crate::assemble::AssembleError;
 use crate::config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
 use crate::limits::Groups;
 use crate::model::Registry;
-use crate::rooms::{Bequest, OfXen, Rooms};
+use crate::processes::{Bequest, OfXen, Processes};
 use host::XenHost;
 use hypervisor::Hypervisor;
 use journals::Journals;
@@ -92,7 +92,7 @@ struct Shared {
     groups: Groups,
     state_dir: StateDir,
     journals: Journals,
-    rooms: Rooms,
+    processes: Processes,
     domains: Domains,
     /// The disks in memory whose task has left them to the next one.
     memory: Mutex<HashMap<DeviceId, Memory>>,
@@ -110,8 +110,8 @@ pub(crate) struct XenDisks {
 }
 
 impl XenDisks {
-    /// Connects to xenstore and to the hypervisor. `left`: what another house leaves of its disks.
-    /// Needs a tokio runtime.
+    /// Connects to xenstore and to the hypervisor. `left`: what another supervisor leaves of its
+    /// disks. Needs a tokio runtime.
     ///
     /// # Errors
     /// [`XenError`]
@@ -119,7 +119,7 @@ impl XenDisks {
         plan: &XenBlkPlan,
         io_uring: bool,
         (pool, devices, groups): (Arc<Pool>, Registry, Groups),
-        (rooms, domains): (Rooms, Domains),
+        (processes, domains): (Processes, Domains),
         left: &mut OfXen,
     ) -> Result<Self, XenError> {
         let (key, endpoint) = match &plan.xen {
@@ -160,7 +160,7 @@ impl XenDisks {
             groups,
             state_dir,
             journals,
-            rooms,
+            processes,
             domains,
             memory,
             in_memory: Mutex::default(),
@@ -174,11 +174,11 @@ impl XenDisks {
     }
 
     /// Serves the disks until `stop` turns true. A xenstore that is lost is looked for again. Until
-    /// it is found the queues run on, and then they are taken over. Where another house takes over,
-    /// all disks are left to it.
+    /// it is found the queues run on, and then they are taken over. Where another supervisor takes
+    /// over, all disks are left to it.
     pub(crate) async fn serve(mut self, mut stop: watch::Receiver<bool>) {
         let mut disks = Disks::default();
-        let (mut asked, is_there) = self.shared.rooms.register_xen(self.name());
+        let (mut asked, is_there) = self.shared.processes.register_xen(self.name());
         let is_lost = loop {
             let (leave, leaving) = watch::channel(false);
             let mut bequest: Option<Bequest> = None;

@@ -279,7 +279,7 @@ fn run(dies_at: Option<(usize, bool)>) -> Outcome {
         drop(front);
         let processes = processes.join().unwrap();
         let state = store.state.lock().unwrap();
-        assert!(state.is_forgotten, "the house hears of the end");
+        assert!(state.is_forgotten, "the supervisor hears of the end");
         let asked = device.asked();
         let last = |ring: usize| {
             let is_start = |asked: &&Asked| matches!(asked, Asked::Start(i, ..) if *i == ring);

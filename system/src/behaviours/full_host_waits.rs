@@ -63,8 +63,8 @@ fn run(scene: &Scene<'_>) -> Outcome {
 /// Fills the file system but for some megabytes.
 fn fill(filler: &std::path::Path) -> Outcome {
     let file = File::create(filler).context(filler.display())?;
-    let room = rustix::fs::fstatvfs(&file).context("fstatvfs")?;
-    let size = (room.f_bavail * room.f_frsize).saturating_sub(12 << 20);
+    let process = rustix::fs::fstatvfs(&file).context("fstatvfs")?;
+    let size = (process.f_bavail * process.f_frsize).saturating_sub(12 << 20);
     let mode = rustix::fs::FallocateFlags::empty();
     rustix::fs::fallocate(&file, mode, 0, size).context(filler.display())?;
     file.sync_all().context(filler.display())

@@ -50,9 +50,9 @@ fn run(scene: &Scene<'_>) -> Outcome {
         BlkDriver::connect(&socket(index), &options).context(index)
     });
     let guests = guests.collect::<Outcome<Vec<_>>>()?;
-    // The room of all these guests, and the process that waits to be the next one.
+    // The device process of all these guests, and the process that waits to be the next one.
     let all = || Ok((processes(&daemon)?.len() == 3).then_some(()));
-    wait_for("the room and the spare process", Duration::from_secs(30), all)?;
+    wait_for("the device process and the spare process", Duration::from_secs(30), all)?;
     rests(&daemon)?;
     let private_kib = sum(&processes(&daemon)?, private_kib)?;
     let each = private_kib / DEVICES as u64;
@@ -61,7 +61,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     daemon.stop()
 }
 
-/// The daemon, its rooms, and the process that waits to be one.
+/// The daemon, its device processes, and the process that waits to be one.
 fn processes(daemon: &Daemon) -> Outcome<Vec<u32>> {
     let tasks = format!("/proc/{}/task", daemon.pid());
     let mut all = vec![daemon.pid()];

@@ -31,7 +31,7 @@ mod qemu_net_four_pairs;
 mod qemu_net_legacy;
 mod qemu_net_survives;
 mod qemu_packed_rings;
-mod qemu_room_dies;
+mod qemu_process_dies;
 mod qemu_survives_daemon_sigkill;
 mod qemu_survives_sigkills_under_load;
 mod qemu_switch;
@@ -43,7 +43,7 @@ mod readme_is_tried;
 mod sectors_stay;
 mod snippets_boot;
 mod soak_short;
-mod systemd_rooms;
+mod systemd_processes;
 mod systemd_service;
 mod testpmd_client;
 mod testpmd_switch;
@@ -61,7 +61,7 @@ mod uml_nbdkit_filters;
 mod uml_net_ping_and_iperf3;
 mod uml_offload_limits;
 mod uml_offload_matrix;
-mod uml_outlives_its_room;
+mod uml_outlives_its_process;
 mod uml_overlays;
 mod uml_qcow2_door;
 mod uml_reclaim;
@@ -111,13 +111,13 @@ pub const ALL: &[Behaviour] = &[
     uml_offload_matrix::BEHAVIOUR,
     xen_disk::BEHAVIOUR,
     systemd_service::BEHAVIOUR,
-    systemd_rooms::BEHAVIOUR,
+    systemd_processes::BEHAVIOUR,
     uml_merge_dns::BEHAVIOUR,
     qemu_migrates_between_daemons::BEHAVIOUR,
     uml_ethtool::BEHAVIOUR,
     qemu_packed_rings::BEHAVIOUR,
     uml_merge_transfers::BEHAVIOUR,
-    uml_outlives_its_room::BEHAVIOUR,
+    uml_outlives_its_process::BEHAVIOUR,
     qemu_net_four_pairs::BEHAVIOUR,
     uml_ceph_osd_killed::BEHAVIOUR,
     qemu_net_survives::BEHAVIOUR,
@@ -146,7 +146,7 @@ pub const ALL: &[Behaviour] = &[
     qemu_four_queues::BEHAVIOUR,
     uml_nbd_servers_killed::BEHAVIOUR,
     uml_rss::BEHAVIOUR,
-    qemu_room_dies::BEHAVIOUR,
+    qemu_process_dies::BEHAVIOUR,
     direct_past_the_cache::BEHAVIOUR,
     qemu_survives_daemon_sigkill::BEHAVIOUR,
     uml_nbd_under_tls::BEHAVIOUR,

@@ -1,6 +1,6 @@
-//! Receive-side scaling as `ethtool` sets it, on a tap, on one whose queues a room serves, and on a
-//! port of a switch: the counters of the queues show that each frame comes by the queue that the
-//! guest's table says.
+//! Receive-side scaling as `ethtool` sets it, on a tap, on one whose queues a device process
+//! serves, and on a port of a switch: the counters of the queues show that each frame comes by the
+//! queue that the guest's table says.
 
 use super::{Behaviour, Scene};
 use crate::daemon::{Daemon, DaemonOptions};

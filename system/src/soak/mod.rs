@@ -5,21 +5,24 @@
 //! is a process (`guest`), the daemon a child with disks on files and taps in a network namespace
 //! (`stage`). The end is a report: what the well-behaved saw, and what the daemon still holds
 //! (`traces`) when everybody has left. Two other soaks kill: the daemon or a disk's server
-//! (`kills`), and rooms (`rooms`). Every number that looks random comes from one seed.
+//! (`kills`), and device processes (`device processes`). Every number that looks random comes from
+//! one seed.
 
 mod beside;
+mod device_processes;
 mod guest;
 mod kills;
 mod processes;
 mod random;
-mod rooms;
 mod stage;
 mod traces;
 
+pub use device_processes::{
+    run_device_processes, run_migrations, run_supervisor, run_supervisor_of_systemd, run_takeovers,
+};
 pub use guest::run as run_guest;
 pub(crate) use kills::COMPARE;
 pub use kills::{Kills, Store, run as run_kills, run_stores as run_store_kills};
-pub use rooms::{run_house, run_house_of_systemd, run_migrations, run_rooms, run_takeovers};
 
 use crate::{Context, Outcome, check};
 use processes::{Behaved, Hostiles, Report};

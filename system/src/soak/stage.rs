@@ -28,7 +28,7 @@ pub(super) const ROLES: [Role; 8] = [
     Role::HostileNet,
 ];
 
-/// Room for the image on tmpfs: less than the disk, so that the host's space runs out.
+/// Device process for the image on tmpfs: less than the disk, so that the host's space runs out.
 const ROOM: u64 = 160 << 20;
 const START: Duration = Duration::from_secs(30);
 

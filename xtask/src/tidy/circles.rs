@@ -203,7 +203,7 @@ mod tests {
         }
         let deep = ("fds/foreign/budget", "use super::super::bridge::Bridge;\n");
         assert_eq!(circles(&[bridge, deep]).len(), 1);
-        let page = ("fds", "mod foreign;\npub use foreign::{Janitor, Room as Seat};\n");
+        let page = ("fds", "mod foreign;\npub use foreign::{Janitor, Device process as Seat};\n");
         let shown = ("fds/bridge", "use super::Janitor;\n");
         let back = ("fds/foreign", "use super::bridge::Bridge;\n");
         assert_eq!(circles(&[page, shown, back]).len(), 1);

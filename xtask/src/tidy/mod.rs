@@ -49,6 +49,7 @@ const RULES: &[Rule] = &[
     sizes::first_line,
     words::unsafe_code,
     words::left_over,
+    words::former_name,
     words::getter,
     words::file_name,
     words::home_path,
@@ -83,7 +84,7 @@ pub(crate) fn run(write: bool) -> Outcome {
     }
     let rules = RULES.len() + RULES_OF_ALL.len();
     println!("tidy: {} files, {rules} rules, {} offences", files.len(), offences.len());
-    check(offences.is_empty(), || "the house is not tidy".into())
+    check(offences.is_empty(), || "the tree is not tidy".into())
 }
 
 /// Writes the tree of ARCHITECTURE.md and the sizes of crates.

@@ -32,6 +32,16 @@ const MIRRORS: [&str; 3] = [
     concat!("ftp.", "debian.org"),
     concat!("security.", "debian.org"),
 ];
+/// Names that something had before it got the field's name, which is the second one.
+const FORMER: [(&str, &str); 7] = [
+    (concat!("ho", "use"), "supervisor, or DeviceManager"),
+    (concat!("--ho", "use"), "--isolate"),
+    (concat!("/v1/ro", "oms"), "/v1/processes"),
+    (concat!("manyring ro", "om"), "manyring device-process"),
+    (concat!("manyring-ro", "om"), "manyring-device"),
+    (concat!("manyring_ro", "om_"), "manyring_device_process_"),
+    (concat!("cour", "ier"), "copy path"),
+];
 const NAMELESS: [&str; 6] = ["common", "helper", "helpers", "manager", "misc", "utils"];
 
 /// Unsafe code lives in the allow-list.
@@ -54,6 +64,21 @@ pub(super) fn left_over(file: &File) -> Vec<Offence> {
     let places = LEFT_OVER.iter().flat_map(|word| source::words(&file.text, word));
     let line = |at| source::line_of(&file.text, at);
     places.map(|at| Offence::new(file, line(at), "an issue, or the work, but no note")).collect()
+}
+
+/// What has got another name has it everywhere, but in the list of changes.
+pub(super) fn former_name(file: &File) -> Vec<Offence> {
+    if file.path == "CHANGELOG.md" {
+        return Vec::new();
+    }
+    let all = FORMER.iter().flat_map(|(former, name)| {
+        let is_meant = |at: &usize| !file.text[at + former.len()..].starts_with(" rule");
+        let places = file.text.match_indices(former).map(|(at, _)| at).filter(is_meant);
+        let starts = |at: &usize| !file.text[..*at].ends_with(|c: char| c.is_ascii_alphanumeric());
+        places.filter(starts).map(move |at| (at, format!("{former} is called {name}")))
+    });
+    all.map(|(at, sentence)| Offence::new(file, source::line_of(&file.text, at), sentence))
+        .collect()
 }
 
 /// A function that gives something is named after what it gives.
@@ -117,6 +142,17 @@ mod tests {
             assert!(offences(left_over, "CONTRIBUTING.md", &text).is_empty());
         }
         assert!(offences(left_over, "a.rs", &format!("MKS{}\n", LEFT_OVER[0])).is_empty());
+    }
+
+    #[test]
+    fn what_has_another_name_has_it_everywhere() {
+        for (former, _) in FORMER {
+            let text = format!("//! x\n// The {former} of before.\n");
+            assert_eq!(offences(former_name, "a.rs", &text)[0].0, 2, "{former}");
+            assert!(offences(former_name, "CHANGELOG.md", &text).is_empty());
+        }
+        let text = format!("//! The {0} rules, and ware{0}s.\n", FORMER[0].0);
+        assert!(offences(former_name, "a.rs", &text).is_empty());
     }
 
     #[test]

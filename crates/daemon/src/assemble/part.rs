@@ -19,8 +19,8 @@ pub(crate) struct Part {
     pub(crate) socket: String,
     /// Who has asked for it: see [`crate::config::plan::Place::origin`].
     pub(crate) origin: &'static str,
-    /// The trust domain whose room serves it.
-    pub(crate) room: Option<String>,
+    /// The trust domain whose device process serves it.
+    pub(crate) process: Option<String>,
 }
 
 /// The device as what it is.
@@ -40,7 +40,7 @@ pub(crate) enum Blk {
 impl Part {
     /// A device that no front-end uses yet.
     pub(crate) fn new(kind: Kind, socket: String, origin: &'static str) -> Self {
-        Self { kind, connected: Connected::new(false), socket, origin, room: None }
+        Self { kind, connected: Connected::new(false), socket, origin, process: None }
     }
 
     /// The device's name in the configuration.

@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Longest wait for the tasks of devices. A room may take ten seconds to stop a device, and ten
-/// more to let go of its image.
+/// Longest wait for the tasks of devices. A device process may take ten seconds to stop a device,
+/// and ten more to let go of its image.
 const END_PATIENCE: Duration = Duration::from_secs(25);
 
 /// The end of a task: whose it was, and why it ended.

@@ -69,7 +69,7 @@ pub(crate) fn of_daemon(daemon: raw::RawDaemon) -> Result<plan::DaemonPlan, Stri
     Plan::of_daemon(&daemon).map_err(|error| error.to_string())
 }
 
-/// The disks of a Xen as a room is told of them: the keys of `[[xen_blk]]`, as JSON.
+/// The disks of a Xen as a device process is told of them: the keys of `[[xen_blk]]`, as JSON.
 ///
 /// # Errors
 /// One line: which key is wrong.

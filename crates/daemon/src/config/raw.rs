@@ -73,7 +73,7 @@ pub(crate) struct RawDaemon {
     pub(crate) state_dir: Option<PathBuf>,
     /// Seconds to wait for what another process holds; 0: none; default: for ever.
     pub(crate) wait: Option<u32>,
-    /// Which devices share a room: those of a "user" (default), each "device" alone, none ("one").
+    /// Which devices share a device process: of a "user" (default), each "device" alone, or "one".
     pub(crate) domains: Option<String>,
     /// What these processes give up: "none", "auto" or "seccomp"; default "auto".
     pub(crate) sandbox: Option<String>,

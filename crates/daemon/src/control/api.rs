@@ -7,7 +7,7 @@ use super::refused::{Refused, Why};
 use super::{change, config, devices as manage, limits, openapi, scrape, takeover};
 use crate::model::snapshot::{DeviceInfo, Devices, Workers};
 use crate::model::{Since, Who};
-use crate::rooms::RoomInfo;
+use crate::processes::ProcessInfo;
 use crate::state::State;
 use axum::extract::{DefaultBodyLimit, Request, State as Extract};
 use axum::http::{Method, StatusCode, header};
@@ -55,7 +55,7 @@ pub(super) fn routes() -> OpenApiRouter<State> {
         .routes(routes!(limits::set))
         .routes(routes!(events))
         .routes(routes!(workers))
-        .routes(routes!(rooms))
+        .routes(routes!(processes))
         .routes(routes!(takeover::begin))
         .routes(routes!(scrape::metrics))
         .routes(routes!(show))
@@ -158,7 +158,7 @@ async fn collected<T: Serialize>(
     )
 )]
 async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
-    state.rooms.count().await;
+    state.processes.count().await;
     collected(move || Ok(state.devices())).await
 }
 
@@ -173,30 +173,30 @@ async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     )
 )]
 async fn device(Extract(state): Extract<State>, Name(name): Name) -> Result<Response, Refusal> {
-    state.rooms.count().await;
+    state.processes.count().await;
     collected(move || entry(&state, &name).map(|device| state.device(&device))).await
 }
 
-/// `GET /v1/rooms`
+/// `GET /v1/processes`
 #[derive(Debug, Serialize, ToSchema)]
-struct AllRooms {
-    rooms: Vec<RoomInfo>,
+struct AllProcesses {
+    processes: Vec<ProcessInfo>,
 }
 
 /// The processes of trust domains.
 #[utoipa::path(
     get,
-    path = "/v1/rooms",
+    path = "/v1/processes",
     responses(
-        (status = 200, body = AllRooms, description = "All rooms"),
+        (status = 200, body = AllProcesses, description = "All device processes"),
     )
 )]
-async fn rooms(Extract(state): Extract<State>) -> Result<Response, Refusal> {
-    state.rooms.count().await;
-    collected(move || Ok(AllRooms { rooms: state.rooms.all() })).await
+async fn processes(Extract(state): Extract<State>) -> Result<Response, Refusal> {
+    state.processes.count().await;
+    collected(move || Ok(AllProcesses { processes: state.processes.all() })).await
 }
 
-/// The threads that serve queues, of the daemon and of its rooms.
+/// The threads that serve queues, of the daemon and of its device processes.
 #[utoipa::path(
     get,
     path = "/v1/workers",
@@ -205,7 +205,7 @@ async fn rooms(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     )
 )]
 async fn workers(Extract(state): Extract<State>) -> Result<Response, Refusal> {
-    state.rooms.count().await;
+    state.processes.count().await;
     collected(move || Ok(state.workers())).await
 }
 

@@ -121,11 +121,11 @@ pub(super) async fn resize(
             return Err(refuse_shrink(measured, size));
         }
     }
-    let is_in_room = controlled.part.room.is_some();
-    let resized = match wanted.filter(|wanted| *wanted < size && is_in_room) {
+    let is_isolated = controlled.part.process.is_some();
+    let resized = match wanted.filter(|wanted| *wanted < size && is_isolated) {
         Some(wanted) => {
-            let (rooms, name) = (state.rooms.clone(), name.clone());
-            whole(permit, async move { rooms.shrink(&name, wanted).await }).await?
+            let (processes, name) = (state.processes.clone(), name.clone());
+            whole(permit, async move { processes.shrink(&name, wanted).await }).await?
         }
         None => {
             let resize = move || {
@@ -201,7 +201,7 @@ pub(super) async fn mtu(
         return Err(bad(format!("mtu: {mtu} is not between 68 and 65535")));
     };
     let _permit = begin(&controlled)?;
-    // By the house, so that the configuration that is shown and kept says the same.
+    // By the supervisor, so that the configuration that is shown and kept says the same.
     state.door.ask(Change::Mtu { name: name.clone(), mtu }, who).await.map_err(refuse)?;
     tracing::info!(device = name, mtu, "MTU changed");
     Ok(Json(MtuSet { name, mtu }))
@@ -228,8 +228,8 @@ pub(super) async fn announce(
     let controlled = find(&state, &name)?;
     let device = net_of(&controlled)?;
     let Announce {} = body.parse()?;
-    // A room tells what its guest's driver can when it is asked.
-    state.rooms.count().await;
+    // A device process tells what its guest's driver can when it is asked.
+    state.processes.count().await;
     if device.announce() {
         tracing::info!(device = name, "the guest is asked to announce itself");
         return Ok(Json(Announced { name, announces: true }));
@@ -263,10 +263,10 @@ fn begin(controlled: &Controlled) -> Result<OwnedSemaphorePermit, Refusal> {
     })
 }
 
-/// The right to change a device beside the house's own changes.
+/// The right to change a device beside the supervisor's own changes.
 fn begin_here(state: &State) -> Result<OwnedRwLockReadGuard<()>, Refusal> {
     state
-        .rooms
+        .processes
         .change_now()
         .ok_or_else(|| Refusal::new(StatusCode::CONFLICT, "another daemon takes over: ask again"))
 }

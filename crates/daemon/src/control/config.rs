@@ -4,7 +4,7 @@ use super::asked::{Asked, Body, bad};
 use super::devices::refuse;
 use super::refusal::{Problem, Refusal, aside};
 use crate::config;
-use crate::house::is_bound;
+use crate::devices::is_bound;
 use crate::model::{Change, Done, Who};
 use crate::state::State;
 use axum::Json;

@@ -6,7 +6,7 @@ use super::openapi::{DeviceKeys, LiveKeys};
 use super::refusal::{Problem, Refusal, aside};
 use crate::config;
 use crate::config::plan::Unfound;
-use crate::house::{Denied, admitted, is_bound};
+use crate::devices::{Denied, admitted, is_bound};
 use crate::model::{Change, Done, Refused, Who};
 use crate::state::State;
 use axum::Json;
@@ -110,7 +110,7 @@ pub(super) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A refusal of the house as an answer.
+/// A refusal of the supervisor as an answer.
 pub(super) fn refuse(refused: Refused) -> Refusal {
     let status = match &refused {
         Refused::Missing(_) => StatusCode::NOT_FOUND,

@@ -43,7 +43,7 @@ pub(super) async fn metrics(
 ) -> Result<Response, Refusal> {
     let format = Format::of(&listed(&headers, header::ACCEPT));
     let is_packed = takes_gzip(&listed(&headers, header::ACCEPT_ENCODING));
-    state.rooms.count().await;
+    state.processes.count().await;
     let body = aside(move || {
         let text = text(&state, format);
         if is_packed { gzip(&text) } else { Ok(text.into_bytes()) }

@@ -1,11 +1,11 @@
-//! Another process takes the daemon over (`rooms/takeover.rs`).
+//! Another process takes the daemon over (`processes/takeover.rs`).
 
 use super::asked::Body;
 use super::refusal::{Problem, Refusal};
 use crate::assemble::{Blk, Kind, Part};
-use crate::house::is_bound;
+use crate::devices::is_bound;
 use crate::model::{Entry, Who};
-use crate::rooms::Shown;
+use crate::processes::Shown;
 use crate::state::State;
 use axum::extract::{Extension, State as Extract};
 use axum::http::StatusCode;
@@ -46,22 +46,22 @@ pub(super) async fn begin(
     }
     let Takeover { socket } = body.parse()?;
     // The disks of Xen guests are left with their rings, wherever they are served; but the bytes of
-    // one in memory lie in this process if no room serves it.
+    // one in memory lie in this process if no device process serves it.
     let is_left = |part: &Part| match &part.kind {
-        Kind::Blk(Blk::Xen(disk)) => part.room.is_some() || disk.disk().kind() != "memory",
+        Kind::Blk(Blk::Xen(disk)) => part.process.is_some() || disk.disk().kind() != "memory",
         _ => false,
     };
     let served = state.devices.served();
     let others = served.iter().filter(|device| !is_left(&device.part));
     let devices = others.map(|device| device.part.name().to_owned()).collect();
-    // Whoever asks may die at any time: the rooms go on all the same.
+    // Whoever asks may die at any time: the device processes go on all the same.
     let waits = state.devices.all().into_iter().filter_map(|entry| match entry {
         Entry::Waiting(waiting) => Some(waiting.name.clone()),
         Entry::Served(_) => None,
     });
     let shown = Shown { served: devices, waits: waits.collect() };
-    let (rooms, service) = (state.rooms, state.service);
-    let handing = async move { rooms.hand_over(&socket, &service, shown).await };
+    let (processes, service) = (state.processes, state.service);
+    let handing = async move { processes.hand_over(&socket, &service, shown).await };
     let problem = match tokio::spawn(handing).await {
         Ok(Ok(never)) => match never {},
         Ok(Err(problem)) => problem,

@@ -72,7 +72,7 @@ pub(crate) struct Order {
     pub(crate) answer: oneshot::Sender<Result<Done, Refused>>,
 }
 
-/// The door of the house.
+/// The door of the supervisor.
 #[derive(Clone, Debug)]
 pub(crate) struct Door(mpsc::Sender<Order>);
 

@@ -42,9 +42,10 @@ pub(crate) struct DeviceInfo {
     /// Keys whose new values the next session will have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) pending_keys: Vec<String>,
-    /// The trust domain whose room serves it; `user:` until somebody connects, where that decides.
+    /// The trust domain whose device process serves it; `user:` until somebody connects, where that
+    /// decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) room: Option<String>,
+    pub(crate) process: Option<String>,
     pub(crate) connected: bool,
     pub(crate) socket: String,
     pub(crate) queues: Vec<QueueInfo>,
@@ -146,9 +147,9 @@ pub(crate) struct Workers {
 /// A thread that does not come back from what it does.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct HeldInfo {
-    /// The room whose thread it is; none: the daemon's own.
+    /// The device process whose thread it is; none: the daemon's own.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) room: String,
+    pub(crate) process: String,
     pub(crate) thread: String,
     /// The device that it served then; empty if these were several.
     pub(crate) device: String,
@@ -162,7 +163,7 @@ pub(crate) struct HeldInfo {
 impl HeldInfo {
     fn of(held: Held) -> Self {
         Self {
-            room: String::new(),
+            process: String::new(),
             thread: held.thread,
             device: held.device,
             state: held.state.to_string(),
@@ -175,9 +176,9 @@ impl HeldInfo {
 /// One worker thread.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct WorkerInfo {
-    /// The room whose worker it is; none: the daemon's own.
+    /// The device process whose worker it is; none: the daemon's own.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) room: String,
+    pub(crate) process: String,
     pub(crate) index: usize,
     /// Its thread runs: it ends for want of queues, and is started again on demand.
     #[serde(default)]
@@ -223,7 +224,7 @@ impl DeviceInfo {
             waits_for: Some(waiting.key.to_owned()),
             reason: Some(waiting.reason.clone()),
             pending_keys: Vec::new(),
-            room: None,
+            process: None,
             connected: false,
             socket: waiting.socket.clone(),
             queues: Vec::new(),
@@ -270,7 +271,7 @@ impl DeviceInfo {
             waits_for: None,
             reason: None,
             pending_keys: controlled.pending_keys(),
-            room: part.room.clone(),
+            process: part.process.clone(),
             connected: *part.connected.borrow(),
             socket: part.socket.clone(),
             queues,
@@ -397,7 +398,7 @@ impl Workers {
         // Those that have never run have nothing to say.
         let has_run = |view: &WorkerView| view.thread_id.is_some() || view.ran_ns() > 0;
         let workers = views.filter(|(_, view)| has_run(view)).map(|(index, view)| WorkerInfo {
-            room: String::new(),
+            process: String::new(),
             index,
             running: view.thread_id.is_some(),
             ran_ns: view.ran_ns(),
@@ -419,21 +420,21 @@ impl Workers {
 }
 
 impl WorkerInfo {
-    /// Its number, behind the name of its room if it is in one.
+    /// Its number, behind the name of its device process if it is in one.
     pub(crate) fn name(&self) -> String {
-        named(&self.room, self.index)
+        named(&self.process, self.index)
     }
 }
 
 impl HeldInfo {
-    /// The thread's name, behind that of its room if it is in one.
+    /// The thread's name, behind that of its device process if it is in one.
     pub(crate) fn name(&self) -> String {
-        named(&self.room, &self.thread)
+        named(&self.process, &self.thread)
     }
 }
 
-fn named(room: &str, what: impl std::fmt::Display) -> String {
-    if room.is_empty() { what.to_string() } else { format!("{room}/{what}") }
+fn named(process: &str, what: impl std::fmt::Display) -> String {
+    if process.is_empty() { what.to_string() } else { format!("{process}/{what}") }
 }
 
 /// For people to read: what is above 2^53 is rounded.

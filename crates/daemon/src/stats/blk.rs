@@ -56,7 +56,7 @@ mod tests {
             waits_for: None,
             reason: None,
             pending_keys: Vec::new(),
-            room: None,
+            process: None,
             connected: true,
             socket: "/run/root.sock".into(),
             queues: vec![queue_of(0, &counters, "serve_ns", serve), queue_of(1, &[], "", &[])],

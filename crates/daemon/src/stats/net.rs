@@ -138,7 +138,7 @@ mod tests {
             waits_for: None,
             reason: None,
             pending_keys: Vec::new(),
-            room: None,
+            process: None,
             connected: true,
             socket: "/run/lan.sock".into(),
             queues: vec![

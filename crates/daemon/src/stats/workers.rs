@@ -58,7 +58,7 @@ mod tests {
     fn worker(ran_ns: u64, sleeps: u64, pauses: &[(u64, u64)]) -> WorkerInfo {
         let pause_ns = Summary { buckets: pauses.to_vec(), ..Summary::default() };
         WorkerInfo {
-            room: String::new(),
+            process: String::new(),
             index: 3,
             running: true,
             cpus: Some(vec![0, 1, 4]),
@@ -93,14 +93,14 @@ mod tests {
     #[test]
     fn a_thread_that_does_not_come_back_is_shown_with_the_device_that_holds_it() {
         let worker = HeldInfo {
-            room: String::new(),
+            process: String::new(),
             thread: "worker-0".to_owned(),
             device: "disk".to_owned(),
             state: "D".to_owned(),
             waits_in: "folio_wait_bit_common".to_owned(),
             held_ns: 2_340_000_000,
         };
-        let shared = HeldInfo { device: String::new(), room: "a".to_owned(), ..worker.clone() };
+        let shared = HeldInfo { device: String::new(), process: "a".to_owned(), ..worker.clone() };
         assert_eq!(
             held(&[worker, shared]),
             "worker-0 is held by disk for 2.3 s, in folio_wait_bit_common (state D)\n\
@@ -109,9 +109,11 @@ mod tests {
     }
 
     #[test]
-    fn one_of_a_room_is_compared_with_itself_and_shown_with_the_rooms_name() {
-        let of =
-            |room: &str, ran_ns| WorkerInfo { room: room.to_owned(), ..worker(ran_ns, 0, &[]) };
+    fn one_of_a_device_process_is_compared_with_itself_and_shown_with_the_device_processes_name() {
+        let of = |process: &str, ran_ns| WorkerInfo {
+            process: process.to_owned(),
+            ..worker(ran_ns, 0, &[])
+        };
         let before = [of("", 9_000_000_000), of("a", 1_000_000_000)];
         let shown = table(&[of("a", 2_000_000_000)], Some((&before, 2.0)));
         assert_eq!((words(&shown, 1)[0], words(&shown, 1)[4]), ("a/3", "50"), "{shown}");

@@ -277,6 +277,10 @@ fn what_it_is(device: &DeviceInfo) -> String {
         }
         Detail::Waiting {} => "not served".to_owned(),
     };
-    let room = device.room.as_ref().map(|room| format!(", in room {room}")).unwrap_or_default();
-    format!("{name} ({kind}, from {origin}{room}): {detail}")
+    let process = device
+        .process
+        .as_ref()
+        .map(|process| format!(", in device process {process}"))
+        .unwrap_or_default();
+    format!("{name} ({kind}, from {origin}{process}): {detail}")
 }

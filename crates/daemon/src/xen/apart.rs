@@ -1,5 +1,5 @@
-//! `Apart`: a disk whose front-end a room serves: what is opened for the room, and what is kept
-//! until the room has left the rings.
+//! `Apart`: a disk whose front-end a device process serves: what is opened for the device process,
+//! and what is kept until the device process has left the rings.
 
 use super::hypervisor::{Hypervisor, LentBell};
 use super::start::journal;
@@ -8,8 +8,8 @@ use super::{Shared, disk_name, ends_within};
 use crate::assemble::Part;
 use crate::assemble::xen::{failed, refused};
 use crate::config::plan::DiskPlan;
-use crate::rooms::message::{XenFacts, XenFrontEnd, XenRing};
-use crate::rooms::{XenFront, XenLent, XenLentRing, XenRefusal, XenServed, keys};
+use crate::processes::message::{XenFacts, XenFrontEnd, XenRing};
+use crate::processes::{XenFront, XenLent, XenLentRing, XenRefusal, XenServed, keys};
 use manyring_device::blk::blkif::Abi;
 use manyring_engine::aside;
 use manyring_transport::xenbus::state::Config;
@@ -18,7 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
-/// Rooms that may end one after the other before they have served a front-end that connects.
+/// Device processes that may end one after the other before they have served a front-end that
+/// connects.
 const LIVES_MAX: u32 = 8;
 /// Pause before the next one is asked.
 const LOST_PAUSE: Duration = Duration::from_millis(200);
@@ -31,14 +32,14 @@ pub(super) struct Apart {
     front: XenFront,
 }
 
-/// The parts of a front-end that the house keeps open while a room serves it.
+/// The parts of a front-end that the supervisor keeps open while a device process serves it.
 #[derive(Debug)]
 pub(super) struct Kept {
     _channels: Vec<Channel>,
     _xen: Option<Arc<SimulatedXen>>,
 }
 
-/// A front-end that a room may serve.
+/// A front-end that a device process may serve.
 struct Lent {
     lent: XenLent,
     kept: Kept,
@@ -46,7 +47,7 @@ struct Lent {
 }
 
 impl Apart {
-    /// A disk for the room of `domain`.
+    /// A disk for the device process of `domain`.
     pub(super) fn new(
         id: &DeviceId,
         shared: &Arc<Shared>,
@@ -56,7 +57,7 @@ impl Apart {
         let params = match plan {
             DiskPlan::Null { size } => format!("null:{size}"),
             DiskPlan::Memory { size } => format!("memory:{size}"),
-            // The room is not told where it lies.
+            // The device process is not told where it lies.
             _ => "/handed".to_owned(),
         };
         let facts = XenFacts {
@@ -66,8 +67,8 @@ impl Apart {
             read_only: !assignment.writable,
             discard: assignment.discard_enable,
         };
-        shared.rooms.limit(&disk_name(&shared.plan, id), &shared.plan.limit);
-        let front = XenFront::new(&shared.rooms, domain, part, facts);
+        shared.processes.limit(&disk_name(&shared.plan, id), &shared.plan.limit);
+        let front = XenFront::new(&shared.processes, domain, part, facts);
         let (id, shared) = (id.clone(), shared.clone());
         Self { id, shared, front }
     }
@@ -76,8 +77,8 @@ impl Apart {
         &self.front
     }
 
-    /// Has a front-end served. If a room ends before it has told that it serves the front-end, the
-    /// next one takes over whatever that one has begun.
+    /// Has a front-end served. If a device process ends before it has told that it serves the
+    /// front-end, the next one takes over whatever that one has begun.
     pub(super) async fn start(
         &mut self,
         config: &Config,
@@ -89,7 +90,7 @@ impl Apart {
             let lent = aside(move || lend(&id, &shared, &lent)).await;
             let Lent { lent, kept, held } =
                 lent.unwrap_or_else(|| Err(HostError::new("the daemon has failed")))?;
-            // From here on the room can write to them.
+            // From here on the device process can write to them.
             self.shared.journals.add(&self.id, held, Some(self.front.holder()));
             let refusal = match self.front.connect(lent).await {
                 Ok(served) => {
@@ -122,32 +123,32 @@ impl Apart {
                 }
             }
         }
-        Err(refused("no room serves it".to_owned()))
+        Err(refused("no device process serves it".to_owned()))
     }
 
-    /// Has the room leave the rings.
+    /// Has the device process leave the rings.
     pub(super) async fn stop(&self) {
         self.front.disconnect().await;
     }
 
-    /// Takes the disk from its room.
+    /// Takes the disk from its device process.
     pub(super) async fn close(self) {
         self.front.close().await;
     }
 }
 
 /// Tells the handshake of a connection's faults, and has its task leave the disk to the next one
-/// when the room has ended.
+/// when the device process has ended.
 pub(super) async fn follow(
     served: XenServed,
     number: u32,
     commands: mpsc::Sender<Command>,
     leave: watch::Sender<bool>,
 ) {
-    let XenServed { room, mut faults } = served;
+    let XenServed { process, mut faults } = served;
     loop {
         let fault = tokio::select! {
-            () = room.ended() => {
+            () = process.ended() => {
                 leave.send_replace(true);
                 return;
             }
@@ -159,7 +160,7 @@ pub(super) async fn follow(
     }
 }
 
-/// Opens what a room needs of a front-end. May block.
+/// Opens what a device process needs of a front-end. May block.
 fn lend(id: &DeviceId, shared: &Shared, config: &Config) -> Result<Lent, HostError> {
     let domain = config.assignment.frontend_id;
     let grants = Hypervisor::lend(&shared.plan.xen, domain)

@@ -1,16 +1,17 @@
-//! Hands the disks of a Xen to the next house (`rooms/takeover.rs`).
+//! Hands the disks of a Xen to the next supervisor (`processes/takeover.rs`).
 //!
 //! Their tasks leave the disks, as at the end of the process: the rings stay as they are, with
-//! their journals, and images and event channels are closed. The tasks of the next house take the
-//! rings over. Two things go along: the locks by which no other daemon serves these disks, and the
-//! bytes of disks in memory.
+//! their journals, and images and event channels are closed. The tasks of the next supervisor take
+//! the rings over. Two things go along: the locks by which no other daemon serves these disks, and
+//! the bytes of disks in memory.
 //!
-//! A disk whose requests do not end is left as a killed room leaves it. The next house opens its
-//! image when the host has ended them: until then the descriptions that the room had are marked.
+//! A disk whose requests do not end is left as a killed device process leaves it. The next
+//! supervisor opens its image when the host has ended them: until then the descriptions that the
+//! device process had are marked.
 
 use super::memory::{Bytes, Memory};
 use super::{Disks, XenDisks};
-use crate::rooms::{Bequest, Left, OfXen, XenBytes};
+use crate::processes::{Bequest, Left, OfXen, XenBytes};
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeSet, HashMap};
@@ -18,8 +19,8 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// How long the disks may take to stop, before the rooms of those that have not are killed. Other
-/// guests pause as long.
+/// How long the disks may take to stop, before the device processes of those that have not are
+/// killed. Other guests pause as long.
 const PATIENCE: Duration = Duration::from_millis(800);
 /// How long the tasks of their disks may take then.
 const REST: Duration = Duration::from_millis(400);
@@ -38,7 +39,7 @@ impl XenDisks {
 
     async fn leave(&self, disks: &mut Disks) -> Result<Vec<(Left, Vec<OwnedFd>)>, String> {
         if timeout(PATIENCE, disks.all_ended()).await.is_err() {
-            self.end_rooms_of(disks).await?;
+            self.end_processes_of(disks).await?;
             let _ = timeout(REST, disks.all_ended()).await;
             if let Some(id) = disks.running.keys().find(|id| self.shared.is_in_memory(id)) {
                 return Err(format!("the disk {id} in memory does not stop"));
@@ -47,23 +48,26 @@ impl XenDisks {
         self.left()
     }
 
-    /// Has the rooms killed whose disks do not stop. Returns when their processes are gone, though
-    /// the kernel may not have ended their requests. One that the kernel does not end has the event
-    /// channels of its guest still: the next house could not bind them, and would close the disks.
-    async fn end_rooms_of(&self, disks: &Disks) -> Result<(), String> {
-        let mut rooms = BTreeSet::new();
+    /// Has the device processes killed whose disks do not stop. Returns when their processes are
+    /// gone, though the kernel may not have ended their requests. One that the kernel does not end
+    /// has the event channels of its guest still: the next supervisor could not bind them, and
+    /// would close the disks.
+    async fn end_processes_of(&self, disks: &Disks) -> Result<(), String> {
+        let mut processes = BTreeSet::new();
         for id in disks.running.keys() {
-            let Some(room) = self.shared.plan.domain(self.shared.domains, id.domain) else {
-                return Err(format!("the disk {id}, which no room serves, does not stop"));
+            let Some(process) = self.shared.plan.domain(self.shared.domains, id.domain) else {
+                return Err(format!(
+                    "the disk {id}, which no device process serves, does not stop"
+                ));
             };
-            tracing::warn!(device = %id, room, "the disk does not stop: its room is killed");
-            rooms.insert(room);
+            tracing::warn!(device = %id, process, "the disk does not stop: its process is killed");
+            processes.insert(process);
         }
-        let all: JoinSet<_> = rooms
+        let all: JoinSet<_> = processes
             .into_iter()
-            .map(|room| {
-                let rooms = self.shared.rooms.clone();
-                async move { rooms.end_one(&room, "another process takes over").await }
+            .map(|process| {
+                let processes = self.shared.processes.clone();
+                async move { processes.end_one(&process, "another process takes over").await }
             })
             .collect();
         let ended: Result<(), String> = all.join_all().await.into_iter().collect();
@@ -93,7 +97,7 @@ impl XenDisks {
     }
 }
 
-/// The bytes of disks of these kinds that another house has left.
+/// The bytes of disks of these kinds that another supervisor has left.
 pub(super) fn taken(left: &mut OfXen, kinds: &[String]) -> HashMap<DeviceId, Memory> {
     let all = std::mem::take(&mut left.memory);
     let (own, others): (Vec<_>, _) = all.into_iter().partition(|of| kinds.contains(&of.kind));

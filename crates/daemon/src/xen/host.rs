@@ -10,7 +10,7 @@ use crate::assemble::disk::{self, DiskError};
 use crate::assemble::xen::{fault_of, options, stop_all};
 use crate::assemble::{Blk, Kind, Part};
 use crate::config::plan::DiskPlan;
-use crate::rooms::XenMeasures;
+use crate::processes::XenMeasures;
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_device::Later;
 use manyring_device::blk::blkif::XenBlkDevice;
@@ -58,7 +58,7 @@ pub(super) struct XenHost {
 struct Opened {
     device: Arc<XenBlkDevice>,
     connected: Connected,
-    /// A room serves it.
+    /// A device process serves it.
     apart: Option<Apart>,
     /// For a disk in memory: the value of the xenstore node `params`.
     in_memory: Option<String>,
@@ -74,7 +74,7 @@ struct Running {
     _tasks: JoinSet<()>,
     /// Dropped when the queues have stopped: until then pages of the domain are mapped.
     _held: (Option<Lender>, Vec<Channel>),
-    /// Kept open for the room that serves the queues.
+    /// Kept open for the device process that serves the queues.
     _kept: Option<apart::Kept>,
 }
 
@@ -160,12 +160,12 @@ impl XenHost {
         let device = Arc::new(XenBlkDevice::new(options, disk, self.shared.pool.clone()));
         self.shared.groups.limit(device.limit(), &self.shared.plan.limit);
         let mut part = Part::new(Kind::Blk(Blk::Xen(device.clone())), self.id.back_folder(), "xen");
-        part.room = self.shared.plan.domain(self.shared.domains, self.id.domain);
+        part.process = self.shared.plan.domain(self.shared.domains, self.id.domain);
         let connected = part.connected.clone();
         self.shared.devices.add(part.clone());
         let plan = self.shared.plan.disk(&assignment.params).map_err(HostError::new)?;
         let apart = part
-            .room
+            .process
             .clone()
             .map(|domain| Apart::new(&self.id, &self.shared, (domain, part), (assignment, &plan)));
         let measures = apart.as_ref().map(|apart| apart.front().measures());

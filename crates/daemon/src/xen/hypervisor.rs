@@ -2,7 +2,7 @@
 //! simulated one. Its calls may block.
 
 use crate::config::plan::XenPlan;
-use crate::rooms::message::XenSeat;
+use crate::processes::message::XenSeat;
 use manyring_engine::{Call, DoorbellError, Kick};
 use manyring_memory::{EventPort, GrantDevice, GrantError, GrantMapper};
 use manyring_transport::xenbus::{Channel, Lent, Seat, SimulatedXen};
@@ -106,8 +106,8 @@ impl Hypervisor {
         }
     }
 
-    /// The descriptors by which a room maps the pages of `domain`: a grant device of its own, or
-    /// the memory of a simulated domain.
+    /// The descriptors by which a device process maps the pages of `domain`: a grant device of its
+    /// own, or the memory of a simulated domain.
     ///
     /// # Errors
     /// The device cannot be opened; the simulated Xen's: `ESRCH` without the domain.

@@ -6,14 +6,14 @@
 //! process: its queues stop, the journal is written into a new file, and the disk is taken over
 //! from there. One that was cut cannot be restored while requests wait, so the operator is told.
 //!
-//! A room has its journals to write to, and nothing but this look keeps one that was taken over
-//! from filling the file system with them. A journal that is longer than any ring needs is cut, and
-//! its room ends. Who serves a ring writes to the mapped journal, which no event tells; each other
-//! way to make the file longer is told at once ([`StateDir::writes`]).
+//! A device process has its journals to write to, and nothing but this look keeps one that was
+//! taken over from filling the file system with them. A journal that is longer than any ring needs
+//! is cut, and its process ends. Who serves a ring writes to the mapped journal, which no
+//! event tells; each other way to make the file longer is told at once ([`StateDir::writes`]).
 
 use super::Shared;
 use super::state_dir::{Fate, Held, StateDir};
-use crate::rooms::{XenHolder, watched};
+use crate::processes::{XenHolder, watched};
 use manyring_engine::aside;
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
@@ -42,23 +42,24 @@ pub(super) struct Journals {
 #[derive(Debug)]
 struct Kept {
     journals: Vec<Held>,
-    /// Who has the room that serves the disk.
-    room: Option<XenHolder>,
+    /// Who has the device process that serves the disk.
+    process: Option<XenHolder>,
 }
 
-/// The result of a look at the journals: which are gone, and which rooms have misused theirs.
+/// The result of a look at the journals: which are gone, and which device processes have misused
+/// theirs.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
     /// Disks whose journals are gone and can be written again.
     pub(super) lost: Vec<DeviceId>,
-    /// Of rooms that have made a journal longer than one may be.
+    /// Of device processes that have made a journal longer than one may be.
     pub(super) fills: Vec<XenHolder>,
 }
 
 impl Journals {
-    /// The queues of a disk are to be served, by a room or here.
-    pub(super) fn add(&self, disk: &DeviceId, journals: Vec<Held>, room: Option<XenHolder>) {
-        let kept = Kept { journals, room };
+    /// The queues of a disk are to be served, by a device process or here.
+    pub(super) fn add(&self, disk: &DeviceId, journals: Vec<Held>, process: Option<XenHolder>) {
+        let kept = Kept { journals, process };
         self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(disk.clone(), kept);
     }
 
@@ -84,13 +85,13 @@ impl Journals {
     pub(super) fn look(&self, folder: &StateDir) -> Looked {
         let mut looked = Looked::default();
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        for (disk, Kept { journals, room }) in held.iter_mut() {
+        for (disk, Kept { journals, process }) in held.iter_mut() {
             let mut is_lost = false;
             for journal in journals.iter_mut() {
                 let fate = folder.fate(journal);
                 if fate == Fate::Grown {
                     folder.cut(journal);
-                    looked.fills.extend(room.clone());
+                    looked.fills.extend(process.clone());
                 }
                 if journal.is_told || !journal.is_measured() && fate != Fate::Grown {
                     continue;
@@ -102,7 +103,7 @@ impl Journals {
                     Fate::Grown => tracing::warn!(
                         device = %disk,
                         path,
-                        "journal has grown beyond what a ring needs: cut, and its room ends"
+                        "journal has grown beyond what a ring needs: cut, and its process ends"
                     ),
                     Fate::Gone if folder.can_write(journal) => {
                         tracing::warn!(device = %disk, path, "journal is gone: begun again");
@@ -125,7 +126,7 @@ impl Journals {
 }
 
 /// Looks at the journals once a second, and when one is written to by a call: tells whose are gone,
-/// and ends rooms that make one longer than it may be.
+/// and ends device processes that make one longer than it may be.
 pub(super) async fn watch(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
     let looking = shared.clone();
     let writes = aside(move || looking.state_dir.writes()).await.flatten();
@@ -136,7 +137,7 @@ pub(super) async fn watch(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
             let looking = shared.clone();
             let looked = aside(move || looking.journals.look(&looking.state_dir)).await;
             let Looked { lost, fills } = looked.unwrap_or_default();
-            fills.iter().for_each(|room| room.end("it fills the folder of journals"));
+            fills.iter().for_each(|process| process.end("it fills the folder of journals"));
             for id in lost {
                 if sender.send(id).await.is_err() {
                     return;

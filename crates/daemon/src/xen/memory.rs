@@ -20,9 +20,10 @@ pub(super) struct Memory {
 /// Where the bytes of a disk in memory are.
 #[derive(Debug)]
 pub(super) enum Bytes {
-    /// In this disk. `lies_apart`: in a file that can be handed on, since a room serves the disk.
+    /// In this disk. `lies_apart`: in a file that can be handed on, since a device process serves
+    /// the disk.
     Disk { disk: Arc<dyn Disk>, lies_apart: bool },
-    /// In this file, which another house has left.
+    /// In this file, which another supervisor has left.
     File(OwnedFd),
 }
 

@@ -95,7 +95,8 @@ pub(super) struct StateDir {
 
 impl StateDir {
     /// Takes the locks of these kinds, and the folder, which is made if it is not there. May wait
-    /// for a process that is just ending. `left`: the locks that another house leaves to this one.
+    /// for a process that is just ending. `left`: the locks that another supervisor leaves to this
+    /// one.
     ///
     /// # Errors
     /// [`StateDirError`]
@@ -123,7 +124,7 @@ impl StateDir {
         Ok(Self { path: path.to_owned(), folder, kinds: kinds.to_vec(), locks })
     }
 
-    /// The locks, for the next house, which has them together with this process.
+    /// The locks, for the next supervisor, which has them together with this process.
     ///
     /// # Errors
     /// The process has no further descriptor.

@@ -51,7 +51,8 @@ pub(crate) fn daemon_told(
     environment: &[(&str, &str)],
 ) -> Daemon {
     let folder = tempfile::tempdir().unwrap();
-    // It serves all devices itself: its rooms would be processes of this program of tests.
+    // It serves all devices itself: its device processes would be processes of this program of
+    // tests.
     let text = configuration.replacen("[daemon]\n", "[daemon]\ndomains = 'one'\n", 1);
     let text = text.replace('@', &folder.path().display().to_string());
     std::fs::write(folder.path().join("manyring.toml"), text).unwrap();

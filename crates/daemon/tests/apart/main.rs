@@ -122,7 +122,8 @@ fn run_all<'a>(
     for (number, guest) in guests.iter_mut().enumerate() {
         for (at, queue) in guest.queues.iter_mut().enumerate() {
             for index in at * depth..(at + 1) * depth {
-                let tag = queue.submit(op(number, index)).unwrap().expect("room in the ring");
+                let tag =
+                    queue.submit(op(number, index)).unwrap().expect("device process in the ring");
                 indexes.insert((number, at, tag), index);
             }
         }
@@ -219,7 +220,7 @@ fn neighbour_goes_on(uring: bool, disk: impl Disk + 'static, op: Op<'_>) {
     // Both are served before; the worker sleeps.
     guest.queues[0].read(0, &mut [0; 512]).unwrap();
     neighbour.queues[0].flush().unwrap();
-    guest.queues[0].submit(op).unwrap().expect("room in the ring");
+    guest.queues[0].submit(op).unwrap().expect("device process in the ring");
     guest.queues[0].publish().unwrap();
     let mut flushes = 0;
     let done = loop {
@@ -413,7 +414,7 @@ fn a_neighbour_that_was_idle_waits_for_no_full_round_of_a_guest_with_many_queues
         let mut guest = Guest::new(&pool, disk(Does::Work), &busy);
         let mut neighbour = Guest::new(&pool, disk(Does::Serve), &options);
         for queue in &mut guest.queues {
-            queue.submit(Op::Flush).unwrap().expect("room in the ring");
+            queue.submit(Op::Flush).unwrap().expect("device process in the ring");
             queue.publish().unwrap();
         }
         for _ in 0..4 {
@@ -421,7 +422,7 @@ fn a_neighbour_that_was_idle_waits_for_no_full_round_of_a_guest_with_many_queues
             let began = turns.count();
             assert!(process::wait_until(|| turns.count() > began + 3 * u64::from(QUEUES)));
             let queue = &mut neighbour.queues[0];
-            queue.submit(Op::Flush).unwrap().expect("room in the ring");
+            queue.submit(Op::Flush).unwrap().expect("device process in the ring");
             queue.publish().unwrap();
             let kicked_at = turns.count();
             assert_eq!(queue.wait(PATIENCE).unwrap().status, 0);
@@ -442,7 +443,7 @@ fn a_neighbour_gets_its_share_beside_many_queues_that_are_looked_at_for_ever() {
     let disk = Arc::new(TurnsDisk(work.clone(), Does::Work));
     let mut neighbour = Guest::new(&pool, disk, &options);
     let queue = &mut neighbour.queues[0];
-    queue.submit(Op::Flush).unwrap().expect("room in the ring");
+    queue.submit(Op::Flush).unwrap().expect("device process in the ring");
     queue.publish().unwrap();
     assert!(process::wait_until(|| work.count() > 0));
     let (looked, worked) = (looks.count(), work.count());

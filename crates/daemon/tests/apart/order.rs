@@ -148,7 +148,7 @@ fn a_flush_does_not_wait_for_all_long_requests_of_another_guest() {
             go_on(&mut guest.queues);
         }
         let queue = &mut neighbour.queues[0];
-        queue.submit(Op::Flush).unwrap().expect("room in the ring");
+        queue.submit(Op::Flush).unwrap().expect("device process in the ring");
         queue.publish().unwrap();
         while queue.take().is_none() {
             go_on(&mut guest.queues);

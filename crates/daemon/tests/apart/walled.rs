@@ -1,7 +1,7 @@
-//! The waits of other users while one user holds up his own room by changes of his own memory, of
-//! his doorbells or of his session: those of a guest, of the control API and of a new session of
-//! theirs, each measured by the prober. And the effect of SIGKILL on a room that the kernel does
-//! not end: its own devices wait for its end, and nobody else.
+//! The waits of other users while one user holds up his own device process by changes of his own
+//! memory, of his doorbells or of his session: those of a guest, of the control API and of a new
+//! session of theirs, each measured by the prober. And the effect of SIGKILL on a device process
+//! that the kernel does not end: its own devices wait for its end, and nobody else.
 //!
 //! No fault here is made by a debugger's means: any user can cause it. A process of the kernel's
 //! idle class that shares its CPU with a busy one takes seconds for work of milliseconds, and keeps
@@ -25,8 +25,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const NOBODY: u32 = 65534;
-/// The room of [`NOBODY`].
-const ROOM: &str = "user:65534";
+/// The device process of [`NOBODY`].
+const PROCESS: &str = "user:65534";
 /// Bytes of memory whose pages the kernel takes some ten milliseconds to let go of.
 const LARGE: u64 = 512 << 20;
 /// How often the bad front-end maps [`LARGE`] bytes: the kernel has to go through all mappings.
@@ -56,7 +56,7 @@ memory = '64M'
 /// Devices of root, one for each socket that the prober uses.
 const OTHERS: [&str; 5] = ["good", "other0", "other1", "other2", "other3"];
 
-/// A daemon with a room for each user, and the prober, who is root.
+/// A daemon with a device process for each user, and the prober, who is root.
 struct Walled {
     daemon: Daemon,
     prober: Prober,
@@ -76,27 +76,28 @@ impl Walled {
         Self { daemon, prober }
     }
 
-    /// The bad guest's room, as the API shows it.
-    fn room(&self) -> serde_json::Value {
-        let rooms = shown(&self.daemon.socket_of("control"), "/v1/rooms");
-        let all = rooms["rooms"].as_array().unwrap();
-        all.iter().find(|room| room["room"] == ROOM).cloned().unwrap_or_default()
+    /// The bad guest's device process, as the API shows it.
+    fn process(&self) -> serde_json::Value {
+        let processes = shown(&self.daemon.socket_of("control"), "/v1/processes");
+        let all = processes["processes"].as_array().unwrap();
+        all.iter().find(|process| process["process"] == PROCESS).cloned().unwrap_or_default()
     }
 
-    /// Returns when the API shows that this thread of the bad guest's room does not come back.
+    /// Returns when the API shows that this thread of the bad guest's device process does not come
+    /// back.
     fn wait_until_held(&self, thread: &str) {
         let is_held = || {
             let workers = shown(&self.daemon.socket_of("control"), "/v1/workers");
             let held = workers["held"].as_array().cloned().unwrap_or_default();
-            held.iter().any(|held| held["room"] == ROOM && held["thread"] == thread)
+            held.iter().any(|held| held["process"] == PROCESS && held["thread"] == thread)
         };
         assert!(wait_until(is_held), "{}", self.daemon.log());
     }
 
-    /// Returns when the kernel keeps this thread of the bad guest's room. The thread that would
-    /// tell of it may be kept too: it touches memory of the same address space.
+    /// Returns when the kernel keeps this thread of the bad guest's device process. The thread that
+    /// would tell of it may be kept too: it touches memory of the same address space.
     fn wait_until_stuck(&self, name: &str) {
-        let tasks = format!("/proc/{}/task", self.room()["pid"]);
+        let tasks = format!("/proc/{}/task", self.process()["pid"]);
         let is_stuck = |task: std::fs::DirEntry| {
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             stat.contains(&format!("({name}) D "))
@@ -139,17 +140,18 @@ impl Walled {
             }
         }
         check(name, worst);
-        assert_eq!(self.room()["state"], "serving", "{}", self.daemon.log());
+        assert_eq!(self.process()["state"], "serving", "{}", self.daemon.log());
     }
 
-    /// Probes while the room of the other user is held up, and after it is killed; then lets it go.
+    /// Probes while the device process of the other user is held up, and after it is killed; then
+    /// lets it go.
     fn holds_its_own_devices_alone(&mut self, name: &str, mut holds: Punch) {
         check(name, self.prober.worst(12));
-        let room = self.room();
-        let killed = i32::try_from(room["pid"].as_i64().unwrap()).unwrap();
-        assert!(holds.is_under_way(), "the room was let go of too early");
+        let process = self.process();
+        let killed = i32::try_from(process["pid"].as_i64().unwrap()).unwrap();
+        assert!(holds.is_under_way(), "the device process was let go of too early");
         kill_process(Pid::from_raw(killed).unwrap(), Signal::KILL).unwrap();
-        let is_held = || self.room()["state"] == "held";
+        let is_held = || self.process()["state"] == "held";
         assert!(wait_until(is_held), "{name}: {}", self.daemon.log());
         check(name, self.prober.worst(12));
         std::thread::scope(|scope| {
@@ -158,11 +160,11 @@ impl Walled {
                 scope.spawn(move || as_nobody(|| FrontEnd::connect(&socket, PATIENCE)?.features()));
             check(name, self.prober.worst(6));
             assert!(!next.is_finished(), "{name}: its devices wait for its end");
-            assert!(holds.is_under_way() && self.room()["state"] == "held");
+            assert!(holds.is_under_way() && self.process()["state"] == "held");
             holds.release();
-            next.join().unwrap().expect("the next room serves");
+            next.join().unwrap().expect("the next device process serves");
         });
-        assert_eq!(self.room()["starts"], 2, "{}", self.daemon.log());
+        assert_eq!(self.process()["starts"], 2, "{}", self.daemon.log());
     }
 }
 
@@ -291,10 +293,10 @@ fn mapped_and_touched(file: &OwnedFd) -> Arena {
     mapped
 }
 
-/// The front-end takes pages away that it has mapped itself, so the kernel holds the file's lock
-/// of mappings. Its room maps the file then, and waits with the lock of its address space.
+/// The front-end takes pages away that it has mapped itself, so the kernel holds the file's lock of
+/// mappings. Its device process maps the file then, and waits with the lock of its address space.
 #[test]
-fn a_user_whose_file_cannot_be_mapped_holds_his_own_room_alone() {
+fn a_user_whose_file_cannot_be_mapped_holds_his_own_device_process_alone() {
     let mut walled = Walled::new();
     let bad = walled.daemon.socket_of("bad");
     let small = || memfd_create("small", MemfdFlags::CLOEXEC).unwrap();
@@ -314,25 +316,25 @@ fn a_user_whose_file_cannot_be_mapped_holds_his_own_room_alone() {
     walled.holds_its_own_devices_alone("a lock of a file that is mapped", punch);
     drop(mapped);
     ring.offer();
-    assert!(ring.is_answered(), "the guest goes on in the next room");
+    assert!(ring.is_answered(), "the guest goes on in the next device process");
     assert!(walled.daemon.terminate().success());
 }
 
 #[test]
-fn a_user_who_takes_memory_away_holds_his_own_room_alone() {
+fn a_user_who_takes_memory_away_holds_his_own_device_process_alone() {
     let mut walled = Walled::new();
     let (mut ring, punch) = walled.held_by_a_hole();
     walled.holds_its_own_devices_alone("a hole that is being punched", punch);
-    assert!(ring.is_answered(), "the guest goes on in the next room");
+    assert!(ring.is_answered(), "the guest goes on in the next device process");
     ring.offer();
     assert!(ring.is_answered());
     assert!(walled.daemon.terminate().success());
 }
 
-/// A worker is held while two daemons take over, one after the other. The first of them
-/// tells the second one which room is held, and neither lets another process serve that device.
+/// A worker is held while two daemons take over, one after the other. The first of them tells the
+/// second one which device process is held, and neither lets another process serve that device.
 #[test]
-fn a_user_who_holds_his_own_room_keeps_no_other_from_the_daemons_that_take_over() {
+fn a_user_who_holds_his_own_device_process_keeps_no_other_from_the_daemons_that_take_over() {
     let walled = Walled::new();
     let (mut ring, mut punch) = walled.held_by_a_hole();
     let mut running: Vec<Child> = Vec::new();
@@ -348,12 +350,12 @@ fn a_user_who_holds_his_own_room_keeps_no_other_from_the_daemons_that_take_over(
         before = running.last().unwrap().id();
         let other = BlkDriver::connect(&walled.daemon.socket_of("other0"), &BlkOptions::default());
         other.unwrap().queues[0].run(Op::Flush).unwrap();
-        let devices = walled.room()["devices"].clone();
+        let devices = walled.process()["devices"].clone();
         assert!(devices.is_null() || devices == serde_json::json!([]), "{devices}");
     }
-    assert!(punch.is_under_way(), "the room was let go of too early");
+    assert!(punch.is_under_way(), "the device process was let go of too early");
     punch.release();
-    assert!(ring.is_answered(), "the guest goes on in the next room");
+    assert!(ring.is_answered(), "the guest goes on in the next device process");
     ring.offer();
     assert!(ring.is_answered());
     let last = running.last_mut().unwrap();
@@ -412,7 +414,7 @@ fn users_wait_for_nothing_beside_the_doorbells_and_messages_of_another_one() {
     assert!(walled.daemon.terminate().success());
 }
 
-/// Memory that a room has touched everywhere, and that goes with its front-end.
+/// Memory that a device process has touched everywhere, and that goes with its front-end.
 #[test]
 fn users_wait_for_nothing_beside_the_large_requests_and_memory_of_another_one() {
     const LEN: usize = 48 << 20;

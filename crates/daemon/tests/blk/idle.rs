@@ -16,7 +16,7 @@ fn daemon(count: usize, more: &str) -> (Daemon, Vec<String>) {
         .iter()
         .map(|n| format!("[[blk]]\nname = '{n}'\nsocket_path = '@/{n}'\nmemory = '16M'\n{more}"))
         .collect();
-    // One room has all of them.
+    // One device process has all of them.
     let config = format!("[daemon]\ndomains = 'user'\nworkers = 2\n{config}");
     let sockets: Vec<_> = names.iter().map(String::as_str).collect();
     (Daemon::run(&config, &sockets), names)
@@ -33,7 +33,8 @@ fn guests(daemon: &Daemon, names: &[String]) -> Vec<BlkDriver> {
     names.iter().map(connect).collect()
 }
 
-/// The number behind `key` in a file of `/proc`, of each thread of the daemon and of its rooms.
+/// The number behind `key` in a file of `/proc`, of each thread of the daemon and of its device
+/// processes.
 fn of_threads(daemon: &Daemon, key: &str) -> Vec<u64> {
     let tasks = |process: u32| std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     daemon
@@ -46,8 +47,8 @@ fn of_threads(daemon: &Daemon, key: &str) -> Vec<u64> {
         .collect()
 }
 
-/// KiB of private memory of the daemon and of its rooms: guest memory and that of disks are shared
-/// mappings.
+/// KiB of private memory of the daemon and of its device processes: guest memory and that of disks
+/// are shared mappings.
 fn anonymous(daemon: &Daemon) -> u64 {
     let status = |process| std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     daemon.processes().into_iter().map(|process| number_in(&status(process), "RssAnon:")).sum()
@@ -81,7 +82,10 @@ fn a_guest_takes_less_than_a_mebibyte() {
         let (daemon, names) = daemon(count, "");
         let _guests = guests(&daemon, &names);
         let has_spare = || daemon.processes().len() == 3;
-        assert!(wait_until(has_spare), "the room, and the process that waits to be the next one");
+        assert!(
+            wait_until(has_spare),
+            "the device process, and the process that waits to be the next one"
+        );
         anonymous(&daemon)
     };
     let (one, many) = (of(1), of(DEVICES));

@@ -83,7 +83,7 @@ impl Load {
             let data = pattern(self.first + index, *times);
             self.queue.submit(Op::Write { sector, data: &data })
         };
-        self.pending.insert(tag.unwrap().expect("room in the ring"), (index, read));
+        self.pending.insert(tag.unwrap().expect("device process in the ring"), (index, read));
     }
 
     fn finish_one(&mut self) {

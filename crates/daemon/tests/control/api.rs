@@ -297,7 +297,7 @@ fn the_command_stats_shows_a_line_for_each_queue_that_ran() {
     assert_eq!((words[3][0], words[4][0], words[5].len()), ("ro", "ram", 0), "{table}");
     let workers = "WORKER STATE CPUS QUEUES CPU s SLEEPS MOVES PAUSE p50 p99 us";
     assert_eq!(words[6].join(" "), workers, "{table}");
-    // That of the room, below those of the daemon.
+    // That of the device process, below those of the daemon.
     let last = words.last().unwrap();
     assert_eq!(
         (last[0].ends_with("/0"), &last[1..4]),

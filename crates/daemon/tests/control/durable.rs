@@ -1,7 +1,7 @@
 //! The files that a change leaves behind where the disk of `state_dir` is full, or the daemon is
 //! killed in the middle of it: all of the change or nothing, and a daemon that starts.
 
-use crate::support::changes::{EMPTY, House, is_served};
+use crate::support::changes::{EMPTY, Supervisor, is_served};
 use crate::support::process::{Daemon, is_root_or_left_out, wait_until};
 use crate::support::program::{http, manyring, names_in, shown};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
@@ -49,14 +49,14 @@ fn change_that_cannot_be_kept_is_refused_and_undone() {
     }
     let folder = tempfile::tempdir().unwrap();
     let state = Small::mount(&folder.path().join("state"));
-    let house = House::run(&EMPTY.replace("@/state", state.0.to_str().unwrap()));
+    let supervisor = Supervisor::run(&EMPTY.replace("@/state", state.0.to_str().unwrap()));
     let lan = |mtu: u32| {
-        let socket = house.at("lan");
+        let socket = supervisor.at("lan");
         json!({ "kind": "net", "socket_path": socket, "null": true, "mtu": mtu })
     };
-    assert_eq!(house.put("lan", &lan(1400)).0, 201);
-    assert_eq!(house.put("gone", &house.null("gone")).0, 201);
-    let mtu = || shown(&house.control, "/v1/devices/lan")["mtu"].clone();
+    assert_eq!(supervisor.put("lan", &lan(1400)).0, 201);
+    assert_eq!(supervisor.put("gone", &supervisor.null("gone")).0, 201);
+    let mtu = || shown(&supervisor.control, "/v1/devices/lan")["mtu"].clone();
     state.fill();
     let kept = || {
         let folder = state.0.join("devices");
@@ -64,26 +64,32 @@ fn change_that_cannot_be_kept_is_refused_and_undone() {
         let names = names_in(&folder);
         (names.iter().map(text).collect::<Vec<_>>(), names)
     };
-    let before = (kept(), house.names(), house.generation(), names_in(house.daemon.folder()));
+    let before =
+        (kept(), supervisor.names(), supervisor.generation(), names_in(supervisor.daemon.folder()));
     let is_refused = |(status, answer): (u16, Value)| {
         let error = answer["error"].as_str().unwrap_or_default();
         assert!(status == 500 && error.contains("cannot be kept"), "{status}: {answer}");
-        let now = (kept(), house.names(), house.generation(), names_in(house.daemon.folder()));
+        let now = (
+            kept(),
+            supervisor.names(),
+            supervisor.generation(),
+            names_in(supervisor.daemon.folder()),
+        );
         assert_eq!(now, before);
     };
-    is_refused(house.put("new", &house.null("new")));
-    is_refused(house.put("lan", &lan(1300)));
-    is_refused(house.ask("PATCH", "/v1/devices/lan", &json!({ "mtu": 1300 })));
+    is_refused(supervisor.put("new", &supervisor.null("new")));
+    is_refused(supervisor.put("lan", &lan(1300)));
+    is_refused(supervisor.ask("PATCH", "/v1/devices/lan", &json!({ "mtu": 1300 })));
     assert_eq!(mtu(), 1400);
-    is_served(&house.at("gone"));
-    assert!(wait_until(|| house.delete("gone") == 204), "what goes needs no room");
+    is_served(&supervisor.at("gone"));
+    assert!(wait_until(|| supervisor.delete("gone") == 204), "what goes needs no room");
     state.make_room();
-    assert_eq!(house.put("new", &house.null("new")).0, 201);
-    assert_eq!(house.names(), ["lan", "new"]);
+    assert_eq!(supervisor.put("new", &supervisor.null("new")).0, 201);
+    assert_eq!(supervisor.names(), ["lan", "new"]);
 }
 
 /// A daemon in a folder that outlives it.
-fn start(folder: &TempDir) -> House {
+fn start(folder: &TempDir) -> Supervisor {
     let (file, control) = (folder.path().join("manyring.toml"), folder.path().join("control"));
     let mut command = manyring();
     command.arg("run").arg("--config").arg(&file);
@@ -91,13 +97,13 @@ fn start(folder: &TempDir) -> House {
     let _ = std::fs::remove_file(&control);
     let sockets = [control.clone()];
     let daemon = Daemon::start(command, tempfile::tempdir().unwrap(), &sockets);
-    House { daemon, control }
+    Supervisor { daemon, control }
 }
 
 /// Sends a request, and hears no answer yet.
-fn ask(house: &House, method: &str, path: &str, body: &Value) -> UnixStream {
+fn ask(supervisor: &Supervisor, method: &str, path: &str, body: &Value) -> UnixStream {
     let body = if body.is_null() { String::new() } else { body.to_string() };
-    let mut stream = UnixStream::connect(&house.control).unwrap();
+    let mut stream = UnixStream::connect(&supervisor.control).unwrap();
     let head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
     write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
     stream
@@ -105,15 +111,15 @@ fn ask(house: &House, method: &str, path: &str, body: &Value) -> UnixStream {
 
 /// Kills the daemon when this many names have come, gone or changed in these folders since the
 /// request was sent, or when it has been answered. True: it was answered.
-fn killed_after(house: House, events: usize, request: (&str, &str, &Value)) -> bool {
+fn killed_after(supervisor: Supervisor, events: usize, request: (&str, &str, &Value)) -> bool {
     let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).unwrap();
-    let folder = house.control.parent().unwrap();
+    let folder = supervisor.control.parent().unwrap();
     let what = WatchFlags::CREATE | WatchFlags::MOVE | WatchFlags::DELETE | WatchFlags::CLOSE_WRITE;
     for folder in [folder, &folder.join("state/devices")] {
         inotify::add_watch(&watch, folder, what).unwrap();
     }
     let (method, path, body) = request;
-    let mut stream = ask(&house, method, path, body);
+    let mut stream = ask(&supervisor, method, path, body);
     stream.set_nonblocking(true).unwrap();
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut reader = inotify::Reader::new(&watch, &mut buffer);
@@ -124,7 +130,7 @@ fn killed_after(house: House, events: usize, request: (&str, &str, &Value)) -> b
         }
         seen >= events || stream.read(&mut answer).is_ok()
     }));
-    drop(house);
+    drop(supervisor);
     if answer[0] == 0 {
         // The answer may have been on its way when the daemon was killed.
         let _ = stream.read(&mut answer);
@@ -157,8 +163,8 @@ fn daemon_that_is_killed_in_any_step_of_a_change_has_done_it_or_not() {
         {
             let ((method, path), body) = ask;
             let is_answered = killed_after(start(&folder), events, (method, path, &body));
-            let house = start(&folder);
-            let device = http(&house.control, "GET", "/v1/devices/a", "");
+            let supervisor = start(&folder);
+            let device = http(&supervisor.control, "GET", "/v1/devices/a", "");
             let queues = match device.0 {
                 404 => 0,
                 _ => queues_of(&device.2),
@@ -168,9 +174,14 @@ fn daemon_that_is_killed_in_any_step_of_a_change_has_done_it_or_not() {
                 is_served(&at("a"));
             }
             // The next change finds what it is told of here.
-            let (status, _) =
-                if after == 0 { (house.delete("a"), none.clone()) } else { house.put("a", &body) };
-            assert!([200, 201, 204].contains(&status) || wait_until(|| house.delete("a") == 204));
+            let (status, _) = if after == 0 {
+                (supervisor.delete("a"), none.clone())
+            } else {
+                supervisor.put("a", &body)
+            };
+            assert!(
+                [200, 201, 204].contains(&status) || wait_until(|| supervisor.delete("a") == 204)
+            );
             (before, ended) = (after, ended + usize::from(is_answered));
         }
         if ended == 3 {

@@ -21,8 +21,8 @@ use std::io::Read;
 use std::process::Child;
 use zerocopy::FromBytes;
 
-/// One process: a room hears of a change a moment after its answer, and tells what its guest has
-/// set when it is asked.
+/// One process: a device process hears of a change a moment after its answer, and tells what its
+/// guest has set when it is asked.
 const CONFIG: &str = "[daemon]\ncontrol = '@/control'\ndomains = 'one'\n\
     [[blk]]\nname = 'disk'\nsocket_path = '@/disk'\nnull = '1M'\n\
     [[net]]\nname = 'lan'\nsocket_path = '@/lan'\nnull = true\nqueue_pairs = 2\n\

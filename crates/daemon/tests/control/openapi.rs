@@ -69,7 +69,8 @@ fn index_leads_to_everything_that_is_shown_without_a_name() {
     assert_eq!(index["version"], env!("CARGO_PKG_VERSION"), "{index}");
     let links = index["links"].as_object().unwrap();
     let words: Vec<_> = links.keys().map(String::as_str).collect();
-    let all = ["config", "devices", "events", "limits", "metrics", "openapi", "rooms", "workers"];
+    let all =
+        ["config", "devices", "events", "limits", "metrics", "openapi", "processes", "workers"];
     assert_eq!(words, all);
     for (word, path) in links {
         let (status, _, body) = http(&control, "GET", path.as_str().unwrap(), "");

@@ -1,7 +1,7 @@
 //! A configuration that is read again, by file, by the control API and by command: what differs is
 //! carried out as a whole or not at all.
 
-use crate::support::changes::{EMPTY, House, configured, is_served, null, write};
+use crate::support::changes::{EMPTY, Supervisor, configured, is_served, null, write};
 use crate::support::client::Client;
 use crate::support::process::{Daemon, PATIENCE, wait_until};
 use crate::support::program::{http, http_json, manyring, names_in, output_of, refused};
@@ -12,17 +12,21 @@ use std::process::Command;
 
 #[test]
 fn configuration_that_is_read_again_changes_what_differs_and_no_more() {
-    let (folder, house) = configured(&(null("stays") + &null("goes") + &null("grows")));
+    let (folder, supervisor) = configured(&(null("stays") + &null("goes") + &null("grows")));
     let at = |name: &str| folder.path().join(name);
     assert!(wait_until(|| ["stays", "goes", "grows"].iter().all(|name| at(name).exists())));
     let mut client = Client::connect(&at("stays"), 1);
     assert_eq!(
-        house.put("own", &json!({ "kind": "blk", "socket_path": at("own"), "null": "1G" })).0,
+        supervisor.put("own", &json!({ "kind": "blk", "socket_path": at("own"), "null": "1G" })).0,
         201
     );
     let grows = null("grows").replace("num_queues = 1", "num_queues = 2");
     write(&folder, &(null("stays") + &grows + &null("comes") + "[daemon.unknown]\n"));
-    assert_eq!(house.ask("POST", "/v1/reload", &Value::Null).0, 422, "nothing is done by half");
+    assert_eq!(
+        supervisor.ask("POST", "/v1/reload", &Value::Null).0,
+        422,
+        "nothing is done by half"
+    );
     write(&folder, &("workers = 7\n".to_owned() + &null("stays") + &grows + &null("comes")));
     let steps = json!([
         { "device": "goes", "step": "remove" },
@@ -30,40 +34,40 @@ fn configuration_that_is_read_again_changes_what_differs_and_no_more() {
         { "device": "comes", "step": "add" },
         { "device": "[daemon]", "step": "restart", "keys": ["workers"] },
     ]);
-    let generation = house.generation();
-    let (status, dry) = house.ask("POST", "/v1/reload?dry_run=true", &Value::Null);
+    let generation = supervisor.generation();
+    let (status, dry) = supervisor.ask("POST", "/v1/reload?dry_run=true", &Value::Null);
     assert_eq!((status, &dry["steps"], &dry["generation"]), (200, &steps, &json!(generation)));
     assert!(at("goes").exists() && !at("comes").exists());
-    let output = output_of(&mut house.command(&["reload"]));
+    let output = output_of(&mut supervisor.command(&["reload"]));
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.contains("grows: reconnect (num_queues)\n"), "{text}");
     assert!(text.contains("[daemon]: restart (workers)\n"), "{text}");
-    assert_eq!(house.generation(), generation + 1);
+    assert_eq!(supervisor.generation(), generation + 1);
     assert!(!at("goes").exists());
-    let mut names = house.names();
+    let mut names = supervisor.names();
     names.sort();
     assert_eq!(names, ["comes", "grows", "own", "stays"]);
     is_served(&at("comes"));
-    house.is_left("comes");
+    supervisor.is_left("comes");
     client.submit_reads(0, 1);
     assert_eq!(client.wait_for(0, 1, PATIENCE), 1, "a device that stays has not noticed");
     // A signal does the same.
     write(&folder, &(null("stays") + &grows));
-    house.daemon.send(rustix::process::Signal::HUP);
-    assert!(wait_until(|| !at("comes").exists()), "{}", house.daemon.log());
-    assert!(wait_until(|| house.daemon.log().contains("configuration reloaded")));
+    supervisor.daemon.send(rustix::process::Signal::HUP);
+    assert!(wait_until(|| !at("comes").exists()), "{}", supervisor.daemon.log());
+    assert!(wait_until(|| supervisor.daemon.log().contains("configuration reloaded")));
 }
 
 #[test]
 fn file_that_was_read_first_is_carried_out_first() {
-    let (folder, house) = configured(&null("a"));
+    let (folder, supervisor) = configured(&null("a"));
     let file = folder.path().join("manyring.toml");
     // Who reads the file now gets it slowly.
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
     assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
     let reload = || {
-        let control = house.control.clone();
+        let control = supervisor.control.clone();
         let ask = move || http(&control, "POST", "/v1/reload", "").0;
         std::thread::Builder::new().spawn(ask).unwrap()
     };
@@ -77,7 +81,7 @@ fn file_that_was_read_first_is_carried_out_first() {
     slow.write_all(text.as_bytes()).unwrap();
     drop(slow);
     assert_eq!((first.join().unwrap(), second.join().unwrap()), (200, 200));
-    assert_eq!(house.names(), ["b"], "as the file says");
+    assert_eq!(supervisor.names(), ["b"], "as the file says");
 }
 
 #[test]
@@ -92,30 +96,30 @@ fn fifty_changes_are_done_all_or_not_at_all() {
         };
         range.map(one).collect::<String>()
     };
-    let (folder, house) = configured(&several(0..50, None));
+    let (folder, supervisor) = configured(&several(0..50, None));
     let names = || names_in(folder.path());
     let is_shown = |index| folder.path().join(format!("d{index}")).exists();
     assert!(wait_until(|| (0..50).all(is_shown) && names().len() == 52));
-    let before = (names(), house.names(), house.generation(), house.fds());
+    let before = (names(), supervisor.names(), supervisor.generation(), supervisor.fds());
     // Twenty-five go, twenty-five come, and the twelfth of those cannot be opened.
     write(&folder, &several(25..75, Some(61)));
-    let (status, answer) = house.ask("POST", "/v1/reload", &Value::Null);
+    let (status, answer) = supervisor.ask("POST", "/v1/reload", &Value::Null);
     assert_eq!(status, 422, "{answer}");
     assert!(answer["error"].as_str().unwrap().contains("d61: file"), "{answer}");
-    let now = || (names(), house.names(), house.generation(), house.fds());
+    let now = || (names(), supervisor.names(), supervisor.generation(), supervisor.fds());
     assert!(wait_until(|| now() == before), "{:?}\n{before:?}", now());
     is_served(&folder.path().join("d3"));
-    house.is_left("d3");
+    supervisor.is_left("d3");
     write(&folder, &several(25..75, None));
-    let (status, answer) = house.ask("POST", "/v1/reload", &Value::Null);
+    let (status, answer) = supervisor.ask("POST", "/v1/reload", &Value::Null);
     assert_eq!((status, answer["steps"].as_array().unwrap().len()), (200, 50), "{answer}");
     is_served(&folder.path().join("d61"));
-    assert!(house.daemon.terminate().success());
+    assert!(supervisor.daemon.terminate().success());
 }
 
 #[test]
 fn whole_configuration_is_replaced_only_as_the_caller_has_seen_it() {
-    let (folder, house) = configured(&null("a"));
+    let (folder, supervisor) = configured(&null("a"));
     let whole = |devices: &str| {
         let text = format!("[daemon]\ncontrol = '@/control'\n{devices}");
         text.replace('@', folder.path().to_str().unwrap())
@@ -123,7 +127,7 @@ fn whole_configuration_is_replaced_only_as_the_caller_has_seen_it() {
     let put = |generation: u64, devices: &str| {
         let text = whole(devices);
         let head = format!("PUT /v1/config HTTP/1.1\r\nhost: x\r\nif-match: \"{generation}\"\r\n");
-        let mut stream = UnixStream::connect(&house.control).unwrap();
+        let mut stream = UnixStream::connect(&supervisor.control).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let rest = format!("connection: close\r\ncontent-length: {}\r\n\r\n{text}", text.len());
         stream.write_all((head + &rest).as_bytes()).unwrap();
@@ -133,26 +137,26 @@ fn whole_configuration_is_replaced_only_as_the_caller_has_seen_it() {
     };
     assert_eq!(put(7, &null("b")), "412");
     assert_eq!(put(1, &(null("a") + &null("b"))), "200");
-    assert_eq!(house.names(), ["a", "b"]);
+    assert_eq!(supervisor.names(), ["a", "b"]);
     assert_eq!(put(1, &null("c")), "412", "it has changed since");
     is_served(&folder.path().join("b"));
 }
 
 #[test]
 fn commands_add_and_remove() {
-    let house = House::run(EMPTY);
-    let socket = house.at("vda");
+    let supervisor = Supervisor::run(EMPTY);
+    let socket = supervisor.at("vda");
     let socket = socket.to_str().unwrap();
     let add = ["add", "blk", "--name", "vda", "--null", "1G", "--socket-path", socket];
-    let output = output_of(&mut house.command(&add));
+    let output = output_of(&mut supervisor.command(&add));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "vda: add\n");
-    is_served(&house.at("vda"));
-    let output = output_of(&mut house.command(&add));
+    is_served(&supervisor.at("vda"));
+    let output = output_of(&mut supervisor.command(&add));
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "vda: nothing to change\n");
-    let remove = || output_of(&mut house.command(&["remove", "vda"])).status.success();
+    let remove = || output_of(&mut supervisor.command(&["remove", "vda"])).status.success();
     assert!(wait_until(remove));
-    assert!(!house.at("vda").exists());
-    let output = output_of(&mut house.command(&[&add[..], &["--workers", "2"]].concat()));
+    assert!(!supervisor.at("vda").exists());
+    let output = output_of(&mut supervisor.command(&[&add[..], &["--workers", "2"]].concat()));
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(error.starts_with("manyring: --workers: "), "{error}");

@@ -2,7 +2,7 @@
 //! whose sockets or images lie there, and no other request and no other device. Needs root, loop
 //! devices and FUSE.
 
-use crate::support::changes::{self, EMPTY, House, is_served};
+use crate::support::changes::{self, EMPTY, Supervisor, is_served};
 use crate::support::process::{Daemon, is_root_or_left_out, wait_until};
 use crate::support::program::{manyring, names_in, shown};
 use manyring_driver::{BlkDriver, BlkOptions};
@@ -107,8 +107,8 @@ impl Drop for Silent {
 }
 
 /// The devices whose calls of the host do not come back.
-fn held(house: &House) -> Vec<String> {
-    let workers = shown(&house.control, "/v1/workers");
+fn held(supervisor: &Supervisor) -> Vec<String> {
+    let workers = shown(&supervisor.control, "/v1/workers");
     let held = workers["held"].as_array().unwrap();
     held.iter().map(|held| held["device"].as_str().unwrap().to_owned()).collect()
 }
@@ -116,37 +116,37 @@ fn held(house: &House) -> Vec<String> {
 #[test]
 fn change_on_a_host_that_does_not_answer_is_refused_and_holds_up_nobody() {
     let Some(freezer) = Freezer::new() else { return };
-    let house = House::run(EMPTY);
-    assert_eq!(house.put("good", &house.null("good")).0, 201);
+    let supervisor = Supervisor::run(EMPTY);
+    assert_eq!(supervisor.put("good", &supervisor.null("good")).0, 201);
     let slow = |name: &str| {
         let socket = freezer.mounted.join(name);
         json!({ "kind": "blk", "socket_path": socket, "null": "1G", "num_queues": 1 })
     };
-    assert_eq!(house.put("there", &slow("there")).0, 201);
+    assert_eq!(supervisor.put("there", &slow("there")).0, 201);
     freezer.freeze();
     std::thread::scope(|scope| {
-        let asked = scope.spawn(|| house.put("bad", &slow("bad")));
+        let asked = scope.spawn(|| supervisor.put("bad", &slow("bad")));
         // The change waits for the host; everybody else is served during that time.
-        assert!(wait_until(|| held(&house) == ["bad"]));
+        assert!(wait_until(|| held(&supervisor) == ["bad"]));
         assert!(!asked.is_finished());
-        is_served(&house.at("good"));
+        is_served(&supervisor.at("good"));
         is_served(&freezer.mounted.join("there"));
-        assert_eq!(house.names(), ["good", "there"]);
+        assert_eq!(supervisor.names(), ["good", "there"]);
         let (status, answer) = asked.join().unwrap();
         let error = answer["error"].as_str().unwrap_or_default();
         assert!(status == 500 && error.contains("the host does not answer"), "{status}: {answer}");
     });
-    let log = || house.daemon.log();
+    let log = || supervisor.daemon.log();
     assert!(wait_until(|| log().contains("the host does not come back from a call")), "{}", log());
     // Its name stays for now.
-    assert!(wait_until(|| house.delete("there") == 204));
-    assert_eq!(house.names(), ["good"]);
-    is_served(&house.at("good"));
+    assert!(wait_until(|| supervisor.delete("there") == 204));
+    assert_eq!(supervisor.names(), ["good"]);
+    is_served(&supervisor.at("good"));
     freezer.thaw();
-    assert!(wait_until(|| held(&house).is_empty()), "{:?}", held(&house));
+    assert!(wait_until(|| held(&supervisor).is_empty()), "{:?}", held(&supervisor));
     let left = || names_in(&freezer.mounted);
     assert!(wait_until(|| left() == ["lost+found"]), "{:?}", left());
-    assert_eq!(house.put("bad", &slow("bad")).0, 201);
+    assert_eq!(supervisor.put("bad", &slow("bad")).0, 201);
     is_served(&freezer.mounted.join("bad"));
 }
 
@@ -172,9 +172,9 @@ fn start_and_stop_do_not_wait_for_a_host_that_does_not_answer() {
     command.arg("run").arg("--config").arg(&file);
     let sockets = [control.clone(), good.clone()];
     let daemon = Daemon::start(command, tempfile::tempdir().unwrap(), &sockets);
-    let mut house = House { daemon, control };
+    let mut supervisor = Supervisor { daemon, control };
     is_served(&good);
-    let bad = || shown(&house.control, "/v1/devices/bad");
+    let bad = || shown(&supervisor.control, "/v1/devices/bad");
     assert!(wait_until(|| bad()["state"] == "waiting"), "{}", bad());
     let reason = bad()["reason"].as_str().unwrap_or_default().to_owned();
     assert!(reason.contains("the host does not answer"), "{reason}");
@@ -182,13 +182,13 @@ fn start_and_stop_do_not_wait_for_a_host_that_does_not_answer() {
     assert!(wait_until(|| bad()["state"] == "serving" && mounted.join("bad").exists()));
     is_served(&mounted.join("bad"));
     freezer.freeze();
-    house.daemon.send(rustix::process::Signal::TERM);
+    supervisor.daemon.send(rustix::process::Signal::TERM);
     let told = "the host does not remove the socket's name";
-    assert!(wait_until(|| house.daemon.log().contains(told)), "{}", house.daemon.log());
+    assert!(wait_until(|| supervisor.daemon.log().contains(told)), "{}", supervisor.daemon.log());
     // The kernel keeps the process until the file system answers: it does no more by itself.
     assert!(wait_until(|| std::os::unix::net::UnixStream::connect(&good).is_err()));
     freezer.thaw();
-    assert!(house.daemon.wait().success(), "{}", house.daemon.log());
+    assert!(supervisor.daemon.wait().success(), "{}", supervisor.daemon.log());
 }
 
 #[test]
@@ -209,12 +209,12 @@ fn client_whose_name_is_not_found_for_ever_holds_up_nobody() {
     command.arg("run").arg("--config").arg(&file);
     let sockets = [control.clone(), good.clone()];
     let daemon = Daemon::start(command, tempfile::tempdir().unwrap(), &sockets);
-    let mut house = House { daemon, control };
+    let mut supervisor = Supervisor { daemon, control };
     is_served(&good);
-    assert!(wait_until(|| held(&house) == ["bad"]), "{}", house.daemon.log());
+    assert!(wait_until(|| held(&supervisor) == ["bad"]), "{}", supervisor.daemon.log());
     is_served(&good);
-    assert_eq!(house.names(), ["bad", "good"]);
-    assert!(house.daemon.stop().0.success(), "{}", house.daemon.log());
+    assert_eq!(supervisor.names(), ["bad", "good"]);
+    assert!(supervisor.daemon.stop().0.success(), "{}", supervisor.daemon.log());
     silent.end();
 }
 
@@ -241,25 +241,25 @@ impl Drop for Loop {
 fn image_that_does_not_close_holds_up_nobody() {
     let Some(freezer) = Freezer::new() else { return };
     let device = Loop::new(&freezer);
-    let house = House::run(EMPTY);
-    assert_eq!(house.put("good", &house.null("good")).0, 201);
-    let socket = house.at("there");
+    let supervisor = Supervisor::run(EMPTY);
+    assert_eq!(supervisor.put("good", &supervisor.null("good")).0, 201);
+    let socket = supervisor.at("there");
     let disk = json!({ "kind": "blk", "socket_path": socket, "file": device.0, "num_queues": 1 });
-    assert_eq!(house.put("there", &disk).0, 201);
+    assert_eq!(supervisor.put("there", &disk).0, 201);
     let mut guest = BlkDriver::connect(&socket, &BlkOptions::default()).unwrap();
     guest.queues[0].write(0, &[1; 4096]).unwrap();
     drop(guest);
-    house.is_left("there");
+    supervisor.is_left("there");
     freezer.freeze();
     std::thread::scope(|scope| {
-        let asked = scope.spawn(|| house.delete("there"));
-        assert!(wait_until(|| held(&house) == ["there"]), "{}", house.daemon.log());
-        is_served(&house.at("good"));
-        assert_eq!(house.names(), ["good"]);
-        assert_eq!(asked.join().unwrap(), 204, "{}", house.daemon.log());
+        let asked = scope.spawn(|| supervisor.delete("there"));
+        assert!(wait_until(|| held(&supervisor) == ["there"]), "{}", supervisor.daemon.log());
+        is_served(&supervisor.at("good"));
+        assert_eq!(supervisor.names(), ["good"]);
+        assert_eq!(asked.join().unwrap(), 204, "{}", supervisor.daemon.log());
     });
     freezer.thaw();
-    assert!(wait_until(|| held(&house).is_empty()), "{:?}", held(&house));
+    assert!(wait_until(|| held(&supervisor).is_empty()), "{:?}", held(&supervisor));
     // Nobody has it any more.
-    assert_eq!(house.put("there", &disk).0, 201);
+    assert_eq!(supervisor.put("there", &disk).0, 201);
 }

@@ -120,11 +120,15 @@ fn what_a_tap_writes_is_in_marked_pages() {
     });
 }
 
-/// Kills the room of the domain that is named after a device.
-fn kill_room(daemon: &Daemon, name: &str) {
-    let rooms = shown(&daemon.socket_of("control"), "/v1/rooms");
-    let room = rooms["rooms"].as_array().unwrap().iter().find(|room| room["room"] == name);
-    let pid = i32::try_from(room.unwrap()["pid"].as_i64().unwrap()).unwrap();
+/// Kills the device process of the domain that is named after a device.
+fn kill_device_process(daemon: &Daemon, name: &str) {
+    let processes = shown(&daemon.socket_of("control"), "/v1/processes");
+    let process = processes["processes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|process| process["process"] == name);
+    let pid = i32::try_from(process.unwrap()["pid"].as_i64().unwrap()).unwrap();
     // None while the next process begins.
     if let Some(pid) = Pid::from_raw(pid) {
         kill_process(pid, Signal::KILL).unwrap();
@@ -134,7 +138,7 @@ fn kill_room(daemon: &Daemon, name: &str) {
 /// In each migration the process dies that serves the guest. What it had taken and not returned is
 /// marked where the next one serves it, or puts it back. Needs root.
 #[test]
-fn what_rooms_that_die_write_is_in_marked_pages() {
+fn what_device_processes_that_die_write_is_in_marked_pages() {
     in_own_space(|| {
         let image = image();
         let config = format!(
@@ -161,7 +165,7 @@ fn what_rooms_that_die_write_is_in_marked_pages() {
                     net.work(guest, host);
                     round += 1;
                     if round == 5 {
-                        kill_room(&daemon, "lan");
+                        kill_device_process(&daemon, "lan");
                     }
                 };
                 guest.migrate(work, |guest| net.settle(guest, host));
@@ -174,7 +178,7 @@ fn what_rooms_that_die_write_is_in_marked_pages() {
                     disk.request(guest);
                     round += 1;
                     if round == 5 {
-                        kill_room(&daemon, "disk");
+                        kill_device_process(&daemon, "disk");
                     }
                 };
                 guest.migrate(work, Disk::settle);

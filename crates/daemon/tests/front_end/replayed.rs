@@ -31,13 +31,16 @@ fn pattern(sector: u64, round: u64) -> Vec<u8> {
 fn write_and_read(queue: &mut BlkQueue, sectors: std::ops::Range<u64>, round: u64) {
     for sector in sectors.clone() {
         let data = pattern(sector, round);
-        queue.submit(Op::Write { sector, data: &data }).unwrap().expect("room in the ring");
+        queue
+            .submit(Op::Write { sector, data: &data })
+            .unwrap()
+            .expect("device process in the ring");
     }
     queue.publish().unwrap();
     sectors.clone().for_each(|_| assert_eq!(queue.wait(PATIENCE).unwrap().status, 0));
     let mut sector_of = std::collections::HashMap::new();
     for sector in sectors.clone() {
-        let tag = queue.submit(Op::Read { sector, len: SECTOR }).unwrap().expect("room");
+        let tag = queue.submit(Op::Read { sector, len: SECTOR }).unwrap().expect("process");
         sector_of.insert(tag, sector);
     }
     queue.publish().unwrap();

@@ -1,7 +1,7 @@
 //! Hostile guests and front-ends: each costs its queue or its session, with one clear line; the
 //! neighbour on the same daemon goes on, and nothing is left behind.
 
-use crate::house::{self, Kind, LONG};
+use crate::supervisor::{self, Kind, LONG};
 use crate::support::process::{Daemon, wait_until};
 use manyring_driver::hostile::{HostileRing, Racer, Spoil};
 use manyring_driver::queue::RingFeatures;
@@ -48,9 +48,9 @@ fn writer(socket: &Path) -> impl FnMut() + Send + use<> {
 /// Both guests have disks.
 struct Disks;
 
-type House = house::House<Disks>;
+type Supervisor = supervisor::Supervisor<Disks>;
 
-impl House {
+impl Supervisor {
     fn new() -> Self {
         Self::start(CONFIG, &["bad", "good"], writer)
     }
@@ -66,8 +66,8 @@ impl House {
 }
 
 impl Kind for Disks {
-    fn serves_the_next_guest(house: &House) {
-        let mut guest = house.guest(BlkOptions::default().features);
+    fn serves_the_next_guest(supervisor: &Supervisor) {
+        let mut guest = supervisor.guest(BlkOptions::default().features);
         guest.queues[0].write(8, &[9; 512]).unwrap();
         let mut back = [0; 512];
         guest.queues[0].read(8, &mut back).unwrap();
@@ -117,22 +117,22 @@ fn spoil_ring(guest: &mut BlkDriver, spoil: Spoil) {
 
 #[test]
 fn each_spoiled_ring_stops_its_queue_with_one_line_and_the_session_goes_on() {
-    let house = House::new();
+    let supervisor = Supervisor::new();
     for spoil in Spoil::ALL {
-        house.one_line(line_of(spoil), || {
-            spoil_ring(&mut house.guest(BlkOptions::default().features), spoil);
+        supervisor.one_line(line_of(spoil), || {
+            spoil_ring(&mut supervisor.guest(BlkOptions::default().features), spoil);
         });
     }
-    house.one_line("indirect descriptor without the feature", || {
-        spoil_ring(&mut house.guest(VIRTIO_F_EVENT_IDX), Spoil::IndirectNested);
+    supervisor.one_line("indirect descriptor without the feature", || {
+        spoil_ring(&mut supervisor.guest(VIRTIO_F_EVENT_IDX), Spoil::IndirectNested);
     });
-    house.end();
+    supervisor.end();
 }
 
 #[test]
 fn a_header_that_changes_between_reads_is_one_request_or_the_other() {
-    let house = House::new();
-    let mut guest = house.guest(0);
+    let supervisor = Supervisor::new();
+    let mut guest = supervisor.guest(0);
     let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
     // A read of sector 0 against a write far outside, whose chain has nothing to write.
     let (read, write) = ([0, 0], [u64::from(VIRTIO_BLK_T_OUT).to_le(), u64::MAX]);
@@ -147,13 +147,13 @@ fn a_header_that_changes_between_reads_is_one_request_or_the_other() {
     drop(racer);
     let known: u32 = statuses[..3].iter().sum();
     assert_eq!(known, 500, "{:?}", &statuses[..4]);
-    house.neighbour_goes_on();
-    house.end();
+    supervisor.neighbour_goes_on();
+    supervisor.end();
 }
 
 /// Sends what `send` sends; the back-end closes the session.
-fn closes(house: &House, send: impl FnOnce(&mut FrontEnd) -> Result<(), DriverError>) {
-    let mut front = house.front();
+fn closes(supervisor: &Supervisor, send: impl FnOnce(&mut FrontEnd) -> Result<(), DriverError>) {
+    let mut front = supervisor.front();
     front.features().unwrap();
     // The back-end may close before all is sent.
     let _ = send(&mut front);
@@ -162,12 +162,12 @@ fn closes(house: &House, send: impl FnOnce(&mut FrontEnd) -> Result<(), DriverEr
 
 #[test]
 fn each_wrong_message_ends_its_session_with_one_line() {
-    let house = House::new();
+    let supervisor = Supervisor::new();
     let null = std::fs::File::open("/dev/null").unwrap();
     let fd = null.as_fd();
     let state = |index, num| VringState { index, num }.as_bytes().to_vec();
     let ended = |what: &str, send: &dyn Fn(&mut FrontEnd) -> Result<(), DriverError>| {
-        house.one_line(what, || closes(&house, send));
+        supervisor.one_line(what, || closes(&supervisor, send));
     };
     ended("SET_VRING_NUM has a payload of 4 bytes", &|f| f.send_message(8, &[1, 0, 0, 0], &[]));
     ended("GET_FEATURES has a payload of 8 bytes", &|f| f.send_message(1, &[0; 8], &[]));
@@ -184,27 +184,27 @@ fn each_wrong_message_ends_its_session_with_one_line() {
     });
     ended("SET_VRING_NUM of 100", &|f| f.send_message(8, &state(0, 100), &[]));
     ended("half a message, then silence", &|f| f.send_bytes(&[2, 0, 0, 0, 1, 0], &[]));
-    house.end();
+    supervisor.end();
 }
 
 #[test]
 fn a_front_end_that_says_nothing_is_sent_away_and_one_that_leaves_in_a_message_is_named() {
-    let house = House::new();
-    house.one_line("no message after 1 seconds", || {
-        assert!(house.front().is_closed_within(LONG).unwrap());
+    let supervisor = Supervisor::new();
+    supervisor.one_line("no message after 1 seconds", || {
+        assert!(supervisor.front().is_closed_within(LONG).unwrap());
     });
-    house.one_line("left in the middle of a message", || {
-        house.front().send_bytes(&[2, 0, 0, 0, 1, 0], &[]).unwrap();
+    supervisor.one_line("left in the middle of a message", || {
+        supervisor.front().send_bytes(&[2, 0, 0, 0, 1, 0], &[]).unwrap();
     });
-    house.end();
+    supervisor.end();
 }
 
 #[test]
 fn messages_in_a_wrong_order_do_no_harm() {
-    let house = House::new();
+    let supervisor = Supervisor::new();
     let arena = Arena::new(1 << 20).unwrap();
     let vring = Vring::new(&arena, 0, 16, RingFeatures::default(), 0).unwrap();
-    let mut front = house.front();
+    let mut front = supervisor.front();
     front.set_vring_enable(0, true).unwrap();
     front.set_vring_kick(0, Some(vring.kick_fd())).unwrap();
     front.set_vring_call(0, Some(vring.call_fd())).unwrap();
@@ -218,17 +218,17 @@ fn messages_in_a_wrong_order_do_no_harm() {
     // The session is not broken: the front-end starts it again, now in order.
     let mut guest = BlkDriver::start(front, &BlkOptions::default()).unwrap();
     guest.queues[0].write(0, &[3; 512]).unwrap();
-    house.neighbour_goes_on();
-    house.end();
+    supervisor.neighbour_goes_on();
+    supervisor.end();
 }
 
 #[test]
 fn ring_addresses_outside_of_memory_are_refused_and_the_session_goes_on() {
-    let house = House::new();
-    house.one_line("ring is not in memory", || {
+    let supervisor = Supervisor::new();
+    supervisor.one_line("ring is not in memory", || {
         let arena = Arena::new(1 << 20).unwrap();
         let vring = Vring::new(&arena, 0, 16, RingFeatures::default(), 0).unwrap();
-        let mut front = house.front();
+        let mut front = supervisor.front();
         front.negotiate(0, 1 << 30, PROTOCOL_F_REPLY_ACK).unwrap();
         front.set_memory(&arena).unwrap();
         front.set_vring_num(0, 16).unwrap();
@@ -246,31 +246,31 @@ fn ring_addresses_outside_of_memory_are_refused_and_the_session_goes_on() {
         assert!(matches!(refused, Err(DriverError::Refused { request: 12 })), "{refused:?}");
         front.features().expect("the session goes on");
     });
-    house.end();
+    supervisor.end();
 }
 
 #[test]
 fn a_kick_that_is_a_regular_file_ends_the_session() {
-    let house = House::new();
+    let supervisor = Supervisor::new();
     let file = tempfile::tempfile().unwrap();
-    house.one_line("SET_VRING_KICK of vring 0", || {
-        closes(&house, |front| front.set_vring_kick(0, Some(file.as_fd())));
+    supervisor.one_line("SET_VRING_KICK of vring 0", || {
+        closes(&supervisor, |front| front.set_vring_kick(0, Some(file.as_fd())));
     });
-    house.end();
+    supervisor.end();
 }
 
 #[test]
 fn a_memory_file_shorter_than_its_region_ends_the_session() {
-    let house = House::new();
+    let supervisor = Supervisor::new();
     let arena = Arena::new(1 << 20).unwrap();
-    house.one_line("ends at byte 2097152 of a file of 1048576 bytes", || {
-        closes(&house, |front| {
+    supervisor.one_line("ends at byte 2097152 of a file of 1048576 bytes", || {
+        closes(&supervisor, |front| {
             let (mut region, fd) = arena.table()[0];
             region.size *= 2;
             front.set_mem_table(&[(region, fd)])
         });
     });
-    house.end();
+    supervisor.end();
 }
 
 /// Guest memory of 1 MiB in a file on the disk of the build.
@@ -283,12 +283,12 @@ fn on_disk() -> Arena {
 
 #[test]
 fn memory_in_a_file_on_a_disk_ends_the_session_and_the_line_names_the_key() {
-    let house = House::new();
+    let supervisor = Supervisor::new();
     let arena = on_disk();
-    house.one_line("allow it with memory_on_disk", || {
-        closes(&house, |front| front.set_memory(&arena));
+    supervisor.one_line("allow it with memory_on_disk", || {
+        closes(&supervisor, |front| front.set_memory(&arena));
     });
-    house.end();
+    supervisor.end();
 }
 
 #[test]
@@ -342,36 +342,36 @@ fn memory_beyond_what_the_operator_allows_ends_the_session_and_the_line_names_th
 
 #[test]
 fn memory_cut_away_under_a_running_ring_costs_that_session_only() {
-    let house = House::new();
-    house.one_line("guest memory was cut away", || {
-        let mut guest = house.guest(0);
+    let supervisor = Supervisor::new();
+    supervisor.one_line("guest memory was cut away", || {
+        let mut guest = supervisor.guest(0);
         guest.queues[0].run(Op::Flush).unwrap();
         rustix::fs::ftruncate(guest.arena.table()[0].1, 0).unwrap();
         // Nothing of that memory is touched here from now on.
         guest.queues[0].vring().kick().unwrap();
         assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
     });
-    house.end();
+    supervisor.end();
 }
 
 #[test]
 fn after_a_hundred_hostile_sessions_the_daemon_holds_what_it_held() {
-    let house = House::new();
-    house.next_guest_is_served();
-    let before = house.settled();
+    let supervisor = Supervisor::new();
+    supervisor.next_guest_is_served();
+    let before = supervisor.settled();
     let null = std::fs::File::open("/dev/null").unwrap();
     for round in 0..100usize {
         match round % 3 {
-            0 => closes(&house, |f| f.send_message(5, &[0; 8], &[null.as_fd(); 40])),
-            1 => closes(&house, |f| f.send_message(3, &[], &[null.as_fd()])),
+            0 => closes(&supervisor, |f| f.send_message(5, &[0; 8], &[null.as_fd(); 40])),
+            1 => closes(&supervisor, |f| f.send_message(3, &[], &[null.as_fd()])),
             _ => {
                 let spoil = Spoil::ALL[round % Spoil::ALL.len()];
-                spoil_ring(&mut house.guest(BlkOptions::default().features), spoil);
+                spoil_ring(&mut supervisor.guest(BlkOptions::default().features), spoil);
             }
         }
     }
-    house.next_guest_is_served();
-    house.holds_no_more_than(before, 0);
-    house.neighbour_goes_on();
-    house.end();
+    supervisor.next_guest_is_served();
+    supervisor.holds_no_more_than(before, 0);
+    supervisor.neighbour_goes_on();
+    supervisor.end();
 }

@@ -30,7 +30,7 @@ fn limit(daemon: &Daemon, threads: Option<u64>) {
 
 #[test]
 fn a_daemon_that_gets_no_thread_answers_when_it_gets_one() {
-    // Without rooms: the session's janitor is one of this process.
+    // Without device processes: the session's janitor is one of this process.
     let mut daemon = daemon("one");
     limit(&daemon, Some(1));
     let control = daemon.socket_of("control");

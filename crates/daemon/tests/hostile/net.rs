@@ -2,7 +2,7 @@
 //! costs a counted packet, an error, or its queue with one clear line; the neighbour in the same
 //! daemon goes on, and the next guest is served. Needs root.
 
-use crate::house::{self, Kind, LONG};
+use crate::supervisor::{self, Kind, LONG};
 use crate::support::process::wait_until;
 use crate::support::program::shown;
 use crate::support::space::{in_shared_space, run};
@@ -61,9 +61,9 @@ struct Raw {
 /// Both guests have networks.
 struct Networks;
 
-type House = house::House<Networks>;
+type Supervisor = supervisor::Supervisor<Networks>;
 
-impl House {
+impl Supervisor {
     fn new() -> Self {
         Self::start(CONFIG, &["bad", "good", "control"], sender)
     }
@@ -104,14 +104,14 @@ impl House {
 }
 
 impl Kind for Networks {
-    fn serves_the_next_guest(house: &House) {
+    fn serves_the_next_guest(supervisor: &Supervisor) {
         let options = NetOptions { control: ControlOwner::Device, ..NetOptions::default() };
-        let mut guest = NetDriver::connect(&house.daemon.socket_of("bad"), &options).unwrap();
-        let before = house.counters(TX)["packets"];
+        let mut guest = NetDriver::connect(&supervisor.daemon.socket_of("bad"), &options).unwrap();
+        let before = supervisor.counters(TX)["packets"];
         assert!(guest.pairs[0].tx.send(&RawHeader::default(), &[0x5a; 900]).unwrap());
         guest.pairs[0].tx.publish(0).unwrap();
         guest.pairs[0].tx.drain(LONG).unwrap();
-        assert_eq!(house.counters(TX)["packets"], before + 1);
+        assert_eq!(supervisor.counters(TX)["packets"], before + 1);
         let promisc = guest.control().unwrap().set_rx_mode(RxMode::Promisc, true);
         assert_eq!(promisc.unwrap(), CtrlStatus::Ok);
     }
@@ -151,19 +151,19 @@ fn counter_of(spoil: TxSpoil) -> &'static str {
 #[test]
 fn each_frame_that_is_none_comes_back_counted_and_the_next_one_passes() {
     in_shared_space(|| {
-        let house = House::new();
-        let mut guest = house.guest();
+        let supervisor = Supervisor::new();
+        let mut guest = supervisor.guest();
         let mut hostile = guest.hostile(TX);
         let mut count = 0;
         for spoil in TxSpoil::ALL {
-            let before = house.counters(TX);
+            let before = supervisor.counters(TX);
             hostile.send(spoil).unwrap();
             count += 1;
             guest.served(TX, &hostile, count);
             hostile.send_valid().unwrap();
             count += 1;
             guest.served(TX, &hostile, count);
-            let after = house.counters(TX);
+            let after = supervisor.counters(TX);
             let mut expected = before.clone();
             *expected.get_mut("packets").unwrap() += 1;
             *expected.get_mut(counter_of(spoil)).unwrap() += 1;
@@ -173,22 +173,23 @@ fn each_frame_that_is_none_comes_back_counted_and_the_next_one_passes() {
                 }
             }
         }
-        assert!(house.warnings().is_empty(), "{:?}", house.warnings());
-        let passed = house.counters(TX)["packets"];
-        let arrived = run(&format!("cat /sys/class/net/{}/statistics/rx_packets", house.tap()));
+        assert!(supervisor.warnings().is_empty(), "{:?}", supervisor.warnings());
+        let passed = supervisor.counters(TX)["packets"];
+        let arrived =
+            run(&format!("cat /sys/class/net/{}/statistics/rx_packets", supervisor.tap()));
         assert_eq!(arrived.trim(), passed.to_string(), "the host has seen what was counted");
         drop(guest);
-        house.next_guest_is_served();
-        house.neighbour_goes_on();
-        house.end();
+        supervisor.next_guest_is_served();
+        supervisor.neighbour_goes_on();
+        supervisor.end();
     });
 }
 
 #[test]
 fn a_header_that_changes_between_reads_is_right_or_refused_and_the_host_sees_no_third() {
     in_shared_space(|| {
-        let house = House::new();
-        let mut guest = house.guest();
+        let supervisor = Supervisor::new();
+        let mut guest = supervisor.guest();
         let mut hostile = guest.hostile(TX);
         let at = guest.arena.alloc(4096, 16).unwrap();
         let link = |addr, len, flags, next| Descriptor { addr, len, flags, next };
@@ -204,23 +205,23 @@ fn a_header_that_changes_between_reads_is_right_or_refused_and_the_host_sees_no_
             guest.served(TX, &hostile, burst * 8);
         }
         drop(racer);
-        let counters = house.counters(TX);
+        let counters = supervisor.counters(TX);
         assert_eq!(counters["packets"] + counters["dropped_bad_header"], 2000, "{counters:?}");
         assert_eq!(counters["dropped_refused"], 0, "{counters:?}");
-        house.neighbour_goes_on();
-        house.end();
+        supervisor.neighbour_goes_on();
+        supervisor.end();
     });
 }
 
 #[test]
 fn each_receive_buffer_that_can_hold_nothing_stops_its_queue_with_one_line() {
     in_shared_space(|| {
-        let house = House::new();
+        let supervisor = Supervisor::new();
         for spoil in RxSpoil::ALL {
             let offer = |guest: &mut Raw| guest.hostile(RX).receive(spoil).unwrap();
             if matches!(spoil, RxSpoil::ReadOnlyFirst | RxSpoil::HeaderAlone) {
                 // A frame may lie there.
-                let mut guest = house.guest();
+                let mut guest = supervisor.guest();
                 offer(&mut guest);
                 guest.vrings[RX].kick().unwrap();
                 guest.front.features().unwrap();
@@ -229,8 +230,8 @@ fn each_receive_buffer_that_can_hold_nothing_stops_its_queue_with_one_line() {
                 guest.served(TX, &tx, 1);
                 continue;
             }
-            house.one_line("receive buffer shorter than a header", || {
-                let mut guest = house.guest();
+            supervisor.one_line("receive buffer shorter than a header", || {
+                let mut guest = supervisor.guest();
                 offer(&mut guest);
                 guest.breaks(RX);
                 // The other half of the pair goes on.
@@ -239,8 +240,8 @@ fn each_receive_buffer_that_can_hold_nothing_stops_its_queue_with_one_line() {
                 guest.served(TX, &tx, 1);
             });
         }
-        assert_eq!(house.counters(RX)["faults"], 4);
-        house.end();
+        assert_eq!(supervisor.counters(RX)["faults"], 4);
+        supervisor.end();
     });
 }
 
@@ -249,14 +250,14 @@ fn each_receive_buffer_that_can_hold_nothing_stops_its_queue_with_one_line() {
 #[test]
 fn a_full_call_that_blocks_ends_its_session_whatever_its_ring() {
     in_shared_space(|| {
-        let house = House::new();
-        let tap = house.tap();
+        let supervisor = Supervisor::new();
+        let tap = supervisor.tap();
         run(&format!("ip address add 10.77.9.1/24 dev {tap}"));
         run(&format!("ip neighbor add 10.77.9.2 lladdr 02:00:00:00:00:33 dev {tap}"));
         let host = UdpSocket::bind("10.77.9.1:0").unwrap();
         for queue in [RX, TX, CTRL] {
-            house.one_line("its eventfd is full and blocks us", || {
-                let mut guest = house.guest();
+            supervisor.one_line("its eventfd is full and blocks us", || {
+                let mut guest = supervisor.guest();
                 let mut hostile = guest.hostile(queue);
                 fill_eventfd(guest.vrings[queue].call_fd()).unwrap();
                 match queue {
@@ -273,14 +274,14 @@ fn a_full_call_that_blocks_ends_its_session_whatever_its_ring() {
                 assert_eq!(hostile.ring.used_idx(), 1);
             });
         }
-        house.end();
+        supervisor.end();
     });
 }
 
 #[test]
 fn each_command_that_is_none_is_an_error_or_stops_the_control_queue() {
     in_shared_space(|| {
-        let house = House::new();
+        let supervisor = Supervisor::new();
         for spoil in CtrlSpoil::ALL {
             let what = if spoil.has_status() {
                 "command of the control queue refused"
@@ -288,8 +289,8 @@ fn each_command_that_is_none_is_an_error_or_stops_the_control_queue() {
                 "command without a status byte"
             };
             // Its own line is not the next guest's.
-            let before = house.warnings().len();
-            let mut guest = house.guest();
+            let before = supervisor.warnings().len();
+            let mut guest = supervisor.guest();
             let mut hostile = guest.hostile(CTRL);
             hostile.command(spoil).unwrap();
             if spoil.has_status() {
@@ -305,22 +306,22 @@ fn each_command_that_is_none_is_an_error_or_stops_the_control_queue() {
             let mut tx = guest.hostile(TX);
             tx.send_valid().unwrap();
             guest.served(TX, &tx, 1);
-            let lines = house.lines_behind(before);
+            let lines = supervisor.lines_behind(before);
             assert_eq!(lines.len(), 1, "{spoil:?}: {lines:?}");
             assert!(lines[0].contains(what), "{spoil:?}: {lines:?}");
         }
-        assert_eq!(house.counters(CTRL)["faults"], 3);
-        house.next_guest_is_served();
-        house.neighbour_goes_on();
-        house.end();
+        assert_eq!(supervisor.counters(CTRL)["faults"], 3);
+        supervisor.next_guest_is_served();
+        supervisor.neighbour_goes_on();
+        supervisor.end();
     });
 }
 
 #[test]
 fn a_driver_that_repeats_wrong_commands_fills_no_log() {
     in_shared_space(|| {
-        let house = House::new();
-        let mut guest = house.guest();
+        let supervisor = Supervisor::new();
+        let mut guest = supervisor.guest();
         let mut hostile = guest.hostile(CTRL);
         for count in 1..=200 {
             hostile.command(CtrlSpoil::ClassUnknown).unwrap();
@@ -329,17 +330,17 @@ fn a_driver_that_repeats_wrong_commands_fills_no_log() {
         // A later line comes behind those.
         hostile.command(CtrlSpoil::NoStatus).unwrap();
         guest.breaks(CTRL);
-        assert!(wait_until(|| house.warnings().iter().any(|l| l.contains("queue stopped"))));
-        assert_eq!(house.warnings().len(), 11, "{:#?}", house.warnings());
-        house.end();
+        assert!(wait_until(|| supervisor.warnings().iter().any(|l| l.contains("queue stopped"))));
+        assert_eq!(supervisor.warnings().len(), 11, "{:#?}", supervisor.warnings());
+        supervisor.end();
     });
 }
 
 #[test]
 fn kicks_whose_other_end_is_closed_cost_the_daemon_nothing() {
     in_shared_space(|| {
-        let house = House::new();
-        let mut guest = house.guest();
+        let supervisor = Supervisor::new();
+        let mut guest = supervisor.guest();
         for queue in [RX, TX, CTRL] {
             let (pipe, writer) = rustix::pipe::pipe().unwrap();
             let (socket, peer) = UnixStream::pair().unwrap();
@@ -350,14 +351,14 @@ fn kicks_whose_other_end_is_closed_cost_the_daemon_nothing() {
             }
             // A message that is answered behind those, and a look through the control API.
             guest.front.features().unwrap();
-            let heard = house.counters(queue)["kicks"];
+            let heard = supervisor.counters(queue)["kicks"];
             std::thread::sleep(Duration::from_millis(100));
-            assert!(house.counters(queue)["kicks"] <= heard + 2, "queue {queue}");
+            assert!(supervisor.counters(queue)["kicks"] <= heard + 2, "queue {queue}");
         }
-        house.neighbour_goes_on();
+        supervisor.neighbour_goes_on();
         drop(guest);
-        house.next_guest_is_served();
-        house.end();
+        supervisor.next_guest_is_served();
+        supervisor.end();
     });
 }
 
@@ -366,7 +367,7 @@ fn each_spoiled_ring_of_a_network_device_stops_its_queue_alone() {
     in_shared_space(|| {
         for queue in [TX, RX, CTRL] {
             // A daemon each: lines beyond a bound are not written.
-            let house = House::new();
+            let supervisor = Supervisor::new();
             for spoil in Spoil::ALL {
                 // A chain that is wrong for a block request may be right here.
                 if matches!(spoil, Spoil::NoStatus | Spoil::ShortHeader) {
@@ -376,8 +377,8 @@ fn each_spoiled_ring_of_a_network_device_stops_its_queue_alone() {
                 if queue == CTRL && spoil == Spoil::HeadTwice {
                     continue;
                 }
-                let before = house.warnings().len();
-                let mut guest = house.guest();
+                let before = supervisor.warnings().len();
+                let mut guest = supervisor.guest();
                 let mut ring = HostileRing::new(&guest.arena, &guest.vrings[queue]).unwrap();
                 ring.offer(spoil).unwrap();
                 guest.breaks(queue);
@@ -392,12 +393,12 @@ fn each_spoiled_ring_of_a_network_device_stops_its_queue_alone() {
                     hostile.offer(&[class::RX, class::RX_PROMISC, 1], &[3], &[1]).unwrap();
                 }
                 guest.served(other, &hostile, 1);
-                let lines = house.lines_behind(before);
+                let lines = supervisor.lines_behind(before);
                 assert_eq!(lines.len(), 1, "{queue} {spoil:?}: {lines:?}");
             }
-            house.next_guest_is_served();
-            house.neighbour_goes_on();
-            house.end();
+            supervisor.next_guest_is_served();
+            supervisor.neighbour_goes_on();
+            supervisor.end();
         }
     });
 }
@@ -405,13 +406,13 @@ fn each_spoiled_ring_of_a_network_device_stops_its_queue_alone() {
 #[test]
 fn receive_buffers_cut_away_cost_that_session_only() {
     in_shared_space(|| {
-        let house = House::new();
-        let tap = house.tap();
+        let supervisor = Supervisor::new();
+        let tap = supervisor.tap();
         run(&format!("ip address add 10.77.3.1/24 dev {tap}"));
         run(&format!("ip neighbor add 10.77.3.2 lladdr 02:00:00:00:00:33 dev {tap}"));
         let host = UdpSocket::bind("10.77.3.1:0").unwrap();
-        house.one_line("guest memory was cut away", || {
-            let mut guest = house.guest();
+        supervisor.one_line("guest memory was cut away", || {
+            let mut guest = supervisor.guest();
             let mut hostile = guest.hostile(RX);
             let addr = guest.arena.alloc(2048, 16).unwrap();
             let buffer = Descriptor { addr, len: 2048, flags: DESC_F_WRITE, next: 0 };
@@ -429,16 +430,16 @@ fn receive_buffers_cut_away_cost_that_session_only() {
             });
             assert!(ended, "the session goes on");
         });
-        house.end();
+        supervisor.end();
     });
 }
 
 #[test]
 fn a_command_cut_away_costs_that_session_though_only_the_control_queue_touches_it() {
     in_shared_space(|| {
-        let house = House::new();
-        house.one_line("guest memory was cut away", || {
-            let mut guest = house.guest();
+        let supervisor = Supervisor::new();
+        supervisor.one_line("guest memory was cut away", || {
+            let mut guest = supervisor.guest();
             let mut hostile = guest.hostile(CTRL);
             // Its worker may look at the ring at any time: not before the memory is cut away.
             let index = u32::try_from(CTRL).unwrap();
@@ -449,18 +450,18 @@ fn a_command_cut_away_costs_that_session_though_only_the_control_queue_touches_i
             guest.front.set_vring_enable(index, true).unwrap();
             assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
         });
-        house.end();
+        supervisor.end();
     });
 }
 
 #[test]
 fn after_many_hostile_guests_the_daemon_holds_what_it_held() {
     in_shared_space(|| {
-        let house = House::new();
-        house.next_guest_is_served();
-        let before = house.settled();
+        let supervisor = Supervisor::new();
+        supervisor.next_guest_is_served();
+        let before = supervisor.settled();
         for round in 0..60usize {
-            let mut guest = house.guest();
+            let mut guest = supervisor.guest();
             match round % 3 {
                 0 => {
                     guest.hostile(RX).receive(RxSpoil::OneByte).unwrap();
@@ -477,10 +478,10 @@ fn after_many_hostile_guests_the_daemon_holds_what_it_held() {
                 }
             }
         }
-        house.next_guest_is_served();
+        supervisor.next_guest_is_served();
         // Threads for calls that may block come and go: at most one for the device and the socket.
-        house.holds_no_more_than(before, 2);
-        house.neighbour_goes_on();
-        house.end();
+        supervisor.holds_no_more_than(before, 2);
+        supervisor.neighbour_goes_on();
+        supervisor.end();
     });
 }

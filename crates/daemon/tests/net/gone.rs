@@ -222,7 +222,7 @@ fn session_that_starts_late(daemon: &Daemon) {
     wait_for_link(daemon, "lan", "down");
     make_again();
     wait_for_link(daemon, "lan", "up");
-    // A room that nobody was connected to hears of the new interface a little later.
+    // A device process that nobody was connected to hears of the new interface a little later.
     let mut lan = connect(daemon, "lan", 2);
     assert!(wait_until(|| sends(&mut lan, 0, 3, 1)));
 }
@@ -275,7 +275,7 @@ fn a_macvtap_that_goes_is_joined_again_by_its_name() {
             run(make);
             wait_for_link(&daemon, "lan", "up");
             assert!(link("mv0").unwrap().is_up);
-            // In a room the guest's link is up a moment after the API says so.
+            // In a device process the guest's link is up a moment after the API says so.
             assert!(wait_until(|| sends(&mut lan, 0, 3, 1)), "the guest sends again");
             assert_receives(&mut lan, "two", 4);
         });

@@ -123,7 +123,8 @@ fn daemon_under_load(
             let mut pairs = std::mem::take(&mut driver.pairs);
             under_load(&host, &mut pairs, rounds, |round| change(&mut driver, round));
             assert!(!daemon.log().contains("WARN"), "{late} {}", daemon.log());
-            // A room that serves the tap has ended by then: the next daemon does not wait for it.
+            // A device process that serves the tap has ended by then: the next daemon does not wait
+            // for it.
             drop((pairs, driver));
             assert!(daemon.terminate().success());
         }
@@ -364,7 +365,7 @@ fn drive_in_order(pair: &mut NetPair, stop: &AtomicBool, back: &AtomicU64) {
     while !stop.load(Ordering::Relaxed) || came < sent {
         while sent < came + WINDOW && !stop.load(Ordering::Relaxed) {
             let bytes = [content(sent), vec![1]].concat();
-            assert!(pair.tx.send(&RawHeader::default(), &datagram(1, &bytes)).unwrap(), "room");
+            assert!(pair.tx.send(&RawHeader::default(), &datagram(1, &bytes)).unwrap(), "process");
             sent += 1;
         }
         pair.tx.publish(0).unwrap();

@@ -36,13 +36,13 @@ const ROUNDS: usize = 12;
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// A daemon with a hostile guest and a neighbour on one worker.
-struct House {
+struct Supervisor {
     daemon: Daemon,
     good: BlkDriver,
     _alone: MutexGuard<'static, ()>,
 }
 
-impl House {
+impl Supervisor {
     fn new() -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let daemon = Daemon::run(CONFIG, &["bad", "good", "control"]);
@@ -111,7 +111,7 @@ const PLACES: [(&str, Place); 6] = [
     ("unexpected", |front, fd| front.send_message(3, &[], &[fd])),
 ];
 
-impl House {
+impl Supervisor {
     /// A front-end sends a socket that lingers, in whatever way, while the daemon stands still; the
     /// daemon's copy is the last one then. Nobody else waits, and the next guest is served when the
     /// peer lets go.
@@ -150,16 +150,17 @@ impl House {
 
 #[test]
 fn a_socket_that_lingers_holds_its_own_device_only() {
-    let mut house = House::new();
+    let mut supervisor = Supervisor::new();
     for (place, send) in PLACES {
-        house.bears_one_that_lingers(place, None, |front, fd| send(front, fd.as_fd()).unwrap());
+        supervisor
+            .bears_one_that_lingers(place, None, |front, fd| send(front, fd.as_fd()).unwrap());
     }
 }
 
 #[test]
 fn a_socket_that_lingers_among_too_many_holds_its_own_device_only() {
     let said = Some("more file descriptors than any message has");
-    House::new().bears_one_that_lingers("too many", said, |front, fd| {
+    Supervisor::new().bears_one_that_lingers("too many", said, |front, fd| {
         let null = std::fs::File::open("/dev/null").unwrap();
         let mut fds = [null.as_fd(); 64];
         fds[63] = fd.as_fd();
@@ -169,7 +170,7 @@ fn a_socket_that_lingers_among_too_many_holds_its_own_device_only() {
 
 #[test]
 fn a_socket_that_lingers_in_a_message_nobody_read_holds_its_own_device_only() {
-    House::new().bears_one_that_lingers("unread", Some("request 200"), |front, fd| {
+    Supervisor::new().bears_one_that_lingers("unread", Some("request 200"), |front, fd| {
         front.send_message(200, &[], &[]).unwrap();
         front.send_message(3, &[], &[fd.as_fd()]).unwrap();
     });
@@ -177,12 +178,12 @@ fn a_socket_that_lingers_in_a_message_nobody_read_holds_its_own_device_only() {
 
 #[test]
 fn a_socket_that_lingers_sent_by_a_client_of_the_control_socket_holds_nobody() {
-    let mut house = House::new();
+    let mut supervisor = Supervisor::new();
     // With bytes that are read, and with bytes that nobody reads behind the request.
-    for asks in [&b""[..], b"GET /v1/rooms HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"] {
+    for asks in [&b""[..], b"GET /v1/processes HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"] {
         let (fd, peer) = lingering();
-        let mut client = UnixStream::connect(house.daemon.socket_of("control")).unwrap();
-        house.daemon.while_stopped(|| {
+        let mut client = UnixStream::connect(supervisor.daemon.socket_of("control")).unwrap();
+        supervisor.daemon.while_stopped(|| {
             client.write_all(asks).unwrap();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -191,17 +192,17 @@ fn a_socket_that_lingers_sent_by_a_client_of_the_control_socket_holds_nobody() {
             sendmsg(&client, &[IoSlice::new(b"G")], &mut control, SendFlags::empty()).unwrap();
             drop(fd);
         });
-        house.goes_on("a client of the control socket");
+        supervisor.goes_on("a client of the control socket");
         drop((peer, client));
     }
-    house.next_guest_is_served();
+    supervisor.next_guest_is_served();
 }
 
 #[test]
 fn a_socket_that_lingers_sent_by_a_second_client_holds_its_own_device_only() {
-    let mut house = House::new();
-    let socket = house.daemon.socket_of("bad");
-    house.bears_one_that_lingers("second client", Some("second client refused"), |_, fd| {
+    let mut supervisor = Supervisor::new();
+    let socket = supervisor.daemon.socket_of("bad");
+    supervisor.bears_one_that_lingers("second client", Some("second client refused"), |_, fd| {
         let mut second = FrontEnd::connect(&socket, LONG).unwrap();
         second.send_message(3, &[], &[fd.as_fd()]).unwrap();
         // Dropped here: whoever closes the other end closes what was sent.
@@ -219,22 +220,23 @@ fn ready_set() -> (OwnedFd, OwnedFd) {
 
 #[test]
 fn an_epoll_set_whose_lock_is_held_holds_its_own_device_only() {
-    let mut house = House::new();
+    let mut supervisor = Supervisor::new();
     for (place, send) in PLACES {
         let (set, _event) = ready_set();
         let hold = Hold::epoll(set.try_clone().unwrap()).unwrap();
-        house.bears_one_that_is_held(place, hold, |_, front| send(front, set.as_fd()).unwrap());
+        supervisor
+            .bears_one_that_is_held(place, hold, |_, front| send(front, set.as_fd()).unwrap());
     }
 }
 
 #[test]
 fn an_eventfd_in_an_epoll_set_whose_lock_is_held_holds_its_own_device_only() {
-    let mut house = House::new();
+    let mut supervisor = Supervisor::new();
     for (place, send) in &PLACES[..3] {
         let (set, event) = ready_set();
         let hold = Hold::epoll(set).unwrap();
-        house.bears_one_that_is_held(place, hold, |house, front| {
-            house.daemon.while_stopped(|| {
+        supervisor.bears_one_that_is_held(place, hold, |supervisor, front| {
+            supervisor.daemon.while_stopped(|| {
                 send(front, event.as_fd()).unwrap();
                 // The back-end's copy is the last one now.
                 drop(event);
@@ -245,47 +247,47 @@ fn an_eventfd_in_an_epoll_set_whose_lock_is_held_holds_its_own_device_only() {
 
 #[test]
 fn a_kick_that_a_worker_watched_is_not_closed_by_the_worker() {
-    let mut house = House::new();
-    let mut guest = house.guest();
+    let mut supervisor = Supervisor::new();
+    let mut guest = supervisor.guest();
     let (set, event) = ready_set();
     guest.front.set_vring_kick(0, Some(event.as_fd())).unwrap();
     let queue = &mut guest.queues[0];
-    queue.submit(Op::Flush).unwrap().expect("room in the ring");
+    queue.submit(Op::Flush).unwrap().expect("device process in the ring");
     queue.publish().unwrap();
     // The queue kicks the eventfd that it began with, which the worker does not watch any more.
     rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
     queue.wait(LONG).unwrap();
     let hold = Hold::epoll(set).unwrap();
     drop(event);
-    house.goes_on("watched");
+    supervisor.goes_on("watched");
     // Another one takes its place: the worker ends its watch.
     let next = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    house.daemon.while_stopped(|| {
+    supervisor.daemon.while_stopped(|| {
         guest.front.send_message(12, &0u64.to_ne_bytes(), &[next.as_fd()]).unwrap();
     });
-    house.goes_on("replaced");
+    supervisor.goes_on("replaced");
     drop(guest);
-    house.goes_on("ended");
+    supervisor.goes_on("ended");
     drop(hold);
-    house.next_guest_is_served();
+    supervisor.next_guest_is_served();
 }
 
 #[test]
 fn a_pipe_whose_lock_is_held_holds_its_own_device_only() {
-    let mut house = House::new();
+    let mut supervisor = Supervisor::new();
     for (place, send) in PLACES {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         let hold = Hold::pipe(writer.try_clone().unwrap()).unwrap();
         let fd = if place == "kick" { reader.as_fd() } else { writer.as_fd() };
-        house.bears_one_that_is_held(place, hold, |_, front| send(front, fd).unwrap());
+        supervisor.bears_one_that_is_held(place, hold, |_, front| send(front, fd).unwrap());
     }
 }
 
 #[test]
 fn a_running_queue_whose_pipes_are_held_holds_its_own_device_only() {
     for is_kick in [true, false] {
-        let mut house = House::new();
-        let mut guest = house.guest();
+        let mut supervisor = Supervisor::new();
+        let mut guest = supervisor.guest();
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         if is_kick {
             guest.front.set_vring_kick(0, Some(reader.as_fd())).unwrap();
@@ -294,7 +296,7 @@ fn a_running_queue_whose_pipes_are_held_holds_its_own_device_only() {
             rustix::io::read(&reader, &mut [0; 8]).unwrap();
         }
         let mut hold = None;
-        house.daemon.while_stopped(|| {
+        supervisor.daemon.while_stopped(|| {
             if is_kick {
                 rustix::io::write(&writer, b"k").unwrap();
             } else {
@@ -304,11 +306,11 @@ fn a_running_queue_whose_pipes_are_held_holds_its_own_device_only() {
             }
             hold = Some(Hold::pipe(writer.try_clone().unwrap()).unwrap());
         });
-        house.goes_on("running");
+        supervisor.goes_on("running");
         drop(guest);
-        house.goes_on("ended");
+        supervisor.goes_on("ended");
         drop(hold);
-        house.next_guest_is_served();
+        supervisor.next_guest_is_served();
     }
 }
 
@@ -322,7 +324,7 @@ fn fill(event: BorrowedFd<'_>) {
 
 const HELD: &str = "its eventfd is full and blocks us";
 
-impl House {
+impl Supervisor {
     /// A guest whose kick lets the worker write to an eventfd that is full, and blocks: the call,
     /// or for a chain that is `spoiled` the err.
     fn guest_that_blocks(&self, spoiled: Option<Spoil>) -> BlkDriver {
@@ -355,35 +357,35 @@ impl House {
 
 #[test]
 fn a_full_call_that_blocks_ends_its_session_and_holds_nobody() {
-    House::new().ends_for_its_full_eventfd(None);
+    Supervisor::new().ends_for_its_full_eventfd(None);
 }
 
 #[test]
 fn a_full_err_that_blocks_ends_its_session_and_holds_nobody() {
-    House::new().ends_for_its_full_eventfd(Some(Spoil::SelfLoop));
+    Supervisor::new().ends_for_its_full_eventfd(Some(Spoil::SelfLoop));
 }
 
 /// After a call that blocked, the device rests for a second.
 #[test]
 fn a_client_behind_others_that_have_left_while_the_device_rests_is_served() {
-    let house = House::new();
-    let mut guest = house.guest_that_blocks(None);
+    let supervisor = Supervisor::new();
+    let mut guest = supervisor.guest_that_blocks(None);
     assert!(guest.front.is_closed_within(LONG).unwrap(), "the session goes on");
     for _ in 0..3 {
-        let leaves = UnixStream::connect(house.daemon.socket_of("bad")).unwrap();
+        let leaves = UnixStream::connect(supervisor.daemon.socket_of("bad")).unwrap();
         leaves.shutdown(Shutdown::Both).unwrap();
     }
-    house.next_guest_is_served();
-    assert!(!house.daemon.log().contains("refused"), "{}", house.daemon.log());
+    supervisor.next_guest_is_served();
+    assert!(!supervisor.daemon.log().contains("refused"), "{}", supervisor.daemon.log());
 }
 
 /// A ring that is refused is told by the control thread.
 #[test]
 fn a_full_err_of_a_ring_that_does_not_start_holds_nobody() {
-    let mut house = House::new();
-    let guest = house.guest();
+    let mut supervisor = Supervisor::new();
+    let guest = supervisor.guest();
     drop(guest);
-    let mut front = house.front();
+    let mut front = supervisor.front();
     let err = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     front.set_vring_num(0, 16).unwrap();
@@ -402,27 +404,27 @@ fn a_full_err_of_a_ring_that_does_not_start_holds_nobody() {
     front.features().unwrap();
     fill(err.as_fd());
     front.set_vring_kick(0, Some(kick.as_fd())).unwrap();
-    house.goes_on("err of a ring");
+    supervisor.goes_on("err of a ring");
     assert!(front.is_closed_within(LONG).unwrap(), "the session goes on");
-    house.said(HELD);
+    supervisor.said(HELD);
 }
 
 #[test]
 fn pipes_and_sockets_are_doorbells_and_nothing_of_them_is_left() {
-    let house = House::new();
-    house.next_guest_is_served();
+    let supervisor = Supervisor::new();
+    supervisor.next_guest_is_served();
     let settled = || {
-        let mut last = house.daemon.holdings();
+        let mut last = supervisor.daemon.holdings();
         assert!(wait_until(|| {
             std::thread::sleep(Duration::from_millis(300));
-            let now = house.daemon.holdings();
+            let now = supervisor.daemon.holdings();
             std::mem::replace(&mut last, now) == now
         }));
         last
     };
     let before = settled();
     for _ in 0..20 {
-        let mut guest = house.guest();
+        let mut guest = supervisor.guest();
         let (kick, kicks) = rustix::pipe::pipe().unwrap();
         let (calls, call) = UnixStream::pair().unwrap();
         guest.front.set_vring_kick(0, Some(kick.as_fd())).unwrap();
@@ -437,20 +439,20 @@ fn pipes_and_sockets_are_doorbells_and_nothing_of_them_is_left() {
         assert_eq!(ring.status().unwrap(), 0);
     }
     let left = |now: process::Holdings| (now.fds, now.threads);
-    assert!(wait_until(|| left(house.daemon.holdings()) == left(before)), "{before:?}");
+    assert!(wait_until(|| left(supervisor.daemon.holdings()) == left(before)), "{before:?}");
 }
 
 #[test]
 fn a_guest_of_a_device_that_was_held_is_served_when_the_hold_ends() {
-    let house = House::new();
+    let supervisor = Supervisor::new();
     let (fd, peer) = lingering();
-    let mut front = house.front();
-    house.daemon.while_stopped(|| {
+    let mut front = supervisor.front();
+    supervisor.daemon.while_stopped(|| {
         front.send_message(3, &[], &[fd.as_fd()]).unwrap();
         drop(fd);
     });
     // The peer stays: the janitor's close is interrupted after a second.
-    house.next_guest_is_served();
+    supervisor.next_guest_is_served();
     drop((peer, front));
 }
 

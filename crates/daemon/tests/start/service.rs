@@ -317,11 +317,11 @@ fn a_next_process_that_cannot_take_over_is_told_to_the_manager_and_the_daemon_go
     let daemon = Daemon::start(command, tempfile::tempdir().unwrap(), &control);
     manager.hears("READY=1");
     daemon.send(Signal::USR2);
-    // Its devices are served by no room.
+    // Its devices are served by no device process.
     let said = manager.hear().0;
     assert!(said.starts_with("STATUS=not taken over: process "), "{said}");
     assert!(said.ends_with(": exit status: 1\n"), "{said}");
-    assert!(daemon.log().contains("served by no room"), "{}", daemon.log());
+    assert!(daemon.log().contains("served by no device process"), "{}", daemon.log());
     is_answered(&mut ask(&manager.path("a")));
     assert!(daemon.terminate().success());
 }

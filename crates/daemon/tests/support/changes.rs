@@ -9,14 +9,14 @@ use std::process::Command;
 use tempfile::TempDir;
 
 /// A daemon without devices whose control socket is in a folder.
-pub(crate) struct House {
+pub(crate) struct Supervisor {
     pub(crate) daemon: Daemon,
     pub(crate) control: PathBuf,
 }
 
 pub(crate) const EMPTY: &str = "[daemon]\ncontrol = '@/control'\nstate_dir = '@/state'\n";
 
-impl House {
+impl Supervisor {
     pub(crate) fn run(configuration: &str) -> Self {
         let daemon = Daemon::run(configuration, &["control"]);
         let control = daemon.socket_of("control");
@@ -98,7 +98,7 @@ pub(crate) fn image(folder: &Path, name: &str) -> PathBuf {
 }
 
 /// A configuration file, and a daemon that has read it.
-pub(crate) fn configured(devices: &str) -> (TempDir, House) {
+pub(crate) fn configured(devices: &str) -> (TempDir, Supervisor) {
     let folder = tempfile::tempdir().unwrap();
     write(&folder, devices);
     let (file, control) = (folder.path().join("manyring.toml"), folder.path().join("control"));
@@ -106,7 +106,7 @@ pub(crate) fn configured(devices: &str) -> (TempDir, House) {
     command.arg("run").arg("--config").arg(file);
     let sockets = [control.clone()];
     let daemon = Daemon::start(command, tempfile::tempdir().unwrap(), &sockets);
-    (folder, House { daemon, control })
+    (folder, Supervisor { daemon, control })
 }
 
 pub(crate) fn write(folder: &TempDir, devices: &str) {

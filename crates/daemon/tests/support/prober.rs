@@ -130,10 +130,10 @@ impl Prober {
     }
 }
 
-/// The threads of the daemon, and of its rooms, that a probe waits for.
+/// The threads of the daemon, and of its device processes, that a probe waits for.
 #[derive(Clone, Copy, Debug)]
 struct Threads {
-    /// The daemon's process. Its rooms are its children.
+    /// The daemon's process. Its device processes are its children.
     pid: u32,
     kind: Kind,
 }
@@ -174,9 +174,9 @@ fn delays(threads: Threads) -> HashMap<PathBuf, u64> {
         let text = std::fs::read_to_string(thread.join("schedstat")).ok()?;
         Some((thread, text.split(' ').nth(1)?.parse().ok()?))
     };
-    let house = tasks(&pid.to_string());
-    let rooms: Vec<_> = house.iter().flat_map(|task| children(task)).collect();
-    let threads = house.into_iter().chain(rooms.iter().flat_map(|room| tasks(room)));
+    let supervisor = tasks(&pid.to_string());
+    let processes: Vec<_> = supervisor.iter().flat_map(|task| children(task)).collect();
+    let threads = supervisor.into_iter().chain(processes.iter().flat_map(|process| tasks(process)));
     let own = PathBuf::from("/proc/thread-self");
     threads.filter(is_meant).chain([own]).filter_map(delay).collect()
 }

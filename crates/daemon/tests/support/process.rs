@@ -139,28 +139,29 @@ impl Mappings {
     }
 }
 
-/// Set where daemons of these tests are to serve their devices from rooms, one for each, as far as
-/// rooms can serve them: so each test that asks for no other domain is one of rooms too.
-const IN_ROOMS: &str = "MANYRING_TEST_ROOMS";
+/// Set where daemons of these tests are to serve their devices from device processes, one for each,
+/// as far as device processes can serve them: so each test that asks for no other domain is one of
+/// device processes too.
+const ISOLATE: &str = "MANYRING_TEST_ISOLATE";
 
-pub(crate) fn in_rooms() -> bool {
-    std::env::var_os(IN_ROOMS).is_some()
+pub(crate) fn is_isolated() -> bool {
+    std::env::var_os(ISOLATE).is_some()
 }
 
 /// Whether daemons have the form that they have by default. A test of that form alone (what one
 /// process holds, or that a configuration says nothing of domains) does nothing otherwise, and this
 /// line says so past the test harness: `cargo xtask test` counts the test where it was made.
 pub(crate) fn only_in_default_form() -> bool {
-    if in_rooms() {
+    if is_isolated() {
         say_of_this_test("only in its default form: ", "");
     }
-    !in_rooms()
+    !is_isolated()
 }
 
-/// The configuration, with its devices in rooms if they are to be.
+/// The configuration, with its devices in device processes if they are to be.
 pub(crate) fn apart(configuration: &str) -> String {
     const DAEMON: &str = "[daemon]\n";
-    if !in_rooms() || configuration.contains("domains = ") {
+    if !is_isolated() || configuration.contains("domains = ") {
         return configuration.to_owned();
     }
     let apart = format!("{DAEMON}domains = 'device'\n");
@@ -177,7 +178,7 @@ impl Daemon {
         let socket = folder.path().join("blk0");
         let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
         command.arg("blk").arg("--socket-path").arg(&socket).args(arguments);
-        command.args(in_rooms().then_some("--house"));
+        command.args(is_isolated().then_some("--isolate"));
         Self::start(command, folder, &[socket])
     }
 
@@ -266,7 +267,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Its own number, and those of the processes that it has started: its rooms.
+    /// Its own number, and those of the processes that it has started: its device processes.
     pub(crate) fn processes(&self) -> Vec<u32> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
         let children = |task: std::fs::DirEntry| task.path().join("children");
@@ -277,12 +278,12 @@ impl Daemon {
         std::iter::once(self.pid()).chain(started).collect()
     }
 
-    /// Does `act` while the daemon and its rooms stand still.
+    /// Does `act` while the daemon and its device processes stand still.
     pub(crate) fn while_stopped(&self, act: impl FnOnce()) {
         use rustix::process::{Pid, Signal, kill_process};
         let send = |stopped: u32, signal| {
             let stopped = Pid::from_raw(stopped.cast_signed()).expect("a process");
-            // The signal fails if the room has ended since the list was made.
+            // The signal fails if the device process has ended since the list was made.
             let _ = kill_process(stopped, signal);
         };
         let stop = |stopped: u32| {
@@ -290,11 +291,11 @@ impl Daemon {
             let stands = |state| state == 'T' || state == 'Z';
             assert!(wait_until(|| states(stopped).into_iter().all(stands)));
         };
-        // The daemon first, so that it starts no room any more: while it starts one, it stands only
-        // once that one runs.
+        // The daemon first, so that it starts no device process any more: while it starts one, it
+        // stands only once that one runs.
         stop(self.pid());
         let all = self.processes();
-        all.iter().skip(1).for_each(|room| stop(*room));
+        all.iter().skip(1).for_each(|process| stop(*process));
         act();
         all.iter().for_each(|stopped| send(*stopped, Signal::CONT));
     }
@@ -337,10 +338,10 @@ impl Daemon {
         status.unwrap_or_else(|| panic!("it did not end: {}", self.log()))
     }
 
-    /// The resources that the daemon holds now, with its rooms.
+    /// The resources that the daemon holds now, with its device processes.
     pub(crate) fn holdings(&self) -> Holdings {
         let processes = self.processes();
-        // A room may end while it is looked at.
+        // A device process may end while it is looked at.
         let folder = |what: &str| {
             let of = |process| std::fs::read_dir(format!("/proc/{process}/{what}"));
             processes.iter().flat_map(of).flatten().flatten().collect::<Vec<_>>()

@@ -53,8 +53,8 @@ impl Taken {
         self.call_or_end(number, arguments).expect("the thread has ended")
     }
 
-    /// Has it make a call for which the house may kill it. `None`: it was killed before the call
-    /// had a result.
+    /// Has it make a call for which the supervisor may kill it. `None`: it was killed before the
+    /// call had a result.
     pub(crate) fn call_or_end(&mut self, number: i64, arguments: [u64; 6]) -> Option<i64> {
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
         let rax = number.cast_unsigned();
@@ -99,7 +99,7 @@ impl Taken {
             ptrace::cont(self.thread, passed).unwrap();
             match waitpid(self.thread, Some(WaitPidFlag::__WALL)).unwrap() {
                 WaitStatus::Stopped(_, Signal::SIGTRAP) => break,
-                // As the kernel gives it: the handler of denied calls is the room's own.
+                // As the kernel gives it: the handler of denied calls is the device process's own.
                 WaitStatus::Stopped(_, signal) => passed = Some(signal),
                 WaitStatus::Signaled(_, Signal::SIGKILL, _) => return None,
                 other => unreachable!("{other:?}"),

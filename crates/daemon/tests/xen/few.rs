@@ -1,7 +1,7 @@
 //! Few file descriptors, few threads: a disk that finds none is refused with the reason, or waits.
 
 use crate::between::Between;
-use crate::rooms;
+use crate::processes;
 use crate::successors::killed;
 use crate::support::process::{Daemon, wait_until};
 use crate::support::program::program_for_all;
@@ -71,7 +71,8 @@ fn guest_whose_next_daemon_finds_no_file_descriptors_waits_for_them() {
         let mut world = World::new();
         let (mut front, _) = killed(&mut world, &options(2));
         let mut between = Between::new(&world, "between");
-        // The process that waits to become a room holds descriptors too, once it is there.
+        // The process that waits to become a device process holds descriptors too, once it is
+        // there.
         let daemon = world.run(
             "[daemon]\ncontrol = '@/control'\ndomains = 'one'\n[[xen_blk]]\n\
              kinds = ['vbd']\nnum_queues = 2\nsimulated = '@/between'\nstate_dir = '@/state'\n",
@@ -96,16 +97,16 @@ fn guest_whose_next_daemon_finds_no_file_descriptors_waits_for_them() {
 }
 
 #[test]
-fn disk_in_memory_keeps_its_bytes_while_its_next_room_finds_no_file_descriptors() {
-    /// A room that dies gives back fewer file descriptors than this.
+fn disk_in_memory_keeps_its_bytes_while_its_next_device_process_finds_no_file_descriptors() {
+    /// A device process that dies gives back fewer file descriptors than this.
     const FEWER: usize = 24;
     let mut waited = 0;
     for more in 0..FEWER {
         let mut world = World::new();
-        let daemon = rooms::serve(&world, "device");
+        let daemon = processes::serve(&world, "device");
         let domain = world.domain(7);
-        let mut front = rooms::in_memory(&mut world, &domain);
-        let killed = rooms::pid(&world, "xen:xen:7");
+        let mut front = processes::in_memory(&mut world, &domain);
+        let killed = processes::pid(&world, "xen:xen:7");
         limit_to(&daemon, Some(daemon.holdings().fds - FEWER + more));
         kill_process(killed, Signal::KILL).unwrap();
         let says = |words| daemon.log().contains(words);
@@ -116,7 +117,7 @@ fn disk_in_memory_keeps_its_bytes_while_its_next_room_finds_no_file_descriptors(
         assert!(wait_until(is_tried), "{more}: {}", daemon.log());
         waited += u32::from(says("tried again"));
         limit(&daemon, None);
-        rooms::has_bytes(&mut front);
+        processes::has_bytes(&mut front);
         assert!(daemon.terminate().success());
     }
     assert!(waited > 0, "nothing was tried");

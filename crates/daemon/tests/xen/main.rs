@@ -12,7 +12,7 @@ mod between;
 mod ends;
 mod few;
 mod noise;
-mod rooms;
+mod processes;
 mod serve;
 mod storm;
 mod successors;

@@ -72,7 +72,8 @@ fn size_that_the_operator_changes_is_told_to_the_guest_while_it_is_connected() {
 
 #[test]
 fn disks_of_several_guests_come_and_go_while_others_are_used() {
-    // A room stays for a minute when its guest has gone, and holds what it has until then.
+    // A device process stays for a minute when its guest has gone, and holds what it has until
+    // then.
     if !only_in_default_form() {
         return;
     }

@@ -1,7 +1,7 @@
 //! A daemon that comes after a killed one, where not all is as that one left it.
 
 use crate::between::Between;
-use crate::rooms;
+use crate::processes;
 use crate::support::process::{PATIENCE, wait_until};
 use crate::support::program::http;
 use crate::takeover::{begin, finish};
@@ -151,16 +151,16 @@ fn disk_in_memory_keeps_its_bytes_when_xenstored_was_lost() {
     for domains in ["device", "one"] {
         let mut world = World::new();
         let mut between = Between::new(&world, "between");
-        let daemon = world.run(&rooms::config(domains, "between"));
+        let daemon = world.run(&processes::config(domains, "between"));
         let first = between.accept();
         between.hand_on(first);
         let domain = world.domain(7);
-        let mut front = rooms::in_memory(&mut world, &domain);
+        let mut front = processes::in_memory(&mut world, &domain);
         between.cut();
         let second = between.accept();
         between.hand_on(second);
         assert!(wait_until(|| daemon.log().contains("took a ring over")), "{}", daemon.log());
-        rooms::has_bytes(&mut front);
+        processes::has_bytes(&mut front);
         assert!(daemon.terminate().success());
     }
 }

@@ -24,7 +24,10 @@ pub(crate) fn begin(front: &mut Blkfront, round: u8) {
         for request in 0..UNDER_WAY {
             let sector = sector(index, request);
             let data = pattern(sector, round);
-            queue.submit(XenOp::Write { sector, data: &data }).unwrap().expect("room in the ring");
+            queue
+                .submit(XenOp::Write { sector, data: &data })
+                .unwrap()
+                .expect("device process in the ring");
         }
         if queue.publish() {
             queue.channel().notify();

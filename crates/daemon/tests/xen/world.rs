@@ -1,6 +1,6 @@
 //! A simulated Xen, its tool stack, and a daemon that serves its disks.
 
-use crate::support::process::{Daemon, PATIENCE, apart, in_rooms};
+use crate::support::process::{Daemon, PATIENCE, apart, is_isolated};
 use manyring_driver::{
     Blkfront, BlkfrontOptions, BlkfrontQueue, SimXen, XEN_PAGE_SIZE, XenCalls, XenDisk, XenDomain,
     XenStore,
@@ -55,12 +55,12 @@ impl World {
 
     /// A daemon that serves disks of the kinds `vbd` and `manyring`; it listens for control.
     pub(crate) fn daemon(&self, arguments: &[&str]) -> Daemon {
-        let rooms = in_rooms().then_some("--house");
-        self.daemon_of(&[arguments, rooms.as_slice()].concat())
+        let processes = is_isolated().then_some("--isolate");
+        self.daemon_of(&[arguments, processes.as_slice()].concat())
     }
 
     /// A daemon that serves them itself: a simulated domain lends its pages to four connections at
-    /// most, and a disk in a room has one of its own.
+    /// most, and a disk in a device process has one of its own.
     pub(crate) fn daemon_of(&self, arguments: &[&str]) -> Daemon {
         let control = self.path("control");
         let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));

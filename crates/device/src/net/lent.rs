@@ -1,8 +1,9 @@
-//! A network device whose queues another process serves: its room (docs/design/0021).
+//! A network device whose queues another process serves: its device process (docs/design/0021).
 //!
 //! The device in this process keeps the host's interface: it is shown to the operator and obeys
-//! him, watches the interface, and makes the calls of the host that the guest may choose. The room
-//! has a [`NetDevice`] of its own, with the guest's session, on a port that asks this device.
+//! him, watches the interface, and makes the calls of the host that the guest may choose. The
+//! device process has a [`NetDevice`] of its own, with the guest's session, on a port that asks
+//! this device.
 
 use super::{Inner, NetDevice, State};
 use manyring_wire::net::rss::{Rss, RssConfig};

@@ -49,23 +49,24 @@ pub(super) fn sigkill(rig: &mut Rig) -> Outcome {
     ended_under_load(rig, "KILL")
 }
 
-/// A room takes the guest's disk over under load, is killed and followed by the next one, and the
-/// daemon itself takes the disk back: nobody loses a request.
-pub(super) fn room_killed(rig: &mut Rig) -> Outcome {
+/// A device process takes the guest's disk over under load, is killed and followed by the next one,
+/// and the daemon itself takes the disk back: nobody loses a request.
+pub(super) fn process_killed(rig: &mut Rig) -> Outcome {
     const ENDED: &str = "pid=$(cat /tmp/manyring.pid)\nmust kill -TERM $pid\nuntil_is gone $pid";
-    // The process that waits to become the next room has the same name.
-    const KILLED: &str = "pids=$(pidof manyring-room) || fail 'no room'\nmust kill -KILL $pids";
+    // The process that waits to become the next device process has the same name.
+    const KILLED: &str =
+        "pids=$(pidof manyring-device) || fail 'no device process'\nmust kill -KILL $pids";
     rig.inside(&U, LOAD)?;
     serve::has_served(&mut rig.machine, 50)?;
     rig.dom0(ENDED)?;
-    serve::start_manyring(&mut rig.machine, "--house")?;
+    serve::start_manyring(&mut rig.machine, "--isolate")?;
     for _ in 0..2 {
         serve::has_served(&mut rig.machine, 50)?;
         rig.dom0(KILLED)?;
     }
     serve::has_served(&mut rig.machine, 50)?;
-    // Four queues in three rooms.
-    rig.dom0("must [ $(grep -c 'room=.*took a ring over' /host/manyring.log) -ge 12 ]")?;
+    // Four queues in three device processes.
+    rig.dom0("must [ $(grep -c 'process=.*took a ring over' /host/manyring.log) -ge 12 ]")?;
     rig.dom0(ENDED)?;
     rig.server.start(&mut rig.machine)?;
     serve::has_served(&mut rig.machine, 50)?;

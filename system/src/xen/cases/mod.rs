@@ -55,7 +55,7 @@ pub(super) const ALL: &[Case] = &[
     short("attach_and_detach", EVERYBODY, life::attach_and_detach),
     case("own_kind_by_plain_nodes", MANYRING, life::plain_nodes),
     case("tool_stacks_own_script", MANY_QUEUES, life::own_script),
-    case("room_killed_under_load", MANYRING, guests::room_killed),
+    case("process_killed_under_load", MANYRING, guests::process_killed),
     case("sigterm_under_load", MANYRING, guests::sigterm),
     case("sigkill_under_load", MANYRING, guests::sigkill),
     case("reboot", EVERYBODY, guests::reboot),

@@ -22,8 +22,8 @@ use std::path::Path;
 /// 253 descriptors (`SCM_MAX_FD`), and some of these are for something else.
 const FLUSHES_MAX: usize = 200;
 
-/// The descriptors that the house sends to a room, so that the room can serve an image which the
-/// house has opened and keeps locked.
+/// The descriptors that the supervisor sends to a device process, so that the device process can
+/// serve an image which the supervisor has opened and keeps locked.
 #[derive(Debug)]
 pub struct Handed {
     /// The description for reads and writes.
@@ -114,7 +114,7 @@ impl Image {
         for fd in marks.iter().flat_map(|marks| &marks.fds) {
             if let Err(errno) = sys::unmark(fd, Mark::GIVEN) {
                 let image = self.path.display();
-                tracing::error!(%image, %errno, "image stays locked until its room ends");
+                tracing::error!(%image, %errno, "image stays locked until its device process ends");
             }
         }
         self.release();
@@ -291,7 +291,8 @@ mod tests {
         let marks = image.marks(&handed).unwrap();
         image.acquire_for(marks.as_ref()).unwrap();
         assert!(matches!(elsewhere.acquire(), Err(ImageError::InUse { .. })));
-        // Its rings run, it dies, and the house as well: another daemon waits for its requests.
+        // Its rings run, it dies, and the supervisor as well: another daemon waits for its
+        // requests.
         image.release();
         assert!(matches!(elsewhere.acquire(), Err(ImageError::InUse { .. })));
         image.release_for(marks.as_ref());

@@ -1,4 +1,4 @@
-//! Which process serves a device: the key `domain`, and what a room cannot serve.
+//! Which process serves a device: the key `domain`, and what a device process cannot serve.
 
 use super::{
     BlkPlan, DevicePlan, DiskPlan, Domains, NetPlan, Plan, PlanError, PortPlan, SocketPlan,
@@ -33,7 +33,7 @@ impl DevicePlan {
     }
 
     /// The key that makes the device one which only the daemon itself can serve.
-    fn needs_the_house(&self) -> Option<&'static str> {
+    fn needs_the_supervisor(&self) -> Option<&'static str> {
         match &self.socket {
             SocketPlan::Connect { .. } => Some("client"),
             SocketPlan::Fd(_) => Some("fd"),
@@ -47,40 +47,42 @@ impl DevicePlan {
 impl BlkPlan {
     /// Checks the domain that the disk names, if it names one.
     pub(super) fn check_domain(&self) -> Result<(), PlanError> {
-        self.device.check_domain(self.needs_the_house())
+        self.device.check_domain(self.needs_the_supervisor())
     }
 
-    fn needs_the_house(&self) -> Option<&'static str> {
-        // A room may not connect to anything.
+    fn needs_the_supervisor(&self) -> Option<&'static str> {
+        // A device process may not connect to anything.
         let far = match self.disk {
             DiskPlan::Nbd(_) => Some("nbd"),
             DiskPlan::Door(_) => Some("door"),
             _ => None,
         };
-        self.device.needs_the_house().or(far)
+        self.device.needs_the_supervisor().or(far)
     }
 }
 
 impl NetPlan {
     /// Checks the domain that the device names, if it names one.
     pub(super) fn check_domain(&self) -> Result<(), PlanError> {
-        self.device.check_domain(self.needs_the_house())
+        self.device.check_domain(self.needs_the_supervisor())
     }
 
-    fn needs_the_house(&self) -> Option<&'static str> {
-        self.device.needs_the_house().or(match &self.port {
+    fn needs_the_supervisor(&self) -> Option<&'static str> {
+        self.device.needs_the_supervisor().or(match &self.port {
             // A switch carries frames between the guests of one process.
             PortPlan::Switch(_) => Some("switch"),
-            // A room may not open sockets, and those of AF_XDP cannot be lent without their memory.
+            // A device process may not open sockets, and those of AF_XDP cannot be lent without
+            // their memory.
             PortPlan::Xdp { .. } => Some("xdp"),
-            // A room writes no file, and one that it was given could be filled by whoever takes it.
+            // A device process writes no file, and one that it was given could be filled by whoever
+            // takes it.
             _ => self.pcap.as_ref().map(|_| "pcap"),
         })
     }
 }
 
 impl Wanted {
-    /// The domain in whose room the device is served; `None`: the daemon serves it.
+    /// The domain in whose device process the device is served; `None`: the daemon serves it.
     pub(crate) fn domain(&self, domains: Domains) -> Option<String> {
         let device = self.plan();
         match (&device.domain, domains) {
@@ -88,7 +90,7 @@ impl Wanted {
             (None, Domains::One) => None,
             (None, Domains::Device | Domains::User) => {
                 // No domain that is named has a colon.
-                self.needs_the_house().is_none().then(|| match domains {
+                self.needs_the_supervisor().is_none().then(|| match domains {
                     Domains::User => ANY_USER.to_owned(),
                     _ => format!("device:{}", device.name),
                 })
@@ -96,48 +98,48 @@ impl Wanted {
         }
     }
 
-    /// The key for which no room serves a device that names no domain.
-    fn needs_the_house(&self) -> Option<&'static str> {
+    /// The key for which no device process serves a device that names no domain.
+    fn needs_the_supervisor(&self) -> Option<&'static str> {
         match self {
-            // A room would count for itself alone what the group may pass.
+            // A device process would count for itself alone what the group may pass.
             _ if self.plan().limit.group.is_some() => Some("limit.group"),
-            Self::Blk(blk) => blk.needs_the_house(),
-            Self::Net(net) => net.needs_the_house(),
+            Self::Blk(blk) => blk.needs_the_supervisor(),
+            Self::Net(net) => net.needs_the_supervisor(),
         }
     }
 }
 
 impl XenBlkPlan {
-    /// The domain in whose room the disks of a guest, the Xen domain `guest`, are served; `None`:
-    /// the daemon serves them.
+    /// The domain in whose device process the disks of a guest, the Xen domain `guest`, are served;
+    /// `None`: the daemon serves them.
     pub(crate) fn domain(&self, domains: Domains, guest: u16) -> Option<String> {
         let name = &self.name;
         match domains {
-            _ if self.needs_the_house().is_some() => None,
+            _ if self.needs_the_supervisor().is_some() => None,
             Domains::One => None,
             Domains::User => Some(format!("{XEN}{name}")),
             Domains::Device => Some(format!("{XEN}{name}:{guest}")),
         }
     }
 
-    fn needs_the_house(&self) -> Option<&'static str> {
+    fn needs_the_supervisor(&self) -> Option<&'static str> {
         self.limit.group.as_ref().map(|_| "limit.group")
     }
 }
 
 impl Plan {
     /// The devices that the daemon itself serves although its guests are to be apart, each with the
-    /// key that no room can serve.
-    pub(crate) fn roomless(&self) -> Vec<(String, &'static str)> {
+    /// key that no device process can serve.
+    pub(crate) fn unisolated(&self) -> Vec<(String, &'static str)> {
         let domains = self.daemon.domains;
         if domains == Domains::One {
             return Vec::new();
         }
         let of = |wanted: Wanted| {
-            let key = wanted.needs_the_house().filter(|_| wanted.domain(domains).is_none())?;
+            let key = wanted.needs_the_supervisor().filter(|_| wanted.domain(domains).is_none())?;
             Some((wanted.plan().name.clone(), key))
         };
-        let of_xen = |xen: &XenBlkPlan| Some((xen.name.clone(), xen.needs_the_house()?));
+        let of_xen = |xen: &XenBlkPlan| Some((xen.name.clone(), xen.needs_the_supervisor()?));
         let xens = self.xen_blk.iter().filter_map(of_xen);
         self.wanted().filter_map(of).chain(xens).collect()
     }
@@ -202,19 +204,19 @@ mod tests {
     }
 
     #[test]
-    fn what_no_room_serves_is_told_with_its_key() {
+    fn what_no_device_process_serves_is_told_with_its_key() {
         let devices = "[[blk]]\nname = 'a'\nsocket_path = '/a'\nnull = '1G'\n\
             [[blk]]\nname = 'b'\nsocket_path = '/b'\nclient = true\nnull = '1G'\n\
             [[net]]\nname = 'c'\nsocket_path = '/c'\nnull = true\npcap = '/p'\n\
             [[limit]]\nname = 'g'\niops = 5\n[[xen_blk]]\nname = 'd'\nsimulated = '/d'\n\
             [[xen_blk]]\nname = 'e'\nsimulated = '/e'\nlimit = { group = 'g' }\n";
-        let roomless =
-            |daemon: &str| parse(&format!("[daemon]\n{daemon}\n{devices}")).unwrap().roomless();
-        assert_eq!(roomless("domains = 'one'"), []);
+        let unisolated =
+            |daemon: &str| parse(&format!("[daemon]\n{daemon}\n{devices}")).unwrap().unisolated();
+        assert_eq!(unisolated("domains = 'one'"), []);
         let apart = [("b", "client"), ("c", "pcap"), ("e", "limit.group")];
         let apart = apart.map(|(name, key)| (name.to_owned(), key));
         for daemon in ["", "domains = 'user'", "domains = 'device'"] {
-            assert_eq!(roomless(daemon), apart, "{daemon}");
+            assert_eq!(unisolated(daemon), apart, "{daemon}");
         }
     }
 

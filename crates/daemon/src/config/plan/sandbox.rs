@@ -1,13 +1,13 @@
-//! `Sandbox`: which rights a room gives up (`daemon.sandbox`, `--sandbox`).
+//! `Sandbox`: which rights a device process gives up (`daemon.sandbox`, `--sandbox`).
 
-/// How much a room gives up.
+/// How much a device process gives up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Sandbox {
-    /// A room keeps its rights.
+    /// A device process keeps its rights.
     None,
-    /// A room gives up all rights that this kernel can take from it.
+    /// A device process gives up all rights that this kernel can take from it.
     Auto,
-    /// As `Auto`, but a room ends at once if the kernel cannot take one of them.
+    /// As `Auto`, but a device process ends at once if the kernel cannot take one of them.
     Seccomp,
 }
 

@@ -83,18 +83,18 @@ fn queues_that_are_filtered_sorted_and_paused() {
 }
 
 #[test]
-fn workers_of_rooms_and_a_device_that_a_room_serves() {
+fn workers_of_device_processes_and_a_device_that_a_device_process_serves() {
     let several = |done: u64| {
         let mut shown = three(done);
-        shown.devices[0].room = Some("shop".to_owned());
+        shown.devices[0].process = Some("shop".to_owned());
         let mut worker = shown.workers[0].clone();
-        worker.room = "shop".into();
+        worker.process = "shop".into();
         shown.workers.push(worker);
         shown
     };
     let mut model = model(several(0), several(2));
     press(&mut model, &[KeyCode::End]);
-    shows(&mut model, 80, 24, "room");
+    shows(&mut model, 80, 24, "process");
     type_in(&mut model, "3");
     shows(&mut model, 80, 24, "workers");
 }

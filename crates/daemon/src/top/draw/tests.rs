@@ -220,7 +220,7 @@ fn a_daemon_that_is_gone_is_named_and_its_last_numbers_stay() {
 fn a_thread_that_is_held_is_named_with_the_device_that_holds_it() {
     let mut now = three(2);
     now.held = vec![HeldInfo {
-        room: String::new(),
+        process: String::new(),
         thread: "worker-0".into(),
         device: "root".into(),
         state: "D".into(),

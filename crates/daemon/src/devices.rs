@@ -1,0 +1,394 @@
+//! The devices that are served: one task owns them, takes changes, and answers when they are done.
+//!
+//! ```text
+//! new      opens what the plan names; what cannot be had is tried again (waiting.rs)
+//! serve    until the process is told to stop:
+//!              a task of a device has ended     its device is shown with the reason
+//!              a change has come                prepare, commit, retire (change.rs); answer
+//! Tasks    a task for each device, with a stop of its own: a `Front`, which opens, listens, serves
+//! ```
+//! Nothing else adds, removes or replaces a device. A change waits for the one before it.
+
+mod admit;
+mod carry_out;
+mod defer;
+mod front;
+mod kept;
+mod prepare;
+mod shared;
+mod waiting;
+
+pub(crate) use admit::{Denied, admitted, is_bound};
+
+use crate::assemble::{AssembleError, Tasks, listens_at};
+use crate::config::plan::{DaemonPlan, DevicePlan, Plan, Wanted};
+use crate::links::HostLinks;
+use crate::log;
+use crate::model::{Change, Door, Order, Registry};
+use crate::processes::{Legacy, Processes};
+use crate::service::{Service, Whose};
+use crate::xen::XenDisks;
+use front::{Front, Stage};
+use kept::{Kept, with_kept};
+use manyring_engine::{AsideRow, Pool, PoolOptions};
+use manyring_transport::vhost_user::{Endpoint, SocketPermissions};
+use shared::Shared;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use waiting::{Asked, First, Later, Patience, Tried, Wait, refuse_if_none_is_left};
+
+/// All parts of the process.
+#[derive(Debug)]
+pub(crate) struct DeviceManager {
+    shared: Arc<Shared>,
+    fronts: Vec<Front>,
+    xens: Vec<XenDisks>,
+    /// Which interfaces come and go; `None` once they are followed.
+    links: Option<HostLinks>,
+    tasks: Tasks,
+    /// The plan of the devices that are served, or wait to be.
+    plan: Plan,
+    /// The plans that take the place of devices when their sessions have ended, by name.
+    pending: HashMap<String, Wanted>,
+    /// How many changes this process has seen.
+    generation: u64,
+    kept: Kept,
+    door: Door,
+    orders: mpsc::Receiver<Order>,
+    /// The generation and the plan, for whoever shows them.
+    shown: watch::Sender<(u64, Arc<Plan>)>,
+    /// Dropped when every device of the start listens, or waits.
+    begins: Option<mpsc::Sender<()>>,
+    begun: Option<mpsc::Receiver<()>>,
+    /// Ends with the supervisor.
+    followers: JoinSet<()>,
+}
+
+/// How long the devices may take to end when the process is told to. One of them may wait for a
+/// thread that the host does not give, for a device process that the kernel does not end, or for
+/// requests of its image that the kernel still has. The process ends without it: the kernel then
+/// kills the device process, and keeps other daemons from the image until those requests have
+/// ended.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The workers that a plan wants. None of them runs yet.
+pub(crate) fn pool(plan: &Plan) -> Arc<Pool> {
+    let options = PoolOptions {
+        workers_max: plan.daemon.workers,
+        polling: plan.daemon.polling.law(),
+        uring: plan.daemon.io_uring,
+    };
+    Pool::pinned(options, plan.pins())
+}
+
+impl DeviceManager {
+    /// Opens every disk and port, and captures if all that went well. Creates no socket; what else
+    /// it creates goes with it, but for captures. `pool`: as [`pool`] makes it. `legacy`: what
+    /// a process before this one has left.
+    ///
+    /// # Errors
+    /// No device can be served; or one cannot, and the plan waits for nothing.
+    pub(crate) async fn new(
+        plan: &Plan,
+        pool: Arc<Pool>,
+        service: Arc<Service>,
+        mut legacy: Legacy,
+    ) -> Result<Self, AssembleError> {
+        manyring_memory::install_sigbus_handler();
+        // Another device that cannot be had would be lost to its guest: the other process goes on.
+        let may_wait = legacy.is_there.then(|| std::mem::take(&mut legacy.waits));
+        let shared = Arc::new(Shared::new(plan, pool, service, &mut legacy)?);
+        let (plan, kept) = with_kept(plan)?;
+        shared.service.retain(listening(&plan));
+        shared.let_go_of_others(&plan).await;
+        // Before a port is opened: an interface that goes after that is noticed.
+        let links = Some(HostLinks::open(&plan));
+        let tried = Self::try_all(&plan, &shared, may_wait, &legacy.is_last).await?;
+        shared.pool.has_ring().ok_or(AssembleError::Workers)?;
+        let (door, orders) = Door::new();
+        let shown = watch::Sender::new((1, Arc::new(plan.clone())));
+        let (begins, begun) = mpsc::channel(1);
+        let mut manager = Self {
+            shared,
+            fronts: Vec::new(),
+            xens: Vec::new(),
+            links,
+            tasks: Tasks::default(),
+            plan,
+            pending: HashMap::new(),
+            generation: 1,
+            kept,
+            door,
+            orders,
+            shown,
+            begins: Some(begins),
+            begun: Some(begun),
+            followers: JoinSet::new(),
+        };
+        for tried in tried {
+            manager.add_front(tried)?;
+        }
+        let io_uring = manager.plan.daemon.io_uring;
+        let mut left = std::mem::take(&mut legacy.xen);
+        for xen in &manager.plan.xen_blk {
+            let (pool, devices) = (manager.pool().clone(), manager.devices().clone());
+            let shared = (pool, devices, manager.shared.groups.clone());
+            let apart = (manager.shared.processes.clone(), manager.shared.domains);
+            manager.xens.push(XenDisks::new(xen, io_uring, shared, apart, &mut left)?);
+        }
+        Ok(manager)
+    }
+
+    /// The generation, and the plan that is carried out.
+    pub(crate) fn shown(&self) -> watch::Receiver<(u64, Arc<Plan>)> {
+        self.shown.subscribe()
+    }
+
+    /// Where changes are asked for.
+    pub(crate) fn door(&self) -> &Door {
+        &self.door
+    }
+
+    /// Tries to open each device. `may_wait`: one that cannot be had is an error, but for these, as
+    /// long as another process goes on with it if this one ends (`is_last`: nobody does).
+    async fn try_all(
+        plan: &Plan,
+        shared: &Arc<Shared>,
+        may_wait: Option<HashSet<String>>,
+        is_last: &AtomicBool,
+    ) -> Result<Vec<Tried>, AssembleError> {
+        let mut patience = Patience::new(shared.wait, shared.keeps_on);
+        let mut none = Patience::of_next();
+        let row = AsideRow::default();
+        let asked: Vec<_> = plan.wanted().map(|wanted| Asked::new(wanted, shared, &row)).collect();
+        row.go_on();
+        let mut tried = Vec::new();
+        for asked in asked {
+            let is_strict = may_wait.as_ref().is_some_and(|names| !names.contains(asked.name()));
+            let patience = if is_strict { &mut none } else { &mut patience };
+            let wanted = asked.wanted().clone();
+            let answer = asked.answered(patience, &shared.host, &row).await;
+            // If the other process has died meanwhile, nobody else serves the rest.
+            let is_strict = is_strict && !is_last.load(Ordering::Relaxed);
+            let (served, first) = match answer {
+                Ok((_, First::Held(e) | First::Failed(e))) if is_strict => return Err(e),
+                Err(error) if is_strict || may_wait.is_none() => return Err(error),
+                answer => answer.unwrap_or_else(|error| (None, First::Failed(error))),
+            };
+            tried.push(Tried { wanted, served, first });
+        }
+        if plan.xen_blk.is_empty() {
+            refuse_if_none_is_left(&mut tried)?;
+        }
+        Ok(tried)
+    }
+
+    /// Shows a device that was tried, or why it waits.
+    fn add_front(&mut self, Tried { wanted, served, first }: Tried) -> Result<(), AssembleError> {
+        let mut wait = Wait::new(self.shared.clone(), wanted.clone());
+        let stage = match wait.begin(first) {
+            Later::Opened(opened) => match wanted.decorated(opened) {
+                Ok(opened) => {
+                    let made = self.shared.made(&wanted, opened);
+                    self.devices().add(made.part.clone());
+                    Stage::Made(made)
+                }
+                Err(error) if self.shared.tries_again() => {
+                    wait.note(&error);
+                    Stage::Waits(Later::Held)
+                }
+                Err(error) => return Err(error),
+            },
+            later => Stage::Waits(later),
+        };
+        let begins = self.begins.clone();
+        self.fronts.push(Front { wanted, wait, stage, served, begins });
+        Ok(())
+    }
+
+    pub(crate) fn pool(&self) -> &Arc<Pool> {
+        &self.shared.pool
+    }
+
+    pub(crate) fn processes(&self) -> &Processes {
+        &self.shared.processes
+    }
+
+    pub(crate) fn devices(&self) -> &Registry {
+        &self.shared.devices
+    }
+
+    /// Returns when every device listens that can be served at the start; [`Self::serve`] must run.
+    pub(crate) fn begun(&mut self) -> impl Future<Output = ()> + use<> {
+        let begun = self.begun.take();
+        async move {
+            if let Some(mut begun) = begun {
+                while begun.recv().await.is_some() {}
+            }
+        }
+    }
+
+    /// Serves every device until `stop` turns true, or until all `--one-off` ones have ended.
+    ///
+    /// # Errors
+    /// A socket cannot be listened on; or the time is over for which devices may wait, and none is
+    /// served.
+    pub(crate) async fn serve(
+        &mut self,
+        stop: &watch::Receiver<bool>,
+    ) -> Result<(), AssembleError> {
+        let balance = self.pool().clone().balance();
+        self.followers.spawn(balance);
+        let links = self.links.take().unwrap_or_default();
+        if links.is_open() {
+            self.followers.spawn(links.follow(self.devices().clone()));
+        } else {
+            self.links = Some(links);
+        }
+        let has_xen = !self.xens.is_empty();
+        std::mem::take(&mut self.fronts).into_iter().for_each(|front| self.start(front));
+        self.begins = None;
+        for xen in self.xens.drain(..) {
+            let name = xen.name().to_owned();
+            self.tasks.start(&name, |stop| async move {
+                xen.serve(stop).await;
+                Ok(())
+            });
+        }
+        let waited = self.shared.clone();
+        let waited = waited.waited();
+        tokio::pin!(waited);
+        let (mut may_wait, mut stop, mut stops) = (true, stop.clone(), stop.clone());
+        // Without a control socket nothing comes any more once all have gone.
+        let may_come = self.plan.daemon.control.is_some() && self.shared.keeps_on;
+        let mut has_ended = false;
+        while !(self.tasks.is_empty() && (has_ended || !may_come)) {
+            tokio::select! {
+                Some((name, result)) = self.tasks.ended() => match result {
+                    Ok(()) => has_ended |= !self.is_over(&name),
+                    Err(error) if self.shared.keeps_on => self.failed(&name, &error),
+                    Err(error) => return Err(error),
+                },
+                () = &mut waited, if may_wait => {
+                    may_wait = false;
+                    if !has_xen {
+                        self.shared.refuse_if_none_is_served()?;
+                    }
+                }
+                Some(order) = self.orders.recv() => {
+                    tokio::select! {
+                        () = self.obey(order) => {}
+                        _ = stops.wait_for(|stop| *stop) => {}
+                    }
+                }
+                _ = stop.wait_for(|stop| *stop) => break,
+            }
+        }
+        // Who would take over is not to go on in place of a process that was told to stop.
+        self.processes().tell_successor().await;
+        self.tasks.stop_all();
+        match timeout(END_PATIENCE, self.all_ended()).await {
+            Ok(ended) => ended?,
+            Err(_) => {
+                let devices = self.tasks.names();
+                tracing::warn!(devices, "devices do not end: the process ends without them");
+            }
+        }
+        self.processes().end().await;
+        self.followers.abort_all();
+        Ok(())
+    }
+
+    /// Returns when the tasks of all devices have ended, which were told to stop.
+    ///
+    /// # Errors
+    /// As [`Self::serve`].
+    async fn all_ended(&mut self) -> Result<(), AssembleError> {
+        while let Some((_, result)) = self.tasks.ended().await {
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Starts the task of a device.
+    fn start(&mut self, front: Front) {
+        let (shared, name) = (self.shared.clone(), front.wanted.plan().name.clone());
+        self.tasks.start(&name, |stop| front.serve(shared, stop));
+    }
+
+    /// Listens for interfaces that come and go, from the first device on that has one.
+    fn follow_links(&mut self, plan: &Plan) {
+        if self.links.take().is_none() {
+            return;
+        }
+        let links = HostLinks::open(plan);
+        if links.is_open() {
+            self.followers.spawn(links.follow(self.devices().clone()));
+        } else {
+            self.links = Some(links);
+        }
+    }
+}
+
+impl DeviceManager {
+    /// Removes a device that has served its only session. False: the process serves no others but
+    /// those that it began with, and ends with the last of them.
+    fn is_over(&mut self, name: &str) -> bool {
+        let is_of_api = self.find(name).is_some_and(|device| device.is_of_api());
+        if is_of_api {
+            let (door, name) = (self.door.clone(), name.to_owned());
+            let removed = async move { door.follow(Change::Delete { name, force: true }).await };
+            self.followers.spawn(removed);
+        }
+        is_of_api
+    }
+
+    /// Shows a device whose task has ended with an error, and that cannot be tried again: its
+    /// socket was handed in.
+    fn failed(&self, name: &str, error: &AssembleError) {
+        let reason = error.to_string();
+        tracing::error!(device = name, reason, "the device is not served any more");
+        self.devices().fail(name, reason);
+    }
+}
+
+/// Every socket that a process with this plan listens on.
+fn listening(plan: &Plan) -> impl Iterator<Item = (Whose<'_>, PathBuf, SocketPermissions)> {
+    let control = |(path, key): (&Path, &'static str)| {
+        (Whose::Control(key), path.to_owned(), plan.daemon.private(key))
+    };
+    let device = |device: &'_ DevicePlan| match listens_at(device) {
+        Some(Endpoint::Listen { path, permissions }) => Some((path, permissions)),
+        _ => None,
+    };
+    let device = move |plan| {
+        let (path, permissions) = device(plan)?;
+        Some((Whose::Device(plan.name.as_str()), path, permissions))
+    };
+    plan.daemon.controls().map(control).chain(plan.devices().filter_map(device))
+}
+
+/// The options that each device process is started with: it has as many workers as we have.
+pub(crate) fn process_arguments(plan: &DaemonPlan) -> Vec<OsString> {
+    // The sandbox stands first: a device process looks at it before any other argument.
+    let sandbox = format!("--sandbox={}", plan.sandbox.name());
+    let mut arguments: Vec<OsString> = vec!["device-process".into(), sandbox.into()];
+    arguments.extend(log::arguments().into_iter().map(OsString::from));
+    arguments.push(format!("--workers={}", plan.workers).into());
+    for cpus in &plan.worker_cpus {
+        let cpus: Vec<_> = cpus.iter().map(ToString::to_string).collect();
+        arguments.extend(["--worker-cpus".into(), cpus.join(",").into()]);
+    }
+    arguments.extend(plan.polling.options().into_iter().map(OsString::from));
+    if !plan.io_uring {
+        arguments.push("--no-io-uring".into());
+    }
+    arguments
+}

@@ -1,0 +1,491 @@
+//! A change carried out: prepare, commit, retire. Whatever fails before the end leaves everything
+//! as it was.
+//!
+//! ```text
+//! diff      the running plan and the desired one -> steps; a device in use is not touched
+//! prepare   open what comes, bind its sockets in folders of their own
+//! keep      write down what the control API has asked for (fsync)
+//! commit    rename the sockets: from here on clients connect
+//! retire    stop the tasks of what goes, wait until what they had open is closed
+//! ```
+//! A device that comes can need what one that goes still holds: a file, a socket's name, an
+//! interface. Then that one is retired first, and is put together again if the change fails.
+
+use super::DeviceManager;
+use super::defer::Work;
+use super::front::{Front, Stage};
+use super::kept::{Former, Keep};
+use super::prepare::{Prepared, Ready, refused};
+use super::waiting::{Later, Wait, failed};
+use crate::assemble::{AssembleError, Blk, Kind, Tasks, served};
+use crate::config::diff::{Step, StepInfo, What, diff, diff_of, limits};
+use crate::config::plan::{DevicePlan, Found, Plan, Wanted};
+use crate::model::{Change, Done, Entry, Keys, Order, Refused, Who, closed};
+use manyring_engine::{AsideRow, aside};
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+/// Longest wait until what a device had open is closed.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+/// Pause between two looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+impl DeviceManager {
+    /// Does what is asked, and answers.
+    pub(super) async fn obey(&mut self, order: Order) {
+        let Order { change, who, answer } = order;
+        // During a takeover the change waits here: the next daemon would not know of it, and the
+        // client must not be told that it is done.
+        let _begun = self.processes().change().await;
+        let done = self.change(change, &who).await;
+        let generation = self.generation;
+        let Who { uid, pid, comm } = &who;
+        match &done {
+            Ok(Done { steps, .. }) if !steps.is_empty() => {
+                let steps = in_words(steps);
+                tracing::info!(uid, pid, comm, generation, steps, "changed");
+            }
+            // Whoever asks logs a refusal.
+            Ok(_) | Err(_) => {}
+        }
+        let _ = answer.send(done);
+    }
+
+    async fn change(&mut self, change: Change, who: &Who) -> Result<Done, Refused> {
+        match change {
+            Change::Settle { name } => {
+                self.settle(&name).await;
+                Ok(self.done(&[]))
+            }
+            Change::Patch { name, keys } => self.patch(&name, &keys).await,
+            Change::Mtu { name, mtu } => {
+                let keys = Keys::from_iter([("mtu".to_owned(), mtu.into())]);
+                let done = self.patch(&name, &keys).await?;
+                if let (true, Some(device)) = (done.steps.is_empty(), self.find(&name)) {
+                    self.set(None, &device).await?;
+                }
+                Ok(done)
+            }
+            Change::Put { device, text } => self.put(device, text, who).await,
+            Change::Limit { group, keys } => self.limit(&group, &keys).await,
+            Change::Delete { name, force } => self.delete(&name, force).await,
+            Change::All { plan, dry_run, if_match } => {
+                if let Some(expected) = if_match.filter(|g| *g != self.generation) {
+                    tracing::debug!(expected, "the generation has moved");
+                    return Err(Refused::Moved(self.generation));
+                }
+                let mut desired = *plan;
+                for device in self.plan.wanted().filter(Wanted::is_of_api) {
+                    let name = &device.plan().name;
+                    if desired.device(name).is_some() {
+                        let problem = format!("{name}: the control API has a device of this name");
+                        return Err(Refused::Conflict(problem));
+                    }
+                    desired = desired.with(&device);
+                }
+                let steps = self.all_steps(&desired).await?;
+                if dry_run {
+                    return Ok(self.done(&steps));
+                }
+                self.carry_out(desired, steps, false, None).await
+            }
+        }
+    }
+
+    async fn put(&mut self, device: Wanted, text: String, who: &Who) -> Result<Done, Refused> {
+        let name = &device.plan().name;
+        self.is_of_api(name, "change")?;
+        self.may_have_more(&device)?;
+        let desired = self.plan.clone().with(&device);
+        let steps = diff_of(name, &self.plan, &desired);
+        self.check(&steps, &desired, false).await?;
+        let keep = Keep { name: name.clone(), text: Some((text, who.uid)) };
+        self.carry_out(desired, steps, false, Some(keep)).await
+    }
+
+    /// Refuses what the next look at the configuration file would undo.
+    fn is_of_api(&self, name: &str, what: &str) -> Result<(), Refused> {
+        if self.find(name).is_none_or(|device| device.is_of_api()) {
+            return Ok(());
+        }
+        let problem = format!("{name} is a device of the configuration file: {what} it there");
+        Err(Refused::Conflict(problem))
+    }
+
+    /// Refuses a device whose user has as many as the operator allows: each costs memory and
+    /// descriptors that the guests of all users share.
+    fn may_have_more(&self, device: &Wanted) -> Result<(), Refused> {
+        let DevicePlan { name, owner: Some(uid), .. } = device.plan() else { return Ok(()) };
+        let max = self.plan.daemon.user_devices_max;
+        let of_user = |other: &&DevicePlan| other.owner == Some(*uid) && other.name != *name;
+        if (self.plan.devices().filter(of_user).count() as u64) < max {
+            return Ok(());
+        }
+        let problem =
+            format!("user_devices_max: user {uid} has {max} devices, and may have no more");
+        Err(Refused::Conflict(problem))
+    }
+
+    async fn patch(&mut self, name: &str, keys: &Keys) -> Result<Done, Refused> {
+        let missing = || Refused::Missing(format!("no device is named {name:?}"));
+        let device = self.find(name).ok_or_else(missing)?;
+        let patched = device.patched(keys).map_err(Refused::Wrong)?;
+        let keep = match device.is_of_api() {
+            true => {
+                let (kept, name, keys) = (self.kept.clone(), name.to_owned(), keys.clone());
+                aside(move || kept.merged(&name, &keys)).await.flatten()
+            }
+            false => None,
+        };
+        let desired = self.plan.clone().with(&patched);
+        let steps = diff_of(name, &self.plan, &desired);
+        self.check(&steps, &desired, false).await?;
+        self.carry_out(desired, steps, false, keep).await
+    }
+
+    async fn limit(&mut self, group: &str, keys: &Keys) -> Result<Done, Refused> {
+        let missing = || Refused::Missing(format!("no [[limit]] is named {group:?}"));
+        let mut desired = self.plan.clone();
+        let found = desired.limit.iter_mut().find(|plan| plan.name == group).ok_or_else(missing)?;
+        *found = found.changed(keys).map_err(Refused::Wrong)?;
+        let steps: Vec<_> = limits(&self.plan, &desired).into_iter().collect();
+        self.check(&steps, &desired, false).await?;
+        self.carry_out(desired, steps, false, None).await
+    }
+
+    async fn delete(&mut self, name: &str, force: bool) -> Result<Done, Refused> {
+        self.is_of_api(name, "remove")?;
+        let desired = self.plan.clone().without(|device| device.name == name);
+        let steps = diff_of(name, &self.plan, &desired);
+        let keep = Keep { name: name.to_owned(), text: None };
+        self.carry_out(desired, steps, force, Some(keep)).await
+    }
+
+    /// The steps to a whole plan, which may have thousands of devices.
+    async fn all_steps(&self, desired: &Plan) -> Result<Vec<Step>, Refused> {
+        let (running, then) = (self.plan.clone(), desired.clone());
+        let steps = aside(move || diff(&running, &then)).await;
+        let steps = steps.ok_or_else(|| Refused::Host("the daemon has failed".to_owned()))?;
+        self.check(&steps, desired, true).await?;
+        Ok(steps)
+    }
+
+    /// Checks a plan as far as its names tell. With `looks`, or where locks do not keep devices
+    /// apart, also as far as the host tells what it finds under them.
+    async fn check(&self, steps: &[Step], desired: &Plan, looks: bool) -> Result<(), Refused> {
+        if steps.is_empty() {
+            return Ok(());
+        }
+        let found = if looks || desired.has_captures() {
+            let plan = desired.clone();
+            let looked = aside(move || plan.check_again(true));
+            let looked = tokio::time::timeout(CLOSE_PATIENCE, looked).await.ok().flatten();
+            looked.ok_or_else(|| Refused::Host("the host does not answer".to_owned()))?
+        } else {
+            desired.check_again(false)
+        };
+        match found {
+            Found::Good => Ok(()),
+            Found::Shared(error) => Err(Refused::Conflict(error.to_string())),
+            Found::Wrong(error) => Err(Refused::Wrong(error.to_string())),
+        }
+    }
+
+    fn done(&self, steps: &[Step]) -> Done {
+        Done { generation: self.generation, steps: steps.iter().map(Step::info).collect() }
+    }
+
+    /// Carries the steps out: switches come before their ports, and go after them.
+    async fn carry_out(
+        &mut self,
+        desired: Plan,
+        steps: Vec<Step>,
+        force: bool,
+        keep: Option<Keep>,
+    ) -> Result<Done, Refused> {
+        let switches = self.shared.host.switches.clone();
+        let (mut comes, mut goes) = (Vec::new(), Vec::new());
+        for step in &steps {
+            match &step.what {
+                What::AddSwitch(plan) => comes.push(plan.clone()),
+                What::RemoveSwitch => goes.push(step.name.clone()),
+                _ => {}
+            }
+        }
+        let come: Vec<_> = comes.iter().map(|plan| plan.name.clone()).collect();
+        if !comes.is_empty() {
+            let opened = aside(move || switches.add(&comes));
+            let opened = tokio::time::timeout(CLOSE_PATIENCE, opened).await.ok().flatten();
+            let slow = || Refused::Host("the host does not answer".to_owned());
+            opened.ok_or_else(slow)?.map_err(|error| refused(&error))?;
+        }
+        let done = self.carry_out_devices(desired, steps, force, keep).await;
+        let gone = if done.is_ok() { goes } else { come };
+        if !gone.is_empty() {
+            let switches = self.shared.host.switches.clone();
+            aside(move || switches.remove(&gone)).await;
+        }
+        done
+    }
+
+    async fn carry_out_devices(
+        &mut self,
+        desired: Plan,
+        steps: Vec<Step>,
+        force: bool,
+        keep: Option<Keep>,
+    ) -> Result<Done, Refused> {
+        let Work { leaving, coming, live, deferred } = self.work(&steps);
+        let replaced = coming.iter().map(|device| device.plan().name.clone()).collect();
+        let unused = |manager: &Self| match force {
+            true => Ok(()),
+            false => leaving.iter().try_for_each(|device| manager.unused(device)),
+        };
+        unused(self)?;
+        let (late, early): (Vec<_>, Vec<_>) = coming
+            .into_iter()
+            .partition(|device| leaving.iter().any(|other| device.needs_what_of(other)));
+        self.live(&live).await?;
+        self.follow_links(&desired);
+        // A front-end can have connected during the calls above.
+        let prepared = self.prepare(early).await;
+        let mut prepared = match prepared.and_then(|all| unused(self).map(|()| all)) {
+            Ok(prepared) => prepared,
+            Err(error) => return self.undo(&live, Vec::new(), error).await,
+        };
+        let mut retired = Vec::new();
+        if !late.is_empty() {
+            self.retire(&leaving, &replaced).await;
+            retired.clone_from(&leaving);
+            match self.prepare(late).await {
+                Ok(more) => prepared.extend(more),
+                Err(error) => {
+                    drop(prepared);
+                    return self.undo(&live, retired, error).await;
+                }
+            }
+        }
+        let ready = match self.commit(prepared, keep).await {
+            Ok(ready) => ready,
+            Err(error) => return self.undo(&live, retired, error).await,
+        };
+        if retired.is_empty() {
+            self.retire(&leaving, &replaced).await;
+        }
+        for ready in ready {
+            let front = ready.shown(&self.shared);
+            self.start(front);
+        }
+        deferred.into_iter().for_each(|(device, keys)| self.defer(device, keys));
+        self.follow_limits(&desired).await;
+        self.shared.pool.set_queue_workers(desired.pins().queue_workers);
+        let is_done = |step: &Step| !matches!(step.what, What::NeedsRestart(_));
+        if steps.iter().any(is_done) {
+            self.generation += 1;
+        }
+        let done = self.done(&steps);
+        // Keys that need a restart keep their former values: the next look tells of them again.
+        let daemon = std::mem::replace(&mut self.plan, desired);
+        self.plan.daemon = daemon.daemon;
+        self.plan.xen_blk = daemon.xen_blk;
+        for switch in &mut self.plan.switch {
+            if let Some(same) = daemon.switch.iter().find(|former| former.name == switch.name) {
+                switch.clone_from(same);
+            }
+        }
+        self.shown.send_replace((self.generation, Arc::new(self.plan.clone())));
+        self.wait_anew(live).await;
+        Ok(done)
+    }
+
+    /// Takes a change back that has failed.
+    async fn undo(
+        &mut self,
+        live: &[(Wanted, Wanted)],
+        retired: Vec<Wanted>,
+        error: Refused,
+    ) -> Result<Done, Refused> {
+        self.restore(retired).await;
+        let back: Vec<_> = live.iter().map(|(old, new)| (new.clone(), old.clone())).collect();
+        if let Err(error) = self.live(&back).await {
+            let names: Vec<_> = live.iter().map(|(old, _)| old.plan().name.as_str()).collect();
+            let devices = names.join(", ");
+            tracing::error!(devices, %error, "a change cannot be taken back");
+        }
+        Err(error)
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<Wanted> {
+        self.plan.device(name)
+    }
+
+    fn unused(&self, device: &Wanted) -> Result<(), Refused> {
+        let name = &device.plan().name;
+        match self.shared.devices.find(name) {
+            Some(Entry::Served(served)) if *served.part.connected.borrow() => {
+                Err(Refused::Conflict(format!("{name}: a front-end is connected")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) async fn prepare(&self, devices: Vec<Wanted>) -> Result<Vec<Prepared>, Refused> {
+        Prepared::all(&self.shared, devices).await.map_err(|error| refused(&error))
+    }
+
+    /// Writes down what is kept, and names the sockets.
+    async fn commit(
+        &mut self,
+        prepared: Vec<Prepared>,
+        keep: Option<Keep>,
+    ) -> Result<Vec<Ready>, Refused> {
+        let mut finished = Vec::new();
+        for prepared in prepared {
+            finished.push(prepared.finished().await.map_err(|error| refused(&error))?);
+        }
+        // One thread does all of it, one call after the other.
+        let row = AsideRow::default();
+        let is_kept = Arc::new(AtomicBool::new(keep.is_none()));
+        let kept = keep.map(|keep| self.keep(keep, &row, is_kept.clone()));
+        let coming: Vec<_> = finished.into_iter().map(|one| one.named(&row, &is_kept)).collect();
+        row.go_on();
+        let former = match kept {
+            Some(kept) => Some(kept.await?),
+            None => None,
+        };
+        let mut named = Vec::new();
+        for coming in coming {
+            match coming.published().await {
+                Ok(ready) => named.push(ready),
+                Err(error) => {
+                    if let Some(former) = former {
+                        aside(move || former.restore()).await;
+                    }
+                    return Err(refused(&error));
+                }
+            }
+        }
+        Ok(named)
+    }
+
+    /// Puts the call that writes down what is kept behind the others in the row; it sets `is_kept`
+    /// at its end. However long it takes it is waited for: the disk must hold what the answer says.
+    fn keep(
+        &self,
+        keep: Keep,
+        row: &AsideRow,
+        is_kept: Arc<AtomicBool>,
+    ) -> impl Future<Output = Result<Former, Refused>> + use<> {
+        let (tells, changed) = oneshot::channel();
+        let (kept, name) = (self.kept.clone(), keep.name.clone());
+        row.add(&name.clone(), move || {
+            let changed = kept.change(&keep);
+            is_kept.store(changed.is_ok(), Ordering::Release);
+            let _ = tells.send(changed);
+        });
+        async move {
+            let changed =
+                changed.await.unwrap_or_else(|_| Err(io::Error::other("the daemon has failed")));
+            changed.map_err(|error| Refused::Host(format!("{name}: cannot be kept: {error}")))
+        }
+    }
+
+    /// Stops these devices, and waits until what they had open is closed. Those that are
+    /// `replaced` are shown as such until others have their names.
+    pub(super) async fn retire(&mut self, devices: &[Wanted], replaced: &HashSet<String>) {
+        let names: Vec<_> = devices.iter().map(|device| device.plan().name.as_str()).collect();
+        let ending: Vec<_> = names.iter().filter_map(|name| self.tasks.stop(name)).collect();
+        let mut left = Vec::new();
+        for name in &names {
+            if let Some(Entry::Served(served)) = self.shared.devices.find(name) {
+                left.push((*name, is_open(&served.part.kind)));
+            }
+        }
+        Tasks::await_ends(ending, &names).await;
+        let mut closing = JoinSet::new();
+        for name in &names {
+            let shown = match replaced.contains(*name) {
+                true => self.shared.devices.make_way(name),
+                false => self.shared.devices.remove(name),
+            };
+            shown.into_iter().for_each(|entry| drop(closing.spawn(closed(entry))));
+            self.pending.remove(*name);
+        }
+        let began = Instant::now();
+        // An image that does not close in time goes on closing, and nobody waits for it.
+        let _ = tokio::time::timeout(CLOSE_PATIENCE, closing.join_all()).await;
+        while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {
+            if began.elapsed() > CLOSE_PATIENCE {
+                tracing::warn!(device, "the host holds what it had open: not waited for");
+                return;
+            }
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// Puts devices together again that were retired for a change that has failed. One that cannot
+    /// be had any more is tried again.
+    pub(super) async fn restore(&mut self, devices: Vec<Wanted>) {
+        for device in devices {
+            let front = match self.put_together(device.clone()).await {
+                Ok(ready) => ready.shown(&self.shared),
+                Err(error) => {
+                    let served = match served(device.plan()) {
+                        Err(AssembleError::Unfound { .. }) => None,
+                        Ok(served) => Some(served),
+                        Err(_) => continue,
+                    };
+                    let mut wait = Wait::new(self.shared.clone(), device.clone());
+                    wait.note(&error);
+                    let stage = Stage::Waits(Later::Held);
+                    Front { wanted: device, wait, stage, served, begins: None }
+                }
+            };
+            self.start(front);
+        }
+    }
+
+    /// Opens a device and names its socket, outside of any change.
+    async fn put_together(&self, device: Wanted) -> Result<Ready, AssembleError> {
+        let prepared = Prepared::all(&self.shared, vec![device.clone()]).await?;
+        let prepared = prepared.into_iter().next().ok_or_else(|| failed(&device))?;
+        let row = AsideRow::default();
+        let named = prepared.finished().await?.named(&row, &Arc::new(AtomicBool::new(true)));
+        row.go_on();
+        named.published().await
+    }
+}
+
+/// Whether something of a device that was removed is still open: its task has ended, but a worker
+/// or a thread of the disk may have it until a call of the kernel comes back.
+fn is_open(kind: &Kind) -> Box<dyn Fn() -> bool + Send + Sync> {
+    match kind {
+        Kind::Blk(Blk::Virtio(device)) => {
+            let (disk, device) = (Arc::downgrade(device.disk()), Arc::downgrade(device));
+            Box::new(move || disk.strong_count() + device.strong_count() > 0)
+        }
+        // A disk of a Xen guest is no device of a plan.
+        Kind::Blk(Blk::Xen(_)) => Box::new(|| false),
+        Kind::Net(device) => {
+            let (port, device) = (Arc::downgrade(device.port()), Arc::downgrade(device));
+            Box::new(move || port.strong_count() + device.strong_count() > 0)
+        }
+    }
+}
+
+fn in_words(steps: &[StepInfo]) -> String {
+    /// Steps that a line of the log names.
+    const NAMED_MAX: usize = 8;
+    let words = |step: &StepInfo| format!("{} {}", step.step, step.device);
+    let mut named: Vec<_> = steps.iter().take(NAMED_MAX).map(words).collect();
+    if steps.len() > NAMED_MAX {
+        named.push(format!("and {} more", steps.len() - NAMED_MAX));
+    }
+    named.join(", ")
+}

@@ -1,0 +1,226 @@
+//! `Before`: the supervisor before this one, and how it ends when this one is to take over from it.
+//!
+//! ```text
+//! it has read `Taken`, and ends the channel          this one serves
+//! it says `GoesOn`                                   this one ends
+//! it ends the channel unread, and its process ends   it has died: this one serves
+//! it ends the channel unread, and its process stays  it does not know `GoesOn`: this one ends
+//! ```
+//! A supervisor that goes on says so before it starts a device process again. So if it dies without
+//! that word, no device process has run since its device processes have parked, and all that it has
+//! handed over is as it was: sockets, descriptions with their locks, and the notes of sessions,
+//! live in descriptors of this process.
+
+use super::channel::{Channel, watched};
+use manyring_engine::aside;
+use manyring_transport::vhost_user::check_path;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{sleep, timeout};
+
+/// How long the device processes may take to park or to end. One that the kernel does not end in
+/// that time is left to the next supervisor, with the front-ends that wait for it.
+pub(super) const END_PATIENCE: Duration = Duration::from_secs(3);
+/// Pause between two looks at a control socket.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// The supervisor that waits at the other end of a channel.
+#[derive(Debug)]
+pub(crate) struct Before {
+    pub(super) channel: Channel,
+    process: Process,
+}
+
+/// The process of that supervisor.
+#[derive(Debug)]
+enum Process {
+    /// A pidfd of it. If the supervisor ended before the pidfd was opened, the pidfd may be that of
+    /// another process, which got the same number later. It becomes readable at the end of that
+    /// process: the supervisor has ended by then, too.
+    Open(AsyncFd<OwnedFd>),
+    /// It had ended before it could be opened.
+    Gone,
+    /// It is in another namespace of processes.
+    Unknown,
+}
+
+/// How the supervisor has ended its end of the channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// It has read all that was said to it, and serves nobody any more.
+    Taken,
+    /// Its process has ended, and has said nothing.
+    Died,
+    /// It keeps everything.
+    GoesOn,
+}
+
+impl Before {
+    /// The supervisor `pid` has connected.
+    pub(super) fn new(channel: Channel, pid: Pid) -> Self {
+        let process = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
+            Ok(fd) => watched(fd, Interest::READABLE).map_or(Process::Unknown, Process::Open),
+            Err(Errno::SRCH) => Process::Gone,
+            Err(_) => Process::Unknown,
+        };
+        Self { channel, process }
+    }
+
+    /// Returns when it has ended its end of the channel, or says that it goes on. `was_told`: a
+    /// message to it was sent.
+    pub(super) async fn end(&self, was_told: bool) -> End {
+        match self.channel.ended().await {
+            Ok(()) if was_told => End::Taken,
+            Err(error) if error.kind() == ErrorKind::InvalidData => End::GoesOn,
+            _ if self.has_died().await => End::Died,
+            _ => End::GoesOn,
+        }
+    }
+
+    /// True if its process has ended, or ends now.
+    pub(super) async fn has_died(&self) -> bool {
+        let process = match &self.process {
+            Process::Open(process) => process,
+            Process::Gone => return true,
+            Process::Unknown => return false,
+        };
+        timeout(END_PATIENCE, process.readable()).await.is_ok_and(|ended| ended.is_ok())
+    }
+}
+
+/// What a process does whose predecessor has died, and has not handed everything over.
+pub(super) const ANEW: &str = "this one starts anew, and front-ends connect again";
+/// Why a process ends that was to take over.
+pub(super) const TOO_SLOW: &str = "--takeover: the daemon goes on: this one was too slow. If it \
+                                   does not run, start this one again without --takeover";
+
+/// The result of `opens`; `None` if the other supervisor ends its end of the channel before, and
+/// has not died. If it has, `is_last` is set, and nobody waits any more.
+pub(super) async fn unless_it_goes_on<T>(
+    before: &mut Option<Before>,
+    is_last: &AtomicBool,
+    opens: impl Future<Output = T>,
+) -> Option<T> {
+    tokio::pin!(opens);
+    if let Some(waits) = before {
+        tokio::select! {
+            biased;
+            // It says nothing before it has heard that everything is open.
+            end = waits.end(false) => match end {
+                End::Died => is_last.store(true, Ordering::Relaxed),
+                End::Taken | End::GoesOn => return None,
+            },
+            opened = &mut opens => return Some(opened),
+        }
+        tracing::warn!("--takeover: the daemon has died: its guests go on here");
+        *before = None;
+    }
+    Some(opens.await)
+}
+
+/// True if nobody listens at a control socket any more, whether or not its name is still there. A
+/// process that dies closes its connections before or after that socket, so this looks until the
+/// daemon `answers`, or the time is over.
+pub(super) async fn is_deserted<F: Future<Output = bool>>(
+    control: &Path,
+    answers: impl Fn() -> F,
+) -> bool {
+    let looks = async {
+        loop {
+            let path = control.to_owned();
+            let checked = aside(move || check_path(&path)).await;
+            match checked {
+                Some(Ok(())) => return true,
+                _ if answers().await => return false,
+                _ => sleep(RETRY).await,
+            }
+        }
+    };
+    timeout(END_PATIENCE, looks).await.unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::processes::channel::{NO_FDS, pair};
+    use manyring_engine::Janitor;
+    use std::process::{Child, Command, Stdio};
+    use std::sync::Arc;
+
+    /// A next supervisor whose other end is a process of its own, which lives until it is killed.
+    fn with_process<F: Future<Output = ()>>(test: impl FnOnce(Before, Channel, Child) -> F) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (a, b) = pair().unwrap();
+            let new = |socket| Channel::new(socket, Arc::new(Janitor::of("test"))).unwrap();
+            let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+            let before = Before::new(new(a), Pid::from_child(&child));
+            test(before, new(b), child).await;
+        });
+    }
+
+    async fn opened(before: Before) -> (Option<u8>, bool) {
+        let (mut before, is_last) = (Some(before), AtomicBool::new(false));
+        // It opens for longer than the other one takes to end.
+        let opens = async {
+            sleep(END_PATIENCE * 2).await;
+            7
+        };
+        let opened = unless_it_goes_on(&mut before, &is_last, opens).await;
+        (opened, is_last.into_inner())
+    }
+
+    #[test]
+    fn nothing_is_opened_any_more_once_the_other_supervisor_goes_on() {
+        with_process(|before, runs, mut child| async move {
+            runs.send(b"it goes on", NO_FDS).await.unwrap();
+            // It dies after that: guests were served again by then.
+            child.kill().unwrap();
+            drop(runs);
+            assert_eq!(opened(before).await, (None, false));
+            child.wait().unwrap();
+        });
+        // A supervisor that does not say it, and lives.
+        with_process(|before, runs, mut child| async move {
+            drop(runs);
+            assert_eq!(opened(before).await, (None, false));
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+    }
+
+    #[test]
+    fn what_is_opened_is_kept_if_the_other_supervisor_has_died_or_waits() {
+        with_process(|before, runs, mut child| async move {
+            child.kill().unwrap();
+            drop(runs);
+            assert_eq!(opened(before).await, (Some(7), true));
+            child.wait().unwrap();
+        });
+        with_process(|before, runs, mut child| async move {
+            assert_eq!(opened(before).await, (Some(7), false));
+            drop(runs);
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_supervisor_that_has_read_that_all_is_taken_need_not_have_died() {
+        with_process(|before, runs, mut child| async move {
+            before.channel.send(b"taken", NO_FDS).await.unwrap();
+            assert!(runs.receive().await.unwrap().is_some());
+            drop(runs);
+            assert_eq!(before.end(true).await, End::Taken);
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+    }
+}

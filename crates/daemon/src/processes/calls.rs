@@ -1,0 +1,265 @@
+//! The system calls of a device process: a list for the process, and a shorter one for each of its
+//! threads.
+//!
+//! ```text
+//! worker    rings, transfers, doorbells          janitor   descriptors, what /proc says of them
+//! disk      transfers                            control   that, and sockets of sessions; calls
+//! log       to write                                       beside it that may block, too
+//! lookout   what /proc says of threads           starter   to make threads and shorten their lists
+//! ```
+//! The process has the list of the starter: all of these together. Each thread has in addition what
+//! every thread needs. A list only becomes shorter: a worker that was taken makes no thread, opens
+//! no file, and receives no descriptor.
+
+use manyring_backend::sys::denied;
+use manyring_backend::sys::starter::Role;
+use manyring_memory::{EVENT_REQUEST, GRANT_REQUESTS};
+use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition,
+    SeccompFilter, SeccompRule,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// All roles.
+pub(super) const ROLES: [Role; 6] =
+    [Role::Worker, Role::Disk, Role::Janitor, Role::Lookout, Role::Log, Role::Control];
+
+/// The list of a thread of this role, or of the process, as a program for the kernel. Other calls
+/// end in a signal (`denied.rs`).
+pub(super) fn program(role: Option<Role>, is_for_xen: bool) -> Result<BpfProgram, BackendError> {
+    let mut rules = rules(is_for_xen)?;
+    let with_rules = |call| (call, rules.remove(&call).unwrap_or_default());
+    let calls: BTreeMap<_, _> = numbers(role).into_iter().map(with_rules).collect();
+    let machine = std::env::consts::ARCH.try_into()?;
+    SeccompFilter::new(calls, SeccompAction::Trap, SeccompAction::Allow, machine)?.try_into()
+}
+
+/// The numbers of its calls.
+fn numbers(role: Option<Role>) -> BTreeSet<i64> {
+    let groups: &[&[i64]] = match role {
+        None => &[RINGS, TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS, SESSIONS, THREADS],
+        Some(Role::Worker) => &[RINGS, TRANSFERS, WAITS, DOORBELLS],
+        Some(Role::Disk) => &[TRANSFERS],
+        Some(Role::Janitor) => &[TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS],
+        Some(Role::Lookout) => &[SHOWN],
+        Some(Role::Log) => &[WAITS],
+        Some(Role::Control) => &[TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS, SESSIONS],
+    };
+    groups.iter().chain(&[EVERY]).flat_map(|group| group.iter().copied()).collect()
+}
+
+/// Of every thread: memory, time, locks, signals of its own, its end, and a line of the log.
+#[rustfmt::skip]
+const EVERY: &[i64] = &[
+    libc::SYS_brk, libc::SYS_clock_gettime, libc::SYS_clock_nanosleep, libc::SYS_close,
+    libc::SYS_exit, libc::SYS_exit_group, libc::SYS_futex, libc::SYS_getpid, libc::SYS_getrandom,
+    libc::SYS_gettid, libc::SYS_madvise, libc::SYS_mmap, libc::SYS_mprotect, libc::SYS_mremap,
+    libc::SYS_munmap, libc::SYS_nanosleep, libc::SYS_read, libc::SYS_restart_syscall,
+    libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity, libc::SYS_sched_yield, libc::SYS_sigaltstack, libc::SYS_tgkill,
+    libc::SYS_write,
+];
+
+/// The rings of a worker, and what it has instead where it has none; its CPUs.
+#[rustfmt::skip]
+const RINGS: &[i64] = &[
+    libc::SYS_getrusage, libc::SYS_io_uring_enter, libc::SYS_io_uring_register,
+    libc::SYS_sched_setaffinity,
+];
+
+/// Transfers between memory and open descriptions, flushes and allocation; the cut of a file that a
+/// write of whole blocks has made longer.
+#[rustfmt::skip]
+const TRANSFERS: &[i64] = &[
+    // cachestat, by the one number that it has everywhere.
+    451,
+    libc::SYS_fadvise64, libc::SYS_fallocate, libc::SYS_fdatasync, libc::SYS_ftruncate,
+    libc::SYS_ioctl, libc::SYS_lseek, libc::SYS_pread64, libc::SYS_preadv2, libc::SYS_pwrite64,
+    libc::SYS_pwritev2, libc::SYS_readv, libc::SYS_writev,
+];
+
+/// Waits for a descriptor.
+#[rustfmt::skip]
+const WAITS: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+];
+
+/// Kicks, calls and timers.
+#[rustfmt::skip]
+const DOORBELLS: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_create1, libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_eventfd2,
+    libc::SYS_fcntl, libc::SYS_sendto, libc::SYS_timerfd_settime,
+];
+
+/// Files below /proc and /sys; with older forms of these, which only this machine has.
+#[rustfmt::skip]
+const SHOWN: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_access,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_stat,
+    libc::SYS_fstat, libc::SYS_lseek, libc::SYS_newfstatat, libc::SYS_openat, libc::SYS_readlinkat,
+    libc::SYS_statx,
+];
+
+/// Questions about descriptors of a front-end, and files in memory for it.
+#[rustfmt::skip]
+const DESCRIPTORS: &[i64] = &[
+    libc::SYS_fstatfs, libc::SYS_getpeername, libc::SYS_getsockname, libc::SYS_getsockopt,
+    libc::SYS_kcmp, libc::SYS_memfd_create, libc::SYS_prlimit64, libc::SYS_recvfrom,
+    libc::SYS_shutdown, libc::SYS_socket, libc::SYS_uname,
+];
+
+/// Sockets of sessions and of the supervisor; devices that come and go.
+#[rustfmt::skip]
+const SESSIONS: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_dup2,
+    libc::SYS_dup3, libc::SYS_epoll_pwait2, libc::SYS_fsync, libc::SYS_recvmsg, libc::SYS_sendmsg,
+    libc::SYS_setsockopt, libc::SYS_socketpair, libc::SYS_timerfd_create,
+];
+
+/// The making of threads, and what a thread does before its list is shortened.
+#[rustfmt::skip]
+const THREADS: &[i64] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_arch_prctl,
+    libc::SYS_clone, libc::SYS_clone3, libc::SYS_prctl, libc::SYS_rseq,
+    libc::SYS_seccomp, libc::SYS_set_robust_list,
+];
+
+/// A condition on an argument of a call: the argument's index, the comparison, and the value.
+pub(super) type Condition = (u8, SeccompCmpOp, u64);
+
+/// A call whose arguments meet all of these.
+pub(super) fn rule(arguments: &[Condition]) -> Result<SeccompRule, BackendError> {
+    let condition = |(index, how, value): &Condition| {
+        SeccompCondition::new(*index, SeccompCmpArgLen::Dword, how.clone(), *value)
+    };
+    SeccompRule::new(arguments.iter().map(condition).collect::<Result<_, _>>()?)
+}
+
+/// The conditions of calls that are allowed with some arguments only. A process could reach others
+/// of its user by them, and so the supervisor: it signals its own threads, sets limits and CPUs of
+/// its own, and sends to who is connected. Nor does it outlive the supervisor, make memory that can
+/// be executed, or lock a file; and to the list of a thread it adds denials alone.
+fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
+    let command = |command: &i32| vec![(1, Eq, u64::from(command.unsigned_abs()))];
+    let executable = u64::from(libc::PROT_EXEC.unsigned_abs());
+    let adds = u64::from(libc::SECCOMP_SET_MODE_FILTER);
+    let of_xen = XEN_REQUESTS.iter().filter(|_| is_for_xen);
+    let requests = REQUESTS.iter().chain(of_xen).map(|request| vec![(1, Eq, *request)]).collect();
+    let conditions: Vec<(i64, Vec<Vec<Condition>>)> = vec![
+        (libc::SYS_ioctl, requests),
+        (libc::SYS_mmap, vec![vec![(2, MaskedEq(executable), 0)]]),
+        (libc::SYS_mprotect, vec![vec![(2, MaskedEq(executable), 0)]]),
+        (libc::SYS_prctl, vec![vec![(0, Ne, u64::from(libc::PR_SET_PDEATHSIG.unsigned_abs()))]]),
+        (libc::SYS_fcntl, COMMANDS.iter().map(command).collect()),
+        (libc::SYS_prlimit64, vec![vec![(0, Eq, 0)]]),
+        (libc::SYS_sched_setaffinity, vec![vec![(0, Eq, 0)]]),
+        (libc::SYS_tgkill, vec![vec![(0, Eq, u64::from(std::process::id()))]]),
+        // As the handler of denied calls makes it.
+        (libc::SYS_openat, vec![vec![(4, Eq, u64::from(denied::OPENED_BY_HANDLER))]]),
+        (libc::SYS_socket, vec![SOCK_DIAG.to_vec()]),
+        (libc::SYS_socketpair, vec![STREAMS.to_vec()]),
+        // Without an address it goes to whoever the socket is connected to.
+        (libc::SYS_sendto, vec![vec![(5, Eq, 0)]]),
+        (libc::SYS_seccomp, vec![vec![(0, Eq, adds), (1, Eq, 0)]]),
+    ];
+    let mut rules = BTreeMap::new();
+    for (call, alternatives) in conditions {
+        let all: Result<_, _> = alternatives.iter().map(|all| rule(all)).collect();
+        rules.insert(call, all?);
+    }
+    Ok(rules)
+}
+
+/// The allowed commands to a descriptor (`fcntl`). None gives a file an owner whom the kernel
+/// signals, and none takes or removes a lock: by the marks of its descriptions the supervisor sees
+/// that requests of this process are under way, also when it has ended.
+const COMMANDS: &[i32] = &[
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_ADD_SEALS,
+];
+
+/// The only socket that is made: one by which the kernel says which sockets are two ends of one
+/// (`NETLINK_SOCK_DIAG`), so that a session's own socket is taken for no doorbell. It tells no more
+/// than /proc does, and changes nothing without a capability.
+const SOCK_DIAG: [Condition; 2] = [(0, Eq, 16), (2, Eq, 4)];
+
+/// The only pairs of sockets that are made, `SOCK_STREAM` of `AF_UNIX`: one end of datagrams could
+/// be sent to any name, and so to the log of the host, which takes this process for the supervisor.
+const STREAMS: [Condition; 2] = [(0, Eq, 1), (1, MaskedEq(0xf), 1)];
+
+/// The allowed requests to a device (`ioctl`): whether a file is a terminal, whether its calls
+/// wait, and how a block device is divided and erased. No request to the queues of a tap is
+/// allowed: one of them would give the interface another owner.
+const REQUESTS: &[u64] = &[
+    0x5401, // TCGETS
+    0x5421, // FIONBIO
+    0x5451, // FIOCLEX
+    0x1268, // BLKSSZGET
+    0x127b, // BLKPBSZGET
+    0x127d, // BLKSECDISCARD
+];
+
+/// Further requests of the device process of Xen guests: to map and unmap pages that a guest lends,
+/// and to signal a guest. The supervisor has bound the event channels: no other one can be bound.
+const XEN_REQUESTS: &[u64] = &[GRANT_REQUESTS[0], GRANT_REQUESTS[1], EVENT_REQUEST];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_has_a_part_of_its_process_list_and_makes_no_other() {
+        let all = numbers(None);
+        let makes = [libc::SYS_clone, libc::SYS_clone3, libc::SYS_seccomp, libc::SYS_prctl];
+        assert!(makes.iter().all(|call| all.contains(call)));
+        for role in ROLES {
+            let own = numbers(Some(role));
+            assert!(
+                own.is_subset(&all) && makes.iter().all(|call| !own.contains(call)),
+                "{role:?}"
+            );
+        }
+        for role in [Role::Worker, Role::Disk, Role::Log] {
+            let own = numbers(Some(role));
+            for call in [libc::SYS_openat, libc::SYS_socket, libc::SYS_recvmsg, libc::SYS_dup3] {
+                assert!(!own.contains(&call), "{role:?} {call}");
+            }
+        }
+    }
+
+    /// docs/guide/security.md names these.
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn lists_have_as_many_calls_as_the_guide_says() {
+        let guide = include_str!("../../../../docs/guide/security.md");
+        let names = ["worker", "disk", "janitor", "lookout", "log", "control"];
+        for (name, role) in names.into_iter().zip(ROLES) {
+            let row = format!("{name} {}", numbers(Some(role)).len());
+            assert!(guide.contains(&row), "{row}");
+        }
+        let row = format!("the process {}", numbers(None).len());
+        assert!(guide.contains(&row), "{row}");
+    }
+
+    #[test]
+    fn every_list_is_a_program() {
+        for role in ROLES.map(Some).into_iter().chain([None]) {
+            assert!(!program(role, true).unwrap().is_empty());
+        }
+    }
+}

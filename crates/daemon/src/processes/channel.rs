@@ -1,0 +1,271 @@
+//! `Channel`: whole messages with file descriptors over a pair of sockets, without waiting.
+
+use super::message::{FDS_MAX, SIZE_MAX};
+use manyring_engine::{Janitor, MESSAGE_FDS_MAX};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, socketpair,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// An end of the pair. Needs a tokio runtime.
+#[derive(Debug)]
+pub(super) struct Channel {
+    socket: AsyncFd<OwnedFd>,
+    /// Closes the file descriptors that have come and are not wanted: the other end chooses what
+    /// they are, and so how long a close takes.
+    janitor: Arc<Janitor>,
+}
+
+/// File descriptors that have come. Those that nobody takes are closed by the janitor.
+#[derive(Debug)]
+pub(super) struct Brought {
+    fds: Vec<OwnedFd>,
+    janitor: Arc<Janitor>,
+}
+
+impl Brought {
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn of(fds: Vec<OwnedFd>, janitor: Arc<Janitor>) -> Self {
+        Self { fds, janitor }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.fds.is_empty()
+    }
+
+    pub(super) fn take(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.fds)
+    }
+}
+
+impl Drop for Brought {
+    fn drop(&mut self) {
+        if !self.is_empty() {
+            let fds = self.take();
+            self.janitor.dispose(fds);
+        }
+    }
+}
+
+/// Pause before a message is sent again whose descriptors found no room.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// A message has none.
+pub(super) const NO_FDS: &[OwnedFd] = &[];
+
+/// The bytes of a message that has arrived, and the descriptors that it brought.
+pub(super) type Came = (Vec<u8>, Brought);
+
+/// Two ends. The second one is to be given to another process, which makes it a [`Channel`].
+pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+/// The descriptor, watched by the runtime.
+#[allow(deprecated, reason = "its replacement is unsafe; an `OwnedFd` never changes its fd")]
+pub(crate) fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, interest)
+}
+
+impl Channel {
+    pub(super) fn new(socket: OwnedFd, janitor: Arc<Janitor>) -> io::Result<Self> {
+        let socket = watched(socket, Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Self { socket, janitor })
+    }
+
+    /// The socket, off the runtime, to be closed where that may block: with it the kernel closes
+    /// what was sent and not received.
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.socket.into_inner()
+    }
+
+    /// Sends a message as soon as there is room for it, and for its descriptors.
+    ///
+    /// # Errors
+    /// The other end is gone.
+    pub(super) async fn send(&self, bytes: &[u8], fds: &[impl AsFd]) -> io::Result<()> {
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        let send = |socket: &OwnedFd| {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+            Ok(())
+        };
+        loop {
+            match self.socket.async_io(Interest::WRITABLE, send).await {
+                // The processes of this user, of which another device process is one, have too many
+                // descriptors on their way.
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
+                    tokio::time::sleep(RETRY).await;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// The next message; `None`: the other end is gone.
+    ///
+    /// # Errors
+    /// `InvalidData`: a message that is too long, or has more file descriptors than any.
+    pub(super) async fn receive(&self) -> io::Result<Option<Came>> {
+        match self.came().await {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(None),
+            came => came,
+        }
+    }
+
+    async fn came(&self) -> io::Result<Option<Came>> {
+        let receive = |socket: &OwnedFd| receive(socket, &self.janitor);
+        self.socket.async_io(Interest::READABLE, receive).await
+    }
+
+    /// Returns when the other end is gone, having read all that was sent to it.
+    ///
+    /// # Errors
+    /// `ConnectionReset`: it has not read all. `InvalidData`: it says something.
+    pub(super) async fn ended(&self) -> io::Result<()> {
+        match self.came().await? {
+            None => Ok(()),
+            Some(_) => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// True if the other end is gone, whatever of it is still to be read.
+    pub(super) fn is_alone(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(self.socket.get_ref(), PollFlags::empty())];
+        let polled = poll(&mut fds, Some(&Timespec::default()));
+        polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    /// Says nothing more: the other end sees an end.
+    pub(super) fn finish(&self) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
+    }
+
+    /// The next message of what the other end has sent before it was gone; `None`: there is no
+    /// further one.
+    pub(super) fn receive_left(&self) -> Option<Came> {
+        receive(self.socket.get_ref(), &self.janitor).ok().flatten()
+    }
+}
+
+fn receive(socket: &OwnedFd, janitor: &Arc<Janitor>) -> io::Result<Option<Came>> {
+    let mut bytes = vec![0; SIZE_MAX];
+    // Space for all that any message can have: the kernel closes what does not fit, on this thread.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let mut slices = [IoSliceMut::new(&mut bytes)];
+    let received = rustix::net::recvmsg(socket, &mut slices, &mut control, flags)?;
+    let mut brought = Brought { fds: Vec::new(), janitor: janitor.clone() };
+    let fds = &mut brought.fds;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let is_cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    if is_cut || fds.len() > FDS_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    bytes.truncate(received.bytes);
+    Ok((!bytes.is_empty()).then_some((bytes, brought)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_channels<F: Future<Output = ()>>(test: impl FnOnce(Channel, Channel) -> F) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (a, b) = pair().unwrap();
+            let janitor = Arc::new(Janitor::of("test"));
+            let new = |socket| Channel::new(socket, janitor.clone()).unwrap();
+            test(new(a), new(b)).await;
+        });
+    }
+
+    #[test]
+    fn messages_come_whole_with_their_descriptors_and_the_end_is_seen() {
+        with_channels(|a, b| async move {
+            let fds: Vec<_> =
+                (0..FDS_MAX).map(|_| a.socket.get_ref().try_clone().unwrap()).collect();
+            a.send(b"one", &fds).await.unwrap();
+            a.send(b"two", NO_FDS).await.unwrap();
+            let (bytes, came) = b.receive().await.unwrap().unwrap();
+            assert_eq!((bytes.as_slice(), came.fds.len()), (&b"one"[..], FDS_MAX));
+            drop((came, fds));
+            let (bytes, came) = b.receive().await.unwrap().unwrap();
+            assert_eq!((bytes.as_slice(), came.fds.len()), (&b"two"[..], 0));
+            drop(a);
+            assert!(b.receive().await.unwrap().is_none());
+        });
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_refused() {
+        with_channels(|a, b| async move {
+            a.send(&[1; SIZE_MAX + 1], NO_FDS).await.unwrap();
+            let error = b.receive().await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        });
+    }
+
+    /// A TCP connection whose close waits for its peer, which reads nothing.
+    fn lingers() -> (OwnedFd, std::net::TcpStream) {
+        use std::io::Write;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while stream.write(&[0; 1 << 16]).is_ok() {}
+        stream.set_nonblocking(false).unwrap();
+        let linger = Some(Duration::from_secs(60));
+        rustix::net::sockopt::set_socket_linger(&stream, linger).unwrap();
+        (stream.into(), peer)
+    }
+
+    #[test]
+    fn descriptors_that_nobody_takes_are_closed_on_no_thread_of_the_runtime() {
+        with_channels(|a, b| async move {
+            let most = MESSAGE_FDS_MAX - 1;
+            for (text, others) in [(&b"one"[..], 0), (&[1; SIZE_MAX + 1], 0), (b"many", most)] {
+                let (fd, _peer) = lingers();
+                let mut fds = vec![a.socket.get_ref().as_fd(); others];
+                fds.push(fd.as_fd());
+                let mut space =
+                    [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
+                let mut control = SendAncillaryBuffer::new(&mut space);
+                assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+                let (flags, socket) = (SendFlags::empty(), a.socket.get_ref());
+                rustix::net::sendmsg(socket, &[IoSlice::new(text)], &mut control, flags).unwrap();
+                drop(fd);
+                drop(b.receive().await);
+                // The janitor has it, and waits for the peer.
+                let idle = b.janitor.idle();
+                tokio::pin!(idle);
+                let is_idle = std::future::poll_fn(|context| {
+                    std::task::Poll::Ready(idle.as_mut().poll(context).is_ready())
+                });
+                assert!(!is_idle.await, "closed by the runtime's thread");
+                // It is interrupted.
+                idle.await;
+            }
+        });
+    }
+}

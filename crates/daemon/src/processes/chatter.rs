@@ -1,0 +1,153 @@
+//! The supervisor passes each device process's standard error on to its own, at a bounded rate, so
+//! that a device process that was taken over cannot fill a disk with its lines. Each line names the
+//! device process (`log.rs`).
+//!
+//! The supervisor reads no faster than the rate allows, so a device process that writes more waits
+//! for its pipe as for any slow log. An honest device process bounds its lines by itself (`log.rs`)
+//! and never waits. The rate is that of a domain: a device process that ends and is started again
+//! has used what it has used. The pipe is closed with its device process, which may have handed the
+//! other end to somebody who outlives it.
+
+use manyring_engine::Rate;
+use std::process::ChildStderr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::net::unix::pipe::Receiver;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// Bytes that may come at once.
+const BURST: usize = 256 << 10;
+/// Bytes a second after that.
+const PER_SECOND: u32 = 32 << 10;
+/// A longer line is cut.
+const LINE_MAX: usize = 4096;
+/// Bytes that the supervisor adds to a line at most, besides the device process's name.
+const NAMED: usize = 64;
+/// How long the last lines of a device process are waited for.
+const LINES_PATIENCE: Duration = Duration::from_millis(50);
+
+/// The rate at which the device processes of a domain may write to the log, over all their starts.
+#[derive(Debug)]
+pub(super) struct Chatter(Mutex<Rate>);
+
+impl Chatter {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Rate::new(cost(BURST), Instant::now()))))
+    }
+
+    /// Charges bytes that were read; returns when the next ones may be.
+    fn charge(&self, count: usize) -> Instant {
+        let mut rate = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rate.charge(cost(count), Instant::now());
+        rate.due()
+    }
+
+    /// Passes on what the device process writes, until [`Following::end`].
+    pub(super) fn follow(self: &Arc<Self>, stderr: ChildStderr, process: String) -> Following {
+        Following(tokio::spawn(self.clone().pass_on(stderr, process)))
+    }
+
+    async fn pass_on(self: Arc<Self>, stderr: ChildStderr, process: String) {
+        let Ok(pipe) = Receiver::from_owned_fd(stderr.into()) else { return };
+        let (mut line, mut bytes) = (Vec::new(), [0; LINE_MAX]);
+        while pipe.readable().await.is_ok() {
+            match pipe.try_read(&mut bytes) {
+                Ok(0) => break,
+                Ok(count) => {
+                    let mut written = count;
+                    for byte in &bytes[..count] {
+                        line.push(*byte);
+                        if *byte == b'\n' || line.len() == LINE_MAX {
+                            end(&process, &mut line);
+                            written += NAMED + process.len();
+                        }
+                    }
+                    sleep_until(self.charge(written)).await;
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(_) => break,
+            }
+        }
+        end(&process, &mut line);
+    }
+}
+
+/// A process whose lines are passed on.
+#[derive(Debug)]
+pub(super) struct Following(JoinHandle<()>);
+
+impl Following {
+    /// The process has ended: passes on its last lines, and closes the pipe, whoever else may have
+    /// it.
+    pub(super) async fn end(mut self) {
+        if timeout(LINES_PATIENCE, &mut self.0).await.is_err() {
+            self.0.abort();
+            let _ = self.0.await;
+        }
+    }
+}
+
+/// Passes a line on, if it is not empty.
+fn end(process: &str, line: &mut Vec<u8>) {
+    let line = std::mem::take(line);
+    let line = line.strip_suffix(b"\n").unwrap_or(&line);
+    if !line.is_empty() {
+        crate::log::pass_on(process, &shown(line));
+    }
+}
+
+/// A line as an operator's terminal may get it: it gives no orders to that, in no encoding. It is
+/// no longer than it was.
+fn shown(line: &[u8]) -> String {
+    let is_order = |c: &char| c.is_control() && *c != '\t';
+    let mut text = String::with_capacity(line.len());
+    for chunk in line.utf8_chunks() {
+        text.extend(chunk.valid().chars().map(|c| if is_order(&c) { '?' } else { c }));
+        if !chunk.invalid().is_empty() {
+            text.push('?');
+        }
+    }
+    text
+}
+
+/// The time after which a device process may write this number of bytes once more.
+fn cost(bytes: usize) -> Duration {
+    Duration::from_secs(bytes as u64) / PER_SECOND
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_at_once_and_a_flood_at_the_rate() {
+        let began = Instant::now();
+        let (mut now, mut rate, mut passed) = (began, Rate::new(cost(BURST), began), 0);
+        while now < began + Duration::from_secs(60) {
+            if rate.due() > began && now == began {
+                assert!((BURST..=BURST + LINE_MAX).contains(&passed), "{passed} at once");
+            }
+            now = now.max(rate.due());
+            rate.charge(cost(LINE_MAX), now);
+            passed += LINE_MAX;
+        }
+        let most = BURST + 60 * (32 << 10) + 2 * LINE_MAX;
+        assert!((most - 4 * LINE_MAX..=most).contains(&passed), "{passed}");
+    }
+
+    #[test]
+    fn a_line_gives_no_orders_to_a_terminal() {
+        for (line, expected) in [
+            (&b"a\x1b[2Jb\tc\r"[..], "a?[2Jb\tc?"),
+            // The 8-bit form of ESC [, as UTF-8 and as it is.
+            (b"a\xc2\x9b2Jb", "a?2Jb"),
+            (b"a\x9b2Jb\xff", "a?2Jb?"),
+            ("\u{fc}ber".as_bytes(), "\u{fc}ber"),
+        ] {
+            let text = shown(line);
+            assert_eq!(text, expected);
+            assert!(text.len() <= line.len());
+        }
+    }
+}

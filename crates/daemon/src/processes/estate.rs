@@ -1,0 +1,451 @@
+//! `Estates`: what the supervisor keeps of a device's front-ends, so that a front-end outlives the
+//! device process that serves it.
+//!
+//! The supervisor keeps each connected socket, and the notes that the device process has sent of
+//! its session: bytes that it does not look into, and file descriptors that it touches only to hand
+//! them on. They are a front-end's, so a thread of the device closes them (`Janitor`). When the
+//! device process dies, the next one is handed the socket with the notes.
+
+use super::left::{Left, Share};
+use super::message::{Told, Written};
+use super::parcel::Parcel;
+use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
+use manyring_transport::vhost_user::{NOTE_FDS_MAX, notes_max};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// Sessions of a device whose notes may be there: one begins while those before it end.
+const SESSIONS_MAX: usize = 4;
+/// Longest entry: the state of a network device with full tables.
+const ENTRY_SIZE_MAX: usize = 7168;
+/// Longest beginning of a message by which it is known again.
+const ANSWERING_MAX: usize = 256;
+/// Front-ends that a device may have before the next one waits: one is served, some wait in the
+/// device process, and those that have left are to be told of.
+const CLIENTS_MAX: usize = 64;
+/// A front-end whose device processes die so often, each within [`BRIEF`](super::BRIEF), is let go
+/// of.
+const BRIEF_LIVES_MAX: u32 = 8;
+
+/// The number of the next front-end, of any device.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+/// The front-ends of one device.
+#[derive(Debug)]
+pub(super) struct Estates {
+    device: String,
+    queues: usize,
+    origin: Arc<Origin>,
+    kept: Mutex<Kept>,
+    /// How many front-ends there are.
+    count: watch::Sender<usize>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    clients: BTreeMap<u64, Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    socket: Arc<ForeignFd>,
+    entries: BTreeMap<u32, Entry>,
+    answering: Option<Vec<u8>>,
+    /// The supervisor has no room for its file descriptors: it cannot outlive its device process.
+    is_lost: bool,
+    /// Device processes that have died soon after they were handed it, in a row.
+    brief_lives: u32,
+    handed_at: Instant,
+}
+
+#[derive(Debug)]
+struct Entry {
+    bytes: Vec<u8>,
+    fds: Vec<Arc<ForeignFd>>,
+}
+
+/// A change of what is kept of a front-end, as a device process has said it.
+#[derive(Debug, Default)]
+pub(super) struct Change {
+    pub(super) puts: Vec<Written>,
+    pub(super) drops: Vec<u32>,
+    pub(super) answer: super::message::Answered,
+}
+
+/// A front-end that another supervisor has handed over: its socket and the notes of its session.
+#[derive(Debug)]
+pub(super) struct Heirloom {
+    /// It belongs to this domain.
+    pub(super) domain: String,
+    pub(super) socket: OwnedFd,
+    pub(super) entries: Vec<(Written, Vec<OwnedFd>)>,
+    pub(super) answering: Option<Vec<u8>>,
+}
+
+/// The messages that hand front-ends to a device process, with the file descriptors of each
+/// message.
+pub(super) type Handing = Vec<(Told, Vec<Parcel>)>;
+
+impl Estates {
+    pub(super) fn new(device: &str, queues: usize) -> Arc<Self> {
+        let origin = Origin::new(Arc::new(Janitor::of(device)));
+        let (kept, count) = (Mutex::default(), watch::Sender::new(0));
+        Arc::new(Self { device: device.to_owned(), queues, origin, kept, count })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn adopt(&self, fd: OwnedFd, room: &mut FdRoom) -> Arc<ForeignFd> {
+        Arc::new(self.origin.adopt(fd, room))
+    }
+
+    /// The queues of the device.
+    pub(super) fn queues(&self) -> usize {
+        self.queues
+    }
+
+    /// Takes the socket of a front-end that has connected. The janitor closes it: with it the
+    /// kernel closes what the front-end has sent and nobody has read.
+    pub(super) fn hold(&self, socket: OwnedFd) -> Arc<ForeignFd> {
+        let mut room = FdRoom::at_once().unwrap_or(FdRoom::none());
+        self.adopt(socket, &mut room)
+    }
+
+    /// Keeps the socket of a front-end, and gives it a number.
+    pub(super) fn add(&self, socket: Arc<ForeignFd>) -> u64 {
+        // A device process may still speak of a front-end of a device that had the same name.
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let mut kept = self.lock();
+        let client = Client {
+            socket,
+            entries: BTreeMap::new(),
+            answering: None,
+            is_lost: false,
+            brief_lives: 0,
+            handed_at: Instant::now(),
+        };
+        kept.clients.insert(number, client);
+        self.count.send_replace(kept.clients.len());
+        number
+    }
+
+    /// The session of a front-end is over, or the front-end is refused.
+    pub(super) fn forget(&self, number: u64) {
+        let mut kept = self.lock();
+        // Its file descriptors are closed by the janitor.
+        kept.clients.remove(&number);
+        self.count.send_replace(kept.clients.len());
+    }
+
+    /// All front-ends are let go of: their connections end when the device process has ended too.
+    pub(super) fn forget_all(&self) {
+        let mut kept = self.lock();
+        kept.clients.clear();
+        self.count.send_replace(0);
+    }
+
+    /// Lets go of the front-ends for which a device process has had the supervisor keep this file;
+    /// true if there are any. The kernel alone is asked for the names of files: nobody else is
+    /// waited for.
+    pub(super) fn forget_keepers(&self, file: BorrowedFd<'_>) -> bool {
+        let Some(name) = name_of(file) else { return false };
+        let fds_of = |client: &Client| -> Vec<_> {
+            client.entries.values().flat_map(|entry| entry.fds.iter().cloned()).collect()
+        };
+        let numbered = |(number, client): (&u64, &Client)| (*number, fds_of(client));
+        let all: Vec<_> = self.lock().clients.iter().map(numbered).collect();
+        let is_kept = |fd: &Arc<ForeignFd>| name_of(fd.as_fd()).as_ref() == Some(&name);
+        let keepers = all.iter().filter(|(_, fds)| fds.iter().any(is_kept));
+        keepers.map(|(number, _)| self.forget(*number)).count() > 0
+    }
+
+    /// True if the device has a front-end.
+    pub(super) fn is_used(&self) -> bool {
+        *self.count.borrow() > 0
+    }
+
+    /// Returns when the device has no front-end.
+    pub(super) async fn unused(&self) {
+        let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    /// Returns when the device may have another front-end.
+    pub(super) async fn has_place(&self) {
+        let _ = self.count.subscribe().wait_for(|count| *count < CLIENTS_MAX).await;
+    }
+
+    /// Returns when few enough of its file descriptors wait to be closed.
+    pub(super) async fn closes(&self) {
+        self.origin.janitor().room().await;
+    }
+
+    /// Keeps what a device process notes.
+    ///
+    /// # Errors
+    /// One line: no device process of this version says that.
+    pub(super) fn note(
+        &self,
+        number: u64,
+        change: Change,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        use super::message::Answered;
+        let room = FdRoom::at_once();
+        let has_room = room.is_some();
+        let mut room = room.unwrap_or(FdRoom::none());
+        let mut fds: Vec<_> = fds.into_iter().map(|fd| self.adopt(fd, &mut room)).collect();
+        if fds.len() > NOTE_FDS_MAX {
+            return Err(format!("{} file descriptors in a note", fds.len()));
+        }
+        let mut kept = self.lock();
+        let most = notes_max(self.queues);
+        let entries = kept.clients.values().flat_map(|client| client.entries.values());
+        let (count, held) = entries.fold((0, 0), |(n, fds), e| (n + 1, fds + e.fds.len()));
+        // One that was let go of may be noted still.
+        let Some(client) = kept.clients.get_mut(&number) else { return Ok(()) };
+        client.is_lost |= !has_room && !fds.is_empty();
+        if !has_room {
+            // Nothing would bound how many there are.
+            fds.clear();
+        }
+        if count > SESSIONS_MAX * most || held > SESSIONS_MAX * most {
+            return Err(format!("{count} notes and {held} file descriptors of a device"));
+        }
+        for key in change.drops {
+            client.entries.remove(&key);
+        }
+        for Written { key, bytes } in change.puts {
+            if bytes.len() > ENTRY_SIZE_MAX {
+                return Err(format!("a note of {} bytes", bytes.len()));
+            }
+            client.entries.insert(key, Entry { bytes, fds: std::mem::take(&mut fds) });
+        }
+        if client.entries.len() > most {
+            return Err(format!("{} notes of a session", client.entries.len()));
+        }
+        match change.answer {
+            Answered::Unchanged => {}
+            Answered::UnderWay(message) if message.len() > ANSWERING_MAX => {
+                return Err(format!("an answer to {} bytes", message.len()));
+            }
+            Answered::UnderWay(message) => client.answering = Some(message),
+            Answered::Sent => client.answering = None,
+        }
+        Ok(())
+    }
+
+    /// The messages that hand front-end `number`, which has just connected, to a device process.
+    pub(super) fn handing(&self, number: u64) -> Handing {
+        let mut kept = self.lock();
+        kept.clients.get_mut(&number).map(|client| self.told(number, client)).unwrap_or_default()
+    }
+
+    /// The device process of the front-ends has died. Those with which no device process can go on
+    /// are let go of.
+    pub(super) fn bereave(&self) {
+        let mut kept = self.lock();
+        kept.clients.retain(|_, client| {
+            let is_brief = client.handed_at.elapsed() < super::BRIEF;
+            client.brief_lives = if is_brief { client.brief_lives + 1 } else { 0 };
+            let problem = match () {
+                () if client.is_lost => "too few open files are allowed (ulimit -n) to keep it",
+                () if client.brief_lives >= BRIEF_LIVES_MAX => {
+                    "its device processes die again and again"
+                }
+                () => return true,
+            };
+            tracing::warn!(device = self.device, "a front-end is let go of: {problem}");
+            false
+        });
+        self.count.send_replace(kept.clients.len());
+    }
+
+    /// The messages that hand all front-ends to the next device process.
+    pub(super) fn handings(&self) -> Handing {
+        let mut kept = self.lock();
+        let clients = kept.clients.iter_mut();
+        clients.flat_map(|(number, client)| self.told(*number, client)).collect()
+    }
+
+    /// Keeps a front-end that another supervisor has left.
+    pub(super) fn inherit(&self, heirloom: Heirloom) {
+        let Heirloom { socket, entries, answering, .. } = heirloom;
+        let number = self.add(self.hold(socket));
+        for (entry, fds) in entries {
+            let change = Change { puts: vec![entry], ..Change::default() };
+            if let Err(problem) = self.note(number, change, fds) {
+                tracing::warn!(device = self.device, problem, "a front-end is not gone on with");
+                return self.forget(number);
+            }
+        }
+        if let Some(client) = self.lock().clients.get_mut(&number) {
+            client.answering = answering;
+        }
+    }
+
+    /// The messages that hand all front-ends, which belong to `domain`, to another supervisor.
+    pub(super) fn share(&self, domain: &str) -> Share {
+        let mut kept = self.lock();
+        let all: Vec<_> = kept
+            .clients
+            .iter_mut()
+            .flat_map(|(n, client)| {
+                let answering = client.answering.clone();
+                let told = self.told(*n, client);
+                client.answering = answering;
+                told
+            })
+            .collect();
+        let left = |(told, fds)| match told {
+            Told::Kept { device, entry } => Some((Left::Kept { device, entry }, fds)),
+            Told::Client { device, answering, .. } => {
+                Some((Left::Client { device, domain: domain.to_owned(), answering }, fds))
+            }
+            _ => None,
+        };
+        all.into_iter().filter_map(left).collect()
+    }
+
+    fn told(&self, number: u64, client: &mut Client) -> Handing {
+        client.handed_at = Instant::now();
+        let mut told = Vec::new();
+        for (key, Entry { bytes, fds }) in &client.entries {
+            let (device, written) =
+                (self.device.clone(), Written { key: *key, bytes: bytes.clone() });
+            let parcels = fds.iter().cloned().map(Parcel::Foreign).collect();
+            told.push((Told::Kept { device, entry: written }, parcels));
+        }
+        let (device, answering) = (self.device.clone(), client.answering.take());
+        let socket = Parcel::Foreign(client.socket.clone());
+        // Whether it has is decided when it is sent.
+        let has_credit = false;
+        told.push((Told::Client { device, number, answering, has_credit }, vec![socket]));
+        told
+    }
+}
+
+/// The name by which the kernel shows the file of a descriptor.
+fn name_of(fd: BorrowedFd<'_>) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::processes::message::Answered;
+
+    fn estates() -> Arc<Estates> {
+        Estates::new("d", 2)
+    }
+
+    fn fd() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    fn change(keys: &[u32], drops: &[u32]) -> Change {
+        let puts = keys.iter().map(|key| Written { key: *key, bytes: vec![7] }).collect();
+        Change { puts, drops: drops.to_vec(), answer: Answered::Unchanged }
+    }
+
+    #[test]
+    fn the_next_device_process_is_told_what_was_noted_in_order_and_then_the_socket() {
+        let estates = estates();
+        let number = estates.add(estates.hold(fd()));
+        estates.note(number, change(&[9], &[]), vec![fd(), fd()]).unwrap();
+        estates.note(number, change(&[4, 5], &[]), vec![fd()]).unwrap();
+        estates.note(number, change(&[], &[5]), Vec::new()).unwrap();
+        let told = estates.handings();
+        let said: Vec<_> = told
+            .iter()
+            .map(|(told, fds)| match told {
+                Told::Kept { entry, .. } => (entry.key, fds.len()),
+                Told::Client { number: told, .. } if *told == number => (0, fds.len()),
+                other => unreachable!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(said, [(4, 1), (9, 2), (0, 1)]);
+        estates.forget(number);
+        assert!(estates.handings().is_empty() && !estates.is_used());
+    }
+
+    #[test]
+    fn a_number_is_given_once_also_when_a_device_is_put_together_again() {
+        let before = estates();
+        let number = before.add(before.hold(fd()));
+        let again = estates();
+        again.add(again.hold(fd()));
+        // The device process has said it of the device of before, which had the same name.
+        again.forget(number);
+        assert!(again.is_used());
+    }
+
+    #[test]
+    fn a_device_process_that_notes_without_end_is_refused() {
+        let estates = estates();
+        let number = estates.add(estates.hold(fd()));
+        let many: Vec<_> = (0..3000).collect();
+        assert!(estates.note(number, change(&many, &[]), Vec::new()).is_err());
+        let number = estates.add(estates.hold(fd()));
+        let long = Change {
+            puts: vec![Written { key: 1, bytes: vec![0; ENTRY_SIZE_MAX + 1] }],
+            drops: Vec::new(),
+            answer: Answered::Unchanged,
+        };
+        assert!(estates.note(number, long, Vec::new()).is_err());
+        let fds = (0..=NOTE_FDS_MAX).map(|_| fd()).collect();
+        assert!(estates.note(number, change(&[1], &[]), fds).is_err());
+        let known = Answered::UnderWay(vec![0; ANSWERING_MAX + 1]);
+        let known = Change { answer: known, ..Change::default() };
+        assert!(estates.note(number, known, Vec::new()).is_err());
+    }
+
+    #[test]
+    fn what_a_device_keeps_is_bounded_over_all_its_front_ends() {
+        let estates = estates();
+        let most = u32::try_from(notes_max(estates.queues)).unwrap();
+        let keys: Vec<_> = (0..most).collect();
+        let noted = (0..=SESSIONS_MAX + 1).map(|_| {
+            let number = estates.add(estates.hold(fd()));
+            estates.note(number, change(&keys, &[]), Vec::new())
+        });
+        assert_eq!(noted.filter(Result::is_ok).count(), SESSIONS_MAX + 1);
+        // The next front-end has to wait when there are too many.
+        while *estates.count.borrow() < CLIENTS_MAX {
+            estates.add(estates.hold(fd()));
+        }
+        let first = *estates.lock().clients.keys().next().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let place = estates.has_place();
+            tokio::pin!(place);
+            let ready = std::future::poll_fn(|context| {
+                std::task::Poll::Ready(place.as_mut().poll(context).is_ready())
+            });
+            assert!(!ready.await);
+            estates.forget(first);
+            place.await;
+        });
+    }
+
+    #[test]
+    fn a_front_end_whose_device_processes_die_at_once_is_let_go_of() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let estates = estates();
+            estates.add(estates.hold(fd()));
+            for _ in 1..BRIEF_LIVES_MAX {
+                estates.bereave();
+                assert_eq!(estates.handings().len(), 1);
+            }
+            estates.bereave();
+            assert!(estates.handings().is_empty() && !estates.is_used());
+        });
+    }
+}

@@ -1,0 +1,457 @@
+//! The supervisor's side of a device that a device process serves: it listens, accepts, and hands
+//! over.
+
+mod leaves;
+mod way_back;
+
+pub(super) use way_back::let_go;
+
+use super::channel::watched;
+use super::counts::Counts;
+use super::estate::{Estates, Handing, Heirloom};
+use super::given::Given;
+use super::left::{Locked, Remains};
+use super::lend::{Attendant, handed};
+use super::message::{PortFacts, Told};
+use super::process::{Deaf, DeviceProcess};
+use super::{Asked, Processes, keys, lend};
+use crate::assemble::{Kind, Made, Part};
+use crate::config::plan::{ANY_USER, Wanted};
+use manyring_backend::blk::{Ending, Marks};
+use manyring_device::net::NetDevice;
+use manyring_engine::{ForeignFd, aside};
+use manyring_transport::vhost_user::{Endpoint, ListenError, Listener};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+/// Pause before a client, or a device process, is tried again.
+const RETRY: Duration = Duration::from_millis(200);
+/// How long requests of a device process may be under way when a disk is to become smaller.
+const SHRINK_PATIENCE: Duration = Duration::from_secs(10);
+/// Serves a device from a device process until `stop` turns true.
+///
+/// # Errors
+/// [`ListenError`]: the socket cannot be listened on; nothing was created.
+pub(crate) async fn serve(
+    processes: &Processes,
+    made: &Made,
+    (wanted, domain): (&Wanted, &str),
+    endpoint: Endpoint,
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), ListenError> {
+    let mut stopping = stop.clone();
+    let mut listener = match endpoint {
+        Endpoint::Listen { path, permissions } => {
+            Listener::bind_aside(&wanted.plan().name, path, permissions).await?
+        }
+        Endpoint::Bound(listener) => listener,
+        _ => return Err(io_error(io::ErrorKind::InvalidInput.into())),
+    };
+    let counts = Counts::new(made.part.clone(), made.part.queue_count());
+    let counts = Arc::new(counts.map_err(|errno| io_error(errno.into()))?);
+    let device = wanted.plan().name.as_str();
+    let estates = Estates::new(device, made.part.queue_count());
+    let (asks, heirlooms) = processes.register(device);
+    let owner = heirlooms.first().map(|heirloom| heirloom.domain.clone());
+    let waiting = inherited(&estates, heirlooms);
+    let (part, attends, process) = (made.part.clone(), JoinSet::new(), None);
+    let Remains { held, marks } = processes.remains(device);
+    let ending = |locked: Locked| Arc::new(Ending::of(locked.byte, !locked.only_reads));
+    let endings = marks.into_iter().map(ending).collect();
+    let mut front = Front {
+        processes,
+        wanted,
+        domain,
+        part,
+        counts,
+        attends,
+        endings,
+        marks: Weak::new(),
+        process,
+        held,
+        estates,
+        owner,
+        waiting,
+        asks,
+    };
+    tracing::info!(device, process = domain, path = %listener.path(), "listening");
+    let (name, socket) = (listener.take_name(), listener.into_socket());
+    loop {
+        let next = tokio::select! {
+            biased;
+            () = stopped(&mut stop) => break,
+            next = front.next(&socket) => next,
+        };
+        tokio::select! {
+            () = front.obey(next) => {}
+            () = stopped(&mut stopping) => break,
+        }
+    }
+    if let Some(name) = name {
+        name.removed(device).await;
+    }
+    front.close().await;
+    // With the socket the kernel closes what unaccepted clients have sent.
+    let socket = socket.into_std();
+    aside(move || drop(socket)).await;
+    Ok(())
+}
+
+/// Returns when a process has ended.
+async fn gone(process: &OwnedFd) -> io::Result<()> {
+    watched(process.try_clone()?, Interest::READABLE)?.readable().await.map(drop)
+}
+
+fn io_error(source: io::Error) -> ListenError {
+    ListenError::Io { path: Path::new("a device process").to_path_buf(), source }
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+/// Goes on with the front-ends that another supervisor has left. The first one's domain has the
+/// device; one of another domain waits, as it did there.
+fn inherited(estates: &Estates, heirlooms: Vec<Heirloom>) -> Option<Waiting> {
+    let owner = heirlooms.first()?.domain.clone();
+    let mut waiting = None;
+    for heirloom in heirlooms {
+        if heirloom.domain == owner {
+            estates.inherit(heirloom);
+        } else {
+            let Heirloom { domain, socket, .. } = heirloom;
+            waiting = Some(Waiting { socket: estates.hold(socket), domain });
+        }
+    }
+    waiting
+}
+
+async fn accept(socket: &UnixListener, device: &str, estates: &Estates) -> Arc<ForeignFd> {
+    loop {
+        let accepted = socket.accept().await;
+        match accepted.and_then(|(stream, _)| stream.into_std()) {
+            Ok(stream) => return estates.hold(stream.into()),
+            Err(error) => {
+                tracing::warn!(device, %error, "cannot accept");
+                sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+/// Returns when front-ends have no room.
+async fn bereft(estates: &Estates, process: Option<&Arc<DeviceProcess>>) {
+    match process {
+        _ if !estates.is_used() => std::future::pending().await,
+        Some(process) => process.ended().await,
+        None => {}
+    }
+}
+
+/// Returns when the client that waits can be handed over: no user of another domain has the device.
+async fn ready(estates: &Estates, owner: Option<&String>, waiting: Option<&Waiting>) {
+    match waiting {
+        None => std::future::pending().await,
+        Some(waiting) if owner.is_some_and(|owner| *owner != waiting.domain) => {
+            estates.unused().await;
+        }
+        Some(_) => estates.has_place().await,
+    }
+}
+
+/// A front-end that has connected and is not kept yet.
+struct Waiting {
+    socket: Arc<ForeignFd>,
+    /// It belongs to this domain.
+    domain: String,
+}
+
+struct Front<'a> {
+    processes: &'a Processes,
+    wanted: &'a Wanted,
+    domain: &'a str,
+    part: Part,
+    counts: Arc<Counts>,
+    /// The tasks for the device process of a network device, which end with the device process.
+    attends: JoinSet<Option<Ending>>,
+    /// How to ask whether requests of former device processes have ended.
+    endings: Vec<Arc<Ending>>,
+    /// The marks of the device process that has the device, as long as it is attended to.
+    marks: Weak<Marks>,
+    /// The device process that was given the device.
+    process: Option<Arc<DeviceProcess>>,
+    /// Processes of device processes of the supervisor before this one which have not ended.
+    held: Vec<OwnedFd>,
+    /// The front-ends, which outlive their device processes.
+    estates: Arc<Estates>,
+    /// The domain that they belong to.
+    owner: Option<String>,
+    /// One that has connected. Further ones stay in the kernel's backlog.
+    waiting: Option<Waiting>,
+    /// Requests to the front for which the device process ends.
+    asks: mpsc::Receiver<Asked>,
+}
+
+/// The next event that the front of a device deals with.
+enum Next {
+    /// Somebody has connected.
+    Came(Arc<ForeignFd>),
+    /// Who has connected can be handed to a device process.
+    Ready,
+    /// The device process of front-ends has ended.
+    Bereft,
+    /// The device is to be left to another supervisor, or its disk to become smaller.
+    Asked(Asked),
+}
+
+/// The keys and file descriptors of a device, for its device process.
+struct Gift {
+    keys: String,
+    has_image: bool,
+    port: Option<PortFacts>,
+    fds: Vec<OwnedFd>,
+    marks: Option<Marks>,
+}
+
+impl Front<'_> {
+    /// Front-ends that have lost their device process come first. One client waits here; further
+    /// ones stay in the kernel's backlog.
+    async fn next(&mut self, socket: &UnixListener) -> Next {
+        let is_paused = self.processes.is_paused();
+        if is_paused {
+            tokio::select! {
+                Some(asked) = self.asks.recv() => return Next::Asked(asked),
+                () = self.processes.go_on() => {}
+            }
+        }
+        let asks = &mut self.asks;
+        let (estates, process, owner, waiting) =
+            (&self.estates, &self.process, &self.owner, &self.waiting);
+        tokio::select! {
+            biased;
+            Some(asked) = asks.recv() => Next::Asked(asked),
+            () = bereft(estates, process.as_ref()) => Next::Bereft,
+            () = ready(estates, owner.as_ref(), waiting.as_ref()) => Next::Ready,
+            came = accept(socket, &self.wanted.plan().name, estates), if waiting.is_none() => {
+                Next::Came(came)
+            }
+        }
+    }
+
+    async fn obey(&mut self, next: Next) {
+        let device = self.wanted.plan().name.as_str();
+        match next {
+            Next::Came(socket) => match self.domain_of(&socket) {
+                Ok(domain) => self.waiting = Some(Waiting { socket, domain }),
+                Err(error) => {
+                    tracing::warn!(device, %error, "client refused: its user is not known");
+                }
+            },
+            Next::Ready => {
+                if let Some(waiting) = self.waiting.take() {
+                    self.hand_over(waiting).await;
+                }
+            }
+            Next::Bereft => self.go_on().await,
+            Next::Asked(Asked::Bequest(bequest)) => self.bequeath(bequest).await,
+            Next::Asked(Asked::Shrink { size, done }) => {
+                let _ = done.send(self.shrink(size).await);
+            }
+        }
+    }
+
+    /// Hands a client to the device process, once that one is there and has the device.
+    async fn hand_over(&mut self, client: Waiting) {
+        let name = self.wanted.plan().name.as_str();
+        let domain = client.domain.as_str();
+        if self
+            .process
+            .as_ref()
+            .is_some_and(|process| process.name() != domain && process.has(name))
+        {
+            let processes = self.processes;
+            tokio::select! {
+                () = self.leave() => {}
+                () = processes.paused() => {
+                    self.waiting = Some(client);
+                    return;
+                }
+            }
+        }
+        let Some(process) = self.given(domain).await else {
+            if self.processes.is_paused() {
+                self.waiting = Some(client);
+            } else {
+                drop(client);
+                sleep(RETRY).await;
+            }
+            return;
+        };
+        let Waiting { socket, domain } = client;
+        (self.process, self.owner) = (Some(process.clone()), Some(domain));
+        let number = self.estates.add(socket);
+        let handing = self.estates.handing(number);
+        self.tell(&process, handing).await;
+    }
+
+    /// Hands clients to a device process. If another supervisor takes over before that is done, the
+    /// device process ends, and whoever comes after the device process gets the clients.
+    async fn tell(&self, process: &DeviceProcess, handing: Handing) {
+        self.processes.unless_paused(process.connect(handing)).await;
+    }
+
+    /// Has the next device process go on with the front-ends of one that has ended.
+    async fn go_on(&mut self) {
+        let Some(owner) = self.owner.clone() else { return };
+        if self.process.as_ref().is_some_and(|process| !process.made_way()) {
+            self.estates.bereave();
+        }
+        let domain = owner.as_str();
+        while self.estates.is_used() {
+            let Some(process) = self.given(domain).await else {
+                if self.processes.is_paused() {
+                    return;
+                }
+                sleep(RETRY).await;
+                continue;
+            };
+            let handings = self.estates.handings();
+            let device = self.wanted.plan().name.as_str();
+            tracing::info!(device, process = domain, pid = process.pid(), "its front-end goes on");
+            self.process = Some(process.clone());
+            return self.tell(&process, handings).await;
+        }
+        self.part.connected.send_replace(false);
+    }
+
+    /// The device process of a domain, which has the device. `None`: it could not be given.
+    async fn given(&mut self, domain: &str) -> Option<Arc<DeviceProcess>> {
+        let device = self.wanted.plan().name.as_str();
+        loop {
+            let process = self.processes.of(domain).await?;
+            if process.has(device) {
+                return Some(process);
+            }
+            match self.give(&process).await {
+                Ok(()) => return Some(process),
+                Err(_) if self.processes.is_paused() => return None,
+                // It has ended before it got the device: the next one gets it.
+                Err(_) if !process.serves() => {}
+                Err(error) => {
+                    tracing::error!(
+                        device,
+                        process = domain,
+                        error,
+                        "not given to its device process"
+                    );
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Makes the disk smaller when no request of a device process is under way: a write that was
+    /// would make the file grow again. The next device process goes on with the front-ends, and
+    /// tells them.
+    async fn shrink(&mut self, size: u64) -> Result<u64, Errno> {
+        let Kind::Blk(shown) = self.part.kind.clone() else { return Err(Errno::OPNOTSUPP) };
+        let ended = timeout(SHRINK_PATIENCE, async {
+            if let Some(process) = &self.process {
+                process.make_way("a disk of it becomes smaller").await;
+            }
+            self.let_go(false).await
+        });
+        ended.await.map_err(|_| Errno::BUSY)?.map_err(|_| Errno::IO)?;
+        aside(move || shown.resize(Some(size))).await.unwrap_or(Err(Errno::IO))
+    }
+
+    /// The domain of whoever has connected.
+    fn domain_of(&self, socket: &ForeignFd) -> io::Result<String> {
+        if self.domain != ANY_USER {
+            return Ok(self.domain.to_owned());
+        }
+        let peer = rustix::net::sockopt::socket_peercred(socket)?;
+        Ok(format!("{ANY_USER}{}", peer.uid.as_raw()))
+    }
+
+    async fn give(&mut self, process: &Arc<DeviceProcess>) -> Result<(), String> {
+        let processes = self.processes;
+        // Its guest may be that of the device process before, and what is read for it goes to its
+        // memory.
+        let reads = self.owner.as_deref() == Some(process.name());
+        tokio::select! {
+            is_let_go = self.let_go(reads) => is_let_go?,
+            () = processes.paused() => return Err("another daemon takes over".to_owned()),
+        }
+        self.processes.unless_paused(self.estates.closes()).await;
+        let joins = self.net().map_or(0, |net| net.outside().joins);
+        // The host may take long to open an image.
+        let mut gift = tokio::select! {
+            gift = self.gift() => gift?,
+            () = processes.paused() => return Err("another daemon takes over".to_owned()),
+        };
+        gift.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
+        let Gift { keys, has_image, port, fds, marks } = gift;
+        let fds = fds.into_iter().map(Into::into).collect();
+        let device = self.wanted.plan().name.clone();
+        let told = Told::Device { device, keys, has_image, port };
+        let (connected, counts) = (self.part.connected.clone(), self.counts.clone());
+        let (asks, asked) = mpsc::channel(1);
+        let (net, estates) = (self.net().cloned(), self.estates.clone());
+        let limits = self.processes.limits();
+        let device = self.wanted.plan().name.clone();
+        // Before the first client, so that its guest never sees the link or the limit of before.
+        let mut more = vec![limits.borrow().of(&device)];
+        more.extend(net.as_deref().map(lend::told));
+        let given = Given { connected, counts, net, asks, estates, xen: None };
+        tokio::select! {
+            given = process.give(told, fds, more, given) => {
+                given.map_err(|Deaf| "the device process ends".to_owned())?;
+            }
+            () = self.processes.paused() => return Err("another supervisor takes over".to_owned()),
+        }
+        // The device process has the device, and whatever stops this front takes it back from
+        // there: nothing is waited for before both are known.
+        self.process = Some(process.clone());
+        let (kind, process, marks) = (self.part.kind.clone(), process.clone(), marks.map(Arc::new));
+        self.marks = marks.as_ref().map_or_else(Weak::new, Arc::downgrade);
+        self.attends.spawn(Attendant { device, kind, process, limits, joins, marks }.attend(asked));
+        Ok(())
+    }
+
+    fn net(&self) -> Option<&Arc<NetDevice>> {
+        match &self.part.kind {
+            Kind::Net(net) => Some(net),
+            Kind::Blk(_) => None,
+        }
+    }
+
+    /// The keys and file descriptors by which a device process serves the device as it is now.
+    async fn gift(&self) -> Result<Gift, String> {
+        match (self.wanted, &self.part.kind) {
+            (Wanted::Blk(blk), Kind::Blk(shown)) => {
+                let (disk, queues) = (shown.disk().clone(), blk.num_queues);
+                let has_image = disk.image().is_some();
+                let fds = aside(move || handed(&*disk, queues)).await;
+                let fds = fds.ok_or("the daemon has failed")?;
+                let (fds, marks) = fds.map_err(|errno| errno.to_string())?;
+                Ok(Gift { keys: keys::of_blk(blk), has_image, port: None, fds, marks })
+            }
+            (Wanted::Net(net), Kind::Net(shown)) => {
+                let (port, fds) = lend::lent(shown).await?;
+                let (keys, has_image, marks) = (keys::of_net(net, shown), false, None);
+                Ok(Gift { keys, has_image, port, fds, marks })
+            }
+            _ => Err("the daemon has failed".to_owned()),
+        }
+    }
+}

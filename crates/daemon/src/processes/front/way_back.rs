@@ -1,0 +1,162 @@
+//! How the supervisor takes a device back from its device process: for another domain's device
+//! process, or at its end.
+
+use super::{Front, RETRY, gone};
+use crate::assemble::Kind;
+use crate::processes::estate::Estates;
+use crate::processes::process::DeviceProcess;
+use crate::processes::question;
+use manyring_backend::blk::Ending;
+use manyring_engine::aside;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout};
+
+/// How long requests may outlast their device process before the log says so.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often the supervisor looks for front-ends for which it keeps an image that is to be let go
+/// of.
+const LOOKS_MAX: usize = 3;
+
+/// Returns when no request that a device process has made of the device's image is under way.
+/// `endings` are those that its attendants have returned.
+pub(in crate::processes) async fn let_go(
+    kind: &Kind,
+    endings: &[Arc<Ending>],
+    device: &str,
+    process: &str,
+) -> Result<(), String> {
+    let Kind::Blk(shown) = kind else { return Ok(()) };
+    let began = Instant::now();
+    let mut is_told = false;
+    loop {
+        let (disk, endings) = (shown.disk().clone(), endings.to_vec());
+        let is_let_go = aside(move || {
+            let Some(image) = disk.image() else { return Ok::<_, Errno>(true) };
+            let all = endings.iter().map(|ending| ending.is_over(image));
+            [image.is_let_go()].into_iter().chain(all).try_fold(true, |all, is| Ok(all && is?))
+        });
+        let is_let_go = is_let_go.await;
+        match is_let_go {
+            Some(Ok(true)) => return Ok(()),
+            Some(Ok(false)) => {}
+            Some(Err(errno)) => return Err(errno.to_string()),
+            None => return Err("the daemon has failed".to_owned()),
+        }
+        if began.elapsed() > PATIENCE && !std::mem::replace(&mut is_told, true) {
+            let problem = "requests of a device process that has ended are still waited for";
+            tracing::warn!(device, process, "{problem}");
+        }
+        sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), RETRY)).await;
+    }
+}
+
+impl Front<'_> {
+    /// Waits for the attendants, whose device processes have the device no more.
+    pub(super) async fn attended(&mut self) {
+        while let Some(ended) = self.attends.join_next().await {
+            self.endings.extend(ended.ok().flatten().map(Arc::new));
+        }
+    }
+
+    /// Returns when no device process has the device any more, and no request of one is under way
+    /// that writes. `reads`: and none that reads, because its device process goes on and would have
+    /// the bytes, or its guest does, to whose memory they go.
+    pub(super) async fn let_go(&mut self, reads: bool) -> Result<(), String> {
+        self.attended().await;
+        while let Some(process) = self.held.last() {
+            gone(process).await.map_err(|error| error.to_string())?;
+            self.held.pop();
+        }
+        let name = &self.wanted.plan().name;
+        let all = self.endings.iter().filter(|ending| reads || ending.may_write());
+        let all: Vec<_> = all.cloned().collect();
+        let_go(&self.part.kind, &all, name, self.domain).await?;
+        self.endings.retain(|ending| !reads && !ending.may_write());
+        Ok(())
+    }
+
+    /// Takes the device from its device process for another domain. A device process that a guest
+    /// has taken over may say that it has stopped, and keep the descriptors that it was given: only
+    /// its end takes them away. The device process's other devices go on in the next device process
+    /// of its domain.
+    pub(super) async fn leave(&mut self) {
+        let process = self.process.clone();
+        let estates = process.as_ref().map(|process| process.all_estates()).unwrap_or_default();
+        if let Some(process) = &process {
+            process.remove(&self.wanted.plan().name).await;
+            process.make_way("another domain gets a device of it").await;
+        }
+        self.take_back().await;
+        if let Some(process) = process
+            && timeout(PATIENCE, self.let_go(true)).await.is_err()
+        {
+            self.forget_keepers(&process, &estates).await;
+        }
+    }
+
+    /// Lets go of the front-ends for which a device process has had the supervisor keep the image.
+    /// The supervisor keeps the descriptors that a device process notes of its sessions without a
+    /// look at them, and hands them to the next device process, which ends then.
+    async fn forget_keepers(&self, process: &DeviceProcess, estates: &[Arc<Estates>]) {
+        let Kind::Blk(shown) = &self.part.kind else { return };
+        let (device, domain) = (&self.wanted.plan().name, process.name());
+        // One that a guest has taken may do it again before its end.
+        for _ in 0..LOOKS_MAX {
+            let (disk, mut all) = (shown.disk().clone(), estates.to_vec());
+            all.extend(self.processes.estates_of(domain));
+            let are_kept = aside(move || {
+                let Some(image) = disk.image() else { return false };
+                let keepers = all.iter().filter(|estates| estates.forget_keepers(image.holder()));
+                keepers.count() > 0
+            });
+            if are_kept.await != Some(true) {
+                return;
+            }
+            let problem = "a device process has had its image kept for a session, which ends";
+            tracing::warn!(device, process = domain, "{problem}");
+            let _ = self.processes.end_one(domain, "it has had an image kept").await;
+        }
+    }
+
+    /// Takes the device from its device process, which has stopped it then. If this is given up, it
+    /// is to be done again.
+    pub(super) async fn take_back(&mut self) {
+        let Some(process) = self.process.clone() else { return };
+        process.remove(&self.wanted.plan().name).await;
+        self.process = None;
+        let counts = self.counts.clone();
+        aside(move || counts.end()).await;
+    }
+
+    /// Takes the device from its device process. The image's lock is let go of when this returns,
+    /// so the device process's requests must have ended.
+    pub(super) async fn close(&mut self) {
+        // A front that ends leaves nothing to another supervisor.
+        self.asks.close();
+        while self.asks.try_recv().is_ok() {}
+        let device = &self.wanted.plan().name;
+        let process = self.process.clone();
+        let estates = process.as_ref().map(|process| process.all_estates()).unwrap_or_default();
+        self.take_back().await;
+        if let Some(process) = process.as_ref().filter(|process| process.devices().is_empty()) {
+            process.make_way("its last device is gone").await;
+        }
+        self.estates.forget_all();
+        if let Some(process) = process
+            && timeout(PATIENCE, self.let_go(true)).await.is_err()
+        {
+            self.forget_keepers(&process, &estates).await;
+            if process.serves() && timeout(question::PATIENCE, self.let_go(true)).await.is_err() {
+                // The device process says that it has stopped the disk, and keeps the image.
+                process.cast_out("it does not let go of an image").await;
+                self.forget_keepers(&process, &estates).await;
+            }
+        }
+        if let Err(error) = self.let_go(false).await {
+            tracing::warn!(device, error, "the image is let go of");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! A device process without a process, of which the supervisor hears: what the fuzz target
+//! `supervisor` and tests run.
+
+use super::channel::Brought;
+use super::counts::Counts;
+use super::estate::Estates;
+use super::given::{Given, Kin};
+use super::message::{self, FDS_MAX, Heard, SIZE_MAX, Told};
+use super::process::DeviceProcess;
+use super::xen_line::XenLine;
+use crate::assemble::{Kind, Part};
+use manyring_backend::net::null::NullPort;
+use manyring_device::net::{NetDevice, NetOptions, Offload, Reclaim};
+use manyring_engine::{Janitor, Moderation, Pool, PoolOptions};
+use rustix::fd::OwnedFd;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, watch};
+
+/// The devices that the device process was given: networks of two pairs.
+pub const DEVICES: [&str; 2] = ["a", "b"];
+const PAIRS: usize = 2;
+
+/// A device process that a guest controls, with the records that the supervisor keeps of it.
+#[derive(Debug)]
+pub struct CompromisedProcess {
+    process: Arc<DeviceProcess>,
+    estates: Vec<Arc<Estates>>,
+    counts: Vec<(Arc<Counts>, OwnedFd)>,
+    janitor: Arc<Janitor>,
+    runtime: Runtime,
+}
+
+impl CompromisedProcess {
+    /// `None`: the system has no file descriptor to give.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
+        let guard = runtime.enter();
+        let kin = Kin::of("taken");
+        let janitor = kin.janitor.clone();
+        // Nobody polls the task that would start the process.
+        let process = DeviceProcess::start("taken", Arc::new([]), kin);
+        let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
+        let (mut estates, mut counts) = (Vec::new(), Vec::new());
+        for name in DEVICES {
+            let options = NetOptions {
+                name: name.to_owned(),
+                queue_pairs: PAIRS,
+                mac: [2, 0, 0, 0, 0, 9],
+                mtu: None,
+                speed: None,
+                moderation: Moderation::Off,
+                reclaim: Reclaim::Off,
+                offload: Offload::All,
+                hash_report: true,
+            };
+            let port = Arc::new(NullPort::new(PAIRS, 0));
+            let net = Arc::new(NetDevice::new(options, port, pool.clone()));
+            let part = Part::new(Kind::Net(net.clone()), String::new(), "taken");
+            let counted = Arc::new(Counts::new(part, 2 * PAIRS + 1).ok()?);
+            counts.push((counted.clone(), counted.begin().ok()?));
+            let kept = Estates::new(name, 2 * PAIRS + 1);
+            estates.push(kept.clone());
+            let order = Told::Device {
+                device: name.to_owned(),
+                keys: String::new(),
+                has_image: false,
+                port: None,
+            };
+            let connected = watch::Sender::new(false);
+            let (asks, _) = mpsc::channel(1);
+            // One has the connection of a Xen disk, which begins, and no sessions.
+            let line = (name == DEVICES[1]).then(|| Arc::new(XenLine::default()));
+            line.iter().for_each(|line| drop(line.connects(1)));
+            let (net, estates, xen) = (Some(net), kept, line);
+            let given = Given { connected, counts: counted, net, asks, estates, xen };
+            runtime.block_on(process.give(order, Vec::new(), Vec::new(), given)).ok()?;
+        }
+        drop(guard);
+        Some(Self { process, estates, counts, janitor, runtime })
+    }
+
+    /// The supervisor hears a message with this number of file descriptors. False: the device
+    /// process is ended for it.
+    pub fn hears(&self, bytes: &[u8], fds: usize) -> bool {
+        let _guard = self.runtime.enter();
+        let fds = (0..fds).filter_map(|_| Some(std::fs::File::open("/dev/null").ok()?.into()));
+        let brought = Brought::of(fds.collect(), self.janitor.clone());
+        message::parse::<Heard>(bytes).is_ok_and(|heard| self.process.hear(heard, brought).is_ok())
+    }
+
+    /// A front-end connects to a device: its number.
+    pub fn connects(&self, device: usize) -> Option<u64> {
+        let socket = std::fs::File::open("/dev/null").ok()?;
+        let estates = &self.estates[device % DEVICES.len()];
+        Some(estates.add(estates.hold(socket.into())))
+    }
+
+    /// The supervisor takes a device away, and the device process says that it has stopped. False:
+    /// the device process is ended for it.
+    pub fn removes(&self, device: usize) -> bool {
+        let _guard = self.runtime.enter();
+        let name = DEVICES[device % DEVICES.len()];
+        // Polled here alone: the runtime would start the process.
+        let (mut removal, mut context) =
+            (pin!(self.process.remove(name)), Context::from_waker(Waker::noop()));
+        if removal.as_mut().poll(&mut context).is_ready() {
+            // It has been taken away before.
+            return true;
+        }
+        let removed = message::emit(&Heard::Removed { device: name.to_owned() });
+        let is_heard = removed.is_ok_and(|bytes| self.hears(&bytes, 0));
+        is_heard && removal.poll(&mut context).is_ready()
+    }
+
+    /// The device process writes these bytes where the supervisor reads its counters, which takes
+    /// any.
+    pub fn counts(&self, device: usize, bytes: &[u8]) {
+        let (counts, file) = &self.counts[device % DEVICES.len()];
+        let _ = rustix::io::pwrite(file, bytes, 0);
+        counts.read();
+    }
+
+    /// The device process dies: all that the next one is told of its front-ends fits a message.
+    pub fn dies(&self) {
+        for estates in &self.estates {
+            estates.bereave();
+            for (told, fds) in estates.handings() {
+                let bytes = message::emit(&told);
+                assert!(bytes.is_ok_and(|bytes| bytes.len() <= SIZE_MAX), "{told:?}");
+                assert!(fds.len() <= FDS_MAX, "{} descriptors", fds.len());
+            }
+        }
+    }
+}

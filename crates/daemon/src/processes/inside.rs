@@ -1,0 +1,470 @@
+//! `manyring device-process`: the process of a domain. It serves what it is given, and ends with
+//! its channel.
+
+mod xen;
+
+use super::channel::{Channel, NO_FDS};
+use super::counts;
+use super::denied;
+use super::identity;
+use super::keeper::SupervisorKeeper;
+use super::limits::ProcessGroups;
+use super::locked::RingLocked;
+use super::message::{self, Heard, PortFacts, Told, Written};
+use super::net::{self, Given, ProcessNet};
+use super::sandbox;
+use super::threads;
+use super::turns::{Credit, Turns};
+use super::wishes::{Said, SupervisorClient, Unanswered};
+use crate::assemble::{Made, Opened, Part, Tasks};
+use crate::config::plan::{DaemonPlan, DiskPlan, Wanted};
+use crate::limits::Groups;
+use crate::{config, signals};
+use manyring_backend::blk::file::FileDisk;
+use manyring_backend::blk::memory::MemoryDisk;
+use manyring_backend::blk::null::NullDisk;
+use manyring_backend::blk::uring::UringDisk;
+use manyring_backend::blk::{Disk, Handed, Image, ImageOptions};
+use manyring_backend::sys::starter::Role;
+use manyring_engine::{Janitor, Pool, PoolOptions, aside};
+use manyring_memory::{MemoryFiles, MemoryRules};
+use manyring_transport::vhost_user::{Client, Endpoint, Entry, Estate, Keeper, Kept, ServeOptions};
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use xen::ProcessXen;
+
+/// Most messages of the devices that wait to be sent to the supervisor.
+const SAID_MAX: usize = 64;
+/// How long queues that are to look at their new limit are waited for.
+const REFRESH_PATIENCE: Duration = Duration::from_secs(1);
+/// Clients of one device that can wait.
+const CLIENTS_MAX: usize = 16;
+/// Longest wait for what is under way when the supervisor is gone.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Serves until the supervisor is gone.
+///
+/// # Errors
+/// One line: the device process cannot begin, or the supervisor says what is no message.
+pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
+    manyring_memory::install_sigbus_handler();
+    crate::fds::raise_limit();
+    // The supervisor ends its device processes: a signal to the whole group is its own affair.
+    let _outlived = (signals::outlive(false)?, signals::Ends::new()?);
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let closes = Arc::new(Janitor::of("the supervisor"));
+    let channel = socket.and_then(|socket| Channel::new(socket, closes));
+    let channel = channel.map_err(|error| format!("channel: {error}"))?;
+    let (uring, polling) = (plan.io_uring, plan.polling.law());
+    let workers_max = sandbox::workers_max(plan.workers);
+    let pool = Pool::new(PoolOptions { workers_max, polling, uring });
+    pool.has_ring().ok_or("no worker thread can be started")?;
+    // From here on the starter makes all threads.
+    sandbox::confine(Role::Control);
+    manyring_memory::guard_memory();
+    if let Some(refused) = identity::refused() {
+        tracing::info!(refused, "the device process shares this with the daemon");
+    }
+    if let Some(refused) = sandbox::refused() {
+        tracing::warn!(refused, "the kernel does not let the device process give this up");
+    }
+    let balance = tokio::spawn(pool.clone().balance());
+    let tells = tokio::spawn(denied::tell());
+    let channel = Arc::new(channel);
+    let (says, said) = mpsc::channel(SAID_MAX);
+    let (tasks, devices, xens, groups, unanswered) = Default::default();
+    let (threads, parks, turns) = Default::default();
+    let mut process = Inside {
+        channel,
+        pool,
+        uring,
+        tasks,
+        devices,
+        xens,
+        groups,
+        says,
+        unanswered,
+        threads,
+        parks,
+        turns,
+    };
+    // The supervisor may not see the process of another user in /proc.
+    let stat: Vec<_> = std::fs::File::open("/proc/self/stat").into_iter().collect();
+    if let Ok(ready) = message::emit(&Heard::Ready {}) {
+        let _ = process.channel.send(&ready, &stat).await;
+    }
+    let ended = process.attend(said).await;
+    balance.abort();
+    tells.abort();
+    process.tasks.stop_all();
+    let stopped = async { while process.tasks.ended().await.is_some() {} };
+    let _ = tokio::time::timeout(QUIT_TIMEOUT, stopped).await;
+    // With a disk in memory its memory is unmapped, which may take long.
+    let gone = (std::mem::take(&mut process.devices), std::mem::take(&mut process.xens));
+    aside(move || drop(gone)).await;
+    ended
+}
+
+struct Inside {
+    channel: Arc<Channel>,
+    pool: Arc<Pool>,
+    uring: bool,
+    tasks: Tasks,
+    devices: HashMap<String, Device>,
+    /// The disks of Xen guests.
+    xens: HashMap<String, ProcessXen>,
+    groups: ProcessGroups,
+    says: mpsc::Sender<Said>,
+    unanswered: Unanswered,
+    /// Where the supervisor reads how the threads are.
+    threads: Option<OwnedFd>,
+    /// Its devices stop for the next supervisor.
+    parks: Arc<AtomicBool>,
+    /// In which its sessions note.
+    turns: Arc<Turns>,
+}
+
+struct Device {
+    /// Dropped first: nothing looks after the port of a device that is gone.
+    net: Option<ProcessNet>,
+    made: Made,
+    clients: mpsc::Sender<Client>,
+    counters: OwnedFd,
+    /// The session notes of the client that the supervisor hands over next.
+    estate: Estate,
+}
+
+impl Inside {
+    async fn say(&self, heard: &Heard) {
+        say(&self.channel, heard).await;
+    }
+
+    /// Does what the supervisor says, until it is gone, and says what the devices have to say.
+    async fn attend(&mut self, mut said: mpsc::Receiver<Said>) -> Result<(), String> {
+        let channel = self.channel.clone();
+        loop {
+            tokio::select! {
+                came = channel.receive() => {
+                    let came = came.map_err(|error| format!("supervisor: {error}"))?;
+                    let Some((bytes, mut fds)) = came else { return Ok(()) };
+                    let told = message::parse(&bytes);
+                    let told = told.map_err(|error| format!("supervisor: {error}"))?;
+                    self.obey(told, fds.take()).await?;
+                }
+                Some(said) = said.recv() => {
+                    let heard = match said {
+                        Said::Doubt { device } => Heard::Doubt { device },
+                        Said::Gone { device, number } => Heard::Gone { device, number },
+                        Said::Parked => Heard::Parked {},
+                        Said::Wish { device, wish, answer } => {
+                            let number = self.unanswered.ask(answer);
+                            Heard::Ask { device, number, wish }
+                        }
+                    };
+                    self.say(&heard).await;
+                }
+            }
+        }
+    }
+
+    async fn obey(&mut self, told: Told, mut fds: Vec<OwnedFd>) -> Result<(), String> {
+        match told {
+            Told::Device { device, keys, has_image, port } => {
+                let wanted = config::device(&device, &keys)?;
+                if fds.is_empty() {
+                    return Err("supervisor: a device without counters".to_owned());
+                }
+                let counters = fds.remove(0);
+                self.add(wanted, Gift { has_image, port, fds }, counters).await?;
+            }
+            Told::Kept { device, entry: Written { key, bytes } } => {
+                if let Some(device) = self.devices.get_mut(&device) {
+                    device.estate.entries.push(Kept { entry: Entry { key, bytes }, fds });
+                }
+            }
+            Told::Client { device, number, answering, has_credit } => {
+                self.connect(&device, fds.pop(), (number, answering), has_credit);
+            }
+            Told::Park {} => self.park(),
+            Told::Remove { device } => self.remove(device),
+            Told::Measure { device } => self.measure(&device),
+            Told::Outside { device, link_up, is_gone, mtu, announcements } => {
+                if let Some(net) = self.net(&device) {
+                    net.hear(is_gone, net::Wanted { link_up, mtu, announcements });
+                }
+            }
+            Told::Queues { device, filter } => {
+                let renewed = self.net(&device).map_or(Ok(()), |net| net.renew(fds, filter.into()));
+                renewed.map_err(|errno| format!("supervisor: queues of {device}: {errno}"))?;
+            }
+            Told::Limit { device, rates, group } => {
+                if let Some(part) = self.part(&device) {
+                    let limit = part.kind.limit().clone();
+                    self.groups.limit(&limit, rates, group);
+                    let pool = self.pool.clone();
+                    let refresh =
+                        async move { pool.refresh(|of| of == device, REFRESH_PATIENCE).await };
+                    tokio::spawn(refresh);
+                }
+            }
+            Told::Done { number, error } => self.unanswered.answer(number, error),
+            Told::Threads {} => self.threads = fds.pop(),
+            Told::Hail { number } => self.say(&Heard::Counted { number }).await,
+            Told::XenDisk { device, facts } => {
+                let parts = (self.pool.clone(), self.channel.clone());
+                let how = (parts, self.uring, self.supervisor(&device));
+                let xen = ProcessXen::open(&device, facts, fds, how).await?;
+                self.xens.insert(device, xen);
+            }
+            Told::XenRing { ref device, .. }
+            | Told::XenConnect { ref device, .. }
+            | Told::XenDisconnect { ref device, .. } => {
+                if let Some(xen) = self.xens.get_mut(device) {
+                    xen.obey(told, fds);
+                }
+            }
+            Told::Count { number } => self.count(number).await,
+        }
+        Ok(())
+    }
+
+    /// Writes the counters where the supervisor reads them, and tells the supervisor.
+    async fn count(&mut self, number: u64) {
+        self.threads.iter().for_each(|file| threads::write(file, &self.pool));
+        let mut news = Vec::new();
+        for (name, Device { net, made, counters, .. }) in &mut self.devices {
+            counts::write(counters, &made.part);
+            news.extend(net.as_mut().and_then(|net| net.news(name)));
+        }
+        self.xens.values().for_each(ProcessXen::count);
+        for heard in news {
+            self.say(&heard).await;
+        }
+        self.say(&Heard::Counted { number }).await;
+    }
+
+    fn supervisor(&self, device: &str) -> SupervisorClient {
+        SupervisorClient { device: device.to_owned(), says: self.says.clone() }
+    }
+
+    fn part(&self, device: &str) -> Option<&Part> {
+        let made = self.devices.get(device).map(|device| &device.made.part);
+        made.or_else(|| self.xens.get(device).map(ProcessXen::part))
+    }
+
+    fn net(&self, device: &str) -> Option<&ProcessNet> {
+        self.devices.get(device)?.net.as_ref()
+    }
+
+    async fn add(&mut self, wanted: Wanted, gift: Gift, counters: OwnedFd) -> Result<(), String> {
+        let name = wanted.plan().name.as_str();
+        let supervisor = self.supervisor(name);
+        let (asked, uring) = (wanted.clone(), self.uring);
+        let opened = aside(move || gift.opened(&asked, uring, supervisor)).await;
+        let (opened, given) = opened.ok_or("a device cannot be put together")??;
+        // Its limit is told next, and again whenever it changes.
+        let made = wanted.made(opened, (&self.pool, &Groups::default()));
+        let plan = wanted.plan();
+        let files = match plan.memory_on_disk {
+            true => MemoryFiles::LocalDisk,
+            false => MemoryFiles::InMemory,
+        };
+        let memory = MemoryRules::from(files);
+        let bytes_max = plan.memory_max.unwrap_or(memory.bytes_max);
+        let options = ServeOptions {
+            handshake_timeout: Duration::from_secs(plan.handshake_timeout),
+            memory: MemoryRules { bytes_max, ..memory },
+            ..ServeOptions::default()
+        };
+        let (clients, handed) = mpsc::channel(CLIENTS_MAX);
+        self.tasks.serve(&made, Endpoint::Handed(handed), options);
+        self.tell_of_sessions(name, &made);
+        let (net, estate) = (ProcessNet::new(&made, given), Estate::default());
+        self.devices.insert(name.to_owned(), Device { net, made, clients, counters, estate });
+        Ok(())
+    }
+
+    fn tell_of_sessions(&self, name: &str, made: &Made) {
+        let (channel, device) = (self.channel.clone(), name.to_owned());
+        let (mut connected, parks) = (made.part.connected.subscribe(), self.parks.clone());
+        tokio::spawn(async move {
+            while connected.changed().await.is_ok() && !parks.load(Ordering::Relaxed) {
+                let is_open = *connected.borrow_and_update();
+                say(&channel, &Heard::Session { device: device.clone(), is_open }).await;
+            }
+        });
+    }
+
+    fn connect(
+        &mut self,
+        name: &str,
+        socket: Option<OwnedFd>,
+        (number, answering): (u64, Option<Vec<u8>>),
+        has_credit: bool,
+    ) {
+        let (Some(device), Some(socket)) = (self.devices.get_mut(name), socket) else { return };
+        let mut estate = std::mem::take(&mut device.estate);
+        estate.answering = answering;
+        let (channel, says, parks) = (self.channel.clone(), self.says.clone(), self.parks.clone());
+        let credit = match has_credit {
+            true => Credit::of(device.made.part.queue_count()),
+            false => Credit::default(),
+        };
+        let (turns, named) = (self.turns.clone(), name.to_owned());
+        let keeper =
+            SupervisorKeeper { device: named, number, channel, turns, credit, says, parks };
+        let kept = Some((Arc::new(keeper) as Arc<dyn Keeper>, estate));
+        let stream = std::os::unix::net::UnixStream::from(socket);
+        let Ok(stream) = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream))
+        else {
+            return;
+        };
+        if let Err(refused) = device.clients.try_send(Client { stream, kept }) {
+            tracing::warn!(device = name, "client refused: too many wait");
+            tokio::spawn(aside(move || refuse(refused.into_inner())));
+        }
+    }
+
+    /// Stops a device, and tells when all that it had is closed.
+    fn remove(&mut self, name: String) {
+        if let Some(xen) = self.xens.remove(&name) {
+            return xen.remove(name);
+        }
+        let Some(closed) = self.close(&name) else { return };
+        let channel = self.channel.clone();
+        tokio::spawn(async move {
+            closed.await;
+            say(&channel, &Heard::Removed { device: name }).await;
+        });
+    }
+
+    /// Stops all devices for the next supervisor, and tells when all that they had is closed. Their
+    /// front-ends stay connected.
+    fn park(&mut self) {
+        self.parks.store(true, Ordering::Relaxed);
+        let names: Vec<_> = self.devices.keys().cloned().collect();
+        let closing: JoinSet<_> = names.iter().filter_map(|name| self.close(name)).collect();
+        let says = self.says.clone();
+        tokio::spawn(async move {
+            closing.join_all().await;
+            let _ = says.send(Said::Parked).await;
+        });
+    }
+
+    /// Stops a device. The future returns when all that the device had is closed.
+    fn close(&mut self, name: &str) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let device = self.devices.remove(name)?;
+        let stopping = self.tasks.stop(name);
+        Some(async move {
+            if let Some(mut stopping) = stopping {
+                while stopping.changed().await.is_ok() {}
+            }
+            let Device { net, made, clients: _, counters, estate } = device;
+            // Nothing looks after its port any more.
+            drop(net);
+            counts::write(&counters, &made.part);
+            aside(move || drop((made, counters, estate))).await;
+        })
+    }
+
+    /// Takes the size of a device's file anew; its guest is told.
+    fn measure(&self, name: &str) {
+        let Some(part) = self.part(name).cloned() else { return };
+        let name = name.to_owned();
+        tokio::spawn(aside(move || {
+            if let crate::assemble::Kind::Blk(blk) = &part.kind
+                && let Err(errno) = blk.resize(None)
+            {
+                tracing::warn!(device = name, %errno, "cannot resize");
+            }
+        }));
+    }
+}
+
+/// Ends a connection that no session serves. May block.
+fn refuse(client: Client) {
+    if let Ok(stream) = client.stream.into_std() {
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+    }
+    if let Some((keeper, _)) = client.kept {
+        keeper.forget();
+    }
+}
+
+pub(super) async fn say(channel: &Channel, heard: &Heard) {
+    if let Ok(bytes) = message::emit(heard) {
+        // The supervisor is gone: the next look at the channel shows it.
+        let _ = channel.send(&bytes, NO_FDS).await;
+    }
+}
+
+/// The files and the port of a device that the supervisor has opened for this device process.
+pub(super) struct Gift {
+    pub(super) has_image: bool,
+    pub(super) port: Option<PortFacts>,
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+impl Gift {
+    /// The host's side of the device, of what was given. May block.
+    fn opened(
+        self,
+        wanted: &Wanted,
+        uring: bool,
+        supervisor: SupervisorClient,
+    ) -> Result<(Opened, Option<Given>), String> {
+        let (opened, given) = match wanted {
+            Wanted::Blk(blk) => {
+                (Opened::Disk(self.disk((&blk.disk, blk.read_only), uring, supervisor)?), None)
+            }
+            Wanted::Net(net) => {
+                let given = Given::new(net, self.port, self.fds, supervisor)?;
+                let mac = net.mac.unwrap_or_else(|| net.made_mac());
+                (Opened::Port(given.port(), mac), Some(given))
+            }
+        };
+        let opened = wanted.decorated(opened).map_err(|error| error.to_string())?;
+        Ok((opened, given))
+    }
+
+    /// The disk of a device, of the descriptions that were given or of none.
+    pub(super) fn disk(
+        self,
+        (plan, read_only): (&DiskPlan, bool),
+        uring: bool,
+        supervisor: SupervisorClient,
+    ) -> Result<Arc<dyn Disk>, String> {
+        let mut given = self.fds;
+        match (plan, self.has_image && given.len() > 1) {
+            (DiskPlan::Null { size }, false) => Ok(Arc::new(NullDisk::new(*size))),
+            (DiskPlan::Memory { size }, false) => {
+                let file = given.pop().ok_or("supervisor: a disk in memory without its memory")?;
+                let disk = MemoryDisk::handed(file, *size);
+                Ok(Arc::new(disk.map_err(|error| error.to_string())?))
+            }
+            (DiskPlan::File { path, direct, lock_with_rings, .. }, true) => {
+                let handed = Handed { file: given.remove(0), flushes: given };
+                let options =
+                    ImageOptions { read_only, direct: *direct, ..ImageOptions::default() };
+                let image = Image::handed(handed, path, options);
+                let image = image.map_err(|error| error.to_string())?;
+                let inner: Arc<dyn Disk> = match uring {
+                    true => Arc::new(UringDisk::new(image).map_err(|error| error.to_string())?),
+                    false => Arc::new(FileDisk::new(image)),
+                };
+                Ok(if *lock_with_rings {
+                    Arc::new(RingLocked { inner, supervisor })
+                } else {
+                    inner
+                })
+            }
+            _ => Err("the supervisor has sent what does not belong to the disk".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! `ProcessXen`: the disk of a Xen guest in its device process: maps the rings that the supervisor
+//! has named, and serves them with what the supervisor has opened.
+
+use super::{Gift, say};
+use crate::assemble::xen;
+use crate::assemble::{Blk, Kind, Part, disk};
+use crate::config;
+use crate::processes::channel::Channel;
+use crate::processes::counts;
+use crate::processes::message::{Heard, Told, XenFacts, XenFrontEnd, XenRing, XenSaid};
+use crate::processes::wishes::SupervisorClient;
+use manyring_device::blk::blkif::{Abi, Attachment, XenBlkDevice};
+use manyring_engine::{Call, Event, Kick, Pool, QueueHandle, aside};
+use manyring_memory::simgrant::SimGrants;
+use manyring_memory::{EventPort, GrantDevice, GrantMapper};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::sync::Arc;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
+
+/// Faults that wait to be told: the first one ends the connection.
+const EVENTS_MAX: usize = 16;
+
+/// A disk that the device process was given.
+pub(super) struct ProcessXen {
+    part: Part,
+    device: Arc<XenBlkDevice>,
+    counters: OwnedFd,
+    channel: Arc<Channel>,
+    /// Those of the front-end that connects next.
+    rings: Vec<Ring>,
+    /// Locked while a connection begins or ends: the next order waits for that.
+    running: Arc<Mutex<Running>>,
+}
+
+struct Ring {
+    ring: XenRing,
+    fds: Vec<OwnedFd>,
+}
+
+#[derive(Default)]
+struct Running {
+    queues: Vec<QueueHandle>,
+    /// Tells of faults.
+    faults: JoinSet<()>,
+}
+
+/// The process's workers, and its channel.
+pub(super) type Parts = (Arc<Pool>, Arc<Channel>);
+
+impl ProcessXen {
+    /// The disk of what the supervisor has sent.
+    ///
+    /// # Errors
+    /// One line: that does not belong to a disk.
+    pub(super) async fn open(
+        name: &str,
+        facts: XenFacts,
+        mut fds: Vec<OwnedFd>,
+        ((pool, channel), uring, supervisor): (Parts, bool, SupervisorClient),
+    ) -> Result<Self, String> {
+        let plan = config::xen(&facts.keys)?;
+        if fds.is_empty() {
+            return Err("supervisor: a disk without counters".to_owned());
+        }
+        let counters = fds.remove(0);
+        let wanted = plan.disk(&facts.params)?;
+        let gift = Gift { has_image: facts.has_image, port: None, fds };
+        let opened = aside(move || gift.disk((&wanted, facts.read_only), uring, supervisor)).await;
+        let opened = opened.ok_or("a disk cannot be put together")??;
+        let opened = disk::decorated(opened, plan.fault);
+        let options = xen::options(&plan, name, (facts.read_only, facts.discard));
+        let device = Arc::new(XenBlkDevice::new(options, opened, pool));
+        let part = Part::new(Kind::Blk(Blk::Xen(device.clone())), String::new(), "process");
+        let (rings, running) = Default::default();
+        Ok(Self { part, device, counters, channel, rings, running })
+    }
+
+    pub(super) fn part(&self) -> &Part {
+        &self.part
+    }
+
+    /// Writes the counters where the supervisor reads them.
+    pub(super) fn count(&self) {
+        counts::write(&self.counters, &self.part);
+    }
+
+    /// Does what the supervisor says of the disk's front-end.
+    pub(super) fn obey(&mut self, told: Told, fds: Vec<OwnedFd>) {
+        match told {
+            Told::XenRing { ring, .. } => self.rings.push(Ring { ring, fds }),
+            Told::XenConnect { front, .. } => self.connect(front, fds),
+            Told::XenDisconnect { number, .. } => self.disconnect(number),
+            _ => {}
+        }
+    }
+
+    /// Serves a front-end with the rings that were told, and says so; or says why not.
+    fn connect(&mut self, front: XenFrontEnd, mut fds: Vec<OwnedFd>) {
+        let rings = std::mem::take(&mut self.rings);
+        let (device, channel) = (self.device.clone(), self.channel.clone());
+        let running = self.running.clone();
+        tokio::spawn(async move {
+            let mut running = running.lock().await;
+            let (name, number) = (device.name().to_owned(), front.number);
+            let (events, faults) = mpsc::channel(EVENTS_MAX);
+            let started =
+                aside(move || started(&device, &front, (fds.pop(), rings), &events)).await;
+            let (queues, error) = started.unwrap_or_else(|| {
+                (Vec::new(), Some(xen::refused("the device process has failed".to_owned())))
+            });
+            let said = match error {
+                None => {
+                    running.queues = queues;
+                    let tells = tell(channel.clone(), name.clone(), (number, faults));
+                    running.faults.spawn(tells);
+                    XenSaid::Started {}
+                }
+                Some(error) => {
+                    xen::stop_all(queues).await;
+                    XenSaid::Refused { text: error.text, passes: error.is_passing }
+                }
+            };
+            say(&channel, &Heard::Xen { device: name, number, said }).await;
+        });
+    }
+
+    /// Leaves the rings, and says so.
+    fn disconnect(&self, number: u64) {
+        let (device, channel) = (self.part.name().to_owned(), self.channel.clone());
+        let running = self.running.clone();
+        tokio::spawn(async move {
+            running.lock().await.stop().await;
+            say(&channel, &Heard::Xen { device, number, said: XenSaid::Stopped {} }).await;
+        });
+    }
+
+    /// Stops the disk, and tells when all that it had is closed.
+    pub(super) fn remove(self, name: String) {
+        tokio::spawn(async move {
+            self.running.lock().await.stop().await;
+            self.count();
+            let channel = self.channel.clone();
+            aside(move || drop(self)).await;
+            say(&channel, &Heard::Removed { device: name }).await;
+        });
+    }
+}
+
+impl Running {
+    async fn stop(&mut self) {
+        xen::stop_all(std::mem::take(&mut self.queues)).await;
+        self.faults.shutdown().await;
+    }
+}
+
+/// Tells the supervisor of what the queues of a connection meet.
+async fn tell(
+    channel: Arc<Channel>,
+    device: String,
+    (number, mut faults): (u64, mpsc::Receiver<Event>),
+) {
+    while let Some(event) = faults.recv().await {
+        if let Some(text) = xen::fault_of(&event) {
+            let said = XenSaid::Fault { text };
+            say(&channel, &Heard::Xen { device: device.clone(), number, said }).await;
+        }
+    }
+}
+
+/// Maps all rings of a front-end and starts their queues, as far as that succeeds. May block.
+fn started(
+    device: &XenBlkDevice,
+    front: &XenFrontEnd,
+    (grants, rings): (Option<OwnedFd>, Vec<Ring>),
+    events: &mpsc::Sender<Event>,
+) -> xen::Begun {
+    let mapper = match grants.ok_or(Errno::BADF).and_then(|grants| mapper(front, grants)) {
+        Ok(mapper) => mapper,
+        Err(errno) => return (Vec::new(), Some(xen::failed("grants".to_owned(), errno))),
+    };
+    let attach = |(index, ring)| attachment(front, (index, ring), &mapper, events);
+    let attachments: Result<Vec<_>, _> = rings.into_iter().enumerate().map(attach).collect();
+    match attachments {
+        Ok(attachments) => xen::begin(device, attachments),
+        Err(errno) => (Vec::new(), Some(xen::failed("event channels".to_owned(), errno))),
+    }
+}
+
+fn mapper(front: &XenFrontEnd, grants: OwnedFd) -> Result<GrantMapper, Errno> {
+    let domain = front.domain;
+    Ok(match front.seat {
+        None => GrantMapper::Device { device: Arc::new(GrantDevice::of_fd(grants)), domain },
+        Some(at) => {
+            let grants = SimGrants::new(grants, at.entries, 0, at.seat);
+            GrantMapper::Simulated(Arc::new(grants.map_err(|_| Errno::NOMEM)?))
+        }
+    })
+}
+
+fn attachment(
+    front: &XenFrontEnd,
+    (index, Ring { ring, mut fds }): (usize, Ring),
+    mapper: &GrantMapper,
+    events: &mpsc::Sender<Event>,
+) -> Result<Attachment, Errno> {
+    let journal = if ring.has_journal { fds.pop() } else { None };
+    let mut fds = fds.into_iter();
+    let own = fds.next().ok_or(Errno::BADF)?;
+    let (kick, call) = match ring.port {
+        Some(port) => {
+            let port = Arc::new(EventPort::of_fd(own, port));
+            (Kick::of_port(port.clone()), Call::of_port(port))
+        }
+        None => {
+            let other = fds.next().ok_or(Errno::BADF)?;
+            let kick = Kick::new(own).map_err(|_| Errno::PROTO)?;
+            (kick, Call::new(other).map_err(|_| Errno::PROTO)?)
+        }
+    };
+    Ok(Attachment {
+        index,
+        abi: Abi::ALL.get(front.abi).copied().unwrap_or_default(),
+        ring_refs: ring.refs,
+        persistent: front.persistent,
+        indirect_segments_max: front.indirect_segments_max,
+        journal,
+        takeover: front.takeover,
+        mapper: mapper.clone(),
+        kick,
+        call: Arc::new(call),
+        events: events.clone(),
+    })
+}

@@ -1,0 +1,144 @@
+//! Messages by which a supervisor that is taken over hands its devices to the next one.
+
+use super::message::Written;
+use super::parcel::Parcel;
+use rustix::fd::OwnedFd;
+use serde::{Deserialize, Serialize};
+use std::io;
+
+/// A message by which the supervisor that runs hands something to the next one.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Left {
+    /// A socket that listens: the last file descriptor. Its name is as the service manager's. A
+    /// descriptor before that is the file that is its name, opened as a path alone: a next
+    /// supervisor that does not serve the socket removes the name.
+    Socket {
+        /// Under which a socket is handed in.
+        name: String,
+    },
+    /// The description that holds a disk: of an image with its lock, or of memory.
+    Disk {
+        /// The device's name.
+        device: String,
+    },
+    /// The queues of a tap, as file descriptors in the order of the pairs; the first of them, or
+    /// more of them.
+    Queues {
+        /// The device's name.
+        device: String,
+    },
+    /// The locks by which nobody else serves the disks of a Xen, each a file descriptor.
+    Locks {},
+    /// The bytes of a Xen guest's disk that is in memory: the file descriptor.
+    XenMemory {
+        /// The disk's kind.
+        kind: String,
+        /// The guest's number.
+        domain: u16,
+        /// The disk's number in its guest.
+        device: u32,
+        /// The key `params` of the disk in xenstore, by which the tool stack names its image.
+        params: String,
+    },
+    /// Something that was kept of the session of the client that comes next, with its file
+    /// descriptors.
+    Kept {
+        /// The device's name.
+        device: String,
+        /// As a device process has noted it.
+        entry: Written,
+    },
+    /// A front-end: its socket.
+    Client {
+        /// The device's name.
+        device: String,
+        /// That which it belongs to.
+        domain: String,
+        /// The message whose answer was under way.
+        answering: Option<Vec<u8>>,
+    },
+    /// The device process which the kernel has not ended, as a pidfd: until its end nobody may
+    /// have what it has of the device.
+    Held {
+        /// The device's name.
+        device: String,
+    },
+    /// A byte of the disk's image: until nobody has it locked, requests of a former device process
+    /// may be under way, and no device process may have the image.
+    Marked {
+        /// The device's name.
+        device: String,
+        /// Its offset in the image.
+        byte: i64,
+        /// The former device process could read the image, and not write to it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        only_reads: bool,
+    },
+    /// The device is not served: it waits for what somebody else has, or cannot be had now.
+    Waits {
+        /// The device's name.
+        device: String,
+    },
+    /// That is all.
+    End {},
+    /// The supervisor that runs keeps everything: it goes on, or it stops because it was told to.
+    GoesOn {},
+}
+
+/// The messages that hand over one device, with the file descriptors of each message.
+pub(super) type Share = Vec<(Left, Vec<Parcel>)>;
+
+/// Processes and requests of device processes that the supervisor before this one has started for a
+/// device. The device is given to no device process before they have ended.
+#[derive(Debug, Default)]
+pub(super) struct Remains {
+    /// Processes, as pidfds.
+    pub(super) held: Vec<OwnedFd>,
+    /// Bytes of its image that are locked.
+    pub(super) marks: Vec<Locked>,
+}
+
+impl Remains {
+    /// The messages that hand copies of them to another supervisor.
+    ///
+    /// # Errors
+    /// The process may open no more files.
+    pub(super) fn share(&self, device: &str) -> io::Result<Share> {
+        let device = || device.to_owned();
+        let mut share = Share::new();
+        for process in &self.held {
+            share.push((Left::Held { device: device() }, vec![process.try_clone()?.into()]));
+        }
+        for &Locked { byte, only_reads } in &self.marks {
+            share.push((Left::Marked { device: device(), byte, only_reads }, Vec::new()));
+        }
+        Ok(share)
+    }
+}
+
+/// A byte of an image that requests of a former device process have locked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Locked {
+    pub(super) byte: i64,
+    /// That device process could only read.
+    pub(super) only_reads: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::processes::message::{emit, parse};
+
+    #[test]
+    fn a_mark_of_requests_that_may_write_reads_as_it_did_before_there_were_others() {
+        let before = br#"{"marked":{"device":"a","byte":7}}"#;
+        let mark = |only_reads| Left::Marked { device: "a".to_owned(), byte: 7, only_reads };
+        let written = emit(&mark(false)).unwrap();
+        assert_eq!(&written[1..], before);
+        for only_reads in [false, true] {
+            let written = emit(&mark(only_reads)).unwrap();
+            assert_eq!(parse::<Left>(&written).unwrap(), mark(only_reads));
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The supervisor's part of a device in a device process: it tells the device process what the host
+//! and the operator change, and does what the guest may choose.
+//!
+//! One thing is done after another, those of a network at the pace that the device allows its own
+//! guests (`net/pace`): a device process that asks for more before it was answered is ended.
+
+use super::given::Ask;
+use super::limits::Limits;
+use super::message::{PortFacts, Told, Wish};
+use super::process::DeviceProcess;
+use crate::assemble::{Blk, Kind};
+use manyring_backend::blk::{Disk, Ending, Handed, ImageError, Marks};
+use manyring_backend::net::tap::lent::{Lent, LentTable};
+use manyring_device::Device;
+use manyring_device::net::RssConfig;
+use manyring_device::net::{NetDevice, Offloads, Outside};
+use manyring_engine::aside;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+
+/// Queues of a tap that one message hands to the next supervisor.
+const QUEUES_MAX: usize = 64;
+
+/// The file descriptors by which a device process serves `queues` queues of a disk, and the
+/// supervisor's part in them. May block.
+pub(super) fn handed(
+    disk: &dyn Disk,
+    queues: usize,
+) -> Result<(Vec<OwnedFd>, Option<Marks>), Errno> {
+    let Some(image) = disk.image() else {
+        return Ok((disk.hand_memory()?.into_iter().collect(), None));
+    };
+    let handed = image.hand(queues)?;
+    let marks = image.marks(&handed)?;
+    let Handed { file, flushes } = handed;
+    Ok(([file].into_iter().chain(flushes).collect(), marks))
+}
+
+/// The file descriptors that the next supervisor gets of a device that is open here: the
+/// description that holds a disk, or the queues of a tap. Each inner list goes in one message. May
+/// block.
+pub(super) fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
+    match kind {
+        Kind::Blk(shown) => {
+            let disk = shown.disk();
+            let left = match disk.image() {
+                Some(image) => Some(image.bequeath()?),
+                None => disk.hand_memory()?,
+            };
+            Ok(left.map(|fd| vec![fd]).into_iter().collect())
+        }
+        // Each process can open queues of a macvtap, whatever others have.
+        Kind::Net(net) if net.port().kind() != "tap" || net.port().is_gone() => Ok(Vec::new()),
+        Kind::Net(net) => {
+            let mut queues = net.port().lend().transpose()?.map_or(Vec::new(), |lent| lent.queues);
+            let mut left = Vec::new();
+            while !queues.is_empty() {
+                let rest = queues.split_off(queues.len().min(QUEUES_MAX));
+                left.push(std::mem::replace(&mut queues, rest));
+            }
+            Ok(left)
+        }
+    }
+}
+
+/// The interface of the device and its queues, for a message; nothing if it lends none.
+pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<OwnedFd>), String> {
+    let port = net.port().clone();
+    let lent = aside(move || port.lend().transpose()).await.ok_or("the daemon has failed")?;
+    let Some(lent) = lent.map_err(|errno| errno.to_string())? else {
+        return Ok((None, Vec::new()));
+    };
+    let Lent { facts, mut queues, table } = lent;
+    let table_key = table.as_ref().map(|table| table.key);
+    queues.extend(table.map(|LentTable { map, .. }| map));
+    let facts = PortFacts {
+        interface: facts.interface,
+        is_macvtap: facts.is_macvtap,
+        offloads: facts.offloads.guest_features(),
+        mtu: facts.mtu,
+        table_key,
+        can_hash: facts.can_hash,
+        filter: facts.host_filter.into(),
+    };
+    Ok((Some(facts), queues))
+}
+
+/// The task that attends to a device as long as a device process has it.
+pub(super) struct Attendant {
+    pub(super) device: String,
+    pub(super) kind: Kind,
+    pub(super) process: Arc<DeviceProcess>,
+    pub(super) limits: watch::Receiver<Arc<Limits>>,
+    /// How often an interface was joined before its queues were lent.
+    pub(super) joins: u64,
+    /// Of a disk whose lock goes with the rings, or that is only read.
+    pub(super) marks: Option<Arc<Marks>>,
+}
+
+impl Attendant {
+    /// Attends until the device process has the device no more. Then the host uses no queue of it,
+    /// and no lock goes with its rings. Returns how to ask whether the device process's requests
+    /// have ended, where the image cannot tell.
+    pub(super) async fn attend(mut self, mut asks: mpsc::Receiver<Ask>) -> Option<Ending> {
+        let mut changes = match &self.kind {
+            Kind::Net(net) => net.config_changes(),
+            Kind::Blk(Blk::Virtio(blk)) => blk.config_changes(),
+            Kind::Blk(Blk::Xen(blk)) => blk.changes(),
+        };
+        if matches!(self.kind, Kind::Net(_)) {
+            changes.mark_changed();
+        } else {
+            changes.mark_unchanged();
+        }
+        // A device process begins without a limit.
+        let mut limit = Limits::default().of(&self.device);
+        self.limits.mark_changed();
+        loop {
+            tokio::select! {
+                ask = asks.recv() => {
+                    let Some(Ask { number, wish }) = ask else { break };
+                    let error = self.done(wish).await.map_or_else(Errno::raw_os_error, |()| 0);
+                    self.process.tell_in_turn(Told::Done { number, error }, Vec::new()).await;
+                }
+                Ok(()) = changes.changed() => self.tell_changes().await,
+                Ok(()) = self.limits.changed() => {
+                    let now = self.limits.borrow_and_update().of(&self.device);
+                    if limit != now {
+                        limit = now.clone();
+                        self.process.tell_in_turn(now, Vec::new()).await;
+                    }
+                }
+            }
+        }
+        let blk = match self.kind {
+            Kind::Net(net) => {
+                net.take_back().await;
+                return None;
+            }
+            Kind::Blk(blk) => blk,
+        };
+        let (disk, marks) = (blk.disk().clone(), self.marks);
+        let ended = aside(move || {
+            let ending = marks.as_deref().map(Marks::end);
+            // A device process that died has not given back the lock that goes with its rings. Its
+            // requests under way are marked, and still keep others from the image.
+            disk.release();
+            // The next supervisor, which has the lock together with this one, takes it after this.
+            drop(marks);
+            ending
+        });
+        ended.await.flatten()
+    }
+
+    async fn tell_changes(&mut self) {
+        let device = self.device.clone();
+        let Kind::Net(net) = self.kind.clone() else {
+            return self.process.tell_in_turn(Told::Measure { device }, Vec::new()).await;
+        };
+        let outside = net.outside();
+        if outside.joins != self.joins && !outside.is_gone {
+            self.joins = outside.joins;
+            self.renew(&net).await;
+        }
+        self.process.tell_in_turn(told(&net), Vec::new()).await;
+    }
+
+    /// Lends the queues of the interface that was joined.
+    async fn renew(&self, net: &NetDevice) {
+        let device = self.device.clone();
+        match lent(net).await {
+            Ok((Some(PortFacts { filter, .. }), mut queues)) => {
+                queues.truncate(net.queue_pairs());
+                let queues = queues.into_iter().map(Into::into).collect();
+                self.process.tell_in_turn(Told::Queues { device, filter }, queues).await;
+            }
+            Ok((None, _)) => {}
+            Err(error) => {
+                tracing::error!(device, error, "the device process does not get its queues")
+            }
+        }
+    }
+
+    async fn done(&self, wish: Wish) -> Result<(), Errno> {
+        match (&self.kind, wish) {
+            (Kind::Net(net), Wish::Pair { pair, attached }) => {
+                net.lend_pair(pair.into(), attached).await
+            }
+            (Kind::Net(net), Wish::Offloads { bits }) => {
+                net.lend_offloads(Offloads::of_guest(bits)).await
+            }
+            (Kind::Net(net), Wish::Rss { config }) => {
+                let config = Some(config).filter(|config| !config.is_empty());
+                let rss = config.map(|config| RssConfig::parse(&config)).transpose();
+                net.lend_rss(rss.map_err(|_| Errno::INVAL)?).await
+            }
+            (Kind::Blk(Blk::Virtio(blk)), Wish::Lock { is_held }) => {
+                let (disk, marks) = (blk.disk().clone(), self.marks.clone());
+                let locked = aside(move || lock(&*disk, marks.as_deref(), is_held)).await;
+                locked.unwrap_or(Err(Errno::IO))
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+}
+
+/// Takes the lock of an image that goes with the rings, or gives it back. May block.
+fn lock(disk: &dyn Disk, marks: Option<&Marks>, is_held: bool) -> Result<(), Errno> {
+    let image = disk.image().ok_or(Errno::INVAL)?;
+    if !is_held {
+        image.release_for(marks);
+        return Ok(());
+    }
+    image.acquire_for(marks).map_err(|error| match error {
+        ImageError::InUse { .. } => Errno::BUSY,
+        ImageError::Lock { errno, .. } => errno,
+        _ => Errno::IO,
+    })
+}
+
+/// The message with the interface's present state and the operator's settings.
+pub(super) fn told(net: &NetDevice) -> Told {
+    let Outside { link_up, is_gone, mtu, announcements, .. } = net.outside();
+    Told::Outside { device: net.name().to_owned(), link_up, is_gone, mtu, announcements }
+}

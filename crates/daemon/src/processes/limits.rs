@@ -1,0 +1,74 @@
+//! Limits per second of the devices of device processes, as the operator has them now. A device
+//! process counts by itself the work of its devices, and of a group of them: a group is in one
+//! device process.
+
+use super::message::{GroupRates, LimitRates, Told};
+use crate::config::plan::{GroupPlan, LimitPlan};
+use manyring_engine::clock_now_ns;
+use manyring_engine::limit::{Group, Limit, Rates};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// The limits of all devices, and the rates of all groups.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Limits {
+    devices: HashMap<String, LimitPlan>,
+    groups: Vec<GroupPlan>,
+}
+
+impl Limits {
+    /// A device has this limit. True if that is new.
+    pub(super) fn set(&mut self, device: &str, limit: &LimitPlan) -> bool {
+        self.devices.insert(device.to_owned(), limit.clone()).as_ref() != Some(limit)
+    }
+
+    /// The groups are these. True if that is new.
+    pub(super) fn follow(&mut self, groups: &[GroupPlan]) -> bool {
+        let is_new = self.groups != groups;
+        self.groups = groups.to_vec();
+        is_new
+    }
+
+    /// The message that tells a device process the limit of `device`.
+    pub(super) fn of(&self, device: &str) -> Told {
+        let limit = self.devices.get(device).cloned().unwrap_or_default();
+        let rates = limit.rates().into();
+        let group = limit.group.map(|name| {
+            let plan = self.groups.iter().find(|plan| plan.name == name);
+            let rates = plan.map(|plan| plan.limit.rates()).unwrap_or_default().into();
+            GroupRates { name, rates }
+        });
+        Told::Limit { device: device.to_owned(), rates, group }
+    }
+}
+
+impl From<Rates> for LimitRates {
+    fn from(Rates { ops, bytes, burst_ms }: Rates) -> Self {
+        Self { ops, bytes, burst_ms }
+    }
+}
+
+impl From<LimitRates> for Rates {
+    fn from(LimitRates { ops, bytes, burst_ms }: LimitRates) -> Self {
+        Self { ops, bytes, burst_ms }
+    }
+}
+
+/// The groups of a device process, by name.
+#[derive(Debug, Default)]
+pub(super) struct ProcessGroups(BTreeMap<String, Arc<Group>>);
+
+impl ProcessGroups {
+    /// Gives a device its limit, and its group the rates of that. Its queues must look again.
+    pub(super) fn limit(&mut self, limit: &Limit, rates: LimitRates, group: Option<GroupRates>) {
+        let now_ns = clock_now_ns();
+        let group = group.map(|GroupRates { name, rates }| {
+            let group = self.0.entry(name).or_insert_with(|| Group::new(Rates::default(), now_ns));
+            if group.rates() != rates.into() {
+                group.set(rates.into(), now_ns);
+            }
+            group.clone()
+        });
+        limit.set(rates.into(), group.as_ref(), now_ns);
+    }
+}

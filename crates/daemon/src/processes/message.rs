@@ -1,0 +1,640 @@
+//! Messages between the supervisor and a device process: a byte for the version, then JSON.
+//!
+//! A device process may be taken by its guest. So what comes from it is short, names only devices
+//! that it was given, and asks for nothing but what a guest may choose ([`Wish`]): one thing at a
+//! time.
+
+use manyring_backend::net::HostFilter;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// The version of all messages. Supervisor and device process are one program: another version is
+/// refused.
+pub const VERSION: u8 = 1;
+/// Longest message, in bytes.
+pub const SIZE_MAX: usize = 16384;
+/// Most file descriptors of a message.
+pub const FDS_MAX: usize = 240;
+
+/// A message of the supervisor to a device process.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Told {
+    /// A device to serve, by its keys as the control API takes them. File descriptors: one for the
+    /// counters; if it `has_image`, one for transfers and all others for flushes, or one for a disk
+    /// in memory; if it has a `port`, one for each of its queue pairs, and one for the table of
+    /// flows if that has a key.
+    Device {
+        /// Its name.
+        device: String,
+        /// Its keys, as JSON.
+        keys: String,
+        /// Its bytes are in a file.
+        has_image: bool,
+        /// Its frames go to an interface of the host.
+        port: Option<PortFacts>,
+    },
+    /// A disk of a Xen guest to serve. File descriptors: as for [`Self::Device`].
+    XenDisk {
+        /// Its name.
+        device: String,
+        /// The disk.
+        facts: XenFacts,
+    },
+    /// A ring of the front-end that connects next. File descriptors: of this machine's Xen the
+    /// device of the event channel, of a simulated one the two eventfds; then the journal.
+    XenRing {
+        /// The device's name.
+        device: String,
+        /// The ring.
+        ring: XenRing,
+    },
+    /// The front-end of a Xen disk connects, with the rings that were told. One descriptor: the
+    /// grant device of this machine's Xen, or the memory of a simulated domain.
+    XenConnect {
+        /// The device's name.
+        device: String,
+        /// The front-end.
+        front: XenFrontEnd,
+    },
+    /// The rings of a Xen disk are to be left as they are.
+    XenDisconnect {
+        /// The device's name.
+        device: String,
+        /// That of the connection.
+        number: u64,
+    },
+    /// A change of a network device by host or operator; each message has the whole state.
+    Outside {
+        /// The device's name.
+        device: String,
+        /// The operator has not pulled the guest's cable.
+        link_up: bool,
+        /// The interface was deleted.
+        is_gone: bool,
+        /// The MTU that the next driver is told.
+        mtu: Option<u16>,
+        /// How often the guest was to be asked to announce itself.
+        announcements: u64,
+    },
+    /// The supervisor has joined another interface in place of one that was deleted. File
+    /// descriptors: one for each queue pair.
+    Queues {
+        /// The device's name.
+        device: String,
+        /// What the host keeps from this interface.
+        filter: PortFilter,
+    },
+    /// The limit of a device, per second. A group's rates hold for all its devices together.
+    Limit {
+        /// The device's name.
+        device: String,
+        /// Its own.
+        rates: LimitRates,
+        /// That of the group which it is in.
+        group: Option<GroupRates>,
+    },
+    /// The answer to [`Heard::Ask`]: the wish was carried out, or refused.
+    Done {
+        /// That of the question.
+        number: u64,
+        /// The number of the system's error; 0: none.
+        error: i32,
+    },
+    /// Something that was kept of the session of the client that is told next. With the file
+    /// descriptors that belong to it.
+    Kept {
+        /// The device's name.
+        device: String,
+        /// As a device process has noted it.
+        entry: Written,
+    },
+    /// Somebody has connected to a device, or has lost the device process that served it. One file
+    /// descriptor: the socket.
+    Client {
+        /// The device's name.
+        device: String,
+        /// Notes name it.
+        number: u64,
+        /// The message whose answer was under way when its device process died.
+        answering: Option<Vec<u8>>,
+        /// The first notes of its session pass at once (`turns.rs`).
+        has_credit: bool,
+    },
+    /// Another supervisor gets all devices: their queues stop, what they have is closed, and their
+    /// front-ends stay connected.
+    Park {},
+    /// A device goes.
+    Remove {
+        /// Its name.
+        device: String,
+    },
+    /// The size of a device's file has changed.
+    Measure {
+        /// The device's name.
+        device: String,
+    },
+    /// A file descriptor: where the device process writes what there is to say of its threads.
+    Threads {},
+    /// Counters are to be written down, and what there is to say of threads.
+    Count {
+        /// The answer names it.
+        number: u64,
+    },
+    /// An answer is wanted and nothing else: the device process shows that it goes on.
+    Hail {
+        /// The answer names it.
+        number: u64,
+    },
+}
+
+/// Properties of the interface whose queues a device process is given.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortFacts {
+    /// The interface's name.
+    pub interface: String,
+    /// It is a macvtap.
+    pub is_macvtap: bool,
+    /// Offloads that the kernel accepts and can deliver, as `VIRTIO_NET_F_GUEST_*` bits.
+    pub offloads: u64,
+    /// The interface's MTU in bytes.
+    pub mtu: Option<u16>,
+    /// The key of the table in which flows are noted, if there is one.
+    pub table_key: Option<u64>,
+    /// The host can choose queues by the guest's hash.
+    pub can_hash: bool,
+    /// What the host keeps from the interface.
+    pub filter: PortFilter,
+}
+
+/// The frames that the host keeps from an interface.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortFilter {
+    /// The only unicast address whose frames reach it, if there is one.
+    pub only_to: Option<[u8; 6]>,
+    /// Only frames to groups that the host has joined reach it.
+    pub lacks_groups: bool,
+}
+
+impl From<HostFilter> for PortFilter {
+    fn from(filter: HostFilter) -> Self {
+        Self { only_to: filter.only_to, lacks_groups: filter.lacks_groups }
+    }
+}
+
+impl From<PortFilter> for HostFilter {
+    fn from(filter: PortFilter) -> Self {
+        let PortFilter { only_to, lacks_groups } = filter;
+        Self { only_to, lacks_groups, only_from: None }
+    }
+}
+
+/// Properties of a Xen guest's disk, for the device process that serves it.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct XenFacts {
+    /// The keys of its `[[xen_blk]]`, as JSON.
+    pub keys: String,
+    /// The disk as in the node `params`, without the path of a file.
+    pub params: String,
+    /// Its bytes are in a file.
+    pub has_image: bool,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// The tool stack allows discards.
+    pub discard: bool,
+}
+
+/// A ring of a Xen front-end.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct XenRing {
+    /// The grant references of its pages.
+    pub refs: Vec<u32>,
+    /// The port of the event channel, of this machine's Xen.
+    pub port: Option<u32>,
+    /// It has a journal.
+    pub has_journal: bool,
+}
+
+/// A Xen front-end that connects.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct XenFrontEnd {
+    /// Answers name it.
+    pub number: u64,
+    /// Its domain.
+    pub domain: u16,
+    /// Its layout: the index in `Abi::ALL`.
+    pub abi: usize,
+    /// It uses the same grants again.
+    pub persistent: bool,
+    /// Most segments of an indirect request, as it was offered.
+    pub indirect_segments_max: u16,
+    /// Another process has served its rings.
+    pub takeover: bool,
+    /// Where the pages of a simulated domain are mapped from.
+    pub seat: Option<XenSeat>,
+}
+
+/// The right to map pages of a simulated domain.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct XenSeat {
+    /// Entries of the domain's grant table.
+    pub entries: u32,
+    /// The seat.
+    pub seat: u8,
+}
+
+/// A message of a device process about the connection of a Xen disk.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum XenSaid {
+    /// Its rings are served.
+    Started {},
+    /// They are not, and nothing of the front-end is in use.
+    Refused {
+        /// The reason.
+        text: String,
+        /// The reason may pass.
+        passes: bool,
+    },
+    /// A queue met a fault of the front-end.
+    Fault {
+        /// The fault.
+        text: String,
+    },
+    /// Its rings are left: nothing of the front-end is in use.
+    Stopped {},
+}
+
+/// Rates of a limit, in a second; 0: no limit.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct LimitRates {
+    /// Requests or packets: read or sent, written or received, all.
+    pub ops: [u64; 3],
+    /// Their bytes.
+    pub bytes: [u64; 3],
+    /// Milliseconds without requests that are kept.
+    pub burst_ms: u64,
+}
+
+/// The rates of a group of devices.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupRates {
+    /// The group's name.
+    pub name: String,
+    /// Those of its devices together.
+    pub rates: LimitRates,
+}
+
+/// Something that is kept of a session.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Written {
+    /// Where it is kept: another one with this key replaces it.
+    pub key: u32,
+    /// The content of the entry. Device processes read it; the supervisor only stores it.
+    #[serde(with = "digits")]
+    pub bytes: Vec<u8>,
+}
+
+/// Bytes as hexadecimal digits, which take half the device process of a list of numbers.
+mod digits {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
+        let digits = digits.filter_map(|digit| char::from_digit(digit.into(), 16));
+        to.serialize_str(&digits.collect::<String>())
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<u8>, D::Error> {
+        let text = String::deserialize(from)?;
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        let digit = |digit: u8| char::from(digit).to_digit(16);
+        let byte = |[high, low]: &[u8; 2]| u8::try_from(digit(*high)? * 16 + digit(*low)?).ok();
+        let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
+        bytes.filter(|_| rest.is_empty()).ok_or_else(|| D::Error::custom("no pairs of digits"))
+    }
+}
+
+/// How far the answer to a message of a front-end is.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Answered {
+    /// As it was.
+    #[default]
+    Unchanged,
+    /// It is under way: to the message that begins with these bytes.
+    UnderWay(Vec<u8>),
+    /// It was sent.
+    Sent,
+}
+
+/// A request of a device process: something that its guest may choose, and only the supervisor can
+/// do.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Wish {
+    /// The host is to use a queue pair, or not.
+    Pair {
+        /// Its index.
+        pair: u16,
+        /// It is to be used.
+        attached: bool,
+    },
+    /// The host is to deliver frames with these offloads only.
+    Offloads {
+        /// As `VIRTIO_NET_F_GUEST_*`.
+        bits: u64,
+    },
+    /// Frames are to come by the pairs that the guest's hash chooses.
+    Rss {
+        /// `struct virtio_net_rss_config`, as its driver writes it; empty: as the host likes.
+        #[serde(with = "digits")]
+        config: Vec<u8>,
+    },
+    /// The image is to be locked for the rings that begin, or all of them have stopped.
+    Lock {
+        /// It is to be locked.
+        is_held: bool,
+    },
+}
+
+/// A message of a device process to the supervisor. Only a [`Self::Note`] has file descriptors.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Heard {
+    /// It serves from now on.
+    Ready {},
+    /// All devices have stopped, as it was told, and all that it was given of them is closed. It
+    /// says nothing more of them.
+    Parked {},
+    /// A front-end of a device has come or gone.
+    Session {
+        /// The device's name.
+        device: String,
+        /// It has come.
+        is_open: bool,
+    },
+    /// Changes the notes of a client's session, which the supervisor keeps for the next device
+    /// process in case this one dies. The file descriptors are those of the first entry of `puts`.
+    Note {
+        /// The device's name.
+        device: String,
+        /// That of the client.
+        number: u64,
+        /// Entries that the supervisor keeps from now on, each in the place of the one with its
+        /// key.
+        puts: Vec<Written>,
+        /// The keys of what is kept no more.
+        drops: Vec<u32>,
+        /// Whether an answer is under way.
+        answer: Answered,
+    },
+    /// The session of a client is over, or the client was refused.
+    Gone {
+        /// The device's name.
+        device: String,
+        /// That of the client.
+        number: u64,
+    },
+    /// A device has stopped, and all that it had is closed.
+    Removed {
+        /// Its name.
+        device: String,
+    },
+    /// Something is to be done for the guest of a device, and answered by [`Told::Done`].
+    Ask {
+        /// The device's name.
+        device: String,
+        /// The answer names it.
+        number: u64,
+        /// The thing to be done.
+        wish: Wish,
+    },
+    /// A queue of a device cannot be read or written: its interface may be gone.
+    Doubt {
+        /// The device's name.
+        device: String,
+    },
+    /// Choices of the guest of a network device, for the API to show.
+    Guest {
+        /// The device's name.
+        device: String,
+        /// Its address.
+        mac: Option<[u8; 6]>,
+        /// It can announce itself.
+        announces: bool,
+        /// The index of its control queue.
+        control: Option<u16>,
+        /// The pairs in use of a port that the device process has.
+        pairs: Option<u16>,
+    },
+    /// Something of the connection of a Xen disk that the device process was told of last.
+    Xen {
+        /// The device's name.
+        device: String,
+        /// That of the connection.
+        number: u64,
+        /// The news.
+        said: XenSaid,
+    },
+    /// The counters are written down.
+    Counted {
+        /// That of the question.
+        number: u64,
+    },
+}
+
+/// Why bytes are no message.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum MessageError {
+    #[error("an empty message")]
+    Empty,
+    #[error("version {found} of the messages, not {VERSION}")]
+    Version { found: u8 },
+    #[error("a message of {size} bytes: more than {SIZE_MAX}")]
+    Long { size: usize },
+    #[error("no message: {0}")]
+    Text(#[from] serde_json::Error),
+}
+
+/// A message as bytes.
+///
+/// # Errors
+/// [`MessageError::Long`].
+pub fn emit<T: Serialize>(message: &T) -> Result<Vec<u8>, MessageError> {
+    let mut bytes = vec![VERSION];
+    serde_json::to_writer(&mut bytes, message)?;
+    if bytes.len() > SIZE_MAX {
+        return Err(MessageError::Long { size: bytes.len() });
+    }
+    Ok(bytes)
+}
+
+/// Bytes as a message.
+///
+/// # Errors
+/// [`MessageError`], one for each reason.
+pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
+    match bytes {
+        [] => Err(MessageError::Empty),
+        bytes if bytes.len() > SIZE_MAX => Err(MessageError::Long { size: bytes.len() }),
+        [VERSION, text @ ..] => Ok(serde_json::from_slice(text)?),
+        [found, ..] => Err(MessageError::Version { found: *found }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pseudo-random bits (xorshift).
+    fn next(seed: &mut u64) -> u64 {
+        *seed ^= *seed << 13;
+        *seed ^= *seed >> 7;
+        *seed ^= *seed << 17;
+        *seed
+    }
+
+    fn text(seed: &mut u64) -> String {
+        (0..next(seed) % 40).filter_map(|_| char::from_u32((next(seed) % 0x3000) as u32)).collect()
+    }
+
+    fn told_of_xen(number: u64, device: String, keys: String) -> Told {
+        let is_open = number.is_multiple_of(2);
+        let seat = is_open.then_some(XenSeat { entries: 7, seat: 3 });
+        match number % 15 {
+            10 => {
+                let refs = vec![1, u32::MAX];
+                let ring = XenRing { refs, port: Some(9), has_journal: is_open };
+                Told::XenRing { device, ring }
+            }
+            11 => {
+                let front = XenFrontEnd { number, domain: 7, seat, ..XenFrontEnd::default() };
+                Told::XenConnect { device, front }
+            }
+            12 => Told::XenDisconnect { device, number },
+            _ => {
+                let params = "null:1G".to_owned();
+                Told::XenDisk { device, facts: XenFacts { keys, params, ..XenFacts::default() } }
+            }
+        }
+    }
+
+    fn said_of_xen(number: u64) -> XenSaid {
+        match number % 5 {
+            0 => XenSaid::Started {},
+            1 => XenSaid::Stopped {},
+            2 => XenSaid::Fault { text: "a".to_owned() },
+            _ => XenSaid::Refused { text: "b".to_owned(), passes: number.is_multiple_of(2) },
+        }
+    }
+
+    /// A spoiled message parses as another one, or not at all; a part of one never parses.
+    fn spoil(bytes: &[u8], seed: &mut u64) {
+        let mut spoiled = bytes.to_vec();
+        let at = usize::try_from(next(seed)).unwrap() % spoiled.len();
+        spoiled[at] ^= 1 << (next(seed) % 8);
+        let _ = parse::<Heard>(&spoiled);
+        assert!(parse::<Heard>(&bytes[..at]).is_err(), "{at} bytes of {}", bytes.len());
+    }
+
+    fn guest(device: String, pairs: Option<u16>) -> Heard {
+        let (mac, announces, control) = (Some([2; 6]), pairs.is_some(), pairs);
+        Heard::Guest { device, mac, announces, control, pairs }
+    }
+
+    #[test]
+    fn every_message_is_read_as_it_was_written() {
+        let seed = &mut 0x9e37_79b9_7f4a_7c15;
+        for round in 0..2000 {
+            let (device, keys, number) = (text(seed), text(seed), next(seed));
+            let is_open = number % 2 == 0;
+            let mtu = is_open.then_some(1500);
+            let filter = PortFilter { only_to: Some([2; 6]), lacks_groups: !is_open };
+            let port = is_open.then(|| PortFacts {
+                interface: text(seed),
+                is_macvtap: !is_open,
+                offloads: number,
+                mtu,
+                table_key: Some(number),
+                can_hash: is_open,
+                filter,
+            });
+            let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
+            let told = match number % 15 {
+                0 => Told::Device { device, keys, has_image: is_open, port },
+                1 => {
+                    let answering = is_open.then(|| vec![1, 2]);
+                    Told::Client { device, number, answering, has_credit: !is_open }
+                }
+                9 => Told::Kept { device, entry: Written { key: 7, bytes: vec![0, 255] } },
+                2 => Told::Remove { device },
+                3 => Told::Measure { device },
+                4 => Told::Queues { device, filter },
+                5 => Told::Done { number, error: 5 },
+                6 => Told::Outside {
+                    device,
+                    link_up: is_open,
+                    is_gone: !is_open,
+                    mtu,
+                    announcements: number,
+                },
+                7 => {
+                    let group = is_open.then(|| GroupRates { name: text(seed), rates });
+                    Told::Limit { device, rates, group }
+                }
+                10..14 => told_of_xen(number, device, keys),
+                _ if is_open => Told::Count { number },
+                _ => Told::Hail { number },
+            };
+            assert_eq!(parse::<Told>(&emit(&told).unwrap()).unwrap(), told, "round {round}");
+            let device = text(seed);
+            let ask = |device, wish| Heard::Ask { device, number, wish };
+            let heard = match number % 14 {
+                0 => Heard::Ready {},
+                1 => Heard::Session { device, is_open },
+                2 => Heard::Removed { device },
+                3 => Heard::Doubt { device },
+                4 => guest(device, mtu),
+                5 => ask(device, Wish::Offloads { bits: number }),
+                6 => ask(device, Wish::Pair { pair: 3, attached: is_open }),
+                7 => ask(device, Wish::Lock { is_held: is_open }),
+                8 => ask(device, Wish::Rss { config: vec![7; 307] }),
+                9 => Heard::Gone { device, number },
+                10 => {
+                    let puts = vec![Written { key: 1, bytes: vec![9; 40] }];
+                    let answer = Answered::UnderWay(vec![3]);
+                    Heard::Note { device, number, puts, drops: vec![5, 6], answer }
+                }
+                11 | 12 => Heard::Xen { device, number, said: said_of_xen(number) },
+                _ => Heard::Counted { number },
+            };
+            let bytes = emit(&heard).unwrap();
+            assert_eq!(parse::<Heard>(&bytes).unwrap(), heard, "round {round}");
+            spoil(&bytes, seed);
+        }
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused_and_named() {
+        let said = |bytes: &[u8]| parse::<Heard>(bytes).unwrap_err().to_string();
+        assert_eq!(said(&[]), "an empty message");
+        assert_eq!(said(b"\x02{}"), "version 2 of the messages, not 1");
+        assert!(said(&[1; SIZE_MAX + 1]).contains("more than 16384"));
+        assert!(said(b"\x01{\"counted\":{\"number\":1,\"more\":2}}").contains("unknown field"));
+        assert!(said(b"\x01{\"remove\":{\"device\":\"a\"}}").contains("unknown variant"));
+        let long = Told::Remove { device: "x".repeat(SIZE_MAX) };
+        assert!(matches!(emit(&long), Err(MessageError::Long { .. })));
+    }
+}

@@ -1,0 +1,496 @@
+//! Device processes: a process for each trust domain, so that a front-end harms no other domain's
+//! devices (docs/design/0021).
+//!
+//! ```text
+//! the supervisor (manyring run)                    a device process (manyring device-process)
+//! front.rs    listens, accepts; opens and locks the image
+//!                | which process? starts it        inside.rs  sessions, workers, guest memory,
+//! process.rs  one process: what it is told   <->              as the daemon itself runs them
+//!                and asked; its end is waited for; begin.rs starts it
+//! chatter.rs  what it writes to standard error
+//! lend.rs     does what a guest may choose   <-    wishes.rs  asks for that, and waits
+//!                of its interface, and keeps the interface
+//! estate.rs   keeps connections, and notes   <-    keeper.rs  notes what its sessions are told;
+//!                of the sessions, for the next one            turns.rs in which order
+//! xen_front.rs  hands a disk of a Xen guest  <->   inside/xen.rs  maps its rings and serves them
+//!                over, and what its front-end has named; xen_line.rs checks the answers
+//!
+//! message.rs what they say    channel.rs how, with file descriptors    keys.rs a device
+//! counts.rs what a device has counted    threads.rs how its workers are
+//! sandbox.rs what a device process gives up    identity.rs as whom it goes on
+//! calls.rs   the system calls of each of its threads
+//! process/park.rs  how it stops for the next supervisor    takeover.rs both supervisors
+//! left.rs    what one leaves to the other    before.rs  how the other one ends
+//! ```
+//! The supervisor reads no byte that a front-end sends to a device process, maps none of its
+//! memory, and waits for no device process: its orders for a device process lie in a bounded queue,
+//! and a device process that does not read is killed. The messages of a device process are checked
+//! as a hostile peer's. A device process that dies is started again, and its front-ends go on: they
+//! see a pause.
+
+mod before;
+mod begin;
+mod calls;
+mod channel;
+mod chatter;
+mod counts;
+mod denied;
+mod estate;
+mod front;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
+mod given;
+mod identity;
+mod inside;
+mod keeper;
+pub(crate) mod keys;
+mod left;
+mod lend;
+mod limits;
+mod locked;
+pub mod message;
+mod net;
+mod parcel;
+mod process;
+mod question;
+pub(crate) mod sandbox;
+mod state;
+mod takeover;
+mod threads;
+mod turns;
+mod wishes;
+mod xen_front;
+mod xen_line;
+
+pub(crate) use before::Before;
+pub(crate) use begin::start_next;
+pub(crate) use channel::watched;
+pub(crate) use front::serve;
+pub(crate) use inside::run;
+pub use left::Left;
+use left::{Remains, Share};
+pub(crate) use takeover::{Bequest, Legacy, OfXen, Shown, XenBytes};
+pub(crate) use xen_front::{
+    XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
+};
+
+use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};
+use crate::model::snapshot::Workers;
+use channel::Channel;
+use counts::Counts;
+use estate::{Estates, Heirloom};
+use given::Kin;
+use limits::Limits;
+use manyring_engine::aside;
+use process::DeviceProcess;
+use rustix::io::Errno;
+use serde::Serialize;
+use state::State;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{OwnedRwLockReadGuard, RwLock, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// Shortest time between two starts of a device process: one that dies at once is not started for
+/// ever.
+const START_PAUSE: Duration = Duration::from_millis(200);
+/// Longest pause before a device process is started of which those before have died within
+/// [`BRIEF`].
+const START_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// A device process that dies this soon may die of what it is told.
+const BRIEF: Duration = Duration::from_secs(2);
+/// How long after its start the device process of a Xen guest that has ended is shown at least.
+const GONE: Duration = Duration::from_secs(60);
+/// How long a reader of counters waits for the device processes.
+const COUNT_PATIENCE: Duration = Duration::from_millis(200);
+
+/// The device processes of this process, by the name of their domain. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Processes {
+    kept: Arc<Mutex<BTreeMap<String, Kept>>>,
+    /// The options that each device process is started with.
+    arguments: Arc<[OsString]>,
+    /// And that of Xen guests.
+    xen_arguments: Arc<[OsString]>,
+    limits: Arc<watch::Sender<Arc<Limits>>>,
+    /// Where the front of each device is asked for what it leaves to another supervisor, or to make
+    /// its disk smaller.
+    fronts: Arc<Mutex<HashMap<String, mpsc::Sender<Asked>>>>,
+    xens: Arc<Mutex<Vec<Xen>>>,
+    /// True while no device process is started, because another supervisor takes over.
+    pauses: Arc<watch::Sender<bool>>,
+    /// The channel to a supervisor that would take over.
+    successor: Arc<Mutex<Option<Arc<Channel>>>>,
+    /// Held by each change, and for writing while another supervisor takes over: that one has read
+    /// by then what it will serve.
+    changes: Arc<RwLock<()>>,
+    /// The front-ends that another supervisor has left, by device.
+    heirlooms: Arc<Mutex<HashMap<String, Vec<Heirloom>>>>,
+    /// Processes and requests of its device processes that have not ended, by device.
+    remains: Arc<Mutex<HashMap<String, Remains>>>,
+}
+
+/// The disks of a Xen's guests.
+#[derive(Clone, Debug)]
+struct Xen {
+    name: String,
+    /// Where they are asked for what they leave to another supervisor.
+    asks: mpsc::Sender<Bequest>,
+    /// Its xenstore is there. Without it another supervisor could not go on with the disks.
+    is_there: watch::Receiver<bool>,
+}
+
+/// A request to the front of a device, for which the device's device process ends.
+#[derive(Debug)]
+enum Asked {
+    /// Another supervisor wants to know what it is left of the device.
+    Bequest(Bequest),
+    /// The disk is to have this size, which is smaller than before.
+    Shrink { size: u64, done: oneshot::Sender<Result<u64, Errno>> },
+}
+
+#[derive(Debug)]
+struct Kept {
+    process: Arc<DeviceProcess>,
+    started: Instant,
+    starts: u64,
+    /// How long after this start the next one may be.
+    pause: Duration,
+}
+
+/// `GET /v1/processes`
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct ProcessInfo {
+    pub(crate) process: String,
+    /// `starting`, `serving`, `ending`, `held` (it is killed, and the kernel does not end it) or
+    /// `ended` (it is started with the next connection).
+    pub(crate) state: &'static str,
+    /// 0 while there is no process.
+    pub(crate) pid: u32,
+    pub(crate) devices: Vec<String>,
+    pub(crate) starts: u64,
+    /// It has answered the last question.
+    pub(crate) answers: bool,
+    /// Bytes of memory that its process uses; 0 while there is no process.
+    pub(crate) resident_bytes: u64,
+    /// Nanoseconds of CPU time that its process has used; 0 while there is no process.
+    pub(crate) cpu_ns: u64,
+}
+
+impl Processes {
+    /// No device process runs yet. `arguments`: the options that each is started with. `legacy`:
+    /// what another supervisor has left.
+    pub(crate) fn new(arguments: Vec<OsString>, legacy: &mut Legacy) -> Self {
+        let of_xen = arguments.iter().cloned().chain([sandbox::XEN_OPTION.into()]).collect();
+        Self {
+            kept: Arc::default(),
+            arguments: arguments.into(),
+            xen_arguments: of_xen,
+            limits: Arc::default(),
+            fronts: Arc::default(),
+            xens: Arc::default(),
+            pauses: Arc::new(watch::Sender::new(false)),
+            successor: Arc::default(),
+            changes: Arc::default(),
+            heirlooms: Arc::new(Mutex::new(std::mem::take(&mut legacy.clients))),
+            remains: Arc::new(Mutex::new(std::mem::take(&mut legacy.remains))),
+        }
+    }
+
+    /// The front of a device can be asked for what it leaves, as long as the receiver lives; and
+    /// the front-ends that it was left.
+    fn register(&self, device: &str) -> (mpsc::Receiver<Asked>, Vec<Heirloom>) {
+        let (asks, asked) = mpsc::channel(1);
+        begin::prepare(self.arguments.clone());
+        let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+        fronts.insert(device.to_owned(), asks);
+        (asked, self.heirlooms().remove(device).unwrap_or_default())
+    }
+
+    /// The disks of a Xen can be asked for what they leave, as long as the receiver lives. The
+    /// sender says whether its xenstore is there.
+    pub(crate) fn register_xen(
+        &self,
+        name: &str,
+    ) -> (mpsc::Receiver<Bequest>, watch::Sender<bool>) {
+        let ((asks, asked), (there, is_there)) = (mpsc::channel(1), watch::channel(true));
+        let xen = Xen { name: name.to_owned(), asks, is_there };
+        self.xens.lock().unwrap_or_else(PoisonError::into_inner).push(xen);
+        (asked, there)
+    }
+
+    fn xens(&self) -> Vec<Xen> {
+        let xens = self.xens.lock().unwrap_or_else(PoisonError::into_inner);
+        xens.iter().filter(|xen| !xen.asks.is_closed()).cloned().collect()
+    }
+
+    /// Disks of Xen guests are there: a device process will be needed.
+    fn prepare_xen(&self) {
+        begin::prepare(self.xen_arguments.clone());
+    }
+
+    /// Lets go of the front-ends that another supervisor has left of devices which have no front
+    /// here.
+    pub(crate) async fn keep_heirlooms(&self, has_front: impl Fn(&str) -> bool) {
+        let all = std::mem::take(&mut *self.heirlooms());
+        let (kept, others) = all.into_iter().partition(|(device, _)| has_front(device));
+        *self.heirlooms() = kept;
+        let others: HashMap<String, Vec<Heirloom>> = others;
+        for device in others.keys() {
+            tracing::warn!(
+                device,
+                "its front-ends are let go of: no device process serves it any more"
+            );
+        }
+        // The last descriptor of a front-end's file may take long to close.
+        aside(move || drop(others)).await;
+    }
+
+    fn heirlooms(&self) -> MutexGuard<'_, HashMap<String, Vec<Heirloom>>> {
+        self.heirlooms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The processes and requests of another supervisor's device processes that may still use a
+    /// device.
+    fn remains(&self, device: &str) -> Remains {
+        let mut remains = self.remains.lock().unwrap_or_else(PoisonError::into_inner);
+        remains.remove(device).unwrap_or_default()
+    }
+
+    /// What is still there of [`Self::remains`], for the next supervisor: of devices that wait
+    /// here, or that this supervisor does not serve. This supervisor keeps it: the other one may
+    /// not take over.
+    fn remains_left(&self) -> io::Result<Share> {
+        let remains = self.remains.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut share = Share::new();
+        for (device, remains) in remains.iter() {
+            share.extend(remains.share(device)?);
+        }
+        Ok(share)
+    }
+
+    fn has_front(&self, device: &str) -> bool {
+        let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+        fronts.get(device).is_some_and(|asks| !asks.is_closed())
+    }
+
+    /// Makes a disk that device processes serve smaller: the device process that has it ends first,
+    /// so that no request is under way. Its front-ends go on with the next device process, and are
+    /// told.
+    ///
+    /// # Errors
+    /// `EBUSY`: requests in flight did not end in time, or another supervisor takes over; the disk
+    /// is as it was. Any other comes from the disk.
+    pub(crate) async fn shrink(&self, device: &str, size: u64) -> Result<u64, Errno> {
+        let (done, is_done) = oneshot::channel();
+        let front = {
+            let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+            fronts.get(device).cloned()
+        };
+        let asked = front.map(|front| front.try_send(Asked::Shrink { size, done }));
+        if !matches!(asked, Some(Ok(()))) {
+            return Err(Errno::BUSY);
+        }
+        is_done.await.unwrap_or(Err(Errno::BUSY))
+    }
+
+    fn fronts(&self) -> Vec<mpsc::Sender<Asked>> {
+        let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+        fronts.values().filter(|asks| !asks.is_closed()).cloned().collect()
+    }
+
+    fn successor(&self) -> MutexGuard<'_, Option<Arc<Channel>>> {
+        self.successor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_paused(&self) -> bool {
+        *self.pauses.borrow()
+    }
+
+    /// Has the device process of a domain killed, if there is one, because another supervisor gets
+    /// what it has. Returns when its process is gone.
+    ///
+    /// # Errors
+    /// The kernel does not end it. It has all that it was given, then.
+    pub(crate) async fn end_one(&self, domain: &str, reason: &str) -> Result<(), String> {
+        let process = self.lock().get(domain).map(|kept| kept.process.clone());
+        let Some(process) = process else { return Ok(()) };
+        process.leave(reason);
+        process.ended_or_held().await;
+        match process.state() {
+            State::Held => Err(format!("the kernel does not end the device process {domain}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The notes and descriptors that the supervisor keeps of the front-ends of a domain's device
+    /// process.
+    fn estates_of(&self, domain: &str) -> Vec<Arc<Estates>> {
+        self.lock().get(domain).map(|kept| kept.process.all_estates()).unwrap_or_default()
+    }
+
+    /// Ends all device processes: one that a guest has taken over may outlive the end of its
+    /// channel.
+    pub(crate) async fn end(&self) {
+        let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
+        let all: JoinSet<_> = processes
+            .into_iter()
+            .map(|process| async move { process.make_way("the daemon ends").await })
+            .collect();
+        let _ = tokio::time::timeout(COUNT_PATIENCE, all.join_all()).await;
+    }
+
+    /// Waits, but not once another supervisor takes over.
+    async fn unless_paused(&self, waits: impl Future<Output = ()>) {
+        tokio::select! {
+            () = waits => {}
+            () = self.paused() => {}
+        }
+    }
+
+    /// A change begins. If another supervisor takes over, this returns when that has failed, or
+    /// never.
+    pub(crate) async fn change(&self) -> OwnedRwLockReadGuard<()> {
+        self.changes.clone().read_owned().await
+    }
+
+    /// As [`Self::change`]; `None`: another supervisor takes over.
+    pub(crate) fn change_now(&self) -> Option<OwnedRwLockReadGuard<()>> {
+        self.changes.clone().try_read_owned().ok()
+    }
+
+    /// Returns when no device process is to be started.
+    async fn paused(&self) {
+        let _ = self.pauses.subscribe().wait_for(|pauses| *pauses).await;
+    }
+
+    /// Returns when device processes may be started.
+    async fn go_on(&self) {
+        let _ = self.pauses.subscribe().wait_for(|pauses| !pauses).await;
+    }
+
+    /// A device has this limit from now on.
+    pub(crate) fn limit(&self, device: &str, limit: &LimitPlan) {
+        self.limits.send_if_modified(|limits| Arc::make_mut(limits).set(device, limit));
+    }
+
+    /// The groups of limits are these from now on.
+    pub(crate) fn follow_groups(&self, groups: &[GroupPlan]) {
+        self.limits.send_if_modified(|limits| Arc::make_mut(limits).follow(groups));
+    }
+
+    fn limits(&self) -> watch::Receiver<Arc<Limits>> {
+        self.limits.subscribe()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device process of a domain, which is started if it does not run. Waits for the end of
+    /// the one before it, as long as the kernel takes. `None`: no device process is started now.
+    async fn of(&self, domain: &str) -> Option<Arc<DeviceProcess>> {
+        loop {
+            let of = |kept: &Kept| (kept.process.clone(), kept.started, kept.pause);
+            let before = self.lock().get(domain).map(of);
+            let mut pause = START_PAUSE;
+            let mut kin = None;
+            if let Some((process, started, paused)) = before {
+                if process.serves() {
+                    return Some(process);
+                }
+                self.unless_paused(process.ended()).await;
+                self.unless_paused(process.kin().janitor.idle()).await;
+                kin = Some(process.kin().clone());
+                if !process.made_way() {
+                    if started.elapsed() < BRIEF {
+                        pause = (paused * 2).min(START_PAUSE_MAX);
+                    }
+                    self.unless_paused(tokio::time::sleep_until(started + paused)).await;
+                }
+            }
+            if self.is_paused() {
+                return None;
+            }
+            // Another device of the domain may have been faster.
+            let mut kept = self.lock();
+            let starts = kept.get(domain).map_or(0, |kept| kept.starts);
+            if kept.get(domain).is_some_and(|kept| kept.process.state() != State::Ended) {
+                continue;
+            }
+            let kin = kin.unwrap_or_else(|| Kin::of(domain));
+            let is_xen = |domain: &str| domain.starts_with(XEN);
+            let arguments = if is_xen(domain) { &self.xen_arguments } else { &self.arguments };
+            let process = DeviceProcess::start(domain, arguments.clone(), kin);
+            let (started, starts) = (Instant::now(), starts + 1);
+            // Each boot of a guest is a domain of a new number.
+            kept.retain(|name, kept| {
+                let is_over = kept.process.state() == State::Ended && kept.started.elapsed() > GONE;
+                !(is_xen(name) && is_over)
+            });
+            kept.insert(domain.to_owned(), Kept { process, started, starts, pause });
+        }
+    }
+
+    /// Has every device process tell its counters. One that does not answer in time is shown as
+    /// such, and its devices with what it has said before.
+    pub(crate) async fn count(&self) {
+        let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
+        let until = Instant::now() + COUNT_PATIENCE;
+        let asked: Vec<_> =
+            processes.into_iter().filter_map(|process| Some((process.ask()?, process))).collect();
+        for (question, process) in asked {
+            let answers = tokio::time::timeout_at(until, process.answered(question)).await.is_ok();
+            process.note_answer(answers);
+            let counts: Vec<Arc<Counts>> = process.counts();
+            // The file is the supervisor's own: it is read beside the control thread all the same.
+            aside(move || counts.iter().for_each(|counts| counts.read())).await;
+        }
+    }
+
+    /// The workers of the device processes that have a process, as these have said when they were
+    /// last asked.
+    pub(crate) fn workers(&self) -> Workers {
+        let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
+        let mut all = Workers::default();
+        for process in processes.iter().filter(|process| process.pid() != 0) {
+            let Workers { workers, held } = process.threads();
+            all.workers.extend(workers);
+            all.held.extend(held);
+        }
+        all
+    }
+
+    /// The domain of a device which may be that of whoever connects: of its device process, if it
+    /// is in one.
+    pub(crate) fn now_of(&self, device: &str, domain: String) -> String {
+        if domain != ANY_USER {
+            return domain;
+        }
+        let kept = self.lock();
+        let found = kept.iter().find(|(_, kept)| kept.process.has(device));
+        found.map_or(domain, |(name, _)| name.clone())
+    }
+
+    /// The state of every device process, as the API shows it.
+    pub(crate) fn all(&self) -> Vec<ProcessInfo> {
+        let info = |(name, kept): (&String, &Kept)| {
+            let used = kept.process.threads.used();
+            ProcessInfo {
+                process: name.clone(),
+                state: kept.process.state().name(),
+                pid: kept.process.pid(),
+                devices: kept.process.devices(),
+                starts: kept.starts,
+                answers: kept.process.answers(),
+                resident_bytes: used.resident_bytes,
+                cpu_ns: used.cpu_ns,
+            }
+        };
+        self.lock().iter().map(info).collect()
+    }
+}

@@ -1,0 +1,156 @@
+//! A network device in its device process: a port on lent queues, and what the supervisor says of
+//! the interface.
+
+use super::message::{Heard, PortFacts};
+use super::wishes::SupervisorClient;
+use crate::assemble::{Kind, Made};
+use crate::config::plan::{NetPlan, PortPlan};
+use crate::links;
+use manyring_backend::net::null::NullPort;
+use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable};
+use manyring_backend::net::{HostFilter, Port};
+use manyring_device::Device;
+use manyring_device::net::Offloads;
+use manyring_device::net::{Guest, NetDevice};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// The port of a device that was given to the device process.
+#[derive(Clone, Debug)]
+pub(super) enum Given {
+    Null(Arc<NullPort>),
+    Lent(Arc<LentPort>),
+}
+
+impl Given {
+    /// The port of what the supervisor has sent: facts and descriptors, or neither.
+    ///
+    /// # Errors
+    /// One line: that does not belong to the device.
+    pub(super) fn new(
+        net: &NetPlan,
+        facts: Option<PortFacts>,
+        mut queues: Vec<OwnedFd>,
+        supervisor: SupervisorClient,
+    ) -> Result<Self, String> {
+        let Some(facts) = facts else {
+            let PortPlan::Null { generate } = net.port else {
+                return Err("supervisor: a device without the queues of its interface".to_owned());
+            };
+            return Ok(Self::Null(Arc::new(NullPort::new(net.queue_pairs, generate))));
+        };
+        let table = facts.table_key.and_then(|key| Some(LentTable { map: queues.pop()?, key }));
+        if queues.len() != net.queue_pairs {
+            return Err(format!(
+                "supervisor: {} queues for {} pairs",
+                queues.len(),
+                net.queue_pairs
+            ));
+        }
+        let host_filter = facts.filter.into();
+        let PortFacts { interface, is_macvtap, offloads, mtu, can_hash, .. } = facts;
+        let offloads = Offloads::of_guest(offloads);
+        let facts = Facts { interface, is_macvtap, offloads, mtu, can_hash, host_filter };
+        let port = LentPort::new(Lent { facts, queues, table }, net.merge, Arc::new(supervisor));
+        Ok(Self::Lent(Arc::new(port.map_err(|errno| errno.to_string())?)))
+    }
+
+    pub(super) fn port(&self) -> Arc<dyn Port> {
+        match self {
+            Self::Null(port) => port.clone(),
+            Self::Lent(port) => port.clone(),
+        }
+    }
+}
+
+/// The operator's settings of a network device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wanted {
+    pub(super) link_up: bool,
+    pub(super) mtu: Option<u16>,
+    pub(super) announcements: u64,
+}
+
+/// A network device that the device process serves.
+#[derive(Debug)]
+pub(super) struct ProcessNet {
+    device: Arc<NetDevice>,
+    given: Given,
+    wanted: watch::Sender<Wanted>,
+    shown: Guest,
+    /// The tasks that look after the interface and that follow the operator's settings.
+    _tasks: JoinSet<()>,
+}
+
+impl ProcessNet {
+    /// The device of `made`, which is on this port. `None`: it is a disk.
+    pub(super) fn new(made: &Made, given: Option<Given>) -> Option<Self> {
+        let (Kind::Net(device), Some(given)) = (&made.part.kind, given) else { return None };
+        let mut tasks = links::look_after(&made.part, false);
+        let wanted = Wanted { link_up: true, mtu: device.mtu(), announcements: 0 };
+        let (wanted, wants) = watch::channel(wanted);
+        tasks.spawn(follow(device.clone(), wants));
+        let shown = Guest::default();
+        Some(Self { device: device.clone(), given, wanted, shown, _tasks: tasks })
+    }
+
+    /// Takes a message of the supervisor about the interface and the operator's settings.
+    pub(super) fn hear(&self, is_gone: bool, wanted: Wanted) {
+        if let (Given::Lent(port), true) = (&self.given, is_gone) {
+            port.lose();
+            self.device.port_may_have_changed();
+        }
+        self.wanted.send_if_modified(|known| std::mem::replace(known, wanted) != wanted);
+    }
+
+    /// The supervisor has joined another interface.
+    ///
+    /// # Errors
+    /// The device has no interface, or another number of queues.
+    pub(super) fn renew(&self, queues: Vec<OwnedFd>, host_filter: HostFilter) -> Result<(), Errno> {
+        let Given::Lent(port) = &self.given else { return Err(Errno::INVAL) };
+        port.renew(queues, host_filter)?;
+        self.device.port_may_have_changed();
+        Ok(())
+    }
+
+    /// The guest's choices as a message for the supervisor; `None` if the supervisor knows them.
+    pub(super) fn news(&mut self, name: &str) -> Option<Heard> {
+        // The supervisor attaches the pairs of an interface, and knows nothing of those of a null
+        // port.
+        let pairs = match self.given {
+            Given::Null(_) => Some(self.device.attached_pairs()),
+            Given::Lent(_) => None,
+        };
+        let guest = Guest { pairs, ..self.device.guest() };
+        if std::mem::replace(&mut self.shown, guest) == guest {
+            return None;
+        }
+        let Guest { mac, announces, control, .. } = guest;
+        let number = |of: Option<usize>| of.and_then(|number| u16::try_from(number).ok());
+        let (device, control, pairs) = (name.to_owned(), number(control), number(pairs));
+        Some(Heard::Guest { device, mac, announces, control, pairs })
+    }
+}
+
+/// Has the device follow what the operator wants.
+async fn follow(device: Arc<NetDevice>, mut wants: watch::Receiver<Wanted>) {
+    let mut announcements = 0;
+    while wants.changed().await.is_ok() {
+        let wanted = *wants.borrow_and_update();
+        device.set_link(wanted.link_up).await;
+        if let Some(mtu) = wanted.mtu.filter(|mtu| device.mtu() != Some(*mtu))
+            && let Err(errno) = device.set_mtu(mtu).await
+        {
+            let device = device.name();
+            tracing::warn!(device, mtu, %errno, "the guest's MTU does not change");
+        }
+        if wanted.announcements > announcements {
+            let _ = device.announce();
+        }
+        announcements = wanted.announcements;
+    }
+}

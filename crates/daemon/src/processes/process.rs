@@ -1,0 +1,499 @@
+//! `DeviceProcess`: one process, as the supervisor sees it: its orders, its answers, its end.
+
+mod hear;
+mod lost;
+mod park;
+
+use super::channel::{Channel, watched};
+use super::counts::Counts;
+use super::estate::{Estates, Handing};
+use super::given::{Given, Kin};
+use super::message::{self, Heard, Told};
+use super::parcel::{Order, Parcel};
+use super::question::{Granted, Messages, PATIENCE, Question};
+use super::state::State;
+use super::threads::Threads;
+use super::turns;
+use crate::model::snapshot::Workers;
+use lost::Lost;
+use manyring_engine::aside;
+use park::Parking;
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::pin::Pin;
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, interval_at, sleep, timeout};
+
+/// Most orders for a process that wait while it has not read those before them.
+const ORDERS_MAX: usize = 64;
+/// A process ends when none of its devices had a front-end for this long.
+const IDLE: Duration = Duration::from_secs(60);
+/// Most messages that are read of a process that has ended: more than a socket holds.
+const LEFT_MAX: usize = 4096;
+/// How long the kernel may take to end a process before that is told.
+const END_PATIENCE: Duration = Duration::from_secs(1);
+
+/// One process.
+#[derive(Debug)]
+pub(super) struct DeviceProcess {
+    name: String,
+    state: watch::Sender<State>,
+    pid: AtomicU32,
+    orders: mpsc::Sender<Order>,
+    devices: Mutex<BTreeMap<String, Device>>,
+    lost: Lost,
+    pub(super) threads: Threads,
+    /// Sessions that have begun.
+    sessions: AtomicU64,
+    /// The numbers of the last question, and of the last one for counters.
+    asked: AtomicU64,
+    counts: AtomicU64,
+    answered: watch::Sender<u64>,
+    answers: AtomicBool,
+    parking: Parking,
+    kin: Kin,
+}
+
+/// A device that the process was given.
+#[derive(Debug)]
+struct Device {
+    given: Given,
+    removed: Option<oneshot::Sender<()>>,
+    granted: Granted,
+}
+
+/// The process takes no more orders: it ends, or does not read them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deaf;
+
+impl DeviceProcess {
+    /// Starts a process for a domain. Orders to a process that still starts wait in the process.
+    /// `kin`: the domain's.
+    pub(super) fn start(name: &str, arguments: Arc<[OsString]>, kin: Kin) -> Arc<Self> {
+        let (orders, ordered) = mpsc::channel(ORDERS_MAX);
+        let process = Arc::new(Self {
+            name: name.to_owned(),
+            state: watch::Sender::new(State::Starting),
+            pid: AtomicU32::new(0),
+            orders,
+            devices: Mutex::default(),
+            lost: Lost::default(),
+            threads: Threads::new(),
+            sessions: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            counts: AtomicU64::new(0),
+            answered: watch::Sender::new(0),
+            answers: AtomicBool::new(true),
+            parking: Parking::new(),
+            kin,
+        });
+        let threads = process.threads.given().into_iter().map(Parcel::from).collect();
+        let _ = process.tell(Told::Threads {}, threads);
+        tokio::spawn(process.clone().run(arguments, ordered));
+        process
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Device>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn state(&self) -> State {
+        *self.state.borrow()
+    }
+
+    /// Its domain.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn devices(&self) -> Vec<String> {
+        self.lock().keys().cloned().collect()
+    }
+
+    /// The notes and descriptors that the supervisor keeps of the front-ends of its devices.
+    pub(super) fn all_estates(&self) -> Vec<Arc<Estates>> {
+        self.lock().values().map(|device| device.given.estates.clone()).collect()
+    }
+
+    pub(super) fn counts(&self) -> Vec<Arc<Counts>> {
+        self.lock().values().map(|device| device.given.counts.clone()).collect()
+    }
+
+    /// How its threads are, as it has said.
+    pub(super) fn threads(&self) -> Workers {
+        self.threads.read(&self.name, |device| self.has(device))
+    }
+
+    /// True while it can be told something.
+    pub(super) fn serves(&self) -> bool {
+        matches!(self.state(), State::Starting | State::Serving)
+    }
+
+    /// Returns when its process is gone.
+    pub(super) async fn ended(&self) {
+        is(&mut self.state.subscribe(), State::Ended).await;
+    }
+
+    /// Returns when its process is gone, or is known to be one that the kernel does not end.
+    pub(super) async fn ended_or_held(&self) {
+        let is_over = |state: &State| matches!(state, State::Ended | State::Held);
+        let _ = self.state.subscribe().wait_for(is_over).await;
+    }
+
+    /// Nothing is done any more for what it was given.
+    pub(super) fn closes_asks(&self) {
+        let closed = || mpsc::channel(1).0;
+        self.lock().values_mut().for_each(|device| device.given.asks = closed());
+    }
+
+    pub(super) fn has(&self, device: &str) -> bool {
+        self.lock().contains_key(device)
+    }
+
+    /// Tells it something, if there is room in what it has to be told.
+    pub(super) fn tell(&self, order: Told, fds: Vec<Parcel>) -> Result<(), Deaf> {
+        if !self.serves() {
+            return Err(Deaf);
+        }
+        self.orders.try_send((order, fds)).map_err(|_| Deaf)
+    }
+
+    /// Tells it something as soon as there is room in what it has to be told, or never: it ends.
+    pub(super) async fn tell_in_turn(&self, order: Told, fds: Vec<Parcel>) {
+        if let Err(unsent) = self.orders.send((order, fds)).await {
+            aside(move || drop(unsent)).await;
+        }
+    }
+
+    /// Gives it a device, as soon as there is room in what it has to be told: the VMMs of a hundred
+    /// devices may connect at once, while the process still starts. `more`: the orders about the
+    /// device that follow. If this is dropped before it returns, the process has not got the
+    /// device.
+    ///
+    /// # Errors
+    /// The process ends.
+    pub(super) async fn give(
+        &self,
+        order: Told,
+        fds: Vec<Parcel>,
+        more: Vec<Told>,
+        given: Given,
+    ) -> Result<(), Deaf> {
+        let (Told::Device { device: name, .. } | Told::XenDisk { device: name, .. }) = &order
+        else {
+            return Err(Deaf);
+        };
+        let name = name.clone();
+        let places = self.orders.reserve_many(1 + more.len()).await.map_err(|_| Deaf)?;
+        if !self.serves() {
+            return Err(Deaf);
+        }
+        let granted = Granted::default();
+        self.lock().insert(name, Device { given, removed: None, granted });
+        let more = more.into_iter().map(|told| (told, Vec::new()));
+        let orders = [(order, fds)].into_iter().chain(more);
+        places.zip(orders).for_each(|(place, order)| place.send(order));
+        Ok(())
+    }
+
+    /// Hands clients of a device over.
+    pub(super) async fn connect(&self, handing: Handing) {
+        for (told, fds) in handing {
+            self.tell_in_turn(told, fds).await;
+        }
+        // A process that is killed and that the kernel does not end reads no more, and has no end:
+        // only what it does not answer shows that.
+        self.hail();
+    }
+
+    /// Takes a device away; returns when it has stopped. A process that does not stop it is ended.
+    pub(super) async fn remove(&self, device: &str) {
+        let (removed, is_removed) = oneshot::channel();
+        match self.lock().get_mut(device) {
+            None => return,
+            Some(given) => given.removed = Some(removed),
+        }
+        let told = Told::Remove { device: device.to_owned() };
+        let stops = async {
+            self.tell_in_turn(told, Vec::new()).await;
+            let _ = is_removed.await;
+        };
+        if timeout(PATIENCE, stops).await.is_err() {
+            self.cast_out("a device does not stop").await;
+        }
+        self.lost.add(device);
+        self.lock().remove(device);
+    }
+
+    /// Asks for counters: the number of the question. One that is not answered yet is not asked
+    /// again: those who ask could fill what the process has to be told.
+    pub(super) fn ask(&self) -> Option<u64> {
+        let counts = self.counts.load(Ordering::Relaxed);
+        if *self.answered.borrow() < counts && self.serves() {
+            return Some(counts);
+        }
+        let number = self.question(|number| Told::Count { number })?;
+        self.counts.store(number, Ordering::Relaxed);
+        Some(number)
+    }
+
+    /// Asks for an answer alone, if none is awaited: to write down what all its devices have
+    /// counted takes a process with many of them long.
+    fn hail(&self) {
+        if *self.answered.borrow() >= self.asked.load(Ordering::Relaxed) {
+            let _ = self.question(|number| Told::Hail { number });
+        }
+    }
+
+    /// Tells a question with the next number, which it returns.
+    fn question(&self, told: impl FnOnce(u64) -> Told) -> Option<u64> {
+        let asked = self.asked.load(Ordering::Relaxed);
+        let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
+        let told = self.tell(told(number), Vec::new());
+        if told.is_err() {
+            self.asked.store(asked, Ordering::Relaxed);
+        }
+        told.ok().map(|()| number)
+    }
+
+    pub(super) async fn answered(&self, number: u64) {
+        let _ = self.answered.subscribe().wait_for(|answered| *answered >= number).await;
+    }
+
+    pub(super) fn answers(&self) -> bool {
+        self.answers.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether it has answered, and says so once.
+    pub(super) fn note_answer(&self, answers: bool) {
+        if self.answers.swap(answers, Ordering::Relaxed) && !answers {
+            let (process, pid) = (&self.name, self.pid());
+            tracing::warn!(process, pid, "the device process does not answer");
+        }
+    }
+
+    fn parking(&self) -> &Parking {
+        &self.parking
+    }
+
+    /// Has the process killed, for a fault of it; returns when it is gone.
+    pub(super) async fn cast_out(&self, reason: &str) {
+        self.end(reason);
+        self.ended().await;
+    }
+
+    pub(super) fn kin(&self) -> &Kin {
+        &self.kin
+    }
+
+    pub(super) fn end(&self, reason: &str) {
+        let ends = self.state.send_if_modified(|state| {
+            let ends = matches!(state, State::Starting | State::Serving);
+            if ends {
+                *state = State::Ending;
+            }
+            ends
+        });
+        if ends {
+            let (process, pid) = (&self.name, self.pid());
+            tracing::info!(process, pid, reason, "the device process ends");
+        }
+    }
+
+    async fn run(self: Arc<Self>, arguments: Arc<[OsString]>, mut orders: mpsc::Receiver<Order>) {
+        match super::begin::spawned(arguments).await {
+            Err(error) => {
+                tracing::error!(process = self.name, %error, "the process cannot be started");
+                self.end("it was not started");
+            }
+            Ok((child, socket)) => self.look_after(child, socket, &mut orders).await,
+        }
+        // The descriptors of orders that were not sent are closed where a close may block.
+        orders.close();
+        aside(move || while orders.try_recv().is_ok() {}).await;
+        let gone = std::mem::take(&mut *self.lock());
+        // A front-end that is kept goes on with the next process.
+        for device in gone.values().filter(|device| !device.given.estates.is_used()) {
+            device.given.connected.send_replace(false);
+        }
+        aside(move || gone.into_values().for_each(|device| device.given.counts.end())).await;
+        self.threads.end();
+        self.pid.store(0, Ordering::Relaxed);
+        self.state.send_replace(State::Ended);
+    }
+
+    async fn look_after(
+        &self,
+        mut child: Child,
+        socket: OwnedFd,
+        orders: &mut mpsc::Receiver<Order>,
+    ) {
+        self.pid.store(child.id(), Ordering::Relaxed);
+        tracing::info!(process = self.name, pid = child.id(), "the device process starts");
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK).ok());
+        let pidfd = pidfd.and_then(|fd| watched(fd, Interest::READABLE).ok());
+        let (Some(pidfd), Ok(channel)) = (pidfd, Channel::new(socket, self.kin.janitor.clone()))
+        else {
+            self.end("the system gives nothing to look after it by");
+            aside(move || (child.kill(), child.wait())).await;
+            return;
+        };
+        let kin = &self.kin;
+        let says = child.stderr.take().map(|stderr| kin.chatter.follow(stderr, self.name.clone()));
+        let reason = self.attend(&channel, &pidfd, orders).await;
+        self.end(&reason);
+        let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+        if timeout(END_PATIENCE, pidfd.readable()).await.is_err() {
+            let (process, pid) = (&self.name, child.id());
+            tracing::error!(process, pid, "the kernel does not end it: its devices wait");
+            // Nobody hears orders any more: whoever waits for a place among them goes on.
+            orders.close();
+            let _ = pidfd.get_ref().try_clone().map(|child| self.parking.hold(child));
+            self.state.send_replace(State::Held);
+            let _ = pidfd.readable().await;
+            tracing::info!(process, pid, "the device process has ended");
+        }
+        // Reads the notes that the process sent before its end and nobody has read yet.
+        let mut messages = Messages::new();
+        for _ in 0..LEFT_MAX {
+            let Some((bytes, fds)) = channel.receive_left() else { break };
+            messages.count(bytes.len()).await;
+            if let Ok(heard @ (Heard::Note { .. } | Heard::Gone { .. })) = message::parse(&bytes) {
+                let _ = self.hear(heard, fds);
+            }
+        }
+        if let Some(says) = says {
+            // The last lines of a process come before whatever follows its end.
+            says.end().await;
+        }
+        let socket = channel.into_socket();
+        aside(move || (drop(socket), child.wait())).await;
+    }
+
+    /// The messages that the process says at once when it has been told this: a session may begin.
+    /// The process is told whether that has credit, and never gives more than the supervisor does.
+    fn credit(&self, told: &mut Told) -> usize {
+        let Told::Client { device, has_credit, .. } = told else { return 0 };
+        let mut devices = self.lock();
+        let Some(device) = devices.get_mut(device) else { return 0 };
+        *has_credit = device.granted.is_due();
+        match *has_credit {
+            true => turns::credit(device.given.estates.queues()),
+            false => 0,
+        }
+    }
+
+    /// Tells the process what it is to be told, and hears it, until it ends: why it does. It is
+    /// heard while an order is on its way: else neither process might read any more.
+    async fn attend(
+        &self,
+        channel: &Channel,
+        pidfd: &AsyncFd<OwnedFd>,
+        orders: &mut mpsc::Receiver<Order>,
+    ) -> String {
+        let begun = sleep(PATIENCE);
+        tokio::pin!(begun);
+        let mut idle = interval_at(Instant::now() + IDLE, IDLE);
+        let (mut sessions, mut state) = (0, self.state.subscribe());
+        let (mut question, mut messages) = (Question::default(), Messages::new());
+        let mut sending: Option<Sending<'_>> = None;
+        loop {
+            tokio::select! {
+                Some((mut order, fds)) = orders.recv(), if sending.is_none() => {
+                    question.ask(&order);
+                    messages.grant(self.credit(&mut order));
+                    let Ok(bytes) = message::emit(&order) else {
+                        return "an order that is too long".to_owned();
+                    };
+                    sending = Some(Box::pin(send(channel, bytes, fds)));
+                }
+                sent = sent(&mut sending) => {
+                    sending = None;
+                    if let Err(reason) = sent {
+                        return reason;
+                    }
+                }
+                came = channel.receive() => {
+                    let (bytes, fds) = match came {
+                        Ok(Some(came)) => came,
+                        Ok(None) => return "its process has ended".to_owned(),
+                        Err(error) => return format!("its message is refused: {error}"),
+                    };
+                    let heard = message::parse(&bytes).map_err(|error| error.to_string());
+                    heard.iter().for_each(|heard| question.hear(heard));
+                    let has_fds = !fds.is_empty();
+                    if let Err(problem) = heard.and_then(|heard| self.hear(heard, fds)) {
+                        return format!("its message is refused: {problem}");
+                    }
+                    if has_fds && let Err(reason) = self.closed(pidfd).await {
+                        return reason;
+                    }
+                    messages.count(bytes.len()).await;
+                }
+                _ = pidfd.readable() => return "its process has ended".to_owned(),
+                () = question.patience(), if question.is_asked() => {
+                    if question.is_over() {
+                        return "it does not answer".to_owned();
+                    }
+                }
+                () = is(&mut state, State::Ending) => {
+                    return "it was told to".to_owned();
+                }
+                () = &mut begun, if self.state() == State::Starting => {
+                    return "it does not begin".to_owned();
+                }
+                _ = idle.tick() => {
+                    let now = self.sessions.load(Ordering::Relaxed);
+                    let is_connected = |device: &Device| *device.given.connected.borrow();
+                    let is_used = self.lock().values().any(is_connected);
+                    if now == sessions && !is_used {
+                        return "nobody uses it".to_owned();
+                    }
+                    sessions = now;
+                }
+            }
+        }
+    }
+}
+
+/// An order on its way; an error says why the process ends.
+type Sending<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
+
+async fn send(channel: &Channel, bytes: Vec<u8>, fds: Vec<Parcel>) -> Result<(), String> {
+    match timeout(PATIENCE, channel.send(&bytes, &fds)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => return Err(format!("it hears nothing: {error}")),
+        Err(_) => return Err("it does not read".to_owned()),
+    }
+    if !fds.is_empty() {
+        aside(move || drop(fds)).await;
+    }
+    Ok(())
+}
+
+/// Waits until the channel to the process has taken the order that is being sent. While no order is
+/// being sent it does not return, so that a `select` waits for its other branches alone.
+async fn sent(sending: &mut Option<Sending<'_>>) -> Result<(), String> {
+    match sending {
+        Some(sending) => sending.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Returns when a process is so far.
+async fn is(state: &mut watch::Receiver<State>, awaited: State) {
+    let _ = state.wait_for(|state| *state == awaited).await;
+}

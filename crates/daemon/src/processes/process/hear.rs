@@ -1,0 +1,194 @@
+//! `Device process::hear`: what the supervisor makes of a device process's messages.
+
+use super::{Device, DeviceProcess, is};
+use crate::processes::channel::Brought;
+use crate::processes::estate::{Change, Estates};
+use crate::processes::given::Ask;
+use crate::processes::message::{Heard, Wish};
+use crate::processes::question::PATIENCE;
+use crate::processes::state::State;
+use crate::processes::xen_line::XenLine;
+use manyring_device::net::{Guest, NetDevice};
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::io::unix::AsyncFd;
+use tokio::time::timeout;
+
+impl DeviceProcess {
+    /// # Errors
+    /// The device process has no such device, or says what it cannot mean.
+    pub(in crate::processes) fn hear(&self, heard: Heard, mut fds: Brought) -> Result<(), String> {
+        let missing = |device: &str| format!("it was not given {device:?}");
+        if self.parking.is_done() && !matches!(heard, Heard::Counted { .. }) {
+            return Err("it has parked, and says more".to_owned());
+        }
+        // Nothing would bound how many descriptors of such messages wait to be closed.
+        if fds.is_empty() && self.is_late(&heard) {
+            return Ok(());
+        }
+        match heard {
+            Heard::Note { device, number, puts, drops, answer } => {
+                let change = Change { puts, drops, answer };
+                return self.estates(&device)?.note(number, change, fds.take());
+            }
+            Heard::Gone { device, number } => self.estates(&device)?.forget(number),
+            // Nobody can have taken it yet: it says this before it is told anything.
+            Heard::Ready {} if self.state() == State::Starting => {
+                self.threads.know(fds.take().pop());
+                self.state.send_if_modified(|state| {
+                    let starts = *state == State::Starting;
+                    if starts {
+                        *state = State::Serving;
+                    }
+                    starts
+                });
+            }
+            _ if !fds.is_empty() => return Err("file descriptors that it must not send".to_owned()),
+            Heard::Ready {} => {}
+            Heard::Parked {} => {
+                self.parking.hear()?;
+                self.closes_asks();
+            }
+            Heard::Session { device, is_open } => {
+                let devices = self.lock();
+                let given = devices.get(&device).ok_or_else(|| missing(&device))?;
+                if given.given.xen.is_some() {
+                    return Err(format!("{device:?} has no sessions"));
+                }
+                self.sessions.fetch_add(u64::from(is_open), Ordering::Relaxed);
+                given.given.connected.send_replace(is_open);
+            }
+            Heard::Removed { device } => {
+                let mut devices = self.lock();
+                let given = devices.get_mut(&device).ok_or_else(|| missing(&device))?;
+                let removed = given.removed.take().ok_or("nobody has asked it to remove that")?;
+                let _ = removed.send(());
+            }
+            Heard::Ask { device, number, wish } => self.hear_wish(&device, number, wish)?,
+            Heard::Doubt { device } => self.net(&device)?.port_may_have_changed(),
+            Heard::Guest { device, mac, announces, control, pairs } => {
+                let [control, pairs] = [control, pairs].map(|number| number.map(usize::from));
+                self.net(&device)?.show_guest(Guest { mac, announces, control, pairs });
+            }
+            Heard::Xen { device, number, said } => self.line(&device)?.hear(number, said)?,
+            Heard::Counted { number } => {
+                if number > self.asked.load(Ordering::Relaxed) {
+                    return Err("nobody has asked that".to_owned());
+                }
+                self.answered.send_replace(number);
+            }
+        }
+        Ok(())
+    }
+
+    /// True if the message is about a device that the device process had and has no more. What the
+    /// device's sessions and its janitor have said last may stand behind the word that it has
+    /// stopped.
+    fn is_late(&self, heard: &Heard) -> bool {
+        let (Heard::Note { device, .. }
+        | Heard::Gone { device, .. }
+        | Heard::Session { device, .. }
+        | Heard::Doubt { device }
+        | Heard::Guest { device, .. }
+        | Heard::Ask { device, .. }
+        | Heard::Xen { device, .. }) = heard
+        else {
+            return false;
+        };
+        !self.has(device) && self.lost.has(device)
+    }
+
+    /// The network device of this name.
+    fn net(&self, name: &str) -> Result<Arc<NetDevice>, String> {
+        let devices = self.lock();
+        let net = devices.get(name).and_then(|device| device.given.net.as_ref());
+        net.cloned().ok_or_else(|| format!("{name:?} is no network of it"))
+    }
+
+    fn line(&self, name: &str) -> Result<Arc<XenLine>, String> {
+        let devices = self.lock();
+        let xen = devices.get(name).and_then(|device| device.given.xen.as_ref());
+        xen.cloned().ok_or_else(|| format!("{name:?} is no disk of a Xen guest"))
+    }
+
+    fn estates(&self, name: &str) -> Result<Arc<Estates>, String> {
+        let devices = self.lock();
+        let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
+        Ok(device.given.estates.clone())
+    }
+
+    /// Returns when few enough file descriptors of front-ends wait to be closed; an error says why
+    /// the device process ends. Whoever has it end does not wait for what a front-end has sent.
+    pub(super) async fn closed(&self, pidfd: &AsyncFd<OwnedFd>) -> Result<(), String> {
+        let mut state = self.state.subscribe();
+        tokio::select! {
+            closed = timeout(PATIENCE, self.closes()) => {
+                closed.map_err(|_| "what it has noted does not close".to_owned())
+            }
+            _ = pidfd.readable() => Err("its process has ended".to_owned()),
+            () = is(&mut state, State::Ending) => Err("it was told to".to_owned()),
+        }
+    }
+
+    async fn closes(&self) {
+        let of = |device: &Device| device.given.estates.clone();
+        let all: Vec<_> = self.lock().values().map(of).collect();
+        for estates in all {
+            estates.closes().await;
+        }
+    }
+
+    fn hear_wish(&self, name: &str, number: u64, wish: Wish) -> Result<(), String> {
+        let devices = self.lock();
+        let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
+        let asked = device.given.asks.try_send(Ask { number, wish });
+        asked.map_err(|_| format!("{name:?} asks again before it was answered"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::processes::fuzzing::{CompromisedProcess, DEVICES};
+    use crate::processes::message::{Answered, XenSaid, emit};
+
+    /// All that a device process may say of a device before it says that the device has stopped.
+    fn said_of(device: &str) -> Vec<Heard> {
+        let (device, number) = (|| device.to_owned(), 1);
+        let (puts, drops, answer) = (Vec::new(), Vec::new(), Answered::Sent);
+        let (mac, announces, control, pairs) = (None, false, None, None);
+        vec![
+            Heard::Session { device: device(), is_open: false },
+            Heard::Gone { device: device(), number },
+            Heard::Doubt { device: device() },
+            Heard::Note { device: device(), number, puts, drops, answer },
+            Heard::Guest { device: device(), mac, announces, control, pairs },
+            Heard::Ask { device: device(), number, wish: Wish::Lock { is_held: false } },
+            Heard::Xen { device: device(), number, said: XenSaid::Stopped {} },
+        ]
+    }
+
+    #[test]
+    fn what_a_device_process_said_late_of_a_device_that_it_had_does_not_end_the_device_process() {
+        let process = CompromisedProcess::new().unwrap();
+        let hears = |heard: &Heard, fds| process.hears(&emit(heard).unwrap(), fds);
+        let [device, other] = DEVICES;
+        assert!(process.removes(0));
+        for heard in said_of(device) {
+            assert!(hears(&heard, 0), "{heard:?}");
+            // Nothing would bound how many descriptors wait to be closed.
+            assert!(!hears(&heard, 1), "{heard:?} with a descriptor");
+        }
+        // It is said to whoever has asked, and so once.
+        assert!(!hears(&Heard::Removed { device: device.to_owned() }, 0));
+        for heard in said_of("never given") {
+            assert!(!hears(&heard, 0), "{heard:?}");
+        }
+        // A device that it has goes on as before.
+        let number = process.connects(1).unwrap();
+        assert!(hears(&Heard::Gone { device: other.to_owned(), number }, 0));
+        let session = Heard::Session { device: other.to_owned(), is_open: true };
+        assert!(!hears(&session, 0), "a disk of a Xen guest has no sessions");
+    }
+}

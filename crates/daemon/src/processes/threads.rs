@@ -1,0 +1,223 @@
+//! `Threads`: what a device process says of its workers, and of its threads that do not come back.
+//!
+//! As counters do, it lies in a file in memory that the supervisor has made, and whose size nobody
+//! can change. The device process writes it when it is asked to count. The supervisor reads it and
+//! takes nothing on trust: an operator's terminal and a scraper get what is short, printable and
+//! counted once.
+
+use super::counts::sealed;
+use crate::model::snapshot::{HeldInfo, Summary, WorkerInfo, Workers};
+use crate::proc_stat::Used;
+use manyring_engine::Pool;
+use manyring_engine::stats::LawStats;
+use rustix::fd::{AsFd, OwnedFd};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Size of the file in bytes: a length of 8 bytes, and that many bytes of JSON.
+const SIZE: usize = 256 << 10;
+const HEAD: usize = size_of::<u64>();
+/// Most workers of a device process that are shown, and the number that none of them reaches.
+const WORKERS_MAX: usize = 1024;
+/// Most threads of a device process that are shown as held.
+const HELD_MAX: usize = 64;
+/// Longest name of a thread, state or function of the kernel, in characters.
+const NAME_MAX: usize = 64;
+/// More than this a bucket of a histogram never counts.
+const COUNT_MAX: u64 = 1 << 48;
+
+/// The workers and threads of one device process, as the device process writes them into its file.
+#[derive(Debug)]
+pub(super) struct Threads {
+    /// `None`: the system had no file for it, or the device process has ended.
+    file: Mutex<Option<OwnedFd>>,
+    /// The last values that were read whole; shown again if the device process writes during a
+    /// read.
+    last: Mutex<Workers>,
+    /// Its `/proc/self/stat`, which it has opened itself: another user's process may be hidden.
+    stat: OnceLock<File>,
+}
+
+impl Threads {
+    pub(super) fn new() -> Self {
+        let (file, last, stat) = (sealed("threads", SIZE).ok(), Mutex::default(), OnceLock::new());
+        Self { file: Mutex::new(file), last, stat }
+    }
+
+    /// Takes the `/proc/self/stat` of the device process.
+    pub(super) fn know(&self, stat: Option<OwnedFd>) {
+        let _ = stat.map(|stat| self.stat.set(stat.into()));
+    }
+
+    /// The memory and CPU time that its process uses; zeroes while it has no process.
+    pub(super) fn used(&self) -> Used {
+        self.stat.get().map(Used::of).unwrap_or_default()
+    }
+
+    /// The file, for the device process.
+    pub(super) fn given(&self) -> Option<OwnedFd> {
+        self.file().as_ref()?.try_clone().ok()
+    }
+
+    fn file(&self) -> MutexGuard<'_, Option<OwnedFd>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device process has ended: nothing of it is shown any more.
+    pub(super) fn end(&self) {
+        *self.file() = None;
+    }
+
+    /// Reads the workers that this device process has written. `serves` tells whether it has a
+    /// device.
+    pub(super) fn read(&self, process: &str, serves: impl Fn(&str) -> bool) -> Workers {
+        let said = self.file().as_ref().and_then(said);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(said) = said {
+            *last = checked(said, process, serves);
+        }
+        last.clone()
+    }
+}
+
+fn said(file: &OwnedFd) -> Option<Workers> {
+    let mut head = [0; HEAD];
+    rustix::io::pread(file, &mut head, 0).ok()?;
+    let len = usize::try_from(u64::from_ne_bytes(head)).ok()?;
+    let mut bytes = vec![0; len.min(SIZE - HEAD)];
+    let count = rustix::io::pread(file, &mut bytes, HEAD as u64).ok()?;
+    serde_json::from_slice(bytes.get(..count)?).ok()
+}
+
+/// The part of a device process's statement that may be shown: it is bounded, and the device
+/// process's own.
+fn checked(said: Workers, process: &str, serves: impl Fn(&str) -> bool) -> Workers {
+    let mut workers = BTreeMap::new();
+    for worker in said.workers.into_iter().filter(|worker| worker.index < WORKERS_MAX) {
+        let WorkerInfo { index, cpus, pause_ns, polling, .. } = worker;
+        let mut cpus = cpus;
+        cpus.iter_mut().for_each(|cpus| cpus.truncate(WORKERS_MAX));
+        let known = LawStats::default().counters();
+        let is_known = |name: &String| known.iter().any(|counter| counter.name == *name);
+        let worker = WorkerInfo {
+            process: process.to_owned(),
+            index,
+            cpus,
+            pause_ns: summary(pause_ns),
+            polling: polling.into_iter().filter(|(name, _)| is_known(name)).collect(),
+            ..worker
+        };
+        workers.insert(index, worker);
+    }
+    let mut threads = BTreeSet::new();
+    let mut held: Vec<_> = said.held.into_iter().map(|held| printable(held, process)).collect();
+    held.retain(|held| threads.insert(held.thread.clone()));
+    held.truncate(HELD_MAX);
+    for held in held.iter_mut().filter(|held| !serves(&held.device)) {
+        held.device.clear();
+    }
+    Workers { workers: workers.into_values().collect(), held }
+}
+
+fn summary(said: Summary) -> Summary {
+    let is_possible = |bucket: &(u64, u64)| bucket.1 < COUNT_MAX;
+    let buckets: BTreeMap<_, _> =
+        said.buckets.into_iter().filter(is_possible).take(WORKERS_MAX).collect();
+    Summary::new(buckets.into_iter().collect(), said.sum)
+}
+
+fn printable(said: HeldInfo, process: &str) -> HeldInfo {
+    let text = |text: String| {
+        text.chars().filter(char::is_ascii_graphic).take(NAME_MAX).collect::<String>()
+    };
+    HeldInfo {
+        process: process.to_owned(),
+        thread: text(said.thread).replace(['"', '\\'], ""),
+        device: said.device,
+        state: text(said.state),
+        waits_in: text(said.waits_in),
+        held_ns: said.held_ns,
+    }
+}
+
+/// Writes, in the device process, what there is to say where the supervisor reads it.
+pub(super) fn write(file: impl AsFd, pool: &Pool) {
+    let mut workers = Workers::of(pool);
+    let text = |workers: &Workers| {
+        let text = serde_json::to_vec(workers).ok();
+        text.filter(|text| text.len() <= SIZE - HEAD)
+    };
+    let Some(text) = text(&workers).or_else(|| {
+        // The histograms are most of it.
+        workers.workers.iter_mut().for_each(|worker| worker.pause_ns = Summary::default());
+        text(&workers)
+    }) else {
+        return;
+    };
+    let _ = rustix::io::pwrite(&file, &text, HEAD as u64);
+    let _ = rustix::io::pwrite(&file, &(text.len() as u64).to_ne_bytes(), 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(index: usize) -> WorkerInfo {
+        let text = format!(
+            "{{\"index\": {index}, \"queues\": 1, \"sleeps\": 2, \"slept_ns\": 3,
+               \"polling\": {{\"spins_hit\": 4, \"\\u001b[2J\": 5}},
+               \"pause_ns\": {{\"count\": 9, \"sum\": 1, \"p50\": 0, \"p90\": 0, \"p99\": 0,
+                               \"max\": 0, \"buckets\": [[1, 18446744073709551615], [3, 2]]}}}}"
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn held(thread: &str, device: &str) -> HeldInfo {
+        HeldInfo {
+            process: "another".to_owned(),
+            thread: thread.to_owned(),
+            device: device.to_owned(),
+            state: "D\u{1b}[1m".to_owned(),
+            waits_in: "x".repeat(1000),
+            held_ns: 1,
+        }
+    }
+
+    #[test]
+    fn what_a_device_process_says_of_its_threads_is_cleaned_before_anybody_sees_it() {
+        let workers = [0, 3, 3, WORKERS_MAX, usize::MAX].map(worker);
+        let held =
+            [held("worker-0\n\"}", "mine"), held("worker-0}", "mine"), held("janitor", "theirs")];
+        let said = Workers { workers: workers.to_vec(), held: held.to_vec() };
+        let shown = checked(said, "a", |device| device == "mine");
+        let indices: Vec<_> = shown.workers.iter().map(|worker| worker.index).collect();
+        assert_eq!(indices, [0, 3]);
+        let first = &shown.workers[0];
+        assert_eq!((first.process.as_str(), first.queues, first.polling.len()), ("a", 1, 1));
+        assert_eq!((first.pause_ns.count, &first.pause_ns.buckets[..]), (2, &[(3, 2)][..]));
+        let threads: Vec<_> = shown.held.iter().map(|held| held.thread.as_str()).collect();
+        assert_eq!(threads, ["worker-0}", "janitor"]);
+        let HeldInfo { process, state, waits_in, device, .. } = &shown.held[1];
+        assert_eq!((process.as_str(), state.as_str(), waits_in.len()), ("a", "D[1m", NAME_MAX));
+        assert_eq!((shown.held[0].device.as_str(), device.as_str()), ("mine", ""));
+    }
+
+    #[test]
+    fn what_is_no_text_or_half_of_it_changes_nothing() {
+        let threads = Threads::new();
+        let file = threads.given().unwrap();
+        let say = |text: &str, len: u64| {
+            rustix::io::pwrite(&file, text.as_bytes(), HEAD as u64).unwrap();
+            rustix::io::pwrite(&file, &len.to_ne_bytes(), 0).unwrap();
+            threads.read("a", |_| true).workers.len()
+        };
+        assert_eq!(threads.read("a", |_| true).workers.len(), 0);
+        let text = serde_json::to_string(&Workers { workers: vec![worker(1)], held: Vec::new() });
+        let text = text.unwrap();
+        assert_eq!(say(&text, text.len() as u64), 1);
+        assert_eq!(say(&text, text.len() as u64 - 1), 1);
+        assert_eq!(say(&text, u64::MAX), 1);
+        assert_eq!(say("{\"workers\": []}", 15), 0);
+    }
+}

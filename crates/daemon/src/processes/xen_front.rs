@@ -1,0 +1,294 @@
+//! The supervisor's side of a Xen guest's disk that a device process serves.
+//!
+//! The supervisor negotiates through xenstore, opens and locks the image, binds the event channels
+//! and opens the journals (`crate::xen`); the device process is handed these, maps the rings and
+//! serves them. A device process that dies leaves the rings as a killed daemon does: the disk's
+//! task ends then, and the next one takes the rings over in the next device process, by their
+//! journals (docs/design/0012).
+
+use super::Processes;
+use super::counts::Counts;
+use super::estate::Estates;
+use super::front::let_go;
+use super::given::Given;
+use super::lend::{Attendant, handed};
+use super::message::{Told, XenFacts, XenFrontEnd, XenRing};
+use super::process::{Deaf, DeviceProcess};
+use super::question::PATIENCE;
+use super::xen_line::{Stage, XenLine};
+use crate::assemble::{Blk, Kind, Part};
+use manyring_backend::blk::Ending;
+use manyring_engine::aside;
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// A front-end that a device process is to serve, with what was opened for it.
+#[derive(Debug)]
+pub(crate) struct XenLent {
+    pub(crate) front: XenFrontEnd,
+    /// The grant device, or the memory of a simulated domain.
+    pub(crate) grants: OwnedFd,
+    pub(crate) rings: Vec<XenLentRing>,
+}
+
+/// A ring of it.
+#[derive(Debug)]
+pub(crate) struct XenLentRing {
+    pub(crate) ring: XenRing,
+    /// The event channel, and the journal.
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// Why a device process does not serve a front-end.
+#[derive(Debug)]
+pub(crate) enum XenRefusal {
+    /// There is no room now, or it has ended: the next one may serve it, and takes its rings over.
+    Lost(String),
+    /// It cannot be served.
+    Refused { text: String, passes: bool },
+}
+
+/// A disk, as far as the supervisor has it.
+#[derive(Debug)]
+pub(crate) struct XenFront {
+    processes: Processes,
+    domain: String,
+    part: Part,
+    facts: XenFacts,
+    counts: Option<Arc<Counts>>,
+    attends: JoinSet<Option<Ending>>,
+    taken: Option<Taken>,
+    /// That of `taken`.
+    process: watch::Sender<Option<Arc<DeviceProcess>>>,
+    /// The numbers of connections are told apart over all connections of this disk.
+    number: u64,
+}
+
+/// The device process that has the disk.
+#[derive(Debug)]
+struct Taken {
+    process: Arc<DeviceProcess>,
+    line: Arc<XenLine>,
+}
+
+/// A connection that a device process serves.
+#[derive(Debug)]
+pub(crate) struct XenServed {
+    pub(crate) process: XenProcess,
+    /// Faults of the front-end, in words: the first fault ends the connection.
+    pub(crate) faults: mpsc::Receiver<String>,
+}
+
+/// The device process that serves it.
+#[derive(Debug)]
+pub(crate) struct XenProcess(Arc<DeviceProcess>);
+
+impl XenProcess {
+    /// Returns when it has ended.
+    pub(crate) async fn ended(&self) {
+        self.0.ended().await;
+    }
+}
+
+impl XenFront {
+    /// A disk that is open, for the device process of `domain`.
+    pub(crate) fn new(processes: &Processes, domain: String, part: Part, facts: XenFacts) -> Self {
+        processes.prepare_xen();
+        let (processes, attends) = (processes.clone(), JoinSet::new());
+        let (counts, taken, process) = (None, None, watch::Sender::new(None));
+        Self { processes, domain, part, facts, counts, attends, taken, process, number: 0 }
+    }
+
+    /// Has the device process serve a front-end.
+    ///
+    /// # Errors
+    /// [`XenRefusal`]; nothing of the front-end is in use any more.
+    pub(crate) async fn connect(&mut self, lent: XenLent) -> Result<XenServed, XenRefusal> {
+        let XenLent { mut front, grants, rings } = lent;
+        let device = self.part.name().to_owned();
+        self.given(rings.len()).await.map_err(XenRefusal::Lost)?;
+        let Some(Taken { process, line }) = &self.taken else {
+            return Err(XenRefusal::Lost("the daemon has failed".to_owned()));
+        };
+        self.number += 1;
+        front.number = self.number;
+        let faults = line.connects(self.number);
+        for XenLentRing { ring, fds } in rings {
+            let told = Told::XenRing { device: device.clone(), ring };
+            process.tell_in_turn(told, fds.into_iter().map(Into::into).collect()).await;
+        }
+        let told = Told::XenConnect { device, front };
+        process.tell_in_turn(told, vec![grants.into()]).await;
+        // Only what it does not answer shows that a device process does not read.
+        let _ = process.ask();
+        let answer = tokio::select! {
+            answer = line.answered() => answer,
+            () = process.ended() => Stage::Idle,
+        };
+        match answer {
+            Stage::Started => Ok(XenServed { process: XenProcess(process.clone()), faults }),
+            Stage::Refused { text, passes } => Err(XenRefusal::Refused { text, passes }),
+            _ => Err(XenRefusal::Lost("the device process has ended".to_owned())),
+        }
+    }
+
+    /// Has the device process leave the rings: returns when it has, or has ended. A device process
+    /// that does not leave them is ended.
+    pub(crate) async fn disconnect(&self) {
+        let Some(Taken { process, line }) = &self.taken else { return };
+        let (device, number) = (self.part.name().to_owned(), self.number);
+        line.disconnects();
+        let leaves = async {
+            process.tell_in_turn(Told::XenDisconnect { device, number }, Vec::new()).await;
+            line.answered().await;
+        };
+        let left = async {
+            tokio::select! {
+                () = leaves => {}
+                () = process.ended() => {}
+            }
+        };
+        if timeout(PATIENCE, left).await.is_err() {
+            process.cast_out("a ring does not stop").await;
+        }
+    }
+
+    /// The device process that has the disk, whichever that is then.
+    pub(crate) fn holder(&self) -> XenHolder {
+        XenHolder(self.process.subscribe())
+    }
+
+    /// Whom a change of the disk's size is told, whatever device process has the disk then.
+    pub(crate) fn measures(&self) -> XenMeasures {
+        XenMeasures { process: self.process.subscribe(), device: self.part.name().to_owned() }
+    }
+
+    /// Takes the disk from its device process. The image's lock can be let go of when this returns:
+    /// no request of a device process is under way.
+    pub(crate) async fn close(mut self) {
+        let name = self.part.name().to_owned();
+        if let Some(Taken { process, .. }) = self.taken.take() {
+            process.remove(&name).await;
+            if process.serves() && process.devices().is_empty() {
+                process.make_way("its last disk is gone").await;
+            }
+            let mut endings = Vec::new();
+            while let Some(ended) = self.attends.join_next().await {
+                endings.extend(ended.ok().flatten().map(Arc::new));
+            }
+            let is_let_go = let_go(&self.part.kind, &endings, &name, &self.domain);
+            if process.serves() && timeout(PATIENCE, is_let_go).await.is_err() {
+                // The device process says that it has stopped the disk, and keeps the image.
+                process.cast_out("it does not let go of an image").await;
+            }
+            if let Err(error) = let_go(&self.part.kind, &endings, &name, &self.domain).await {
+                tracing::warn!(device = name, error, "the image is let go of");
+            }
+        }
+        if let Some(counts) = self.counts.take() {
+            aside(move || counts.end()).await;
+        }
+    }
+
+    /// Gives the disk, for `queues` queues, to the domain's device process, and starts the device
+    /// process if needed.
+    async fn given(&mut self, queues: usize) -> Result<(), String> {
+        let name = self.part.name().to_owned();
+        let process = self.processes.of(&self.domain).await.ok_or("another daemon takes over")?;
+        let is_same = |taken: &Taken| Arc::ptr_eq(&taken.process, &process) && process.has(&name);
+        if self.taken.as_ref().is_some_and(is_same) {
+            return Ok(());
+        }
+        self.taken = None;
+        let mut endings = Vec::new();
+        while let Some(ended) = self.attends.join_next().await {
+            endings.extend(ended.ok().flatten().map(Arc::new));
+        }
+        let_go(&self.part.kind, &endings, &name, &self.domain).await?;
+        self.give(process, queues).await
+    }
+
+    async fn give(&mut self, process: Arc<DeviceProcess>, queues: usize) -> Result<(), String> {
+        let (name, part) = (self.part.name().to_owned(), self.part.clone());
+        let Kind::Blk(Blk::Xen(shown)) = &part.kind else { return Err("no disk".to_owned()) };
+        shown.expect_queues(queues);
+        let counts = match &self.counts {
+            Some(counts) => counts.clone(),
+            None => {
+                let counts =
+                    Counts::new(part.clone(), part.queue_count()).map_err(|e| e.to_string())?;
+                self.counts.insert(Arc::new(counts)).clone()
+            }
+        };
+        let disk = shown.disk().clone();
+        let has_image = disk.image().is_some();
+        let fds = aside(move || handed(&*disk, queues)).await;
+        let fds = fds.ok_or("the daemon has failed")?;
+        let (mut fds, marks) = fds.map_err(|errno| errno.to_string())?;
+        fds.insert(0, counts.begin().map_err(|errno| errno.to_string())?);
+        let fds = fds.into_iter().map(Into::into).collect();
+        let facts = XenFacts { has_image, ..self.facts.clone() };
+        let line = Arc::new(XenLine::default());
+        let (connected, xen) = (part.connected.clone(), Some(line.clone()));
+        let ((asks, asked), estates) = (mpsc::channel(1), Estates::new(&name, 0));
+        let limits = self.processes.limits();
+        let limit = limits.borrow().of(&name);
+        let given = Given { connected, counts, net: None, asks, estates, xen };
+        let told = Told::XenDisk { device: name.clone(), facts };
+        let given = process.give(told, fds, vec![limit], given).await;
+        given.map_err(|Deaf| "the device process ends".to_owned())?;
+        let (device, kind, marks) = (name, part.kind, marks.map(Arc::new));
+        let attendant =
+            Attendant { device, kind, process: process.clone(), limits, joins: 0, marks };
+        self.attends.spawn(attendant.attend(asked));
+        self.process.send_replace(Some(process.clone()));
+        self.taken = Some(Taken { process, line });
+        Ok(())
+    }
+}
+
+/// The device process that has a disk.
+#[derive(Clone, Debug)]
+pub(crate) struct XenHolder(watch::Receiver<Option<Arc<DeviceProcess>>>);
+
+impl XenHolder {
+    /// Ends it, for this reason.
+    pub(crate) fn end(&self, reason: &str) {
+        if let Some(process) = &*self.0.borrow() {
+            process.end(reason);
+        }
+    }
+}
+
+/// The device process that measures a disk when its size has changed.
+#[derive(Debug)]
+pub(crate) struct XenMeasures {
+    process: watch::Receiver<Option<Arc<DeviceProcess>>>,
+    device: String,
+}
+
+impl XenMeasures {
+    /// Returns when the device process knows the size, or does not answer. A guest that is told
+    /// before could use what the device process refuses.
+    pub(crate) async fn measured(&self) {
+        let Some(process) = self.process.borrow().clone() else { return };
+        let told = process.tell(Told::Measure { device: self.device.clone() }, Vec::new());
+        let knows = async {
+            // The first question may have been asked before.
+            for _ in 0..2 {
+                if let Some(question) = process.ask() {
+                    process.answered(question).await;
+                }
+            }
+        };
+        if told.is_ok() {
+            tokio::select! {
+                _ = timeout(PATIENCE, knows) => {}
+                () = process.ended() => {}
+            }
+        }
+    }
+}

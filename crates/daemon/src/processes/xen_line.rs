@@ -1,0 +1,144 @@
+//! `XenLine`: how far the connection of a Xen disk in a device process is, by what the supervisor
+//! has asked and the device process has answered. An answer that nobody has asked for is refused,
+//! and ends the device process.
+
+use super::message::XenSaid;
+use tokio::sync::{mpsc, watch};
+
+/// Faults that wait to be told.
+const FAULTS_MAX: usize = 16;
+/// Longest reason that is told of, in characters.
+const TEXT_MAX: usize = 300;
+
+/// How far a connection is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Nothing was asked yet, or the rings are left.
+    #[default]
+    Idle,
+    /// The rings are to be served.
+    Connecting,
+    /// They are.
+    Started,
+    /// They are not.
+    Refused { text: String, passes: bool },
+    /// They are to be left.
+    Stopping,
+}
+
+#[derive(Clone, Debug, Default)]
+struct At {
+    number: u64,
+    stage: Stage,
+    /// Where the faults of the front-end go.
+    faults: Option<mpsc::Sender<String>>,
+}
+
+/// The connection of one disk in one device process.
+#[derive(Debug, Default)]
+pub(super) struct XenLine {
+    at: watch::Sender<At>,
+}
+
+impl XenLine {
+    /// The supervisor asks for a connection. The faults of its front-end can be received; those
+    /// that find no room there are not told, since the first one ends the connection.
+    pub(super) fn connects(&self, number: u64) -> mpsc::Receiver<String> {
+        let (faults, told) = mpsc::channel(FAULTS_MAX);
+        self.at.send_replace(At { number, stage: Stage::Connecting, faults: Some(faults) });
+        told
+    }
+
+    /// The supervisor asks for the end of the connection.
+    pub(super) fn disconnects(&self) {
+        self.at.send_modify(|at| at.stage = Stage::Stopping);
+    }
+
+    /// Returns the answer to what was asked.
+    pub(super) async fn answered(&self) -> Stage {
+        let mut at = self.at.subscribe();
+        let is_answer = |at: &At| !matches!(at.stage, Stage::Connecting | Stage::Stopping);
+        at.wait_for(is_answer).await.map_or(Stage::Idle, |at| at.stage.clone())
+    }
+
+    /// Hears the device process.
+    ///
+    /// # Errors
+    /// Nobody has asked for that.
+    pub(super) fn hear(&self, number: u64, said: XenSaid) -> Result<(), String> {
+        let (mut is_due, mut faults) = (false, None);
+        self.at.send_if_modified(|at| {
+            let next = match (&at.stage, &said) {
+                _ if at.number != number => None,
+                (Stage::Connecting, XenSaid::Started {}) => Some(Stage::Started),
+                (Stage::Connecting, XenSaid::Refused { text, passes }) => {
+                    Some(Stage::Refused { text: shown(text), passes: *passes })
+                }
+                (Stage::Stopping, XenSaid::Stopped {}) => Some(Stage::Idle),
+                // A queue may meet a fault before the others have begun, and while it stops.
+                (Stage::Connecting | Stage::Started | Stage::Stopping, XenSaid::Fault { .. }) => {
+                    (is_due, faults) = (true, at.faults.clone());
+                    None
+                }
+                _ => None,
+            };
+            is_due |= next.is_some();
+            next.map(|stage| at.stage = stage).is_some()
+        });
+        if let (Some(faults), XenSaid::Fault { text }) = (faults, &said) {
+            let _ = faults.try_send(shown(text));
+        }
+        if is_due { Ok(()) } else { Err("nobody has asked that of a Xen disk".to_owned()) }
+    }
+}
+
+/// The first [`TEXT_MAX`] printable characters of a device process's text, for the log and
+/// xenstore.
+fn shown(text: &str) -> String {
+    text.chars().filter(|letter| (' '..='~').contains(letter)).take(TEXT_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault() -> XenSaid {
+        XenSaid::Fault { text: "a\u{1b}[2Jb".to_owned() }
+    }
+
+    #[tokio::test]
+    async fn answers_to_what_was_asked_are_heard_in_their_order() {
+        let line = XenLine::default();
+        let mut told = line.connects(7);
+        assert_eq!(line.hear(7, fault()), Ok(()));
+        assert_eq!(line.hear(7, XenSaid::Started {}), Ok(()));
+        assert_eq!(line.answered().await, Stage::Started);
+        // There is room for some, and none is needed for more.
+        (0..2 * FAULTS_MAX).for_each(|_| assert_eq!(line.hear(7, fault()), Ok(())));
+        assert_eq!(told.recv().await.as_deref(), Some("a[2Jb"));
+        line.disconnects();
+        assert_eq!(line.hear(7, XenSaid::Stopped {}), Ok(()));
+        assert_eq!(line.answered().await, Stage::Idle);
+        let _faults = line.connects(8);
+        let text = "x".repeat(400);
+        assert_eq!(line.hear(8, XenSaid::Refused { text, passes: true }), Ok(()));
+        let refused = Stage::Refused { text: "x".repeat(TEXT_MAX), passes: true };
+        assert_eq!(line.answered().await, refused);
+    }
+
+    #[test]
+    fn answers_that_nobody_awaits_are_refused() {
+        let line = XenLine::default();
+        for said in [XenSaid::Started {}, XenSaid::Stopped {}, fault()] {
+            assert!(line.hear(0, said).is_err());
+        }
+        let _faults = line.connects(1);
+        assert!(line.hear(1, XenSaid::Stopped {}).is_err());
+        assert!(line.hear(2, XenSaid::Started {}).is_err());
+        assert!(line.hear(2, fault()).is_err());
+        line.hear(1, XenSaid::Started {}).unwrap();
+        assert!(line.hear(1, XenSaid::Started {}).is_err());
+        let refused = XenSaid::Refused { text: String::new(), passes: false };
+        assert!(line.hear(1, refused).is_err());
+    }
+}

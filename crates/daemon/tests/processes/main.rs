@@ -1,0 +1,23 @@
+//! Devices in device processes: the processes that serve them, their walls and their ends, and
+//! supervisors that take over from each other.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod apart;
+mod confined;
+mod crowd;
+mod default;
+mod disks;
+mod domain;
+mod held;
+mod idle;
+mod net;
+mod outlived;
+mod parked;
+mod stopped;
+mod taken;
+mod takeover;
+mod takeover_died;
+mod users;

@@ -1,0 +1,509 @@
+//! `manyring run --takeover`: the next daemon takes guests over while they work, or the one that
+//! runs goes on.
+#![allow(clippy::disallowed_methods, reason = "a guest of a test has a thread of its own")]
+
+use crate::domain::{client_works, disk, pid, process, serve, two_domains, works, works_until};
+use crate::support::datagram::{Host, datagram};
+use crate::support::foreign::Client;
+use crate::support::process::{Daemon, PATIENCE, is_root_or_left_out, wait_until};
+use crate::support::program::{http, manyring, shown};
+use crate::support::space::{in_own_space, link, queues};
+use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
+use manyring_wire::net::RawHeader;
+use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Starts the next daemon with this configuration; its log goes to `next.log`.
+fn take_over(daemon: &Daemon, config: &str) -> Child {
+    let log = std::fs::File::options()
+        .append(true)
+        .create(true)
+        .open(daemon.folder().join("next.log"))
+        .unwrap();
+    let mut command = manyring();
+    command.arg("run").arg("--config").arg(daemon.folder().join(config));
+    command.arg("--takeover").arg(daemon.socket_of("control"));
+    command.stderr(Stdio::from(log)).spawn().unwrap()
+}
+
+fn log(daemon: &Daemon) -> String {
+    std::fs::read_to_string(daemon.folder().join("next.log")).unwrap_or_default()
+}
+
+/// True if a process has ended, though its parent has not waited for it.
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_err() || stat.unwrap().contains(") Z ")
+}
+
+fn answers(daemon: &Daemon) -> bool {
+    UnixStream::connect(daemon.socket_of("control")).is_ok()
+}
+
+#[test]
+fn guests_go_on_with_the_daemon_that_takes_over_again_and_again() {
+    let daemon = two_domains();
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let mut other = BlkDriver::connect(&daemon.socket_of("b"), &options).unwrap();
+    let is_over = AtomicBool::new(false);
+    let mut running: Vec<Child> = Vec::new();
+    std::thread::scope(|scope| {
+        let guest = scope.spawn(|| works_until(&mut client, &is_over));
+        let mut before = daemon.pid();
+        for round in 0..5_u8 {
+            let next = take_over(&daemon, "manyring.toml");
+            let pid = next.id();
+            running.push(next);
+            assert!(wait_until(|| has_ended(before)), "{} {}", daemon.log(), log(&daemon));
+            before = pid;
+            other.queues[0].write(0, &[round; 512]).unwrap();
+            let mut bytes = [9; 512];
+            other.queues[0].read(0, &mut bytes).unwrap();
+            assert_eq!(bytes, [round; 512]);
+            assert!(wait_until(|| process(&daemon, "a")["state"] == "serving"), "{}", log(&daemon));
+        }
+        is_over.store(true, Ordering::Relaxed);
+        assert!(guest.join().unwrap() > 0);
+    });
+    works(&mut client, 77);
+    drop(client);
+    // Whoever comes later finds the same sockets.
+    client_works(&daemon.socket_of("a"), 78);
+    let last = running.last_mut().unwrap();
+    let pid = Pid::from_child(last);
+    kill_process(pid, Signal::TERM).unwrap();
+    assert!(last.wait().unwrap().success(), "{}", log(&daemon));
+    assert!(!daemon.socket_of("a").exists() && !daemon.socket_of("control").exists());
+    assert!(!log(&daemon).contains("fault"), "{}", log(&daemon));
+}
+
+#[test]
+fn a_daemon_that_is_started_with_few_open_files_takes_over_as_many_as_there_are() {
+    let names: Vec<_> = (0..40).map(|n| format!("d{n}")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let devices: String = names.iter().map(|name| disk(name, "memory = '1M'\n")).collect();
+    let daemon = serve("domains = 'user'", &devices, &names);
+    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let mut guests = [("d0", 3), ("d39", 4)].map(|(name, byte)| {
+        let mut guest = BlkDriver::connect(&daemon.socket_of(name), &options).unwrap();
+        guest.queues[0].write(0, &[byte; 512]).unwrap();
+        guest
+    });
+    let mut shell = std::process::Command::new("sh");
+    // A socket and a disk for each: more than this limit, which the daemon may raise.
+    shell.args(["-c", "ulimit -S -n 64; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_manyring")]);
+    shell.arg("run").arg("--config").arg(daemon.folder().join("manyring.toml"));
+    shell.arg("--takeover").arg(daemon.socket_of("control"));
+    let log_file = std::fs::File::create(daemon.folder().join("next.log")).unwrap();
+    let mut next = shell.stderr(Stdio::from(log_file)).spawn().unwrap();
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    for (guest, byte) in guests.iter_mut().zip([3, 4]) {
+        let mut bytes = [0; 512];
+        guest.queues[0].read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [byte; 512]);
+    }
+    drop(guests);
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+/// A socket at which a next daemon waits.
+fn listens(path: &Path) -> OwnedFd {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    let listener = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+    rustix::net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::listen(&listener, 1).unwrap();
+    listener
+}
+
+/// Asks a daemon to hand over to a process that does `acts`, and ends.
+fn hands_over<T>(daemon: &Daemon, acts: impl FnOnce(OwnedFd) -> T) -> T {
+    let path = daemon.folder().join("next");
+    let listener = listens(&path);
+    let done = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| ask(daemon, &path));
+        let next = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+        let done = acts(next);
+        let (status, answer) = asked.join().unwrap();
+        assert_eq!(status, 409, "{answer}");
+        done
+    });
+    std::fs::remove_file(path).unwrap();
+    done
+}
+
+/// Asks a daemon to hand over to a process that reads `messages` messages and then says this, or
+/// dies. Returns how many there were.
+fn die_after(daemon: &Daemon, messages: usize, says: Option<&[u8]>) -> usize {
+    hands_over(daemon, |next| {
+        let (mut count, mut bytes) = (0, vec![0; 1 << 16]);
+        while count < messages {
+            let (_, len) = rustix::net::recv(&next, &mut bytes, RecvFlags::empty()).unwrap();
+            count += 1;
+            if bytes[..len].ends_with(b"{\"end\":{}}") {
+                break;
+            }
+        }
+        // The daemon finds the last message and the end together.
+        daemon.while_stopped(|| {
+            if let Some(says) = says {
+                rustix::io::write(&next, says).unwrap();
+            }
+            // A process that another test starts at this moment may have a copy of it.
+            rustix::net::shutdown(&next, Shutdown::Both).unwrap();
+            drop(next);
+        });
+        count
+    })
+}
+
+fn ask(daemon: &Daemon, path: &Path) -> (u16, String) {
+    let body = serde_json::json!({ "socket": path }).to_string();
+    let (status, _, said) = http(&daemon.socket_of("control"), "POST", "/v1/takeover", &body);
+    (status, said)
+}
+
+#[test]
+fn a_daemon_goes_on_wherever_the_next_one_dies() {
+    let daemon = two_domains();
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    works(&mut client, 1);
+    let (status, said) = ask(&daemon, &daemon.folder().join("nobody"));
+    assert_eq!(status, 409, "{said}");
+    works(&mut client, 2);
+    let all = die_after(&daemon, usize::MAX, None);
+    assert!(all > 10, "three sockets, two disks, a front-end and its notes: {all}");
+    works(&mut client, 3);
+    for messages in (0..all).step_by(3) {
+        die_after(&daemon, messages, None);
+        works(&mut client, messages as u64);
+    }
+    die_after(&daemon, usize::MAX, Some(b"\x01{\"taken\":7}"));
+    works(&mut client, 4);
+    die_after(&daemon, usize::MAX, Some(b"\x01{\"taken\":{}}"));
+    works(&mut client, 5);
+    // One that cannot have what its configuration names.
+    let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
+    let wrong = text.replace("b.img", "none.img").replace("[daemon]", "[daemon]\nwait = 0");
+    std::fs::write(daemon.folder().join("wrong.toml"), wrong).unwrap();
+    assert!(!take_over(&daemon, "wrong.toml").wait().unwrap().success());
+    assert!(log(&daemon).contains("none.img"), "{}", log(&daemon));
+    works(&mut client, 6);
+    assert!(answers(&daemon) && !daemon.log().contains("fault"), "{}", daemon.log());
+    drop(client);
+    client_works(&daemon.socket_of("b"), 7);
+    assert!(daemon.terminate().success());
+}
+
+/// A configuration file beside the daemon's own, with these keys of the daemon first.
+fn with_keys(daemon: &Daemon, keys: &str) {
+    let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
+    let more = text.replacen("[daemon]\n", &format!("[daemon]\n{keys}\n"), 1);
+    assert_ne!(text, more);
+    std::fs::write(daemon.folder().join("more.toml"), more).unwrap();
+}
+
+#[test]
+fn a_daemon_goes_on_if_the_next_one_cannot_have_its_own_sockets() {
+    let daemon = two_domains();
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    // Nobody makes a socket in /proc, and no host has the address (TEST-NET-1).
+    for keys in ["control_read = '/proc/control'", "metrics_listen = '192.0.2.1:9'"] {
+        works(&mut client, 1);
+        with_keys(&daemon, keys);
+        let ended = take_over(&daemon, "more.toml").wait().unwrap();
+        assert!(!ended.success() && !has_ended(daemon.pid()), "{keys}: {}", log(&daemon));
+        assert!(answers(&daemon), "{keys}: {}", log(&daemon));
+    }
+    works(&mut client, 2);
+    drop(client);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn the_next_daemon_waits_for_the_address_at_which_the_other_one_was_scraped() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let keys = format!("wait = 0\nmetrics_listen = '{free}'");
+    let devices = disk("a", "file = '@/a.img'\ndomain = 'a'\n");
+    let daemon = serve(&keys, &devices, &["a"]);
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    let mut next = take_over(&daemon, "manyring.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    works(&mut client, 1);
+    assert!(wait_until(|| std::net::TcpStream::connect(free).is_ok()), "{}", log(&daemon));
+    drop(client);
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+#[test]
+fn a_device_that_waits_keeps_no_other_one_from_the_next_daemon() {
+    let waits = disk("c", "file = '@/none/c.img'\ndomain = 'c'\n");
+    let devices = disk("a", "file = '@/a.img'\ndomain = 'a'\n") + &waits;
+    let daemon = serve("", &devices, &["a"]);
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    works(&mut client, 1);
+    let mut next = take_over(&daemon, "manyring.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    works(&mut client, 2);
+    drop(client);
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+#[test]
+fn a_change_that_the_next_daemon_would_not_know_of_is_not_answered() {
+    let daemon = two_domains();
+    let socket = daemon.socket_of("c");
+    let device = serde_json::json!({ "kind": "blk", "socket_path": socket, "null": "1G" });
+    let put = || http(&daemon.socket_of("control"), "PUT", "/v1/devices/c", &device.to_string());
+    let asked = hands_over(&daemon, |next| {
+        // The device processes have parked.
+        rustix::net::recv(&next, &mut [0; 4096], RecvFlags::empty()).unwrap();
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(put);
+            // It has been read by now, and waits.
+            for _ in 0..3 {
+                shown(&daemon.socket_of("control"), "/v1/processes");
+            }
+            assert!(!asked.is_finished() && !socket.exists(), "{}", daemon.log());
+            drop(next);
+            asked.join().unwrap()
+        })
+    });
+    assert_eq!(asked.0, 201, "{asked:?}");
+    assert!(socket.exists());
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn the_first_process_of_a_container_hands_nothing_over() {
+    if !is_root_or_left_out() {
+        return;
+    }
+    let config = "[daemon]\ncontrol = '@/control'\n".to_owned()
+        + &disk("a", "memory = '16M'\ndomain = 'a'\n");
+    let how = "exec unshare --pid --fork --kill-child";
+    let daemon = Daemon::run_behind(how, &config, &["a", "control"]);
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    works(&mut client, 1);
+    let children = format!("/proc/{0}/task/{0}/children", daemon.pid());
+    let first = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
+    kill_process(Pid::from_raw(first).unwrap(), Signal::USR2).unwrap();
+    let said = "the first process of its container";
+    assert!(wait_until(|| daemon.log().contains(said)), "{}", daemon.log());
+    assert!(wait_until(|| daemon.log().contains("not taken over")), "{}", daemon.log());
+    works(&mut client, 2);
+}
+
+#[test]
+fn a_daemon_whose_devices_are_in_no_device_process_is_not_taken_over() {
+    let daemon = serve("domains = 'one'", &disk("a", "memory = '1M'\n"), &["a"]);
+    assert!(!take_over(&daemon, "manyring.toml").wait().unwrap().success());
+    assert!(log(&daemon).contains("served by no device process"), "{}", log(&daemon));
+    client_works(&daemon.socket_of("a"), 1);
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_domain_whose_device_processes_die_again_and_again_keeps_no_other_from_a_takeover() {
+    let daemon = two_domains();
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    works(&mut client, 1);
+    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let _dies = BlkDriver::connect(&daemon.socket_of("b"), &options).unwrap();
+    // Before each start the supervisor waits longer, and before the next one for five seconds: more
+    // than a takeover does.
+    for starts in 1..=6 {
+        let is_there =
+            || process(&daemon, "b")["starts"] == starts && process(&daemon, "b")["pid"] != 0;
+        assert!(wait_until(is_there), "{starts} {}", daemon.log());
+        kill_process(pid(&daemon, "b"), Signal::KILL).unwrap();
+    }
+    assert!(wait_until(|| process(&daemon, "b")["state"] == "ended"), "{}", daemon.log());
+    let mut next = take_over(&daemon, "manyring.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    works(&mut client, 2);
+    drop(client);
+    let pid = Pid::from_child(&next);
+    kill_process(pid, Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+#[test]
+fn what_the_next_daemon_does_not_serve_is_let_go_of() {
+    let daemon = two_domains();
+    let mut client = Client::connect(&daemon.socket_of("a"), false);
+    works(&mut client, 1);
+    let mut other = UnixStream::connect(daemon.socket_of("b")).unwrap();
+    other.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(wait_until(|| process(&daemon, "b")["state"] == "serving"), "{}", daemon.log());
+    let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
+    let (only_a, _) = text.split_once("[[blk]]\nname = 'b'").unwrap();
+    std::fs::write(daemon.folder().join("less.toml"), only_a).unwrap();
+    let mut first = take_over(&daemon, "less.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    // A connection that is reset has an end, too.
+    let end = other.read(&mut [0; 16]);
+    assert!(matches!(end, Ok(0)) || end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
+    works(&mut client, 2);
+    // Nobody is left to connect to.
+    assert!(wait_until(|| answers(&daemon)), "{}", log(&daemon));
+    assert!(wait_until(|| !daemon.socket_of("b").exists()), "{}", log(&daemon));
+    // Nor does it keep the image from the one that comes next.
+    let mut second = take_over(&daemon, "manyring.toml");
+    assert!(wait_until(|| has_ended(first.id())), "{}", log(&daemon));
+    assert!(first.wait().unwrap().success());
+    assert!(wait_until(|| log(&daemon).contains("listening device=\"b\"")), "{}", log(&daemon));
+    client_works(&daemon.socket_of("b"), 3);
+    works(&mut client, 4);
+    drop(client);
+    let pid = Pid::from_child(&second);
+    kill_process(pid, Signal::TERM).unwrap();
+    assert!(second.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+#[test]
+fn a_name_that_another_process_has_by_now_stays_where_the_next_daemon_does_not_serve_it() {
+    let daemon = two_domains();
+    let path = daemon.socket_of("b");
+    let other = UnixListener::bind(daemon.folder().join("other")).unwrap();
+    std::fs::rename(daemon.folder().join("other"), &path).unwrap();
+    let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
+    // The other device has another socket from now on.
+    let (only_a, _) = text.split_once("[[blk]]\nname = 'b'").unwrap();
+    let moved = only_a.replace("/a'", "/moved'");
+    assert_ne!(moved, only_a);
+    std::fs::write(daemon.folder().join("less.toml"), moved).unwrap();
+    let mut next = take_over(&daemon, "less.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    // The next daemon listens, and removes the name, after the other one has ended.
+    assert!(wait_until(|| daemon.socket_of("moved").exists()), "{}", log(&daemon));
+    client_works(&daemon.socket_of("moved"), 1);
+    assert!(wait_until(|| !daemon.socket_of("a").exists()), "{}", log(&daemon));
+    let _connected = UnixStream::connect(&path).unwrap();
+    other.accept().unwrap();
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+    assert!(path.exists());
+}
+
+#[test]
+fn a_daemon_that_is_told_to_stop_while_another_one_takes_over_tells_that_one() {
+    let daemon = two_domains();
+    let path = daemon.folder().join("next");
+    let listener = listens(&path);
+    std::thread::scope(|scope| {
+        // The daemon may end before it answers.
+        let asked = scope.spawn(|| {
+            let body = serde_json::json!({ "socket": path }).to_string();
+            let mut asks = UnixStream::connect(daemon.socket_of("control")).unwrap();
+            let head = format!(
+                "POST /v1/takeover HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            asks.write_all((head + &body).as_bytes()).unwrap();
+            let _ = asks.read(&mut [0; 4096]);
+        });
+        let next = rustix::net::accept_with(&listener, SocketFlags::CLOEXEC).unwrap();
+        let mut bytes = vec![0; 1 << 16];
+        let mut read = || {
+            let (_, len) = rustix::net::recv(&next, &mut bytes, RecvFlags::empty()).unwrap();
+            bytes[..len].to_vec()
+        };
+        while !read().ends_with(b"{\"end\":{}}") {}
+        daemon.send(Signal::TERM);
+        assert_eq!(read(), b"\x01{\"goes_on\":{}}");
+        asked.join().unwrap();
+    });
+    assert!(wait_until(|| has_ended(daemon.pid())), "{}", daemon.log());
+}
+
+/// Two taps, one of a single queue and one of two.
+const TAPS: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
+    [[net]]\nname = 'one'\nsocket_path = '@/one'\ntap = 'one0'\ndomain = 'a'\n\
+    [[net]]\nname = 'two'\nsocket_path = '@/two'\ntap = 'two%d'\nqueue_pairs = 2\ndomain = 'b'\n";
+
+/// A datagram leaves by each pair.
+fn sends(driver: &mut NetDriver, host: &Host) {
+    for pair in &mut driver.pairs {
+        assert!(pair.tx.send(&RawHeader::default(), &datagram(1, b"hello")).unwrap());
+        pair.tx.publish(0).unwrap();
+        pair.tx.drain(PATIENCE).unwrap();
+        assert_eq!(host.receive(), b"hello");
+    }
+}
+
+#[test]
+fn taps_go_to_the_daemon_that_takes_over_and_stay_where_it_dies() {
+    in_own_space(|| {
+        let daemon = Daemon::run(TAPS, &["one", "two", "control"]);
+        let host = Host::on("two0");
+        let connect = |name: &str, queue_pairs| {
+            let options = NetOptions { queue_pairs, ..NetOptions::default() };
+            let mut driver = NetDriver::connect(&daemon.socket_of(name), &options).unwrap();
+            driver.set_queue_pairs(queue_pairs).unwrap();
+            driver
+        };
+        let mut drivers = [connect("one", 1), connect("two", 2)];
+        let mut all_send = || {
+            drivers.iter_mut().for_each(|driver| sends(driver, &host));
+            assert!(wait_until(|| queues("two0") == (2, 0)), "{:?}", queues("two0"));
+        };
+        all_send();
+        let indexes = ["one0", "two0"].map(|name| link(name).unwrap().index);
+        assert!(die_after(&daemon, usize::MAX, None) > 0);
+        all_send();
+        // It dies when it has opened both.
+        let wrong = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap()
+            + "[[blk]]\nname = 'z'\nsocket_path = '/none'\nfile = '/none'\n";
+        std::fs::write(daemon.folder().join("wrong.toml"), wrong).unwrap();
+        assert!(!take_over(&daemon, "wrong.toml").wait().unwrap().success());
+        all_send();
+        let mut before = daemon.pid();
+        let mut running = Vec::new();
+        for _ in 0..3 {
+            running.push(take_over(&daemon, "manyring.toml"));
+            let said = || format!("{} {}", daemon.log(), log(&daemon));
+            assert!(wait_until(|| has_ended(before)), "{}", said());
+            before = running.last().unwrap().id();
+            all_send();
+        }
+        let said = daemon.log() + &log(&daemon);
+        assert!(!said.contains("steer:") && !said.contains("fault"), "{said}");
+        let is_there = |name: &str| link(name).map(|link| link.index);
+        assert_eq!(["one0", "two0"].map(|name| is_there(name).unwrap()), indexes);
+        let last = running.last_mut().unwrap();
+        let pid = Pid::from_child(last);
+        kill_process(pid, Signal::TERM).unwrap();
+        assert!(last.wait().unwrap().success(), "{}", log(&daemon));
+        assert!(is_there("one0").is_none() && is_there("two0").is_none());
+    });
+}
+
+#[test]
+fn a_tap_goes_with_the_daemon_that_is_taken_over_if_the_next_one_has_other_use_for_its_device() {
+    in_own_space(|| {
+        let config = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
+            [[net]]\nname = 'n'\nsocket_path = '@/n'\ntap = 'n0'\ndomain = 'a'\n";
+        let daemon = Daemon::run(config, &["n", "control"]);
+        assert!(link("n0").is_some());
+        let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
+        let other = text.replace("tap = 'n0'", "null = true");
+        assert_ne!(text, other);
+        std::fs::write(daemon.folder().join("other.toml"), other).unwrap();
+        let mut next = take_over(&daemon, "other.toml");
+        assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+        assert!(wait_until(|| link("n0").is_none()), "somebody has its queues");
+        let pid = Pid::from_child(&next);
+        kill_process(pid, Signal::TERM).unwrap();
+        assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+    });
+}
