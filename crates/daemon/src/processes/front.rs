@@ -65,7 +65,9 @@ pub(crate) async fn serve(
     let waiting = inherited(&estates, heirlooms);
     let (part, attends, process) = (made.part.clone(), JoinSet::new(), None);
     let Remains { held, marks } = processes.remains(device);
-    let ending = |locked: Locked| Arc::new(Ending::of(locked.byte, !locked.only_reads));
+    let ending = |Locked { byte, only_reads, unmarked }: Locked| {
+        Arc::new(Ending::of(byte, !only_reads, unmarked))
+    };
     let endings = marks.into_iter().map(ending).collect();
     let mut front = Front {
         processes,
@@ -443,7 +445,7 @@ impl Front<'_> {
                 let has_image = disk.image().is_some();
                 let fds = aside(move || handed(&*disk, queues)).await;
                 let fds = fds.ok_or("the daemon has failed")?;
-                let (fds, marks) = fds.map_err(|errno| errno.to_string())?;
+                let (fds, marks) = fds?;
                 Ok(Gift { keys: keys::of_blk(blk), has_image, port: None, fds, marks })
             }
             (Wanted::Net(net), Kind::Net(shown)) => {

@@ -65,7 +65,8 @@ pub enum Left {
         device: String,
     },
     /// A byte of the disk's image: until nobody has it locked, requests of a former device process
-    /// may be under way, and no device process may have the image.
+    /// may be under way, and no device process may have the image. The file descriptors are copies
+    /// of descriptions that are still to be locked so.
     Marked {
         /// The device's name.
         device: String,
@@ -110,19 +111,23 @@ impl Remains {
         for process in &self.held {
             share.push((Left::Held { device: device() }, vec![process.try_clone()?.into()]));
         }
-        for &Locked { byte, only_reads } in &self.marks {
-            share.push((Left::Marked { device: device(), byte, only_reads }, Vec::new()));
+        for &Locked { byte, only_reads, ref unmarked } in &self.marks {
+            let copies = unmarked.iter().map(|fd| fd.try_clone().map(Into::into));
+            let copies = copies.collect::<io::Result<_>>()?;
+            share.push((Left::Marked { device: device(), byte, only_reads }, copies));
         }
         Ok(share)
     }
 }
 
 /// A byte of an image that requests of a former device process have locked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Locked {
     pub(super) byte: i64,
     /// That device process could only read.
     pub(super) only_reads: bool,
+    /// Copies of its descriptions, if these are still to be locked.
+    pub(super) unmarked: Vec<OwnedFd>,
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use manyring_backend::net::tap::lent::{Lent, LentTable};
 use manyring_device::Device;
 use manyring_device::net::RssConfig;
 use manyring_device::net::{NetDevice, Offloads, Outside};
-use manyring_engine::aside;
+use manyring_engine::{StandIns, aside};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -24,16 +24,28 @@ use tokio::sync::{mpsc, watch};
 const QUEUES_MAX: usize = 64;
 
 /// The file descriptors by which a device process serves `queues` queues of a disk, and the
-/// supervisor's part in them. May block.
+/// supervisor's part in them. Copies that the supervisor keeps come from the budget of front-ends:
+/// there are more of them the more front-ends there are. May block.
+///
+/// # Errors
+/// One line: the system gives no descriptor, or cannot mark one; or front-ends have all that they
+/// may.
 pub(super) fn handed(
     disk: &dyn Disk,
     queues: usize,
-) -> Result<(Vec<OwnedFd>, Option<Marks>), Errno> {
+) -> Result<(Vec<OwnedFd>, Option<Marks>), String> {
+    let failed = |errno: Errno| errno.to_string();
     let Some(image) = disk.image() else {
-        return Ok((disk.hand_memory()?.into_iter().collect(), None));
+        return Ok((disk.hand_memory().map_err(failed)?.into_iter().collect(), None));
     };
-    let handed = image.hand(queues)?;
-    let marks = image.marks(&handed)?;
+    let copies = u32::try_from(image.copies(queues)).unwrap_or(u32::MAX);
+    let few = |_| {
+        "too few open files are allowed (ulimit -n): lock_with_rings takes 2 of them and \
+                   one for each queue"
+    };
+    let part = StandIns::take(copies).map_err(few)?;
+    let handed = image.hand(queues).map_err(failed)?;
+    let marks = image.marks(&handed, part).map_err(failed)?;
     let Handed { file, flushes } = handed;
     Ok(([file].into_iter().chain(flushes).collect(), marks))
 }

@@ -389,7 +389,7 @@ impl Legacy {
                 }
                 Left::Marked { device, byte, only_reads } => {
                     let remains = legacy.remains.entry(device).or_default();
-                    remains.marks.push(Locked { byte, only_reads });
+                    remains.marks.push(Locked { byte, only_reads, unmarked: fds.take() });
                 }
                 Left::Kept { entry, .. } => kept.push((entry, fds.take())),
                 Left::Client { device, domain, answering } => {
@@ -561,8 +561,12 @@ mod tests {
         let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
         let known = inode(&process);
         let (wrote, read) = ((7, false), (9, true));
-        let locked = |(byte, only_reads)| Locked { byte, only_reads };
-        let remains = Remains { held: vec![process], marks: [wrote, read].map(locked).to_vec() };
+        let (copy, _of_copy) = pair().unwrap();
+        let copied = inode(&copy);
+        let mut copies = vec![copy];
+        let locked =
+            |(byte, only_reads)| Locked { byte, only_reads, unmarked: std::mem::take(&mut copies) };
+        let remains = Remains { held: vec![process], marks: [wrote, read].map(locked).into() };
         let of_device = [("d".to_owned(), remains)];
         let mut legacy = Legacy { remains: of_device.into(), ..Legacy::default() };
         // Each supervisor is taken over twice: after one that fails it still has all.
@@ -576,8 +580,11 @@ mod tests {
                 let Remains { held, marks } = &legacy.remains["d"];
                 let held: Vec<_> = held.iter().map(inode).collect();
                 assert_eq!(held, [known], "supervisor {supervisor}");
-                let marks: Vec<_> = marks.iter().map(|mark| (mark.byte, mark.only_reads)).collect();
-                assert_eq!(marks, [wrote, read], "supervisor {supervisor}");
+                let known: Vec<_> = marks.iter().map(|mark| (mark.byte, mark.only_reads)).collect();
+                assert_eq!(known, [wrote, read], "supervisor {supervisor}");
+                let copies = marks.iter().map(|mark| mark.unmarked.iter().map(inode).collect());
+                let copies: Vec<Vec<_>> = copies.collect();
+                assert_eq!(copies, [vec![copied], Vec::new()], "supervisor {supervisor}");
             }
         }
     }

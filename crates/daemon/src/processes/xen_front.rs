@@ -227,7 +227,7 @@ impl XenFront {
         let has_image = disk.image().is_some();
         let fds = aside(move || handed(&*disk, queues)).await;
         let fds = fds.ok_or("the daemon has failed")?;
-        let (mut fds, marks) = fds.map_err(|errno| errno.to_string())?;
+        let (mut fds, marks) = fds?;
         fds.insert(0, counts.begin().map_err(|errno| errno.to_string())?);
         let fds = fds.into_iter().map(Into::into).collect();
         let facts = XenFacts { has_image, ..self.facts.clone() };

@@ -3,7 +3,7 @@
 
 use crate::domain::{self, disk, pid, process, serve};
 use crate::support::process::{Daemon, PATIENCE, wait_until};
-use crate::support::program::{manyring, shown};
+use crate::support::program::{http, manyring, shown};
 use manyring_driver::{BlkDriver, BlkOptions};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -129,6 +129,74 @@ fn a_device_is_served_for_the_user_who_connects_and_moves_when_he_has_left() {
     let mut bytes = [0; 512];
     connect_as(&daemon, "b", 0).queues[0].read(0, &mut bytes).unwrap();
     assert_eq!(bytes, [8; 512]);
+    assert!(daemon.terminate().success());
+}
+
+/// Another daemon with the image of disk `a`, which it locks as long as it runs.
+fn locks_all(daemon: &Daemon) -> Daemon {
+    let image = daemon.folder().join("a.img");
+    Daemon::blk(&[std::ffi::OsStr::new("--blk-file"), image.as_os_str()])
+}
+
+/// What a device process has under way by a description that has no mark is not known to be over:
+/// the image is another daemon's, which keeps the mark away.
+#[test]
+fn an_image_that_another_daemon_has_goes_to_no_further_device_process() {
+    let keys = "file = '@/a.img'\nlock_with_rings = true\nsocket_mode = '0666'\n";
+    let daemon = start(&[disk("a", keys)], &["a"]);
+    let mut roots = connect_as(&daemon, "a", 0);
+    roots.queues[0].write(0, &[7; 512]).unwrap();
+    let former = pid(&daemon, "user:0").as_raw_nonzero().get();
+    drop(roots);
+    // When its rings have stopped, another daemon gets the image, by a lock of all bytes.
+    let other = locks_all(&daemon);
+    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let mut others = BlkDriver::connect(&other.socket(), &options).unwrap();
+    let waiting = waits(&daemon, "a", &ASKS, Vec::new());
+    let is_gone = || !std::path::Path::new(&format!("/proc/{former}")).exists();
+    assert!(wait_until(is_gone), "{}", daemon.log());
+    let is_told = || daemon.log().contains("another process has locked the image");
+    let is_given = || process(&daemon, "user:65534")["devices"] == serde_json::json!(["a"]);
+    assert!(wait_until(|| is_told() || is_given()), "{}", daemon.log());
+    assert!(is_told() && !is_given(), "{}", daemon.log());
+    others.queues[0].write(0, &[8; 512]).unwrap();
+    drop(others);
+    assert!(other.terminate().success());
+    let mut answer = [0; 20];
+    (&waiting).read_exact(&mut answer).unwrap();
+    drop(waiting);
+    let mut bytes = [0; 512];
+    connect_as(&daemon, "a", NOBODY).queues[0].read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [8; 512]);
+    assert!(daemon.terminate().success());
+}
+
+/// A guest has moved to a daemon that locks the image as long as it runs: the disk can be removed
+/// where it was, at once and without harm to the other disks of its device process.
+#[test]
+fn a_disk_whose_image_another_daemon_has_is_removed_and_its_device_process_goes_on() {
+    let goes = disk("a", "file = '@/a.img'\nlock_with_rings = true\n");
+    let daemon = start(&[goes.clone(), disk("b", "memory = '1M'\n")], &["a", "b"]);
+    let mut first = connect_as(&daemon, "a", 0);
+    let mut stays = connect_as(&daemon, "b", 0);
+    first.queues[0].write(0, &[7; 512]).unwrap();
+    let serves = pid(&daemon, "user:0");
+    drop(first);
+    let other = locks_all(&daemon);
+    let file = daemon.folder().join("manyring.toml");
+    let goes = goes.replace('@', &daemon.folder().display().to_string());
+    std::fs::write(&file, std::fs::read_to_string(&file).unwrap().replace(&goes, "")).unwrap();
+    let reloads = || {
+        let control = daemon.socket_of("control");
+        http(&control, "POST", "/v1/reload", "").0 == 200
+    };
+    assert!(wait_until(reloads), "{}", daemon.log());
+    let log = daemon.log();
+    assert!(log.contains("another process has locked the image"), "{log}");
+    assert!(!log.contains("not waited for") && !log.contains("the device process ends"), "{log}");
+    stays.queues[0].write(0, &[7; 512]).unwrap();
+    assert_eq!(pid(&daemon, "user:0"), serves, "{log}");
+    assert!(other.terminate().success());
     assert!(daemon.terminate().success());
 }
 

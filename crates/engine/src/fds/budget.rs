@@ -23,18 +23,18 @@ fn budget() -> &'static Semaphore {
     })
 }
 
-/// Permits for file descriptors that this process makes in the place of a front-end's. They come
-/// from the budget of front-ends, which could otherwise use up the descriptors that the daemon
-/// keeps for itself. The budget gets them back on drop.
+/// Permits for file descriptors that this process makes in the place of a front-end's, or copies
+/// because of a front-end. They come from the budget of front-ends, which could otherwise use up
+/// the descriptors that the daemon keeps for itself. The budget gets them back on drop.
 #[derive(Debug)]
-pub(crate) struct StandIns {
+pub struct StandIns {
     _permit: SemaphorePermit<'static>,
 }
 
 impl StandIns {
     /// # Errors
     /// `EMFILE`: front-ends already have all the file descriptors that the budget allows.
-    pub(crate) fn take(count: u32) -> Result<Self, Errno> {
+    pub fn take(count: u32) -> Result<Self, Errno> {
         let permit = budget().try_acquire_many(count).map_err(|_| Errno::MFILE)?;
         Ok(Self { _permit: permit })
     }

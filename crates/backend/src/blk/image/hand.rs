@@ -7,7 +7,10 @@
 //! Whoever opens the image locks all bytes, this one too, and so waits for them as well. The list
 //! of calls of the process that was given a description lets it neither lock nor unlock.
 //!
-//! An image that is only read carries no such lock while a process has it: others read it, too.
+//! Descriptions of an image that is only read are marked with a byte of their own, one for each
+//! process: others read the image, too. Those of an image whose lock goes with the rings are marked
+//! while rings run, and once more, with a byte of their own, when the process has lost the image.
+//! For that the owner keeps a copy of each.
 
 use super::probe::leave_atime;
 use super::{Image, ImageError, ImageOptions, describe};
@@ -16,7 +19,9 @@ use crate::sys::file::{self as sys, Mark};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
+use std::any::Any;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A process gets at most this many descriptions to flush the image by. One message carries at most
 /// 253 descriptors (`SCM_MAX_FD`), and some of these are for something else.
@@ -78,19 +83,38 @@ impl Image {
         sys::is_marked(self.locked(), Mark::GIVEN).map(|is_marked| !is_marked)
     }
 
-    /// The descriptions in `handed`, if they are not marked as long as they live. Those of an image
-    /// whose lock goes with the rings, and that is written to, are to be marked while rings run.
+    /// How many descriptions [`Self::marks`] copies of those for `queues` queues.
+    #[must_use]
+    pub fn copies(&self, queues: usize) -> usize {
+        if self.lock_with_rings { 2 + queues.min(FLUSHES_MAX) } else { 0 }
+    }
+
+    /// The descriptions in `handed`, if they do not carry the mark of all processes. Those of an
+    /// image whose lock goes with the rings, and that is written to, are to be marked while rings
+    /// run. `part`: by what the owner counts the copies; it is dropped with them.
     ///
     /// # Errors
-    /// `EMFILE`: the process has no further descriptor.
-    pub fn marks(&self, handed: &Handed) -> Result<Option<Marks>, Errno> {
+    /// `EMFILE`: the process has no further descriptor. Any other: the error of the file system,
+    /// which cannot mark.
+    pub fn marks(
+        &self,
+        handed: &Handed,
+        part: impl Any + Send + Sync,
+    ) -> Result<Option<Marks>, Errno> {
         if self.is_marked_at_once() {
             return Ok(None);
         }
-        let all = handed.flushes.iter().chain([&handed.file]);
-        let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
         let (own, may_write) = (Mark::chosen(), !self.geometry.read_only);
-        Ok(Some(Marks { fds: all.map(copy).collect::<Result<_, _>>()?, own, may_write }))
+        let mut all = handed.flushes.iter().chain([&handed.file]);
+        let fds = if self.lock_with_rings {
+            let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
+            all.map(copy).collect::<Result<_, _>>()?
+        } else {
+            all.try_for_each(|fd| sys::mark(fd, own))?;
+            Vec::new()
+        };
+        let copies = Arc::new(Copies { fds, _part: Box::new(part) });
+        Ok(Some(Marks { copies, own, may_write }))
     }
 
     /// Takes the lock that goes with the rings, for rings of a process that was given the
@@ -100,9 +124,8 @@ impl Image {
     /// `InUse`: another process has the image. `Lock`: the file system cannot lock it.
     pub fn acquire_for(&self, marks: Option<&Marks>) -> Result<(), ImageError> {
         self.acquire()?;
-        let Some(Marks { fds, may_write: true, .. }) = marks else { return Ok(()) };
-        let mark = |fd| sys::mark(fd, Mark::GIVEN);
-        let set = self.let_go_of_mark().and_then(|()| fds.iter().try_for_each(mark));
+        let Some(Marks { copies, may_write: true, .. }) = marks else { return Ok(()) };
+        let set = self.let_go_of_mark().and_then(|()| copies.mark(Mark::GIVEN));
         set.map_err(|errno| {
             self.release_for(marks);
             ImageError::Lock { path: self.path.clone(), errno }
@@ -111,7 +134,7 @@ impl Image {
 
     /// Gives back what [`Self::acquire_for`] took: the rings have stopped. May block.
     pub fn release_for(&self, marks: Option<&Marks>) {
-        for fd in marks.iter().flat_map(|marks| &marks.fds) {
+        for fd in marks.iter().flat_map(|marks| &marks.copies.fds) {
             if let Err(errno) = sys::unmark(fd, Mark::GIVEN) {
                 let image = self.path.display();
                 tracing::error!(%image, %errno, "image stays locked until its device process ends");
@@ -167,16 +190,29 @@ pub(super) fn is_of(held: &OwnedFd, file: &Stat, access: OFlags) -> bool {
         && rustix::fs::fcntl_getfl(held).is_ok_and(has_access)
 }
 
-/// Copies of the descriptions that a process was given of an image whose lock goes with the rings,
-/// or that is only read. While rings run those of the former are marked, so that the image waits
-/// for their requests if the process dies. As long as these copies live the descriptions do,
-/// whatever has ended.
+/// The descriptions that a process was given of an image whose lock goes with the rings, or that is
+/// only read. While rings run those of the former are marked, so that the image waits for their
+/// requests if the process dies: of these, this has a copy each. As long as the copies live the
+/// descriptions do, whatever has ended.
 #[derive(Debug)]
 pub struct Marks {
-    fds: Vec<OwnedFd>,
-    /// The mark that they get at their end.
+    copies: Arc<Copies>,
+    /// The mark of this process: at its end, if there are copies, and else from the beginning.
     own: Mark,
     may_write: bool,
+}
+
+/// Copies of the descriptions that a process was given.
+#[derive(Debug)]
+struct Copies {
+    fds: Vec<OwnedFd>,
+    _part: Box<dyn Any + Send + Sync>,
+}
+
+impl Copies {
+    fn mark(&self, mark: Mark) -> Result<(), Errno> {
+        self.fds.iter().try_for_each(|fd| sys::mark(fd, mark))
+    }
 }
 
 impl Marks {
@@ -186,14 +222,12 @@ impl Marks {
     /// file system may.
     #[must_use]
     pub fn end(&self) -> Ending {
-        for fd in &self.fds {
-            // It fails if another daemon has the image by a lock of all bytes. Then that daemon has
-            // waited for what was marked, and no ring begins here before it has ended.
-            if let Err(errno) = sys::mark(fd, self.own) {
-                tracing::debug!(%errno, "a description is not marked at its end");
-            }
-        }
-        Ending { own: self.own, may_write: self.may_write }
+        let copies = self.copies.clone();
+        let marked = copies.mark(self.own).inspect_err(|errno| {
+            tracing::debug!(%errno, "a description is not marked at its end");
+        });
+        let unmarked = Mutex::new(marked.is_err().then_some(copies));
+        Ending { own: self.own, may_write: self.may_write, unmarked }
     }
 }
 
@@ -202,13 +236,38 @@ impl Marks {
 pub struct Ending {
     own: Mark,
     may_write: bool,
+    /// The descriptions, as long as they cannot be marked: another daemon has the image by a lock
+    /// of all bytes. Without a mark nothing tells when their requests have ended.
+    unmarked: Mutex<Option<Arc<Copies>>>,
 }
 
 impl Ending {
-    /// The requests of a process, which hold a lock on the byte `mark`.
+    /// The requests of a process, which hold a lock on the byte `mark`. `unmarked`: copies of its
+    /// descriptions, if these are still to be marked.
     #[must_use]
-    pub fn of(mark: i64, may_write: bool) -> Self {
-        Self { own: Mark::at(mark), may_write }
+    pub fn of(mark: i64, may_write: bool, unmarked: Vec<OwnedFd>) -> Self {
+        let is_marked = unmarked.is_empty();
+        let copies = Arc::new(Copies { fds: unmarked, _part: Box::new(()) });
+        let unmarked = Mutex::new((!is_marked).then_some(copies));
+        Self { own: Mark::at(mark), may_write, unmarked }
+    }
+
+    /// Copies of the descriptions that could not be marked yet, for a process that waits for the
+    /// requests in place of this one.
+    ///
+    /// # Errors
+    /// `EMFILE`: the process has no further descriptor.
+    pub fn unmarked(&self) -> Result<Vec<OwnedFd>, Errno> {
+        let unmarked = self.unmarked.lock().unwrap_or_else(PoisonError::into_inner);
+        let fds = unmarked.iter().flat_map(|copies| &copies.fds);
+        fds.map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3)).collect()
+    }
+
+    /// True if another process has had the image locked since the descriptions were to be marked.
+    /// It got the image although requests may have been under way, and may have written since.
+    #[must_use]
+    pub fn is_elsewhere(&self) -> bool {
+        self.unmarked.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// The byte that its descriptions have locked.
@@ -224,12 +283,20 @@ impl Ending {
         self.may_write
     }
 
-    /// True when all its descriptions are closed, and their requests have ended. May block as long
-    /// as a lock of the file system may.
+    /// True when all its descriptions are closed, and their requests have ended. If they are not
+    /// marked yet, this tries it again. May block as long as a lock of the file system may.
     ///
     /// # Errors
-    /// The error of the file system, which cannot tell.
+    /// The error of the file system, which cannot mark or cannot tell.
     pub fn is_over(&self, image: &Image) -> Result<bool, Errno> {
+        let mut unmarked = self.unmarked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(copies) = &*unmarked {
+            match copies.mark(self.own) {
+                Ok(()) => *unmarked = None,
+                Err(Errno::AGAIN | Errno::ACCESS) => return Ok(false),
+                Err(errno) => return Err(errno),
+            }
+        }
         sys::is_marked(image.locked(), self.own).map(|is_marked| !is_marked)
     }
 }
@@ -273,7 +340,10 @@ mod tests {
         let writes = || Image::open(file.path(), ImageOptions::default());
         assert!(matches!(writes(), Err(ImageError::InUse { .. })));
         // A process that keeps what it has no more could read what others write then.
-        let ending = one.marks(&given).unwrap().unwrap().end();
+        assert_eq!(one.copies(2), 0);
+        let marks = one.marks(&given, ()).unwrap().unwrap();
+        assert!(marks.copies.fds.is_empty());
+        let ending = marks.end();
         assert!(!ending.may_write());
         assert_eq!(ending.is_over(&one), Ok(false));
         drop(given);
@@ -288,7 +358,8 @@ mod tests {
         let options = ImageOptions { lock_with_rings: true, ..ImageOptions::default() };
         let [image, elsewhere] = [(); 2].map(|()| Image::open(file.path(), options).unwrap());
         let handed = image.hand(1).unwrap();
-        let marks = image.marks(&handed).unwrap();
+        let marks = image.marks(&handed, ()).unwrap();
+        assert_eq!(marks.as_ref().unwrap().copies.fds.len(), image.copies(1));
         image.acquire_for(marks.as_ref()).unwrap();
         assert!(matches!(elsewhere.acquire(), Err(ImageError::InUse { .. })));
         // Its rings run, it dies, and the supervisor as well: another daemon waits for its
@@ -298,9 +369,33 @@ mod tests {
         image.release_for(marks.as_ref());
         elsewhere.acquire().unwrap();
         let ending = marks.unwrap().end();
-        let known = [Ending::of(ending.mark(), true), ending];
+        let known = [Ending::of(ending.mark(), true, Vec::new()), ending];
         let are_over = || known.each_ref().map(|ending| ending.is_over(&image));
         assert_eq!(are_over(), [Ok(false); 2], "whatever it has said");
+        drop(handed);
+        assert_eq!(are_over(), [Ok(true); 2]);
+    }
+
+    #[test]
+    fn requests_that_no_mark_tells_of_are_not_over_while_another_daemon_has_the_image() {
+        let file = image_file();
+        let options = ImageOptions { lock_with_rings: true, ..ImageOptions::default() };
+        let image = Image::open(file.path(), options).unwrap();
+        let handed = image.hand(1).unwrap();
+        // No ring runs: the other daemon gets a lock of all bytes.
+        let elsewhere = Image::open(file.path(), ImageOptions::default()).unwrap();
+        let marks = image.marks(&handed, ()).unwrap().unwrap();
+        let ending = marks.end();
+        drop(marks);
+        let left = ending.unmarked().unwrap();
+        assert_eq!(left.len(), image.copies(1));
+        // A daemon that takes over waits for them as well.
+        let known = [Ending::of(ending.mark(), true, left), ending];
+        let are_over = || known.each_ref().map(|ending| ending.is_over(&image));
+        assert_eq!(are_over(), [Ok(false); 2], "the process has the image");
+        drop(elsewhere);
+        assert_eq!(are_over(), [Ok(false); 2], "marked by now, and under way");
+        assert!(!known.iter().any(Ending::is_elsewhere));
         drop(handed);
         assert_eq!(are_over(), [Ok(true); 2]);
     }

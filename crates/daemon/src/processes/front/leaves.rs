@@ -71,10 +71,12 @@ impl Front<'_> {
             held.map(|process| (Left::Held { device: device.clone() }, vec![process.into()]));
         share.extend(held);
         let all = ending.iter().chain(self.endings.iter().map(|ending| &**ending));
-        share.extend(all.map(|ending| {
+        for ending in all {
             let (byte, only_reads) = (ending.mark(), !ending.may_write());
-            (Left::Marked { device: device.clone(), byte, only_reads }, Vec::new())
-        }));
+            let unmarked = ending.unmarked().map_err(|errno| errno.to_string())?;
+            let unmarked = unmarked.into_iter().map(Into::into).collect();
+            share.push((Left::Marked { device: device.clone(), byte, only_reads }, unmarked));
+        }
         let kind = self.part.kind.clone();
         let left = aside(move || left_of(&kind)).await.ok_or("the daemon has failed")?;
         let left = left.map_err(|errno| errno.to_string())?;

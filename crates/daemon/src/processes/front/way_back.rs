@@ -32,13 +32,14 @@ pub(in crate::processes) async fn let_go(
     let began = Instant::now();
     let mut is_told = false;
     loop {
-        let (disk, endings) = (shown.disk().clone(), endings.to_vec());
+        let (disk, all) = (shown.disk().clone(), endings.to_vec());
         let is_let_go = aside(move || {
             let Some(image) = disk.image() else { return Ok::<_, Errno>(true) };
-            let all = endings.iter().map(|ending| ending.is_over(image));
+            let all = all.iter().map(|ending| ending.is_over(image));
             [image.is_let_go()].into_iter().chain(all).try_fold(true, |all, is| Ok(all && is?))
         });
         let is_let_go = is_let_go.await;
+        let elsewhere = endings.iter().any(|ending| ending.is_elsewhere());
         match is_let_go {
             Some(Ok(true)) => return Ok(()),
             Some(Ok(false)) => {}
@@ -46,7 +47,10 @@ pub(in crate::processes) async fn let_go(
             None => return Err("the daemon has failed".to_owned()),
         }
         if began.elapsed() > PATIENCE && !std::mem::replace(&mut is_told, true) {
-            let problem = "requests of a device process that has ended are still waited for";
+            let problem = match elsewhere {
+                true => "another process has locked the image: waiting until it lets go of it",
+                false => "requests of a device process that has ended are still waited for",
+            };
             tracing::warn!(device, process, "{problem}");
         }
         sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), RETRY)).await;
@@ -76,6 +80,25 @@ impl Front<'_> {
         let_go(&self.part.kind, &all, name, self.domain).await?;
         self.endings.retain(|ending| !reads && !ending.may_write());
         Ok(())
+    }
+
+    /// As [`Self::let_go`], for a device that goes. Another process that has the image got it
+    /// although requests of a device process may have been under way: they are nothing new to that
+    /// process, and are not waited for.
+    async fn let_go_at_last(&mut self, reads: bool) -> Result<(), String> {
+        self.attended().await;
+        let (elsewhere, endings): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.endings).into_iter().partition(|e| e.is_elsewhere());
+        self.endings = endings;
+        if !elsewhere.is_empty() {
+            let (device, process) = (&self.wanted.plan().name, self.domain);
+            let problem = "another process has locked the image: requests of a former device process may \
+                           still reach it";
+            tracing::warn!(device, process, "{problem}");
+            // The last descriptor of a file may take long to close.
+            aside(move || drop(elsewhere)).await;
+        }
+        self.let_go(reads).await
     }
 
     /// Takes the device from its device process for another domain. A device process that a guest
@@ -146,16 +169,17 @@ impl Front<'_> {
         }
         self.estates.forget_all();
         if let Some(process) = process
-            && timeout(PATIENCE, self.let_go(true)).await.is_err()
+            && timeout(PATIENCE, self.let_go_at_last(true)).await.is_err()
         {
             self.forget_keepers(&process, &estates).await;
-            if process.serves() && timeout(question::PATIENCE, self.let_go(true)).await.is_err() {
+            let lets_go = timeout(question::PATIENCE, self.let_go_at_last(true));
+            if process.serves() && lets_go.await.is_err() {
                 // The device process says that it has stopped the disk, and keeps the image.
                 process.cast_out("it does not let go of an image").await;
                 self.forget_keepers(&process, &estates).await;
             }
         }
-        if let Err(error) = self.let_go(false).await {
+        if let Err(error) = self.let_go_at_last(false).await {
             tracing::warn!(device, error, "the image is let go of");
         }
     }
