@@ -181,6 +181,11 @@ impl Estates {
         let _ = self.count.subscribe().wait_for(|count| *count < CLIENTS_MAX).await;
     }
 
+    #[cfg(test)]
+    pub(super) fn janitor(&self) -> &Arc<Janitor> {
+        self.origin.janitor()
+    }
+
     /// Returns when few enough of its file descriptors wait to be closed.
     pub(super) async fn closes(&self) {
         self.origin.janitor().room().await;

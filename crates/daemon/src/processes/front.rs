@@ -457,3 +457,6 @@ impl Front<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

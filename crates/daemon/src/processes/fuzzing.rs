@@ -23,6 +23,23 @@ use tokio::sync::{mpsc, watch};
 pub const DEVICES: [&str; 2] = ["a", "b"];
 const PAIRS: usize = 2;
 
+/// A network of this name, which nobody serves.
+pub(super) fn network(name: &str) -> Arc<NetDevice> {
+    let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
+    let options = NetOptions {
+        name: name.to_owned(),
+        queue_pairs: PAIRS,
+        mac: [2, 0, 0, 0, 0, 9],
+        mtu: None,
+        speed: None,
+        moderation: Moderation::Off,
+        reclaim: Reclaim::Off,
+        offload: Offload::All,
+        hash_report: true,
+    };
+    Arc::new(NetDevice::new(options, Arc::new(NullPort::new(PAIRS, 0)), pool))
+}
+
 /// A device process that a guest controls, with the records that the supervisor keeps of it.
 #[derive(Debug)]
 pub struct CompromisedProcess {
@@ -43,22 +60,9 @@ impl CompromisedProcess {
         let janitor = kin.janitor.clone();
         // Nobody polls the task that would start the process.
         let process = DeviceProcess::start("taken", Arc::new([]), kin);
-        let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
         let (mut estates, mut counts) = (Vec::new(), Vec::new());
         for name in DEVICES {
-            let options = NetOptions {
-                name: name.to_owned(),
-                queue_pairs: PAIRS,
-                mac: [2, 0, 0, 0, 0, 9],
-                mtu: None,
-                speed: None,
-                moderation: Moderation::Off,
-                reclaim: Reclaim::Off,
-                offload: Offload::All,
-                hash_report: true,
-            };
-            let port = Arc::new(NullPort::new(PAIRS, 0));
-            let net = Arc::new(NetDevice::new(options, port, pool.clone()));
+            let net = network(name);
             let part = Part::new(Kind::Net(net.clone()), String::new(), "taken");
             let counted = Arc::new(Counts::new(part, 2 * PAIRS + 1).ok()?);
             counts.push((counted.clone(), counted.begin().ok()?));
@@ -81,6 +85,12 @@ impl CompromisedProcess {
         }
         drop(guard);
         Some(Self { process, estates, counts, janitor, runtime })
+    }
+
+    /// The device process, and the runtime that would start its process if it were run.
+    #[cfg(test)]
+    pub(super) fn parts(&self) -> (&Arc<DeviceProcess>, &Runtime) {
+        (&self.process, &self.runtime)
     }
 
     /// The supervisor hears a message with this number of file descriptors. False: the device

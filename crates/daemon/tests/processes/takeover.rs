@@ -10,6 +10,7 @@ use crate::support::program::{http, manyring, shown};
 use crate::support::space::{in_own_space, link, queues};
 use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
+use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
@@ -110,6 +111,47 @@ fn a_daemon_that_is_started_with_few_open_files_takes_over_as_many_as_there_are(
         assert_eq!(bytes, [byte; 512]);
     }
     drop(guests);
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+/// The host answers no call that opens the image until this is dropped.
+fn opens_no_more(image: &Path) -> Fanotify {
+    // The next daemon does not get it.
+    let flags = InitFlags::FAN_CLASS_CONTENT | InitFlags::FAN_CLOEXEC;
+    let listener = Fanotify::init(flags, EventFFlags::O_RDONLY).unwrap();
+    let (add, open) = (MarkFlags::FAN_MARK_ADD, MaskFlags::FAN_OPEN_PERM);
+    let file = std::fs::File::open(image).unwrap();
+    listener.mark(add, open, &file, None::<&Path>).unwrap();
+    listener
+}
+
+#[test]
+fn an_image_that_opens_slowly_keeps_no_guest_from_the_daemon_that_takes_over() {
+    if !is_root_or_left_out() {
+        return;
+    }
+    let daemon = two_domains();
+    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let mut other = BlkDriver::connect(&daemon.socket_of("b"), &options).unwrap();
+    other.queues[0].write(0, &[1; 512]).unwrap();
+    let host = opens_no_more(&daemon.folder().join("a.img"));
+    // The image is opened for the device process of this one.
+    let mut waiting = UnixStream::connect(daemon.socket_of("a")).unwrap();
+    let get_features = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    waiting.write_all(&get_features).unwrap();
+    waiting.set_read_timeout(Some(PATIENCE)).unwrap();
+    let event = host.read_events().unwrap();
+    assert_eq!(event[0].pid().cast_unsigned(), daemon.pid());
+    let mut next = take_over(&daemon, "manyring.toml");
+    let is_over = || has_ended(daemon.pid());
+    assert!(wait_until(|| is_over() || next.try_wait().unwrap().is_some()));
+    assert!(is_over() && next.try_wait().unwrap().is_none(), "{} {}", daemon.log(), log(&daemon));
+    other.queues[0].write(0, &[2; 512]).unwrap();
+    drop((event, host));
+    // Its front-end has waited, and goes on when the image is open.
+    let mut answer = [0; 20];
+    waiting.read_exact(&mut answer).unwrap();
     kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
     assert!(next.wait().unwrap().success(), "{}", log(&daemon));
 }

@@ -150,8 +150,58 @@ impl DeviceProcess {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::processes::channel::{pair, watched};
     use crate::processes::fuzzing::{CompromisedProcess, DEVICES};
     use crate::processes::message::{Answered, XenSaid, emit};
+    use std::sync::mpsc::{Receiver, channel};
+    use tokio::io::Interest;
+
+    impl DeviceProcess {
+        /// How many orders it can be told before one has to wait.
+        pub(in crate::processes) fn places(&self) -> usize {
+            self.orders.capacity()
+        }
+    }
+
+    /// Its drop takes until the sender is gone, as the last close of a file can.
+    struct Slow(Receiver<()>);
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+
+    #[test]
+    fn whoever_ends_a_device_process_does_not_wait_until_what_it_has_noted_is_closed() {
+        /// More closes than may wait.
+        const CLOSES: usize = 100;
+        for ends in [true, false] {
+            let taken = CompromisedProcess::new().unwrap();
+            let (process, _) = taken.parts();
+            let (release, released) = channel();
+            let estates = process.all_estates();
+            estates[0].janitor().dispose(Slow(released));
+            (0..CLOSES).for_each(|_| estates[0].janitor().dispose(()));
+            // Not the runtime of the device process, which would start a process.
+            let builder = &mut tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_all().build().unwrap();
+            let reason = runtime.block_on(async {
+                // Readable once the other end is gone, as a pidfd at the end of its process.
+                let (pidfd, mut lives) = pair().map(|(a, b)| (a, Some(b))).unwrap();
+                let pidfd = watched(pidfd, Interest::READABLE).unwrap();
+                let acts = async {
+                    match ends {
+                        true => process.end("of a test"),
+                        false => drop(lives.take()),
+                    }
+                };
+                tokio::join!(process.closed(&pidfd), acts).0.unwrap_err()
+            });
+            assert_eq!(reason, if ends { "it was told to" } else { "its process has ended" });
+            drop(release);
+        }
+    }
 
     /// All that a device process may say of a device before it says that the device has stopped.
     fn said_of(device: &str) -> Vec<Heard> {
