@@ -20,6 +20,8 @@ pub(crate) type Ended = (String, Result<(), AssembleError>);
 pub(crate) struct Tasks {
     set: JoinSet<(u64, Ended)>,
     running: HashMap<String, Running>,
+    /// The names of those that were stopped and have not ended, by their number.
+    stopped: HashMap<u64, String>,
     next: u64,
 }
 
@@ -65,21 +67,24 @@ impl Tasks {
     pub(crate) fn stop(&mut self, device: &str) -> Option<watch::Receiver<()>> {
         let running = self.running.remove(device)?;
         running.stop.send_replace(true);
+        self.stopped.insert(running.number, device.to_owned());
         Some(running.ended)
     }
 
     /// Waits until tasks that were stopped have ended, but no longer than [`END_PATIENCE`]: that of
-    /// a device whose image somebody still has goes on waiting for it.
-    pub(crate) async fn await_ends(ending: Vec<watch::Receiver<()>>, devices: &[&str]) {
+    /// a device whose image somebody still has goes on waiting for it. False: not all have ended.
+    pub(crate) async fn await_ends(ending: Vec<watch::Receiver<()>>, devices: &[&str]) -> bool {
         let ended = async {
             for mut ending in ending {
                 while ending.changed().await.is_ok() {}
             }
         };
-        if timeout(END_PATIENCE, ended).await.is_err() {
+        let have_ended = timeout(END_PATIENCE, ended).await.is_ok();
+        if !have_ended {
             let devices = devices.join(", ");
             tracing::warn!(devices, "somebody still has what they had open: not waited for");
         }
+        have_ended
     }
 
     /// Stops all tasks, and waits for none.
@@ -91,7 +96,8 @@ impl Tasks {
 
     /// The devices whose tasks have not ended.
     pub(crate) fn names(&self) -> String {
-        self.running.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+        let all = self.running.keys().chain(self.stopped.values());
+        all.map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
     /// True if no task runs.
@@ -103,6 +109,7 @@ impl Tasks {
     pub(crate) async fn ended(&mut self) -> Option<Ended> {
         while let Some(ended) = self.set.join_next().await {
             let Ok((number, (name, result))) = ended else { continue };
+            self.stopped.remove(&number);
             // One that was stopped may have a successor of its name.
             if self.running.get(&name).is_some_and(|running| running.number == number) {
                 self.running.remove(&name);

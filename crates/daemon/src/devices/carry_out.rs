@@ -407,7 +407,7 @@ impl DeviceManager {
                 left.push((*name, is_open(&served.part.kind)));
             }
         }
-        Tasks::await_ends(ending, &names).await;
+        let have_ended = Tasks::await_ends(ending, &names).await;
         let mut closing = JoinSet::new();
         for name in &names {
             let shown = match replaced.contains(*name) {
@@ -420,6 +420,10 @@ impl DeviceManager {
         let began = Instant::now();
         // An image that does not close in time goes on closing, and nobody waits for it.
         let _ = tokio::time::timeout(CLOSE_PATIENCE, closing.join_all()).await;
+        if !have_ended {
+            // What their tasks wait for was said, and waited for, above.
+            return;
+        }
         while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {
             if began.elapsed() > CLOSE_PATIENCE {
                 tracing::warn!(device, "the host holds what it had open: not waited for");

@@ -4,7 +4,7 @@
 
 use crate::domain::{disk, pid, process, serve, two_domains, works};
 use crate::support::foreign::Client;
-use crate::support::process::{Daemon, wait_until};
+use crate::support::process::{Daemon, copies_of, wait_until};
 use crate::support::program::{self, http};
 use crate::support::taken::Taken;
 use manyring_driver::{BlkDriver, BlkOptions};
@@ -243,6 +243,82 @@ fn a_taken_device_process_has_the_supervisor_keep_no_image_of_a_disk_that_is_gon
         assert!(images(i32::try_from(next).unwrap()).is_empty(), "{}", daemon.log());
         assert!(daemon.terminate().success());
     }
+}
+
+/// A VMM that works with a device process which it has taken gets the image from it, and is in no
+/// sandbox.
+#[test]
+fn an_image_that_a_vmm_has_stays_locked_and_the_change_that_removes_its_disk_goes_on() {
+    let goes = disk("a", "file = '@/a.img'\ndomain = 'a'\n");
+    let devices = [goes.clone(), disk("b", "memory = '1M'\ndomain = 'b'\n")];
+    let daemon = serve("", &devices.concat(), &["a", "b"]);
+    let connect =
+        |name: &str| BlkDriver::connect(&daemon.socket_of(name), &BlkOptions::default()).unwrap();
+    let (mut goer, mut other) = (connect("a"), connect("b"));
+    goer.queues[0].read(0, &mut [0; 512]).unwrap();
+    let (process, path) = (pid(&daemon, "a").as_raw_nonzero().get(), daemon.folder().join("a.img"));
+    let held = copies_of(process, &path);
+    assert!(!held.is_empty());
+    drop(goer);
+    let control = daemon.socket_of("control");
+    let is_used = || program::shown(&control, "/v1/devices/a")["connected"] == true;
+    assert!(wait_until(|| !is_used()), "{}", daemon.log());
+    let file = daemon.folder().join("manyring.toml");
+    let all = fs::read_to_string(&file).unwrap();
+    let goes = goes.replace('@', &daemon.folder().display().to_string());
+    fs::write(&file, all.replace(&goes, "")).unwrap();
+    assert_eq!(http(&control, "POST", "/v1/reload", "").0, 200, "{}", daemon.log());
+    other.queues[0].read(0, &mut [0; 512]).unwrap();
+    let own = format!("holder={}", std::process::id());
+    let waits = |line: &&str| line.contains("device=\"a\"") && line.contains(&own);
+    let log = daemon.log();
+    assert!(log.lines().any(|line| waits(&line)), "{log}");
+    let goes_on: Vec<_> = log.lines().filter(|line| line.contains("not waited for")).collect();
+    assert!(goes_on.len() == 1 && goes_on[0].contains("devices=\"a\""), "{log}");
+    // Nobody gets the image, this daemon's next disk of that name neither.
+    let next = |name: &str| {
+        let mut next = program::manyring();
+        next.args(["blk", "--wait", "0", "--socket-path"]).arg(daemon.folder().join(name));
+        next.arg("--blk-file").arg(&path);
+        program::output_of(&mut next)
+    };
+    let refused = next("other");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("in use"), "{refused:?}");
+    fs::write(&file, &all).unwrap();
+    let (status, _, said) = http(&control, "POST", "/v1/reload", "");
+    assert!(status == 409 && said.contains("a.img"), "{status} {said}");
+    println!("{status} {said}\n{}", daemon.log());
+    // Once the VMM has closed it, the disk is there again.
+    drop(held);
+    assert_eq!(http(&control, "POST", "/v1/reload", "").0, 200, "{}", daemon.log());
+    connect("a").queues[0].read(0, &mut [0; 512]).unwrap();
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_daemon_that_ends_while_a_vmm_has_an_image_names_the_disk() {
+    let goes = disk("a", "file = '@/a.img'\ndomain = 'a'\n");
+    let stays = disk("b", "memory = '1M'\ndomain = 'b'\n");
+    let daemon = serve("", &[goes.clone(), stays].concat(), &["a", "b"]);
+    let mut goer = BlkDriver::connect(&daemon.socket_of("a"), &BlkOptions::default()).unwrap();
+    goer.queues[0].read(0, &mut [0; 512]).unwrap();
+    let (process, path) = (pid(&daemon, "a").as_raw_nonzero().get(), daemon.folder().join("a.img"));
+    let held = copies_of(process, &path);
+    drop(goer);
+    let control = daemon.socket_of("control");
+    let file = daemon.folder().join("manyring.toml");
+    let goes = goes.replace('@', &daemon.folder().display().to_string());
+    let all = fs::read_to_string(&file).unwrap();
+    fs::write(&file, all.replace(&goes, "")).unwrap();
+    let reloads = || http(&control, "POST", "/v1/reload", "").0 == 200;
+    assert!(wait_until(reloads), "{}", daemon.log());
+    let mut daemon = daemon;
+    let (status, _) = daemon.stop();
+    let log = daemon.log();
+    let said = log.lines().find(|line| line.contains("devices do not end"));
+    assert!(said.is_some_and(|line| line.contains("devices=\"a\"")), "{log}");
+    assert!(status.success(), "{log}");
+    drop(held);
 }
 
 #[test]

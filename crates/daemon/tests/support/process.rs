@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::io::PipeWriter;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
@@ -66,6 +67,17 @@ pub(crate) fn fill(writer: &PipeWriter) {
     while rustix::io::write(writer, &[b'x'; 4096]).is_ok() {}
     while rustix::io::write(writer, b"x").is_ok() {}
     fcntl_setfl(writer, OFlags::empty()).unwrap();
+}
+
+/// Copies of the descriptors by which a process has a file, as whoever works with it gets them.
+pub(crate) fn copies_of(process: i32, path: &Path) -> Vec<OwnedFd> {
+    use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+    let pidfd = pidfd_open(Pid::from_raw(process).unwrap(), PidfdFlags::empty()).unwrap();
+    let open = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
+    let is_it = |fd: &std::fs::DirEntry| std::fs::read_link(fd.path()).is_ok_and(|of| of == path);
+    let number = |fd: std::fs::DirEntry| fd.file_name().into_string().unwrap().parse().unwrap();
+    let get = |fd| pidfd_getfd(&pidfd, fd, PidfdGetfdFlags::empty()).unwrap();
+    open.filter(is_it).map(number).map(get).collect()
 }
 
 /// A running `manyring`; killed when dropped.

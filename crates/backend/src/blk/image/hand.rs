@@ -14,6 +14,7 @@
 
 use super::probe::leave_atime;
 use super::{Image, ImageError, ImageOptions, describe};
+use crate::blk::holder;
 use crate::blk::spares::Spares;
 use crate::sys::file::{self as sys, Mark};
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -174,6 +175,12 @@ impl Image {
     /// `EMFILE`: the process has no further descriptor.
     pub fn bequeath(&self) -> Result<OwnedFd, Errno> {
         rustix::io::fcntl_dupfd_cloexec(self.locked(), 3)
+    }
+
+    /// Another process that has the image locked; `None` if that cannot be seen. May block.
+    #[must_use]
+    pub fn other_holder(&self) -> Option<u32> {
+        holder::pid_of(&self.path)
     }
 
     /// The description that holds the image's lock.

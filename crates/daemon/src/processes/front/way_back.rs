@@ -6,7 +6,7 @@ use crate::assemble::Kind;
 use crate::processes::estate::Estates;
 use crate::processes::process::DeviceProcess;
 use crate::processes::question;
-use manyring_backend::blk::Ending;
+use manyring_backend::blk::{Ending, Image};
 use manyring_engine::aside;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -51,7 +51,9 @@ pub(in crate::processes) async fn let_go(
                 true => "another process has locked the image: waiting until it lets go of it",
                 false => "requests of a device process that has ended are still waited for",
             };
-            tracing::warn!(device, process, "{problem}");
+            let disk = shown.disk().clone();
+            let holder = aside(move || disk.image().and_then(Image::other_holder)).await.flatten();
+            tracing::warn!(device, process, holder, "{problem}");
         }
         sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), RETRY)).await;
     }
@@ -92,8 +94,8 @@ impl Front<'_> {
         self.endings = endings;
         if !elsewhere.is_empty() {
             let (device, process) = (&self.wanted.plan().name, self.domain);
-            let problem = "another process has locked the image: requests of a former device process may \
-                           still reach it";
+            let problem = "another process has locked the image: requests of a former device \
+                           process may still reach it";
             tracing::warn!(device, process, "{problem}");
             // The last descriptor of a file may take long to close.
             aside(move || drop(elsewhere)).await;
