@@ -97,6 +97,9 @@ impl Before {
 
 /// What a process does whose predecessor has died, and has not handed everything over.
 pub(super) const ANEW: &str = "this one starts anew, and front-ends connect again";
+/// Why a process ends that was to take over from one which has stopped.
+pub(super) const STOPPED: &str = "--takeover: the daemon has stopped, as it was told to. Start \
+                                  this one again without --takeover if it is to serve";
 /// Why a process ends that was to take over.
 pub(super) const TOO_SLOW: &str = "--takeover: the daemon goes on: this one was too slow. If it \
                                    does not run, start this one again without --takeover";
@@ -123,6 +126,14 @@ pub(super) async fn unless_it_goes_on<T>(
         *before = None;
     }
     Some(opens.await)
+}
+
+/// True if the name of a control socket is gone. A daemon that stops because it was told to removes
+/// the name, unless the socket was handed to it; one that dies leaves the name behind.
+pub(super) async fn has_no_name(control: &Path) -> bool {
+    let path = control.to_owned();
+    let found = aside(move || std::fs::symlink_metadata(path).map_err(|error| error.kind()));
+    matches!(found.await, Some(Err(ErrorKind::NotFound)))
 }
 
 /// True if nobody listens at a control socket any more, whether or not its name is still there. A

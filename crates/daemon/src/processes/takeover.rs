@@ -17,7 +17,7 @@
 //! The supervisor that runs may also die meanwhile. It says so when it goes on or stops, so a next
 //! one that hears nothing, and sees the other process end, goes on in its place (`before.rs`).
 
-use super::before::{ANEW, Before, END_PATIENCE, End, TOO_SLOW, is_deserted};
+use super::before::{ANEW, Before, END_PATIENCE, End, STOPPED, TOO_SLOW, has_no_name, is_deserted};
 use super::channel::{Came, Channel, NO_FDS};
 use super::estate::Heirloom;
 use super::left::{Left, Locked, Remains, Share};
@@ -326,6 +326,9 @@ impl Legacy {
         let _ = std::fs::remove_file(&path);
         let answers = || async { processes_of(control).await.is_some() };
         if accepted.is_err() && processes.is_some() && is_deserted(control, answers).await {
+            if has_no_name(control).await {
+                return Err(STOPPED.to_owned());
+            }
             // It has answered before, and guests have only lost what a crash takes from them.
             tracing::warn!("--takeover: the daemon has died: {ANEW}");
             return Ok(Self { is_last: Arc::new(true.into()), ..Self::default() });

@@ -26,6 +26,8 @@ const STANDS: &str = "MANYRING_TEST_STANDS";
 enum Step {
     /// It was asked to hand over, and has not begun.
     Asked,
+    /// It does not die then: it stops, because it was told to.
+    Stopped,
     /// It has sent so many messages; all of them, if there are fewer.
     Sent(usize),
     /// It has not read yet that everything is taken.
@@ -38,6 +40,7 @@ impl Step {
     fn emit(self) -> String {
         match self {
             Self::Asked => "asked".to_owned(),
+            Self::Stopped => "stopped".to_owned(),
             Self::Sent(count) => count.to_string(),
             Self::Unread => "unread".to_owned(),
             Self::Read => "read".to_owned(),
@@ -47,6 +50,7 @@ impl Step {
     fn parse(text: &str) -> Self {
         match text {
             "asked" => Self::Asked,
+            "stopped" => Self::Stopped,
             "unread" => Self::Unread,
             "read" => Self::Read,
             count => Self::Sent(count.parse().unwrap()),
@@ -144,6 +148,10 @@ fn stand(told: &str) -> ! {
     if step == Step::Asked {
         dies();
     }
+    if step == Step::Stopped {
+        std::fs::remove_file(folder.join("stands")).unwrap();
+        std::process::exit(0);
+    }
     let path = folder.join("between");
     let between = seqpacket();
     rustix::net::bind(&between, &SocketAddrUnix::new(&path).unwrap()).unwrap();
@@ -188,9 +196,9 @@ impl Drop for Next {
     }
 }
 
-/// Has another process stand for the daemon, and die with it at this step, and the next daemon take
-/// over from that.
-fn dies_at(daemon: &Daemon, step: Step) -> Next {
+/// Has another process stand for the daemon, and end at this step, and the next daemon take over
+/// from that.
+fn ends_at(daemon: &Daemon, step: Step) -> Next {
     let folder = daemon.folder().display();
     let mut stands = Command::new(std::env::current_exe().unwrap())
         .args([
@@ -210,6 +218,12 @@ fn dies_at(daemon: &Daemon, step: Step) -> Next {
     command.arg("--takeover").arg(daemon.folder().join("stands"));
     let next = Next(command.stderr(log).spawn().unwrap());
     stands.wait().unwrap();
+    next
+}
+
+/// As [`ends_at`]; the daemon dies at that step, too.
+fn dies_at(daemon: &Daemon, step: Step) -> Next {
+    let next = ends_at(daemon, step);
     let ended = wait_until(|| has_ended(i32::try_from(daemon.pid()).unwrap()));
     assert!(ended, "{step:?} {} {}", daemon.log(), log_of(daemon));
     next
@@ -253,6 +267,18 @@ fn the_next_daemon_serves_wherever_the_one_that_runs_dies() {
         drop(client);
         serves(&daemon, next, step);
     }
+}
+
+#[test]
+fn a_daemon_that_was_told_to_stop_before_it_hands_over_is_not_taken_for_dead() {
+    let daemon = two_domains();
+    let mut next = ends_at(&daemon, Step::Stopped);
+    assert!(wait_until(|| next.0.try_wait().unwrap().is_some()), "{}", log_of(&daemon));
+    assert!(!next.0.wait().unwrap().success(), "{}", log_of(&daemon));
+    assert!(log_of(&daemon).contains("has stopped, as it was told to"), "{}", log_of(&daemon));
+    // It has touched nothing.
+    client_works(&daemon.socket_of("a"), 3);
+    assert!(daemon.terminate().success());
 }
 
 #[test]
