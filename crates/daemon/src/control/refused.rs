@@ -18,6 +18,7 @@ const EACH: Duration = Duration::from_secs(5);
 const USERS_MAX: usize = 64;
 const OTHERS: u32 = u32::MAX;
 /// Bytes of what a user has asked for, and of the reason, in a line.
+const METHOD_MAX: usize = 32;
 const PATH_MAX: usize = 200;
 const ERROR_MAX: usize = 500;
 
@@ -53,7 +54,8 @@ impl Refused {
         let status = status.as_u16();
         let left_out = (left_out > 0).then_some(left_out);
         let (path, error) = (&*shortened(path, PATH_MAX), shortened(&error, ERROR_MAX));
-        let (is_look, what) = ([Method::GET, Method::HEAD].contains(method), method.as_str());
+        let is_look = [Method::GET, Method::HEAD].contains(method);
+        let what = &*shortened(method.as_str(), METHOD_MAX);
         let said = "control request refused";
         if is_look {
             tracing::info!(uid, pid, comm, method = what, path, status, %error, left_out, "{said}");

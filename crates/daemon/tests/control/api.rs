@@ -3,7 +3,7 @@
 
 use crate::support::client::Client;
 use crate::support::process::{self, Daemon, PATIENCE};
-use crate::support::program::{fetch, http_json, manyring, output_of, shown};
+use crate::support::program::{fetch, http, http_json, manyring, output_of, shown};
 use manyring_engine::QueueStats;
 use serde_json::Value;
 use std::collections::{HashMap, HashSet};
@@ -172,6 +172,19 @@ fn what_cannot_be_is_refused_with_its_reason() {
         assert!(error.contains(word), "{method} {path} {body}: {error}");
     }
     assert_eq!(std::fs::metadata(&served.image).unwrap().len(), 1 << 20);
+}
+
+#[test]
+fn a_refused_request_costs_a_short_line_whatever_it_names() {
+    let served = serve();
+    let (method, path) = ("X".repeat(4000), format!("/{}", "y".repeat(4000)));
+    let status = http(&served.control, &method, &path, "").0;
+    assert!((400..500).contains(&status), "{status}");
+    let log = || served.daemon.log();
+    let is_told = || log().contains("control request refused");
+    assert!(process::wait_until(is_told), "{}", log());
+    let line = log().lines().find(|line| line.contains("control request refused")).map(str::len);
+    assert!(line.is_some_and(|len| len < 1000), "{line:?}");
 }
 
 #[test]
