@@ -24,7 +24,7 @@ use crate::assemble::AssembleError;
 use crate::config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
 use crate::limits::Groups;
 use crate::model::Registry;
-use crate::processes::{Bequest, OfXen, Processes};
+use crate::processes::{Bequest, OfXen, Processes, XenEndings};
 use host::XenHost;
 use hypervisor::Hypervisor;
 use journals::Journals;
@@ -38,7 +38,7 @@ use state_dir::{Served, StateDir};
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -98,6 +98,8 @@ struct Shared {
     memory: Mutex<HashMap<DeviceId, Memory>>,
     /// The disks in memory that a task has.
     in_memory: Mutex<HashSet<DeviceId>>,
+    /// How to ask whether requests of device processes have ended, of the disks that a task has.
+    endings: Mutex<HashMap<DeviceId, Weak<XenEndings>>>,
 }
 
 /// The disks of one Xen.
@@ -164,6 +166,7 @@ impl XenDisks {
             domains,
             memory,
             in_memory: Mutex::default(),
+            endings: Mutex::default(),
         });
         Ok(Self { shared, endpoint, store, hypervisor: Arc::new(hypervisor) })
     }

@@ -71,7 +71,7 @@ pub use left::Left;
 use left::{Remains, Share};
 pub(crate) use takeover::{Bequest, Legacy, OfXen, Shown, XenBytes};
 pub(crate) use xen_front::{
-    XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
+    XenEndings, XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
 };
 
 use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};

@@ -11,6 +11,7 @@ use super::counts::Counts;
 use super::estate::Estates;
 use super::front::let_go;
 use super::given::Given;
+use super::left::{Left, Locked};
 use super::lend::{Attendant, handed};
 use super::message::{Told, XenFacts, XenFrontEnd, XenRing};
 use super::process::{Deaf, DeviceProcess};
@@ -20,7 +21,7 @@ use crate::assemble::{Blk, Kind, Part};
 use manyring_backend::blk::Ending;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -51,6 +52,28 @@ pub(crate) enum XenRefusal {
     Refused { text: String, passes: bool },
 }
 
+/// How to ask whether requests of the device processes that a disk had have ended, where its image
+/// cannot tell (it is only read): also those of the device process that has it. If the disk is left
+/// to another supervisor before they have, that supervisor waits for them.
+#[derive(Debug, Default)]
+pub(crate) struct XenEndings(Mutex<Vec<Arc<Ending>>>);
+
+impl XenEndings {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Ending>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The messages that tell another supervisor of them.
+    pub(crate) fn left(&self, device: &str) -> Vec<Left> {
+        let left = |ending: &Arc<Ending>| Left::Marked {
+            device: device.to_owned(),
+            byte: ending.mark(),
+            only_reads: !ending.may_write(),
+        };
+        self.lock().iter().map(left).collect()
+    }
+}
+
 /// A disk, as far as the supervisor has it.
 #[derive(Debug)]
 pub(crate) struct XenFront {
@@ -60,6 +83,7 @@ pub(crate) struct XenFront {
     facts: XenFacts,
     counts: Option<Arc<Counts>>,
     attends: JoinSet<Option<Ending>>,
+    endings: Arc<XenEndings>,
     taken: Option<Taken>,
     /// That of `taken`.
     process: watch::Sender<Option<Arc<DeviceProcess>>>,
@@ -97,9 +121,29 @@ impl XenFront {
     /// A disk that is open, for the device process of `domain`.
     pub(crate) fn new(processes: &Processes, domain: String, part: Part, facts: XenFacts) -> Self {
         processes.prepare_xen();
+        // Requests of device processes of the supervisor before this one.
+        let marks = processes.remains(part.name()).marks.into_iter();
+        let ending =
+            |left: Locked| Arc::new(Ending::of(left.byte, !left.only_reads, left.unmarked));
+        let endings = Arc::new(XenEndings(Mutex::new(marks.map(ending).collect())));
         let (processes, attends) = (processes.clone(), JoinSet::new());
         let (counts, taken, process) = (None, None, watch::Sender::new(None));
-        Self { processes, domain, part, facts, counts, attends, taken, process, number: 0 }
+        Self { processes, domain, part, facts, counts, attends, endings, taken, process, number: 0 }
+    }
+
+    /// As long as the disk is here.
+    pub(crate) fn endings(&self) -> Weak<XenEndings> {
+        Arc::downgrade(&self.endings)
+    }
+
+    /// Returns when no request of a device process is under way. The device process has the disk no
+    /// more.
+    async fn let_go(&mut self) -> Result<(), String> {
+        while self.attends.join_next().await.is_some() {}
+        let endings = self.endings.lock().clone();
+        let_go(&self.part.kind, &endings, self.part.name(), &self.domain).await?;
+        self.endings.lock().clear();
+        Ok(())
     }
 
     /// Has the device process serve a front-end.
@@ -175,16 +219,11 @@ impl XenFront {
             if process.serves() && process.devices().is_empty() {
                 process.make_way("its last disk is gone").await;
             }
-            let mut endings = Vec::new();
-            while let Some(ended) = self.attends.join_next().await {
-                endings.extend(ended.ok().flatten().map(Arc::new));
-            }
-            let is_let_go = let_go(&self.part.kind, &endings, &name, &self.domain);
-            if process.serves() && timeout(PATIENCE, is_let_go).await.is_err() {
+            if process.serves() && timeout(PATIENCE, self.let_go()).await.is_err() {
                 // The device process says that it has stopped the disk, and keeps the image.
                 process.cast_out("it does not let go of an image").await;
             }
-            if let Err(error) = let_go(&self.part.kind, &endings, &name, &self.domain).await {
+            if let Err(error) = self.let_go().await {
                 tracing::warn!(device = name, error, "the image is let go of");
             }
         }
@@ -203,11 +242,7 @@ impl XenFront {
             return Ok(());
         }
         self.taken = None;
-        let mut endings = Vec::new();
-        while let Some(ended) = self.attends.join_next().await {
-            endings.extend(ended.ok().flatten().map(Arc::new));
-        }
-        let_go(&self.part.kind, &endings, &name, &self.domain).await?;
+        self.let_go().await?;
         self.give(process, queues).await
     }
 
@@ -228,6 +263,8 @@ impl XenFront {
         let fds = aside(move || handed(&*disk, queues)).await;
         let fds = fds.ok_or("the daemon has failed")?;
         let (mut fds, marks) = fds?;
+        // From here on the device process may have requests under way.
+        self.endings.lock().extend(marks.as_ref().map(|marks| Arc::new(marks.end())));
         fds.insert(0, counts.begin().map_err(|errno| errno.to_string())?);
         let fds = fds.into_iter().map(Into::into).collect();
         let facts = XenFacts { has_image, ..self.facts.clone() };

@@ -69,6 +69,7 @@ impl Apart {
         };
         shared.processes.limit(&disk_name(&shared.plan, id), &shared.plan.limit);
         let front = XenFront::new(&shared.processes, domain, part, facts);
+        shared.note_endings(id, front.endings());
         let (id, shared) = (id.clone(), shared.clone());
         Self { id, shared, front }
     }

@@ -7,14 +7,17 @@
 //!
 //! A disk whose requests do not end is left as a killed device process leaves it. The next
 //! supervisor opens its image when the host has ended them: until then the descriptions that the
-//! device process had are marked.
+//! device process had are marked. An image that is only read opens before that; the next supervisor
+//! is told how such descriptions are marked, and gives the disk to no device process before they
+//! are closed.
 
 use super::memory::{Bytes, Memory};
-use super::{Disks, XenDisks};
-use crate::processes::{Bequest, Left, OfXen, XenBytes};
+use super::{Disks, Shared, XenDisks, disk_name};
+use crate::processes::{Bequest, Left, OfXen, XenBytes, XenEndings};
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::{MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -93,7 +96,26 @@ impl XenDisks {
             };
             left.push((Left::XenMemory { kind, domain, device, params }, vec![file]));
         }
+        for (id, endings) in self.shared.endings().iter() {
+            let endings =
+                endings.upgrade().map(|endings| endings.left(&disk_name(&self.shared.plan, id)));
+            left.extend(endings.into_iter().flatten().map(|marked| (marked, Vec::new())));
+        }
         Ok(left)
+    }
+}
+
+impl Shared {
+    fn endings(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<XenEndings>>> {
+        self.endings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes those of a disk that a task has from now on, and forgets those of tasks that have
+    /// ended.
+    pub(super) fn note_endings(&self, id: &DeviceId, of_disk: Weak<XenEndings>) {
+        let mut all = self.endings();
+        all.retain(|_, endings| endings.strong_count() > 0);
+        all.insert(id.clone(), of_disk);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::between::Between;
 use crate::support::frozen::Freezer;
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, PATIENCE, copies_of, wait_until};
 use crate::support::program::{http_json, manyring};
 use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, break_ring, connect, small};
@@ -263,6 +263,38 @@ fn a_disk_that_hangs_is_left_to_the_daemon_that_takes_over() {
     assert_eq!(daemon.log().matches(told).count(), 1, "{}", daemon.log());
     // The rings of the disk that hangs are taken over as well.
     assert!(wait_until(|| next_log(&world).matches("took a ring over").count() >= 3));
+    kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", next_log(&world));
+}
+
+/// A read that is under way lands in memory of the guest, which has that in other use once the next
+/// device process has answered.
+#[test]
+fn a_disk_that_is_only_read_waits_in_the_next_daemon_for_what_a_device_process_has_under_way() {
+    let mut world = World::new();
+    let image = world.image("disk");
+    let daemon = serve(&world, "device");
+    let domain = world.domain(7);
+    let disk = XenDisk { writable: false, ..XenDisk::new("vbd", 7, XVDA, image.to_str().unwrap()) };
+    disk.announce(&mut world.toolstack).unwrap();
+    let mut front = connect(&domain, &disk, 1);
+    front.queues[0].read(0, &mut [0; 512]).unwrap();
+    // A request that the kernel has under way keeps a description as this does.
+    let under_way = copies_of(pid(&world, "xen:xen:7").as_raw_nonzero().get(), &image);
+    assert!(!under_way.is_empty());
+    let mut next = take_over(&world, "manyring.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), next_log(&world));
+    let queue = &mut front.queues[0];
+    queue.submit(XenOp::Read { sector: 0, len: 512 }).unwrap().unwrap();
+    queue.publish();
+    queue.channel().notify();
+    let waits = || next_log(&world).contains("are still waited for");
+    let serves = || next_log(&world).contains("took a ring over");
+    assert!(wait_until(|| waits() || serves()), "{} {}", daemon.log(), next_log(&world));
+    assert!(waits() && !serves(), "{} {}", daemon.log(), next_log(&world));
+    drop(under_way);
+    front.queues[0].wait(PATIENCE).unwrap();
+    assert!(serves(), "{}", next_log(&world));
     kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
     assert!(next.wait().unwrap().success(), "{}", next_log(&world));
 }
