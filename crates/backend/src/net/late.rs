@@ -233,7 +233,7 @@ impl LateTx {
         let outcome = match sent {
             // The inner port reports this frame later.
             Sent { later: 1, .. } => return true,
-            Sent { refused: 1, .. } => Outcome::Refused,
+            Sent { refused: 1, .. } | Sent { misplaced: 1, .. } => Outcome::Refused,
             Sent { down: 1, .. } => Outcome::Down,
             Sent { faulted: 1, .. } => Outcome::Faulted,
             _ => Outcome::Passed,

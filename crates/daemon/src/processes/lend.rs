@@ -45,7 +45,10 @@ pub(super) fn handed(
     };
     let part = StandIns::take(copies).map_err(few)?;
     let handed = image.hand(queues).map_err(failed)?;
-    let marks = image.marks(&handed, part).map_err(failed)?;
+    let marks = image.marks(&handed, part).map_err(|errno| match errno {
+        Errno::AGAIN | Errno::ACCESS => "another process has locked the image".to_owned(),
+        errno => failed(errno),
+    })?;
     let Handed { file, flushes } = handed;
     Ok(([file].into_iter().chain(flushes).collect(), marks))
 }

@@ -22,7 +22,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::any::Any;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A process gets at most this many descriptions to flush the image by. One message carries at most
 /// 253 descriptors (`SCM_MAX_FD`), and some of these are for something else.
@@ -65,6 +65,11 @@ impl Image {
         !self.lock_with_rings && !self.geometry.read_only
     }
 
+    /// True if descriptions are marked while rings run, and once more at the end.
+    fn is_marked_while_rings_run(&self) -> bool {
+        self.lock_with_rings && !self.geometry.read_only
+    }
+
     /// Unlocks the mark byte, so that only processes that were given descriptions hold a lock on
     /// it.
     fn let_go_of_mark(&self) -> Result<(), Errno> {
@@ -87,7 +92,7 @@ impl Image {
     /// How many descriptions [`Self::marks`] copies of those for `queues` queues.
     #[must_use]
     pub fn copies(&self, queues: usize) -> usize {
-        if self.lock_with_rings { 2 + queues.min(FLUSHES_MAX) } else { 0 }
+        if self.is_marked_while_rings_run() { 2 + queues.min(FLUSHES_MAX) } else { 0 }
     }
 
     /// The descriptions in `handed`, if they do not carry the mark of all processes. Those of an
@@ -95,8 +100,9 @@ impl Image {
     /// run. `part`: by what the owner counts the copies; it is dropped with them.
     ///
     /// # Errors
-    /// `EMFILE`: the process has no further descriptor. Any other: the error of the file system,
-    /// which cannot mark.
+    /// `EMFILE`: the process has no further descriptor. `EAGAIN`: another process has locked all
+    /// bytes of an image that is only read. Any other: the error of the file system, which cannot
+    /// mark.
     pub fn marks(
         &self,
         handed: &Handed,
@@ -107,7 +113,7 @@ impl Image {
         }
         let (own, may_write) = (Mark::chosen(), !self.geometry.read_only);
         let mut all = handed.flushes.iter().chain([&handed.file]);
-        let fds = if self.lock_with_rings {
+        let fds = if self.is_marked_while_rings_run() {
             let copy = |fd: &OwnedFd| rustix::io::fcntl_dupfd_cloexec(fd, 3);
             all.map(copy).collect::<Result<_, _>>()?
         } else {
@@ -265,7 +271,7 @@ impl Ending {
     /// # Errors
     /// `EMFILE`: the process has no further descriptor.
     pub fn unmarked(&self) -> Result<Vec<OwnedFd>, Errno> {
-        let unmarked = self.unmarked.lock().unwrap_or_else(PoisonError::into_inner);
+        let unmarked = self.lock().clone();
         let fds = unmarked.iter().flat_map(|copies| &copies.fds);
         fds.map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3)).collect()
     }
@@ -274,7 +280,11 @@ impl Ending {
     /// It got the image although requests may have been under way, and may have written since.
     #[must_use]
     pub fn is_elsewhere(&self) -> bool {
-        self.unmarked.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.lock().is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Copies>>> {
+        self.unmarked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The byte that its descriptions have locked.
@@ -296,10 +306,11 @@ impl Ending {
     /// # Errors
     /// The error of the file system, which cannot mark or cannot tell.
     pub fn is_over(&self, image: &Image) -> Result<bool, Errno> {
-        let mut unmarked = self.unmarked.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(copies) = &*unmarked {
+        // Not locked during calls of the file system: the control thread asks [`Self::unmarked`].
+        let unmarked = self.lock().clone();
+        if let Some(copies) = unmarked {
             match copies.mark(self.own) {
-                Ok(()) => *unmarked = None,
+                Ok(()) => *self.lock() = None,
                 Err(Errno::AGAIN | Errno::ACCESS) => return Ok(false),
                 Err(errno) => return Err(errno),
             }
@@ -357,6 +368,27 @@ mod tests {
         assert_eq!(ending.is_over(&one), Ok(true), "others still read the image");
         drop([one, other]);
         writes().unwrap();
+    }
+
+    #[test]
+    fn an_image_that_is_only_read_is_marked_when_it_is_given_though_its_lock_goes_with_rings() {
+        let file = image_file();
+        let options =
+            ImageOptions { read_only: true, lock_with_rings: true, ..ImageOptions::default() };
+        let reads = Image::open(file.path(), options).unwrap();
+        let given = reads.hand(2).unwrap();
+        // One after the other might have it while another process has locked it for its own.
+        let writes = Image::open(file.path(), ImageOptions::default()).unwrap();
+        assert_eq!(reads.marks(&given, ()).unwrap_err(), Errno::AGAIN);
+        drop(writes);
+        let marks = reads.marks(&given, ()).unwrap().unwrap();
+        assert_eq!((reads.copies(2), marks.copies.fds.len()), (0, 0));
+        reads.acquire_for(Some(&marks)).unwrap();
+        reads.release_for(Some(&marks));
+        let ending = marks.end();
+        assert_eq!((ending.is_elsewhere(), ending.is_over(&reads)), (false, Ok(false)));
+        drop(given);
+        assert_eq!(ending.is_over(&reads), Ok(true));
     }
 
     #[test]

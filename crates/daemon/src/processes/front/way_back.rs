@@ -86,21 +86,50 @@ impl Front<'_> {
 
     /// As [`Self::let_go`], for a device that goes. Another process that has the image got it
     /// although requests of a device process may have been under way: they are nothing new to that
-    /// process, and are not waited for.
-    async fn let_go_at_last(&mut self, reads: bool) -> Result<(), String> {
+    /// process, and are not waited for. `process`, which had the device, may keep a description of
+    /// the image, and no mark tells of that: its other devices go on in the next one.
+    async fn let_go_at_last(
+        &mut self,
+        reads: bool,
+        process: Option<&DeviceProcess>,
+    ) -> Result<(), String> {
         self.attended().await;
+        self.mark_again().await;
+        if !self.endings.iter().any(|ending| ending.is_elsewhere()) {
+            return self.let_go(reads).await;
+        }
+        if let Some(process) = process.filter(|process| process.serves()) {
+            process.leave("another process has locked an image of it");
+            process.ended_or_held().await;
+        }
         let (elsewhere, endings): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.endings).into_iter().partition(|e| e.is_elsewhere());
         self.endings = endings;
-        if !elsewhere.is_empty() {
-            let (device, process) = (&self.wanted.plan().name, self.domain);
-            let problem = "another process has locked the image: requests of a former device \
-                           process may still reach it";
-            tracing::warn!(device, process, "{problem}");
-            // The last descriptor of a file may take long to close.
-            aside(move || drop(elsewhere)).await;
-        }
+        let (device, process) = (&self.wanted.plan().name, self.domain);
+        let problem = "another process has locked the image: requests of a former device process \
+                       may still reach it";
+        tracing::warn!(device, process, "{problem}");
+        // The last descriptor of a file may take long to close.
+        aside(move || drop(elsewhere)).await;
         self.let_go(reads).await
+    }
+
+    /// Marks the descriptions that could not be marked yet, if the process that had the image
+    /// locked has let go of it.
+    async fn mark_again(&mut self) {
+        let Kind::Blk(shown) = &self.part.kind else { return };
+        let all: Vec<_> = self.endings.iter().filter(|e| e.is_elsewhere()).cloned().collect();
+        if all.is_empty() {
+            return;
+        }
+        let disk = shown.disk().clone();
+        let mark = move || {
+            let image = disk.image();
+            all.iter().for_each(|ending| {
+                let _ = image.map(|image| ending.is_over(image));
+            });
+        };
+        aside(mark).await;
     }
 
     /// Takes the device from its device process for another domain. A device process that a guest
@@ -170,18 +199,19 @@ impl Front<'_> {
             process.make_way("its last device is gone").await;
         }
         self.estates.forget_all();
-        if let Some(process) = process
-            && timeout(PATIENCE, self.let_go_at_last(true)).await.is_err()
+        let last = process.as_deref();
+        if let Some(process) = last
+            && timeout(PATIENCE, self.let_go_at_last(true, last)).await.is_err()
         {
-            self.forget_keepers(&process, &estates).await;
-            let lets_go = timeout(question::PATIENCE, self.let_go_at_last(true));
+            self.forget_keepers(process, &estates).await;
+            let lets_go = timeout(question::PATIENCE, self.let_go_at_last(true, last));
             if process.serves() && lets_go.await.is_err() {
                 // The device process says that it has stopped the disk, and keeps the image.
                 process.cast_out("it does not let go of an image").await;
-                self.forget_keepers(&process, &estates).await;
+                self.forget_keepers(process, &estates).await;
             }
         }
-        if let Err(error) = self.let_go_at_last(false).await {
+        if let Err(error) = self.let_go_at_last(false, last).await {
             tracing::warn!(device, error, "the image is let go of");
         }
     }
