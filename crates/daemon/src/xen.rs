@@ -377,8 +377,8 @@ impl Disks {
         self.there.as_ref().map(|there| there.contains(id))
     }
 
-    /// Starts a task for a disk that is there and has none. One that came back while its former
-    /// requests are still waited for gets its task when that one has ended.
+    /// Starts a task for a disk that is there and has none. A disk that came back while requests of
+    /// its previous task are in flight gets its task when these requests have ended.
     fn go_on(&mut self, id: DeviceId, xen: &XenDisks, stop: &watch::Receiver<bool>) {
         let is_there = self.is_there(&id);
         if is_there == Some(false) {

@@ -89,7 +89,8 @@ pub(super) fn complete(document: &mut OpenApi) {
         }
         item.get.iter_mut().for_each(may_fail);
     }
-    // A device that is not served has no details: what describes those describes it as well.
+    // A device that is not served has an empty `Detail`, which fits several variants: `anyOf`, not
+    // `oneOf`.
     if let Some(components) = &mut document.components
         && let Some(RefOr::T(Schema::OneOf(details))) = components.schemas.get_mut("Detail")
     {

@@ -433,7 +433,7 @@ impl Gift {
         Ok((opened, given))
     }
 
-    /// The disk of a device, of the descriptions that were given or of none.
+    /// Opens the disk of a device on the descriptors from the supervisor; a null disk needs none.
     pub(super) fn disk(
         self,
         (plan, read_only): (&DiskPlan, bool),

@@ -58,15 +58,15 @@ pub enum Left {
         /// The message whose answer was under way.
         answering: Option<Vec<u8>>,
     },
-    /// The device process which the kernel has not ended, as a pidfd: until its end nobody may
-    /// have what it has of the device.
+    /// The pidfd of a device process that was killed and still exists. Until its exit nobody else
+    /// may use the device.
     Held {
         /// The device's name.
         device: String,
     },
-    /// A byte of the disk's image: until nobody has it locked, requests of a former device process
-    /// may be under way, and no device process may have the image. The file descriptors are copies
-    /// of descriptions that are still to be locked so.
+    /// The lock byte of an earlier device process, in the disk's image. While the byte is locked,
+    /// requests of that process may be in flight, and no device process may open the image. File
+    /// descriptors: copies of open files that still have to lock the byte.
     Marked {
         /// The device's name.
         device: String,
@@ -120,13 +120,13 @@ impl Remains {
     }
 }
 
-/// A byte of an image that requests of a former device process have locked.
+/// The lock byte of an earlier device process whose requests may be in flight.
 #[derive(Debug)]
 pub(super) struct Locked {
     pub(super) byte: i64,
     /// That device process could only read.
     pub(super) only_reads: bool,
-    /// Copies of its descriptions, if these are still to be locked.
+    /// Copies of the open files of that process which still have to lock the byte.
     pub(super) unmarked: Vec<OwnedFd>,
 }
 

@@ -115,9 +115,10 @@ pub(super) struct Attendant {
 }
 
 impl Attendant {
-    /// Attends until the device process has the device no more. Then the host uses no queue of it,
-    /// and no lock goes with its rings. Returns how to ask whether the device process's requests
-    /// have ended, where the image cannot tell.
+    /// Serves the requests of a device process about its device until that process has released
+    /// the device. Then the host uses no queue of the device, and no lock goes with its rings.
+    /// Returns a handle by which to ask whether requests of that process are in flight, if the
+    /// locks of the image cannot show it.
     pub(super) async fn attend(mut self, mut asks: mpsc::Receiver<Ask>) -> Option<Ending> {
         let mut changes = match &self.kind {
             Kind::Net(net) => net.config_changes(),

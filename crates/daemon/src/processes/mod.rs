@@ -201,8 +201,9 @@ impl Processes {
         }
     }
 
-    /// The front of a device can be asked for what it leaves, as long as the receiver lives; and
-    /// the front-ends that it was left.
+    /// Registers the front of a device. Returns the receiver of takeover requests, and the
+    /// front-ends that the previous supervisor has handed over. Dropping the receiver ends the
+    /// registration.
     fn register(&self, device: &str) -> (mpsc::Receiver<Asked>, Vec<Heirloom>) {
         let (asks, asked) = mpsc::channel(1);
         begin::prepare(self.arguments.clone());
@@ -233,8 +234,8 @@ impl Processes {
         begin::prepare(self.xen_arguments.clone());
     }
 
-    /// Lets go of the front-ends that another supervisor has left of devices which have no front
-    /// here.
+    /// Keeps the front-ends that another supervisor has handed over of devices which have a front
+    /// here, and releases those of other devices.
     pub(crate) async fn keep_heirlooms(&self, has_front: impl Fn(&str) -> bool) {
         let all = std::mem::take(&mut *self.heirlooms());
         let (kept, others) = all.into_iter().partition(|(device, _)| has_front(device));
@@ -452,8 +453,7 @@ impl Processes {
         }
     }
 
-    /// The workers of the device processes that have a process, as these have said when they were
-    /// last asked.
+    /// The workers of all device processes that run, from the last report of each.
     pub(crate) fn workers(&self) -> Workers {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
         let mut all = Workers::default();

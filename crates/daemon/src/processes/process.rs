@@ -131,7 +131,7 @@ impl DeviceProcess {
         self.lock().values().map(|device| device.given.counts.clone()).collect()
     }
 
-    /// How its threads are, as it has said.
+    /// The state of its workers, from its last report.
     pub(super) fn threads(&self) -> Workers {
         self.threads.read(&self.name, |device| self.has(device))
     }

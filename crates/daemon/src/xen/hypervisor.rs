@@ -11,9 +11,9 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long an event channel is waited for that a process has which was killed just now.
+/// How long binding an event channel is retried: a process that was just killed may still hold it.
 const BIND_PATIENCE: Duration = Duration::from_secs(2);
-/// Pause before it is tried again.
+/// Time between two tries to bind an event channel.
 const BIND_RETRY: Duration = Duration::from_millis(20);
 
 /// Why the hypervisor's interfaces cannot be used.
