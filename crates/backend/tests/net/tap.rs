@@ -115,7 +115,7 @@ fn frames_that_the_host_will_not_have_are_told_apart() {
         let flags = HDR_F_NEEDS_CSUM;
         let lie = RawHeader { flags, csum_start: 4000.into(), ..RawHeader::default() };
         let sent = guest.send_in(&mut *tx, lie, &frame, 4096);
-        assert_eq!(sent, Sent { taken: 1, refused: 1, lost: 1, ..Sent::default() });
+        assert_eq!(sent, Sent { taken: 1, misplaced: 1, lost: 1, ..Sent::default() });
         let sent = guest.send_in(&mut *tx, RawHeader::default(), &frame[..9], 4096);
         assert_eq!(sent, Sent { taken: 1, refused: 1, lost: 1, ..Sent::default() });
         // Memory of which a part was cut away, between two frames that are whole: from then on all
