@@ -8,10 +8,15 @@
 //! no frame copies and no table, and believes whatever some receiver might believe.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
+mod seen;
+mod sent;
+
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, SwitchPort, Vlans};
 use manyring_backend::net::{Frames, Incoming, Port, PortRx, PortTx};
 use manyring_memory::{Mapping, SliceList, copy_from_slices};
 use manyring_wire::net::{HEADER_SIZE, Offloads, PLACE_BYTES, RawHeader};
+use seen::{finished, senders, vlan, word};
+use sent::{Random, Sent, make, open};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,35 +31,6 @@ const MASK: u16 = 1 << 0xe;
 const UPLINK: usize = 8;
 /// Bytes of the longest frame here.
 const LEN_MAX: usize = 1024;
-const TAGS: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
-/// Random numbers (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        usize::try_from(self.next() % n as u64).unwrap()
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.next().to_be_bytes()[0]
-    }
-
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.below(all.len())]
-    }
-}
-
 fn mac(n: usize) -> [u8; 6] {
     [2, 0, 0, 0, 0, u8::try_from(n).unwrap()]
 }
@@ -83,171 +59,6 @@ fn ports(switch: &Arc<Switch>) -> Vec<(PortOptions, SwitchPort)> {
         (options, port)
     };
     all.into_iter().enumerate().map(open).collect()
-}
-
-/// What a guest sends, and whether it breaks no rule at all.
-struct Sent {
-    header: RawHeader,
-    bytes: Vec<u8>,
-    is_honest: bool,
-}
-
-/// A frame of port `from`: often right, and wrong in any place otherwise.
-fn make(random: &mut Random, from: usize, options: &PortOptions) -> Sent {
-    let is_honest = random.one_in(3);
-    let own = mac(from);
-    let source = if is_honest || random.one_in(2) { own } else { mac(random.below(12)) };
-    let to = match random.below(8) {
-        0 => [0xff; 6],
-        1 => [0x33, 0x33, 0, 0, 0, 1],
-        2 if !is_honest => [1, 0x80, 0xc2, 0, 0, random.byte() & 31],
-        _ => mac(random.below(12)),
-    };
-    let mut bytes = [to, source].concat();
-    for (kind, tci) in tags(random, options, is_honest) {
-        bytes.extend([kind.to_be_bytes(), tci.to_be_bytes()].concat());
-    }
-    let network = bytes.len() + 2;
-    let link = if is_honest || random.one_in(2) { own } else { mac(random.below(12)) };
-    let (transport, offset) = packet(random, &mut bytes, link, is_honest);
-    let least = bytes.len().max(60);
-    bytes.resize(least, random.byte());
-    if random.one_in(4) {
-        bytes.resize(least + random.below(LEN_MAX - least), random.byte());
-    }
-    let mut header = RawHeader::default();
-    if random.one_in(2)
-        && let Some(transport) = transport
-    {
-        header = open(transport, offset);
-        if is_honest && offset == 16 {
-            header = RawHeader { gso_type: 1, gso_size: 100.into(), ..header };
-        } else if !is_honest && random.one_in(2) {
-            let gso_type = random.of(&[1, 4, 5, 0x81, 0x84]);
-            let (gso_size, hdr_len) = (8 + random.below(100), random.below(200));
-            let [gso_size, hdr_len] = [gso_size, hdr_len].map(|n| u16::try_from(n).unwrap().into());
-            header = RawHeader { gso_type, gso_size, hdr_len, ..header };
-        }
-    }
-    if !is_honest {
-        spoil(random, &mut header, &mut bytes, network);
-    }
-    Sent { header, bytes, is_honest }
-}
-
-fn open(start: usize, offset: usize) -> RawHeader {
-    let [start, offset] = [start, offset].map(|n| u16::try_from(n).unwrap().into());
-    RawHeader { flags: 1, csum_start: start, csum_offset: offset, ..RawHeader::default() }
-}
-
-fn tags(random: &mut Random, options: &PortOptions, is_honest: bool) -> Vec<(u16, u16)> {
-    let priority = u16::from(random.byte() & 7) << 13;
-    if is_honest || random.one_in(2) {
-        return match &options.vlans {
-            Vlans::Trunk(vlans) => vec![(0x8100, random.of(vlans) | priority)],
-            Vlans::Access(_) if random.one_in(4) => vec![(0x8100, priority)],
-            Vlans::Access(_) => vec![],
-            Vlans::All => match random.below(4) {
-                0 => vec![(0x8100, priority)],
-                1 => vec![(0x8100, random.of(&[5, 6, 7]) | priority)],
-                _ => vec![],
-            },
-        };
-    }
-    let count = random.below(4);
-    (0..count).map(|_| (random.of(&TAGS), random.of(&[0, 5, 6, 7, 4095]) | priority)).collect()
-}
-
-/// Adds an EtherType and a packet. Returns where a checksum of it may lie, and its offset there.
-fn packet(
-    random: &mut Random,
-    bytes: &mut Vec<u8>,
-    link: [u8; 6],
-    is_honest: bool,
-) -> (Option<usize>, usize) {
-    let at = bytes.len() + 2;
-    match random.below(if is_honest { 4 } else { 7 }) {
-        0 => {
-            let (protocol, offset) = random.of(&[(6, 16), (17, 6), (132, 8), (1, 2)]);
-            bytes.extend([8, 0, 0x45, 0, 0, 60, 0, 1, 0x40, 0, 64, protocol, 0, 0]);
-            bytes.extend([10, 0, 0, 1, 10, 0, 0, 2]);
-            bytes.extend((0..40).map(|_| random.byte()));
-            (Some(at + 20), offset)
-        }
-        1 => {
-            bytes.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 2]);
-            bytes.extend(
-                [&link[..], &[10, 0, 0, 1], &mac(random.below(12)), &[10, 0, 0, 2]].concat(),
-            );
-            (if is_honest { None } else { Some(at + random.below(28)) }, 0)
-        }
-        2 => {
-            let extensions = if is_honest { 0 } else { random.below(3) };
-            let kinds: Vec<u8> =
-                (0..extensions).map(|_| random.of(&[0, 43, 44, 51, 60, 135, 139, 140])).collect();
-            let message = random.of(&[128, 133, 134, 135, 136, 137]);
-            let fixed = match message {
-                133 => 8,
-                134 => 16,
-                137 => 40,
-                _ => 24,
-            };
-            let size = extensions * 8 + fixed + 8;
-            let next = |n: usize| kinds.get(n).copied().unwrap_or(58);
-            bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, u8::try_from(size).unwrap(), next(0), 255]);
-            bytes.extend([0xfe; 32]);
-            for n in 0..extensions {
-                bytes.extend([next(n + 1), 0, 0, 0, 0, 0, 0, 0]);
-            }
-            let transport = bytes.len();
-            bytes.push(message);
-            bytes.resize(transport + fixed, 0);
-            let option = if message == 136 { 2 } else { 1 };
-            bytes.extend([&[option, 1][..], &link].concat());
-            (Some(transport), 2)
-        }
-        3 => {
-            bytes.extend([0x88, 0xb5]);
-            (None, 0)
-        }
-        4 => {
-            let points =
-                random.of(&[[0xaa, 0xaa], [0xaa, 0xab], [0xab, 0xaa], [0x98, 0x98], [0x42; 2]]);
-            bytes.extend([0, 46]);
-            bytes
-                .extend([&points[..], &[3, 0, 0, 0, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &link].concat());
-            (Some(at + random.below(28)), 0)
-        }
-        5 => {
-            bytes.extend([0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
-            bytes.extend(link);
-            (Some(at + random.below(20)), 0)
-        }
-        _ => {
-            bytes.extend([random.byte(), random.byte()]);
-            (Some(random.below(60)), random.below(20))
-        }
-    }
-}
-
-/// Changes a few bytes of the frame, its length, or the place of its checksum.
-fn spoil(random: &mut Random, header: &mut RawHeader, bytes: &mut Vec<u8>, network: usize) {
-    for _ in 0..random.below(4) {
-        let at = random.below(bytes.len().min(network + 60));
-        bytes[at] = random.byte();
-    }
-    if random.one_in(16) {
-        bytes.truncate(14 + random.below(bytes.len() - 13));
-    }
-    match random.below(4) {
-        0 if header.flags != 0 => {
-            *header = RawHeader { csum_start: u16::from(random.byte() & 127).into(), ..*header };
-        }
-        1 if header.flags != 0 => {
-            *header = RawHeader { csum_offset: u16::from(random.byte() & 63).into(), ..*header };
-        }
-        _ => {}
-    }
 }
 
 /// The frames that a half has, each with its header.
@@ -281,101 +92,6 @@ fn received(rx: &mut dyn PortRx, room: &Mapping) -> Vec<(RawHeader, Vec<u8>)> {
             }
         }
     }
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]))
-}
-
-/// The VLAN of a frame on a port; `None`: it does not belong there.
-fn vlan(options: &PortOptions, bytes: &[u8]) -> Option<u16> {
-    let tag = (word(bytes, 12) == Some(0x8100)).then(|| word(bytes, 14)).flatten();
-    let named = tag.map_or(0, |tci| tci & 0xfff);
-    match &options.vlans {
-        Vlans::All => Some(named),
-        Vlans::Access(own) => Some(*own),
-        Vlans::Trunk(vlans) => vlans.contains(&named).then_some(named),
-    }
-}
-
-/// Every link-layer address that some receiver takes for the sender's.
-fn senders(bytes: &[u8]) -> Vec<[u8; 6]> {
-    let address = |bytes: &[u8], at: usize| Some(*bytes.get(at..)?.first_chunk::<6>()?);
-    let mut all = vec![address(bytes, 6).unwrap()];
-    let mut at = 12;
-    while word(bytes, at).is_some_and(|kind| TAGS.contains(&kind)) {
-        at += 4;
-    }
-    let (Some(kind), Some(packet)) = (word(bytes, at), bytes.get(at + 2..)) else { return all };
-    match kind {
-        0x0806 | 0x8035 => all.extend(address(packet, 8)),
-        0..0x600 if packet.len() > 3 && packet[..2].iter().any(|point| point & 0xfe == 0xaa) => {
-            if matches!(word(packet, 6), Some(0x0806 | 0x8035)) {
-                all.extend(address(packet, 16));
-            }
-        }
-        0..0x600 if packet.len() > 3 && packet[..2].iter().any(|point| point & 0xfe == 0x98) => {
-            all.extend(address(packet, 11));
-        }
-        0x86dd => all.extend(neighbours(packet)),
-        _ => {}
-    }
-    all
-}
-
-/// The link-layer addresses of a message of neighbour discovery, behind any extension headers.
-fn neighbours(packet: &[u8]) -> Vec<[u8; 6]> {
-    let (Some(len), Some(mut next)) = (word(packet, 4), packet.get(6).copied()) else {
-        return Vec::new();
-    };
-    let is_jumbo = len == 0 && next == 0;
-    let end = if is_jumbo { packet.len() } else { packet.len().min(40 + usize::from(len)) };
-    let (packet, mut at) = (&packet[..end], 40);
-    while next != 58 {
-        let [following, units, ..] = packet.get(at..).unwrap_or_default() else {
-            return Vec::new();
-        };
-        at += match next {
-            0 | 43 | 60 | 135 | 139 | 140 => (usize::from(*units) + 1) * 8,
-            51 => (usize::from(*units) + 2) * 4,
-            44 if word(packet, at + 2).is_some_and(|offset| offset & !7 == 0) => 8,
-            _ => return Vec::new(),
-        };
-        next = *following;
-    }
-    let message = packet.get(at..).unwrap_or_default();
-    let Some(kind @ 133..=137) = message.first().copied() else { return Vec::new() };
-    let mut options =
-        message.get([8, 16, 24, 24, 40][usize::from(kind) - 133]..).unwrap_or_default();
-    let mut all = Vec::new();
-    while let [option, units, a, b, c, d, e, f, ..] = *options {
-        if option == 1 || (option == 2 && kind == 136) {
-            all.push([a, b, c, d, e, f]);
-        }
-        let size = usize::from(units) * 8;
-        if size == 0 || size > options.len() {
-            break;
-        }
-        options = &options[size..];
-    }
-    all
-}
-
-/// The frame as a receiver finishes it that takes open checksums.
-fn finished(header: &RawHeader, bytes: &[u8]) -> Vec<u8> {
-    let mut bytes = bytes.to_vec();
-    let start = usize::from(header.csum_start.get());
-    let at = start + usize::from(header.csum_offset.get());
-    if header.flags & 1 == 0 || at + 2 > bytes.len() {
-        return bytes;
-    }
-    let pair = |pair: &[u8]| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
-    let mut sum: u32 = bytes[start..].chunks(2).map(pair).sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    bytes[at..at + 2].copy_from_slice(&(!u16::try_from(sum).unwrap()).to_be_bytes());
-    bytes
 }
 
 /// The ports of a switch, and what the model knows of them.
