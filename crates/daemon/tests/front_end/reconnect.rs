@@ -251,8 +251,8 @@ fn a_killed_daemon_starts_again_at_once_on_its_image() {
     client_works(&daemon.socket(), 3);
 }
 
-/// A daemon is killed under a guest of ours that keeps its rings, and has requests in them that
-/// nobody has taken.
+/// The test's own driver stays while the daemon is killed. Its rings have available requests that
+/// the killed daemon has not popped; the next daemon serves them.
 #[test]
 fn a_guest_goes_on_at_the_next_daemon_where_its_rings_stand_whatever_their_format() {
     let image = image();

@@ -20,4 +20,5 @@ mod stopped;
 mod taken;
 mod takeover;
 mod takeover_died;
+mod takeover_taps;
 mod users;

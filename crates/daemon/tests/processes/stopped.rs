@@ -197,7 +197,8 @@ fn negotiate(daemon: &Daemon, name: &str, features: u64) -> (FrontEnd, u64) {
     (front, agreed)
 }
 
-/// What happens at the end of a stay, when a device process dies.
+/// What the front-end does with its rings around the death of the device process, before the guest
+/// moves to the other device.
 const ENDS: [&str; 5] = ["stop", "frames, stop", "disabled", "disable, stop", "between"];
 
 /// The guest moves from one device to the other and back, and in each stay the device process dies

@@ -3,13 +3,10 @@
 #![allow(clippy::disallowed_methods, reason = "a guest of a test has a thread of its own")]
 
 use crate::domain::{client_works, disk, pid, process, serve, two_domains, works, works_until};
-use crate::support::datagram::{Host, datagram};
 use crate::support::foreign::Client;
 use crate::support::process::{Daemon, PATIENCE, is_root_or_left_out, wait_until};
 use crate::support::program::{http, manyring, shown};
-use crate::support::space::{in_own_space, link, queues};
-use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
-use manyring_wire::net::RawHeader;
+use manyring_driver::{BlkDriver, BlkOptions};
 use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
@@ -21,7 +18,7 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Starts the next daemon with this configuration; its log goes to `next.log`.
-fn take_over(daemon: &Daemon, config: &str) -> Child {
+pub(crate) fn take_over(daemon: &Daemon, config: &str) -> Child {
     let log = std::fs::File::options()
         .append(true)
         .create(true)
@@ -33,12 +30,12 @@ fn take_over(daemon: &Daemon, config: &str) -> Child {
     command.stderr(Stdio::from(log)).spawn().unwrap()
 }
 
-fn log(daemon: &Daemon) -> String {
+pub(crate) fn log(daemon: &Daemon) -> String {
     std::fs::read_to_string(daemon.folder().join("next.log")).unwrap_or_default()
 }
 
 /// True if a process has ended, though its parent has not waited for it.
-fn has_ended(pid: u32) -> bool {
+pub(crate) fn has_ended(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.is_err() || stat.unwrap().contains(") Z ")
 }
@@ -183,7 +180,7 @@ fn hands_over<T>(daemon: &Daemon, acts: impl FnOnce(OwnedFd) -> T) -> T {
 
 /// Asks a daemon to hand over to a process that reads `messages` messages and then says this, or
 /// dies. Returns how many there were.
-fn die_after(daemon: &Daemon, messages: usize, says: Option<&[u8]>) -> usize {
+pub(crate) fn die_after(daemon: &Daemon, messages: usize, says: Option<&[u8]>) -> usize {
     hands_over(daemon, |next| {
         let (mut count, mut bytes) = (0, vec![0; 1 << 16]);
         while count < messages {
@@ -466,88 +463,4 @@ fn a_daemon_that_is_told_to_stop_while_another_one_takes_over_tells_that_one() {
         asked.join().unwrap();
     });
     assert!(wait_until(|| has_ended(daemon.pid())), "{}", daemon.log());
-}
-
-/// Two taps, one of a single queue and one of two.
-const TAPS: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
-    [[net]]\nname = 'one'\nsocket_path = '@/one'\ntap = 'one0'\ndomain = 'a'\n\
-    [[net]]\nname = 'two'\nsocket_path = '@/two'\ntap = 'two%d'\nqueue_pairs = 2\ndomain = 'b'\n";
-
-/// A datagram leaves by each pair.
-fn sends(driver: &mut NetDriver, host: &Host) {
-    for pair in &mut driver.pairs {
-        assert!(pair.tx.send(&RawHeader::default(), &datagram(1, b"hello")).unwrap());
-        pair.tx.publish(0).unwrap();
-        pair.tx.drain(PATIENCE).unwrap();
-        assert_eq!(host.receive(), b"hello");
-    }
-}
-
-#[test]
-fn taps_go_to_the_daemon_that_takes_over_and_stay_where_it_dies() {
-    in_own_space(|| {
-        let daemon = Daemon::run(TAPS, &["one", "two", "control"]);
-        let host = Host::on("two0");
-        let connect = |name: &str, queue_pairs| {
-            let options = NetOptions { queue_pairs, ..NetOptions::default() };
-            let mut driver = NetDriver::connect(&daemon.socket_of(name), &options).unwrap();
-            driver.set_queue_pairs(queue_pairs).unwrap();
-            driver
-        };
-        let mut drivers = [connect("one", 1), connect("two", 2)];
-        let mut all_send = || {
-            drivers.iter_mut().for_each(|driver| sends(driver, &host));
-            assert!(wait_until(|| queues("two0") == (2, 0)), "{:?}", queues("two0"));
-        };
-        all_send();
-        let indexes = ["one0", "two0"].map(|name| link(name).unwrap().index);
-        assert!(die_after(&daemon, usize::MAX, None) > 0);
-        all_send();
-        // It dies when it has opened both.
-        let wrong = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap()
-            + "[[blk]]\nname = 'z'\nsocket_path = '/none'\nfile = '/none'\n";
-        std::fs::write(daemon.folder().join("wrong.toml"), wrong).unwrap();
-        assert!(!take_over(&daemon, "wrong.toml").wait().unwrap().success());
-        all_send();
-        let mut before = daemon.pid();
-        let mut running = Vec::new();
-        for _ in 0..3 {
-            running.push(take_over(&daemon, "manyring.toml"));
-            let said = || format!("{} {}", daemon.log(), log(&daemon));
-            assert!(wait_until(|| has_ended(before)), "{}", said());
-            before = running.last().unwrap().id();
-            all_send();
-        }
-        let said = daemon.log() + &log(&daemon);
-        assert!(!said.contains("steer:") && !said.contains("fault"), "{said}");
-        let is_there = |name: &str| link(name).map(|link| link.index);
-        assert_eq!(["one0", "two0"].map(|name| is_there(name).unwrap()), indexes);
-        let last = running.last_mut().unwrap();
-        let pid = Pid::from_child(last);
-        kill_process(pid, Signal::TERM).unwrap();
-        assert!(last.wait().unwrap().success(), "{}", log(&daemon));
-        // Its device processes end with it, and the kernel closes their queues after that.
-        let are_gone = || is_there("one0").is_none() && is_there("two0").is_none();
-        assert!(wait_until(are_gone), "{}", log(&daemon));
-    });
-}
-
-#[test]
-fn a_tap_goes_with_the_daemon_that_is_taken_over_if_the_next_one_has_other_use_for_its_device() {
-    in_own_space(|| {
-        let config = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
-            [[net]]\nname = 'n'\nsocket_path = '@/n'\ntap = 'n0'\ndomain = 'a'\n";
-        let daemon = Daemon::run(config, &["n", "control"]);
-        assert!(link("n0").is_some());
-        let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
-        let other = text.replace("tap = 'n0'", "null = true");
-        assert_ne!(text, other);
-        std::fs::write(daemon.folder().join("other.toml"), other).unwrap();
-        let mut next = take_over(&daemon, "other.toml");
-        assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
-        assert!(wait_until(|| link("n0").is_none()), "somebody has its queues");
-        let pid = Pid::from_child(&next);
-        kill_process(pid, Signal::TERM).unwrap();
-        assert!(next.wait().unwrap().success(), "{}", log(&daemon));
-    });
 }
