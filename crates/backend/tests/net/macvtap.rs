@@ -111,8 +111,9 @@ fn allmulti_of(name: &str) -> String {
     words.nth(1).unwrap_or_default().to_owned()
 }
 
-/// Waits until the macvtap and its lower interface receive all groups for so many reasons. A
-/// command that another test starts has copies of all descriptors until it is another program.
+/// Waits until the kernel's `allmulti` counts of the macvtap and of its lower interface are `own`
+/// and `lower`. A child process that another test forks holds copies of all descriptors until its
+/// `exec`, so a socket that this test has closed may live on for a moment.
 fn is_allmulti(own: &str, lower: &str) {
     let found = || (allmulti_of("mv0"), allmulti_of("near0"));
     for _ in 0..2000 {

@@ -421,7 +421,8 @@ impl DeviceManager {
         // An image that does not close in time goes on closing, and nobody waits for it.
         let _ = tokio::time::timeout(CLOSE_PATIENCE, closing.join_all()).await;
         if !have_ended {
-            // What their tasks wait for was said, and waited for, above.
+            // A task of a removed device has not ended: the log names it already, and the file of
+            // that device stays open until the task ends.
             return;
         }
         while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {

@@ -262,9 +262,9 @@ impl Processes {
         remains.remove(device).unwrap_or_default()
     }
 
-    /// What is still there of [`Self::remains`], for the next supervisor: of devices that wait
-    /// here, or that this supervisor does not serve. This supervisor keeps it: the other one may
-    /// not take over.
+    /// Copies of those [`Self::remains`] that no device has taken: of devices that wait here, or
+    /// that this supervisor does not serve. They go to the next supervisor; this one keeps its own,
+    /// since the takeover may fail.
     fn remains_left(&self) -> io::Result<Share> {
         let remains = self.remains.lock().unwrap_or_else(PoisonError::into_inner);
         let mut share = Share::new();

@@ -14,8 +14,9 @@
 //! front-ends: what both see is a pause. The next one serves nobody before the other process has
 //! ended.
 //!
-//! The supervisor that runs may also die meanwhile. It says so when it goes on or stops, so a next
-//! one that hears nothing, and sees the other process end, goes on in its place (`before.rs`).
+//! The running supervisor may also die during a takeover. Before it goes on or stops, it sends a
+//! message that says so. A next supervisor that has no such message and sees the running process
+//! end takes its place (`before.rs`).
 
 use super::before::{ANEW, Before, END_PATIENCE, End, STOPPED, TOO_SLOW, has_no_name, is_deserted};
 use super::channel::{Came, Channel, NO_FDS};
@@ -295,9 +296,9 @@ pub(crate) struct Legacy {
 }
 
 impl Legacy {
-    /// Takes over from the supervisor behind a control socket, which waits for [`Self::accept`].
-    /// First starts as many device processes as that supervisor has, with these `arguments`: guests
-    /// do not wait for it.
+    /// Takes over from the supervisor behind the socket `control`, which waits for
+    /// [`Self::accept`]. Before it asks, this starts as many device processes as that supervisor
+    /// has, with `arguments`, so that guests do not wait for their start.
     ///
     /// # Errors
     /// One line: the supervisor refuses, or cannot be reached.
@@ -542,7 +543,8 @@ mod tests {
         });
     }
 
-    /// What the next supervisor reads when `runs`, in which the device `d` waits, is taken over.
+    /// Has the device processes `runs`, in which the device `d` waits, be taken over. Returns what
+    /// the next supervisor has read from the channel.
     async fn taken_over(runs: &Processes, (next, channel): (Channel, Channel)) -> Legacy {
         let service = Service::from_environment(&[]);
         let before = Before::new(next, getpid());

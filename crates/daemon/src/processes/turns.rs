@@ -30,8 +30,9 @@ const AT_ONCE: u32 = 256;
 const EACH: Duration = Duration::from_micros(500);
 
 /// How many notes of a session pass before it has to wait for its turn. A front-end that sets up
-/// its device sends seven messages for each queue, and the device process notes three things for
-/// each of them; a session may make half as many notes again before it waits.
+/// its device sends seven messages for each queue, and the device process makes three notes for
+/// each message: 21 for each queue. A session has credit for 32 notes for each queue,
+/// which is half as many again, and for 128 more.
 pub(super) fn credit(queues: usize) -> usize {
     128 + 32 * queues
 }
