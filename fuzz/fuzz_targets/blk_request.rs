@@ -1,4 +1,4 @@
-//! Door: the block request. Random headers, segments and chains on a memory disk, the words
+//! Input: the block request. Random headers, segments and chains on a memory disk, the words
 //! between two turns changed at will: every chain that is popped comes back.
 #![no_main]
 

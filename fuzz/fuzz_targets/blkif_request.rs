@@ -1,4 +1,4 @@
-//! Door: the ring of a Xen disk. A front-end that writes requests, segments and counts at will:
+//! Input: the ring of a Xen disk. A front-end that writes requests, segments and counts at will:
 //! no more is taken than the ring holds, a fault stays, a copy over that of a former request is
 //! what lies in the ring, and a request that is parsed stays on the disk and inside its pages.
 #![no_main]

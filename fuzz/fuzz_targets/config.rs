@@ -1,4 +1,4 @@
-//! Door: the configuration file. Any text is a plan or one error; nothing is opened.
+//! Input: the configuration file. Any text is a plan or one error; nothing is opened.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|text: &str| {

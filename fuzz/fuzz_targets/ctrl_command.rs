@@ -1,4 +1,4 @@
-//! Door: the control queue. Any bytes are a command or an error; any chain is answered or breaks
+//! Input: the control queue. Any bytes are a command or an error; any chain is answered or breaks
 //! the queue; what is set is what there is.
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Door: a frame and its header. A header that passes the check is true of the frame, passes again
+//! Input: a frame and its header. A header that passes the check is true of the frame, passes again
 //! and is left as it is; a receive filter looks at any bytes. A frame that could leave with others,
 //! and leaves alone, has the headers with which it came.
 #![no_main]

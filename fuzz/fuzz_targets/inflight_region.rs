@@ -1,4 +1,4 @@
-//! Door: the in-flight region. Whatever its words say, and whatever is written into it later, a
+//! Input: the in-flight region. Whatever its words say, and whatever is written into it later, a
 //! ring is refused or served: no chain is popped twice, and no more than the ring holds. Processes
 //! end and others go on from it.
 #![no_main]

@@ -1,4 +1,4 @@
-//! Door: the migration log. Whatever a front-end says of it, and however long its file is by then,
+//! Input: the migration log. Whatever a front-end says of it, and however long its file is by then,
 //! it is refused, or every page that is written is marked in it, and nothing beside it is touched.
 //! Several regions of memory come and go, logs replace each other, files are cut and grow.
 #![no_main]

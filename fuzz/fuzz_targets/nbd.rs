@@ -1,4 +1,4 @@
-//! Door: what an NBD server sends. Any bytes are a negotiation, replies or an error; replies write
+//! Input: what an NBD server sends. Any bytes are a negotiation, replies or an error; replies write
 //! where the guest has asked for it and nowhere else; any text is an address or an error.
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Door: the buffers of a receiveq. Random buffers, frames of any length, the words between two
+//! Input: the buffers of a receiveq. Random buffers, frames of any length, the words between two
 //! turns changed at will: a frame is read into guest memory between a header and a spill of the
 //! daemon, no more buffers are held than the ring has, and those that wait are put back.
 #![no_main]

@@ -1,4 +1,4 @@
-//! Door: what a guest sends. Random headers, pieces and chains on a port that blocks now and then,
+//! Input: what a guest sends. Random headers, pieces and chains on a port that blocks now and then,
 //! the words between two turns changed at will: what the port gets is a frame with a header that
 //! is right, in guest memory, and every chain that is popped comes back once.
 #![no_main]

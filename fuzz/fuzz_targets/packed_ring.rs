@@ -1,4 +1,4 @@
-//! Door: the packed ring, plain, with an in-flight region, or telling its own place. A ring, and a
+//! Input: the packed ring, plain, with an in-flight region, or telling its own place. A ring, and a
 //! region, of any words: what is popped lies in guest memory, no more is in flight than the ring
 //! holds, and a fault is the last thing that happens. Processes end and others go on.
 #![no_main]

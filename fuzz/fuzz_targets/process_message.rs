@@ -1,13 +1,13 @@
-//! Door: what a device process tells the supervisor. Any bytes are a message or an error; a message
-//! is read again as it was written.
+//! Input: a report to the supervisor. Any bytes are a report or an error; a report reads back as it
+//! was written.
 #![no_main]
 
-use manyring_daemon::processes::message::{Heard, emit, parse};
+use manyring_daemon::processes::message::{Report, emit, parse};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    if let Ok(heard) = parse::<Heard>(bytes)
-        && let Ok(written) = emit(&heard)
+    if let Ok(report) = parse::<Report>(bytes)
+        && let Ok(written) = emit(&report)
     {
-        assert_eq!(parse::<Heard>(&written).ok(), Some(heard));
+        assert_eq!(parse::<Report>(&written).ok(), Some(report));
     }
 });

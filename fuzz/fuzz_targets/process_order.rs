@@ -1,13 +1,13 @@
-//! Door: what the supervisor tells a device process. Any bytes are a message or an error; a message
-//! is read again as it was written.
+//! Input: a command to a device process. Any bytes are a command or an error; a command reads back
+//! as it was written.
 #![no_main]
 
-use manyring_daemon::processes::message::{Told, emit, parse};
+use manyring_daemon::processes::message::{Command, emit, parse};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    if let Ok(told) = parse::<Told>(bytes)
-        && let Ok(written) = emit(&told)
+    if let Ok(command) = parse::<Command>(bytes)
+        && let Ok(written) = emit(&command)
     {
-        assert_eq!(parse::<Told>(&written).ok(), Some(told));
+        assert_eq!(parse::<Command>(&written).ok(), Some(command));
     }
 });

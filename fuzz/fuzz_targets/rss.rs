@@ -1,4 +1,4 @@
-//! Door: the hash by which a guest chooses queues. Any bytes are a configuration or an error; a
+//! Input: the hash by which a guest chooses queues. Any bytes are a configuration or an error; a
 //! configuration is written as it was read, and leads each frame to a pair that it names.
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Door: a frame that a guest leaves unfinished, cut and summed for one that takes it finished. Any
-//! bytes behind any header become frames that carry exactly the payload, or nothing.
+//! Input: a frame that a guest leaves unfinished, segmented and checksummed for one that takes it
+//! finished. Any bytes behind any header become frames that carry exactly the payload, or nothing.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Door: the vhost-user socket. Any sequence of messages leaves the session in order: what it
+//! Input: the vhost-user socket. Any sequence of messages leaves the session in order: what it
 //! starts is complete, what it names exists, and no file descriptor is made up.
 #![no_main]
 

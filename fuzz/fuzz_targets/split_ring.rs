@@ -1,4 +1,4 @@
-//! Door: the ring. A valid ring with spoiled words: what is popped lies in guest memory, no more
+//! Input: the ring. A valid ring with spoiled words: what is popped lies in guest memory, no more
 //! is in flight than the ring holds, and a fault is the last thing that happens.
 #![no_main]
 

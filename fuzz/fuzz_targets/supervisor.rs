@@ -1,16 +1,18 @@
-//! Door: the supervisor, and the estate that it keeps, of a device process which a guest has taken.
-//! Whatever the device process says, in any order, is heard or ends the device process; and what
-//! the next device process is told of its front-ends always fits a message.
+//! Input: the messages of a compromised device process. The supervisor handles each, in any order,
+//! or ends the process; and what it has stored of the process's sessions always fits the messages
+//! to the next process.
 #![no_main]
 
 use arbitrary::Arbitrary;
-use manyring_daemon::processes::fuzzing::{DEVICES, CompromisedProcess};
-use manyring_daemon::processes::message::{Answered, Heard, Wish, Written, XenSaid, emit};
+use manyring_daemon::processes::fuzzing::{CompromisedProcess, DEVICES};
+use manyring_daemon::processes::message::{
+    Answered, JournalEntry, PrivilegedRequest, Report, XenReport, emit,
+};
 
 #[derive(Arbitrary, Debug)]
 enum Act {
     Connect(u8),
-    Say { said: Said, device: u8, number: u8, fds: u8 },
+    Say { said: Outgoing, device: u8, number: u8, fds: u8 },
     Bytes { bytes: Vec<u8>, fds: u8 },
     Counters { device: u8, bytes: Vec<u8> },
     Remove(u8),
@@ -18,29 +20,29 @@ enum Act {
 }
 
 #[derive(Arbitrary, Debug)]
-enum Said {
+enum Outgoing {
     Ready,
     Session(bool),
-    Note { puts: Vec<(u8, u16)>, drops: Vec<u8>, answer: Option<u16>, sent: bool },
+    JournalUpdate { puts: Vec<(u8, u16)>, drops: Vec<u8>, answer: Option<u16>, sent: bool },
     Gone,
     Removed,
     Pair(u16, bool),
     Offloads(u64),
     Lock(bool),
-    Doubt,
+    Suspect,
     Guest { mac: Option<[u8; 6]>, announces: bool, control: Option<u16>, pairs: Option<u16> },
     Counted,
     Xen { kind: u8, text: String },
 }
 
-impl Said {
-    fn heard(self, device: String, number: u64) -> Heard {
-        let ask = |device, wish| Heard::Ask { device, number, wish };
+impl Outgoing {
+    fn report(self, device: String, number: u64) -> Report {
+        let ask = |device, request| Report::Request { device, number, request };
         match self {
-            Self::Ready => Heard::Ready {},
-            Self::Session(is_open) => Heard::Session { device, is_open },
-            Self::Note { puts, drops, answer, sent } => {
-                let written = |(key, size): (u8, u16)| Written {
+            Self::Ready => Report::Ready {},
+            Self::Session(is_open) => Report::Session { device, is_open },
+            Self::JournalUpdate { puts, drops, answer, sent } => {
+                let written = |(key, size): (u8, u16)| JournalEntry {
                     key: key.into(),
                     bytes: vec![key; usize::from(size) % 8000],
                 };
@@ -51,26 +53,26 @@ impl Said {
                 };
                 let puts = puts.into_iter().map(written).collect();
                 let drops = drops.into_iter().map(u32::from).collect();
-                Heard::Note { device, number, puts, drops, answer }
+                Report::Journal { device, number, puts, drops, answer }
             }
-            Self::Gone => Heard::Gone { device, number },
-            Self::Removed => Heard::Removed { device },
-            Self::Pair(pair, attached) => ask(device, Wish::Pair { pair, attached }),
-            Self::Offloads(bits) => ask(device, Wish::Offloads { bits }),
-            Self::Lock(is_held) => ask(device, Wish::Lock { is_held }),
-            Self::Doubt => Heard::Doubt { device },
+            Self::Gone => Report::Gone { device, number },
+            Self::Removed => Report::Removed { device },
+            Self::Pair(pair, attached) => ask(device, PrivilegedRequest::Pair { pair, attached }),
+            Self::Offloads(bits) => ask(device, PrivilegedRequest::Offloads { bits }),
+            Self::Lock(is_held) => ask(device, PrivilegedRequest::Lock { is_held }),
+            Self::Suspect => Report::Suspect { device },
             Self::Guest { mac, announces, control, pairs } => {
-                Heard::Guest { device, mac, announces, control, pairs }
+                Report::Guest { device, mac, announces, control, pairs }
             }
-            Self::Counted => Heard::Counted { number },
+            Self::Counted => Report::Counted { number },
             Self::Xen { kind, text } => {
                 let said = match kind % 4 {
-                    0 => XenSaid::Started {},
-                    1 => XenSaid::Refused { text, passes: kind > 127 },
-                    2 => XenSaid::Fault { text },
-                    _ => XenSaid::Stopped {},
+                    0 => XenReport::Started {},
+                    1 => XenReport::Refused { text, passes: kind > 127 },
+                    2 => XenReport::Fault { text },
+                    _ => XenReport::Stopped {},
                 };
-                Heard::Xen { device, number, said }
+                Report::Xen { device, number, said }
             }
         }
     }
@@ -92,9 +94,9 @@ libfuzzer_sys::fuzz_target!(|acts: Vec<Act>| {
                 // The number of a front-end, or one that means something else or nothing.
                 let number = u64::from(number % 8);
                 let client = usize::try_from(number).ok().and_then(|at| clients.get(at));
-                let heard = said.heard(name.to_owned(), client.copied().unwrap_or(number));
+                let report = said.report(name.to_owned(), client.copied().unwrap_or(number));
                 // One that is too long cannot be sent.
-                emit(&heard).map_or(true, |bytes| process.hears(&bytes, usize::from(fds) % 12))
+                emit(&report).map_or(true, |bytes| process.hears(&bytes, usize::from(fds) % 12))
             }
             Act::Bytes { bytes, fds } => process.hears(&bytes, usize::from(fds) % 12),
             Act::Counters { device, bytes } => {

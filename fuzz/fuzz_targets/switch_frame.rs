@@ -1,4 +1,4 @@
-//! Door: what guests send to a switch. Any bytes behind any header are a frame that goes to other
+//! Input: what guests send to a switch. Any bytes behind any header are a frame that goes to other
 //! ports or nowhere: whole and finished to those who take nothing unfinished, with the tag of their
 //! VLAN, never from an address that its sender may not have, never to a port that another address
 //! is configured for, never for the next bridge, and never between isolated ports.

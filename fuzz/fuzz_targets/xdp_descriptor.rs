@@ -1,4 +1,4 @@
-//! Door: what comes back from a socket of AF_XDP. Whatever addresses and lengths the rings have, a
+//! Input: what comes back from a socket of AF_XDP. Whatever addresses and lengths the rings have, a
 //! chunk is taken only if the kernel had it, once, and a frame only if all of it lies in its chunk.
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Door: xenstore. Any bytes of a stream are split, parsed or refused; what is parsed is emitted
+//! Input: xenstore. Any bytes of a stream are split, parsed or refused; what is parsed is emitted
 //! as the same message again. Any nodes of a device are refused, or mean what they say.
 #![no_main]
 

@@ -66,7 +66,7 @@ const BATCHES: usize = 21;
 /// Batches of [`line_now`].
 const BATCHES_NOW: usize = 5;
 /// Two threads that share a CPU all the same would take turns for minutes.
-const PATIENCE: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Nanoseconds that a cache line needs from one CPU to the other at present, as [`Costs::line_ns`].
 /// The measurement takes a few milliseconds.
@@ -94,7 +94,7 @@ fn line(one: usize, other: usize, batches: usize) -> Option<u64> {
             Affinity::one(one).apply();
             let (begin, mut number) = (now(), 0);
             let mut times = Vec::new();
-            while times.len() < batches && begin.elapsed() < PATIENCE {
+            while times.len() < batches && begin.elapsed() < TIMEOUT {
                 let start = now();
                 let answered = (0..TRIPS).all(|_| {
                     number += 1;

@@ -14,7 +14,7 @@ pub(crate) mod xen;
 pub(crate) use door::DoorError;
 pub(crate) use look::look;
 pub(crate) use part::{Blk, Kind, Part};
-pub(crate) use switch::{Heirs, Host, Switches};
+pub(crate) use switch::{AdoptedFds, Host, Switches};
 pub(crate) use tasks::Tasks;
 pub(crate) use wanted::{Made, Opened};
 

@@ -25,7 +25,7 @@ use crate::config::plan::{DaemonPlan, DevicePlan, Plan, Wanted};
 use crate::links::HostLinks;
 use crate::log;
 use crate::model::{Change, Door, Order, Registry};
-use crate::processes::{Legacy, Processes};
+use crate::processes::{Handoff, Processes};
 use crate::service::{Service, Whose};
 use crate::xen::XenDisks;
 use front::{Front, Stage};
@@ -42,7 +42,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use waiting::{Asked, First, Later, Patience, Tried, Wait, refuse_if_none_is_left};
+use waiting::{Asked, First, Later, MaxWait, Tried, Wait, refuse_if_none_is_left};
 
 /// All parts of the process.
 #[derive(Debug)]
@@ -76,13 +76,13 @@ pub(crate) struct DeviceManager {
 /// requests of its image that the kernel still has. The process ends without it: the kernel then
 /// kills the device process, and keeps other daemons from the image until those requests have
 /// ended.
-const END_PATIENCE: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The workers that a plan wants. None of them runs yet.
 pub(crate) fn pool(plan: &Plan) -> Arc<Pool> {
     let options = PoolOptions {
         workers_max: plan.daemon.workers,
-        polling: plan.daemon.polling.law(),
+        polling: plan.daemon.polling.policy(),
         uring: plan.daemon.io_uring,
     };
     Pool::pinned(options, plan.pins())
@@ -90,7 +90,7 @@ pub(crate) fn pool(plan: &Plan) -> Arc<Pool> {
 
 impl DeviceManager {
     /// Opens every disk and port, and captures if all that went well. Creates no socket; what else
-    /// it creates goes with it, but for captures. `pool`: as [`pool`] makes it. `legacy`: what
+    /// it creates goes with it, but for captures. `pool`: as [`pool`] makes it. `handoff`: what
     /// a process before this one has left.
     ///
     /// # Errors
@@ -99,18 +99,18 @@ impl DeviceManager {
         plan: &Plan,
         pool: Arc<Pool>,
         service: Arc<Service>,
-        mut legacy: Legacy,
+        mut handoff: Handoff,
     ) -> Result<Self, AssembleError> {
         manyring_memory::install_sigbus_handler();
         // Another device that cannot be had would be lost to its guest: the other process goes on.
-        let may_wait = legacy.is_there.then(|| std::mem::take(&mut legacy.waits));
-        let shared = Arc::new(Shared::new(plan, pool, service, &mut legacy)?);
+        let may_wait = handoff.is_there.then(|| std::mem::take(&mut handoff.waits));
+        let shared = Arc::new(Shared::new(plan, pool, service, &mut handoff)?);
         let (plan, kept) = with_kept(plan)?;
         shared.service.retain(listening(&plan));
-        shared.let_go_of_others(&plan).await;
+        shared.release_others(&plan).await;
         // Before a port is opened: an interface that goes after that is noticed.
         let links = Some(HostLinks::open(&plan));
-        let tried = Self::try_all(&plan, &shared, may_wait, &legacy.is_last).await?;
+        let tried = Self::try_all(&plan, &shared, may_wait, &handoff.is_last).await?;
         shared.pool.has_ring().ok_or(AssembleError::Workers)?;
         let (door, orders) = Door::new();
         let shown = watch::Sender::new((1, Arc::new(plan.clone())));
@@ -136,7 +136,7 @@ impl DeviceManager {
             manager.add_front(tried)?;
         }
         let io_uring = manager.plan.daemon.io_uring;
-        let mut left = std::mem::take(&mut legacy.xen);
+        let mut left = std::mem::take(&mut handoff.xen);
         for xen in &manager.plan.xen_blk {
             let (pool, devices) = (manager.pool().clone(), manager.devices().clone());
             let shared = (pool, devices, manager.shared.groups.clone());
@@ -164,17 +164,17 @@ impl DeviceManager {
         may_wait: Option<HashSet<String>>,
         is_last: &AtomicBool,
     ) -> Result<Vec<Tried>, AssembleError> {
-        let mut patience = Patience::new(shared.wait, shared.keeps_on);
-        let mut none = Patience::of_next();
+        let mut max_wait = MaxWait::new(shared.wait, shared.keeps_on);
+        let mut none = MaxWait::of_next();
         let row = AsideRow::default();
         let asked: Vec<_> = plan.wanted().map(|wanted| Asked::new(wanted, shared, &row)).collect();
         row.go_on();
         let mut tried = Vec::new();
         for asked in asked {
             let is_strict = may_wait.as_ref().is_some_and(|names| !names.contains(asked.name()));
-            let patience = if is_strict { &mut none } else { &mut patience };
+            let max_wait = if is_strict { &mut none } else { &mut max_wait };
             let wanted = asked.wanted().clone();
-            let answer = asked.answered(patience, &shared.host, &row).await;
+            let answer = asked.answered(max_wait, &shared.host, &row).await;
             // If the other process has died meanwhile, nobody else serves the rest.
             let is_strict = is_strict && !is_last.load(Ordering::Relaxed);
             let (served, first) = match answer {
@@ -284,7 +284,7 @@ impl DeviceManager {
                 }
                 Some(order) = self.orders.recv() => {
                     tokio::select! {
-                        () = self.obey(order) => {}
+                        () = self.handle(order) => {}
                         _ = stops.wait_for(|stop| *stop) => {}
                     }
                 }
@@ -294,7 +294,7 @@ impl DeviceManager {
         // Who would take over is not to go on in place of a process that was told to stop.
         self.processes().tell_successor().await;
         self.tasks.stop_all();
-        match timeout(END_PATIENCE, self.all_ended()).await {
+        match timeout(END_TIMEOUT, self.all_ended()).await {
             Ok(ended) => ended?,
             Err(_) => {
                 let devices = self.tasks.names();

@@ -65,7 +65,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         return ExitCode::FAILURE;
     }
     let status = match Cli::try_parse_from(only_capabilities(with_command(arguments))) {
-        Ok(cli) => output::end(sandboxed.map_err(Failure::Refused).and_then(|()| obey(cli))),
+        Ok(cli) => output::end(sandboxed.map_err(Failure::Refused).and_then(|()| handle(cli))),
         Err(error) => output::explain(&error, cli::bad_number(&error)),
     };
     log::end();
@@ -96,7 +96,7 @@ fn only_capabilities(arguments: Vec<OsString>) -> Vec<OsString> {
     }
 }
 
-fn obey(cli: Cli) -> Result<(), Failure> {
+fn handle(cli: Cli) -> Result<(), Failure> {
     log::start(&cli.log_level, cli.log_format).map_err(Failure::Wrong)?;
     match cli.command {
         Command::Blk(args) if args.print_capabilities => print(cli::BLK_CAPABILITIES),
@@ -219,18 +219,18 @@ async fn open(
     takeover: Option<PathBuf>,
 ) -> Result<(devices::DeviceManager, Option<processes::Before>), String> {
     let pool = devices::pool(plan);
-    let mut legacy = match takeover {
+    let mut handoff = match takeover {
         Some(control) => {
             // From when it asks guests wait: the first worker begins before.
             let _ = pool.has_ring();
-            processes::Legacy::of(&control, devices::process_arguments(&plan.daemon)).await?
+            processes::Handoff::of(&control, devices::process_arguments(&plan.daemon)).await?
         }
-        None => processes::Legacy::default(),
+        None => processes::Handoff::default(),
     };
-    service.hand_in(std::mem::take(&mut legacy.sockets));
-    let (mut before, is_last) = (legacy.take_before(), legacy.is_last.clone());
-    let manager = devices::DeviceManager::new(plan, pool, service.clone(), legacy);
-    let manager = processes::Legacy::while_it_waits(&mut before, &is_last, manager).await;
+    service.hand_in(std::mem::take(&mut handoff.sockets));
+    let (mut before, is_last) = (handoff.take_before(), handoff.is_last.clone());
+    let manager = devices::DeviceManager::new(plan, pool, service.clone(), handoff);
+    let manager = processes::Handoff::while_it_waits(&mut before, &is_last, manager).await;
     let manager = manager.map_err(|error| error.to_string())?;
     if service.is_managed() && is_last.load(Ordering::Relaxed) {
         // It ends every process that is left of the service, and starts the service anew.
@@ -269,7 +269,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         let control = control::bind(&plan.daemon, &service).await?;
         let scraped = control::bind_metrics(&plan.daemon, before.is_some())?;
         // The last step that can fail: another process has ended by then.
-        processes::Legacy::accept(before).await?;
+        processes::Handoff::accept(before).await?;
         service.is_main().await;
         log::now_serves();
         let (stop_sender, stop) = watch::channel(false);

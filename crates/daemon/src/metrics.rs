@@ -17,7 +17,7 @@ use crate::model::snapshot::{WorkerInfo, Workers};
 use crate::state::State;
 use manyring_device::net::NetDevice;
 use manyring_engine::QueueStats;
-use manyring_engine::stats::{Class, Histogram, Kind, LawStats, ServeTimes};
+use manyring_engine::stats::{Class, Histogram, Kind, PolicyStats, ServeTimes};
 use std::collections::HashSet;
 use std::sync::Arc;
 use text::{Sort, Text};
@@ -199,7 +199,7 @@ fn workers(out: &mut Text, state: &State) {
             filled(out, true, &labels, &pause_ns.buckets, pause_ns.sum);
         }
     }
-    for number in LawStats::default().counters() {
+    for number in PolicyStats::default().counters() {
         let (name, unit) = base_name("worker_polling", number.name);
         out.family(&name, sort_of(number.kind), unit, number.help);
         each(out, &|worker| {

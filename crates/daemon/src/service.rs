@@ -14,7 +14,7 @@ mod notify;
 mod sockets;
 mod watchdog;
 
-pub(crate) use sockets::{Kept, SocketLeft, Whose};
+pub(crate) use sockets::{HandedSocket, Kept, Whose};
 pub(crate) use watchdog::feed;
 
 use notify::Manager;

@@ -24,7 +24,7 @@ use crate::assemble::AssembleError;
 use crate::config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
 use crate::limits::Groups;
 use crate::model::Registry;
-use crate::processes::{Bequest, OfXen, Processes, XenEndings};
+use crate::processes::{HandoffRequest, OfXen, Processes, XenEndings};
 use host::XenHost;
 use hypervisor::Hypervisor;
 use journals::Journals;
@@ -184,11 +184,11 @@ impl XenDisks {
         let (mut asked, is_there) = self.shared.processes.register_xen(self.name());
         let is_lost = loop {
             let (leave, leaving) = watch::channel(false);
-            let mut bequest: Option<Bequest> = None;
+            let mut handoff_request: Option<HandoffRequest> = None;
             let lost = tokio::select! {
                 () = ended(&mut stop) => None,
                 error = self.follow(&mut disks, &leaving) => Some(error),
-                asked = asked.recv() => { bequest = asked; None }
+                asked = asked.recv() => { handoff_request = asked; None }
             };
             let next = match &lost {
                 None => None,
@@ -201,8 +201,8 @@ impl XenDisks {
             };
             leave.send_replace(true);
             disks.leave_all();
-            if let Some(bequest) = bequest {
-                self.hand_over(&mut disks, bequest).await;
+            if let Some(handoff_request) = handoff_request {
+                self.hand_over(&mut disks, handoff_request).await;
                 disks.there = None;
                 continue;
             }

@@ -126,7 +126,7 @@ pub fn is_shortage(errno: Errno) -> bool {
 pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Keeps the state of a driver for the device of another process that will serve this guest.
-pub trait StateKeeper: Send + Sync + std::fmt::Debug {
+pub trait StateJournal: Send + Sync + std::fmt::Debug {
     /// Replaces the kept bytes by `bytes`, which [`Device::save`] has returned.
     fn keep_state(&self, bytes: Vec<u8>) -> Later<'_, ()>;
 }
@@ -227,8 +227,8 @@ pub trait Device: Send + Sync + std::fmt::Debug {
 
     /// Sets the keeper of the settings that the driver makes by a control queue. It gets them
     /// before the driver learns that a command was obeyed. `None`: nobody keeps them.
-    fn keep_state_by(&self, keeper: Option<Arc<dyn StateKeeper>>) {
-        let _ = keeper;
+    fn keep_state_by(&self, journal: Option<Arc<dyn StateJournal>>) {
+        let _ = journal;
     }
 
     /// Adopts the settings that another device has saved, for a driver with the same features,

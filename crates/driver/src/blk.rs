@@ -38,7 +38,7 @@ impl BlkDriver {
     /// # Errors
     /// [`DriverError`].
     pub fn connect(path: &Path, options: &BlkOptions) -> Result<Self, DriverError> {
-        Self::start(FrontEnd::connect(path, options.patience)?, options)
+        Self::start(FrontEnd::connect(path, options.max_wait)?, options)
     }
 
     /// Starts the device at the other end of a connection.
@@ -70,7 +70,7 @@ impl BlkDriver {
     /// # Errors
     /// [`DriverError`].
     pub fn reconnect(&mut self, path: &Path) -> Result<(), DriverError> {
-        self.front = FrontEnd::connect(path, self.options.patience)?;
+        self.front = FrontEnd::connect(path, self.options.max_wait)?;
         negotiate(&mut self.front, &self.options)?;
         self.front.set_memory(&self.arena)?;
         for queue in &mut self.queues {

@@ -49,7 +49,7 @@ impl Blkfront {
         folder: &str,
         options: &BlkfrontOptions,
     ) -> Result<Self, DriverError> {
-        let mut store = XenStore::new(domain.store().try_clone()?, options.patience);
+        let mut store = XenStore::new(domain.store().try_clone()?, options.max_wait);
         let backend = text(&mut store, &format!("{folder}/{}", keys::BACKEND.name))?;
         let number = text(&mut store, &format!("{folder}/{}", keys::BACKEND_ID.name))?;
         let number = number.parse().map_err(|_| wrong(keys::BACKEND_ID.name, &number))?;

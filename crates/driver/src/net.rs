@@ -55,7 +55,7 @@ impl NetDriver {
     /// # Errors
     /// [`DriverError`].
     pub fn connect(path: &Path, options: &NetOptions) -> Result<Self, DriverError> {
-        Self::start(FrontEnd::connect(path, options.patience)?, options)
+        Self::start(FrontEnd::connect(path, options.max_wait)?, options)
     }
 
     /// Starts the device at the other end of a connection: all queue pairs are set up, filled and
@@ -120,7 +120,7 @@ impl NetDriver {
     /// # Errors
     /// [`DriverError`].
     pub fn reconnect(&mut self, path: &Path) -> Result<(), DriverError> {
-        self.front = FrontEnd::connect(path, self.options.patience)?;
+        self.front = FrontEnd::connect(path, self.options.max_wait)?;
         negotiate(&mut self.front, &self.options)?;
         self.start_rings()?;
         for pair in &mut self.pairs {

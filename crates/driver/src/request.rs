@@ -27,7 +27,7 @@ pub struct BlkOptions {
     /// Bytes of guest memory that no queue takes, for whatever a test adds.
     pub spare: u64,
     /// Longest time for the socket to appear.
-    pub patience: Duration,
+    pub max_wait: Duration,
 }
 
 impl Default for BlkOptions {
@@ -46,7 +46,7 @@ impl Default for BlkOptions {
             skew: 0,
             base: 0,
             spare: 64 << 10,
-            patience: Duration::from_secs(30),
+            max_wait: Duration::from_secs(30),
         }
     }
 }

@@ -44,12 +44,12 @@ impl Drop for FrontEnd {
 }
 
 impl FrontEnd {
-    /// Connects to the socket `path`, waiting up to `patience` for it to appear.
+    /// Connects to the socket `path`, waiting up to `max_wait` for it to appear.
     ///
     /// # Errors
     /// [`DriverError::Io`].
-    pub fn connect(path: &Path, patience: Duration) -> Result<Self, DriverError> {
-        let deadline = now() + patience;
+    pub fn connect(path: &Path, max_wait: Duration) -> Result<Self, DriverError> {
+        let deadline = now() + max_wait;
         loop {
             match UnixStream::connect(path) {
                 Ok(stream) => return Self::from_stream(stream),

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const FRONT: &str = "/local/domain/7/device/vbd/51712";
 const BACK: &str = "/local/domain/0/backend/vbd/7/51712";
 const DISK: Disk = Disk { sectors: 2048, sector_size: 512, physical_sector_size: 4096, info: 0 };
@@ -65,7 +65,7 @@ impl Queue {
                 self.channel.notify();
             }
             if served < count && !self.ring.enable_notifications() {
-                self.channel.wait(PATIENCE).unwrap();
+                self.channel.wait(TIMEOUT).unwrap();
             }
         }
     }
@@ -89,7 +89,7 @@ fn front_nodes(store: &mut XenStore) -> Nodes {
 
 /// The back-end's whole life: each of its queues is told of `count` requests.
 fn back(socket: &Path, count: usize) -> Connection {
-    let mut store = XenStore::connect(socket, PATIENCE).unwrap();
+    let mut store = XenStore::connect(socket, TIMEOUT).unwrap();
     let calls = XenCalls::connect(socket).unwrap();
     write_all(&mut store, offer().emit());
     store.write(&format!("{BACK}/state"), 2).unwrap();
@@ -122,12 +122,12 @@ fn a_front_end_takes_what_is_offered_connects_its_queues_and_closes_with_no_page
         queues: 8,
         ring_page_order: 4,
         indirect_segments: 128,
-        patience: PATIENCE,
+        max_wait: TIMEOUT,
         ..BlkfrontOptions::default()
     };
     let pages = 8 * BlkfrontQueue::pages(&wanted);
     let domain = Arc::new(XenDomain::create(xen.socket(), 7, pages, 32768).unwrap());
-    let mut toolstack = XenStore::connect(xen.socket(), PATIENCE).unwrap();
+    let mut toolstack = XenStore::connect(xen.socket(), TIMEOUT).unwrap();
     for (folder, permissions) in [(FRONT, "n7 r0"), (BACK, "n0 r7")] {
         toolstack.write(folder, "").unwrap();
         toolstack.permit(folder, permissions).unwrap();

@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use xenstore::{PATIENCE, XenStore};
+use xenstore::{TIMEOUT, XenStore};
 
 /// Names the socket to the process that is the other half of a test.
 const SOCKET: &str = "MANYRING_TEST_XEN";
@@ -94,13 +94,13 @@ fn lend_a_page(socket: &Path) {
     store.write("device/vbd/51712/ring-ref", gref.0);
     store.write("device/vbd/51712/event-channel", channel.port());
     store.write("device/vbd/51712/state", 3);
-    channel.wait(PATIENCE).unwrap();
+    channel.wait(TIMEOUT).unwrap();
     let mut answer = [0; 12];
     domain.page(page).unwrap().read_into(&mut answer);
     assert_eq!(&answer, b"hello from 0");
     assert!(!domain.end_access(gref), "the page is mapped");
     store.write("device/vbd/51712/state", 5);
-    channel.wait(PATIENCE).unwrap();
+    channel.wait(TIMEOUT).unwrap();
     assert!(domain.end_access(gref), "the page was unmapped before the event");
 }
 
@@ -168,7 +168,7 @@ fn map_a_page(socket: &Path) {
     pages.mapping().slice(0, 6).unwrap().write_from(b"mapped");
     channel.notify();
     // Until it is killed.
-    while channel.wait(PATIENCE).is_ok() {}
+    while channel.wait(TIMEOUT).is_ok() {}
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn a_back_end_that_is_killed_has_its_pages_unmapped_and_another_takes_its_place(
         domain.page(page).unwrap().write_from(b"fresh.");
         let name = "a_back_end_that_is_killed_has_its_pages_unmapped_and_another_takes_its_place";
         let mut back = Half::start(name, &xen);
-        channel.wait(PATIENCE).unwrap();
+        channel.wait(TIMEOUT).unwrap();
         assert_eq!(domain.page(page).unwrap().read_array(), Some(*b"mapped"), "round {round}");
         assert!(!domain.end_access(gref));
         back.kill();
@@ -227,7 +227,7 @@ fn references_that_a_domain_spoils_are_refused_and_those_of_others_are_mapped() 
 
 /// True once the server has closed the connection.
 fn is_closed(mut stream: UnixStream) -> bool {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut bytes = [0; 4096];
     loop {
         match stream.read(&mut bytes) {
@@ -316,7 +316,7 @@ fn clients_that_use_up_the_servers_fds_wait_and_those_before_them_are_served() {
     assert!(late.read(&mut [0]).is_err(), "nobody has accepted it");
     drop(greedy);
     late.set_nonblocking(false).unwrap();
-    late.set_read_timeout(Some(PATIENCE)).unwrap();
+    late.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut answer = [0; HEADER_SIZE + 2];
     late.read_exact(&mut answer).unwrap();
     assert_eq!(&answer[HEADER_SIZE..], b"99");

@@ -275,20 +275,20 @@ pub struct WorkerStats {
     /// For each queue that came from another worker: nanoseconds from the turn at which it took
     /// its last requests there to the end of its first turn here.
     pub pause_ns: Histogram,
-    /// The numbers of its law of polling.
-    pub law: LawStats,
+    /// The numbers of its policy of polling.
+    pub policy: PolicyStats,
 }
 
-macro_rules! law_stats {
+macro_rules! policy_stats {
     ($($counter:ident: $kind:ident = $help:literal,)*) => {
-        /// The numbers of a worker's law of polling: written by the worker, about once a
+        /// The numbers of a worker's policy of polling: written by the worker, about once a
         /// millisecond and before it sleeps.
         #[derive(Debug, Default)]
-        pub struct LawStats {
+        pub struct PolicyStats {
             $(#[doc = $help] pub $counter: Counter,)*
         }
 
-        impl LawStats {
+        impl PolicyStats {
             /// Every number with its name and help.
             #[must_use]
             pub fn counters(&self) -> Vec<Named<u64>> {
@@ -303,7 +303,7 @@ macro_rules! law_stats {
     };
 }
 
-law_stats! {
+policy_stats! {
     wake_ns: Gauge = "Time that a wake takes here, measured at the start",
     spins: Gauge = "1 while spinning is the arm in use, 0 while sleeping is",
     gain_permille: Gauge = "Cost of a request when sleeping, in thousandths of it when spinning",
@@ -318,8 +318,8 @@ law_stats! {
     spins_missed: Counter = "Spins that ended with sleep",
 }
 
-impl LawStats {
-    /// The counts so far, for a new law that goes on with them.
+impl PolicyStats {
+    /// The counts so far, for a new policy that goes on with them.
     pub(crate) fn counts(&self) -> Numbers {
         Numbers {
             trials: self.trials.value(),
@@ -333,7 +333,7 @@ impl LawStats {
         }
     }
 
-    /// Shows the law's present numbers. Only the worker may.
+    /// Shows the policy's present numbers. Only the worker may.
     pub(crate) fn publish(&self, numbers: &Numbers) {
         self.spins.set(u64::from(numbers.arm == Arm::Spin));
         self.gain_permille.set(numbers.gain);

@@ -1,4 +1,4 @@
-//! The time, for the keeper thread. A worker does not read the clock here: it counts ticks.
+//! The time, for the reconnector thread. A worker does not read the clock here: it counts ticks.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;

@@ -6,8 +6,9 @@
 //! ```text
 //! queue.rs      a queue and its connection: what a turn sends and takes
 //! session.rs    requests as commands, and replies; pure, with asked.rs and incoming.rs
-//! keeper.rs     the disk's thread: connects, again and again; line.rs: what a queue sees of it
-//!               keeper/: which queue has which, and one for several queues
+//! reconnector.rs
+//!               the disk's thread: connects, again and again; line.rs: what a queue sees of it
+//!               reconnector/: which queue has which, and one for several queues
 //! join.rs       connects and negotiates
 //! channel.rs    a connection as a queue has it; tls.rs: the TLS session on it
 //! watched.rs    for workers without io_uring
@@ -25,22 +26,22 @@ mod clock;
 pub mod fuzzing;
 mod incoming;
 mod join;
-mod keeper;
 mod line;
 mod queue;
+mod reconnector;
 mod session;
 mod tls;
 mod watched;
 
 pub use join::JoinError;
-pub use keeper::NbdOptions;
 pub use manyring_wire::nbd::{Host, Uri, UriError};
+pub use reconnector::NbdOptions;
 pub use tls::TlsError;
 
-use keeper::Keeper;
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
 use manyring_wire::nbd::{CAN_MULTI_CONN, Export, READ_ONLY, SEND_TRIM, SEND_WRITE_ZEROES};
 use queue::NbdQueue;
+use reconnector::Reconnector;
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -50,7 +51,7 @@ const BLOCK_MAX: u32 = 4096;
 /// A disk that an NBD server serves.
 #[derive(Debug)]
 pub struct NbdDisk {
-    keeper: Arc<Keeper>,
+    reconnector: Arc<Reconnector>,
 }
 
 impl NbdDisk {
@@ -59,8 +60,8 @@ impl NbdDisk {
     /// # Errors
     /// [`JoinError`].
     pub fn open(options: NbdOptions) -> Result<Self, JoinError> {
-        let disk = Self { keeper: Keeper::open(options)? };
-        let min = disk.keeper.told().blocks.min;
+        let disk = Self { reconnector: Reconnector::open(options)? };
+        let min = disk.reconnector.told().blocks.min;
         if min > BLOCK_MAX {
             let problem = format!("its blocks of {min} bytes are larger than {BLOCK_MAX}");
             return Err(JoinError::Disk(problem));
@@ -71,36 +72,36 @@ impl NbdDisk {
 
 impl Disk for NbdDisk {
     fn geometry(&self) -> Geometry {
-        geometry(&self.keeper.told(), self.keeper.options.read_only)
+        geometry(&self.reconnector.told(), self.reconnector.options.read_only)
     }
 
     fn open_queue(&self, has_ring: bool) -> Result<Box<dyn DiskQueue>, Errno> {
-        Ok(Box::new(NbdQueue::new(self.keeper.clone(), has_ring)?))
+        Ok(Box::new(NbdQueue::new(self.reconnector.clone(), has_ring)?))
     }
 
     fn queues_max(&self) -> usize {
-        if self.keeper.told().flags & CAN_MULTI_CONN == 0 { 1 } else { usize::MAX }
+        if self.reconnector.told().flags & CAN_MULTI_CONN == 0 { 1 } else { usize::MAX }
     }
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
         if size.is_some() {
             return Err(Errno::OPNOTSUPP);
         }
-        let device = &self.keeper.options.name;
-        let told = self.keeper.measure().map_err(|error| {
+        let device = &self.reconnector.options.name;
+        let told = self.reconnector.measure().map_err(|error| {
             tracing::warn!(device, "cannot measure the NBD server's disk: {error}");
             Errno::IO
         })?;
-        Ok(geometry(&told, self.keeper.options.read_only))
+        Ok(geometry(&told, self.reconnector.options.read_only))
     }
 
     fn measure(&self) -> Result<u64, Errno> {
-        let device = &self.keeper.options.name;
-        let export = self.keeper.export().map_err(|error| {
+        let device = &self.reconnector.options.name;
+        let export = self.reconnector.export().map_err(|error| {
             tracing::warn!(device, "cannot measure the NBD server's disk: {error}");
             Errno::IO
         })?;
-        Ok(geometry(&export, self.keeper.options.read_only).size)
+        Ok(geometry(&export, self.reconnector.options.read_only).size)
     }
 
     fn kind(&self) -> &'static str {
@@ -108,13 +109,13 @@ impl Disk for NbdDisk {
     }
 
     fn connections(&self) -> Vec<Connection> {
-        self.keeper.counts().iter().map(|counts| counts.shown()).collect()
+        self.reconnector.counts().iter().map(|counts| counts.shown()).collect()
     }
 }
 
 impl Drop for NbdDisk {
     fn drop(&mut self) {
-        self.keeper.close();
+        self.reconnector.close();
     }
 }
 

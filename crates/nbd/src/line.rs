@@ -1,4 +1,4 @@
-//! `Line`: the state that a queue and the keeper thread share.
+//! `Line`: the state that a queue and the reconnector thread share.
 
 use super::join::Joined;
 use manyring_backend::blk::Connection;
@@ -6,7 +6,7 @@ use manyring_backend::sys::uring::Inbox;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A message of the keeper thread to a queue.
+/// A message of the reconnector thread to a queue.
 #[derive(Debug)]
 pub(super) enum News {
     /// A connection.
@@ -22,13 +22,13 @@ pub(super) struct Seat {
     pub(super) user_data: u64,
 }
 
-/// The connection of a queue, as the queue and the keeper thread see it.
+/// The connection of a queue, as the queue and the reconnector thread see it.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     seat: Mutex<Option<Seat>>,
     news: Mutex<Option<News>>,
     has_news: AtomicBool,
-    /// Counts the ticks of the keeper thread: the clock by which the queue times its requests.
+    /// Counts the ticks of the reconnector thread: the clock by which the queue times its requests.
     tick: AtomicU32,
     /// A request is in flight, so that the queue must be woken at each tick.
     pub(super) is_busy: AtomicBool,
@@ -123,8 +123,8 @@ impl Line {
         if !self.has_news.load(Ordering::Relaxed) {
             return None;
         }
-        // The flag is cleared before the news are taken: if the keeper thread puts new ones there
-        // between the two steps, it sets the flag again.
+        // The flag is cleared before the news are taken: if the reconnector thread puts new ones
+        // there between the two steps, it sets the flag again.
         self.has_news.store(false, Ordering::Relaxed);
         self.news().take()
     }

@@ -1,13 +1,13 @@
 //! `NbdQueue`: a queue of the disk, and its connection.
 //!
 //! ```text
-//! Down      no connection: requests wait, the keeper was asked for one
+//! Down      no connection: requests wait, the reconnector was asked for one
 //!           news: Joined -> Up, and every request that waits is sent, in order
 //!                 GaveUp -> requests fail until there is a connection again
 //! Up        commands of a turn go out in one send; one receive is with the kernel while replies
 //!           are owed
 //!           news: Joined -> no more commands are sent; after the last reply the queue goes on with
-//!                 the new connection, and the keeper gets the old one (`keeper.rs`: sharing)
+//!                 the new connection, and the old one goes to `reconnector.rs` (sharing)
 //!           the peer ends it, sends what it may not, or is silent for too long -> Closing
 //! Closing   the socket is shut, and what the kernel has of it comes back -> Down
 //! ```
@@ -21,8 +21,8 @@
 
 use super::channel::Channel;
 use super::join::Joined;
-use super::keeper::{Keeper, TICKS};
 use super::line::{Counts, Line, News, Seat};
+use super::reconnector::{Reconnector, TICKS};
 use super::session::Session;
 use super::watched::Watched;
 use manyring_backend::blk::{Burst, Completion, DiskQueue};
@@ -53,7 +53,7 @@ enum Link {
 /// A queue of an NBD disk, and its connection to the server.
 #[derive(Debug)]
 pub(super) struct NbdQueue {
-    keeper: Arc<Keeper>,
+    reconnector: Arc<Reconnector>,
     line: Arc<Line>,
     session: Session,
     link: Link,
@@ -74,13 +74,13 @@ pub(super) struct NbdQueue {
 
 impl NbdQueue {
     /// A queue that has asked for its connection.
-    pub(super) fn new(keeper: Arc<Keeper>, has_ring: bool) -> Result<Self, Errno> {
+    pub(super) fn new(reconnector: Arc<Reconnector>, has_ring: bool) -> Result<Self, Errno> {
         let watched = if has_ring { None } else { Some(Watched::new()?) };
         let seat = |watched: &Watched| Seat { inbox: watched.inbox().clone(), user_data: 0 };
-        let line = keeper.add(watched.as_ref().map(seat));
+        let line = reconnector.add(watched.as_ref().map(seat));
         Ok(Self {
-            session: Session::new(&keeper.told()),
-            keeper,
+            session: Session::new(&reconnector.told()),
+            reconnector,
             line,
             link: Link::Down,
             next: None,
@@ -93,7 +93,7 @@ impl NbdQueue {
         })
     }
 
-    /// Takes the keeper's news.
+    /// Takes the reconnector's news.
     fn hear(&mut self) {
         match (self.line.take(), &self.link) {
             (Some(News::Joined(joined)), Link::Down) => self.go_up(joined),
@@ -114,7 +114,7 @@ impl NbdQueue {
         if let Some(watched) = &self.watched
             && let Err(errno) = watched.watch(channel.stream.socket())
         {
-            self.keeper.ask(&self.line, false, &format!("cannot watch it: {errno}"));
+            self.reconnector.ask(&self.line, false, &format!("cannot watch it: {errno}"));
             return;
         }
         self.link = Link::Up(channel);
@@ -135,7 +135,7 @@ impl NbdQueue {
             watched.unwatch(channel.stream.socket());
         }
         if let Link::Up(channel) = std::mem::replace(&mut self.link, Link::Down) {
-            self.keeper.release(&self.line, channel);
+            self.reconnector.release(&self.line, channel);
         }
         let has_answered = self.has_answered;
         self.go_up(next);
@@ -151,7 +151,7 @@ impl NbdQueue {
         let is_stalled = stream.is_sending() && self.session.in_flight() == 0;
         self.stalled = if is_stalled { self.stalled + 1 } else { 0 };
         if is_overdue || self.stalled > TICKS {
-            let seconds = self.keeper.options.request_timeout.as_secs();
+            let seconds = self.reconnector.options.request_timeout.as_secs();
             self.lose(format!("no answer to a request for {seconds} s"));
         }
     }
@@ -169,7 +169,8 @@ impl NbdQueue {
         };
     }
 
-    /// Once the kernel has no entry of a lost connection any more, asks the keeper for another one.
+    /// Once the kernel has no entry of a lost connection any more, asks the reconnector for another
+    /// one.
     fn close(&mut self) {
         let Link::Closing(Channel { stream, .. }, _) = &self.link else { return };
         if stream.is_busy() {
@@ -187,7 +188,7 @@ impl NbdQueue {
         // The device has taken these requests back: it puts them into the guest's ring again.
         self.session.end_all(Errno::CANCELED, &mut self.ready, |asked| asked.is_recalled);
         Counts::add(&self.line.counts.losses, 1);
-        self.keeper.ask(&self.line, self.has_answered, &reason);
+        self.reconnector.ask(&self.line, self.has_answered, &reason);
     }
 
     /// Gives the kernel what there is to send, and a place to receive into while replies are owed.
@@ -251,7 +252,7 @@ impl NbdQueue {
             Ok(()) if self.has_answered || self.ready.len() == before => {}
             Ok(()) => {
                 self.has_answered = true;
-                self.keeper.answered();
+                self.reconnector.answered();
             }
             Err(broken) => self.lose(format!("it {broken}")),
         }
@@ -404,7 +405,7 @@ impl DiskQueue for NbdQueue {
 impl Drop for NbdQueue {
     fn drop(&mut self) {
         self.line.sit(None);
-        self.keeper.remove(&self.line);
+        self.reconnector.remove(&self.line);
         if let Link::Up(channel) = &mut self.link
             && !channel.stream.is_busy()
         {

@@ -8,11 +8,12 @@
 
 mod front;
 
-use front::{Asked, PATIENCE, REGION, Recorder, VERSION_1, doorbell, id_of, memory, region, send};
+use front::{Asked, REGION, Recorder, TIMEOUT, VERSION_1, doorbell, id_of, memory, region, send};
 use manyring_device::Later;
 use manyring_engine::{Pool, PoolOptions};
 use manyring_transport::vhost_user::{
-    Client, Endpoint, Entry, Estate, Keeper, Kept, Note, NotedAnswer, ServeOptions, serve,
+    AnswerState, Client, Endpoint, Entry, JournalUpdate, SavedEntry, SavedSession, ServeOptions,
+    SessionJournal, serve,
 };
 use manyring_wire::vhost_user::{
     F_PROTOCOL_FEATURES, FLAG_NEED_REPLY, HEADER_SIZE, Header, InflightArea,
@@ -37,9 +38,9 @@ struct Store {
 
 #[derive(Debug, Default)]
 struct State {
-    entries: BTreeMap<u32, Kept>,
+    entries: BTreeMap<u32, SavedEntry>,
     answering: Option<Vec<u8>>,
-    notes: usize,
+    journal_writer: usize,
     /// The process dies at this note, when it is kept or before.
     dies_at: Option<(usize, bool)>,
     has_died: bool,
@@ -47,7 +48,7 @@ struct State {
     in_answer: bool,
     is_forgotten: bool,
     /// The process stops for another one.
-    parks: bool,
+    quiesces: bool,
 }
 
 impl Store {
@@ -57,47 +58,47 @@ impl Store {
     }
 
     /// Keeps a note. True if the process dies.
-    fn keep(&self, note: Note, fds: &[BorrowedFd<'_>]) -> bool {
+    fn keep(&self, note: JournalUpdate, fds: &[BorrowedFd<'_>]) -> bool {
         let state = &mut *self.state.lock().unwrap();
-        let dies = state.dies_at.filter(|(at, _)| *at == state.notes && !state.has_died);
-        state.notes += 1;
+        let dies = state.dies_at.filter(|(at, _)| *at == state.journal_writer && !state.has_died);
+        state.journal_writer += 1;
         state.has_died |= dies.is_some();
         if dies.is_some_and(|(_, is_kept)| !is_kept) {
             return true;
         }
-        state.in_answer = dies.is_some() && matches!(note.answer, NotedAnswer::UnderWay(_));
+        state.in_answer = dies.is_some() && matches!(note.answer, AnswerState::UnderWay(_));
         for key in note.drops {
             state.entries.remove(&key);
         }
         let mut fds: Vec<_> = fds.iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();
         for entry in note.puts {
-            state.entries.insert(entry.key, Kept { entry, fds: std::mem::take(&mut fds) });
+            state.entries.insert(entry.key, SavedEntry { entry, fds: std::mem::take(&mut fds) });
         }
         match note.answer {
-            NotedAnswer::Unchanged => {}
-            NotedAnswer::UnderWay(message) => state.answering = Some(message),
-            NotedAnswer::Sent => state.answering = None,
+            AnswerState::Unchanged => {}
+            AnswerState::UnderWay(message) => state.answering = Some(message),
+            AnswerState::Sent => state.answering = None,
         }
         dies.is_some()
     }
 
-    fn estate(&self) -> Estate {
+    fn saved_session(&self) -> SavedSession {
         let state = &mut *self.state.lock().unwrap();
         let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
-        let copied = |kept: &Kept| Kept {
+        let copied = |kept: &SavedEntry| SavedEntry {
             entry: kept.entry.clone(),
             fds: kept.fds.iter().map(copy).collect(),
         };
         let entries = state.entries.values().map(copied).collect();
-        Estate { entries, answering: state.answering.take() }
+        SavedSession { entries, answering: state.answering.take() }
     }
 }
 
 #[derive(Debug)]
 struct Keeps(Arc<Store>);
 
-impl Keeper for Keeps {
-    fn note<'a>(&'a self, note: Note, fds: Vec<BorrowedFd<'a>>) -> Later<'a, ()> {
+impl SessionJournal for Keeps {
+    fn update<'a>(&'a self, note: JournalUpdate, fds: Vec<BorrowedFd<'a>>) -> Later<'a, ()> {
         Box::pin(async move {
             if self.0.keep(note, &fds) {
                 self.0.dies.notify_one();
@@ -110,13 +111,13 @@ impl Keeper for Keeps {
         self.0.state.lock().unwrap().is_forgotten = true;
     }
 
-    fn parks(&self) -> bool {
-        self.0.state.lock().unwrap().parks
+    fn quiesces(&self) -> bool {
+        self.0.state.lock().unwrap().quiesces
     }
 }
 
-/// Serves a client until the process is told to park, and has stopped.
-fn process_that_parks(
+/// Serves a client until the process is told to quiesce, and has stopped.
+fn process_that_quiesces(
     device: &Arc<Recorder>,
     socket: &UnixStream,
     store: &Arc<Store>,
@@ -126,7 +127,8 @@ fn process_that_parks(
     let (stop, stopped) = watch::channel(false);
     let socket = socket.try_clone().unwrap();
     socket.set_nonblocking(true).unwrap();
-    let kept: (Arc<dyn Keeper>, _) = (Arc::new(Keeps(store.clone())), store.estate());
+    let kept: (Arc<dyn SessionJournal>, _) =
+        (Arc::new(Keeps(store.clone())), store.saved_session());
     runtime.block_on(async {
         let (clients, handed) = mpsc::channel(1);
         let stream = tokio::net::UnixStream::from_std(socket).unwrap();
@@ -135,15 +137,15 @@ fn process_that_parks(
         let options = ServeOptions::default();
         let endpoint = Endpoint::Handed(handed);
         let served = serve(device.clone(), endpoint, options, connected, stopped);
-        let parks = async {
+        let quiesces = async {
             told.closed().await;
-            store.state.lock().unwrap().parks = true;
+            store.state.lock().unwrap().quiesces = true;
             stop.send_replace(true);
         };
-        tokio::join!(served, parks).0.unwrap();
+        tokio::join!(served, quiesces).0.unwrap();
     });
     drop(runtime);
-    store.state.lock().unwrap().parks = false;
+    store.state.lock().unwrap().quiesces = false;
 }
 
 /// Serves a client until its session ends, or until the process dies: then nothing of it is
@@ -153,7 +155,8 @@ fn process(device: Arc<Recorder>, socket: &UnixStream, store: &Arc<Store>) -> bo
     let (stop, stopped) = watch::channel(false);
     let socket = socket.try_clone().unwrap();
     socket.set_nonblocking(true).unwrap();
-    let kept: (Arc<dyn Keeper>, _) = (Arc::new(Keeps(store.clone())), store.estate());
+    let kept: (Arc<dyn SessionJournal>, _) =
+        (Arc::new(Keeps(store.clone())), store.saved_session());
     let has_died = runtime.block_on(async {
         let (clients, handed) = mpsc::channel(1);
         let stream = tokio::net::UnixStream::from_std(socket).unwrap();
@@ -252,7 +255,7 @@ impl FrontEnd {
 struct Outcome {
     is_done: bool,
     processes: usize,
-    notes: usize,
+    journal_writer: usize,
     /// It died between the note that an answer is under way and the answer.
     in_answer: bool,
     started: [Option<Asked>; 2],
@@ -263,7 +266,7 @@ fn run(dies_at: Option<(usize, bool)>) -> Outcome {
     let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
     let device = Arc::new(Recorder::new(VIRTIO_ID_BLOCK, true, Some(pool)));
     let (ours, theirs) = UnixStream::pair().unwrap();
-    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    ours.set_read_timeout(Some(TIMEOUT)).unwrap();
     let store = Store::new(dies_at);
     std::thread::scope(|scope| {
         let processes = scope.spawn(|| {
@@ -286,8 +289,8 @@ fn run(dies_at: Option<(usize, bool)>) -> Outcome {
             asked.iter().rfind(is_start).cloned()
         };
         let started = [last(0), last(1)];
-        let (notes, in_answer) = (state.notes, state.in_answer);
-        Outcome { is_done, processes, notes, in_answer, started, entries }
+        let (journal_writer, in_answer) = (state.journal_writer, state.in_answer);
+        Outcome { is_done, processes, journal_writer, in_answer, started, entries }
     })
 }
 
@@ -298,7 +301,7 @@ fn a_session_goes_on_wherever_its_process_dies() {
     let runs = |ring: usize| Some(Asked::Start(ring, 128, 0.into(), true, [true, true, false]));
     assert_eq!(whole.started, [runs(0), runs(1)]);
     let mut answers = 0;
-    for at in 0..whole.notes {
+    for at in 0..whole.journal_writer {
         for is_kept in [false, true] {
             let Outcome { is_done, processes, in_answer, started, entries, .. } =
                 run(Some((at, is_kept)));
@@ -312,17 +315,17 @@ fn a_session_goes_on_wherever_its_process_dies() {
             }
         }
     }
-    assert!(answers > 10 && answers < whole.notes);
+    assert!(answers > 10 && answers < whole.journal_writer);
 }
 
-/// Runs a session in a process that parks while the front-end has sent `rest` and no more; then
+/// Runs a session in a process that quiesces while the front-end has sent `rest` and no more; then
 /// `goes_on` with it.
-fn parked(rest: &[u8], goes_on: impl FnOnce(&mut FrontEnd, &UnixStream, &Arc<Store>)) {
-    parked_after(|_| (), rest, goes_on);
+fn quiesced(rest: &[u8], goes_on: impl FnOnce(&mut FrontEnd, &UnixStream, &Arc<Store>)) {
+    quiesced_after(|_| (), rest, goes_on);
 }
 
-/// As [`parked`], of a front-end that has done what `first` does before.
-fn parked_after(
+/// As [`quiesced`], of a front-end that has done what `first` does before.
+fn quiesced_after(
     first: impl FnOnce(&mut FrontEnd),
     rest: &[u8],
     goes_on: impl FnOnce(&mut FrontEnd, &UnixStream, &Arc<Store>),
@@ -330,14 +333,14 @@ fn parked_after(
     let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
     let device = Arc::new(Recorder::new(VIRTIO_ID_BLOCK, true, Some(pool)));
     let (ours, theirs) = UnixStream::pair().unwrap();
-    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    ours.set_read_timeout(Some(TIMEOUT)).unwrap();
     let store = Store::new(None);
     let mut front = FrontEnd(ours);
     std::thread::scope(|scope| {
         let (told, tell) = mpsc::channel(1);
         let process = scope.spawn({
             let (device, theirs, store) = (device.clone(), &theirs, store.clone());
-            move || process_that_parks(&device, theirs, &store, &told)
+            move || process_that_quiesces(&device, theirs, &store, &told)
         });
         first(&mut front);
         front.run().unwrap();
@@ -358,7 +361,7 @@ fn parked_after(
 
 #[test]
 fn a_parked_session_stays_connected_and_another_process_goes_on_with_it() {
-    parked(&[], |front, theirs, store| {
+    quiesced(&[], |front, theirs, store| {
         assert!(!store.state.lock().unwrap().is_forgotten);
         let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
         let device = Arc::new(Recorder::new(VIRTIO_ID_BLOCK, true, Some(pool)));
@@ -385,8 +388,8 @@ fn a_ring_that_does_not_fit_the_front_ends_region_goes_on_from_one_of_the_sessio
         let area = InflightArea { size, queues: 1, queue_size, ..InflightArea::default() };
         front.tell("SET_INFLIGHT_FD", area.as_bytes(), &[file.as_fd()]).unwrap();
     };
-    parked_after(gives, &[], |front, theirs, store| {
-        let own = |(_, kept): &(&u32, &Kept)| {
+    quiesced_after(gives, &[], |front, theirs, store| {
+        let own = |(_, kept): &(&u32, &SavedEntry)| {
             let header = kept.entry.bytes.first_chunk().and_then(|bytes| Header::parse(bytes).ok());
             header.is_some_and(|header| header.request == id_of("SET_INFLIGHT_FD"))
         };
@@ -422,7 +425,7 @@ fn a_ring_that_does_not_fit_the_front_ends_region_goes_on_from_one_of_the_sessio
 #[test]
 fn a_session_that_is_parked_in_the_middle_of_a_message_ends() {
     let half = [1, 0, 0, 0, 1];
-    parked(&half, |front, _, store| {
+    quiesced(&half, |front, _, store| {
         assert_eq!(front.0.read(&mut [0; 1]).unwrap(), 0, "its connection has ended");
         while !store.state.lock().unwrap().is_forgotten {
             std::thread::yield_now();
@@ -434,7 +437,7 @@ fn a_session_that_is_parked_in_the_middle_of_a_message_ends() {
 /// noted is from before that.
 #[test]
 fn a_session_of_which_the_in_flight_region_is_lost_ends() {
-    parked(&[], |front, theirs, store| {
+    quiesced(&[], |front, theirs, store| {
         // As notes are if no region could be made, for want of memory or of a descriptor.
         let is_region =
             |entry: &Entry| entry.bytes.starts_with(&id_of("SET_INFLIGHT_FD").to_ne_bytes());

@@ -4,7 +4,7 @@
 
 mod front;
 
-use front::{Asked, Front, PATIENCE, REGION, SLOWER, VERSION_1, doorbell, memory, region, rings};
+use front::{Asked, Front, REGION, SLOWER, TIMEOUT, VERSION_1, doorbell, memory, region, rings};
 use manyring_wire::vhost_user::{HEADER_SIZE, Region};
 use manyring_wire::virtio::{VIRTIO_ID_BLOCK, VIRTIO_ID_NET};
 use rustix::fd::AsFd;
@@ -87,7 +87,7 @@ fn a_vring_that_the_host_lacks_something_for_is_tried_again_with_all_that_was_sa
     assert_eq!(started, 0, "it is accepted, and starts when it can");
     // Without a further word of the front-end; the last time it cannot start at all.
     let (began, mut asked) = (SystemTime::now(), Vec::new());
-    while asked.len() < 4 && began.elapsed().unwrap() < PATIENCE {
+    while asked.len() < 4 && began.elapsed().unwrap() < TIMEOUT {
         std::thread::sleep(Duration::from_millis(10));
         asked.extend(front.device.asked());
     }
@@ -179,7 +179,7 @@ fn memory_and_doorbells_that_are_none_end_the_session() {
 fn a_change_of_the_config_space_is_told_on_the_back_end_channel() {
     let mut front = Front::new(VIRTIO_ID_BLOCK, true);
     let (mut ours, theirs) = UnixStream::pair().unwrap();
-    ours.set_read_timeout(Some(PATIENCE)).unwrap();
+    ours.set_read_timeout(Some(TIMEOUT)).unwrap();
     front.device.changes.send_modify(|n| *n += 1);
     assert_eq!(front.ask("SET_BACKEND_REQ_FD", &[], &[theirs.as_fd()]), 0);
     front.device.changes.send_modify(|n| *n += 1);

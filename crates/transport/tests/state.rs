@@ -5,7 +5,7 @@
 
 mod front;
 
-use front::{Asked, Front, PATIENCE, STATE, doorbell, memory};
+use front::{Asked, Front, STATE, TIMEOUT, doorbell, memory};
 use manyring_wire::vhost_user::{
     STATE_FAILED, STATE_LOAD, STATE_NO_FD, STATE_SAVE, STATE_STOPPED, StateTransfer,
 };
@@ -40,7 +40,7 @@ fn sockets() -> (UnixStream, OwnedFd) {
 /// True as soon as nobody reads any more: the device's janitor closes what it was given.
 fn has_no_reader(writer: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(writer, PollFlags::empty())];
-    poll(&mut fds, Some(&Timespec::try_from(PATIENCE).unwrap())) == Ok(1)
+    poll(&mut fds, Some(&Timespec::try_from(TIMEOUT).unwrap())) == Ok(1)
 }
 
 impl Front {

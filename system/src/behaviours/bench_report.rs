@@ -16,7 +16,7 @@ pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "bench_report", run };
 /// A run of three scenarios, some of whose names have signs that mean something in a page.
 const RUN: &str = include_str!("bench_report.json");
 /// Longest time of a browser, and of a bench that was told to stop.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn run(scene: &Scene<'_>) -> Outcome {
     packages::need("the page of a report in a browser", &["chromium"])?;
@@ -74,7 +74,7 @@ fn page_is_whole(scene: &Scene<'_>) -> Outcome {
 /// The page as a browser without network has it, and what its console says.
 fn browse(scene: &Scene<'_>, page: &Path) -> Outcome<(String, String)> {
     let mut browser = command("timeout");
-    browser.arg(PATIENCE.as_secs().to_string()).arg("chromium");
+    browser.arg(TIMEOUT.as_secs().to_string()).arg("chromium");
     browser.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]);
     browser.args(["--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--v=0"]);
     let mut profile = std::ffi::OsString::from("--user-data-dir=");
@@ -126,12 +126,12 @@ fn interrupted_run_keeps_what_is_done(scene: &Scene<'_>) -> Outcome {
     let file = File::create(&log).context(log.display())?;
     let mut child = command.stderr(file).stdout(Stdio::null()).spawn().context("manyring-bench")?;
     let said = || std::fs::read_to_string(&log).unwrap_or_default();
-    let outcome = wait_for("the second scenario", PATIENCE, || {
+    let outcome = wait_for("the second scenario", TIMEOUT, || {
         Ok(said().contains("[2/2] neighbours").then_some(()))
     });
     let pid = crate::cleanup::pid(child.id()).ok_or("a child without a process id")?;
     kill_process(pid, if outcome.is_ok() { Signal::INT } else { Signal::KILL }).context("kill")?;
-    let status = wait_for("the end of the bench", PATIENCE, || child.try_wait().context("bench"));
+    let status = wait_for("the end of the bench", TIMEOUT, || child.try_wait().context("bench"));
     if status.is_err() {
         let _ = child.kill();
         let _ = child.wait();

@@ -15,7 +15,7 @@ const DOMAIN: &str = "manyring";
 const IDLE: &str = "5";
 const START: Duration = Duration::from_secs(20);
 /// Seconds for a command: before its first domain, libvirt asks this QEMU for all that it can do.
-const PATIENCE: &str = "90";
+const TIMEOUT: &str = "90";
 /// Where libvirtd keeps what it has heard.
 const CAPABILITIES: &str = "cache/libvirt/qemu/cache/capabilities";
 /// The user that runs libvirtd and QEMU if this process is root: `nobody`.
@@ -101,7 +101,7 @@ pub(super) fn change(folder: &Path, verb: &str, device: &str) -> Outcome {
 fn virsh(folder: &Path, words: &[&str], xml: &Path) -> Outcome {
     let mut virsh = command("timeout");
     let program = crate::command::find("virsh").ok_or("virsh is not installed")?;
-    virsh.arg(PATIENCE);
+    virsh.arg(TIMEOUT);
     let socket = folder.join("run/libvirt/libvirt-sock");
     let uri = format!("qemu:///session?socket={}", socket.display());
     as_user(&mut virsh, &program, folder).args(["--connect", &uri]).args(words);

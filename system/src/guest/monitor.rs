@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Longest wait for an answer or an event.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A connection to a monitor.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub(crate) struct Monitor {
 impl Monitor {
     /// Connects.
     pub(crate) fn connect(path: &Path) -> Outcome<Self> {
-        let stream = wait_for("QEMU's monitor", PATIENCE, || Ok(UnixStream::connect(path).ok()))?;
-        stream.set_read_timeout(Some(PATIENCE)).context("QEMU's monitor")?;
+        let stream = wait_for("QEMU's monitor", TIMEOUT, || Ok(UnixStream::connect(path).ok()))?;
+        stream.set_read_timeout(Some(TIMEOUT)).context("QEMU's monitor")?;
         let mut monitor = Self { stream: BufReader::new(stream) };
         monitor.until("QMP")?;
         monitor.execute("qmp_capabilities", &json!({}))?;

@@ -27,7 +27,7 @@ pub(super) const DISK_MIB: u64 = (BLOCK * BLOCKS) as u64 >> 20;
 /// How long a client waits before it looks whether its daemon is still the same.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long an answer of a daemon that lives may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The client, on a thread of its own.
 pub(super) struct Beside {
@@ -142,7 +142,7 @@ impl Client {
             // Its daemon is gone. The next one may not listen yet.
             let began = Instant::now();
             while self.told.daemon.load(Ordering::Relaxed) == connection.daemon {
-                check(began.elapsed() < PATIENCE, || "no daemon comes for libblkio".into())?;
+                check(began.elapsed() < TIMEOUT, || "no daemon comes for libblkio".into())?;
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
@@ -163,7 +163,7 @@ impl Client {
         let began = Instant::now();
         loop {
             match self.connect() {
-                Err(_) if began.elapsed() < PATIENCE => std::thread::sleep(LOOK / 10),
+                Err(_) if began.elapsed() < TIMEOUT => std::thread::sleep(LOOK / 10),
                 connected => return connected,
             }
         }
@@ -258,7 +258,7 @@ impl Client {
             if self.told.daemon.load(Ordering::Relaxed) != connection.daemon {
                 return Ok(false);
             }
-            check(began.elapsed() < PATIENCE, || "libblkio waits for an answer".into())?;
+            check(began.elapsed() < TIMEOUT, || "libblkio waits for an answer".into())?;
         }
         Ok(true)
     }

@@ -13,7 +13,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 /// Longest time for a guest to begin, or to compare a whole disk and leave.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A guest's process; dropped, it is killed.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Behaved {
             all.push(One { name, process: Process::start(stage, &orders, &log)?, log });
         }
         let mut behaved = Self(all);
-        wait_for("the well-behaved guests' start", PATIENCE, || {
+        wait_for("the well-behaved guests' start", TIMEOUT, || {
             behaved.check_running()?;
             let ready = behaved.0.iter().map(One::said).collect::<Outcome<Vec<_>>>()?;
             Ok(ready.iter().all(|text| text.contains("ready")).then_some(()))
@@ -110,7 +110,7 @@ impl One {
 
     fn finish(mut self) -> Outcome<Report> {
         let end = format!("the end of {}", self.name);
-        let ended = wait_for(&end, PATIENCE, || self.process.0.try_wait().context(&self.name))?;
+        let ended = wait_for(&end, TIMEOUT, || self.process.0.try_wait().context(&self.name))?;
         let said = self.said()?;
         let last = said.lines().last().unwrap_or_default();
         check(ended.success(), || format!("{} gave up: {last}", self.name))?;

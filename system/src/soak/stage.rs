@@ -138,17 +138,17 @@ impl Stage {
 }
 
 fn serve(socket: &Path, role: Role) -> Outcome {
-    let patience = Duration::from_secs(30);
+    let max_wait = Duration::from_secs(30);
     match role {
         Role::Blk | Role::HostileBlk => {
-            let options = BlkOptions { patience, ..BlkOptions::default() };
+            let options = BlkOptions { max_wait, ..BlkOptions::default() };
             let mut driver = BlkDriver::connect(socket, &options).context("the session")?;
             let mut bytes = [0; 4096];
             driver.queues[0].read(0, &mut bytes).context("a read")?;
             driver.queues[0].flush().context("a flush")
         }
         Role::Net | Role::HostileNet => {
-            let options = NetOptions { patience, transmit_size: 2048, ..NetOptions::default() };
+            let options = NetOptions { max_wait, transmit_size: 2048, ..NetOptions::default() };
             let mut driver = NetDriver::connect(socket, &options).context("the session")?;
             let tx = &mut driver.pairs[0].tx;
             // To everybody, of the type for local experiments: the host drops it.
@@ -156,7 +156,7 @@ fn serve(socket: &Path, role: Role) -> Outcome {
             let header = manyring_driver::wire::net::RawHeader::default();
             tx.send(&header, &[&head[..], &[0; 50]].concat()).context("a frame")?;
             tx.publish(0).context("a kick")?;
-            wait_for("a frame's end", patience, || Ok((tx.reclaim() == 1).then_some(())))
+            wait_for("a frame's end", max_wait, || Ok((tx.reclaim() == 1).then_some(())))
         }
     }
 }

@@ -33,7 +33,7 @@ const MIRRORS: [&str; 3] = [
     concat!("security.", "debian.org"),
 ];
 /// Names that something had before it got the field's name, which is the second one.
-const FORMER: [(&str, &str); 7] = [
+const FORMER: [(&str, &str); 11] = [
     (concat!("ho", "use"), "supervisor, or DeviceManager"),
     (concat!("--ho", "use"), "--isolate"),
     (concat!("/v1/ro", "oms"), "/v1/processes"),
@@ -41,6 +41,10 @@ const FORMER: [(&str, &str); 7] = [
     (concat!("manyring-ro", "om"), "manyring-device"),
     (concat!("manyring_ro", "om_"), "manyring_device_process_"),
     (concat!("cour", "ier"), "copy path"),
+    (concat!("heir", "loom"), "adopted session"),
+    (concat!("beq", "uest"), "handoff request"),
+    (concat!("beq", "ueath"), "hand off"),
+    (concat!("PAT", "IENCE"), "TIMEOUT"),
 ];
 const NAMELESS: [&str; 6] = ["common", "helper", "helpers", "manager", "misc", "utils"];
 

@@ -2,7 +2,7 @@
 //! for a thread that may wait for each.
 
 use super::bounce::{Bounce, Bytes};
-use super::quota::Patience;
+use super::quota::Retries;
 use super::task::{Step, Task, head};
 use super::{Image, Op};
 use crate::sys::file as sys;
@@ -60,7 +60,7 @@ pub(super) fn went_on(task: &mut Task, n: usize) -> Result<(), Errno> {
 /// The next step after an error: `EAGAIN` and `EINTR` are tried again, and at last count as `EIO`.
 pub(super) fn went_wrong(task: &mut Task, errno: Errno) -> Step {
     match errno {
-        Errno::AGAIN | Errno::INTR if task.patience.may_try_again() => Step::More,
+        Errno::AGAIN | Errno::INTR if task.retries.may_try_again() => Step::More,
         Errno::AGAIN | Errno::INTR => Step::Done(Err(Errno::IO)),
         errno => Step::Done(Err(errno)),
     }
@@ -112,10 +112,10 @@ pub(super) fn serve_to_the_end(
 
 /// Repeats a call while it fails with `EAGAIN` or `EINTR`, which at last count as `EIO`.
 fn patiently(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {
-    let mut patience = Patience::default();
+    let mut retries = Retries::default();
     loop {
         match call() {
-            Err(Errno::AGAIN | Errno::INTR) if patience.may_try_again() => {}
+            Err(Errno::AGAIN | Errno::INTR) if retries.may_try_again() => {}
             Err(Errno::AGAIN | Errno::INTR) => return Err(Errno::IO),
             result => return result,
         }

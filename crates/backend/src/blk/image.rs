@@ -139,7 +139,7 @@ impl Image {
     }
 
     /// As [`Self::open`], by a description of this file that another process has opened and locked
-    /// ([`Self::bequeath`]). One that is of another file, or cannot be written to, is left aside.
+    /// ([`Self::hand_off`]). One that is of another file, or cannot be written to, is left aside.
     /// The file is opened at `path`, and called by its `name` in errors and in the log.
     ///
     /// # Errors

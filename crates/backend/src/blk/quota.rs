@@ -1,5 +1,5 @@
 //! `Quota`: how many bytes a queue may copy on its worker's thread before the next queue's turn;
-//! `Patience`: how often a disk may answer "again". Pure: no clock, no I/O.
+//! `Retries`: how often a disk may answer "again". Pure: no clock, no I/O.
 
 /// Bytes of a turn of a queue that continues a transfer in its next turn. Copying them takes some
 /// 15 microseconds from the page cache, some 90 if pages must be allocated. A smaller quota would
@@ -49,11 +49,11 @@ const AGAIN_MAX: u32 = 1000;
 
 /// How often in a row the disk has answered a request with `EAGAIN` or `EINTR`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Patience {
+pub(crate) struct Retries {
     spent: u32,
 }
 
-impl Patience {
+impl Retries {
     /// Counts an answer `EAGAIN` or `EINTR`. False: there were too many, and the request fails.
     pub(crate) fn may_try_again(&mut self) -> bool {
         self.spent += 1;
@@ -102,12 +102,12 @@ mod tests {
     }
 
     #[test]
-    fn patience_ends_unless_the_request_goes_on() {
-        let mut patience = Patience::default();
-        assert!(!patience.is_tried());
-        assert!((0..AGAIN_MAX).all(|_| patience.may_try_again()));
-        patience.renew();
-        assert!((0..AGAIN_MAX).all(|_| patience.may_try_again()));
-        assert!(!patience.may_try_again());
+    fn retries_end_unless_the_request_goes_on() {
+        let mut retries = Retries::default();
+        assert!(!retries.is_tried());
+        assert!((0..AGAIN_MAX).all(|_| retries.may_try_again()));
+        retries.renew();
+        assert!((0..AGAIN_MAX).all(|_| retries.may_try_again()));
+        assert!(!retries.may_try_again());
     }
 }

@@ -1,7 +1,7 @@
 //! `Task`: the part of a request that is not done yet; `Backlog`: the tasks of a queue that
 //! continue in its next turns.
 
-use super::quota::{PIECE, Patience, Quota};
+use super::quota::{PIECE, Quota, Retries};
 use super::{Completion, Op, Request};
 use manyring_memory::{Pieces, SliceList};
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ pub(crate) struct Task {
     pub(crate) len: u64,
     /// The slices that are not done. Their memory stays mapped while they are listed here.
     pub(crate) rest: SliceList,
-    pub(crate) patience: Patience,
+    pub(crate) retries: Retries,
 }
 
 /// The queue's next step for a task of which a piece was served.
@@ -47,7 +47,7 @@ impl Task {
         self.len = request.len;
         self.rest.clear();
         self.rest.extend(pieces);
-        self.patience = Patience::default();
+        self.retries = Retries::default();
     }
 
     /// Takes the task out, to be served elsewhere.
@@ -60,7 +60,7 @@ impl Task {
         self.rest.advance(usize::try_from(n).unwrap_or(usize::MAX));
         self.offset += n;
         self.len = self.len.saturating_sub(n);
-        self.patience.renew();
+        self.retries.renew();
     }
 
     /// [`Step::More`], or [`Step::Done`] if nothing is left.
@@ -83,7 +83,7 @@ impl Default for Task {
             offset: 0,
             len: 0,
             rest: SliceList::new(),
-            patience: Patience::default(),
+            retries: Retries::default(),
         }
     }
 }

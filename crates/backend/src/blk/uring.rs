@@ -22,7 +22,7 @@
 //! turn of the queue and of the worker, as those that the worker copies itself do. Long transfers,
 //! and those beyond the turn's quota, are copied by a kernel thread. The kernel always gives
 //! `fdatasync` to such a thread. Only a few entries of each disk are with kernel threads at a time
-//! (`sys/uring/lanes.rs`).
+//! (`sys/uring/slots.rs`).
 //!
 //! Kernel threads make one write to a file at a time, and the writes of one guest's image could
 //! wait there for those of another's (`offload.rs` says why). So a write to a file that the worker
@@ -36,14 +36,14 @@
 //! threads. This was measured to cost 5 to 15 % more CPU for each request at full depth, with the
 //! same number of requests a second, and ten microseconds more if one request is in flight. Before
 //! Linux 6.5 no call tells what the page cache holds. So while a device has recently made the
-//! worker wait, its requests are left to the kernel's threads (`sys/uring/calm.rs`).
+//! worker wait, its requests are left to the kernel's threads (`sys/uring/fast.rs`).
 
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
 mod apart;
-mod hand;
 mod in_flight;
 mod recall;
+mod submitter;
 mod zeroes;
 
 use super::bounce::Bounce;
@@ -56,7 +56,7 @@ use super::quota::{BURST, Quota};
 use super::task::{Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, ImageError, Op, Request};
 use crate::sys::file as sys;
-use crate::sys::uring::{FileOp, Hand, Ring, RingDisk, RingFile, Width};
+use crate::sys::uring::{FileOp, Ring, RingDisk, RingFile, Submitter, Width};
 use in_flight::{InFlight, Stage, Step};
 use manyring_memory::{Mapping, MemoryError, Pieces, SliceList};
 use rustix::io::Errno;
@@ -219,7 +219,7 @@ impl UringQueue {
         if entry.stage == Stage::Transfer && !entry.aligned {
             entry.stage = Stage::Aside;
         }
-        entry.patience.renew();
+        entry.retries.renew();
         entry.rest.clear();
         entry.rest.shrink_to(SLICES_KEPT.max(pieces.len()));
         entry.rest.extend(pieces);
@@ -270,12 +270,12 @@ impl UringQueue {
     fn start(&mut self, token: u32, ring: &mut Ring) {
         let disk =
             *self.disk.get_or_insert_with(|| ring.open_disk(self.number, self.image.device()));
-        let hand = match self.in_flight[token as usize].stage {
-            Stage::Transfer => self.hand(token, disk, ring),
+        let submitter = match self.in_flight[token as usize].stage {
+            Stage::Transfer => self.submitter(token, disk, ring),
             Stage::Aside => None,
-            _ => Some(Hand::Kernel(Width::Narrow)),
+            _ => Some(Submitter::Kernel(Width::Narrow)),
         };
-        let Some(hand) = hand else { return self.start_aside(token, disk, ring) };
+        let Some(submitter) = submitter else { return self.start_aside(token, disk, ring) };
         let entry = &mut self.in_flight[token as usize];
         entry.is_open = true;
         let user_data = self.tag | u64::from(token);
@@ -296,7 +296,7 @@ impl UringQueue {
                 // of their snapshot while `is_open`: until the event of this token, or for ever if
                 // this queue is dropped before.
                 unsafe {
-                    ring.transfer(op, (disk, file), slices, entry.offset, hand, user_data);
+                    ring.transfer(op, (disk, file), slices, entry.offset, submitter, user_data);
                 }
             }
             (Stage::Fallocate(mode), _) => {
@@ -309,7 +309,7 @@ impl UringQueue {
                 // SAFETY: our zeroes are mapped for ever.
                 unsafe {
                     let file = (disk, self.file);
-                    ring.transfer(op, file, &zeroes, entry.offset, hand, user_data);
+                    ring.transfer(op, file, &zeroes, entry.offset, submitter, user_data);
                 }
             }
             (Stage::Aside, _) => {}

@@ -20,7 +20,7 @@ use std::time::Duration;
 /// Bytes that may wait to be written.
 const BUFFER_SIZE_MAX: usize = 16 << 20;
 /// How long a drop waits for the last write: a disk that hangs must not hold the process.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// The classic format with nanoseconds.
 const MAGIC: u32 = 0xa1b2_3c4d;
 const VERSION: [u16; 2] = [2, 4];
@@ -82,10 +82,10 @@ impl Capture {
         }
     }
 
-    /// Waits until everything is written; false if that takes longer than `patience`.
-    fn is_done_within(&self, patience: Duration) -> bool {
+    /// Waits until everything is written; false if that takes longer than `max_wait`.
+    fn is_done_within(&self, max_wait: Duration) -> bool {
         let writes = |buffer: &mut Buffer| !buffer.is_done;
-        let waited = self.changed.wait_timeout_while(self.lock(), patience, writes);
+        let waited = self.changed.wait_timeout_while(self.lock(), max_wait, writes);
         waited.unwrap_or_else(PoisonError::into_inner).0.is_done
     }
 
@@ -178,7 +178,7 @@ impl Drop for Pcap {
         self.capture.lock().is_closed = true;
         self.capture.changed.notify_all();
         let path = &self.capture.path;
-        if !self.capture.is_done_within(PATIENCE) {
+        if !self.capture.is_done_within(TIMEOUT) {
             tracing::warn!(path, "the end of the capture is lost: its file takes nothing");
         }
         let missed = self.capture.missed.load(Ordering::Relaxed);

@@ -20,29 +20,29 @@
 #![allow(unsafe_code, reason = "allow-listed: submission queue entries are raw")]
 
 mod bounds;
-mod calm;
 mod disk;
 mod entry;
+mod fast;
 mod inbox;
-mod lanes;
+mod slots;
 mod stream;
 mod threads;
 mod watch;
 
 use bounds::Disabled;
 pub use bounds::{are_reserved, reserve};
-use calm::DeviceSlot;
 pub use disk::RingDisk;
-pub use entry::{FileOp, Hand, RingFile};
+pub use entry::{FileOp, RingFile, Submitter};
 use entry::{Work, entry_of, poll_mask};
+use fast::DeviceSlot;
 pub use inbox::Inbox;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue};
-use lanes::Lanes;
-pub use lanes::Width;
 use libc::iovec;
 use manyring_memory::{GuestSlice, as_iovecs};
 use rustix::fd::{AsRawFd, BorrowedFd};
+use slots::Slots;
+pub use slots::Width;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -104,7 +104,7 @@ pub struct Ring {
     /// the requests and watches.
     parked: VecDeque<(Task, Vec<iovec>)>,
     /// Tasks for the kernel's threads, by disk. Waiting ones have slices of their own.
-    lanes: Lanes<((RingDisk, Width), Task, Vec<iovec>)>,
+    slots: Slots<((RingDisk, Width), Task, Vec<iovec>)>,
     /// The number of kernel threads that the disks of this ring may have.
     threads: Threads,
     /// Measures how long the worker waits for each device.
@@ -141,7 +141,7 @@ impl Ring {
             uring,
             slices: Vec::with_capacity(SLICES),
             parked: VecDeque::new(),
-            lanes: Lanes::default(),
+            slots: Slots::default(),
             threads: Threads::default(),
             watch: Watch::default(),
             is_shared: false,
@@ -174,7 +174,7 @@ impl Ring {
         self.write(task, slices);
     }
 
-    /// Queues a task for a kernel thread, or lets it wait while the lane of `disk` is full.
+    /// Queues a task for a kernel thread, or lets it wait while the slot of `disk` is full.
     fn place_aside(
         &mut self,
         (disk, width): (RingDisk, Width),
@@ -182,8 +182,8 @@ impl Ring {
         slices: &[iovec],
         user_data: u64,
     ) {
-        let lane = (disk.number, width);
-        if self.lanes.enter(lane, user_data) {
+        let slot = (disk.number, width);
+        if self.slots.enter(slot, user_data) {
             if matches!(work, Work::Flush { .. } | Work::Fallocate { .. }) {
                 self.watch.owes(disk.device, user_data);
             }
@@ -191,7 +191,7 @@ impl Ring {
         } else {
             let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
             let task = Task { work, user_data, waits_for: None };
-            self.lanes.wait(lane, ((disk, width), task, slices.to_vec()));
+            self.slots.wait(slot, ((disk, width), task, slices.to_vec()));
         }
     }
 
@@ -323,8 +323,8 @@ impl Ring {
         self.inbox.take(events);
         self.watch.paid(&events[first..]);
         for event in &events[first..] {
-            if let Some((lane, task, slices)) = self.lanes.leave(event.user_data) {
-                self.place_aside(lane, task.work, &slices, task.user_data);
+            if let Some((slot, task, slices)) = self.slots.leave(event.user_data) {
+                self.place_aside(slot, task.work, &slices, task.user_data);
             }
         }
     }
@@ -416,14 +416,14 @@ impl Ring {
         (disk, file): (RingDisk, RingFile),
         slices: &[GuestSlice],
         offset: u64,
-        hand: Hand,
+        submitter: Submitter,
         user_data: u64,
     ) {
-        let work = Work::Transfer { op, file, offset, hand };
+        let work = Work::Transfer { op, file, offset, submitter };
         let slices = as_iovecs(slices);
-        match hand {
-            Hand::Kernel(width) => self.place_aside((disk, width), work, slices, user_data),
-            Hand::Own | Hand::OwnAtOnce => {
+        match submitter {
+            Submitter::Kernel(width) => self.place_aside((disk, width), work, slices, user_data),
+            Submitter::Own | Submitter::OwnAtOnce => {
                 self.place(Task { work, user_data, waits_for: Some(disk.device) }, slices)
             }
         }

@@ -2,7 +2,7 @@
 //! kernel, as the receiver takes them.
 
 use crate::guest::{GUEST, GUEST_MAC, Guest, HOST, checksum, ethernet, halves, ipv4, is_ipv4};
-use crate::space::{PATIENCE, in_own_space, named, run};
+use crate::space::{TIMEOUT, in_own_space, named, run};
 use manyring_backend::net::switch::uplink::Uplink;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions};
 use manyring_backend::net::tap::{TapOptions, TapPort};
@@ -136,7 +136,7 @@ fn a_frame_that_a_switch_lends_its_uplink_passes_whole() {
                 break;
             }
             assert!(number < u8::MAX, "it is not lent");
-            std::thread::sleep(PATIENCE / 256);
+            std::thread::sleep(TIMEOUT / 256);
         }
         let is_it = |frame: &[u8]| is_ipv4(frame, TCP) && frame[54] == whole[54];
         let (got, frame) = host.recv(&mut *rx, is_it);

@@ -1,6 +1,6 @@
 //! The guest of a port: its memory, what it sends and receives, and frames made by hand.
 
-use crate::space::PATIENCE;
+use crate::space::TIMEOUT;
 use manyring_backend::net::{Frames, Port, PortRx, PortTx, Readiness, Sent};
 use manyring_memory::{GuestSlice, Mapping, SliceList};
 use manyring_wire::net::{HEADER_SIZE, RawHeader};
@@ -130,7 +130,7 @@ impl Guest {
 pub(crate) fn wait_for_input(rx: &dyn PortRx) -> bool {
     let Readiness::Fd(fd) = rx.readiness() else { panic!("it must have a file descriptor") };
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec::try_from(PATIENCE).unwrap())).unwrap() > 0
+    poll(&mut fds, Some(&Timespec::try_from(TIMEOUT).unwrap())).unwrap() > 0
 }
 
 /// Both halves of pair `index`.

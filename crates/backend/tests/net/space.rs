@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Patience with the kernel.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Runs `test` on a thread in network and mount namespaces of its own, which end with it; so are
 /// the programs that it starts.
@@ -84,7 +84,7 @@ pub(crate) fn queues(name: &str) -> (u32, u32) {
 /// Waits until there is no interface `name`. A command that another test starts has copies of all
 /// file descriptors for a moment, which keep a tap alive.
 pub(crate) fn wait_until_gone(name: &str) {
-    for _ in 0..PATIENCE.as_millis() {
+    for _ in 0..TIMEOUT.as_millis() {
         if link(name).is_none() {
             return;
         }
@@ -97,7 +97,7 @@ pub(crate) fn wait_until_gone(name: &str) {
 /// copies of that user's file descriptors for a moment, and keeps the interface busy.
 #[allow(dead_code, reason = "the daemon's tests open none")]
 pub(crate) fn opened_again<T>(open: impl Fn() -> Result<T, TapError>) -> T {
-    for _ in 0..PATIENCE.as_millis() {
+    for _ in 0..TIMEOUT.as_millis() {
         match open() {
             Err(TapError::Busy(_)) => std::thread::sleep(Duration::from_millis(1)),
             other => return other.unwrap(),

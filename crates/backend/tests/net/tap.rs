@@ -209,8 +209,8 @@ fn a_full_send_buffer_blocks_in_order_until_there_is_room() {
         assert!((1..64).contains(&sent.taken), "{sent:?}");
         let Readiness::Fd(fd) = tx.readiness() else { panic!("a file descriptor") };
         let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
-        let patience = Timespec { tv_sec: 5, tv_nsec: 0 };
-        assert_eq!(poll(&mut fds, Some(&patience)), Ok(1));
+        let max_wait = Timespec { tv_sec: 5, tv_nsec: 0 };
+        assert_eq!(poll(&mut fds, Some(&max_wait)), Ok(1));
         assert!(guest.send_burst(&mut *tx, &frame, 64).taken > 0);
     });
 }

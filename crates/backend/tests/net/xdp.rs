@@ -4,7 +4,7 @@ use crate::guest::{
     GUEST, GUEST_MAC, Guest, HOST, arp_request, echo_request, ether_type, ethernet, halves, ipv4,
     is_ipv4, wait_for_input,
 };
-use crate::space::{PATIENCE, in_own_space, link, opened_again, run, wait_until_gone};
+use crate::space::{TIMEOUT, in_own_space, link, opened_again, run, wait_until_gone};
 use manyring_backend::net::tap::TapError;
 use manyring_backend::net::xdp::{XdpOptions, XdpPort};
 use manyring_backend::net::{Frames, HostFilter, Incoming, Port, Sent, Stop};
@@ -41,7 +41,7 @@ fn arrived() -> usize {
 }
 
 fn wait_for(what: &str, is_so: impl Fn() -> bool) {
-    for _ in 0..PATIENCE.as_millis() {
+    for _ in 0..TIMEOUT.as_millis() {
         if is_so() {
             return;
         }

@@ -147,7 +147,7 @@ impl LoadOptions {
     /// script. The name appears when the socket listens. Whoever connects gets the error if it
     /// does not appear.
     fn await_socket(&self) {
-        let mut pauses = SOCKET_PATIENCE.as_millis() / SOCKET_PAUSE.as_millis();
+        let mut pauses = SOCKET_TIMEOUT.as_millis() / SOCKET_PAUSE.as_millis();
         while pauses > 0 && !self.socket.exists() {
             std::thread::sleep(SOCKET_PAUSE);
             pauses -= 1;
@@ -166,7 +166,7 @@ impl LoadOptions {
 }
 
 /// How long a socket is waited for that is not there yet, and the pause between two looks.
-const SOCKET_PATIENCE: Duration = Duration::from_secs(5);
+const SOCKET_TIMEOUT: Duration = Duration::from_secs(5);
 const SOCKET_PAUSE: Duration = Duration::from_millis(10);
 
 /// A request that has not come back by then never will.

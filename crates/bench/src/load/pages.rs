@@ -34,7 +34,7 @@ const ETHER_TYPE: u16 = 0x88b5;
 /// Bytes of a frame whose bytes are changed.
 const CHANGED_SIZE: usize = 1500;
 /// How long the pages of the sender may take to be registered, and a frame to arrive.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// `manyring-bench load pages ..`
 #[derive(Args, Clone, Debug)]
@@ -161,7 +161,7 @@ impl Sender {
                 self.reap();
                 std::thread::sleep(Duration::from_micros(50));
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIMEOUT {
                 return Err(failed("send frames", "the port takes none"));
             }
         }
@@ -181,7 +181,7 @@ impl Sender {
             if self.out > 0 {
                 std::thread::sleep(Duration::from_micros(50));
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > TIMEOUT {
                 return Err(failed("wait for frames", format!("{} are out", self.out)));
             }
         }
@@ -241,7 +241,7 @@ pub(crate) fn run(args: &PagesArgs) -> Result<PagesResult, LoadError> {
 fn await_pages(sender: &mut Sender) -> Result<(), LoadError> {
     let (began, mut is_lent) = (now(), false);
     while !is_lent {
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > TIMEOUT {
             return Err(failed("have the device read our memory", "the port goes on copying"));
         }
         sender.send()?;

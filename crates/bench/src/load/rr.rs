@@ -200,7 +200,7 @@ struct Run {
     last: Instant,
     /// How many answers are awaited at a time.
     in_flight: usize,
-    patience: Duration,
+    max_wait: Duration,
 }
 
 /// The connections that have something, and when they were asked.
@@ -212,8 +212,8 @@ struct Ready {
 impl Run {
     fn begin(seconds: f64, in_flight: usize) -> Self {
         let duration = Duration::try_from_secs_f64(seconds).unwrap_or_default();
-        let (start, patience) = (now(), STUCK.min(duration));
-        Self { start, end: start + duration, last: start, in_flight, patience }
+        let (start, max_wait) = (now(), STUCK.min(duration));
+        Self { start, end: start + duration, last: start, in_flight, max_wait }
     }
 
     /// Waits for connections that have something; `None` when the time is over.
@@ -228,7 +228,7 @@ impl Run {
         }
         if !tokens.is_empty() {
             self.last = at;
-        } else if at - self.last > self.patience {
+        } else if at - self.last > self.max_wait {
             let (in_flight, seconds) = (self.in_flight, STUCK.as_secs());
             return Err(LoadError::Stuck { in_flight, seconds });
         }

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 /// A polling client that finds nothing looks at the clock once in this many turns.
 const IDLE_TURNS: u32 = 1024;
 /// Longest wait for the back-end before the load begins.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// References below this one are the tool stack's.
 const GREFS_RESERVED: u32 = 64;
 
@@ -100,7 +100,7 @@ impl XenBlkLoadArgs {
             persistent: self.persistent,
             indirect_segments: self.indirect_segments,
             buffer_size: size.map_err(|_| LoadError::Options("size is too large"))?,
-            patience: PATIENCE,
+            max_wait: TIMEOUT,
             ..BlkfrontOptions::default()
         };
         let holds = |order: &u32| usize::from(front.abi.ring_size(*order)) >= options.depth;
@@ -125,7 +125,7 @@ pub(crate) fn run(args: &XenBlkLoadArgs) -> Result<LoadResult, LoadError> {
         pin(cpu).map_err(|errno| LoadError::Cpu { cpu, errno })?;
     }
     let mut toolstack =
-        XenStore::connect(&options.socket, PATIENCE).map_err(failed("simulated Xen"))?;
+        XenStore::connect(&options.socket, TIMEOUT).map_err(failed("simulated Xen"))?;
     let disk = XenDisk::new(&args.kind, args.domain, XVDA, &args.params);
     disk.announce(&mut toolstack).map_err(failed("announce"))?;
     let result = drive_disk(args, options, &disk);

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// testpmd and its package.
 const TESTPMD: (&str, &str) = ("dpdk-testpmd", "dpdk-dev");
 /// Longest time a front-end has for its figures.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 /// Reports (one a second) of a front-end before the one that counts: it is under way by then.
 const WARM_UP: usize = 2;
 /// Runs so far: none shares its files with one before.
@@ -154,7 +154,7 @@ pub(crate) fn front_end(
     let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines());
     let mut seen = 0;
     for line in lines {
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > TIMEOUT {
             break;
         }
         if let Some(rate) = rate_of(&line.map_err(failed)?, word) {

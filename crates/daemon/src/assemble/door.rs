@@ -51,7 +51,7 @@ const GREETING: [u8; 8] = *b"NBDMAGIC";
 const STEP: Duration = Duration::from_millis(50);
 const STEPS: usize = 100;
 /// Shortest and longest pause before the next child: twice the last one each time.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
+const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
 /// A child that lives this long has not failed: the next one starts after the shortest pause.
 const LASTING: Duration = Duration::from_secs(10);
 /// How long a child may take to end that is asked to.
@@ -325,7 +325,7 @@ struct Watch {
 
 impl Watch {
     fn run(self) {
-        let mut pause = PAUSE.0;
+        let mut pause = RETRY_DELAY.0;
         loop {
             let (is_lasting, reason) = match self.start() {
                 Ok(child) => match self.follow(child) {
@@ -337,7 +337,7 @@ impl Watch {
             let device = &self.options.name;
             tracing::warn!(device, reason, "{PROGRAM} has ended, and is started again");
             *lock(&self.ended) = Some(reason);
-            pause = if is_lasting { PAUSE.0 } else { (pause * 2).min(PAUSE.1) };
+            pause = if is_lasting { RETRY_DELAY.0 } else { (pause * 2).min(RETRY_DELAY.1) };
             if has_ended(&[&self.stopped], Some(pause)) {
                 break;
             }

@@ -30,7 +30,7 @@ pub(super) fn open(
         }
         PortPlan::Tap { name, must_exist } => {
             let (name, must_exist) = (name.clone(), *must_exist);
-            let fds = host.heirs.take(&net.device.name);
+            let fds = host.adopted_fds.take(&net.device.name);
             let source = match fds.is_empty() {
                 true => TapSource::Name { name, must_exist },
                 false => TapSource::Left { name, must_exist, fds },

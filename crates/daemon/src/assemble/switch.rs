@@ -24,7 +24,7 @@ const UPLINK_FLOODS_MAX: u32 = 20_000;
 pub(crate) struct Host {
     pub(crate) io_uring: bool,
     pub(crate) switches: Switches,
-    pub(crate) heirs: Heirs,
+    pub(crate) adopted_fds: AdoptedFds,
     /// The folder of the sockets of doors.
     pub(crate) doors: Option<PathBuf>,
 }
@@ -32,14 +32,14 @@ pub(crate) struct Host {
 /// The file descriptors that another process has left to this one, by device: the description that
 /// holds a disk, or the queues of a tap. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Heirs(Arc<Mutex<HashMap<String, Vec<OwnedFd>>>>);
+pub(crate) struct AdoptedFds(Arc<Mutex<HashMap<String, Vec<OwnedFd>>>>);
 
-impl Heirs {
+impl AdoptedFds {
     pub(crate) fn new(all: HashMap<String, Vec<OwnedFd>>) -> Self {
         Self(Arc::new(Mutex::new(all)))
     }
 
-    /// Lets go of what was left for devices that are not wanted any more. May block.
+    /// Releases what was left for devices that are not wanted any more. May block.
     pub(crate) fn keep(&self, is_wanted: impl Fn(&str) -> bool) {
         let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         left.retain(|device, _| is_wanted(device));

@@ -9,8 +9,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// Longest wait for the tasks of devices. A device process may take ten seconds to stop a device,
-/// and ten more to let go of its image.
-const END_PATIENCE: Duration = Duration::from_secs(25);
+/// and ten more to release its image.
+const END_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// The end of a task: whose it was, and why it ended.
 pub(crate) type Ended = (String, Result<(), AssembleError>);
@@ -71,7 +71,7 @@ impl Tasks {
         Some(running.ended)
     }
 
-    /// Waits until tasks that were stopped have ended, but no longer than [`END_PATIENCE`]: that of
+    /// Waits until tasks that were stopped have ended, but no longer than [`END_TIMEOUT`]: that of
     /// a device whose image somebody still has goes on waiting for it. False: not all have ended.
     pub(crate) async fn await_ends(ending: Vec<watch::Receiver<()>>, devices: &[&str]) -> bool {
         let ended = async {
@@ -79,7 +79,7 @@ impl Tasks {
                 while ending.changed().await.is_ok() {}
             }
         };
-        let have_ended = timeout(END_PATIENCE, ended).await.is_ok();
+        let have_ended = timeout(END_TIMEOUT, ended).await.is_ok();
         if !have_ended {
             let devices = devices.join(", ");
             tracing::warn!(devices, "somebody still has what they had open: not waited for");

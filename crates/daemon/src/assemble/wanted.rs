@@ -80,8 +80,8 @@ fn blk_options(blk: &BlkPlan) -> BlkOptions {
         read_only: blk.read_only,
         writeback: blk.writeback,
         logical_block_size: blk.logical_block_size,
-        on_full: blk.on_full.law(),
-        moderation: blk.device.moderation.law(),
+        on_full: blk.on_full.policy(),
+        moderation: blk.device.moderation.policy(),
     }
 }
 
@@ -92,8 +92,8 @@ fn net_options(net: &NetPlan, mac: MacAddress) -> NetOptions {
         mac,
         mtu: net.mtu,
         speed: net.speed,
-        moderation: net.device.moderation.law(),
-        reclaim: net.reclaim.law(),
+        moderation: net.device.moderation.policy(),
+        reclaim: net.reclaim.policy(),
         offload: net.offload.limit(),
         hash_report: net.hash_report,
     }
@@ -106,7 +106,7 @@ fn open_disk(blk: &BlkPlan, host: &Host) -> Result<Arc<dyn Disk>, AssembleError>
         (blk.read_only, blk.logical_block_size),
         Means {
             io_uring: host.io_uring,
-            held: host.heirs.take(&blk.device.name).pop(),
+            held: host.adopted_fds.take(&blk.device.name).pop(),
             doors: host.doors.as_deref(),
         },
     );

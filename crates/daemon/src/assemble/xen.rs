@@ -20,14 +20,14 @@ pub(crate) fn options(
         read_only,
         writeback: plan.writeback,
         logical_block_size: plan.logical_block_size,
-        on_full: plan.on_full.law(),
+        on_full: plan.on_full.policy(),
         discard: plan.discard && discard,
         barrier: plan.barrier,
         persistent: plan.persistent,
         persistent_max: plan.persistent_max,
         indirect_segments_max: plan.indirect_segments_max,
         ring_page_order_max: plan.ring_page_order_max,
-        moderation: plan.moderation.law(),
+        moderation: plan.moderation.policy(),
         ..XenBlkOptions::new(name, plan.num_queues)
     }
 }

@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 /// How long the start waits for the host to make a control socket.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Pause before the name of the socket is tried again that another process has.
 const RETRY: Duration = Duration::from_millis(200);
@@ -91,7 +91,7 @@ async fn socket(
     let at = path.to_owned();
     let bound = aside_for("", move || Unnamed::bind(&at, permissions));
     let slow = || ListenError::Slow { path: path.to_owned() };
-    let bound = timeout(PATIENCE, bound).await.ok().flatten();
+    let bound = timeout(TIMEOUT, bound).await.ok().flatten();
     bound.unwrap_or_else(|| Err(slow())).map(Socket::Unnamed)
 }
 
@@ -135,7 +135,7 @@ impl Socket {
             Self::Named(socket) => return socket,
             Self::Unnamed(socket) => {
                 let named = aside_for("", move || socket.publish());
-                match timeout(PATIENCE, named).await.ok().flatten() {
+                match timeout(TIMEOUT, named).await.ok().flatten() {
                     Some(Ok(socket)) => return socket,
                     failed => {
                         let error = failed.and_then(Result::err).map(|error| error.to_string());

@@ -32,13 +32,13 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 /// Longest wait until what a device had open is closed.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 impl DeviceManager {
     /// Does what is asked, and answers.
-    pub(super) async fn obey(&mut self, order: Order) {
+    pub(super) async fn handle(&mut self, order: Order) {
         let Order { change, who, answer } = order;
         // During a takeover the change waits here: the next daemon would not know of it, and the
         // client must not be told that it is done.
@@ -185,7 +185,7 @@ impl DeviceManager {
         let found = if looks || desired.has_captures() {
             let plan = desired.clone();
             let looked = aside(move || plan.check_again(true));
-            let looked = tokio::time::timeout(CLOSE_PATIENCE, looked).await.ok().flatten();
+            let looked = tokio::time::timeout(CLOSE_TIMEOUT, looked).await.ok().flatten();
             looked.ok_or_else(|| Refused::Host("the host does not answer".to_owned()))?
         } else {
             desired.check_again(false)
@@ -221,7 +221,7 @@ impl DeviceManager {
         let come: Vec<_> = comes.iter().map(|plan| plan.name.clone()).collect();
         if !comes.is_empty() {
             let opened = aside(move || switches.add(&comes));
-            let opened = tokio::time::timeout(CLOSE_PATIENCE, opened).await.ok().flatten();
+            let opened = tokio::time::timeout(CLOSE_TIMEOUT, opened).await.ok().flatten();
             let slow = || Refused::Host("the host does not answer".to_owned());
             opened.ok_or_else(slow)?.map_err(|error| refused(&error))?;
         }
@@ -419,14 +419,14 @@ impl DeviceManager {
         }
         let began = Instant::now();
         // An image that does not close in time goes on closing, and nobody waits for it.
-        let _ = tokio::time::timeout(CLOSE_PATIENCE, closing.join_all()).await;
+        let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing.join_all()).await;
         if !have_ended {
             // A task of a removed device has not ended: the log names it already, and the file of
             // that device stays open until the task ends.
             return;
         }
         while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {
-            if began.elapsed() > CLOSE_PATIENCE {
+            if began.elapsed() > CLOSE_TIMEOUT {
                 tracing::warn!(device, "the host holds what it had open: not waited for");
                 return;
             }

@@ -1,7 +1,7 @@
 //! `Front`: a device and its vhost-user socket, from the first try to open it to its end.
 
 use super::Shared;
-use super::waiting::{Later, OPEN_PATIENCE, Wait};
+use super::waiting::{Later, OPEN_TIMEOUT, Wait};
 use crate::assemble::{AssembleError, Made, Served, listens_at, socket_key};
 use crate::config::plan::{Plan, PortPlan, Wanted};
 use crate::links;
@@ -108,18 +108,18 @@ impl Front {
 }
 
 impl Shared {
-    /// Lets go of what another supervisor has left of devices that this plan does not serve, or not
+    /// Releases what another supervisor has left of devices that this plan does not serve, or not
     /// from a device process.
-    pub(super) async fn let_go_of_others(&self, plan: &Plan) {
+    pub(super) async fn release_others(&self, plan: &Plan) {
         let of = |name: &str| plan.wanted().find(|wanted| wanted.plan().name == name);
         let has_front = |wanted: Wanted| wanted.domain(self.domains).is_some();
-        self.processes.keep_heirlooms(|name| of(name).is_some_and(has_front)).await;
+        self.processes.keep_adopted_sessions(|name| of(name).is_some_and(has_front)).await;
         // This closes the queues of taps that no device of this process takes over.
         let takes = |wanted: Wanted| match wanted {
             Wanted::Blk(_) => true,
             Wanted::Net(net) => matches!(net.port, PortPlan::Tap { .. }),
         };
-        self.host.heirs.keep(|name| of(name).is_some_and(takes));
+        self.host.adopted_fds.keep(|name| of(name).is_some_and(takes));
     }
 
     /// Listens for a device, however long the host takes to make its socket. From the second second
@@ -137,7 +137,7 @@ impl Shared {
         let plan = wait.wanted().plan().clone();
         let listening = self.listen(&plan.name, endpoint);
         tokio::pin!(listening);
-        match (tokio::time::timeout(OPEN_PATIENCE, &mut listening).await, slow) {
+        match (tokio::time::timeout(OPEN_TIMEOUT, &mut listening).await, slow) {
             (Ok(bound), _) => return bound,
             (Err(_), Some(source)) => {
                 let source = plan.socket.error(source);

@@ -1,11 +1,11 @@
 //! `Shared`: the parts of the process that all devices share.
 
 use super::process_arguments;
-use crate::assemble::{AssembleError, Heirs, Host, Made, Opened, Switches, free, served};
+use crate::assemble::{AdoptedFds, AssembleError, Host, Made, Opened, Switches, free, served};
 use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
 use crate::limits::Groups;
 use crate::model::{Entry, Registry};
-use crate::processes::{Legacy, Processes};
+use crate::processes::{Handoff, Processes};
 use crate::service::{Service, Whose};
 use manyring_engine::Pool;
 use manyring_transport::vhost_user::Endpoint;
@@ -37,7 +37,7 @@ const CALLS_MAX: usize = 16;
 
 impl Shared {
     /// The parts for the devices of `plan`. What the process before this one has opened is taken
-    /// out of `legacy`.
+    /// out of `handoff`.
     ///
     /// # Errors
     /// A control socket cannot have its name, or a switch cannot be made.
@@ -45,17 +45,17 @@ impl Shared {
         plan: &Plan,
         pool: Arc<Pool>,
         service: Arc<Service>,
-        legacy: &mut Legacy,
+        handoff: &mut Handoff,
     ) -> Result<Self, AssembleError> {
         controls_are_free(&plan.daemon, &service)?;
         let groups = Groups::default();
         groups.follow(&plan.limit);
-        let processes = Processes::new(process_arguments(&plan.daemon), legacy);
+        let processes = Processes::new(process_arguments(&plan.daemon), handoff);
         processes.follow_groups(&plan.limit);
         let host = Host {
             io_uring: plan.daemon.io_uring,
             switches: Switches::new(&plan.switch)?,
-            heirs: Heirs::new(std::mem::take(&mut legacy.opened)),
+            adopted_fds: AdoptedFds::new(std::mem::take(&mut handoff.opened)),
             doors: plan.daemon.state_dir.as_ref().map(|folder| folder.join("doors")),
         };
         Ok(Self {

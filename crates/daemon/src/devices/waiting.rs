@@ -30,16 +30,17 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 /// How long the start waits for the host to open one device, or to make its socket.
-pub(super) const OPEN_PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long it waits for all devices together that are opened slowly.
-pub(super) const OPEN_PATIENCE_ALL: Duration = Duration::from_secs(5);
+pub(super) const OPEN_TIMEOUT_ALL: Duration = Duration::from_secs(5);
 /// A little time for each device behind that.
-const OPEN_PATIENCE_MIN: Duration = Duration::from_millis(20);
-/// How long the start waits for other processes in all. One that has just been killed lets go of
+const OPEN_TIMEOUT_MIN: Duration = Duration::from_millis(20);
+/// How long the start waits for other processes in all. One that has just been killed releases
 /// what it held within milliseconds: then nobody need see that a device waited.
-pub(super) const HELD_PATIENCE: Duration = Duration::from_millis(500);
+pub(super) const HELD_TIMEOUT: Duration = Duration::from_millis(500);
 /// Shortest and longest pause between two tries.
-pub(super) const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+pub(super) const RETRY_DELAY: (Duration, Duration) =
+    (Duration::from_millis(20), Duration::from_secs(1));
 
 /// A try to open a device, on another thread. `None` inside: the call has panicked.
 pub(super) type Try = JoinHandle<Option<Result<Opened, AssembleError>>>;
@@ -122,16 +123,16 @@ impl Asked {
     /// the row goes on without it.
     ///
     /// # Errors
-    /// As [`Patience::open`].
+    /// As [`MaxWait::open`].
     pub(super) async fn answered(
         self,
-        patience: &mut Patience,
+        max_wait: &mut MaxWait,
         host: &Host,
         row: &AsideRow,
     ) -> Result<(Option<Served>, First), AssembleError> {
         let Self { wanted, served, is_free, opened } = self;
         let served = served?;
-        let is_free = match patience.within(is_free).await {
+        let is_free = match max_wait.within(is_free).await {
             Some(answer) => answer.unwrap_or_else(|_| Err(failed(&wanted))),
             None => {
                 row.go_on();
@@ -139,8 +140,8 @@ impl Asked {
             }
         };
         let first = match is_free {
-            Ok(()) => patience.open(&wanted, host, opened).await?,
-            Err(error) => patience.failed(error)?,
+            Ok(()) => max_wait.open(&wanted, host, opened).await?,
+            Err(error) => max_wait.failed(error)?,
         };
         if matches!(first, First::Slow(_)) {
             row.go_on();
@@ -174,7 +175,7 @@ pub(super) enum Later {
 
 /// How long the first tries may take.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct MaxWait {
     /// Nothing is waited for: an answer is final.
     refuses: bool,
     /// An answer is awaited as long as it takes.
@@ -187,12 +188,12 @@ pub(super) struct Patience {
     held_left: Duration,
 }
 
-impl Patience {
+impl MaxWait {
     /// `keeps_on`: one device that cannot be served costs no other one.
     pub(super) fn new(wait: Option<u32>, keeps_on: bool) -> Self {
         let refuses = wait == Some(0);
-        let held_left = if refuses { Duration::ZERO } else { HELD_PATIENCE };
-        Self { refuses, waits_for_host: refuses, keeps_on, left: OPEN_PATIENCE_ALL, held_left }
+        let held_left = if refuses { Duration::ZERO } else { HELD_TIMEOUT };
+        Self { refuses, waits_for_host: refuses, keeps_on, left: OPEN_TIMEOUT_ALL, held_left }
     }
 
     /// Of a process that takes over. What it cannot have, the one that runs goes on with. What the
@@ -216,8 +217,8 @@ impl Patience {
         loop {
             match self.try_open(wanted, attempt).await? {
                 First::Held(_) if !self.held_left.is_zero() => {
-                    tokio::time::sleep(PAUSE.0).await;
-                    self.held_left = self.held_left.saturating_sub(PAUSE.0);
+                    tokio::time::sleep(RETRY_DELAY.0).await;
+                    self.held_left = self.held_left.saturating_sub(RETRY_DELAY.0);
                 }
                 first => return Ok(first),
             }
@@ -247,7 +248,7 @@ impl Patience {
         let began = Instant::now();
         let limit = match self.waits_for_host {
             true => Duration::MAX,
-            false => OPEN_PATIENCE.min(self.left).max(OPEN_PATIENCE_MIN),
+            false => OPEN_TIMEOUT.min(self.left).max(OPEN_TIMEOUT_MIN),
         };
         let answer = tokio::time::timeout(limit, call).await;
         if answer.is_err() {
@@ -355,7 +356,7 @@ impl Wait {
 
     /// Pauses before the next try: an eighth of the time that the device has waited.
     pub(super) async fn pause(&self) {
-        let (shortest, longest) = PAUSE;
+        let (shortest, longest) = RETRY_DELAY;
         tokio::time::sleep((self.since.elapsed() / 8).clamp(shortest, longest)).await;
     }
 

@@ -222,7 +222,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// A writer that says when a write has begun, waits for the test's order, and does that.
     struct Told {
@@ -270,14 +270,14 @@ mod tests {
         // The writer has taken one line, and its write does not return: the queue fills up behind
         // it, and no push waits.
         lines.push(line.clone().into_bytes());
-        begun.recv_timeout(PATIENCE).unwrap();
+        begun.recv_timeout(TIMEOUT).unwrap();
         for _ in 1..2000 {
             lines.push(line.clone().into_bytes());
         }
         drop(orders);
-        lines.finish(PATIENCE);
+        lines.finish(TIMEOUT);
         lines.push(b"last\n".to_vec());
-        lines.finish(PATIENCE);
+        lines.finish(TIMEOUT);
         let text: String = written.try_iter().collect();
         let whole = 1 + BYTES_MAX / line.len();
         assert_eq!(text.matches(&line).count(), whole);
@@ -295,10 +295,10 @@ mod tests {
         }
         lines.push(b"first\n".to_vec());
         lines.push(b"second\n".to_vec());
-        lines.finish(PATIENCE);
+        lines.finish(TIMEOUT);
         orders.send(Ok(usize::MAX)).unwrap();
         lines.push(b"third\n".to_vec());
-        lines.finish(PATIENCE);
+        lines.finish(TIMEOUT);
         let text: String = written.try_iter().collect();
         let told = "fir\n WARN 2 lines lost: standard error did not take them\nthird\n";
         assert_eq!(text, told);
@@ -310,7 +310,7 @@ mod tests {
         lines.push(b"first\n".to_vec());
         lines.push(b"why it ends\n".to_vec());
         let mut out = Vec::new();
-        lines.write_rest(&mut out, PATIENCE);
+        lines.write_rest(&mut out, TIMEOUT);
         assert_eq!(out, b"first\nwhy it ends\n");
     }
 
@@ -318,14 +318,14 @@ mod tests {
     fn the_last_lines_come_behind_the_one_that_is_being_written() {
         let (lines, Writer { begun, orders, written }) = started();
         lines.push(b"first\n".to_vec());
-        begun.recv_timeout(PATIENCE).unwrap();
+        begun.recv_timeout(TIMEOUT).unwrap();
         lines.push(b"second\n".to_vec());
         let mut out = Vec::new();
         lines.write_rest(&mut out, Duration::from_millis(1));
         assert!(out.is_empty(), "the first one is not written yet");
         drop(orders);
-        lines.finish(PATIENCE);
-        lines.write_rest(&mut out, PATIENCE);
+        lines.finish(TIMEOUT);
+        lines.write_rest(&mut out, TIMEOUT);
         assert!(out.is_empty(), "all is written");
         assert_eq!(written.try_iter().collect::<String>(), "first\nsecond\n");
     }

@@ -124,7 +124,7 @@ impl Registry {
         let changing = Arc::new(Semaphore::new(1));
         let controlled = Arc::new(Controlled { part, changing, pending: Mutex::default() });
         self.tell_of_sessions(&controlled);
-        let_go(self.put(Entry::Served(controlled)));
+        release(self.put(Entry::Served(controlled)));
     }
 
     /// The latest events of devices.
@@ -147,12 +147,12 @@ impl Registry {
 
     /// Adds a device that waits. It takes the place of the entry that has its name, if any.
     pub(crate) fn wait(&self, waiting: Waiting) {
-        let_go(self.put(Entry::Waiting(Arc::new(waiting))));
+        release(self.put(Entry::Waiting(Arc::new(waiting))));
     }
 
     /// A device that was served is served no more, for this reason.
     pub(crate) fn fail(&self, name: &str, reason: String) {
-        let_go(self.end(name, reason, true));
+        release(self.end(name, reason, true));
     }
 
     /// Another device of its name is about to take its place. The caller lets the entry go with
@@ -209,7 +209,7 @@ pub(crate) async fn closed(entry: Entry) {
 }
 
 /// Lets an entry go as [`closed`] does, without waiting until it is closed.
-fn let_go(entry: Option<Entry>) {
+fn release(entry: Option<Entry>) {
     if let Some(entry @ Entry::Served(_)) = entry {
         tokio::spawn(closed(entry));
     }

@@ -409,7 +409,7 @@ impl Workers {
             device_waits: view.stats.device_waits.value(),
             pause_ns: Summary::of(&view.stats.pause_ns),
             polling: {
-                let numbers = view.stats.law.counters().into_iter();
+                let numbers = view.stats.policy.counters().into_iter();
                 numbers.map(|number| (number.name.to_owned(), number.value)).collect()
             },
             cpus: view.cpus,

@@ -7,8 +7,8 @@
 //! it ends the channel unread, and its process stays  it does not know `GoesOn`: this one ends
 //! ```
 //! A supervisor that goes on says so before it starts a device process again. So if it dies without
-//! that word, no device process has run since its device processes have parked, and all that it has
-//! handed over is as it was: sockets, descriptions with their locks, and the notes of sessions,
+//! that word, no device process has run since its device processes have quiesced, and all that it
+//! has handed over is as it was: sockets, descriptions with their locks, and the notes of sessions,
 //! live in descriptors of this process.
 
 use super::channel::{Channel, watched};
@@ -25,9 +25,9 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
 
-/// How long the device processes may take to park or to end. One that the kernel does not end in
+/// How long the device processes may take to quiesce or to end. One that the kernel does not end in
 /// that time is left to the next supervisor, with the front-ends that wait for it.
-pub(super) const END_PATIENCE: Duration = Duration::from_secs(3);
+pub(super) const END_TIMEOUT: Duration = Duration::from_secs(3);
 /// Pause between two looks at a control socket.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -91,7 +91,7 @@ impl Before {
             Process::Gone => return true,
             Process::Unknown => return false,
         };
-        timeout(END_PATIENCE, process.readable()).await.is_ok_and(|ended| ended.is_ok())
+        timeout(END_TIMEOUT, process.readable()).await.is_ok_and(|ended| ended.is_ok())
     }
 }
 
@@ -154,7 +154,7 @@ pub(super) async fn is_deserted<F: Future<Output = bool>>(
             }
         }
     };
-    timeout(END_PATIENCE, looks).await.unwrap_or(false)
+    timeout(END_TIMEOUT, looks).await.unwrap_or(false)
 }
 
 #[cfg(test)]
@@ -181,7 +181,7 @@ mod tests {
         let (mut before, is_last) = (Some(before), AtomicBool::new(false));
         // It opens for longer than the other one takes to end.
         let opens = async {
-            sleep(END_PATIENCE * 2).await;
+            sleep(END_TIMEOUT * 2).await;
             7
         };
         let opened = unless_it_goes_on(&mut before, &is_last, opens).await;

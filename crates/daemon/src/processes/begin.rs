@@ -4,9 +4,10 @@
 //! One process is always ahead, and another one where there are Xen guests: a *spare* has given up
 //! its rights, started its worker and waits for its first order. No device process knows its domain
 //! by anything but what it is told, so it serves whichever domain needs a process next: a front-end
-//! whose device process has died does not wait until a program is loaded. The next spare is started
-//! when that front-end has been served. A supervisor that takes over has a spare begin for each
-//! device process that it will need, before the device processes of the other supervisor stop.
+//! whose device process has died does not wait until a program is loaded. The next warm process is
+//! started when that front-end has been served. A supervisor that takes over has a warm process
+//! begin for each device process that it will need, before the device processes of the other
+//! supervisor stop.
 //!
 //! The kernel kills a device process when the thread that has started it ends (`sandbox.rs` asks
 //! for that), so a device process outlives no supervisor, whatever it was made to do and however
@@ -26,19 +27,20 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// Pause before the next spare is started: it takes CPU time which a front-end that waits for its
-/// device process needs more.
-const SPARE_PAUSE: Duration = Duration::from_millis(500);
+/// Pause before the next warm process is started: it takes CPU time which a front-end that waits
+/// for its device process needs more.
+const WARM_DELAY: Duration = Duration::from_millis(500);
 
-/// Most spares that begin before a takeover: further device processes start when they are needed.
+/// Most warm processes that begin before a takeover: further device processes start when they are
+/// needed.
 const SPARES_MAX: usize = 64;
 /// How long they are waited for.
-const SPARES_PATIENCE: Duration = Duration::from_secs(3);
+const WARM_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A process, and the supervisor's end of its channel.
 type Spawned = (Child, OwnedFd);
 
-struct Spare {
+struct WarmProcess {
     arguments: Arc<[OsString]>,
     spawned: Spawned,
 }
@@ -48,9 +50,9 @@ enum Order {
     /// A process, and where it is awaited.
     DeviceProcess { arguments: Arc<[OsString]>, spawned: oneshot::Sender<io::Result<Spawned>> },
     /// A spare with these arguments from now on.
-    Spare { arguments: Arc<[OsString]> },
-    /// This number of spares, and where it is awaited that they have begun.
-    Spares { arguments: Arc<[OsString]>, count: usize, begun: oneshot::Sender<()> },
+    WarmProcess { arguments: Arc<[OsString]> },
+    /// This number of warm processes, and where it is awaited that they have begun.
+    WarmProcesses { arguments: Arc<[OsString]>, count: usize, begun: oneshot::Sender<()> },
     /// The next supervisor, which takes over from this one, and where its end is awaited.
     Next { command: Command, ended: oneshot::Sender<String> },
 }
@@ -94,7 +96,7 @@ fn spawn_next(mut command: Command, ended: oneshot::Sender<String>) -> io::Resul
     std::thread::Builder::new().name("next".to_owned()).spawn(wait).map(drop)
 }
 
-/// The device process with these arguments: the spare, or one that starts now.
+/// The device process with these arguments: the warm process, or one that starts now.
 ///
 /// # Errors
 /// The system has no thread, process or file descriptor.
@@ -105,18 +107,18 @@ pub(super) async fn spawned(arguments: Arc<[OsString]>) -> io::Result<Spawned> {
     is_spawned.await.map_err(|_| io::ErrorKind::Other)?
 }
 
-/// Has a spare process wait, with these arguments: device processes will be needed.
+/// Has a warm process wait, with these arguments: device processes will be needed.
 pub(super) fn prepare(arguments: Arc<[OsString]>) {
     if let Ok(orders) = orders() {
-        let _ = orders.send(Order::Spare { arguments });
+        let _ = orders.send(Order::WarmProcess { arguments });
     }
 }
 
 /// Has `count` spare processes begin, [`SPARES_MAX`] at most. Returns when they wait for orders, or
 /// when that takes too long: device processes take longer to begin then.
-pub(super) async fn spares(arguments: Arc<[OsString]>, count: usize) {
+pub(super) async fn warm_processes(arguments: Arc<[OsString]>, count: usize) {
     let (begun, have_begun) = oneshot::channel();
-    let order = Order::Spares { arguments, count: count.min(SPARES_MAX), begun };
+    let order = Order::WarmProcesses { arguments, count: count.min(SPARES_MAX), begun };
     if orders().is_ok_and(|orders| orders.send(order).is_ok()) {
         let _ = have_begun.await;
     }
@@ -145,8 +147,8 @@ fn orders() -> io::Result<mpsc::Sender<Order>> {
 #[derive(Default)]
 struct Starter {
     /// Device processes of Xen guests have other arguments than the rest.
-    spares: Vec<Spare>,
-    /// The arguments for the next spare process, if one is wanted and is not there yet.
+    warm_processes: Vec<WarmProcess>,
+    /// The arguments for the next warm process, if one is wanted and is not there yet.
     wanted: Option<Arc<[OsString]>>,
 }
 
@@ -155,15 +157,15 @@ impl Starter {
         loop {
             let order = match &self.wanted {
                 None => ordered.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(_) => ordered.recv_timeout(SPARE_PAUSE),
+                Some(_) => ordered.recv_timeout(WARM_DELAY),
             };
             match order {
                 Ok(Order::DeviceProcess { arguments, spawned }) => {
                     let _ = spawned.send(self.process(&arguments));
                     self.wanted = Some(arguments);
                 }
-                Ok(Order::Spare { arguments }) => self.prepare(&arguments, 1),
-                Ok(Order::Spares { arguments, count, begun }) => {
+                Ok(Order::WarmProcess { arguments }) => self.prepare(&arguments, 1),
+                Ok(Order::WarmProcesses { arguments, count, begun }) => {
                     self.prepare(&arguments, count);
                     self.wait();
                     let _ = begun.send(());
@@ -178,18 +180,24 @@ impl Starter {
         }
     }
 
-    /// Without a spare, the next device process takes longer to begin: nothing else is wrong then.
+    /// Without a warm process, the next device process takes longer to begin: nothing else is wrong
+    /// then.
     fn prepare(&mut self, arguments: &Arc<[OsString]>, count: usize) {
-        let are = self.spares.iter().filter(|spare| spare.arguments == *arguments).count();
-        let spare = |spawned| Spare { arguments: arguments.clone(), spawned };
-        let spares = (are..count).map_while(|_| spawn(arguments).ok()).map(spare);
-        self.spares.extend(spares);
+        let are = self
+            .warm_processes
+            .iter()
+            .filter(|warm_process| warm_process.arguments == *arguments)
+            .count();
+        let warm_process = |spawned| WarmProcess { arguments: arguments.clone(), spawned };
+        let warm_processes = (are..count).map_while(|_| spawn(arguments).ok()).map(warm_process);
+        self.warm_processes.extend(warm_processes);
     }
 
-    /// Waits until the spares have something to say, which is that they have begun, or have ended.
+    /// Waits until the warm processes have something to say, which is that they have begun, or have
+    /// ended.
     fn wait(&self) {
-        let until = Instant::now() + SPARES_PATIENCE;
-        for Spare { spawned: (_, socket), .. } in &self.spares {
+        let until = Instant::now() + WARM_TIMEOUT;
+        for WarmProcess { spawned: (_, socket), .. } in &self.warm_processes {
             let left = until.saturating_duration_since(Instant::now());
             let left = Timespec::try_from(left).ok();
             let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], left.as_ref());
@@ -197,9 +205,9 @@ impl Starter {
     }
 
     fn process(&mut self, arguments: &Arc<[OsString]>) -> io::Result<Spawned> {
-        let is_alike = |spare: &Spare| spare.arguments == *arguments;
-        while let Some(at) = self.spares.iter().rposition(is_alike) {
-            let Spare { mut spawned, .. } = self.spares.swap_remove(at);
+        let is_alike = |warm_process: &WarmProcess| warm_process.arguments == *arguments;
+        while let Some(at) = self.warm_processes.iter().rposition(is_alike) {
+            let WarmProcess { mut spawned, .. } = self.warm_processes.swap_remove(at);
             // A spare that was killed serves nobody.
             if matches!(spawned.0.try_wait(), Ok(None)) {
                 return Ok(spawned);

@@ -158,7 +158,7 @@ impl Channel {
 
     /// The next message of what the other end has sent before it was gone; `None`: there is no
     /// further one.
-    pub(super) fn receive_left(&self) -> Option<Came> {
+    pub(super) fn receive_buffered(&self) -> Option<Came> {
         receive(self.socket.get_ref(), &self.janitor).ok().flatten()
     }
 }

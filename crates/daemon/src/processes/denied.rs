@@ -9,10 +9,10 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::time::sleep;
 
-/// Lines that are logged at once; then one in each [`PAUSE`]: a device process that was taken over
-/// must not fill the log.
+/// Lines that are logged at once; then one in each [`RETRY_DELAY`]: a device process that was taken
+/// over must not fill the log.
 const LINES_MAX: u32 = 20;
-const PAUSE: Duration = Duration::from_secs(10);
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 static EVENT: OnceLock<OwnedFd> = OnceLock::new();
 
@@ -28,7 +28,7 @@ pub(super) async fn tell() {
     let event = EVENT.get().and_then(|event| event.try_clone().ok());
     let event = event.and_then(|event| watched(event, Interest::READABLE).ok());
     let Some(event) = event else { return std::future::pending().await };
-    let mut told = 0;
+    let mut command = 0;
     loop {
         let read = |fd: &OwnedFd| Ok(rustix::io::read(fd, &mut [0; 8])?);
         if event.async_io(Interest::READABLE, read).await.is_err() {
@@ -36,20 +36,20 @@ pub(super) async fn tell() {
         }
         let (calls, mut more) = denied::take();
         for (index, call) in calls.iter().enumerate() {
-            if told >= LINES_MAX && index > 0 {
+            if command >= LINES_MAX && index > 0 {
                 more += calls.len() - index;
                 break;
             }
             let Denied { call, thread } = *call;
             let name = name_of(thread);
             tracing::warn!(call, thread, name, "a call of this device process is denied");
-            told += 1;
+            command += 1;
         }
         if more > 0 {
             tracing::warn!(more, "further calls of this device process are denied");
         }
-        if told >= LINES_MAX {
-            sleep(PAUSE).await;
+        if command >= LINES_MAX {
+            sleep(RETRY_DELAY).await;
         }
     }
 }

@@ -1,20 +1,20 @@
 //! The supervisor's side of a device that a device process serves: it listens, accepts, and hands
 //! over.
 
-mod leaves;
-mod way_back;
+mod handing_off;
+mod reclaim;
 
-pub(super) use way_back::let_go;
+pub(super) use reclaim::release;
 
+use super::assigned::AssignedDevice;
 use super::channel::watched;
 use super::counts::Counts;
-use super::estate::{Estates, Handing, Heirloom};
-use super::given::Given;
-use super::left::{Locked, Remains};
-use super::lend::{Attendant, handed};
-use super::message::{PortFacts, Told};
-use super::process::{Deaf, DeviceProcess};
-use super::{Asked, Processes, keys, lend};
+use super::handoff_message::{LingeringIo, Locked};
+use super::journal_store::{AdoptedSession, Handing, JournalStore};
+use super::message::{Command, PortFacts};
+use super::process::{DeviceProcess, Unresponsive};
+use super::request_server::{RequestServer, handed};
+use super::{Asked, Processes, keys, request_server};
 use crate::assemble::{Kind, Made, Part};
 use crate::config::plan::{ANY_USER, Wanted};
 use manyring_backend::blk::{Ending, Marks};
@@ -36,7 +36,7 @@ use tokio::time::{sleep, timeout};
 /// Pause before a client, or a device process, is tried again.
 const RETRY: Duration = Duration::from_millis(200);
 /// How long requests of a device process may be under way when a disk is to become smaller.
-const SHRINK_PATIENCE: Duration = Duration::from_secs(10);
+const SHRINK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Serves a device from a device process until `stop` turns true.
 ///
 /// # Errors
@@ -59,12 +59,12 @@ pub(crate) async fn serve(
     let counts = Counts::new(made.part.clone(), made.part.queue_count());
     let counts = Arc::new(counts.map_err(|errno| io_error(errno.into()))?);
     let device = wanted.plan().name.as_str();
-    let estates = Estates::new(device, made.part.queue_count());
-    let (asks, heirlooms) = processes.register(device);
-    let owner = heirlooms.first().map(|heirloom| heirloom.domain.clone());
-    let waiting = inherited(&estates, heirlooms);
-    let (part, attends, process) = (made.part.clone(), JoinSet::new(), None);
-    let Remains { held, marks } = processes.remains(device);
+    let journals = JournalStore::new(device, made.part.queue_count());
+    let (asks, adopted_sessions) = processes.register(device);
+    let owner = adopted_sessions.first().map(|adopted_session| adopted_session.domain.clone());
+    let waiting = inherited(&journals, adopted_sessions);
+    let (part, request_servers, process) = (made.part.clone(), JoinSet::new(), None);
+    let LingeringIo { held, marks } = processes.lingering_io(device);
     let ending = |Locked { byte, only_reads, unmarked }: Locked| {
         Arc::new(Ending::of(byte, !only_reads, unmarked))
     };
@@ -75,12 +75,12 @@ pub(crate) async fn serve(
         domain,
         part,
         counts,
-        attends,
+        request_servers,
         endings,
         marks: Weak::new(),
         process,
         held,
-        estates,
+        journals,
         owner,
         waiting,
         asks,
@@ -94,7 +94,7 @@ pub(crate) async fn serve(
             next = front.next(&socket) => next,
         };
         tokio::select! {
-            () = front.obey(next) => {}
+            () = front.handle(next) => {}
             () = stopped(&mut stopping) => break,
         }
     }
@@ -123,25 +123,25 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 
 /// Goes on with the front-ends that another supervisor has left. The first one's domain has the
 /// device; one of another domain waits, as it did there.
-fn inherited(estates: &Estates, heirlooms: Vec<Heirloom>) -> Option<Waiting> {
-    let owner = heirlooms.first()?.domain.clone();
+fn inherited(journals: &JournalStore, adopted_sessions: Vec<AdoptedSession>) -> Option<Waiting> {
+    let owner = adopted_sessions.first()?.domain.clone();
     let mut waiting = None;
-    for heirloom in heirlooms {
-        if heirloom.domain == owner {
-            estates.inherit(heirloom);
+    for adopted_session in adopted_sessions {
+        if adopted_session.domain == owner {
+            journals.inherit(adopted_session);
         } else {
-            let Heirloom { domain, socket, .. } = heirloom;
-            waiting = Some(Waiting { socket: estates.hold(socket), domain });
+            let AdoptedSession { domain, socket, .. } = adopted_session;
+            waiting = Some(Waiting { socket: journals.hold(socket), domain });
         }
     }
     waiting
 }
 
-async fn accept(socket: &UnixListener, device: &str, estates: &Estates) -> Arc<ForeignFd> {
+async fn accept(socket: &UnixListener, device: &str, journals: &JournalStore) -> Arc<ForeignFd> {
     loop {
         let accepted = socket.accept().await;
         match accepted.and_then(|(stream, _)| stream.into_std()) {
-            Ok(stream) => return estates.hold(stream.into()),
+            Ok(stream) => return journals.hold(stream.into()),
             Err(error) => {
                 tracing::warn!(device, %error, "cannot accept");
                 sleep(RETRY).await;
@@ -151,22 +151,22 @@ async fn accept(socket: &UnixListener, device: &str, estates: &Estates) -> Arc<F
 }
 
 /// Returns when front-ends have no room.
-async fn bereft(estates: &Estates, process: Option<&Arc<DeviceProcess>>) {
+async fn orphaned(journals: &JournalStore, process: Option<&Arc<DeviceProcess>>) {
     match process {
-        _ if !estates.is_used() => std::future::pending().await,
+        _ if !journals.is_used() => std::future::pending().await,
         Some(process) => process.ended().await,
         None => {}
     }
 }
 
 /// Returns when the client that waits can be handed over: no user of another domain has the device.
-async fn ready(estates: &Estates, owner: Option<&String>, waiting: Option<&Waiting>) {
+async fn ready(journals: &JournalStore, owner: Option<&String>, waiting: Option<&Waiting>) {
     match waiting {
         None => std::future::pending().await,
         Some(waiting) if owner.is_some_and(|owner| *owner != waiting.domain) => {
-            estates.unused().await;
+            journals.unused().await;
         }
-        Some(_) => estates.has_place().await,
+        Some(_) => journals.has_place().await,
     }
 }
 
@@ -184,7 +184,7 @@ struct Front<'a> {
     part: Part,
     counts: Arc<Counts>,
     /// The tasks for the device process of a network device, which end with the device process.
-    attends: JoinSet<Option<Ending>>,
+    request_servers: JoinSet<Option<Ending>>,
     /// How to ask whether requests of former device processes have ended.
     endings: Vec<Arc<Ending>>,
     /// The marks of the device process that has the device, as long as it is attended to.
@@ -194,7 +194,7 @@ struct Front<'a> {
     /// Processes of device processes of the supervisor before this one which have not ended.
     held: Vec<OwnedFd>,
     /// The front-ends, which outlive their device processes.
-    estates: Arc<Estates>,
+    journals: Arc<JournalStore>,
     /// The domain that they belong to.
     owner: Option<String>,
     /// One that has connected. Further ones stay in the kernel's backlog.
@@ -210,13 +210,13 @@ enum Next {
     /// Who has connected can be handed to a device process.
     Ready,
     /// The device process of front-ends has ended.
-    Bereft,
+    Orphaned,
     /// The device is to be left to another supervisor, or its disk to become smaller.
     Asked(Asked),
 }
 
 /// The keys and file descriptors of a device, for its device process.
-struct Gift {
+struct DeviceGrant {
     keys: String,
     has_image: bool,
     port: Option<PortFacts>,
@@ -236,20 +236,20 @@ impl Front<'_> {
             }
         }
         let asks = &mut self.asks;
-        let (estates, process, owner, waiting) =
-            (&self.estates, &self.process, &self.owner, &self.waiting);
+        let (journals, process, owner, waiting) =
+            (&self.journals, &self.process, &self.owner, &self.waiting);
         tokio::select! {
             biased;
             Some(asked) = asks.recv() => Next::Asked(asked),
-            () = bereft(estates, process.as_ref()) => Next::Bereft,
-            () = ready(estates, owner.as_ref(), waiting.as_ref()) => Next::Ready,
-            came = accept(socket, &self.wanted.plan().name, estates), if waiting.is_none() => {
+            () = orphaned(journals, process.as_ref()) => Next::Orphaned,
+            () = ready(journals, owner.as_ref(), waiting.as_ref()) => Next::Ready,
+            came = accept(socket, &self.wanted.plan().name, journals), if waiting.is_none() => {
                 Next::Came(came)
             }
         }
     }
 
-    async fn obey(&mut self, next: Next) {
+    async fn handle(&mut self, next: Next) {
         let device = self.wanted.plan().name.as_str();
         match next {
             Next::Came(socket) => match self.domain_of(&socket) {
@@ -263,8 +263,10 @@ impl Front<'_> {
                     self.hand_over(waiting).await;
                 }
             }
-            Next::Bereft => self.go_on().await,
-            Next::Asked(Asked::Bequest(bequest)) => self.bequeath(bequest).await,
+            Next::Orphaned => self.go_on().await,
+            Next::Asked(Asked::HandoffRequest(handoff_request)) => {
+                self.hand_off(handoff_request).await
+            }
             Next::Asked(Asked::Shrink { size, done }) => {
                 let _ = done.send(self.shrink(size).await);
             }
@@ -300,8 +302,8 @@ impl Front<'_> {
         };
         let Waiting { socket, domain } = client;
         (self.process, self.owner) = (Some(process.clone()), Some(domain));
-        let number = self.estates.add(socket);
-        let handing = self.estates.handing(number);
+        let number = self.journals.add(socket);
+        let handing = self.journals.handing(number);
         self.tell(&process, handing).await;
     }
 
@@ -314,11 +316,11 @@ impl Front<'_> {
     /// Has the next device process go on with the front-ends of one that has ended.
     async fn go_on(&mut self) {
         let Some(owner) = self.owner.clone() else { return };
-        if self.process.as_ref().is_some_and(|process| !process.made_way()) {
-            self.estates.bereave();
+        if self.process.as_ref().is_some_and(|process| !process.has_yielded()) {
+            self.journals.orphan();
         }
         let domain = owner.as_str();
-        while self.estates.is_used() {
+        while self.journals.is_used() {
             let Some(process) = self.given(domain).await else {
                 if self.processes.is_paused() {
                     return;
@@ -326,7 +328,7 @@ impl Front<'_> {
                 sleep(RETRY).await;
                 continue;
             };
-            let handings = self.estates.handings();
+            let handings = self.journals.handings();
             let device = self.wanted.plan().name.as_str();
             tracing::info!(device, process = domain, pid = process.pid(), "its front-end goes on");
             self.process = Some(process.clone());
@@ -366,11 +368,11 @@ impl Front<'_> {
     /// tells them.
     async fn shrink(&mut self, size: u64) -> Result<u64, Errno> {
         let Kind::Blk(shown) = self.part.kind.clone() else { return Err(Errno::OPNOTSUPP) };
-        let ended = timeout(SHRINK_PATIENCE, async {
+        let ended = timeout(SHRINK_TIMEOUT, async {
             if let Some(process) = &self.process {
-                process.make_way("a disk of it becomes smaller").await;
+                process.end_yielding("a disk of it becomes smaller").await;
             }
-            self.let_go(false).await
+            self.release(false).await
         });
         ended.await.map_err(|_| Errno::BUSY)?.map_err(|_| Errno::IO)?;
         aside(move || shown.resize(Some(size))).await.unwrap_or(Err(Errno::IO))
@@ -391,33 +393,33 @@ impl Front<'_> {
         // memory.
         let reads = self.owner.as_deref() == Some(process.name());
         tokio::select! {
-            is_let_go = self.let_go(reads) => is_let_go?,
+            is_let_go = self.release(reads) => is_let_go?,
             () = processes.paused() => return Err("another daemon takes over".to_owned()),
         }
-        self.processes.unless_paused(self.estates.closes()).await;
+        self.processes.unless_paused(self.journals.closes()).await;
         let joins = self.net().map_or(0, |net| net.outside().joins);
         // The host may take long to open an image.
-        let mut gift = tokio::select! {
-            gift = self.gift() => gift?,
+        let mut grant = tokio::select! {
+            grant = self.grant() => grant?,
             () = processes.paused() => return Err("another daemon takes over".to_owned()),
         };
-        gift.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
-        let Gift { keys, has_image, port, fds, marks } = gift;
+        grant.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
+        let DeviceGrant { keys, has_image, port, fds, marks } = grant;
         let fds = fds.into_iter().map(Into::into).collect();
         let device = self.wanted.plan().name.clone();
-        let told = Told::Device { device, keys, has_image, port };
+        let command = Command::Device { device, keys, has_image, port };
         let (connected, counts) = (self.part.connected.clone(), self.counts.clone());
         let (asks, asked) = mpsc::channel(1);
-        let (net, estates) = (self.net().cloned(), self.estates.clone());
+        let (net, journals) = (self.net().cloned(), self.journals.clone());
         let limits = self.processes.limits();
         let device = self.wanted.plan().name.clone();
         // Before the first client, so that its guest never sees the link or the limit of before.
         let mut more = vec![limits.borrow().of(&device)];
-        more.extend(net.as_deref().map(lend::told));
-        let given = Given { connected, counts, net, asks, estates, xen: None };
+        more.extend(net.as_deref().map(request_server::command));
+        let given = AssignedDevice { connected, counts, net, asks, journals, xen: None };
         tokio::select! {
-            given = process.give(told, fds, more, given) => {
-                given.map_err(|Deaf| "the device process ends".to_owned())?;
+            given = process.give(command, fds, more, given) => {
+                given.map_err(|Unresponsive| "the device process ends".to_owned())?;
             }
             () = self.processes.paused() => return Err("another supervisor takes over".to_owned()),
         }
@@ -426,7 +428,8 @@ impl Front<'_> {
         self.process = Some(process.clone());
         let (kind, process, marks) = (self.part.kind.clone(), process.clone(), marks.map(Arc::new));
         self.marks = marks.as_ref().map_or_else(Weak::new, Arc::downgrade);
-        self.attends.spawn(Attendant { device, kind, process, limits, joins, marks }.attend(asked));
+        self.request_servers
+            .spawn(RequestServer { device, kind, process, limits, joins, marks }.attend(asked));
         Ok(())
     }
 
@@ -438,7 +441,7 @@ impl Front<'_> {
     }
 
     /// The keys and file descriptors by which a device process serves the device as it is now.
-    async fn gift(&self) -> Result<Gift, String> {
+    async fn grant(&self) -> Result<DeviceGrant, String> {
         match (self.wanted, &self.part.kind) {
             (Wanted::Blk(blk), Kind::Blk(shown)) => {
                 let (disk, queues) = (shown.disk().clone(), blk.num_queues);
@@ -446,12 +449,12 @@ impl Front<'_> {
                 let fds = aside(move || handed(&*disk, queues)).await;
                 let fds = fds.ok_or("the daemon has failed")?;
                 let (fds, marks) = fds?;
-                Ok(Gift { keys: keys::of_blk(blk), has_image, port: None, fds, marks })
+                Ok(DeviceGrant { keys: keys::of_blk(blk), has_image, port: None, fds, marks })
             }
             (Wanted::Net(net), Kind::Net(shown)) => {
-                let (port, fds) = lend::lent(shown).await?;
+                let (port, fds) = request_server::lent(shown).await?;
                 let (keys, has_image, marks) = (keys::of_net(net, shown), false, None);
-                Ok(Gift { keys, has_image, port, fds, marks })
+                Ok(DeviceGrant { keys, has_image, port, fds, marks })
             }
             _ => Err("the daemon has failed".to_owned()),
         }

@@ -1,11 +1,11 @@
 //! A device process without a process, of which the supervisor hears: what the fuzz target
 //! `supervisor` and tests run.
 
+use super::assigned::{AssignedDevice, DomainMembers};
 use super::channel::Brought;
 use super::counts::Counts;
-use super::estate::Estates;
-use super::given::{Given, Kin};
-use super::message::{self, FDS_MAX, Heard, SIZE_MAX, Told};
+use super::journal_store::JournalStore;
+use super::message::{self, Command, FDS_MAX, Report, SIZE_MAX};
 use super::process::DeviceProcess;
 use super::xen_line::XenLine;
 use crate::assemble::{Kind, Part};
@@ -44,7 +44,7 @@ pub(super) fn network(name: &str) -> Arc<NetDevice> {
 #[derive(Debug)]
 pub struct CompromisedProcess {
     process: Arc<DeviceProcess>,
-    estates: Vec<Arc<Estates>>,
+    journals: Vec<Arc<JournalStore>>,
     counts: Vec<(Arc<Counts>, OwnedFd)>,
     janitor: Arc<Janitor>,
     runtime: Runtime,
@@ -56,19 +56,19 @@ impl CompromisedProcess {
     pub fn new() -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
         let guard = runtime.enter();
-        let kin = Kin::of("taken");
-        let janitor = kin.janitor.clone();
+        let members = DomainMembers::of("taken");
+        let janitor = members.janitor.clone();
         // Nobody polls the task that would start the process.
-        let process = DeviceProcess::start("taken", Arc::new([]), kin);
-        let (mut estates, mut counts) = (Vec::new(), Vec::new());
+        let process = DeviceProcess::start("taken", Arc::new([]), members);
+        let (mut journals, mut counts) = (Vec::new(), Vec::new());
         for name in DEVICES {
             let net = network(name);
             let part = Part::new(Kind::Net(net.clone()), String::new(), "taken");
             let counted = Arc::new(Counts::new(part, 2 * PAIRS + 1).ok()?);
             counts.push((counted.clone(), counted.begin().ok()?));
-            let kept = Estates::new(name, 2 * PAIRS + 1);
-            estates.push(kept.clone());
-            let order = Told::Device {
+            let kept = JournalStore::new(name, 2 * PAIRS + 1);
+            journals.push(kept.clone());
+            let order = Command::Device {
                 device: name.to_owned(),
                 keys: String::new(),
                 has_image: false,
@@ -79,12 +79,12 @@ impl CompromisedProcess {
             // One has the connection of a Xen disk, which begins, and no sessions.
             let line = (name == DEVICES[1]).then(|| Arc::new(XenLine::default()));
             line.iter().for_each(|line| drop(line.connects(1)));
-            let (net, estates, xen) = (Some(net), kept, line);
-            let given = Given { connected, counts: counted, net, asks, estates, xen };
+            let (net, journals, xen) = (Some(net), kept, line);
+            let given = AssignedDevice { connected, counts: counted, net, asks, journals, xen };
             runtime.block_on(process.give(order, Vec::new(), Vec::new(), given)).ok()?;
         }
         drop(guard);
-        Some(Self { process, estates, counts, janitor, runtime })
+        Some(Self { process, journals, counts, janitor, runtime })
     }
 
     /// The device process, and the runtime that would start its process if it were run.
@@ -99,14 +99,15 @@ impl CompromisedProcess {
         let _guard = self.runtime.enter();
         let fds = (0..fds).filter_map(|_| Some(std::fs::File::open("/dev/null").ok()?.into()));
         let brought = Brought::of(fds.collect(), self.janitor.clone());
-        message::parse::<Heard>(bytes).is_ok_and(|heard| self.process.hear(heard, brought).is_ok())
+        message::parse::<Report>(bytes)
+            .is_ok_and(|report| self.process.handle(report, brought).is_ok())
     }
 
     /// A front-end connects to a device: its number.
     pub fn connects(&self, device: usize) -> Option<u64> {
         let socket = std::fs::File::open("/dev/null").ok()?;
-        let estates = &self.estates[device % DEVICES.len()];
-        Some(estates.add(estates.hold(socket.into())))
+        let journals = &self.journals[device % DEVICES.len()];
+        Some(journals.add(journals.hold(socket.into())))
     }
 
     /// The supervisor takes a device away, and the device process says that it has stopped. False:
@@ -121,7 +122,7 @@ impl CompromisedProcess {
             // It has been taken away before.
             return true;
         }
-        let removed = message::emit(&Heard::Removed { device: name.to_owned() });
+        let removed = message::emit(&Report::Removed { device: name.to_owned() });
         let is_heard = removed.is_ok_and(|bytes| self.hears(&bytes, 0));
         is_heard && removal.poll(&mut context).is_ready()
     }
@@ -136,11 +137,11 @@ impl CompromisedProcess {
 
     /// The device process dies: all that the next one is told of its front-ends fits a message.
     pub fn dies(&self) {
-        for estates in &self.estates {
-            estates.bereave();
-            for (told, fds) in estates.handings() {
-                let bytes = message::emit(&told);
-                assert!(bytes.is_ok_and(|bytes| bytes.len() <= SIZE_MAX), "{told:?}");
+        for journals in &self.journals {
+            journals.orphan();
+            for (command, fds) in journals.handings() {
+                let bytes = message::emit(&command);
+                assert!(bytes.is_ok_and(|bytes| bytes.len() <= SIZE_MAX), "{command:?}");
                 assert!(fds.len() <= FDS_MAX, "{} descriptors", fds.len());
             }
         }

@@ -7,15 +7,15 @@ use super::channel::{Channel, NO_FDS};
 use super::counts;
 use super::denied;
 use super::identity;
-use super::keeper::SupervisorKeeper;
 use super::limits::ProcessGroups;
 use super::locked::RingLocked;
-use super::message::{self, Heard, PortFacts, Told, Written};
-use super::net::{self, Given, ProcessNet};
+use super::message::{self, Command, JournalEntry, PortFacts, Report};
+use super::net::{self, PortGrant, ProcessNet};
 use super::sandbox;
+use super::session_journal::SupervisorJournal;
+use super::supervisor_client::{Outgoing, SupervisorClient, Unanswered};
 use super::threads;
 use super::turns::{Credit, Turns};
-use super::wishes::{Said, SupervisorClient, Unanswered};
 use crate::assemble::{Made, Opened, Part, Tasks};
 use crate::config::plan::{DaemonPlan, DiskPlan, Wanted};
 use crate::limits::Groups;
@@ -28,7 +28,9 @@ use manyring_backend::blk::{Disk, Handed, Image, ImageOptions};
 use manyring_backend::sys::starter::Role;
 use manyring_engine::{Janitor, Pool, PoolOptions, aside};
 use manyring_memory::{MemoryFiles, MemoryRules};
-use manyring_transport::vhost_user::{Client, Endpoint, Entry, Estate, Keeper, Kept, ServeOptions};
+use manyring_transport::vhost_user::{
+    Client, Endpoint, Entry, SavedEntry, SavedSession, ServeOptions, SessionJournal,
+};
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -42,7 +44,7 @@ use xen::ProcessXen;
 /// Most messages of the devices that wait to be sent to the supervisor.
 const SAID_MAX: usize = 64;
 /// How long queues that are to look at their new limit are waited for.
-const REFRESH_PATIENCE: Duration = Duration::from_secs(1);
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Clients of one device that can wait.
 const CLIENTS_MAX: usize = 16;
 /// Longest wait for what is under way when the supervisor is gone.
@@ -61,7 +63,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let closes = Arc::new(Janitor::of("the supervisor"));
     let channel = socket.and_then(|socket| Channel::new(socket, closes));
     let channel = channel.map_err(|error| format!("channel: {error}"))?;
-    let (uring, polling) = (plan.io_uring, plan.polling.law());
+    let (uring, polling) = (plan.io_uring, plan.polling.policy());
     let workers_max = sandbox::workers_max(plan.workers);
     let pool = Pool::new(PoolOptions { workers_max, polling, uring });
     pool.has_ring().ok_or("no worker thread can be started")?;
@@ -77,9 +79,9 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let balance = tokio::spawn(pool.clone().balance());
     let tells = tokio::spawn(denied::tell());
     let channel = Arc::new(channel);
-    let (says, said) = mpsc::channel(SAID_MAX);
+    let (outgoing, queued) = mpsc::channel(SAID_MAX);
     let (tasks, devices, xens, groups, unanswered) = Default::default();
-    let (threads, parks, turns) = Default::default();
+    let (threads, quiesces, turns) = Default::default();
     let mut process = Inside {
         channel,
         pool,
@@ -88,18 +90,18 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
         devices,
         xens,
         groups,
-        says,
+        outgoing,
         unanswered,
         threads,
-        parks,
+        quiesces,
         turns,
     };
     // The supervisor may not see the process of another user in /proc.
     let stat: Vec<_> = std::fs::File::open("/proc/self/stat").into_iter().collect();
-    if let Ok(ready) = message::emit(&Heard::Ready {}) {
+    if let Ok(ready) = message::emit(&Report::Ready {}) {
         let _ = process.channel.send(&ready, &stat).await;
     }
-    let ended = process.attend(said).await;
+    let ended = process.attend(queued).await;
     balance.abort();
     tells.abort();
     process.tasks.stop_all();
@@ -120,12 +122,12 @@ struct Inside {
     /// The disks of Xen guests.
     xens: HashMap<String, ProcessXen>,
     groups: ProcessGroups,
-    says: mpsc::Sender<Said>,
+    outgoing: mpsc::Sender<Outgoing>,
     unanswered: Unanswered,
     /// Where the supervisor reads how the threads are.
     threads: Option<OwnedFd>,
     /// Its devices stop for the next supervisor.
-    parks: Arc<AtomicBool>,
+    quiesces: Arc<AtomicBool>,
     /// In which its sessions note.
     turns: Arc<Turns>,
 }
@@ -137,99 +139,99 @@ struct Device {
     clients: mpsc::Sender<Client>,
     counters: OwnedFd,
     /// The session notes of the client that the supervisor hands over next.
-    estate: Estate,
+    saved: SavedSession,
 }
 
 impl Inside {
-    async fn say(&self, heard: &Heard) {
-        say(&self.channel, heard).await;
+    async fn say(&self, report: &Report) {
+        say(&self.channel, report).await;
     }
 
     /// Does what the supervisor says, until it is gone, and says what the devices have to say.
-    async fn attend(&mut self, mut said: mpsc::Receiver<Said>) -> Result<(), String> {
+    async fn attend(&mut self, mut queued: mpsc::Receiver<Outgoing>) -> Result<(), String> {
         let channel = self.channel.clone();
         loop {
             tokio::select! {
                 came = channel.receive() => {
                     let came = came.map_err(|error| format!("supervisor: {error}"))?;
                     let Some((bytes, mut fds)) = came else { return Ok(()) };
-                    let told = message::parse(&bytes);
-                    let told = told.map_err(|error| format!("supervisor: {error}"))?;
-                    self.obey(told, fds.take()).await?;
+                    let command = message::parse(&bytes);
+                    let command = command.map_err(|error| format!("supervisor: {error}"))?;
+                    self.handle(command, fds.take()).await?;
                 }
-                Some(said) = said.recv() => {
-                    let heard = match said {
-                        Said::Doubt { device } => Heard::Doubt { device },
-                        Said::Gone { device, number } => Heard::Gone { device, number },
-                        Said::Parked => Heard::Parked {},
-                        Said::Wish { device, wish, answer } => {
+                Some(queued) = queued.recv() => {
+                    let report = match queued {
+                        Outgoing::Suspect { device } => Report::Suspect { device },
+                        Outgoing::Gone { device, number } => Report::Gone { device, number },
+                        Outgoing::Quiesced => Report::Quiesced {},
+                        Outgoing::Request { device, request, answer } => {
                             let number = self.unanswered.ask(answer);
-                            Heard::Ask { device, number, wish }
+                            Report::Request { device, number, request }
                         }
                     };
-                    self.say(&heard).await;
+                    self.say(&report).await;
                 }
             }
         }
     }
 
-    async fn obey(&mut self, told: Told, mut fds: Vec<OwnedFd>) -> Result<(), String> {
-        match told {
-            Told::Device { device, keys, has_image, port } => {
+    async fn handle(&mut self, command: Command, mut fds: Vec<OwnedFd>) -> Result<(), String> {
+        match command {
+            Command::Device { device, keys, has_image, port } => {
                 let wanted = config::device(&device, &keys)?;
                 if fds.is_empty() {
                     return Err("supervisor: a device without counters".to_owned());
                 }
                 let counters = fds.remove(0);
-                self.add(wanted, Gift { has_image, port, fds }, counters).await?;
+                self.add(wanted, DeviceGrant { has_image, port, fds }, counters).await?;
             }
-            Told::Kept { device, entry: Written { key, bytes } } => {
+            Command::SavedEntry { device, entry: JournalEntry { key, bytes } } => {
                 if let Some(device) = self.devices.get_mut(&device) {
-                    device.estate.entries.push(Kept { entry: Entry { key, bytes }, fds });
+                    device.saved.entries.push(SavedEntry { entry: Entry { key, bytes }, fds });
                 }
             }
-            Told::Client { device, number, answering, has_credit } => {
+            Command::Client { device, number, answering, has_credit } => {
                 self.connect(&device, fds.pop(), (number, answering), has_credit);
             }
-            Told::Park {} => self.park(),
-            Told::Remove { device } => self.remove(device),
-            Told::Measure { device } => self.measure(&device),
-            Told::Outside { device, link_up, is_gone, mtu, announcements } => {
+            Command::Quiesce {} => self.quiesce(),
+            Command::Remove { device } => self.remove(device),
+            Command::Measure { device } => self.measure(&device),
+            Command::Outside { device, link_up, is_gone, mtu, announcements } => {
                 if let Some(net) = self.net(&device) {
-                    net.hear(is_gone, net::Wanted { link_up, mtu, announcements });
+                    net.handle(is_gone, net::Wanted { link_up, mtu, announcements });
                 }
             }
-            Told::Queues { device, filter } => {
+            Command::Queues { device, filter } => {
                 let renewed = self.net(&device).map_or(Ok(()), |net| net.renew(fds, filter.into()));
                 renewed.map_err(|errno| format!("supervisor: queues of {device}: {errno}"))?;
             }
-            Told::Limit { device, rates, group } => {
+            Command::Limit { device, rates, group } => {
                 if let Some(part) = self.part(&device) {
                     let limit = part.kind.limit().clone();
                     self.groups.limit(&limit, rates, group);
                     let pool = self.pool.clone();
                     let refresh =
-                        async move { pool.refresh(|of| of == device, REFRESH_PATIENCE).await };
+                        async move { pool.refresh(|of| of == device, REFRESH_TIMEOUT).await };
                     tokio::spawn(refresh);
                 }
             }
-            Told::Done { number, error } => self.unanswered.answer(number, error),
-            Told::Threads {} => self.threads = fds.pop(),
-            Told::Hail { number } => self.say(&Heard::Counted { number }).await,
-            Told::XenDisk { device, facts } => {
+            Command::Done { number, error } => self.unanswered.answer(number, error),
+            Command::Threads {} => self.threads = fds.pop(),
+            Command::Ping { number } => self.say(&Report::Counted { number }).await,
+            Command::XenDisk { device, facts } => {
                 let parts = (self.pool.clone(), self.channel.clone());
                 let how = (parts, self.uring, self.supervisor(&device));
                 let xen = ProcessXen::open(&device, facts, fds, how).await?;
                 self.xens.insert(device, xen);
             }
-            Told::XenRing { ref device, .. }
-            | Told::XenConnect { ref device, .. }
-            | Told::XenDisconnect { ref device, .. } => {
+            Command::XenRing { ref device, .. }
+            | Command::XenConnect { ref device, .. }
+            | Command::XenDisconnect { ref device, .. } => {
                 if let Some(xen) = self.xens.get_mut(device) {
-                    xen.obey(told, fds);
+                    xen.handle(command, fds);
                 }
             }
-            Told::Count { number } => self.count(number).await,
+            Command::Count { number } => self.count(number).await,
         }
         Ok(())
     }
@@ -243,14 +245,14 @@ impl Inside {
             news.extend(net.as_mut().and_then(|net| net.news(name)));
         }
         self.xens.values().for_each(ProcessXen::count);
-        for heard in news {
-            self.say(&heard).await;
+        for report in news {
+            self.say(&report).await;
         }
-        self.say(&Heard::Counted { number }).await;
+        self.say(&Report::Counted { number }).await;
     }
 
     fn supervisor(&self, device: &str) -> SupervisorClient {
-        SupervisorClient { device: device.to_owned(), says: self.says.clone() }
+        SupervisorClient { device: device.to_owned(), outgoing: self.outgoing.clone() }
     }
 
     fn part(&self, device: &str) -> Option<&Part> {
@@ -262,11 +264,16 @@ impl Inside {
         self.devices.get(device)?.net.as_ref()
     }
 
-    async fn add(&mut self, wanted: Wanted, gift: Gift, counters: OwnedFd) -> Result<(), String> {
+    async fn add(
+        &mut self,
+        wanted: Wanted,
+        grant: DeviceGrant,
+        counters: OwnedFd,
+    ) -> Result<(), String> {
         let name = wanted.plan().name.as_str();
         let supervisor = self.supervisor(name);
         let (asked, uring) = (wanted.clone(), self.uring);
-        let opened = aside(move || gift.opened(&asked, uring, supervisor)).await;
+        let opened = aside(move || grant.opened(&asked, uring, supervisor)).await;
         let (opened, given) = opened.ok_or("a device cannot be put together")??;
         // Its limit is told next, and again whenever it changes.
         let made = wanted.made(opened, (&self.pool, &Groups::default()));
@@ -285,18 +292,18 @@ impl Inside {
         let (clients, handed) = mpsc::channel(CLIENTS_MAX);
         self.tasks.serve(&made, Endpoint::Handed(handed), options);
         self.tell_of_sessions(name, &made);
-        let (net, estate) = (ProcessNet::new(&made, given), Estate::default());
-        self.devices.insert(name.to_owned(), Device { net, made, clients, counters, estate });
+        let (net, saved) = (ProcessNet::new(&made, given), SavedSession::default());
+        self.devices.insert(name.to_owned(), Device { net, made, clients, counters, saved });
         Ok(())
     }
 
     fn tell_of_sessions(&self, name: &str, made: &Made) {
         let (channel, device) = (self.channel.clone(), name.to_owned());
-        let (mut connected, parks) = (made.part.connected.subscribe(), self.parks.clone());
+        let (mut connected, quiesces) = (made.part.connected.subscribe(), self.quiesces.clone());
         tokio::spawn(async move {
-            while connected.changed().await.is_ok() && !parks.load(Ordering::Relaxed) {
+            while connected.changed().await.is_ok() && !quiesces.load(Ordering::Relaxed) {
                 let is_open = *connected.borrow_and_update();
-                say(&channel, &Heard::Session { device: device.clone(), is_open }).await;
+                say(&channel, &Report::Session { device: device.clone(), is_open }).await;
             }
         });
     }
@@ -309,17 +316,18 @@ impl Inside {
         has_credit: bool,
     ) {
         let (Some(device), Some(socket)) = (self.devices.get_mut(name), socket) else { return };
-        let mut estate = std::mem::take(&mut device.estate);
-        estate.answering = answering;
-        let (channel, says, parks) = (self.channel.clone(), self.says.clone(), self.parks.clone());
+        let mut saved = std::mem::take(&mut device.saved);
+        saved.answering = answering;
+        let (channel, outgoing, quiesces) =
+            (self.channel.clone(), self.outgoing.clone(), self.quiesces.clone());
         let credit = match has_credit {
             true => Credit::of(device.made.part.queue_count()),
             false => Credit::default(),
         };
         let (turns, named) = (self.turns.clone(), name.to_owned());
-        let keeper =
-            SupervisorKeeper { device: named, number, channel, turns, credit, says, parks };
-        let kept = Some((Arc::new(keeper) as Arc<dyn Keeper>, estate));
+        let journal =
+            SupervisorJournal { device: named, number, channel, turns, credit, outgoing, quiesces };
+        let kept = Some((Arc::new(journal) as Arc<dyn SessionJournal>, saved));
         let stream = std::os::unix::net::UnixStream::from(socket);
         let Ok(stream) = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream))
         else {
@@ -340,20 +348,20 @@ impl Inside {
         let channel = self.channel.clone();
         tokio::spawn(async move {
             closed.await;
-            say(&channel, &Heard::Removed { device: name }).await;
+            say(&channel, &Report::Removed { device: name }).await;
         });
     }
 
     /// Stops all devices for the next supervisor, and tells when all that they had is closed. Their
     /// front-ends stay connected.
-    fn park(&mut self) {
-        self.parks.store(true, Ordering::Relaxed);
+    fn quiesce(&mut self) {
+        self.quiesces.store(true, Ordering::Relaxed);
         let names: Vec<_> = self.devices.keys().cloned().collect();
         let closing: JoinSet<_> = names.iter().filter_map(|name| self.close(name)).collect();
-        let says = self.says.clone();
+        let outgoing = self.outgoing.clone();
         tokio::spawn(async move {
             closing.join_all().await;
-            let _ = says.send(Said::Parked).await;
+            let _ = outgoing.send(Outgoing::Quiesced).await;
         });
     }
 
@@ -365,11 +373,11 @@ impl Inside {
             if let Some(mut stopping) = stopping {
                 while stopping.changed().await.is_ok() {}
             }
-            let Device { net, made, clients: _, counters, estate } = device;
+            let Device { net, made, clients: _, counters, saved } = device;
             // Nothing looks after its port any more.
             drop(net);
             counts::write(&counters, &made.part);
-            aside(move || drop((made, counters, estate))).await;
+            aside(move || drop((made, counters, saved))).await;
         })
     }
 
@@ -392,39 +400,39 @@ fn refuse(client: Client) {
     if let Ok(stream) = client.stream.into_std() {
         let _ = stream.shutdown(std::net::Shutdown::Both);
     }
-    if let Some((keeper, _)) = client.kept {
-        keeper.forget();
+    if let Some((journal, _)) = client.kept {
+        journal.forget();
     }
 }
 
-pub(super) async fn say(channel: &Channel, heard: &Heard) {
-    if let Ok(bytes) = message::emit(heard) {
+pub(super) async fn say(channel: &Channel, report: &Report) {
+    if let Ok(bytes) = message::emit(report) {
         // The supervisor is gone: the next look at the channel shows it.
         let _ = channel.send(&bytes, NO_FDS).await;
     }
 }
 
 /// The files and the port of a device that the supervisor has opened for this device process.
-pub(super) struct Gift {
+pub(super) struct DeviceGrant {
     pub(super) has_image: bool,
     pub(super) port: Option<PortFacts>,
     pub(super) fds: Vec<OwnedFd>,
 }
 
-impl Gift {
+impl DeviceGrant {
     /// The host's side of the device, of what was given. May block.
     fn opened(
         self,
         wanted: &Wanted,
         uring: bool,
         supervisor: SupervisorClient,
-    ) -> Result<(Opened, Option<Given>), String> {
+    ) -> Result<(Opened, Option<PortGrant>), String> {
         let (opened, given) = match wanted {
             Wanted::Blk(blk) => {
                 (Opened::Disk(self.disk((&blk.disk, blk.read_only), uring, supervisor)?), None)
             }
             Wanted::Net(net) => {
-                let given = Given::new(net, self.port, self.fds, supervisor)?;
+                let given = PortGrant::new(net, self.port, self.fds, supervisor)?;
                 let mac = net.mac.unwrap_or_else(|| net.made_mac());
                 (Opened::Port(given.port(), mac), Some(given))
             }

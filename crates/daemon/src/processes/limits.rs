@@ -2,7 +2,7 @@
 //! process counts by itself the work of its devices, and of a group of them: a group is in one
 //! device process.
 
-use super::message::{GroupRates, LimitRates, Told};
+use super::message::{Command, GroupRates, LimitRates};
 use crate::config::plan::{GroupPlan, LimitPlan};
 use manyring_engine::clock_now_ns;
 use manyring_engine::limit::{Group, Limit, Rates};
@@ -30,7 +30,7 @@ impl Limits {
     }
 
     /// The message that tells a device process the limit of `device`.
-    pub(super) fn of(&self, device: &str) -> Told {
+    pub(super) fn of(&self, device: &str) -> Command {
         let limit = self.devices.get(device).cloned().unwrap_or_default();
         let rates = limit.rates().into();
         let group = limit.group.map(|name| {
@@ -38,7 +38,7 @@ impl Limits {
             let rates = plan.map(|plan| plan.limit.rates()).unwrap_or_default().into();
             GroupRates { name, rates }
         });
-        Told::Limit { device: device.to_owned(), rates, group }
+        Command::Limit { device: device.to_owned(), rates, group }
     }
 }
 

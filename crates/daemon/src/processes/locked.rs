@@ -1,6 +1,6 @@
 //! `RingLocked`: a disk whose image the supervisor locks while rings of its guest run.
 
-use super::wishes::SupervisorClient;
+use super::supervisor_client::SupervisorClient;
 use manyring_backend::blk::{Disk, DiskQueue, Geometry, Image, ImageError};
 use rustix::io::Errno;
 use std::path::PathBuf;

@@ -1,8 +1,8 @@
 //! Messages between the supervisor and a device process: a byte for the version, then JSON.
 //!
 //! A device process may be taken by its guest. So what comes from it is short, names only devices
-//! that it was given, and asks for nothing but what a guest may choose ([`Wish`]): one thing at a
-//! time.
+//! that it was given, and asks for nothing but what a guest may choose ([`PrivilegedRequest`]): one
+//! thing at a time.
 
 use manyring_backend::net::HostFilter;
 use serde::de::DeserializeOwned;
@@ -19,7 +19,7 @@ pub const FDS_MAX: usize = 240;
 /// A message of the supervisor to a device process.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Told {
+pub enum Command {
     /// A device to serve, by its keys as the control API takes them. File descriptors: one for the
     /// counters; if it `has_image`, one for transfers and all others for flushes, or one for a disk
     /// in memory; if it has a `port`, one for each of its queue pairs, and one for the table of
@@ -94,7 +94,7 @@ pub enum Told {
         /// That of the group which it is in.
         group: Option<GroupRates>,
     },
-    /// The answer to [`Heard::Ask`]: the wish was carried out, or refused.
+    /// The answer to [`Report::Request`]: the privileged request was carried out, or refused.
     Done {
         /// That of the question.
         number: u64,
@@ -103,11 +103,11 @@ pub enum Told {
     },
     /// Something that was kept of the session of the client that is told next. With the file
     /// descriptors that belong to it.
-    Kept {
+    SavedEntry {
         /// The device's name.
         device: String,
         /// As a device process has noted it.
-        entry: Written,
+        entry: JournalEntry,
     },
     /// Somebody has connected to a device, or has lost the device process that served it. One file
     /// descriptor: the socket.
@@ -123,7 +123,7 @@ pub enum Told {
     },
     /// Another supervisor gets all devices: their queues stop, what they have is closed, and their
     /// front-ends stay connected.
-    Park {},
+    Quiesce {},
     /// A device goes.
     Remove {
         /// Its name.
@@ -142,7 +142,7 @@ pub enum Told {
         number: u64,
     },
     /// An answer is wanted and nothing else: the device process shows that it goes on.
-    Hail {
+    Ping {
         /// The answer names it.
         number: u64,
     },
@@ -252,7 +252,7 @@ pub struct XenSeat {
 /// A message of a device process about the connection of a Xen disk.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum XenSaid {
+pub enum XenReport {
     /// Its rings are served.
     Started {},
     /// They are not, and nothing of the front-end is in use.
@@ -296,7 +296,7 @@ pub struct GroupRates {
 /// Something that is kept of a session.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Written {
+pub struct JournalEntry {
     /// Where it is kept: another one with this key replaces it.
     pub key: u32,
     /// The content of the entry. Device processes read it; the supervisor only stores it.
@@ -342,7 +342,7 @@ pub enum Answered {
 /// do.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Wish {
+pub enum PrivilegedRequest {
     /// The host is to use a queue pair, or not.
     Pair {
         /// Its index.
@@ -368,15 +368,15 @@ pub enum Wish {
     },
 }
 
-/// A message of a device process to the supervisor. Only a [`Self::Note`] has file descriptors.
+/// A message of a device process to the supervisor. Only a [`Self::Journal`] has file descriptors.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Heard {
+pub enum Report {
     /// It serves from now on.
     Ready {},
     /// All devices have stopped, as it was told, and all that it was given of them is closed. It
     /// says nothing more of them.
-    Parked {},
+    Quiesced {},
     /// A front-end of a device has come or gone.
     Session {
         /// The device's name.
@@ -386,14 +386,14 @@ pub enum Heard {
     },
     /// Changes the notes of a client's session, which the supervisor keeps for the next device
     /// process in case this one dies. The file descriptors are those of the first entry of `puts`.
-    Note {
+    Journal {
         /// The device's name.
         device: String,
         /// That of the client.
         number: u64,
         /// Entries that the supervisor keeps from now on, each in the place of the one with its
         /// key.
-        puts: Vec<Written>,
+        puts: Vec<JournalEntry>,
         /// The keys of what is kept no more.
         drops: Vec<u32>,
         /// Whether an answer is under way.
@@ -411,17 +411,17 @@ pub enum Heard {
         /// Its name.
         device: String,
     },
-    /// Something is to be done for the guest of a device, and answered by [`Told::Done`].
-    Ask {
+    /// Something is to be done for the guest of a device, and answered by [`Command::Done`].
+    Request {
         /// The device's name.
         device: String,
         /// The answer names it.
         number: u64,
         /// The thing to be done.
-        wish: Wish,
+        request: PrivilegedRequest,
     },
     /// A queue of a device cannot be read or written: its interface may be gone.
-    Doubt {
+    Suspect {
         /// The device's name.
         device: String,
     },
@@ -445,7 +445,7 @@ pub enum Heard {
         /// That of the connection.
         number: u64,
         /// The news.
-        said: XenSaid,
+        said: XenReport,
     },
     /// The counters are written down.
     Counted {
@@ -510,33 +510,33 @@ mod tests {
         (0..next(seed) % 40).filter_map(|_| char::from_u32((next(seed) % 0x3000) as u32)).collect()
     }
 
-    fn told_of_xen(number: u64, device: String, keys: String) -> Told {
+    fn command_of_xen(number: u64, device: String, keys: String) -> Command {
         let is_open = number.is_multiple_of(2);
         let seat = is_open.then_some(XenSeat { entries: 7, seat: 3 });
-        match number % 15 {
-            10 => {
+        match number % 4 {
+            0 => {
                 let refs = vec![1, u32::MAX];
                 let ring = XenRing { refs, port: Some(9), has_journal: is_open };
-                Told::XenRing { device, ring }
+                Command::XenRing { device, ring }
             }
-            11 => {
+            1 => {
                 let front = XenFrontEnd { number, domain: 7, seat, ..XenFrontEnd::default() };
-                Told::XenConnect { device, front }
+                Command::XenConnect { device, front }
             }
-            12 => Told::XenDisconnect { device, number },
+            2 => Command::XenDisconnect { device, number },
             _ => {
                 let params = "null:1G".to_owned();
-                Told::XenDisk { device, facts: XenFacts { keys, params, ..XenFacts::default() } }
+                Command::XenDisk { device, facts: XenFacts { keys, params, ..XenFacts::default() } }
             }
         }
     }
 
-    fn said_of_xen(number: u64) -> XenSaid {
+    fn report_of_xen(number: u64) -> XenReport {
         match number % 5 {
-            0 => XenSaid::Started {},
-            1 => XenSaid::Stopped {},
-            2 => XenSaid::Fault { text: "a".to_owned() },
-            _ => XenSaid::Refused { text: "b".to_owned(), passes: number.is_multiple_of(2) },
+            0 => XenReport::Started {},
+            1 => XenReport::Stopped {},
+            2 => XenReport::Fault { text: "a".to_owned() },
+            _ => XenReport::Refused { text: "b".to_owned(), passes: number.is_multiple_of(2) },
         }
     }
 
@@ -545,13 +545,76 @@ mod tests {
         let mut spoiled = bytes.to_vec();
         let at = usize::try_from(next(seed)).unwrap() % spoiled.len();
         spoiled[at] ^= 1 << (next(seed) % 8);
-        let _ = parse::<Heard>(&spoiled);
-        assert!(parse::<Heard>(&bytes[..at]).is_err(), "{at} bytes of {}", bytes.len());
+        let _ = parse::<Report>(&spoiled);
+        assert!(parse::<Report>(&bytes[..at]).is_err(), "{at} bytes of {}", bytes.len());
     }
 
-    fn guest(device: String, pairs: Option<u16>) -> Heard {
+    fn guest(device: String, pairs: Option<u16>) -> Report {
         let (mac, announces, control) = (Some([2; 6]), pairs.is_some(), pairs);
-        Heard::Guest { device, mac, announces, control, pairs }
+        Report::Guest { device, mac, announces, control, pairs }
+    }
+
+    /// Any command to a device process but those of Xen guests' disks.
+    fn command(number: u64, device: String, keys: String, name: String) -> Command {
+        let is_open = number.is_multiple_of(2);
+        let mtu = is_open.then_some(1500);
+        let filter = PortFilter { only_to: Some([2; 6]), lacks_groups: !is_open };
+        let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
+        match number % 10 {
+            0 => {
+                let (is_macvtap, can_hash, table_key) = (!is_open, is_open, Some(number));
+                let (interface, offloads) = (name, number);
+                let port =
+                    PortFacts { interface, is_macvtap, offloads, mtu, table_key, can_hash, filter };
+                Command::Device { device, keys, has_image: is_open, port: is_open.then_some(port) }
+            }
+            1 => {
+                let answering = is_open.then(|| vec![1, 2]);
+                Command::Client { device, number, answering, has_credit: !is_open }
+            }
+            2 => Command::Remove { device },
+            3 => Command::Measure { device },
+            4 => Command::Queues { device, filter },
+            5 => Command::Done { number, error: 5 },
+            6 => {
+                let (link_up, is_gone, announcements) = (is_open, !is_open, number);
+                Command::Outside { device, link_up, is_gone, mtu, announcements }
+            }
+            7 => {
+                let group = is_open.then_some(GroupRates { name, rates });
+                Command::Limit { device, rates, group }
+            }
+            8 => {
+                let entry = JournalEntry { key: 7, bytes: vec![0, 255] };
+                Command::SavedEntry { device, entry }
+            }
+            _ if number % 20 > 10 => Command::Count { number },
+            _ => Command::Ping { number },
+        }
+    }
+
+    fn report(number: u64, device: String) -> Report {
+        let is_open = number.is_multiple_of(2);
+        let ask = |device, request| Report::Request { device, number, request };
+        match number % 14 {
+            0 => Report::Ready {},
+            1 => Report::Session { device, is_open },
+            2 => Report::Removed { device },
+            3 => Report::Suspect { device },
+            4 => guest(device, is_open.then_some(1500)),
+            5 => ask(device, PrivilegedRequest::Offloads { bits: number }),
+            6 => ask(device, PrivilegedRequest::Pair { pair: 3, attached: is_open }),
+            7 => ask(device, PrivilegedRequest::Lock { is_held: is_open }),
+            8 => ask(device, PrivilegedRequest::Rss { config: vec![7; 307] }),
+            9 => Report::Gone { device, number },
+            10 => {
+                let puts = vec![JournalEntry { key: 1, bytes: vec![9; 40] }];
+                let answer = Answered::UnderWay(vec![3]);
+                Report::Journal { device, number, puts, drops: vec![5, 6], answer }
+            }
+            11 | 12 => Report::Xen { device, number, said: report_of_xen(number) },
+            _ => Report::Counted { number },
+        }
     }
 
     #[test]
@@ -559,82 +622,28 @@ mod tests {
         let seed = &mut 0x9e37_79b9_7f4a_7c15;
         for round in 0..2000 {
             let (device, keys, number) = (text(seed), text(seed), next(seed));
-            let is_open = number % 2 == 0;
-            let mtu = is_open.then_some(1500);
-            let filter = PortFilter { only_to: Some([2; 6]), lacks_groups: !is_open };
-            let port = is_open.then(|| PortFacts {
-                interface: text(seed),
-                is_macvtap: !is_open,
-                offloads: number,
-                mtu,
-                table_key: Some(number),
-                can_hash: is_open,
-                filter,
-            });
-            let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
-            let told = match number % 15 {
-                0 => Told::Device { device, keys, has_image: is_open, port },
-                1 => {
-                    let answering = is_open.then(|| vec![1, 2]);
-                    Told::Client { device, number, answering, has_credit: !is_open }
-                }
-                9 => Told::Kept { device, entry: Written { key: 7, bytes: vec![0, 255] } },
-                2 => Told::Remove { device },
-                3 => Told::Measure { device },
-                4 => Told::Queues { device, filter },
-                5 => Told::Done { number, error: 5 },
-                6 => Told::Outside {
-                    device,
-                    link_up: is_open,
-                    is_gone: !is_open,
-                    mtu,
-                    announcements: number,
-                },
-                7 => {
-                    let group = is_open.then(|| GroupRates { name: text(seed), rates });
-                    Told::Limit { device, rates, group }
-                }
-                10..14 => told_of_xen(number, device, keys),
-                _ if is_open => Told::Count { number },
-                _ => Told::Hail { number },
+            let sent = match number % 4 {
+                0 => command_of_xen(number / 4, device, keys),
+                _ => command(number / 4, device, keys, text(seed)),
             };
-            assert_eq!(parse::<Told>(&emit(&told).unwrap()).unwrap(), told, "round {round}");
-            let device = text(seed);
-            let ask = |device, wish| Heard::Ask { device, number, wish };
-            let heard = match number % 14 {
-                0 => Heard::Ready {},
-                1 => Heard::Session { device, is_open },
-                2 => Heard::Removed { device },
-                3 => Heard::Doubt { device },
-                4 => guest(device, mtu),
-                5 => ask(device, Wish::Offloads { bits: number }),
-                6 => ask(device, Wish::Pair { pair: 3, attached: is_open }),
-                7 => ask(device, Wish::Lock { is_held: is_open }),
-                8 => ask(device, Wish::Rss { config: vec![7; 307] }),
-                9 => Heard::Gone { device, number },
-                10 => {
-                    let puts = vec![Written { key: 1, bytes: vec![9; 40] }];
-                    let answer = Answered::UnderWay(vec![3]);
-                    Heard::Note { device, number, puts, drops: vec![5, 6], answer }
-                }
-                11 | 12 => Heard::Xen { device, number, said: said_of_xen(number) },
-                _ => Heard::Counted { number },
-            };
-            let bytes = emit(&heard).unwrap();
-            assert_eq!(parse::<Heard>(&bytes).unwrap(), heard, "round {round}");
+            let bytes = emit(&sent).unwrap();
+            assert_eq!(parse::<Command>(&bytes).unwrap(), sent, "round {round}");
+            let sent = report(number, text(seed));
+            let bytes = emit(&sent).unwrap();
+            assert_eq!(parse::<Report>(&bytes).unwrap(), sent, "round {round}");
             spoil(&bytes, seed);
         }
     }
 
     #[test]
     fn what_is_no_message_is_refused_and_named() {
-        let said = |bytes: &[u8]| parse::<Heard>(bytes).unwrap_err().to_string();
+        let said = |bytes: &[u8]| parse::<Report>(bytes).unwrap_err().to_string();
         assert_eq!(said(&[]), "an empty message");
         assert_eq!(said(b"\x02{}"), "version 2 of the messages, not 1");
         assert!(said(&[1; SIZE_MAX + 1]).contains("more than 16384"));
         assert!(said(b"\x01{\"counted\":{\"number\":1,\"more\":2}}").contains("unknown field"));
         assert!(said(b"\x01{\"remove\":{\"device\":\"a\"}}").contains("unknown variant"));
-        let long = Told::Remove { device: "x".repeat(SIZE_MAX) };
+        let long = Command::Remove { device: "x".repeat(SIZE_MAX) };
         assert!(matches!(emit(&long), Err(MessageError::Long { .. })));
     }
 }

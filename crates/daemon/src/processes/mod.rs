@@ -2,25 +2,27 @@
 //! devices (docs/design/0021).
 //!
 //! ```text
-//! the supervisor (manyring run)                    a device process (manyring device-process)
-//! front.rs    listens, accepts; opens and locks the image
-//!                | which process? starts it        inside.rs  sessions, workers, guest memory,
-//! process.rs  one process: what it is told   <->              as the daemon itself runs them
-//!                and asked; its end is waited for; begin.rs starts it
-//! chatter.rs  what it writes to standard error
-//! lend.rs     does what a guest may choose   <-    wishes.rs  asks for that, and waits
-//!                of its interface, and keeps the interface
-//! estate.rs   keeps connections, and notes   <-    keeper.rs  notes what its sessions are told;
-//!                of the sessions, for the next one            turns.rs in which order
-//! xen_front.rs  hands a disk of a Xen guest  <->   inside/xen.rs  maps its rings and serves them
-//!                over, and what its front-end has named; xen_line.rs checks the answers
+//! the supervisor (manyring run)             a device process (manyring device-process)
 //!
-//! message.rs what they say    channel.rs how, with file descriptors    keys.rs a device
-//! counts.rs what a device has counted    threads.rs how its workers are
-//! sandbox.rs what a device process gives up    identity.rs as whom it goes on
-//! calls.rs   the system calls of each of its threads
-//! process/park.rs  how it stops for the next supervisor    takeover.rs both supervisors
-//! left.rs    what one leaves to the other    before.rs  how the other one ends
+//! front.rs            listens, accepts,     inside.rs             sessions, workers and guest
+//!                     opens, locks images                         memory, as in one process
+//! process.rs          commands, reports,    xen: inside/xen.rs    maps a front-end's rings, serves
+//!                     the end of a process
+//! begin.rs            starts processes
+//! request_server.rs   does privileged   <-  supervisor_client.rs  asks for them, and waits
+//!                     requests
+//! journal_store.rs    keeps sockets and <-  session_journal.rs    writes the journal of a session;
+//!                     journals                                    turns.rs orders the writers
+//! xen_front.rs        hands disks over  <-> xen_line.rs           checks the answers
+//! stderr_relay.rs     passes log lines on   sandbox.rs, identity.rs, calls.rs
+//!                                                                 what a process gives up
+//!
+//! both: message.rs    commands, reports     channel.rs            messages with descriptors
+//!       keys.rs       a device              counts.rs, threads.rs counters, state of workers
+//!
+//! the next supervisor (a takeover)
+//! takeover.rs         both supervisors      handoff_message.rs    what one hands to the other
+//! process/quiesce.rs  processes stop        before.rs             how the former one ends
 //! ```
 //! The supervisor reads no byte that a front-end sends to a device process, maps none of its
 //! memory, and waits for no device process: its orders for a device process lie in a bounded queue,
@@ -28,37 +30,37 @@
 //! as a hostile peer's. A device process that dies is started again, and its front-ends go on: they
 //! see a pause.
 
+mod assigned;
 mod before;
 mod begin;
 mod calls;
 mod channel;
-mod chatter;
 mod counts;
 mod denied;
-mod estate;
 mod front;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod given;
+mod handoff_message;
 mod identity;
 mod inside;
-mod keeper;
+mod journal_store;
 pub(crate) mod keys;
-mod left;
-mod lend;
 mod limits;
 mod locked;
 pub mod message;
 mod net;
-mod parcel;
+mod outgoing;
 mod process;
 mod question;
+mod request_server;
 pub(crate) mod sandbox;
+mod session_journal;
 mod state;
+mod stderr_relay;
+mod supervisor_client;
 mod takeover;
 mod threads;
 mod turns;
-mod wishes;
 mod xen_front;
 mod xen_line;
 
@@ -66,20 +68,20 @@ pub(crate) use before::Before;
 pub(crate) use begin::start_next;
 pub(crate) use channel::watched;
 pub(crate) use front::serve;
+pub use handoff_message::HandoffMessage;
+use handoff_message::{DeviceHandoff, LingeringIo};
 pub(crate) use inside::run;
-pub use left::Left;
-use left::{Remains, Share};
-pub(crate) use takeover::{Bequest, Legacy, OfXen, Shown, XenBytes};
+pub(crate) use takeover::{Handoff, HandoffRequest, OfXen, Shown, XenBytes};
 pub(crate) use xen_front::{
     XenEndings, XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
 };
 
 use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};
 use crate::model::snapshot::Workers;
+use assigned::DomainMembers;
 use channel::Channel;
 use counts::Counts;
-use estate::{Estates, Heirloom};
-use given::Kin;
+use journal_store::{AdoptedSession, JournalStore};
 use limits::Limits;
 use manyring_engine::aside;
 use process::DeviceProcess;
@@ -97,21 +99,21 @@ use tokio::time::Instant;
 
 /// Shortest time between two starts of a device process: one that dies at once is not started for
 /// ever.
-const START_PAUSE: Duration = Duration::from_millis(200);
+const START_BACKOFF: Duration = Duration::from_millis(200);
 /// Longest pause before a device process is started of which those before have died within
 /// [`BRIEF`].
-const START_PAUSE_MAX: Duration = Duration::from_secs(5);
+const START_BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// A device process that dies this soon may die of what it is told.
 const BRIEF: Duration = Duration::from_secs(2);
 /// How long after its start the device process of a Xen guest that has ended is shown at least.
 const GONE: Duration = Duration::from_secs(60);
 /// How long a reader of counters waits for the device processes.
-const COUNT_PATIENCE: Duration = Duration::from_millis(200);
+const COUNT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The device processes of this process, by the name of their domain. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Processes {
-    kept: Arc<Mutex<BTreeMap<String, Kept>>>,
+    kept: Arc<Mutex<BTreeMap<String, Serving>>>,
     /// The options that each device process is started with.
     arguments: Arc<[OsString]>,
     /// And that of Xen guests.
@@ -129,9 +131,9 @@ pub(crate) struct Processes {
     /// by then what it will serve.
     changes: Arc<RwLock<()>>,
     /// The front-ends that another supervisor has left, by device.
-    heirlooms: Arc<Mutex<HashMap<String, Vec<Heirloom>>>>,
+    adopted_sessions: Arc<Mutex<HashMap<String, Vec<AdoptedSession>>>>,
     /// Processes and requests of its device processes that have not ended, by device.
-    remains: Arc<Mutex<HashMap<String, Remains>>>,
+    lingering_io: Arc<Mutex<HashMap<String, LingeringIo>>>,
 }
 
 /// The disks of a Xen's guests.
@@ -139,7 +141,7 @@ pub(crate) struct Processes {
 struct Xen {
     name: String,
     /// Where they are asked for what they leave to another supervisor.
-    asks: mpsc::Sender<Bequest>,
+    asks: mpsc::Sender<HandoffRequest>,
     /// Its xenstore is there. Without it another supervisor could not go on with the disks.
     is_there: watch::Receiver<bool>,
 }
@@ -148,13 +150,13 @@ struct Xen {
 #[derive(Debug)]
 enum Asked {
     /// Another supervisor wants to know what it is left of the device.
-    Bequest(Bequest),
+    HandoffRequest(HandoffRequest),
     /// The disk is to have this size, which is smaller than before.
     Shrink { size: u64, done: oneshot::Sender<Result<u64, Errno>> },
 }
 
 #[derive(Debug)]
-struct Kept {
+struct Serving {
     process: Arc<DeviceProcess>,
     started: Instant,
     starts: u64,
@@ -182,9 +184,9 @@ pub(crate) struct ProcessInfo {
 }
 
 impl Processes {
-    /// No device process runs yet. `arguments`: the options that each is started with. `legacy`:
+    /// No device process runs yet. `arguments`: the options that each is started with. `handoff`:
     /// what another supervisor has left.
-    pub(crate) fn new(arguments: Vec<OsString>, legacy: &mut Legacy) -> Self {
+    pub(crate) fn new(arguments: Vec<OsString>, handoff: &mut Handoff) -> Self {
         let of_xen = arguments.iter().cloned().chain([sandbox::XEN_OPTION.into()]).collect();
         Self {
             kept: Arc::default(),
@@ -196,20 +198,20 @@ impl Processes {
             pauses: Arc::new(watch::Sender::new(false)),
             successor: Arc::default(),
             changes: Arc::default(),
-            heirlooms: Arc::new(Mutex::new(std::mem::take(&mut legacy.clients))),
-            remains: Arc::new(Mutex::new(std::mem::take(&mut legacy.remains))),
+            adopted_sessions: Arc::new(Mutex::new(std::mem::take(&mut handoff.clients))),
+            lingering_io: Arc::new(Mutex::new(std::mem::take(&mut handoff.lingering_io))),
         }
     }
 
     /// Registers the front of a device. Returns the receiver of takeover requests, and the
     /// front-ends that the previous supervisor has handed over. Dropping the receiver ends the
     /// registration.
-    fn register(&self, device: &str) -> (mpsc::Receiver<Asked>, Vec<Heirloom>) {
+    fn register(&self, device: &str) -> (mpsc::Receiver<Asked>, Vec<AdoptedSession>) {
         let (asks, asked) = mpsc::channel(1);
         begin::prepare(self.arguments.clone());
         let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
         fronts.insert(device.to_owned(), asks);
-        (asked, self.heirlooms().remove(device).unwrap_or_default())
+        (asked, self.adopted_sessions().remove(device).unwrap_or_default())
     }
 
     /// The disks of a Xen can be asked for what they leave, as long as the receiver lives. The
@@ -217,7 +219,7 @@ impl Processes {
     pub(crate) fn register_xen(
         &self,
         name: &str,
-    ) -> (mpsc::Receiver<Bequest>, watch::Sender<bool>) {
+    ) -> (mpsc::Receiver<HandoffRequest>, watch::Sender<bool>) {
         let ((asks, asked), (there, is_there)) = (mpsc::channel(1), watch::channel(true));
         let xen = Xen { name: name.to_owned(), asks, is_there };
         self.xens.lock().unwrap_or_else(PoisonError::into_inner).push(xen);
@@ -236,11 +238,11 @@ impl Processes {
 
     /// Keeps the front-ends that another supervisor has handed over of devices which have a front
     /// here, and releases those of other devices.
-    pub(crate) async fn keep_heirlooms(&self, has_front: impl Fn(&str) -> bool) {
-        let all = std::mem::take(&mut *self.heirlooms());
+    pub(crate) async fn keep_adopted_sessions(&self, has_front: impl Fn(&str) -> bool) {
+        let all = std::mem::take(&mut *self.adopted_sessions());
         let (kept, others) = all.into_iter().partition(|(device, _)| has_front(device));
-        *self.heirlooms() = kept;
-        let others: HashMap<String, Vec<Heirloom>> = others;
+        *self.adopted_sessions() = kept;
+        let others: HashMap<String, Vec<AdoptedSession>> = others;
         for device in others.keys() {
             tracing::warn!(
                 device,
@@ -251,25 +253,25 @@ impl Processes {
         aside(move || drop(others)).await;
     }
 
-    fn heirlooms(&self) -> MutexGuard<'_, HashMap<String, Vec<Heirloom>>> {
-        self.heirlooms.lock().unwrap_or_else(PoisonError::into_inner)
+    fn adopted_sessions(&self) -> MutexGuard<'_, HashMap<String, Vec<AdoptedSession>>> {
+        self.adopted_sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The processes and requests of another supervisor's device processes that may still use a
     /// device.
-    fn remains(&self, device: &str) -> Remains {
-        let mut remains = self.remains.lock().unwrap_or_else(PoisonError::into_inner);
-        remains.remove(device).unwrap_or_default()
+    fn lingering_io(&self, device: &str) -> LingeringIo {
+        let mut lingering_io = self.lingering_io.lock().unwrap_or_else(PoisonError::into_inner);
+        lingering_io.remove(device).unwrap_or_default()
     }
 
-    /// Copies of those [`Self::remains`] that no device has taken: of devices that wait here, or
-    /// that this supervisor does not serve. They go to the next supervisor; this one keeps its own,
-    /// since the takeover may fail.
-    fn remains_left(&self) -> io::Result<Share> {
-        let remains = self.remains.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut share = Share::new();
-        for (device, remains) in remains.iter() {
-            share.extend(remains.share(device)?);
+    /// Copies of those [`Self::lingering_io`] that no device has taken: of devices that wait here,
+    /// or that this supervisor does not serve. They go to the next supervisor; this one keeps its
+    /// own, since the takeover may fail.
+    fn unclaimed_io(&self) -> io::Result<DeviceHandoff> {
+        let lingering_io = self.lingering_io.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut share = DeviceHandoff::new();
+        for (device, lingering_io) in lingering_io.iter() {
+            share.extend(lingering_io.share(device)?);
         }
         Ok(share)
     }
@@ -321,17 +323,17 @@ impl Processes {
         let process = self.lock().get(domain).map(|kept| kept.process.clone());
         let Some(process) = process else { return Ok(()) };
         process.leave(reason);
-        process.ended_or_held().await;
+        process.ended_or_stuck().await;
         match process.state() {
-            State::Held => Err(format!("the kernel does not end the device process {domain}")),
+            State::Stuck => Err(format!("the kernel does not end the device process {domain}")),
             _ => Ok(()),
         }
     }
 
     /// The notes and descriptors that the supervisor keeps of the front-ends of a domain's device
     /// process.
-    fn estates_of(&self, domain: &str) -> Vec<Arc<Estates>> {
-        self.lock().get(domain).map(|kept| kept.process.all_estates()).unwrap_or_default()
+    fn journals_of(&self, domain: &str) -> Vec<Arc<JournalStore>> {
+        self.lock().get(domain).map(|kept| kept.process.all_journals()).unwrap_or_default()
     }
 
     /// Ends all device processes: one that a guest has taken over may outlive the end of its
@@ -340,9 +342,9 @@ impl Processes {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
         let all: JoinSet<_> = processes
             .into_iter()
-            .map(|process| async move { process.make_way("the daemon ends").await })
+            .map(|process| async move { process.end_yielding("the daemon ends").await })
             .collect();
-        let _ = tokio::time::timeout(COUNT_PATIENCE, all.join_all()).await;
+        let _ = tokio::time::timeout(COUNT_TIMEOUT, all.join_all()).await;
     }
 
     /// Waits, but not once another supervisor takes over.
@@ -388,7 +390,7 @@ impl Processes {
         self.limits.subscribe()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Kept>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Serving>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -396,20 +398,20 @@ impl Processes {
     /// the one before it, as long as the kernel takes. `None`: no device process is started now.
     async fn of(&self, domain: &str) -> Option<Arc<DeviceProcess>> {
         loop {
-            let of = |kept: &Kept| (kept.process.clone(), kept.started, kept.pause);
+            let of = |kept: &Serving| (kept.process.clone(), kept.started, kept.pause);
             let before = self.lock().get(domain).map(of);
-            let mut pause = START_PAUSE;
-            let mut kin = None;
+            let mut pause = START_BACKOFF;
+            let mut members = None;
             if let Some((process, started, paused)) = before {
                 if process.serves() {
                     return Some(process);
                 }
                 self.unless_paused(process.ended()).await;
-                self.unless_paused(process.kin().janitor.idle()).await;
-                kin = Some(process.kin().clone());
-                if !process.made_way() {
+                self.unless_paused(process.members().janitor.idle()).await;
+                members = Some(process.members().clone());
+                if !process.has_yielded() {
                     if started.elapsed() < BRIEF {
-                        pause = (paused * 2).min(START_PAUSE_MAX);
+                        pause = (paused * 2).min(START_BACKOFF_MAX);
                     }
                     self.unless_paused(tokio::time::sleep_until(started + paused)).await;
                 }
@@ -423,17 +425,17 @@ impl Processes {
             if kept.get(domain).is_some_and(|kept| kept.process.state() != State::Ended) {
                 continue;
             }
-            let kin = kin.unwrap_or_else(|| Kin::of(domain));
+            let members = members.unwrap_or_else(|| DomainMembers::of(domain));
             let is_xen = |domain: &str| domain.starts_with(XEN);
             let arguments = if is_xen(domain) { &self.xen_arguments } else { &self.arguments };
-            let process = DeviceProcess::start(domain, arguments.clone(), kin);
+            let process = DeviceProcess::start(domain, arguments.clone(), members);
             let (started, starts) = (Instant::now(), starts + 1);
             // Each boot of a guest is a domain of a new number.
             kept.retain(|name, kept| {
                 let is_over = kept.process.state() == State::Ended && kept.started.elapsed() > GONE;
                 !(is_xen(name) && is_over)
             });
-            kept.insert(domain.to_owned(), Kept { process, started, starts, pause });
+            kept.insert(domain.to_owned(), Serving { process, started, starts, pause });
         }
     }
 
@@ -441,7 +443,7 @@ impl Processes {
     /// such, and its devices with what it has said before.
     pub(crate) async fn count(&self) {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
-        let until = Instant::now() + COUNT_PATIENCE;
+        let until = Instant::now() + COUNT_TIMEOUT;
         let asked: Vec<_> =
             processes.into_iter().filter_map(|process| Some((process.ask()?, process))).collect();
         for (question, process) in asked {
@@ -478,7 +480,7 @@ impl Processes {
 
     /// The state of every device process, as the API shows it.
     pub(crate) fn all(&self) -> Vec<ProcessInfo> {
-        let info = |(name, kept): (&String, &Kept)| {
+        let info = |(name, kept): (&String, &Serving)| {
             let used = kept.process.threads.used();
             ProcessInfo {
                 process: name.clone(),

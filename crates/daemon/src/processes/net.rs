@@ -1,8 +1,8 @@
 //! A network device in its device process: a port on lent queues, and what the supervisor says of
 //! the interface.
 
-use super::message::{Heard, PortFacts};
-use super::wishes::SupervisorClient;
+use super::message::{PortFacts, Report};
+use super::supervisor_client::SupervisorClient;
 use crate::assemble::{Kind, Made};
 use crate::config::plan::{NetPlan, PortPlan};
 use crate::links;
@@ -20,12 +20,12 @@ use tokio::task::JoinSet;
 
 /// The port of a device that was given to the device process.
 #[derive(Clone, Debug)]
-pub(super) enum Given {
+pub(super) enum PortGrant {
     Null(Arc<NullPort>),
     Lent(Arc<LentPort>),
 }
 
-impl Given {
+impl PortGrant {
     /// The port of what the supervisor has sent: facts and descriptors, or neither.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ pub(super) struct Wanted {
 #[derive(Debug)]
 pub(super) struct ProcessNet {
     device: Arc<NetDevice>,
-    given: Given,
+    given: PortGrant,
     wanted: watch::Sender<Wanted>,
     shown: Guest,
     /// The tasks that look after the interface and that follow the operator's settings.
@@ -87,7 +87,7 @@ pub(super) struct ProcessNet {
 
 impl ProcessNet {
     /// The device of `made`, which is on this port. `None`: it is a disk.
-    pub(super) fn new(made: &Made, given: Option<Given>) -> Option<Self> {
+    pub(super) fn new(made: &Made, given: Option<PortGrant>) -> Option<Self> {
         let (Kind::Net(device), Some(given)) = (&made.part.kind, given) else { return None };
         let mut tasks = links::look_after(&made.part, false);
         let wanted = Wanted { link_up: true, mtu: device.mtu(), announcements: 0 };
@@ -98,8 +98,8 @@ impl ProcessNet {
     }
 
     /// Takes a message of the supervisor about the interface and the operator's settings.
-    pub(super) fn hear(&self, is_gone: bool, wanted: Wanted) {
-        if let (Given::Lent(port), true) = (&self.given, is_gone) {
+    pub(super) fn handle(&self, is_gone: bool, wanted: Wanted) {
+        if let (PortGrant::Lent(port), true) = (&self.given, is_gone) {
             port.lose();
             self.device.port_may_have_changed();
         }
@@ -111,19 +111,19 @@ impl ProcessNet {
     /// # Errors
     /// The device has no interface, or another number of queues.
     pub(super) fn renew(&self, queues: Vec<OwnedFd>, host_filter: HostFilter) -> Result<(), Errno> {
-        let Given::Lent(port) = &self.given else { return Err(Errno::INVAL) };
+        let PortGrant::Lent(port) = &self.given else { return Err(Errno::INVAL) };
         port.renew(queues, host_filter)?;
         self.device.port_may_have_changed();
         Ok(())
     }
 
     /// The guest's choices as a message for the supervisor; `None` if the supervisor knows them.
-    pub(super) fn news(&mut self, name: &str) -> Option<Heard> {
+    pub(super) fn news(&mut self, name: &str) -> Option<Report> {
         // The supervisor attaches the pairs of an interface, and knows nothing of those of a null
         // port.
         let pairs = match self.given {
-            Given::Null(_) => Some(self.device.attached_pairs()),
-            Given::Lent(_) => None,
+            PortGrant::Null(_) => Some(self.device.attached_pairs()),
+            PortGrant::Lent(_) => None,
         };
         let guest = Guest { pairs, ..self.device.guest() };
         if std::mem::replace(&mut self.shown, guest) == guest {
@@ -132,7 +132,7 @@ impl ProcessNet {
         let Guest { mac, announces, control, .. } = guest;
         let number = |of: Option<usize>| of.and_then(|number| u16::try_from(number).ok());
         let (device, control, pairs) = (name.to_owned(), number(control), number(pairs));
-        Some(Heard::Guest { device, mac, announces, control, pairs })
+        Some(Report::Guest { device, mac, announces, control, pairs })
     }
 }
 

@@ -1,28 +1,27 @@
 //! `DeviceProcess`: one process, as the supervisor sees it: its orders, its answers, its end.
 
-mod hear;
 mod lost;
-mod park;
+mod quiesce;
+mod reports;
 
+use super::assigned::{AssignedDevice, DomainMembers};
 use super::channel::{Channel, watched};
 use super::counts::Counts;
-use super::estate::{Estates, Handing};
-use super::given::{Given, Kin};
-use super::message::{self, Heard, Told};
-use super::parcel::{Order, Parcel};
-use super::question::{Granted, Messages, PATIENCE, Question};
+use super::journal_store::{Handing, JournalStore};
+use super::message::{self, Command, Report};
+use super::outgoing::{MessageFd, OutgoingMessage, Sending, send, sent};
+use super::question::{Granted, Messages, Question, TIMEOUT};
 use super::state::State;
 use super::threads::Threads;
 use super::turns;
 use crate::model::snapshot::Workers;
 use lost::Lost;
 use manyring_engine::aside;
-use park::Parking;
+use quiesce::Quiescing;
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::pin::Pin;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,9 +36,9 @@ const ORDERS_MAX: usize = 64;
 /// A process ends when none of its devices had a front-end for this long.
 const IDLE: Duration = Duration::from_secs(60);
 /// Most messages that are read of a process that has ended: more than a socket holds.
-const LEFT_MAX: usize = 4096;
+const LAST_MESSAGES_MAX: usize = 4096;
 /// How long the kernel may take to end a process before that is told.
-const END_PATIENCE: Duration = Duration::from_secs(1);
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One process.
 #[derive(Debug)]
@@ -47,7 +46,7 @@ pub(super) struct DeviceProcess {
     name: String,
     state: watch::Sender<State>,
     pid: AtomicU32,
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::Sender<OutgoingMessage>,
     devices: Mutex<BTreeMap<String, Device>>,
     lost: Lost,
     pub(super) threads: Threads,
@@ -58,26 +57,30 @@ pub(super) struct DeviceProcess {
     counts: AtomicU64,
     answered: watch::Sender<u64>,
     answers: AtomicBool,
-    parking: Parking,
-    kin: Kin,
+    quiescing: Quiescing,
+    members: DomainMembers,
 }
 
 /// A device that the process was given.
 #[derive(Debug)]
 struct Device {
-    given: Given,
+    assigned: AssignedDevice,
     removed: Option<oneshot::Sender<()>>,
     granted: Granted,
 }
 
 /// The process takes no more orders: it ends, or does not read them.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Deaf;
+pub(super) struct Unresponsive;
 
 impl DeviceProcess {
     /// Starts a process for a domain. Orders to a process that still starts wait in the process.
-    /// `kin`: the domain's.
-    pub(super) fn start(name: &str, arguments: Arc<[OsString]>, kin: Kin) -> Arc<Self> {
+    /// `members`: the domain's.
+    pub(super) fn start(
+        name: &str,
+        arguments: Arc<[OsString]>,
+        members: DomainMembers,
+    ) -> Arc<Self> {
         let (orders, ordered) = mpsc::channel(ORDERS_MAX);
         let process = Arc::new(Self {
             name: name.to_owned(),
@@ -92,11 +95,11 @@ impl DeviceProcess {
             counts: AtomicU64::new(0),
             answered: watch::Sender::new(0),
             answers: AtomicBool::new(true),
-            parking: Parking::new(),
-            kin,
+            quiescing: Quiescing::new(),
+            members,
         });
-        let threads = process.threads.given().into_iter().map(Parcel::from).collect();
-        let _ = process.tell(Told::Threads {}, threads);
+        let threads = process.threads.given().into_iter().map(MessageFd::from).collect();
+        let _ = process.tell(Command::Threads {}, threads);
         tokio::spawn(process.clone().run(arguments, ordered));
         process
     }
@@ -123,12 +126,12 @@ impl DeviceProcess {
     }
 
     /// The notes and descriptors that the supervisor keeps of the front-ends of its devices.
-    pub(super) fn all_estates(&self) -> Vec<Arc<Estates>> {
-        self.lock().values().map(|device| device.given.estates.clone()).collect()
+    pub(super) fn all_journals(&self) -> Vec<Arc<JournalStore>> {
+        self.lock().values().map(|device| device.assigned.journals.clone()).collect()
     }
 
     pub(super) fn counts(&self) -> Vec<Arc<Counts>> {
-        self.lock().values().map(|device| device.given.counts.clone()).collect()
+        self.lock().values().map(|device| device.assigned.counts.clone()).collect()
     }
 
     /// The state of its workers, from its last report.
@@ -147,15 +150,15 @@ impl DeviceProcess {
     }
 
     /// Returns when its process is gone, or is known to be one that the kernel does not end.
-    pub(super) async fn ended_or_held(&self) {
-        let is_over = |state: &State| matches!(state, State::Ended | State::Held);
+    pub(super) async fn ended_or_stuck(&self) {
+        let is_over = |state: &State| matches!(state, State::Ended | State::Stuck);
         let _ = self.state.subscribe().wait_for(is_over).await;
     }
 
     /// Nothing is done any more for what it was given.
     pub(super) fn closes_asks(&self) {
         let closed = || mpsc::channel(1).0;
-        self.lock().values_mut().for_each(|device| device.given.asks = closed());
+        self.lock().values_mut().for_each(|device| device.assigned.asks = closed());
     }
 
     pub(super) fn has(&self, device: &str) -> bool {
@@ -163,15 +166,15 @@ impl DeviceProcess {
     }
 
     /// Tells it something, if there is room in what it has to be told.
-    pub(super) fn tell(&self, order: Told, fds: Vec<Parcel>) -> Result<(), Deaf> {
+    pub(super) fn tell(&self, order: Command, fds: Vec<MessageFd>) -> Result<(), Unresponsive> {
         if !self.serves() {
-            return Err(Deaf);
+            return Err(Unresponsive);
         }
-        self.orders.try_send((order, fds)).map_err(|_| Deaf)
+        self.orders.try_send((order, fds)).map_err(|_| Unresponsive)
     }
 
     /// Tells it something as soon as there is room in what it has to be told, or never: it ends.
-    pub(super) async fn tell_in_turn(&self, order: Told, fds: Vec<Parcel>) {
+    pub(super) async fn tell_in_turn(&self, order: Command, fds: Vec<MessageFd>) {
         if let Err(unsent) = self.orders.send((order, fds)).await {
             aside(move || drop(unsent)).await;
         }
@@ -186,23 +189,23 @@ impl DeviceProcess {
     /// The process ends.
     pub(super) async fn give(
         &self,
-        order: Told,
-        fds: Vec<Parcel>,
-        more: Vec<Told>,
-        given: Given,
-    ) -> Result<(), Deaf> {
-        let (Told::Device { device: name, .. } | Told::XenDisk { device: name, .. }) = &order
+        order: Command,
+        fds: Vec<MessageFd>,
+        more: Vec<Command>,
+        assigned: AssignedDevice,
+    ) -> Result<(), Unresponsive> {
+        let (Command::Device { device: name, .. } | Command::XenDisk { device: name, .. }) = &order
         else {
-            return Err(Deaf);
+            return Err(Unresponsive);
         };
         let name = name.clone();
-        let places = self.orders.reserve_many(1 + more.len()).await.map_err(|_| Deaf)?;
+        let places = self.orders.reserve_many(1 + more.len()).await.map_err(|_| Unresponsive)?;
         if !self.serves() {
-            return Err(Deaf);
+            return Err(Unresponsive);
         }
         let granted = Granted::default();
-        self.lock().insert(name, Device { given, removed: None, granted });
-        let more = more.into_iter().map(|told| (told, Vec::new()));
+        self.lock().insert(name, Device { assigned, removed: None, granted });
+        let more = more.into_iter().map(|command| (command, Vec::new()));
         let orders = [(order, fds)].into_iter().chain(more);
         places.zip(orders).for_each(|(place, order)| place.send(order));
         Ok(())
@@ -210,12 +213,12 @@ impl DeviceProcess {
 
     /// Hands clients of a device over.
     pub(super) async fn connect(&self, handing: Handing) {
-        for (told, fds) in handing {
-            self.tell_in_turn(told, fds).await;
+        for (command, fds) in handing {
+            self.tell_in_turn(command, fds).await;
         }
         // A process that is killed and that the kernel does not end reads no more, and has no end:
         // only what it does not answer shows that.
-        self.hail();
+        self.ping();
     }
 
     /// Takes a device away; returns when it has stopped. A process that does not stop it is ended.
@@ -223,15 +226,15 @@ impl DeviceProcess {
         let (removed, is_removed) = oneshot::channel();
         match self.lock().get_mut(device) {
             None => return,
-            Some(given) => given.removed = Some(removed),
+            Some(assigned) => assigned.removed = Some(removed),
         }
-        let told = Told::Remove { device: device.to_owned() };
+        let command = Command::Remove { device: device.to_owned() };
         let stops = async {
-            self.tell_in_turn(told, Vec::new()).await;
+            self.tell_in_turn(command, Vec::new()).await;
             let _ = is_removed.await;
         };
-        if timeout(PATIENCE, stops).await.is_err() {
-            self.cast_out("a device does not stop").await;
+        if timeout(TIMEOUT, stops).await.is_err() {
+            self.evict("a device does not stop").await;
         }
         self.lost.add(device);
         self.lock().remove(device);
@@ -244,28 +247,28 @@ impl DeviceProcess {
         if *self.answered.borrow() < counts && self.serves() {
             return Some(counts);
         }
-        let number = self.question(|number| Told::Count { number })?;
+        let number = self.question(|number| Command::Count { number })?;
         self.counts.store(number, Ordering::Relaxed);
         Some(number)
     }
 
     /// Asks for an answer alone, if none is awaited: to write down what all its devices have
     /// counted takes a process with many of them long.
-    fn hail(&self) {
+    fn ping(&self) {
         if *self.answered.borrow() >= self.asked.load(Ordering::Relaxed) {
-            let _ = self.question(|number| Told::Hail { number });
+            let _ = self.question(|number| Command::Ping { number });
         }
     }
 
     /// Tells a question with the next number, which it returns.
-    fn question(&self, told: impl FnOnce(u64) -> Told) -> Option<u64> {
+    fn question(&self, command: impl FnOnce(u64) -> Command) -> Option<u64> {
         let asked = self.asked.load(Ordering::Relaxed);
         let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
-        let told = self.tell(told(number), Vec::new());
-        if told.is_err() {
+        let command = self.tell(command(number), Vec::new());
+        if command.is_err() {
             self.asked.store(asked, Ordering::Relaxed);
         }
-        told.ok().map(|()| number)
+        command.ok().map(|()| number)
     }
 
     pub(super) async fn answered(&self, number: u64) {
@@ -284,18 +287,18 @@ impl DeviceProcess {
         }
     }
 
-    fn parking(&self) -> &Parking {
-        &self.parking
+    fn quiescing(&self) -> &Quiescing {
+        &self.quiescing
     }
 
     /// Has the process killed, for a fault of it; returns when it is gone.
-    pub(super) async fn cast_out(&self, reason: &str) {
+    pub(super) async fn evict(&self, reason: &str) {
         self.end(reason);
         self.ended().await;
     }
 
-    pub(super) fn kin(&self) -> &Kin {
-        &self.kin
+    pub(super) fn members(&self) -> &DomainMembers {
+        &self.members
     }
 
     pub(super) fn end(&self, reason: &str) {
@@ -312,7 +315,11 @@ impl DeviceProcess {
         }
     }
 
-    async fn run(self: Arc<Self>, arguments: Arc<[OsString]>, mut orders: mpsc::Receiver<Order>) {
+    async fn run(
+        self: Arc<Self>,
+        arguments: Arc<[OsString]>,
+        mut orders: mpsc::Receiver<OutgoingMessage>,
+    ) {
         match super::begin::spawned(arguments).await {
             Err(error) => {
                 tracing::error!(process = self.name, %error, "the process cannot be started");
@@ -325,10 +332,10 @@ impl DeviceProcess {
         aside(move || while orders.try_recv().is_ok() {}).await;
         let gone = std::mem::take(&mut *self.lock());
         // A front-end that is kept goes on with the next process.
-        for device in gone.values().filter(|device| !device.given.estates.is_used()) {
-            device.given.connected.send_replace(false);
+        for device in gone.values().filter(|device| !device.assigned.journals.is_used()) {
+            device.assigned.connected.send_replace(false);
         }
-        aside(move || gone.into_values().for_each(|device| device.given.counts.end())).await;
+        aside(move || gone.into_values().for_each(|device| device.assigned.counts.end())).await;
         self.threads.end();
         self.pid.store(0, Ordering::Relaxed);
         self.state.send_replace(State::Ended);
@@ -338,46 +345,52 @@ impl DeviceProcess {
         &self,
         mut child: Child,
         socket: OwnedFd,
-        orders: &mut mpsc::Receiver<Order>,
+        orders: &mut mpsc::Receiver<OutgoingMessage>,
     ) {
         self.pid.store(child.id(), Ordering::Relaxed);
         tracing::info!(process = self.name, pid = child.id(), "the device process starts");
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK).ok());
         let pidfd = pidfd.and_then(|fd| watched(fd, Interest::READABLE).ok());
-        let (Some(pidfd), Ok(channel)) = (pidfd, Channel::new(socket, self.kin.janitor.clone()))
+        let (Some(pidfd), Ok(channel)) =
+            (pidfd, Channel::new(socket, self.members.janitor.clone()))
         else {
             self.end("the system gives nothing to look after it by");
             aside(move || (child.kill(), child.wait())).await;
             return;
         };
-        let kin = &self.kin;
-        let says = child.stderr.take().map(|stderr| kin.chatter.follow(stderr, self.name.clone()));
+        let members = &self.members;
+        let outgoing = child
+            .stderr
+            .take()
+            .map(|stderr| members.stderr_relay.follow(stderr, self.name.clone()));
         let reason = self.attend(&channel, &pidfd, orders).await;
         self.end(&reason);
         let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-        if timeout(END_PATIENCE, pidfd.readable()).await.is_err() {
+        if timeout(END_TIMEOUT, pidfd.readable()).await.is_err() {
             let (process, pid) = (&self.name, child.id());
             tracing::error!(process, pid, "the kernel does not end it: its devices wait");
             // Nobody hears orders any more: whoever waits for a place among them goes on.
             orders.close();
-            let _ = pidfd.get_ref().try_clone().map(|child| self.parking.hold(child));
-            self.state.send_replace(State::Held);
+            let _ = pidfd.get_ref().try_clone().map(|child| self.quiescing.hold(child));
+            self.state.send_replace(State::Stuck);
             let _ = pidfd.readable().await;
             tracing::info!(process, pid, "the device process has ended");
         }
         // Reads the notes that the process sent before its end and nobody has read yet.
         let mut messages = Messages::new();
-        for _ in 0..LEFT_MAX {
-            let Some((bytes, fds)) = channel.receive_left() else { break };
+        for _ in 0..LAST_MESSAGES_MAX {
+            let Some((bytes, fds)) = channel.receive_buffered() else { break };
             messages.count(bytes.len()).await;
-            if let Ok(heard @ (Heard::Note { .. } | Heard::Gone { .. })) = message::parse(&bytes) {
-                let _ = self.hear(heard, fds);
+            if let Ok(report @ (Report::Journal { .. } | Report::Gone { .. })) =
+                message::parse(&bytes)
+            {
+                let _ = self.handle(report, fds);
             }
         }
-        if let Some(says) = says {
+        if let Some(outgoing) = outgoing {
             // The last lines of a process come before whatever follows its end.
-            says.end().await;
+            outgoing.end().await;
         }
         let socket = channel.into_socket();
         aside(move || (drop(socket), child.wait())).await;
@@ -385,13 +398,13 @@ impl DeviceProcess {
 
     /// The messages that the process says at once when it has been told this: a session may begin.
     /// The process is told whether that has credit, and never gives more than the supervisor does.
-    fn credit(&self, told: &mut Told) -> usize {
-        let Told::Client { device, has_credit, .. } = told else { return 0 };
+    fn credit(&self, command: &mut Command) -> usize {
+        let Command::Client { device, has_credit, .. } = command else { return 0 };
         let mut devices = self.lock();
         let Some(device) = devices.get_mut(device) else { return 0 };
         *has_credit = device.granted.is_due();
         match *has_credit {
-            true => turns::credit(device.given.estates.queues()),
+            true => turns::credit(device.assigned.journals.queues()),
             false => 0,
         }
     }
@@ -402,9 +415,9 @@ impl DeviceProcess {
         &self,
         channel: &Channel,
         pidfd: &AsyncFd<OwnedFd>,
-        orders: &mut mpsc::Receiver<Order>,
+        orders: &mut mpsc::Receiver<OutgoingMessage>,
     ) -> String {
-        let begun = sleep(PATIENCE);
+        let begun = sleep(TIMEOUT);
         tokio::pin!(begun);
         let mut idle = interval_at(Instant::now() + IDLE, IDLE);
         let (mut sessions, mut state) = (0, self.state.subscribe());
@@ -432,10 +445,10 @@ impl DeviceProcess {
                         Ok(None) => return "its process has ended".to_owned(),
                         Err(error) => return format!("its message is refused: {error}"),
                     };
-                    let heard = message::parse(&bytes).map_err(|error| error.to_string());
-                    heard.iter().for_each(|heard| question.hear(heard));
+                    let report = message::parse(&bytes).map_err(|error| error.to_string());
+                    report.iter().for_each(|report| question.handle(report));
                     let has_fds = !fds.is_empty();
-                    if let Err(problem) = heard.and_then(|heard| self.hear(heard, fds)) {
+                    if let Err(problem) = report.and_then(|report| self.handle(report, fds)) {
                         return format!("its message is refused: {problem}");
                     }
                     if has_fds && let Err(reason) = self.closed(pidfd).await {
@@ -444,7 +457,7 @@ impl DeviceProcess {
                     messages.count(bytes.len()).await;
                 }
                 _ = pidfd.readable() => return "its process has ended".to_owned(),
-                () = question.patience(), if question.is_asked() => {
+                () = question.max_wait(), if question.is_asked() => {
                     if question.is_over() {
                         return "it does not answer".to_owned();
                     }
@@ -457,7 +470,7 @@ impl DeviceProcess {
                 }
                 _ = idle.tick() => {
                     let now = self.sessions.load(Ordering::Relaxed);
-                    let is_connected = |device: &Device| *device.given.connected.borrow();
+                    let is_connected = |device: &Device| *device.assigned.connected.borrow();
                     let is_used = self.lock().values().any(is_connected);
                     if now == sessions && !is_used {
                         return "nobody uses it".to_owned();
@@ -466,30 +479,6 @@ impl DeviceProcess {
                 }
             }
         }
-    }
-}
-
-/// An order on its way; an error says why the process ends.
-type Sending<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
-
-async fn send(channel: &Channel, bytes: Vec<u8>, fds: Vec<Parcel>) -> Result<(), String> {
-    match timeout(PATIENCE, channel.send(&bytes, &fds)).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => return Err(format!("it hears nothing: {error}")),
-        Err(_) => return Err("it does not read".to_owned()),
-    }
-    if !fds.is_empty() {
-        aside(move || drop(fds)).await;
-    }
-    Ok(())
-}
-
-/// Waits until the channel to the process has taken the order that is being sent. While no order is
-/// being sent it does not return, so that a `select` waits for its other branches alone.
-async fn sent(sending: &mut Option<Sending<'_>>) -> Result<(), String> {
-    match sending {
-        Some(sending) => sending.await,
-        None => std::future::pending().await,
     }
 }
 

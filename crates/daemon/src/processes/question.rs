@@ -1,13 +1,13 @@
 //! `Question`: what a device process has been asked and has not answered; `Messages`: how many it
 //! sends.
 
-use super::message::{Heard, Told};
+use super::message::{Command, Report};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 /// How long a device process may leave unread or unanswered what it was told, and how long it may
 /// take to start.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
 /// If a device process has sent more than this many messages in a [`WINDOW`], beside those that its
 /// sessions begin with, the supervisor reads the device process's next message after the end of the
 /// window. Nearly all messages are short: a long one counts as several.
@@ -17,7 +17,7 @@ const MESSAGES_MAX: usize = 1024;
 /// saved them.
 const CREDIT_MAX: usize = 1 << 16;
 /// The sessions of a device have credit once in this time, however often its front-end connects.
-const CREDIT_PAUSE: Duration = Duration::from_secs(1);
+const CREDIT_INTERVAL: Duration = Duration::from_secs(1);
 /// Bytes of a message for each further one that it counts as.
 const LONG: usize = 1024;
 const WINDOW: Duration = Duration::from_millis(320);
@@ -38,25 +38,25 @@ impl Question {
     }
 
     /// Notes what the device process is told.
-    pub(super) fn ask(&mut self, told: &Told) {
-        if let Told::Count { number } | Told::Hail { number } = told {
+    pub(super) fn ask(&mut self, command: &Command) {
+        if let Command::Count { number } | Command::Ping { number } = command {
             let since = self.asked.map_or_else(Instant::now, |(_, since)| since);
             self.asked = Some((*number, since));
         }
     }
 
     /// Notes what the device process says: an answer to an earlier question shows that it goes on.
-    pub(super) fn hear(&mut self, heard: &Heard) {
-        if let (Heard::Counted { number }, Some((last, _))) = (heard, self.asked) {
+    pub(super) fn handle(&mut self, report: &Report) {
+        if let (Report::Counted { number }, Some((last, _))) = (report, self.asked) {
             self.asked = (*number != last).then(|| (last, Instant::now()));
             self.is_late = false;
         }
     }
 
     /// Returns when an answer has been waited for half as long as it may take.
-    pub(super) async fn patience(&self) {
+    pub(super) async fn max_wait(&self) {
         if let Some((_, since)) = self.asked {
-            sleep_until(since + PATIENCE / 2).await;
+            sleep_until(since + TIMEOUT / 2).await;
         }
     }
 
@@ -80,7 +80,7 @@ pub(super) struct Granted(Option<Instant>);
 impl Granted {
     /// True if a session of the device that begins now has credit.
     pub(super) fn is_due(&mut self) -> bool {
-        let is_due = self.0.is_none_or(|at| at.elapsed() >= CREDIT_PAUSE);
+        let is_due = self.0.is_none_or(|at| at.elapsed() >= CREDIT_INTERVAL);
         if is_due {
             self.0 = Some(Instant::now());
         }

@@ -277,13 +277,13 @@ fn by_threads() -> String {
     for (name, role) in
         [("worker", Role::Worker), ("janitor", Role::Janitor), ("disk-offload", Role::Disk)]
     {
-        let ((tells, told), (lets_go, waits)) = (channel(), channel::<()>());
+        let ((tells, command), (lets_go, waits)) = (channel(), channel::<()>());
         let thread = std::thread::Builder::new().name(name.to_owned());
         let _ = starter::spawn(role, thread, move || {
             let _ = tells.send(misbehaves());
             let _ = waits.recv();
         });
-        said.push_str(&line(told.recv().unwrap_or(true)));
+        said.push_str(&line(command.recv().unwrap_or(true)));
         drop(lets_go);
     }
     said

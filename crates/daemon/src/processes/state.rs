@@ -7,7 +7,7 @@ pub(super) enum State {
     Serving,
     Ending,
     /// It is killed, and the kernel does not end it.
-    Held,
+    Stuck,
     Ended,
 }
 
@@ -17,7 +17,7 @@ impl State {
             Self::Starting => "starting",
             Self::Serving => "serving",
             Self::Ending => "ending",
-            Self::Held => "held",
+            Self::Stuck => "held",
             Self::Ended => "ended",
         }
     }

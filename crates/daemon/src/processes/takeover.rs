@@ -3,7 +3,7 @@
 //! ```text
 //! the next one                                   the one that runs
 //! reads its configuration, starts
-//! processes, listens   -- POST /v1/takeover -->  its device processes park; hands nobody over
+//! processes, listens   -- POST /v1/takeover -->  its device processes quiesce; hands nobody over
 //!                                   <-- sockets, disks with their locks, front-ends --
 //! opens all that its plan names
 //! `Taken`                           ---------------------->  ends; else it goes on
@@ -18,13 +18,13 @@
 //! message that says so. A next supervisor that has no such message and sees the running process
 //! end takes its place (`before.rs`).
 
-use super::before::{ANEW, Before, END_PATIENCE, End, STOPPED, TOO_SLOW, has_no_name, is_deserted};
+use super::before::{ANEW, Before, END_TIMEOUT, End, STOPPED, TOO_SLOW, has_no_name, is_deserted};
 use super::channel::{Came, Channel, NO_FDS};
-use super::estate::Heirloom;
-use super::left::{Left, Locked, Remains, Share};
+use super::handoff_message::{DeviceHandoff, HandoffMessage, LingeringIo, Locked};
+use super::journal_store::AdoptedSession;
 use super::message;
 use super::{Asked, Processes, Xen};
-use crate::service::{Service, SocketLeft};
+use crate::service::{HandedSocket, Service};
 use manyring_engine::{Janitor, aside};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -41,9 +41,9 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 /// How long the next supervisor may take to open all that its plan names.
-const OPEN_PATIENCE: Duration = Duration::from_secs(15);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long the next supervisor may take to make room for a last message.
-const TELL_PATIENCE: Duration = Duration::from_millis(100);
+const TELL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The answer of the next supervisor to the one that runs.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -64,24 +64,24 @@ pub(crate) struct Shown {
 /// The front of a device, or the disks of a Xen, are asked for their share. Afterwards they wait
 /// until the device processes go on.
 #[derive(Debug)]
-pub(crate) struct Bequest {
-    pub(super) reply: oneshot::Sender<Result<Share, String>>,
+pub(crate) struct HandoffRequest {
+    pub(super) reply: oneshot::Sender<Result<DeviceHandoff, String>>,
     /// Its sender is dropped when the other supervisor has not taken over.
     pub(super) resumes: oneshot::Receiver<()>,
 }
 
-impl Bequest {
+impl HandoffRequest {
     /// Returns when the other supervisor has not taken over, before this was answered.
     pub(crate) async fn is_void(&mut self) {
         let _ = (&mut self.resumes).await;
     }
 
     /// Answers with what is left; returns when the other supervisor has not taken over.
-    pub(crate) async fn answer(self, left: Result<Vec<(Left, Vec<OwnedFd>)>, String>) {
-        let parcels = |(left, fds): (Left, Vec<OwnedFd>)| {
+    pub(crate) async fn answer(self, left: Result<Vec<(HandoffMessage, Vec<OwnedFd>)>, String>) {
+        let message_fds = |(left, fds): (HandoffMessage, Vec<OwnedFd>)| {
             (left, fds.into_iter().map(Into::into).collect::<Vec<_>>())
         };
-        let share = left.map(|left| left.into_iter().map(parcels).collect());
+        let share = left.map(|left| left.into_iter().map(message_fds).collect());
         let _ = self.reply.send(share);
         let _ = self.resumes.await;
     }
@@ -95,7 +95,7 @@ pub(crate) struct OfXen {
     pub(crate) memory: Vec<XenBytes>,
 }
 
-/// The bytes of a Xen guest's disk in memory ([`Left::XenMemory`]).
+/// The bytes of a Xen guest's disk in memory ([`HandoffMessage::XenMemory`]).
 #[derive(Debug)]
 pub(crate) struct XenBytes {
     pub(crate) kind: String,
@@ -142,7 +142,7 @@ impl Processes {
             let problem = "the service manager would end it: SIGUSR2 has this daemon start one";
             return Err(refused(problem));
         }
-        let unopened: Vec<_> = self.heirlooms().keys().cloned().collect();
+        let unopened: Vec<_> = self.adopted_sessions().keys().cloned().collect();
         if !unopened.is_empty() {
             let names = unopened.join(", ");
             return Err(refused(&format!("front-ends wait for what opens slowly: {names}")));
@@ -157,15 +157,15 @@ impl Processes {
         if self.is_paused() {
             return Err(refused("another takeover is under way"));
         }
-        let Ok(_alone) = timeout(END_PATIENCE, self.changes.write()).await else {
+        let Ok(_alone) = timeout(END_TIMEOUT, self.changes.write()).await else {
             return Err(refused("a change is under way"));
         };
         self.pauses.send_replace(true);
         *self.successor() = Some(channel.clone());
-        let result = self.bequeath(&channel, service, waits).await;
+        let result = self.hand_off(&channel, service, waits).await;
         let Err(problem) = result else {
-            // The device processes have parked and are killed, and none is started again: what this
-            // process still has to close may take long, and the next one does not wait for it.
+            // The device processes have quiesced and are killed, and none is started again: what
+            // this process still has to close may take long, and the next one does not wait for it.
             service.succeeded_by(pid);
             channel.finish();
             tracing::info!("the next process has taken over");
@@ -187,12 +187,12 @@ impl Processes {
     /// without that.
     pub(crate) async fn tell_successor(&self) {
         let Some(channel) = self.successor().take() else { return };
-        if let Ok(bytes) = message::emit(&Left::GoesOn {}) {
-            let _ = timeout(TELL_PATIENCE, channel.send(&bytes, NO_FDS)).await;
+        if let Ok(bytes) = message::emit(&HandoffMessage::GoesOn {}) {
+            let _ = timeout(TELL_TIMEOUT, channel.send(&bytes, NO_FDS)).await;
         }
     }
 
-    async fn bequeath(
+    async fn hand_off(
         &self,
         channel: &Channel,
         service: &Arc<Service>,
@@ -203,7 +203,7 @@ impl Processes {
         for front in self.fronts() {
             let (reply, replied) = oneshot::channel();
             let (waits, resumes) = oneshot::channel();
-            match front.try_send(Asked::Bequest(Bequest { reply, resumes })) {
+            match front.try_send(Asked::HandoffRequest(HandoffRequest { reply, resumes })) {
                 Ok(()) => {
                     shares.push(replied);
                     waiting.push(waits);
@@ -218,7 +218,7 @@ impl Processes {
         for xen in self.xens() {
             let (reply, replied) = oneshot::channel();
             let (waits, resumes) = oneshot::channel();
-            match xen.asks.try_send(Bequest { reply, resumes }) {
+            match xen.asks.try_send(HandoffRequest { reply, resumes }) {
                 Ok(()) => {
                     shares.push(replied);
                     waiting.push(waits);
@@ -232,14 +232,14 @@ impl Processes {
             }
         }
         let sockets = service.listening().await.map_err(|error| error.to_string())?;
-        let socket = |SocketLeft { name, socket, file }: SocketLeft| {
+        let socket = |HandedSocket { name, socket, file }: HandedSocket| {
             let fds = file.into_iter().chain([socket]).map(Into::into).collect();
-            (Left::Socket { name }, fds)
+            (HandoffMessage::Socket { name }, fds)
         };
-        let mut all: Share = sockets.into_iter().map(socket).collect();
-        all.extend(waits.into_iter().map(|device| (Left::Waits { device }, Vec::new())));
-        all.extend(self.remains_left().map_err(|error| error.to_string())?);
-        let gathered = timeout(END_PATIENCE, async {
+        let mut all: DeviceHandoff = sockets.into_iter().map(socket).collect();
+        all.extend(waits.into_iter().map(|device| (HandoffMessage::Waits { device }, Vec::new())));
+        all.extend(self.unclaimed_io().map_err(|error| error.to_string())?);
+        let gathered = timeout(END_TIMEOUT, async {
             for share in shares {
                 if let Ok(share) = share.await {
                     all.extend(share?);
@@ -248,13 +248,13 @@ impl Processes {
             Ok::<_, String>(())
         });
         gathered.await.map_err(|_| "a device process does not end".to_owned())??;
-        all.push((Left::End {}, Vec::new()));
+        all.push((HandoffMessage::End {}, Vec::new()));
         for (left, fds) in all {
             let bytes = message::emit(&left).map_err(|error| error.to_string())?;
-            let sent = timeout(OPEN_PATIENCE, channel.send(&bytes, &fds)).await;
+            let sent = timeout(OPEN_TIMEOUT, channel.send(&bytes, &fds)).await;
             sent.map_err(|_| "it does not read".to_owned())?.map_err(|error| error.to_string())?;
         }
-        let reply = timeout(OPEN_PATIENCE, channel.receive()).await;
+        let reply = timeout(OPEN_TIMEOUT, channel.receive()).await;
         let reply = reply.map_err(|_| "it is not ready in time".to_owned())?;
         let reply = reply.map_err(|error| error.to_string())?.ok_or("it has ended")?;
         let Reply::Taken {} = message::parse(&reply.0).map_err(|error| error.to_string())?;
@@ -277,25 +277,25 @@ fn connect(path: &Path) -> io::Result<(OwnedFd, u32)> {
 
 /// Everything that the supervisor before this one has handed over.
 #[derive(Debug, Default)]
-pub(crate) struct Legacy {
+pub(crate) struct Handoff {
     /// There is such a supervisor.
     pub(crate) is_there: bool,
-    pub(crate) sockets: Vec<SocketLeft>,
+    pub(crate) sockets: Vec<HandedSocket>,
     /// The description that holds a disk, or the queues of a tap, by device.
     pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
-    pub(super) clients: HashMap<String, Vec<Heirloom>>,
+    pub(super) clients: HashMap<String, Vec<AdoptedSession>>,
     pub(crate) xen: OfXen,
     /// Devices that the other supervisor does not serve either, as things are.
     pub(crate) waits: HashSet<String>,
     /// Processes and requests of its device processes that have not ended, by device.
-    pub(super) remains: HashMap<String, Remains>,
+    pub(super) lingering_io: HashMap<String, LingeringIo>,
     before: Option<Before>,
     /// Set when the supervisor that runs has died: nobody is left who could go on in place of this
     /// one.
     pub(crate) is_last: Arc<AtomicBool>,
 }
 
-impl Legacy {
+impl Handoff {
     /// Takes over from the supervisor behind the socket `control`, which waits for
     /// [`Self::accept`]. Before it asks, this starts as many device processes as that supervisor
     /// has, with `arguments`, so that guests do not wait for their start.
@@ -304,7 +304,7 @@ impl Legacy {
     /// One line: the supervisor refuses, or cannot be reached.
     pub(crate) async fn of(control: &Path, arguments: Vec<OsString>) -> Result<Self, String> {
         let processes = processes_of(control).await;
-        super::begin::spares(arguments.into(), processes.unwrap_or(1)).await;
+        super::begin::warm_processes(arguments.into(), processes.unwrap_or(1)).await;
         let mut name = control.as_os_str().to_owned();
         name.push(format!(".takeover-{}", std::process::id()));
         let path = PathBuf::from(name);
@@ -314,8 +314,8 @@ impl Legacy {
         let body = serde_json::json!({ "socket": at }).to_string();
         let mut refused = tokio::spawn(async move {
             let post = (hyper::Method::POST, "/v1/takeover");
-            let patience = END_PATIENCE + OPEN_PATIENCE;
-            crate::client::change::<serde_json::Value>(&asked, post, body, patience).await
+            let max_wait = END_TIMEOUT + OPEN_TIMEOUT;
+            crate::client::change::<serde_json::Value>(&asked, post, body, max_wait).await
         });
         let accepted = tokio::select! {
             accepted = accept(&listener) => accepted.map_err(failed),
@@ -334,18 +334,18 @@ impl Legacy {
             tracing::warn!("--takeover: the daemon has died: {ANEW}");
             return Ok(Self { is_last: Arc::new(true.into()), ..Self::default() });
         }
-        let (mut legacy, before) = (Self { is_there: true, ..Self::default() }, accepted?);
-        let read = legacy.read(&before).await;
+        let (mut handoff, before) = (Self { is_there: true, ..Self::default() }, accepted?);
+        let read = handoff.read(&before).await;
         match (read, &before) {
             (Ok(()), _) => {
-                legacy.before = Some(before);
-                Ok(legacy)
+                handoff.before = Some(before);
+                Ok(handoff)
             }
             (Err(None), before) if before.has_died().await => {
                 tracing::warn!("--takeover: the daemon has died while it handed over: {ANEW}");
-                let sockets = std::mem::take(&mut legacy.sockets);
+                let sockets = std::mem::take(&mut handoff.sockets);
                 // The last descriptor of a front-end's file may take long to close.
-                aside(move || drop(legacy)).await;
+                aside(move || drop(handoff)).await;
                 Ok(Self { sockets, is_last: Arc::new(true.into()), ..Self::default() })
             }
             (Err(None), _) => {
@@ -360,49 +360,51 @@ impl Legacy {
     /// # Errors
     /// One line; `None`: the other supervisor has ended its end of the channel before all was read.
     async fn read(&mut self, before: &Before) -> Result<(), Option<String>> {
-        let legacy = self;
+        let handoff = self;
         let mut kept = Vec::new();
         loop {
-            let came = timeout(END_PATIENCE + OPEN_PATIENCE, before.channel.receive()).await;
+            let came = timeout(END_TIMEOUT + OPEN_TIMEOUT, before.channel.receive()).await;
             let came = came.map_err(|_| Some("the daemon hands nothing over".to_owned()))?;
             let came: Option<Came> = came.map_err(|error| Some(error.to_string()))?;
             let Some((bytes, mut fds)) = came else { return Err(None) };
             let mut pop = || fds.take().pop();
             match message::parse(&bytes).map_err(|error| Some(error.to_string()))? {
-                Left::GoesOn {} => {
+                HandoffMessage::GoesOn {} => {
                     return Err(Some("the daemon goes on: its log says why".to_owned()));
                 }
-                Left::Socket { name } => legacy.sockets.extend(pop().map(|socket| SocketLeft {
-                    name,
-                    socket,
-                    file: fds.take().pop(),
-                })),
-                Left::Disk { device } | Left::Queues { device } => {
-                    legacy.opened.entry(device).or_default().extend(fds.take());
+                HandoffMessage::Socket { name } => {
+                    handoff.sockets.extend(pop().map(|socket| HandedSocket {
+                        name,
+                        socket,
+                        file: fds.take().pop(),
+                    }))
                 }
-                Left::Locks {} => legacy.xen.locks.extend(fds.take()),
-                Left::XenMemory { kind, domain, device, params } => {
+                HandoffMessage::Disk { device } | HandoffMessage::Queues { device } => {
+                    handoff.opened.entry(device).or_default().extend(fds.take());
+                }
+                HandoffMessage::Locks {} => handoff.xen.locks.extend(fds.take()),
+                HandoffMessage::XenMemory { kind, domain, device, params } => {
                     let of = |file| XenBytes { kind, domain, device, params, file };
-                    legacy.xen.memory.extend(pop().map(of));
+                    handoff.xen.memory.extend(pop().map(of));
                 }
-                Left::Waits { device } => {
-                    legacy.waits.insert(device);
+                HandoffMessage::Waits { device } => {
+                    handoff.waits.insert(device);
                 }
-                Left::Held { device } => {
-                    legacy.remains.entry(device).or_default().held.extend(fds.take());
+                HandoffMessage::Held { device } => {
+                    handoff.lingering_io.entry(device).or_default().held.extend(fds.take());
                 }
-                Left::Marked { device, byte, only_reads } => {
-                    let remains = legacy.remains.entry(device).or_default();
-                    remains.marks.push(Locked { byte, only_reads, unmarked: fds.take() });
+                HandoffMessage::Marked { device, byte, only_reads } => {
+                    let lingering_io = handoff.lingering_io.entry(device).or_default();
+                    lingering_io.marks.push(Locked { byte, only_reads, unmarked: fds.take() });
                 }
-                Left::Kept { entry, .. } => kept.push((entry, fds.take())),
-                Left::Client { device, domain, answering } => {
+                HandoffMessage::Kept { entry, .. } => kept.push((entry, fds.take())),
+                HandoffMessage::Client { device, domain, answering } => {
                     let entries = std::mem::take(&mut kept);
                     let Some(socket) = pop() else { continue };
-                    let heirloom = Heirloom { domain, socket, entries, answering };
-                    legacy.clients.entry(device).or_default().push(heirloom);
+                    let adopted_session = AdoptedSession { domain, socket, entries, answering };
+                    handoff.clients.entry(device).or_default().push(adopted_session);
                 }
-                Left::End {} => return Ok(()),
+                HandoffMessage::End {} => return Ok(()),
             }
         }
     }
@@ -419,7 +421,7 @@ impl Legacy {
         let was_told = before.channel.send(&bytes, NO_FDS).await.is_ok();
         let ended = before.end(was_told);
         tokio::pin!(ended);
-        let ended = match timeout(END_PATIENCE, &mut ended).await {
+        let ended = match timeout(END_TIMEOUT, &mut ended).await {
             Ok(ended) => ended,
             Err(_) => {
                 tracing::warn!("--takeover: the daemon does not end: waiting");
@@ -437,7 +439,7 @@ impl Legacy {
 
     /// Has `opens` open what the other supervisor has left, as long as that one waits. If it waits
     /// no longer, this process ends where it stands: what it would still set of a tap, also in
-    /// letting go of that, would be set of the other one's. If it has died, nobody else goes on
+    /// releasing that, would be set of the other one's. If it has died, nobody else goes on
     /// with it.
     pub(crate) async fn while_it_waits<T>(
         before: &mut Option<Before>,
@@ -508,9 +510,9 @@ mod tests {
     #[test]
     fn a_supervisor_that_waited_no_longer_is_not_taken_over() {
         with_channels(|next, runs| async move {
-            let accepted = tokio::spawn(Legacy::accept(Some(Before::new(next, getpid()))));
+            let accepted = tokio::spawn(Handoff::accept(Some(Before::new(next, getpid()))));
             // The answer is there, and nobody has read it.
-            while runs.receive_left().is_none() {
+            while runs.receive_buffered().is_none() {
                 tokio::task::yield_now().await;
             }
             assert!(!accepted.is_finished());
@@ -528,10 +530,10 @@ mod tests {
     #[test]
     fn a_supervisor_that_is_slow_to_end_is_waited_for_and_one_that_has_died_is_not_believed() {
         with_channels(|next, runs| async move {
-            let accepted = tokio::spawn(Legacy::accept(Some(Before::new(next, getpid()))));
-            tokio::time::sleep(END_PATIENCE * 5 / 4).await;
+            let accepted = tokio::spawn(Handoff::accept(Some(Before::new(next, getpid()))));
+            tokio::time::sleep(END_TIMEOUT * 5 / 4).await;
             // It reads now what would end it.
-            assert!(runs.receive_left().is_some() && !runs.is_alone());
+            assert!(runs.receive_buffered().is_some() && !runs.is_alone());
             runs.finish();
             accepted.await.unwrap().unwrap();
         });
@@ -539,25 +541,25 @@ mod tests {
             let taken = message::emit(&Reply::Taken {}).unwrap();
             next.send(&taken, NO_FDS).await.unwrap();
             drop(next);
-            assert!(runs.receive_left().is_some() && runs.is_alone());
+            assert!(runs.receive_buffered().is_some() && runs.is_alone());
         });
     }
 
     /// Has the device processes `runs`, in which the device `d` waits, be taken over. Returns what
     /// the next supervisor has read from the channel.
-    async fn taken_over(runs: &Processes, (next, channel): (Channel, Channel)) -> Legacy {
+    async fn taken_over(runs: &Processes, (next, channel): (Channel, Channel)) -> Handoff {
         let service = Service::from_environment(&[]);
         let before = Before::new(next, getpid());
-        let mut legacy = Legacy::default();
+        let mut handoff = Handoff::default();
         let reads = async {
-            legacy.read(&before).await.unwrap();
+            handoff.read(&before).await.unwrap();
             let taken = message::emit(&Reply::Taken {}).unwrap();
             before.channel.send(&taken, NO_FDS).await.unwrap();
         };
         let waits = vec!["d".to_owned()];
-        let (bequeathed, ()) = tokio::join!(runs.bequeath(&channel, &service, waits), reads);
-        bequeathed.unwrap();
-        legacy
+        let (handed_off, ()) = tokio::join!(runs.hand_off(&channel, &service, waits), reads);
+        handed_off.unwrap();
+        handoff
     }
 
     #[test]
@@ -571,18 +573,19 @@ mod tests {
         let mut copies = vec![copy];
         let locked =
             |(byte, only_reads)| Locked { byte, only_reads, unmarked: std::mem::take(&mut copies) };
-        let remains = Remains { held: vec![process], marks: [wrote, read].map(locked).into() };
-        let of_device = [("d".to_owned(), remains)];
-        let mut legacy = Legacy { remains: of_device.into(), ..Legacy::default() };
+        let lingering_io =
+            LingeringIo { held: vec![process], marks: [wrote, read].map(locked).into() };
+        let of_device = [("d".to_owned(), lingering_io)];
+        let mut handoff = Handoff { lingering_io: of_device.into(), ..Handoff::default() };
         // Each supervisor is taken over twice: after one that fails it still has all.
         for supervisor in 2..5 {
-            let runs = Processes::new(Vec::new(), &mut legacy);
+            let runs = Processes::new(Vec::new(), &mut handoff);
             for _ in 0..2 {
                 with_channels(async |next, channel| {
-                    legacy = taken_over(&runs, (next, channel)).await;
+                    handoff = taken_over(&runs, (next, channel)).await;
                 });
-                assert!(legacy.waits.contains("d"), "supervisor {supervisor}");
-                let Remains { held, marks } = &legacy.remains["d"];
+                assert!(handoff.waits.contains("d"), "supervisor {supervisor}");
+                let LingeringIo { held, marks } = &handoff.lingering_io["d"];
                 let held: Vec<_> = held.iter().map(inode).collect();
                 assert_eq!(held, [known], "supervisor {supervisor}");
                 let known: Vec<_> = marks.iter().map(|mark| (mark.byte, mark.only_reads)).collect();

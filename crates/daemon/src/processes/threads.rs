@@ -9,7 +9,7 @@ use super::counts::sealed;
 use crate::model::snapshot::{HeldInfo, Summary, WorkerInfo, Workers};
 use crate::proc_stat::Used;
 use manyring_engine::Pool;
-use manyring_engine::stats::LawStats;
+use manyring_engine::stats::PolicyStats;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -98,7 +98,7 @@ fn checked(said: Workers, process: &str, serves: impl Fn(&str) -> bool) -> Worke
         let WorkerInfo { index, cpus, pause_ns, polling, .. } = worker;
         let mut cpus = cpus;
         cpus.iter_mut().for_each(|cpus| cpus.truncate(WORKERS_MAX));
-        let known = LawStats::default().counters();
+        let known = PolicyStats::default().counters();
         let is_known = |name: &String| known.iter().any(|counter| counter.name == *name);
         let worker = WorkerInfo {
             process: process.to_owned(),

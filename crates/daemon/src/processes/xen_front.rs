@@ -7,15 +7,15 @@
 //! journals (docs/design/0012).
 
 use super::Processes;
+use super::assigned::AssignedDevice;
 use super::counts::Counts;
-use super::estate::Estates;
-use super::front::let_go;
-use super::given::Given;
-use super::left::{Left, Locked};
-use super::lend::{Attendant, handed};
-use super::message::{Told, XenFacts, XenFrontEnd, XenRing};
-use super::process::{Deaf, DeviceProcess};
-use super::question::PATIENCE;
+use super::front::release;
+use super::handoff_message::{HandoffMessage, Locked};
+use super::journal_store::JournalStore;
+use super::message::{Command, XenFacts, XenFrontEnd, XenRing};
+use super::process::{DeviceProcess, Unresponsive};
+use super::question::TIMEOUT;
+use super::request_server::{RequestServer, handed};
 use super::xen_line::{Stage, XenLine};
 use crate::assemble::{Blk, Kind, Part};
 use manyring_backend::blk::Ending;
@@ -64,8 +64,8 @@ impl XenEndings {
     }
 
     /// The messages that tell another supervisor of them.
-    pub(crate) fn left(&self, device: &str) -> Vec<Left> {
-        let left = |ending: &Arc<Ending>| Left::Marked {
+    pub(crate) fn left(&self, device: &str) -> Vec<HandoffMessage> {
+        let left = |ending: &Arc<Ending>| HandoffMessage::Marked {
             device: device.to_owned(),
             byte: ending.mark(),
             only_reads: !ending.may_write(),
@@ -82,7 +82,7 @@ pub(crate) struct XenFront {
     part: Part,
     facts: XenFacts,
     counts: Option<Arc<Counts>>,
-    attends: JoinSet<Option<Ending>>,
+    request_servers: JoinSet<Option<Ending>>,
     endings: Arc<XenEndings>,
     taken: Option<Taken>,
     /// That of `taken`.
@@ -122,13 +122,24 @@ impl XenFront {
     pub(crate) fn new(processes: &Processes, domain: String, part: Part, facts: XenFacts) -> Self {
         processes.prepare_xen();
         // Requests of device processes of the supervisor before this one.
-        let marks = processes.remains(part.name()).marks.into_iter();
+        let marks = processes.lingering_io(part.name()).marks.into_iter();
         let ending =
             |left: Locked| Arc::new(Ending::of(left.byte, !left.only_reads, left.unmarked));
         let endings = Arc::new(XenEndings(Mutex::new(marks.map(ending).collect())));
-        let (processes, attends) = (processes.clone(), JoinSet::new());
+        let (processes, request_servers) = (processes.clone(), JoinSet::new());
         let (counts, taken, process) = (None, None, watch::Sender::new(None));
-        Self { processes, domain, part, facts, counts, attends, endings, taken, process, number: 0 }
+        Self {
+            processes,
+            domain,
+            part,
+            facts,
+            counts,
+            request_servers,
+            endings,
+            taken,
+            process,
+            number: 0,
+        }
     }
 
     /// As long as the disk is here.
@@ -138,10 +149,10 @@ impl XenFront {
 
     /// Returns when no request of a device process is under way. The device process has the disk no
     /// more.
-    async fn let_go(&mut self) -> Result<(), String> {
-        while self.attends.join_next().await.is_some() {}
+    async fn release(&mut self) -> Result<(), String> {
+        while self.request_servers.join_next().await.is_some() {}
         let endings = self.endings.lock().clone();
-        let_go(&self.part.kind, &endings, self.part.name(), &self.domain).await?;
+        release(&self.part.kind, &endings, self.part.name(), &self.domain).await?;
         self.endings.lock().clear();
         Ok(())
     }
@@ -161,11 +172,11 @@ impl XenFront {
         front.number = self.number;
         let faults = line.connects(self.number);
         for XenLentRing { ring, fds } in rings {
-            let told = Told::XenRing { device: device.clone(), ring };
-            process.tell_in_turn(told, fds.into_iter().map(Into::into).collect()).await;
+            let command = Command::XenRing { device: device.clone(), ring };
+            process.tell_in_turn(command, fds.into_iter().map(Into::into).collect()).await;
         }
-        let told = Told::XenConnect { device, front };
-        process.tell_in_turn(told, vec![grants.into()]).await;
+        let command = Command::XenConnect { device, front };
+        process.tell_in_turn(command, vec![grants.into()]).await;
         // Only what it does not answer shows that a device process does not read.
         let _ = process.ask();
         let answer = tokio::select! {
@@ -185,18 +196,18 @@ impl XenFront {
         let Some(Taken { process, line }) = &self.taken else { return };
         let (device, number) = (self.part.name().to_owned(), self.number);
         line.disconnects();
-        let leaves = async {
-            process.tell_in_turn(Told::XenDisconnect { device, number }, Vec::new()).await;
+        let handing_off = async {
+            process.tell_in_turn(Command::XenDisconnect { device, number }, Vec::new()).await;
             line.answered().await;
         };
         let left = async {
             tokio::select! {
-                () = leaves => {}
+                () = handing_off => {}
                 () = process.ended() => {}
             }
         };
-        if timeout(PATIENCE, left).await.is_err() {
-            process.cast_out("a ring does not stop").await;
+        if timeout(TIMEOUT, left).await.is_err() {
+            process.evict("a ring does not stop").await;
         }
     }
 
@@ -210,20 +221,20 @@ impl XenFront {
         XenMeasures { process: self.process.subscribe(), device: self.part.name().to_owned() }
     }
 
-    /// Takes the disk from its device process. The image's lock can be let go of when this returns:
+    /// Takes the disk from its device process. The image's lock can be released when this returns:
     /// no request of a device process is under way.
     pub(crate) async fn close(mut self) {
         let name = self.part.name().to_owned();
         if let Some(Taken { process, .. }) = self.taken.take() {
             process.remove(&name).await;
             if process.serves() && process.devices().is_empty() {
-                process.make_way("its last disk is gone").await;
+                process.end_yielding("its last disk is gone").await;
             }
-            if process.serves() && timeout(PATIENCE, self.let_go()).await.is_err() {
+            if process.serves() && timeout(TIMEOUT, self.release()).await.is_err() {
                 // The device process says that it has stopped the disk, and keeps the image.
-                process.cast_out("it does not let go of an image").await;
+                process.evict("it does not let go of an image").await;
             }
-            if let Err(error) = self.let_go().await {
+            if let Err(error) = self.release().await {
                 tracing::warn!(device = name, error, "the image is let go of");
             }
         }
@@ -242,7 +253,7 @@ impl XenFront {
             return Ok(());
         }
         self.taken = None;
-        self.let_go().await?;
+        self.release().await?;
         self.give(process, queues).await
     }
 
@@ -270,17 +281,17 @@ impl XenFront {
         let facts = XenFacts { has_image, ..self.facts.clone() };
         let line = Arc::new(XenLine::default());
         let (connected, xen) = (part.connected.clone(), Some(line.clone()));
-        let ((asks, asked), estates) = (mpsc::channel(1), Estates::new(&name, 0));
+        let ((asks, asked), journals) = (mpsc::channel(1), JournalStore::new(&name, 0));
         let limits = self.processes.limits();
         let limit = limits.borrow().of(&name);
-        let given = Given { connected, counts, net: None, asks, estates, xen };
-        let told = Told::XenDisk { device: name.clone(), facts };
-        let given = process.give(told, fds, vec![limit], given).await;
-        given.map_err(|Deaf| "the device process ends".to_owned())?;
+        let given = AssignedDevice { connected, counts, net: None, asks, journals, xen };
+        let command = Command::XenDisk { device: name.clone(), facts };
+        let given = process.give(command, fds, vec![limit], given).await;
+        given.map_err(|Unresponsive| "the device process ends".to_owned())?;
         let (device, kind, marks) = (name, part.kind, marks.map(Arc::new));
-        let attendant =
-            Attendant { device, kind, process: process.clone(), limits, joins: 0, marks };
-        self.attends.spawn(attendant.attend(asked));
+        let request_server =
+            RequestServer { device, kind, process: process.clone(), limits, joins: 0, marks };
+        self.request_servers.spawn(request_server.attend(asked));
         self.process.send_replace(Some(process.clone()));
         self.taken = Some(Taken { process, line });
         Ok(())
@@ -312,7 +323,7 @@ impl XenMeasures {
     /// before could use what the device process refuses.
     pub(crate) async fn measured(&self) {
         let Some(process) = self.process.borrow().clone() else { return };
-        let told = process.tell(Told::Measure { device: self.device.clone() }, Vec::new());
+        let command = process.tell(Command::Measure { device: self.device.clone() }, Vec::new());
         let knows = async {
             // The first question may have been asked before.
             for _ in 0..2 {
@@ -321,9 +332,9 @@ impl XenMeasures {
                 }
             }
         };
-        if told.is_ok() {
+        if command.is_ok() {
             tokio::select! {
-                _ = timeout(PATIENCE, knows) => {}
+                _ = timeout(TIMEOUT, knows) => {}
                 () = process.ended() => {}
             }
         }

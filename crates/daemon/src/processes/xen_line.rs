@@ -2,7 +2,7 @@
 //! has asked and the device process has answered. An answer that nobody has asked for is refused,
 //! and ends the device process.
 
-use super::message::XenSaid;
+use super::message::XenReport;
 use tokio::sync::{mpsc, watch};
 
 /// Faults that wait to be told.
@@ -44,9 +44,9 @@ impl XenLine {
     /// The supervisor asks for a connection. The faults of its front-end can be received; those
     /// that find no room there are not told, since the first one ends the connection.
     pub(super) fn connects(&self, number: u64) -> mpsc::Receiver<String> {
-        let (faults, told) = mpsc::channel(FAULTS_MAX);
+        let (faults, command) = mpsc::channel(FAULTS_MAX);
         self.at.send_replace(At { number, stage: Stage::Connecting, faults: Some(faults) });
-        told
+        command
     }
 
     /// The supervisor asks for the end of the connection.
@@ -65,18 +65,18 @@ impl XenLine {
     ///
     /// # Errors
     /// Nobody has asked for that.
-    pub(super) fn hear(&self, number: u64, said: XenSaid) -> Result<(), String> {
+    pub(super) fn handle(&self, number: u64, said: XenReport) -> Result<(), String> {
         let (mut is_due, mut faults) = (false, None);
         self.at.send_if_modified(|at| {
             let next = match (&at.stage, &said) {
                 _ if at.number != number => None,
-                (Stage::Connecting, XenSaid::Started {}) => Some(Stage::Started),
-                (Stage::Connecting, XenSaid::Refused { text, passes }) => {
+                (Stage::Connecting, XenReport::Started {}) => Some(Stage::Started),
+                (Stage::Connecting, XenReport::Refused { text, passes }) => {
                     Some(Stage::Refused { text: shown(text), passes: *passes })
                 }
-                (Stage::Stopping, XenSaid::Stopped {}) => Some(Stage::Idle),
+                (Stage::Stopping, XenReport::Stopped {}) => Some(Stage::Idle),
                 // A queue may meet a fault before the others have begun, and while it stops.
-                (Stage::Connecting | Stage::Started | Stage::Stopping, XenSaid::Fault { .. }) => {
+                (Stage::Connecting | Stage::Started | Stage::Stopping, XenReport::Fault { .. }) => {
                     (is_due, faults) = (true, at.faults.clone());
                     None
                 }
@@ -85,7 +85,7 @@ impl XenLine {
             is_due |= next.is_some();
             next.map(|stage| at.stage = stage).is_some()
         });
-        if let (Some(faults), XenSaid::Fault { text }) = (faults, &said) {
+        if let (Some(faults), XenReport::Fault { text }) = (faults, &said) {
             let _ = faults.try_send(shown(text));
         }
         if is_due { Ok(()) } else { Err("nobody has asked that of a Xen disk".to_owned()) }
@@ -102,26 +102,26 @@ fn shown(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn fault() -> XenSaid {
-        XenSaid::Fault { text: "a\u{1b}[2Jb".to_owned() }
+    fn fault() -> XenReport {
+        XenReport::Fault { text: "a\u{1b}[2Jb".to_owned() }
     }
 
     #[tokio::test]
     async fn answers_to_what_was_asked_are_heard_in_their_order() {
         let line = XenLine::default();
-        let mut told = line.connects(7);
-        assert_eq!(line.hear(7, fault()), Ok(()));
-        assert_eq!(line.hear(7, XenSaid::Started {}), Ok(()));
+        let mut command = line.connects(7);
+        assert_eq!(line.handle(7, fault()), Ok(()));
+        assert_eq!(line.handle(7, XenReport::Started {}), Ok(()));
         assert_eq!(line.answered().await, Stage::Started);
         // There is room for some, and none is needed for more.
-        (0..2 * FAULTS_MAX).for_each(|_| assert_eq!(line.hear(7, fault()), Ok(())));
-        assert_eq!(told.recv().await.as_deref(), Some("a[2Jb"));
+        (0..2 * FAULTS_MAX).for_each(|_| assert_eq!(line.handle(7, fault()), Ok(())));
+        assert_eq!(command.recv().await.as_deref(), Some("a[2Jb"));
         line.disconnects();
-        assert_eq!(line.hear(7, XenSaid::Stopped {}), Ok(()));
+        assert_eq!(line.handle(7, XenReport::Stopped {}), Ok(()));
         assert_eq!(line.answered().await, Stage::Idle);
         let _faults = line.connects(8);
         let text = "x".repeat(400);
-        assert_eq!(line.hear(8, XenSaid::Refused { text, passes: true }), Ok(()));
+        assert_eq!(line.handle(8, XenReport::Refused { text, passes: true }), Ok(()));
         let refused = Stage::Refused { text: "x".repeat(TEXT_MAX), passes: true };
         assert_eq!(line.answered().await, refused);
     }
@@ -129,16 +129,16 @@ mod tests {
     #[test]
     fn answers_that_nobody_awaits_are_refused() {
         let line = XenLine::default();
-        for said in [XenSaid::Started {}, XenSaid::Stopped {}, fault()] {
-            assert!(line.hear(0, said).is_err());
+        for said in [XenReport::Started {}, XenReport::Stopped {}, fault()] {
+            assert!(line.handle(0, said).is_err());
         }
         let _faults = line.connects(1);
-        assert!(line.hear(1, XenSaid::Stopped {}).is_err());
-        assert!(line.hear(2, XenSaid::Started {}).is_err());
-        assert!(line.hear(2, fault()).is_err());
-        line.hear(1, XenSaid::Started {}).unwrap();
-        assert!(line.hear(1, XenSaid::Started {}).is_err());
-        let refused = XenSaid::Refused { text: String::new(), passes: false };
-        assert!(line.hear(1, refused).is_err());
+        assert!(line.handle(1, XenReport::Stopped {}).is_err());
+        assert!(line.handle(2, XenReport::Started {}).is_err());
+        assert!(line.handle(2, fault()).is_err());
+        line.handle(1, XenReport::Started {}).unwrap();
+        assert!(line.handle(1, XenReport::Started {}).is_err());
+        let refused = XenReport::Refused { text: String::new(), passes: false };
+        assert!(line.handle(1, refused).is_err());
     }
 }

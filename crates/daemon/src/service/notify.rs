@@ -14,7 +14,7 @@ use std::time::Duration;
 const MESSAGES_MAX: usize = 16384;
 
 /// Longest wait for a manager that does not read, at the end of the process.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A message, the descriptor that goes with it, and who waits until it is sent.
 type Message = (String, Option<OwnedFd>, Option<SyncSender<()>>);
@@ -60,10 +60,10 @@ impl Manager {
         }
     }
 
-    /// Sends a message as [`Self::tell`] does, and waits until it is sent, at most [`PATIENCE`].
+    /// Sends a message as [`Self::tell`] does, and waits until it is sent, at most [`TIMEOUT`].
     pub(super) fn tell_at_once(&self, text: String) {
         let (sent, is_sent) = sync_channel(1);
-        let _ = self.0.try_send((text, None, Some(sent))).map(|()| is_sent.recv_timeout(PATIENCE));
+        let _ = self.0.try_send((text, None, Some(sent))).map(|()| is_sent.recv_timeout(TIMEOUT));
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Handed {
 
 /// A socket that listens, as one process hands it to the next.
 #[derive(Debug)]
-pub(crate) struct SocketLeft {
+pub(crate) struct HandedSocket {
     pub(crate) name: String,
     pub(crate) socket: OwnedFd,
     /// The file that is its name, opened as a path alone.
@@ -216,8 +216,8 @@ impl Service {
 
     /// Takes sockets over that another process has handed in, under the names of
     /// [`Self::listening`].
-    pub(crate) fn hand_in(&self, sockets: Vec<SocketLeft>) {
-        let handed = sockets.into_iter().map(|SocketLeft { name, socket, file }| {
+    pub(crate) fn hand_in(&self, sockets: Vec<HandedSocket>) {
+        let handed = sockets.into_iter().map(|HandedSocket { name, socket, file }| {
             // The kernel knows by which path the file is reached now.
             let path = file.and_then(|file| crate::fds::path_of(&file));
             Handed { name, socket, path }
@@ -227,7 +227,7 @@ impl Service {
 
     /// Copies of all sockets that listen, for another process, with their names, and with their
     /// files as long as the host answers at once.
-    pub(crate) async fn listening(&self) -> std::io::Result<Vec<SocketLeft>> {
+    pub(crate) async fn listening(&self) -> std::io::Result<Vec<HandedSocket>> {
         let copies: Vec<_> = {
             let listening = self.lock_listening();
             let copy = |(name, Listening { socket, path }): (&String, &Listening)| {
@@ -243,7 +243,7 @@ impl Service {
         let files = aside(move || paths.into_iter().map(|path| open(path?)).collect::<Vec<_>>());
         let files = tokio::time::timeout(REMOVE_TIMEOUT, files).await.ok().flatten();
         let files = files.unwrap_or_default().into_iter().chain(std::iter::repeat_with(|| None));
-        let left = |((name, socket, _), file)| SocketLeft { name, socket, file };
+        let left = |((name, socket, _), file)| HandedSocket { name, socket, file };
         Ok(copies.into_iter().zip(files).map(left).collect())
     }
 

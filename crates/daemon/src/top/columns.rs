@@ -225,8 +225,9 @@ fn of_worker(worker: &WorkerInfo, before: Option<(&Shown, f64)>) -> Row {
         Some(old) => as_float(of(worker).saturating_sub(of(old))),
         None => 0.0,
     };
-    let law = |name: &'static str| move |w: &WorkerInfo| w.polling.get(name).copied().unwrap_or(0);
-    let (hits, misses) = (since(&law("spins_hit")), since(&law("spins_missed")));
+    let policy =
+        |name: &'static str| move |w: &WorkerInfo| w.polling.get(name).copied().unwrap_or(0);
+    let (hits, misses) = (since(&policy("spins_hit")), since(&policy("spins_missed")));
     let hit_share = if hits + misses > 0.0 {
         Cell::percent(hits / (hits + misses))
     } else {

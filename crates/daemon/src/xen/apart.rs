@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, watch};
 /// connects.
 const LIVES_MAX: u32 = 8;
 /// Pause before the next one is asked.
-const LOST_PAUSE: Duration = Duration::from_millis(200);
+const LOST_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// A disk that is open here and served there.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ impl Apart {
                 }
                 XenRefusal::Lost(_) => {
                     (config.takeover, config.inherited) = (true, true);
-                    ends_within(stop, LOST_PAUSE).await;
+                    ends_within(stop, LOST_RETRY_DELAY).await;
                 }
             }
         }

@@ -13,7 +13,7 @@
 
 use super::memory::{Bytes, Memory};
 use super::{Disks, Shared, XenDisks, disk_name};
-use crate::processes::{Bequest, Left, OfXen, XenBytes, XenEndings};
+use crate::processes::{HandoffMessage, HandoffRequest, OfXen, XenBytes, XenEndings};
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeSet, HashMap};
@@ -24,24 +24,27 @@ use tokio::time::timeout;
 
 /// How long the disks may take to stop, before the device processes of those that have not are
 /// killed. Other guests pause as long.
-const PATIENCE: Duration = Duration::from_millis(800);
+const TIMEOUT: Duration = Duration::from_millis(800);
 /// How long the tasks of their disks may take then.
 const REST: Duration = Duration::from_millis(400);
 
 impl XenDisks {
     /// Leaves disks that were told to be left; returns when they are to be served here again.
-    pub(super) async fn hand_over(&self, disks: &mut Disks, mut bequest: Bequest) {
+    pub(super) async fn hand_over(&self, disks: &mut Disks, mut handoff_request: HandoffRequest) {
         let left = tokio::select! {
             left = self.leave(disks) => left,
             // Another device was too slow.
-            () = bequest.is_void() => return,
+            () = handoff_request.is_void() => return,
         };
-        bequest.answer(left).await;
+        handoff_request.answer(left).await;
         self.shared.state_dir.sign();
     }
 
-    async fn leave(&self, disks: &mut Disks) -> Result<Vec<(Left, Vec<OwnedFd>)>, String> {
-        if timeout(PATIENCE, disks.all_ended()).await.is_err() {
+    async fn leave(
+        &self,
+        disks: &mut Disks,
+    ) -> Result<Vec<(HandoffMessage, Vec<OwnedFd>)>, String> {
+        if timeout(TIMEOUT, disks.all_ended()).await.is_err() {
             self.end_processes_of(disks).await?;
             let _ = timeout(REST, disks.all_ended()).await;
             if let Some(id) = disks.running.keys().find(|id| self.shared.is_in_memory(id)) {
@@ -77,10 +80,10 @@ impl XenDisks {
         ended.map_err(|problem| format!("{problem}, whose disk does not stop"))
     }
 
-    fn left(&self) -> Result<Vec<(Left, Vec<OwnedFd>)>, String> {
+    fn left(&self) -> Result<Vec<(HandoffMessage, Vec<OwnedFd>)>, String> {
         let failed = |error: std::io::Error| error.to_string();
         let locks = self.shared.state_dir.locks().map_err(failed)?;
-        let mut left = vec![(Left::Locks {}, locks)];
+        let mut left = vec![(HandoffMessage::Locks {}, locks)];
         for (id, Memory { params, bytes }) in self.shared.memory().iter() {
             let DeviceId { kind, domain, device } = id.clone();
             let params = params.clone();
@@ -94,7 +97,7 @@ impl XenDisks {
                     return Err(format!("the disk {id} is in the memory of this process"));
                 }
             };
-            left.push((Left::XenMemory { kind, domain, device, params }, vec![file]));
+            left.push((HandoffMessage::XenMemory { kind, domain, device, params }, vec![file]));
         }
         for (id, endings) in self.shared.endings().iter() {
             let endings =

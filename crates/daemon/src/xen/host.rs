@@ -28,7 +28,7 @@ use tokio::time::Instant;
 
 /// How long a file is waited for that another process or disk has: a guest that restarts has its
 /// new disk before the old one is gone.
-const FILE_PATIENCE: Duration = Duration::from_secs(10);
+const FILE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause before it is tried again.
 const FILE_RETRY: Duration = Duration::from_millis(100);
 /// Faults that wait to be told: the first one ends the connection.
@@ -115,7 +115,7 @@ impl XenHost {
         let plan = self.shared.plan.disk(&assignment.params).map_err(HostError::new)?;
         let io_uring = self.shared.io_uring;
         let how = (!assignment.writable, self.shared.plan.logical_block_size);
-        let deadline = Instant::now() + FILE_PATIENCE;
+        let deadline = Instant::now() + FILE_TIMEOUT;
         let mut stop = self.stop.clone();
         loop {
             let (plan, name) = (plan.clone(), self.name());
@@ -151,7 +151,7 @@ impl XenHost {
         &mut self,
         assignment: &Assignment,
     ) -> Result<(Offer, DiskNodes), HostError> {
-        // The file of the former one is let go of first: it may be the same.
+        // The file of the former one is released first: it may be the same.
         self.close_device();
         self.closed().await;
         let disk = self.open_disk(assignment).await?;
@@ -360,7 +360,7 @@ mod tests {
 
     impl Drop for Slow {
         fn drop(&mut self) {
-            let _ = self.0.recv_timeout(FILE_PATIENCE);
+            let _ = self.0.recv_timeout(FILE_TIMEOUT);
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long binding an event channel is retried: a process that was just killed may still hold it.
-const BIND_PATIENCE: Duration = Duration::from_secs(2);
+const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two tries to bind an event channel.
 const BIND_RETRY: Duration = Duration::from_millis(20);
 
@@ -191,7 +191,7 @@ impl Lender {
 
 /// Binds, and tries again for a while if another process may still have the port.
 fn patiently<T>(inherited: bool, bind: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-    let mut left = if inherited { BIND_PATIENCE } else { Duration::ZERO };
+    let mut left = if inherited { BIND_TIMEOUT } else { Duration::ZERO };
     loop {
         match bind() {
             Err(Errno::INVAL) if !left.is_zero() => {

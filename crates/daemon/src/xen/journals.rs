@@ -28,7 +28,7 @@ use tokio::time::{sleep, timeout};
 /// Longest time between two looks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Pause between two looks at the journals: who writes to them over and over has no more of them.
-const LOOK_PAUSE: Duration = Duration::from_millis(10);
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// Bytes of events of the folder of journals that are read at once.
 const EVENTS_BYTES: usize = 4096;
 
@@ -144,7 +144,7 @@ pub(super) async fn watch(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
                 }
             }
         }
-        sleep(LOOK_PAUSE).await;
+        sleep(LOOK_INTERVAL).await;
     }
 }
 

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long the locks are waited for of a process that is just ending.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause before they are tried again.
 const LOCK_RETRY: Duration = Duration::from_millis(50);
 /// Mode bits that the folder may not have: write permission for its group and for others.
@@ -406,14 +406,14 @@ fn hold(
         sign(&lock);
         return Ok(lock);
     }
-    let mut patience = LOCK_PATIENCE;
+    let mut max_wait = LOCK_TIMEOUT;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 sign(&file);
                 return Ok(file);
             }
-            Err(Errno::WOULDBLOCK) if patience.is_zero() => {
+            Err(Errno::WOULDBLOCK) if max_wait.is_zero() => {
                 let mut pid = [0; 20];
                 let len = pread(&file, &mut pid, 0).unwrap_or(0);
                 let holder = String::from_utf8_lossy(&pid[..len]).into_owned();
@@ -421,7 +421,7 @@ fn hold(
             }
             Err(Errno::WOULDBLOCK) => {
                 std::thread::sleep(LOCK_RETRY);
-                patience = patience.saturating_sub(LOCK_RETRY);
+                max_wait = max_wait.saturating_sub(LOCK_RETRY);
             }
             Err(errno) => return Err(StateDirError::File { path, errno }),
         }

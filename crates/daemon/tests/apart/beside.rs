@@ -6,8 +6,8 @@ mod front_ends;
 mod guests;
 mod switched;
 
-use crate::support::prober::{NEIGHBOURS, PAUSE, Prober, SOCKETS, STALL_MAX, check};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::prober::{NEIGHBOURS, Prober, RETRY_DELAY, SOCKETS, STALL_MAX, check};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::rings;
 use crate::walls::PAGE;
 use manyring_driver::hostile::{Hold, HostileRing, OddFd, Spoil, fill_eventfd};
@@ -82,7 +82,7 @@ impl Beside {
 fn connect(socket: &std::path::Path, options: &BlkOptions) -> BlkDriver {
     let mut guest = None;
     let connected = wait_until(|| {
-        let front = FrontEnd::connect(socket, PATIENCE);
+        let front = FrontEnd::connect(socket, TIMEOUT);
         guest = front.and_then(|front| BlkDriver::start(front, options)).ok();
         guest.is_some()
     });
@@ -123,7 +123,7 @@ fn neighbours_of_spoiled_rings_and_floods_of_kicks_wait_for_nothing() {
         let mut ring = HostileRing::new(&guest.arena, guest.queues[0].vring()).unwrap();
         ring.offer(spoils.next().unwrap()).unwrap();
         guest.queues[0].vring().kick().unwrap();
-        let _ = guest.queues[0].vring().wait_err(PATIENCE);
+        let _ = guest.queues[0].vring().wait_err(TIMEOUT);
     });
     let mut guest = connect(&bad, &small);
     beside.bear("a flood of kicks", || {
@@ -149,7 +149,7 @@ fn neighbours_of_floods_of_messages_and_clients_wait_for_nothing() {
     beside.bear("rings that stop and start", || restart.run(&mut guest.front));
     drop(guest);
     beside.bear("clients that come and go", || {
-        let front = FrontEnd::connect(&bad, PATIENCE);
+        let front = FrontEnd::connect(&bad, TIMEOUT);
         drop(front);
     });
 }
@@ -176,7 +176,7 @@ fn neighbours_of_long_requests_wait_for_nothing() {
             while queue.submit(op).unwrap().is_some() {}
             queue.publish().unwrap();
             while queue.in_flight() > 0 {
-                queue.wait(PATIENCE).unwrap();
+                queue.wait(TIMEOUT).unwrap();
             }
         });
     }
@@ -196,7 +196,7 @@ fn neighbours_of_memory_that_is_cut_or_punched_wait_for_nothing() {
         guest.queues[0].publish().unwrap();
         guest.arena.table().iter().for_each(|(_, file)| ftruncate(file, 0).unwrap());
         let _ = guest.queues[0].vring().kick();
-        let _ = guest.front.is_closed_within(PATIENCE);
+        let _ = guest.front.is_closed_within(TIMEOUT);
         // The driver's own memory is gone as well: nothing of it may be touched here any more.
         std::mem::forget(guest);
     });
@@ -227,7 +227,7 @@ fn neighbours_of_large_memory_that_goes_wait_for_nothing() {
         while queue.submit(Op::Read { sector: 0, len: LEN }).unwrap().is_some() {}
         queue.publish().unwrap();
         while queue.in_flight() > 0 {
-            queue.wait(PATIENCE).unwrap();
+            queue.wait(TIMEOUT).unwrap();
         }
     });
 }
@@ -242,7 +242,7 @@ fn neighbours_of_frames_and_commands_without_end_wait_for_nothing() {
         let tx = &mut guest.pairs[0].tx;
         while tx.send(&RawHeader::default(), &frame).unwrap() {}
         tx.publish(0).unwrap();
-        tx.drain(PATIENCE).unwrap();
+        tx.drain(TIMEOUT).unwrap();
     });
     let mut on = false;
     beside.bear("commands without end", || {
@@ -280,19 +280,19 @@ fn neighbours_of_front_ends_that_wait_or_hold_a_lock_wait_for_nothing() {
     let mut beside = Beside::new();
     let bad = beside.bad();
     beside.bear("messages that do not end", || {
-        let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
         front.send_bytes(&[1, 0, 0, 0, 1, 0], &[]).unwrap();
-        let second = FrontEnd::connect(&bad, PATIENCE).unwrap();
-        std::thread::sleep(PAUSE);
+        let second = FrontEnd::connect(&bad, TIMEOUT).unwrap();
+        std::thread::sleep(RETRY_DELAY);
         drop((front, second));
     });
-    let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+    let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     front.features().unwrap();
     front.set_vring_call(0, Some(writer.as_fd())).unwrap();
     let hold = Hold::pipe(writer).unwrap();
     drop(front);
-    beside.bear("a lock that is held", || std::thread::sleep(PAUSE));
+    beside.bear("a lock that is held", || std::thread::sleep(RETRY_DELAY));
     drop((hold, reader));
 }
 
@@ -303,7 +303,7 @@ fn neighbours_of_odd_file_descriptors_wait_for_nothing() {
     let mut kinds = OddFd::ALL.into_iter().cycle();
     beside.bear("odd file descriptors", || {
         let odd = kinds.next().unwrap().open().unwrap();
-        let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
         let _ = front.set_vring_kick(0, Some(odd.fd.as_fd()));
         let _ = front.set_vring_call(0, Some(odd.fd.as_fd()));
         drop(front);
@@ -316,7 +316,7 @@ fn neighbours_of_odd_file_descriptors_wait_for_nothing() {
         fill_eventfd(queue.vring().call_fd()).unwrap();
         queue.submit(Op::Flush).unwrap();
         queue.publish().unwrap();
-        let _ = guest.front.is_closed_within(PATIENCE);
+        let _ = guest.front.is_closed_within(TIMEOUT);
     });
 }
 

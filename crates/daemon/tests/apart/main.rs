@@ -17,7 +17,7 @@ mod tls;
 mod walled;
 mod walls;
 
-use crate::support::process::{self, PATIENCE};
+use crate::support::process::{self, TIMEOUT};
 use crate::support::rings;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
@@ -134,7 +134,7 @@ fn run_all<'a>(
     for (number, guest) in guests.iter_mut().enumerate() {
         for (at, queue) in guest.queues.iter_mut().enumerate() {
             for _ in 0..depth {
-                let done = queue.wait(PATIENCE).expect("no request is stuck");
+                let done = queue.wait(TIMEOUT).expect("no request is stuck");
                 assert_eq!(done.status, 0);
                 let mut bytes = vec![0; REQUEST];
                 queue.read_data(done.tag, &mut bytes).unwrap();
@@ -319,13 +319,13 @@ fn a_disk_is_cut_when_no_request_reaches_beyond_its_new_end() {
         // A request beyond the new end is refused from now on, but one is still under way.
         queue.submit(last).unwrap().unwrap();
         queue.publish().unwrap();
-        assert_eq!(queue.wait(PATIENCE).unwrap().status, 1);
+        assert_eq!(queue.wait(TIMEOUT).unwrap().status, 1);
         assert_eq!(device.disk().geometry().size, 1 << 20, "it is not cut yet");
         switch.release();
         // The request that was held is released in a turn of its queue.
         queue.submit(Op::Flush).unwrap().unwrap();
         queue.publish().unwrap();
-        (0..2).for_each(|_| assert!(queue.wait(PATIENCE).is_ok()));
+        (0..2).for_each(|_| assert!(queue.wait(TIMEOUT).is_ok()));
         assert_eq!(resize.join().unwrap(), Ok(1 << 19));
     });
     assert_eq!(guest.device.disk().geometry().size, 1 << 19);
@@ -425,7 +425,7 @@ fn a_neighbour_that_was_idle_waits_for_no_full_round_of_a_guest_with_many_queues
             queue.submit(Op::Flush).unwrap().expect("device process in the ring");
             queue.publish().unwrap();
             let kicked_at = turns.count();
-            assert_eq!(queue.wait(PATIENCE).unwrap().status, 0);
+            assert_eq!(queue.wait(TIMEOUT).unwrap().status, 0);
             let waited = turns.served_at.load(Ordering::SeqCst).saturating_sub(kicked_at);
             assert!(waited <= u64::from(QUEUES) / 4, "{waited} turns of the other guest first");
         }

@@ -3,7 +3,7 @@
 //! or that is gone. All of them have one worker.
 
 use crate::support::prober::{NEIGHBOURS, Prober, SOCKETS, check};
-use crate::support::process::{Daemon, PATIENCE};
+use crate::support::process::{Daemon, TIMEOUT};
 use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
 use manyring_wire::nbd::{
     CAN_MULTI_CONN, COMMAND_SIZE, Chunk, ChunkKind, Command, CommandKind, HAS_FLAGS, Reply,
@@ -195,7 +195,7 @@ fn neighbours_of_a_disk_whose_server_is_bad_wait_for_nothing() {
         ..BlkOptions::default()
     };
     for manner in MANNERS {
-        let front = FrontEnd::connect(&daemon.socket_of("bad"), PATIENCE).unwrap();
+        let front = FrontEnd::connect(&daemon.socket_of("bad"), TIMEOUT).unwrap();
         let mut guest = BlkDriver::start(front, &options).unwrap();
         server.set(manner);
         let stalls = prober.beside(|is_over| {
@@ -219,7 +219,7 @@ fn neighbours_of_a_disk_whose_server_is_bad_wait_for_nothing() {
         // The server answers in the end the requests that it has kept.
         for queue in &mut guest.queues {
             while queue.in_flight() > 0 {
-                assert_eq!(queue.wait(PATIENCE).unwrap().status, 0, "{manner:?}");
+                assert_eq!(queue.wait(TIMEOUT).unwrap().status, 0, "{manner:?}");
             }
         }
     }

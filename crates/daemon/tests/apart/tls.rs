@@ -4,7 +4,7 @@
 
 use crate::servers::{SIZE, greet, offer};
 use crate::support::prober::{NEIGHBOURS, Prober, SOCKETS, check};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
 use manyring_wire::nbd::{COMMAND_SIZE, Command, CommandKind, Reply};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
@@ -247,7 +247,7 @@ fn neighbours_of_a_disk_whose_server_abuses_tls_wait_for_nothing() {
         segment_size: 32 << 10,
         ..BlkOptions::default()
     };
-    let front = FrontEnd::connect(&daemon.socket_of("bad"), PATIENCE).unwrap();
+    let front = FrontEnd::connect(&daemon.socket_of("bad"), TIMEOUT).unwrap();
     let mut guest = BlkDriver::start(front, &options).unwrap();
     guest.queues[0].run(Op::Read { sector: SIZE / 512 - 1, len: 512 }).unwrap();
     let before = resident_kib(&daemon);
@@ -269,7 +269,7 @@ fn neighbours_of_a_disk_whose_server_abuses_tls_wait_for_nothing() {
         assert!(wait_until(is_met), "{manner:?}: no connection has met it");
         server.set(Manner::Good);
         while queue.in_flight() > 0 {
-            assert_eq!(queue.wait(PATIENCE).unwrap().status, 0, "{manner:?}");
+            assert_eq!(queue.wait(TIMEOUT).unwrap().status, 0, "{manner:?}");
         }
     }
 }

@@ -7,8 +7,8 @@
 //! idle class that shares its CPU with a busy one takes seconds for work of milliseconds, and keeps
 //! the kernel's locks for that time. Needs root, to be two users.
 
-use crate::support::prober::{PAUSE, Prober, STALL_MAX, Stalls, check};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::prober::{Prober, RETRY_DELAY, STALL_MAX, Stalls, check};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{manyring, shown};
 use crate::support::rings::{Restart, replace_table};
 use crate::walls::{PAGE, Ring};
@@ -27,7 +27,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const NOBODY: u32 = 65534;
 /// The device process of [`NOBODY`].
 const PROCESS: &str = "user:65534";
-/// Bytes of memory whose pages the kernel takes some ten milliseconds to let go of.
+/// Bytes of memory whose pages the kernel takes some ten milliseconds to release.
 const LARGE: u64 = 512 << 20;
 /// How often the bad front-end maps [`LARGE`] bytes: the kernel has to go through all mappings.
 const MAPPINGS: usize = 8;
@@ -157,7 +157,7 @@ impl Walled {
         std::thread::scope(|scope| {
             let socket = self.daemon.socket_of("bad1");
             let next =
-                scope.spawn(move || as_nobody(|| FrontEnd::connect(&socket, PATIENCE)?.features()));
+                scope.spawn(move || as_nobody(|| FrontEnd::connect(&socket, TIMEOUT)?.features()));
             check(name, self.prober.worst(6));
             assert!(!next.is_finished(), "{name}: its devices wait for its end");
             assert!(holds.is_under_way() && self.process()["state"] == "held");
@@ -406,11 +406,11 @@ fn users_wait_for_nothing_beside_the_doorbells_and_messages_of_another_one() {
     walled.bear("rings that stop and start", || restart.run(&mut guest.front));
     drop(guest);
     walled.bear("messages that do not end", || {
-        let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
         front.send_bytes(&[1, 0, 0, 0, 1, 0], &[]).unwrap();
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_DELAY);
     });
-    walled.bear("clients that come and go", || drop(FrontEnd::connect(&bad, PATIENCE)));
+    walled.bear("clients that come and go", || drop(FrontEnd::connect(&bad, TIMEOUT)));
     assert!(walled.daemon.terminate().success());
 }
 
@@ -433,7 +433,7 @@ fn users_wait_for_nothing_beside_the_large_requests_and_memory_of_another_one() 
         queue.publish().unwrap();
         let cut = |file| rustix::fs::ftruncate(file, 0).unwrap();
         guest.arena.table().iter().for_each(|(_, file)| cut(file));
-        let _ = guest.front.is_closed_within(PATIENCE);
+        let _ = guest.front.is_closed_within(TIMEOUT);
         // The driver's own memory is gone as well: nothing of it may be touched here any more.
         std::mem::forget(guest);
     });

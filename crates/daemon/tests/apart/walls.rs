@@ -7,7 +7,7 @@
 
 use crate::faults::{self, Hole};
 use crate::support::prober::{NEIGHBOURS, Prober, SOCKETS, check};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, manyring, output_of};
 use manyring_driver::{Arena, FrontEnd, Vring};
 use manyring_queue::RingFeatures;
@@ -46,7 +46,7 @@ impl Ring {
 
     /// Ring `index` of the device at `socket`, not started yet, in `size` bytes of `file`.
     pub(crate) fn in_file(socket: &Path, file: OwnedFd, index: u32, size: u64) -> Self {
-        let mut front = FrontEnd::connect(socket, PATIENCE).unwrap();
+        let mut front = FrontEnd::connect(socket, TIMEOUT).unwrap();
         let required = F_PROTOCOL_FEATURES | VIRTIO_F_VERSION_1;
         let protocol = PROTOCOL_F_REPLY_ACK | PROTOCOL_F_CONFIGURE_MEM_SLOTS;
         let features = front.negotiate(VIRTIO_NET_F_CTRL_VQ, required, protocol);
@@ -92,7 +92,7 @@ impl Ring {
     }
 
     pub(crate) fn is_answered(&mut self) -> bool {
-        self.vring.wait_used(PATIENCE).is_ok()
+        self.vring.wait_used(TIMEOUT).is_ok()
     }
 }
 
@@ -200,7 +200,7 @@ fn a_worker_that_hangs_starves_the_watchdog_though_another_one_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    manager.set_read_timeout(Some(TIMEOUT)).unwrap();
     let told = [("NOTIFY_SOCKET", path.to_str().unwrap()), ("WATCHDOG_USEC", "200000")];
     let daemon = faults::daemon_told(BAD_APART, &["control", "disk", "net", "faults"], &told);
     let hear = || {

@@ -2,7 +2,7 @@
 //! devices of the same daemon never notice.
 
 use crate::support::foreign::Client;
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::http;
 use manyring_driver::{BlkDriver, BlkOptions, Op};
 use manyring_wire::blk::VIRTIO_BLK_F_SECURE_ERASE;
@@ -32,7 +32,7 @@ fn status(driver: &mut BlkDriver, op: Op<'_>) -> u8 {
     let queue = &mut driver.queues[0];
     queue.submit(op).unwrap().unwrap();
     queue.publish().unwrap();
-    queue.wait(PATIENCE).expect("an answer").status
+    queue.wait(TIMEOUT).expect("an answer").status
 }
 
 #[test]

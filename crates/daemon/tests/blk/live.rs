@@ -2,7 +2,7 @@
 //! stop and start, no call, no kick. Nothing is lost, stuck or changed.
 
 use crate::load::Load;
-use crate::support::process::{self, Daemon, PATIENCE};
+use crate::support::process::{self, Daemon, TIMEOUT};
 use crate::support::rings::{Restart, StopAtEnd, replace_table, spare_region};
 use manyring_driver::{BlkDriver, BlkOptions, Op};
 use manyring_wire::vhost_user::{
@@ -150,7 +150,7 @@ fn a_kick_that_comes_before_enable_is_not_lost() {
         queue.vring().kick().unwrap();
         assert!(queue.wait(Duration::from_millis(20)).is_err(), "a disabled ring is not served");
         driver.front.set_vring_enable(0, true).unwrap();
-        assert_eq!(driver.queues[0].wait(PATIENCE).unwrap().status, 0);
+        assert_eq!(driver.queues[0].wait(TIMEOUT).unwrap().status, 0);
         drop(driver);
     }
 }
@@ -165,7 +165,7 @@ fn a_queue_without_call_is_served_to_a_driver_that_polls() {
         for sector in 0..500 {
             queue.submit(Op::Read { sector, len: 512 }).unwrap().unwrap();
             queue.publish().unwrap();
-            assert_eq!(queue.poll(PATIENCE).unwrap().status, 0);
+            assert_eq!(queue.poll(TIMEOUT).unwrap().status, 0);
         }
     }
 }
@@ -180,7 +180,7 @@ fn a_queue_without_kick_is_looked_at_by_the_device() {
         for sector in 0..50 {
             queue.submit(Op::Read { sector, len: 512 }).unwrap().unwrap();
             queue.vring().queue().publish();
-            assert_eq!(queue.poll(PATIENCE).unwrap().status, 0);
+            assert_eq!(queue.poll(TIMEOUT).unwrap().status, 0);
             // Long enough for the device to stop spinning.
             std::thread::sleep(Duration::from_millis(2));
         }

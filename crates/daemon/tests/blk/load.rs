@@ -2,7 +2,7 @@
 //! queue of our own driver half.
 #![allow(dead_code, reason = "every test program uses its own part of it")]
 
-use crate::support::process::PATIENCE;
+use crate::support::process::TIMEOUT;
 use manyring_driver::{BlkQueue, Op};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -87,7 +87,7 @@ impl Load {
     }
 
     fn finish_one(&mut self) {
-        let done = self.queue.wait(PATIENCE).expect("no request is stuck");
+        let done = self.queue.wait(TIMEOUT).expect("no request is stuck");
         let (index, read) = self.pending.remove(&done.tag).expect("no request is done twice");
         assert_eq!(done.status, 0);
         if read {

@@ -1,6 +1,6 @@
 //! A guest that hears of its calls by signals, as User Mode Linux does, can miss one.
 
-use crate::support::process::{Daemon, PATIENCE};
+use crate::support::process::{Daemon, TIMEOUT};
 use manyring_driver::hostile::HostileRing;
 use manyring_driver::{BlkDriver, BlkOptions};
 use rustix::fd::AsFd;
@@ -20,7 +20,7 @@ fn the_last_call_by_a_socket_comes_once_more_when_its_queue_rests() {
     let daemon = Daemon::run(CONFIG, &["a", "control"]);
     let mut guest = BlkDriver::connect(&daemon.socket_of("a"), &BlkOptions::default()).unwrap();
     let (calls, call) = UnixStream::pair().unwrap();
-    calls.set_read_timeout(Some(PATIENCE)).unwrap();
+    calls.set_read_timeout(Some(TIMEOUT)).unwrap();
     guest.front.set_vring_call(0, Some(call.as_fd())).unwrap();
     // The new call is rung once, for one that may have gone to the former.
     called(&calls);

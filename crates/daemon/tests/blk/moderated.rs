@@ -1,7 +1,7 @@
 //! Interrupts that are held back, as the operator has configured it for each device, and as its
 //! guest wishes.
 
-use crate::support::process::{Daemon, PATIENCE};
+use crate::support::process::{Daemon, TIMEOUT};
 use crate::support::program::shown;
 use manyring_driver::{BlkDriver, BlkOptions, ControlOwner, NetDriver, NetOptions, NetRx, Op};
 use manyring_wire::net::{Coalescing, CtrlStatus, VIRTIO_NET_F_NOTF_COAL};
@@ -45,7 +45,7 @@ fn a_disk_holds_back_what_it_may_and_its_guest_gets_every_answer() {
         queue.submit(Op::Read { sector: 0, len: 512 }).unwrap().unwrap();
     }
     queue.publish().unwrap();
-    assert!(queue.vring().wait_call(PATIENCE).unwrap(), "the driver sleeps on");
+    assert!(queue.vring().wait_call(TIMEOUT).unwrap(), "the driver sleeps on");
     assert!(queue.take().is_some() && queue.take().is_none());
     let of = |name| count(&control, "held", name);
     assert_eq!((of("calls_held"), of("calls_by_time"), of("calls")), (1, 1, 2));
@@ -60,7 +60,7 @@ fn receive_until(what: &str, rx: &mut NetRx, is_so: impl Fn() -> bool) {
         }
         for _ in 0..300 {
             frame.clear();
-            rx.recv_wait(&mut frame, PATIENCE).unwrap();
+            rx.recv_wait(&mut frame, TIMEOUT).unwrap();
             rx.refill().unwrap();
         }
     }

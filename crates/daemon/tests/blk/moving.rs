@@ -2,7 +2,7 @@
 //! No daemon here: the pool and the device are used as the transport uses them.
 
 use crate::load::{self, Load};
-use crate::support::process::{self, PATIENCE};
+use crate::support::process::{self, TIMEOUT};
 use crate::support::rings::{StopAtEnd, activation};
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
@@ -137,7 +137,7 @@ fn a_queue_with_a_request_that_hangs_stays_and_goes_on() {
                 queue.submit(Op::Read { sector: 0, len: 512 }).unwrap().unwrap();
             });
             queue.publish().unwrap();
-            (0..answered).for_each(|_| assert_eq!(queue.wait(PATIENCE).unwrap().status, 0));
+            (0..answered).for_each(|_| assert_eq!(queue.wait(TIMEOUT).unwrap().status, 0));
         };
         read(60, 59);
         assert!(!runtime.block_on(handle.move_to(1)), "one request is in flight for ever");
@@ -177,7 +177,7 @@ fn queues_of_workers_that_mostly_sleep_come_together_again() {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             };
-            tokio::time::timeout(PATIENCE, gathered).await.expect("they share a worker");
+            tokio::time::timeout(TIMEOUT, gathered).await.expect("they share a worker");
         });
     });
     let queues: Vec<_> = pool.worker_stats().iter().map(|stats| stats.queues.value()).collect();

@@ -1,7 +1,7 @@
 //! A block device of the host that fails in the middle of a request: a loop device whose file was
 //! cut below it. Needs root and loop devices.
 
-use crate::support::process::{Daemon, PATIENCE, is_root_or_left_out, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, is_root_or_left_out, wait_until};
 use crate::support::program::shown;
 use manyring_driver::{BlkDriver, BlkOptions, Op};
 use std::fs::File;
@@ -35,7 +35,7 @@ fn status(driver: &mut BlkDriver, op: Op<'_>) -> u8 {
     let queue = &mut driver.queues[0];
     queue.submit(op).unwrap().unwrap();
     queue.publish().unwrap();
-    queue.wait(PATIENCE).expect("an answer").status
+    queue.wait(TIMEOUT).expect("an answer").status
 }
 
 /// Serves a device of 4 MiB whose second half is cut away under the guest.

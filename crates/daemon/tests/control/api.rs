@@ -2,7 +2,7 @@
 //! the names of `docs/design/0001`.
 
 use crate::support::client::Client;
-use crate::support::process::{self, Daemon, PATIENCE};
+use crate::support::process::{self, Daemon, TIMEOUT};
 use crate::support::program::{fetch, http, http_json, manyring, output_of, shown};
 use manyring_engine::QueueStats;
 use serde_json::Value;
@@ -66,7 +66,7 @@ impl Served {
     fn work_more(&self, client: &mut Client) {
         for (queue, count) in [(0, 5), (1, 3)] {
             client.submit_reads(queue, count);
-            assert_eq!(client.wait_for(queue, count, PATIENCE), count);
+            assert_eq!(client.wait_for(queue, count, TIMEOUT), count);
         }
     }
 }
@@ -207,7 +207,7 @@ fn a_resize_is_told_through_the_back_end_channel_be_it_a_socket_or_a_pipe() {
     let served = serve();
     let told = Header { request: BACKEND_CONFIG_CHANGE_MSG, flags: FLAG_VERSION, size: 0 }.emit();
     for (pipe, size) in [(false, 2u64 << 20), (true, 3 << 20)] {
-        let mut front = FrontEnd::connect(&served.daemon.socket_of("vda"), PATIENCE).unwrap();
+        let mut front = FrontEnd::connect(&served.daemon.socket_of("vda"), TIMEOUT).unwrap();
         let offered = front.protocol_features().unwrap();
         front.set_protocol_features(offered).unwrap();
         let mut ours: Box<dyn std::io::Read> = if pipe {

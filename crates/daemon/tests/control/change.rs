@@ -2,7 +2,7 @@
 
 use crate::support::changes::{EMPTY, Supervisor, configured, image, is_served, null};
 use crate::support::client::Client;
-use crate::support::process::{Daemon, PATIENCE, only_in_default_form, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, only_in_default_form, wait_until};
 use crate::support::program::{http, manyring, names_in, output_of, shown};
 use serde_json::{Value, json};
 use std::os::unix::net::UnixStream;
@@ -47,7 +47,7 @@ fn device_in_use_is_not_removed_unless_it_is_forced() {
     assert_eq!(supervisor.put("a", &disk).0, 201);
     let mut client = Client::connect(&supervisor.at("a"), 1);
     client.submit_reads(0, 1);
-    assert_eq!(client.wait_for(0, 1, PATIENCE), 1);
+    assert_eq!(client.wait_for(0, 1, TIMEOUT), 1);
     let (status, answer) = supervisor.ask("DELETE", "/v1/devices/a", &Value::Null);
     assert_eq!(status, 409, "{answer}");
     assert!(answer["error"].as_str().unwrap().contains("a front-end is connected"), "{answer}");
@@ -55,7 +55,7 @@ fn device_in_use_is_not_removed_unless_it_is_forced() {
     other["direct"] = json!(true);
     assert_eq!(supervisor.put("a", &other).0, 409, "another disk is no small matter either");
     client.submit_reads(0, 1);
-    assert_eq!(client.wait_for(0, 1, PATIENCE), 1, "it works on");
+    assert_eq!(client.wait_for(0, 1, TIMEOUT), 1, "it works on");
     let forced = supervisor.ask("DELETE", "/v1/devices/a?force=true", &Value::Null);
     assert_eq!(forced.0, 204);
     // The image's lock is free when the answer comes.
@@ -82,7 +82,7 @@ fn front_end_that_connects_while_a_change_is_prepared_keeps_its_device() {
     let (status, _, answer) = put.join().unwrap();
     assert_eq!(status, 409, "{answer}");
     client.submit_reads(0, 1);
-    assert_eq!(client.wait_for(0, 1, PATIENCE), 1);
+    assert_eq!(client.wait_for(0, 1, TIMEOUT), 1);
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn what_a_front_end_has_seen_changes_with_its_next_session() {
     // It is there all the time, also while it is replaced.
     assert_eq!((device()["pending_keys"].clone(), queues()), (json!(["num_queues"]), 1));
     client.submit_reads(0, 1);
-    assert_eq!(client.wait_for(0, 1, PATIENCE), 1, "its session goes on");
+    assert_eq!(client.wait_for(0, 1, TIMEOUT), 1, "its session goes on");
     drop(client);
     assert!(wait_until(
         || supervisor.ask("GET", "/v1/devices/a", &Value::Null).0 == 200 && queues() == 3

@@ -2,7 +2,7 @@
 //! devices that need them, and are taken as soon as that process lets go.
 
 use crate::support::client::Client;
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, http_json, manyring, names_in, output_of, refused, shown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ fn waits(control: &Path, name: &str, key: &str) -> bool {
 fn is_served(socket: &Path) {
     let mut client = Client::connect(socket, 1);
     client.submit_reads(0, 1);
-    assert_eq!(client.wait_for(0, 1, PATIENCE), 1);
+    assert_eq!(client.wait_for(0, 1, TIMEOUT), 1);
 }
 
 /// A configuration in `folder` with these devices, and the control socket that it names.
@@ -54,7 +54,7 @@ fn ring_whose_image_another_process_holds_starts_as_soon_as_that_one_lets_go() {
     // The front-end says nothing more, and its guest has kicked already.
     drop(holder);
     for queue in 0..2 {
-        assert_eq!(client.wait_for(queue, 1, PATIENCE), 1, "{}", destination.log());
+        assert_eq!(client.wait_for(queue, 1, TIMEOUT), 1, "{}", destination.log());
     }
     assert_eq!(waits(), 1, "it is told once: {}", destination.log());
     // The next ring has the image while those run, and gives it back with them.

@@ -3,7 +3,7 @@
 
 mod tables;
 
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, http_json, manyring, output_of, shown};
 use crate::support::space::{
     MULTI, handing_in, has_carrier, in_own_space, link, queue, queues, run,
@@ -77,7 +77,7 @@ fn send(driver: &mut NetDriver, count: usize) {
         assert!(driver.pairs[0].tx.send(&RawHeader::default(), &[0x55; 200]).unwrap());
     }
     driver.pairs[0].tx.publish(0).unwrap();
-    driver.pairs[0].tx.drain(PATIENCE).unwrap();
+    driver.pairs[0].tx.drain(TIMEOUT).unwrap();
 }
 
 /// Waits until counter `name` of queue `index` is `count`.
@@ -190,7 +190,7 @@ fn a_guest_that_receives_gets_nothing_while_its_link_is_down() {
     let daemon = serve();
     let mut driver = connect(&daemon, "gen", ControlOwner::FrontEnd, 1);
     let mut frame = Vec::new();
-    driver.pairs[0].rx.recv_wait(&mut frame, PATIENCE).unwrap();
+    driver.pairs[0].rx.recv_wait(&mut frame, TIMEOUT).unwrap();
     assert_eq!(frame.len(), 100);
     post(&daemon, "gen/link", json!({ "up": false }));
     // Frames that were received before are taken; their buffers go back, and stay empty.
@@ -202,7 +202,7 @@ fn a_guest_that_receives_gets_nothing_while_its_link_is_down() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     assert!(driver.pairs[0].rx.recv(&mut frame).unwrap().is_none());
     post(&daemon, "gen/link", json!({ "up": true }));
-    driver.pairs[0].rx.recv_wait(&mut frame, PATIENCE).unwrap();
+    driver.pairs[0].rx.recv_wait(&mut frame, TIMEOUT).unwrap();
     assert_eq!(driver.pairs[0].rx.counters().packets, before + 1);
 }
 

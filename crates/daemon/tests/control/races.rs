@@ -4,7 +4,7 @@
 
 use crate::support::changes::{EMPTY, Supervisor, configured, image, is_served, null, write};
 use crate::support::client::Client;
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, names_in, output_of, shown};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -130,7 +130,7 @@ fn signals_and_requests_at_once_end_with_what_the_file_and_the_answers_say() {
     assert_eq!(supervisor.ask("POST", "/v1/reload", &Value::Null).0, 200);
     assert_eq!(supervisor.names(), ["stays", "last"]);
     client.submit_reads(0, 1);
-    assert_eq!(client.wait_for(0, 1, PATIENCE), 1, "a device that stays has not noticed");
+    assert_eq!(client.wait_for(0, 1, TIMEOUT), 1, "a device that stays has not noticed");
     assert!(wait_until(|| unfinished(folder.path()).is_empty()));
     assert!(supervisor.daemon.terminate().success());
 }
@@ -144,7 +144,7 @@ fn of_two_who_replace_what_both_have_seen_one_is_told_that_it_has_changed() {
         let head = format!("PUT /v1/config HTTP/1.1\r\nhost: x\r\nif-match: \"{generation}\"\r\n");
         let rest = format!("connection: close\r\ncontent-length: {}\r\n\r\n{text}", text.len());
         let mut stream = UnixStream::connect(&supervisor.control).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream.write_all((head + &rest).as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
@@ -183,7 +183,7 @@ fn a_thousand_devices_are_read_again_while_others_ask() {
             loop {
                 let is_finished = reload.is_finished();
                 client.submit_reads(0, 1);
-                assert_eq!(client.wait_for(0, 1, PATIENCE), 1);
+                assert_eq!(client.wait_for(0, 1, TIMEOUT), 1);
                 assert_eq!(http(&supervisor.control, "GET", "/v1/workers", "").0, 200);
                 seen += 1;
                 if is_finished {
@@ -301,7 +301,7 @@ fn state_folder_that_is_full_or_read_only_refuses_changes_and_costs_no_device() 
     refused(patch(&limit), "No space left");
     assert_eq!((before(), supervisor.at("b").exists()), (there.clone(), false));
     client.submit_reads(0, 8);
-    assert_eq!(client.wait_for(0, 8, PATIENCE), 8, "nothing limits it");
+    assert_eq!(client.wait_for(0, 8, TIMEOUT), 8, "nothing limits it");
     let command = ["add", "blk", "--name", "b", "--null", "1G", "--socket-path"];
     let socket = supervisor.at("b");
     let mut add = supervisor.command(&[&command[..], &[socket.to_str().unwrap()]].concat());
@@ -316,7 +316,7 @@ fn state_folder_that_is_full_or_read_only_refuses_changes_and_costs_no_device() 
     );
     assert_eq!(before(), there);
     client.submit_reads(0, 1);
-    assert_eq!(client.wait_for(0, 1, PATIENCE), 1, "it was not removed");
+    assert_eq!(client.wait_for(0, 1, TIMEOUT), 1, "it was not removed");
     // Changes that need no room on the disk are made while it is full; the others when it has room.
     state.mount("remount,rw");
     drop(client);

@@ -3,7 +3,7 @@
 
 use crate::support::changes::{EMPTY, Supervisor, configured, is_served, null, write};
 use crate::support::client::Client;
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, http_json, manyring, names_in, output_of, refused};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -50,7 +50,7 @@ fn configuration_that_is_read_again_changes_what_differs_and_no_more() {
     is_served(&at("comes"));
     supervisor.is_left("comes");
     client.submit_reads(0, 1);
-    assert_eq!(client.wait_for(0, 1, PATIENCE), 1, "a device that stays has not noticed");
+    assert_eq!(client.wait_for(0, 1, TIMEOUT), 1, "a device that stays has not noticed");
     // A signal does the same.
     write(&folder, &(null("stays") + &grows));
     supervisor.daemon.send(rustix::process::Signal::HUP);
@@ -128,7 +128,7 @@ fn whole_configuration_is_replaced_only_as_the_caller_has_seen_it() {
         let text = whole(devices);
         let head = format!("PUT /v1/config HTTP/1.1\r\nhost: x\r\nif-match: \"{generation}\"\r\n");
         let mut stream = UnixStream::connect(&supervisor.control).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let rest = format!("connection: close\r\ncontent-length: {}\r\n\r\n{text}", text.len());
         stream.write_all((head + &rest).as_bytes()).unwrap();
         let mut answer = String::new();

@@ -1,6 +1,6 @@
 //! Who may ask for what at the control sockets, and that nobody keeps others from asking.
 
-use crate::support::process::{Daemon, PATIENCE, copy_program, is_root_or_left_out, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, copy_program, is_root_or_left_out, wait_until};
 use crate::support::program::{self, http, http_json};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
@@ -26,7 +26,7 @@ fn clients_that_ask_nothing_keep_nobody_out() {
     }
     // Those who lost their place are told by the end of their connection, the others by the clock.
     for stream in &mut idle {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
         assert!(!answer.starts_with(b"HTTP/1.1 200"), "{answer:?}");
@@ -86,7 +86,7 @@ fn clients_with_the_largest_bodies_at_once_take_the_memory_of_few() {
             .map(|_| {
                 scope.spawn(|| {
                     let mut stream = UnixStream::connect(&control).unwrap();
-                    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
                     let head = "PUT /v1/config HTTP/1.1\r\nhost: x\r\nconnection: close\r\n";
                     let head = format!("{head}content-length: {SIZE}\r\n\r\n");
                     // One that is turned away cannot send all of it.

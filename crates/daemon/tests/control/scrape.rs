@@ -1,6 +1,6 @@
 //! `/metrics` as scrapers get it: its formats, its compression, its address, its size.
 
-use crate::support::process::{self, Daemon, PATIENCE};
+use crate::support::process::{self, Daemon, TIMEOUT};
 use crate::support::program::{fetch, http, manyring, misused, refused};
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ fn free_port() -> u16 {
 
 fn tcp(port: u16) -> TcpStream {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 

@@ -7,7 +7,7 @@ mod guest;
 mod net;
 
 use crate::support::datagram::Host;
-use crate::support::process::{Daemon, PATIENCE};
+use crate::support::process::{Daemon, TIMEOUT};
 use crate::support::program::shown;
 use crate::support::space::{in_own_space, run};
 use disk::{DISK_SIZE, Disk};
@@ -204,7 +204,7 @@ fn a_log_that_is_cut_away_ends_its_session_and_the_next_one_is_served() {
         Disk::settle(&mut guest);
         guest.cut_log();
         disk.request(&mut guest);
-        assert!(guest.front.is_closed_within(PATIENCE).unwrap(), "{}", daemon.log());
+        assert!(guest.front.is_closed_within(TIMEOUT).unwrap(), "{}", daemon.log());
     }
     let start = Start { queues: 2, size: 64, features: 0, seed: 0x700 };
     let disk = Disk { can_discard: false };

@@ -2,7 +2,7 @@
 //! is libblkio, or a bare socket.
 
 use crate::support::foreign::{Client, DEPTH, Lane, Random, SIZE_MAX};
-use crate::support::process::{Daemon, Holdings, PATIENCE, wait_until};
+use crate::support::process::{Daemon, Holdings, TIMEOUT, wait_until};
 use manyring_driver::{BlkDriver, BlkOptions, Op};
 use manyring_wire::virtio::VIRTIO_F_RING_PACKED;
 use rustix::process::{Pid, Signal, kill_process};
@@ -169,7 +169,7 @@ const GET_FEATURES: [u32; 3] = [1, 1, 0];
 
 /// True if the back-end answers on this connection, false if it closes it.
 fn answers(mut stream: &UnixStream) -> bool {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let request: Vec<u8> = GET_FEATURES.iter().flat_map(|word| word.to_ne_bytes()).collect();
     if stream.write_all(&request).is_err() {
         return false;
@@ -276,7 +276,7 @@ fn a_guest_goes_on_at_the_next_daemon_where_its_rings_stand_whatever_their_forma
             daemon = Daemon::blk(&[&file]);
             guest.reconnect(&daemon.socket()).unwrap();
             for _ in 0..2 {
-                let done = guest.queues[0].wait(PATIENCE).unwrap();
+                let done = guest.queues[0].wait(TIMEOUT).unwrap();
                 guest.queues[0].read_data(done.tag, &mut back).unwrap();
                 assert_eq!((done.status, back), (0, [round; 512]), "{ring:#x} {round}");
             }

@@ -1,7 +1,7 @@
 //! Front-ends that are not ours, replayed: their order of messages, their sizes of rings, what
 //! they ask beside it. Data comes back as it was written.
 
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use manyring_driver::queue::RingFeatures;
 use manyring_driver::wire::net::RawHeader;
 use manyring_driver::wire::vhost_user::{
@@ -37,7 +37,7 @@ fn write_and_read(queue: &mut BlkQueue, sectors: std::ops::Range<u64>, round: u6
             .expect("device process in the ring");
     }
     queue.publish().unwrap();
-    sectors.clone().for_each(|_| assert_eq!(queue.wait(PATIENCE).unwrap().status, 0));
+    sectors.clone().for_each(|_| assert_eq!(queue.wait(TIMEOUT).unwrap().status, 0));
     let mut sector_of = std::collections::HashMap::new();
     for sector in sectors.clone() {
         let tag = queue.submit(Op::Read { sector, len: SECTOR }).unwrap().expect("process");
@@ -46,7 +46,7 @@ fn write_and_read(queue: &mut BlkQueue, sectors: std::ops::Range<u64>, round: u6
     queue.publish().unwrap();
     let mut data = vec![0; SECTOR];
     for _ in sectors {
-        let done = queue.wait(PATIENCE).unwrap();
+        let done = queue.wait(TIMEOUT).unwrap();
         assert_eq!((done.status, done.written as usize), (0, SECTOR + 1));
         queue.read_data(done.tag, &mut data).unwrap();
         assert!(data == pattern(sector_of[&done.tag], round), "sector {}", sector_of[&done.tag]);
@@ -66,7 +66,7 @@ struct Crosvm {
 
 impl Crosvm {
     fn connect(daemon: &Daemon, queues: u16) -> Self {
-        let mut front = FrontEnd::connect(&daemon.socket(), PATIENCE).unwrap();
+        let mut front = FrontEnd::connect(&daemon.socket(), TIMEOUT).unwrap();
         front.set_owner().unwrap();
         let wanted = CROSVM_FEATURES | F_PROTOCOL_FEATURES;
         assert_eq!(front.features().unwrap() & wanted, wanted, "crosvm takes what is offered");
@@ -188,12 +188,12 @@ fn a_network_device_serves_rings_of_32768_entries_both_ways() {
                 sent += 1;
             }
             pair.tx.publish(0).unwrap();
-            pair.tx.drain(PATIENCE).unwrap();
+            pair.tx.drain(TIMEOUT).unwrap();
         }
         let mut frame = Vec::new();
         for _ in 0..40_000 {
             frame.clear();
-            pair.rx.recv_wait(&mut frame, PATIENCE).unwrap();
+            pair.rx.recv_wait(&mut frame, TIMEOUT).unwrap();
             assert_eq!(frame.len(), 64);
             pair.rx.refill().unwrap();
         }
@@ -212,7 +212,7 @@ fn a_disk_with_256_idle_rings_of_32768_entries_costs_little_memory() {
     let daemon = Daemon::blk(&["--null", "1G", "--num-queues", "256"]);
     let before = own_memory(&daemon);
     let arena = Arena::new(256 * Vring::arena_size(CROSVM_RING)).unwrap();
-    let mut front = FrontEnd::connect(&daemon.socket(), PATIENCE).unwrap();
+    let mut front = FrontEnd::connect(&daemon.socket(), TIMEOUT).unwrap();
     let features = front.negotiate(0, F_PROTOCOL_FEATURES, PROTOCOL_F_REPLY_ACK).unwrap();
     front.set_memory(&arena).unwrap();
     let ring = RingFeatures::from_bits(features);
@@ -274,7 +274,7 @@ fn what_is_not_served_is_refused_where_an_acknowledgement_is_asked_for() {
 #[test]
 fn rings_without_any_memory_are_told_to_the_operator() {
     let daemon = Daemon::blk(&["--memory", "1M", "--num-queues", "1"]);
-    let mut front = FrontEnd::connect(&daemon.socket(), PATIENCE).unwrap();
+    let mut front = FrontEnd::connect(&daemon.socket(), TIMEOUT).unwrap();
     front.set_owner().unwrap();
     front.set_features(VIRTIO_F_VERSION_1 | F_PROTOCOL_FEATURES).unwrap();
     let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
@@ -291,7 +291,7 @@ fn rings_without_any_memory_are_told_to_the_operator() {
 #[test]
 fn a_ring_that_is_not_set_up_to_its_end_is_told_to_the_operator_once() {
     let daemon = Daemon::blk(&["--memory", "1M", "--num-queues", "2"]);
-    let mut front = FrontEnd::connect(&daemon.socket(), PATIENCE).unwrap();
+    let mut front = FrontEnd::connect(&daemon.socket(), TIMEOUT).unwrap();
     let features = VIRTIO_F_VERSION_1 | F_PROTOCOL_FEATURES;
     front.negotiate(features, features, PROTOCOL_F_REPLY_ACK).unwrap();
     let arena = Arena::new(1 << 16).unwrap();

@@ -1,6 +1,6 @@
 //! Messages without end: they cost the front-end that sends them, and not its neighbours.
 
-use crate::support::process::{Daemon, PATIENCE};
+use crate::support::process::{Daemon, TIMEOUT};
 use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -41,7 +41,7 @@ fn a_front_end_that_sends_messages_without_end_is_slowed_down_and_its_neighbour_
             bad.front.features().expect("the session goes on");
             // On a busy host the worker may carry them out more slowly than they may come: these
             // are no orders to it.
-            while !daemon.log().contains(SLOWED) && began.elapsed().unwrap() < 4 * PATIENCE {
+            while !daemon.log().contains(SLOWED) && began.elapsed().unwrap() < 4 * TIMEOUT {
                 for _ in 0..AT_ONCE {
                     bad.front.send_message(SET_OWNER, &[], &[]).unwrap();
                 }

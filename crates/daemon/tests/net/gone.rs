@@ -1,7 +1,7 @@
 //! The host's interface goes while a guest runs, and one of its name is there again: the guest's
 //! link is down in between, then its network works as before. Needs root.
 
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http_json, shown};
 use crate::support::space::{MULTI, handing_in, in_own_space, link, queue, queues, run};
 use manyring_driver::{ControlOwner, NetDriver, NetOptions};
@@ -76,12 +76,12 @@ fn sends(driver: &mut NetDriver, pair: usize, byte: u8, seconds: i64) -> bool {
     let tx = &mut driver.pairs[pair].tx;
     assert!(tx.send(&RawHeader::default(), &frame(byte)).unwrap());
     tx.publish(0).unwrap();
-    tx.drain(PATIENCE).unwrap();
+    tx.drain(TIMEOUT).unwrap();
     let mut bytes = vec![0; 2048];
     loop {
         let mut fds = [PollFd::new(&host, PollFlags::IN)];
-        let patience = Timespec { tv_sec: seconds, tv_nsec: 0 };
-        if poll(&mut fds, Some(&patience)).unwrap() == 0 {
+        let max_wait = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        if poll(&mut fds, Some(&max_wait)).unwrap() == 0 {
             return false;
         }
         let len = rustix::io::read(&host, &mut bytes).unwrap();
@@ -160,7 +160,7 @@ fn a_tap_that_goes_is_joined_again_by_its_name() {
                 let tx = &mut lan.pairs[1].tx;
                 assert!(tx.send(&RawHeader::default(), &frame(3)).unwrap());
                 tx.publish(0).unwrap();
-                tx.drain(PATIENCE).unwrap();
+                tx.drain(TIMEOUT).unwrap();
                 assert_sends(&mut other, 0, 4);
                 assert_receives(&mut other, "other0", 5);
                 let sent = counter(&daemon, "lan", 1, "packets");

@@ -2,7 +2,7 @@
 //! mergeable buffers their headers have ten bytes. It needs root.
 
 use crate::support::datagram::{Host, datagram, payload};
-use crate::support::process::{Daemon, PATIENCE};
+use crate::support::process::{Daemon, TIMEOUT};
 use crate::support::space::{in_own_space, run};
 use manyring_driver::{ControlOwner, NetDriver, NetOptions};
 use manyring_wire::net::{
@@ -33,13 +33,13 @@ fn talks(guest: &mut NetDriver, host: &Host) {
         let (head, rest) = frame.split_at(14);
         assert!(pair.tx.send_parts(&RawHeader::default(), &[head, rest]).unwrap());
         pair.tx.publish(0).unwrap();
-        pair.tx.drain(PATIENCE).unwrap();
+        pair.tx.drain(TIMEOUT).unwrap();
         assert_eq!((host.receive(), host.receive()), (bytes.clone(), bytes.clone()));
         host.send(1, &bytes);
         let mut frame = Vec::new();
         while payload(&frame) != Some(&bytes[..]) {
             frame.clear();
-            let header = pair.rx.recv_wait(&mut frame, PATIENCE).unwrap();
+            let header = pair.rx.recv_wait(&mut frame, TIMEOUT).unwrap();
             assert_eq!(header.gso_type, HDR_GSO_NONE);
         }
     }
@@ -97,7 +97,7 @@ fn a_legacy_drivers_checksums_may_be_left_to_the_host() {
             assert!(tx.send(&header, &datagram(1, &[number; 1000])).unwrap());
         }
         tx.publish(0).unwrap();
-        tx.drain(PATIENCE).unwrap();
+        tx.drain(TIMEOUT).unwrap();
         (0..16).for_each(|number| assert_eq!(host.receive(), [number; 1000]));
         // The host leaves its own unfinished for a guest that takes it.
         host.send(1, &[7; 500]);
@@ -105,7 +105,7 @@ fn a_legacy_drivers_checksums_may_be_left_to_the_host() {
         let mut header = RawHeader::default();
         while payload(&frame) != Some(&[7; 500]) {
             frame.clear();
-            header = rx.recv_wait(&mut frame, PATIENCE).unwrap();
+            header = rx.recv_wait(&mut frame, TIMEOUT).unwrap();
         }
         assert_eq!((header.flags, header.csum_start.get()), (HDR_F_NEEDS_CSUM, 34));
     });
@@ -147,7 +147,7 @@ fn a_legacy_guest_and_a_modern_one_share_a_worker() {
         let frames = |guest: &mut NetDriver| {
             for _ in 0..300 {
                 let mut frame = Vec::new();
-                guest.pairs[0].rx.recv_wait(&mut frame, PATIENCE).unwrap();
+                guest.pairs[0].rx.recv_wait(&mut frame, TIMEOUT).unwrap();
                 assert_eq!(frame.len(), 64);
             }
         };

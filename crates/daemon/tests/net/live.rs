@@ -3,7 +3,7 @@
 //! lost then, and are counted; a frame that arrives is whole, and traffic goes on. It needs root.
 
 use crate::support::datagram::{Host, datagram, payload};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::rings::{Restart, StopAtEnd, activation, replace_table};
 use crate::support::space::{in_own_space, queues, run};
 use manyring_backend::net::Port;
@@ -370,7 +370,7 @@ fn drive_in_order(pair: &mut NetPair, stop: &AtomicBool, back: &AtomicU64) {
         }
         pair.tx.publish(0).unwrap();
         frame.clear();
-        pair.rx.recv_wait(&mut frame, PATIENCE).expect("none is lost");
+        pair.rx.recv_wait(&mut frame, TIMEOUT).expect("none is lost");
         if let Some(bytes) = payload(&frame) {
             assert!(bytes == [content(came), vec![1]].concat(), "datagram {came} comes next");
             came += 1;
@@ -445,7 +445,7 @@ fn both_pairs_carry_frames_both_ways() {
             let echoed = wait_until(|| {
                 pair.tx.send(&RawHeader::default(), &datagram(port.into(), &bytes)).unwrap();
                 pair.tx.publish(0).unwrap();
-                pair.tx.drain(PATIENCE).unwrap();
+                pair.tx.drain(TIMEOUT).unwrap();
                 assert_eq!(host.receive(), bytes);
                 host.send(port.into(), &bytes);
                 let mut frame = Vec::new();

@@ -2,7 +2,7 @@
 //! for byte, what it gets without merging, and so do the frames of the same burst that are right,
 //! and those of a neighbour. Needs root.
 
-use crate::support::process::{Daemon, PATIENCE};
+use crate::support::process::{Daemon, TIMEOUT};
 use crate::support::program::shown;
 use crate::support::space::{in_own_space, queue, run};
 use manyring_backend::sys::tuntap::{IFF_NO_PI, IFF_TAP};
@@ -245,7 +245,7 @@ impl Street {
                     assert!(tx.send(header, bytes).unwrap());
                 }
                 tx.publish(0).unwrap();
-                tx.drain(PATIENCE).unwrap();
+                tx.drain(TIMEOUT).unwrap();
             }
         }
         let mut outcome = Outcome::default();
@@ -268,8 +268,8 @@ impl Street {
     fn read(&self) -> Vec<u8> {
         loop {
             let mut fds = [PollFd::new(&self.reader, PollFlags::IN)];
-            let patience = Timespec::try_from(PATIENCE).unwrap();
-            assert!(poll(&mut fds, Some(&patience)).unwrap() > 0, "no frame comes");
+            let max_wait = Timespec::try_from(TIMEOUT).unwrap();
+            assert!(poll(&mut fds, Some(&max_wait)).unwrap() > 0, "no frame comes");
             let mut bytes = vec![0; 1 << 16];
             let len = rustix::io::read(&self.reader, &mut bytes).unwrap();
             bytes.truncate(len);

@@ -2,7 +2,7 @@
 //! Needs root, for a network namespace of its own.
 
 use crate::support::datagram::{HOST, HOST_PORT, Host, datagram, payload};
-use crate::support::process::{Daemon, PATIENCE};
+use crate::support::process::{Daemon, TIMEOUT};
 use crate::support::space::in_own_space;
 use manyring_driver::{ControlOwner, NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
@@ -23,7 +23,7 @@ fn a_frame_goes_out_and_one_comes_back_whoever_owns_the_control_queue() {
             let tx = &mut guest.pairs[0].tx;
             assert!(tx.send(&RawHeader::default(), &datagram(1, b"hello")).unwrap());
             tx.publish(0).unwrap();
-            tx.drain(PATIENCE).unwrap();
+            tx.drain(TIMEOUT).unwrap();
             assert_eq!(host.receive(), b"hello");
             // receiveq: the device reads a frame of the host straight into buffers of the guest.
             host.send(1, b"and back");
@@ -31,7 +31,7 @@ fn a_frame_goes_out_and_one_comes_back_whoever_owns_the_control_queue() {
             let mut frame = Vec::new();
             while payload(&frame) != Some(b"and back") {
                 frame.clear();
-                rx.recv_wait(&mut frame, PATIENCE).unwrap();
+                rx.recv_wait(&mut frame, TIMEOUT).unwrap();
             }
             assert_eq!((&frame[26..30], &frame[34..36]), (&HOST[..], &HOST_PORT.to_be_bytes()[..]));
         });

@@ -1,7 +1,7 @@
 //! The rules between guests of one switch, from the guests' side: what a hostile guest sends past
 //! its VLAN and its address, and what no bridge passes on. Without a VM and without root.
 
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::shown;
 use manyring_driver::{NetDriver, NetOptions};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV6, RawHeader};
@@ -64,7 +64,7 @@ impl Guest {
         let tx = &mut self.driver.pairs[0].tx;
         assert!(tx.send(header, frame).unwrap());
         tx.publish(0).unwrap();
-        tx.drain(PATIENCE).unwrap();
+        tx.drain(TIMEOUT).unwrap();
     }
 
     fn send(&mut self, frame: &[u8]) {
@@ -77,7 +77,7 @@ impl Guest {
         let mut heard = Vec::new();
         while !lasts.is_empty() {
             let mut frame = Vec::new();
-            self.driver.pairs[0].rx.recv_wait(&mut frame, PATIENCE).expect("a frame");
+            self.driver.pairs[0].rx.recv_wait(&mut frame, TIMEOUT).expect("a frame");
             if frame.ends_with(END) {
                 lasts.retain(|last| !frame.ends_with(last));
             } else {

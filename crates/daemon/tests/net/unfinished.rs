@@ -3,7 +3,7 @@
 //! does not: then the host's kernel must have finished them. And notifications that one queue's
 //! driver wants held back. Needs root.
 
-use crate::support::process::{Daemon, PATIENCE};
+use crate::support::process::{Daemon, TIMEOUT};
 use crate::support::space::{in_own_space, run};
 use manyring_driver::{ControlOwner, NetDriver, NetOptions};
 use manyring_wire::net::{
@@ -105,14 +105,14 @@ fn send(guest: &mut NetDriver, header: &RawHeader, frame: &[u8]) {
     let tx = &mut guest.pairs[0].tx;
     assert!(tx.send(header, frame).unwrap());
     tx.publish(0).unwrap();
-    tx.drain(PATIENCE).unwrap();
+    tx.drain(TIMEOUT).unwrap();
 }
 
 /// The next frame from `FROM`: the kernel says things of its own.
 fn recv(guest: &mut NetDriver) -> (RawHeader, Vec<u8>) {
     loop {
         let mut frame = Vec::new();
-        let header = guest.pairs[0].rx.recv_wait(&mut frame, PATIENCE).unwrap();
+        let header = guest.pairs[0].rx.recv_wait(&mut frame, TIMEOUT).unwrap();
         if frame[6..12] == FROM {
             return (header, frame);
         }
@@ -173,7 +173,7 @@ fn uncut_datagrams_reach_a_socket_of_the_host_one_by_one() {
         run("ip addr add 10.55.0.9/24 dev br0");
         let mut near = guest(&daemon, "a", NetOptions::default().features);
         let socket = UdpSocket::bind("10.55.0.9:4661").unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         let (header, mut frame) = uncut(4, UDP);
         let mac = std::fs::read_to_string("/sys/class/net/br0/address").unwrap();
         let mac = mac.trim().split(':').map(|byte| u8::from_str_radix(byte, 16).unwrap());
@@ -233,7 +233,7 @@ fn coalesce(guest: &mut NetDriver, delay: Duration) {
 /// Sleeps until the device calls, and takes what there is.
 fn recv_called(guest: &mut NetDriver) {
     let rx = &mut guest.pairs[0].rx;
-    assert!(rx.vring().wait_call(PATIENCE).unwrap(), "no call came");
+    assert!(rx.vring().wait_call(TIMEOUT).unwrap(), "no call came");
     let mut count = 0;
     while rx.recv(&mut Vec::new()).unwrap().is_some() {
         rx.refill().unwrap();

@@ -2,7 +2,7 @@
 //! in flight, and an interface that goes. Needs root, for a network namespace of its own.
 
 use crate::support::datagram::{Host, connect, datagram, payload, send};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::shown;
 use crate::support::space::{in_own_space, link, run};
 use manyring_driver::NetDriver;
@@ -158,7 +158,7 @@ fn an_interface_that_is_deleted_takes_the_link_of_its_guest_only_until_it_is_bac
             }
             // Frames that it sends are dropped, and their buffers come back.
             send(&mut guest, &datagram(1, b"to nobody"));
-            guest.pairs[0].tx.drain(PATIENCE).unwrap();
+            guest.pairs[0].tx.drain(TIMEOUT).unwrap();
             make_cable("v0", "v1");
             assert!(has_link("lan", "up"), "{}", daemon.log());
         }
@@ -168,7 +168,7 @@ fn an_interface_that_is_deleted_takes_the_link_of_its_guest_only_until_it_is_bac
         for number in 0..100 {
             send(&mut guest, &datagram(1, &bytes(number)));
         }
-        guest.pairs[0].tx.drain(PATIENCE).unwrap();
+        guest.pairs[0].tx.drain(TIMEOUT).unwrap();
         let down = || {
             let counters = device(&daemon, "lan")["queues"][1]["counters"].clone();
             counters["dropped_port_down"].as_u64().unwrap()
@@ -213,6 +213,6 @@ fn a_guest_whose_interface_takes_nothing_costs_its_neighbour_nothing() {
             talk(&mut other, &host, 10);
             assert_eq!(device(&daemon, "other")["queues"][1]["counters"]["faults"], 0, "{round}");
         }
-        guest.pairs[0].tx.drain(PATIENCE).unwrap();
+        guest.pairs[0].tx.drain(TIMEOUT).unwrap();
     });
 }

@@ -4,7 +4,7 @@
 
 use crate::domain::{client_works, counted, pid, process, two_domains, works};
 use crate::support::foreign::Client;
-use crate::support::process::{self, PATIENCE, wait_until};
+use crate::support::process::{self, TIMEOUT, wait_until};
 use crate::support::program::{self, http_json, manyring};
 use manyring_driver::FrontEnd;
 use rustix::process::{Pid, Signal, kill_process};
@@ -162,7 +162,7 @@ fn what_processes_of_a_domain_write_is_bounded_over_all_starts_and_heard_while_t
 fn a_disk_in_a_device_process_is_resized_by_the_supervisor_and_its_front_end_is_told() {
     let daemon = two_domains();
     // As QEMU does, the front-end gives a socket by which it hears of the size.
-    let mut front = FrontEnd::connect(&daemon.socket_of("a"), PATIENCE).unwrap();
+    let mut front = FrontEnd::connect(&daemon.socket_of("a"), TIMEOUT).unwrap();
     let offered = front.protocol_features().unwrap();
     front.set_protocol_features(offered).unwrap();
     let mut channel = front.open_backend_channel().unwrap();

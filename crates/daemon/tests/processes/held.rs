@@ -3,7 +3,7 @@
 
 use crate::domain::{self, client_works, disk, pid, process, serve};
 use crate::support::frozen::{Freezer, run};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program;
 use manyring_driver::{BlkDriver, BlkOptions, Op};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -194,7 +194,7 @@ fn a_disk_that_is_only_read_waits_for_the_reads_of_a_device_process_that_is_gone
     assert!(wait_until(|| waits() || goes_on()), "{}", daemon.log());
     assert!(waits() && !goes_on(), "{}", daemon.log());
     freezer.thaw();
-    driver.queues[0].wait(PATIENCE).unwrap();
+    driver.queues[0].wait(TIMEOUT).unwrap();
     driver.queues[0].read(0, &mut [0; 4096]).unwrap();
     assert!(writer.wait().unwrap().success());
     assert!(goes_on(), "{}", daemon.log());
@@ -251,7 +251,7 @@ fn a_disk_that_hangs_with_its_device_process_keeps_no_other_guest_from_the_daemo
     assert_eq!(process(&daemon, "a"), serde_json::Value::Null, "the image has a writer");
     freezer.thaw();
     let queue = &mut held.queues[0];
-    queue.wait(PATIENCE).unwrap();
+    queue.wait(TIMEOUT).unwrap();
     queue.write(0, &[3; 4096]).unwrap();
     let mut bytes = [0; 4096];
     queue.read(0, &mut bytes).unwrap();
@@ -260,7 +260,7 @@ fn a_disk_that_hangs_with_its_device_process_keeps_no_other_guest_from_the_daemo
     assert!(next.wait().unwrap().success(), "{}", said());
 }
 
-/// A guest's writes become durable before the lock of its image is let go of. That takes as long as
+/// A guest's writes become durable before the lock of its image is released. That takes as long as
 /// the disk takes, and longer if the guest has written much.
 #[test]
 fn an_image_that_is_not_durable_in_time_keeps_no_guest_from_the_daemon_that_takes_over() {

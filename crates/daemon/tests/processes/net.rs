@@ -2,7 +2,7 @@
 //! device process its queues. Needs root, for network namespaces of its own.
 
 use crate::support::datagram::{Host, datagram, payload};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http_json, shown};
 use crate::support::space::{has_carrier, in_own_space, link, queues};
 use manyring_driver::{ControlOwner, NetDriver, NetOptions};
@@ -48,7 +48,7 @@ fn works(driver: &mut NetDriver, host: &Host) {
         let tx = &mut driver.pairs[pair].tx;
         assert!(tx.send(&RawHeader::default(), &datagram(1, b"hello")).unwrap());
         tx.publish(0).unwrap();
-        tx.drain(PATIENCE).unwrap();
+        tx.drain(TIMEOUT).unwrap();
         assert_eq!(host.receive(), b"hello");
     }
     comes_back(driver, host);
@@ -228,7 +228,7 @@ fn a_device_process_that_hangs_holds_up_no_operator_and_no_other_network() {
                 let tx = &mut driver.pairs[pair].tx;
                 assert!(tx.send(&RawHeader::default(), &datagram(1, payload)).unwrap());
                 tx.publish(0).unwrap();
-                tx.drain(PATIENCE).unwrap();
+                tx.drain(TIMEOUT).unwrap();
                 std::iter::from_fn(|| host.try_receive()).any(|received| received == payload)
             });
             assert!(passes, "{}", daemon.log());

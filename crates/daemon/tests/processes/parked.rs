@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::process::{Child, Stdio};
 
 /// The supervisor's log line about a device process that it kills because the device process has
-/// not parked.
+/// not quiesced.
 const KILLED: &str = "the device process does not park";
 
 /// The next daemon; its log goes to `next.log`.
@@ -58,7 +58,7 @@ fn device_processes_park_for_the_next_daemon_and_their_guests_go_on() {
     let mut client = Client::connect(&daemon.socket_of("a"), false);
     let mut other = Client::connect(&daemon.socket_of("b"), false);
     let next = std::thread::scope(|scope| {
-        // Requests are in flight while the device process parks.
+        // Requests are in flight while the device process quiesces.
         let guest = scope.spawn(|| (0..200).for_each(|seed| works(&mut client, seed)));
         works(&mut other, 1);
         let next = Next::takes_over(&daemon);
@@ -111,7 +111,7 @@ fn a_device_process_whose_requests_do_not_end_is_killed_and_they_are_served_agai
     let next = Next::takes_over(&daemon);
     next.serves(&daemon, &["a"]);
     // The next daemon counts its requests anew: the first one is answered.
-    assert!(queue.wait(process::PATIENCE).is_ok());
+    assert!(queue.wait(process::TIMEOUT).is_ok());
     assert!(daemon.log().contains(KILLED), "{}", daemon.log());
     drop(driver);
     next.ends(&daemon);

@@ -4,7 +4,7 @@
 
 use crate::domain::pid;
 use crate::support::datagram::{Host, datagram, payload};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::space::{in_own_space, run};
 use manyring_driver::{Arena, FrontEnd, Vring};
 use manyring_queue::RingFeatures;
@@ -190,7 +190,7 @@ impl Guest {
 }
 
 fn negotiate(daemon: &Daemon, name: &str, features: u64) -> (FrontEnd, u64) {
-    let mut front = FrontEnd::connect(&daemon.socket_of(name), PATIENCE).unwrap();
+    let mut front = FrontEnd::connect(&daemon.socket_of(name), TIMEOUT).unwrap();
     let wanted = features | VIRTIO_F_VERSION_1 | VIRTIO_NET_F_MRG_RXBUF | F_PROTOCOL_FEATURES;
     let protocol = PROTOCOL_F_REPLY_ACK | PROTOCOL_F_MQ;
     let agreed = front.negotiate(wanted, wanted, protocol).unwrap();

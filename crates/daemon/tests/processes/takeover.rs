@@ -4,7 +4,7 @@
 
 use crate::domain::{client_works, disk, pid, process, serve, two_domains, works, works_until};
 use crate::support::foreign::Client;
-use crate::support::process::{Daemon, PATIENCE, is_root_or_left_out, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, is_root_or_left_out, wait_until};
 use crate::support::program::{http, manyring, shown};
 use manyring_driver::{BlkDriver, BlkOptions};
 use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
@@ -137,7 +137,7 @@ fn an_image_that_opens_slowly_keeps_no_guest_from_the_daemon_that_takes_over() {
     let mut waiting = UnixStream::connect(daemon.socket_of("a")).unwrap();
     let get_features = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
     waiting.write_all(&get_features).unwrap();
-    waiting.set_read_timeout(Some(PATIENCE)).unwrap();
+    waiting.set_read_timeout(Some(TIMEOUT)).unwrap();
     let event = host.read_events().unwrap();
     assert_eq!(event[0].pid().cast_unsigned(), daemon.pid());
     let mut next = take_over(&daemon, "manyring.toml");
@@ -304,7 +304,7 @@ fn a_change_that_the_next_daemon_would_not_know_of_is_not_answered() {
     let device = serde_json::json!({ "kind": "blk", "socket_path": socket, "null": "1G" });
     let put = || http(&daemon.socket_of("control"), "PUT", "/v1/devices/c", &device.to_string());
     let asked = hands_over(&daemon, |next| {
-        // The device processes have parked.
+        // The device processes have quiesced.
         rustix::net::recv(&next, &mut [0; 4096], RecvFlags::empty()).unwrap();
         std::thread::scope(|scope| {
             let asked = scope.spawn(put);
@@ -382,7 +382,7 @@ fn what_the_next_daemon_does_not_serve_is_let_go_of() {
     let mut client = Client::connect(&daemon.socket_of("a"), false);
     works(&mut client, 1);
     let mut other = UnixStream::connect(daemon.socket_of("b")).unwrap();
-    other.set_read_timeout(Some(PATIENCE)).unwrap();
+    other.set_read_timeout(Some(TIMEOUT)).unwrap();
     assert!(wait_until(|| process(&daemon, "b")["state"] == "serving"), "{}", daemon.log());
     let text = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap();
     let (only_a, _) = text.split_once("[[blk]]\nname = 'b'").unwrap();

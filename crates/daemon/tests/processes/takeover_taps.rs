@@ -1,7 +1,7 @@
 //! Taps of the daemon that is taken over: the next one has the same interfaces.
 
 use crate::support::datagram::{Host, datagram};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::space::{in_own_space, link, queues};
 use crate::takeover::{die_after, has_ended, log, take_over};
 use manyring_driver::{NetDriver, NetOptions};
@@ -18,7 +18,7 @@ fn sends(driver: &mut NetDriver, host: &Host) {
     for pair in &mut driver.pairs {
         assert!(pair.tx.send(&RawHeader::default(), &datagram(1, b"hello")).unwrap());
         pair.tx.publish(0).unwrap();
-        pair.tx.drain(PATIENCE).unwrap();
+        pair.tx.drain(TIMEOUT).unwrap();
         assert_eq!(host.receive(), b"hello");
     }
 }

@@ -2,7 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "a guest of a test has a thread of its own")]
 
 use crate::domain::{self, disk, pid, process, serve};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, manyring, shown};
 use manyring_driver::{BlkDriver, BlkOptions};
 use rustix::fd::{AsFd, OwnedFd};
@@ -51,7 +51,7 @@ fn waits(daemon: &Daemon, name: &str, bytes: &[u8], fds: Vec<OwnedFd>) -> UnixSt
         stream
     };
     let stream = std::thread::spawn(connect).join().unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     // One thread accepts and answers; it sees who has come first, and accepts it before long.
     for _ in 0..3 {
         shown(&daemon.socket_of("control"), "/v1/processes");

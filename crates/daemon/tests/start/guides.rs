@@ -8,7 +8,7 @@ mod embed;
 
 use crate::documents::{Fragment, commands, documents, fragments, program, root};
 use crate::support::client::Client;
-use crate::support::process::{PATIENCE, wait_until};
+use crate::support::process::{TIMEOUT, wait_until};
 use manyring_daemon::{config, documented};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -319,7 +319,7 @@ fn a_program_that_embeds_the_crates_serves_a_disk() {
     let mut client = Client::connect(&socket, 2);
     for queue in 0..2 {
         client.submit_reads(queue, 8);
-        assert_eq!(client.wait_for(queue, 8, PATIENCE), 8);
+        assert_eq!(client.wait_for(queue, 8, TIMEOUT), 8);
     }
     drop(client);
     stop.send_replace(true);

@@ -1,7 +1,7 @@
 //! Where the log cannot be written, or not now: guests are served as if it could.
 
 use crate::support::client::Client;
-use crate::support::process::{PATIENCE, fill, wait_until};
+use crate::support::process::{TIMEOUT, fill, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -41,7 +41,7 @@ impl Served {
         let socket = self.folder.path().join("blk0");
         for _ in 0..front_ends {
             let mut front = UnixStream::connect(&socket).unwrap();
-            front.set_read_timeout(Some(PATIENCE)).unwrap();
+            front.set_read_timeout(Some(TIMEOUT)).unwrap();
             front.write_all(&[99, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
             let ended = front.read(&mut [0]);
             let waits = |e: &std::io::Error| e.kind() == std::io::ErrorKind::WouldBlock;
@@ -50,7 +50,7 @@ impl Served {
         let mut client = Client::connect(&socket, 2);
         for queue in 0..2 {
             client.submit_reads(queue, 4);
-            assert_eq!(client.wait_for(queue, 4, PATIENCE), 4);
+            assert_eq!(client.wait_for(queue, 4, TIMEOUT), 4);
         }
     }
 

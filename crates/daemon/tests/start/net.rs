@@ -1,7 +1,7 @@
 //! The ways to start a network device: by another name, with a tap that is made, joined or handed
 //! in, without privileges. Needs root.
 
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, manyring, output_of, program_for_all, shown};
 use crate::support::space::{
     AS_NOBODY, MULTI, as_nobody, handing_in, in_own_space, link, open_taps_to_all, queue, queues,
@@ -57,7 +57,7 @@ fn send(driver: &mut NetDriver, byte: u8) {
     let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1, 0x88, 0xb5], &[byte; 86]].concat();
     assert!(driver.pairs[0].tx.send(&RawHeader::default(), &frame).unwrap());
     driver.pairs[0].tx.publish(0).unwrap();
-    driver.pairs[0].tx.drain(PATIENCE).unwrap();
+    driver.pairs[0].tx.drain(TIMEOUT).unwrap();
 }
 
 /// True once counter `packets` of transmitq 0 is `count`.
@@ -197,8 +197,8 @@ fn a_macvtap_gives_its_guest_its_address() {
         let mut frame = [0; 2048];
         loop {
             let mut fds = [PollFd::new(&far, PollFlags::IN)];
-            let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
-            assert!(poll(&mut fds, Some(&patience)).unwrap() > 0, "the frame does not come");
+            let max_wait = Timespec { tv_sec: 10, tv_nsec: 0 };
+            assert!(poll(&mut fds, Some(&max_wait)).unwrap() > 0, "the frame does not come");
             let len = rustix::io::read(&far, &mut frame).unwrap();
             if frame[12..14] == [0x88, 0xb5] {
                 assert_eq!(frame[14..len], [0xa5; 86]);
@@ -302,7 +302,7 @@ fn capturing() -> (Daemon, File, NetDriver) {
         let frame = [0xa5; 10_000];
         assert!(driver.pairs[0].tx.send(&RawHeader::default(), &frame).unwrap());
         driver.pairs[0].tx.publish(0).unwrap();
-        driver.pairs[0].tx.drain(PATIENCE).unwrap();
+        driver.pairs[0].tx.drain(TIMEOUT).unwrap();
     }
     assert!(has_sent(&daemon.socket_of("control"), "a", CAPTURED));
     (daemon, reader.unwrap().into(), driver)
@@ -340,7 +340,7 @@ fn what_shall_go_wrong_goes_wrong() {
     let mut last_bytes = Vec::new();
     for _ in 0..6 {
         let mut frame = Vec::new();
-        driver.pairs[0].rx.recv_wait(&mut frame, PATIENCE).unwrap();
+        driver.pairs[0].rx.recv_wait(&mut frame, TIMEOUT).unwrap();
         last_bytes.push(*frame.last().unwrap());
     }
     let (right, wrong) = (last_bytes[0], !last_bytes[0]);

@@ -1,7 +1,7 @@
 //! The fate of the program where its output cannot be written, or its standard streams are closed.
 
 use crate::support::client::Client;
-use crate::support::process::{Daemon, PATIENCE, fill, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, fill, wait_until};
 use crate::support::program::manyring;
 use std::fs::File;
 use std::path::Path;
@@ -98,7 +98,7 @@ fn it_serves_with_its_standard_streams_closed() {
     let served = up && {
         let mut client = Client::connect(&socket, 2);
         client.submit_reads(1, 3);
-        client.wait_for(1, 3, PATIENCE) == 3
+        client.wait_for(1, 3, TIMEOUT) == 3
     };
     let pid = rustix::process::Pid::from_child(&child);
     let told = rustix::process::kill_process(pid, rustix::process::Signal::TERM);

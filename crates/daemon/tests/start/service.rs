@@ -1,7 +1,7 @@
 //! Messages of the daemon to a service manager, and the sockets that it takes from it and leaves
 //! with it: the manager is a socket of the test.
 
-use crate::support::process::{Daemon, PATIENCE, is_root_or_left_out, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, is_root_or_left_out, wait_until};
 use crate::support::program::{self, manyring};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -24,7 +24,7 @@ impl Manager {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = UnixDatagram::bind(folder.path().join("notify")).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         Self { socket, folder }
     }
 
@@ -84,7 +84,7 @@ impl Manager {
 /// Asks for the features of a device; the answer comes when somebody serves its socket.
 fn ask(socket: &Path) -> UnixStream {
     let mut front = UnixStream::connect(socket).unwrap();
-    front.set_read_timeout(Some(PATIENCE)).unwrap();
+    front.set_read_timeout(Some(TIMEOUT)).unwrap();
     front.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     front
 }

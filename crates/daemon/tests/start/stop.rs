@@ -1,7 +1,7 @@
 //! SIGTERM: clean and quick, with or without a guest, and when a disk hangs.
 
 use crate::support::client::Client;
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, names_in, shown};
 use manyring_driver::hostile::GiantRing;
 use manyring_driver::wire::blk::VIRTIO_BLK_T_IN;
@@ -53,7 +53,7 @@ fn with_a_connected_guest_it_ends_after_its_requests() {
     let mut daemon = Daemon::blk(&["--null", "1G"]);
     let mut client = Client::connect(&daemon.socket(), 2);
     client.submit_reads(0, 3);
-    assert_eq!(client.wait_for(0, 3, PATIENCE), 3);
+    assert_eq!(client.wait_for(0, 3, TIMEOUT), 3);
     let (status, took) = daemon.stop();
     assert!(status.success() && took < BOUND, "{status} after {took:?}: {}", daemon.log());
     assert_eq!(names_in(daemon.folder()), ["log"]);
@@ -103,7 +103,7 @@ fn a_guest_that_leaves_ends_nothing_and_the_next_is_served_at_once() {
     for _ in 0..50 {
         let mut client = Client::connect(&daemon.socket(), 1);
         client.submit_reads(0, 1);
-        assert_eq!(client.wait_for(0, 1, PATIENCE), 1);
+        assert_eq!(client.wait_for(0, 1, TIMEOUT), 1);
     }
     assert!(daemon.is_running());
     assert!(!daemon.log().contains("second client refused"), "{}", daemon.log());
@@ -123,18 +123,18 @@ fn signals_that_are_not_meant_to_end_it_end_nothing() {
         assert!(wait_until(|| !daemon.is_running() || daemon.log().contains(name)), "{name}");
         assert!(daemon.is_running(), "{name}");
         client.submit_reads(0, 3);
-        assert_eq!(client.wait_for(0, 3, PATIENCE), 3, "{name}");
+        assert_eq!(client.wait_for(0, 3, TIMEOUT), 3, "{name}");
     }
     daemon.send(Signal::PIPE);
     client.submit_reads(1, 3);
-    assert_eq!(client.wait_for(1, 3, PATIENCE), 3);
+    assert_eq!(client.wait_for(1, 3, TIMEOUT), 3);
     assert!(daemon.is_running());
     // A storm of them holds nobody up.
     for _ in 0..1000 {
         daemon.send(Signal::USR1);
     }
     client.submit_reads(1, 3);
-    assert_eq!(client.wait_for(1, 3, PATIENCE), 3);
+    assert_eq!(client.wait_for(1, 3, TIMEOUT), 3);
     assert!(daemon.stop().0.success());
     assert_eq!(names_in(daemon.folder()), ["log"]);
 }

@@ -1,7 +1,7 @@
 //! The ways to start: by another name, with sockets that are handed in, as the connecting side.
 
 use crate::support::client::Client;
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{manyring, names_in, output_of};
 use manyring_engine::QueueStats;
 use manyring_engine::stats::Class;
@@ -18,7 +18,7 @@ const FEATURES: [u8; 12] = [1, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0];
 
 /// True if whoever is at the other end answers like a back-end.
 fn is_served(mut stream: &UnixStream) -> bool {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut reply = [0; 20];
     stream.write_all(&GET_FEATURES).is_ok()
         && stream.read_exact(&mut reply).is_ok()
@@ -64,7 +64,7 @@ fn a_listening_socket_that_is_handed_in_is_served_and_kept() {
     for _ in 0..2 {
         let mut client = Client::connect(&path, 1);
         client.submit_reads(0, 1);
-        assert_eq!(client.wait_for(0, 1, PATIENCE), 1);
+        assert_eq!(client.wait_for(0, 1, TIMEOUT), 1);
     }
     assert!(started.runs());
     // Its name is not ours to remove.

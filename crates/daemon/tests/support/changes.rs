@@ -1,7 +1,7 @@
 //! A daemon whose devices are changed while it runs, over its control socket or by its file.
 
 use super::client::Client;
-use super::process::{Daemon, PATIENCE, wait_until};
+use super::process::{Daemon, TIMEOUT, wait_until};
 use super::program::{http, manyring, shown};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -88,7 +88,7 @@ impl Supervisor {
 pub(crate) fn is_served(socket: &Path) {
     let mut client = Client::connect(socket, 1);
     client.submit_reads(0, 1);
-    assert_eq!(client.wait_for(0, 1, PATIENCE), 1);
+    assert_eq!(client.wait_for(0, 1, TIMEOUT), 1);
 }
 
 pub(crate) fn image(folder: &Path, name: &str) -> PathBuf {

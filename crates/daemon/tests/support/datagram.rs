@@ -1,6 +1,6 @@
 //! UDP over a tap by hand: the frames of a guest, and a socket of the host at the other end.
 
-use super::process::{Daemon, PATIENCE, wait_until};
+use super::process::{Daemon, TIMEOUT, wait_until};
 use super::space::run;
 use manyring_driver::{NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
@@ -25,7 +25,7 @@ impl Host {
         run(&format!("ip address add 10.77.0.1/24 dev {name}"));
         run(&format!("ip neighbor replace 10.77.0.2 lladdr 02:00:00:00:00:22 dev {name}"));
         let socket = UdpSocket::bind((IpAddr::from(HOST), HOST_PORT)).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         Self(socket)
     }
 

@@ -2,7 +2,7 @@
 //! negotiates is in `blkio.rs`: split rings, with EVENT_IDX.
 #![allow(unsafe_code, reason = "allow-listed: libblkio fills completions as `MaybeUninit`")]
 
-use super::process::PATIENCE;
+use super::process::TIMEOUT;
 use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
 use std::fs::File;
 use std::mem::MaybeUninit;
@@ -119,8 +119,8 @@ impl Lane {
     /// Waits for one completion; its token and result.
     pub(crate) fn reap(&mut self) -> (usize, i32) {
         let mut slots = [MaybeUninit::<Completion>::uninit()];
-        let mut patience = PATIENCE;
-        let count = self.queue.do_io(&mut slots, 1, Some(&mut patience), None);
+        let mut max_wait = TIMEOUT;
+        let count = self.queue.do_io(&mut slots, 1, Some(&mut max_wait), None);
         assert_eq!(count.expect("a completion"), 1);
         // SAFETY: `do_io` has returned 1, and has filled the slot.
         let completion = unsafe { slots[0].assume_init_ref() };

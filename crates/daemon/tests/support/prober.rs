@@ -13,7 +13,7 @@
 //! closes the files of the session before has ended long ago. The answers of the API about devices
 //! come from a thread of its own for each request: that they come at all is checked.
 
-use super::process::{Daemon, PATIENCE};
+use super::process::{Daemon, TIMEOUT};
 use super::program::http;
 use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
 use std::collections::HashMap;
@@ -55,7 +55,7 @@ pub(crate) const THREAD: &str = "faults::daemon";
 /// Rounds of probes beside an abuse at least.
 const ROUNDS_MIN: usize = 12;
 /// Pause between two rounds: a client that comes more often is slowed down.
-pub(crate) const PAUSE: Duration = Duration::from_millis(20);
+pub(crate) const RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// The worst waits of some rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,11 +120,11 @@ impl Prober {
             assert_eq!(ask("/v1/devices"), 200);
             self.others.rotate_left(1);
             let connect = || {
-                let mut front = FrontEnd::connect(&self.others[0], PATIENCE).unwrap();
+                let mut front = FrontEnd::connect(&self.others[0], TIMEOUT).unwrap();
                 front.features().unwrap();
             };
             worst.session = worst.session.max(waited(control, connect));
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(RETRY_DELAY);
         }
         worst
     }

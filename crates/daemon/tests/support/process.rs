@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, SystemTime};
 
 /// Longest time that anything here is waited for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The states of a process's threads.
 fn states(process: u32) -> Vec<char> {
@@ -18,14 +18,14 @@ fn states(process: u32) -> Vec<char> {
     stats.flat_map(|stat| stat.rsplit_once(") ")?.1.chars().next()).collect()
 }
 
-/// Waits until `done`; false if it did not come true in [`PATIENCE`].
+/// Waits until `done`; false if it did not come true in [`TIMEOUT`].
 pub(crate) fn wait_until(mut done: impl FnMut() -> bool) -> bool {
     let start = SystemTime::now();
     loop {
         if done() {
             return true;
         }
-        if start.elapsed().unwrap_or_default() > PATIENCE {
+        if start.elapsed().unwrap_or_default() > TIMEOUT {
             return false;
         }
         std::thread::sleep(Duration::from_millis(5));

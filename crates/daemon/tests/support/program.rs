@@ -1,6 +1,6 @@
 //! The program from outside: run to its end, asked over HTTP, and what it leaves in a folder.
 
-use super::process::{PATIENCE, copy_program, wait_until};
+use super::process::{TIMEOUT, copy_program, wait_until};
 use serde_json::Value;
 use std::fs::Permissions;
 use std::io::{Read, Write};
@@ -47,7 +47,7 @@ fn errors_of(command: &mut Command) -> Output {
 pub(crate) fn http(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String, String) {
     let head = format!("{method} {path} HTTP/1.1\r\ncontent-length: {}\r\n", body.len());
     let stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let (status, head, body) = exchange(stream, &head, body);
     (status, head, String::from_utf8(body).unwrap())
 }

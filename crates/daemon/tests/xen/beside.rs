@@ -2,8 +2,8 @@
 //! guest over vhost-user, the control API and a new session, as `support/prober.rs` measures them.
 
 use crate::noise::rewrite;
-use crate::support::prober::{NEIGHBOURS, PAUSE, Prober, SOCKETS, STALL_MAX, check};
-use crate::support::process::{Daemon, PATIENCE, wait_until};
+use crate::support::prober::{NEIGHBOURS, Prober, RETRY_DELAY, SOCKETS, STALL_MAX, check};
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::world::{World, XVDA, options, small};
 use manyring_driver::{
     Blkfront, BlkfrontOptions, BlkfrontQueue, XenDisk, XenDomain, XenOp, XenStore,
@@ -77,7 +77,7 @@ impl Fickle {
                     abuse(&mut front.queues[0]);
                     let _ = front.close();
                 }
-                Err(_) => std::thread::sleep(PAUSE),
+                Err(_) => std::thread::sleep(RETRY_DELAY),
             }
         }
         assert!(connections > 0, "nothing was tried");
@@ -105,7 +105,7 @@ fn neighbours_of_xen_guests_with_requests_of_many_pages_wait_for_nothing() {
         while !is_over.load(Ordering::Relaxed) {
             for queue in &mut front.queues {
                 fill(queue, 1 << 20);
-                let _ = queue.wait(PATIENCE);
+                let _ = queue.wait(TIMEOUT);
                 while let Ok(Some(_)) = queue.take() {}
             }
         }
@@ -132,7 +132,7 @@ fn neighbours_of_xen_guests_that_end_grants_or_lend_nothing_wait_for_nothing() {
             while queue.submit_raw(OP_READ, raw).is_ok() {}
             queue.publish();
             queue.channel().notify();
-            let _ = queue.wait(PAUSE);
+            let _ = queue.wait(RETRY_DELAY);
         });
     });
 }
@@ -142,14 +142,14 @@ fn neighbours_of_xen_nodes_that_are_rewritten_and_of_disks_that_come_and_go_wait
     let mut beside = Beside::new();
     let guest = beside.attach(13, 64);
     beside.bear("nodes that are rewritten", |is_over| rewrite(&guest.domain, &guest.disk, is_over));
-    let mut toolstack = XenStore::connect(&beside.world.path("xenstored"), PATIENCE).unwrap();
+    let mut toolstack = XenStore::connect(&beside.world.path("xenstored"), TIMEOUT).unwrap();
     let mut number = 100_u16;
     beside.bear("disks that are attached and detached", |is_over| {
         while !is_over.load(Ordering::Relaxed) {
             let disk = |n: u16| XenDisk::new("vbd", number + n, XVDA, "memory:1M");
             let disks: Vec<_> = (0..8).map(disk).collect();
             disks.iter().for_each(|disk| disk.announce(&mut toolstack).unwrap());
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(RETRY_DELAY);
             disks.iter().for_each(|disk| disk.remove(&mut toolstack).unwrap());
             number += 8;
         }

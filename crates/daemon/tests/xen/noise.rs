@@ -2,7 +2,7 @@
 //! while others come and go.
 
 use crate::storm::AtEnd;
-use crate::support::process::{PATIENCE, wait_until};
+use crate::support::process::{TIMEOUT, wait_until};
 use crate::support::program::shown;
 use crate::world::{World, XVDA, connect, small};
 use manyring_backend::blk::{Image, ImageOptions};
@@ -37,7 +37,7 @@ fn disks_of(domains: Range<u16>) -> Vec<XenDisk> {
 
 /// Names the largest number of rings that a front-end may, then others, until its folder is gone.
 pub(crate) fn rewrite(domain: &Arc<XenDomain>, disk: &XenDisk, is_over: &AtomicBool) {
-    let mut store = XenStore::new(domain.store().try_clone().unwrap(), PATIENCE);
+    let mut store = XenStore::new(domain.store().try_clone().unwrap(), TIMEOUT);
     let folder = disk.folder();
     store.write(&format!("{folder}/multi-queue-num-queues"), 8).unwrap();
     store.write(&format!("{folder}/ring-page-order"), 4).unwrap();

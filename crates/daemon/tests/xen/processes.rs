@@ -3,7 +3,7 @@
 
 use crate::between::Between;
 use crate::support::frozen::Freezer;
-use crate::support::process::{Daemon, PATIENCE, copies_of, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, copies_of, wait_until};
 use crate::support::program::{http_json, manyring};
 use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, break_ring, connect, small};
@@ -82,7 +82,7 @@ fn write(front: &mut Blkfront, sector: u64) {
     if queue.publish() {
         queue.channel().notify();
     }
-    assert_eq!(queue.wait(PATIENCE).unwrap().status, Status::Okay);
+    assert_eq!(queue.wait(TIMEOUT).unwrap().status, Status::Okay);
 }
 
 /// The longest of some writes, while the device process of the other guest is not well.
@@ -293,7 +293,7 @@ fn a_disk_that_is_only_read_waits_in_the_next_daemon_for_what_a_device_process_h
     assert!(wait_until(|| waits() || serves()), "{} {}", daemon.log(), next_log(&world));
     assert!(waits() && !serves(), "{} {}", daemon.log(), next_log(&world));
     drop(under_way);
-    front.queues[0].wait(PATIENCE).unwrap();
+    front.queues[0].wait(TIMEOUT).unwrap();
     assert!(serves(), "{}", next_log(&world));
     kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
     assert!(next.wait().unwrap().success(), "{}", next_log(&world));
@@ -324,7 +324,7 @@ fn a_device_process_that_the_kernel_does_not_end_keeps_its_guest_from_no_disk() 
     assert!(!next.wait().unwrap().success());
     assert!(rustix::process::test_kill_process(process).is_ok(), "nothing was tried");
     freezer.thaw();
-    front.queues[0].wait(PATIENCE).unwrap();
+    front.queues[0].wait(TIMEOUT).unwrap();
     front.queues[0].write(0, &[3; 512]).unwrap();
     let mut next = take_over(&world, "manyring.toml");
     assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), next_log(&world));

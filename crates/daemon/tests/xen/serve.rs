@@ -99,7 +99,7 @@ fn disks_of_several_guests_come_and_go_while_others_are_used() {
         guest.queues[1].write(64, &pattern(64, round)).unwrap();
         front.queues[0].write(u64::from(round % 8) * 8, &pattern(0, round)).unwrap();
         match round % 3 {
-            // The guest lets go of it.
+            // The guest releases it.
             0 => {
                 other.detach(&mut world.toolstack).unwrap();
                 assert_eq!(guest.close().unwrap(), 0);

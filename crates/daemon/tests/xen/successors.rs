@@ -2,7 +2,7 @@
 
 use crate::between::Between;
 use crate::processes;
-use crate::support::process::{PATIENCE, wait_until};
+use crate::support::process::{TIMEOUT, wait_until};
 use crate::support::program::http;
 use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, connect, options};
@@ -232,7 +232,7 @@ fn journals_that_are_removed_or_replaced_are_begun_again_while_the_guest_goes_on
         front.queues[1].channel().notify();
         let _daemon = world.daemon(&[]);
         for _ in 0..4 {
-            assert!(front.queues[1].wait(PATIENCE).is_ok());
+            assert!(front.queues[1].wait(TIMEOUT).is_ok());
         }
     }
 }

@@ -39,7 +39,7 @@ pub(crate) fn begin(front: &mut Blkfront, round: u8) {
 pub(crate) fn finish(front: &mut Blkfront, round: u8) {
     for (index, queue) in front.queues.iter_mut().enumerate() {
         for _ in 0..UNDER_WAY {
-            let done = queue.wait(crate::support::process::PATIENCE).unwrap();
+            let done = queue.wait(crate::support::process::TIMEOUT).unwrap();
             assert_eq!(done.status, Status::Okay, "round {round}, queue {index}: {done:?}");
         }
         assert_eq!(queue.in_flight(), 0, "an answer too many or too few");
@@ -113,7 +113,7 @@ fn guest_whose_daemon_is_killed_while_it_connects_is_connected_by_the_next_one()
     world.toolstack.await_value(&format!("{front}/state"), is(b"3")).unwrap();
     let port = world.toolstack.read(&format!("{front}/queue-3/event-channel")).unwrap().unwrap();
     let port = String::from_utf8(port).unwrap().parse().unwrap();
-    // The killed one has not let go of all that it had.
+    // The killed one has not release all that it had.
     let killed = world.calls();
     let bound = killed.bind(7, port).unwrap();
     let daemon = world.daemon(&["--num-queues", "2"]);

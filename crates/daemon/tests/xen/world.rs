@@ -1,6 +1,6 @@
 //! A simulated Xen, its tool stack, and a daemon that serves its disks.
 
-use crate::support::process::{Daemon, PATIENCE, apart, is_isolated};
+use crate::support::process::{Daemon, TIMEOUT, apart, is_isolated};
 use manyring_driver::{
     Blkfront, BlkfrontOptions, BlkfrontQueue, SimXen, XEN_PAGE_SIZE, XenCalls, XenDisk, XenDomain,
     XenStore,
@@ -29,7 +29,7 @@ impl World {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let xen = SimXen::start(&folder.path().join("xenstored")).unwrap();
-        let toolstack = XenStore::connect(xen.socket(), PATIENCE).unwrap();
+        let toolstack = XenStore::connect(xen.socket(), TIMEOUT).unwrap();
         Self { toolstack, xen, folder }
     }
 
@@ -38,7 +38,7 @@ impl World {
         let Self { toolstack, xen, folder } = self;
         drop((toolstack, xen));
         let xen = SimXen::start(&folder.path().join("xenstored")).unwrap();
-        let toolstack = XenStore::connect(xen.socket(), PATIENCE).unwrap();
+        let toolstack = XenStore::connect(xen.socket(), TIMEOUT).unwrap();
         Self { toolstack, xen, folder }
     }
 
@@ -159,7 +159,7 @@ impl World {
 
 /// The options of a front-end with `queues` queues.
 pub(crate) fn options(queues: u32) -> BlkfrontOptions {
-    BlkfrontOptions { queues, patience: PATIENCE, ..BlkfrontOptions::default() }
+    BlkfrontOptions { queues, max_wait: TIMEOUT, ..BlkfrontOptions::default() }
 }
 
 /// Connects a guest to its disk.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// Longest wait for the requests in flight before a disk is made smaller.
-const RESIZE_PATIENCE: Duration = Duration::from_secs(10);
+const RESIZE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The disk behind a device.
 #[derive(Debug)]
@@ -184,7 +184,7 @@ impl Backing {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
         let runtime = runtime.map_err(|_| Errno::NOMEM)?;
         runtime.block_on(async {
-            let deadline = tokio::time::Instant::now() + RESIZE_PATIENCE;
+            let deadline = tokio::time::Instant::now() + RESIZE_TIMEOUT;
             for route in routes {
                 let done = tokio::time::timeout_at(deadline, route.fence()).await;
                 done.map_err(|_| Errno::BUSY)?;

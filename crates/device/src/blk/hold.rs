@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 /// How long a ring waits for the image, while its guest pauses. The source unlocks it before QEMU
 /// resumes the guest at the destination; a process that was killed does so within milliseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The running rings of a disk. Locked while the disk's lock is taken or released.
@@ -59,8 +59,8 @@ impl Hold {
 
 impl Rings {
     async fn acquire(&mut self, disk: &Arc<dyn Disk>, device: &str) -> Result<(), StartError> {
-        let patience = if self.is_missed { Duration::ZERO } else { PATIENCE };
-        let deadline = Instant::now() + patience;
+        let max_wait = if self.is_missed { Duration::ZERO } else { TIMEOUT };
+        let deadline = Instant::now() + max_wait;
         loop {
             let disk = disk.clone();
             match aside(move || disk.acquire()).await {

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 /// Longest wait of a command for the workers and the host.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The answer to a command: its status, and the bytes that follow it.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl Commands {
     pub(super) async fn begin(inner: Arc<Inner>, goes_on: bool) -> Self {
         inner.begin_control(goes_on);
         let mut commands = Self::new(inner);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let queues = (0..commands.inner.options.queue_pairs * 2).collect();
         commands.leave(Kind::Workers, vec![Reach::Rules, Reach::Coalescing(queues)]);
         commands.leave(Kind::Host, vec![Reach::Offloads, Reach::Pairs]);
@@ -146,9 +146,9 @@ impl Commands {
 
     /// Lets the keeper keep the driver's settings, for a process that continues with its guest.
     pub(super) async fn keep_state(&self) {
-        let keeper = self.inner.keeper.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(keeper) = keeper {
-            keeper.keep_state(self.inner.save().emit()).await;
+        let journal = self.inner.journal.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(journal) = journal {
+            journal.keep_state(self.inner.save().emit()).await;
         }
     }
 
@@ -158,7 +158,7 @@ impl Commands {
     /// device's own filter changes as the driver asks. A driver keeps its receive modes and its MAC
     /// table whatever the answer is, and gets those frames that the host delivers.
     pub(super) async fn obey(&mut self, command: Command) -> Result<Reply, Refusal> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let inner = &self.inner;
         if inner.state().features & needs(&command) == 0 {
             return Err(Refusal::Feature);

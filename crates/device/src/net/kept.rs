@@ -1,15 +1,15 @@
 //! `Kept`: buffers of sent frames, kept for a moment so that they go back to the driver in a group.
 //! `policy/reclaim.rs` decides when buffers are kept, and why that can pay.
 
-use crate::policy::reclaim::{GROUP_BYTES_MAX, GROUP_FRAMES_MAX, KEEP_NS_MAX, Law};
+use crate::policy::reclaim::{GROUP_BYTES_MAX, GROUP_FRAMES_MAX, KEEP_NS_MAX, Policy};
 use manyring_engine::stats::QueueStats;
 use manyring_queue::{Chain, Chains};
 use std::vec::Drain;
 
-/// The chains of the present group, and the law that says whether to keep them.
+/// The chains of the present group, and the policy that says whether to keep them.
 #[derive(Debug)]
 pub(super) struct Kept {
-    law: Law,
+    policy: Policy,
     chains: Vec<Chain>,
     /// Bytes of the frames since the group began, and the time when it began.
     bytes: u64,
@@ -18,7 +18,7 @@ pub(super) struct Kept {
 
 impl Kept {
     pub(super) fn new() -> Self {
-        Self { law: Law::new(), chains: Vec::new(), bytes: 0, since_ns: 0 }
+        Self { policy: Policy::new(), chains: Vec::new(), bytes: 0, since_ns: 0 }
     }
 
     /// When the kept buffers must go back; `None`: none are kept.
@@ -34,7 +34,7 @@ impl Kept {
     #[inline]
     pub(super) fn on_burst(&mut self, now_ns: u64, frames: u64, bytes: u64) {
         if frames > 0 {
-            self.law.on_burst(now_ns, frames, bytes);
+            self.policy.on_burst(now_ns, frames, bytes);
         }
         if self.chains.is_empty() {
             (self.bytes, self.since_ns) = (0, now_ns);
@@ -45,7 +45,7 @@ impl Kept {
     /// True if the chains of the frames of this burst must be kept by [`Self::add`].
     #[inline]
     pub(super) fn keeps(&self) -> bool {
-        self.law.keeps()
+        self.policy.keeps()
     }
 
     pub(super) fn add(&mut self, chains: Drain<'_, Chain>, stats: &QueueStats) {

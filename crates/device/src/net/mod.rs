@@ -43,7 +43,7 @@ pub use manyring_wire::net::{MacAddress, Offloads, is_mtu, parse_mac};
 
 use crate::live::Live;
 use crate::state::Saved;
-use crate::{ConfigError, Device, Later, StartError, StateError, StateKeeper};
+use crate::{ConfigError, Device, Later, StartError, StateError, StateJournal};
 use lent::Elsewhere;
 use manyring_backend::net::Port;
 use manyring_engine::Activation;
@@ -197,7 +197,7 @@ struct Inner {
     /// Notified when the host's interface may have been deleted, or may be back.
     port_hint: Notify,
     /// The keeper of the settings that the driver makes by the control queue.
-    keeper: Mutex<Option<Arc<dyn StateKeeper>>>,
+    journal: Mutex<Option<Arc<dyn StateJournal>>>,
 }
 
 impl NetDevice {
@@ -249,7 +249,7 @@ impl NetDevice {
             stats,
             changes: watch::Sender::new(0),
             port_hint: Notify::new(),
-            keeper: Mutex::default(),
+            journal: Mutex::default(),
         }))
     }
 
@@ -479,8 +479,8 @@ impl Device for NetDevice {
         self.0.save().emit()
     }
 
-    fn keep_state_by(&self, keeper: Option<Arc<dyn StateKeeper>>) {
-        *self.0.keeper.lock().unwrap_or_else(PoisonError::into_inner) = keeper;
+    fn keep_state_by(&self, journal: Option<Arc<dyn StateJournal>>) {
+        *self.0.journal.lock().unwrap_or_else(PoisonError::into_inner) = journal;
     }
 
     fn restore<'a>(&'a self, state: &'a [u8]) -> Later<'a, Result<(), StateError>> {

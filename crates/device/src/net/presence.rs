@@ -25,9 +25,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How often an interface is asked whose changes the host does not report.
 const LOOK: Duration = Duration::from_secs(5);
 /// Hints that come within this time count as one.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 /// The shortest time between two losses of the interface that are logged.
-const LOG_PAUSE: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The state of the log: the last loss, further ones, and why joining fails.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ impl Told {
     fn lose(&mut self) -> bool {
         let now = Instant::now();
         self.losses.fetch_add(1, Ordering::Relaxed);
-        let is_due = self.lost_at.is_none_or(|at| now - at >= LOG_PAUSE);
+        let is_due = self.lost_at.is_none_or(|at| now - at >= LOG_INTERVAL);
         if is_due {
             self.lost_at = Some(now);
         }
@@ -127,7 +127,7 @@ impl NetDevice {
                 let _ = timeout(LOOK, hint).await;
             }
             if inner.port.is_own() {
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_DELAY).await;
             }
             if inner.is_gone().await {
                 inner.lose_port(&mut told).await;
@@ -187,7 +187,7 @@ impl Inner {
                 None => {}
             }
             let _ = timeout(RETRY, self.port_hint.notified()).await;
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 

@@ -6,7 +6,7 @@
 //! the writes of that time in one longer frame, and both sides have less to do for each byte.
 //! A guest that sends a request and waits for its answer gains nothing, and pays for the delay.
 //!
-//! No rate tells these apart, but the frames do: they become longer, or they do not. So the law
+//! No rate tells these apart, but the frames do: they become longer, or they do not. So the policy
 //! tries it, a group of frames (an *epoch*) at a time:
 //!
 //! ```text
@@ -25,7 +25,7 @@
 //! 2. The delay is short, because a guest that has filled its ring, or a socket's share of it,
 //!    waits. A group is never more than a quarter of the ring.
 //!
-//! The law gets the time as an argument, and reads no clock.
+//! The policy gets the time as an argument, and reads no clock.
 
 /// The operator's choice for the transmitqs of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,9 +70,9 @@ enum Phase {
     On,
 }
 
-/// The law of one transmitq.
+/// The policy of one transmitq.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Law {
+pub(crate) struct Policy {
     phase: Phase,
     /// Mean bytes of a frame in the last epoch in which buffers were not kept.
     size_without: u64,
@@ -87,7 +87,7 @@ pub(crate) struct Law {
     bytes: u64,
 }
 
-impl Law {
+impl Policy {
     pub(crate) fn new() -> Self {
         Self {
             phase: Phase::Off,

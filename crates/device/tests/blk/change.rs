@@ -1,7 +1,7 @@
 //! Changes of a running queue: it stops, moves, is disabled, gets other doorbells.
 
 use crate::guest::{
-    DATA, Guest, NOT_WRITTEN, OK, PATIENCE, Start, USUAL, call, doorbell, holding, is_rung, kick,
+    DATA, Guest, NOT_WRITTEN, OK, Start, TIMEOUT, USUAL, call, doorbell, holding, is_rung, kick,
     null, ring, until,
 };
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
@@ -22,13 +22,13 @@ fn a_queue_stops_when_nothing_is_in_flight_and_says_where() {
     let base = guest.runtime.block_on(async {
         let handle = guest.handle.take().unwrap();
         let mut stop = std::pin::pin!(guest.device.stop(0, handle));
-        let patience = Duration::from_millis(20);
-        let early = tokio::time::timeout(patience, &mut stop).await;
+        let max_wait = Duration::from_millis(20);
+        let early = tokio::time::timeout(max_wait, &mut stop).await;
         assert!(early.is_err(), "{early:?} while the disk may still write");
         switch.release();
         // The disk reports requests that it has held when the worker looks again.
         ring(&guest.kick);
-        tokio::time::timeout(PATIENCE, stop).await.expect("it stops")
+        tokio::time::timeout(TIMEOUT, stop).await.expect("it stops")
     });
     assert_eq!(base, Ok(1.into()));
     guest.until_used();

@@ -1,6 +1,6 @@
 //! A host without room: writes wait for it, and nothing else does.
 
-use crate::guest::{DATA, Guest, IOERR, NOT_WRITTEN, OK, PATIENCE, RING, SECTORS, USUAL, until};
+use crate::guest::{DATA, Guest, IOERR, NOT_WRITTEN, OK, RING, SECTORS, TIMEOUT, USUAL, until};
 use manyring_backend::blk::Disk;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan, FaultSwitch};
 use manyring_backend::blk::memory::MemoryDisk;
@@ -124,7 +124,7 @@ fn other_memory_is_acknowledged_while_writes_wait_which_are_served_in_it_then() 
     let memory = Arc::new((*guest.memory).clone());
     guest.runtime.block_on(async {
         let changed = guest.handle().set_memory(memory, RING);
-        let changed = tokio::time::timeout(PATIENCE, changed).await;
+        let changed = tokio::time::timeout(TIMEOUT, changed).await;
         changed.expect("nothing uses the former memory").unwrap();
     });
     rustix::io::pwrite(&guest.high, &[3; 512], 512).unwrap();

@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 /// Sectors of the disks.
 pub(crate) const SECTORS: u64 = 2048;
 /// Longest wait for what must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 /// Guest memory: ring, headers and status bytes below, data in a region of its own above.
 pub(crate) const LOW_SIZE: u64 = 0x1_0000;
 pub(crate) const HEADER: u64 = 0x4000;
@@ -86,13 +86,13 @@ pub(crate) fn ring(fd: &OwnedFd) {
 
 /// Waits until something is so.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..PATIENCE.as_millis() {
+    for _ in 0..TIMEOUT.as_millis() {
         if is_so() {
             return;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("{what}: not within {PATIENCE:?}");
+    panic!("{what}: not within {TIMEOUT:?}");
 }
 
 pub(crate) fn null() -> Arc<dyn Disk> {
@@ -279,7 +279,7 @@ impl Guest {
 
     pub(crate) fn next_event(&mut self) -> EventKind {
         let events = &mut self.events;
-        let event = async { tokio::time::timeout(PATIENCE, events.recv()).await };
+        let event = async { tokio::time::timeout(TIMEOUT, events.recv()).await };
         self.runtime.block_on(event).expect("an event").unwrap().kind
     }
 

@@ -1,7 +1,7 @@
 //! Memory that is cut away or replaced under a queue.
 
 use crate::guest::{
-    DATA, Guest, IOERR, OK, PATIENCE, RING, SECTORS, USUAL, holding, null, ring, until,
+    DATA, Guest, IOERR, OK, RING, SECTORS, TIMEOUT, USUAL, holding, null, ring, until,
 };
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::{Image, ImageOptions};
@@ -78,7 +78,7 @@ fn other_memory_is_acknowledged_when_no_request_uses_the_former() {
         }
         switch.release();
         ring(&guest.kick);
-        let done = tokio::time::timeout(PATIENCE, change).await;
+        let done = tokio::time::timeout(TIMEOUT, change).await;
         assert_eq!(done.expect("the change is acknowledged"), Ok(()));
     });
     guest.until_used();

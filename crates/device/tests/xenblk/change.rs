@@ -1,6 +1,6 @@
 //! A queue that stops, moves or whose disk changes its size, with requests in flight.
 
-use crate::guest::{PATIENCE, SECTORS, World, holding, memory, pattern, until};
+use crate::guest::{SECTORS, TIMEOUT, World, holding, memory, pattern, until};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::{Image, ImageOptions};
 use manyring_device::blk::blkif::XenBlkOptions;
@@ -29,11 +29,11 @@ fn a_queue_stops_when_nothing_is_in_flight_and_its_pages_are_let_go_of() {
             switch.release();
             // The disk reports requests that it has held when the worker looks again.
             guest.queue.channel().notify();
-            tokio::time::timeout(PATIENCE, stop).await.expect("it stops").unwrap()
+            tokio::time::timeout(TIMEOUT, stop).await.expect("it stops").unwrap()
         });
         assert_eq!(base.bits(), 3);
         for _ in 0..3 {
-            let done = guest.queue.wait(PATIENCE).unwrap();
+            let done = guest.queue.wait(TIMEOUT).unwrap();
             assert_eq!(done.status, Status::Error, "what this disk has held fails");
         }
         assert_eq!(guest.queue.end_grants(), 0);
@@ -65,7 +65,7 @@ fn a_queue_goes_on_on_another_worker() {
         let handle = guest.handle.as_ref().unwrap();
         let to = usize::from(round % 2 == 0);
         assert!(guest.runtime.block_on(handle.move_to(to)));
-        assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Okay);
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
         let mut read = vec![0; 16 << 10];
         guest.queue.read(round * 32, &mut read).unwrap();
         assert!(read == data, "round {round}");
@@ -112,7 +112,7 @@ fn a_disk_is_cut_when_its_requests_in_flight_are_done() {
             assert!(!resize.is_finished());
             switch.release();
             guest.queue.channel().notify();
-            guest.queue.wait(PATIENCE).unwrap();
+            guest.queue.wait(TIMEOUT).unwrap();
             // This disk cannot be cut: the size is what it was.
             assert!(resize.join().unwrap().is_err());
         });

@@ -1,6 +1,6 @@
 //! Data in both directions, byte for byte, whatever the disk, the ring and the grants are.
 
-use crate::guest::{PATIENCE, SECTORS, World, memory, null, pattern, usual};
+use crate::guest::{SECTORS, TIMEOUT, World, memory, null, pattern, usual};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
@@ -120,7 +120,7 @@ fn many_requests_in_flight_are_answered_each_with_its_own_data() {
             next += 1;
         }
         guest.queue.publish();
-        let done = guest.queue.wait(PATIENCE).unwrap();
+        let done = guest.queue.wait(TIMEOUT).unwrap();
         let (sector, len) = wanted.remove(&done.tag).unwrap();
         let mut read = vec![0; len];
         guest.queue.read_data(done.tag, &mut read).unwrap();
@@ -129,7 +129,7 @@ fn many_requests_in_flight_are_answered_each_with_its_own_data() {
         taken += 1;
     }
     let left = guest.queue.in_flight();
-    (0..left).for_each(|_| assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Okay));
+    (0..left).for_each(|_| assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay));
     assert_eq!(guest.stop().1, 0);
 }
 

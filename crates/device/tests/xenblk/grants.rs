@@ -1,6 +1,6 @@
 //! Which pages of a guest are mapped, for how long, and what it is told of those that cannot be.
 
-use crate::guest::{PATIENCE, World, holding, memory, null, pattern, until, usual};
+use crate::guest::{TIMEOUT, World, holding, memory, null, pattern, until, usual};
 use manyring_device::blk::blkif::XenBlkOptions;
 use manyring_driver::wire::xen::blkif::{OP_READ, OP_WRITE, RawRequest, Segment, Status};
 use manyring_driver::{BlkfrontOptions, XenOp};
@@ -92,7 +92,7 @@ fn a_grant_that_cannot_be_mapped_fails_its_request_alone() {
         let bad = bad.unwrap();
         let good = guest.queue.submit(XenOp::Write { sector: 9, data: &[7; 512] }).unwrap();
         guest.queue.publish();
-        let mut done = [guest.queue.wait(PATIENCE).unwrap(), guest.queue.wait(PATIENCE).unwrap()];
+        let mut done = [guest.queue.wait(TIMEOUT).unwrap(), guest.queue.wait(TIMEOUT).unwrap()];
         done.sort_by_key(|done| done.tag != bad);
         assert_eq!(done.map(|done| done.status), [Status::Error, Status::Okay]);
         assert_eq!(Some(done[1].tag), good);
@@ -120,7 +120,7 @@ fn a_page_that_was_granted_read_only_is_written_to_the_disk_and_never_read_into(
         };
         guest.queue.submit_raw(operation, request).unwrap();
         guest.queue.publish();
-        assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, status);
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, status);
     }
     assert!(guest.domain.end_access(gref), "it is let go of");
 }
@@ -147,7 +147,7 @@ fn a_grant_whose_entry_is_overwritten_while_it_is_mapped_stays_the_page_that_it_
     switch.release();
     guest.queue.publish();
     guest.queue.channel().notify();
-    assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Error, "what was held fails");
+    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Error, "what was held fails");
     guest.queue.write(0, &[2; 512]).unwrap();
     let mut read = [0; 512];
     guest.queue.read(0, &mut read).unwrap();
@@ -173,7 +173,7 @@ fn requests_that_need_more_pages_than_a_queue_has_addresses_for_wait_and_none_fa
     let tags: Vec<_> = (0..ring).map(|_| guest.queue.submit(read).unwrap().unwrap()).collect();
     guest.queue.publish();
     for _ in &tags {
-        let done = guest.queue.wait(PATIENCE).unwrap();
+        let done = guest.queue.wait(TIMEOUT).unwrap();
         let mut read = vec![0; len as usize];
         guest.queue.read_data(done.tag, &mut read).unwrap();
         assert!(done.status == Status::Okay && read == data);

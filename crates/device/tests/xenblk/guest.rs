@@ -23,7 +23,7 @@ pub(crate) const SECTORS: u64 = 2048;
 /// Entries of a domain's grant table.
 pub(crate) const ENTRIES: u32 = 16384;
 /// Longest wait for what must happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The simulated Xen, and the workers of a back-end in it.
 pub(crate) struct World {
@@ -120,14 +120,14 @@ impl Guest {
     pub(crate) fn run_all(&mut self, ops: &[XenOp<'_>]) -> Vec<Status> {
         let tags: Vec<_> = ops.iter().map(|op| self.queue.submit(*op).unwrap().unwrap()).collect();
         self.queue.publish();
-        let done: Vec<XenDone> = tags.iter().map(|_| self.queue.wait(PATIENCE).unwrap()).collect();
+        let done: Vec<XenDone> = tags.iter().map(|_| self.queue.wait(TIMEOUT).unwrap()).collect();
         let status = |tag: &u16| done.iter().find(|done| done.tag == *tag).unwrap().status;
         tags.iter().map(status).collect()
     }
 
     pub(crate) fn next_event(&mut self) -> EventKind {
         let events = &mut self.events;
-        let event = async { tokio::time::timeout(PATIENCE, events.recv()).await };
+        let event = async { tokio::time::timeout(TIMEOUT, events.recv()).await };
         self.runtime.block_on(event).expect("an event").unwrap().kind
     }
 
@@ -143,7 +143,7 @@ impl Guest {
     /// mapped still.
     pub(crate) fn stop(&mut self) -> (u32, usize) {
         let handle = self.handle.take().unwrap();
-        let stop = async { tokio::time::timeout(PATIENCE, handle.stop()).await };
+        let stop = async { tokio::time::timeout(TIMEOUT, handle.stop()).await };
         let base = self.runtime.block_on(stop).expect("it stops").unwrap();
         (base.bits(), self.queue.end_grants())
     }
@@ -170,13 +170,13 @@ pub(crate) fn holding(every: u64) -> (Arc<dyn Disk>, FaultSwitch) {
 
 /// Waits until something is so.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..PATIENCE.as_millis() {
+    for _ in 0..TIMEOUT.as_millis() {
         if is_so() {
             return;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("{what}: not within {PATIENCE:?}");
+    panic!("{what}: not within {TIMEOUT:?}");
 }
 
 /// Bytes that differ from sector to sector and from seed to seed.

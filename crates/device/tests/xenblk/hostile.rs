@@ -1,6 +1,6 @@
 //! Front-ends that break the rules: each costs its own queue, and is told so once.
 
-use crate::guest::{Guest, PATIENCE, World, memory, null, pattern};
+use crate::guest::{Guest, TIMEOUT, World, memory, null, pattern};
 use manyring_driver::wire::xen::blkif::{
     OP_READ, OP_WRITE, RawRequest, RequestError, Segment, SegmentError, Status,
 };
@@ -48,7 +48,7 @@ fn a_segment_that_ends_before_it_begins_stops_the_ring_and_what_came_before_is_a
     guest.queue.submit_raw(OP_READ, raw).unwrap();
     guest.queue.submit(XenOp::Flush).unwrap();
     guest.queue.publish();
-    assert_eq!(guest.queue.wait(PATIENCE).map(|done| Some(done.tag)).unwrap(), first);
+    assert_eq!(guest.queue.wait(TIMEOUT).map(|done| Some(done.tag)).unwrap(), first);
     let error = RequestError::Segment(SegmentError { first: 7, last: 3 });
     assert_stopped(&mut guest, fault_of(error));
 }
@@ -90,7 +90,7 @@ fn indirect_counts_and_segments_that_lie_stop_the_ring() {
             list.write_from(&[1, 0, 0, 0, 8, 9, 0, 0]);
             guest.queue.submit(XenOp::Flush).unwrap();
             guest.queue.publish();
-            let done = guest.queue.wait(PATIENCE).unwrap();
+            let done = guest.queue.wait(TIMEOUT).unwrap();
             assert_eq!((Some(done.tag), done.status), (first, Status::Okay));
             assert_stopped(&mut guest, fault_of(error));
         }
@@ -105,7 +105,7 @@ fn an_indirect_page_that_cannot_be_mapped_fails_its_request_alone() {
     let raw = |id, _: &[_], _: &[_]| RawRequest::indirect(abi, OP_WRITE, id, 0, (16, &[20_000]));
     guest.queue.submit_raw(OP_WRITE, raw).unwrap();
     guest.queue.publish();
-    assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Error);
+    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Error);
     guest.queue.flush().unwrap();
 }
 
@@ -138,7 +138,7 @@ fn operations_that_nobody_knows_are_unsupported_and_empty_ones_are_errors() {
         let raw = |id, _: &[_], _: &[_]| RawRequest::data(abi, operation, id, 0, &[]);
         guest.queue.submit_raw(operation, raw).unwrap();
         guest.queue.publish();
-        assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, status, "operation {operation}");
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, status, "operation {operation}");
     }
     guest.queue.flush().unwrap();
 }
@@ -177,7 +177,7 @@ fn a_guest_goes_on_beside_one_that_misuses_its_ring_on_the_same_worker() {
                 bad.queue.submit_raw(operation, raw).unwrap();
                 bad.queue.publish();
                 (0..10).for_each(|_| bad.queue.channel().notify());
-                match bad.queue.wait(PATIENCE / 10) {
+                match bad.queue.wait(TIMEOUT / 10) {
                     Ok(done) => assert_eq!(done.status, Status::Error),
                     // Its data was no list of segments: its ring has stopped.
                     Err(_) => break,
@@ -216,10 +216,10 @@ fn a_guest_goes_on_beside_one_whose_event_channel_is_full_and_blocks() {
     bad.queue.submit(XenOp::Flush).unwrap();
     bad.queue.publish();
     crate::guest::until("its request is answered", || bad.stats().requests.value() == 1);
-    std::thread::sleep(PATIENCE / 100);
+    std::thread::sleep(TIMEOUT / 100);
     good.queue.submit(XenOp::Flush).unwrap();
     good.queue.publish();
-    let answer = good.queue.wait(PATIENCE / 10);
+    let answer = good.queue.wait(TIMEOUT / 10);
     // Release held requests, so that the workers can end.
     let _ = rustix::io::read(bad.queue.channel().event(), &mut [0; 8]);
     fcntl_setfl(bad.queue.channel().event(), flags).unwrap();

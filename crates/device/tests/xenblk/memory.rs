@@ -1,6 +1,6 @@
 //! A domain whose memory is cut away under its queue.
 
-use crate::guest::{PATIENCE, World, memory, null, usual};
+use crate::guest::{TIMEOUT, World, memory, null, usual};
 use manyring_backend::blk::Disk;
 use manyring_device::blk::blkif::{Attachment, XenBlkDevice};
 use manyring_driver::BlkfrontOptions;
@@ -74,7 +74,7 @@ impl Unsealed {
 
     fn next_event(&mut self) -> EventKind {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let event = async { tokio::time::timeout(PATIENCE, self.events.recv()).await };
+        let event = async { tokio::time::timeout(TIMEOUT, self.events.recv()).await };
         runtime.block_on(event).expect("an event").unwrap().kind
     }
 }

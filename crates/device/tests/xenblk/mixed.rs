@@ -1,7 +1,7 @@
 //! Bursts in which requests of all kinds follow each other, sound ones and others: each ends as it
 //! would alone, whatever its neighbours were.
 
-use crate::guest::{Guest, PATIENCE, SECTORS, World, memory, pattern, usual};
+use crate::guest::{Guest, SECTORS, TIMEOUT, World, memory, pattern, usual};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
@@ -121,7 +121,7 @@ fn run_bursts(guest: &mut Guest, seed: u64, bursts: usize) {
             .collect();
         guest.queue.publish();
         while !expected.is_empty() {
-            let done = guest.queue.wait(PATIENCE).unwrap();
+            let done = guest.queue.wait(TIMEOUT).unwrap();
             let at = expected.iter().position(|expected| expected.tag == done.tag).unwrap();
             let Expected { status, read, .. } = expected.swap_remove(at);
             assert_eq!(done.status, status, "burst {burst} of {seed}");
@@ -204,7 +204,7 @@ fn end_in_the_midst(guest: &mut Guest) {
     }
     guest.queue.publish();
     while !before.is_empty() {
-        let done = guest.queue.wait(PATIENCE).unwrap();
+        let done = guest.queue.wait(TIMEOUT).unwrap();
         assert_eq!(done.status, Status::Okay);
         before.retain(|tag| *tag != done.tag);
     }

@@ -1,6 +1,6 @@
 //! Flushes, barriers and discards: what comes before what.
 
-use crate::guest::{PATIENCE, SECTORS, World, memory, null, pattern, usual};
+use crate::guest::{SECTORS, TIMEOUT, World, memory, null, pattern, usual};
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::{Burst, Completion, Disk, DiskQueue, Geometry, Op};
@@ -226,7 +226,7 @@ fn a_discard_of_terabytes_is_cut_into_pieces_and_answered_once() {
     assert_eq!(guest.stats().discards.value(), 1);
     let past = XenOp::Discard { sector: 1, count: sectors, secure: false };
     assert_eq!(guest.status(past), Status::Error);
-    assert!(SECTORS < sectors && guest.queue.wait(PATIENCE / 1000).is_err());
+    assert!(SECTORS < sectors && guest.queue.wait(TIMEOUT / 1000).is_err());
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn a_barrier_without_data_comes_after_all_writes_before_it_and_before_all_after_
     guest.queue.submit(XenOp::Write { sector: 60, data }).unwrap();
     guest.queue.publish();
     for _ in 0..4 {
-        assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Okay);
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
     }
     for before in ["end write 1", "end write 2"] {
         assert!(at(&log, before) < at(&log, "begin flush"), "{before}: {log:?}");

@@ -2,7 +2,7 @@
 
 mod room;
 
-use crate::guest::{ENTRIES, PATIENCE, SECTORS, World, memory, pattern, until, usual};
+use crate::guest::{ENTRIES, SECTORS, TIMEOUT, World, memory, pattern, until, usual};
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::uring::UringDisk;
@@ -127,14 +127,14 @@ fn requests_of_a_back_end_that_ended_are_served_by_the_next_one_and_a_barrier_af
     guest.queue.submit(XenOp::Discard { sector: 0, count: 8, secure: false }).unwrap().unwrap();
     guest.queue.publish();
     for _ in 0..6 {
-        assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Okay);
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
     }
     let stats = first.device.stats(0).unwrap();
     until("two writes and the barrier are in flight", || stats.in_flight.value() == 3);
     first.end();
     let mut next = Back::start(disk.clone(), guest.attachment(true)).unwrap();
     for _ in 0..4 {
-        assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Okay);
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
     }
     let stats = next.device.stats(0).unwrap();
     assert_eq!((stats.writes.value(), stats.discards.value()), (3, 1), "and no other again");
@@ -166,7 +166,7 @@ fn a_front_end_that_missed_its_notification_or_whose_kick_was_lost_is_served() {
     first.end();
     assert_eq!(guest.queue.in_flight(), 1);
     let mut next = Back::start(disk.clone(), guest.attachment(true)).unwrap();
-    guest.queue.channel().wait(PATIENCE).expect("a notification");
+    guest.queue.channel().wait(TIMEOUT).expect("a notification");
     assert_eq!(guest.queue.take().unwrap().unwrap().status, Status::Okay);
     next.end();
     // A request that is published and kicked while no process serves the ring is found later.
@@ -175,7 +175,7 @@ fn a_front_end_that_missed_its_notification_or_whose_kick_was_lost_is_served() {
     let mut attachment = guest.attachment(true);
     attachment.kick = Kick::new(nobodys()).unwrap();
     let mut last = Back::start(disk, attachment).unwrap();
-    assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Okay);
+    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
     last.end();
 }
 
@@ -189,7 +189,7 @@ fn a_ring_whose_requests_are_not_written_down_is_not_taken_over_and_one_without_
         guest.queue.submit(XenOp::Read { sector, len: 512 }).unwrap();
     }
     guest.queue.publish();
-    guest.queue.wait(PATIENCE).unwrap();
+    guest.queue.wait(TIMEOUT).unwrap();
     first.end();
     let refused = |attachment| match Back::start(disk.clone(), attachment).map(drop) {
         Err(StartError::Queue(QueueError::Journal(error))) => error,
@@ -204,7 +204,7 @@ fn a_ring_whose_requests_are_not_written_down_is_not_taken_over_and_one_without_
     guest.journal.write_all_at(&head, 0).unwrap();
     // Whole again.
     let mut next = Back::start(disk.clone(), guest.attachment(true)).unwrap();
-    assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Okay);
+    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
     next.end();
     // Cut off, and nothing is left to be answered.
     guest.journal.set_len(100).unwrap();
@@ -392,7 +392,7 @@ impl Load {
     }
 
     fn take(&mut self) {
-        let done = self.queue.wait(PATIENCE).unwrap();
+        let done = self.queue.wait(TIMEOUT).unwrap();
         let (area, asked) = self.in_flight.remove(&done.tag).unwrap();
         assert_eq!(done.status, Status::Okay);
         let holds = &mut self.holds[area as usize];

@@ -365,7 +365,7 @@ impl BlkfrontQueue {
     pub fn run(&mut self, op: XenOp<'_>) -> Result<XenDone, DriverError> {
         self.submit(op)?.ok_or(DriverError::RingFull)?;
         self.publish();
-        self.wait(self.options.patience)
+        self.wait(self.options.max_wait)
     }
 
     fn run_well(&mut self, op: XenOp<'_>) -> Result<u16, DriverError> {

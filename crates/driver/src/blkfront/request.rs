@@ -19,7 +19,7 @@ pub struct BlkfrontOptions {
     /// Largest request in bytes.
     pub buffer_size: u32,
     /// Longest wait for the back-end.
-    pub patience: Duration,
+    pub max_wait: Duration,
 }
 
 impl Default for BlkfrontOptions {
@@ -32,7 +32,7 @@ impl Default for BlkfrontOptions {
             persistent: true,
             indirect_segments: 32,
             buffer_size: 64 << 10,
-            patience: Duration::from_secs(30),
+            max_wait: Duration::from_secs(30),
         }
     }
 }

@@ -21,7 +21,7 @@ const VERSION: u64 = 0xaa;
 /// `UFFDIO_REGISTER_MODE_MISSING`
 const MISSING: u64 = 1;
 const PAGE_SIZE: usize = 4096;
-const PATIENCE: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
+const TIMEOUT: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 
 /// A lock that is held until this is dropped. Needs root, since it is the kernel that waits.
 #[derive(Debug)]
@@ -143,7 +143,7 @@ fn withhold(faults: &OwnedFd, address: u64, size: u64) -> Result<(), DriverError
 fn wait_for_fault(faults: &OwnedFd) -> Result<(), DriverError> {
     let mut fds = [PollFd::from_borrowed_fd(faults.as_fd(), PollFlags::IN)];
     loop {
-        match poll(&mut fds, Some(&PATIENCE)) {
+        match poll(&mut fds, Some(&TIMEOUT)) {
             Ok(0) => return Err(DriverError::Timeout),
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}

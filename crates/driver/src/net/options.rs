@@ -50,7 +50,7 @@ pub struct NetOptions {
     /// Bytes of guest memory that no queue takes, for whatever a test adds.
     pub spare: u64,
     /// Longest time for the socket to appear.
-    pub patience: Duration,
+    pub max_wait: Duration,
 }
 
 impl NetOptions {
@@ -109,7 +109,7 @@ impl Default for NetOptions {
             control: ControlOwner::FrontEnd,
             kicks: Coalescing::default(),
             spare: 256 << 10,
-            patience: Duration::from_secs(30),
+            max_wait: Duration::from_secs(30),
         }
     }
 }

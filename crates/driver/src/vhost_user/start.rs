@@ -25,8 +25,8 @@ impl FrontEnd {
     ///
     /// # Errors
     /// [`DriverError::Io`], or the socket's.
-    pub fn offered(path: &Path, patience: Duration) -> Result<u64, DriverError> {
-        Self::connect(path, patience)?.features()
+    pub fn offered(path: &Path, max_wait: Duration) -> Result<u64, DriverError> {
+        Self::connect(path, max_wait)?.features()
     }
 
     /// The start of every session: takes `features` and `protocol` as far as they are offered.

@@ -16,7 +16,7 @@ pub struct XenStore {
     input: Vec<u8>,
     /// Tokens of watches that saw a change, and where.
     events: VecDeque<(String, String)>,
-    patience: Duration,
+    max_wait: Duration,
 }
 
 fn wrong(what: impl ToString) -> DriverError {
@@ -30,22 +30,22 @@ fn path(text: &str) -> Result<Path<'_>, DriverError> {
 impl XenStore {
     /// Speaks over `stream`, and waits for an answer or an event this long.
     #[must_use]
-    pub fn new(stream: UnixStream, patience: Duration) -> Self {
-        Self { stream, input: Vec::new(), events: VecDeque::new(), patience }
+    pub fn new(stream: UnixStream, max_wait: Duration) -> Self {
+        Self { stream, input: Vec::new(), events: VecDeque::new(), max_wait }
     }
 
     /// Connects to a socket of xenstore.
     ///
     /// # Errors
     /// [`DriverError::Io`].
-    pub fn connect(socket: &std::path::Path, patience: Duration) -> Result<Self, DriverError> {
-        Ok(Self::new(UnixStream::connect(socket)?, patience))
+    pub fn connect(socket: &std::path::Path, max_wait: Duration) -> Result<Self, DriverError> {
+        Ok(Self::new(UnixStream::connect(socket)?, max_wait))
     }
 
     /// Receives a message; events are put aside, and give `None`.
     fn receive(
         &mut self,
-        patience: Duration,
+        max_wait: Duration,
     ) -> Result<Option<Result<Vec<u8>, ErrorName>>, DriverError> {
         loop {
             if let Some(message) = split(&self.input).map_err(wrong)? {
@@ -62,7 +62,7 @@ impl XenStore {
                 self.input.drain(..size);
                 return Ok(answer);
             }
-            self.stream.set_read_timeout(Some(patience.max(Duration::from_millis(1))))?;
+            self.stream.set_read_timeout(Some(max_wait.max(Duration::from_millis(1))))?;
             let mut bytes = [0; 4096];
             match self.stream.read(&mut bytes) {
                 Ok(0) => return Err(wrong("the server has closed the connection")),
@@ -86,7 +86,7 @@ impl XenStore {
         request.emit(1, 0, &mut message).map_err(wrong)?;
         self.stream.write_all(&message)?;
         loop {
-            if let Some(answer) = self.receive(self.patience)? {
+            if let Some(answer) = self.receive(self.max_wait)? {
                 return Ok(answer);
             }
         }
@@ -157,7 +157,7 @@ impl XenStore {
         let watched = Watched::parse(at.as_bytes()).map_err(wrong)?;
         let token = at.as_bytes();
         self.done(&Request::Watch { watched, token, depth: None })?;
-        let deadline = now() + self.patience;
+        let deadline = now() + self.max_wait;
         while !is_right(self.read(at)?.as_deref()) {
             while !self.events.iter().any(|(of, _)| of == at) {
                 let left = deadline.saturating_duration_since(now());

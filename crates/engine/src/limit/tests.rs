@@ -1,4 +1,4 @@
-//! The law in simulated time: the rate decides how much passes, however often queues look.
+//! The policy in simulated time: the rate decides how much passes, however often queues look.
 
 use super::*;
 

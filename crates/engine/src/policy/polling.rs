@@ -18,8 +18,8 @@
 //! a turn without:   sleep if the arm in use says so, or the next request is too far away;
 //!                   else look, until the cap
 //! ```
-//! The law is told the time and reads no clock. It keeps some 300 bytes for a worker, and costs a
-//! few nanoseconds for a turn. Times are in nanoseconds, ratios in thousandths.
+//! The policy is told the time and reads no clock. It keeps some 300 bytes for a worker, and costs
+//! a few nanoseconds for a turn. Times are in nanoseconds, ratios in thousandths.
 
 mod choice;
 mod numbers;
@@ -106,9 +106,9 @@ const FORGOTTEN_NS: u64 = 250_000_000;
 /// trial is due: with a burst each second, one of thirty is served by the arm that is tried.
 const PAUSE_TRIED_NS: u64 = 2_000_000_000;
 
-/// The law of one worker.
+/// The policy of one worker.
 #[derive(Clone, Debug)]
-pub struct Law {
+pub struct Policy {
     mode: Mode,
     wake_ns: u64,
     cap_ns: u64,
@@ -155,7 +155,7 @@ pub struct Law {
     random: u64,
 }
 
-impl Law {
+impl Policy {
     /// For a worker that takes `wake_ns` to be woken. `seed` sets its trials apart from those of
     /// other workers.
     #[must_use]
@@ -208,7 +208,7 @@ impl Law {
         self
     }
 
-    /// The numbers that the law has measured, decided and counted so far.
+    /// The numbers that the policy has measured, decided and counted so far.
     #[must_use]
     pub fn numbers(&self) -> Numbers {
         self.numbers

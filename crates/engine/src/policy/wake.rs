@@ -1,6 +1,6 @@
 //! The cost of a wake, made of measured ones.
 
-/// The cost of a wake, as the law of polling uses it.
+/// The cost of a wake, as the policy of polling uses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wake {
     /// Nanoseconds from the write that wakes until the sleeper runs, on another CPU.

@@ -13,7 +13,7 @@ use tokio::sync::{Mutex, MutexGuard, oneshot};
 
 /// Longest time that a queue which is to move pauses for its requests in flight; then it stays. A
 /// request that the disk never finishes must not keep the queue paused, nor delay all other moves.
-const MOVE_PATIENCE: Duration = Duration::from_millis(100);
+const MOVE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Which worker runs a queue. A sender holds the lock until its order is in the worker's mailbox,
 /// so that no order goes to a worker that has just given the queue away.
@@ -105,11 +105,11 @@ impl Route {
         if self.is_pinned {
             return false;
         }
-        let Some(seat) = self.pool.seat(index) else { return false };
+        let Some(lease) = self.pool.lease(index) else { return false };
         let Some(mailbox) = self.pool.mailbox(*worker) else { return false };
         let (reply, mut moved) = oneshot::channel();
-        mailbox.send(Command::Move(self.id, seat, reply));
-        let moved = match tokio::time::timeout(MOVE_PATIENCE, &mut moved).await {
+        mailbox.send(Command::Move(self.id, lease, reply));
+        let moved = match tokio::time::timeout(MOVE_TIMEOUT, &mut moved).await {
             Ok(moved) => moved,
             Err(_) => {
                 mailbox.send(Command::Stay(self.id));

@@ -6,14 +6,14 @@ mod wake;
 
 use crate::accounts::{ThreadTimes, cpu_time, thread_times};
 use crate::fds::sentry;
-use crate::policy::polling::{Law, Polling};
+use crate::policy::polling::{Policy, Polling};
 use crate::pool::handle::{QueueHandle, Route};
 use crate::pool::wake::wake;
 use crate::running::orders::{Order, QueueId};
 use crate::running::run::Run;
 use crate::stats::WorkerStats;
 use crate::watch::{Post, Serves};
-use crate::worker::mailbox::{Command, Mailbox, Seat};
+use crate::worker::mailbox::{Command, Lease, Mailbox};
 use crate::worker::reports::Reports;
 use crate::worker::{Lot, Worker};
 use manyring_backend::sys::starter::{self, Role};
@@ -256,7 +256,7 @@ impl Pool {
             pins.get(&home.device).and_then(|workers| workers.get(home.unit).copied())
         };
         let worker = pin.unwrap_or_else(|| self.first_that_comes_back());
-        let seat = self.seat(worker)?;
+        let lease = self.lease(worker)?;
         let id = QueueId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let stats = queue.stats().clone();
         let route = Arc::new(Route::new(id, self.clone(), stats, worker, home, pin.is_some()));
@@ -265,7 +265,7 @@ impl Pool {
         let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
         routes.retain(|r| r.strong_count() > 0);
         routes.push(Arc::downgrade(&route));
-        seat.start(id, queue, None);
+        lease.start(id, queue, None);
         Some(QueueHandle::new(route))
     }
 
@@ -292,9 +292,9 @@ impl Pool {
     }
 
     /// Has the queues of these devices take their rules and limits anew. Returns when each has, or
-    /// when `patience` is over: a queue that is moving or stopping obeys when it can. Needs a tokio
+    /// when `max_wait` is over: a queue that is moving or stopping obeys when it can. Needs a tokio
     /// runtime with time.
-    pub async fn refresh(&self, is_wanted: impl Fn(&str) -> bool, patience: Duration) {
+    pub async fn refresh(&self, is_wanted: impl Fn(&str) -> bool, max_wait: Duration) {
         let routes = self.routes().into_iter().filter(|route| is_wanted(&route.home().device));
         let asked: Vec<_> = routes
             .map(|route| tokio::spawn(async move { route.ask(Order::Refresh).await }))
@@ -304,7 +304,7 @@ impl Pool {
                 let _ = asked.await;
             }
         };
-        let _ = tokio::time::timeout(patience, all).await;
+        let _ = tokio::time::timeout(max_wait, all).await;
     }
 
     /// The mailbox of worker `index`, which has a queue and therefore runs.
@@ -312,15 +312,15 @@ impl Pool {
         self.lock().get(index).and_then(Place::open).map(|running| running.mailbox.clone())
     }
 
-    /// A seat at worker `index`, which is started if it may be and does not run.
-    pub(crate) fn seat(&self, index: usize) -> Option<Seat> {
+    /// A lease at worker `index`, which is started if it may be and does not run.
+    pub(crate) fn lease(&self, index: usize) -> Option<Lease> {
         let mut places = self.lock();
         // A queue opened for a ring cannot run where the kernel refused one (out of memory, fds).
         let has_ring = self.run(&mut places, 0)?.has_ring;
         // It may end between two looks, once.
         (0..2).find_map(|_| {
             let running = self.run(&mut places, index).filter(|r| r.has_ring || !has_ring)?;
-            Seat::take(&running.mailbox)
+            Lease::take(&running.mailbox)
         })
     }
 
@@ -349,8 +349,8 @@ impl Pool {
         let (ready, started) = std::sync::mpsc::sync_channel(1);
         let uring = self.options.uring;
         let wake = wake();
-        stats.law.wake_ns.set(wake.ns);
-        let law = Law::new(self.options.polling, wake.ns, index as u64);
+        stats.policy.wake_ns.set(wake.ns);
+        let policy = Policy::new(self.options.polling, wake.ns, index as u64);
         let cpus = self.worker_cpus.get(index).cloned();
         // The first one stays: a guest that arrives must not depend on a thread that can be had. It
         // ends only to give back threads of the kernel, which are more than its next start takes.
@@ -368,7 +368,7 @@ impl Pool {
             take_duty(Duty::Touch);
             let ends = inbox.clone();
             let bound = cpus.map_or(Ok(()), |cpus| bind(&cpus));
-            match bound.and_then(|()| Worker::new(uring, law, inbox, counters.clone(), lot)) {
+            match bound.and_then(|()| Worker::new(uring, policy, inbox, counters.clone(), lot)) {
                 Ok(worker) => {
                     let id = rustix::thread::gettid().as_raw_nonzero().get();
                     let _ = ready.send(Some((worker.has_ring(), id)));
@@ -425,7 +425,7 @@ mod tests {
     fn a_worker_that_has_ended_is_started_again_for_the_next_queue() {
         let pool = Pool::new(PoolOptions { workers_max: 3, polling: Polling::NEVER, uring: false });
         assert_eq!((pool.has_ring(), pool.worker_count()), (Some(false), 1));
-        assert!(pool.seat(2).is_some() && pool.seat(3).is_none());
+        assert!(pool.lease(2).is_some() && pool.lease(3).is_none());
         assert_eq!(pool.worker_count(), 2, "the one between them is not needed");
         let first = pool.views()[2].thread_id;
         let mailbox = pool.mailbox(2).unwrap();
@@ -436,7 +436,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(pool.mailbox(2).is_none());
-        assert!(pool.seat(2).is_some());
+        assert!(pool.lease(2).is_some());
         let second = pool.views()[2].thread_id;
         assert!(second.is_some() && second != first, "{first:?}, then {second:?}");
         assert!(pool.worker_stats()[2].ran_before_ns.value() > 0, "its time is not forgotten");
@@ -445,7 +445,7 @@ mod tests {
     #[test]
     fn while_the_first_worker_has_ended_others_can_be_given_queues_and_then_it_runs_again() {
         let pool = Pool::new(PoolOptions { workers_max: 3, polling: Polling::NEVER, uring: false });
-        assert!(pool.has_ring().is_some() && pool.seat(1).is_some());
+        assert!(pool.has_ring().is_some() && pool.lease(1).is_some());
         let end_first = || {
             let mailbox = pool.mailbox(0).unwrap();
             assert!(mailbox.close());
@@ -454,9 +454,9 @@ mod tests {
         end_first();
         assert!(pool.views().iter().all(|view| view.is_open));
         assert_eq!(pool.worker_count(), 1);
-        assert!(pool.seat(1).is_some() && pool.seat(2).is_some());
+        assert!(pool.lease(1).is_some() && pool.lease(2).is_some());
         end_first();
-        assert!(pool.seat(0).is_some());
+        assert!(pool.lease(0).is_some());
         assert_eq!(pool.worker_count(), 3);
     }
 
@@ -468,7 +468,7 @@ mod tests {
             PoolOptions { workers_max: 2, polling: Polling::NEVER, uring: false },
             pins,
         );
-        assert!(pool.has_ring().is_some() && pool.seat(1).is_some());
+        assert!(pool.has_ring().is_some() && pool.lease(1).is_some());
         let allowed = |view: &WorkerView| {
             let id = view.thread_id.unwrap();
             let text = std::fs::read_to_string(format!("/proc/self/task/{id}/status")).unwrap();

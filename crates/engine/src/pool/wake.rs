@@ -1,5 +1,5 @@
 //! Measures the cost of waking a thread that sleeps on another CPU: once, when the first worker
-//! starts, for the law of polling.
+//! starts, for the policy of polling.
 
 use crate::accounts::allowed_cpus;
 use crate::policy::wake::{Wake, settle};
@@ -16,9 +16,9 @@ const WAKES: usize = 32;
 /// How long the sleeper sleeps before each: its CPU must have become idle.
 const REST: Duration = Duration::from_micros(100);
 /// A wake that takes longer was disturbed, or there is no second CPU to run on.
-const PATIENCE: Duration = Duration::from_millis(1);
+const TIMEOUT: Duration = Duration::from_millis(1);
 /// All of it: a disturbed machine must not hold up the start.
-const PATIENCE_OF_ALL: Duration = Duration::from_millis(20);
+const TIMEOUT_OF_ALL: Duration = Duration::from_millis(20);
 
 /// Nanoseconds from the write that wakes until a sleeper on another CPU runs.
 pub(crate) fn wake() -> Wake {
@@ -66,14 +66,14 @@ fn wake_over_and_over(cpu: usize) -> Vec<u64> {
             return;
         }
         for _ in 0..WAKES {
-            if began.elapsed() > PATIENCE_OF_ALL {
+            if began.elapsed() > TIMEOUT_OF_ALL {
                 break;
             }
             await_until(REST, || false);
             woken_ns.store(0, Ordering::Release);
             let written_at = began.elapsed();
             write(&event);
-            if await_until(PATIENCE, || woken_ns.load(Ordering::Acquire) != 0) {
+            if await_until(TIMEOUT, || woken_ns.load(Ordering::Acquire) != 0) {
                 let woken_at = Duration::from_nanos(woken_ns.load(Ordering::Acquire));
                 wakes.push(nanoseconds(woken_at.saturating_sub(written_at)));
             }
@@ -97,11 +97,11 @@ fn sleep_over_and_over(
     }
 }
 
-/// Looks until `is_done`, for `patience` at most. True if it became true.
-fn await_until(patience: Duration, is_done: impl Fn() -> bool) -> bool {
+/// Looks until `is_done`, for `max_wait` at most. True if it became true.
+fn await_until(max_wait: Duration, is_done: impl Fn() -> bool) -> bool {
     let began = now();
     while !is_done() {
-        if began.elapsed() >= patience {
+        if began.elapsed() >= max_wait {
             return false;
         }
         std::hint::spin_loop();
@@ -126,7 +126,7 @@ mod tests {
         let began = now();
         let first = wake();
         // The start of a daemon waits for this measurement. The test allows it ten times its limit.
-        assert!(began.elapsed() < 10 * PATIENCE_OF_ALL, "{:?}", began.elapsed());
+        assert!(began.elapsed() < 10 * TIMEOUT_OF_ALL, "{:?}", began.elapsed());
         assert!((1000..=200_000).contains(&first.ns), "{first:?}");
         assert_eq!(wake(), first);
     }

@@ -1,10 +1,10 @@
-//! The mailbox of a worker: commands on their way to it. Seats: a caller that is about to give a
+//! The mailbox of a worker: commands on their way to it. Leases: a caller that is about to give a
 //! worker a queue holds one, and the worker's thread does not end while anybody holds one.
 //!
 //! A worker without queues ends, and is started again on demand. A queue that is sent to a worker
 //! while it ends would be lost, with the requests of its guest. Therefore a worker ends only once
-//! its mailbox is closed; the mailbox closes only while nobody has a seat and no command waits; and
-//! a closed mailbox gives out no seats.
+//! its mailbox is closed; the mailbox closes only while nobody has a lease and no command waits;
+//! and a closed mailbox gives out no leases.
 
 use crate::running::orders::{Order, QueueId, Reply};
 use crate::running::run::Run;
@@ -22,8 +22,8 @@ pub(crate) enum Command {
     Start(QueueId, Box<dyn Run>, Option<u64>),
     /// An order to a queue.
     Order(QueueId, Order),
-    /// Give the queue to the worker of this seat, and reply when that is done.
-    Move(QueueId, Seat, Reply<()>),
+    /// Give the queue to the worker of this lease, and reply when that is done.
+    Move(QueueId, Lease, Reply<()>),
     /// Take a move back: keep the queue, if it has not been given away yet.
     Stay(QueueId),
     /// End the thread.
@@ -35,8 +35,8 @@ pub(crate) enum Command {
 pub(crate) struct Mailbox {
     commands: Mutex<Commands>,
     pending: AtomicBool,
-    /// The seats of those who are about to give the worker a queue.
-    seats: Seats,
+    /// The leases of those who are about to give the worker a queue.
+    leases: Leases,
 }
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Mailbox {
                 event: Some(Arc::new(event)),
             }),
             pending: AtomicBool::new(false),
-            seats: Seats::default(),
+            leases: Leases::default(),
         })
     }
 
@@ -108,9 +108,9 @@ impl Mailbox {
     }
 }
 
-/// The seats that are taken at one worker; part of its mailbox.
+/// The leases that are taken at one worker; part of its mailbox.
 #[derive(Debug, Default)]
-pub(crate) struct Seats(Mutex<Taken>);
+pub(crate) struct Leases(Mutex<Taken>);
 
 #[derive(Debug, Default)]
 struct Taken {
@@ -118,11 +118,11 @@ struct Taken {
     is_closed: bool,
 }
 
-/// The promise to give a worker a queue. The promise is taken back when the seat is dropped.
+/// The promise to give a worker a queue. The promise is taken back when the lease is dropped.
 #[derive(Debug)]
-pub(crate) struct Seat(Arc<Mailbox>);
+pub(crate) struct Lease(Arc<Mailbox>);
 
-impl Seats {
+impl Leases {
     fn lock(&self) -> MutexGuard<'_, Taken> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -133,21 +133,21 @@ impl Mailbox {
     /// closed. Only the worker itself may call this: if another thread did, the worker could have
     /// taken a command out just before, and the mailbox would close while the command is obeyed.
     pub(crate) fn close(&self) -> bool {
-        let mut taken = self.seats.lock();
+        let mut taken = self.leases.lock();
         taken.is_closed = taken.count == 0 && !self.is_pending();
         taken.is_closed
     }
 
     /// True if the worker has ended, or is about to.
     pub(crate) fn is_closed(&self) -> bool {
-        self.seats.lock().is_closed
+        self.leases.lock().is_closed
     }
 }
 
-impl Seat {
-    /// A seat at the worker of `mailbox`; `None` if that worker ends.
+impl Lease {
+    /// A lease at the worker of `mailbox`; `None` if that worker ends.
     pub(crate) fn take(mailbox: &Arc<Mailbox>) -> Option<Self> {
-        let mut taken = mailbox.seats.lock();
+        let mut taken = mailbox.leases.lock();
         if taken.is_closed {
             return None;
         }
@@ -158,14 +158,14 @@ impl Seat {
 
     /// Gives the worker a queue. `left_ns`: when another worker took its last requests.
     pub(crate) fn start(self, id: QueueId, queue: Box<dyn Run>, left_ns: Option<u64>) {
-        // The seat is dropped only after this: from then on the waiting command keeps the worker.
+        // The lease is dropped only after this: from then on the waiting command keeps the worker.
         self.0.send(Command::Start(id, queue, left_ns));
     }
 }
 
-impl Drop for Seat {
+impl Drop for Lease {
     fn drop(&mut self) {
-        self.0.seats.lock().count -= 1;
+        self.0.leases.lock().count -= 1;
     }
 }
 
@@ -196,13 +196,13 @@ mod tests {
     #[test]
     fn a_mailbox_closes_only_when_nothing_is_on_its_way_and_then_for_good() {
         let mailbox = Arc::new(Mailbox::new().unwrap());
-        let seat = Seat::take(&mailbox).unwrap();
+        let lease = Lease::take(&mailbox).unwrap();
         assert!(!mailbox.close() && !mailbox.is_closed(), "a queue is to come");
-        drop(seat);
+        drop(lease);
         mailbox.send(Command::Quit);
         assert!(!mailbox.close(), "a command waits");
         let _ = mailbox.take();
         assert!(mailbox.close() && mailbox.is_closed());
-        assert!(Seat::take(&mailbox).is_none());
+        assert!(Lease::take(&mailbox).is_none());
     }
 }

@@ -46,7 +46,7 @@ mod tell;
 
 use crate::io::QueueIo;
 use crate::policy::moderation::SLEEP_NS_MIN;
-use crate::policy::polling::{Decision, Law};
+use crate::policy::polling::{Decision, Policy};
 use crate::policy::share::Shares;
 use crate::running::orders::QueueId;
 use crate::running::run::{Happened, Run};
@@ -110,7 +110,7 @@ const IO_URING_ENTER: u32 = 426;
 pub(crate) struct Worker {
     wait: Wait,
     mailbox: Arc<Mailbox>,
-    law: Law,
+    policy: Policy,
     stats: Arc<WorkerStats>,
     slots: Vec<Slot>,
     by_id: HashMap<QueueId, usize>,
@@ -146,7 +146,7 @@ impl Worker {
     /// Prepares the calling thread.
     pub(crate) fn new(
         uring: bool,
-        law: Law,
+        policy: Policy,
         mailbox: Arc<Mailbox>,
         stats: Arc<WorkerStats>,
         lot: Lot,
@@ -160,7 +160,7 @@ impl Worker {
         Ok(Self {
             wait,
             mailbox,
-            law: law.counted(&stats.law.counts()),
+            policy: policy.counted(&stats.policy.counts()),
             rest: Rest::new(now_ns, stats.slept_ns.value()),
             stats,
             slots: Vec::new(),
@@ -211,9 +211,9 @@ impl Worker {
             self.check_faults();
             self.finish_drained();
             if worked || woken {
-                if worked && self.law.on_burst(self.now_ns, taken) {
-                    self.law.end_epoch(self.now_ns, self.wait.ran_ns());
-                    self.stats.law.publish(&self.law.numbers());
+                if worked && self.policy.on_burst(self.now_ns, taken) {
+                    self.policy.end_epoch(self.now_ns, self.wait.ran_ns());
+                    self.stats.policy.publish(&self.policy.numbers());
                 }
                 if overdue {
                     self.settle_overdue();
@@ -234,7 +234,7 @@ impl Worker {
     fn sleep(&mut self) {
         self.stats.sleeps.add(1);
         self.count_device_waits();
-        self.stats.law.publish(&self.law.numbers());
+        self.stats.policy.publish(&self.policy.numbers());
         let slept_at = self.wait.now_ns();
         self.send_before(slept_at + SLEEP_NS_MIN);
         let deadline_ns = self.timed.iter().map(|(_, at)| *at).chain(self.leaves_at_ns()).min();
@@ -245,7 +245,7 @@ impl Worker {
         self.now_ns = self.wait.now_ns();
         let slept_ns = self.now_ns.saturating_sub(slept_at);
         self.stats.slept_ns.add(slept_ns);
-        self.law.on_slept(self.now_ns, slept_ns);
+        self.policy.on_slept(self.now_ns, slept_ns);
         self.awake_since_ns = self.now_ns;
         self.dispatch();
         self.tell_if_resting();
@@ -349,7 +349,7 @@ impl Worker {
         let now_ns = self.now_ns;
         let hot = || self.hot.iter().filter_map(|&slot| self.slots[slot].entry.as_ref());
         let awaits_disk = hot().any(|(_, queue)| queue.awaits_disk());
-        let decision = self.law.on_idle(now_ns, awaits_disk);
+        let decision = self.policy.on_idle(now_ns, awaits_disk);
         let looks_on = hot().any(|(_, queue)| queue.looks_at_ring(decision, now_ns));
         self.settle(|_| true, decision, looks_on);
     }

@@ -24,7 +24,7 @@ use crate::policy::share::Shares;
 use crate::running::life::Event;
 use crate::running::orders::{Order, QueueId, Reply};
 use crate::running::run::Run;
-use crate::worker::mailbox::{Command, Seat};
+use crate::worker::mailbox::{Command, Lease};
 use manyring_queue::Base;
 use tokio::sync::mpsc;
 
@@ -33,7 +33,7 @@ use tokio::sync::mpsc;
 pub(super) enum Ending {
     Stop(Reply<Base>),
     /// The queue goes to another worker. The time is when it took its last requests here.
-    Move(Seat, Reply<()>, u64),
+    Move(Lease, Reply<()>, u64),
 }
 
 /// A task for a queue.
@@ -41,8 +41,8 @@ pub(super) enum Ending {
 pub(super) enum Task {
     /// An order of the queue's session or device.
     Order(Order),
-    /// The balance gives it to the worker of this seat.
-    Move(Seat, Reply<()>),
+    /// The balance gives it to the worker of this lease.
+    Move(Lease, Reply<()>),
     /// The balance takes the move back.
     Stay,
 }
@@ -103,7 +103,7 @@ impl Worker {
             match command {
                 Command::Start(id, queue, left_ns) => self.start(id, queue, left_ns),
                 Command::Order(id, order) => self.heed(id, Task::Order(order)),
-                Command::Move(id, seat, reply) => self.heed(id, Task::Move(seat, reply)),
+                Command::Move(id, lease, reply) => self.heed(id, Task::Move(lease, reply)),
                 Command::Stay(id) => self.heed(id, Task::Stay),
                 Command::Quit => self.quit = true,
             }
@@ -136,7 +136,7 @@ impl Worker {
         }
         match task {
             Task::Order(Order::Stop(reply)) => self.end(slot, Ending::Stop(reply)),
-            Task::Move(seat, reply) => self.end(slot, Ending::Move(seat, reply, self.now_ns)),
+            Task::Move(lease, reply) => self.end(slot, Ending::Move(lease, reply, self.now_ns)),
             Task::Stay => self.stay(slot),
             Task::Order(order) => {
                 let Slot { entry, generation, .. } = &mut self.slots[slot];
@@ -283,8 +283,8 @@ impl Worker {
                 drop(queue);
                 let _ = reply.send(base);
             }
-            Some(Ending::Move(seat, reply, left_ns)) => {
-                seat.start(id, queue, Some(left_ns));
+            Some(Ending::Move(lease, reply, left_ns)) => {
+                lease.start(id, queue, Some(left_ns));
                 let _ = reply.send(());
             }
             None => {}

@@ -22,8 +22,8 @@ fn new_worker() -> Worker {
 fn worker(uring: bool) -> Worker {
     let mailbox = Arc::new(Mailbox::new().unwrap());
     let lot = Lot { reports: Arc::default(), stays: true, is_irreplaceable: false, post: post() };
-    let law = Law::new(Polling::NEVER, 0, 0);
-    Worker::new(uring, law, mailbox, Arc::default(), lot).unwrap()
+    let policy = Policy::new(Polling::NEVER, 0, 0);
+    Worker::new(uring, policy, mailbox, Arc::default(), lot).unwrap()
 }
 
 #[test]

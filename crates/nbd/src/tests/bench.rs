@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Nothing that a test waits for takes longer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) fn options(server: &Server) -> NbdOptions {
     let path = server.path().to_str().unwrap().to_owned();
@@ -95,7 +95,7 @@ impl Bench {
 
     /// Does what a worker does until `is_done`.
     pub(super) fn until(&mut self, mut is_done: impl FnMut(&mut Self) -> bool) {
-        let deadline = super::super::clock::now() + PATIENCE;
+        let deadline = super::super::clock::now() + TIMEOUT;
         while !is_done(self) {
             assert!(super::super::clock::now() < deadline, "it takes too long");
             self.turn(Duration::from_millis(5));

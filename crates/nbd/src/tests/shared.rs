@@ -278,7 +278,7 @@ fn queues_share_once_the_host_has_descriptors_again() {
         server.limit(1, false);
         let disk = Arc::new(NbdDisk::open(options(&server)).unwrap());
         // Neither the thread nor, with the second try, the pair of the first queue.
-        disk.keeper.refuse([false, true]);
+        disk.reconnector.refuse([false, true]);
         let mut queues = Queues((0..3).map(|_| Bench::on(&disk, has_ring)).collect());
         queues.write_and_read(&server, 1);
         assert_eq!(queues.shared_and_own(), (3, 0));
@@ -298,14 +298,14 @@ fn requests_fail_after_the_time_that_the_operator_allows_if_the_host_cannot_shar
         queues.until(|_| server.limits().open == 0);
         let flags = Offer::default().flags & !CAN_MULTI_CONN;
         server.offer(Offer { flags, ..Offer::default() });
-        disk.keeper.refuse([true; 1 << 16]);
+        disk.reconnector.refuse([true; 1 << 16]);
         server.listen();
         queues.start(&[(Op::Read, 0, 512)]);
         queues.until(|all| all.iter().all(|bench| bench.done.len() == 1));
         for bench in &mut queues.0 {
             assert_eq!(bench.done.remove(0).result, Err(Errno::IO));
         }
-        disk.keeper.refuse([]);
+        disk.reconnector.refuse([]);
         queues.until(|_| disk.connections().iter().all(|c| c.is_up));
         queues.write_and_read(&server, 9);
         assert_eq!(queues.shared_and_own(), (2, 0));
@@ -314,13 +314,13 @@ fn requests_fail_after_the_time_that_the_operator_allows_if_the_host_cannot_shar
         let server = Server::new(Offer::default());
         server.limit(1, false);
         let disk = Arc::new(NbdDisk::open(NbdOptions { reconnect, ..options(&server) }).unwrap());
-        disk.keeper.refuse([true; 1 << 16]);
+        disk.reconnector.refuse([true; 1 << 16]);
         let mut queues = Queues((0..2).map(|_| Bench::on(&disk, has_ring)).collect());
         queues.start(&[(Op::Read, 0, 512)]);
         queues.until(|all| all.iter().all(|bench| bench.done.len() == 1));
         assert_eq!(queues.0[0].done.remove(0).result, Ok(()));
         assert_eq!(queues.0[1].done.remove(0).result, Err(Errno::IO));
-        disk.keeper.refuse([]);
+        disk.reconnector.refuse([]);
         queues.until(|_| disk.connections().iter().all(|c| c.is_up));
         queues.write_and_read(&server, 9);
     });
@@ -355,5 +355,9 @@ fn nothing_is_tried_while_a_queue_is_slow_to_give_its_connection_up() {
     // Longer than the time after which another queue is asked.
     queues.until(|_| now() > from + Duration::from_millis(2500));
     assert_eq!(server.connections(), before);
-    assert!(queues.0[0].done.is_empty() && disk.keeper.jobs() < 16, "{}", disk.keeper.jobs());
+    assert!(
+        queues.0[0].done.is_empty() && disk.reconnector.jobs() < 16,
+        "{}",
+        disk.reconnector.jobs()
+    );
 }

@@ -1,13 +1,14 @@
 //! Obeys, answers and consumes a message; goes on with a session whose process has died
-//! (`estate.rs`).
+//! (`saved_session.rs`).
 
-use super::estate::{Kept, NotedAnswer};
 use super::requests::{Front, Sent};
+use super::saved_session::{AnswerState, SavedEntry};
 use super::socket::{Connection, Message};
 use super::socket_error::SocketError;
 use super::{Server, SessionEnd};
-use manyring_engine::Origin;
+use manyring_engine::{Event, Origin};
 use std::io::ErrorKind;
+use tokio::sync::mpsc;
 
 /// Bytes of a message that are kept to know it again: more than any message has that is answered.
 const KNOWN_BY: usize = 64;
@@ -20,6 +21,13 @@ impl Server {
             false => "its eventfd is full and blocks us",
         };
         tracing::warn!(device = self.device.name(), "session ends: {why}");
+    }
+
+    /// Logs the events that queues have sent before the end of their session.
+    pub(super) fn log_events(&self, events: &mut mpsc::Receiver<Event>) {
+        while let Ok(event) = events.try_recv() {
+            self.log_event(event);
+        }
     }
 
     /// Logs why a session ends.
@@ -48,11 +56,11 @@ impl Server {
     ) -> Result<(), SessionEnd> {
         self.meter.count_message();
         // A disk that does not finish its requests can delay an answer: not for ever.
-        let keeper = connection.keeper().cloned();
+        let journal = connection.journal().cloned();
         let given_up = async {
             self.given_up().await;
             // Another process would go on while this one still does what the message says.
-            if keeper.is_some_and(|keeper| keeper.parks()) {
+            if journal.is_some_and(|journal| journal.quiesces()) {
                 std::future::pending::<()>().await;
             }
         };
@@ -80,20 +88,20 @@ impl Server {
             known_by.extend(message.header.emit());
             known_by.extend(message.payload.iter().take(KNOWN_BY));
         }
-        let pending = self.meter.of(front.note_before(&message)).await;
+        let pending = self.meter.of(front.journal_before(&message)).await;
         let sent = self.meter.of(front.handle(message)).await?;
         let has_answer = sent.is_some();
         let answer = match has_answer {
-            true => NotedAnswer::UnderWay(known_by),
-            false => NotedAnswer::Unchanged,
+            true => AnswerState::UnderWay(known_by),
+            false => AnswerState::Unchanged,
         };
-        self.meter.of(front.note_after(pending, answer)).await;
+        self.meter.of(front.journal_after(pending, answer)).await;
         if let Some(Sent { bytes, fd }) = sent {
             self.meter.of(connection.send(&bytes, fd)).await?;
         }
         connection.consume(is_peeked, &self.meter).await?;
         if has_answer {
-            self.meter.of(front.note_answered()).await;
+            self.meter.of(front.journal_answered()).await;
         }
         Ok(self.meter.check()?)
     }
@@ -105,18 +113,18 @@ impl Server {
         connection: &mut Connection,
         front: &mut Front,
     ) -> Result<bool, SessionEnd> {
-        let Some(keeper) = connection.keeper() else { return Ok(false) };
-        front.keep(keeper.clone());
-        let Some(estate) = connection.take_estate() else { return Ok(false) };
-        let count = estate.entries.len();
-        for Kept { entry, fds } in estate.entries {
+        let Some(journal) = connection.journal() else { return Ok(false) };
+        front.keep(journal.clone());
+        let Some(saved_session) = connection.take_saved_session() else { return Ok(false) };
+        let count = saved_session.entries.len();
+        for SavedEntry { entry, fds } in saved_session.entries {
             self.meter.of(front.resume(entry, fds, connection.origin())).await?;
         }
         front.ring_all();
         if count > 0 {
             tracing::info!(device = self.device.name(), messages = count, "the session goes on");
         }
-        match estate.answering {
+        match saved_session.answering {
             // The answer was sent, if the message is not there any more.
             Some(message) if message.is_empty() || connection.begins_with(&message) => {
                 Err(SessionEnd::Unanswered)

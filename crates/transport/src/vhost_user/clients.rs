@@ -1,7 +1,7 @@
 //! `Endpoint`: where the front-end of a device comes from; `Clients`: the clients that connect
 //! there.
 
-use super::estate::Client;
+use super::saved_session::Client;
 use super::{Listener, SocketPermissions};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::future::poll_fn;

@@ -168,7 +168,7 @@ pub struct SocketName {
 }
 
 /// How long a name that is removed is waited for.
-const REMOVE_PATIENCE: Duration = Duration::from_secs(1);
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
@@ -459,7 +459,7 @@ impl SocketName {
     /// the host does not answer. The thread is named with the `device` then.
     pub async fn removed(mut self, device: &str) {
         let gone = aside_for(device, move || self.remove());
-        if tokio::time::timeout(REMOVE_PATIENCE, gone).await.is_err() {
+        if tokio::time::timeout(REMOVE_TIMEOUT, gone).await.is_err() {
             tracing::warn!(device, "the host does not remove the socket's name: not waited for");
         }
     }

@@ -10,12 +10,12 @@
 
 mod answer;
 mod clients;
-mod estate;
 mod inflight;
 mod listener;
 mod meter;
 mod pace;
 mod requests;
+mod saved_session;
 pub mod session;
 mod socket;
 mod socket_error;
@@ -24,12 +24,15 @@ mod unsent;
 mod vring;
 
 pub use clients::Endpoint;
-pub use estate::{Client, Entry, Estate, Keeper, Kept, NOTE_FDS_MAX, Note, NotedAnswer, notes_max};
 pub use listener::{
     ListenError, Listener, PATH_LEN_MAX, SocketName, SocketPermissions, Unnamed, check_path,
     look_at_path, names_removed, remove_name,
 };
 pub use requests::FrontError;
+pub use saved_session::{
+    AnswerState, Client, ENTRY_FDS_MAX, Entry, JournalUpdate, SavedEntry, SavedSession,
+    SessionJournal, entries_max,
+};
 pub use socket_error::SocketError;
 
 use clients::{Clients, connect_now};
@@ -76,7 +79,7 @@ impl Default for ServeOptions {
 /// First and longest pause between two attempts to connect.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// How long the file descriptors of a session may take to close before it is logged.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a second client waits before it is refused: the first one may be about to leave. A
 /// front-end that has closed its socket still holds it while a process that it has forked has not
 /// called exec.
@@ -326,7 +329,7 @@ impl Server {
     /// While the daemon stops, neither is waited for longer than [`STOP_TIMEOUT`].
     async fn tear_down(&self, ended: Ended) {
         let Ended { front, connection, origin } = ended;
-        let parks = connection.as_ref().is_some_and(Connection::parks);
+        let quiesces = connection.as_ref().is_some_and(Connection::quiesces);
         tokio::select! {
             () = told_if_slow(
                 self.device.name(),
@@ -334,7 +337,7 @@ impl Server {
                 self.meter.charged(front.tear_down()),
             ) => {}
             // Another process serves the rings next: no request may be under way here by then.
-            () = self.given_up(), if !parks => {
+            () = self.given_up(), if !quiesces => {
                 let device = self.device.name();
                 tracing::warn!(device, "requests in flight do not end: given up");
             }
@@ -357,7 +360,7 @@ impl Server {
     /// then, so that a front-end can hold up no more than the device's janitor and the fds of one
     /// session.
     async fn closed(&self) {
-        if tokio::time::timeout(CLOSE_PATIENCE, self.janitor.idle()).await.is_err() {
+        if tokio::time::timeout(CLOSE_TIMEOUT, self.janitor.idle()).await.is_err() {
             let device = self.device.name();
             tracing::warn!(device, "a file descriptor of the front-end does not close: waiting");
             self.janitor.idle().await;
@@ -367,7 +370,7 @@ impl Server {
     /// Runs a session until it ends. The caller must tear down what it returns.
     async fn run(&self, stream: Arc<ForeignStream>) -> Ended {
         let ended = self.run_to_stop(stream.clone()).await;
-        if !ended.connection.as_ref().is_some_and(Connection::parks) {
+        if !ended.connection.as_ref().is_some_and(Connection::quiesces) {
             stream.end();
         }
         ended
@@ -411,14 +414,14 @@ impl Server {
                     let answered = self.attend(&mut connection, &mut front, message).await;
                     awaited.note(front.unsent(), Instant::now());
                     if let Err(end) = answered {
-                        self.hear_rest(&mut events);
+                        self.log_events(&mut events);
                         self.tell_end(&end);
                         return Ended { front, connection: None, origin };
                     }
                 }
                 () = front.transfer_state() => {}
                 Some(event) = events.recv() => {
-                    if self.hear(event) {
+                    if self.log_event(event) {
                         return Ended { front, connection: None, origin };
                     }
                 }
@@ -443,15 +446,8 @@ impl Server {
         }
     }
 
-    /// Logs the events that queues have sent before the end of their session.
-    fn hear_rest(&self, events: &mut mpsc::Receiver<Event>) {
-        while let Ok(event) = events.try_recv() {
-            self.hear(event);
-        }
-    }
-
     /// Logs an event of a queue. True if the session must end.
-    fn hear(&self, event: Event) -> bool {
+    pub(super) fn log_event(&self, event: Event) -> bool {
         let (device, queue) = (self.device.name(), event.index);
         match event.kind {
             EventKind::Fault(error) => {

@@ -1,7 +1,7 @@
 //! Carries out the effects that the session decides on: maps memory; starts, stops and changes
 //! queues.
 
-mod notes;
+mod journal_writer;
 mod start;
 
 use super::inflight::{self, InflightRegion, OwnRegion};
@@ -11,6 +11,7 @@ use super::session::{
 use super::socket::Message;
 use super::transfer::Transfer;
 use super::vring::VringHost;
+use journal_writer::JournalWriter;
 use manyring_device::Device;
 use manyring_engine::{Call, Channel, DoorbellError, Event, ForeignFd, Janitor, Kick};
 use manyring_memory::{DirtyLog, GuestMemory, MemoryError, MemoryRules, RegionSpec};
@@ -19,7 +20,6 @@ use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, ConfigAccess, FLAG_VERSION, Header, InflightArea, LogArea, Region,
     Reply, STATE_FAILED, STATE_NO_FD, VringState,
 };
-use notes::Notes;
 use rustix::fd::OwnedFd;
 use start::Waiting;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ pub(super) struct Front {
     events: mpsc::Sender<Event>,
     janitor: Arc<Janitor>,
     /// The notes for the process that goes on with the session; `None`: nobody keeps notes.
-    notes: Option<Notes>,
+    journal_writer: Option<JournalWriter>,
 }
 
 impl Front {
@@ -106,7 +106,7 @@ impl Front {
             channel: None,
             events,
             janitor,
-            notes: None,
+            journal_writer: None,
         }
     }
 
@@ -446,13 +446,13 @@ fn spec(region: &Region) -> RegionSpec {
 }
 
 /// How long queues may take to stop before it is logged.
-const STOP_PATIENCE: std::time::Duration = std::time::Duration::from_secs(1);
+const STOP_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1);
 
 /// Waits until queues have stopped. If that takes long, logs `what` is awaited, and the threads
 /// that do not come back.
 pub(super) async fn told_if_slow(device: &str, what: &str, stops: impl Future<Output = ()>) {
     tokio::pin!(stops);
-    if tokio::time::timeout(STOP_PATIENCE, &mut stops).await.is_err() {
+    if tokio::time::timeout(STOP_TIMEOUT, &mut stops).await.is_err() {
         let by = |held: &manyring_engine::Held| format!("{} by {:?}", held.thread, held.device);
         let held = manyring_engine::held().iter().map(by).collect::<Vec<_>>().join(", ");
         tracing::info!(device, held, "{what}: waiting");

@@ -2,8 +2,8 @@
 
 mod peek;
 
-use super::estate::{Client, Estate, Keeper};
 use super::meter::Meter;
+use super::saved_session::{Client, SavedSession, SessionJournal};
 use super::socket_error::SocketError;
 use manyring_engine::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room, SessionSocket};
 use manyring_wire::vhost_user::{HEADER_SIZE, Header, ParseError, TABLE_REGIONS_MAX, row_of};
@@ -63,10 +63,10 @@ pub(super) struct ForeignStream {
     /// Neither end of it is a doorbell.
     _known: SessionSocket,
     /// Who keeps the session for the process after this one.
-    keeper: Option<Arc<dyn Keeper>>,
+    journal: Option<Arc<dyn SessionJournal>>,
     /// The session notes of the process before this one, until they are taken.
-    estate: Mutex<Option<Estate>>,
-    /// The session is over, also if others are parked.
+    saved_session: Mutex<Option<SavedSession>>,
+    /// The session is over, also if others are quiesced.
     is_over: AtomicBool,
 }
 
@@ -74,20 +74,20 @@ impl ForeignStream {
     pub(super) fn new(client: Client, janitor: Arc<Janitor>) -> Self {
         let Client { stream, kept } = client;
         let known = SessionSocket::new(&stream);
-        let (keeper, estate) = kept.unzip();
-        let estate = Mutex::new(estate);
+        let (journal, saved_session) = kept.unzip();
+        let saved_session = Mutex::new(saved_session);
         let is_over = AtomicBool::new(false);
-        Self { stream: Some(stream), janitor, _known: known, keeper, estate, is_over }
+        Self { stream: Some(stream), janitor, _known: known, journal, saved_session, is_over }
     }
 
-    pub(super) fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
-        self.keeper.as_ref()
+    pub(super) fn journal(&self) -> Option<&Arc<dyn SessionJournal>> {
+        self.journal.as_ref()
     }
 
     /// Takes the session notes of the process before this one. `None`: there are none, or they were
     /// taken before.
-    pub(super) fn take_estate(&self) -> Option<Estate> {
-        self.estate.lock().unwrap_or_else(PoisonError::into_inner).take()
+    pub(super) fn take_saved_session(&self) -> Option<SavedSession> {
+        self.saved_session.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The session has ended by itself: no other process goes on with it.
@@ -97,19 +97,19 @@ impl ForeignStream {
 }
 
 /// A connection that is to be closed. One that is kept has another holder, so it is shut down: the
-/// front-end must see its end. One that is parked is closed here alone.
+/// front-end must see its end. One that is quiesced is closed here alone.
 struct Closing {
     stream: std::os::unix::net::UnixStream,
-    keeper: Option<Arc<dyn Keeper>>,
+    journal: Option<Arc<dyn SessionJournal>>,
     /// Closed with it, if no session has taken it.
-    _estate: Option<Estate>,
+    _saved_session: Option<SavedSession>,
 }
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        if let Some(keeper) = self.keeper.take() {
+        if let Some(journal) = self.journal.take() {
             let _ = self.stream.shutdown(std::net::Shutdown::Both);
-            keeper.forget();
+            journal.forget();
         }
     }
 }
@@ -130,9 +130,9 @@ impl Drop for ForeignStream {
         // Here the stream only leaves the runtime's poll, which closes nothing.
         if let Some(Ok(stream)) = self.stream.take().map(UnixStream::into_std) {
             let is_over = self.is_over.load(Ordering::Relaxed);
-            let keeper = self.keeper.take().filter(|keeper| is_over || !keeper.parks());
-            let estate = self.take_estate();
-            self.janitor.dispose(Closing { stream, keeper, _estate: estate });
+            let journal = self.journal.take().filter(|journal| is_over || !journal.quiesces());
+            let saved_session = self.take_saved_session();
+            self.janitor.dispose(Closing { stream, journal, _saved_session: saved_session });
         }
     }
 }
@@ -166,19 +166,19 @@ impl Connection {
     }
 
     /// Who keeps the session for the process after this one.
-    pub(super) fn keeper(&self) -> Option<&Arc<dyn Keeper>> {
-        self.stream.keeper()
+    pub(super) fn journal(&self) -> Option<&Arc<dyn SessionJournal>> {
+        self.stream.journal()
     }
 
     /// True if another process goes on with the session: no part of a message was received here.
-    pub(super) fn parks(&self) -> bool {
-        self.bytes.is_empty() && self.keeper().is_some_and(|keeper| keeper.parks())
+    pub(super) fn quiesces(&self) -> bool {
+        self.bytes.is_empty() && self.journal().is_some_and(|journal| journal.quiesces())
     }
 
     /// Takes the session notes of the process before this one. `None`: there are none, or they were
     /// taken before.
-    pub(super) fn take_estate(&self) -> Option<Estate> {
-        self.stream.take_estate()
+    pub(super) fn take_saved_session(&self) -> Option<SavedSession> {
+        self.stream.take_saved_session()
     }
 
     pub(super) fn origin(&self) -> &Arc<Origin> {

@@ -28,9 +28,9 @@ use tokio::time::Instant;
 /// Bytes of a state at most. The states of this program's devices are shorter.
 const STATE_SIZE_MAX: usize = 16 << 10;
 /// Longest time from the beginning of a transfer to its end.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// First and longest pause between two steps.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
 
 /// A transfer that has begun, and was not asked about.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ impl Transfer {
         let bytes = bytes.unwrap_or_default();
         let channel = Channel { fd: Some(fd), bytes, at: 0, is_late: false };
         let channel = Arc::new(Mutex::new(channel));
-        let (pause, deadline) = (PAUSES.0, Instant::now() + PATIENCE);
+        let (pause, deadline) = (RETRY_DELAYS.0, Instant::now() + TIMEOUT);
         let mut transfer = Self { janitor, channel, is_load, is_over: false, pause, deadline };
         transfer.on_janitor(Channel::prepare).await?;
         transfer.step().await?;
@@ -106,7 +106,7 @@ impl Transfer {
     pub(super) async fn go_on(&mut self) {
         while !self.is_over {
             tokio::time::sleep(self.pause).await;
-            self.pause = (self.pause * 2).min(PAUSES.1);
+            self.pause = (self.pause * 2).min(RETRY_DELAYS.1);
             // A step that has failed fails again when the front-end asks for the result.
             self.is_over = self.step().await.is_err() || self.is_over;
             if !self.is_over && Instant::now() >= self.deadline {
@@ -225,7 +225,7 @@ mod tests {
             if poll(&mut fds, Some(&look)).unwrap() > 0 {
                 return;
             }
-            tokio::time::advance(PAUSES.0).await;
+            tokio::time::advance(RETRY_DELAYS.0).await;
         }
         panic!("the pipe's other end is not closed");
     }
@@ -246,6 +246,6 @@ mod tests {
         assert_eq!(rustix::io::write(&writer, b"another"), Err(Errno::PIPE));
         drop(writer);
         assert_eq!(transfer.end().await, Err(TransferError::Unfinished));
-        assert!(began.elapsed() >= PATIENCE);
+        assert!(began.elapsed() >= TIMEOUT);
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// How long rings may wait for memory before the operator is told, and how long for messages of
 /// their own.
-const PATIENCE: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(10)];
+const TIMEOUT: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(10)];
 
 /// What a session lacks, and when the operator must be told.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(super) struct Awaited {
     is_told: [bool; 2],
 }
 
-/// The place of a kind in [`PATIENCE`] and among what was told.
+/// The place of a kind in [`TIMEOUT`] and among what was told.
 fn kind(what: &Unsent) -> usize {
     usize::from(*what != Unsent::Memory)
 }
@@ -31,7 +31,7 @@ impl Awaited {
         let what = what.filter(|what| !self.is_told[kind(what)]);
         let is_same = self.what.as_ref().map(kind) == what.as_ref().map(kind);
         if !is_same {
-            self.due = what.as_ref().map(|what| now + PATIENCE[kind(what)]);
+            self.due = what.as_ref().map(|what| now + TIMEOUT[kind(what)]);
         }
         self.what = what;
     }
@@ -70,12 +70,12 @@ mod tests {
     fn what_is_lacking_is_told_once_of_each_kind_after_its_time() {
         let (mut awaited, now) = (Awaited::default(), Instant::now());
         let [memory, ring] = [Unsent::Memory, Unsent::OfVring(0, vec!["SET_VRING_KICK"])];
-        for (what, patience) in [(memory, PATIENCE[0]), (ring, PATIENCE[1])] {
+        for (what, max_wait) in [(memory, TIMEOUT[0]), (ring, TIMEOUT[1])] {
             awaited.note(None, now);
             assert_eq!(awaited.due(), None);
             awaited.note(Some(what.clone()), now);
             awaited.note(Some(what.clone()), now + Duration::from_secs(3));
-            assert_eq!(awaited.due(), Some(now + patience), "a later message does not put it off");
+            assert_eq!(awaited.due(), Some(now + max_wait), "a later message does not put it off");
             awaited.note(None, now);
             assert_eq!(awaited.due(), None, "it has come");
             awaited.note(Some(what.clone()), now);

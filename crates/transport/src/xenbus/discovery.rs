@@ -8,7 +8,7 @@ use std::time::Duration;
 /// At most how many devices, of all kinds, are known at a time; further ones are ignored.
 pub const DEVICES_MAX: usize = 4096;
 /// Pause before xenstore is asked again, if it did not answer or had no room.
-const PASSING_PAUSE: Duration = Duration::from_millis(200);
+const PASSING_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// A device that is new, or that is gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +132,7 @@ async fn list_patiently(store: &Store, kind: &str) -> Result<BTreeSet<DeviceId>,
                 if !std::mem::replace(&mut is_told, true) {
                     tracing::warn!(kind, %error, "xenstore is asked again");
                 }
-                tokio::time::sleep(PASSING_PAUSE).await;
+                tokio::time::sleep(PASSING_RETRY_DELAY).await;
             }
             result => return result,
         }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Shortest time between two readings.
-const PAUSE: Duration = Duration::from_millis(20);
-/// How many readings may follow each other after [`PAUSE`]. A device that is attached, connected or
-/// detached needs about ten.
+const RETRY_DELAY: Duration = Duration::from_millis(20);
+/// How many readings may follow each other after [`RETRY_DELAY`]. A device that is attached,
+/// connected or detached needs about ten.
 const BURST: u32 = 64;
 /// The time between two readings after that: each device has eight a second.
 const RENEWAL: Duration = Duration::from_millis(125);
@@ -30,7 +30,7 @@ impl Readings {
     /// When the next reading may begin.
     pub(super) fn due(&self) -> Instant {
         let due = self.rate.due();
-        self.last.map_or(due, |last| due.max(last + PAUSE))
+        self.last.map_or(due, |last| due.max(last + RETRY_DELAY))
     }
 
     /// Counts a reading that begins now.
@@ -69,11 +69,11 @@ mod tests {
     fn device_that_changes_without_end_is_read_a_bounded_number_of_times() {
         let now = Instant::now();
         let mut readings = Readings::new(now);
-        assert_eq!(count_in(&mut readings, now, BURST / 2 * PAUSE), BURST / 2);
+        assert_eq!(count_in(&mut readings, now, BURST / 2 * RETRY_DELAY), BURST / 2);
         let count = count_in(&mut readings, now + Duration::from_secs(1), Duration::from_secs(60));
         assert!((BURST / 2..BURST + 61 * 8).contains(&count), "{count}");
         // After a quiet time all of the burst is there again.
         let later = now + Duration::from_secs(600);
-        assert_eq!(count_in(&mut readings, later, BURST * PAUSE), BURST);
+        assert_eq!(count_in(&mut readings, later, BURST * RETRY_DELAY), BURST);
     }
 }

@@ -19,10 +19,10 @@ use tokio::time::Instant;
 
 /// Pause before a disk is opened again that could not be opened or connected, if a guest that a
 /// former process has left connected waits for it.
-const OPEN_PAUSE: Duration = Duration::from_secs(1);
+const OPEN_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Pause before nodes are read again that changed while they were read, and before xenstore is
 /// asked again if it did not answer or had no room.
-const PASSING_PAUSE: Duration = Duration::from_millis(200);
+const PASSING_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// Why a host cannot serve a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -183,8 +183,8 @@ impl Device<'_> {
         loop {
             let passing = async {
                 match (read_again, self.back.waits_for()) {
-                    (true, _) => tokio::time::sleep(PASSING_PAUSE).await,
-                    (false, Some(_)) => tokio::time::sleep(OPEN_PAUSE).await,
+                    (true, _) => tokio::time::sleep(PASSING_RETRY_DELAY).await,
+                    (false, Some(_)) => tokio::time::sleep(OPEN_RETRY_DELAY).await,
                     (false, None) => std::future::pending().await,
                 }
             };
@@ -308,7 +308,7 @@ impl Device<'_> {
             return Err(error);
         }
         self.tell_passing(&error);
-        tokio::time::sleep(PASSING_PAUSE).await;
+        tokio::time::sleep(PASSING_RETRY_DELAY).await;
         Ok(())
     }
 

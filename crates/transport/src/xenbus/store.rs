@@ -32,7 +32,7 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 /// At most how often a transaction is tried while others write the nodes that it reads.
 const TRIES_MAX: u32 = 16;
 /// First pause between two tries. It doubles each time, up to 32 times this.
-const TRY_PAUSE: Duration = Duration::from_millis(1);
+const TRY_DELAY: Duration = Duration::from_millis(1);
 /// At most how many bytes the names of one node's children have.
 const CHILDREN_SIZE_MAX: usize = 1 << 20;
 /// At most how many requests wait to be sent, not counting those whose replies nobody needs.

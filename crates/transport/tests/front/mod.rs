@@ -36,7 +36,7 @@ use tokio::sync::watch;
 use zerocopy::IntoBytes;
 
 /// Longest wait for an answer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const VERSION_1: u64 = 1 << 32;
 pub(crate) const REGION: Region =
     Region { guest_addr: 0, size: 0x1_0000, user_addr: 0x7000_0000, mmap_offset: 0 };
@@ -229,7 +229,7 @@ impl Front {
     pub(crate) fn new(virtio_id: u32, agrees: bool) -> Self {
         let device = Arc::new(Recorder::new(virtio_id, agrees, None));
         let (ours, theirs) = UnixStream::pair().unwrap();
-        ours.set_read_timeout(Some(PATIENCE)).unwrap();
+        ours.set_read_timeout(Some(TIMEOUT)).unwrap();
         let served: Arc<dyn Device> = device.clone();
         let server = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -375,8 +375,8 @@ pub(crate) fn doorbell() -> OwnedFd {
 pub(crate) fn rings(doorbell: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut fds = [PollFd::new(doorbell, PollFlags::IN)];
-    let patience = Timespec::try_from(PATIENCE).unwrap();
-    poll(&mut fds, Some(&patience)) == Ok(1) && rustix::io::read(doorbell, &mut [0; 8]).is_ok()
+    let max_wait = Timespec::try_from(TIMEOUT).unwrap();
+    poll(&mut fds, Some(&max_wait)) == Ok(1) && rustix::io::read(doorbell, &mut [0; 8]).is_ok()
 }
 
 pub(crate) fn memory(size: u64) -> OwnedFd {

@@ -1,6 +1,6 @@
 //! The xenstore client against a server: one that keeps the protocol, and ones that do not.
 
-use crate::server::{PATIENCE, Server, await_until};
+use crate::server::{Server, TIMEOUT, await_until};
 use manyring_transport::xenbus::{Changed, Endpoint, Store, StoreError, Transaction, Tries};
 use manyring_wire::xen::store::{ErrorName, Header, Op};
 use std::collections::BTreeSet;
@@ -288,7 +288,7 @@ async fn more_requests_than_wait_at_a_time_are_all_answered() {
         server.write(path, path);
     }
     let body = async |tx: &Transaction| tx.read_all(&paths).await;
-    let values = tokio::time::timeout(PATIENCE, transaction(&store, body)).await.unwrap().unwrap();
+    let values = tokio::time::timeout(TIMEOUT, transaction(&store, body)).await.unwrap().unwrap();
     assert!(
         values.iter().zip(&paths).all(|(value, path)| value.as_deref() == Some(path.as_bytes()))
     );

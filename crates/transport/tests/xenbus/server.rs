@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Longest wait for what must come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 const HOME: &str = "/local/domain/0/";
 /// Bytes of names that a list of children may have; small, so that lists come in parts.
 const LIST_SIZE_MAX: usize = 512;
@@ -165,7 +165,7 @@ impl Server {
 
 /// Waits until something is so.
 pub(crate) async fn await_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !is_so() {
         assert!(Instant::now() < end, "in vain: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;

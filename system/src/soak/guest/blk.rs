@@ -30,7 +30,7 @@ const RUN: u64 = 4;
 /// Blocks that one request of a queue may touch; the next request has the next ones.
 const LANE: u64 = DISK_SIZE / BLOCK as u64 / QUEUES as u64 / DEPTH;
 /// A request that takes longer is lost.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Guest memory that no request names and that must stay as it is.
 const CANARY: usize = 256 << 10;
 
@@ -147,7 +147,7 @@ impl Guest {
         }
         self.collect(&mut flights)?;
         for flight in &flights {
-            let took = flight.took.unwrap_or(PATIENCE);
+            let took = flight.took.unwrap_or(TIMEOUT);
             let requests = self.requests;
             let what = || format!("{:?} of queue {}, request {requests}", flight.op, flight.queue);
             let marks = (&mark, flight.end.as_deref());
@@ -220,8 +220,8 @@ impl Guest {
             missing -= found;
             if found == 0 && missing > 0 {
                 sleep_until_called(&mut self.driver.queues)?;
-                check(start.elapsed() < PATIENCE, || {
-                    format!("{missing} requests did not come back within {PATIENCE:?}")
+                check(start.elapsed() < TIMEOUT, || {
+                    format!("{missing} requests did not come back within {TIMEOUT:?}")
                 })?;
             }
         }

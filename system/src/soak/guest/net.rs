@@ -76,8 +76,8 @@ pub(super) fn run(orders: &Orders, stop: &Arc<AtomicBool>) -> Outcome<Value> {
 
 /// The far end of the cable: a socket of the host, which sends a new frame for each that comes.
 fn echo(socket: &UdpSocket, guest: u8, far: &Far, stop: &AtomicBool) -> Outcome {
-    let patience = Some(Duration::from_millis(100));
-    socket.set_read_timeout(patience).context("the far end's socket")?;
+    let max_wait = Some(Duration::from_millis(100));
+    socket.set_read_timeout(max_wait).context("the far end's socket")?;
     let mut bytes = [0; 2048];
     while !stop.load(Ordering::Relaxed) {
         let Ok((len, from)) = socket.recv_from(&mut bytes) else { continue };

@@ -179,7 +179,7 @@ impl Image {
     ///
     /// # Errors
     /// `EMFILE`: the process has no further descriptor.
-    pub fn bequeath(&self) -> Result<OwnedFd, Errno> {
+    pub fn hand_off(&self) -> Result<OwnedFd, Errno> {
         rustix::io::fcntl_dupfd_cloexec(self.locked(), 3)
     }
 

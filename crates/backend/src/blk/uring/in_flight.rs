@@ -1,7 +1,7 @@
 //! `InFlight`: a request that the kernel has, and the step that follows each result of the kernel.
 
 use super::{PUNCH_HOLE, ZERO_RANGE};
-use crate::blk::quota::Patience;
+use crate::blk::quota::Retries;
 use crate::blk::{Image, Op};
 use manyring_memory::SliceList;
 use rustix::io::Errno;
@@ -34,7 +34,7 @@ pub(super) struct InFlight {
     pub(super) aligned: bool,
     /// The slices that are not done. Their memory stays mapped while they are listed here.
     pub(super) rest: SliceList,
-    pub(super) patience: Patience,
+    pub(super) retries: Retries,
     /// The kernel has an entry for the request, or the disk's own thread has a task.
     pub(super) is_open: bool,
     /// The queue stops: a transfer ends after the piece that the kernel has.
@@ -58,7 +58,7 @@ pub(super) enum Step {
 impl Default for InFlight {
     fn default() -> Self {
         let (op, stage) = (Op::Flush, Stage::Flush);
-        let patience = Patience::default();
+        let retries = Retries::default();
         Self {
             op,
             stage,
@@ -66,7 +66,7 @@ impl Default for InFlight {
             len: 0,
             aligned: true,
             rest: SliceList::new(),
-            patience,
+            retries,
             is_open: false,
             is_retired: false,
             is_holder: false,
@@ -125,7 +125,7 @@ impl InFlight {
 
     /// The kernel has transferred `n` bytes, or ended a stage that transfers none.
     pub(super) fn went_on(&mut self, n: usize, image: &Image) -> Step {
-        self.patience.renew();
+        self.retries.renew();
         match self.stage {
             // The file is shorter than the disk: it was truncated after it was measured.
             Stage::Transfer | Stage::Zeroes if n == 0 => return Step::Failed(Errno::IO),
@@ -164,10 +164,10 @@ impl InFlight {
         match (errno, self.op, self.stage) {
             // The disk's thread has retried `EAGAIN`, and tried every way to write zeroes.
             (_, _, Stage::Aside) => Step::Failed(errno),
-            (Errno::AGAIN | Errno::INTR, ..) if self.patience.may_try_again() => Step::Again,
+            (Errno::AGAIN | Errno::INTR, ..) if self.retries.may_try_again() => Step::Again,
             // The file system cannot make this transfer without waiting: the next try may wait.
             (Errno::OPNOTSUPP, Op::Read | Op::Write { .. }, Stage::Transfer)
-                if !self.patience.is_tried() && self.patience.may_try_again() =>
+                if !self.retries.is_tried() && self.retries.may_try_again() =>
             {
                 Step::Again
             }

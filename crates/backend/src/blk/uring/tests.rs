@@ -3,7 +3,7 @@
 mod apart;
 mod direct;
 mod flushes;
-mod hand;
+mod submitter;
 
 use super::*;
 use crate::blk::file::FileDisk;
@@ -245,7 +245,7 @@ fn zeroes_are_written_where_no_call_makes_them() {
     let file_of_disk = (ring.open_disk(1, 1), plain);
     // SAFETY: our zeroes are mapped for ever.
     unsafe {
-        ring.transfer(op, file_of_disk, &slices, entry.offset, Hand::Kernel(Width::Narrow), 0)
+        ring.transfer(op, file_of_disk, &slices, entry.offset, Submitter::Kernel(Width::Narrow), 0)
     };
     let mut events = Vec::new();
     ring.wait(None).unwrap();
@@ -336,7 +336,7 @@ fn a_device_that_made_the_worker_wait_is_read_by_threads_of_the_kernel() {
     for times in 1..=2 {
         let disk = bench.ring.open_disk(u64::MAX, device);
         let began = bench.ring.begin();
-        assert!(bench.ring.is_calm(disk));
+        assert!(bench.ring.is_fast(disk));
         bench.ring.calls(disk);
         std::thread::sleep(std::time::Duration::from_millis(10));
         bench.ring.took(began);

@@ -88,7 +88,7 @@ pub trait Owner: Send + Sync + std::fmt::Debug {
     fn set_rss(&self, rss: Option<&RssConfig>) -> Result<(), Errno>;
 
     /// Asks the owner to check if the interface is gone, as a queue failed. Does not block.
-    fn doubt(&self);
+    fn suspect(&self);
 }
 
 impl TapPort {
@@ -286,7 +286,7 @@ impl Port for LentPort {
     fn is_gone(&self) -> bool {
         let is_gone = self.state().is_gone;
         if !is_gone {
-            self.owner.doubt();
+            self.owner.suspect();
         }
         is_gone
     }
@@ -346,7 +346,7 @@ mod tests {
             self.note(format!("rss {:?}", rss.map(|rss| &rss.table)))
         }
 
-        fn doubt(&self) {
+        fn suspect(&self) {
             let _ = self.note("doubt".to_owned());
         }
     }

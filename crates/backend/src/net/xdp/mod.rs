@@ -10,7 +10,7 @@
 //! leaves the interface's settings; program and sockets end with the port, or with the process.
 //!
 //! A port with `zero_copy` does not copy long frames: the device reads them in the guest's memory.
-//! The thread of `keeper` registers that memory, and gets frames back that must return.
+//! The thread of `replacer` registers that memory, and gets frames back that must return.
 //!
 //! `socket` has the memory and the rings, `pair` both ends of a socket while it is replaced,
 //! `pages` a guest's memory as the kernel sees it, `program` the XDP program, `queue` the two
@@ -19,11 +19,11 @@
 mod chunks;
 #[cfg(fuzzing)]
 pub mod fuzzing;
-mod keeper;
 mod pages;
 mod pair;
 mod program;
 mod queue;
+mod replacer;
 mod ring;
 mod socket;
 
@@ -31,12 +31,12 @@ use super::reception::Reception;
 use super::tap::{TapError, check_mtu, check_name, check_queue_pairs, find, open_links};
 use super::{HostFilter, Port, PortRx, PortTx};
 use crate::sys::link::{Change, Link, LinkEvent, Links};
-use keeper::Keeper;
 use manyring_memory::{copy_to_slices, in_own_memory};
 use manyring_wire::net::Offloads;
 use pair::{Left, Pair};
 use program::Program;
 use queue::{XdpRx, XdpTx};
+use replacer::SocketReplacer;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use socket::{Kick, Socket, Wanted, frame_size_max, while_busy};
@@ -72,7 +72,7 @@ struct State {
     mtu: Option<u16>,
 }
 
-/// The part of a port that its keeper thread uses too.
+/// The part of a port that its replacer thread uses too.
 #[derive(Debug)]
 struct Shared {
     name: String,
@@ -92,7 +92,7 @@ pub struct XdpPort {
     address: Option<[u8; 6]>,
     reception: Reception,
     shared: Arc<Shared>,
-    keeper: Option<Keeper>,
+    replacer: Option<SocketReplacer>,
 }
 
 /// An interface that was opened: its link, the XDP program on it, and a socket for each queue.
@@ -153,15 +153,16 @@ impl XdpPort {
             state: Mutex::new(State { program: Some(program), attached, mtu: *mtu }),
             mtu: AtomicU16::new(mtu_of(&link)),
         });
-        let keeper = zero_copy.then(|| {
+        let replacer = zero_copy.then(|| {
             let bytes = threshold();
             tracing::info!(name, bytes, "zero_copy: frames of so many bytes are not copied");
-            Keeper::start(shared.clone(), bytes)
+            SocketReplacer::start(shared.clone(), bytes)
         });
-        let keeper = keeper.transpose().map_err(|errno| system("start a thread for it", errno))?;
+        let replacer =
+            replacer.transpose().map_err(|errno| system("start a thread for it", errno))?;
         let reception = Reception::default();
         reception.begin(name, &link);
-        Ok(Self { options: options.clone(), address: link.address, reception, shared, keeper })
+        Ok(Self { options: options.clone(), address: link.address, reception, shared, replacer })
     }
 
     /// The MAC address of the interface, if it has one: a network card delivers only frames to this
@@ -290,8 +291,8 @@ impl Port for XdpPort {
     }
 
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
-        let keeper = self.keeper.as_ref().map(|keeper| keeper.wishes.clone());
-        Ok(Box::new(XdpTx::new(self.pair(index)?.clone(), keeper)))
+        let replacer = self.replacer.as_ref().map(|replacer| replacer.requests.clone());
+        Ok(Box::new(XdpTx::new(self.pair(index)?.clone(), replacer)))
     }
 
     fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {

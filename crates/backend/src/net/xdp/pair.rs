@@ -1,5 +1,5 @@
 //! `Pair`: the two ends of a queue pair's socket, as the halves reach them. The control thread, or
-//! the keeper of a port that lends guests' pages, may replace both.
+//! the replacer of a port that lends guests' pages, may replace both.
 //!
 //! Each end lies behind a lock, which its half takes once for a burst, and which only a replacement
 //! contends for. While a socket is replaced there are no ends, and frames wait as if the host had

@@ -1,7 +1,7 @@
 //! The two halves of a pair of an AF_XDP port.
 
-use super::keeper::Wishes;
 use super::pair::{Inlet, Pair};
+use super::replacer::ReplaceRequests;
 use super::socket::{FRAME_SIZE_MIN, Kick, TxEnd};
 use crate::net::{
     FRAMES_MAX, Frames, GROUP_BYTES, Incoming, Outcome, PortRx, PortTx, Readiness, Returned, Sent,
@@ -29,8 +29,8 @@ const IDLE_LOOKS: u32 = 64;
 #[derive(Debug)]
 pub(super) struct XdpTx {
     pair: Arc<Pair>,
-    /// The keeper thread of a port that lends guests' pages; `None`: every frame is copied.
-    keeper: Option<Arc<Wishes>>,
+    /// The replacer thread of a port that lends guests' pages; `None`: every frame is copied.
+    replacer: Option<Arc<ReplaceRequests>>,
     /// The value of [`fault_count`] up to which the frames' memory has been checked.
     faults: u64,
     /// The interface was down when a frame was last sent.
@@ -38,7 +38,8 @@ pub(super) struct XdpTx {
     /// The token of a frame whose copy is sent, and which is reported only by [`PortTx::reap`]: the
     /// kernel had no room for all frames of the ring, and needs another call.
     asks: Option<Token>,
-    /// The snapshot whose pages the keeper was last asked to register, and the socket at that time.
+    /// The snapshot whose pages the replacer was last asked to register, and the socket at that
+    /// time.
     asked_for: Asked,
     /// The number of frames that the device had at the last look, and the time (ms) since which
     /// this number has not changed.
@@ -46,10 +47,10 @@ pub(super) struct XdpTx {
 }
 
 impl XdpTx {
-    pub(super) fn new(pair: Arc<Pair>, keeper: Option<Arc<Wishes>>) -> Self {
+    pub(super) fn new(pair: Arc<Pair>, replacer: Option<Arc<ReplaceRequests>>) -> Self {
         Self {
             pair,
-            keeper,
+            replacer,
             faults: fault_count(),
             is_down: false,
             asks: None,
@@ -58,10 +59,10 @@ impl XdpTx {
         }
     }
 
-    /// Tells the keeper thread that the device has forgotten frames, if the number of frames that
+    /// Tells the replacer thread that the device has forgotten frames, if the number of frames that
     /// the device has (`out`) has not changed for more than [`STUCK_MS`].
     fn watch_stuck(&mut self, out: usize) {
-        let Some(keeper) = self.keeper.as_ref().filter(|_| out > 0) else {
+        let Some(replacer) = self.replacer.as_ref().filter(|_| out > 0) else {
             self.stuck = (0, 0);
             return;
         };
@@ -70,12 +71,12 @@ impl XdpTx {
             self.stuck = (out, now);
         } else if now.saturating_sub(self.stuck.1) > STUCK_MS {
             self.stuck.1 = now;
-            keeper.wish(|wish| wish.is_stuck = true);
+            replacer.request(|request| request.is_stuck = true);
         }
     }
 }
 
-/// The snapshot and the generation of the socket for which the keeper was asked.
+/// The snapshot and the generation of the socket for which the replacer was asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Asked {
     snapshot: u64,
@@ -90,8 +91,8 @@ fn coarse_ms() -> u64 {
 }
 
 /// Lends frame `index` to the device, if it is long and lies in registered pages. False: copy it.
-fn lend(end: &mut TxEnd, frames: &Frames, index: usize, keeper: &Wishes) -> bool {
-    if frames.len(index) < keeper.threshold {
+fn lend(end: &mut TxEnd, frames: &Frames, index: usize, replacer: &ReplaceRequests) -> bool {
+    if frames.len(index) < replacer.threshold {
         return false;
     }
     let Some(payload) = frames.payload(index) else { return false };
@@ -99,13 +100,19 @@ fn lend(end: &mut TxEnd, frames: &Frames, index: usize, keeper: &Wishes) -> bool
     slice.len() == frames.len(index) && end.lend(payload.memory(), slice, frames.token(index))
 }
 
-/// Asks the keeper to register the pages of the burst's snapshot, once for each socket.
-fn ask(end: &TxEnd, frames: &Frames, asked: &mut Asked, generation: u64, keeper: &Wishes) {
+/// Asks the replacer to register the pages of the burst's snapshot, once for each socket.
+fn ask(
+    end: &TxEnd,
+    frames: &Frames,
+    asked: &mut Asked,
+    generation: u64,
+    replacer: &ReplaceRequests,
+) {
     let Some(payload) = frames.payload(0) else { return };
     let wanted = Asked { snapshot: payload.memory().id(), generation };
     if !end.has(payload.memory()) && std::mem::replace(asked, wanted) != wanted {
         let memory = payload.memory().clone();
-        keeper.wish(|wish| wish.memory = Some(Some(memory)));
+        replacer.request(|request| request.memory = Some(Some(memory)));
     }
 }
 
@@ -151,7 +158,7 @@ fn lose(sent: &mut Sent, index: usize, errno: Errno) {
 
 impl PortTx for XdpTx {
     fn send(&mut self, frames: &Frames, first: usize) -> Sent {
-        let Self { pair, faults, is_down, asks, keeper, asked_for, .. } = self;
+        let Self { pair, faults, is_down, asks, replacer, asked_for, .. } = self;
         let mut outlet = pair.tx();
         let (mut sent, is_gone) = (Sent::default(), outlet.is_gone);
         let generation = outlet.generation;
@@ -169,11 +176,12 @@ impl PortTx for XdpTx {
         };
         end.reap();
         let mut bytes = 0;
-        if let Some(keeper) = keeper {
-            ask(end, frames, asked_for, generation, keeper);
+        if let Some(replacer) = replacer {
+            ask(end, frames, asked_for, generation, replacer);
         }
         for index in (first..frames.count()).take(SEND_FRAMES) {
-            let is_lent = keeper.as_ref().is_some_and(|keeper| lend(end, frames, index, keeper));
+            let is_lent =
+                replacer.as_ref().is_some_and(|replacer| lend(end, frames, index, replacer));
             if is_lent {
                 sent.later |= 1 << index;
                 sent.taken += 1;
@@ -238,16 +246,16 @@ impl PortTx for XdpTx {
         let asks = self.asks.take().map(|token| Returned { token, outcome: Outcome::Passed });
         done.extend(asks);
         let out = self.pair.tx().out();
-        if let Some(keeper) = self.keeper.as_ref().filter(|_| out > 0) {
-            keeper.wish(|wish| wish.must_return = true);
+        if let Some(replacer) = self.replacer.as_ref().filter(|_| out > 0) {
+            replacer.request(|request| request.must_return = true);
         }
         out
     }
 
     fn forget(&mut self) {
         self.asked_for = Asked::default();
-        if let Some(keeper) = &self.keeper {
-            keeper.wish(|wish| wish.memory = Some(None));
+        if let Some(replacer) = &self.replacer {
+            replacer.request(|request| request.memory = Some(None));
         }
     }
 }

@@ -47,7 +47,7 @@ const CHUNK_SIZES: [u32; 2] = [2048, 4096];
 /// The kernel frees a queue, or an interface's place for a program, only a little after its former
 /// owner has closed it: the number of tries, and the pause between two.
 const BUSY_TRIES: u32 = 50;
-const BUSY_PAUSE: Duration = Duration::from_millis(10);
+const BUSY_RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// Bytes of an Ethernet header: a shorter frame is not sent.
 pub(super) const FRAME_SIZE_MIN: usize = 14;
@@ -200,7 +200,7 @@ fn register(
 pub(super) fn while_busy<T>(call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
     for _ in 0..BUSY_TRIES {
         match call() {
-            Err(Errno::BUSY) => std::thread::sleep(BUSY_PAUSE),
+            Err(Errno::BUSY) => std::thread::sleep(BUSY_RETRY_DELAY),
             result => return result,
         }
     }

@@ -1,6 +1,6 @@
 //! The disks of a ring: the host's device of each, and the inbox for the results of their threads.
 
-use super::calm::DeviceSlot;
+use super::fast::DeviceSlot;
 use super::watch::Began;
 use super::{Inbox, Ring, allow_threads};
 use std::sync::Arc;
@@ -43,15 +43,15 @@ impl Ring {
     /// wait for all of these.
     #[must_use]
     pub fn aside(&self) -> usize {
-        self.lanes.under_way()
+        self.slots.under_way()
     }
 
     /// True if the worker may submit to the device of `disk` itself; otherwise a kernel thread
     /// should.
     #[inline]
     #[must_use]
-    pub fn is_calm(&self, disk: RingDisk) -> bool {
-        self.watch.is_calm(disk.device)
+    pub fn is_fast(&self, disk: RingDisk) -> bool {
+        self.watch.is_fast(disk.device)
     }
 
     /// Begins to measure calls that may wait for a device although they are told not to.
@@ -83,7 +83,7 @@ impl Ring {
     /// Takes back a transfer of `disk` that waits for a kernel thread. False: the kernel has the
     /// transfer, or gets it with the next submission.
     pub fn recall(&mut self, disk: RingDisk, user_data: u64) -> bool {
-        self.lanes.recall(disk.number, |(_, task, _)| task.user_data == user_data).is_some()
+        self.slots.recall(disk.number, |(_, task, _)| task.user_data == user_data).is_some()
     }
 
     /// The inbox of the disks' own threads: [`Self::reap`] returns its results as events.
@@ -93,7 +93,7 @@ impl Ring {
     }
 
     /// Notes that the thread of `disk` has begun a flush or another long call. If it takes too
-    /// long, the device is not calm until it ends.
+    /// long, the device is not fast until it ends.
     pub fn owes(&mut self, disk: RingDisk, user_data: u64) {
         self.watch.owes(disk.device, user_data);
     }

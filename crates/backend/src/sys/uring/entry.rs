@@ -1,7 +1,7 @@
 //! The entries of the submission queue: the requests that the ring can make, and their encoding. No
 //! code here is unsafe: `Ring::write`, which pushes entries, answers for the memory they name.
 
-use super::lanes::Width;
+use super::slots::Width;
 use io_uring::types::Fd;
 use io_uring::{opcode, squeue};
 use libc::iovec;
@@ -20,12 +20,12 @@ pub enum FileOp {
 
 /// The thread that makes a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hand {
-    /// The submitting thread; if the call would wait, a kernel thread, which no lane counts.
+pub enum Submitter {
+    /// The submitting thread; if the call would wait, a kernel thread, which no slot counts.
     Own,
     /// The submitting thread; the transfer fails with `EAGAIN` where it would have to wait.
     OwnAtOnce,
-    /// A thread of the kernel, one of this lane.
+    /// A thread of the kernel, one of this slot.
     Kernel(Width),
 }
 
@@ -53,7 +53,7 @@ pub(super) enum Work {
         op: FileOp,
         file: RingFile,
         offset: u64,
-        hand: Hand,
+        submitter: Submitter,
     },
     Flush {
         file: RingFile,
@@ -82,10 +82,10 @@ pub(super) fn entry_of(work: Work, slices: &[iovec], listed: &[iovec]) -> squeue
             opcode::PollAdd::new(Fd(fd), events).multi(multi).build()
         }
         Work::PollRemove { target } => opcode::PollRemove::new(target).build(),
-        Work::Transfer { op, file, offset, hand } => {
-            let flags = rw_flags(op, hand);
+        Work::Transfer { op, file, offset, submitter } => {
+            let flags = rw_flags(op, submitter);
             let entry = transfer_entry((op, flags), file, offset, slices, listed);
-            let is_aside = matches!(hand, Hand::Kernel(_));
+            let is_aside = matches!(submitter, Submitter::Kernel(_));
             if is_aside { entry.flags(squeue::Flags::ASYNC) } else { entry }
         }
         Work::Flush { file } => {
@@ -153,8 +153,8 @@ pub(super) fn poll_mask(events: i16) -> u32 {
     u32::from(events.cast_unsigned())
 }
 
-const fn rw_flags(op: FileOp, hand: Hand) -> i32 {
+const fn rw_flags(op: FileOp, submitter: Submitter) -> i32 {
     let dsync = if let FileOp::Write { dsync: true } = op { libc::RWF_DSYNC } else { 0 };
-    let at_once = if let Hand::OwnAtOnce = hand { libc::RWF_NOWAIT } else { 0 };
+    let at_once = if let Submitter::OwnAtOnce = submitter { libc::RWF_NOWAIT } else { 0 };
     dsync | at_once
 }

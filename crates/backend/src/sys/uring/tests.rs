@@ -16,9 +16,9 @@ fn transfer(
     user_data: u64,
 ) {
     let disk = ring.open_disk(1, 1);
-    let hand = if punt { Hand::Kernel(Width::Narrow) } else { Hand::Own };
+    let submitter = if punt { Submitter::Kernel(Width::Narrow) } else { Submitter::Own };
     // SAFETY: every test waits for all its completions before its memory is unmapped.
-    unsafe { ring.transfer(op, (disk, file), slices, offset, hand, user_data) };
+    unsafe { ring.transfer(op, (disk, file), slices, offset, submitter, user_data) };
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_task_that_was_parked_goes_out_with_its_own_slices_and_in_its_turn() {
     memory.slice(1024, 1024).unwrap().write_from(&[2; 1024]);
     let op = FileOp::Write { dsync: false };
     // As if the kernel had taken nothing just now.
-    let work = Work::Transfer { op, file: file_of_ring, offset: 0, hand: Hand::Own };
+    let work = Work::Transfer { op, file: file_of_ring, offset: 0, submitter: Submitter::Own };
     let parked = as_iovecs(&[piece(0), piece(512)]).to_vec();
     ring.parked.push_back((Task { work, user_data: 1, waits_for: None }, parked));
     transfer(&mut ring, op, (file_of_ring, 1024), &[piece(1024), piece(1536)], false, 2);
@@ -162,7 +162,7 @@ fn a_flush_that_finds_its_lane_full_ends_with_the_result_of_a_call_of_its_own() 
         let file = if n == 4 { RingFile::Plain(-1) } else { plain };
         ring.flush(disk, file, n);
     }
-    assert_eq!((ring.aside(), ring.lanes.waiting()), (4, 96));
+    assert_eq!((ring.aside(), ring.slots.waiting()), (4, 96));
     let mut events = Vec::new();
     while events.len() < 100 {
         ring.wait(Some(Duration::from_secs(10))).unwrap();
@@ -211,7 +211,7 @@ fn a_device_is_not_blamed_for_a_call_to_another() {
     ring.calls(others);
     std::thread::sleep(Duration::from_millis(20));
     ring.took(began);
-    assert!(ring.is_calm(mine) && !ring.is_calm(others));
+    assert!(ring.is_fast(mine) && !ring.is_fast(others));
     // Nor is a call blamed for entries that are submitted in the midst of it.
     let third = ring.open_disk(3, 3);
     let began = ring.begin();
@@ -220,7 +220,7 @@ fn a_device_is_not_blamed_for_a_call_to_another() {
     // However long that sleep was.
     ring.watch.submission_took(3_600_000_000_000);
     ring.took(began);
-    assert!(ring.is_calm(third));
+    assert!(ring.is_fast(third));
     ring.wait(None).unwrap();
 }
 
@@ -235,7 +235,7 @@ fn a_transfer_that_is_to_be_made_at_once_ends_where_it_would_have_to_wait() {
     for count in [1, 2] {
         let slices = &pieces[..count];
         // SAFETY: it is waited for below, or this test fails.
-        unsafe { ring.transfer(FileOp::Read, (disk, plain), slices, 0, Hand::OwnAtOnce, 1) };
+        unsafe { ring.transfer(FileOp::Read, (disk, plain), slices, 0, Submitter::OwnAtOnce, 1) };
         let mut events = Vec::new();
         ring.wait(Some(Duration::from_secs(10))).unwrap();
         ring.reap(&mut events);
@@ -256,10 +256,10 @@ fn the_kernel_has_a_thread_for_each_entry_that_the_lanes_of_a_ring_let_in() {
         let disk = ring.open_disk(disk, disk);
         for width in [Width::Narrow, Width::Wide] {
             for _ in 0..40 {
-                let hand = Hand::Kernel(width);
+                let submitter = Submitter::Kernel(width);
                 // SAFETY: all are waited for below, or this test fails.
                 unsafe {
-                    ring.transfer(FileOp::Read, (disk, plain), &slices, 0, hand, asked);
+                    ring.transfer(FileOp::Read, (disk, plain), &slices, 0, submitter, asked);
                 }
                 asked += 1;
             }

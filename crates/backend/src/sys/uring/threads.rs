@@ -1,11 +1,11 @@
 //! `Threads`: how many kernel threads a ring may use. Pure.
 //!
 //! A request keeps its thread while its device makes it wait. If fewer threads were allowed than
-//! the lanes admit entries, a few disks of a device that has stopped could hold all threads, and a
-//! flush of another device's disk would find none. So each entry that a lane admits has a thread.
+//! the slots admit entries, a few disks of a device that has stopped could hold all threads, and a
+//! flush of another device's disk would find none. So each entry that a slot admits has a thread.
 //! Threads start when others wait and end when they are idle: many are allowed, few exist.
 
-use super::lanes::Width;
+use super::slots::Width;
 use std::collections::HashMap;
 
 /// Threads that a ring is allowed from the beginning. A host of two CPUs would have eight.

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "allow-listed: `getrusage` of a thread")]
 
 use super::Event;
-use super::calm::{DeviceSlot, Devices};
+use super::fast::{DeviceSlot, Devices};
 
 /// The beginning of a call that may wait for a device, although it is told not to.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +40,8 @@ impl Watch {
 
     /// True if the worker may submit requests to the device itself.
     #[inline]
-    pub(super) fn is_calm(&self, device: DeviceSlot) -> bool {
-        self.devices.is_calm(device, self.called_ns)
+    pub(super) fn is_fast(&self, device: DeviceSlot) -> bool {
+        self.devices.is_fast(device, self.called_ns)
     }
 
     /// Begins a call, or a submission.

@@ -2,7 +2,7 @@
 //! `door`.
 
 use super::super::raw::RawBlk;
-use super::nbd::patience;
+use super::nbd::max_wait;
 use super::{DiskPlan, Place, Plan, PlanError};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ impl DoorPlan {
             }
         }
         let (path, direct) = (path.to_owned(), raw.direct);
-        Ok(Some(Self { format, path, direct, reconnect: patience(raw, place)? }))
+        Ok(Some(Self { format, path, direct, reconnect: max_wait(raw, place)? }))
     }
 }
 

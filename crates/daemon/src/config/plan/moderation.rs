@@ -34,7 +34,7 @@ impl ModerationPlan {
     }
 
     /// The moderation with which the queues are started.
-    pub(crate) fn law(self) -> Moderation {
+    pub(crate) fn policy(self) -> Moderation {
         self.0
     }
 }
@@ -84,10 +84,10 @@ mod tests {
         for text in ["off", "1/1us", "32/100us", "32768/10000us"] {
             assert_eq!(plan(Some(text), Source::File).unwrap().to_string(), text);
         }
-        assert_eq!(plan(None, Source::File).unwrap().law(), Moderation::Off);
+        assert_eq!(plan(None, Source::File).unwrap().policy(), Moderation::Off);
         let limits = Limits { count_max: 32, delay_us_max: 100 };
         let fixed = plan(Some("32/100us"), Source::File).unwrap();
-        assert_eq!(fixed.law(), Moderation::Fixed(limits));
+        assert_eq!(fixed.policy(), Moderation::Fixed(limits));
     }
 
     #[test]

@@ -41,12 +41,12 @@ impl NbdPlan {
             Ok(uri) => uri,
             Err(error) => return place.error("nbd", format!("{text:?} {error}")),
         };
-        Ok(Some(Self { text: text.clone(), uri, reconnect: patience(raw, place)? }))
+        Ok(Some(Self { text: text.clone(), uri, reconnect: max_wait(raw, place)? }))
     }
 }
 
 /// Seconds for which requests wait for a server that is gone; `None`: for ever.
-pub(super) fn patience(raw: &RawBlk, place: &Place) -> Result<Option<u64>, PlanError> {
+pub(super) fn max_wait(raw: &RawBlk, place: &Place) -> Result<Option<u64>, PlanError> {
     match raw.reconnect.as_deref() {
         None | Some("forever") => Ok(None),
         Some(text) => match seconds(text) {

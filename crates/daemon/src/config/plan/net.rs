@@ -157,7 +157,7 @@ impl ReclaimPlan {
     }
 
     /// The mode with which the device is made.
-    pub(crate) fn law(self) -> Reclaim {
+    pub(crate) fn policy(self) -> Reclaim {
         match self {
             Self::Off => Reclaim::Off,
             Self::Auto => Reclaim::Auto,

@@ -27,7 +27,7 @@ impl OnFullPlan {
     }
 
     /// As the device knows it.
-    pub(crate) fn law(self) -> OnFull {
+    pub(crate) fn policy(self) -> OnFull {
         match self {
             Self::Wait => OnFull::Wait,
             Self::Report => OnFull::Report,

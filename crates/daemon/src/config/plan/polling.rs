@@ -65,7 +65,7 @@ impl PollingPlan {
     }
 
     /// The mode and the cap with which the workers are started.
-    pub(crate) fn law(self) -> Polling {
+    pub(crate) fn policy(self) -> Polling {
         let mode = match self.polling {
             ModePlan::Auto => Mode::Auto,
             ModePlan::Always => Mode::Always,
@@ -84,22 +84,22 @@ mod tests {
         let raw =
             RawDaemon { polling: polling.map(str::to_owned), spin_us, ..RawDaemon::default() };
         let place = Source::File.daemon();
-        PollingPlan::new(&raw, &place).map(PollingPlan::law).map_err(|e| e.to_string())
+        PollingPlan::new(&raw, &place).map(PollingPlan::policy).map_err(|e| e.to_string())
     }
 
     #[test]
     fn a_mode_and_a_cap_go_together_unless_one_takes_the_other_back() {
-        let law = |mode, cap_ns| Ok(Polling { mode, cap_ns });
+        let policy = |mode, cap_ns| Ok(Polling { mode, cap_ns });
         for (polling, spin_us, expected) in [
-            (None, None, law(Mode::Auto, None)),
-            (None, Some(0), law(Mode::Never, Some(0))),
-            (None, Some(20), law(Mode::Auto, Some(20_000))),
-            (Some("auto"), None, law(Mode::Auto, None)),
-            (Some("auto"), Some(1000), law(Mode::Auto, Some(1_000_000))),
-            (Some("always"), None, law(Mode::Always, None)),
-            (Some("always"), Some(5), law(Mode::Always, Some(5000))),
-            (Some("never"), None, law(Mode::Never, None)),
-            (Some("never"), Some(0), law(Mode::Never, Some(0))),
+            (None, None, policy(Mode::Auto, None)),
+            (None, Some(0), policy(Mode::Never, Some(0))),
+            (None, Some(20), policy(Mode::Auto, Some(20_000))),
+            (Some("auto"), None, policy(Mode::Auto, None)),
+            (Some("auto"), Some(1000), policy(Mode::Auto, Some(1_000_000))),
+            (Some("always"), None, policy(Mode::Always, None)),
+            (Some("always"), Some(5), policy(Mode::Always, Some(5000))),
+            (Some("never"), None, policy(Mode::Never, None)),
+            (Some("never"), Some(0), policy(Mode::Never, Some(0))),
         ] {
             assert_eq!(plan(polling, spin_us), expected, "{polling:?} {spin_us:?}");
         }

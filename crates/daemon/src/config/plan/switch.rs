@@ -8,7 +8,7 @@ use manyring_backend::net::tap::check_name;
 use serde::Serialize;
 
 /// The bit of the group that PAUSE frames go to.
-const PAUSE: u32 = 1 << 1;
+const RETRY_DELAY: u32 = 1 << 1;
 
 /// A switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -59,7 +59,7 @@ impl SwitchPlan {
         numbers::check("age", age, &place)?;
         let mask = raw.group_fwd_mask.unwrap_or(0);
         numbers::check("group_fwd_mask", mask, &place)?;
-        if mask & PAUSE != 0 {
+        if mask & RETRY_DELAY != 0 {
             let problem = format!("{mask:#x} has bit 1: PAUSE frames end at every port (802.3)");
             return place.error("group_fwd_mask", problem);
         }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config;
-use crate::processes::Legacy;
+use crate::processes::Handoff;
 use crate::processes::fuzzing::{CompromisedProcess, network};
 use std::task::{Context, Waker};
 
@@ -17,9 +17,9 @@ fn a_front_that_stops_while_it_gives_a_device_knows_which_device_process_has_it(
         let (process, runtime) = taken.parts();
         let _guard = runtime.enter();
         while process.places() > places {
-            process.tell(Told::Hail { number: 0 }, Vec::new()).unwrap();
+            process.tell(Command::Ping { number: 0 }, Vec::new()).unwrap();
         }
-        let processes = Processes::new(Vec::new(), &mut Legacy::default());
+        let processes = Processes::new(Vec::new(), &mut Handoff::default());
         let keys = format!("[[net]]\nname = '{NAME}'\nsocket_path = '/s'\nnull = true\n");
         let wanted = config::parse(&keys).unwrap().wanted().next().unwrap();
         let part = Part::new(Kind::Net(network(NAME)), String::new(), "taken");
@@ -30,12 +30,12 @@ fn a_front_that_stops_while_it_gives_a_device_knows_which_device_process_has_it(
             domain: "taken",
             counts: Arc::new(Counts::new(part.clone(), queues).unwrap()),
             part,
-            attends: JoinSet::new(),
+            request_servers: JoinSet::new(),
             endings: Vec::new(),
             marks: Weak::new(),
             process: None,
             held: Vec::new(),
-            estates: Estates::new(NAME, queues),
+            journals: JournalStore::new(NAME, queues),
             owner: None,
             waiting: None,
             asks: mpsc::channel(1).1,

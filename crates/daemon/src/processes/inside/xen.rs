@@ -1,14 +1,14 @@
 //! `ProcessXen`: the disk of a Xen guest in its device process: maps the rings that the supervisor
 //! has named, and serves them with what the supervisor has opened.
 
-use super::{Gift, say};
+use super::{DeviceGrant, say};
 use crate::assemble::xen;
 use crate::assemble::{Blk, Kind, Part, disk};
 use crate::config;
 use crate::processes::channel::Channel;
 use crate::processes::counts;
-use crate::processes::message::{Heard, Told, XenFacts, XenFrontEnd, XenRing, XenSaid};
-use crate::processes::wishes::SupervisorClient;
+use crate::processes::message::{Command, Report, XenFacts, XenFrontEnd, XenReport, XenRing};
+use crate::processes::supervisor_client::SupervisorClient;
 use manyring_device::blk::blkif::{Abi, Attachment, XenBlkDevice};
 use manyring_engine::{Call, Event, Kick, Pool, QueueHandle, aside};
 use manyring_memory::simgrant::SimGrants;
@@ -66,8 +66,8 @@ impl ProcessXen {
         }
         let counters = fds.remove(0);
         let wanted = plan.disk(&facts.params)?;
-        let gift = Gift { has_image: facts.has_image, port: None, fds };
-        let opened = aside(move || gift.disk((&wanted, facts.read_only), uring, supervisor)).await;
+        let grant = DeviceGrant { has_image: facts.has_image, port: None, fds };
+        let opened = aside(move || grant.disk((&wanted, facts.read_only), uring, supervisor)).await;
         let opened = opened.ok_or("a disk cannot be put together")??;
         let opened = disk::decorated(opened, plan.fault);
         let options = xen::options(&plan, name, (facts.read_only, facts.discard));
@@ -87,11 +87,11 @@ impl ProcessXen {
     }
 
     /// Does what the supervisor says of the disk's front-end.
-    pub(super) fn obey(&mut self, told: Told, fds: Vec<OwnedFd>) {
-        match told {
-            Told::XenRing { ring, .. } => self.rings.push(Ring { ring, fds }),
-            Told::XenConnect { front, .. } => self.connect(front, fds),
-            Told::XenDisconnect { number, .. } => self.disconnect(number),
+    pub(super) fn handle(&mut self, command: Command, fds: Vec<OwnedFd>) {
+        match command {
+            Command::XenRing { ring, .. } => self.rings.push(Ring { ring, fds }),
+            Command::XenConnect { front, .. } => self.connect(front, fds),
+            Command::XenDisconnect { number, .. } => self.disconnect(number),
             _ => {}
         }
     }
@@ -115,14 +115,14 @@ impl ProcessXen {
                     running.queues = queues;
                     let tells = tell(channel.clone(), name.clone(), (number, faults));
                     running.faults.spawn(tells);
-                    XenSaid::Started {}
+                    XenReport::Started {}
                 }
                 Some(error) => {
                     xen::stop_all(queues).await;
-                    XenSaid::Refused { text: error.text, passes: error.is_passing }
+                    XenReport::Refused { text: error.text, passes: error.is_passing }
                 }
             };
-            say(&channel, &Heard::Xen { device: name, number, said }).await;
+            say(&channel, &Report::Xen { device: name, number, said }).await;
         });
     }
 
@@ -132,7 +132,7 @@ impl ProcessXen {
         let running = self.running.clone();
         tokio::spawn(async move {
             running.lock().await.stop().await;
-            say(&channel, &Heard::Xen { device, number, said: XenSaid::Stopped {} }).await;
+            say(&channel, &Report::Xen { device, number, said: XenReport::Stopped {} }).await;
         });
     }
 
@@ -143,7 +143,7 @@ impl ProcessXen {
             self.count();
             let channel = self.channel.clone();
             aside(move || drop(self)).await;
-            say(&channel, &Heard::Removed { device: name }).await;
+            say(&channel, &Report::Removed { device: name }).await;
         });
     }
 }
@@ -163,8 +163,8 @@ async fn tell(
 ) {
     while let Some(event) = faults.recv().await {
         if let Some(text) = xen::fault_of(&event) {
-            let said = XenSaid::Fault { text };
-            say(&channel, &Heard::Xen { device: device.clone(), number, said }).await;
+            let said = XenReport::Fault { text };
+            say(&channel, &Report::Xen { device: device.clone(), number, said }).await;
         }
     }
 }

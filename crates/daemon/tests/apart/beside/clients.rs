@@ -3,7 +3,7 @@
 //! of the same user that come.
 
 use super::Beside;
-use crate::support::prober::PAUSE;
+use crate::support::prober::RETRY_DELAY;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
@@ -13,7 +13,7 @@ fn neighbours_of_clients_of_the_control_socket_wait_for_nothing() {
     let control = beside.daemon.socket_of("control");
     beside.bear("clients of the control socket that ask nothing", || {
         let clients: Vec<_> = (0..2).map(|_| UnixStream::connect(&control)).collect();
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_DELAY);
         drop(clients);
     });
     beside.bear("clients of the control socket that ask half of something", || {
@@ -21,7 +21,7 @@ fn neighbours_of_clients_of_the_control_socket_wait_for_nothing() {
         for mut client in clients.iter().flatten() {
             let _ = client.write_all(b"POST /v1/devices/good/link HTTP/1.1\r\nhost: x\r\nconten");
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_DELAY);
         drop(clients);
     });
     let large = vec![b'x'; 64 << 10];
@@ -31,12 +31,12 @@ fn neighbours_of_clients_of_the_control_socket_wait_for_nothing() {
             "POST /v1/devices/good/link HTTP/1.1\r\nhost: x\r\ncontent-length: 999999\r\n\r\n";
         let _ = client.write_all(head.as_bytes());
         let _ = client.write_all(&large);
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_DELAY);
     });
     beside.bear("requests that are none", || {
         let mut client = UnixStream::connect(&control).unwrap();
         let _ = client.write_all(&large);
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_DELAY);
     });
     beside.bear("all that is shown, again and again", || {
         for path in ["/v1/devices", "/metrics", "/v1/workers"] {

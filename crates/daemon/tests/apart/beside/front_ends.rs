@@ -2,8 +2,8 @@
 //! that they take back or spoil.
 
 use super::{Beside, connect};
-use crate::support::prober::PAUSE;
-use crate::support::process::PATIENCE;
+use crate::support::prober::RETRY_DELAY;
+use crate::support::process::TIMEOUT;
 use crate::support::rings::{Restart, spare_region};
 use manyring_driver::hostile::OddFd;
 use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
@@ -54,25 +54,25 @@ fn neighbours_of_wrong_messages_and_of_more_descriptors_than_are_due_wait_for_no
     let bad = beside.bad();
     let mut number = 0_u32;
     beside.bear("messages that are wrong", || {
-        let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
         for size in [0, 1, 8, 40, 264, 4096, 5000] {
             number += 1;
             let _ = front.send_message(number % REQUESTS, &vec![0xff; size], &[]);
         }
-        let _ = front.is_closed_within(PAUSE);
+        let _ = front.is_closed_within(RETRY_DELAY);
     });
     beside.bear("more file descriptors than a message has", || {
-        let front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        let front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
         let file = OddFd::File.open().unwrap();
         let fds = vec![file.fd.as_fd(); 250];
         let _ = send_many(&front, &fds);
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_DELAY);
     });
     beside.bear("answers that nobody reads", || {
-        let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
         front.stream().set_nonblocking(true).unwrap();
         while front.send_message(GET_FEATURES, &[], &[]).is_ok() {}
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_DELAY);
     });
 }
 
@@ -102,7 +102,7 @@ fn neighbours_of_regions_that_come_and_go_and_of_vast_memory_wait_for_nothing() 
     drop(guest);
     let vast = memory(1 << 42);
     beside.bear("memory of terabytes without a page", || {
-        let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
         let protocol = PROTOCOL_F_CONFIGURE_MEM_SLOTS | PROTOCOL_F_REPLY_ACK;
         front.negotiate(0, F_PROTOCOL_FEATURES, protocol).unwrap();
         for number in 0..16_u64 {
@@ -117,7 +117,7 @@ fn neighbours_of_regions_that_come_and_go_and_of_vast_memory_wait_for_nothing() 
 fn neighbours_of_doorbells_that_are_rung_watched_or_shared_without_end_wait_for_little() {
     let mut beside = Beside::new();
     let bad = beside.bad();
-    let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+    let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
     front.negotiate(0, F_PROTOCOL_FEATURES, PROTOCOL_F_REPLY_ACK).unwrap();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     front.set_vring_kick(0, Some(reader.as_fd())).unwrap();
@@ -129,7 +129,7 @@ fn neighbours_of_doorbells_that_are_rung_watched_or_shared_without_end_wait_for_
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     ours.shutdown(std::net::Shutdown::Both).unwrap();
     beside.bear("a kick that is shut down, and one that is the session's own socket", || {
-        let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+        let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
         front.negotiate(0, F_PROTOCOL_FEATURES, PROTOCOL_F_REPLY_ACK).unwrap();
         let _ = front.set_vring_kick(0, Some(theirs.as_fd()));
         let own = front.stream().try_clone().unwrap();
@@ -154,7 +154,7 @@ fn neighbours_of_doorbells_that_are_rung_watched_or_shared_without_end_wait_for_
         },
     );
     drop((guest, sets));
-    let mut front = FrontEnd::connect(&bad, PATIENCE).unwrap();
+    let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
     let sets = watched_by_many(front.stream());
     beside.bear("many waiters on the session's socket", || {
         front.features().unwrap();
@@ -205,7 +205,7 @@ fn neighbours_of_regions_and_logs_that_their_front_end_spoils_wait_for_nothing()
         ftruncate(&log, 0).unwrap();
         let _ = guest.queues[0].submit(Op::Read { sector: 0, len: 4096 });
         let _ = guest.queues[0].publish();
-        let _ = guest.front.is_closed_within(PAUSE);
+        let _ = guest.front.is_closed_within(RETRY_DELAY);
     });
     beside.bear("a state that goes to a pipe which is full", || save_to_a_full_pipe(&bad));
 }
@@ -217,5 +217,5 @@ fn save_to_a_full_pipe(bad: &Path) {
     let transfer = StateTransfer { direction: STATE_SAVE, phase: STATE_STOPPED };
     let fds = [odd.fd.as_fd()];
     guest.front.send_message(SET_DEVICE_STATE_FD, transfer.as_bytes(), &fds).unwrap();
-    let _ = guest.front.is_closed_within(PAUSE);
+    let _ = guest.front.is_closed_within(RETRY_DELAY);
 }

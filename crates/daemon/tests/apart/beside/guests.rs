@@ -2,7 +2,7 @@
 //! is always full, frames and receive buffers in pieces.
 
 use super::{Beside, connect};
-use crate::support::process::PATIENCE;
+use crate::support::process::TIMEOUT;
 use manyring_driver::hostile::{
     CtrlSpoil, GiantRing, HostileNet, HostileRing, Racer, RxSpoil, TxSpoil,
 };
@@ -69,7 +69,7 @@ fn neighbours_of_requests_of_a_gigabyte_wait_for_nothing() {
             let mut ring = GiantRing::new(&guest.arena, queue.vring(), GIANTS).unwrap();
             (0..GIANTS).for_each(|slot| offer(&mut ring, slot));
             queue.vring().kick().unwrap();
-            std::thread::sleep(3 * crate::support::prober::PAUSE);
+            std::thread::sleep(3 * crate::support::prober::RETRY_DELAY);
         });
     }
 }
@@ -148,7 +148,7 @@ fn neighbours_of_receive_buffers_in_pieces_wait_for_nothing() {
         let mut ring = HostileNet::new(&guest.arena, rx.vring()).unwrap();
         ring.receive(spoils.next().unwrap()).unwrap();
         rx.vring().kick().unwrap();
-        let _ = rx.vring().wait_err(crate::support::prober::PAUSE);
+        let _ = rx.vring().wait_err(crate::support::prober::RETRY_DELAY);
     });
     // Each frame fills more than a hundred of them.
     let small = NetOptions { mergeable_size: 13, queue_size: 256, ..NetOptions::default() };
@@ -176,7 +176,7 @@ fn neighbours_of_frames_that_are_none_and_of_rings_that_are_disabled_wait_for_no
         let mut ring = HostileNet::new(&guest.arena, tx.vring()).unwrap();
         ring.send(frames.next().unwrap()).unwrap();
         tx.vring().kick().unwrap();
-        let _ = tx.vring().wait_err(crate::support::prober::PAUSE);
+        let _ = tx.vring().wait_err(crate::support::prober::RETRY_DELAY);
     });
     beside.bear("commands that are spoiled", || {
         let mut guest = NetDriver::connect(&socket, &options).unwrap();
@@ -185,7 +185,7 @@ fn neighbours_of_frames_that_are_none_and_of_rings_that_are_disabled_wait_for_no
         let mut ring = HostileNet::new(&arena, vring).unwrap();
         ring.command(commands.next().unwrap()).unwrap();
         vring.kick().unwrap();
-        let _ = vring.wait_err(crate::support::prober::PAUSE);
+        let _ = vring.wait_err(crate::support::prober::RETRY_DELAY);
     });
     let large = NetOptions { queue_size: 1024, transmit_size: 2048, ..NetOptions::default() };
     let mut guest = NetDriver::connect(&socket, &large).unwrap();
@@ -199,7 +199,7 @@ fn neighbours_of_frames_that_are_none_and_of_rings_that_are_disabled_wait_for_no
         }
         pair.tx.publish(0).unwrap();
         guest.front.set_vring_enable(index, true).unwrap();
-        pair.tx.drain(PATIENCE).unwrap();
+        pair.tx.drain(TIMEOUT).unwrap();
     });
     assert!(is_full.load(Ordering::Relaxed));
 }

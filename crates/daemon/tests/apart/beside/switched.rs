@@ -2,7 +2,7 @@
 //! the guests of the switch itself feel is asked of a pair of them that talk.
 
 use super::Beside;
-use crate::support::prober::PAUSE;
+use crate::support::prober::RETRY_DELAY;
 use manyring_driver::{NetDriver, NetOptions};
 use manyring_wire::net::RawHeader;
 
@@ -63,7 +63,7 @@ fn neighbours_of_guests_that_abuse_their_switch_wait_for_nothing() {
     beside.bear("receivers that are killed while frames are lent to them", || {
         let gone = connect(&taker);
         flood(&mut guest, || frame(2, 1));
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_DELAY);
         drop(gone);
     });
     drop(guest);
@@ -73,7 +73,7 @@ fn neighbours_of_guests_that_abuse_their_switch_wait_for_nothing() {
         flood(&mut gone, || frame(2, 1));
         gone.arena.table().iter().for_each(|(_, file)| rustix::fs::ftruncate(file, 0).unwrap());
         let _ = gone.pairs[0].tx.vring().kick();
-        let _ = gone.front.is_closed_within(PAUSE);
+        let _ = gone.front.is_closed_within(RETRY_DELAY);
         // The driver's own memory is gone as well: nothing of it may be touched here any more.
         std::mem::forget(gone);
     });

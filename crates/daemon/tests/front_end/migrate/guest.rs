@@ -14,7 +14,7 @@
 //! The guest sees the same file at two places ([`HOME`] and [`ALIAS`]). A ring moves when the
 //! front-end names it at the other one, while it is in use.
 
-use crate::support::process::PATIENCE;
+use crate::support::process::TIMEOUT;
 use manyring_driver::{Arena, FrontEnd, Vring};
 use manyring_memory::{LOG_PAGE, Mapping, Words};
 use manyring_queue::{IndirectTable, RingFeatures};
@@ -127,7 +127,7 @@ pub(crate) struct Guest {
 
 impl Guest {
     pub(crate) fn connect(socket: &Path, start: Start) -> Self {
-        let mut front = FrontEnd::connect(socket, PATIENCE).unwrap();
+        let mut front = FrontEnd::connect(socket, TIMEOUT).unwrap();
         let wanted = start.features | VIRTIO_F_VERSION_1 | F_PROTOCOL_FEATURES;
         let protocol = PROTOCOL_F_REPLY_ACK | PROTOCOL_F_MQ | PROTOCOL_F_LOG_SHMFD;
         let features = front.negotiate(wanted, F_PROTOCOL_FEATURES, protocol).unwrap();
@@ -260,7 +260,7 @@ impl Guest {
 
     /// Waits for one more used chain.
     pub(crate) fn wait_used(&mut self, lane: usize) {
-        self.lanes[lane].vring.wait_used(PATIENCE).unwrap();
+        self.lanes[lane].vring.wait_used(TIMEOUT).unwrap();
         self.lanes[lane].in_flight -= 1;
     }
 

@@ -77,7 +77,7 @@ async fn end(hold: &Hold, disk: &Arc<Held>) -> (u32, u32) {
 
 #[tokio::test(start_paused = true)]
 async fn a_ring_waits_for_the_image_up_to_five_seconds_and_then_does_not_begin() {
-    let tries = u32::try_from(PATIENCE.as_millis() / PAUSE.as_millis()).unwrap();
+    let tries = u32::try_from(TIMEOUT.as_millis() / PAUSE.as_millis()).unwrap();
     // At once, after one pause, at the last try.
     for refusals in [0, 1, tries] {
         let (hold, disk) = (Hold::default(), Held::new(refusals, false));
@@ -85,7 +85,7 @@ async fn a_ring_waits_for_the_image_up_to_five_seconds_and_then_does_not_begin()
         assert_eq!(end(&hold, &disk).await, (1, 1));
     }
     let (hold, disk) = (Hold::default(), Held::new(u32::MAX, false));
-    assert_eq!(begin(&hold, &disk).await, (false, PATIENCE));
+    assert_eq!(begin(&hold, &disk).await, (false, TIMEOUT));
     assert_eq!(disk.refusals.load(Ordering::Relaxed), u32::MAX - tries - 1);
     // It holds nothing: the next ring tries again, once, since it has been waited for already.
     disk.refusals.store(1, Ordering::Relaxed);

@@ -22,7 +22,7 @@ pub(super) const OK: u8 = 0;
 pub(super) const ERR: u8 = 1;
 const NOT_WRITTEN: u8 = 0xee;
 pub(super) const ANSWER: u64 = DATA + 0x4_0000;
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 /// Everything but what depends on the port or the options.
 pub(super) const EVERYTHING: u64 =
     VIRTIO_F_VERSION_1 | CTRL_BITS | HASH_BITS | VIRTIO_NET_F_MRG_RXBUF | GUEST_OFFLOAD_BITS;
@@ -159,7 +159,7 @@ impl Guest {
         let driver = &mut self.ring.driver;
         let written = self.runtime.block_on(async {
             let start = Instant::now();
-            while start.elapsed() < PATIENCE {
+            while start.elapsed() < TIMEOUT {
                 if let Some((_, written)) = driver.take_used() {
                     return written as usize;
                 }
@@ -197,7 +197,7 @@ impl Guest {
 
     pub(super) fn next_event(&mut self) -> EventKind {
         let events = &mut self.events;
-        let event = async { tokio::time::timeout(PATIENCE, events.recv()).await };
+        let event = async { tokio::time::timeout(TIMEOUT, events.recv()).await };
         self.runtime.block_on(event).expect("an event").unwrap().kind
     }
 }

@@ -4,7 +4,7 @@
 //! This file is two modules: the transmitqs of `limits` send to a port that is done with a frame
 //! when it has taken it, those of `limits_late` to one that is done with it later.
 
-use super::guest::{EVERYTHING, Guest, OK, PATIENCE, pool};
+use super::guest::{EVERYTHING, Guest, OK, TIMEOUT, pool};
 use super::*;
 use crate::Device;
 use crate::net::NetRx;
@@ -26,13 +26,13 @@ fn late() -> bool {
 }
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    for _ in 0..PATIENCE.as_millis() {
+    for _ in 0..TIMEOUT.as_millis() {
         if is_so() {
             return;
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("{what}: not within {PATIENCE:?}");
+    panic!("{what}: not within {TIMEOUT:?}");
 }
 
 fn doorbell(count: u32) -> OwnedFd {

@@ -76,9 +76,14 @@ impl Guest {
         Self::ruled(is_rx, event_idx, port, (Moderation::Off, Reclaim::Off))
     }
 
-    /// With these laws of the operator.
-    fn ruled(is_rx: bool, event_idx: bool, port: Scripted, laws: (Moderation, Reclaim)) -> Self {
-        let (moderation, reclaim) = laws;
+    /// With these policies of the operator.
+    fn ruled(
+        is_rx: bool,
+        event_idx: bool,
+        port: Scripted,
+        policies: (Moderation, Reclaim),
+    ) -> Self {
+        let (moderation, reclaim) = policies;
         let ring = Ring::new(1024, event_idx);
         let (rules, limit) = (Live::new(open_rules()), Arc::<Limit>::default());
         let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();

@@ -28,7 +28,7 @@ const ASK_NS: u64 = 50_000;
 /// can take frames back from a receiver that holds them too long.
 const LOOK_NS: u64 = 50_000_000;
 /// A wait for frames of a port that takes longer than this is logged.
-const PATIENCE_NS: u64 = 1_000_000_000;
+const TIMEOUT_NS: u64 = 1_000_000_000;
 
 /// A frame that the port has.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ impl Late {
         }
         let fresh = Waiting { since_ns: now_ns, is_told: false };
         let waiting = self.waiting.get_or_insert(fresh);
-        let is_long = now_ns.saturating_sub(waiting.since_ns) >= PATIENCE_NS;
+        let is_long = now_ns.saturating_sub(waiting.since_ns) >= TIMEOUT_NS;
         (is_long && !std::mem::replace(&mut waiting.is_told, true)).then_some(self.count)
     }
 
@@ -191,7 +191,7 @@ impl Late {
         let pause_ns = pause_ns.filter(|_| self.count > 0);
         let asks_at_ns = pause_ns.map(|pause_ns| self.asked_at_ns + pause_ns);
         let waiting = self.waiting.filter(|waiting| !waiting.is_told);
-        let tells_at_ns = waiting.map(|waiting| waiting.since_ns + PATIENCE_NS);
+        let tells_at_ns = waiting.map(|waiting| waiting.since_ns + TIMEOUT_NS);
         [asks_at_ns, tells_at_ns].into_iter().flatten().min()
     }
 

@@ -1,4 +1,4 @@
-//! The law of returning buffers in groups, on scripted guests and a clock of their own.
+//! The policy of returning buffers in groups, on scripted guests and a clock of their own.
 
 use super::*;
 
@@ -15,13 +15,13 @@ const MERGING: Guest = Guest { size_without: 300, size_with: 500, gap_ns: 20_000
 const ASKING: Guest = Guest { size_without: 300, size_with: 300, gap_ns: 20_000 };
 
 struct Scene {
-    law: Law,
+    policy: Policy,
     now_ns: u64,
 }
 
 impl Scene {
     fn new() -> Self {
-        Self { law: Law::new(), now_ns: 1 }
+        Self { policy: Policy::new(), now_ns: 1 }
     }
 
     /// Sends this many frames one by one. Returns for how many of them buffers were kept.
@@ -29,9 +29,9 @@ impl Scene {
         let mut kept = 0;
         for _ in 0..frames {
             self.now_ns += guest.gap_ns;
-            let size = if self.law.keeps() { guest.size_with } else { guest.size_without };
-            self.law.on_burst(self.now_ns, 1, size);
-            kept += u64::from(self.law.keeps());
+            let size = if self.policy.keeps() { guest.size_with } else { guest.size_without };
+            self.policy.on_burst(self.now_ns, 1, size);
+            kept += u64::from(self.policy.keeps());
         }
         kept
     }
@@ -86,7 +86,7 @@ fn a_stream_that_becomes_requests_and_answers_is_left_within_two_thousand_frames
 fn after_a_pause_buffers_go_back_at_once_until_the_next_trial() {
     let mut scene = Scene::new();
     scene.send(MERGING, 10_000);
-    assert!(scene.law.keeps());
+    assert!(scene.policy.keeps());
     scene.now_ns += PAUSE_NS;
     assert_eq!(scene.send(MERGING, 100), 0);
     assert!(scene.send(MERGING, 10_000) > 9_000);
@@ -96,7 +96,7 @@ fn after_a_pause_buffers_go_back_at_once_until_the_next_trial() {
 fn a_clock_that_stands_or_a_burst_of_any_size_does_no_harm() {
     let mut scene = Scene::new();
     for frames in [1, 64, 10_000, 1] {
-        scene.law.on_burst(scene.now_ns, frames, frames * 60);
-        scene.law.on_burst(0, frames, frames * 65_553);
+        scene.policy.on_burst(scene.now_ns, frames, frames * 60);
+        scene.policy.on_burst(0, frames, frames * 65_553);
     }
 }

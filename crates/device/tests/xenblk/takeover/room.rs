@@ -1,7 +1,7 @@
 //! Writes of a Xen guest for which the host has no room, also beyond the end of a back-end.
 
 use super::{Back, Guest};
-use crate::guest::{PATIENCE, World, memory, pattern, until};
+use crate::guest::{TIMEOUT, World, memory, pattern, until};
 use manyring_backend::blk::Disk;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan, FaultSwitch};
 use manyring_driver::XenOp;
@@ -38,7 +38,7 @@ fn writes_for_which_the_host_has_no_room_wait_and_a_barrier_waits_for_them() {
     assert_eq!(stats.writes.value(), 0);
     switch.release();
     for _ in 0..3 {
-        assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Okay);
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
     }
     for (sector, data) in [(0, &last), (128, &data[1])] {
         let mut found = vec![0; data.len()];
@@ -63,12 +63,12 @@ fn writes_that_wait_for_room_are_served_by_the_next_back_end() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let stop = first.handle.take().unwrap().stop();
     runtime
-        .block_on(async { tokio::time::timeout(PATIENCE, stop).await })
+        .block_on(async { tokio::time::timeout(TIMEOUT, stop).await })
         .expect("it stops")
         .unwrap();
     first.end();
     let _second = Back::start(disk, guest.attachment(true)).unwrap();
-    assert_eq!(guest.queue.wait(PATIENCE).unwrap().status, Status::Okay);
+    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
     let mut found = vec![0; data.len()];
     guest.queue.read(8, &mut found).unwrap();
     assert_eq!(found, data);

@@ -1,4 +1,4 @@
-//! The law of moderation: its decisions as a table.
+//! The policy of moderation: its decisions as a table.
 
 use super::Cause::{Count, Dry, Time, Unmoderated};
 use super::Decision::{Hold, Send};

@@ -1,4 +1,5 @@
-//! `Polling`, the operator's choice for the workers, and `Decision`, which a law gives its worker.
+//! `Polling`, the operator's choice for the workers, and `Decision`, which a policy gives its
+//! worker.
 
 /// How workers look for work, as the operator has configured it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! `Numbers`: the measurements, decisions and counts of a law of polling.
+//! `Numbers`: the measurements, decisions and counts of a policy of polling.
 
 /// The ways in which a worker waits between two requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ impl Arm {
     }
 }
 
-/// The measurements, decisions and counts of the law. Counts only grow.
+/// The measurements, decisions and counts of the policy. Counts only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
     /// The arm in use; during a trial the one that is tried.

@@ -2,12 +2,12 @@
 
 use super::super::Lot;
 use super::*;
-use crate::policy::polling::{Law, Polling};
+use crate::policy::polling::{Policy, Polling};
 use crate::running::orders::QueueId;
 use crate::running::run::still::Still;
 use crate::stats::WorkerStats;
+use crate::worker::mailbox::Lease;
 use crate::worker::mailbox::Mailbox;
-use crate::worker::mailbox::Seat;
 use std::pin::pin;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -20,8 +20,8 @@ fn post() -> Arc<crate::watch::Post> {
 /// A worker without queues, whose time has come.
 fn empty(mailbox: &Arc<Mailbox>, stays: bool) -> Worker {
     let lot = Lot { reports: Arc::default(), stays, is_irreplaceable: false, post: post() };
-    let (law, stats) = (Law::new(Polling::NEVER, 0, 0), Arc::default());
-    let mut worker = Worker::new(false, law, mailbox.clone(), stats, lot).unwrap();
+    let (policy, stats) = (Policy::new(Polling::NEVER, 0, 0), Arc::default());
+    let mut worker = Worker::new(false, policy, mailbox.clone(), stats, lot).unwrap();
     worker.rest.leaves_at_ns = Some(worker.now_ns);
     worker
 }
@@ -65,29 +65,29 @@ fn a_worker_that_stays_saturated_says_so_once_in_each_such_time() {
 fn a_worker_without_queues_ends_when_its_time_has_come() {
     let mailbox = Arc::new(Mailbox::new().unwrap());
     empty(&mailbox, false).run();
-    assert!(mailbox.is_closed() && Seat::take(&mailbox).is_none());
+    assert!(mailbox.is_closed() && Lease::take(&mailbox).is_none());
 }
 
 #[test]
 fn a_worker_that_begins_again_goes_on_with_its_counts_and_has_not_slept_yet() {
     let (mailbox, stats) = (Arc::new(Mailbox::new().unwrap()), Arc::<WorkerStats>::default());
     stats.slept_ns.set(1 << 40);
-    stats.law.trials.set(7);
-    stats.law.spins_hit.set(9);
-    stats.law.gap_ns.set(11);
+    stats.policy.trials.set(7);
+    stats.policy.spins_hit.set(9);
+    stats.policy.gap_ns.set(11);
     let lot = Lot { reports: Arc::default(), stays: true, is_irreplaceable: false, post: post() };
-    let law = Law::new(Polling::NEVER, 0, 0);
-    let worker = Worker::new(false, law, mailbox, stats.clone(), lot).unwrap();
+    let policy = Policy::new(Polling::NEVER, 0, 0);
+    let worker = Worker::new(false, policy, mailbox, stats.clone(), lot).unwrap();
     assert_eq!(worker.rest.slept_ns, 1 << 40, "it would seem to have slept all the time");
-    stats.law.publish(&worker.law.numbers());
-    assert_eq!((stats.law.trials.value(), stats.law.spins_hit.value()), (7, 9));
-    assert_eq!(stats.law.gap_ns.value(), 0, "that was no count");
+    stats.policy.publish(&worker.policy.numbers());
+    assert_eq!((stats.policy.trials.value(), stats.policy.spins_hit.value()), (7, 9));
+    assert_eq!(stats.policy.gap_ns.value(), 0, "that was no count");
 }
 
 #[test]
 fn a_worker_to_which_a_queue_is_on_its_way_waits_for_as_long_again() {
     let mailbox = Arc::new(Mailbox::new().unwrap());
-    let _seat = Seat::take(&mailbox).unwrap();
+    let _lease = Lease::take(&mailbox).unwrap();
     let mut worker = empty(&mailbox, false);
     worker.sleep();
     assert!(!worker.quit && !mailbox.is_closed());
@@ -103,8 +103,8 @@ fn the_first_worker_has_no_such_time() {
 /// A worker that had a queue, and has it no more.
 fn emptied(mailbox: &Arc<Mailbox>, stays: bool) -> Worker {
     let lot = Lot { reports: Arc::default(), stays, is_irreplaceable: false, post: post() };
-    let (law, stats) = (Law::new(Polling::NEVER, 0, 0), Arc::default());
-    let mut worker = Worker::new(true, law, mailbox.clone(), stats, lot).unwrap();
+    let (policy, stats) = (Policy::new(Polling::NEVER, 0, 0), Arc::default());
+    let mut worker = Worker::new(true, policy, mailbox.clone(), stats, lot).unwrap();
     assert_eq!(worker.rest.looks_at_ns, None, "it has submitted nothing yet");
     worker.start(QueueId(1), Box::<Still>::default(), None);
     worker.release(0);
@@ -153,11 +153,11 @@ fn a_worker_to_which_a_queue_is_on_its_way_looks_again_later() {
     let mailbox = Arc::new(Mailbox::new().unwrap());
     let mut worker = emptied(&mailbox, true);
     let _kept = kernel_threads(3);
-    let seat = Seat::take(&mailbox).unwrap();
+    let lease = Lease::take(&mailbox).unwrap();
     worker.now_ns = worker.leaves_at_ns().unwrap();
     worker.tell_if_resting();
     assert!(!worker.quit && worker.leaves_at_ns() == Some(worker.now_ns + LOOK_NS));
-    seat.start(QueueId(2), Box::<Still>::default(), None);
+    lease.start(QueueId(2), Box::<Still>::default(), None);
     worker.obey();
     assert_eq!(worker.leaves_at_ns(), None, "it serves");
 }

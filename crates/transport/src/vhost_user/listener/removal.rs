@@ -12,9 +12,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Longest wait for the removal of a name that is dropped, once the thread has begun.
-const PATIENCE: Duration = Duration::from_millis(250);
+const TIMEOUT: Duration = Duration::from_millis(250);
 /// The longest wait while an earlier removal has not ended: many names can be dropped at once.
-const PATIENCE_LATE: Duration = Duration::from_millis(1);
+const TIMEOUT_LATE: Duration = Duration::from_millis(1);
 
 /// Names that there are, and names that are being made or removed.
 static NAMES: Mutex<usize> = Mutex::new(0);
@@ -71,7 +71,7 @@ pub(super) fn remove(path: &Path, call: impl Fn() + Send + Sync + 'static) {
     }
     let is_late = LATE.load(Ordering::Acquire) > 0;
     let _ = told.recv();
-    if told.recv_timeout(if is_late { PATIENCE_LATE } else { PATIENCE }).is_ok() {
+    if told.recv_timeout(if is_late { TIMEOUT_LATE } else { TIMEOUT }).is_ok() {
         return;
     }
     let path = path.display();

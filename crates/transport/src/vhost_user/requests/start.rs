@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// The first pause before the vrings that wait are tried again, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// Vrings whose start failed for want of something that the host may have again: an image that
 /// another process serves, a file descriptor, a thread.
@@ -29,7 +29,7 @@ impl Waiting {
     fn add(&mut self, index: usize, now: Instant) -> bool {
         self.vrings.insert(index);
         if self.due.is_none() {
-            self.pause = (self.pause * 2).clamp(PAUSES.0, PAUSES.1);
+            self.pause = (self.pause * 2).clamp(RETRY_DELAYS.0, RETRY_DELAYS.1);
             self.due = Some(now + self.pause);
         }
         !std::mem::replace(&mut self.is_told, true)

@@ -34,7 +34,7 @@ impl Connection {
         silence: Option<Duration>,
         meter: &Meter,
     ) -> Result<Message, SocketError> {
-        if self.stream.keeper().is_some() && self.bytes.is_empty() {
+        if self.stream.journal().is_some() && self.bytes.is_empty() {
             let seen = match silence {
                 None => self.peek(meter).await?,
                 Some(after) => match tokio::time::timeout(after, self.peek(meter)).await {

@@ -1,7 +1,7 @@
 //! Transactions: reads and writes that take effect together, and are tried again if others write
 //! the same nodes before the end.
 
-use super::{ORDERS_MAX, Store, StoreError, TRIES_MAX, TRY_PAUSE, parse};
+use super::{ORDERS_MAX, Store, StoreError, TRIES_MAX, TRY_DELAY, parse};
 use manyring_wire::xen::store::Request;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
@@ -19,7 +19,7 @@ pub struct Tries {
 
 impl Default for Tries {
     fn default() -> Self {
-        Self { left: TRIES_MAX, pause: TRY_PAUSE }
+        Self { left: TRIES_MAX, pause: TRY_DELAY }
     }
 }
 
@@ -51,7 +51,7 @@ impl Tries {
         self.left = self.left.saturating_sub(1);
         if self.left > 0 {
             tokio::time::sleep(self.pause).await;
-            self.pause = (self.pause * 2).min(32 * TRY_PAUSE);
+            self.pause = (self.pause * 2).min(32 * TRY_DELAY);
         }
     }
 }

@@ -59,7 +59,7 @@ const TURN: Duration = Duration::from_secs(1);
 /// Between two times that a trick is played.
 const PAUSE: Duration = Duration::from_millis(20);
 /// The longest time for a socket that another session still holds.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A hostile guest in the middle of a trick.
 struct Hostile<'a> {
@@ -145,18 +145,18 @@ impl Hostile<'_> {
     }
 
     fn front(&self) -> Result<FrontEnd, DriverError> {
-        FrontEnd::connect(self.socket, PATIENCE)
+        FrontEnd::connect(self.socket, TIMEOUT)
     }
 
     fn blk(&self, options: BlkOptions) -> Result<BlkDriver, DriverError> {
         let features = options.features | VIRTIO_BLK_F_DISCARD | VIRTIO_BLK_F_WRITE_ZEROES;
-        let options = BlkOptions { features, patience: PATIENCE, ..options };
+        let options = BlkOptions { features, max_wait: TIMEOUT, ..options };
         BlkDriver::connect(self.socket, &options)
     }
 
     fn net(&self) -> Result<NetDriver, DriverError> {
         let options =
-            NetOptions { transmit_size: 2048, patience: PATIENCE, ..NetOptions::default() };
+            NetOptions { transmit_size: 2048, max_wait: TIMEOUT, ..NetOptions::default() };
         NetDriver::connect(self.socket, &options)
     }
 

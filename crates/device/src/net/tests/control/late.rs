@@ -42,7 +42,7 @@ impl Guest {
     fn wait_until(&self, is_so: impl Fn(&Self) -> bool) -> bool {
         self.runtime.block_on(async {
             let start = Instant::now();
-            while !is_so(self) && start.elapsed() < PATIENCE {
+            while !is_so(self) && start.elapsed() < TIMEOUT {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             is_so(self)

@@ -6,10 +6,10 @@ use super::*;
 const KEEP_NS: u64 = 25_000;
 
 /// A driver that sends small frames, longer ones while it gets its buffers back later, and for
-/// which the law has found that out. At the time that is returned nothing is kept.
+/// which the policy has found that out. At the time that is returned nothing is kept.
 fn merging(moderation: Moderation) -> (Guest, u64) {
-    let laws = (moderation, Reclaim::Auto);
-    let mut guest = Guest::ruled(false, false, Scripted::default(), laws);
+    let policies = (moderation, Reclaim::Auto);
+    let mut guest = Guest::ruled(false, false, Scripted::default(), policies);
     let mut now_ns = 1;
     for (frames, len) in [(128, 100), (128, 200)] {
         for _ in 0..frames {
@@ -131,8 +131,8 @@ fn buffers_that_are_kept_go_back_when_the_port_is_full_and_when_the_queue_change
 
 #[test]
 fn nothing_is_kept_of_a_driver_whose_frames_do_not_grow() {
-    let laws = (Moderation::Off, Reclaim::Auto);
-    let mut guest = Guest::ruled(false, false, Scripted::default(), laws);
+    let policies = (Moderation::Off, Reclaim::Auto);
+    let mut guest = Guest::ruled(false, false, Scripted::default(), policies);
     for now_ns in 1..1000 {
         guest.send(1);
         guest.turn(now_ns * 2 * KEEP_NS);

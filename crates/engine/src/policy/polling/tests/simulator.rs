@@ -1,4 +1,4 @@
-//! A machine in a script: CPUs that threads share, a disk, one worker or two that go by the law,
+//! A machine in a script: CPUs that threads share, a disk, one worker or two that go by the policy,
 //! and their clients. Time is a number; nothing in it is random.
 //!
 //! A thread runs step by step; each step takes CPU time and ends with what the thread does next. A
@@ -8,7 +8,7 @@
 mod balance;
 
 use self::balance::{Balance, Place};
-use super::super::{Law, Polling};
+use super::super::{Policy, Polling};
 use std::collections::VecDeque;
 
 /// The cost of a wake that the workers are told: the waker's part and the sleeper's.
@@ -120,7 +120,7 @@ struct Thread {
 
 #[derive(Debug)]
 struct Worker {
-    law: Law,
+    policy: Policy,
     ring: u32,
     answers: u32,
     serving: u32,
@@ -137,7 +137,7 @@ pub(super) struct Outcome {
     pub(super) answers: u64,
     /// CPU time of the workers.
     pub(super) worker_ns: u64,
-    pub(super) laws: Vec<Law>,
+    pub(super) policies: Vec<Policy>,
 }
 
 struct Sim {
@@ -176,7 +176,7 @@ pub(super) fn run(client: Client, machine: Machine, polling: Polling, span_ns: u
     threads.extend(machine.server.then(|| thread(Role::Server, 1)));
     threads.extend(machine.hog.then(|| thread(Role::Hog, 1)));
     let workers = (0..client.workers).map(|at| Worker {
-        law: Law::new(polling, WAKE_NS, at as u64),
+        policy: Policy::new(polling, WAKE_NS, at as u64),
         ring: 0,
         answers: 0,
         serving: 0,
@@ -209,7 +209,7 @@ pub(super) fn run(client: Client, machine: Machine, polling: Polling, span_ns: u
     Outcome {
         answers: sim.answered,
         worker_ns: sim.threads.iter().filter(is_worker).map(|t| t.ran_ns).sum(),
-        laws: sim.workers.into_iter().map(|w| w.law).collect(),
+        policies: sim.workers.into_iter().map(|w| w.policy).collect(),
     }
 }
 
@@ -364,7 +364,7 @@ impl Sim {
         let worker = &mut self.workers[at];
         let mut paid = 0;
         if std::mem::take(&mut worker.woken) {
-            worker.law.on_slept(now_ns, now_ns - self.threads[id].slept_at_ns);
+            worker.policy.on_slept(now_ns, now_ns - self.threads[id].slept_at_ns);
             paid = if self.machine.balances { AWAKING_NS } else { 0 };
         }
         // The requests that were served in the step that is over reach the client.
@@ -387,8 +387,8 @@ impl Sim {
         let direct = self.machine.disk_ns.is_none() && !self.machine.server;
         let settled = std::mem::take(&mut worker.settling);
         if taken > 0 || done > 0 {
-            if worker.law.on_burst(now_ns, u64::from(taken)) {
-                worker.law.end_epoch(now_ns, self.threads[id].ran_ns);
+            if worker.policy.on_burst(now_ns, u64::from(taken)) {
+                worker.policy.end_epoch(now_ns, self.threads[id].ran_ns);
             }
             if let Some(disk_ns) = self.machine.disk_ns {
                 worker.disk.extend((0..taken).map(|_| now_ns + disk_ns));
@@ -408,7 +408,7 @@ impl Sim {
             worker.asleep = true;
             return Step::Sleep;
         }
-        if worker.law.on_idle(now_ns, !worker.disk.is_empty()).looks(now_ns, now_ns) {
+        if worker.policy.on_idle(now_ns, !worker.disk.is_empty()).looks(now_ns, now_ns) {
             return Step::Run(LOOK_NS);
         }
         worker.settling = true;

@@ -17,7 +17,7 @@
 //! queues. While as many bytes wait for one queue to read them, the thread reads no replies of the
 //! server.
 
-use super::Keeper;
+use super::Reconnector;
 use crate::channel::Channel;
 use crate::session::Broken;
 use manyring_backend::sys::uring::Stream;
@@ -33,7 +33,7 @@ const UNSENT_MAX: usize = 1 << 20;
 /// Bytes that one receive takes.
 const RECEIVE: usize = 64 << 10;
 
-/// An order of the keeper to the thread.
+/// An order of the reconnector to the thread.
 #[derive(Debug)]
 enum Order {
     Member(OwnedFd),
@@ -41,7 +41,8 @@ enum Order {
     End,
 }
 
-/// A shared connection, as the keeper sees it. The keeper gives orders under its lock alone.
+/// A shared connection, as the reconnector sees it. The reconnector gives orders under its lock
+/// alone.
 #[derive(Debug)]
 pub(super) struct Share {
     /// The export, as the server has offered it on this connection.
@@ -55,7 +56,10 @@ impl Share {
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM` or `EAGAIN`: the host has no descriptor or thread for it.
-    pub(super) fn start(keeper: &Arc<Keeper>, export: Export) -> Result<Arc<Self>, Errno> {
+    pub(super) fn start(
+        reconnector: &Arc<Reconnector>,
+        export: Export,
+    ) -> Result<Arc<Self>, Errno> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let share = Arc::new(Self { export, orders: Mutex::default(), wake });
         let carrier = Carrier {
@@ -65,9 +69,9 @@ impl Share {
             relay: Relay::default(),
             latest: 0,
         };
-        let keeper = keeper.clone();
+        let reconnector = reconnector.clone();
         let thread = std::thread::Builder::new().name("disk-nbd-share".to_owned());
-        let spawned = thread.spawn(move || carrier.run(&keeper));
+        let spawned = thread.spawn(move || carrier.run(&reconnector));
         spawned.map(|_| share).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))
     }
 
@@ -142,19 +146,19 @@ struct Carrier {
 }
 
 impl Carrier {
-    fn run(mut self, keeper: &Keeper) {
+    fn run(mut self, reconnector: &Reconnector) {
         let end = loop {
             if let Err(reason) = self.turn() {
                 break reason;
             }
-            if self.members.is_empty() && keeper.end_share(&self.share) {
+            if self.members.is_empty() && reconnector.end_share(&self.share) {
                 self.server.iter_mut().for_each(Channel::leave);
                 return;
             }
         };
         // The connection ends before its queues hear of it, and send their requests again.
         drop(self.server.take());
-        keeper.lost_share(&self.share, &end);
+        reconnector.lost_share(&self.share, &end);
     }
 
     /// Waits for something to do, and does it.

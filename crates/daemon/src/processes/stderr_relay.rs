@@ -25,13 +25,13 @@ const LINE_MAX: usize = 4096;
 /// Bytes that the supervisor adds to a line at most, besides the device process's name.
 const NAMED: usize = 64;
 /// How long the last lines of a device process are waited for.
-const LINES_PATIENCE: Duration = Duration::from_millis(50);
+const LINES_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// The rate at which the device processes of a domain may write to the log, over all their starts.
 #[derive(Debug)]
-pub(super) struct Chatter(Mutex<Rate>);
+pub(super) struct StderrRelay(Mutex<Rate>);
 
-impl Chatter {
+impl StderrRelay {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self(Mutex::new(Rate::new(cost(BURST), Instant::now()))))
     }
@@ -81,7 +81,7 @@ impl Following {
     /// The process has ended: passes on its last lines, and closes the pipe, whoever else may have
     /// it.
     pub(super) async fn end(mut self) {
-        if timeout(LINES_PATIENCE, &mut self.0).await.is_err() {
+        if timeout(LINES_TIMEOUT, &mut self.0).await.is_err() {
             self.0.abort();
             let _ = self.0.await;
         }

@@ -1,12 +1,14 @@
-//! `Notes`: the notes of a session for the process that goes on with it (`estate.rs`), and how that
-//! process goes on.
+//! `JournalWriter`: the notes of a session for the process that goes on with it
+//! (`saved_session.rs`), and how that process goes on.
 
 use super::{Front, FrontError};
-use crate::vhost_user::estate::{Entry, Keeper, MEM_SLOTS_MAX, Note, NotedAnswer, PLACES};
 use crate::vhost_user::inflight::{self, InflightRegion, OwnRegion};
+use crate::vhost_user::saved_session::{
+    AnswerState, Entry, JournalUpdate, MEM_SLOTS_MAX, PLACES, SessionJournal,
+};
 use crate::vhost_user::session::Session;
 use crate::vhost_user::socket::Message;
-use manyring_device::{Device, Later, StateKeeper};
+use manyring_device::{Device, Later, StateJournal};
 use manyring_engine::{Origin, Room};
 use manyring_wire::vhost_user::{
     FLAG_VERSION, Header, InflightArea, Region, Request, VringState, row_of,
@@ -89,30 +91,30 @@ impl Place {
 
 /// The notes of the session that runs in this process.
 #[derive(Debug)]
-pub(super) struct Notes {
-    keeper: Arc<dyn Keeper>,
+pub(super) struct JournalWriter {
+    journal: Arc<dyn SessionJournal>,
     /// The entries, without file descriptors.
     entries: BTreeMap<u32, Vec<u8>>,
 }
 
-impl Notes {
-    pub(super) fn new(keeper: Arc<dyn Keeper>) -> Self {
-        Self { keeper, entries: BTreeMap::new() }
+impl JournalWriter {
+    pub(super) fn new(journal: Arc<dyn SessionJournal>) -> Self {
+        Self { journal, entries: BTreeMap::new() }
     }
 
     /// Notes that no answer is under way any more.
     pub(super) async fn answered(&self) {
-        let note = Note { answer: NotedAnswer::Sent, ..Note::default() };
-        self.keeper.note(note, Vec::new()).await;
+        let note = JournalUpdate { answer: AnswerState::Sent, ..JournalUpdate::default() };
+        self.journal.update(note, Vec::new()).await;
     }
 
-    async fn keep(&mut self, note: Note, fds: Vec<BorrowedFd<'_>>) {
+    async fn keep(&mut self, note: JournalUpdate, fds: Vec<BorrowedFd<'_>>) {
         for key in &note.drops {
             self.entries.remove(key);
         }
         let puts = note.puts.iter().map(|entry| (entry.key, entry.bytes.clone()));
         self.entries.extend(puts);
-        self.keeper.note(note, fds).await;
+        self.journal.update(note, fds).await;
     }
 
     /// The keys of these places that are kept.
@@ -163,8 +165,13 @@ impl Notes {
 
     /// The changes of the notes that a message causes beside the entry of the message itself:
     /// entries that no longer hold, and states that have changed.
-    fn consequences(&self, request: &Request, session: &Session, device: &dyn Device) -> Note {
-        let mut note = Note::default();
+    fn consequences(
+        &self,
+        request: &Request,
+        session: &Session,
+        device: &dyn Device,
+    ) -> JournalUpdate {
+        let mut note = JournalUpdate::default();
         match request {
             Request::ResetDevice => note.drops = self.kept(Place::is_of_driver),
             Request::SetStatus(0) => note.drops = self.kept(|place| place == Place::Config),
@@ -230,12 +237,12 @@ fn parsed(message: &Message) -> Option<Request> {
 
 /// Notes the device's state whenever the driver has set something by a control queue.
 #[derive(Debug)]
-struct OfDevice(Arc<dyn Keeper>);
+struct OfDevice(Arc<dyn SessionJournal>);
 
-impl StateKeeper for OfDevice {
+impl StateJournal for OfDevice {
     fn keep_state(&self, bytes: Vec<u8>) -> Later<'_, ()> {
         let puts = vec![Entry { key: Place::State.key(0), bytes }];
-        self.0.note(Note { puts, ..Note::default() }, Vec::new())
+        self.0.update(JournalUpdate { puts, ..JournalUpdate::default() }, Vec::new())
     }
 }
 
@@ -246,53 +253,60 @@ pub(in crate::vhost_user) struct Pending(Option<Request>);
 
 impl Front {
     /// The session is kept from now on.
-    pub(in crate::vhost_user) fn keep(&mut self, keeper: Arc<dyn Keeper>) {
-        self.device.keep_state_by(Some(Arc::new(OfDevice(keeper.clone()))));
-        self.notes = Some(Notes::new(keeper));
+    pub(in crate::vhost_user) fn keep(&mut self, journal: Arc<dyn SessionJournal>) {
+        self.device.keep_state_by(Some(Arc::new(OfDevice(journal.clone()))));
+        self.journal_writer = Some(JournalWriter::new(journal));
     }
 
     /// Notes that the answer to a message was sent, and the message consumed.
-    pub(in crate::vhost_user) async fn note_answered(&self) {
-        if let Some(notes) = &self.notes {
-            notes.answered().await;
+    pub(in crate::vhost_user) async fn journal_answered(&self) {
+        if let Some(journal_writer) = &self.journal_writer {
+            journal_writer.answered().await;
         }
     }
 
     /// Notes the settings of a message, before it is obeyed.
-    pub(in crate::vhost_user) async fn note_before(&mut self, message: &Message) -> Pending {
+    pub(in crate::vhost_user) async fn journal_before(&mut self, message: &Message) -> Pending {
         let queues = self.device.queue_count();
-        let Some(request) = self.notes.as_ref().and_then(|_| parsed(message)) else {
+        let Some(request) = self.journal_writer.as_ref().and_then(|_| parsed(message)) else {
             return Pending(None);
         };
         if let Request::SetVringKick { index, .. } = &request {
             self.prepare_region(*index).await;
         }
-        if let Some(notes) = &mut self.notes {
+        if let Some(journal_writer) = &mut self.journal_writer {
             let bytes = kept_bytes(message);
-            if let Some(key) = notes.place(&request, &bytes, queues) {
+            if let Some(key) = journal_writer.place(&request, &bytes, queues) {
                 let drops = match &request {
-                    Request::SetMemTable(_) => notes.kept(|place| place == Place::MemRegion),
+                    Request::SetMemTable(_) => {
+                        journal_writer.kept(|place| place == Place::MemRegion)
+                    }
                     _ => Vec::new(),
                 };
                 let puts = vec![Entry { key, bytes }];
                 let fds = message.fds.iter().map(AsFd::as_fd).collect();
-                notes.keep(Note { puts, drops, ..Note::default() }, fds).await;
+                journal_writer
+                    .keep(JournalUpdate { puts, drops, ..JournalUpdate::default() }, fds)
+                    .await;
             }
         }
         Pending(Some(request))
     }
 
     /// Notes the changes that an obeyed message has made, and that its answer is under way.
-    pub(in crate::vhost_user) async fn note_after(
+    pub(in crate::vhost_user) async fn journal_after(
         &mut self,
         pending: Pending,
-        answer: NotedAnswer,
+        answer: AnswerState,
     ) {
-        let (Pending(Some(request)), Some(notes)) = (pending, &mut self.notes) else { return };
-        let mut note = notes.consequences(&request, &self.session, &*self.device);
+        let (Pending(Some(request)), Some(journal_writer)) = (pending, &mut self.journal_writer)
+        else {
+            return;
+        };
+        let mut note = journal_writer.consequences(&request, &self.session, &*self.device);
         note.answer = answer;
-        if note != Note::default() {
-            notes.keep(note, Vec::new()).await;
+        if note != JournalUpdate::default() {
+            journal_writer.keep(note, Vec::new()).await;
         }
     }
 
@@ -302,7 +316,7 @@ impl Front {
     async fn prepare_region(&mut self, index: usize) {
         let (device, is_packed) = (self.device.clone(), self.is_packed());
         let is_running = self.vrings.get(index).is_none_or(|vring| vring.running.is_some());
-        if self.notes.is_none() || is_running || self.fits_front_end(index) {
+        if self.journal_writer.is_none() || is_running || self.fits_front_end(index) {
             return;
         }
         match &self.own_inflight {
@@ -321,10 +335,12 @@ impl Front {
         if !self.use_own_region(area, file.clone()).await {
             return;
         }
-        if let Some(notes) = &mut self.notes {
+        if let Some(journal_writer) = &mut self.journal_writer {
             let bytes = message(SET_INFLIGHT_FD, area.as_bytes());
             let puts = vec![Entry { key: Place::OwnInflight.key(0), bytes }];
-            notes.keep(Note { puts, ..Note::default() }, vec![file.as_fd()]).await;
+            journal_writer
+                .keep(JournalUpdate { puts, ..JournalUpdate::default() }, vec![file.as_fd()])
+                .await;
         }
     }
 
@@ -384,8 +400,8 @@ impl Front {
                 self.handle(message).await?;
             }
         }
-        if let Some(notes) = &mut self.notes {
-            notes.entries.insert(key, bytes);
+        if let Some(journal_writer) = &mut self.journal_writer {
+            journal_writer.entries.insert(key, bytes);
         }
         Ok(())
     }

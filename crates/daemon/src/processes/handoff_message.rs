@@ -1,7 +1,7 @@
 //! Messages by which a supervisor that is taken over hands its devices to the next one.
 
-use super::message::Written;
-use super::parcel::Parcel;
+use super::message::JournalEntry;
+use super::outgoing::MessageFd;
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -9,7 +9,7 @@ use std::io;
 /// A message by which the supervisor that runs hands something to the next one.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Left {
+pub enum HandoffMessage {
     /// A socket that listens: the last file descriptor. Its name is as the service manager's. A
     /// descriptor before that is the file that is its name, opened as a path alone: a next
     /// supervisor that does not serve the socket removes the name.
@@ -47,7 +47,7 @@ pub enum Left {
         /// The device's name.
         device: String,
         /// As a device process has noted it.
-        entry: Written,
+        entry: JournalEntry,
     },
     /// A front-end: its socket.
     Client {
@@ -88,33 +88,36 @@ pub enum Left {
 }
 
 /// The messages that hand over one device, with the file descriptors of each message.
-pub(super) type Share = Vec<(Left, Vec<Parcel>)>;
+pub(super) type DeviceHandoff = Vec<(HandoffMessage, Vec<MessageFd>)>;
 
 /// Processes and requests of device processes that the supervisor before this one has started for a
 /// device. The device is given to no device process before they have ended.
 #[derive(Debug, Default)]
-pub(super) struct Remains {
+pub(super) struct LingeringIo {
     /// Processes, as pidfds.
     pub(super) held: Vec<OwnedFd>,
     /// Bytes of its image that are locked.
     pub(super) marks: Vec<Locked>,
 }
 
-impl Remains {
+impl LingeringIo {
     /// The messages that hand copies of them to another supervisor.
     ///
     /// # Errors
     /// The process may open no more files.
-    pub(super) fn share(&self, device: &str) -> io::Result<Share> {
+    pub(super) fn share(&self, device: &str) -> io::Result<DeviceHandoff> {
         let device = || device.to_owned();
-        let mut share = Share::new();
+        let mut share = DeviceHandoff::new();
         for process in &self.held {
-            share.push((Left::Held { device: device() }, vec![process.try_clone()?.into()]));
+            share.push((
+                HandoffMessage::Held { device: device() },
+                vec![process.try_clone()?.into()],
+            ));
         }
         for &Locked { byte, only_reads, ref unmarked } in &self.marks {
             let copies = unmarked.iter().map(|fd| fd.try_clone().map(Into::into));
             let copies = copies.collect::<io::Result<_>>()?;
-            share.push((Left::Marked { device: device(), byte, only_reads }, copies));
+            share.push((HandoffMessage::Marked { device: device(), byte, only_reads }, copies));
         }
         Ok(share)
     }
@@ -138,12 +141,13 @@ mod tests {
     #[test]
     fn a_mark_of_requests_that_may_write_reads_as_it_did_before_there_were_others() {
         let before = br#"{"marked":{"device":"a","byte":7}}"#;
-        let mark = |only_reads| Left::Marked { device: "a".to_owned(), byte: 7, only_reads };
+        let mark =
+            |only_reads| HandoffMessage::Marked { device: "a".to_owned(), byte: 7, only_reads };
         let written = emit(&mark(false)).unwrap();
         assert_eq!(&written[1..], before);
         for only_reads in [false, true] {
             let written = emit(&mark(only_reads)).unwrap();
-            assert_eq!(parse::<Left>(&written).unwrap(), mark(only_reads));
+            assert_eq!(parse::<HandoffMessage>(&written).unwrap(), mark(only_reads));
         }
     }
 }

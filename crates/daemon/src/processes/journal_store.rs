@@ -1,16 +1,16 @@
-//! `Estates`: what the supervisor keeps of a device's front-ends, so that a front-end outlives the
-//! device process that serves it.
+//! `JournalStore`: what the supervisor keeps of a device's front-ends, so that a front-end outlives
+//! the device process that serves it.
 //!
 //! The supervisor keeps each connected socket, and the notes that the device process has sent of
 //! its session: bytes that it does not look into, and file descriptors that it touches only to hand
 //! them on. They are a front-end's, so a thread of the device closes them (`Janitor`). When the
 //! device process dies, the next one is handed the socket with the notes.
 
-use super::left::{Left, Share};
-use super::message::{Told, Written};
-use super::parcel::Parcel;
+use super::handoff_message::{DeviceHandoff, HandoffMessage};
+use super::message::{Command, JournalEntry};
+use super::outgoing::MessageFd;
 use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
-use manyring_transport::vhost_user::{NOTE_FDS_MAX, notes_max};
+use manyring_transport::vhost_user::{ENTRY_FDS_MAX, entries_max};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
 /// The front-ends of one device.
 #[derive(Debug)]
-pub(super) struct Estates {
+pub(super) struct JournalStore {
     device: String,
     queues: usize,
     origin: Arc<Origin>,
@@ -72,26 +72,26 @@ struct Entry {
 /// A change of what is kept of a front-end, as a device process has said it.
 #[derive(Debug, Default)]
 pub(super) struct Change {
-    pub(super) puts: Vec<Written>,
+    pub(super) puts: Vec<JournalEntry>,
     pub(super) drops: Vec<u32>,
     pub(super) answer: super::message::Answered,
 }
 
 /// A front-end that another supervisor has handed over: its socket and the notes of its session.
 #[derive(Debug)]
-pub(super) struct Heirloom {
+pub(super) struct AdoptedSession {
     /// It belongs to this domain.
     pub(super) domain: String,
     pub(super) socket: OwnedFd,
-    pub(super) entries: Vec<(Written, Vec<OwnedFd>)>,
+    pub(super) entries: Vec<(JournalEntry, Vec<OwnedFd>)>,
     pub(super) answering: Option<Vec<u8>>,
 }
 
 /// The messages that hand front-ends to a device process, with the file descriptors of each
 /// message.
-pub(super) type Handing = Vec<(Told, Vec<Parcel>)>;
+pub(super) type Handing = Vec<(Command, Vec<MessageFd>)>;
 
-impl Estates {
+impl JournalStore {
     pub(super) fn new(device: &str, queues: usize) -> Arc<Self> {
         let origin = Origin::new(Arc::new(Janitor::of(device)));
         let (kept, count) = (Mutex::default(), watch::Sender::new(0));
@@ -144,17 +144,17 @@ impl Estates {
         self.count.send_replace(kept.clients.len());
     }
 
-    /// All front-ends are let go of: their connections end when the device process has ended too.
+    /// All front-ends are released: their connections end when the device process has ended too.
     pub(super) fn forget_all(&self) {
         let mut kept = self.lock();
         kept.clients.clear();
         self.count.send_replace(0);
     }
 
-    /// Lets go of the front-ends for which a device process has had the supervisor keep this file;
+    /// Releases the front-ends for which a device process has had the supervisor keep this file;
     /// true if there are any. The kernel alone is asked for the names of files: nobody else is
     /// waited for.
-    pub(super) fn forget_keepers(&self, file: BorrowedFd<'_>) -> bool {
+    pub(super) fn forget_journals(&self, file: BorrowedFd<'_>) -> bool {
         let Some(name) = name_of(file) else { return false };
         let fds_of = |client: &Client| -> Vec<_> {
             client.entries.values().flat_map(|entry| entry.fds.iter().cloned()).collect()
@@ -162,8 +162,8 @@ impl Estates {
         let numbered = |(number, client): (&u64, &Client)| (*number, fds_of(client));
         let all: Vec<_> = self.lock().clients.iter().map(numbered).collect();
         let is_kept = |fd: &Arc<ForeignFd>| name_of(fd.as_fd()).as_ref() == Some(&name);
-        let keepers = all.iter().filter(|(_, fds)| fds.iter().any(is_kept));
-        keepers.map(|(number, _)| self.forget(*number)).count() > 0
+        let journals = all.iter().filter(|(_, fds)| fds.iter().any(is_kept));
+        journals.map(|(number, _)| self.forget(*number)).count() > 0
     }
 
     /// True if the device has a front-end.
@@ -206,14 +206,14 @@ impl Estates {
         let has_room = room.is_some();
         let mut room = room.unwrap_or(FdRoom::none());
         let mut fds: Vec<_> = fds.into_iter().map(|fd| self.adopt(fd, &mut room)).collect();
-        if fds.len() > NOTE_FDS_MAX {
+        if fds.len() > ENTRY_FDS_MAX {
             return Err(format!("{} file descriptors in a note", fds.len()));
         }
         let mut kept = self.lock();
-        let most = notes_max(self.queues);
+        let most = entries_max(self.queues);
         let entries = kept.clients.values().flat_map(|client| client.entries.values());
         let (count, held) = entries.fold((0, 0), |(n, fds), e| (n + 1, fds + e.fds.len()));
-        // One that was let go of may be noted still.
+        // One that was released may be noted still.
         let Some(client) = kept.clients.get_mut(&number) else { return Ok(()) };
         client.is_lost |= !has_room && !fds.is_empty();
         if !has_room {
@@ -226,7 +226,7 @@ impl Estates {
         for key in change.drops {
             client.entries.remove(&key);
         }
-        for Written { key, bytes } in change.puts {
+        for JournalEntry { key, bytes } in change.puts {
             if bytes.len() > ENTRY_SIZE_MAX {
                 return Err(format!("a note of {} bytes", bytes.len()));
             }
@@ -249,12 +249,12 @@ impl Estates {
     /// The messages that hand front-end `number`, which has just connected, to a device process.
     pub(super) fn handing(&self, number: u64) -> Handing {
         let mut kept = self.lock();
-        kept.clients.get_mut(&number).map(|client| self.told(number, client)).unwrap_or_default()
+        kept.clients.get_mut(&number).map(|client| self.command(number, client)).unwrap_or_default()
     }
 
     /// The device process of the front-ends has died. Those with which no device process can go on
-    /// are let go of.
-    pub(super) fn bereave(&self) {
+    /// are released.
+    pub(super) fn orphan(&self) {
         let mut kept = self.lock();
         kept.clients.retain(|_, client| {
             let is_brief = client.handed_at.elapsed() < super::BRIEF;
@@ -276,12 +276,12 @@ impl Estates {
     pub(super) fn handings(&self) -> Handing {
         let mut kept = self.lock();
         let clients = kept.clients.iter_mut();
-        clients.flat_map(|(number, client)| self.told(*number, client)).collect()
+        clients.flat_map(|(number, client)| self.command(*number, client)).collect()
     }
 
     /// Keeps a front-end that another supervisor has left.
-    pub(super) fn inherit(&self, heirloom: Heirloom) {
-        let Heirloom { socket, entries, answering, .. } = heirloom;
+    pub(super) fn inherit(&self, adopted_session: AdoptedSession) {
+        let AdoptedSession { socket, entries, answering, .. } = adopted_session;
         let number = self.add(self.hold(socket));
         for (entry, fds) in entries {
             let change = Change { puts: vec![entry], ..Change::default() };
@@ -296,43 +296,45 @@ impl Estates {
     }
 
     /// The messages that hand all front-ends, which belong to `domain`, to another supervisor.
-    pub(super) fn share(&self, domain: &str) -> Share {
+    pub(super) fn share(&self, domain: &str) -> DeviceHandoff {
         let mut kept = self.lock();
         let all: Vec<_> = kept
             .clients
             .iter_mut()
             .flat_map(|(n, client)| {
                 let answering = client.answering.clone();
-                let told = self.told(*n, client);
+                let command = self.command(*n, client);
                 client.answering = answering;
-                told
+                command
             })
             .collect();
-        let left = |(told, fds)| match told {
-            Told::Kept { device, entry } => Some((Left::Kept { device, entry }, fds)),
-            Told::Client { device, answering, .. } => {
-                Some((Left::Client { device, domain: domain.to_owned(), answering }, fds))
+        let left = |(command, fds)| match command {
+            Command::SavedEntry { device, entry } => {
+                Some((HandoffMessage::Kept { device, entry }, fds))
+            }
+            Command::Client { device, answering, .. } => {
+                Some((HandoffMessage::Client { device, domain: domain.to_owned(), answering }, fds))
             }
             _ => None,
         };
         all.into_iter().filter_map(left).collect()
     }
 
-    fn told(&self, number: u64, client: &mut Client) -> Handing {
+    fn command(&self, number: u64, client: &mut Client) -> Handing {
         client.handed_at = Instant::now();
-        let mut told = Vec::new();
+        let mut command = Vec::new();
         for (key, Entry { bytes, fds }) in &client.entries {
             let (device, written) =
-                (self.device.clone(), Written { key: *key, bytes: bytes.clone() });
-            let parcels = fds.iter().cloned().map(Parcel::Foreign).collect();
-            told.push((Told::Kept { device, entry: written }, parcels));
+                (self.device.clone(), JournalEntry { key: *key, bytes: bytes.clone() });
+            let message_fds = fds.iter().cloned().map(MessageFd::Foreign).collect();
+            command.push((Command::SavedEntry { device, entry: written }, message_fds));
         }
         let (device, answering) = (self.device.clone(), client.answering.take());
-        let socket = Parcel::Foreign(client.socket.clone());
+        let socket = MessageFd::Foreign(client.socket.clone());
         // Whether it has is decided when it is sent.
         let has_credit = false;
-        told.push((Told::Client { device, number, answering, has_credit }, vec![socket]));
-        told
+        command.push((Command::Client { device, number, answering, has_credit }, vec![socket]));
+        command
     }
 }
 
@@ -346,8 +348,8 @@ mod tests {
     use super::*;
     use crate::processes::message::Answered;
 
-    fn estates() -> Arc<Estates> {
-        Estates::new("d", 2)
+    fn journals() -> Arc<JournalStore> {
+        JournalStore::new("d", 2)
     }
 
     fn fd() -> OwnedFd {
@@ -355,36 +357,36 @@ mod tests {
     }
 
     fn change(keys: &[u32], drops: &[u32]) -> Change {
-        let puts = keys.iter().map(|key| Written { key: *key, bytes: vec![7] }).collect();
+        let puts = keys.iter().map(|key| JournalEntry { key: *key, bytes: vec![7] }).collect();
         Change { puts, drops: drops.to_vec(), answer: Answered::Unchanged }
     }
 
     #[test]
     fn the_next_device_process_is_told_what_was_noted_in_order_and_then_the_socket() {
-        let estates = estates();
-        let number = estates.add(estates.hold(fd()));
-        estates.note(number, change(&[9], &[]), vec![fd(), fd()]).unwrap();
-        estates.note(number, change(&[4, 5], &[]), vec![fd()]).unwrap();
-        estates.note(number, change(&[], &[5]), Vec::new()).unwrap();
-        let told = estates.handings();
-        let said: Vec<_> = told
+        let journals = journals();
+        let number = journals.add(journals.hold(fd()));
+        journals.note(number, change(&[9], &[]), vec![fd(), fd()]).unwrap();
+        journals.note(number, change(&[4, 5], &[]), vec![fd()]).unwrap();
+        journals.note(number, change(&[], &[5]), Vec::new()).unwrap();
+        let command = journals.handings();
+        let said: Vec<_> = command
             .iter()
-            .map(|(told, fds)| match told {
-                Told::Kept { entry, .. } => (entry.key, fds.len()),
-                Told::Client { number: told, .. } if *told == number => (0, fds.len()),
+            .map(|(command, fds)| match command {
+                Command::SavedEntry { entry, .. } => (entry.key, fds.len()),
+                Command::Client { number: command, .. } if *command == number => (0, fds.len()),
                 other => unreachable!("{other:?}"),
             })
             .collect();
         assert_eq!(said, [(4, 1), (9, 2), (0, 1)]);
-        estates.forget(number);
-        assert!(estates.handings().is_empty() && !estates.is_used());
+        journals.forget(number);
+        assert!(journals.handings().is_empty() && !journals.is_used());
     }
 
     #[test]
     fn a_number_is_given_once_also_when_a_device_is_put_together_again() {
-        let before = estates();
+        let before = journals();
         let number = before.add(before.hold(fd()));
-        let again = estates();
+        let again = journals();
         again.add(again.hold(fd()));
         // The device process has said it of the device of before, which had the same name.
         again.forget(number);
@@ -393,48 +395,48 @@ mod tests {
 
     #[test]
     fn a_device_process_that_notes_without_end_is_refused() {
-        let estates = estates();
-        let number = estates.add(estates.hold(fd()));
+        let journals = journals();
+        let number = journals.add(journals.hold(fd()));
         let many: Vec<_> = (0..3000).collect();
-        assert!(estates.note(number, change(&many, &[]), Vec::new()).is_err());
-        let number = estates.add(estates.hold(fd()));
+        assert!(journals.note(number, change(&many, &[]), Vec::new()).is_err());
+        let number = journals.add(journals.hold(fd()));
         let long = Change {
-            puts: vec![Written { key: 1, bytes: vec![0; ENTRY_SIZE_MAX + 1] }],
+            puts: vec![JournalEntry { key: 1, bytes: vec![0; ENTRY_SIZE_MAX + 1] }],
             drops: Vec::new(),
             answer: Answered::Unchanged,
         };
-        assert!(estates.note(number, long, Vec::new()).is_err());
-        let fds = (0..=NOTE_FDS_MAX).map(|_| fd()).collect();
-        assert!(estates.note(number, change(&[1], &[]), fds).is_err());
+        assert!(journals.note(number, long, Vec::new()).is_err());
+        let fds = (0..=ENTRY_FDS_MAX).map(|_| fd()).collect();
+        assert!(journals.note(number, change(&[1], &[]), fds).is_err());
         let known = Answered::UnderWay(vec![0; ANSWERING_MAX + 1]);
         let known = Change { answer: known, ..Change::default() };
-        assert!(estates.note(number, known, Vec::new()).is_err());
+        assert!(journals.note(number, known, Vec::new()).is_err());
     }
 
     #[test]
     fn what_a_device_keeps_is_bounded_over_all_its_front_ends() {
-        let estates = estates();
-        let most = u32::try_from(notes_max(estates.queues)).unwrap();
+        let journals = journals();
+        let most = u32::try_from(entries_max(journals.queues)).unwrap();
         let keys: Vec<_> = (0..most).collect();
         let noted = (0..=SESSIONS_MAX + 1).map(|_| {
-            let number = estates.add(estates.hold(fd()));
-            estates.note(number, change(&keys, &[]), Vec::new())
+            let number = journals.add(journals.hold(fd()));
+            journals.note(number, change(&keys, &[]), Vec::new())
         });
         assert_eq!(noted.filter(Result::is_ok).count(), SESSIONS_MAX + 1);
         // The next front-end has to wait when there are too many.
-        while *estates.count.borrow() < CLIENTS_MAX {
-            estates.add(estates.hold(fd()));
+        while *journals.count.borrow() < CLIENTS_MAX {
+            journals.add(journals.hold(fd()));
         }
-        let first = *estates.lock().clients.keys().next().unwrap();
+        let first = *journals.lock().clients.keys().next().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let place = estates.has_place();
+            let place = journals.has_place();
             tokio::pin!(place);
             let ready = std::future::poll_fn(|context| {
                 std::task::Poll::Ready(place.as_mut().poll(context).is_ready())
             });
             assert!(!ready.await);
-            estates.forget(first);
+            journals.forget(first);
             place.await;
         });
     }
@@ -443,14 +445,14 @@ mod tests {
     fn a_front_end_whose_device_processes_die_at_once_is_let_go_of() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let estates = estates();
-            estates.add(estates.hold(fd()));
+            let journals = journals();
+            journals.add(journals.hold(fd()));
             for _ in 1..BRIEF_LIVES_MAX {
-                estates.bereave();
-                assert_eq!(estates.handings().len(), 1);
+                journals.orphan();
+                assert_eq!(journals.handings().len(), 1);
             }
-            estates.bereave();
-            assert!(estates.handings().is_empty() && !estates.is_used());
+            journals.orphan();
+            assert!(journals.handings().is_empty() && !journals.is_used());
         });
     }
 }

@@ -4,9 +4,9 @@
 //! One thing is done after another, those of a network at the pace that the device allows its own
 //! guests (`net/pace`): a device process that asks for more before it was answered is ended.
 
-use super::given::Ask;
+use super::assigned::PendingRequest;
 use super::limits::Limits;
-use super::message::{PortFacts, Told, Wish};
+use super::message::{Command, PortFacts, PrivilegedRequest};
 use super::process::DeviceProcess;
 use crate::assemble::{Blk, Kind};
 use manyring_backend::blk::{Disk, Ending, Handed, ImageError, Marks};
@@ -61,7 +61,7 @@ pub(super) fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
         Kind::Blk(shown) => {
             let disk = shown.disk();
             let left = match disk.image() {
-                Some(image) => Some(image.bequeath()?),
+                Some(image) => Some(image.hand_off()?),
                 None => disk.hand_memory()?,
             };
             Ok(left.map(|fd| vec![fd]).into_iter().collect())
@@ -103,7 +103,7 @@ pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<Owne
 }
 
 /// The task that attends to a device as long as a device process has it.
-pub(super) struct Attendant {
+pub(super) struct RequestServer {
     pub(super) device: String,
     pub(super) kind: Kind,
     pub(super) process: Arc<DeviceProcess>,
@@ -114,12 +114,15 @@ pub(super) struct Attendant {
     pub(super) marks: Option<Arc<Marks>>,
 }
 
-impl Attendant {
+impl RequestServer {
     /// Serves the requests of a device process about its device until that process has released
     /// the device. Then the host uses no queue of the device, and no lock goes with its rings.
     /// Returns a handle by which to ask whether requests of that process are in flight, if the
     /// locks of the image cannot show it.
-    pub(super) async fn attend(mut self, mut asks: mpsc::Receiver<Ask>) -> Option<Ending> {
+    pub(super) async fn attend(
+        mut self,
+        mut asks: mpsc::Receiver<PendingRequest>,
+    ) -> Option<Ending> {
         let mut changes = match &self.kind {
             Kind::Net(net) => net.config_changes(),
             Kind::Blk(Blk::Virtio(blk)) => blk.config_changes(),
@@ -136,9 +139,9 @@ impl Attendant {
         loop {
             tokio::select! {
                 ask = asks.recv() => {
-                    let Some(Ask { number, wish }) = ask else { break };
-                    let error = self.done(wish).await.map_or_else(Errno::raw_os_error, |()| 0);
-                    self.process.tell_in_turn(Told::Done { number, error }, Vec::new()).await;
+                    let Some(PendingRequest { number, request }) = ask else { break };
+                    let error = self.done(request).await.map_or_else(Errno::raw_os_error, |()| 0);
+                    self.process.tell_in_turn(Command::Done { number, error }, Vec::new()).await;
                 }
                 Ok(()) = changes.changed() => self.tell_changes().await,
                 Ok(()) = self.limits.changed() => {
@@ -173,14 +176,14 @@ impl Attendant {
     async fn tell_changes(&mut self) {
         let device = self.device.clone();
         let Kind::Net(net) = self.kind.clone() else {
-            return self.process.tell_in_turn(Told::Measure { device }, Vec::new()).await;
+            return self.process.tell_in_turn(Command::Measure { device }, Vec::new()).await;
         };
         let outside = net.outside();
         if outside.joins != self.joins && !outside.is_gone {
             self.joins = outside.joins;
             self.renew(&net).await;
         }
-        self.process.tell_in_turn(told(&net), Vec::new()).await;
+        self.process.tell_in_turn(command(&net), Vec::new()).await;
     }
 
     /// Lends the queues of the interface that was joined.
@@ -190,7 +193,7 @@ impl Attendant {
             Ok((Some(PortFacts { filter, .. }), mut queues)) => {
                 queues.truncate(net.queue_pairs());
                 let queues = queues.into_iter().map(Into::into).collect();
-                self.process.tell_in_turn(Told::Queues { device, filter }, queues).await;
+                self.process.tell_in_turn(Command::Queues { device, filter }, queues).await;
             }
             Ok((None, _)) => {}
             Err(error) => {
@@ -199,20 +202,20 @@ impl Attendant {
         }
     }
 
-    async fn done(&self, wish: Wish) -> Result<(), Errno> {
-        match (&self.kind, wish) {
-            (Kind::Net(net), Wish::Pair { pair, attached }) => {
+    async fn done(&self, request: PrivilegedRequest) -> Result<(), Errno> {
+        match (&self.kind, request) {
+            (Kind::Net(net), PrivilegedRequest::Pair { pair, attached }) => {
                 net.lend_pair(pair.into(), attached).await
             }
-            (Kind::Net(net), Wish::Offloads { bits }) => {
+            (Kind::Net(net), PrivilegedRequest::Offloads { bits }) => {
                 net.lend_offloads(Offloads::of_guest(bits)).await
             }
-            (Kind::Net(net), Wish::Rss { config }) => {
+            (Kind::Net(net), PrivilegedRequest::Rss { config }) => {
                 let config = Some(config).filter(|config| !config.is_empty());
                 let rss = config.map(|config| RssConfig::parse(&config)).transpose();
                 net.lend_rss(rss.map_err(|_| Errno::INVAL)?).await
             }
-            (Kind::Blk(Blk::Virtio(blk)), Wish::Lock { is_held }) => {
+            (Kind::Blk(Blk::Virtio(blk)), PrivilegedRequest::Lock { is_held }) => {
                 let (disk, marks) = (blk.disk().clone(), self.marks.clone());
                 let locked = aside(move || lock(&*disk, marks.as_deref(), is_held)).await;
                 locked.unwrap_or(Err(Errno::IO))
@@ -237,7 +240,7 @@ fn lock(disk: &dyn Disk, marks: Option<&Marks>, is_held: bool) -> Result<(), Err
 }
 
 /// The message with the interface's present state and the operator's settings.
-pub(super) fn told(net: &NetDevice) -> Told {
+pub(super) fn command(net: &NetDevice) -> Command {
     let Outside { link_up, is_gone, mtu, announcements, .. } = net.outside();
-    Told::Outside { device: net.name().to_owned(), link_up, is_gone, mtu, announcements }
+    Command::Outside { device: net.name().to_owned(), link_up, is_gone, mtu, announcements }
 }

@@ -6,10 +6,10 @@
 //! readahead of a read that misses the page cache), or for a journal that is being written. While
 //! it waits, the worker serves no guest, not even those of other devices. A kernel thread may wait,
 //! and costs some ten microseconds a request, which does not matter for a device that is slow
-//! already. So a device is *calm*, and the worker submits to it, or it is not:
+//! already. So a device is *fast*, and the worker submits to it, or it is not:
 //! ```text
-//! a call took longer than SLOW_NS?   not calm for a while, longer each time it happens again soon
-//! a flush runs for OWING_NS?         not calm until it returns: the device is saturated, and its
+//! a call took longer than SLOW_NS?   not fast for a while, longer each time it happens again soon
+//! a flush runs for OWING_NS?         not fast until it returns: the device is saturated, and its
 //!                                    requests are left to threads of the kernel
 //! ```
 //! A long call need not have waited: another program may have taken the CPU. A thread that waited
@@ -20,10 +20,10 @@
 const SLOW_NS: u64 = 4_000_000;
 /// A device that has finished no flush for this long counts as saturated.
 const OWING_NS: u64 = 5_000_000;
-/// How long a device is not calm: the first time, and the longest.
+/// How long a device is not fast: the first time, and the longest.
 const AWAY_NS_MIN: u64 = 250_000_000;
 const AWAY_NS_MAX: u64 = 8_000_000_000;
-/// If a device was calm for this long, its next pause is the shortest again.
+/// If a device was fast for this long, its next pause is the shortest again.
 const RECOVERED_NS: u64 = 10_000_000_000;
 /// For this long after a long call, the worker checks for each call whether it has waited.
 const WATCHFUL_NS: u64 = 5_000_000_000;
@@ -49,7 +49,7 @@ pub(super) struct Devices {
 struct Device {
     /// The device number that `stat` reports for its files.
     number: u64,
-    /// The device is not calm until this time.
+    /// The device is not fast until this time.
     away_until_ns: u64,
     away_ns: u64,
     /// Flushes and other long calls under way, and the time since which none has ended.
@@ -75,7 +75,7 @@ impl Devices {
 
     /// True if the worker may submit requests to the device itself.
     #[inline]
-    pub(super) fn is_calm(&self, at: DeviceSlot, now_ns: u64) -> bool {
+    pub(super) fn is_fast(&self, at: DeviceSlot, now_ns: u64) -> bool {
         let device = &self.devices[at.0];
         let owes = device.owed > 0 && now_ns.saturating_sub(device.owing_since_ns) > OWING_NS;
         now_ns >= device.away_until_ns && !owes
@@ -110,8 +110,8 @@ impl Devices {
         self.waits += 1;
         for DeviceSlot(at) in at {
             let device = &mut self.devices[*at];
-            let calm_for_ns = now_ns.saturating_sub(device.away_until_ns);
-            device.away_ns = match calm_for_ns < RECOVERED_NS && device.away_until_ns > 0 {
+            let fast_for_ns = now_ns.saturating_sub(device.away_until_ns);
+            device.away_ns = match fast_for_ns < RECOVERED_NS && device.away_until_ns > 0 {
                 true => (device.away_ns * 2).min(AWAY_NS_MAX),
                 false => AWAY_NS_MIN,
             };
@@ -163,12 +163,12 @@ mod tests {
         let mut now = 1000 * MS;
         let mut pauses = Vec::new();
         for _ in 0..7 {
-            assert!(devices.is_calm(slow, now));
+            assert!(devices.is_fast(slow, now));
             devices.took(&[slow], (150 * MS, now), Some(true));
-            assert!(devices.is_calm(other, now), "the worker did not submit to it");
+            assert!(devices.is_fast(other, now), "the worker did not submit to it");
             devices.took(&[other], (0, now), None);
             let began = now;
-            while !devices.is_calm(slow, now) {
+            while !devices.is_fast(slow, now) {
                 now += 10 * MS;
             }
             pauses.push((now - began) / MS);
@@ -176,10 +176,10 @@ mod tests {
         assert_eq!(pauses, [250, 500, 1000, 2000, 4000, 8000, 8000]);
         assert_eq!(devices.waits(), 7);
         now += 20_000 * MS;
-        assert!(devices.is_calm(slow, now));
+        assert!(devices.is_fast(slow, now));
         devices.took(&[slow], (150 * MS, now), Some(true));
-        assert!(!devices.is_calm(slow, now + 249 * MS), "it begins anew");
-        assert!(devices.is_calm(slow, now + 250 * MS));
+        assert!(!devices.is_fast(slow, now + 249 * MS), "it begins anew");
+        assert!(devices.is_fast(slow, now + 250 * MS));
     }
 
     #[test]
@@ -188,13 +188,13 @@ mod tests {
         let device = devices.open(1);
         let mut now = 1000 * MS;
         assert!(!devices.is_watchful(now));
-        assert!(devices.is_calm(device, now));
+        assert!(devices.is_fast(device, now));
         devices.took(&[device], (20 * MS, now), None);
-        assert!(!devices.is_calm(device, now), "it may have waited: nobody looked");
+        assert!(!devices.is_fast(device, now), "it may have waited: nobody looked");
         assert!(devices.is_watchful(now));
         now += 250 * MS;
         for _ in 0..100 {
-            assert!(devices.is_calm(device, now), "it was interrupted, and that is known");
+            assert!(devices.is_fast(device, now), "it was interrupted, and that is known");
             assert!(devices.is_watchful(now));
             devices.took(&[device], (20 * MS, now), Some(false));
             now += 100 * MS;
@@ -209,16 +209,16 @@ mod tests {
         let (device, other) = (devices.open(1), devices.open(2));
         devices.owes(device, 10, 0);
         devices.owes(device, 11, 4 * MS);
-        assert!(devices.is_calm(device, 5 * MS));
-        assert!(!devices.is_calm(device, 6 * MS), "the first is old");
-        assert!(devices.is_calm(other, 6 * MS));
+        assert!(devices.is_fast(device, 5 * MS));
+        assert!(!devices.is_fast(device, 6 * MS), "the first is old");
+        assert!(devices.is_fast(other, 6 * MS));
         devices.paid(12, 7 * MS);
-        assert!(!devices.is_calm(device, 7 * MS), "that was not owed");
+        assert!(!devices.is_fast(device, 7 * MS), "that was not owed");
         devices.paid(10, 7 * MS);
-        assert!(devices.is_calm(device, 8 * MS), "they come back");
-        assert!(!devices.is_calm(device, 13 * MS), "the second is late too");
+        assert!(devices.is_fast(device, 8 * MS), "they come back");
+        assert!(!devices.is_fast(device, 13 * MS), "the second is late too");
         devices.paid(11, 14 * MS);
         assert!(!devices.has_debts());
-        assert!(devices.is_calm(device, 1000 * MS));
+        assert!(devices.is_fast(device, 1000 * MS));
     }
 }

@@ -2,7 +2,7 @@
 //! server takes fewer connections than there are queues.
 
 use super::share::Share;
-use super::{BACKOFF_MIN, EXTRA_LIMIT, Keeper, State};
+use super::{BACKOFF_MIN, EXTRA_LIMIT, Reconnector, State};
 use crate::channel::Channel;
 use crate::clock::now;
 use crate::join::{Joined, join};
@@ -26,7 +26,7 @@ pub(super) enum Holds {
     Shared,
 }
 
-impl Keeper {
+impl Reconnector {
     /// A queue goes on with another connection, and has nothing in flight on this one.
     pub(crate) fn release(&self, line: &Arc<Line>, mut channel: Channel) {
         let mut state = self.lock();
@@ -202,12 +202,12 @@ impl State {
     /// Starts the thread of a connection that queues are to share.
     pub(super) fn start_share(
         &mut self,
-        keeper: &Arc<Keeper>,
+        reconnector: &Arc<Reconnector>,
         export: Export,
     ) -> Result<Arc<Share>, Errno> {
         #[cfg(test)]
         self.ask_the_host()?;
-        Share::start(keeper, export)
+        Share::start(reconnector, export)
     }
 
     /// Lets a queue share a connection.

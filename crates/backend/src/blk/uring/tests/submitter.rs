@@ -1,9 +1,9 @@
-//! The thread that makes a transfer: the worker, a kernel thread that a lane counts, or the disk's.
+//! The thread that makes a transfer: the worker, a kernel thread that a slot counts, or the disk's.
 
 use super::*;
 
 /// The thread that makes a transfer of 4 KiB, before and after the kernel said it would wait.
-fn hands_of(image: Image, op: Op, ring: &mut Ring) -> [Option<Hand>; 2] {
+fn hands_of(image: Image, op: Op, ring: &mut Ring) -> [Option<Submitter>; 2] {
     let mut queue = UringDisk::new(image).unwrap().queue().unwrap();
     queue.attach(Some(ring), 0);
     let memory = Arc::new(Mapping::anonymous(4096).unwrap());
@@ -14,16 +14,17 @@ fn hands_of(image: Image, op: Op, ring: &mut Ring) -> [Option<Hand>; 2] {
     let disk = ring.open_disk(queue.number, queue.image.device());
     let (request, pieces) = burst.iter().next().unwrap();
     queue.remember(request, pieces);
-    let first = queue.hand(0, disk, ring);
+    let first = queue.submitter(0, disk, ring);
     assert!(matches!(queue.in_flight[0].failed(Errno::AGAIN), Step::Again));
-    [first, queue.hand(0, disk, ring)]
+    [first, queue.submitter(0, disk, ring)]
 }
 
 #[test]
-fn a_request_that_a_block_device_makes_wait_is_counted_by_a_lane() {
+fn a_request_that_a_block_device_makes_wait_is_counted_by_a_slot() {
     let file = image();
-    let (narrow, wide) = (Some(Hand::Kernel(Width::Narrow)), Some(Hand::Kernel(Width::Wide)));
-    let (own, at_once) = (Some(Hand::Own), Some(Hand::OwnAtOnce));
+    let (narrow, wide) =
+        (Some(Submitter::Kernel(Width::Narrow)), Some(Submitter::Kernel(Width::Wide)));
+    let (own, at_once) = (Some(Submitter::Own), Some(Submitter::OwnAtOnce));
     let write = Op::Write { durable: false };
     for (direct, op, hands) in [
         (true, write, [at_once, wide]),
@@ -41,10 +42,10 @@ fn a_request_that_a_block_device_makes_wait_is_counted_by_a_lane() {
 
 /// The file lies on no block device: its file system decides whether a transfer would have to wait.
 #[test]
-fn a_transfer_of_a_direct_file_that_would_wait_is_counted_by_a_lane_also_without_other_guests() {
+fn a_transfer_of_a_direct_file_that_would_wait_is_counted_by_a_slot_also_without_other_guests() {
     let file = image();
     let write = Op::Write { durable: false };
-    let (at_once, wide) = (Some(Hand::OwnAtOnce), Some(Hand::Kernel(Width::Wide)));
+    let (at_once, wide) = (Some(Submitter::OwnAtOnce), Some(Submitter::Kernel(Width::Wide)));
     for (op, has_nowait, is_shared, hands) in [
         (write, true, false, [at_once, wide]),
         (Op::Read, true, false, [at_once, wide]),
@@ -63,14 +64,18 @@ fn a_transfer_of_a_direct_file_that_would_wait_is_counted_by_a_lane_also_without
     }
     let image = Image::open_again(file.path(), ImageOptions::default()).taken_to_wait();
     let hands = hands_of(image, Op::Read, &mut Ring::new().unwrap());
-    assert_eq!(hands, [wide, Some(Hand::Kernel(Width::Narrow))], "a read through the page cache");
+    assert_eq!(
+        hands,
+        [wide, Some(Submitter::Kernel(Width::Narrow))],
+        "a read through the page cache"
+    );
 }
 
 /// The threads of the kernel would make it behind writes to other images.
 #[test]
 fn a_write_that_the_kernel_would_queue_is_made_by_the_disks_own_thread_if_it_would_wait() {
     let file = image();
-    let (write, at_once) = (Op::Write { durable: false }, Some(Hand::OwnAtOnce));
+    let (write, at_once) = (Op::Write { durable: false }, Some(Submitter::OwnAtOnce));
     for (direct, is_shared, hands) in [
         (false, false, [at_once, None]),
         (false, true, [at_once, None]),
@@ -90,7 +95,7 @@ fn a_transfer_that_cannot_be_refused_at_once_is_tried_once_more_by_who_may_wait(
     for op in [Op::Read, Op::Write { durable: false }] {
         let mut entry = InFlight { op, stage: Stage::Transfer, ..InFlight::default() };
         assert!(matches!(entry.failed(Errno::OPNOTSUPP), Step::Again), "{op:?}");
-        assert!(entry.patience.is_tried(), "{op:?}");
+        assert!(entry.retries.is_tried(), "{op:?}");
         assert!(matches!(entry.failed(Errno::OPNOTSUPP), Step::Failed(Errno::OPNOTSUPP)), "{op:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! `Keeper`: the thread that replaces the socket of a port which lends guests' pages to the device.
+//! `SocketReplacer`: the thread that replaces the socket of a port which lends guests' pages to the
+//! device.
 //!
 //! ```text
 //! a half sends from pages that the device has not   register them: make a new socket
@@ -28,11 +29,11 @@ use std::time::Duration;
 
 /// How often the thread checks whether the frames that must return are back, and the pause between.
 const DRAIN_LOOKS: u32 = 50;
-const DRAIN_PAUSE: Duration = Duration::from_millis(2);
+const DRAIN_INTERVAL: Duration = Duration::from_millis(2);
 
-/// An order for the keeper thread.
+/// An order for the replacer thread.
 #[derive(Debug, Default)]
-pub(super) struct Wish {
+pub(super) struct ReplaceRequest {
     /// The device shall read the pages of this snapshot; `Some(None)`: of no guest.
     pub(super) memory: Option<Option<Arc<GuestMemory>>>,
     /// All frames that the device has must return to their half.
@@ -42,88 +43,88 @@ pub(super) struct Wish {
     ends: bool,
 }
 
-/// Carries the orders of the sending halves to the keeper thread, and gives the halves the length
+/// Carries the orders of the sending halves to the replacer thread, and gives the halves the length
 /// from which on frames are lent.
 #[derive(Debug)]
-pub(super) struct Wishes {
-    wish: Mutex<Wish>,
+pub(super) struct ReplaceRequests {
+    request: Mutex<ReplaceRequest>,
     changed: Condvar,
     /// Bytes: a frame of at least this length is lent to the device, and a shorter one copied.
     pub(super) threshold: usize,
 }
 
-impl Wishes {
+impl ReplaceRequests {
     pub(super) fn new(threshold: usize) -> Self {
-        Self { wish: Mutex::default(), changed: Condvar::new(), threshold }
+        Self { request: Mutex::default(), changed: Condvar::new(), threshold }
     }
 
-    pub(super) fn wish(&self, change: impl FnOnce(&mut Wish)) {
-        change(&mut self.wish.lock().unwrap_or_else(PoisonError::into_inner));
+    pub(super) fn request(&self, change: impl FnOnce(&mut ReplaceRequest)) {
+        change(&mut self.request.lock().unwrap_or_else(PoisonError::into_inner));
         self.changed.notify_one();
     }
 
     /// True if the port is being dropped, so that the thread must end.
     fn is_ending(&self) -> bool {
-        self.wish.lock().unwrap_or_else(PoisonError::into_inner).ends
+        self.request.lock().unwrap_or_else(PoisonError::into_inner).ends
     }
 
     /// Waits for an order.
-    fn next(&self) -> Wish {
-        let wish = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_idle = |wish: &mut Wish| {
-            !wish.ends && wish.memory.is_none() && !wish.must_return && !wish.is_stuck
+    fn next(&self) -> ReplaceRequest {
+        let request = self.request.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_idle = |request: &mut ReplaceRequest| {
+            !request.ends && request.memory.is_none() && !request.must_return && !request.is_stuck
         };
-        let woken = self.changed.wait_while(wish, is_idle);
+        let woken = self.changed.wait_while(request, is_idle);
         std::mem::take(&mut *woken.unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 /// The thread, which ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Keeper {
-    pub(super) wishes: Arc<Wishes>,
+pub(super) struct SocketReplacer {
+    pub(super) requests: Arc<ReplaceRequests>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Keeper {
+impl SocketReplacer {
     /// # Errors
     /// `EAGAIN`: the host has no thread to give.
     pub(super) fn start(shared: Arc<Shared>, threshold: usize) -> Result<Self, Errno> {
-        let wishes = Arc::new(Wishes::new(threshold));
+        let requests = Arc::new(ReplaceRequests::new(threshold));
         let thread = std::thread::Builder::new().name(format!("xdp-{}", shared.name));
-        let asked = wishes.clone();
+        let asked = requests.clone();
         let thread = thread.spawn(move || run(&shared, &asked)).map_err(|_| Errno::AGAIN)?;
-        Ok(Self { wishes, thread: Some(thread) })
+        Ok(Self { requests, thread: Some(thread) })
     }
 }
 
-impl Drop for Keeper {
+impl Drop for SocketReplacer {
     fn drop(&mut self) {
-        self.wishes.wish(|wish| wish.ends = true);
+        self.requests.request(|request| request.ends = true);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn run(shared: &Shared, wishes: &Wishes) {
+fn run(shared: &Shared, requests: &ReplaceRequests) {
     take_duty(Duty::Both);
     // The number of the snapshot whose pages the device has, and of the last one that it refused.
     let (mut has, mut refused) = (0, 0);
     let Some(pair) = shared.pairs.first() else { return };
     loop {
-        let wish = wishes.next();
-        if wish.ends {
+        let request = requests.next();
+        if request.ends {
             return;
         }
-        let is_new = match &wish.memory {
+        let is_new = match &request.memory {
             Some(Some(memory)) => memory.id() != has && memory.id() != refused,
             Some(None) => has != 0,
             None => false,
         };
-        if is_new || wish.is_stuck || (wish.must_return && !drains(pair)) {
-            let memory = wish.memory.flatten();
-            let has_pages = replace(shared, pair, memory.as_deref(), wishes);
+        if is_new || request.is_stuck || (request.must_return && !drains(pair)) {
+            let memory = request.memory.flatten();
+            let has_pages = replace(shared, pair, memory.as_deref(), requests);
             let id = memory.map_or(0, |memory| memory.id());
             has = if has_pages { id } else { 0 };
             if id != 0 && !has_pages {
@@ -143,13 +144,18 @@ fn drains(pair: &Pair) -> bool {
             return true;
         }
         drop(outlet);
-        std::thread::sleep(DRAIN_PAUSE);
+        std::thread::sleep(DRAIN_INTERVAL);
     }
     false
 }
 
 /// Replaces the socket by one that has these pages. True: the new socket has them.
-fn replace(shared: &Shared, pair: &Pair, memory: Option<&GuestMemory>, wishes: &Wishes) -> bool {
+fn replace(
+    shared: &Shared,
+    pair: &Pair,
+    memory: Option<&GuestMemory>,
+    requests: &ReplaceRequests,
+) -> bool {
     let state = shared.state();
     let Some(wanted) = shared.wanted(0) else {
         // The interface was deleted, so that no device has any frame.
@@ -166,7 +172,7 @@ fn replace(shared: &Shared, pair: &Pair, memory: Option<&GuestMemory>, wishes: &
         // When the queue can be bound again, the device has let go of all frames.
         while let Err(errno) = socket.bind() {
             match errno {
-                Errno::BUSY if wishes.is_ending() => return Err(errno),
+                Errno::BUSY if requests.is_ending() => return Err(errno),
                 Errno::BUSY => tracing::warn!(name = shared.name, "its queue is still busy"),
                 errno => return Err(errno),
             }

@@ -1,7 +1,7 @@
 //! The device process's part of what a guest may choose and only the supervisor can do: threads
 //! ask, and wait.
 
-use super::message::Wish;
+use super::message::PrivilegedRequest;
 use manyring_backend::net::tap::lent::Owner;
 use manyring_device::net::{Offloads, RssConfig};
 use rustix::io::Errno;
@@ -10,32 +10,32 @@ use tokio::sync::{mpsc, oneshot};
 
 /// A message that waits to be sent to the supervisor.
 #[derive(Debug)]
-pub(super) enum Said {
-    /// A wish of a device; the answer is the number of an error, or 0.
-    Wish { device: String, wish: Wish, answer: oneshot::Sender<i32> },
+pub(super) enum Outgoing {
+    /// A privileged request of a device; the answer is the number of an error, or 0.
+    Request { device: String, request: PrivilegedRequest, answer: oneshot::Sender<i32> },
     /// The interface of a device may be gone.
-    Doubt { device: String },
+    Suspect { device: String },
     /// The session of a client is over.
     Gone { device: String, number: u64 },
     /// All devices have stopped for the next supervisor.
-    Parked,
+    Quiesced,
 }
 
 /// The supervisor, as the port or the disk of one device reaches it.
 #[derive(Clone, Debug)]
 pub(super) struct SupervisorClient {
     pub(super) device: String,
-    pub(super) says: mpsc::Sender<Said>,
+    pub(super) outgoing: mpsc::Sender<Outgoing>,
 }
 
 impl SupervisorClient {
     /// Asks, and waits for the answer. Never on the control thread. When the supervisor is gone,
     /// this process ends, and the host has taken back all that the supervisor had: nothing is left
     /// to do.
-    fn ask(&self, wish: Wish) -> Result<(), Errno> {
+    fn ask(&self, request: PrivilegedRequest) -> Result<(), Errno> {
         let (answer, answered) = oneshot::channel();
-        let said = Said::Wish { device: self.device.clone(), wish, answer };
-        let answered = self.says.blocking_send(said).map(|()| answered.blocking_recv());
+        let queued = Outgoing::Request { device: self.device.clone(), request, answer };
+        let answered = self.outgoing.blocking_send(queued).map(|()| answered.blocking_recv());
         match answered {
             Ok(Ok(error)) if error != 0 => Err(Errno::from_raw_os_error(error)),
             _ => Ok(()),
@@ -44,29 +44,29 @@ impl SupervisorClient {
 }
 
 impl SupervisorClient {
-    /// Has the image locked for the rings that begin, or let go of.
+    /// Has the image locked for the rings that begin, or released.
     pub(super) fn lock(&self, is_held: bool) -> Result<(), Errno> {
-        self.ask(Wish::Lock { is_held })
+        self.ask(PrivilegedRequest::Lock { is_held })
     }
 }
 
 impl Owner for SupervisorClient {
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
         let pair = u16::try_from(index).map_err(|_| Errno::INVAL)?;
-        self.ask(Wish::Pair { pair, attached })
+        self.ask(PrivilegedRequest::Pair { pair, attached })
     }
 
     fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
-        self.ask(Wish::Offloads { bits: offloads.guest_features() })
+        self.ask(PrivilegedRequest::Offloads { bits: offloads.guest_features() })
     }
 
     fn set_rss(&self, rss: Option<&RssConfig>) -> Result<(), Errno> {
-        self.ask(Wish::Rss { config: rss.map(RssConfig::emit).unwrap_or_default() })
+        self.ask(PrivilegedRequest::Rss { config: rss.map(RssConfig::emit).unwrap_or_default() })
     }
 
-    fn doubt(&self) {
+    fn suspect(&self) {
         // With a full queue the supervisor hears of this device, or of another one, soon.
-        let _ = self.says.try_send(Said::Doubt { device: self.device.clone() });
+        let _ = self.outgoing.try_send(Outgoing::Suspect { device: self.device.clone() });
     }
 }
 

@@ -1,4 +1,4 @@
-//! `Keeper`: the thread of a disk that connects its queues, again and again.
+//! `Reconnector`: the thread of a disk that connects its queues, again and again.
 //!
 //! ```text
 //! a queue asks        its connection is lost, or it never had one
@@ -54,8 +54,8 @@ const SHARE_AFTER: Duration = Duration::from_millis(250);
 const SHARE_LATER: Duration = Duration::from_secs(5);
 /// The shortest time between two warnings in the log.
 const WARN_PACE: Duration = Duration::from_secs(10);
-/// The keeper thread ticks this many times in `request_timeout`. A request that has no answer after
-/// this many ticks is overdue.
+/// The reconnector thread ticks this many times in `request_timeout`. A request that has no answer
+/// after this many ticks is overdue.
 pub(super) const TICKS: u32 = 4;
 
 /// The settings of an NBD disk.
@@ -73,9 +73,9 @@ pub struct NbdOptions {
     pub request_timeout: Duration,
 }
 
-/// The keeper thread's side that the disk and its queues call.
+/// The reconnector thread's side that the disk and its queues call.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct Reconnector {
     pub(super) options: NbdOptions,
     state: Mutex<State>,
     wake: Condvar,
@@ -127,7 +127,7 @@ enum Job {
     End,
 }
 
-impl Keeper {
+impl Reconnector {
     /// Connects for the first time, and starts the thread.
     pub(super) fn open(options: NbdOptions) -> Result<Arc<Self>, JoinError> {
         let first = join(&options.uri, JOIN_LIMIT)?;
@@ -158,11 +158,11 @@ impl Keeper {
             #[cfg(test)]
             trial: trial::Trial::default(),
         });
-        let keeper = Arc::new(Self { options, state, wake: Condvar::new() });
-        let of_thread = keeper.clone();
+        let reconnector = Arc::new(Self { options, state, wake: Condvar::new() });
+        let of_thread = reconnector.clone();
         let thread = std::thread::Builder::new().name("disk-nbd".to_owned());
         thread.spawn(move || of_thread.run()).map_err(JoinError::Connect)?;
-        Ok(keeper)
+        Ok(reconnector)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -287,7 +287,7 @@ impl Keeper {
         }
     }
 
-    /// Waits for the next job of the keeper thread.
+    /// Waits for the next job of the reconnector thread.
     fn next(&self) -> Job {
         let mut state = self.lock();
         loop {

@@ -1,9 +1,9 @@
-//! `Estate`: the knowledge of a session that another process needs to go on with it.
+//! `SavedSession`: the knowledge of a session that another process needs to go on with it.
 //!
-//! The process that accepts a client for us may keep the connection and the [`Note`]s of its
-//! session ([`Keeper`]). If this process is killed, the connection stays open, and the next process
-//! is handed the socket with all that was noted. The notes are the session's own messages: the next
-//! process obeys them again, so there is no second format and no second parser.
+//! The process that accepts a client for us may keep the connection and the [`JournalUpdate`]s of
+//! its session ([`SessionJournal`]). If this process is killed, the connection stays open, and the
+//! next process is handed the socket with all that was noted. The notes are the session's own
+//! messages: the next process obeys them again, so there is no second format and no second parser.
 //!
 //! ```text
 //! peek      a message is read and stays in the socket
@@ -43,43 +43,43 @@ pub(super) const PLACES: usize = 19;
 
 /// Most notes of a session with this many queues.
 #[must_use]
-pub fn notes_max(queues: usize) -> usize {
+pub fn entries_max(queues: usize) -> usize {
     MEM_SLOTS_MAX + CONFIG_MAX + (queues + 1) * PLACES
 }
 
 /// Most file descriptors that belong to one note.
-pub const NOTE_FDS_MAX: usize = 8;
+pub const ENTRY_FDS_MAX: usize = 8;
 
 /// Keeps a session for the process that goes on with it if this one dies.
-pub trait Keeper: Send + Sync + std::fmt::Debug {
+pub trait SessionJournal: Send + Sync + std::fmt::Debug {
     /// Keeps a note; returns when a death of this process cannot undo that. `fds` belong to the
     /// first entry that the note puts.
-    fn note<'a>(&'a self, note: Note, fds: Vec<BorrowedFd<'a>>) -> Later<'a, ()>;
+    fn update<'a>(&'a self, note: JournalUpdate, fds: Vec<BorrowedFd<'a>>) -> Later<'a, ()>;
 
     /// The session has ended, and its connection is shut down. Called where it may block.
     fn forget(&self);
 
     /// True if this process stops so that another one goes on with its sessions: a session that is
     /// stopped then stays connected, and its notes stay.
-    fn parks(&self) -> bool {
+    fn quiesces(&self) -> bool {
         false
     }
 }
 
 /// A change of the kept entries of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Note {
+pub struct JournalUpdate {
     /// Entries to keep from now on, each in the place of the one with its key.
     pub puts: Vec<Entry>,
     /// Nothing is kept under these keys any more.
     pub drops: Vec<u32>,
     /// The change in the state of the answer to the message that is being obeyed.
-    pub answer: NotedAnswer,
+    pub answer: AnswerState,
 }
 
 /// How far the answer to a message is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum NotedAnswer {
+pub enum AnswerState {
     /// As it was.
     #[default]
     Unchanged,
@@ -101,7 +101,7 @@ pub struct Entry {
 
 /// An entry with its file descriptors, as the next process gets it.
 #[derive(Debug)]
-pub struct Kept {
+pub struct SavedEntry {
     /// The key and the bytes of the entry.
     pub entry: Entry,
     /// In the order in which they came.
@@ -110,11 +110,11 @@ pub struct Kept {
 
 /// All that was kept of a session.
 #[derive(Debug, Default)]
-pub struct Estate {
+pub struct SavedSession {
     /// In the order of their keys.
-    pub entries: Vec<Kept>,
+    pub entries: Vec<SavedEntry>,
     /// The message whose answer was under way when the process before this one ended
-    /// ([`NotedAnswer::UnderWay`]).
+    /// ([`AnswerState::UnderWay`]).
     pub answering: Option<Vec<u8>>,
 }
 
@@ -124,7 +124,7 @@ pub struct Client {
     /// The socket.
     pub stream: UnixStream,
     /// The keeper of the session, and the estate of a process before this one.
-    pub kept: Option<(Arc<dyn Keeper>, Estate)>,
+    pub kept: Option<(Arc<dyn SessionJournal>, SavedSession)>,
 }
 
 impl From<UnixStream> for Client {

@@ -3,7 +3,7 @@
 use super::{INLINE_BYTES, UringQueue};
 use crate::blk::Op;
 use crate::sys::file as sys;
-use crate::sys::uring::{Hand, Ring, RingDisk, Width};
+use crate::sys::uring::{Ring, RingDisk, Submitter, Width};
 
 /// A byte of direct I/O costs this many times less than a copied one: only its page is looked up.
 const DIRECT_SHARE: u64 = 8;
@@ -20,7 +20,7 @@ impl UringQueue {
         self.image.has_nowait()
             && !self.image.is_direct()
             && len <= INLINE_BYTES
-            && self.disk.is_some_and(|disk| ring.is_calm(disk))
+            && self.disk.is_some_and(|disk| ring.is_fast(disk))
             && (!ring.is_shared() || self.is_cached(offset, len))
             && self.quota.take(len)
             && ring.take_inline(len)
@@ -34,7 +34,12 @@ impl UringQueue {
     ///
     /// `None`: the disk's own thread makes it, because a kernel thread would make it only after the
     /// writes to other images that share its queue.
-    pub(super) fn hand(&mut self, token: u32, disk: RingDisk, ring: &mut Ring) -> Option<Hand> {
+    pub(super) fn submitter(
+        &mut self,
+        token: u32,
+        disk: RingDisk,
+        ring: &mut Ring,
+    ) -> Option<Submitter> {
         let entry = &self.in_flight[token as usize];
         let (is_device, is_read) = (self.image.is_block_device(), entry.op == Op::Read);
         let copies = !self.image.is_direct();
@@ -42,30 +47,30 @@ impl UringQueue {
         // full, and so does a read into the page cache. Direct I/O of a block device does not.
         let may_wait = if copies { is_read } else { !is_device };
         // The kernel gives each write into the page cache of a block device to a thread. Say so
-        // ourselves, so that a lane counts it.
+        // ourselves, so that a slot counts it.
         let is_punted = copies && is_device && !is_read;
         // A transfer that cannot be refused with `RWF_NOWAIT` is not left to the worker: the kernel
-        // would give each to a thread, and no lane would count it.
+        // would give each to a thread, and no slot would count it.
         let can_refuse =
             if copies && !is_read { self.can_write_at_once } else { self.image.has_nowait() };
         let is_refused = !is_punted && !can_refuse;
         // Kernel threads make one such write at a time (`offload.rs`).
         let is_queued = !is_device && !is_read && (copies || !self.image.writes_in_parallel());
         let cost = if copies { entry.len } else { entry.len / DIRECT_SHARE };
-        let is_tried = entry.patience.is_tried();
-        let hand = if cost > INLINE_BYTES || is_punted || is_tried && copies {
-            Hand::Kernel(Width::Narrow)
-        } else if is_tried || is_refused || may_wait && ring.is_shared() || !ring.is_calm(disk) {
-            Hand::Kernel(Width::Wide)
+        let is_tried = entry.retries.is_tried();
+        let submitter = if cost > INLINE_BYTES || is_punted || is_tried && copies {
+            Submitter::Kernel(Width::Narrow)
+        } else if is_tried || is_refused || may_wait && ring.is_shared() || !ring.is_fast(disk) {
+            Submitter::Kernel(Width::Wide)
         } else if !self.quota.take(cost) || !ring.take_inline(cost) {
-            Hand::Kernel(Width::Narrow)
+            Submitter::Kernel(Width::Narrow)
         } else if !copies || is_queued {
             // Fail with EAGAIN rather than wait: the kernel would give each transfer that waits to
             // a thread, and the flush of another guest, even a later one, would find no thread.
-            Hand::OwnAtOnce
+            Submitter::OwnAtOnce
         } else {
-            Hand::Own
+            Submitter::Own
         };
-        (!is_queued || hand == Hand::OwnAtOnce).then_some(hand)
+        (!is_queued || submitter == Submitter::OwnAtOnce).then_some(submitter)
     }
 }

@@ -1,11 +1,11 @@
 //! `Device process::hear`: what the supervisor makes of a device process's messages.
 
 use super::{Device, DeviceProcess, is};
+use crate::processes::assigned::PendingRequest;
 use crate::processes::channel::Brought;
-use crate::processes::estate::{Change, Estates};
-use crate::processes::given::Ask;
-use crate::processes::message::{Heard, Wish};
-use crate::processes::question::PATIENCE;
+use crate::processes::journal_store::{Change, JournalStore};
+use crate::processes::message::{PrivilegedRequest, Report};
+use crate::processes::question::TIMEOUT;
 use crate::processes::state::State;
 use crate::processes::xen_line::XenLine;
 use manyring_device::net::{Guest, NetDevice};
@@ -18,23 +18,27 @@ use tokio::time::timeout;
 impl DeviceProcess {
     /// # Errors
     /// The device process has no such device, or says what it cannot mean.
-    pub(in crate::processes) fn hear(&self, heard: Heard, mut fds: Brought) -> Result<(), String> {
+    pub(in crate::processes) fn handle(
+        &self,
+        report: Report,
+        mut fds: Brought,
+    ) -> Result<(), String> {
         let missing = |device: &str| format!("it was not given {device:?}");
-        if self.parking.is_done() && !matches!(heard, Heard::Counted { .. }) {
+        if self.quiescing.is_done() && !matches!(report, Report::Counted { .. }) {
             return Err("it has parked, and says more".to_owned());
         }
         // Nothing would bound how many descriptors of such messages wait to be closed.
-        if fds.is_empty() && self.is_late(&heard) {
+        if fds.is_empty() && self.is_late(&report) {
             return Ok(());
         }
-        match heard {
-            Heard::Note { device, number, puts, drops, answer } => {
+        match report {
+            Report::Journal { device, number, puts, drops, answer } => {
                 let change = Change { puts, drops, answer };
-                return self.estates(&device)?.note(number, change, fds.take());
+                return self.journals(&device)?.note(number, change, fds.take());
             }
-            Heard::Gone { device, number } => self.estates(&device)?.forget(number),
+            Report::Gone { device, number } => self.journals(&device)?.forget(number),
             // Nobody can have taken it yet: it says this before it is told anything.
-            Heard::Ready {} if self.state() == State::Starting => {
+            Report::Ready {} if self.state() == State::Starting => {
                 self.threads.know(fds.take().pop());
                 self.state.send_if_modified(|state| {
                     let starts = *state == State::Starting;
@@ -45,34 +49,37 @@ impl DeviceProcess {
                 });
             }
             _ if !fds.is_empty() => return Err("file descriptors that it must not send".to_owned()),
-            Heard::Ready {} => {}
-            Heard::Parked {} => {
-                self.parking.hear()?;
+            Report::Ready {} => {}
+            Report::Quiesced {} => {
+                self.quiescing.complete()?;
                 self.closes_asks();
             }
-            Heard::Session { device, is_open } => {
+            Report::Session { device, is_open } => {
                 let devices = self.lock();
-                let given = devices.get(&device).ok_or_else(|| missing(&device))?;
-                if given.given.xen.is_some() {
+                let assigned = devices.get(&device).ok_or_else(|| missing(&device))?;
+                if assigned.assigned.xen.is_some() {
                     return Err(format!("{device:?} has no sessions"));
                 }
                 self.sessions.fetch_add(u64::from(is_open), Ordering::Relaxed);
-                given.given.connected.send_replace(is_open);
+                assigned.assigned.connected.send_replace(is_open);
             }
-            Heard::Removed { device } => {
+            Report::Removed { device } => {
                 let mut devices = self.lock();
-                let given = devices.get_mut(&device).ok_or_else(|| missing(&device))?;
-                let removed = given.removed.take().ok_or("nobody has asked it to remove that")?;
+                let assigned = devices.get_mut(&device).ok_or_else(|| missing(&device))?;
+                let removed =
+                    assigned.removed.take().ok_or("nobody has asked it to remove that")?;
                 let _ = removed.send(());
             }
-            Heard::Ask { device, number, wish } => self.hear_wish(&device, number, wish)?,
-            Heard::Doubt { device } => self.net(&device)?.port_may_have_changed(),
-            Heard::Guest { device, mac, announces, control, pairs } => {
+            Report::Request { device, number, request } => {
+                self.handle_request(&device, number, request)?
+            }
+            Report::Suspect { device } => self.net(&device)?.port_may_have_changed(),
+            Report::Guest { device, mac, announces, control, pairs } => {
                 let [control, pairs] = [control, pairs].map(|number| number.map(usize::from));
                 self.net(&device)?.show_guest(Guest { mac, announces, control, pairs });
             }
-            Heard::Xen { device, number, said } => self.line(&device)?.hear(number, said)?,
-            Heard::Counted { number } => {
+            Report::Xen { device, number, said } => self.line(&device)?.handle(number, said)?,
+            Report::Counted { number } => {
                 if number > self.asked.load(Ordering::Relaxed) {
                     return Err("nobody has asked that".to_owned());
                 }
@@ -85,14 +92,14 @@ impl DeviceProcess {
     /// True if the message is about a device that the device process had and has no more. What the
     /// device's sessions and its janitor have said last may stand behind the word that it has
     /// stopped.
-    fn is_late(&self, heard: &Heard) -> bool {
-        let (Heard::Note { device, .. }
-        | Heard::Gone { device, .. }
-        | Heard::Session { device, .. }
-        | Heard::Doubt { device }
-        | Heard::Guest { device, .. }
-        | Heard::Ask { device, .. }
-        | Heard::Xen { device, .. }) = heard
+    fn is_late(&self, report: &Report) -> bool {
+        let (Report::Journal { device, .. }
+        | Report::Gone { device, .. }
+        | Report::Session { device, .. }
+        | Report::Suspect { device }
+        | Report::Guest { device, .. }
+        | Report::Request { device, .. }
+        | Report::Xen { device, .. }) = report
         else {
             return false;
         };
@@ -102,20 +109,20 @@ impl DeviceProcess {
     /// The network device of this name.
     fn net(&self, name: &str) -> Result<Arc<NetDevice>, String> {
         let devices = self.lock();
-        let net = devices.get(name).and_then(|device| device.given.net.as_ref());
+        let net = devices.get(name).and_then(|device| device.assigned.net.as_ref());
         net.cloned().ok_or_else(|| format!("{name:?} is no network of it"))
     }
 
     fn line(&self, name: &str) -> Result<Arc<XenLine>, String> {
         let devices = self.lock();
-        let xen = devices.get(name).and_then(|device| device.given.xen.as_ref());
+        let xen = devices.get(name).and_then(|device| device.assigned.xen.as_ref());
         xen.cloned().ok_or_else(|| format!("{name:?} is no disk of a Xen guest"))
     }
 
-    fn estates(&self, name: &str) -> Result<Arc<Estates>, String> {
+    fn journals(&self, name: &str) -> Result<Arc<JournalStore>, String> {
         let devices = self.lock();
         let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
-        Ok(device.given.estates.clone())
+        Ok(device.assigned.journals.clone())
     }
 
     /// Returns when few enough file descriptors of front-ends wait to be closed; an error says why
@@ -123,7 +130,7 @@ impl DeviceProcess {
     pub(super) async fn closed(&self, pidfd: &AsyncFd<OwnedFd>) -> Result<(), String> {
         let mut state = self.state.subscribe();
         tokio::select! {
-            closed = timeout(PATIENCE, self.closes()) => {
+            closed = timeout(TIMEOUT, self.closes()) => {
                 closed.map_err(|_| "what it has noted does not close".to_owned())
             }
             _ = pidfd.readable() => Err("its process has ended".to_owned()),
@@ -132,17 +139,22 @@ impl DeviceProcess {
     }
 
     async fn closes(&self) {
-        let of = |device: &Device| device.given.estates.clone();
+        let of = |device: &Device| device.assigned.journals.clone();
         let all: Vec<_> = self.lock().values().map(of).collect();
-        for estates in all {
-            estates.closes().await;
+        for journals in all {
+            journals.closes().await;
         }
     }
 
-    fn hear_wish(&self, name: &str, number: u64, wish: Wish) -> Result<(), String> {
+    fn handle_request(
+        &self,
+        name: &str,
+        number: u64,
+        request: PrivilegedRequest,
+    ) -> Result<(), String> {
         let devices = self.lock();
         let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
-        let asked = device.given.asks.try_send(Ask { number, wish });
+        let asked = device.assigned.asks.try_send(PendingRequest { number, request });
         asked.map_err(|_| format!("{name:?} asks again before it was answered"))
     }
 }
@@ -152,7 +164,7 @@ mod tests {
     use super::*;
     use crate::processes::channel::{pair, watched};
     use crate::processes::fuzzing::{CompromisedProcess, DEVICES};
-    use crate::processes::message::{Answered, XenSaid, emit};
+    use crate::processes::message::{Answered, XenReport, emit};
     use std::sync::mpsc::{Receiver, channel};
     use tokio::io::Interest;
 
@@ -180,9 +192,9 @@ mod tests {
             let taken = CompromisedProcess::new().unwrap();
             let (process, _) = taken.parts();
             let (release, released) = channel();
-            let estates = process.all_estates();
-            estates[0].janitor().dispose(Slow(released));
-            (0..CLOSES).for_each(|_| estates[0].janitor().dispose(()));
+            let journals = process.all_journals();
+            journals[0].janitor().dispose(Slow(released));
+            (0..CLOSES).for_each(|_| journals[0].janitor().dispose(()));
             // Not the runtime of the device process, which would start a process.
             let builder = &mut tokio::runtime::Builder::new_current_thread();
             let runtime = builder.enable_all().build().unwrap();
@@ -204,41 +216,45 @@ mod tests {
     }
 
     /// All that a device process may say of a device before it says that the device has stopped.
-    fn said_of(device: &str) -> Vec<Heard> {
+    fn said_of(device: &str) -> Vec<Report> {
         let (device, number) = (|| device.to_owned(), 1);
         let (puts, drops, answer) = (Vec::new(), Vec::new(), Answered::Sent);
         let (mac, announces, control, pairs) = (None, false, None, None);
         vec![
-            Heard::Session { device: device(), is_open: false },
-            Heard::Gone { device: device(), number },
-            Heard::Doubt { device: device() },
-            Heard::Note { device: device(), number, puts, drops, answer },
-            Heard::Guest { device: device(), mac, announces, control, pairs },
-            Heard::Ask { device: device(), number, wish: Wish::Lock { is_held: false } },
-            Heard::Xen { device: device(), number, said: XenSaid::Stopped {} },
+            Report::Session { device: device(), is_open: false },
+            Report::Gone { device: device(), number },
+            Report::Suspect { device: device() },
+            Report::Journal { device: device(), number, puts, drops, answer },
+            Report::Guest { device: device(), mac, announces, control, pairs },
+            Report::Request {
+                device: device(),
+                number,
+                request: PrivilegedRequest::Lock { is_held: false },
+            },
+            Report::Xen { device: device(), number, said: XenReport::Stopped {} },
         ]
     }
 
     #[test]
     fn what_a_device_process_said_late_of_a_device_that_it_had_does_not_end_the_device_process() {
         let process = CompromisedProcess::new().unwrap();
-        let hears = |heard: &Heard, fds| process.hears(&emit(heard).unwrap(), fds);
+        let hears = |report: &Report, fds| process.hears(&emit(report).unwrap(), fds);
         let [device, other] = DEVICES;
         assert!(process.removes(0));
-        for heard in said_of(device) {
-            assert!(hears(&heard, 0), "{heard:?}");
+        for report in said_of(device) {
+            assert!(hears(&report, 0), "{report:?}");
             // Nothing would bound how many descriptors wait to be closed.
-            assert!(!hears(&heard, 1), "{heard:?} with a descriptor");
+            assert!(!hears(&report, 1), "{report:?} with a descriptor");
         }
         // It is said to whoever has asked, and so once.
-        assert!(!hears(&Heard::Removed { device: device.to_owned() }, 0));
-        for heard in said_of("never given") {
-            assert!(!hears(&heard, 0), "{heard:?}");
+        assert!(!hears(&Report::Removed { device: device.to_owned() }, 0));
+        for report in said_of("never given") {
+            assert!(!hears(&report, 0), "{report:?}");
         }
         // A device that it has goes on as before.
         let number = process.connects(1).unwrap();
-        assert!(hears(&Heard::Gone { device: other.to_owned(), number }, 0));
-        let session = Heard::Session { device: other.to_owned(), is_open: true };
+        assert!(hears(&Report::Gone { device: other.to_owned(), number }, 0));
+        let session = Report::Session { device: other.to_owned(), is_open: true };
         assert!(!hears(&session, 0), "a disk of a Xen guest has no sessions");
     }
 }

@@ -1,6 +1,6 @@
-//! `Trial`: what a test wants of the keeper, and counts of it.
+//! `Trial`: what a test wants of the reconnector, and counts of it.
 
-use super::{Job, Keeper, State};
+use super::{Job, Reconnector, State};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ pub(super) struct Trial {
     jobs: u64,
 }
 
-impl Keeper {
+impl Reconnector {
     /// Says which of the next threads and pairs of sockets for sharing the host refuses.
     pub(crate) fn refuse(&self, refusals: impl IntoIterator<Item = bool>) {
         self.lock().trial.refusals = refusals.into_iter().collect();

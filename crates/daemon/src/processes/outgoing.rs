@@ -1,0 +1,65 @@
+//! Commands on their way to a device process, with their file descriptors.
+
+use super::channel::Channel;
+use super::message::Command;
+use super::question::TIMEOUT;
+use manyring_engine::{ForeignFd, aside};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use tokio::time::timeout;
+
+/// An order to a device process, and the descriptors that go with it.
+pub(super) type OutgoingMessage = (Command, Vec<MessageFd>);
+
+/// A file descriptor that goes with an order.
+#[derive(Debug)]
+pub(super) enum MessageFd {
+    Own(OwnedFd),
+    /// A front-end's, which the supervisor keeps.
+    Foreign(Arc<ForeignFd>),
+}
+
+impl From<OwnedFd> for MessageFd {
+    fn from(fd: OwnedFd) -> Self {
+        Self::Own(fd)
+    }
+}
+
+impl AsFd for MessageFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Own(fd) => fd.as_fd(),
+            Self::Foreign(fd) => fd.as_fd(),
+        }
+    }
+}
+
+/// An order on its way; an error says why the process ends.
+pub(super) type Sending<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
+
+/// Sends a message and its descriptors. An error says why the process ends.
+pub(super) async fn send(
+    channel: &Channel,
+    bytes: Vec<u8>,
+    fds: Vec<MessageFd>,
+) -> Result<(), String> {
+    match timeout(TIMEOUT, channel.send(&bytes, &fds)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => return Err(format!("it hears nothing: {error}")),
+        Err(_) => return Err("it does not read".to_owned()),
+    }
+    if !fds.is_empty() {
+        aside(move || drop(fds)).await;
+    }
+    Ok(())
+}
+
+/// Waits until the channel to the process has taken the order that is being sent. While no order is
+/// being sent it does not return, so that a `select` waits for its other branches alone.
+pub(super) async fn sent(sending: &mut Option<Sending<'_>>) -> Result<(), String> {
+    match sending {
+        Some(sending) => sending.await,
+        None => std::future::pending().await,
+    }
+}

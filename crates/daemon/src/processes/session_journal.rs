@@ -1,0 +1,58 @@
+//! `SupervisorJournal`: the supervisor keeps a session of this device process.
+
+use super::channel::Channel;
+use super::message::{self, Answered, JournalEntry, Report};
+use super::supervisor_client::Outgoing;
+use super::turns::{Credit, Turns};
+use manyring_device::Later;
+use manyring_transport::vhost_user::{AnswerState, Entry, JournalUpdate, SessionJournal};
+use rustix::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::mpsc;
+
+/// Sends the notes of one session to the supervisor. Notes in the channel outlive this process.
+#[derive(Debug)]
+pub(super) struct SupervisorJournal {
+    pub(super) device: String,
+    /// The supervisor's number of the client.
+    pub(super) number: u64,
+    pub(super) channel: Arc<Channel>,
+    /// The line in which the notes of all sessions stand, and those that pass it by.
+    pub(super) turns: Arc<Turns>,
+    pub(super) credit: Credit,
+    pub(super) outgoing: mpsc::Sender<Outgoing>,
+    /// Set when this device process quiesces.
+    pub(super) quiesces: Arc<AtomicBool>,
+}
+
+impl SessionJournal for SupervisorJournal {
+    fn update<'a>(&'a self, note: JournalUpdate, fds: Vec<BorrowedFd<'a>>) -> Later<'a, ()> {
+        let JournalUpdate { puts, drops, answer } = note;
+        let puts =
+            puts.into_iter().map(|Entry { key, bytes }| JournalEntry { key, bytes }).collect();
+        let answer = match answer {
+            AnswerState::Unchanged => Answered::Unchanged,
+            AnswerState::UnderWay(message) => Answered::UnderWay(message),
+            AnswerState::Sent => Answered::Sent,
+        };
+        let (device, number) = (self.device.clone(), self.number);
+        let report = Report::Journal { device, number, puts, drops, answer };
+        Box::pin(async move {
+            if let Ok(bytes) = message::emit(&report) {
+                self.turns.pass(&self.credit, bytes.len()).await;
+                // If the supervisor is gone, this process ends.
+                let _ = self.channel.send(&bytes, &fds).await;
+            }
+        })
+    }
+
+    fn forget(&self) {
+        let (device, number) = (self.device.clone(), self.number);
+        let _ = self.outgoing.blocking_send(Outgoing::Gone { device, number });
+    }
+
+    fn quiesces(&self) -> bool {
+        self.quiesces.load(Ordering::Relaxed)
+    }
+}
