@@ -1,5 +1,5 @@
-//! The supervisor's part of a device that it has given to a device process, and of a domain for all
-//! its device processes.
+//! What the supervisor has of a device that a device process serves, and of a domain for all its
+//! device processes.
 
 use super::counts::Counts;
 use super::journal_store::JournalStore;
@@ -12,33 +12,32 @@ use manyring_transport::vhost_user::Connected;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// A question of a device process.
+/// A privileged request that waits for its turn.
 #[derive(Clone, Debug)]
 pub(super) struct PendingRequest {
     pub(super) number: u64,
     pub(super) request: PrivilegedRequest,
 }
 
-/// The supervisor's part of a device that a device process serves.
+/// What the supervisor has of a device that a device process serves.
 #[derive(Debug)]
 pub(super) struct AssignedDevice {
-    /// Follows its sessions.
+    /// True while a session of the device runs.
     pub(super) connected: Connected,
     pub(super) counts: Arc<Counts>,
     pub(super) net: Option<Arc<NetDevice>>,
-    /// Where its questions go: one at a time is answered.
+    /// The queue of its privileged requests, of which one at a time is served.
     pub(super) asks: mpsc::Sender<PendingRequest>,
-    /// The sockets and session notes that the supervisor keeps of the device's front-ends.
+    /// The sockets and journals of the device's front-ends.
     pub(super) journals: Arc<JournalStore>,
     /// The connection of a Xen guest's disk.
     pub(super) xen: Option<Arc<XenLine>>,
 }
 
-/// The parts that each device process of a domain shares with the device processes before and after
-/// it.
+/// What all device processes of a domain share, one after the other.
 #[derive(Clone, Debug)]
 pub(super) struct DomainMembers {
-    /// Closes the file descriptors that the device processes had no reason to send.
+    /// Closes descriptors that a device process sent and may not send.
     pub(super) janitor: Arc<Janitor>,
     pub(super) stderr_relay: Arc<StderrRelay>,
 }

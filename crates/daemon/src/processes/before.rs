@@ -1,15 +1,15 @@
-//! `Before`: the supervisor before this one, and how it ends when this one is to take over from it.
+//! `Before`: the supervisor that runs when this one starts with `--takeover`, and how it ends.
 //!
 //! ```text
-//! it has read `Taken`, and ends the channel          this one serves
-//! it says `GoesOn`                                   this one ends
-//! it ends the channel unread, and its process ends   it has died: this one serves
-//! it ends the channel unread, and its process stays  it does not know `GoesOn`: this one ends
+//! it read `Taken`, and closed the channel          this one serves
+//! it sent `GoesOn`                                this one ends
+//! channel closed unread, its process ended         it died: this one serves
+//! channel closed unread, its process lives         it does not know `GoesOn`: this one ends
 //! ```
-//! A supervisor that goes on says so before it starts a device process again. So if it dies without
-//! that word, no device process has run since its device processes have quiesced, and all that it
-//! has handed over is as it was: sockets, descriptions with their locks, and the notes of sessions,
-//! live in descriptors of this process.
+//! A supervisor that goes on sends `GoesOn` before it starts a device process again. So if it dies
+//! without that message, no device process has run since the processes quiesced, and everything
+//! that it handed over is unchanged: sockets, descriptions with their locks and journals of
+//! sessions live in descriptors of this process.
 
 use super::channel::{Channel, watched};
 use manyring_engine::aside;
@@ -25,10 +25,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
 
-/// How long the device processes may take to quiesce or to end. One that the kernel does not end in
-/// that time is left to the next supervisor, with the front-ends that wait for it.
+/// Longest wait until the device processes have quiesced or ended. A process that the kernel does
+/// not end in that time is handed to the next supervisor, with the front-ends that wait for it.
 pub(super) const END_TIMEOUT: Duration = Duration::from_secs(3);
-/// Pause between two looks at a control socket.
+/// Delay before the control socket is looked at again.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// The supervisor that waits at the other end of a channel.
@@ -41,24 +41,24 @@ pub(crate) struct Before {
 /// The process of that supervisor.
 #[derive(Debug)]
 enum Process {
-    /// A pidfd of it. If the supervisor ended before the pidfd was opened, the pidfd may be that of
-    /// another process, which got the same number later. It becomes readable at the end of that
-    /// process: the supervisor has ended by then, too.
+    /// A pidfd of the supervisor. If the supervisor ended before the pidfd was opened, the pidfd
+    /// may be that of another process which got the same number. That is harmless: the pidfd
+    /// becomes readable only after the supervisor has ended.
     Open(AsyncFd<OwnedFd>),
-    /// It had ended before it could be opened.
+    /// The supervisor ended before a pidfd was opened.
     Gone,
-    /// It is in another namespace of processes.
+    /// The supervisor is in another pid namespace.
     Unknown,
 }
 
-/// How the supervisor has ended its end of the channel.
+/// How the supervisor ended its end of the channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It has read all that was said to it, and serves nobody any more.
+    /// It read all messages, and serves nobody any more.
     Taken,
-    /// Its process has ended, and has said nothing.
+    /// Its process ended without `GoesOn`.
     Died,
-    /// It keeps everything.
+    /// It keeps everything and goes on.
     GoesOn,
 }
 
@@ -73,8 +73,8 @@ impl Before {
         Self { channel, process }
     }
 
-    /// Returns when it has ended its end of the channel, or says that it goes on. `was_told`: a
-    /// message to it was sent.
+    /// Returns when the supervisor closed its end of the channel or sent `GoesOn`. `was_told`: a
+    /// message was sent to it.
     pub(super) async fn end(&self, was_told: bool) -> End {
         match self.channel.ended().await {
             Ok(()) if was_told => End::Taken,
@@ -84,7 +84,7 @@ impl Before {
         }
     }
 
-    /// True if its process has ended, or ends now.
+    /// True if the process of the supervisor has ended, or ends now.
     pub(super) async fn has_died(&self) -> bool {
         let process = match &self.process {
             Process::Open(process) => process,
@@ -95,17 +95,18 @@ impl Before {
     }
 }
 
-/// What a process does whose predecessor has died, and has not handed everything over.
+/// What a next supervisor does if its predecessor died before everything was handed over.
 pub(super) const ANEW: &str = "this one starts anew, and front-ends connect again";
-/// Why a process ends that was to take over from one which has stopped.
+/// Why a next supervisor ends if its predecessor was stopped.
 pub(super) const STOPPED: &str = "--takeover: the daemon has stopped, as it was told to. Start \
                                   this one again without --takeover if it is to serve";
-/// Why a process ends that was to take over.
+/// Why a next supervisor ends if its predecessor did not wait for it.
 pub(super) const TOO_SLOW: &str = "--takeover: the daemon goes on: this one was too slow. If it \
                                    does not run, start this one again without --takeover";
 
-/// The result of `opens`; `None` if the other supervisor ends its end of the channel before, and
-/// has not died. If it has, `is_last` is set, and nobody waits any more.
+/// The result of `opens`. `None`: the predecessor closed the channel first, and its process lives.
+/// If its process died, `is_last` is set, and `opens` is waited for: nobody else waits for this
+/// supervisor.
 pub(super) async fn unless_it_goes_on<T>(
     before: &mut Option<Before>,
     is_last: &AtomicBool,
@@ -115,7 +116,7 @@ pub(super) async fn unless_it_goes_on<T>(
     if let Some(waits) = before {
         tokio::select! {
             biased;
-            // It says nothing before it has heard that everything is open.
+            // The predecessor sends nothing before it knows that everything is open.
             end = waits.end(false) => match end {
                 End::Died => is_last.store(true, Ordering::Relaxed),
                 End::Taken | End::GoesOn => return None,
@@ -128,17 +129,17 @@ pub(super) async fn unless_it_goes_on<T>(
     Some(opens.await)
 }
 
-/// True if the name of a control socket is gone. A daemon that stops because it was told to removes
-/// the name, unless the socket was handed to it; one that dies leaves the name behind.
+/// True if the control socket's name is gone. A daemon that was stopped removes the name, unless
+/// the socket was handed in; a daemon that dies leaves the name behind.
 pub(super) async fn has_no_name(control: &Path) -> bool {
     let path = control.to_owned();
     let found = aside(move || std::fs::symlink_metadata(path).map_err(|error| error.kind()));
     matches!(found.await, Some(Err(ErrorKind::NotFound)))
 }
 
-/// True if nobody listens at a control socket any more, whether or not its name is still there. A
-/// process that dies closes its connections before or after that socket, so this looks until the
-/// daemon `answers`, or the time is over.
+/// True if nobody listens at the control socket any more, whether or not its name is still there. A
+/// dying process closes its connections and its listening socket in any order, so this looks again
+/// until the daemon `answers`, or the time is over.
 pub(super) async fn is_deserted<F: Future<Output = bool>>(
     control: &Path,
     answers: impl Fn() -> F,
@@ -165,7 +166,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
     use std::sync::Arc;
 
-    /// A next supervisor whose other end is a process of its own, which lives until it is killed.
+    /// A next supervisor whose predecessor is a child process that lives until it is killed.
     fn with_process<F: Future<Output = ()>>(test: impl FnOnce(Before, Channel, Child) -> F) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -179,7 +180,7 @@ mod tests {
 
     async fn opened(before: Before) -> (Option<u8>, bool) {
         let (mut before, is_last) = (Some(before), AtomicBool::new(false));
-        // It opens for longer than the other one takes to end.
+        // Opening takes longer than the predecessor takes to end.
         let opens = async {
             sleep(END_TIMEOUT * 2).await;
             7
@@ -192,13 +193,13 @@ mod tests {
     fn nothing_is_opened_any_more_once_the_other_supervisor_goes_on() {
         with_process(|before, runs, mut child| async move {
             runs.send(b"it goes on", NO_FDS).await.unwrap();
-            // It dies after that: guests were served again by then.
+            // The predecessor dies after `GoesOn`: it has served guests again by then.
             child.kill().unwrap();
             drop(runs);
             assert_eq!(opened(before).await, (None, false));
             child.wait().unwrap();
         });
-        // A supervisor that does not say it, and lives.
+        // A predecessor of an older version closes the channel without `GoesOn`, and lives.
         with_process(|before, runs, mut child| async move {
             drop(runs);
             assert_eq!(opened(before).await, (None, false));

@@ -1,17 +1,14 @@
-//! Starts the device processes and the next supervisor, on one thread that lives as long as this
-//! one.
+//! Starts device processes and the next supervisor, on one thread that lives as long as the daemon.
 //!
-//! One process is always ahead, and another one where there are Xen guests: a *spare* has given up
-//! its rights, started its worker and waits for its first order. No device process knows its domain
-//! by anything but what it is told, so it serves whichever domain needs a process next: a front-end
-//! whose device process has died does not wait until a program is loaded. The next warm process is
-//! started when that front-end has been served. A supervisor that takes over has a warm process
-//! begin for each device process that it will need, before the device processes of the other
-//! supervisor stop.
+//! One *warm process* always waits, and a second one where there are Xen guests: it has dropped its
+//! rights, started its worker and waits for its first command. A device process learns its domain
+//! only by commands, so a warm process serves whichever domain needs one next: a front-end whose
+//! device process died does not wait until a program is loaded. The next warm process is started
+//! after that front-end is served. Before a takeover the next supervisor starts a warm process for
+//! each device process that it will need, while the running one still serves.
 //!
-//! The kernel kills a device process when the thread that has started it ends (`sandbox.rs` asks
-//! for that), so a device process outlives no supervisor, whatever it was made to do and however
-//! the supervisor ends.
+//! The kernel kills a device process when the thread that started it ends (`sandbox.rs` asks for
+//! that). So a device process never outlives its supervisor, however the supervisor ends.
 
 use super::channel::pair;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -27,14 +24,14 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// Pause before the next warm process is started: it takes CPU time which a front-end that waits
-/// for its device process needs more.
+/// Delay before the next warm process is started: a front-end that waits for its device process
+/// needs the CPU time more.
 const WARM_DELAY: Duration = Duration::from_millis(500);
 
-/// Most warm processes that begin before a takeover: further device processes start when they are
-/// needed.
+/// Most warm processes that are started before a takeover. Further device processes start when they
+/// are needed.
 const SPARES_MAX: usize = 64;
-/// How long they are waited for.
+/// Longest wait until the warm processes have started.
 const WARM_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A process, and the supervisor's end of its channel.
@@ -45,28 +42,29 @@ struct WarmProcess {
     spawned: Spawned,
 }
 
-/// An order to the thread that starts device processes.
+/// A request to the thread that starts device processes.
 enum Order {
-    /// A process, and where it is awaited.
+    /// Start a device process, and reply with it.
     DeviceProcess { arguments: Arc<[OsString]>, spawned: oneshot::Sender<io::Result<Spawned>> },
-    /// A spare with these arguments from now on.
+    /// Keep a warm process with these arguments from now on.
     WarmProcess { arguments: Arc<[OsString]> },
-    /// This number of warm processes, and where it is awaited that they have begun.
+    /// Start this number of warm processes, and reply when they have started.
     WarmProcesses { arguments: Arc<[OsString]>, count: usize, begun: oneshot::Sender<()> },
-    /// The next supervisor, which takes over from this one, and where its end is awaited.
+    /// Start the next supervisor, which takes over from this one; reply with how it ended.
     Next { command: Command, ended: oneshot::Sender<String> },
 }
 
-/// The process that was started last to take over.
+/// The next supervisor that was started last.
 static NEXT: Mutex<Option<u32>> = Mutex::new(None);
 
-/// True if this supervisor has started the process, to be the next one.
+/// True if this supervisor started the process as its successor.
 pub(super) fn is_next(pid: u32) -> bool {
     *NEXT.lock().unwrap_or_else(PoisonError::into_inner) == Some(pid)
 }
 
-/// Starts the next supervisor at the control socket of this one: this program as it lies there now,
-/// with the arguments of this process. Returns if that has not taken over: how it has ended.
+/// Starts the next supervisor at this supervisor's control socket: the program file as it is now,
+/// with the arguments of this process. Returns only if the successor did not take over: how it
+/// ended.
 pub(crate) async fn start_next(control: &Path) -> String {
     const TAKEOVER: &str = "--takeover";
     let mut own = std::env::args_os();
@@ -96,7 +94,7 @@ fn spawn_next(mut command: Command, ended: oneshot::Sender<String>) -> io::Resul
     std::thread::Builder::new().name("next".to_owned()).spawn(wait).map(drop)
 }
 
-/// The device process with these arguments: the warm process, or one that starts now.
+/// A device process with these arguments: a warm one, or else one that starts now.
 ///
 /// # Errors
 /// The system has no thread, process or file descriptor.
@@ -107,15 +105,15 @@ pub(super) async fn spawned(arguments: Arc<[OsString]>) -> io::Result<Spawned> {
     is_spawned.await.map_err(|_| io::ErrorKind::Other)?
 }
 
-/// Has a warm process wait, with these arguments: device processes will be needed.
+/// Keeps a warm process with these arguments: device processes will be needed.
 pub(super) fn prepare(arguments: Arc<[OsString]>) {
     if let Ok(orders) = orders() {
         let _ = orders.send(Order::WarmProcess { arguments });
     }
 }
 
-/// Has `count` spare processes begin, [`SPARES_MAX`] at most. Returns when they wait for orders, or
-/// when that takes too long: device processes take longer to begin then.
+/// Starts `count` warm processes, [`SPARES_MAX`] at most. Returns when they wait for commands, or
+/// after a bound: then device processes start later.
 pub(super) async fn warm_processes(arguments: Arc<[OsString]>, count: usize) {
     let (begun, have_begun) = oneshot::channel();
     let order = Order::WarmProcesses { arguments, count: count.min(SPARES_MAX), begun };
@@ -146,9 +144,9 @@ fn orders() -> io::Result<mpsc::Sender<Order>> {
 
 #[derive(Default)]
 struct Starter {
-    /// Device processes of Xen guests have other arguments than the rest.
+    /// Warm processes. Those for Xen guests have other arguments.
     warm_processes: Vec<WarmProcess>,
-    /// The arguments for the next warm process, if one is wanted and is not there yet.
+    /// The arguments of the next warm process, if one is wanted and not there yet.
     wanted: Option<Arc<[OsString]>>,
 }
 
@@ -180,8 +178,8 @@ impl Starter {
         }
     }
 
-    /// Without a warm process, the next device process takes longer to begin: nothing else is wrong
-    /// then.
+    /// Starts warm processes. A failure is not reported: the next device process is started when it
+    /// is needed.
     fn prepare(&mut self, arguments: &Arc<[OsString]>, count: usize) {
         let are = self
             .warm_processes
@@ -193,8 +191,7 @@ impl Starter {
         self.warm_processes.extend(warm_processes);
     }
 
-    /// Waits until the warm processes have something to say, which is that they have begun, or have
-    /// ended.
+    /// Waits until each warm process has sent its first message, or has ended.
     fn wait(&self) {
         let until = Instant::now() + WARM_TIMEOUT;
         for WarmProcess { spawned: (_, socket), .. } in &self.warm_processes {
@@ -208,7 +205,7 @@ impl Starter {
         let is_alike = |warm_process: &WarmProcess| warm_process.arguments == *arguments;
         while let Some(at) = self.warm_processes.iter().rposition(is_alike) {
             let WarmProcess { mut spawned, .. } = self.warm_processes.swap_remove(at);
-            // A spare that was killed serves nobody.
+            // A warm process may have been killed.
             if matches!(spawned.0.try_wait(), Ok(None)) {
                 return Ok(spawned);
             }
@@ -217,8 +214,8 @@ impl Starter {
     }
 }
 
-/// Starts the process. Its standard input is its end of the channel: an end of it ends the device
-/// process.
+/// Starts a process. Its standard input is its end of the channel: the process ends when the
+/// channel does.
 fn spawn(arguments: &[OsString]) -> io::Result<Spawned> {
     let (ours, theirs) = pair()?;
     let mut command = Command::new("/proc/self/exe");

@@ -19,12 +19,12 @@ use tokio::io::unix::AsyncFd;
 #[derive(Debug)]
 pub(super) struct Channel {
     socket: AsyncFd<OwnedFd>,
-    /// Closes the file descriptors that have come and are not wanted: the other end chooses what
-    /// they are, and so how long a close takes.
+    /// Closes descriptors that arrived and are not wanted. The peer chose them, and a close of its
+    /// choice may block.
     janitor: Arc<Janitor>,
 }
 
-/// File descriptors that have come. Those that nobody takes are closed by the janitor.
+/// Descriptors that arrived with a message. Those that nobody takes are closed by the janitor.
 #[derive(Debug)]
 pub(super) struct Brought {
     fds: Vec<OwnedFd>,
@@ -55,16 +55,16 @@ impl Drop for Brought {
     }
 }
 
-/// Pause before a message is sent again whose descriptors found no room.
+/// Delay before a message is sent again after the kernel had no room for its descriptors.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// A message has none.
+/// For a message without descriptors.
 pub(super) const NO_FDS: &[OwnedFd] = &[];
 
-/// The bytes of a message that has arrived, and the descriptors that it brought.
+/// A message that arrived: its bytes and its descriptors.
 pub(super) type Came = (Vec<u8>, Brought);
 
-/// Two ends. The second one is to be given to another process, which makes it a [`Channel`].
+/// Two connected ends. The second one is for another process, which makes a [`Channel`] of it.
 pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
@@ -82,13 +82,13 @@ impl Channel {
         Ok(Self { socket, janitor })
     }
 
-    /// The socket, off the runtime, to be closed where that may block: with it the kernel closes
-    /// what was sent and not received.
+    /// The socket, taken off the runtime, to be closed where a close may block: the kernel closes
+    /// the unread messages' descriptors with it.
     pub(super) fn into_socket(self) -> OwnedFd {
         self.socket.into_inner()
     }
 
-    /// Sends a message as soon as there is room for it, and for its descriptors.
+    /// Sends a message as soon as the socket has room for it and for its descriptors.
     ///
     /// # Errors
     /// The other end is gone.
@@ -106,8 +106,8 @@ impl Channel {
         };
         loop {
             match self.socket.async_io(Interest::WRITABLE, send).await {
-                // The processes of this user, of which another device process is one, have too many
-                // descriptors on their way.
+                // All processes of this user together, another device process among them, have too
+                // many descriptors in flight.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
                     tokio::time::sleep(RETRY).await;
                 }
@@ -116,7 +116,7 @@ impl Channel {
         }
     }
 
-    /// The next message; `None`: the other end is gone.
+    /// The next message; `None`: the peer closed the channel.
     ///
     /// # Errors
     /// `InvalidData`: a message that is too long, or has more file descriptors than any.
@@ -132,10 +132,10 @@ impl Channel {
         self.socket.async_io(Interest::READABLE, receive).await
     }
 
-    /// Returns when the other end is gone, having read all that was sent to it.
+    /// Returns when the peer closed the channel and had read all messages.
     ///
     /// # Errors
-    /// `ConnectionReset`: it has not read all. `InvalidData`: it says something.
+    /// `ConnectionReset`: the peer left messages unread. `InvalidData`: the peer sent a message.
     pub(super) async fn ended(&self) -> io::Result<()> {
         match self.came().await? {
             None => Ok(()),
@@ -143,7 +143,7 @@ impl Channel {
         }
     }
 
-    /// True if the other end is gone, whatever of it is still to be read.
+    /// True if the peer closed the channel, whatever is left to read.
     pub(super) fn is_alone(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut fds = [PollFd::new(self.socket.get_ref(), PollFlags::empty())];
@@ -151,13 +151,12 @@ impl Channel {
         polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Says nothing more: the other end sees an end.
+    /// Sends nothing more: the peer reads end of file.
     pub(super) fn finish(&self) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }
 
-    /// The next message of what the other end has sent before it was gone; `None`: there is no
-    /// further one.
+    /// The next message that a peer sent before it closed the channel; `None`: there is no other.
     pub(super) fn receive_buffered(&self) -> Option<Came> {
         receive(self.socket.get_ref(), &self.janitor).ok().flatten()
     }

@@ -1,9 +1,7 @@
-//! `Counts`: what a device in a device process counts, shown by the supervisor's own counters of
-//! the device.
+//! `Counts`: the counters of a device in a device process, which the supervisor adds to its own.
 //!
-//! They lie in a file in memory that the supervisor has made, and whose size nobody can change. The
-//! device process writes it when it is asked to; the supervisor reads it, maps nothing, and takes
-//! any number as one.
+//! The counters lie in a sealed memfd of fixed size. The device process writes them when it is
+//! asked to; the supervisor reads the file and maps nothing. Any number is a valid counter.
 
 use crate::assemble::Part;
 use manyring_engine::QueueStats;
@@ -23,14 +21,14 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Of a device that the supervisor shows, and that no device process has yet.
+    /// For a device that the supervisor shows and that no device process has yet.
     pub(super) fn new(part: Part, queues: usize) -> Result<Self, Errno> {
         let before = (0..queues).map(|_| Vec::new()).collect();
         let file = Mutex::new(blank(queues)?);
         Ok(Self { part, queues, file, before: Mutex::new(before) })
     }
 
-    /// A file for the next device process, which begins at zero.
+    /// A file for the next device process, whose counters begin at zero.
     pub(super) fn begin(&self) -> Result<OwnedFd, Errno> {
         let file = blank(self.queues)?;
         let given = rustix::io::fcntl_dupfd_cloexec(&file, 3)?;
@@ -54,7 +52,7 @@ impl Counts {
         }
     }
 
-    /// The device process has ended: what it has counted is from before now.
+    /// The device process has ended: its counters are added to those of earlier processes.
     pub(super) fn end(&self) {
         self.read();
         let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,7 +64,7 @@ impl Counts {
     }
 }
 
-/// Bytes of one queue.
+/// Size of the counters of one queue, in bytes.
 fn size() -> usize {
     QueueStats::default().numbers().len() * size_of::<u64>()
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::io::Interest;
 use tokio::time::sleep;
 
-/// Lines that are logged at once; then one in each [`RETRY_DELAY`]: a device process that was taken
-/// over must not fill the log.
+/// Lines that are logged at once; after that one in each [`RETRY_DELAY`]: a compromised device
+/// process must not fill the log.
 const LINES_MAX: u32 = 20;
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 

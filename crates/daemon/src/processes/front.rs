@@ -1,5 +1,5 @@
-//! The supervisor's side of a device that a device process serves: it listens, accepts, and hands
-//! over.
+//! The supervisor's side of a device that a device process serves: listens, accepts front-ends and
+//! hands them over.
 
 mod handing_off;
 mod reclaim;
@@ -33,9 +33,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// Pause before a client, or a device process, is tried again.
+/// Delay before a client, or a device process, is tried again.
 const RETRY: Duration = Duration::from_millis(200);
-/// How long requests of a device process may be under way when a disk is to become smaller.
+/// Longest wait for requests in flight before a disk becomes smaller.
 const SHRINK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Serves a device from a device process until `stop` turns true.
 ///
@@ -102,7 +102,7 @@ pub(crate) async fn serve(
         name.removed(device).await;
     }
     front.close().await;
-    // With the socket the kernel closes what unaccepted clients have sent.
+    // The kernel closes the descriptors that unaccepted clients have sent with the socket.
     let socket = socket.into_std();
     aside(move || drop(socket)).await;
     Ok(())
@@ -121,8 +121,8 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Goes on with the front-ends that another supervisor has left. The first one's domain has the
-/// device; one of another domain waits, as it did there.
+/// Goes on with the front-ends that another supervisor handed over. The domain of the first one has
+/// the device; a front-end of another domain waits, as it did there.
 fn inherited(journals: &JournalStore, adopted_sessions: Vec<AdoptedSession>) -> Option<Waiting> {
     let owner = adopted_sessions.first()?.domain.clone();
     let mut waiting = None;
@@ -150,7 +150,7 @@ async fn accept(socket: &UnixListener, device: &str, journals: &JournalStore) ->
     }
 }
 
-/// Returns when front-ends have no room.
+/// Returns when a front-end has lost its device process.
 async fn orphaned(journals: &JournalStore, process: Option<&Arc<DeviceProcess>>) {
     match process {
         _ if !journals.is_used() => std::future::pending().await,
@@ -170,10 +170,10 @@ async fn ready(journals: &JournalStore, owner: Option<&String>, waiting: Option<
     }
 }
 
-/// A front-end that has connected and is not kept yet.
+/// A front-end that has connected and is in no journal store yet.
 struct Waiting {
     socket: Arc<ForeignFd>,
-    /// It belongs to this domain.
+    /// The domain of its user.
     domain: String,
 }
 
@@ -183,39 +183,39 @@ struct Front<'a> {
     domain: &'a str,
     part: Part,
     counts: Arc<Counts>,
-    /// The tasks for the device process of a network device, which end with the device process.
+    /// The request servers of a network device or disk, which end with the device process.
     request_servers: JoinSet<Option<Ending>>,
-    /// How to ask whether requests of former device processes have ended.
+    /// Handles that tell whether requests of former device processes are still in flight.
     endings: Vec<Arc<Ending>>,
-    /// The marks of the device process that has the device, as long as it is attended to.
+    /// The lock marks of the device process that has the device, while a request server runs.
     marks: Weak<Marks>,
-    /// The device process that was given the device.
+    /// The device process that has the device.
     process: Option<Arc<DeviceProcess>>,
-    /// Processes of device processes of the supervisor before this one which have not ended.
+    /// Pidfds of an earlier supervisor's device processes that have not ended.
     held: Vec<OwnedFd>,
-    /// The front-ends, which outlive their device processes.
+    /// The front-ends with their journals, which outlive their device processes.
     journals: Arc<JournalStore>,
-    /// The domain that they belong to.
+    /// The domain of the front-ends.
     owner: Option<String>,
-    /// One that has connected. Further ones stay in the kernel's backlog.
+    /// The client that has connected. Further clients stay in the kernel's backlog.
     waiting: Option<Waiting>,
-    /// Requests to the front for which the device process ends.
+    /// Requests for which the device process ends first.
     asks: mpsc::Receiver<Asked>,
 }
 
-/// The next event that the front of a device deals with.
+/// The next event of a device's front.
 enum Next {
-    /// Somebody has connected.
+    /// A client has connected.
     Came(Arc<ForeignFd>),
-    /// Who has connected can be handed to a device process.
+    /// The client that waits can be handed to a device process.
     Ready,
-    /// The device process of front-ends has ended.
+    /// The device process of the front-ends has ended.
     Orphaned,
-    /// The device is to be left to another supervisor, or its disk to become smaller.
+    /// The device goes to another supervisor, or its disk becomes smaller.
     Asked(Asked),
 }
 
-/// The keys and file descriptors of a device, for its device process.
+/// What a device process gets to serve a device: its keys and file descriptors.
 struct DeviceGrant {
     keys: String,
     has_image: bool,
@@ -225,8 +225,8 @@ struct DeviceGrant {
 }
 
 impl Front<'_> {
-    /// Front-ends that have lost their device process come first. One client waits here; further
-    /// ones stay in the kernel's backlog.
+    /// Front-ends that lost their device process come first. One client waits here; further clients
+    /// stay in the kernel's backlog.
     async fn next(&mut self, socket: &UnixListener) -> Next {
         let is_paused = self.processes.is_paused();
         if is_paused {
@@ -273,7 +273,7 @@ impl Front<'_> {
         }
     }
 
-    /// Hands a client to the device process, once that one is there and has the device.
+    /// Hands a client to the device process, once that process runs and has the device.
     async fn hand_over(&mut self, client: Waiting) {
         let name = self.wanted.plan().name.as_str();
         let domain = client.domain.as_str();
@@ -307,13 +307,13 @@ impl Front<'_> {
         self.tell(&process, handing).await;
     }
 
-    /// Hands clients to a device process. If another supervisor takes over before that is done, the
-    /// device process ends, and whoever comes after the device process gets the clients.
+    /// Hands clients to a device process. If another supervisor takes over meanwhile, the device
+    /// process ends, and its successor gets the clients.
     async fn tell(&self, process: &DeviceProcess, handing: Handing) {
         self.processes.unless_paused(process.connect(handing)).await;
     }
 
-    /// Has the next device process go on with the front-ends of one that has ended.
+    /// Has the next device process go on with the front-ends of a process that ended.
     async fn go_on(&mut self) {
         let Some(owner) = self.owner.clone() else { return };
         if self.process.as_ref().is_some_and(|process| !process.has_yielded()) {
@@ -337,7 +337,7 @@ impl Front<'_> {
         self.part.connected.send_replace(false);
     }
 
-    /// The device process of a domain, which has the device. `None`: it could not be given.
+    /// The device process of a domain, after it got the device. `None`: it did not get it.
     async fn given(&mut self, domain: &str) -> Option<Arc<DeviceProcess>> {
         let device = self.wanted.plan().name.as_str();
         loop {
@@ -348,7 +348,7 @@ impl Front<'_> {
             match self.give(&process).await {
                 Ok(()) => return Some(process),
                 Err(_) if self.processes.is_paused() => return None,
-                // It has ended before it got the device: the next one gets it.
+                // The process ended before it got the device: the next one gets it.
                 Err(_) if !process.serves() => {}
                 Err(error) => {
                     tracing::error!(
@@ -363,9 +363,9 @@ impl Front<'_> {
         }
     }
 
-    /// Makes the disk smaller when no request of a device process is under way: a write that was
-    /// would make the file grow again. The next device process goes on with the front-ends, and
-    /// tells them.
+    /// Makes the disk smaller when no request of a device process is in flight: a write in flight
+    /// would make the file grow again. The next device process goes on with the front-ends, whose
+    /// guests get a configuration change.
     async fn shrink(&mut self, size: u64) -> Result<u64, Errno> {
         let Kind::Blk(shown) = self.part.kind.clone() else { return Err(Errno::OPNOTSUPP) };
         let ended = timeout(SHRINK_TIMEOUT, async {
@@ -378,7 +378,7 @@ impl Front<'_> {
         aside(move || shown.resize(Some(size))).await.unwrap_or(Err(Errno::IO))
     }
 
-    /// The domain of whoever has connected.
+    /// The domain of the user who has connected.
     fn domain_of(&self, socket: &ForeignFd) -> io::Result<String> {
         if self.domain != ANY_USER {
             return Ok(self.domain.to_owned());
@@ -389,8 +389,8 @@ impl Front<'_> {
 
     async fn give(&mut self, process: &Arc<DeviceProcess>) -> Result<(), String> {
         let processes = self.processes;
-        // Its guest may be that of the device process before, and what is read for it goes to its
-        // memory.
+        // Same domain: reads that the former process left in flight may still write into this
+        // guest's memory. Wait for them.
         let reads = self.owner.as_deref() == Some(process.name());
         tokio::select! {
             is_let_go = self.release(reads) => is_let_go?,
@@ -398,7 +398,7 @@ impl Front<'_> {
         }
         self.processes.unless_paused(self.journals.closes()).await;
         let joins = self.net().map_or(0, |net| net.outside().joins);
-        // The host may take long to open an image.
+        // Opening an image may take the host long.
         let mut grant = tokio::select! {
             grant = self.grant() => grant?,
             () = processes.paused() => return Err("another daemon takes over".to_owned()),
@@ -413,7 +413,7 @@ impl Front<'_> {
         let (net, journals) = (self.net().cloned(), self.journals.clone());
         let limits = self.processes.limits();
         let device = self.wanted.plan().name.clone();
-        // Before the first client, so that its guest never sees the link or the limit of before.
+        // Sent before the first client, so that its guest never sees an outdated link or limit.
         let mut more = vec![limits.borrow().of(&device)];
         more.extend(net.as_deref().map(request_server::command));
         let given = AssignedDevice { connected, counts, net, asks, journals, xen: None };
@@ -423,8 +423,8 @@ impl Front<'_> {
             }
             () = self.processes.paused() => return Err("another supervisor takes over".to_owned()),
         }
-        // The device process has the device, and whatever stops this front takes it back from
-        // there: nothing is waited for before both are known.
+        // Nothing is awaited between these two: whatever stops this front finds the device process
+        // that has the device, and takes the device back.
         self.process = Some(process.clone());
         let (kind, process, marks) = (self.part.kind.clone(), process.clone(), marks.map(Arc::new));
         self.marks = marks.as_ref().map_or_else(Weak::new, Arc::downgrade);
@@ -440,7 +440,7 @@ impl Front<'_> {
         }
     }
 
-    /// The keys and file descriptors by which a device process serves the device as it is now.
+    /// The keys and file descriptors by which a device process serves the device now.
     async fn grant(&self) -> Result<DeviceGrant, String> {
         match (self.wanted, &self.part.kind) {
             (Wanted::Blk(blk), Kind::Blk(shown)) => {

@@ -1,4 +1,4 @@
-//! Messages by which a supervisor that is taken over hands its devices to the next one.
+//! Messages by which the running supervisor hands its devices to the next one.
 
 use super::message::JournalEntry;
 use super::outgoing::MessageFd;
@@ -6,13 +6,13 @@ use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use std::io;
 
-/// A message by which the supervisor that runs hands something to the next one.
+/// A message of the running supervisor to the next one.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum HandoffMessage {
-    /// A socket that listens: the last file descriptor. Its name is as the service manager's. A
-    /// descriptor before that is the file that is its name, opened as a path alone: a next
-    /// supervisor that does not serve the socket removes the name.
+    /// A listening socket, the last file descriptor, under the name by which a service manager
+    /// hands it in. The descriptor before it, if there is one, is the socket's file, opened with
+    /// `O_PATH`: a next supervisor that does not serve the socket unlinks that file.
     Socket {
         /// Under which a socket is handed in.
         name: String,
@@ -41,19 +41,19 @@ pub enum HandoffMessage {
         /// The key `params` of the disk in xenstore, by which the tool stack names its image.
         params: String,
     },
-    /// Something that was kept of the session of the client that comes next, with its file
+    /// An entry of the journal of the session of the client that comes next, with the entry's file
     /// descriptors.
     Kept {
         /// The device's name.
         device: String,
-        /// As a device process has noted it.
+        /// As a device process wrote it.
         entry: JournalEntry,
     },
     /// A front-end: its socket.
     Client {
         /// The device's name.
         device: String,
-        /// That which it belongs to.
+        /// The domain of its user.
         domain: String,
         /// The message whose answer was under way.
         answering: Option<Vec<u8>>,
@@ -76,22 +76,22 @@ pub enum HandoffMessage {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         only_reads: bool,
     },
-    /// The device is not served: it waits for what somebody else has, or cannot be had now.
+    /// The device is not served: it waits for a resource that is in use, or that cannot be had now.
     Waits {
         /// The device's name.
         device: String,
     },
     /// That is all.
     End {},
-    /// The supervisor that runs keeps everything: it goes on, or it stops because it was told to.
+    /// The running supervisor keeps everything: it goes on, or it was stopped.
     GoesOn {},
 }
 
 /// The messages that hand over one device, with the file descriptors of each message.
 pub(super) type DeviceHandoff = Vec<(HandoffMessage, Vec<MessageFd>)>;
 
-/// Processes and requests of device processes that the supervisor before this one has started for a
-/// device. The device is given to no device process before they have ended.
+/// Device processes of an earlier supervisor, and their requests, that may still use a device. The
+/// device is given to no device process before they have ended.
 #[derive(Debug, Default)]
 pub(super) struct LingeringIo {
     /// Processes, as pidfds.

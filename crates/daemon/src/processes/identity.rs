@@ -43,8 +43,8 @@ const X32: i64 = 0x4000_0000;
 /// The names of the rights that the kernel refused to take away; empty if it refused none.
 static REFUSED: OnceLock<String> = OnceLock::new();
 
-/// Takes a user and namespaces of its own. Whatever is refused is left, and told by [`refused`].
-/// The process has one thread.
+/// Takes a user and namespaces of its own. [`refused`] lists what the kernel refused. The process
+/// has one thread.
 pub(super) fn enter() {
     let mut refused = Vec::new();
     let mut tried = |what: &str, result: nix::Result<()>| {
@@ -68,8 +68,8 @@ pub(super) fn enter() {
     if flags.is_empty() || unshare(flags | CloneFlags::CLONE_NEWUSER).is_err() {
         tried("a namespace of users", unshare(CloneFlags::CLONE_NEWUSER));
     }
-    // The kernel shows a process that has changed its user to root alone, and hides from it what
-    // /proc says of its own file descriptors.
+    // /proc shows a process that changed its user to root alone; without this, it could not read
+    // /proc/self/fd.
     let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable);
     let _ = REFUSED.set(refused.join("; "));
 }

@@ -1,5 +1,5 @@
-//! `manyring device-process`: the process of a domain. It serves what it is given, and ends with
-//! its channel.
+//! `manyring device-process`: the process of a domain. It serves the devices that it is given, and
+//! ends with its channel.
 
 mod xen;
 
@@ -43,21 +43,21 @@ use xen::ProcessXen;
 
 /// Most messages of the devices that wait to be sent to the supervisor.
 const SAID_MAX: usize = 64;
-/// How long queues that are to look at their new limit are waited for.
+/// Longest wait until queues have seen their new limit.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
-/// Clients of one device that can wait.
+/// Most clients of one device that wait.
 const CLIENTS_MAX: usize = 16;
-/// Longest wait for what is under way when the supervisor is gone.
+/// Longest wait for requests in flight after the supervisor is gone.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves until the supervisor is gone.
 ///
 /// # Errors
-/// One line: the device process cannot begin, or the supervisor says what is no message.
+/// One line: the device process cannot start, or the supervisor sent what is no message.
 pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     manyring_memory::install_sigbus_handler();
     crate::fds::raise_limit();
-    // The supervisor ends its device processes: a signal to the whole group is its own affair.
+    // The supervisor ends its device processes: they ignore a signal to the whole process group.
     let _outlived = (signals::outlive(false)?, signals::Ends::new()?);
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     let closes = Arc::new(Janitor::of("the supervisor"));
@@ -67,7 +67,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let workers_max = sandbox::workers_max(plan.workers);
     let pool = Pool::new(PoolOptions { workers_max, polling, uring });
     pool.has_ring().ok_or("no worker thread can be started")?;
-    // From here on the starter makes all threads.
+    // From here on the starter thread makes all threads.
     sandbox::confine(Role::Control);
     manyring_memory::guard_memory();
     if let Some(refused) = identity::refused() {
@@ -96,7 +96,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
         quiesces,
         turns,
     };
-    // The supervisor may not see the process of another user in /proc.
+    // The supervisor may be unable to open /proc/PID of a process of another user.
     let stat: Vec<_> = std::fs::File::open("/proc/self/stat").into_iter().collect();
     if let Ok(ready) = message::emit(&Report::Ready {}) {
         let _ = process.channel.send(&ready, &stat).await;
@@ -107,7 +107,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     process.tasks.stop_all();
     let stopped = async { while process.tasks.ended().await.is_some() {} };
     let _ = tokio::time::timeout(QUIT_TIMEOUT, stopped).await;
-    // With a disk in memory its memory is unmapped, which may take long.
+    // The memory of a disk in memory is unmapped here, which may take long.
     let gone = (std::mem::take(&mut process.devices), std::mem::take(&mut process.xens));
     aside(move || drop(gone)).await;
     ended
@@ -124,21 +124,21 @@ struct Inside {
     groups: ProcessGroups,
     outgoing: mpsc::Sender<Outgoing>,
     unanswered: Unanswered,
-    /// Where the supervisor reads how the threads are.
+    /// The file for the supervisor with the state of all threads.
     threads: Option<OwnedFd>,
-    /// Its devices stop for the next supervisor.
+    /// Set when the devices quiesce for the next supervisor.
     quiesces: Arc<AtomicBool>,
-    /// In which its sessions note.
+    /// Orders the journal updates of all sessions.
     turns: Arc<Turns>,
 }
 
 struct Device {
-    /// Dropped first: nothing looks after the port of a device that is gone.
+    /// Dropped first, so that no task follows the port of a device that is gone.
     net: Option<ProcessNet>,
     made: Made,
     clients: mpsc::Sender<Client>,
     counters: OwnedFd,
-    /// The session notes of the client that the supervisor hands over next.
+    /// The journal of the client that the supervisor hands over next.
     saved: SavedSession,
 }
 
@@ -147,7 +147,7 @@ impl Inside {
         say(&self.channel, report).await;
     }
 
-    /// Does what the supervisor says, until it is gone, and says what the devices have to say.
+    /// Handles commands and sends the reports of the devices, until the supervisor is gone.
     async fn attend(&mut self, mut queued: mpsc::Receiver<Outgoing>) -> Result<(), String> {
         let channel = self.channel.clone();
         loop {
@@ -236,7 +236,7 @@ impl Inside {
         Ok(())
     }
 
-    /// Writes the counters where the supervisor reads them, and tells the supervisor.
+    /// Writes the counters to the files of the supervisor, and reports that.
     async fn count(&mut self, number: u64) {
         self.threads.iter().for_each(|file| threads::write(file, &self.pool));
         let mut news = Vec::new();
@@ -275,7 +275,7 @@ impl Inside {
         let (asked, uring) = (wanted.clone(), self.uring);
         let opened = aside(move || grant.opened(&asked, uring, supervisor)).await;
         let (opened, given) = opened.ok_or("a device cannot be put together")??;
-        // Its limit is told next, and again whenever it changes.
+        // A command with the limit follows, now and at each change.
         let made = wanted.made(opened, (&self.pool, &Groups::default()));
         let plan = wanted.plan();
         let files = match plan.memory_on_disk {
@@ -339,7 +339,7 @@ impl Inside {
         }
     }
 
-    /// Stops a device, and tells when all that it had is closed.
+    /// Stops a device, and reports when all its descriptors and mappings are closed.
     fn remove(&mut self, name: String) {
         if let Some(xen) = self.xens.remove(&name) {
             return xen.remove(name);
@@ -352,8 +352,8 @@ impl Inside {
         });
     }
 
-    /// Stops all devices for the next supervisor, and tells when all that they had is closed. Their
-    /// front-ends stay connected.
+    /// Stops all devices for the next supervisor, and reports when all their descriptors and
+    /// mappings are closed. Their front-ends stay connected.
     fn quiesce(&mut self) {
         self.quiesces.store(true, Ordering::Relaxed);
         let names: Vec<_> = self.devices.keys().cloned().collect();
@@ -365,7 +365,7 @@ impl Inside {
         });
     }
 
-    /// Stops a device. The future returns when all that the device had is closed.
+    /// Stops a device. The future returns when all its descriptors and mappings are closed.
     fn close(&mut self, name: &str) -> Option<impl Future<Output = ()> + Send + use<>> {
         let device = self.devices.remove(name)?;
         let stopping = self.tasks.stop(name);
@@ -374,14 +374,14 @@ impl Inside {
                 while stopping.changed().await.is_ok() {}
             }
             let Device { net, made, clients: _, counters, saved } = device;
-            // Nothing looks after its port any more.
+            // No task follows the port any more.
             drop(net);
             counts::write(&counters, &made.part);
             aside(move || drop((made, counters, saved))).await;
         })
     }
 
-    /// Takes the size of a device's file anew; its guest is told.
+    /// Reads the size of a device's file again; the guest gets a configuration change.
     fn measure(&self, name: &str) {
         let Some(part) = self.part(name).cloned() else { return };
         let name = name.to_owned();
@@ -407,7 +407,7 @@ fn refuse(client: Client) {
 
 pub(super) async fn say(channel: &Channel, report: &Report) {
     if let Ok(bytes) = message::emit(report) {
-        // The supervisor is gone: the next look at the channel shows it.
+        // The supervisor is gone: the next read of the channel ends this process.
         let _ = channel.send(&bytes, NO_FDS).await;
     }
 }
@@ -420,7 +420,7 @@ pub(super) struct DeviceGrant {
 }
 
 impl DeviceGrant {
-    /// The host's side of the device, of what was given. May block.
+    /// Opens the disk or the port of a device on the descriptors of the grant. May block.
     fn opened(
         self,
         wanted: &Wanted,

@@ -1,10 +1,10 @@
-//! `JournalStore`: what the supervisor keeps of a device's front-ends, so that a front-end outlives
-//! the device process that serves it.
+//! `JournalStore`: the sockets and journals of a device's front-ends, by which they outlive the
+//! device process that serves them.
 //!
-//! The supervisor keeps each connected socket, and the notes that the device process has sent of
-//! its session: bytes that it does not look into, and file descriptors that it touches only to hand
-//! them on. They are a front-end's, so a thread of the device closes them (`Janitor`). When the
-//! device process dies, the next one is handed the socket with the notes.
+//! The supervisor keeps a copy of each connected socket, and the journal of its session as the
+//! device process sent it: bytes that the supervisor does not parse, and descriptors that it only
+//! hands on. A front-end chose those descriptors, so a janitor thread of the device closes them.
+//! When the device process dies, the next one gets the socket with the journal.
 
 use super::handoff_message::{DeviceHandoff, HandoffMessage};
 use super::message::{Command, JournalEntry};
@@ -19,17 +19,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// Sessions of a device whose notes may be there: one begins while those before it end.
+/// Most journals of a device: a session begins while sessions before it still end.
 const SESSIONS_MAX: usize = 4;
 /// Longest entry: the state of a network device with full tables.
 const ENTRY_SIZE_MAX: usize = 7168;
-/// Longest beginning of a message by which it is known again.
+/// Longest prefix of a message by which it is recognised.
 const ANSWERING_MAX: usize = 256;
-/// Front-ends that a device may have before the next one waits: one is served, some wait in the
-/// device process, and those that have left are to be told of.
+/// Most front-ends of a device: one is served, some wait in the device process, and some have left
+/// while their end is not reported yet. Another one waits.
 const CLIENTS_MAX: usize = 64;
-/// A front-end whose device processes die so often, each within [`BRIEF`](super::BRIEF), is let go
-/// of.
+/// How many device processes in a row may die, each within [`BRIEF`](super::BRIEF), before their
+/// front-end is released.
 const BRIEF_LIVES_MAX: u32 = 8;
 
 /// The number of the next front-end, of any device.
@@ -56,9 +56,9 @@ struct Client {
     socket: Arc<ForeignFd>,
     entries: BTreeMap<u32, Entry>,
     answering: Option<Vec<u8>>,
-    /// The supervisor has no room for its file descriptors: it cannot outlive its device process.
+    /// The budget had no room for its descriptors: the front-end cannot outlive its device process.
     is_lost: bool,
-    /// Device processes that have died soon after they were handed it, in a row.
+    /// How many device processes in a row died soon after they got this front-end.
     brief_lives: u32,
     handed_at: Instant,
 }
@@ -69,7 +69,7 @@ struct Entry {
     fds: Vec<Arc<ForeignFd>>,
 }
 
-/// A change of what is kept of a front-end, as a device process has said it.
+/// An update of a journal, as a device process reported it.
 #[derive(Debug, Default)]
 pub(super) struct Change {
     pub(super) puts: Vec<JournalEntry>,
@@ -77,10 +77,10 @@ pub(super) struct Change {
     pub(super) answer: super::message::Answered,
 }
 
-/// A front-end that another supervisor has handed over: its socket and the notes of its session.
+/// A front-end that another supervisor handed over: its socket and the journal of its session.
 #[derive(Debug)]
 pub(super) struct AdoptedSession {
-    /// It belongs to this domain.
+    /// The domain of its user.
     pub(super) domain: String,
     pub(super) socket: OwnedFd,
     pub(super) entries: Vec<(JournalEntry, Vec<OwnedFd>)>,
@@ -111,8 +111,8 @@ impl JournalStore {
         self.queues
     }
 
-    /// Takes the socket of a front-end that has connected. The janitor closes it: with it the
-    /// kernel closes what the front-end has sent and nobody has read.
+    /// Takes the socket of a front-end that has connected. The janitor closes the socket, since the
+    /// kernel closes unread messages' descriptors with it.
     pub(super) fn hold(&self, socket: OwnedFd) -> Arc<ForeignFd> {
         let mut room = FdRoom::at_once().unwrap_or(FdRoom::none());
         self.adopt(socket, &mut room)
@@ -120,7 +120,8 @@ impl JournalStore {
 
     /// Keeps the socket of a front-end, and gives it a number.
     pub(super) fn add(&self, socket: Arc<ForeignFd>) -> u64 {
-        // A device process may still speak of a front-end of a device that had the same name.
+        // A number is used once: a device process may still report a front-end of a removed device
+        // with the same name.
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let mut kept = self.lock();
         let client = Client {
@@ -136,24 +137,24 @@ impl JournalStore {
         number
     }
 
-    /// The session of a front-end is over, or the front-end is refused.
+    /// Forgets a front-end: its session is over, or it was refused.
     pub(super) fn forget(&self, number: u64) {
         let mut kept = self.lock();
-        // Its file descriptors are closed by the janitor.
+        // The janitor closes its descriptors.
         kept.clients.remove(&number);
         self.count.send_replace(kept.clients.len());
     }
 
-    /// All front-ends are released: their connections end when the device process has ended too.
+    /// Releases all front-ends: their connections end when the device process has ended, too.
     pub(super) fn forget_all(&self) {
         let mut kept = self.lock();
         kept.clients.clear();
         self.count.send_replace(0);
     }
 
-    /// Releases the front-ends for which a device process has had the supervisor keep this file;
-    /// true if there are any. The kernel alone is asked for the names of files: nobody else is
-    /// waited for.
+    /// Releases the front-ends in whose journals a device process put a descriptor of this file;
+    /// true if there are any. Only the kernel is asked for the names of the files, so this waits
+    /// for no file system.
     pub(super) fn forget_journals(&self, file: BorrowedFd<'_>) -> bool {
         let Some(name) = name_of(file) else { return false };
         let fds_of = |client: &Client| -> Vec<_> {
@@ -191,10 +192,10 @@ impl JournalStore {
         self.origin.janitor().room().await;
     }
 
-    /// Keeps what a device process notes.
+    /// Stores an update of a journal.
     ///
     /// # Errors
-    /// One line: no device process of this version says that.
+    /// One line: no device process of this version sends that.
     pub(super) fn note(
         &self,
         number: u64,
@@ -213,11 +214,11 @@ impl JournalStore {
         let most = entries_max(self.queues);
         let entries = kept.clients.values().flat_map(|client| client.entries.values());
         let (count, held) = entries.fold((0, 0), |(n, fds), e| (n + 1, fds + e.fds.len()));
-        // One that was released may be noted still.
+        // Updates of a front-end that was released may still arrive.
         let Some(client) = kept.clients.get_mut(&number) else { return Ok(()) };
         client.is_lost |= !has_room && !fds.is_empty();
         if !has_room {
-            // Nothing would bound how many there are.
+            // Without this, the number of front-ends would have no bound.
             fds.clear();
         }
         if count > SESSIONS_MAX * most || held > SESSIONS_MAX * most {
@@ -252,8 +253,8 @@ impl JournalStore {
         kept.clients.get_mut(&number).map(|client| self.command(number, client)).unwrap_or_default()
     }
 
-    /// The device process of the front-ends has died. Those with which no device process can go on
-    /// are released.
+    /// The device process of the front-ends has died. Front-ends with which no device process can
+    /// go on are released.
     pub(super) fn orphan(&self) {
         let mut kept = self.lock();
         kept.clients.retain(|_, client| {
@@ -279,7 +280,7 @@ impl JournalStore {
         clients.flat_map(|(number, client)| self.command(*number, client)).collect()
     }
 
-    /// Keeps a front-end that another supervisor has left.
+    /// Keeps a front-end that another supervisor handed over.
     pub(super) fn inherit(&self, adopted_session: AdoptedSession) {
         let AdoptedSession { socket, entries, answering, .. } = adopted_session;
         let number = self.add(self.hold(socket));
@@ -331,7 +332,7 @@ impl JournalStore {
         }
         let (device, answering) = (self.device.clone(), client.answering.take());
         let socket = MessageFd::Foreign(client.socket.clone());
-        // Whether it has is decided when it is sent.
+        // Whether it has credit is decided when it is sent.
         let has_credit = false;
         command.push((Command::Client { device, number, answering, has_credit }, vec![socket]));
         command
@@ -388,7 +389,7 @@ mod tests {
         let number = before.add(before.hold(fd()));
         let again = journals();
         again.add(again.hold(fd()));
-        // The device process has said it of the device of before, which had the same name.
+        // The report is about a removed device of the same name.
         again.forget(number);
         assert!(again.is_used());
     }
@@ -423,7 +424,7 @@ mod tests {
             journals.note(number, change(&keys, &[]), Vec::new())
         });
         assert_eq!(noted.filter(Result::is_ok).count(), SESSIONS_MAX + 1);
-        // The next front-end has to wait when there are too many.
+        // The next front-end waits while there are too many.
         while *journals.count.borrow() < CLIENTS_MAX {
             journals.add(journals.hold(fd()));
         }

@@ -1,6 +1,5 @@
-//! Limits per second of the devices of device processes, as the operator has them now. A device
-//! process counts by itself the work of its devices, and of a group of them: a group is in one
-//! device process.
+//! Limits per second of devices in device processes, as the operator set them. A device process
+//! counts the work of its devices and of a group: all members of a group are in one device process.
 
 use super::message::{Command, GroupRates, LimitRates};
 use crate::config::plan::{GroupPlan, LimitPlan};
@@ -17,19 +16,19 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// A device has this limit. True if that is new.
+    /// Sets the limit of a device. True if it changed.
     pub(super) fn set(&mut self, device: &str, limit: &LimitPlan) -> bool {
         self.devices.insert(device.to_owned(), limit.clone()).as_ref() != Some(limit)
     }
 
-    /// The groups are these. True if that is new.
+    /// Sets the groups. True if they changed.
     pub(super) fn follow(&mut self, groups: &[GroupPlan]) -> bool {
         let is_new = self.groups != groups;
         self.groups = groups.to_vec();
         is_new
     }
 
-    /// The message that tells a device process the limit of `device`.
+    /// The command that sets the limit of `device`.
     pub(super) fn of(&self, device: &str) -> Command {
         let limit = self.devices.get(device).cloned().unwrap_or_default();
         let rates = limit.rates().into();
@@ -59,7 +58,7 @@ impl From<LimitRates> for Rates {
 pub(super) struct ProcessGroups(BTreeMap<String, Arc<Group>>);
 
 impl ProcessGroups {
-    /// Gives a device its limit, and its group the rates of that. Its queues must look again.
+    /// Sets the limit of a device, and the rates of its group. Queues must read them again.
     pub(super) fn limit(&mut self, limit: &Limit, rates: LimitRates, group: Option<GroupRates>) {
         let now_ns = clock_now_ns();
         let group = group.map(|GroupRates { name, rates }| {

@@ -41,7 +41,8 @@ impl Disk for RingLocked {
     }
 
     fn release(&self) {
-        // The supervisor makes all durable before it lets go; the page cache is the same for both.
+        // The supervisor makes all writes durable before it releases the lock: both processes share
+        // the page cache.
         let _ = self.supervisor.lock(false);
     }
 

@@ -1,8 +1,8 @@
 //! Messages between the supervisor and a device process: a byte for the version, then JSON.
 //!
-//! A device process may be taken by its guest. So what comes from it is short, names only devices
-//! that it was given, and asks for nothing but what a guest may choose ([`PrivilegedRequest`]): one
-//! thing at a time.
+//! A device process may be compromised by its guest. So its messages are short, name only devices
+//! that it was given, and request only what a guest may choose ([`PrivilegedRequest`]), one request
+//! at a time.
 
 use manyring_backend::net::HostFilter;
 use serde::de::DeserializeOwned;
@@ -49,15 +49,15 @@ pub enum Command {
         /// The ring.
         ring: XenRing,
     },
-    /// The front-end of a Xen disk connects, with the rings that were told. One descriptor: the
-    /// grant device of this machine's Xen, or the memory of a simulated domain.
+    /// The front-end of a Xen disk connects, with the rings of the commands before. One descriptor:
+    /// this machine's grant device, or the memory of a simulated domain.
     XenConnect {
         /// The device's name.
         device: String,
         /// The front-end.
         front: XenFrontEnd,
     },
-    /// The rings of a Xen disk are to be left as they are.
+    /// Leave the rings of a Xen disk as they are.
     XenDisconnect {
         /// The device's name.
         device: String,
@@ -72,9 +72,9 @@ pub enum Command {
         link_up: bool,
         /// The interface was deleted.
         is_gone: bool,
-        /// The MTU that the next driver is told.
+        /// The MTU that the next driver reads.
         mtu: Option<u16>,
-        /// How often the guest was to be asked to announce itself.
+        /// How often the guest was asked to announce itself.
         announcements: u64,
     },
     /// The supervisor has joined another interface in place of one that was deleted. File
@@ -94,54 +94,53 @@ pub enum Command {
         /// That of the group which it is in.
         group: Option<GroupRates>,
     },
-    /// The answer to [`Report::Request`]: the privileged request was carried out, or refused.
+    /// The answer to [`Report::Request`].
     Done {
-        /// That of the question.
+        /// The number of the request.
         number: u64,
-        /// The number of the system's error; 0: none.
+        /// The system's error number; 0: the request was carried out.
         error: i32,
     },
-    /// Something that was kept of the session of the client that is told next. With the file
-    /// descriptors that belong to it.
+    /// An entry of the journal of the client that comes next, with the entry's file descriptors.
     SavedEntry {
         /// The device's name.
         device: String,
-        /// As a device process has noted it.
+        /// As a device process wrote it.
         entry: JournalEntry,
     },
-    /// Somebody has connected to a device, or has lost the device process that served it. One file
+    /// A client has connected to a device, or has lost the device process that served it. One file
     /// descriptor: the socket.
     Client {
         /// The device's name.
         device: String,
-        /// Notes name it.
+        /// Journal updates name the client by this number.
         number: u64,
         /// The message whose answer was under way when its device process died.
         answering: Option<Vec<u8>>,
-        /// The first notes of its session pass at once (`turns.rs`).
+        /// The first journal updates of its session need not wait for a turn (`turns.rs`).
         has_credit: bool,
     },
-    /// Another supervisor gets all devices: their queues stop, what they have is closed, and their
+    /// Quiesce for another supervisor: queues stop, descriptors and mappings are closed, and
     /// front-ends stay connected.
     Quiesce {},
-    /// A device goes.
+    /// Stop a device.
     Remove {
         /// Its name.
         device: String,
     },
-    /// The size of a device's file has changed.
+    /// Read the size of a device's file again.
     Measure {
         /// The device's name.
         device: String,
     },
-    /// A file descriptor: where the device process writes what there is to say of its threads.
+    /// One file descriptor: the file to which the state of the threads is written.
     Threads {},
-    /// Counters are to be written down, and what there is to say of threads.
+    /// Write down counters and the state of the threads.
     Count {
         /// The answer names it.
         number: u64,
     },
-    /// An answer is wanted and nothing else: the device process shows that it goes on.
+    /// Answer, to show that the process is responsive.
     Ping {
         /// The answer names it.
         number: u64,
@@ -223,17 +222,17 @@ pub struct XenRing {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct XenFrontEnd {
-    /// Answers name it.
+    /// Reports name the connection by this number.
     pub number: u64,
-    /// Its domain.
+    /// The domain of the front-end.
     pub domain: u16,
-    /// Its layout: the index in `Abi::ALL`.
+    /// The layout of its rings: an index in `Abi::ALL`.
     pub abi: usize,
-    /// It uses the same grants again.
+    /// It uses persistent grants.
     pub persistent: bool,
     /// Most segments of an indirect request, as it was offered.
     pub indirect_segments_max: u16,
-    /// Another process has served its rings.
+    /// An earlier process has served its rings.
     pub takeover: bool,
     /// Where the pages of a simulated domain are mapped from.
     pub seat: Option<XenSeat>,
@@ -249,17 +248,17 @@ pub struct XenSeat {
     pub seat: u8,
 }
 
-/// A message of a device process about the connection of a Xen disk.
+/// A report about the connection of a Xen disk.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum XenReport {
     /// Its rings are served.
     Started {},
-    /// They are not, and nothing of the front-end is in use.
+    /// Its rings are not served, and nothing of the front-end is in use.
     Refused {
         /// The reason.
         text: String,
-        /// The reason may pass.
+        /// Another try may succeed.
         passes: bool,
     },
     /// A queue met a fault of the front-end.
@@ -267,11 +266,11 @@ pub enum XenReport {
         /// The fault.
         text: String,
     },
-    /// Its rings are left: nothing of the front-end is in use.
+    /// Its rings are not served any more: nothing of the front-end is in use.
     Stopped {},
 }
 
-/// Rates of a limit, in a second; 0: no limit.
+/// Rates of a limit, per second; 0: no limit.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitRates {
@@ -279,7 +278,7 @@ pub struct LimitRates {
     pub ops: [u64; 3],
     /// Their bytes.
     pub bytes: [u64; 3],
-    /// Milliseconds without requests that are kept.
+    /// Burst: milliseconds without requests whose share is kept.
     pub burst_ms: u64,
 }
 
@@ -289,22 +288,22 @@ pub struct LimitRates {
 pub struct GroupRates {
     /// The group's name.
     pub name: String,
-    /// Those of its devices together.
+    /// Rates of all its devices together.
     pub rates: LimitRates,
 }
 
-/// Something that is kept of a session.
+/// An entry of the journal of a session.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct JournalEntry {
-    /// Where it is kept: another one with this key replaces it.
+    /// The key: an entry replaces the one with the same key.
     pub key: u32,
-    /// The content of the entry. Device processes read it; the supervisor only stores it.
+    /// The content. Device processes parse it; the supervisor only stores it.
     #[serde(with = "digits")]
     pub bytes: Vec<u8>,
 }
 
-/// Bytes as hexadecimal digits, which take half the device process of a list of numbers.
+/// Bytes as hexadecimal digits, which take half the space of a list of numbers.
 mod digits {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -325,45 +324,44 @@ mod digits {
     }
 }
 
-/// How far the answer to a message of a front-end is.
+/// The state of the answer to a front-end's message.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Answered {
-    /// As it was.
+    /// Unchanged.
     #[default]
     Unchanged,
-    /// It is under way: to the message that begins with these bytes.
+    /// The answer to the message that begins with these bytes is under way.
     UnderWay(Vec<u8>),
-    /// It was sent.
+    /// The answer was sent.
     Sent,
 }
 
-/// A request of a device process: something that its guest may choose, and only the supervisor can
-/// do.
+/// A request of a device process for what its guest may choose and only the supervisor may do.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PrivilegedRequest {
-    /// The host is to use a queue pair, or not.
+    /// Attach or detach a queue pair of the interface.
     Pair {
         /// Its index.
         pair: u16,
-        /// It is to be used.
+        /// Attach it.
         attached: bool,
     },
-    /// The host is to deliver frames with these offloads only.
+    /// Deliver frames with these offloads only.
     Offloads {
         /// As `VIRTIO_NET_F_GUEST_*`.
         bits: u64,
     },
-    /// Frames are to come by the pairs that the guest's hash chooses.
+    /// Steer frames to the pairs that the guest's hash chooses.
     Rss {
-        /// `struct virtio_net_rss_config`, as its driver writes it; empty: as the host likes.
+        /// `struct virtio_net_rss_config`, as its driver writes it; empty: the host steers.
         #[serde(with = "digits")]
         config: Vec<u8>,
     },
-    /// The image is to be locked for the rings that begin, or all of them have stopped.
+    /// Lock the image for rings that start, or unlock it after all rings have stopped.
     Lock {
-        /// It is to be locked.
+        /// Lock it.
         is_held: bool,
     },
 }
@@ -372,60 +370,59 @@ pub enum PrivilegedRequest {
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Report {
-    /// It serves from now on.
+    /// The process has started.
     Ready {},
-    /// All devices have stopped, as it was told, and all that it was given of them is closed. It
-    /// says nothing more of them.
+    /// All devices have quiesced, and all their descriptors and mappings are closed. No further
+    /// report follows.
     Quiesced {},
-    /// A front-end of a device has come or gone.
+    /// A front-end has connected to a device, or has left.
     Session {
         /// The device's name.
         device: String,
-        /// It has come.
+        /// It has connected.
         is_open: bool,
     },
-    /// Changes the notes of a client's session, which the supervisor keeps for the next device
-    /// process in case this one dies. The file descriptors are those of the first entry of `puts`.
+    /// An update of the journal of a client's session. The file descriptors are those of the first
+    /// entry of `puts`.
     Journal {
         /// The device's name.
         device: String,
-        /// That of the client.
+        /// The number of the client.
         number: u64,
-        /// Entries that the supervisor keeps from now on, each in the place of the one with its
-        /// key.
+        /// Entries to store, each in the place of the entry with its key.
         puts: Vec<JournalEntry>,
-        /// The keys of what is kept no more.
+        /// The keys of entries to remove.
         drops: Vec<u32>,
-        /// Whether an answer is under way.
+        /// The state of the answer.
         answer: Answered,
     },
-    /// The session of a client is over, or the client was refused.
+    /// The session of a client has ended, or the client was refused.
     Gone {
         /// The device's name.
         device: String,
-        /// That of the client.
+        /// The number of the client.
         number: u64,
     },
-    /// A device has stopped, and all that it had is closed.
+    /// A device has stopped, and all its descriptors and mappings are closed.
     Removed {
         /// Its name.
         device: String,
     },
-    /// Something is to be done for the guest of a device, and answered by [`Command::Done`].
+    /// A request for the guest of a device, answered by [`Command::Done`].
     Request {
         /// The device's name.
         device: String,
         /// The answer names it.
         number: u64,
-        /// The thing to be done.
+        /// The request.
         request: PrivilegedRequest,
     },
-    /// A queue of a device cannot be read or written: its interface may be gone.
+    /// A queue of a device cannot be read or written: the interface may be gone.
     Suspect {
         /// The device's name.
         device: String,
     },
-    /// Choices of the guest of a network device, for the API to show.
+    /// What the guest of a network device chose, for the API to show.
     Guest {
         /// The device's name.
         device: String,
@@ -438,18 +435,18 @@ pub enum Report {
         /// The pairs in use of a port that the device process has.
         pairs: Option<u16>,
     },
-    /// Something of the connection of a Xen disk that the device process was told of last.
+    /// A report about the connection of a Xen disk that was named last.
     Xen {
         /// The device's name.
         device: String,
-        /// That of the connection.
+        /// The number of the connection.
         number: u64,
-        /// The news.
+        /// The report.
         said: XenReport,
     },
-    /// The counters are written down.
+    /// The counters are written.
     Counted {
-        /// That of the question.
+        /// The number of the question.
         number: u64,
     },
 }

@@ -25,10 +25,9 @@
 //! process/quiesce.rs  processes stop        before.rs             how the former one ends
 //! ```
 //! The supervisor reads no byte that a front-end sends to a device process, maps none of its
-//! memory, and waits for no device process: its orders for a device process lie in a bounded queue,
-//! and a device process that does not read is killed. The messages of a device process are checked
-//! as a hostile peer's. A device process that dies is started again, and its front-ends go on: they
-//! see a pause.
+//! memory, and waits for no device process: commands wait in a bounded queue, and a device process
+//! that does not read them is killed. Reports are checked as a hostile peer's messages. A device
+//! process that dies is started again, and its front-ends go on after a pause.
 
 mod assigned;
 mod before;
@@ -97,42 +96,39 @@ use tokio::sync::{OwnedRwLockReadGuard, RwLock, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Shortest time between two starts of a device process: one that dies at once is not started for
-/// ever.
+/// Shortest time between two starts of a device process, for one that dies at once.
 const START_BACKOFF: Duration = Duration::from_millis(200);
-/// Longest pause before a device process is started of which those before have died within
-/// [`BRIEF`].
+/// Longest back-off before a device process is started whose predecessors died within [`BRIEF`].
 const START_BACKOFF_MAX: Duration = Duration::from_secs(5);
-/// A device process that dies this soon may die of what it is told.
+/// A device process that dies within this time may have died of its commands.
 const BRIEF: Duration = Duration::from_secs(2);
-/// How long after its start the device process of a Xen guest that has ended is shown at least.
+/// How long the API shows the ended device process of a Xen guest, at least.
 const GONE: Duration = Duration::from_secs(60);
-/// How long a reader of counters waits for the device processes.
+/// Longest wait of a reader of counters for the device processes.
 const COUNT_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// The device processes of this process, by the name of their domain. Clones share them.
+/// The device processes of a supervisor, by their domains. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Processes {
     kept: Arc<Mutex<BTreeMap<String, Serving>>>,
-    /// The options that each device process is started with.
+    /// The options of each device process.
     arguments: Arc<[OsString]>,
-    /// And that of Xen guests.
+    /// The options of device processes for Xen guests.
     xen_arguments: Arc<[OsString]>,
     limits: Arc<watch::Sender<Arc<Limits>>>,
-    /// Where the front of each device is asked for what it leaves to another supervisor, or to make
-    /// its disk smaller.
+    /// The request queue of each device's front.
     fronts: Arc<Mutex<HashMap<String, mpsc::Sender<Asked>>>>,
     xens: Arc<Mutex<Vec<Xen>>>,
-    /// True while no device process is started, because another supervisor takes over.
+    /// True while no device process may start, because another supervisor takes over.
     pauses: Arc<watch::Sender<bool>>,
-    /// The channel to a supervisor that would take over.
+    /// The channel to the supervisor that takes over.
     successor: Arc<Mutex<Option<Arc<Channel>>>>,
-    /// Held by each change, and for writing while another supervisor takes over: that one has read
-    /// by then what it will serve.
+    /// Read-locked by each change; write-locked while another supervisor takes over, since that one
+    /// has read its configuration already.
     changes: Arc<RwLock<()>>,
-    /// The front-ends that another supervisor has left, by device.
+    /// Front-ends that an earlier supervisor handed over, by device.
     adopted_sessions: Arc<Mutex<HashMap<String, Vec<AdoptedSession>>>>,
-    /// Processes and requests of its device processes that have not ended, by device.
+    /// Processes and requests of an earlier supervisor that have not ended, by device.
     lingering_io: Arc<Mutex<HashMap<String, LingeringIo>>>,
 }
 
@@ -140,18 +136,18 @@ pub(crate) struct Processes {
 #[derive(Clone, Debug)]
 struct Xen {
     name: String,
-    /// Where they are asked for what they leave to another supervisor.
+    /// The queue of handoff requests.
     asks: mpsc::Sender<HandoffRequest>,
-    /// Its xenstore is there. Without it another supervisor could not go on with the disks.
+    /// The connection to its xenstore is up: without it the next supervisor could not go on.
     is_there: watch::Receiver<bool>,
 }
 
-/// A request to the front of a device, for which the device's device process ends.
+/// A request to the front of a device, for which its device process ends.
 #[derive(Debug)]
 enum Asked {
-    /// Another supervisor wants to know what it is left of the device.
+    /// Hand the device to another supervisor.
     HandoffRequest(HandoffRequest),
-    /// The disk is to have this size, which is smaller than before.
+    /// Make the disk smaller, to this size.
     Shrink { size: u64, done: oneshot::Sender<Result<u64, Errno>> },
 }
 
@@ -160,7 +156,7 @@ struct Serving {
     process: Arc<DeviceProcess>,
     started: Instant,
     starts: u64,
-    /// How long after this start the next one may be.
+    /// Shortest time between this start and the next one.
     pause: Duration,
 }
 
@@ -184,8 +180,8 @@ pub(crate) struct ProcessInfo {
 }
 
 impl Processes {
-    /// No device process runs yet. `arguments`: the options that each is started with. `handoff`:
-    /// what another supervisor has left.
+    /// `arguments`: the options of each device process. `handoff`: what an earlier supervisor
+    /// handed over.
     pub(crate) fn new(arguments: Vec<OsString>, handoff: &mut Handoff) -> Self {
         let of_xen = arguments.iter().cloned().chain([sandbox::XEN_OPTION.into()]).collect();
         Self {
@@ -203,9 +199,9 @@ impl Processes {
         }
     }
 
-    /// Registers the front of a device. Returns the receiver of takeover requests, and the
-    /// front-ends that the previous supervisor has handed over. Dropping the receiver ends the
-    /// registration.
+    /// Registers the front of a device. Returns the queue of requests to the front, and the
+    /// front-ends that an earlier supervisor handed over. The registration ends when the receiver
+    /// is dropped.
     fn register(&self, device: &str) -> (mpsc::Receiver<Asked>, Vec<AdoptedSession>) {
         let (asks, asked) = mpsc::channel(1);
         begin::prepare(self.arguments.clone());
@@ -214,8 +210,8 @@ impl Processes {
         (asked, self.adopted_sessions().remove(device).unwrap_or_default())
     }
 
-    /// The disks of a Xen can be asked for what they leave, as long as the receiver lives. The
-    /// sender says whether its xenstore is there.
+    /// Registers the disks of a Xen for handoffs, as long as the receiver lives. The sender says
+    /// whether the connection to xenstore is up.
     pub(crate) fn register_xen(
         &self,
         name: &str,
@@ -231,13 +227,13 @@ impl Processes {
         xens.iter().filter(|xen| !xen.asks.is_closed()).cloned().collect()
     }
 
-    /// Disks of Xen guests are there: a device process will be needed.
+    /// Starts a warm process for Xen guests.
     fn prepare_xen(&self) {
         begin::prepare(self.xen_arguments.clone());
     }
 
-    /// Keeps the front-ends that another supervisor has handed over of devices which have a front
-    /// here, and releases those of other devices.
+    /// Keeps the front-ends from an earlier supervisor whose devices have a front here, and
+    /// releases the others.
     pub(crate) async fn keep_adopted_sessions(&self, has_front: impl Fn(&str) -> bool) {
         let all = std::mem::take(&mut *self.adopted_sessions());
         let (kept, others) = all.into_iter().partition(|(device, _)| has_front(device));
@@ -249,7 +245,7 @@ impl Processes {
                 "its front-ends are let go of: no device process serves it any more"
             );
         }
-        // The last descriptor of a front-end's file may take long to close.
+        // Closing the last descriptor of a front-end's file may take long.
         aside(move || drop(others)).await;
     }
 
@@ -257,16 +253,15 @@ impl Processes {
         self.adopted_sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The processes and requests of another supervisor's device processes that may still use a
-    /// device.
+    /// Processes and requests of an earlier supervisor that may still use the device.
     fn lingering_io(&self, device: &str) -> LingeringIo {
         let mut lingering_io = self.lingering_io.lock().unwrap_or_else(PoisonError::into_inner);
         lingering_io.remove(device).unwrap_or_default()
     }
 
-    /// Copies of those [`Self::lingering_io`] that no device has taken: of devices that wait here,
-    /// or that this supervisor does not serve. They go to the next supervisor; this one keeps its
-    /// own, since the takeover may fail.
+    /// Copies of the [`Self::lingering_io`] of devices that wait here, or that this supervisor does
+    /// not serve. The copies go to the next supervisor; this one keeps its own, since the takeover
+    /// may fail.
     fn unclaimed_io(&self) -> io::Result<DeviceHandoff> {
         let lingering_io = self.lingering_io.lock().unwrap_or_else(PoisonError::into_inner);
         let mut share = DeviceHandoff::new();
@@ -281,13 +276,13 @@ impl Processes {
         fronts.get(device).is_some_and(|asks| !asks.is_closed())
     }
 
-    /// Makes a disk that device processes serve smaller: the device process that has it ends first,
-    /// so that no request is under way. Its front-ends go on with the next device process, and are
-    /// told.
+    /// Makes a disk in a device process smaller. The device process ends first, so that no request
+    /// is in flight; its front-ends go on with the next one, and their guests get a configuration
+    /// change.
     ///
     /// # Errors
-    /// `EBUSY`: requests in flight did not end in time, or another supervisor takes over; the disk
-    /// is as it was. Any other comes from the disk.
+    /// `EBUSY`: requests in flight did not end in time, or another supervisor takes over; the size
+    /// is unchanged. Other errors are the disk's.
     pub(crate) async fn shrink(&self, device: &str, size: u64) -> Result<u64, Errno> {
         let (done, is_done) = oneshot::channel();
         let front = {
@@ -314,11 +309,11 @@ impl Processes {
         *self.pauses.borrow()
     }
 
-    /// Has the device process of a domain killed, if there is one, because another supervisor gets
-    /// what it has. Returns when its process is gone.
+    /// Kills the device process of a domain, if there is one, because another supervisor gets its
+    /// devices. Returns when it has ended.
     ///
     /// # Errors
-    /// The kernel does not end it. It has all that it was given, then.
+    /// The kernel does not end the process, which still has its devices.
     pub(crate) async fn end_one(&self, domain: &str, reason: &str) -> Result<(), String> {
         let process = self.lock().get(domain).map(|kept| kept.process.clone());
         let Some(process) = process else { return Ok(()) };
@@ -330,14 +325,12 @@ impl Processes {
         }
     }
 
-    /// The notes and descriptors that the supervisor keeps of the front-ends of a domain's device
-    /// process.
+    /// The sockets and journals of the front-ends of a domain's device process.
     fn journals_of(&self, domain: &str) -> Vec<Arc<JournalStore>> {
         self.lock().get(domain).map(|kept| kept.process.all_journals()).unwrap_or_default()
     }
 
-    /// Ends all device processes: one that a guest has taken over may outlive the end of its
-    /// channel.
+    /// Ends all device processes. A compromised one may outlive the end of its channel.
     pub(crate) async fn end(&self) {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
         let all: JoinSet<_> = processes
@@ -347,7 +340,7 @@ impl Processes {
         let _ = tokio::time::timeout(COUNT_TIMEOUT, all.join_all()).await;
     }
 
-    /// Waits, but not once another supervisor takes over.
+    /// Waits for a future, until another supervisor takes over.
     async fn unless_paused(&self, waits: impl Future<Output = ()>) {
         tokio::select! {
             () = waits => {}
@@ -355,8 +348,8 @@ impl Processes {
         }
     }
 
-    /// A change begins. If another supervisor takes over, this returns when that has failed, or
-    /// never.
+    /// Locks for a change. While another supervisor takes over this waits, and returns only if that
+    /// fails.
     pub(crate) async fn change(&self) -> OwnedRwLockReadGuard<()> {
         self.changes.clone().read_owned().await
     }
@@ -366,22 +359,22 @@ impl Processes {
         self.changes.clone().try_read_owned().ok()
     }
 
-    /// Returns when no device process is to be started.
+    /// Returns when no device process may start.
     async fn paused(&self) {
         let _ = self.pauses.subscribe().wait_for(|pauses| *pauses).await;
     }
 
-    /// Returns when device processes may be started.
+    /// Returns when device processes may start.
     async fn go_on(&self) {
         let _ = self.pauses.subscribe().wait_for(|pauses| !pauses).await;
     }
 
-    /// A device has this limit from now on.
+    /// Sets the limit of a device.
     pub(crate) fn limit(&self, device: &str, limit: &LimitPlan) {
         self.limits.send_if_modified(|limits| Arc::make_mut(limits).set(device, limit));
     }
 
-    /// The groups of limits are these from now on.
+    /// Sets the groups of limits.
     pub(crate) fn follow_groups(&self, groups: &[GroupPlan]) {
         self.limits.send_if_modified(|limits| Arc::make_mut(limits).follow(groups));
     }
@@ -394,8 +387,8 @@ impl Processes {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device process of a domain, which is started if it does not run. Waits for the end of
-    /// the one before it, as long as the kernel takes. `None`: no device process is started now.
+    /// The device process of a domain, which is started if it does not run; waits for the end of
+    /// its predecessor as long as the kernel takes. `None`: no device process may start now.
     async fn of(&self, domain: &str) -> Option<Arc<DeviceProcess>> {
         loop {
             let of = |kept: &Serving| (kept.process.clone(), kept.started, kept.pause);
@@ -419,7 +412,7 @@ impl Processes {
             if self.is_paused() {
                 return None;
             }
-            // Another device of the domain may have been faster.
+            // Another device of the domain may have started it meanwhile.
             let mut kept = self.lock();
             let starts = kept.get(domain).map_or(0, |kept| kept.starts);
             if kept.get(domain).is_some_and(|kept| kept.process.state() != State::Ended) {
@@ -430,7 +423,7 @@ impl Processes {
             let arguments = if is_xen(domain) { &self.xen_arguments } else { &self.arguments };
             let process = DeviceProcess::start(domain, arguments.clone(), members);
             let (started, starts) = (Instant::now(), starts + 1);
-            // Each boot of a guest is a domain of a new number.
+            // Each boot of a guest is a domain with a new number: forget the old ones.
             kept.retain(|name, kept| {
                 let is_over = kept.process.state() == State::Ended && kept.started.elapsed() > GONE;
                 !(is_xen(name) && is_over)
@@ -439,8 +432,8 @@ impl Processes {
         }
     }
 
-    /// Has every device process tell its counters. One that does not answer in time is shown as
-    /// such, and its devices with what it has said before.
+    /// Asks every device process for its counters. A process that does not answer in time is shown
+    /// as unresponsive, and its devices with their last counters.
     pub(crate) async fn count(&self) {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
         let until = Instant::now() + COUNT_TIMEOUT;
@@ -450,7 +443,8 @@ impl Processes {
             let answers = tokio::time::timeout_at(until, process.answered(question)).await.is_ok();
             process.note_answer(answers);
             let counts: Vec<Arc<Counts>> = process.counts();
-            // The file is the supervisor's own: it is read beside the control thread all the same.
+            // The files are the supervisor's own memfds; they are read off the control thread all
+            // the same.
             aside(move || counts.iter().for_each(|counts| counts.read())).await;
         }
     }
@@ -467,8 +461,8 @@ impl Processes {
         all
     }
 
-    /// The domain of a device which may be that of whoever connects: of its device process, if it
-    /// is in one.
+    /// The domain of a device. For a device whose domain is that of whoever connects: the domain of
+    /// the device process that has it, if there is one.
     pub(crate) fn now_of(&self, device: &str, domain: String) -> String {
         if domain != ANY_USER {
             return domain;

@@ -1,5 +1,5 @@
-//! A network device in its device process: a port on lent queues, and what the supervisor says of
-//! the interface.
+//! A network device in its device process: a port on the supervisor's queues, and the supervisor's
+//! commands about the interface.
 
 use super::message::{PortFacts, Report};
 use super::supervisor_client::SupervisorClient;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// The port of a device that was given to the device process.
+/// The port of a device that the device process has.
 #[derive(Clone, Debug)]
 pub(super) enum PortGrant {
     Null(Arc<NullPort>),
@@ -26,10 +26,10 @@ pub(super) enum PortGrant {
 }
 
 impl PortGrant {
-    /// The port of what the supervisor has sent: facts and descriptors, or neither.
+    /// Opens the port on the facts and descriptors of the supervisor, or none if there are none.
     ///
     /// # Errors
-    /// One line: that does not belong to the device.
+    /// One line: they do not fit the device.
     pub(super) fn new(
         net: &NetPlan,
         facts: Option<PortFacts>,
@@ -81,12 +81,12 @@ pub(super) struct ProcessNet {
     given: PortGrant,
     wanted: watch::Sender<Wanted>,
     shown: Guest,
-    /// The tasks that look after the interface and that follow the operator's settings.
+    /// Tasks that follow the interface and the operator's settings.
     _tasks: JoinSet<()>,
 }
 
 impl ProcessNet {
-    /// The device of `made`, which is on this port. `None`: it is a disk.
+    /// The network device of `made`, on this port. `None`: it is a disk.
     pub(super) fn new(made: &Made, given: Option<PortGrant>) -> Option<Self> {
         let (Kind::Net(device), Some(given)) = (&made.part.kind, given) else { return None };
         let mut tasks = links::look_after(&made.part, false);
@@ -97,7 +97,7 @@ impl ProcessNet {
         Some(Self { device: device.clone(), given, wanted, shown, _tasks: tasks })
     }
 
-    /// Takes a message of the supervisor about the interface and the operator's settings.
+    /// Takes a command about the interface and the operator's settings.
     pub(super) fn handle(&self, is_gone: bool, wanted: Wanted) {
         if let (PortGrant::Lent(port), true) = (&self.given, is_gone) {
             port.lose();
@@ -106,7 +106,7 @@ impl ProcessNet {
         self.wanted.send_if_modified(|known| std::mem::replace(known, wanted) != wanted);
     }
 
-    /// The supervisor has joined another interface.
+    /// Goes on with the queues of another interface, which the supervisor joined.
     ///
     /// # Errors
     /// The device has no interface, or another number of queues.
@@ -117,9 +117,9 @@ impl ProcessNet {
         Ok(())
     }
 
-    /// The guest's choices as a message for the supervisor; `None` if the supervisor knows them.
+    /// The guest's choices as a report; `None` if the supervisor knows them.
     pub(super) fn news(&mut self, name: &str) -> Option<Report> {
-        // The supervisor attaches the pairs of an interface, and knows nothing of those of a null
+        // The supervisor attaches the pairs of an interface, and does not know those of a null
         // port.
         let pairs = match self.given {
             PortGrant::Null(_) => Some(self.device.attached_pairs()),
@@ -136,7 +136,7 @@ impl ProcessNet {
     }
 }
 
-/// Has the device follow what the operator wants.
+/// Has the device follow the operator's settings.
 async fn follow(device: Arc<NetDevice>, mut wants: watch::Receiver<Wanted>) {
     let mut announcements = 0;
     while wants.changed().await.is_ok() {

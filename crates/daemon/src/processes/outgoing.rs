@@ -9,14 +9,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use tokio::time::timeout;
 
-/// An order to a device process, and the descriptors that go with it.
+/// A command to a device process, with its file descriptors.
 pub(super) type OutgoingMessage = (Command, Vec<MessageFd>);
 
-/// A file descriptor that goes with an order.
+/// A file descriptor that is sent with a command.
 #[derive(Debug)]
 pub(super) enum MessageFd {
     Own(OwnedFd),
-    /// A front-end's, which the supervisor keeps.
+    /// A front-end's descriptor, of which the supervisor keeps its own copy.
     Foreign(Arc<ForeignFd>),
 }
 
@@ -35,7 +35,7 @@ impl AsFd for MessageFd {
     }
 }
 
-/// An order on its way; an error says why the process ends.
+/// A command that is being sent. An error says why the process ends.
 pub(super) type Sending<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
 
 /// Sends a message and its descriptors. An error says why the process ends.
@@ -55,8 +55,8 @@ pub(super) async fn send(
     Ok(())
 }
 
-/// Waits until the channel to the process has taken the order that is being sent. While no order is
-/// being sent it does not return, so that a `select` waits for its other branches alone.
+/// Waits until the channel has taken the command that is being sent. Never returns while there is
+/// none, so that a `select` waits for its other branches alone.
 pub(super) async fn sent(sending: &mut Option<Sending<'_>>) -> Result<(), String> {
     match sending {
         Some(sending) => sending.await,

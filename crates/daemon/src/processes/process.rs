@@ -1,4 +1,4 @@
-//! `DeviceProcess`: one process, as the supervisor sees it: its orders, its answers, its end.
+//! `DeviceProcess`: one device process, as the supervisor sees it: commands, reports, its end.
 
 mod lost;
 mod quiesce;
@@ -31,13 +31,13 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, interval_at, sleep, timeout};
 
-/// Most orders for a process that wait while it has not read those before them.
+/// Most commands that wait while the process does not read.
 const ORDERS_MAX: usize = 64;
-/// A process ends when none of its devices had a front-end for this long.
+/// A process ends when none of its devices has had a front-end for this long.
 const IDLE: Duration = Duration::from_secs(60);
-/// Most messages that are read of a process that has ended: more than a socket holds.
+/// Most reports that are read of a process that has ended: more than a socket holds.
 const LAST_MESSAGES_MAX: usize = 4096;
-/// How long the kernel may take to end a process before that is told.
+/// How long the kernel may take to end a killed process before that is logged.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One process.
@@ -50,9 +50,9 @@ pub(super) struct DeviceProcess {
     devices: Mutex<BTreeMap<String, Device>>,
     lost: Lost,
     pub(super) threads: Threads,
-    /// Sessions that have begun.
+    /// Number of sessions that have begun.
     sessions: AtomicU64,
-    /// The numbers of the last question, and of the last one for counters.
+    /// The number of the last question, and of the last question for counters.
     asked: AtomicU64,
     counts: AtomicU64,
     answered: watch::Sender<u64>,
@@ -61,7 +61,7 @@ pub(super) struct DeviceProcess {
     members: DomainMembers,
 }
 
-/// A device that the process was given.
+/// A device that the process has.
 #[derive(Debug)]
 struct Device {
     assigned: AssignedDevice,
@@ -69,13 +69,13 @@ struct Device {
     granted: Granted,
 }
 
-/// The process takes no more orders: it ends, or does not read them.
+/// The process takes no more commands: it ends, or does not read them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unresponsive;
 
 impl DeviceProcess {
-    /// Starts a process for a domain. Orders to a process that still starts wait in the process.
-    /// `members`: the domain's.
+    /// Starts a process for a domain. Commands wait until it has started. `members`: what the
+    /// domain's processes share.
     pub(super) fn start(
         name: &str,
         arguments: Arc<[OsString]>,
@@ -125,7 +125,7 @@ impl DeviceProcess {
         self.lock().keys().cloned().collect()
     }
 
-    /// The notes and descriptors that the supervisor keeps of the front-ends of its devices.
+    /// The sockets and journals of the front-ends of its devices.
     pub(super) fn all_journals(&self) -> Vec<Arc<JournalStore>> {
         self.lock().values().map(|device| device.assigned.journals.clone()).collect()
     }
@@ -139,23 +139,23 @@ impl DeviceProcess {
         self.threads.read(&self.name, |device| self.has(device))
     }
 
-    /// True while it can be told something.
+    /// True while it takes commands.
     pub(super) fn serves(&self) -> bool {
         matches!(self.state(), State::Starting | State::Serving)
     }
 
-    /// Returns when its process is gone.
+    /// Returns when the process has ended.
     pub(super) async fn ended(&self) {
         is(&mut self.state.subscribe(), State::Ended).await;
     }
 
-    /// Returns when its process is gone, or is known to be one that the kernel does not end.
+    /// Returns when the process has ended, or is known to be one that the kernel does not end.
     pub(super) async fn ended_or_stuck(&self) {
         let is_over = |state: &State| matches!(state, State::Ended | State::Stuck);
         let _ = self.state.subscribe().wait_for(is_over).await;
     }
 
-    /// Nothing is done any more for what it was given.
+    /// Serves no further privileged request of its devices.
     pub(super) fn closes_asks(&self) {
         let closed = || mpsc::channel(1).0;
         self.lock().values_mut().for_each(|device| device.assigned.asks = closed());
@@ -165,7 +165,7 @@ impl DeviceProcess {
         self.lock().contains_key(device)
     }
 
-    /// Tells it something, if there is room in what it has to be told.
+    /// Queues a command, if the queue has room.
     pub(super) fn tell(&self, order: Command, fds: Vec<MessageFd>) -> Result<(), Unresponsive> {
         if !self.serves() {
             return Err(Unresponsive);
@@ -173,17 +173,16 @@ impl DeviceProcess {
         self.orders.try_send((order, fds)).map_err(|_| Unresponsive)
     }
 
-    /// Tells it something as soon as there is room in what it has to be told, or never: it ends.
+    /// Queues a command as soon as the queue has room; never, if the process ends.
     pub(super) async fn tell_in_turn(&self, order: Command, fds: Vec<MessageFd>) {
         if let Err(unsent) = self.orders.send((order, fds)).await {
             aside(move || drop(unsent)).await;
         }
     }
 
-    /// Gives it a device, as soon as there is room in what it has to be told: the VMMs of a hundred
-    /// devices may connect at once, while the process still starts. `more`: the orders about the
-    /// device that follow. If this is dropped before it returns, the process has not got the
-    /// device.
+    /// Gives it a device as soon as its queue has room: VMMs of a hundred devices may connect at
+    /// once while the process still starts. `more`: the commands about the device that follow. If
+    /// the future is dropped before it returns, the process has not got the device.
     ///
     /// # Errors
     /// The process ends.
@@ -211,17 +210,17 @@ impl DeviceProcess {
         Ok(())
     }
 
-    /// Hands clients of a device over.
+    /// Hands clients of a device to the process.
     pub(super) async fn connect(&self, handing: Handing) {
         for (command, fds) in handing {
             self.tell_in_turn(command, fds).await;
         }
-        // A process that is killed and that the kernel does not end reads no more, and has no end:
-        // only what it does not answer shows that.
+        // SIGKILL does not end a process in uninterruptible sleep, so its pidfd never becomes
+        // readable. Ping it: a missing answer is the only sign.
         self.ping();
     }
 
-    /// Takes a device away; returns when it has stopped. A process that does not stop it is ended.
+    /// Stops a device; returns when it has stopped. A process that does not stop it is killed.
     pub(super) async fn remove(&self, device: &str) {
         let (removed, is_removed) = oneshot::channel();
         match self.lock().get_mut(device) {
@@ -240,8 +239,8 @@ impl DeviceProcess {
         self.lock().remove(device);
     }
 
-    /// Asks for counters: the number of the question. One that is not answered yet is not asked
-    /// again: those who ask could fill what the process has to be told.
+    /// Asks for counters; returns the number of the question. While a question is open no further
+    /// one is asked: otherwise readers of the API could fill the queue of commands.
     pub(super) fn ask(&self) -> Option<u64> {
         let counts = self.counts.load(Ordering::Relaxed);
         if *self.answered.borrow() < counts && self.serves() {
@@ -252,15 +251,15 @@ impl DeviceProcess {
         Some(number)
     }
 
-    /// Asks for an answer alone, if none is awaited: to write down what all its devices have
-    /// counted takes a process with many of them long.
+    /// Asks for an answer alone, if none is open: counters of many devices take the process long to
+    /// write.
     fn ping(&self) {
         if *self.answered.borrow() >= self.asked.load(Ordering::Relaxed) {
             let _ = self.question(|number| Command::Ping { number });
         }
     }
 
-    /// Tells a question with the next number, which it returns.
+    /// Sends a question under the next number, and returns the number.
     fn question(&self, command: impl FnOnce(u64) -> Command) -> Option<u64> {
         let asked = self.asked.load(Ordering::Relaxed);
         let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
@@ -279,7 +278,7 @@ impl DeviceProcess {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Notes whether it has answered, and says so once.
+    /// Notes whether it has answered in time, and logs a change once.
     pub(super) fn note_answer(&self, answers: bool) {
         if self.answers.swap(answers, Ordering::Relaxed) && !answers {
             let (process, pid) = (&self.name, self.pid());
@@ -291,7 +290,7 @@ impl DeviceProcess {
         &self.quiescing
     }
 
-    /// Has the process killed, for a fault of it; returns when it is gone.
+    /// Kills the process for a fault; returns when it has ended.
     pub(super) async fn evict(&self, reason: &str) {
         self.end(reason);
         self.ended().await;
@@ -327,11 +326,11 @@ impl DeviceProcess {
             }
             Ok((child, socket)) => self.look_after(child, socket, &mut orders).await,
         }
-        // The descriptors of orders that were not sent are closed where a close may block.
+        // The descriptors of unsent commands are closed where a close may block.
         orders.close();
         aside(move || while orders.try_recv().is_ok() {}).await;
         let gone = std::mem::take(&mut *self.lock());
-        // A front-end that is kept goes on with the next process.
+        // A front-end in the journal store goes on with the next process.
         for device in gone.values().filter(|device| !device.assigned.journals.is_used()) {
             device.assigned.connected.send_replace(false);
         }
@@ -370,14 +369,14 @@ impl DeviceProcess {
         if timeout(END_TIMEOUT, pidfd.readable()).await.is_err() {
             let (process, pid) = (&self.name, child.id());
             tracing::error!(process, pid, "the kernel does not end it: its devices wait");
-            // Nobody hears orders any more: whoever waits for a place among them goes on.
+            // Nobody reads commands any more: callers that wait for room return.
             orders.close();
             let _ = pidfd.get_ref().try_clone().map(|child| self.quiescing.hold(child));
             self.state.send_replace(State::Stuck);
             let _ = pidfd.readable().await;
             tracing::info!(process, pid, "the device process has ended");
         }
-        // Reads the notes that the process sent before its end and nobody has read yet.
+        // Reads the journal updates that the process sent before its end.
         let mut messages = Messages::new();
         for _ in 0..LAST_MESSAGES_MAX {
             let Some((bytes, fds)) = channel.receive_buffered() else { break };
@@ -389,15 +388,16 @@ impl DeviceProcess {
             }
         }
         if let Some(outgoing) = outgoing {
-            // The last lines of a process come before whatever follows its end.
+            // The last lines of a process are logged before what follows its end.
             outgoing.end().await;
         }
         let socket = channel.into_socket();
         aside(move || (drop(socket), child.wait())).await;
     }
 
-    /// The messages that the process says at once when it has been told this: a session may begin.
-    /// The process is told whether that has credit, and never gives more than the supervisor does.
+    /// The reports that the process may send at once after this command: a session may begin. The
+    /// process learns whether its session has credit, and never uses more than the supervisor
+    /// grants.
     fn credit(&self, command: &mut Command) -> usize {
         let Command::Client { device, has_credit, .. } = command else { return 0 };
         let mut devices = self.lock();
@@ -409,8 +409,8 @@ impl DeviceProcess {
         }
     }
 
-    /// Tells the process what it is to be told, and hears it, until it ends: why it does. It is
-    /// heard while an order is on its way: else neither process might read any more.
+    /// Sends commands and handles reports until the process ends; returns why it did. Reports are
+    /// read while a command is being sent: otherwise both processes might wait for each other.
     async fn attend(
         &self,
         channel: &Channel,
@@ -482,7 +482,7 @@ impl DeviceProcess {
     }
 }
 
-/// Returns when a process is so far.
+/// Returns when a process has reached a state.
 async fn is(state: &mut watch::Receiver<State>, awaited: State) {
     let _ = state.wait_for(|state| *state == awaited).await;
 }

@@ -1,33 +1,33 @@
-//! `Question`: what a device process has been asked and has not answered; `Messages`: how many it
-//! sends.
+//! `Question`: what a device process was asked and has not answered; `Messages`: how many reports
+//! it sends.
 
 use super::message::{Command, Report};
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
-/// How long a device process may leave unread or unanswered what it was told, and how long it may
+/// How long a device process may leave commands unread or questions unanswered, and how long it may
 /// take to start.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
-/// If a device process has sent more than this many messages in a [`WINDOW`], beside those that its
-/// sessions begin with, the supervisor reads the device process's next message after the end of the
-/// window. Nearly all messages are short: a long one counts as several.
+/// Most reports of a device process in a [`WINDOW`], beside those at the beginning of its sessions.
+/// After that many, the supervisor reads the next one when the window is over. Nearly all reports
+/// are short: a long one counts as several.
 const MESSAGES_MAX: usize = 1024;
-/// Most messages of sessions that begin which the supervisor has still to read, and reads at once:
-/// a second of its time, in turns with the rest. A device process that was taken over may have
-/// saved them.
+/// Most reports of beginning sessions that may be unread, and are read at once: a second of the
+/// supervisor's time, in turns with other work. A compromised device process may have saved them
+/// up.
 const CREDIT_MAX: usize = 1 << 16;
-/// The sessions of a device have credit once in this time, however often its front-end connects.
+/// The sessions of a device get credit once in this time, however often its front-end connects.
 const CREDIT_INTERVAL: Duration = Duration::from_secs(1);
-/// Bytes of a message for each further one that it counts as.
+/// Bytes after which a report counts as one more.
 const LONG: usize = 1024;
 const WINDOW: Duration = Duration::from_millis(320);
 
-/// The questions that a device process has been asked and has not answered yet.
+/// The questions that a device process has not answered yet.
 #[derive(Debug, Default)]
 pub(super) struct Question {
-    /// The number of the last one, and since when no answer has come.
+    /// The number of the last question, and since when no answer has come.
     asked: Option<(u64, Instant)>,
-    /// An answer was waited for in vain once.
+    /// Half of the time for an answer has passed.
     is_late: bool,
 }
 
@@ -37,7 +37,7 @@ impl Question {
         self.asked.is_some()
     }
 
-    /// Notes what the device process is told.
+    /// Notes a command to the device process.
     pub(super) fn ask(&mut self, command: &Command) {
         if let Command::Count { number } | Command::Ping { number } = command {
             let since = self.asked.map_or_else(Instant::now, |(_, since)| since);
@@ -45,7 +45,7 @@ impl Question {
         }
     }
 
-    /// Notes what the device process says: an answer to an earlier question shows that it goes on.
+    /// Notes a report: an answer to an earlier question shows that the process is responsive.
     pub(super) fn handle(&mut self, report: &Report) {
         if let (Report::Counted { number }, Some((last, _))) = (report, self.asked) {
             self.asked = (*number != last).then(|| (last, Instant::now()));
@@ -53,22 +53,22 @@ impl Question {
         }
     }
 
-    /// Returns when an answer has been waited for half as long as it may take.
+    /// Returns when half of the time for an answer has passed.
     pub(super) async fn max_wait(&self) {
         if let Some((_, since)) = self.asked {
             sleep_until(since + TIMEOUT / 2).await;
         }
     }
 
-    /// True after both halves. If both processes were frozen together, the supervisor may go on
-    /// first: the device process has the second half to answer.
+    /// True after both halves. If both processes were frozen together, the supervisor may be the
+    /// first to go on: then the device process has the second half to answer.
     pub(super) fn is_over(&mut self) -> bool {
         self.asked = self.asked.map(|(number, _)| (number, Instant::now()));
         std::mem::replace(&mut self.is_late, true)
     }
 }
 
-/// The number of messages that one of this many bytes counts as.
+/// How many reports one of this size in bytes counts as.
 pub(super) fn weight(size: usize) -> usize {
     1 + size / LONG
 }
@@ -88,12 +88,12 @@ impl Granted {
     }
 }
 
-/// The messages of a device process in the present window.
+/// The reports of a device process in the present window.
 #[derive(Debug)]
 pub(super) struct Messages {
     began: Instant,
     count: usize,
-    /// Messages of sessions that begin, beside the window's.
+    /// Reports of beginning sessions, beside those of the window.
     credit: usize,
 }
 
@@ -102,13 +102,13 @@ impl Messages {
         Self { began: Instant::now(), count: 0, credit: 0 }
     }
 
-    /// A session begins: it has this many messages to say.
+    /// A session begins, with this many reports.
     pub(super) fn grant(&mut self, messages: usize) {
         self.credit = (self.credit + messages).min(CREDIT_MAX);
     }
 
-    /// Counts a message of this many bytes; returns when the next one may be read, and others of
-    /// this thread have had their turn.
+    /// Counts a report of this size in bytes. Returns when the next one may be read, and other
+    /// tasks of this thread have run.
     pub(super) async fn count(&mut self, size: usize) {
         tokio::task::yield_now().await;
         let weight = weight(size);

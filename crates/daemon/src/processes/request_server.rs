@@ -1,8 +1,9 @@
-//! The supervisor's part of a device in a device process: it tells the device process what the host
-//! and the operator change, and does what the guest may choose.
+//! The supervisor's part of a device in a device process: sends changes by the host and the
+//! operator, and serves the device's privileged requests.
 //!
-//! One thing is done after another, those of a network at the pace that the device allows its own
-//! guests (`net/pace`): a device process that asks for more before it was answered is ended.
+//! Requests are served one after the other, those of a network at the pace that the device allows
+//! its own guests (`net/pace`). A device process that sends a request before the one before it was
+//! answered is killed.
 
 use super::assigned::PendingRequest;
 use super::limits::Limits;
@@ -24,12 +25,11 @@ use tokio::sync::{mpsc, watch};
 const QUEUES_MAX: usize = 64;
 
 /// The file descriptors by which a device process serves `queues` queues of a disk, and the
-/// supervisor's part in them. Copies that the supervisor keeps come from the budget of front-ends:
-/// there are more of them the more front-ends there are. May block.
+/// supervisor's part in them. The copies that the supervisor keeps are in the budget of front-ends:
+/// their number grows with the number of front-ends. May block.
 ///
 /// # Errors
-/// One line: the system gives no descriptor, or cannot mark one; or front-ends have all that they
-/// may.
+/// One line: the system has no descriptor, or cannot mark one; or the budget is used up.
 pub(super) fn handed(
     disk: &dyn Disk,
     queues: usize,
@@ -66,7 +66,7 @@ pub(super) fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
             };
             Ok(left.map(|fd| vec![fd]).into_iter().collect())
         }
-        // Each process can open queues of a macvtap, whatever others have.
+        // A macvtap is not handed over: every process can open queues of it.
         Kind::Net(net) if net.port().kind() != "tap" || net.port().is_gone() => Ok(Vec::new()),
         Kind::Net(net) => {
             let mut queues = net.port().lend().transpose()?.map_or(Vec::new(), |lent| lent.queues);
@@ -80,7 +80,7 @@ pub(super) fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
     }
 }
 
-/// The interface of the device and its queues, for a message; nothing if it lends none.
+/// The interface of the device and its queues, for a command; nothing if there is none.
 pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<OwnedFd>), String> {
     let port = net.port().clone();
     let lent = aside(move || port.lend().transpose()).await.ok_or("the daemon has failed")?;
@@ -102,23 +102,23 @@ pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<Owne
     Ok((Some(facts), queues))
 }
 
-/// The task that attends to a device as long as a device process has it.
+/// Serves the privileged requests of a device as long as a device process has it.
 pub(super) struct RequestServer {
     pub(super) device: String,
     pub(super) kind: Kind,
     pub(super) process: Arc<DeviceProcess>,
     pub(super) limits: watch::Receiver<Arc<Limits>>,
-    /// How often an interface was joined before its queues were lent.
+    /// How often an interface was joined before its queues were handed over.
     pub(super) joins: u64,
-    /// Of a disk whose lock goes with the rings, or that is only read.
+    /// For a disk whose lock goes with the rings, or that is only read.
     pub(super) marks: Option<Arc<Marks>>,
 }
 
 impl RequestServer {
-    /// Serves the requests of a device process about its device until that process has released
-    /// the device. Then the host uses no queue of the device, and no lock goes with its rings.
-    /// Returns a handle by which to ask whether requests of that process are in flight, if the
-    /// locks of the image cannot show it.
+    /// Serves the requests of a device process about its device until that process has released the
+    /// device. Then the host uses no queue of the device, and the lock that goes with its rings is
+    /// released. Returns a handle that tells whether requests of the process are in flight, if
+    /// locks of the image cannot show that.
     pub(super) async fn attend(
         mut self,
         mut asks: mpsc::Receiver<PendingRequest>,
@@ -133,7 +133,7 @@ impl RequestServer {
         } else {
             changes.mark_unchanged();
         }
-        // A device process begins without a limit.
+        // A device process starts without a limit.
         let mut limit = Limits::default().of(&self.device);
         self.limits.mark_changed();
         loop {
@@ -163,10 +163,11 @@ impl RequestServer {
         let (disk, marks) = (blk.disk().clone(), self.marks);
         let ended = aside(move || {
             let ending = marks.as_deref().map(Marks::end);
-            // A device process that died has not given back the lock that goes with its rings. Its
-            // requests under way are marked, and still keep others from the image.
+            // A device process that died has not released the lock that goes with its rings. Its
+            // requests in flight are marked, and still keep others from the image.
             disk.release();
-            // The next supervisor, which has the lock together with this one, takes it after this.
+            // The next supervisor, which holds the lock together with this one, releases it after
+            // this.
             drop(marks);
             ending
         });
@@ -186,7 +187,7 @@ impl RequestServer {
         self.process.tell_in_turn(command(&net), Vec::new()).await;
     }
 
-    /// Lends the queues of the interface that was joined.
+    /// Hands over the queues of the interface that was joined.
     async fn renew(&self, net: &NetDevice) {
         let device = self.device.clone();
         match lent(net).await {
@@ -225,7 +226,7 @@ impl RequestServer {
     }
 }
 
-/// Takes the lock of an image that goes with the rings, or gives it back. May block.
+/// Takes or releases the lock of an image that goes with the rings. May block.
 fn lock(disk: &dyn Disk, marks: Option<&Marks>, is_held: bool) -> Result<(), Errno> {
     let image = disk.image().ok_or(Errno::INVAL)?;
     if !is_held {
@@ -239,7 +240,7 @@ fn lock(disk: &dyn Disk, marks: Option<&Marks>, is_held: bool) -> Result<(), Err
     })
 }
 
-/// The message with the interface's present state and the operator's settings.
+/// The command with the present state of the interface and the operator's settings.
 pub(super) fn command(net: &NetDevice) -> Command {
     let Outside { link_up, is_gone, mtu, announcements, .. } = net.outside();
     Command::Outside { device: net.name().to_owned(), link_up, is_gone, mtu, announcements }

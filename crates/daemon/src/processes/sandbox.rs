@@ -1,5 +1,4 @@
-//! The rights that a device process gives up before its first thread: a guest that takes it over
-//! lacks them.
+//! The rights that a device process drops before its first thread: a compromised one lacks them.
 //!
 //! ```text
 //! rings            all io_urings of its workers are made, and none later; each takes the requests
@@ -37,14 +36,14 @@ use std::sync::{Once, OnceLock};
 
 /// The option with which the device process of Xen guests is started.
 pub(super) const XEN_OPTION: &str = "--xen";
-/// Most workers of a device process, each of which has a ring of 220 KiB from the beginning.
+/// Most workers of a device process. Each has a ring of 220 KiB from the start.
 const RINGS_MAX: usize = 16;
 
-/// The number of rings that were made.
+/// The number of rings that exist.
 static RINGS: OnceLock<usize> = OnceLock::new();
 
-/// How many workers a device process can have of `workers` that are wanted: each needs a ring.
-/// Where rings are refused, all of them do without.
+/// How many of `workers` a device process can have: each needs a ring. Where rings are refused, all
+/// workers do without.
 pub(super) fn workers_max(workers: usize) -> usize {
     match RINGS.get() {
         None | Some(0) => workers,
@@ -52,25 +51,24 @@ pub(super) fn workers_max(workers: usize) -> usize {
     }
 }
 
-/// Gives up what a device process gives up, if the program was started as one; a supervisor gives
-/// up less. Nothing was read or started.
+/// Drops the rights, if the program was started as a device process; a supervisor drops fewer. Runs
+/// before anything is read or started.
 ///
 /// # Errors
-/// One line: the kernel does not know all of it, and the device process was to begin with all of it
-/// only.
+/// One line: the kernel lacks a part of the sandbox, and all of it was required.
 pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
     if arguments.get(1).is_none_or(|command| command != "device-process") {
         super::identity::confine();
         return Ok(());
     }
-    // Without a sandbox, too: a device process that no supervisor looks after would keep its
-    // images.
+    // Set without a sandbox, too: a device process without its supervisor would keep its images
+    // open.
     let dies_with_supervisor = || {
         let kill = Some(rustix::process::Signal::KILL);
         let _ = rustix::process::set_parent_process_death_signal(kill);
     };
     dies_with_supervisor();
-    // The supervisor starts its device processes by a path that tells nobody what they are.
+    // The supervisor starts its device processes as /proc/self/exe, which names nothing.
     let _ = rustix::thread::set_name(c"manyring-device");
     let asked = |mode: Sandbox| {
         let option = format!("--sandbox={}", mode.name());
@@ -80,7 +78,7 @@ pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
         return Ok(());
     }
     heap::have_one_arena();
-    // First of the rights: a host may let root alone make rings.
+    // Before rights are dropped: a host may allow rings for root alone.
     if !arguments.iter().any(|argument| argument == "--no-io-uring") {
         let option =
             |argument: &OsString| argument.to_str()?.strip_prefix("--workers=")?.parse().ok();
@@ -88,7 +86,7 @@ pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
         let _ = RINGS.set(uring::reserve(workers.min(RINGS_MAX)));
     }
     super::identity::enter();
-    // A change of user has taken it back.
+    // Set again, because a change of user resets it.
     dies_with_supervisor();
     let refused = give_up(arguments.iter().any(|argument| argument == XEN_OPTION));
     if !refused.is_empty() && asked(Sandbox::Seccomp) {
@@ -98,17 +96,17 @@ pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
     Ok(())
 }
 
-/// The steps that the kernel refused, each with its reason; empty if it refused none. Each step is
-/// tried, whatever became of the one before it.
+/// The steps that the kernel refused, each with its reason; empty if it refused none. Every step is
+/// tried.
 fn give_up(is_for_xen: bool) -> String {
     let steps = [no_rights(), no_files(), few_calls(is_for_xen)];
     steps.into_iter().filter_map(Result::err).collect::<Vec<_>>().join("; ")
 }
 
-/// The steps of the sandbox that the kernel refused, and without which this device process goes on.
+/// The refused steps of the sandbox, without which this device process goes on.
 static REFUSED: OnceLock<String> = OnceLock::new();
 
-/// The steps that the kernel has refused, if it has refused some.
+/// The refused steps, if there are any.
 pub(super) fn refused() -> Option<&'static str> {
     REFUSED.get().map(String::as_str).filter(|refused| !refused.is_empty())
 }
@@ -117,7 +115,7 @@ fn no_rights() -> Result<(), String> {
     let failed = |errno| format!("capabilities: {errno}");
     rustix::thread::set_no_new_privs(true).map_err(failed)?;
     for capability in CapabilitySet::all().iter() {
-        // Without CAP_SETPCAP, and for those that this kernel does not have.
+        // Fails without CAP_SETPCAP, and for capabilities that this kernel does not have.
         let _ = rustix::thread::remove_capability_from_bounding_set(capability);
     }
     let none = CapabilitySet::empty();
@@ -174,10 +172,10 @@ fn few_calls(is_for_xen: bool) -> Result<(), String> {
     starter::begin(confine).map_err(|error| failed(&error))
 }
 
-/// The list of a thread of each role, once that of the process is in force.
+/// The list of calls for each role, once the list of the process is in force.
 static PROGRAMS: OnceLock<Vec<(Role, BpfProgram)>> = OnceLock::new();
 
-/// The calling thread gives up the calls that its role does not need, if its process has a list.
+/// The calling thread drops the calls that its role does not need, if its process has a list.
 pub(super) fn confine(role: Role) {
     static FAILED: Once = Once::new();
     let mut programs = PROGRAMS.get().into_iter().flatten();
@@ -188,7 +186,7 @@ pub(super) fn confine(role: Role) {
     }
 }
 
-/// Tries what a device process must not be able to do, and says what came of it, a line each.
+/// Tries what a device process must not be able to do, and prints a line for each try.
 pub(crate) fn tried() -> String {
     use rustix::net::{AddressFamily, SocketType, netlink, socket};
     let mut said = String::new();
@@ -237,10 +235,10 @@ pub(crate) fn tried() -> String {
     said
 }
 
-/// Tries to reach the process that has started this one.
+/// Tries to reach the parent process.
 fn reach_others(say: &mut impl FnMut(&'static str, Result<(), std::io::Error>)) {
     use manyring_backend::sys::denied::reach;
-    // The list has no call that gives the parent.
+    // The list does not allow getppid.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
     let Some(parent) = parent.and_then(rustix::process::Pid::from_raw) else { return };
@@ -258,8 +256,8 @@ fn reach_others(say: &mut impl FnMut(&'static str, Result<(), std::io::Error>)) 
     say("make an io_uring", reach::make_ring());
 }
 
-/// Threads of a device process, each with its list of calls, make a socket and memory that can be
-/// executed: the calls that were noted, and whether there is a socket, a line for each thread.
+/// Threads of a device process, each with its list of calls, make a socket and executable memory.
+/// Prints the denied calls, and whether there is a socket, a line for each thread.
 fn by_threads() -> String {
     let _ = denied::take();
     let misbehaves = || {

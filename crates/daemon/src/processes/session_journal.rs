@@ -1,4 +1,4 @@
-//! `SupervisorJournal`: the supervisor keeps a session of this device process.
+//! `SupervisorJournal`: the journal of a session, which the supervisor stores.
 
 use super::channel::Channel;
 use super::message::{self, Answered, JournalEntry, Report};
@@ -11,14 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::mpsc;
 
-/// Sends the notes of one session to the supervisor. Notes in the channel outlive this process.
+/// Sends the updates of a session's journal to the supervisor. Updates in the channel outlive this
+/// process.
 #[derive(Debug)]
 pub(super) struct SupervisorJournal {
     pub(super) device: String,
-    /// The supervisor's number of the client.
+    /// The number by which the supervisor knows the client.
     pub(super) number: u64,
     pub(super) channel: Arc<Channel>,
-    /// The line in which the notes of all sessions stand, and those that pass it by.
+    /// The queue of all sessions' updates, and the credit that lets updates pass it.
     pub(super) turns: Arc<Turns>,
     pub(super) credit: Credit,
     pub(super) outgoing: mpsc::Sender<Outgoing>,

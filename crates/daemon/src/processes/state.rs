@@ -1,12 +1,12 @@
-//! `State`: how far a device process is, from its start to its end.
+//! `State`: the state of a device process, from its start to its end.
 
-/// How far a device process is.
+/// The state of a device process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Starting,
     Serving,
     Ending,
-    /// It is killed, and the kernel does not end it.
+    /// It was killed, and the kernel does not end it.
     Stuck,
     Ended,
 }

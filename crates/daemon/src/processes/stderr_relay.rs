@@ -1,12 +1,11 @@
-//! The supervisor passes each device process's standard error on to its own, at a bounded rate, so
-//! that a device process that was taken over cannot fill a disk with its lines. Each line names the
-//! device process (`log.rs`).
+//! Relays the standard error of each device process to the supervisor's own, at a bounded rate, so
+//! that a compromised process cannot fill a disk. Each line names the process (`log.rs`).
 //!
-//! The supervisor reads no faster than the rate allows, so a device process that writes more waits
-//! for its pipe as for any slow log. An honest device process bounds its lines by itself (`log.rs`)
-//! and never waits. The rate is that of a domain: a device process that ends and is started again
-//! has used what it has used. The pipe is closed with its device process, which may have handed the
-//! other end to somebody who outlives it.
+//! The supervisor reads no faster than the rate allows, so a device process that writes more blocks
+//! on its pipe, as on any slow log. An honest process bounds its lines by itself (`log.rs`) and
+//! never blocks. The rate is that of a domain: a process that is started again has what its
+//! predecessor left. The supervisor closes the pipe when the process ends, since the process may
+//! have handed its end to another one.
 
 use manyring_engine::Rate;
 use std::process::ChildStderr;
@@ -16,18 +15,18 @@ use tokio::net::unix::pipe::Receiver;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Bytes that may come at once.
+/// Burst, in bytes.
 const BURST: usize = 256 << 10;
-/// Bytes a second after that.
+/// Rate after the burst, in bytes a second.
 const PER_SECOND: u32 = 32 << 10;
 /// A longer line is cut.
 const LINE_MAX: usize = 4096;
-/// Bytes that the supervisor adds to a line at most, besides the device process's name.
+/// Most bytes that the supervisor adds to a line, besides the process's name.
 const NAMED: usize = 64;
-/// How long the last lines of a device process are waited for.
+/// Longest wait for the last lines of a device process.
 const LINES_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// The rate at which the device processes of a domain may write to the log, over all their starts.
+/// The rate at which the device processes of a domain may log, over all their starts.
 #[derive(Debug)]
 pub(super) struct StderrRelay(Mutex<Rate>);
 
@@ -36,14 +35,14 @@ impl StderrRelay {
         Arc::new(Self(Mutex::new(Rate::new(cost(BURST), Instant::now()))))
     }
 
-    /// Charges bytes that were read; returns when the next ones may be.
+    /// Charges bytes that were read; returns when the next ones may be read.
     fn charge(&self, count: usize) -> Instant {
         let mut rate = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rate.charge(cost(count), Instant::now());
         rate.due()
     }
 
-    /// Passes on what the device process writes, until [`Following::end`].
+    /// Relays lines of the device process, until [`Following::end`].
     pub(super) fn follow(self: &Arc<Self>, stderr: ChildStderr, process: String) -> Following {
         Following(tokio::spawn(self.clone().pass_on(stderr, process)))
     }
@@ -73,13 +72,13 @@ impl StderrRelay {
     }
 }
 
-/// A process whose lines are passed on.
+/// The relay of a process that runs.
 #[derive(Debug)]
 pub(super) struct Following(JoinHandle<()>);
 
 impl Following {
-    /// The process has ended: passes on its last lines, and closes the pipe, whoever else may have
-    /// it.
+    /// The process has ended: relays its last lines, and closes the pipe, whoever else has the
+    /// other end.
     pub(super) async fn end(mut self) {
         if timeout(LINES_TIMEOUT, &mut self.0).await.is_err() {
             self.0.abort();
@@ -88,7 +87,7 @@ impl Following {
     }
 }
 
-/// Passes a line on, if it is not empty.
+/// Relays a line, if it is not empty.
 fn end(process: &str, line: &mut Vec<u8>) {
     let line = std::mem::take(line);
     let line = line.strip_suffix(b"\n").unwrap_or(&line);
@@ -97,8 +96,8 @@ fn end(process: &str, line: &mut Vec<u8>) {
     }
 }
 
-/// A line as an operator's terminal may get it: it gives no orders to that, in no encoding. It is
-/// no longer than it was.
+/// A line that is safe for a terminal: without control sequences in any encoding, and no longer
+/// than before.
 fn shown(line: &[u8]) -> String {
     let is_order = |c: &char| c.is_control() && *c != '\t';
     let mut text = String::with_capacity(line.len());
@@ -111,7 +110,7 @@ fn shown(line: &[u8]) -> String {
     text
 }
 
-/// The time after which a device process may write this number of bytes once more.
+/// The time in which the rate allows this number of bytes.
 fn cost(bytes: usize) -> Duration {
     Duration::from_secs(bytes as u64) / PER_SECOND
 }
@@ -140,7 +139,7 @@ mod tests {
     fn a_line_gives_no_orders_to_a_terminal() {
         for (line, expected) in [
             (&b"a\x1b[2Jb\tc\r"[..], "a?[2Jb\tc?"),
-            // The 8-bit form of ESC [, as UTF-8 and as it is.
+            // The 8-bit form of ESC [, as UTF-8 and as one byte.
             (b"a\xc2\x9b2Jb", "a?2Jb"),
             (b"a\x9b2Jb\xff", "a?2Jb?"),
             ("\u{fc}ber".as_bytes(), "\u{fc}ber"),

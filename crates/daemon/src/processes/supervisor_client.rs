@@ -1,5 +1,4 @@
-//! The device process's part of what a guest may choose and only the supervisor can do: threads
-//! ask, and wait.
+//! Privileged requests of a device process: threads ask the supervisor, and wait for its answer.
 
 use super::message::PrivilegedRequest;
 use manyring_backend::net::tap::lent::Owner;
@@ -8,20 +7,20 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use tokio::sync::{mpsc, oneshot};
 
-/// A message that waits to be sent to the supervisor.
+/// A report that waits to be sent.
 #[derive(Debug)]
 pub(super) enum Outgoing {
-    /// A privileged request of a device; the answer is the number of an error, or 0.
+    /// A privileged request of a device. The answer is an error number, or 0.
     Request { device: String, request: PrivilegedRequest, answer: oneshot::Sender<i32> },
     /// The interface of a device may be gone.
     Suspect { device: String },
-    /// The session of a client is over.
+    /// The session of a client has ended.
     Gone { device: String, number: u64 },
-    /// All devices have stopped for the next supervisor.
+    /// All devices have quiesced.
     Quiesced,
 }
 
-/// The supervisor, as the port or the disk of one device reaches it.
+/// The supervisor, as the port or the disk of one device sees it.
 #[derive(Clone, Debug)]
 pub(super) struct SupervisorClient {
     pub(super) device: String,
@@ -29,9 +28,9 @@ pub(super) struct SupervisorClient {
 }
 
 impl SupervisorClient {
-    /// Asks, and waits for the answer. Never on the control thread. When the supervisor is gone,
-    /// this process ends, and the host has taken back all that the supervisor had: nothing is left
-    /// to do.
+    /// Sends a request, and waits for the answer. Never on the control thread. If the supervisor is
+    /// gone this returns success: the process ends, and the host has released what the supervisor
+    /// had.
     fn ask(&self, request: PrivilegedRequest) -> Result<(), Errno> {
         let (answer, answered) = oneshot::channel();
         let queued = Outgoing::Request { device: self.device.clone(), request, answer };
@@ -44,7 +43,7 @@ impl SupervisorClient {
 }
 
 impl SupervisorClient {
-    /// Has the image locked for the rings that begin, or released.
+    /// Has the image locked for the rings that start, or unlocked.
     pub(super) fn lock(&self, is_held: bool) -> Result<(), Errno> {
         self.ask(PrivilegedRequest::Lock { is_held })
     }
@@ -65,12 +64,13 @@ impl Owner for SupervisorClient {
     }
 
     fn suspect(&self) {
-        // With a full queue the supervisor hears of this device, or of another one, soon.
+        // If the queue is full, the supervisor gets a report of this device, or of another one,
+        // soon.
         let _ = self.outgoing.try_send(Outgoing::Suspect { device: self.device.clone() });
     }
 }
 
-/// Questions that are not answered yet, by their number.
+/// Requests that are not answered yet, by their number.
 #[derive(Debug, Default)]
 pub(super) struct Unanswered {
     next: u64,
@@ -78,7 +78,7 @@ pub(super) struct Unanswered {
 }
 
 impl Unanswered {
-    /// The number of a new question.
+    /// The number of a new request.
     pub(super) fn ask(&mut self, answer: oneshot::Sender<i32>) -> u64 {
         self.next += 1;
         self.waiting.insert(self.next, answer);

@@ -1,22 +1,22 @@
-//! A supervisor is taken over by the next one (`manyring run --takeover CONTROL`): both halves.
+//! A takeover (`manyring run --takeover CONTROL`): the running supervisor and the next one.
 //!
 //! ```text
-//! the next one                                   the one that runs
+//! the next supervisor                            the running one
 //! reads its configuration, starts
-//! processes, listens   -- POST /v1/takeover -->  its device processes quiesce; hands nobody over
+//! processes, listens   -- POST /v1/takeover -->  its device processes quiesce; accepts nobody
 //!                                   <-- sockets, disks with their locks, front-ends --
-//! opens all that its plan names
+//! opens everything in its plan
 //! `Taken`                           ---------------------->  ends; else it goes on
 //! its device processes go on with the front-ends
 //! ```
-//! Until `Taken` the supervisor that runs keeps all that it hands over. If the other one ends, says
-//! something else or takes too long, device processes are started again and go on with their
-//! front-ends: what both see is a pause. The next one serves nobody before the other process has
-//! ended.
+//! Until `Taken` arrives, the running supervisor keeps everything that it hands over. If the next
+//! one ends, sends something else or takes too long, device processes are started again and go on
+//! with their front-ends, after a pause. The next supervisor serves nobody before the running one
+//! has ended.
 //!
-//! The running supervisor may also die during a takeover. Before it goes on or stops, it sends a
-//! message that says so. A next supervisor that has no such message and sees the running process
-//! end takes its place (`before.rs`).
+//! The running supervisor may also die during a takeover. Before it goes on or stops, it sends
+//! `GoesOn`. A next supervisor that reads no `GoesOn` and sees the running process end takes its
+//! place (`before.rs`).
 
 use super::before::{ANEW, Before, END_TIMEOUT, End, STOPPED, TOO_SLOW, has_no_name, is_deserted};
 use super::channel::{Came, Channel, NO_FDS};
@@ -40,43 +40,43 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// How long the next supervisor may take to open all that its plan names.
+/// Longest wait until the next supervisor has opened everything in its plan.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long the next supervisor may take to make room for a last message.
+/// Longest wait for room in the socket for a last message.
 const TELL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// The answer of the next supervisor to the one that runs.
+/// The answer of the next supervisor to the running one.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 enum Reply {
-    /// It has all, and serves when the other one has ended.
+    /// It has everything, and serves when the running supervisor has ended.
     Taken {},
 }
 
-/// The devices of the supervisor that runs, by their names.
+/// The devices of the running supervisor, by name.
 #[derive(Debug)]
 pub(crate) struct Shown {
     pub(crate) served: Vec<String>,
-    /// They are tried again and again.
+    /// Devices that wait for a resource, and are tried again.
     pub(crate) waits: Vec<String>,
 }
 
-/// The front of a device, or the disks of a Xen, are asked for their share. Afterwards they wait
-/// until the device processes go on.
+/// A request to hand over a device, or the disks of a Xen. After the answer the device waits until
+/// the takeover has failed.
 #[derive(Debug)]
 pub(crate) struct HandoffRequest {
     pub(super) reply: oneshot::Sender<Result<DeviceHandoff, String>>,
-    /// Its sender is dropped when the other supervisor has not taken over.
+    /// Closed when the takeover has failed.
     pub(super) resumes: oneshot::Receiver<()>,
 }
 
 impl HandoffRequest {
-    /// Returns when the other supervisor has not taken over, before this was answered.
+    /// Returns if the takeover fails before the request is answered.
     pub(crate) async fn is_void(&mut self) {
         let _ = (&mut self.resumes).await;
     }
 
-    /// Answers with what is left; returns when the other supervisor has not taken over.
+    /// Answers with the messages that hand the device over; returns when the takeover has failed.
     pub(crate) async fn answer(self, left: Result<Vec<(HandoffMessage, Vec<OwnedFd>)>, String>) {
         let message_fds = |(left, fds): (HandoffMessage, Vec<OwnedFd>)| {
             (left, fds.into_iter().map(Into::into).collect::<Vec<_>>())
@@ -87,8 +87,7 @@ impl HandoffRequest {
     }
 }
 
-/// The locks and the contents in memory of Xen guests' disks, which the supervisor that ends hands
-/// to the next one.
+/// Locks and memory of Xen guests' disks, for the next supervisor.
 #[derive(Debug, Default)]
 pub(crate) struct OfXen {
     pub(crate) locks: Vec<OwnedFd>,
@@ -107,11 +106,10 @@ pub(crate) struct XenBytes {
 
 impl Processes {
     /// Hands everything over to the supervisor that listens at `path`. Returns only if that fails:
-    /// then all goes on here.
+    /// then this supervisor goes on.
     ///
     /// # Errors
-    /// One line: some devices are served by no device process, or the other supervisor has not
-    /// taken over.
+    /// One line: some devices are served by no device process, or the takeover failed.
     pub(crate) async fn hand_over(
         &self,
         path: &Path,
@@ -130,7 +128,7 @@ impl Processes {
         if let Some(Xen { name, .. }) = self.xens().into_iter().find(away) {
             return Err(format!("the xenstore of {name} is gone: when it is there again"));
         }
-        // The file system in which the name is looked up may not answer.
+        // The file system of the path may not answer.
         let (at, to) = (path.display(), path.to_owned());
         let socket = aside(move || connect(&to)).await.ok_or("the daemon has failed")?;
         let (socket, pid) = socket.map_err(|error| format!("{at}: {error}"))?;
@@ -164,8 +162,8 @@ impl Processes {
         *self.successor() = Some(channel.clone());
         let result = self.hand_off(&channel, service, waits).await;
         let Err(problem) = result else {
-            // The device processes have quiesced and are killed, and none is started again: what
-            // this process still has to close may take long, and the next one does not wait for it.
+            // The device processes have quiesced and are killed, and none is started again. The
+            // next supervisor does not wait until this process has closed its descriptors.
             service.succeeded_by(pid);
             channel.finish();
             tracing::info!("the next process has taken over");
@@ -173,18 +171,17 @@ impl Processes {
             std::process::exit(0);
         };
         tracing::warn!(problem, "not taken over: the device processes go on");
-        // The next supervisor must know that before a device process starts here, whatever becomes
-        // of this one.
+        // The next supervisor must get `GoesOn` before a device process starts here, even if this
+        // supervisor dies then.
         self.tell_successor().await;
         self.pauses.send_replace(false);
         Err(problem)
     }
 
-    /// Tells the supervisor that would take over, if there is one, that it is not to serve: this
-    /// process goes on, or it stops because it was told to. The next supervisor reads each message
-    /// as it comes, so the socket has room for this one. A next supervisor that does not read
-    /// misses this message; it then lacks what this supervisor sent before, too, and serves nothing
-    /// without that.
+    /// Sends `GoesOn` to the supervisor that takes over, if there is one: this process goes on, or
+    /// was stopped. The next supervisor reads each message as it arrives, so the socket has room.
+    /// One that does not read misses this message; but it also lacks messages from before, and
+    /// serves nothing without them.
     pub(crate) async fn tell_successor(&self) {
         let Some(channel) = self.successor().take() else { return };
         if let Ok(bytes) = message::emit(&HandoffMessage::GoesOn {}) {
@@ -208,7 +205,7 @@ impl Processes {
                     shares.push(replied);
                     waiting.push(waits);
                 }
-                // A front that ends has nothing to leave.
+                // A front that ends has nothing to hand over.
                 Err(TrySendError::Closed(_)) => {}
                 Err(TrySendError::Full(_)) => {
                     return Err("a device has not heard of the takeover before this one".to_owned());
@@ -223,7 +220,7 @@ impl Processes {
                     shares.push(replied);
                     waiting.push(waits);
                 }
-                // Its disks are served no more.
+                // The disks of this Xen are not served any more.
                 Err(TrySendError::Closed(_)) => {}
                 Err(TrySendError::Full(_)) => {
                     let name = xen.name;
@@ -258,12 +255,13 @@ impl Processes {
         let reply = reply.map_err(|_| "it is not ready in time".to_owned())?;
         let reply = reply.map_err(|error| error.to_string())?.ok_or("it has ended")?;
         let Reply::Taken {} = message::parse(&reply.0).map_err(|error| error.to_string())?;
-        // It may have died since it said so.
+        // The next supervisor may have died after it sent `Taken`.
         if channel.is_alone() { Err("it has ended".to_owned()) } else { Ok(()) }
     }
 }
 
-/// Connects to the next supervisor, of this process's user: the socket, and its process. May block.
+/// Connects to the next supervisor, which runs as this process's user. Returns the socket and the
+/// process. May block.
 fn connect(path: &Path) -> io::Result<(OwnedFd, u32)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -275,30 +273,29 @@ fn connect(path: &Path) -> io::Result<(OwnedFd, u32)> {
     Ok((socket, peer.pid.as_raw_nonzero().get().unsigned_abs()))
 }
 
-/// Everything that the supervisor before this one has handed over.
+/// Everything that the running supervisor handed over.
 #[derive(Debug, Default)]
 pub(crate) struct Handoff {
-    /// There is such a supervisor.
+    /// True if there is a running supervisor.
     pub(crate) is_there: bool,
     pub(crate) sockets: Vec<HandedSocket>,
     /// The description that holds a disk, or the queues of a tap, by device.
     pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
     pub(super) clients: HashMap<String, Vec<AdoptedSession>>,
     pub(crate) xen: OfXen,
-    /// Devices that the other supervisor does not serve either, as things are.
+    /// Devices that the running supervisor does not serve either.
     pub(crate) waits: HashSet<String>,
     /// Processes and requests of its device processes that have not ended, by device.
     pub(super) lingering_io: HashMap<String, LingeringIo>,
     before: Option<Before>,
-    /// Set when the supervisor that runs has died: nobody is left who could go on in place of this
-    /// one.
+    /// Set when the running supervisor has died: then nobody can go on in place of this one.
     pub(crate) is_last: Arc<AtomicBool>,
 }
 
 impl Handoff {
     /// Takes over from the supervisor behind the socket `control`, which waits for
-    /// [`Self::accept`]. Before it asks, this starts as many device processes as that supervisor
-    /// has, with `arguments`, so that guests do not wait for their start.
+    /// [`Self::accept`]. First starts as many device processes as that supervisor has, with
+    /// `arguments`, so that guests do not wait for them.
     ///
     /// # Errors
     /// One line: the supervisor refuses, or cannot be reached.
@@ -330,7 +327,7 @@ impl Handoff {
             if has_no_name(control).await {
                 return Err(STOPPED.to_owned());
             }
-            // It has answered before, and guests have only lost what a crash takes from them.
+            // The supervisor answered before it died: guests lose what a crash costs them.
             tracing::warn!("--takeover: the daemon has died: {ANEW}");
             return Ok(Self { is_last: Arc::new(true.into()), ..Self::default() });
         }
@@ -344,7 +341,7 @@ impl Handoff {
             (Err(None), before) if before.has_died().await => {
                 tracing::warn!("--takeover: the daemon has died while it handed over: {ANEW}");
                 let sockets = std::mem::take(&mut handoff.sockets);
-                // The last descriptor of a front-end's file may take long to close.
+                // Closing the last descriptor of a front-end's file may take long.
                 aside(move || drop(handoff)).await;
                 Ok(Self { sockets, is_last: Arc::new(true.into()), ..Self::default() })
             }
@@ -355,10 +352,10 @@ impl Handoff {
         }
     }
 
-    /// Reads all that is handed over.
+    /// Reads all messages of the handoff.
     ///
     /// # Errors
-    /// One line; `None`: the other supervisor has ended its end of the channel before all was read.
+    /// One line; `None`: the running supervisor closed the channel before the last message.
     async fn read(&mut self, before: &Before) -> Result<(), Option<String>> {
         let handoff = self;
         let mut kept = Vec::new();
@@ -409,12 +406,12 @@ impl Handoff {
         }
     }
 
-    /// Everything is open: the other supervisor ends. Returns when it serves nobody any more. That
-    /// supervisor alone decides when it has been told: one that is slow is waited for, since it
-    /// would end on reading this, whether or not anybody is there to go on.
+    /// Sends `Taken`: everything is open. Returns when the running supervisor serves nobody any
+    /// more. A slow one is waited for without a bound, since it ends on reading `Taken`, whether or
+    /// not this process is still there.
     ///
     /// # Errors
-    /// One line: it goes on by itself, or it cannot be told whether it does.
+    /// One line: the running supervisor goes on, or it is unknown whether it does.
     pub(crate) async fn accept(before: Option<Before>) -> Result<(), String> {
         let Some(before) = before else { return Ok(()) };
         let bytes = message::emit(&Reply::Taken {}).map_err(|error| error.to_string())?;
@@ -431,16 +428,16 @@ impl Handoff {
         match ended {
             End::Taken => tracing::info!("taken over"),
             End::Died => tracing::warn!("--takeover: the daemon has died: its guests go on here"),
-            // Two supervisors would serve the same disks.
+            // Otherwise two supervisors would serve the same disks.
             End::GoesOn => return Err(TOO_SLOW.to_owned()),
         }
         Ok(())
     }
 
-    /// Has `opens` open what the other supervisor has left, as long as that one waits. If it waits
-    /// no longer, this process ends where it stands: what it would still set of a tap, also in
-    /// releasing that, would be set of the other one's. If it has died, nobody else goes on
-    /// with it.
+    /// Runs `opens`, which opens what was handed over, while the running supervisor waits. If it
+    /// waits no longer, this process exits at once: what it would still set of a tap, also by
+    /// closing it, would be set on the running supervisor's tap. If the running supervisor died,
+    /// `opens` goes on.
     pub(crate) async fn while_it_waits<T>(
         before: &mut Option<Before>,
         is_last: &AtomicBool,
@@ -454,13 +451,13 @@ impl Handoff {
         std::process::exit(1);
     }
 
-    /// The supervisor that waits.
+    /// The running supervisor.
     pub(crate) fn take_before(&mut self) -> Option<Before> {
         self.before.take()
     }
 }
 
-/// The number of device processes that a supervisor has; `None` if it does not say.
+/// The number of device processes of a supervisor; `None` if its answer lacks it.
 async fn processes_of(control: &Path) -> Option<usize> {
     let shown = crate::client::look::<serde_json::Value>(control, "/v1/processes").await;
     let is_there = |process: &&serde_json::Value| process["pid"] != 0;
@@ -483,7 +480,7 @@ async fn accept(listener: &tokio::io::unix::AsyncFd<OwnedFd>) -> io::Result<Befo
     let accept = |socket: &OwnedFd| Ok(rustix::net::accept_with(socket, flags)?);
     loop {
         let socket = listener.async_io(tokio::io::Interest::READABLE, accept).await?;
-        // Who may connect to the name depends on the umask.
+        // Who may connect depends on the umask.
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
         if peer.uid == rustix::process::geteuid() {
             let channel = Channel::new(socket, Arc::new(Janitor::of("takeover")))?;
@@ -511,7 +508,7 @@ mod tests {
     fn a_supervisor_that_waited_no_longer_is_not_taken_over() {
         with_channels(|next, runs| async move {
             let accepted = tokio::spawn(Handoff::accept(Some(Before::new(next, getpid()))));
-            // The answer is there, and nobody has read it.
+            // The answer has arrived, and is unread.
             while runs.receive_buffered().is_none() {
                 tokio::task::yield_now().await;
             }
@@ -532,7 +529,7 @@ mod tests {
         with_channels(|next, runs| async move {
             let accepted = tokio::spawn(Handoff::accept(Some(Before::new(next, getpid()))));
             tokio::time::sleep(END_TIMEOUT * 5 / 4).await;
-            // It reads now what would end it.
+            // It reads the message that would end it.
             assert!(runs.receive_buffered().is_some() && !runs.is_alone());
             runs.finish();
             accepted.await.unwrap().unwrap();
@@ -545,8 +542,8 @@ mod tests {
         });
     }
 
-    /// Has the device processes `runs`, in which the device `d` waits, be taken over. Returns what
-    /// the next supervisor has read from the channel.
+    /// Has a takeover begin of `runs`, whose device `d` waits. Returns the messages that the next
+    /// supervisor read.
     async fn taken_over(runs: &Processes, (next, channel): (Channel, Channel)) -> Handoff {
         let service = Service::from_environment(&[]);
         let before = Before::new(next, getpid());
@@ -577,7 +574,7 @@ mod tests {
             LingeringIo { held: vec![process], marks: [wrote, read].map(locked).into() };
         let of_device = [("d".to_owned(), lingering_io)];
         let mut handoff = Handoff { lingering_io: of_device.into(), ..Handoff::default() };
-        // Each supervisor is taken over twice: after one that fails it still has all.
+        // Each supervisor is taken over twice: after a failed takeover it still has everything.
         for supervisor in 2..5 {
             let runs = Processes::new(Vec::new(), &mut handoff);
             for _ in 0..2 {

@@ -1,9 +1,8 @@
-//! `Threads`: what a device process says of its workers, and of its threads that do not come back.
+//! `Threads`: the state of a device process's workers, and of its threads that are stuck.
 //!
-//! As counters do, it lies in a file in memory that the supervisor has made, and whose size nobody
-//! can change. The device process writes it when it is asked to count. The supervisor reads it and
-//! takes nothing on trust: an operator's terminal and a scraper get what is short, printable and
-//! counted once.
+//! The state lies in a sealed memfd of fixed size, as counters do. The device process writes it
+//! when it is asked to. The supervisor trusts none of it: the API and metrics get values that are
+//! short, printable and counted once.
 
 use super::counts::sealed;
 use crate::model::snapshot::{HeldInfo, Summary, WorkerInfo, Workers};
@@ -20,22 +19,21 @@ const SIZE: usize = 256 << 10;
 const HEAD: usize = size_of::<u64>();
 /// Most workers of a device process that are shown, and the number that none of them reaches.
 const WORKERS_MAX: usize = 1024;
-/// Most threads of a device process that are shown as held.
+/// Most stuck threads of a device process that are shown.
 const HELD_MAX: usize = 64;
 /// Longest name of a thread, state or function of the kernel, in characters.
 const NAME_MAX: usize = 64;
-/// More than this a bucket of a histogram never counts.
+/// Largest count of a histogram's bucket.
 const COUNT_MAX: u64 = 1 << 48;
 
-/// The workers and threads of one device process, as the device process writes them into its file.
+/// The workers and threads of one device process, as it writes them into its file.
 #[derive(Debug)]
 pub(super) struct Threads {
-    /// `None`: the system had no file for it, or the device process has ended.
+    /// `None`: the system had no file for it, or the process has ended.
     file: Mutex<Option<OwnedFd>>,
-    /// The last values that were read whole; shown again if the device process writes during a
-    /// read.
+    /// The last values that were read whole; shown again if the process writes during a read.
     last: Mutex<Workers>,
-    /// Its `/proc/self/stat`, which it has opened itself: another user's process may be hidden.
+    /// Its `/proc/self/stat`, which the process opened: /proc may hide another user's process.
     stat: OnceLock<File>,
 }
 
@@ -50,7 +48,7 @@ impl Threads {
         let _ = stat.map(|stat| self.stat.set(stat.into()));
     }
 
-    /// The memory and CPU time that its process uses; zeroes while it has no process.
+    /// The memory and CPU time of the process; zero while there is none.
     pub(super) fn used(&self) -> Used {
         self.stat.get().map(Used::of).unwrap_or_default()
     }
@@ -64,13 +62,12 @@ impl Threads {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The device process has ended: nothing of it is shown any more.
+    /// The process has ended: nothing of it is shown any more.
     pub(super) fn end(&self) {
         *self.file() = None;
     }
 
-    /// Reads the workers that this device process has written. `serves` tells whether it has a
-    /// device.
+    /// Reads the workers that the process wrote. `serves`: whether it has a device.
     pub(super) fn read(&self, process: &str, serves: impl Fn(&str) -> bool) -> Workers {
         let said = self.file().as_ref().and_then(said);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,8 +87,7 @@ fn said(file: &OwnedFd) -> Option<Workers> {
     serde_json::from_slice(bytes.get(..count)?).ok()
 }
 
-/// The part of a device process's statement that may be shown: it is bounded, and the device
-/// process's own.
+/// The part of a process's report that may be shown: it is bounded.
 fn checked(said: Workers, process: &str, serves: impl Fn(&str) -> bool) -> Workers {
     let mut workers = BTreeMap::new();
     for worker in said.workers.into_iter().filter(|worker| worker.index < WORKERS_MAX) {
@@ -141,7 +137,7 @@ fn printable(said: HeldInfo, process: &str) -> HeldInfo {
     }
 }
 
-/// Writes, in the device process, what there is to say where the supervisor reads it.
+/// Writes the state into the file, in the device process.
 pub(super) fn write(file: impl AsFd, pool: &Pool) {
     let mut workers = Workers::of(pool);
     let text = |workers: &Workers| {
@@ -149,7 +145,7 @@ pub(super) fn write(file: impl AsFd, pool: &Pool) {
         text.filter(|text| text.len() <= SIZE - HEAD)
     };
     let Some(text) = text(&workers).or_else(|| {
-        // The histograms are most of it.
+        // The histograms are most of the file.
         workers.workers.iter_mut().for_each(|worker| worker.pause_ns = Summary::default());
         text(&workers)
     }) else {

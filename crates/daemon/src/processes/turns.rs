@@ -1,20 +1,20 @@
-//! `Turns`: the sessions of a device process take turns at noting, so that the notes of one
-//! front-end do not delay those of the others.
+//! `Turns`: the sessions of a device process take turns at journal updates, so that a flood of one
+//! front-end does not delay the others.
 //!
-//! The supervisor reads the messages of a device process in their order, and no more of them at a
-//! time than [`Messages`](super::question::Messages) says. A front-end that floods its session
-//! would fill the channel, and each note of every other session of the device process would stand
-//! behind all of the flood's that lie there. So the channel is kept empty:
+//! The supervisor reads the reports of a device process in their order, and a bounded number at a
+//! time ([`Messages`](super::question::Messages)). If a front-end flooded its session, its updates
+//! would fill the channel, and each update of another session would wait behind them. So the
+//! channel is kept empty:
 //!
 //! ```text
-//! a note of a session that begins     has credit of the supervisor, passes at once
-//! a further note                      stands in one line with those of the other sessions; the
-//!                                     line moves more slowly than the supervisor reads
+//! an update of a session that begins    has credit of the supervisor, passes at once
+//! a further update                      waits in one queue with those of the other sessions, which
+//!                                       moves more slowly than the supervisor reads
 //! ```
-//! A session waits for each of its notes before it makes the next one. So it has at most one in the
-//! line (two, if its device's state is noted by the control queue then), and each session gets a
-//! turn before any gets another one. The sessions of one device have credit once a second: else a
-//! front-end that connects again and again would have it for each of its messages.
+//! A session waits for each of its updates before it makes the next one. So it has at most one in
+//! the queue (two, while the control queue saves the state of its device), and each session gets a
+//! turn before any gets another one. The sessions of one device get credit once a second: otherwise
+//! a front-end that connects again and again would have credit for each message.
 
 use super::question::weight;
 use manyring_engine::Rate;
@@ -23,25 +23,23 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-/// Notes of the line that pass at once, and the time after which one more does. In each window of
-/// the supervisor this is less than what the supervisor reads, by as much as a device process says
-/// beside its notes.
+/// Updates that pass the queue at once, and the time after which one more does. In each window of
+/// the supervisor this is less than it reads, by the number of other reports of a device process.
 const AT_ONCE: u32 = 256;
 const EACH: Duration = Duration::from_micros(500);
 
-/// How many notes of a session pass before it has to wait for its turn. A front-end that sets up
-/// its device sends seven messages for each queue, and the device process makes three notes for
-/// each message: 21 for each queue. A session has credit for 32 notes for each queue,
-/// which is half as many again, and for 128 more.
+/// How many updates of a session pass before it has to queue. A front-end that sets up its device
+/// sends seven messages for each queue, and the device process makes three updates for each
+/// message: 21 for each queue. The credit is 32 for each queue, half as many again, and 128 more.
 pub(super) fn credit(queues: usize) -> usize {
     128 + 32 * queues
 }
 
-/// The line of a device process.
+/// The queue of a device process.
 #[derive(Debug)]
 pub(super) struct Turns(Mutex<Rate>);
 
-/// The notes that a session makes without standing in the line; by default none.
+/// Updates that a session makes without queueing; by default none.
 #[derive(Debug, Default)]
 pub(super) struct Credit(AtomicUsize);
 
@@ -52,13 +50,13 @@ impl Default for Turns {
 }
 
 impl Credit {
-    /// Of a session that begins, of a device with this many queues.
+    /// The credit of a session that begins, of a device with this many queues.
     pub(super) fn of(queues: usize) -> Self {
         Self(AtomicUsize::new(credit(queues)))
     }
 
-    /// Takes the cost of a note. False: there is not enough, and nothing is left, so that a later
-    /// note does not overtake this one.
+    /// Takes the cost of an update. False: the credit does not cover it, and is zero now, so that a
+    /// later update does not overtake this one.
     fn pay(&self, cost: usize) -> bool {
         let had = self.0.load(Ordering::Relaxed);
         self.0.store(had.saturating_sub(cost), Ordering::Relaxed);
@@ -67,13 +65,13 @@ impl Credit {
 }
 
 impl Turns {
-    /// Returns when a note of this many bytes may be sent.
+    /// Returns when an update of this size in bytes may be sent.
     pub(super) async fn pass(&self, credit: &Credit, size: usize) {
         let cost = weight(size);
         if credit.pay(cost) {
             return;
         }
-        // Those who wait for the lock get it in the order in which they came.
+        // The lock is fair: waiters get it in the order in which they came.
         let mut line = self.0.lock().await;
         sleep_until(line.due()).await;
         line.charge(EACH * u32::try_from(cost).unwrap_or(u32::MAX), Instant::now());
@@ -85,7 +83,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    /// Notes of a flood that pass while another session makes `count` of its own.
+    /// Updates of a flood that pass while another session makes `count` updates.
     fn flooded(count: usize, others: Credit) -> usize {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {

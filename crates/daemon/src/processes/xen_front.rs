@@ -1,10 +1,10 @@
 //! The supervisor's side of a Xen guest's disk that a device process serves.
 //!
 //! The supervisor negotiates through xenstore, opens and locks the image, binds the event channels
-//! and opens the journals (`crate::xen`); the device process is handed these, maps the rings and
-//! serves them. A device process that dies leaves the rings as a killed daemon does: the disk's
-//! task ends then, and the next one takes the rings over in the next device process, by their
-//! journals (docs/design/0012).
+//! and opens the journals (`crate::xen`); the device process gets these, maps the rings and serves
+//! them. A device process that dies leaves the rings as a killed daemon does: the disk's task ends
+//! then, and the next one takes the rings over by their journals, in the next device process
+//! (docs/design/0012).
 
 use super::Processes;
 use super::assigned::AssignedDevice;
@@ -35,26 +35,27 @@ pub(crate) struct XenLent {
     pub(crate) rings: Vec<XenLentRing>,
 }
 
-/// A ring of it.
+/// A ring of the front-end.
 #[derive(Debug)]
 pub(crate) struct XenLentRing {
     pub(crate) ring: XenRing,
-    /// The event channel, and the journal.
+    /// The event channel, and the journal of the ring.
     pub(crate) fds: Vec<OwnedFd>,
 }
 
 /// Why a device process does not serve a front-end.
 #[derive(Debug)]
 pub(crate) enum XenRefusal {
-    /// There is no room now, or it has ended: the next one may serve it, and takes its rings over.
+    /// The queue of commands is full, or the process has ended: the next process may serve it, and
+    /// takes its rings over.
     Lost(String),
-    /// It cannot be served.
+    /// The front-end cannot be served.
     Refused { text: String, passes: bool },
 }
 
-/// How to ask whether requests of the device processes that a disk had have ended, where its image
-/// cannot tell (it is only read): also those of the device process that has it. If the disk is left
-/// to another supervisor before they have, that supervisor waits for them.
+/// Handles that tell whether requests of the disk's device processes are in flight, the present
+/// process included, where its image cannot tell (it is only read). If the disk goes to another
+/// supervisor before they have ended, that supervisor waits for them.
 #[derive(Debug, Default)]
 pub(crate) struct XenEndings(Mutex<Vec<Arc<Ending>>>);
 
@@ -63,7 +64,7 @@ impl XenEndings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The messages that tell another supervisor of them.
+    /// The messages that hand them to another supervisor.
     pub(crate) fn left(&self, device: &str) -> Vec<HandoffMessage> {
         let left = |ending: &Arc<Ending>| HandoffMessage::Marked {
             device: device.to_owned(),
@@ -74,7 +75,7 @@ impl XenEndings {
     }
 }
 
-/// A disk, as far as the supervisor has it.
+/// A disk in the supervisor.
 #[derive(Debug)]
 pub(crate) struct XenFront {
     processes: Processes,
@@ -85,9 +86,9 @@ pub(crate) struct XenFront {
     request_servers: JoinSet<Option<Ending>>,
     endings: Arc<XenEndings>,
     taken: Option<Taken>,
-    /// That of `taken`.
+    /// The device process of `taken`.
     process: watch::Sender<Option<Arc<DeviceProcess>>>,
-    /// The numbers of connections are told apart over all connections of this disk.
+    /// The number of the last connection of this disk.
     number: u64,
 }
 
@@ -102,26 +103,26 @@ struct Taken {
 #[derive(Debug)]
 pub(crate) struct XenServed {
     pub(crate) process: XenProcess,
-    /// Faults of the front-end, in words: the first fault ends the connection.
+    /// Faults of the front-end: the first one ends the connection.
     pub(crate) faults: mpsc::Receiver<String>,
 }
 
-/// The device process that serves it.
+/// The device process of the connection.
 #[derive(Debug)]
 pub(crate) struct XenProcess(Arc<DeviceProcess>);
 
 impl XenProcess {
-    /// Returns when it has ended.
+    /// Returns when the device process has ended.
     pub(crate) async fn ended(&self) {
         self.0.ended().await;
     }
 }
 
 impl XenFront {
-    /// A disk that is open, for the device process of `domain`.
+    /// An open disk, for the device process of `domain`.
     pub(crate) fn new(processes: &Processes, domain: String, part: Part, facts: XenFacts) -> Self {
         processes.prepare_xen();
-        // Requests of device processes of the supervisor before this one.
+        // Requests of an earlier supervisor's device processes.
         let marks = processes.lingering_io(part.name()).marks.into_iter();
         let ending =
             |left: Locked| Arc::new(Ending::of(left.byte, !left.only_reads, left.unmarked));
@@ -142,12 +143,12 @@ impl XenFront {
         }
     }
 
-    /// As long as the disk is here.
+    /// Requests of the disk's device processes, as long as the disk is there.
     pub(crate) fn endings(&self) -> Weak<XenEndings> {
         Arc::downgrade(&self.endings)
     }
 
-    /// Returns when no request of a device process is under way. The device process has the disk no
+    /// Returns when no request of a device process is in flight. No device process has the disk any
     /// more.
     async fn release(&mut self) -> Result<(), String> {
         while self.request_servers.join_next().await.is_some() {}
@@ -177,7 +178,7 @@ impl XenFront {
         }
         let command = Command::XenConnect { device, front };
         process.tell_in_turn(command, vec![grants.into()]).await;
-        // Only what it does not answer shows that a device process does not read.
+        // The only sign of a device process that does not read is that it does not answer.
         let _ = process.ask();
         let answer = tokio::select! {
             answer = line.answered() => answer,
@@ -190,8 +191,8 @@ impl XenFront {
         }
     }
 
-    /// Has the device process leave the rings: returns when it has, or has ended. A device process
-    /// that does not leave them is ended.
+    /// Has the device process leave the rings; returns when it has, or has ended. A process that
+    /// does not leave them is killed.
     pub(crate) async fn disconnect(&self) {
         let Some(Taken { process, line }) = &self.taken else { return };
         let (device, number) = (self.part.name().to_owned(), self.number);
@@ -211,18 +212,18 @@ impl XenFront {
         }
     }
 
-    /// The device process that has the disk, whichever that is then.
+    /// The device process that has the disk at the time of the call.
     pub(crate) fn holder(&self) -> XenHolder {
         XenHolder(self.process.subscribe())
     }
 
-    /// Whom a change of the disk's size is told, whatever device process has the disk then.
+    /// Where a change of the disk's size is sent, whichever device process has the disk then.
     pub(crate) fn measures(&self) -> XenMeasures {
         XenMeasures { process: self.process.subscribe(), device: self.part.name().to_owned() }
     }
 
-    /// Takes the disk from its device process. The image's lock can be released when this returns:
-    /// no request of a device process is under way.
+    /// Takes the disk from its device process. No request of a device process is in flight when
+    /// this returns, so that the image's lock can be released.
     pub(crate) async fn close(mut self) {
         let name = self.part.name().to_owned();
         if let Some(Taken { process, .. }) = self.taken.take() {
@@ -231,7 +232,7 @@ impl XenFront {
                 process.end_yielding("its last disk is gone").await;
             }
             if process.serves() && timeout(TIMEOUT, self.release()).await.is_err() {
-                // The device process says that it has stopped the disk, and keeps the image.
+                // The device process reported that it stopped the disk, but keeps the image.
                 process.evict("it does not let go of an image").await;
             }
             if let Err(error) = self.release().await {
@@ -243,8 +244,8 @@ impl XenFront {
         }
     }
 
-    /// Gives the disk, for `queues` queues, to the domain's device process, and starts the device
-    /// process if needed.
+    /// Gives the disk, for `queues` queues, to the domain's device process, which is started if
+    /// needed.
     async fn given(&mut self, queues: usize) -> Result<(), String> {
         let name = self.part.name().to_owned();
         let process = self.processes.of(&self.domain).await.ok_or("another daemon takes over")?;
@@ -274,7 +275,7 @@ impl XenFront {
         let fds = aside(move || handed(&*disk, queues)).await;
         let fds = fds.ok_or("the daemon has failed")?;
         let (mut fds, marks) = fds?;
-        // From here on the device process may have requests under way.
+        // From here on requests of the device process may be in flight.
         self.endings.lock().extend(marks.as_ref().map(|marks| Arc::new(marks.end())));
         fds.insert(0, counts.begin().map_err(|errno| errno.to_string())?);
         let fds = fds.into_iter().map(Into::into).collect();
@@ -303,7 +304,7 @@ impl XenFront {
 pub(crate) struct XenHolder(watch::Receiver<Option<Arc<DeviceProcess>>>);
 
 impl XenHolder {
-    /// Ends it, for this reason.
+    /// Ends the process, for this reason.
     pub(crate) fn end(&self, reason: &str) {
         if let Some(process) = &*self.0.borrow() {
             process.end(reason);
@@ -311,7 +312,7 @@ impl XenHolder {
     }
 }
 
-/// The device process that measures a disk when its size has changed.
+/// The device process that reads the size of a disk again.
 #[derive(Debug)]
 pub(crate) struct XenMeasures {
     process: watch::Receiver<Option<Arc<DeviceProcess>>>,
@@ -319,13 +320,13 @@ pub(crate) struct XenMeasures {
 }
 
 impl XenMeasures {
-    /// Returns when the device process knows the size, or does not answer. A guest that is told
-    /// before could use what the device process refuses.
+    /// Returns when the device process knows the size, or does not answer. A guest that learned the
+    /// size earlier could use sectors that the device process refuses.
     pub(crate) async fn measured(&self) {
         let Some(process) = self.process.borrow().clone() else { return };
         let command = process.tell(Command::Measure { device: self.device.clone() }, Vec::new());
         let knows = async {
-            // The first question may have been asked before.
+            // A question that was open may be from before the change.
             for _ in 0..2 {
                 if let Some(question) = process.ask() {
                     process.answered(question).await;

@@ -1,28 +1,27 @@
-//! `XenLine`: how far the connection of a Xen disk in a device process is, by what the supervisor
-//! has asked and the device process has answered. An answer that nobody has asked for is refused,
-//! and ends the device process.
+//! `XenLine`: the state of the connection of a Xen disk in a device process, by the supervisor's
+//! commands and the process's reports. A report that does not fit ends the process.
 
 use super::message::XenReport;
 use tokio::sync::{mpsc, watch};
 
-/// Faults that wait to be told.
+/// Most faults that wait to be handled.
 const FAULTS_MAX: usize = 16;
-/// Longest reason that is told of, in characters.
+/// Longest reason that is shown, in characters.
 const TEXT_MAX: usize = 300;
 
-/// How far a connection is.
+/// The state of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Nothing was asked yet, or the rings are left.
+    /// No command was sent yet, or the rings were left.
     #[default]
     Idle,
-    /// The rings are to be served.
+    /// The command to serve the rings was sent.
     Connecting,
-    /// They are.
+    /// The rings are served.
     Started,
-    /// They are not.
+    /// The rings were refused.
     Refused { text: String, passes: bool },
-    /// They are to be left.
+    /// The command to leave the rings was sent.
     Stopping,
 }
 
@@ -30,7 +29,7 @@ pub(super) enum Stage {
 struct At {
     number: u64,
     stage: Stage,
-    /// Where the faults of the front-end go.
+    /// The receiver of the front-end's faults.
     faults: Option<mpsc::Sender<String>>,
 }
 
@@ -41,30 +40,30 @@ pub(super) struct XenLine {
 }
 
 impl XenLine {
-    /// The supervisor asks for a connection. The faults of its front-end can be received; those
-    /// that find no room there are not told, since the first one ends the connection.
+    /// The supervisor commands a connection. Returns the receiver of its faults; faults that find
+    /// no room there are dropped, since the first one ends the connection.
     pub(super) fn connects(&self, number: u64) -> mpsc::Receiver<String> {
         let (faults, command) = mpsc::channel(FAULTS_MAX);
         self.at.send_replace(At { number, stage: Stage::Connecting, faults: Some(faults) });
         command
     }
 
-    /// The supervisor asks for the end of the connection.
+    /// The supervisor commands the end of the connection.
     pub(super) fn disconnects(&self) {
         self.at.send_modify(|at| at.stage = Stage::Stopping);
     }
 
-    /// Returns the answer to what was asked.
+    /// Returns the answer to the last command.
     pub(super) async fn answered(&self) -> Stage {
         let mut at = self.at.subscribe();
         let is_answer = |at: &At| !matches!(at.stage, Stage::Connecting | Stage::Stopping);
         at.wait_for(is_answer).await.map_or(Stage::Idle, |at| at.stage.clone())
     }
 
-    /// Hears the device process.
+    /// Handles a report.
     ///
     /// # Errors
-    /// Nobody has asked for that.
+    /// No command asked for that.
     pub(super) fn handle(&self, number: u64, said: XenReport) -> Result<(), String> {
         let (mut is_due, mut faults) = (false, None);
         self.at.send_if_modified(|at| {
@@ -75,7 +74,7 @@ impl XenLine {
                     Some(Stage::Refused { text: shown(text), passes: *passes })
                 }
                 (Stage::Stopping, XenReport::Stopped {}) => Some(Stage::Idle),
-                // A queue may meet a fault before the others have begun, and while it stops.
+                // A queue may meet a fault before the others have started, and while it stops.
                 (Stage::Connecting | Stage::Started | Stage::Stopping, XenReport::Fault { .. }) => {
                     (is_due, faults) = (true, at.faults.clone());
                     None
@@ -113,7 +112,7 @@ mod tests {
         assert_eq!(line.handle(7, fault()), Ok(()));
         assert_eq!(line.handle(7, XenReport::Started {}), Ok(()));
         assert_eq!(line.answered().await, Stage::Started);
-        // There is room for some, and none is needed for more.
+        // There is room for a few faults, and more are not needed.
         (0..2 * FAULTS_MAX).for_each(|_| assert_eq!(line.handle(7, fault()), Ok(())));
         assert_eq!(command.recv().await.as_deref(), Some("a[2Jb"));
         line.disconnects();

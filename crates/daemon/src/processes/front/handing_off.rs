@@ -1,4 +1,4 @@
-//! The part of a device that another supervisor gets when it takes over.
+//! Hands a device to the next supervisor.
 
 use super::{Front, Waiting};
 use crate::processes::handoff_message::{DeviceHandoff, HandoffMessage};
@@ -11,12 +11,12 @@ use rustix::fd::OwnedFd;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// How long the supervisor's own part of a disk may take to end, when its device process has.
+/// Longest wait for the supervisor's own part of a disk to end, after its device process has.
 const QUIESCE_TIMEOUT: Duration = Duration::from_millis(300);
 
 impl Front<'_> {
-    /// Leaves the device to another supervisor: its device process ends first. If that supervisor
-    /// fails, all goes on.
+    /// Hands the device to another supervisor; its device process ends first. If that supervisor
+    /// fails, this one serves the device again.
     pub(super) async fn hand_off(&mut self, handoff_request: HandoffRequest) {
         if handoff_request.reply.is_closed() {
             return;
@@ -34,9 +34,9 @@ impl Front<'_> {
     }
 
     /// Waits for the request servers. They make the guest's writes durable before they release the
-    /// lock that goes with its rings, and that takes as long as the host takes. The next supervisor
-    /// does not wait for that now: it gets the mark by which it asks whether that is over, before
-    /// it gives anybody the image.
+    /// lock that goes with its rings, which takes as long as the host takes. If that is too long,
+    /// the next supervisor gets the lock mark instead, and waits for the mark before it gives the
+    /// image to a device process.
     async fn rests(&mut self) -> Result<Option<Ending>, String> {
         if self.net().is_some() {
             self.attended().await;
@@ -46,7 +46,7 @@ impl Front<'_> {
             return Ok(None);
         }
         let Some(marks) = self.marks.upgrade() else {
-            // The request server has released its marks, and returns without another wait.
+            // The request server has released its marks, so this returns at once.
             self.attended().await;
             return Ok(None);
         };
@@ -54,9 +54,8 @@ impl Front<'_> {
         ended.ok().flatten().map(Some).ok_or_else(|| "a lock of an image does not come".to_owned())
     }
 
-    /// `held`: the device process, if it has not ended. Requests of it may be under way: the next
-    /// supervisor waits for them, as for those of a device process of its own, before it gives
-    /// anybody the image.
+    /// `held`: a pidfd of the device process, if it has not ended. Its requests may be in flight:
+    /// the next supervisor waits for its end before it gives the image to a device process.
     async fn share(&mut self, held: Option<OwnedFd>) -> Result<DeviceHandoff, String> {
         // If the other supervisor fails, the next device process here waits for requests of former
         // device processes.
@@ -96,7 +95,7 @@ impl Front<'_> {
         if let Some(owner) = &self.owner {
             share.extend(self.journals.share(owner));
         }
-        // Behind those whose domain has the device: the next supervisor has it wait, too.
+        // Clients of other domains come last: they wait at the next supervisor, too.
         if let Some(Waiting { socket, domain }) = &self.waiting {
             let (domain, answering) = (domain.clone(), None);
             let outgoing = MessageFd::Foreign(socket.clone());

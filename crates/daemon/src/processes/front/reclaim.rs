@@ -1,5 +1,5 @@
-//! How the supervisor takes a device back from its device process: for another domain's device
-//! process, or at its end.
+//! Takes a device back from its device process: for the device process of another domain, or
+//! because the device goes.
 
 use super::{Front, RETRY, gone};
 use crate::assemble::Kind;
@@ -13,15 +13,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
-/// How long requests may outlast their device process before the log says so.
+/// How long requests may outlast their device process before that is logged.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often the supervisor looks for front-ends for which it keeps an image that is to be let go
-/// of.
+/// How often the supervisor looks for front-ends whose journals keep an image open that is to be
+/// released.
 const LOOKS_MAX: usize = 3;
 
-/// Returns when no request that a device process has made of the device's image is under way.
-/// `endings` are those that its request servers have returned.
+/// Returns when no request of a device process for the image is in flight. `endings`: the handles
+/// that its request servers returned.
 pub(in crate::processes) async fn release(
     kind: &Kind,
     endings: &[Arc<Ending>],
@@ -60,16 +60,16 @@ pub(in crate::processes) async fn release(
 }
 
 impl Front<'_> {
-    /// Waits for the request servers, whose device processes have the device no more.
+    /// Waits for the request servers of device processes that no longer have the device.
     pub(super) async fn attended(&mut self) {
         while let Some(ended) = self.request_servers.join_next().await {
             self.endings.extend(ended.ok().flatten().map(Arc::new));
         }
     }
 
-    /// Returns when no device process has the device any more, and no request of one is under way
-    /// that writes. `reads`: and none that reads, because its device process goes on and would have
-    /// the bytes, or its guest does, to whose memory they go.
+    /// Returns when no device process has the device, and none of its writes is in flight. `reads`:
+    /// nor any read, because its bytes would reach a process that goes on, or the memory of a guest
+    /// that does.
     pub(super) async fn release(&mut self, reads: bool) -> Result<(), String> {
         self.attended().await;
         while let Some(process) = self.held.last() {
@@ -84,10 +84,10 @@ impl Front<'_> {
         Ok(())
     }
 
-    /// As [`Self::release`], for a device that goes. Another process that has the image got it
-    /// although requests of a device process may have been under way: they are nothing new to that
-    /// process, and are not waited for. `process`, which had the device, may keep a description of
-    /// the image, and no mark tells of that: its other devices go on in the next one.
+    /// As [`Self::release`], for a device that goes. If another process has the image, it opened
+    /// the image while requests of a device process may have been in flight: these are nothing new
+    /// to it, and are not waited for. `process`, which had the device, may keep a description of
+    /// the image that no mark shows, so it ends: its other devices go on in the next one.
     async fn release_at_end(
         &mut self,
         reads: bool,
@@ -109,13 +109,13 @@ impl Front<'_> {
         let problem = "another process has locked the image: requests of a former device process \
                        may still reach it";
         tracing::warn!(device, process, "{problem}");
-        // The last descriptor of a file may take long to close.
+        // Closing the last descriptor of a file may take long.
         aside(move || drop(elsewhere)).await;
         self.release(reads).await
     }
 
-    /// Marks the descriptions that could not be marked yet, if the process that had the image
-    /// locked has released it.
+    /// Marks the descriptions that could not be marked before, if the process that held the lock
+    /// has released it.
     async fn mark_again(&mut self) {
         let Kind::Blk(shown) = &self.part.kind else { return };
         let all: Vec<_> = self.endings.iter().filter(|e| e.is_elsewhere()).cloned().collect();
@@ -132,10 +132,9 @@ impl Front<'_> {
         aside(mark).await;
     }
 
-    /// Takes the device from its device process for another domain. A device process that a guest
-    /// has taken over may say that it has stopped, and keep the descriptors that it was given: only
-    /// its end takes them away. The device process's other devices go on in the next device process
-    /// of its domain.
+    /// Takes the device from its device process for another domain. A compromised process may
+    /// report that it stopped the device, and keep the descriptors: only its end takes them away.
+    /// Its other devices go on in the next process of its domain.
     pub(super) async fn leave(&mut self) {
         let process = self.process.clone();
         let journals = process.as_ref().map(|process| process.all_journals()).unwrap_or_default();
@@ -151,13 +150,13 @@ impl Front<'_> {
         }
     }
 
-    /// Releases the front-ends for which a device process has had the supervisor keep the image.
-    /// The supervisor keeps the descriptors that a device process notes of its sessions without a
-    /// look at them, and hands them to the next device process, which ends then.
+    /// Releases the front-ends in whose journals a device process put a descriptor of the image.
+    /// The supervisor stores descriptors of a journal without a look at them, and would hand this
+    /// one to the next device process.
     async fn forget_journals(&self, process: &DeviceProcess, journals: &[Arc<JournalStore>]) {
         let Kind::Blk(shown) = &self.part.kind else { return };
         let (device, domain) = (&self.wanted.plan().name, process.name());
-        // One that a guest has taken may do it again before its end.
+        // A compromised process may do it again before its end.
         for _ in 0..LOOKS_MAX {
             let (disk, mut all) = (shown.disk().clone(), journals.to_vec());
             all.extend(self.processes.journals_of(domain));
@@ -176,8 +175,8 @@ impl Front<'_> {
         }
     }
 
-    /// Takes the device from its device process, which has stopped it then. If this is given up, it
-    /// is to be done again.
+    /// Takes the device from its device process, which stops it first. If the future is dropped,
+    /// this must be called again.
     pub(super) async fn reclaim(&mut self) {
         let Some(process) = self.process.clone() else { return };
         process.remove(&self.wanted.plan().name).await;
@@ -186,10 +185,10 @@ impl Front<'_> {
         aside(move || counts.end()).await;
     }
 
-    /// Takes the device from its device process. The image's lock is released when this returns,
-    /// so the device process's requests must have ended.
+    /// Takes the device from its device process. All its requests have ended when this returns,
+    /// because the image's lock is released then.
     pub(super) async fn close(&mut self) {
-        // A front that ends leaves nothing to another supervisor.
+        // A front that ends is not handed to another supervisor.
         self.asks.close();
         while self.asks.try_recv().is_ok() {}
         let device = &self.wanted.plan().name;
@@ -207,7 +206,7 @@ impl Front<'_> {
             self.forget_journals(process, &journals).await;
             let lets_go = timeout(question::TIMEOUT, self.release_at_end(true, last));
             if process.serves() && lets_go.await.is_err() {
-                // The device process says that it has stopped the disk, and keeps the image.
+                // The device process reported that it stopped the disk, but keeps the image.
                 process.evict("it does not let go of an image").await;
                 self.forget_journals(process, &journals).await;
             }

@@ -1,5 +1,5 @@
-//! `ProcessXen`: the disk of a Xen guest in its device process: maps the rings that the supervisor
-//! has named, and serves them with what the supervisor has opened.
+//! `ProcessXen`: a Xen guest's disk in its device process: maps the rings that the supervisor
+//! names, and serves them on the descriptors that the supervisor opened.
 
 use super::{DeviceGrant, say};
 use crate::assemble::xen;
@@ -19,18 +19,18 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 
-/// Faults that wait to be told: the first one ends the connection.
+/// Most faults that wait to be reported: the first one ends the connection.
 const EVENTS_MAX: usize = 16;
 
-/// A disk that the device process was given.
+/// A disk that the device process has.
 pub(super) struct ProcessXen {
     part: Part,
     device: Arc<XenBlkDevice>,
     counters: OwnedFd,
     channel: Arc<Channel>,
-    /// Those of the front-end that connects next.
+    /// Rings of the front-end that connects next.
     rings: Vec<Ring>,
-    /// Locked while a connection begins or ends: the next order waits for that.
+    /// Locked while a connection begins or ends, so that the next command waits.
     running: Arc<Mutex<Running>>,
 }
 
@@ -42,18 +42,18 @@ struct Ring {
 #[derive(Default)]
 struct Running {
     queues: Vec<QueueHandle>,
-    /// Tells of faults.
+    /// Reports faults of the front-end.
     faults: JoinSet<()>,
 }
 
-/// The process's workers, and its channel.
+/// The workers of the process, and its channel.
 pub(super) type Parts = (Arc<Pool>, Arc<Channel>);
 
 impl ProcessXen {
-    /// The disk of what the supervisor has sent.
+    /// Opens the disk on the descriptors of the supervisor.
     ///
     /// # Errors
-    /// One line: that does not belong to a disk.
+    /// One line: the descriptors do not fit the disk.
     pub(super) async fn open(
         name: &str,
         facts: XenFacts,
@@ -81,12 +81,12 @@ impl ProcessXen {
         &self.part
     }
 
-    /// Writes the counters where the supervisor reads them.
+    /// Writes the counters to the file of the supervisor.
     pub(super) fn count(&self) {
         counts::write(&self.counters, &self.part);
     }
 
-    /// Does what the supervisor says of the disk's front-end.
+    /// Handles a command about the disk's front-end.
     pub(super) fn handle(&mut self, command: Command, fds: Vec<OwnedFd>) {
         match command {
             Command::XenRing { ring, .. } => self.rings.push(Ring { ring, fds }),
@@ -96,7 +96,7 @@ impl ProcessXen {
         }
     }
 
-    /// Serves a front-end with the rings that were told, and says so; or says why not.
+    /// Serves a front-end with the rings that were named, and reports success or the reason.
     fn connect(&mut self, front: XenFrontEnd, mut fds: Vec<OwnedFd>) {
         let rings = std::mem::take(&mut self.rings);
         let (device, channel) = (self.device.clone(), self.channel.clone());
@@ -126,7 +126,7 @@ impl ProcessXen {
         });
     }
 
-    /// Leaves the rings, and says so.
+    /// Leaves the rings, and reports that.
     fn disconnect(&self, number: u64) {
         let (device, channel) = (self.part.name().to_owned(), self.channel.clone());
         let running = self.running.clone();
@@ -136,7 +136,7 @@ impl ProcessXen {
         });
     }
 
-    /// Stops the disk, and tells when all that it had is closed.
+    /// Stops the disk, and reports when all its descriptors and mappings are closed.
     pub(super) fn remove(self, name: String) {
         tokio::spawn(async move {
             self.running.lock().await.stop().await;
@@ -155,7 +155,7 @@ impl Running {
     }
 }
 
-/// Tells the supervisor of what the queues of a connection meet.
+/// Reports faults that the queues of a connection meet.
 async fn tell(
     channel: Arc<Channel>,
     device: String,
@@ -169,7 +169,7 @@ async fn tell(
     }
 }
 
-/// Maps all rings of a front-end and starts their queues, as far as that succeeds. May block.
+/// Maps all rings of a front-end and starts their queues, until one fails. May block.
 fn started(
     device: &XenBlkDevice,
     front: &XenFrontEnd,

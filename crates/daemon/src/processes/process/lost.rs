@@ -1,13 +1,12 @@
-//! `Lost`: the devices that a device process had.
+//! `Lost`: the devices that were taken from a device process.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
-/// Most names that are kept: of the devices that were taken away last.
+/// Most names that are kept: the last ones.
 const LOST_MAX: usize = 1024;
 
-/// The names of the devices that were taken from a device process. Only the supervisor adds to
-/// them.
+/// The names of devices that were taken from a device process. Only the supervisor adds to them.
 #[derive(Debug, Default)]
 pub(super) struct Lost(Mutex<VecDeque<String>>);
 

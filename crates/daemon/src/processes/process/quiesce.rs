@@ -1,6 +1,6 @@
 //! `Quiescing`: a device process stops for the next supervisor. Its queues stop, requests in flight
-//! end, and its front-ends stay connected; then it says so. The supervisor need not wait for the
-//! end of its process.
+//! end, and its front-ends stay connected; then it reports that. The supervisor need not wait for
+//! the end of the process.
 
 use super::DeviceProcess;
 use crate::processes::message::Command;
@@ -12,22 +12,21 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-/// How long a device process may take to quiesce. One that takes longer is killed, and its end is
-/// waited for.
+/// Longest wait until a device process has quiesced. After that it is killed, and its end is waited
+/// for.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How far the quiescing of one device process is.
+/// The state of one device process that quiesces.
 #[derive(Debug)]
 pub(super) struct Quiescing {
-    /// The device process was told to.
+    /// The command was sent.
     is_asked: AtomicBool,
     is_done: watch::Sender<bool>,
-    /// It was logged how the quiescing went.
+    /// The outcome was logged.
     is_told: AtomicBool,
-    /// The device process ends because another supervisor or domain gets what it has, and not for a
-    /// fault.
+    /// The process ends because another supervisor or domain gets its devices, not for a fault.
     yields: AtomicBool,
-    /// The process, once the kernel has not ended it in time.
+    /// A pidfd of the process, once the kernel has not ended it in time.
     held: OnceLock<OwnedFd>,
 }
 
@@ -38,20 +37,20 @@ impl Quiescing {
         Self { is_asked, is_done, is_told, yields, held }
     }
 
-    /// Notes the process that the kernel does not end, as a pidfd.
+    /// Notes a pidfd of the process that the kernel does not end.
     pub(super) fn hold(&self, process: OwnedFd) {
         let _ = self.held.set(process);
     }
 
-    /// True if the device process has quiesced: it has nothing more to say.
+    /// True if the process has quiesced: it sends no further report.
     pub(super) fn is_done(&self) -> bool {
         *self.is_done.borrow()
     }
 
-    /// Notes that the device process says that it has quiesced.
+    /// Handles the report that the process has quiesced.
     ///
     /// # Errors
-    /// Nobody has asked it to.
+    /// The command was not sent.
     pub(super) fn complete(&self) -> Result<(), String> {
         if !self.is_asked.load(Ordering::Relaxed) {
             return Err("nobody has asked it to park".to_owned());
@@ -66,33 +65,32 @@ impl Quiescing {
 }
 
 impl DeviceProcess {
-    /// Has the process killed, because another supervisor or domain gets what it has; returns when
-    /// it is gone.
+    /// Kills the process, because another supervisor or domain gets its devices; returns when it
+    /// has ended.
     pub(in crate::processes) async fn end_yielding(&self, reason: &str) {
         self.leave(reason);
         self.ended().await;
     }
 
-    /// Has the process killed, as [`Self::end_yielding`] does, and does not wait for its end.
+    /// Kills the process, as [`Self::end_yielding`] does, and does not wait for its end.
     pub(in crate::processes) fn leave(&self, reason: &str) {
         self.quiescing().yields.store(true, Ordering::Relaxed);
         self.end(reason);
     }
 
-    /// True if it has ended for no fault.
+    /// True if the process ended for no fault.
     pub(in crate::processes) fn has_yielded(&self) -> bool {
         self.quiescing().yields.load(Ordering::Relaxed)
     }
 
-    /// Has the device process quiesce, for another supervisor that gets what it has, and then has
-    /// the process killed. Returns when the device process has quiesced. If it does not within
-    /// [`TIMEOUT`], returns when its process is gone, or with a pidfd of it if the kernel does not
-    /// end it: the other supervisor waits for its end before it gives anybody what the device
-    /// process has.
+    /// Quiesces the process for another supervisor that gets its devices, and then kills it.
+    /// Returns when the process has quiesced. If it does not within [`TIMEOUT`], returns when it
+    /// has ended, or with a pidfd if the kernel does not end it: the other supervisor waits for
+    /// that pidfd before it gives the devices to a process.
     ///
-    /// A device process that a guest has taken may say that it has quiesced, and go on with what it
-    /// has. That harms its own domain alone: the supervisor still waits until the descriptions of
-    /// the images are closed, before anybody else gets them.
+    /// A compromised process may report that it has quiesced, and go on. That harms its own domain
+    /// alone: the supervisor waits until the descriptions of the images are closed before anybody
+    /// else gets them.
     pub(in crate::processes) async fn quiesce(&self, reason: &str) -> Option<OwnedFd> {
         if self.state() == State::Ended {
             return None;

@@ -1,4 +1,4 @@
-//! `Device process::hear`: what the supervisor makes of a device process's messages.
+//! How the supervisor handles a device process's reports.
 
 use super::{Device, DeviceProcess, is};
 use crate::processes::assigned::PendingRequest;
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 impl DeviceProcess {
     /// # Errors
-    /// The device process has no such device, or says what it cannot mean.
+    /// The process does not have the device, or sent what it may not.
     pub(in crate::processes) fn handle(
         &self,
         report: Report,
@@ -25,9 +25,9 @@ impl DeviceProcess {
     ) -> Result<(), String> {
         let missing = |device: &str| format!("it was not given {device:?}");
         if self.quiescing.is_done() && !matches!(report, Report::Counted { .. }) {
-            return Err("it has parked, and says more".to_owned());
+            return Err("it sent a report after it had quiesced".to_owned());
         }
-        // Nothing would bound how many descriptors of such messages wait to be closed.
+        // With descriptors it counts: nothing would bound how many wait to be closed.
         if fds.is_empty() && self.is_late(&report) {
             return Ok(());
         }
@@ -37,7 +37,7 @@ impl DeviceProcess {
                 return self.journals(&device)?.note(number, change, fds.take());
             }
             Report::Gone { device, number } => self.journals(&device)?.forget(number),
-            // Nobody can have taken it yet: it says this before it is told anything.
+            // It cannot be compromised yet: this is its first report, before any command.
             Report::Ready {} if self.state() == State::Starting => {
                 self.threads.know(fds.take().pop());
                 self.state.send_if_modified(|state| {
@@ -89,9 +89,8 @@ impl DeviceProcess {
         Ok(())
     }
 
-    /// True if the message is about a device that the device process had and has no more. What the
-    /// device's sessions and its janitor have said last may stand behind the word that it has
-    /// stopped.
+    /// True if the report is about a device that was taken from the process. The last reports of
+    /// the device's sessions and janitor may follow the report that the device has stopped.
     fn is_late(&self, report: &Report) -> bool {
         let (Report::Journal { device, .. }
         | Report::Gone { device, .. }
@@ -125,8 +124,8 @@ impl DeviceProcess {
         Ok(device.assigned.journals.clone())
     }
 
-    /// Returns when few enough file descriptors of front-ends wait to be closed; an error says why
-    /// the device process ends. Whoever has it end does not wait for what a front-end has sent.
+    /// Returns when few enough descriptors of front-ends wait to be closed, or with the reason why
+    /// the process ends. Whoever ends the process does not wait for a front-end's descriptors.
     pub(super) async fn closed(&self, pidfd: &AsyncFd<OwnedFd>) -> Result<(), String> {
         let mut state = self.state.subscribe();
         tokio::select! {
@@ -169,13 +168,13 @@ mod tests {
     use tokio::io::Interest;
 
     impl DeviceProcess {
-        /// How many orders it can be told before one has to wait.
+        /// How many commands the queue holds.
         pub(in crate::processes) fn places(&self) -> usize {
             self.orders.capacity()
         }
     }
 
-    /// Its drop takes until the sender is gone, as the last close of a file can.
+    /// A descriptor whose close blocks until the sender is dropped.
     struct Slow(Receiver<()>);
 
     impl Drop for Slow {
@@ -195,11 +194,11 @@ mod tests {
             let journals = process.all_journals();
             journals[0].janitor().dispose(Slow(released));
             (0..CLOSES).for_each(|_| journals[0].janitor().dispose(()));
-            // Not the runtime of the device process, which would start a process.
+            // A runtime of its own: that of the device process would start a process.
             let builder = &mut tokio::runtime::Builder::new_current_thread();
             let runtime = builder.enable_all().build().unwrap();
             let reason = runtime.block_on(async {
-                // Readable once the other end is gone, as a pidfd at the end of its process.
+                // Readable once the other end is closed, as a pidfd is when its process has ended.
                 let (pidfd, mut lives) = pair().map(|(a, b)| (a, Some(b))).unwrap();
                 let pidfd = watched(pidfd, Interest::READABLE).unwrap();
                 let acts = async {
@@ -215,7 +214,7 @@ mod tests {
         }
     }
 
-    /// All that a device process may say of a device before it says that the device has stopped.
+    /// All reports about a device that may come before the report that it has stopped.
     fn said_of(device: &str) -> Vec<Report> {
         let (device, number) = (|| device.to_owned(), 1);
         let (puts, drops, answer) = (Vec::new(), Vec::new(), Answered::Sent);
@@ -243,15 +242,15 @@ mod tests {
         assert!(process.removes(0));
         for report in said_of(device) {
             assert!(hears(&report, 0), "{report:?}");
-            // Nothing would bound how many descriptors wait to be closed.
+            // Nothing would bound the descriptors that wait to be closed.
             assert!(!hears(&report, 1), "{report:?} with a descriptor");
         }
-        // It is said to whoever has asked, and so once.
+        // This report answers a command, so it comes once.
         assert!(!hears(&Report::Removed { device: device.to_owned() }, 0));
         for report in said_of("never given") {
             assert!(!hears(&report, 0), "{report:?}");
         }
-        // A device that it has goes on as before.
+        // A device that the process has is served as before.
         let number = process.connects(1).unwrap();
         assert!(hears(&Report::Gone { device: other.to_owned(), number }, 0));
         let session = Report::Session { device: other.to_owned(), is_open: true };
