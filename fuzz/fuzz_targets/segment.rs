@@ -15,7 +15,7 @@ const PIECES_MAX: usize = 512;
 fuzz_target!(|input: ([u8; HEADER_SIZE], Vec<u8>)| {
     let (header, frame) = input;
     let raw = RawHeader::read_from_bytes(&header).unwrap();
-    // A guest's header is checked at its door; one that was not must do no harm either.
+    // A guest's header is checked on arrival; one that was not must do no harm either.
     for header in [Some(raw), raw.checked(frame.len(), ALL).ok()].into_iter().flatten() {
         let (mut pieces, mut copy) = (Vec::new(), frame.clone());
         let Ok(count) = finish(&header, &mut copy, |piece| pieces.push(piece.to_vec())) else {

@@ -26,7 +26,7 @@ const ENOUGH: u64 = 40;
 #[derive(Debug)]
 pub(crate) struct Cluster {
     // Fields are dropped in this order: each part before the parts that it uses.
-    _door: Service,
+    _helper: Service,
     osd: Option<Service>,
     _monitor: Service,
     namespace: Namespace,
@@ -73,7 +73,7 @@ fn settings(folder: &Path, logs: &Path) -> String {
 }
 
 impl Cluster {
-    /// Starts a cluster in `folder` with an image, and the door that `manyring` (the program)
+    /// Starts a cluster in `folder` with an image, and the helper that `manyring` (the program)
     /// prints for it. The logs go to the folder `logs`.
     ///
     /// # Errors
@@ -99,9 +99,9 @@ impl Cluster {
         ask(&namespace, &file, "ceph", "osd pool create rbd 8 8")?;
         let image = format!("create --size {IMAGE_MIB} --image-feature layering rbd/vm1");
         ask(&namespace, &file, "rbd", &image)?;
-        let door = open_door(manyring, &namespace, &place, logs)?;
+        let helper = open_helper(manyring, &namespace, &place, logs)?;
         let (folder, logs) = (place, logs.to_owned());
-        Ok(Self { _door: door, osd: Some(osd), _monitor: monitor, namespace, folder, logs })
+        Ok(Self { _helper: helper, osd: Some(osd), _monitor: monitor, namespace, folder, logs })
     }
 }
 
@@ -127,32 +127,33 @@ fn start_osd(namespace: &Namespace, folder: &Path, logs: &Path) -> Outcome<Servi
     Service::silent(command, &logs.join("ceph-osd.out"))
 }
 
-/// Runs the server that `manyring snippet door ceph` prints, with the paths of this cluster.
-fn open_door(
+/// Runs the server that `manyring snippet helper ceph` prints, with the paths of this cluster.
+fn open_helper(
     manyring: &Path,
     namespace: &Namespace,
     folder: &Path,
     logs: &Path,
 ) -> Outcome<Service> {
     let unit = crate::command::text(
-        crate::command::command(&manyring.display().to_string()).args(["snippet", "door", "ceph"]),
+        crate::command::command(&manyring.display().to_string())
+            .args(["snippet", "helper", "ceph"]),
     )?;
     let unit = unit.replace("\\\n", " ");
     let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/env "));
     let place = folder.display().to_string();
     let line = line
-        .ok_or("the unit of the door has no ExecStart")?
+        .ok_or("the unit of the helper has no ExecStart")?
         .replace("/etc/ceph", &place)
-        .replace("/run/manyring-door/%i", &place)
+        .replace("/run/manyring-helper/%i", &place)
         .replace("%i", "vm1");
     let mut words = line.split_whitespace();
     let mut command = namespace.child(words.next().unwrap_or_default());
     command.args(words);
-    let door = Service::silent(command, &logs.join("door.log"))?;
-    wait_for("the door to Ceph", LIMIT, || {
+    let helper = Service::silent(command, &logs.join("helper.log"))?;
+    wait_for("the helper to Ceph", LIMIT, || {
         Ok(UnixStream::connect(folder.join("nbd.sock")).is_ok().then_some(()))
     })?;
-    Ok(door)
+    Ok(helper)
 }
 
 impl Store for Cluster {
@@ -178,7 +179,7 @@ impl Store for Cluster {
         })
     }
 
-    /// The door has stayed: no connection was lost, and no request was sent twice.
+    /// The helper has stayed: no connection was lost, and no request was sent twice.
     fn check(&self, kills: u32, losses: u64) -> Outcome {
         check(losses == 0, || format!("{kills} kills of the OSD cost {losses} connections"))
     }

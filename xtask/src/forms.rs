@@ -29,7 +29,7 @@ const BOTH: [&str; 7] = [
     "control/change",
     "control/held",
     "front_end/blkio",
-    "hostile/doors",
+    "hostile/doorbells",
     "start/stop",
 ];
 /// The modules that run in device processes alone. A device process does for them all that a daemon

@@ -61,9 +61,9 @@ enum Command {
         #[arg(long)]
         write: bool,
     },
-    /// Fuzz every door for a short while, two at a time.
+    /// Fuzz every target for a short while, two at a time.
     FuzzSmoke {
-        /// Seconds for all doors together.
+        /// Seconds for all targets together.
         #[arg(long, default_value_t = gate::fuzz::SMOKE_SECONDS)]
         seconds: u64,
     },
@@ -123,12 +123,12 @@ enum Command {
         /// The words of its orders.
         words: Vec<String>,
     },
-    /// Fuzz every door for a long while, two at a time, or one door.
+    /// Fuzz every target for a long while, two at a time, or one target.
     Fuzz {
-        /// Only this door: a target of fuzz/.
-        #[arg(value_name = "DOOR")]
-        door: Option<String>,
-        /// Seconds for each door.
+        /// Only this target of fuzz/.
+        #[arg(value_name = "TARGET")]
+        target: Option<String>,
+        /// Seconds for each target.
         #[arg(long, default_value_t = gate::fuzz::LONG_SECONDS)]
         seconds: u64,
     },
@@ -212,7 +212,7 @@ fn run(command: Command) -> Outcome {
         Command::DeadServer(args) => dead_server::run(&args),
         Command::Xen(args) => xen::run(args),
         Command::SoakGuest { words } => manyring_system::soak::run_guest(&words),
-        Command::Fuzz { door, seconds } => gate::fuzz::long(door.as_deref(), seconds),
+        Command::Fuzz { target, seconds } => gate::fuzz::long(target.as_deref(), seconds),
         Command::Loom => {
             let totals = gate::loom()?;
             println!("\n{}", totals.report());

@@ -1,19 +1,19 @@
 //! Plan -> running parts: the only place that names every part.
 
 pub(crate) mod disk;
-mod door;
 mod look;
 mod monitor;
 mod part;
 mod port;
+mod qemu_helper;
 mod switch;
 mod tasks;
 pub(crate) mod wanted;
 pub(crate) mod xen;
 
-pub(crate) use door::DoorError;
 pub(crate) use look::look;
 pub(crate) use part::{Blk, Kind, Part};
+pub(crate) use qemu_helper::HelperError;
 pub(crate) use switch::{AdoptedFds, Host, Switches};
 pub(crate) use tasks::Tasks;
 pub(crate) use wanted::{Made, Opened};
@@ -43,7 +43,7 @@ pub(crate) enum AssembleError {
     #[error("{at}: the server {source}")]
     Nbd { at: String, source: JoinError },
     #[error("{at}: {source}")]
-    Door { at: String, source: DoorError },
+    Helper { at: String, source: HelperError },
     #[error("{at}: {source}")]
     Memory { at: String, source: MemoryError },
     #[error("{at}: {source}")]
@@ -80,7 +80,7 @@ impl AssembleError {
             Self::Image { source, .. } => matches!(source, ImageError::InUse { .. }),
             Self::Port { source, .. } => matches!(source, TapError::Busy(_)),
             Self::Socket { source, .. } => matches!(source, ListenError::Taken { .. }),
-            Self::Door { source, .. } => source.is_held(),
+            Self::Helper { source, .. } => source.is_held(),
             // A server that is not there yet comes.
             Self::Nbd { source, .. } => {
                 let is_cut = matches!(source, JoinError::Tls(TlsError::Unanswered));
@@ -105,7 +105,7 @@ impl AssembleError {
     pub(crate) fn is_of_image(&self) -> bool {
         matches!(
             self,
-            Self::Image { .. } | Self::Nbd { .. } | Self::Door { .. } | Self::Unfound { .. }
+            Self::Image { .. } | Self::Nbd { .. } | Self::Helper { .. } | Self::Unfound { .. }
         )
     }
 

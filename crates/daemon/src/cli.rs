@@ -146,7 +146,7 @@ pub(crate) enum Vmm {
     /// A command line of User Mode Linux.
     Uml,
     /// No VMM: the NBD server of a disk that lies elsewhere; DEVICE is ceph, qcow2 or s3.
-    Door,
+    Helper,
 }
 
 /// One line for a value that an option of numbers does not take, with those that it takes.

@@ -24,7 +24,7 @@ use crate::assemble::{AssembleError, Tasks, listens_at};
 use crate::config::plan::{DaemonPlan, DevicePlan, Plan, Wanted};
 use crate::links::HostLinks;
 use crate::log;
-use crate::model::{Change, Door, Order, Registry};
+use crate::model::{Change, ChangeSender, Order, Registry};
 use crate::processes::{Handoff, Processes};
 use crate::service::{Service, Whose};
 use crate::xen::XenDisks;
@@ -60,7 +60,7 @@ pub(crate) struct DeviceManager {
     /// How many changes this process has seen.
     generation: u64,
     kept: Kept,
-    door: Door,
+    changes: ChangeSender,
     orders: mpsc::Receiver<Order>,
     /// The generation and the plan, for whoever shows them.
     shown: watch::Sender<(u64, Arc<Plan>)>,
@@ -112,7 +112,7 @@ impl DeviceManager {
         let links = Some(HostLinks::open(&plan));
         let tried = Self::try_all(&plan, &shared, may_wait, &handoff.is_last).await?;
         shared.pool.has_ring().ok_or(AssembleError::Workers)?;
-        let (door, orders) = Door::new();
+        let (changes, orders) = ChangeSender::new();
         let shown = watch::Sender::new((1, Arc::new(plan.clone())));
         let (begins, begun) = mpsc::channel(1);
         let mut manager = Self {
@@ -125,7 +125,7 @@ impl DeviceManager {
             pending: HashMap::new(),
             generation: 1,
             kept,
-            door,
+            changes,
             orders,
             shown,
             begins: Some(begins),
@@ -152,8 +152,8 @@ impl DeviceManager {
     }
 
     /// Where changes are asked for.
-    pub(crate) fn door(&self) -> &Door {
-        &self.door
+    pub(crate) fn changes(&self) -> &ChangeSender {
+        &self.changes
     }
 
     /// Tries to open each device. `may_wait`: one that cannot be had is an error, but for these, as
@@ -343,8 +343,8 @@ impl DeviceManager {
     fn is_over(&mut self, name: &str) -> bool {
         let is_of_api = self.find(name).is_some_and(|device| device.is_of_api());
         if is_of_api {
-            let (door, name) = (self.door.clone(), name.to_owned());
-            let removed = async move { door.follow(Change::Delete { name, force: true }).await };
+            let (changes, name) = (self.changes.clone(), name.to_owned());
+            let removed = async move { changes.follow(Change::Delete { name, force: true }).await };
             self.followers.spawn(removed);
         }
         is_of_api

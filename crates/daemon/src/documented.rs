@@ -1,5 +1,5 @@
-//! Doors for what documents show: read and planned as the program would, and not carried out.
-//! Tests take each fragment of README and of the guides through them.
+//! Entry points for what documents show: read and planned as the program would, and not carried
+//! out. Tests take each fragment of README and of the guides through them.
 
 use crate::cli::{AddedDevice, Cli, Command};
 use crate::config::plan::Source;

@@ -277,7 +277,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
         let state = state::State {
             pool: manager.pool().clone(),
             devices: manager.devices().clone(),
-            door: manager.door().clone(),
+            changes: manager.changes().clone(),
             processes: manager.processes().clone(),
             service: service.clone(),
             shown: manager.shown(),

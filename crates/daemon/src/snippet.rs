@@ -4,9 +4,9 @@
 //! back-end sees nothing.
 
 mod blk;
-mod door;
 mod net;
 mod qemu;
+mod storage_daemon;
 #[cfg(test)]
 mod tests;
 
@@ -49,8 +49,8 @@ pub(crate) fn text(args: &SnippetArgs) -> Result<String, String> {
     if args.vmm != Vmm::Qemu && args.qemu_version.is_some() {
         return Err("--qemu-version: only the line for qemu depends on it".to_owned());
     }
-    if args.vmm == Vmm::Door {
-        return door::text(args.device.as_deref());
+    if args.vmm == Vmm::Helper {
+        return storage_daemon::text(args.device.as_deref());
     }
     let wanted = wanted(args)?;
     check_path(args.vmm, &wanted.socket)?;
@@ -163,7 +163,7 @@ fn check_path(vmm: Vmm, path: &Path) -> Result<(), String> {
     let special = match vmm {
         Vmm::Qemu | Vmm::CloudHypervisor | Vmm::Crosvm => ",",
         Vmm::Uml => ":",
-        Vmm::Libvirt | Vmm::Firecracker | Vmm::Door => "",
+        Vmm::Libvirt | Vmm::Firecracker | Vmm::Helper => "",
     };
     // Characters that would need quotes in a shell, XML or JSON are refused as well.
     match text

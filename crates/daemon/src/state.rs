@@ -2,7 +2,7 @@
 
 use crate::config::Plan;
 use crate::model::snapshot::{DeviceInfo, Devices, Workers};
-use crate::model::{Door, Entry, Registry};
+use crate::model::{ChangeSender, Entry, Registry};
 use crate::processes::Processes;
 use crate::service::Service;
 use manyring_engine::Pool;
@@ -15,7 +15,7 @@ use tokio::sync::watch;
 pub(crate) struct State {
     pub(crate) pool: Arc<Pool>,
     pub(crate) devices: Registry,
-    pub(crate) door: Door,
+    pub(crate) changes: ChangeSender,
     pub(crate) processes: Processes,
     pub(crate) service: Arc<Service>,
     /// The generation, and the plan that is carried out.

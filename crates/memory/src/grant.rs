@@ -217,7 +217,7 @@ impl GrantPages {
     }
 
     /// Adds the slice of `len` bytes at `offset` of a page to `list`, which must lie in
-    /// [`Self::memory`]. This is the door at which the direction is checked: a page that its owner
+    /// [`Self::memory`]. The direction is checked here: a page that its owner
     /// granted read-only is never given out to be written.
     ///
     /// # Errors

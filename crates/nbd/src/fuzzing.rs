@@ -1,4 +1,4 @@
-//! Feeds a session with a few requests the bytes that a server might answer with. The fuzz door
+//! Feeds a session with a few requests the bytes that a server might answer with. The fuzz target
 //! `nbd` and a property test of this crate use it.
 
 use super::session::Session;

@@ -49,9 +49,9 @@ mod testpmd_client;
 mod testpmd_switch;
 mod three_hosts;
 mod uml_ceph_osd_killed;
-mod uml_doors;
 mod uml_ethtool;
 mod uml_ext4_checksums;
+mod uml_helpers;
 mod uml_merge_dns;
 mod uml_merge_router;
 mod uml_merge_transfers;
@@ -63,7 +63,7 @@ mod uml_offload_limits;
 mod uml_offload_matrix;
 mod uml_outlives_its_process;
 mod uml_overlays;
-mod uml_qcow2_door;
+mod uml_qcow2_helper;
 mod uml_reclaim;
 mod uml_rss;
 mod uml_switch;
@@ -124,7 +124,7 @@ pub const ALL: &[Behaviour] = &[
     package_day::BEHAVIOUR,
     uml_vlan_between_guests::BEHAVIOUR,
     qemu_switch::BEHAVIOUR,
-    uml_doors::BEHAVIOUR,
+    uml_helpers::BEHAVIOUR,
     uml_nbdkit_filters::BEHAVIOUR,
     qemu_net_legacy::BEHAVIOUR,
     qemu_xdp_program::BEHAVIOUR,
@@ -137,7 +137,7 @@ pub const ALL: &[Behaviour] = &[
     macvtap_over_veth::BEHAVIOUR,
     snippets_boot::BEHAVIOUR,
     qemu_under_libvirt::BEHAVIOUR,
-    uml_qcow2_door::BEHAVIOUR,
+    uml_qcow2_helper::BEHAVIOUR,
     uml_tap_made_again::BEHAVIOUR,
     three_hosts::BEHAVIOUR,
     full_host_waits::BEHAVIOUR,

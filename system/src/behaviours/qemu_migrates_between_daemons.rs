@@ -99,7 +99,8 @@ impl Host {
     /// A machine there; `incoming`: it waits for the guest.
     fn guest(&self, scene: &Scene<'_>, log: &str, incoming: bool) -> Outcome<(Guest, Monitor)> {
         let (blk, net) = (self.folder.join("blk0.sock"), self.net.socket());
-        let (monitor, door) = (self.folder.join(format!("{log}.qmp")), self.door());
+        let (monitor, migration_socket) =
+            (self.folder.join(format!("{log}.qmp")), self.migration_socket());
         let script = format!("{WORDS}{SCRIPT}");
         let options = GuestOptions {
             socket: Some(&blk),
@@ -110,7 +111,7 @@ impl Host {
             net: Some(Net { socket: &net, pairs: 1 }),
             script: &script,
             monitor: Some(&monitor),
-            incoming: incoming.then_some(&door),
+            incoming: incoming.then_some(&migration_socket),
             ..GuestOptions::default()
         };
         let (kernel, log) = (scene.kernel(Kind::Qemu)?, scene.log(&format!("{log}.log")));
@@ -121,7 +122,7 @@ impl Host {
         Ok((guest, Monitor::connect(&monitor)?))
     }
 
-    fn door(&self) -> PathBuf {
+    fn migration_socket(&self) -> PathBuf {
         self.folder.join("migration.sock")
     }
 
@@ -153,7 +154,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
             let before = hosts[to].requests()?;
             let (next, mut next_monitor) = hosts[to].guest(scene, &log, true)?;
             let from_to = [&mut monitor, &mut next_monitor];
-            let told = migrate(from_to, &hosts[to].door(), Meanwhile::Runs)?;
+            let told = migrate(from_to, &hosts[to].migration_socket(), Meanwhile::Runs)?;
             println!("migration {round}, host {from} to {to}: {told}");
             drop(std::mem::replace(&mut guest, next));
             monitor = next_monitor;
@@ -188,11 +189,11 @@ pub(super) enum Meanwhile {
     Stands,
 }
 
-/// Migrates the guest to the machine that waits at `door`, and gives what QEMU says of it. The
-/// guest runs there then. `monitors`: of the machine that it leaves, and of the other.
+/// Migrates the guest to the machine that waits at `migration_socket`, and gives what QEMU says of
+/// it. The guest runs there then. `monitors`: of the machine that it leaves, and of the other.
 pub(super) fn migrate(
     monitors: [&mut Monitor; 2],
-    door: &Path,
+    migration_socket: &Path,
     meanwhile: Meanwhile,
 ) -> Outcome<String> {
     let [from, to] = monitors;
@@ -201,7 +202,7 @@ pub(super) fn migrate(
     }
     let limits = json!({ "max-bandwidth": 400_000_000, "downtime-limit": 1000 });
     from.execute("migrate-set-parameters", &limits)?;
-    let uri = format!("unix:{}", door.display());
+    let uri = format!("unix:{}", migration_socket.display());
     from.execute("migrate", &json!({ "uri": uri }))?;
     let began = Instant::now();
     let said = loop {

@@ -117,14 +117,15 @@ impl Host {
         Ok(Self { daemon: Daemon::start(options, &control)?, folder })
     }
 
-    fn door(&self) -> PathBuf {
+    fn migration_socket(&self) -> PathBuf {
         self.folder.join("migration.sock")
     }
 
     /// A machine there; `incoming`: it waits for the guest.
     fn guest(&self, scene: &Scene<'_>, log: &str, incoming: bool) -> Outcome<(Guest, Monitor)> {
         let [disk, net] = ["vm1-disk.sock", "vm1-net.sock"].map(|name| self.folder.join(name));
-        let (monitor, door) = (self.folder.join(format!("{log}.qmp")), self.door());
+        let (monitor, migration_socket) =
+            (self.folder.join(format!("{log}.qmp")), self.migration_socket());
         let script = format!("{WORDS}{SCRIPT}");
         let options = GuestOptions {
             socket: Some(&disk),
@@ -133,7 +134,7 @@ impl Host {
             net: Some(Net { socket: &net, pairs: 1 }),
             script: &script,
             monitor: Some(&monitor),
-            incoming: incoming.then_some(&door),
+            incoming: incoming.then_some(&migration_socket),
             ..GuestOptions::default()
         };
         let (kernel, log) = (scene.kernel(Kind::Qemu)?, scene.log(&format!("{log}.log")));
@@ -211,7 +212,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         // QEMU 7.2 loses stores of CPUs that it emulates while it copies memory: beside other load,
         // every fifth guest had a broken kernel stack, or a lock in its kernel that nobody held.
         let monitors = [&mut monitor, &mut next_monitor];
-        let told = migrate(monitors, &to.door(), Meanwhile::Stands)?;
+        let told = migrate(monitors, &to.migration_socket(), Meanwhile::Stands)?;
         println!("three hosts, migration {round}: {told}");
         drop(std::mem::replace(&mut guest, next));
         monitor = next_monitor;

@@ -1,4 +1,4 @@
-//! Every door of fuzz/ is knocked at: for its share of two minutes in the gate, for an hour alone.
+//! Every target of fuzz/ runs: for its share of two minutes in the gate, for an hour alone.
 
 use super::tools;
 use crate::cargo::{cargo, quiet, see};
@@ -35,7 +35,7 @@ fn share(seconds: u64, targets: u64) -> u64 {
 fn chosen(all: Vec<String>, target: Option<&str>) -> Outcome<Vec<String>> {
     let Some(target) = target else { return Ok(all) };
     check(all.iter().any(|name| name == target), || {
-        format!("no door is called {target}; there are {}", all.join(", "))
+        format!("no target is named {target}; there are {}", all.join(", "))
     })?;
     Ok(vec![target.to_owned()])
 }
@@ -58,7 +58,7 @@ struct Ended {
 fn fuzz_targets(targets: Vec<String>, seconds: u64) -> Outcome {
     see(&mut built()?)?;
     let cache = cache()?.join("fuzz");
-    println!("xtask: {} doors, {seconds} s each: {}", targets.len(), targets.join(", "));
+    println!("xtask: {} targets, {seconds} s each: {}", targets.len(), targets.join(", "));
     let mut failures = Vec::new();
     let work = |target: String| {
         let mut text = String::new();

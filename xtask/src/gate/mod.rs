@@ -74,7 +74,7 @@ fn one(outcome: Outcome) -> Outcome<Totals> {
 }
 
 fn clippy() -> Outcome {
-    // The feature is the door of a bench, which is left out without it.
+    // The feature is the entry point of a bench, which is left out without it.
     let mut clippy = cargo(&["clippy", "--workspace", "--all-targets"]);
     see(clippy.args(["--features", "manyring-device/bench", "--", "-D", "warnings"]))
 }

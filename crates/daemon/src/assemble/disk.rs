@@ -1,7 +1,7 @@
 //! The backend of a disk, opened.
 
-use super::door::{DoorDisk, DoorError, DoorOptions};
-use crate::config::plan::{DiskPlan, DoorPlan, Format, NbdPlan, Pinned};
+use super::qemu_helper::{HelperDisk, HelperError, HelperOptions};
+use crate::config::plan::{DiskPlan, Format, HelperPlan, NbdPlan, Pinned};
 use crate::config::raw::RawFault;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
@@ -33,7 +33,7 @@ pub(crate) enum DiskError {
     Nbd(#[from] JoinError),
     /// The program that reads the image.
     #[error(transparent)]
-    Door(#[from] DoorError),
+    Helper(#[from] HelperError),
 }
 
 /// How long a request may wait for an answer before its connection is taken for dead.
@@ -46,8 +46,8 @@ pub(crate) struct Means<'a> {
     pub(crate) io_uring: bool,
     /// The description of another process that has served the disk.
     pub(crate) held: Option<OwnedFd>,
-    /// The folder of the sockets of doors.
-    pub(crate) doors: Option<&'a Path>,
+    /// The folder of the sockets of helpers.
+    pub(crate) helpers: Option<&'a Path>,
 }
 
 /// Opens a disk for the device `name`, whose guest is told `block_size`, if it is given. May block.
@@ -57,7 +57,7 @@ pub(crate) struct Means<'a> {
 pub(crate) fn open(
     (name, plan): (&str, &DiskPlan),
     (read_only, block_size): (bool, Option<u32>),
-    Means { io_uring, held, doors }: Means<'_>,
+    Means { io_uring, held, helpers }: Means<'_>,
 ) -> Result<Arc<dyn Disk>, DiskError> {
     Ok(match plan {
         DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
@@ -72,11 +72,11 @@ pub(crate) fn open(
             reconnect: reconnect.map(Duration::from_secs),
             request_timeout: REQUEST_TIMEOUT,
         })?),
-        DiskPlan::Door(DoorPlan { format, path, direct, reconnect }) => {
-            Arc::new(DoorDisk::open(DoorOptions {
+        DiskPlan::Helper(HelperPlan { format, path, direct, reconnect }) => {
+            Arc::new(HelperDisk::open(HelperOptions {
                 name: name.to_owned(),
-                // A plan with a door has a `state_dir`.
-                folder: doors.map(Path::to_owned).unwrap_or_default(),
+                // A plan with a helper has a `state_dir`.
+                folder: helpers.map(Path::to_owned).unwrap_or_default(),
                 format,
                 image: path.clone(),
                 direct: *direct,

@@ -1,4 +1,4 @@
-//! `Monitor`: the QMP monitor of a door's child, by which its image gets another size.
+//! `Monitor`: the QMP monitor of a helper's child, by which its image gets another size.
 //!
 //! ```text
 //! block-export-del    connections end, and what is in flight on them; QEMU resizes no image that

@@ -25,8 +25,8 @@ pub(crate) struct Host {
     pub(crate) io_uring: bool,
     pub(crate) switches: Switches,
     pub(crate) adopted_fds: AdoptedFds,
-    /// The folder of the sockets of doors.
-    pub(crate) doors: Option<PathBuf>,
+    /// The folder of the sockets of helpers.
+    pub(crate) helpers: Option<PathBuf>,
 }
 
 /// The file descriptors that another process has left to this one, by device: the description that

@@ -2,7 +2,7 @@
 
 use super::disk::{self, DiskError, Means};
 use super::{AssembleError, Blk, Host, Kind, Part, port};
-use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Place, Unfound, Wanted};
+use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Place, Unfound, Wanted, helped};
 use crate::limits::Groups;
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::Port;
@@ -107,12 +107,12 @@ fn open_disk(blk: &BlkPlan, host: &Host) -> Result<Arc<dyn Disk>, AssembleError>
         Means {
             io_uring: host.io_uring,
             held: host.adopted_fds.take(&blk.device.name).pop(),
-            doors: host.doors.as_deref(),
+            helpers: host.helpers.as_deref(),
         },
     );
     opened.map_err(|error| match error {
         DiskError::Image(source) => image_error(place, source),
-        DiskError::Door(source) => AssembleError::Door { at: place.at("door"), source },
+        DiskError::Helper(source) => AssembleError::Helper { at: place.at("format"), source },
         DiskError::Nbd(source) => AssembleError::Nbd { at: place.at("nbd"), source },
         DiskError::Unfound(problem) => {
             AssembleError::unfound(place, Unfound { key: "file", problem })
@@ -130,9 +130,12 @@ fn open_disk(blk: &BlkPlan, host: &Host) -> Result<Arc<dyn Disk>, AssembleError>
 /// The error that an image cannot be served, with its key and its cure.
 pub(crate) fn image_error(place: &Place, source: ImageError) -> AssembleError {
     let hint = match source {
-        ImageError::Container { .. } => {
+        ImageError::Container { format, .. } => {
             let insist = place.setting("format", "raw");
-            format!("; convert it (qemu-img convert -O raw), or insist: {insist}")
+            let by_helper = helped(format).map_or_else(String::new, |format| {
+                format!(" or have a helper read it (format = {format:?} in `manyring run`'s file),")
+            });
+            format!("; convert it (qemu-img convert -O raw),{by_helper} or insist: {insist}")
         }
         ImageError::Sectors { .. } => {
             "; if it is an image of another format (qemu-img info), convert it".to_owned()

@@ -3,7 +3,7 @@
 mod access;
 mod daemon;
 mod domain;
-mod door;
+mod format;
 mod key_class;
 pub(crate) mod limit;
 mod moderation;
@@ -26,7 +26,7 @@ pub(crate) use super::place::{Place, PlanError, Source};
 pub(crate) use access::AccessPlan;
 pub(crate) use daemon::{DaemonPlan, Domains};
 pub(crate) use domain::{ANY_USER, XEN};
-pub(crate) use door::DoorPlan;
+pub(crate) use format::{Format, HelperPlan, helped};
 pub(crate) use key_class::{Class, class_of};
 pub(crate) use limit::{GroupPlan, LimitPlan};
 pub(crate) use moderation::ModerationPlan;
@@ -147,15 +147,7 @@ pub(crate) enum DiskPlan {
         size: u64,
     },
     Nbd(NbdPlan),
-    Door(DoorPlan),
-}
-
-/// The meaning of a file's bytes, which the daemon never guesses from the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Format {
-    /// Those of the disk.
-    Raw,
+    Helper(HelperPlan),
 }
 
 impl Plan {
@@ -187,7 +179,7 @@ impl Plan {
         let switch = switch.collect::<Result<Vec<_>, _>>()?;
         let plan = Self { daemon, blk, net, xen_blk, limit, switch };
         plan.check_limits()?;
-        plan.check_doors()?;
+        plan.check_helpers()?;
         unique::check(&plan)?;
         pins::check(&plan)?;
         Ok(plan)
@@ -218,7 +210,7 @@ impl Plan {
     pub(crate) fn check_again(&self, looks: bool) -> Found {
         if let Err(error) = pins::check(self)
             .and_then(|()| self.check_limits())
-            .and_then(|()| self.check_doors())
+            .and_then(|()| self.check_helpers())
             .and_then(|()| paths::check(self))
         {
             return Found::Wrong(error);
@@ -285,8 +277,9 @@ impl BlkPlan {
         if serial.len() > 20 || !serial.is_ascii() {
             return place.error("serial", "must be at most 20 ASCII characters");
         }
-        // A killed door loses the writes that it has only cached: its default is to write through.
-        let by_itself = raw.door.is_some().then_some("writethrough");
+        // A killed helper loses the writes that it has only cached: its default is to write
+        // through.
+        let by_itself = raw.needs_helper().then_some("writethrough");
         let writeback = cache(raw.cache.as_deref().or(by_itself), &place)?;
         let on_full = OnFullPlan::new(raw.on_full.as_deref(), &place)?;
         let logical_block_size = logical_block_size(raw.logical_block_size, &place)?;
@@ -373,7 +366,7 @@ impl DiskPlan {
     /// The file that the disk is kept in, if there is one.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
-            Self::File { path, .. } | Self::Door(DoorPlan { path, .. }) => Some(path),
+            Self::File { path, .. } | Self::Helper(HelperPlan { path, .. }) => Some(path),
             Self::Null { .. } | Self::Memory { .. } | Self::Nbd(_) => None,
         }
     }
@@ -388,18 +381,17 @@ impl DiskPlan {
             ("direct", raw.direct),
             ("lock_with_rings", raw.lock_with_rings),
             ("format", raw.format.is_some()),
-            ("door", raw.door.is_some()),
         ] {
             if is_set && raw.file.is_none() {
                 return place.error(key, format!("needs {}", place.key("file")));
             }
         }
-        let format = format(raw.format.as_deref(), place)?;
         match (&raw.file, &raw.null, &raw.memory, NbdPlan::new(raw, place)?) {
             (Some(path), None, None, None) => {
-                if let Some(door) = DoorPlan::new(raw, path, place)? {
-                    return Ok(Self::Door(door));
+                if let Some(helper) = HelperPlan::new(raw, path, place)? {
+                    return Ok(Self::Helper(helper));
                 }
+                let format = Format::new(raw.format.as_deref(), place)?;
                 let RawBlk { direct, lock_with_rings, .. } = *raw;
                 Ok(Self::File { path: path.clone(), pinned: None, direct, lock_with_rings, format })
             }
@@ -423,7 +415,7 @@ impl DiskPlan {
     /// size. The size of a file, or of a server's disk, is measured when it is opened.
     pub(super) fn in_blocks(self, block: Option<u32>, place: &Place) -> Result<Self, PlanError> {
         let (key, size) = match self {
-            Self::File { .. } | Self::Nbd(_) | Self::Door(_) => return Ok(self),
+            Self::File { .. } | Self::Nbd(_) | Self::Helper(_) => return Ok(self),
             Self::Null { size } => ("null", size),
             Self::Memory { size } => ("memory", size),
         };
@@ -463,17 +455,6 @@ fn logical_block_size(raw: Option<u32>, place: &Place) -> Result<Option<u32>, Pl
         None | Some(512 | 4096) => Ok(raw),
         Some(other) => {
             place.error("logical_block_size", format!("{other} is neither 512 nor 4096"))
-        }
-    }
-}
-
-fn format(raw: Option<&str>, place: &Place) -> Result<Option<Format>, PlanError> {
-    match raw {
-        None => Ok(None),
-        Some("raw") => Ok(Some(Format::Raw)),
-        Some(other) => {
-            let problem = format!("{other:?} is not served: \"raw\" is the only format");
-            place.error("format", problem)
         }
     }
 }

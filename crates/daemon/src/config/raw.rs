@@ -270,8 +270,6 @@ device_table! {
         pub(crate) null: Option<RawSize>,
         /// Serve a disk of this size in memory.
         pub(crate) memory: Option<RawSize>,
-        /// Have qemu-storage-daemon read `file`, a `qcow2`, `vmdk`, `vdi` or `vhdx`.
-        pub(crate) door: Option<String>,
         /// Serve the disk of the NBD server at this address.
         pub(crate) nbd: Option<String>,
         /// How long requests wait for that server when it is gone: `forever` (default) or like
@@ -284,6 +282,8 @@ device_table! {
         /// Lock the file while a guest's rings run, not as long as it is open: for migration.
         pub(crate) lock_with_rings: bool,
         /// `raw`: serve the file's bytes even if they look like an image of another format.
+        /// `qcow2`, `vmdk`, `vdi`, `vhdx`: a helper reads the file, which needs a state_dir in
+        /// [daemon].
         pub(crate) format: Option<String>,
         /// Bytes of a sector of the guest, 512 or 4096; default 512, but 4096 for a block device
         /// that has such sectors itself.

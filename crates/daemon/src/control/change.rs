@@ -202,7 +202,7 @@ pub(super) async fn mtu(
     };
     let _permit = begin(&controlled)?;
     // By the supervisor, so that the configuration that is shown and kept says the same.
-    state.door.ask(Change::Mtu { name: name.clone(), mtu }, who).await.map_err(refuse)?;
+    state.changes.ask(Change::Mtu { name: name.clone(), mtu }, who).await.map_err(refuse)?;
     tracing::info!(device = name, mtu, "MTU changed");
     Ok(Json(MtuSet { name, mtu }))
 }

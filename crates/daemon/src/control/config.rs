@@ -96,7 +96,7 @@ pub(super) async fn replace(
         Err(error) => return answer(Err(error)).await,
     };
     let change = Change::All { plan: Box::new(plan), dry_run, if_match };
-    answer(state.door.ask(change, who).await.map_err(refuse)).await
+    answer(state.changes.ask(change, who).await.map_err(refuse)).await
 }
 
 /// The answer. A plan takes far more memory than its text, and pieces of that are in what was done:
@@ -134,7 +134,7 @@ pub(crate) async fn reload(state: &State, who: Who, dry_run: bool) -> Result<Don
     let plan = aside(move || config::read(&file)).await?;
     let plan = plan.map_err(|error| wrong(error.to_string()))?;
     let change = Change::All { plan: Box::new(plan), dry_run, if_match: None };
-    state.door.ask(change, who).await.map_err(refuse)
+    state.changes.ask(change, who).await.map_err(refuse)
 }
 
 fn wrong(error: String) -> Refusal {

@@ -60,7 +60,7 @@ pub(super) async fn put(
         device.find().map_err(unfound).map(|()| device)
     };
     let device = if may_block { aside(plan).await?? } else { plan()? };
-    let done = state.door.ask(Change::Put { device, text }, who).await.map_err(refuse)?;
+    let done = state.changes.ask(Change::Put { device, text }, who).await.map_err(refuse)?;
     let is_new = done.steps.iter().any(|step| step.step == "add");
     let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(done)).into_response())
@@ -86,7 +86,7 @@ pub(super) async fn patch(
     body: Body,
 ) -> Result<Json<Done>, Refusal> {
     let keys = body.keys()?;
-    state.door.ask(Change::Patch { name, keys }, who).await.map(Json).map_err(refuse)
+    state.changes.ask(Change::Patch { name, keys }, who).await.map(Json).map_err(refuse)
 }
 
 /// The device goes. One that there is not is gone already.
@@ -106,7 +106,8 @@ pub(super) async fn delete(
     Extension(who): Extension<Who>,
     Asked(Force { force }): Asked<Force>,
 ) -> Result<StatusCode, Refusal> {
-    let Done { .. } = state.door.ask(Change::Delete { name, force }, who).await.map_err(refuse)?;
+    let Done { .. } =
+        state.changes.ask(Change::Delete { name, force }, who).await.map_err(refuse)?;
     Ok(StatusCode::NO_CONTENT)
 }
 

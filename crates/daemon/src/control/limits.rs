@@ -75,5 +75,5 @@ pub(super) async fn set(
     body: Body,
 ) -> Result<Json<Done>, Refusal> {
     let keys = body.keys()?;
-    state.door.ask(Change::Limit { group, keys }, who).await.map(Json).map_err(refuse)
+    state.changes.ask(Change::Limit { group, keys }, who).await.map(Json).map_err(refuse)
 }

@@ -39,7 +39,7 @@ pub(crate) fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<
                 // The process would connect to whatever he names, with its own rights.
                 DiskPlan::Nbd(_) => return Err(only_owner("nbd")),
                 // It would open whatever the image names.
-                DiskPlan::Door(_) => return Err(only_owner("door")),
+                DiskPlan::Helper(_) => return Err(only_owner("format")),
                 DiskPlan::Null { .. } => {}
             }
             &mut blk.device
@@ -102,7 +102,7 @@ mod tests {
             ("@/vms/s\"", "@/vms/s\", \"memory_on_disk\": true", "memory_on_disk"),
             ("\"file\": \"@/vms/a.img\"", "\"memory\": \"1T\"", "memory"),
             ("\"file\": \"@/vms/a.img\"", "\"nbd\": \"nbd://h\"", "nbd"),
-            ("/a.img\"", "/a.img\", \"door\": \"qcow2\"", "door"),
+            ("/a.img\"", "/a.img\", \"format\": \"qcow2\"", "format"),
         ] {
             let other = disk.replace(from, to);
             assert_eq!(may(OTHER, &other), Err(key), "{other}");

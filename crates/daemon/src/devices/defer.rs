@@ -144,11 +144,11 @@ impl DeviceManager {
             // The end of this session is waited for already.
             return;
         }
-        let (mut connected, door) = (served.part.connected.subscribe(), self.door.clone());
+        let (mut connected, changes) = (served.part.connected.subscribe(), self.changes.clone());
         drop(served);
         self.followers.spawn(async move {
             if connected.wait_for(|connected| !*connected).await.is_ok() {
-                door.follow(Change::Settle { name }).await;
+                changes.follow(Change::Settle { name }).await;
             }
         });
     }

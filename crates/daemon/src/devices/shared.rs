@@ -56,7 +56,7 @@ impl Shared {
             io_uring: plan.daemon.io_uring,
             switches: Switches::new(&plan.switch)?,
             adopted_fds: AdoptedFds::new(std::mem::take(&mut handoff.opened)),
-            doors: plan.daemon.state_dir.as_ref().map(|folder| folder.join("doors")),
+            helpers: plan.daemon.state_dir.as_ref().map(|folder| folder.join("helpers")),
         };
         Ok(Self {
             processes,

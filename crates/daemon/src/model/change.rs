@@ -72,11 +72,11 @@ pub(crate) struct Order {
     pub(crate) answer: oneshot::Sender<Result<Done, Refused>>,
 }
 
-/// The door of the supervisor.
+/// Sends changes to the device manager.
 #[derive(Clone, Debug)]
-pub(crate) struct Door(mpsc::Sender<Order>);
+pub(crate) struct ChangeSender(mpsc::Sender<Order>);
 
-impl Door {
+impl ChangeSender {
     pub(crate) fn new() -> (Self, mpsc::Receiver<Order>) {
         let (sender, orders) = mpsc::channel(CHANGES_MAX);
         (Self(sender), orders)

@@ -7,7 +7,7 @@ mod registry;
 pub(crate) mod snapshot;
 mod who;
 
-pub(crate) use change::{Change, Done, Door, Keys, Order, Refused};
+pub(crate) use change::{Change, ChangeSender, Done, Keys, Order, Refused};
 pub(crate) use events::Since;
 pub(crate) use registry::{Controlled, Entry, Registry, Waiting, closed};
 pub(crate) use who::Who;

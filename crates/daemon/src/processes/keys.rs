@@ -1,5 +1,5 @@
 //! The keys of a device as the control API takes them: a device process reads what it is given by
-//! the same door. The socket of the device, and what it opens, are the supervisor's.
+//! the same helper. The socket of the device, and what it opens, are the supervisor's.
 
 use crate::config::plan::{BlkPlan, DevicePlan, DiskPlan, NetPlan, PortPlan, XenBlkPlan, mac_text};
 use manyring_device::net::{MacAddress, NetDevice};
@@ -36,7 +36,7 @@ pub(super) fn of_blk(blk: &BlkPlan) -> String {
         DiskPlan::Null { size } => keys["null"] = size.to_string().into(),
         DiskPlan::Memory { size } => keys["memory"] = size.to_string().into(),
         // The plan has no domain for it.
-        DiskPlan::Nbd(_) | DiskPlan::Door(_) => {}
+        DiskPlan::Nbd(_) | DiskPlan::Helper(_) => {}
     }
     keys.to_string()
 }

@@ -21,7 +21,7 @@ pub(super) fn text(vmm: Vmm, wanted: &Wanted, queue_size: u16) -> Result<String,
         Vmm::Crosvm => crosvm(wanted, "block", queue_size),
         Vmm::Firecracker => firecracker(wanted),
         Vmm::Uml => uml(wanted, VIRTIO_ID_BLOCK),
-        Vmm::Door => return super::door::text(Some(&wanted.name)),
+        Vmm::Helper => return super::storage_daemon::text(Some(&wanted.name)),
     })
 }
 

@@ -37,7 +37,7 @@ pub(super) fn text(
         // It reads address, MTU and queue pairs out of the device's config space.
         Vmm::Crosvm => Ok(crosvm(wanted, "net", CROSVM_QUEUE_SIZE)),
         Vmm::Uml => Ok(uml(wanted, VIRTIO_ID_NET)),
-        Vmm::Door => super::door::text(Some(&wanted.name)),
+        Vmm::Helper => super::storage_daemon::text(Some(&wanted.name)),
     }
 }
 

@@ -128,7 +128,7 @@ impl XenHost {
                 }
                 Err(error) => return Err(HostError::new(format!("params: {error}"))),
             };
-            let means = disk::Means { io_uring, held, doors: None };
+            let means = disk::Means { io_uring, held, helpers: None };
             let opened = aside(move || disk::open((&name, &plan), how, means)).await;
             match opened {
                 None => return Err(HostError::new("the daemon has failed")),

@@ -6,7 +6,7 @@
 mod support;
 
 mod blk;
-mod doors;
+mod doorbells;
 mod few_fds;
 mod few_threads;
 mod messages;

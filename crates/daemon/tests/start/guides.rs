@@ -1,5 +1,5 @@
-//! README and the guides are true: each fragment is taken as it stands through the door of the
-//! program that would read it, and what they name exists.
+//! README and the guides are true: each fragment is taken as it stands through the entry point of
+//! the program that would read it, and what they name exists.
 #![allow(clippy::disallowed_methods, reason = "the embedding program serves on its own thread")]
 
 #[path = "../../examples/embed.rs"]

@@ -1,4 +1,4 @@
-//! File descriptors that front-ends send: checked at the door, touched by one thread of the device
+//! File descriptors that front-ends send: checked on arrival, touched by one thread of the device
 //! alone, and closed there.
 //!
 //! A front-end may send anything as a doorbell, and decides how long a write to it, a look at it or

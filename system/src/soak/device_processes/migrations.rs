@@ -149,7 +149,7 @@ impl Host {
         Ok(host)
     }
 
-    fn door(&self) -> PathBuf {
+    fn migration_socket(&self) -> PathBuf {
         self.folder.join("migration.sock")
     }
 
@@ -162,7 +162,8 @@ impl Host {
     /// wait for it to come in.
     fn machine(&self, ground: &Ground<'_>, number: u32) -> Outcome<Machine> {
         let (disk, lan) = (self.folder.join("disk.sock"), self.folder.join("lan.sock"));
-        let (monitor, door) = (self.folder.join(format!("qmp{number}")), self.door());
+        let (monitor, migration_socket) =
+            (self.folder.join(format!("qmp{number}")), self.migration_socket());
         let script = format!("{WORDS}{SCRIPT}");
         let options = GuestOptions {
             socket: Some(&disk),
@@ -175,7 +176,7 @@ impl Host {
             root: Some(&ground.root),
             script: &script,
             monitor: Some(&monitor),
-            incoming: (number > 0).then_some(&door),
+            incoming: (number > 0).then_some(&migration_socket),
             ..GuestOptions::default()
         };
         let log = ground.kills.logs.join(format!("guest{number}.log"));
@@ -392,7 +393,7 @@ fn migrate(
     let host = if kill.when == When::During { to } else { from };
     let processes = device_processes(&host.daemon, kill.device)?.len();
     set_speed(source, SLOW)?;
-    let uri = format!("unix:{}", to.door().display());
+    let uri = format!("unix:{}", to.migration_socket().display());
     source.execute("migrate", &json!({ "uri": uri }))?;
     until(source, "active", "a migration's begin")?;
     if kill.when != When::After {

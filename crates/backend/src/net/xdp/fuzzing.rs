@@ -1,4 +1,4 @@
-//! The check of descriptors that come back from AF_XDP, for the fuzz door `xdp_descriptor`.
+//! The check of descriptors that come back from AF_XDP, for the fuzz target `xdp_descriptor`.
 
 use super::chunks::Chunks;
 use super::ring::Place;

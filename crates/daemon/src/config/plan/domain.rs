@@ -54,7 +54,7 @@ impl BlkPlan {
         // A device process may not connect to anything.
         let far = match self.disk {
             DiskPlan::Nbd(_) => Some("nbd"),
-            DiskPlan::Door(_) => Some("door"),
+            DiskPlan::Helper(_) => Some("format"),
             _ => None,
         };
         self.device.needs_the_supervisor().or(far)

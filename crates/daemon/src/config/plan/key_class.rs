@@ -23,7 +23,7 @@ impl Class {
 }
 
 /// The class of each key of `[[blk]]` and `[[net]]`.
-pub(crate) const KEYS: [(&str, Class); 61] = {
+pub(crate) const KEYS: [(&str, Class); 60] = {
     use Class::{Live, Reconnect, Replace};
     [
         ("name", Replace),
@@ -42,7 +42,6 @@ pub(crate) const KEYS: [(&str, Class); 61] = {
         ("file", Replace),
         ("null", Replace),
         ("memory", Replace),
-        ("door", Replace),
         ("nbd", Replace),
         ("reconnect", Replace),
         ("direct", Replace),

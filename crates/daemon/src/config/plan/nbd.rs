@@ -26,7 +26,7 @@ impl NbdPlan {
     pub(super) fn new(raw: &RawBlk, place: &Place) -> Result<Option<Self>, PlanError> {
         let Some(text) = &raw.nbd else {
             return match raw.reconnect {
-                Some(_) if raw.door.is_none() => {
+                Some(_) if !raw.needs_helper() => {
                     place.error("reconnect", format!("needs {}", place.key("nbd")))
                 }
                 _ => Ok(None),

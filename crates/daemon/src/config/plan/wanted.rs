@@ -48,7 +48,7 @@ impl Wanted {
         match self {
             Self::Blk(blk) => match blk.disk {
                 DiskPlan::Nbd(_) => "nbd",
-                DiskPlan::Door(_) => "door",
+                DiskPlan::Helper(_) => "format",
                 _ => "file",
             },
             Self::Net(net) => match &net.port {
@@ -93,7 +93,7 @@ impl Wanted {
                 DiskPlan::Null { .. }
                 | DiskPlan::Memory { .. }
                 | DiskPlan::Nbd(_)
-                | DiskPlan::Door(_) => Ok(()),
+                | DiskPlan::Helper(_) => Ok(()),
             },
             Self::Net(_) => Ok(()),
         }
@@ -124,7 +124,7 @@ impl Wanted {
                 match &blk.disk {
                     DiskPlan::Nbd(nbd) => needs.push(("nbd", OsStr::new(&nbd.text))),
                     // Its socket is named after the device.
-                    DiskPlan::Door(_) => needs.push(("door", OsStr::new(&self.plan().name))),
+                    DiskPlan::Helper(_) => needs.push(("format", OsStr::new(&self.plan().name))),
                     DiskPlan::File { .. } | DiskPlan::Null { .. } | DiskPlan::Memory { .. } => {}
                 }
             }

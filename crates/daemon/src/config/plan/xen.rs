@@ -2,7 +2,7 @@
 //! and what each one is, the tool stack writes into xenstore.
 
 use super::{DiskPlan, Format, LimitPlan, ModerationPlan, OnFullPlan, Place, PlanError, Source};
-use super::{cache, check_len, device_place, format, logical_block_size, size};
+use super::{cache, check_len, device_place, logical_block_size, size};
 use crate::config::limit_keys::Of;
 use crate::config::numbers;
 use crate::config::raw::{RawFault, RawXenBlk};
@@ -94,7 +94,7 @@ impl XenBlkPlan {
             domain: raw.domain.unwrap_or(0),
             kinds,
             direct: raw.direct,
-            format: format(raw.format.as_deref(), &place)?,
+            format: Format::new(raw.format.as_deref(), &place)?,
             logical_block_size: logical_block_size(raw.logical_block_size, &place)?,
             num_queues,
             writeback: cache(raw.cache.as_deref(), &place)?,

@@ -287,7 +287,7 @@ fn a_checksum_is_written_into_nothing_that_was_judged() {
     let (mut b, mut takes) = (world.guest(2), world.guest(3));
     b.port.set_offloads(Offloads::default()).unwrap();
     let lies = [
-        // The device refuses these at its door; a driver can make such frames while it looks.
+        // The device refuses these on arrival; a driver can make such frames while it looks.
         (open(54, 26), advertisement(1, mac(1))),
         (open(54, 0), advertisement(1, mac(1))),
         (open(34, 16), advertisement(1, mac(1))),

@@ -1,4 +1,4 @@
-//! `Door`: qemu-storage-daemon as a child, which reads an image in a format that we do not know,
+//! `Helper`: qemu-storage-daemon as a child, which reads an image in a format that we do not know,
 //! and serves it to our own NBD client.
 //!
 //! ```text
@@ -66,7 +66,7 @@ const UNMEASURED: &str = "the size of the image is not known: once qemu-storage-
 
 /// Which image, and how.
 #[derive(Clone, Debug)]
-pub(super) struct DoorOptions {
+pub(super) struct HelperOptions {
     /// The device, whose name the export has too.
     pub(super) name: String,
     /// Where the socket goes.
@@ -79,15 +79,15 @@ pub(super) struct DoorOptions {
     pub(super) direct: bool,
     /// It is only read.
     pub(super) read_only: bool,
-    /// How long requests wait for a door that is gone; `None`: for ever.
+    /// How long requests wait for a helper that is gone; `None`: for ever.
     pub(super) reconnect: Option<Duration>,
     /// How long a request may go without an answer.
     pub(super) request_timeout: Duration,
 }
 
-/// Why there is no door.
+/// Why there is no helper.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DoorError {
+pub(crate) enum HelperError {
     /// Its socket, its thread or its child.
     #[error("{what}: {source}")]
     System { what: String, source: io::Error },
@@ -102,7 +102,7 @@ pub(crate) enum DoorError {
     Join(#[from] JoinError),
 }
 
-impl DoorError {
+impl HelperError {
     /// True if another process has the image, or there is no answer yet.
     pub(crate) fn is_held(&self) -> bool {
         match self {
@@ -113,36 +113,36 @@ impl DoorError {
     }
 }
 
-/// The disk behind a door.
+/// The disk behind a helper.
 #[derive(Debug)]
-pub(super) struct DoorDisk {
+pub(super) struct HelperDisk {
     // The client ends before the server does.
     disk: NbdDisk,
-    door: Door,
+    helper: Helper,
 }
 
-impl DoorDisk {
+impl HelperDisk {
     /// Starts the child, and connects to it. May block for some seconds.
     ///
     /// # Errors
-    /// [`DoorError`].
-    pub(super) fn open(options: DoorOptions) -> Result<Self, DoorError> {
+    /// [`HelperError`].
+    pub(super) fn open(options: HelperOptions) -> Result<Self, HelperError> {
         let (name, read_only) = (options.name.clone(), options.read_only);
         let (reconnect, request_timeout) = (options.reconnect, options.request_timeout);
-        let door = Door::open(options)?;
+        let helper = Helper::open(options)?;
         let uri = Uri {
-            host: Host::Unix(door.socket.display().to_string()),
+            host: Host::Unix(helper.socket.display().to_string()),
             export: name.clone(),
             tls: false,
             certificates: None,
             hostname: None,
         };
         let nbd = NbdOptions { name, uri, read_only, reconnect, request_timeout };
-        Ok(Self { disk: NbdDisk::open(nbd)?, door })
+        Ok(Self { disk: NbdDisk::open(nbd)?, helper })
     }
 }
 
-impl Disk for DoorDisk {
+impl Disk for HelperDisk {
     fn geometry(&self) -> Geometry {
         self.disk.geometry()
     }
@@ -162,11 +162,11 @@ impl Disk for DoorDisk {
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
         let Some(size) = size else { return self.disk.resize(None) };
         let before = self.disk.geometry().size;
-        let resized = self.door.resize(size)?;
+        let resized = self.helper.resize(size)?;
         // The guest and the NBD client must not keep a size that the image has no more.
-        self.door.until_it_has_a_monitor();
+        self.helper.until_it_has_a_monitor();
         let geometry = self.disk.resize(None).inspect_err(|_| {
-            let device = &self.door.options.name;
+            let device = &self.helper.options.name;
             tracing::warn!(device, "{UNMEASURED}");
         })?;
         let is_resized = matches!(resized, Resized::Done) || geometry.size != before;
@@ -178,20 +178,20 @@ impl Disk for DoorDisk {
     }
 
     fn kind(&self) -> &'static str {
-        "door"
+        "helper"
     }
 }
 
-/// The socket and the thread of a door. When it is dropped, the socket loses its name, and its
+/// The socket and the thread of a helper. When it is dropped, the socket loses its name, and its
 /// thread asks the child to end, and ends after it; nobody waits for that.
 #[derive(Debug)]
-struct Door {
+struct Helper {
     socket: PathBuf,
     _name: SocketName,
-    /// Closed when the door is dropped.
+    /// Closed when the helper is dropped.
     _stop: OwnedFd,
     ended: Arc<Ended>,
-    options: DoorOptions,
+    options: HelperOptions,
     monitor: Arc<Monitored>,
 }
 
@@ -220,10 +220,10 @@ enum Resized {
     Unknown,
 }
 
-impl Door {
-    fn open(options: DoorOptions) -> Result<Self, DoorError> {
+impl Helper {
+    fn open(options: HelperOptions) -> Result<Self, HelperError> {
         let socket = options.folder.join(format!("{}.sock", options.name));
-        let failed = |source| DoorError::System { what: socket.display().to_string(), source };
+        let failed = |source| HelperError::System { what: socket.display().to_string(), source };
         let (listener, name) = listen(&options.folder, &socket).map_err(failed)?;
         let (stopped, stop) =
             pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
@@ -236,11 +236,11 @@ impl Door {
             ended: ended.clone(),
             monitor: monitor.clone(),
         };
-        let thread = std::thread::Builder::new().name("disk-door".to_owned());
+        let thread = std::thread::Builder::new().name("disk-helper".to_owned());
         thread.spawn(move || watch.run()).map_err(failed)?;
-        let door = Self { socket, _name: name, _stop: stop, ended, options, monitor };
-        door.until_it_serves()?;
-        Ok(door)
+        let helper = Self { socket, _name: name, _stop: stop, ended, options, monitor };
+        helper.until_it_serves()?;
+        Ok(helper)
     }
 
     /// Has the child give the image another size. May block for some seconds.
@@ -277,8 +277,9 @@ impl Door {
     }
 
     /// Returns when a child greets.
-    fn until_it_serves(&self) -> Result<(), DoorError> {
-        let failed = |source| DoorError::System { what: self.socket.display().to_string(), source };
+    fn until_it_serves(&self) -> Result<(), HelperError> {
+        let failed =
+            |source| HelperError::System { what: self.socket.display().to_string(), source };
         let mut stream = UnixStream::connect(&self.socket).map_err(failed)?;
         stream.set_read_timeout(Some(STEP)).map_err(failed)?;
         for _ in 0..STEPS {
@@ -287,10 +288,10 @@ impl Door {
                 return Ok(());
             }
             if let Some(reason) = lock(&self.ended).clone() {
-                return Err(DoorError::Ended(reason));
+                return Err(HelperError::Ended(reason));
             }
         }
-        Err(DoorError::Silent)
+        Err(HelperError::Silent)
     }
 }
 
@@ -313,11 +314,11 @@ fn listen(folder: &Path, socket: &Path) -> io::Result<(UnixListener, SocketName)
     Ok((listener, name))
 }
 
-/// The state of the thread that runs a door's children.
+/// The state of the thread that runs a helper's children.
 struct Watch {
-    options: DoorOptions,
+    options: HelperOptions,
     listener: UnixListener,
-    /// Its other end is closed when the door is dropped.
+    /// Its other end is closed when the helper is dropped.
     stopped: OwnedFd,
     ended: Arc<Ended>,
     monitor: Arc<Monitored>,
@@ -358,7 +359,7 @@ impl Watch {
     }
 
     /// Waits for the end of a child. Returns whether it has lived for long, and why it has ended;
-    /// `None`: the door was dropped, and the child has ended because it was asked to.
+    /// `None`: the helper was dropped, and the child has ended because it was asked to.
     fn follow(&self, mut child: Child) -> Option<(bool, String)> {
         let heard = hear(child.stderr.take());
         let pid = Pid::from_child(&child);
@@ -402,7 +403,7 @@ fn hear(pipe: Option<ChildStderr>) -> io::Result<JoinHandle<String>> {
         }
         String::from_utf8_lossy(&bytes[..len]).into_owned()
     };
-    std::thread::Builder::new().name("disk-door".to_owned()).spawn(read)
+    std::thread::Builder::new().name("disk-helper".to_owned()).spawn(read)
 }
 
 /// Waits for `limit`, or for ever, until one of `fds` tells an end. Returns false if none does.
@@ -419,8 +420,8 @@ fn has_ended(fds: &[&OwnedFd], limit: Option<Duration>) -> bool {
 }
 
 /// The arguments of the program. Names of files are quoted as JSON strings.
-fn arguments(options: &DoorOptions) -> Vec<String> {
-    let DoorOptions { format, image, direct, read_only, .. } = options;
+fn arguments(options: &HelperOptions) -> Vec<String> {
+    let HelperOptions { format, image, direct, read_only, .. } = options;
     let file = json!({
         "driver": "file", "filename": image, "cache": {"direct": direct}, "discard": "unmap",
     });
@@ -439,8 +440,8 @@ fn arguments(options: &DoorOptions) -> Vec<String> {
 }
 
 /// The export of the child.
-fn export(options: &DoorOptions) -> Value {
-    let DoorOptions { name, read_only, .. } = options;
+fn export(options: &HelperOptions) -> Value {
+    let HelperOptions { name, read_only, .. } = options;
     json!({
         "type": "nbd", "id": "export", "node-name": "disk", "name": name, "writable": !read_only,
     })
@@ -451,8 +452,8 @@ mod tests {
     use super::*;
     use std::io::{BufRead, BufReader, Write};
 
-    fn options(folder: &Path) -> DoorOptions {
-        DoorOptions {
+    fn options(folder: &Path) -> HelperOptions {
+        HelperOptions {
             name: "vm1".to_owned(),
             folder: folder.to_owned(),
             format: "qcow2",
@@ -476,7 +477,7 @@ mod tests {
     #[test]
     fn only_this_user_reaches_the_socket_and_only_its_last_name_is_removed() {
         let place = tempfile::tempdir().unwrap();
-        let (folder, mode) = (place.path().join("doors"), |path: &Path| {
+        let (folder, mode) = (place.path().join("helpers"), |path: &Path| {
             std::fs::metadata(path).unwrap().permissions().mode() & 0o777
         });
         let socket = folder.join("vm1.sock");
@@ -487,9 +488,9 @@ mod tests {
         assert_eq!((mode(&folder), mode(&socket)), (0o700, 0o600));
         let (_second, last) = listen(&folder, &socket).unwrap();
         drop(name);
-        assert!(socket.exists(), "the door before the last one has removed the socket");
+        assert!(socket.exists(), "the helper before the last one has removed the socket");
         drop(last);
-        assert!(!socket.exists(), "the socket outlives its door");
+        assert!(!socket.exists(), "the socket outlives its helper");
     }
 
     #[test]
@@ -502,14 +503,15 @@ mod tests {
         assert_eq!(said.lines().last(), Some("last"));
     }
 
-    /// A door whose image has two megabytes, and whose child's answer to `block_resize` is lost.
-    fn mute(folder: &Path) -> DoorDisk {
+    /// A helper whose image has two megabytes, and whose child's answer to `block_resize` is lost.
+    fn mute(folder: &Path) -> HelperDisk {
         let image = folder.join("disk.img");
         std::fs::File::create(&image).unwrap().set_len(2 << 20).unwrap();
-        let (doors, direct) = (folder.join("doors"), false);
-        let disk = DoorDisk::open(DoorOptions { image, direct, format: "raw", ..options(&doors) });
+        let (helpers, direct) = (folder.join("helpers"), false);
+        let disk =
+            HelperDisk::open(HelperOptions { image, direct, format: "raw", ..options(&helpers) });
         let (disk, (ours, mut relay)) = (disk.unwrap(), UnixStream::pair().unwrap());
-        let child = disk.door.monitor.lock().replace(Monitor::new(ours)).unwrap().into_stream();
+        let child = disk.helper.monitor.lock().replace(Monitor::new(ours)).unwrap().into_stream();
         let (said, mut commands) = (BufReader::new(child.try_clone().unwrap()), child);
         let mut asked = relay.try_clone().unwrap();
         let thread = || std::thread::Builder::new();

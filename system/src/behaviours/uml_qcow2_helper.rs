@@ -14,9 +14,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_qcow2_door", run };
+pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_qcow2_helper", run };
 
-/// The only device that is left when the devices with doors are removed.
+/// The only device that is left when the devices with helpers are removed.
 const OTHER: &str = "[[blk]]\nname = 'other'\nnull = '1M'\nsocket_path = 'SOCKET'\n";
 const LIMIT: Duration = Duration::from_secs(180);
 /// The size to which the image grows under a guest.
@@ -43,14 +43,14 @@ cmp -s /tmp/read /tmp/grown || fail "the new part has not kept what was written"
 "#;
 
 /// A configuration file with the device `vm1`, and with one whose file is not a qcow2 image.
-struct Door {
+struct Helper {
     config: PathBuf,
     folder: PathBuf,
 }
 
-impl Door {
+impl Helper {
     fn new(folder: &Path) -> Outcome<Self> {
-        packages::need("the test of a door", &["qemu-utils", "qemu-system-common"])?;
+        packages::need("the test of a helper", &["qemu-utils", "qemu-system-common"])?;
         let at = |name: &str| folder.join(name).display().to_string();
         let size = format!("{IMAGE_MIB}M");
         output(command("qemu-img").args(["create", "-q", "-f", "qcow2", &at("vm1.qcow2"), &size]))?;
@@ -60,7 +60,7 @@ impl Door {
             let (socket, image) = (at(socket), at(image));
             format!(
                 "[[blk]]\nname = '{name}'\nsocket_path = '{socket}'\nfile = '{image}'\n\
-                 door = 'qcow2'\n{allowed}"
+                 format = 'qcow2'\n{allowed}"
             )
         };
         // `Daemon` looks for these sockets.
@@ -86,7 +86,7 @@ impl Door {
     }
 }
 
-impl Store for Door {
+impl Store for Helper {
     fn options(&self, trial: &Trial<'_>) -> DaemonOptions {
         self.options_of(trial.binary, trial.logs.join("manyring.log"))
     }
@@ -107,7 +107,7 @@ impl Store for Door {
 
 fn run(scene: &Scene<'_>) -> Outcome {
     let (binary, folder) = (&scene.stage.binary, scene.folder.path());
-    let mut door = Door::new(folder)?;
+    let mut helper = Helper::new(folder)?;
     let trial = Trial {
         binary,
         folder,
@@ -117,16 +117,16 @@ fn run(scene: &Scene<'_>) -> Outcome {
         kills: 4,
         pause: &mut || Duration::from_millis(500),
     };
-    trial.run(&mut door)?;
+    trial.run(&mut helper)?;
     let start = |log: &str| {
-        let options = door.options_of(binary, scene.log(log));
+        let options = helper.options_of(binary, scene.log(log));
         let socket = options.socket();
         Daemon::start(options, &socket)
     };
     let daemon = start("killed.log")?;
-    wait_for("the reason for which an image has no door", LIMIT, || {
+    wait_for("the reason for which an image has no helper", LIMIT, || {
         let log = daemon.log()?;
-        Ok((log.contains("door: qemu-storage-daemon has ended: ")
+        Ok((log.contains("format: qemu-storage-daemon has ended: ")
             && log.contains("Image is not in qcow2 format"))
         .then_some(()))
     })?;
@@ -141,12 +141,12 @@ fn run(scene: &Scene<'_>) -> Outcome {
     })?;
     grow(scene, &daemon)?;
     let child = child_of(&daemon)?;
-    let socket = scene.file("state/doors/vm1.sock");
-    check(socket.exists(), || format!("{} is not the door's", socket.display()))?;
-    let text = std::fs::read_to_string(&door.config).context("the configuration")?;
+    let socket = scene.file("state/helpers/vm1.sock");
+    check(socket.exists(), || format!("{} is not the helper's", socket.display()))?;
+    let text = std::fs::read_to_string(&helper.config).context("the configuration")?;
     let other = scene.file("other.sock").display().to_string();
     let without = text.split("[[blk]]").next().unwrap_or_default();
-    std::fs::write(&door.config, without.to_owned() + &OTHER.replace("SOCKET", &other))
+    std::fs::write(&helper.config, without.to_owned() + &OTHER.replace("SOCKET", &other))
         .context("the configuration")?;
     daemon.reload()?;
     is_gone(child)?;
@@ -179,7 +179,7 @@ fn grow(scene: &Scene<'_>, daemon: &Daemon) -> Outcome {
 
 /// The process that has the image of `vm1`.
 fn child_of(daemon: &Daemon) -> Outcome<u32> {
-    wait_for("the child of the door", LIMIT, || {
+    wait_for("the child of the helper", LIMIT, || {
         let tasks = format!("/proc/{}/task", daemon.pid());
         for task in std::fs::read_dir(&tasks).context(tasks)?.flatten() {
             let children = std::fs::read_to_string(task.path().join("children"));

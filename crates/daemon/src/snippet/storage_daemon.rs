@@ -21,7 +21,7 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
         ),
         Some("s3") => (
             "objects of a bucket that curl can read; their guests may not write",
-            "nbdkit -f -r -t 16 -U /run/manyring-door/%i/nbd.sock -e %i \\\n    \
+            "nbdkit -f -r -t 16 -U /run/manyring-helper/%i/nbd.sock -e %i \\\n    \
              curl https://bucket.example/%i.img"
                 .to_owned(),
         ),
@@ -35,14 +35,14 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
         _ => "",
     };
     Ok(format!(
-        "# /etc/systemd/system/manyring-door@.service: {what}\n\
-         # systemctl enable --now manyring-door@vm1\n\
+        "# /etc/systemd/system/manyring-helper@.service: {what}\n\
+         # systemctl enable --now manyring-helper@vm1\n\
          [Unit]\n\
          Description=NBD server of the disk %i\n\
          Before=manyring.service\n\n\
          [Service]\n\
-         RuntimeDirectory=manyring-door/%i\n\
-         ExecStartPre=-/usr/bin/rm -f /run/manyring-door/%i/nbd.sock\n\
+         RuntimeDirectory=manyring-helper/%i\n\
+         ExecStartPre=-/usr/bin/rm -f /run/manyring-helper/%i/nbd.sock\n\
          ExecStart=/usr/bin/env {server}\n\
          Restart=always\n\
          RestartSec=100ms\n\
@@ -56,7 +56,7 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
          [[blk]]\n\
          name = \"vm1\"\n\
          socket_path = \"/run/manyring/vm1.sock\"\n\
-         nbd = \"nbd+unix:///vm1?socket=/run/manyring-door/vm1/nbd.sock\"\n{keys}"
+         nbd = \"nbd+unix:///vm1?socket=/run/manyring-helper/vm1/nbd.sock\"\n{keys}"
     ))
 }
 
@@ -64,7 +64,7 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
 fn storage_daemon(node: &str) -> String {
     format!(
         "qemu-storage-daemon --blockdev {node} \\\n    \
-         --nbd-server addr.type=unix,addr.path=/run/manyring-door/%i/nbd.sock,max-connections=16 \
+         --nbd-server addr.type=unix,addr.path=/run/manyring-helper/%i/nbd.sock,max-connections=16 \
          \\\n    --export type=nbd,id=e,node-name=d,name=%i,writable=on"
     )
 }
@@ -75,7 +75,7 @@ mod tests {
     use crate::config;
 
     #[test]
-    fn each_door_has_a_unit_and_a_device() {
+    fn each_helper_has_a_unit_and_a_device() {
         for kind in KINDS {
             let text = text(Some(kind)).unwrap();
             let (unit, device) = text.split_once("# manyring.toml\n").unwrap();

@@ -1,4 +1,4 @@
-//! Each door of the guide is opened as its fragment says, and a guest uses the disk behind it:
+//! Each helper of the guide is opened as its fragment says, and a guest uses the disk behind it:
 //! qcow2, LUKS and iSCSI by qemu-storage-daemon, an image on a web server and a compressed one by
 //! nbdkit.
 
@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_doors", run };
+pub(super) const BEHAVIOUR: Behaviour = Behaviour { name: "uml_helpers", run };
 
 /// How often the image under LUKS is tried again.
 const LUKS_TRIES: usize = 20;
@@ -38,10 +38,10 @@ const READS: &str = r#"
 echo "GUEST_MARK sum $(sha256sum < $DISK)"
 "#;
 
-/// The commands of the fragments under "Doors" that start a server, each as one line.
-fn doors() -> Vec<String> {
-    let (_, doors) = GUIDE.split_once("\n## Doors\n").unwrap_or_default();
-    let fragments = doors.split("```").skip(1).step_by(2);
+/// The commands of the fragments under "Helpers" that start a server, each as one line.
+fn helpers() -> Vec<String> {
+    let (_, helpers) = GUIDE.split_once("\n## Helpers\n").unwrap_or_default();
+    let fragments = helpers.split("```").skip(1).step_by(2);
     let lines = fragments.flat_map(|text| {
         let text = text.trim_start_matches("sh\n").replace("\\\n", " ");
         text.lines().map(str::to_owned).collect::<Vec<_>>()
@@ -50,7 +50,7 @@ fn doors() -> Vec<String> {
 }
 
 fn run(scene: &Scene<'_>) -> Outcome {
-    packages::need("the test of doors", &PACKAGES)?;
+    packages::need("the test of helpers", &PACKAGES)?;
     let folder = scene.folder.path();
     let sum = images(folder)?;
     let _target = target(scene, folder)?;
@@ -58,7 +58,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     web.args(["httpd", "-f", "-p", WEB, "-h"]).arg(folder.join("www"));
     let _web = Service::silent(web, &scene.log("web.log"))?;
     let mut tried = 0;
-    for line in doors() {
+    for line in helpers() {
         // There is no server of ssh here.
         if line.contains(" ssh ") {
             continue;
@@ -66,7 +66,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         open(scene, &line, &sum).context(&line)?;
         tried += 1;
     }
-    check(tried == 5, || format!("the guide has {tried} doors that can be tried"))
+    check(tried == 5, || format!("the guide has {tried} helpers that can be tried"))
 }
 
 /// Images of each kind, and the checksum of the one that is read.
@@ -137,8 +137,8 @@ fn open(scene: &Scene<'_>, line: &str, sum: &str) -> Outcome {
     let mut words = here.split_whitespace();
     let mut server: Command = child(words.next().unwrap_or_default());
     server.args(words);
-    let server = Service::silent(server, &scene.log("door.log"))?;
-    wait_for("the door", Duration::from_secs(30), || {
+    let server = Service::silent(server, &scene.log("helper.log"))?;
+    wait_for("the helper", Duration::from_secs(30), || {
         Ok(UnixStream::connect(&socket).is_ok().then_some(()))
     })?;
     let is_read_only = line.contains(" -r ");
