@@ -156,11 +156,11 @@ fn switch_ports(out: &mut Text, state: &State) {
 }
 
 fn workers(out: &mut Text, state: &State) {
-    let Workers { workers, held } = state.workers();
+    let Workers { workers, stuck } = state.workers();
     let help = "1 while a thread does not come back from serving a device";
-    out.family("manyring_thread_held", Sort::Gauge, None, help);
-    for held in held {
-        let (process, thread, device) = (of_process(&held.process), held.thread, held.device);
+    out.family("manyring_thread_stuck", Sort::Gauge, None, help);
+    for thread in stuck {
+        let (process, thread, device) = (of_process(&thread.process), thread.thread, thread.device);
         out.line(format_args!("{process}thread=\"{thread}\",device=\"{device}\""), 1);
     }
     let each = |out: &mut Text, value: &dyn Fn(&WorkerInfo) -> String| {

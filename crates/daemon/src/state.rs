@@ -46,7 +46,7 @@ impl State {
         let mut all = Workers::of(&self.pool);
         let processes = self.processes.workers();
         all.workers.extend(processes.workers);
-        all.held.extend(processes.held);
+        all.stuck.extend(processes.stuck);
         all
     }
 }

@@ -8,7 +8,7 @@ mod workers;
 use crate::ask::check_name;
 use crate::cli::StatsArgs;
 use crate::client::look;
-use crate::model::snapshot::{DeviceInfo, Devices, HeldInfo, WorkerInfo, Workers};
+use crate::model::snapshot::{DeviceInfo, Devices, StuckInfo, WorkerInfo, Workers};
 use crate::output::{Failure, print};
 use serde::Serialize;
 use std::path::Path;
@@ -22,7 +22,7 @@ pub(crate) struct Shown {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) workers: Vec<WorkerInfo>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) held: Vec<HeldInfo>,
+    pub(crate) stuck: Vec<StuckInfo>,
 }
 
 /// `manyring stats`
@@ -49,14 +49,14 @@ pub(crate) async fn fetch(control: &Path, device: Option<&str>) -> Result<Shown,
         None => {
             let all: Devices = look(control, "/v1/devices").await?;
             let workers: Workers = look(control, "/v1/workers").await?;
-            let Workers { workers, held } = workers;
-            Ok(Shown { devices: all.devices, workers, held })
+            let Workers { workers, stuck } = workers;
+            Ok(Shown { devices: all.devices, workers, stuck })
         }
         Some(name) => {
             check_name(name)?;
             let path = format!("/v1/devices/{name}");
             let device = look(control, &path).await?;
-            Ok(Shown { devices: vec![device], workers: Vec::new(), held: Vec::new() })
+            Ok(Shown { devices: vec![device], workers: Vec::new(), stuck: Vec::new() })
         }
     }
 }
@@ -73,8 +73,8 @@ fn render(
             let old = before.map(|(old, seconds)| (&old.workers[..], seconds));
             text = format!("{text}\n{}", workers::table(&shown.workers, old));
         }
-        if !shown.held.is_empty() {
-            text = format!("{text}\n{}", workers::held(&shown.held));
+        if !shown.stuck.is_empty() {
+            text = format!("{text}\n{}", workers::stuck(&shown.stuck));
         }
         return Ok(text);
     }

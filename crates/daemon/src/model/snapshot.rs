@@ -141,12 +141,12 @@ pub(crate) struct Workers {
     pub(crate) workers: Vec<WorkerInfo>,
     /// Workers and janitors that do not come back.
     #[serde(default)]
-    pub(crate) held: Vec<HeldInfo>,
+    pub(crate) stuck: Vec<StuckInfo>,
 }
 
 /// A thread that does not come back from what it does.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-pub(crate) struct HeldInfo {
+pub(crate) struct StuckInfo {
     /// The device process whose thread it is; none: the daemon's own.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) process: String,
@@ -157,10 +157,10 @@ pub(crate) struct HeldInfo {
     pub(crate) state: String,
     /// The function of the kernel in which it waits.
     pub(crate) waits_in: String,
-    pub(crate) held_ns: u64,
+    pub(crate) stuck_ns: u64,
 }
 
-impl HeldInfo {
+impl StuckInfo {
     fn of(held: Held) -> Self {
         Self {
             process: String::new(),
@@ -168,7 +168,7 @@ impl HeldInfo {
             device: held.device,
             state: held.state.to_string(),
             waits_in: held.waits_in,
-            held_ns: u64::try_from(held.since.as_nanos()).unwrap_or(u64::MAX),
+            stuck_ns: u64::try_from(held.since.as_nanos()).unwrap_or(u64::MAX),
         }
     }
 }
@@ -414,8 +414,8 @@ impl Workers {
             },
             cpus: view.cpus,
         });
-        let held = manyring_engine::held().into_iter().map(HeldInfo::of);
-        Self { workers: workers.collect(), held: held.collect() }
+        let stuck = manyring_engine::held().into_iter().map(StuckInfo::of);
+        Self { workers: workers.collect(), stuck: stuck.collect() }
     }
 }
 
@@ -426,7 +426,7 @@ impl WorkerInfo {
     }
 }
 
-impl HeldInfo {
+impl StuckInfo {
     /// The thread's name, behind that of its device process if it is in one.
     pub(crate) fn name(&self) -> String {
         named(&self.process, &self.thread)

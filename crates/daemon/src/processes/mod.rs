@@ -164,7 +164,7 @@ struct Serving {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct ProcessInfo {
     pub(crate) process: String,
-    /// `starting`, `serving`, `ending`, `held` (it is killed, and the kernel does not end it) or
+    /// `starting`, `serving`, `ending`, `stuck` (it was killed, and the kernel does not end it) or
     /// `ended` (it is started with the next connection).
     pub(crate) state: &'static str,
     /// 0 while there is no process.
@@ -454,9 +454,9 @@ impl Processes {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
         let mut all = Workers::default();
         for process in processes.iter().filter(|process| process.pid() != 0) {
-            let Workers { workers, held } = process.threads();
+            let Workers { workers, stuck } = process.threads();
             all.workers.extend(workers);
-            all.held.extend(held);
+            all.stuck.extend(stuck);
         }
         all
     }

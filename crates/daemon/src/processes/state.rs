@@ -17,7 +17,7 @@ impl State {
             Self::Starting => "starting",
             Self::Serving => "serving",
             Self::Ending => "ending",
-            Self::Stuck => "held",
+            Self::Stuck => "stuck",
             Self::Ended => "ended",
         }
     }

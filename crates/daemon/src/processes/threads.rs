@@ -5,7 +5,7 @@
 //! short, printable and counted once.
 
 use super::counts::sealed;
-use crate::model::snapshot::{HeldInfo, Summary, WorkerInfo, Workers};
+use crate::model::snapshot::{StuckInfo, Summary, WorkerInfo, Workers};
 use crate::proc_stat::Used;
 use manyring_engine::Pool;
 use manyring_engine::stats::PolicyStats;
@@ -20,7 +20,7 @@ const HEAD: usize = size_of::<u64>();
 /// Most workers of a device process that are shown, and the number that none of them reaches.
 const WORKERS_MAX: usize = 1024;
 /// Most stuck threads of a device process that are shown.
-const HELD_MAX: usize = 64;
+const STUCK_MAX: usize = 64;
 /// Longest name of a thread, state or function of the kernel, in characters.
 const NAME_MAX: usize = 64;
 /// Largest count of a histogram's bucket.
@@ -107,13 +107,13 @@ fn checked(said: Workers, process: &str, serves: impl Fn(&str) -> bool) -> Worke
         workers.insert(index, worker);
     }
     let mut threads = BTreeSet::new();
-    let mut held: Vec<_> = said.held.into_iter().map(|held| printable(held, process)).collect();
-    held.retain(|held| threads.insert(held.thread.clone()));
-    held.truncate(HELD_MAX);
-    for held in held.iter_mut().filter(|held| !serves(&held.device)) {
-        held.device.clear();
+    let mut stuck: Vec<_> = said.stuck.into_iter().map(|stuck| printable(stuck, process)).collect();
+    stuck.retain(|stuck| threads.insert(stuck.thread.clone()));
+    stuck.truncate(STUCK_MAX);
+    for stuck in stuck.iter_mut().filter(|stuck| !serves(&stuck.device)) {
+        stuck.device.clear();
     }
-    Workers { workers: workers.into_values().collect(), held }
+    Workers { workers: workers.into_values().collect(), stuck }
 }
 
 fn summary(said: Summary) -> Summary {
@@ -123,17 +123,17 @@ fn summary(said: Summary) -> Summary {
     Summary::new(buckets.into_iter().collect(), said.sum)
 }
 
-fn printable(said: HeldInfo, process: &str) -> HeldInfo {
+fn printable(said: StuckInfo, process: &str) -> StuckInfo {
     let text = |text: String| {
         text.chars().filter(char::is_ascii_graphic).take(NAME_MAX).collect::<String>()
     };
-    HeldInfo {
+    StuckInfo {
         process: process.to_owned(),
         thread: text(said.thread).replace(['"', '\\'], ""),
         device: said.device,
         state: text(said.state),
         waits_in: text(said.waits_in),
-        held_ns: said.held_ns,
+        stuck_ns: said.stuck_ns,
     }
 }
 
@@ -169,34 +169,37 @@ mod tests {
         serde_json::from_str(&text).unwrap()
     }
 
-    fn held(thread: &str, device: &str) -> HeldInfo {
-        HeldInfo {
+    fn stuck(thread: &str, device: &str) -> StuckInfo {
+        StuckInfo {
             process: "another".to_owned(),
             thread: thread.to_owned(),
             device: device.to_owned(),
             state: "D\u{1b}[1m".to_owned(),
             waits_in: "x".repeat(1000),
-            held_ns: 1,
+            stuck_ns: 1,
         }
     }
 
     #[test]
     fn what_a_device_process_says_of_its_threads_is_cleaned_before_anybody_sees_it() {
         let workers = [0, 3, 3, WORKERS_MAX, usize::MAX].map(worker);
-        let held =
-            [held("worker-0\n\"}", "mine"), held("worker-0}", "mine"), held("janitor", "theirs")];
-        let said = Workers { workers: workers.to_vec(), held: held.to_vec() };
+        let stuck = [
+            stuck("worker-0\n\"}", "mine"),
+            stuck("worker-0}", "mine"),
+            stuck("janitor", "theirs"),
+        ];
+        let said = Workers { workers: workers.to_vec(), stuck: stuck.to_vec() };
         let shown = checked(said, "a", |device| device == "mine");
         let indices: Vec<_> = shown.workers.iter().map(|worker| worker.index).collect();
         assert_eq!(indices, [0, 3]);
         let first = &shown.workers[0];
         assert_eq!((first.process.as_str(), first.queues, first.polling.len()), ("a", 1, 1));
         assert_eq!((first.pause_ns.count, &first.pause_ns.buckets[..]), (2, &[(3, 2)][..]));
-        let threads: Vec<_> = shown.held.iter().map(|held| held.thread.as_str()).collect();
+        let threads: Vec<_> = shown.stuck.iter().map(|stuck| stuck.thread.as_str()).collect();
         assert_eq!(threads, ["worker-0}", "janitor"]);
-        let HeldInfo { process, state, waits_in, device, .. } = &shown.held[1];
+        let StuckInfo { process, state, waits_in, device, .. } = &shown.stuck[1];
         assert_eq!((process.as_str(), state.as_str(), waits_in.len()), ("a", "D[1m", NAME_MAX));
-        assert_eq!((shown.held[0].device.as_str(), device.as_str()), ("mine", ""));
+        assert_eq!((shown.stuck[0].device.as_str(), device.as_str()), ("mine", ""));
     }
 
     #[test]
@@ -209,7 +212,7 @@ mod tests {
             threads.read("a", |_| true).workers.len()
         };
         assert_eq!(threads.read("a", |_| true).workers.len(), 0);
-        let text = serde_json::to_string(&Workers { workers: vec![worker(1)], held: Vec::new() });
+        let text = serde_json::to_string(&Workers { workers: vec![worker(1)], stuck: Vec::new() });
         let text = text.unwrap();
         assert_eq!(say(&text, text.len() as u64), 1);
         assert_eq!(say(&text, text.len() as u64 - 1), 1);

@@ -2,7 +2,7 @@
 
 use super::table::{align, us};
 use crate::config::plan::in_words;
-use crate::model::snapshot::{HeldInfo, WorkerInfo, as_float};
+use crate::model::snapshot::{StuckInfo, WorkerInfo, as_float};
 
 /// A line for each worker that runs or has run; with the workers as they were, and the seconds
 /// since then, what has happened in these seconds.
@@ -38,13 +38,13 @@ pub(super) fn table(workers: &[WorkerInfo], before: Option<(&[WorkerInfo], f64)>
     align([false, true, true, false, false, false, false, false, false], &rows)
 }
 
-/// A line for each thread that does not come back, with the device that holds it.
-pub(super) fn held(threads: &[HeldInfo]) -> String {
-    let line = |held: &HeldInfo| {
-        let device = if held.device.is_empty() { "several devices" } else { &held.device };
-        let seconds = as_float(held.held_ns) / 1e9;
-        let (thread, HeldInfo { state, waits_in, .. }) = (held.name(), held);
-        format!("{thread} is held by {device} for {seconds:.1} s, in {waits_in} (state {state})\n")
+/// A line for each thread that does not come back, with its device.
+pub(super) fn stuck(threads: &[StuckInfo]) -> String {
+    let line = |stuck: &StuckInfo| {
+        let device = if stuck.device.is_empty() { "several devices" } else { &stuck.device };
+        let seconds = as_float(stuck.stuck_ns) / 1e9;
+        let (thread, StuckInfo { state, waits_in, .. }) = (stuck.name(), stuck);
+        format!("{thread}: stuck for {seconds:.1} s by {device}, in {waits_in} (state {state})\n")
     };
     threads.iter().map(line).collect()
 }
@@ -92,19 +92,19 @@ mod tests {
 
     #[test]
     fn a_thread_that_does_not_come_back_is_shown_with_the_device_that_holds_it() {
-        let worker = HeldInfo {
+        let worker = StuckInfo {
             process: String::new(),
             thread: "worker-0".to_owned(),
             device: "disk".to_owned(),
             state: "D".to_owned(),
             waits_in: "folio_wait_bit_common".to_owned(),
-            held_ns: 2_340_000_000,
+            stuck_ns: 2_340_000_000,
         };
-        let shared = HeldInfo { device: String::new(), process: "a".to_owned(), ..worker.clone() };
+        let shared = StuckInfo { device: String::new(), process: "a".to_owned(), ..worker.clone() };
         assert_eq!(
-            held(&[worker, shared]),
-            "worker-0 is held by disk for 2.3 s, in folio_wait_bit_common (state D)\n\
-             a/worker-0 is held by several devices for 2.3 s, in folio_wait_bit_common (state D)\n"
+            stuck(&[worker, shared]),
+            "worker-0: stuck for 2.3 s by disk, in folio_wait_bit_common (state D)\n\
+             a/worker-0: stuck for 2.3 s by several devices, in folio_wait_bit_common (state D)\n"
         );
     }
 

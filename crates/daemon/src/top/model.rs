@@ -135,19 +135,22 @@ impl Model {
         )
     }
 
-    /// The trouble that needs a look now: an absent daemon, else the first thread that is held.
+    /// The trouble that needs a look now: an absent daemon, else the first thread that is stuck.
     pub(super) fn alarm(&self) -> Option<String> {
         if let Some(problem) = &self.problem {
             return Some(problem.clone());
         }
-        let held = &self.now.as_ref()?.0.held;
-        let first = held.first()?;
+        let stuck = &self.now.as_ref()?.0.stuck;
+        let first = stuck.first()?;
         let device = if first.device.is_empty() { "several devices" } else { &first.device };
-        let seconds = as_float(first.held_ns) / 1e9;
-        let more =
-            if held.len() > 1 { format!(" (and {} more)", held.len() - 1) } else { String::new() };
+        let seconds = as_float(first.stuck_ns) / 1e9;
+        let more = if stuck.len() > 1 {
+            format!(" (and {} more)", stuck.len() - 1)
+        } else {
+            String::new()
+        };
         Some(format!(
-            "{} is held by {device} for {seconds:.1} s, in {}{more}",
+            "{}: stuck for {seconds:.1} s by {device}, in {}{more}",
             first.name(),
             first.waits_in
         ))

@@ -85,13 +85,13 @@ impl Walled {
 
     /// Returns when the API shows that this thread of the bad guest's device process does not come
     /// back.
-    fn wait_until_held(&self, thread: &str) {
-        let is_held = || {
+    fn wait_until_shown_stuck(&self, thread: &str) {
+        let is_stuck = || {
             let workers = shown(&self.daemon.socket_of("control"), "/v1/workers");
-            let held = workers["held"].as_array().cloned().unwrap_or_default();
-            held.iter().any(|held| held["process"] == PROCESS && held["thread"] == thread)
+            let stuck = workers["stuck"].as_array().cloned().unwrap_or_default();
+            stuck.iter().any(|stuck| stuck["process"] == PROCESS && stuck["thread"] == thread)
         };
-        assert!(wait_until(is_held), "{}", self.daemon.log());
+        assert!(wait_until(is_stuck), "{}", self.daemon.log());
     }
 
     /// Returns when the kernel keeps this thread of the bad guest's device process. The thread that
@@ -120,7 +120,7 @@ impl Walled {
         let blocks = fstat(&file).unwrap().st_blocks;
         let punch = Punch::start(&file, KEPT, || fstat(&file).unwrap().st_blocks < blocks);
         ring.offer();
-        self.wait_until_held("worker-0");
+        self.wait_until_shown_stuck("worker-0");
         (ring, punch)
     }
 
@@ -151,8 +151,8 @@ impl Walled {
         let killed = i32::try_from(process["pid"].as_i64().unwrap()).unwrap();
         assert!(holds.is_under_way(), "the device process was let go of too early");
         kill_process(Pid::from_raw(killed).unwrap(), Signal::KILL).unwrap();
-        let is_held = || self.process()["state"] == "held";
-        assert!(wait_until(is_held), "{name}: {}", self.daemon.log());
+        let is_stuck = || self.process()["state"] == "stuck";
+        assert!(wait_until(is_stuck), "{name}: {}", self.daemon.log());
         check(name, self.prober.worst(12));
         std::thread::scope(|scope| {
             let socket = self.daemon.socket_of("bad1");
@@ -160,7 +160,7 @@ impl Walled {
                 scope.spawn(move || as_nobody(|| FrontEnd::connect(&socket, TIMEOUT)?.features()));
             check(name, self.prober.worst(6));
             assert!(!next.is_finished(), "{name}: its devices wait for its end");
-            assert!(holds.is_under_way() && self.process()["state"] == "held");
+            assert!(holds.is_under_way() && self.process()["state"] == "stuck");
             holds.release();
             next.join().unwrap().expect("the next device process serves");
         });

@@ -126,13 +126,13 @@ queue_workers = [1]
 fn is_named(daemon: &Daemon, device: &str) {
     let control = daemon.socket_of("control");
     let gauge = |metrics: &str| {
-        let lines = metrics.lines().filter(|l| l.starts_with("manyring_thread_held{"));
+        let lines = metrics.lines().filter(|l| l.starts_with("manyring_thread_stuck{"));
         lines.filter(|l| l.contains(&format!("device=\"{device}\"}} 1"))).count() == 1
     };
     assert!(wait_until(|| gauge(&http(&control, "GET", "/metrics", "").2)), "{}", daemon.log());
     let shown = || {
         let output = output_of(manyring().arg("stats").arg("--control").arg(&control));
-        String::from_utf8_lossy(&output.stdout).contains(&format!(" is held by {device} for "))
+        String::from_utf8_lossy(&output.stdout).contains(&format!(" s by {device}, in "))
     };
     assert!(wait_until(shown), "{}", daemon.log());
     let named = |line: &str| {

@@ -109,8 +109,8 @@ impl Drop for Silent {
 /// The devices whose calls of the host do not come back.
 fn held(supervisor: &Supervisor) -> Vec<String> {
     let workers = shown(&supervisor.control, "/v1/workers");
-    let held = workers["held"].as_array().unwrap();
-    held.iter().map(|held| held["device"].as_str().unwrap().to_owned()).collect()
+    let stuck = workers["stuck"].as_array().unwrap();
+    stuck.iter().map(|stuck| stuck["device"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn dies_with_a_write_in_flight(daemon: &Daemon, freezer: &Freezer, ends: bool) {
         // not answer is what shows.
         let is_shown = || match ends {
             true => daemon.log().contains("are still waited for"),
-            false => process(daemon, "a")["state"] == "held",
+            false => process(daemon, "a")["state"] == "stuck",
         };
         assert!(wait_until(is_shown), "{}", daemon.log());
         client_works(&daemon.socket_of("b"), 1);
@@ -202,7 +202,7 @@ fn a_disk_that_is_only_read_waits_for_the_reads_of_a_device_process_that_is_gone
 }
 
 #[test]
-fn a_device_process_that_sigkill_does_not_end_is_shown_as_held_and_holds_its_own_devices_alone() {
+fn a_device_process_that_sigkill_does_not_end_is_shown_as_stuck_and_holds_its_own_devices_alone() {
     let freezer = Freezer::new();
     let file = freezer.file("disk.img");
     std::fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();

@@ -1,7 +1,7 @@
 //! The screen of a model, line by line, and what keys make of it.
 
 use super::*;
-use crate::model::snapshot::{DeviceInfo, HeldInfo, QueueInfo, WorkerInfo};
+use crate::model::snapshot::{DeviceInfo, QueueInfo, StuckInfo, WorkerInfo};
 use crate::stats::Shown;
 use crate::stats::table::queue_of;
 use ratatui::Terminal;
@@ -71,7 +71,7 @@ pub(super) fn three(done: u64) -> Shown {
         network("lan", 800 * done),
         failed("data", "/srv/data.img: No such file or directory (os error 2)"),
     ];
-    Shown { devices, workers: vec![worker(400_000_000 * done, 40 * done)], held: Vec::new() }
+    Shown { devices, workers: vec![worker(400_000_000 * done, 40 * done)], stuck: Vec::new() }
 }
 
 /// A model that has seen both, two seconds apart.
@@ -219,16 +219,16 @@ fn a_daemon_that_is_gone_is_named_and_its_last_numbers_stay() {
 #[test]
 fn a_thread_that_is_held_is_named_with_the_device_that_holds_it() {
     let mut now = three(2);
-    now.held = vec![HeldInfo {
+    now.stuck = vec![StuckInfo {
         process: String::new(),
         thread: "worker-0".into(),
         device: "root".into(),
         state: "D".into(),
         waits_in: "folio_wait".into(),
-        held_ns: 2_500_000_000,
+        stuck_ns: 2_500_000_000,
     }];
     let shown = screen(&mut model(three(0), now));
-    assert_eq!(shown[2], "worker-0 is held by root for 2.5 s, in folio_wait", "{shown:#?}");
+    assert_eq!(shown[2], "worker-0: stuck for 2.5 s by root, in folio_wait", "{shown:#?}");
 }
 
 #[test]
