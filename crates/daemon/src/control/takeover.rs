@@ -1,4 +1,4 @@
-//! Another process takes the daemon over (`processes/takeover.rs`).
+//! Another process takes the daemon over (`processes/handoff/source.rs`).
 
 use super::asked::Body;
 use super::refusal::{Problem, Refusal};

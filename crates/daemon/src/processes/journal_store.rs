@@ -6,7 +6,7 @@
 //! hands on. A front-end chose those descriptors, so a janitor thread of the device closes them.
 //! When the device process dies, the next one gets the socket with the journal.
 
-use super::handoff_message::{DeviceHandoff, HandoffMessage};
+use super::handoff::{AdoptedSession, DeviceHandoff, HandoffMessage};
 use super::message::{Command, JournalEntry};
 use super::outgoing::MessageFd;
 use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
@@ -75,16 +75,6 @@ pub(super) struct Change {
     pub(super) puts: Vec<JournalEntry>,
     pub(super) drops: Vec<u32>,
     pub(super) answer: super::message::Answered,
-}
-
-/// A front-end that another supervisor handed over: its socket and the journal of its session.
-#[derive(Debug)]
-pub(super) struct AdoptedSession {
-    /// The domain of its user.
-    pub(super) domain: String,
-    pub(super) socket: OwnedFd,
-    pub(super) entries: Vec<(JournalEntry, Vec<OwnedFd>)>,
-    pub(super) answering: Option<Vec<u8>>,
 }
 
 /// The messages that hand front-ends to a device process, with the file descriptors of each

@@ -21,8 +21,8 @@
 //!       keys.rs       a device              counts.rs, threads.rs counters, state of workers
 //!
 //! the next supervisor (a takeover)
-//! takeover.rs         both supervisors      handoff_message.rs    what one hands to the other
-//! process/quiesce.rs  processes stop        before.rs             how the former one ends
+//! handoff/            source.rs hands over to destination.rs in the next one, by protocol.rs
+//! process/quiesce.rs  a device process stops, and its front-ends stay connected
 //! ```
 //! The supervisor reads no byte that a front-end sends to a device process, maps none of its
 //! memory, and waits for no device process: commands wait in a bounded queue, and a device process
@@ -30,7 +30,6 @@
 //! process that dies is started again, and its front-ends go on after a pause.
 
 mod assigned;
-mod before;
 mod begin;
 mod calls;
 mod channel;
@@ -39,7 +38,7 @@ mod denied;
 mod front;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod handoff_message;
+mod handoff;
 mod identity;
 mod inside;
 mod journal_store;
@@ -57,20 +56,18 @@ mod session_journal;
 mod state;
 mod stderr_relay;
 mod supervisor_client;
-mod takeover;
 mod threads;
 mod turns;
 mod xen_front;
 mod xen_line;
 
-pub(crate) use before::Before;
 pub(crate) use begin::start_next;
 pub(crate) use channel::watched;
 pub(crate) use front::serve;
-pub use handoff_message::HandoffMessage;
-use handoff_message::{DeviceHandoff, LingeringIo};
+pub use handoff::HandoffMessage;
+use handoff::{AdoptedSession, DeviceHandoff, LingeringIo};
+pub(crate) use handoff::{Before, Handoff, HandoffRequest, OfXen, Shown, XenBytes};
 pub(crate) use inside::run;
-pub(crate) use takeover::{Handoff, HandoffRequest, OfXen, Shown, XenBytes};
 pub(crate) use xen_front::{
     XenEndings, XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
 };
@@ -80,7 +77,7 @@ use crate::model::snapshot::Workers;
 use assigned::DomainMembers;
 use channel::Channel;
 use counts::Counts;
-use journal_store::{AdoptedSession, JournalStore};
+use journal_store::JournalStore;
 use limits::Limits;
 use manyring_engine::aside;
 use process::DeviceProcess;

@@ -10,7 +10,7 @@ use super::Processes;
 use super::assigned::AssignedDevice;
 use super::counts::Counts;
 use super::front::release;
-use super::handoff_message::{HandoffMessage, Locked};
+use super::handoff::{HandoffMessage, Locked};
 use super::journal_store::JournalStore;
 use super::message::{Command, XenFacts, XenFrontEnd, XenRing};
 use super::process::{DeviceProcess, Unresponsive};

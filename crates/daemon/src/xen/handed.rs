@@ -1,4 +1,4 @@
-//! Hands the disks of a Xen to the next supervisor (`processes/takeover.rs`).
+//! Hands the disks of a Xen to the next supervisor (`processes/handoff/source.rs`).
 //!
 //! Their tasks leave the disks, as at the end of the process: the rings stay as they are, with
 //! their journals, and images and event channels are closed. The tasks of the next supervisor take

@@ -1,10 +1,10 @@
 //! Hands a device to the next supervisor.
 
 use super::{Front, Waiting};
-use crate::processes::handoff_message::{DeviceHandoff, HandoffMessage};
+use crate::processes::handoff::HandoffRequest;
+use crate::processes::handoff::{DeviceHandoff, HandoffMessage};
 use crate::processes::outgoing::MessageFd;
 use crate::processes::request_server::left_of;
-use crate::processes::takeover::HandoffRequest;
 use manyring_backend::blk::Ending;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;

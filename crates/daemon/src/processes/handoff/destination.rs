@@ -1,277 +1,23 @@
-//! A takeover (`manyring run --takeover CONTROL`): the running supervisor and the next one.
-//!
-//! ```text
-//! the next supervisor                            the running one
-//! reads its configuration, starts
-//! processes, listens   -- POST /v1/takeover -->  its device processes quiesce; accepts nobody
-//!                                   <-- sockets, disks with their locks, front-ends --
-//! opens everything in its plan
-//! `Taken`                           ---------------------->  ends; else it goes on
-//! its device processes go on with the front-ends
-//! ```
-//! Until `Taken` arrives, the running supervisor keeps everything that it hands over. If the next
-//! one ends, sends something else or takes too long, device processes are started again and go on
-//! with their front-ends, after a pause. The next supervisor serves nobody before the running one
-//! has ended.
-//!
-//! The running supervisor may also die during a takeover. Before it goes on or stops, it sends
-//! `GoesOn`. A next supervisor that reads no `GoesOn` and sees the running process end takes its
-//! place (`before.rs`).
+//! The next supervisor takes everything over from the running one.
 
-use super::before::{ANEW, Before, END_TIMEOUT, End, STOPPED, TOO_SLOW, has_no_name, is_deserted};
-use super::channel::{Came, Channel, NO_FDS};
-use super::handoff_message::{DeviceHandoff, HandoffMessage, LingeringIo, Locked};
-use super::journal_store::AdoptedSession;
-use super::message;
-use super::{Asked, Processes, Xen};
-use crate::service::{HandedSocket, Service};
+use super::predecessor::{
+    ANEW, Before, END_TIMEOUT, End, STOPPED, TOO_SLOW, has_no_name, is_deserted, unless_it_goes_on,
+};
+use super::protocol::{AdoptedSession, HandoffMessage, LingeringIo, Locked};
+use super::{OPEN_TIMEOUT, OfXen, Reply, XenBytes};
+use crate::processes::channel::{Came, Channel, NO_FDS, watched};
+use crate::processes::{begin, message};
+use crate::service::HandedSocket;
 use manyring_engine::{Janitor, aside};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
-use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::oneshot;
 use tokio::time::timeout;
-
-/// Longest wait until the next supervisor has opened everything in its plan.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(15);
-/// Longest wait for room in the socket for a last message.
-const TELL_TIMEOUT: Duration = Duration::from_millis(100);
-
-/// The answer of the next supervisor to the running one.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-enum Reply {
-    /// It has everything, and serves when the running supervisor has ended.
-    Taken {},
-}
-
-/// The devices of the running supervisor, by name.
-#[derive(Debug)]
-pub(crate) struct Shown {
-    pub(crate) served: Vec<String>,
-    /// Devices that wait for a resource, and are tried again.
-    pub(crate) waits: Vec<String>,
-}
-
-/// A request to hand over a device, or the disks of a Xen. After the answer the device waits until
-/// the takeover has failed.
-#[derive(Debug)]
-pub(crate) struct HandoffRequest {
-    pub(super) reply: oneshot::Sender<Result<DeviceHandoff, String>>,
-    /// Closed when the takeover has failed.
-    pub(super) resumes: oneshot::Receiver<()>,
-}
-
-impl HandoffRequest {
-    /// Returns if the takeover fails before the request is answered.
-    pub(crate) async fn is_void(&mut self) {
-        let _ = (&mut self.resumes).await;
-    }
-
-    /// Answers with the messages that hand the device over; returns when the takeover has failed.
-    pub(crate) async fn answer(self, left: Result<Vec<(HandoffMessage, Vec<OwnedFd>)>, String>) {
-        let message_fds = |(left, fds): (HandoffMessage, Vec<OwnedFd>)| {
-            (left, fds.into_iter().map(Into::into).collect::<Vec<_>>())
-        };
-        let share = left.map(|left| left.into_iter().map(message_fds).collect());
-        let _ = self.reply.send(share);
-        let _ = self.resumes.await;
-    }
-}
-
-/// Locks and memory of Xen guests' disks, for the next supervisor.
-#[derive(Debug, Default)]
-pub(crate) struct OfXen {
-    pub(crate) locks: Vec<OwnedFd>,
-    pub(crate) memory: Vec<XenBytes>,
-}
-
-/// The bytes of a Xen guest's disk in memory ([`HandoffMessage::XenMemory`]).
-#[derive(Debug)]
-pub(crate) struct XenBytes {
-    pub(crate) kind: String,
-    pub(crate) domain: u16,
-    pub(crate) device: u32,
-    pub(crate) params: String,
-    pub(crate) file: OwnedFd,
-}
-
-impl Processes {
-    /// Hands everything over to the supervisor that listens at `path`. Returns only if that fails:
-    /// then this supervisor goes on.
-    ///
-    /// # Errors
-    /// One line: some devices are served by no device process, or the takeover failed.
-    pub(crate) async fn hand_over(
-        &self,
-        path: &Path,
-        service: &Arc<Service>,
-        Shown { served, waits }: Shown,
-    ) -> Result<std::convert::Infallible, String> {
-        let unisolated: Vec<_> =
-            served.into_iter().filter(|device| !self.has_front(device)).collect();
-        if !unisolated.is_empty() {
-            let names = unisolated.join(", ");
-            return Err(format!(
-                "served by no device process, and so by no other process: {names}"
-            ));
-        }
-        let away = |xen: &Xen| !*xen.is_there.borrow();
-        if let Some(Xen { name, .. }) = self.xens().into_iter().find(away) {
-            return Err(format!("the xenstore of {name} is gone: when it is there again"));
-        }
-        // The file system of the path may not answer.
-        let (at, to) = (path.display(), path.to_owned());
-        let socket = aside(move || connect(&to)).await.ok_or("the daemon has failed")?;
-        let (socket, pid) = socket.map_err(|error| format!("{at}: {error}"))?;
-        let refused = |problem: &str| {
-            tracing::warn!(problem, "not taken over");
-            problem.to_owned()
-        };
-        if service.is_managed() && !super::begin::is_next(pid) {
-            let problem = "the service manager would end it: SIGUSR2 has this daemon start one";
-            return Err(refused(problem));
-        }
-        let unopened: Vec<_> = self.adopted_sessions().keys().cloned().collect();
-        if !unopened.is_empty() {
-            let names = unopened.join(", ");
-            return Err(refused(&format!("front-ends wait for what opens slowly: {names}")));
-        }
-        // The kernel ends every process of a container with the first one.
-        if std::process::id() == 1 && pid != 0 {
-            let problem = "this daemon is the first process of its container, which ends with it";
-            return Err(refused(problem));
-        }
-        let channel = Channel::new(socket, Arc::new(Janitor::of("takeover")));
-        let channel = Arc::new(channel.map_err(|error| format!("{at}: {error}"))?);
-        if self.is_paused() {
-            return Err(refused("another takeover is under way"));
-        }
-        let Ok(_alone) = timeout(END_TIMEOUT, self.changes.write()).await else {
-            return Err(refused("a change is under way"));
-        };
-        self.pauses.send_replace(true);
-        *self.successor() = Some(channel.clone());
-        let result = self.hand_off(&channel, service, waits).await;
-        let Err(problem) = result else {
-            // The device processes have quiesced and are killed, and none is started again. The
-            // next supervisor does not wait until this process has closed its descriptors.
-            service.succeeded_by(pid);
-            channel.finish();
-            tracing::info!("the next process has taken over");
-            crate::log::finish();
-            std::process::exit(0);
-        };
-        tracing::warn!(problem, "not taken over: the device processes go on");
-        // The next supervisor must get `GoesOn` before a device process starts here, even if this
-        // supervisor dies then.
-        self.tell_successor().await;
-        self.pauses.send_replace(false);
-        Err(problem)
-    }
-
-    /// Sends `GoesOn` to the supervisor that takes over, if there is one: this process goes on, or
-    /// was stopped. The next supervisor reads each message as it arrives, so the socket has room.
-    /// One that does not read misses this message; but it also lacks messages from before, and
-    /// serves nothing without them.
-    pub(crate) async fn tell_successor(&self) {
-        let Some(channel) = self.successor().take() else { return };
-        if let Ok(bytes) = message::emit(&HandoffMessage::GoesOn {}) {
-            let _ = timeout(TELL_TIMEOUT, channel.send(&bytes, NO_FDS)).await;
-        }
-    }
-
-    async fn hand_off(
-        &self,
-        channel: &Channel,
-        service: &Arc<Service>,
-        waits: Vec<String>,
-    ) -> Result<(), String> {
-        tracing::info!("another process takes over: the device processes park");
-        let (mut shares, mut waiting) = (Vec::new(), Vec::new());
-        for front in self.fronts() {
-            let (reply, replied) = oneshot::channel();
-            let (waits, resumes) = oneshot::channel();
-            match front.try_send(Asked::HandoffRequest(HandoffRequest { reply, resumes })) {
-                Ok(()) => {
-                    shares.push(replied);
-                    waiting.push(waits);
-                }
-                // A front that ends has nothing to hand over.
-                Err(TrySendError::Closed(_)) => {}
-                Err(TrySendError::Full(_)) => {
-                    return Err("a device has not heard of the takeover before this one".to_owned());
-                }
-            }
-        }
-        for xen in self.xens() {
-            let (reply, replied) = oneshot::channel();
-            let (waits, resumes) = oneshot::channel();
-            match xen.asks.try_send(HandoffRequest { reply, resumes }) {
-                Ok(()) => {
-                    shares.push(replied);
-                    waiting.push(waits);
-                }
-                // The disks of this Xen are not served any more.
-                Err(TrySendError::Closed(_)) => {}
-                Err(TrySendError::Full(_)) => {
-                    let name = xen.name;
-                    return Err(format!("{name} has not heard of the takeover before this one"));
-                }
-            }
-        }
-        let sockets = service.listening().await.map_err(|error| error.to_string())?;
-        let socket = |HandedSocket { name, socket, file }: HandedSocket| {
-            let fds = file.into_iter().chain([socket]).map(Into::into).collect();
-            (HandoffMessage::Socket { name }, fds)
-        };
-        let mut all: DeviceHandoff = sockets.into_iter().map(socket).collect();
-        all.extend(waits.into_iter().map(|device| (HandoffMessage::Waits { device }, Vec::new())));
-        all.extend(self.unclaimed_io().map_err(|error| error.to_string())?);
-        let gathered = timeout(END_TIMEOUT, async {
-            for share in shares {
-                if let Ok(share) = share.await {
-                    all.extend(share?);
-                }
-            }
-            Ok::<_, String>(())
-        });
-        gathered.await.map_err(|_| "a device process does not end".to_owned())??;
-        all.push((HandoffMessage::End {}, Vec::new()));
-        for (left, fds) in all {
-            let bytes = message::emit(&left).map_err(|error| error.to_string())?;
-            let sent = timeout(OPEN_TIMEOUT, channel.send(&bytes, &fds)).await;
-            sent.map_err(|_| "it does not read".to_owned())?.map_err(|error| error.to_string())?;
-        }
-        let reply = timeout(OPEN_TIMEOUT, channel.receive()).await;
-        let reply = reply.map_err(|_| "it is not ready in time".to_owned())?;
-        let reply = reply.map_err(|error| error.to_string())?.ok_or("it has ended")?;
-        let Reply::Taken {} = message::parse(&reply.0).map_err(|error| error.to_string())?;
-        // The next supervisor may have died after it sent `Taken`.
-        if channel.is_alone() { Err("it has ended".to_owned()) } else { Ok(()) }
-    }
-}
-
-/// Connects to the next supervisor, which runs as this process's user. Returns the socket and the
-/// process. May block.
-fn connect(path: &Path) -> io::Result<(OwnedFd, u32)> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    let peer = rustix::net::sockopt::socket_peercred(&socket)?;
-    if peer.uid != rustix::process::geteuid() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    Ok((socket, peer.pid.as_raw_nonzero().get().unsigned_abs()))
-}
 
 /// Everything that the running supervisor handed over.
 #[derive(Debug, Default)]
@@ -281,12 +27,12 @@ pub(crate) struct Handoff {
     pub(crate) sockets: Vec<HandedSocket>,
     /// The description that holds a disk, or the queues of a tap, by device.
     pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
-    pub(super) clients: HashMap<String, Vec<AdoptedSession>>,
+    pub(in crate::processes) clients: HashMap<String, Vec<AdoptedSession>>,
     pub(crate) xen: OfXen,
     /// Devices that the running supervisor does not serve either.
     pub(crate) waits: HashSet<String>,
     /// Processes and requests of its device processes that have not ended, by device.
-    pub(super) lingering_io: HashMap<String, LingeringIo>,
+    pub(in crate::processes) lingering_io: HashMap<String, LingeringIo>,
     before: Option<Before>,
     /// Set when the running supervisor has died: then nobody can go on in place of this one.
     pub(crate) is_last: Arc<AtomicBool>,
@@ -301,7 +47,7 @@ impl Handoff {
     /// One line: the supervisor refuses, or cannot be reached.
     pub(crate) async fn of(control: &Path, arguments: Vec<OsString>) -> Result<Self, String> {
         let processes = processes_of(control).await;
-        super::begin::warm_processes(arguments.into(), processes.unwrap_or(1)).await;
+        begin::warm_processes(arguments.into(), processes.unwrap_or(1)).await;
         let mut name = control.as_os_str().to_owned();
         name.push(format!(".takeover-{}", std::process::id()));
         let path = PathBuf::from(name);
@@ -443,7 +189,7 @@ impl Handoff {
         is_last: &AtomicBool,
         opens: impl Future<Output = T>,
     ) -> T {
-        if let Some(opened) = super::before::unless_it_goes_on(before, is_last, opens).await {
+        if let Some(opened) = unless_it_goes_on(before, is_last, opens).await {
             return opened;
         }
         tracing::error!("{TOO_SLOW}");
@@ -472,7 +218,7 @@ fn listen(path: &Path) -> io::Result<tokio::io::unix::AsyncFd<OwnedFd>> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     rustix::net::listen(&socket, 1)?;
-    super::channel::watched(socket, tokio::io::Interest::READABLE)
+    watched(socket, tokio::io::Interest::READABLE)
 }
 
 async fn accept(listener: &tokio::io::unix::AsyncFd<OwnedFd>) -> io::Result<Before> {
@@ -492,7 +238,9 @@ async fn accept(listener: &tokio::io::unix::AsyncFd<OwnedFd>) -> io::Result<Befo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::processes::Processes;
     use crate::processes::channel::pair;
+    use crate::service::Service;
     use rustix::process::getpid;
 
     fn with_channels<F: Future<Output = ()>>(test: impl FnOnce(Channel, Channel) -> F) {

@@ -1,7 +1,7 @@
 //! Messages by which the running supervisor hands its devices to the next one.
 
-use super::message::JournalEntry;
-use super::outgoing::MessageFd;
+use crate::processes::message::JournalEntry;
+use crate::processes::outgoing::MessageFd;
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -88,16 +88,26 @@ pub enum HandoffMessage {
 }
 
 /// The messages that hand over one device, with the file descriptors of each message.
-pub(super) type DeviceHandoff = Vec<(HandoffMessage, Vec<MessageFd>)>;
+pub(in crate::processes) type DeviceHandoff = Vec<(HandoffMessage, Vec<MessageFd>)>;
+
+/// A front-end that another supervisor handed over: its socket and the journal of its session.
+#[derive(Debug)]
+pub(in crate::processes) struct AdoptedSession {
+    /// The domain of its user.
+    pub(in crate::processes) domain: String,
+    pub(in crate::processes) socket: OwnedFd,
+    pub(in crate::processes) entries: Vec<(JournalEntry, Vec<OwnedFd>)>,
+    pub(in crate::processes) answering: Option<Vec<u8>>,
+}
 
 /// Device processes of an earlier supervisor, and their requests, that may still use a device. The
 /// device is given to no device process before they have ended.
 #[derive(Debug, Default)]
-pub(super) struct LingeringIo {
+pub(in crate::processes) struct LingeringIo {
     /// Processes, as pidfds.
-    pub(super) held: Vec<OwnedFd>,
+    pub(in crate::processes) held: Vec<OwnedFd>,
     /// Bytes of its image that are locked.
-    pub(super) marks: Vec<Locked>,
+    pub(in crate::processes) marks: Vec<Locked>,
 }
 
 impl LingeringIo {
@@ -105,7 +115,7 @@ impl LingeringIo {
     ///
     /// # Errors
     /// The process may open no more files.
-    pub(super) fn share(&self, device: &str) -> io::Result<DeviceHandoff> {
+    pub(in crate::processes) fn share(&self, device: &str) -> io::Result<DeviceHandoff> {
         let device = || device.to_owned();
         let mut share = DeviceHandoff::new();
         for process in &self.held {
@@ -125,12 +135,12 @@ impl LingeringIo {
 
 /// The lock byte of an earlier device process whose requests may be in flight.
 #[derive(Debug)]
-pub(super) struct Locked {
-    pub(super) byte: i64,
+pub(in crate::processes) struct Locked {
+    pub(in crate::processes) byte: i64,
     /// That device process could only read.
-    pub(super) only_reads: bool,
+    pub(in crate::processes) only_reads: bool,
     /// Copies of the open files of that process which still have to lock the byte.
-    pub(super) unmarked: Vec<OwnedFd>,
+    pub(in crate::processes) unmarked: Vec<OwnedFd>,
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@
 //! that it handed over is unchanged: sockets, descriptions with their locks and journals of
 //! sessions live in descriptors of this process.
 
-use super::channel::{Channel, watched};
+use crate::processes::channel::{Channel, watched};
 use manyring_engine::aside;
 use manyring_transport::vhost_user::check_path;
 use rustix::fd::OwnedFd;
