@@ -1,6 +1,7 @@
 //! The plan: every value resolved and checked, nothing opened yet.
 
 mod access;
+mod blk;
 mod daemon;
 mod domain;
 mod format;
@@ -24,6 +25,7 @@ mod xen;
 
 pub(crate) use super::place::{Place, PlanError, Source};
 pub(crate) use access::AccessPlan;
+pub(crate) use blk::{BlkPlan, DiskPlan, NUM_QUEUES};
 pub(crate) use daemon::{DaemonPlan, Domains};
 pub(crate) use domain::{ANY_USER, XEN};
 pub(crate) use format::{Format, HelperPlan, helped};
@@ -45,14 +47,11 @@ pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
 use super::limit_keys::Of;
 use super::numbers;
-use super::raw::{RawBlk, RawConfig, RawDaemon, RawFault, RawSize, RawSocket};
+use super::raw::{RawConfig, RawDaemon, RawSize, RawSocket};
 use manyring_engine::Pins;
 use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
-
-/// Queues of a disk whose number is not said.
-pub(crate) const NUM_QUEUES: usize = 8;
+use std::path::Path;
 
 /// The plan of a process.
 #[derive(Clone, Debug, Serialize)]
@@ -105,49 +104,6 @@ pub(crate) struct DevicePlan {
     /// The user who has asked for it over the control API, if `allow_paths` binds that user.
     #[serde(skip)]
     pub(crate) owner: Option<u32>,
-}
-
-/// A block device.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct BlkPlan {
-    #[serde(flatten)]
-    pub(crate) device: DevicePlan,
-    pub(crate) disk: DiskPlan,
-    pub(crate) read_only: bool,
-    /// None: that of the disk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) logical_block_size: Option<u32>,
-    pub(crate) num_queues: usize,
-    pub(crate) queue_size: u16,
-    pub(crate) serial: String,
-    pub(crate) writeback: bool,
-    pub(crate) on_full: OnFullPlan,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) fault: Option<RawFault>,
-}
-
-/// The backend of a disk, where its blocks are kept.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum DiskPlan {
-    File {
-        path: PathBuf,
-        /// How it is found and held, if a user has named it whom `allow_paths` binds.
-        #[serde(skip)]
-        pinned: Option<Pinned>,
-        direct: bool,
-        lock_with_rings: bool,
-        /// None: raw, and refused if it looks like another format.
-        format: Option<Format>,
-    },
-    Null {
-        size: u64,
-    },
-    Memory {
-        size: u64,
-    },
-    Nbd(NbdPlan),
-    Helper(HelperPlan),
 }
 
 impl Plan {
@@ -203,6 +159,20 @@ impl Plan {
         limit::check(&self.limit, blks.chain(nets).chain(xens))?;
         uplinks::check(self)?;
         self.check_groups()
+    }
+
+    /// Checks that there is a folder for the sockets of helpers.
+    fn check_helpers(&self) -> Result<(), PlanError> {
+        let mut helpers = self.blk.iter().filter_map(|blk| match &blk.disk {
+            DiskPlan::Helper(helper) => Some((&blk.device.place, helper.format)),
+            _ => None,
+        });
+        match helpers.next() {
+            Some((place, format)) if self.daemon.state_dir.is_none() => {
+                place.error("format", format!("{format:?} needs state_dir in [daemon]"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Checks a plan to which devices were added; with `looks`, what the host finds under all paths
@@ -262,49 +232,6 @@ impl Plan {
     }
 }
 
-impl BlkPlan {
-    pub(super) fn new(raw: RawBlk, index: usize, source: Source) -> Result<Self, PlanError> {
-        let name = raw.name.clone().unwrap_or_else(|| format!("blk{index}"));
-        let place = device_place(&name, "[[blk]]", source)?;
-        let num_queues = raw.num_queues.unwrap_or(NUM_QUEUES);
-        numbers::check("num_queues", num_queues as u64, &place)?;
-        let queue_size = raw.queue_size.unwrap_or(128);
-        if !queue_size.is_power_of_two() || !(4..=1024).contains(&queue_size) {
-            let problem = format!("{queue_size} is not a power of two between 4 and 1024");
-            return place.error("queue_size", problem);
-        }
-        let serial = raw.serial.clone().unwrap_or_else(|| name.chars().take(20).collect());
-        if serial.len() > 20 || !serial.is_ascii() {
-            return place.error("serial", "must be at most 20 ASCII characters");
-        }
-        // A killed helper loses the writes that it has only cached: its default is to write
-        // through.
-        let by_itself = raw.needs_helper().then_some("writethrough");
-        let writeback = cache(raw.cache.as_deref().or(by_itself), &place)?;
-        let on_full = OnFullPlan::new(raw.on_full.as_deref(), &place)?;
-        let logical_block_size = logical_block_size(raw.logical_block_size, &place)?;
-        let disk = DiskPlan::new(&raw, &place)?.in_blocks(logical_block_size, &place)?;
-        let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), num_queues, &place)?;
-        let limit = LimitPlan::new(raw.limit.as_ref(), Of::Disk, &place)?;
-        let served = (queue_workers, raw.moderation.as_deref(), limit);
-        let device = DevicePlan::new(name, place, raw.socket(), served)?.within(raw.domain)?;
-        let blk = Self {
-            disk,
-            read_only: raw.read_only,
-            logical_block_size,
-            num_queues,
-            queue_size,
-            serial,
-            writeback,
-            on_full,
-            fault: raw.fault,
-            device,
-        };
-        blk.check_domain()?;
-        Ok(blk)
-    }
-}
-
 impl DevicePlan {
     /// `name` has been checked.
     fn new(
@@ -360,73 +287,6 @@ fn check_len(path: &Path, place: &Place, key: &'static str) -> Result<(), PlanEr
         return Ok(());
     }
     place.error(key, format!("{} is longer than {PATH_LEN_MAX} bytes", path.display()))
-}
-
-impl DiskPlan {
-    /// The file that the disk is kept in, if there is one.
-    pub(crate) fn path(&self) -> Option<&Path> {
-        match self {
-            Self::File { path, .. } | Self::Helper(HelperPlan { path, .. }) => Some(path),
-            Self::Null { .. } | Self::Memory { .. } | Self::Nbd(_) => None,
-        }
-    }
-
-    fn new(raw: &RawBlk, place: &Place) -> Result<Self, PlanError> {
-        let size_of = |key: &'static str, RawSize(text): &RawSize| match size(text) {
-            Some(size) => Ok(size),
-            None => place
-                .error(key, format!("{text:?} is not a size in whole sectors, like 64G or 1536M")),
-        };
-        for (key, is_set) in [
-            ("direct", raw.direct),
-            ("lock_with_rings", raw.lock_with_rings),
-            ("format", raw.format.is_some()),
-        ] {
-            if is_set && raw.file.is_none() {
-                return place.error(key, format!("needs {}", place.key("file")));
-            }
-        }
-        match (&raw.file, &raw.null, &raw.memory, NbdPlan::new(raw, place)?) {
-            (Some(path), None, None, None) => {
-                if let Some(helper) = HelperPlan::new(raw, path, place)? {
-                    return Ok(Self::Helper(helper));
-                }
-                let format = Format::new(raw.format.as_deref(), place)?;
-                let RawBlk { direct, lock_with_rings, .. } = *raw;
-                Ok(Self::File { path: path.clone(), pinned: None, direct, lock_with_rings, format })
-            }
-            (None, Some(size), None, None) => Ok(Self::Null { size: size_of("null", size)? }),
-            (None, None, Some(size), None) => Ok(Self::Memory { size: size_of("memory", size)? }),
-            (None, None, None, Some(nbd)) => Ok(Self::Nbd(nbd)),
-            (None, None, None, None) => {
-                let others = place.keys(&["null", "memory", "nbd"], "or");
-                place.error("file", format!("is missing (or {others})"))
-            }
-            _ => {
-                let all = place.keys(&["file", "null", "memory", "nbd"], "and");
-                place.error("file", format!("only one of {all} can be served"))
-            }
-        }
-    }
-}
-
-impl DiskPlan {
-    /// Checks that a disk of a given size is whole logical blocks, if the operator has chosen their
-    /// size. The size of a file, or of a server's disk, is measured when it is opened.
-    pub(super) fn in_blocks(self, block: Option<u32>, place: &Place) -> Result<Self, PlanError> {
-        let (key, size) = match self {
-            Self::File { .. } | Self::Nbd(_) | Self::Helper(_) => return Ok(self),
-            Self::Null { size } => ("null", size),
-            Self::Memory { size } => ("memory", size),
-        };
-        match block {
-            Some(block) if !size.is_multiple_of(block.into()) => {
-                let chosen = place.key("logical_block_size");
-                place.error(key, format!("{size} bytes are not whole blocks of {block} ({chosen})"))
-            }
-            _ => Ok(self),
-        }
-    }
 }
 
 /// True for 1 to 64 letters, digits, '-', '_' and '.': fit for paths, labels and logs. The names of

@@ -3,7 +3,7 @@
 
 use super::super::raw::RawBlk;
 use super::nbd::max_wait;
-use super::{DiskPlan, Place, Plan, PlanError};
+use super::{Place, PlanError};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -74,24 +74,9 @@ impl HelperPlan {
     }
 }
 
-impl Plan {
-    /// Checks that there is a folder for the sockets of helpers.
-    pub(super) fn check_helpers(&self) -> Result<(), PlanError> {
-        let mut helpers = self.blk.iter().filter_map(|blk| match &blk.disk {
-            DiskPlan::Helper(helper) => Some((&blk.device.place, helper.format)),
-            _ => None,
-        });
-        match helpers.next() {
-            Some((place, format)) if self.daemon.state_dir.is_none() => {
-                place.error("format", format!("{format:?} needs state_dir in [daemon]"))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::DiskPlan;
     use super::*;
     use crate::config;
 
