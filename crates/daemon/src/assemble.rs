@@ -3,8 +3,9 @@
 pub(crate) mod disk;
 mod look;
 mod monitor;
+pub(crate) mod options;
 mod part;
-mod port;
+pub(crate) mod port;
 mod qemu_helper;
 mod switch;
 mod tasks;
@@ -22,13 +23,12 @@ use crate::config::plan::{DevicePlan, Place, SocketPlan, Unfound};
 use manyring_backend::blk::ImageError;
 use manyring_backend::net::switch::SwitchError;
 use manyring_backend::net::tap::TapError;
-use manyring_memory::{MemoryError, MemoryFiles, MemoryRules};
+use manyring_memory::MemoryError;
 use manyring_nbd::{JoinError, TlsError};
 use manyring_transport::vhost_user::{Endpoint, ListenError, ServeOptions, check_path};
 use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 /// Why the parts cannot be put together. `at` names the key as it was typed.
 #[derive(Debug, thiserror::Error)]
@@ -207,15 +207,7 @@ pub(crate) fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
             }
         }
     };
-    let memory = MemoryRules::from(match plan.memory_on_disk {
-        true => MemoryFiles::LocalDisk,
-        false => MemoryFiles::InMemory,
-    });
-    let options = ServeOptions {
-        one_off: plan.one_off,
-        handshake_timeout: Duration::from_secs(plan.handshake_timeout),
-        memory: MemoryRules { bytes_max: plan.memory_max.unwrap_or(memory.bytes_max), ..memory },
-        ..ServeOptions::default()
-    };
+    let options = options::of_front_end(&plan.front_end());
+    let options = ServeOptions { one_off: plan.one_off, ..options };
     Ok(Served { endpoint, options, at })
 }

@@ -27,6 +27,7 @@ mod output;
 mod pages;
 mod proc_stat;
 pub mod processes;
+pub mod protocol;
 mod service;
 mod signals;
 mod snippet;

@@ -2,7 +2,7 @@
 
 use super::qemu_helper::{HelperDisk, HelperError, HelperOptions};
 use crate::config::plan::{DiskPlan, Format, HelperPlan, NbdPlan, Pinned};
-use crate::config::raw::RawFault;
+use crate::protocol::spec::DiskFaultSpec;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
@@ -104,14 +104,21 @@ pub(crate) fn open(
 }
 
 /// The disk with what is to go wrong.
-pub(crate) fn decorated(disk: Arc<dyn Disk>, fault: Option<RawFault>) -> Arc<dyn Disk> {
+pub(crate) fn decorated(disk: Arc<dyn Disk>, fault: Option<DiskFaultSpec>) -> Arc<dyn Disk> {
     let Some(fault) = fault else { return disk };
+    let DiskFaultSpec {
+        read_error_every,
+        write_error_every,
+        flush_errors,
+        hold_every,
+        secure_erase,
+    } = fault;
     let plan = FaultPlan {
-        read_error_every: fault.read_error_every,
-        write_error_every: fault.write_error_every,
-        flush_errors: fault.flush_errors,
-        hold_every: fault.hold_every,
-        secure_erase: fault.secure_erase,
+        read_error_every,
+        write_error_every,
+        flush_errors,
+        hold_every,
+        secure_erase,
         ..FaultPlan::default()
     };
     Arc::new(FaultDisk::new(disk, plan))

@@ -2,6 +2,7 @@
 
 use super::{AssembleError, Host};
 use crate::config::plan::{NetPlan, PortPlan, mac_text};
+use crate::protocol::spec::NetFaultSpec;
 use manyring_backend::net::Port;
 use manyring_backend::net::fault::{FaultOptions, FaultPort};
 use manyring_backend::net::late::{LateOptions, LatePort};
@@ -89,26 +90,42 @@ pub(super) fn look(net: &NetPlan) -> Result<(), AssembleError> {
     tap::look(name, net.queue_pairs, net.bridge.as_deref()).map_err(|e| failed(net, key, e))
 }
 
+/// The port with what is to go wrong.
+pub(crate) fn faulty(port: Arc<dyn Port>, fault: Option<NetFaultSpec>) -> Arc<dyn Port> {
+    let Some(fault) = fault else { return port };
+    let NetFaultSpec {
+        drop_tx_every,
+        drop_rx_every,
+        corrupt_rx_every,
+        block_tx_every,
+        no_memory_every,
+        recv_error_every,
+        late_tx,
+    } = fault;
+    let options = FaultOptions {
+        drop_tx_every,
+        drop_rx_every,
+        corrupt_rx_every,
+        block_tx_every,
+        no_memory_every,
+        recv_error_every,
+    };
+    let port: Arc<dyn Port> = match late_tx {
+        0 => port,
+        calls_max => {
+            let late = LateOptions { seed: 1, calls_max, tells: true };
+            Arc::new(LatePort::new(port, late))
+        }
+    };
+    Arc::new(FaultPort::new(port, options))
+}
+
 /// The port with what goes wrong and what is captured around it.
 pub(super) fn decorated(
     net: &NetPlan,
-    mut port: Arc<dyn Port>,
+    port: Arc<dyn Port>,
 ) -> Result<Arc<dyn Port>, AssembleError> {
-    if let Some(fault) = net.fault {
-        let options = FaultOptions {
-            drop_tx_every: fault.drop_tx_every,
-            drop_rx_every: fault.drop_rx_every,
-            corrupt_rx_every: fault.corrupt_rx_every,
-            block_tx_every: fault.block_tx_every,
-            no_memory_every: fault.no_memory_every,
-            recv_error_every: fault.recv_error_every,
-        };
-        if fault.late_tx > 0 {
-            let late = LateOptions { seed: 1, calls_max: fault.late_tx, tells: true };
-            port = Arc::new(LatePort::new(port, late));
-        }
-        port = Arc::new(FaultPort::new(port, options));
-    }
+    let mut port = faulty(port, net.fault);
     if let Some(path) = &net.pcap {
         // Outermost: what the guest sends and gets is captured.
         let pcap = PcapPort::new(port, path).map_err(|source| {

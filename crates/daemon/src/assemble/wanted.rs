@@ -1,8 +1,8 @@
 //! Opens the files and ports of a device of the plan, and makes the device of them.
 
 use super::disk::{self, DiskError, Means};
-use super::{AssembleError, Blk, Host, Kind, Part, port};
-use crate::config::plan::{BlkPlan, DiskPlan, NetPlan, Place, Unfound, Wanted, helped};
+use super::{AssembleError, Blk, Host, Kind, Part, options, port};
+use crate::config::plan::{BlkPlan, DiskPlan, Place, Unfound, Wanted, helped};
 use crate::limits::Groups;
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::Port;
@@ -52,50 +52,44 @@ impl Wanted {
 
     /// Makes the device of what was opened for it.
     pub(crate) fn made(&self, opened: Opened, (pool, groups): (&Arc<Pool>, &Groups)) -> Made {
-        let limit = &self.plan().limit;
-        let (socket, origin) = (self.socket(), self.plan().place.origin());
-        match (self, opened) {
+        let (plan, shown) = (self.plan(), (self.socket(), self.plan().place.origin()));
+        let made = match (self, opened) {
             (Self::Blk(blk), Opened::Disk(disk)) => {
-                let device = Arc::new(BlkDevice::new(blk_options(blk), disk, pool.clone()));
-                groups.limit(device.limit(), limit);
-                let part = Part::new(Kind::Blk(Blk::Virtio(device.clone())), socket, origin);
-                Made { device, part }
+                Made::blk(options::of_blk(&plan.name, &blk.settings()), disk, pool, shown)
             }
             (Self::Net(net), Opened::Port(port, mac)) => {
-                let device = Arc::new(NetDevice::new(net_options(net, mac), port, pool.clone()));
-                groups.limit(device.limit(), limit);
-                Made { part: Part::new(Kind::Net(device.clone()), socket, origin), device }
+                let settings = net.settings(mac, net.mtu);
+                Made::net(options::of_net(&plan.name, &settings), port, pool, shown)
             }
             _ => unreachable!("a disk is opened for a block device, a port for a network device"),
-        }
+        };
+        groups.limit(made.part.kind.limit(), &plan.limit);
+        made
     }
 }
 
-fn blk_options(blk: &BlkPlan) -> BlkOptions {
-    BlkOptions {
-        name: blk.device.name.clone(),
-        num_queues: blk.num_queues,
-        queue_size: blk.queue_size,
-        serial: blk.serial.clone(),
-        read_only: blk.read_only,
-        writeback: blk.writeback,
-        logical_block_size: blk.logical_block_size,
-        on_full: blk.on_full.policy(),
-        moderation: blk.device.moderation.policy(),
+impl Made {
+    /// A block device; people are shown how it can be reached, and who has asked for it.
+    pub(crate) fn blk(
+        options: BlkOptions,
+        disk: Arc<dyn Disk>,
+        pool: &Arc<Pool>,
+        (socket, origin): (String, &'static str),
+    ) -> Self {
+        let device = Arc::new(BlkDevice::new(options, disk, pool.clone()));
+        let part = Part::new(Kind::Blk(Blk::Virtio(device.clone())), socket, origin);
+        Self { device, part }
     }
-}
 
-fn net_options(net: &NetPlan, mac: MacAddress) -> NetOptions {
-    NetOptions {
-        name: net.device.name.clone(),
-        queue_pairs: net.queue_pairs,
-        mac,
-        mtu: net.mtu,
-        speed: net.speed,
-        moderation: net.device.moderation.policy(),
-        reclaim: net.reclaim.policy(),
-        offload: net.offload.limit(),
-        hash_report: net.hash_report,
+    /// A network device, as [`Self::blk`].
+    pub(crate) fn net(
+        options: NetOptions,
+        port: Arc<dyn Port>,
+        pool: &Arc<Pool>,
+        (socket, origin): (String, &'static str),
+    ) -> Self {
+        let device = Arc::new(NetDevice::new(options, port, pool.clone()));
+        Self { part: Part::new(Kind::Net(device.clone()), socket, origin), device }
     }
 }
 

@@ -2,35 +2,12 @@
 //! they start and stop, and which fault of the front-end ends them.
 
 use super::in_words;
-use crate::config::plan::XenBlkPlan;
-use manyring_device::blk::blkif::{Attachment, XenBlkDevice, XenBlkOptions};
+use manyring_device::blk::blkif::{Attachment, XenBlkDevice};
 use manyring_device::is_shortage;
 use manyring_engine::{Event, EventKind, QueueHandle};
 use manyring_transport::xenbus::HostError;
 use rustix::io::Errno;
 use tokio::task::JoinSet;
-
-/// How a disk looks to its guest.
-pub(crate) fn options(
-    plan: &XenBlkPlan,
-    name: &str,
-    (read_only, discard): (bool, bool),
-) -> XenBlkOptions {
-    XenBlkOptions {
-        read_only,
-        writeback: plan.writeback,
-        logical_block_size: plan.logical_block_size,
-        on_full: plan.on_full.policy(),
-        discard: plan.discard && discard,
-        barrier: plan.barrier,
-        persistent: plan.persistent,
-        persistent_max: plan.persistent_max,
-        indirect_segments_max: plan.indirect_segments_max,
-        ring_page_order_max: plan.ring_page_order_max,
-        moderation: plan.moderation.policy(),
-        ..XenBlkOptions::new(name, plan.num_queues)
-    }
-}
 
 /// Queues that have begun, and why not all of them have.
 pub(crate) type Begun = (Vec<QueueHandle>, Option<HostError>);

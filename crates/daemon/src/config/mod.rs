@@ -69,15 +69,6 @@ pub(crate) fn of_daemon(daemon: raw::RawDaemon) -> Result<plan::DaemonPlan, Stri
     Plan::of_daemon(&daemon).map_err(|error| error.to_string())
 }
 
-/// The disks of a Xen as a device process is told of them: the keys of `[[xen_blk]]`, as JSON.
-///
-/// # Errors
-/// One line: which key is wrong.
-pub(crate) fn xen(text: &str) -> Result<plan::XenBlkPlan, String> {
-    let raw = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    plan::XenBlkPlan::new(raw, 0, Source::Api).map_err(|error| error.to_string())
-}
-
 /// The device of a request of the control API: a JSON object with the keys of its table, and with
 /// `kind`.
 ///

@@ -4,6 +4,7 @@ mod access;
 mod blk;
 mod daemon;
 mod domain;
+mod fault;
 mod format;
 mod key_class;
 pub(crate) mod limit;
@@ -34,7 +35,6 @@ pub(crate) use limit::{GroupPlan, LimitPlan};
 pub(crate) use moderation::ModerationPlan;
 pub(crate) use nbd::NbdPlan;
 pub(crate) use net::{NetPlan, PortPlan, mac_text};
-pub(crate) use on_full::OnFullPlan;
 pub(crate) use paths::unexpanded;
 pub(crate) use pinned::Pinned;
 pub(crate) use pins::in_words;
@@ -48,6 +48,7 @@ pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 use super::limit_keys::Of;
 use super::numbers;
 use super::raw::{RawConfig, RawDaemon, RawSize, RawSocket};
+use crate::protocol::spec::FrontEndSpec;
 use manyring_engine::Pins;
 use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
@@ -233,6 +234,35 @@ impl Plan {
 }
 
 impl DevicePlan {
+    /// The bounds of the device's front-ends, in whichever process they are served.
+    pub(crate) fn front_end(&self) -> FrontEndSpec {
+        let Self {
+            handshake_timeout,
+            memory_on_disk,
+            memory_max,
+            // The settings of the device have it.
+            moderation: _,
+            // Each message has the name of its device.
+            name: _,
+            // The supervisor listens, and gives connections.
+            socket: _,
+            // The plan refuses them where a device process is to serve the device.
+            one_off: _,
+            queue_workers: _,
+            // Messages of their own: a limit changes while the device is served.
+            limit: _,
+            // Who asks for the device, and which process serves it, the supervisor decides.
+            place: _,
+            domain: _,
+            owner: _,
+        } = self;
+        FrontEndSpec {
+            handshake_timeout: *handshake_timeout,
+            memory_on_disk: *memory_on_disk,
+            memory_max: *memory_max,
+        }
+    }
+
     /// `name` has been checked.
     fn new(
         name: String,

@@ -14,9 +14,10 @@ use super::journal_store::{Handing, JournalStore};
 use super::message::{Command, PortFacts};
 use super::process::{DeviceProcess, Unresponsive};
 use super::request_server::{RequestServer, handed};
-use super::{Asked, Processes, keys, request_server};
+use super::{Asked, Processes, request_server};
 use crate::assemble::{Kind, Made, Part};
 use crate::config::plan::{ANY_USER, Wanted};
+use crate::protocol::spec::DeviceSpec;
 use manyring_backend::blk::{Ending, Marks};
 use manyring_device::net::NetDevice;
 use manyring_engine::{ForeignFd, aside};
@@ -37,6 +38,9 @@ use tokio::time::{sleep, timeout};
 const RETRY: Duration = Duration::from_millis(200);
 /// Longest wait for requests in flight before a disk becomes smaller.
 const SHRINK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Why a device is not given: its plan names no domain, then.
+const UNSERVED: &str = "no device process serves a device of this kind";
+
 /// Serves a device from a device process until `stop` turns true.
 ///
 /// # Errors
@@ -215,10 +219,9 @@ enum Next {
     Asked(Asked),
 }
 
-/// What a device process gets to serve a device: its keys and file descriptors.
+/// What a device process gets to serve a device: its spec and file descriptors.
 struct DeviceGrant {
-    keys: String,
-    has_image: bool,
+    spec: DeviceSpec,
     port: Option<PortFacts>,
     fds: Vec<OwnedFd>,
     marks: Option<Marks>,
@@ -404,10 +407,10 @@ impl Front<'_> {
             () = processes.paused() => return Err("another daemon takes over".to_owned()),
         };
         grant.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
-        let DeviceGrant { keys, has_image, port, fds, marks } = grant;
+        let DeviceGrant { spec, port, fds, marks } = grant;
         let fds = fds.into_iter().map(Into::into).collect();
         let device = self.wanted.plan().name.clone();
-        let command = Command::Device { device, keys, has_image, port };
+        let command = Command::Device { device, spec, port };
         let (connected, counts) = (self.part.connected.clone(), self.counts.clone());
         let (asks, asked) = mpsc::channel(1);
         let (net, journals) = (self.net().cloned(), self.journals.clone());
@@ -440,21 +443,21 @@ impl Front<'_> {
         }
     }
 
-    /// The keys and file descriptors by which a device process serves the device now.
+    /// The spec and file descriptors by which a device process serves the device now.
     async fn grant(&self) -> Result<DeviceGrant, String> {
         match (self.wanted, &self.part.kind) {
             (Wanted::Blk(blk), Kind::Blk(shown)) => {
+                let spec = blk.spec().ok_or(UNSERVED)?;
                 let (disk, queues) = (shown.disk().clone(), blk.num_queues);
-                let has_image = disk.image().is_some();
                 let fds = aside(move || handed(&*disk, queues)).await;
                 let fds = fds.ok_or("the daemon has failed")?;
                 let (fds, marks) = fds?;
-                Ok(DeviceGrant { keys: keys::of_blk(blk), has_image, port: None, fds, marks })
+                Ok(DeviceGrant { spec, port: None, fds, marks })
             }
             (Wanted::Net(net), Kind::Net(shown)) => {
                 let (port, fds) = request_server::lent(shown).await?;
-                let (keys, has_image, marks) = (keys::of_net(net, shown), false, None);
-                Ok(DeviceGrant { keys, has_image, port, fds, marks })
+                let spec = net.spec(shown.mac(), shown.mtu()).ok_or(UNSERVED)?;
+                Ok(DeviceGrant { spec, port, fds, marks: None })
             }
             _ => Err("the daemon has failed".to_owned()),
         }

@@ -9,6 +9,7 @@ use super::message::{self, Command, FDS_MAX, Report, SIZE_MAX};
 use super::process::DeviceProcess;
 use super::xen_line::XenLine;
 use crate::assemble::{Kind, Part};
+use crate::protocol::spec::DeviceSpec;
 use manyring_backend::net::null::NullPort;
 use manyring_device::net::{NetDevice, NetOptions, Offload, Reclaim};
 use manyring_engine::{Janitor, Moderation, Pool, PoolOptions};
@@ -70,8 +71,7 @@ impl CompromisedProcess {
             journals.push(kept.clone());
             let order = Command::Device {
                 device: name.to_owned(),
-                keys: String::new(),
-                has_image: false,
+                spec: DeviceSpec::null_network(PAIRS),
                 port: None,
             };
             let connected = watch::Sender::new(false);

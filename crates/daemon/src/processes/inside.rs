@@ -16,10 +16,10 @@ use super::session_journal::SupervisorJournal;
 use super::supervisor_client::{Outgoing, SupervisorClient, Unanswered};
 use super::threads;
 use super::turns::{Credit, Turns};
-use crate::assemble::{Made, Opened, Part, Tasks};
-use crate::config::plan::{DaemonPlan, DiskPlan, Wanted};
-use crate::limits::Groups;
-use crate::{config, signals};
+use crate::assemble::{Made, Opened, Part, Tasks, disk, options, port};
+use crate::config::plan::DaemonPlan;
+use crate::protocol::spec::{BlkSpec, DeviceSpec, DiskSpec, KindSpec, NetSpec};
+use crate::signals;
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
@@ -27,12 +27,12 @@ use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Handed, Image, ImageOptions};
 use manyring_backend::sys::starter::Role;
 use manyring_engine::{Janitor, Pool, PoolOptions, aside};
-use manyring_memory::{MemoryFiles, MemoryRules};
 use manyring_transport::vhost_user::{
-    Client, Endpoint, Entry, SavedEntry, SavedSession, ServeOptions, SessionJournal,
+    Client, Endpoint, Entry, SavedEntry, SavedSession, SessionJournal,
 };
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -47,6 +47,8 @@ const SAID_MAX: usize = 64;
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most clients of one device that wait.
 const CLIENTS_MAX: usize = 16;
+/// The name in log lines of a file that the supervisor has opened, whose path is not told.
+const HANDED: &str = "handed";
 /// Longest wait for requests in flight after the supervisor is gone.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -177,13 +179,12 @@ impl Inside {
 
     async fn handle(&mut self, command: Command, mut fds: Vec<OwnedFd>) -> Result<(), String> {
         match command {
-            Command::Device { device, keys, has_image, port } => {
-                let wanted = config::device(&device, &keys)?;
+            Command::Device { device, spec, port } => {
                 if fds.is_empty() {
                     return Err("supervisor: a device without counters".to_owned());
                 }
                 let counters = fds.remove(0);
-                self.add(wanted, DeviceGrant { has_image, port, fds }, counters).await?;
+                self.add(&device, spec, DeviceGrant { port, fds }, counters).await?;
             }
             Command::SavedEntry { device, entry: JournalEntry { key, bytes } } => {
                 if let Some(device) = self.devices.get_mut(&device) {
@@ -218,10 +219,10 @@ impl Inside {
             Command::Done { number, error } => self.unanswered.answer(number, error),
             Command::Threads {} => self.threads = fds.pop(),
             Command::Ping { number } => self.say(&Report::Counted { number }).await,
-            Command::XenDisk { device, facts } => {
+            Command::XenDisk { device, spec } => {
                 let parts = (self.pool.clone(), self.channel.clone());
                 let how = (parts, self.uring, self.supervisor(&device));
-                let xen = ProcessXen::open(&device, facts, fds, how).await?;
+                let xen = ProcessXen::open(&device, spec, fds, how).await?;
                 self.xens.insert(device, xen);
             }
             Command::XenRing { ref device, .. }
@@ -266,31 +267,19 @@ impl Inside {
 
     async fn add(
         &mut self,
-        wanted: Wanted,
+        name: &str,
+        spec: DeviceSpec,
         grant: DeviceGrant,
         counters: OwnedFd,
     ) -> Result<(), String> {
-        let name = wanted.plan().name.as_str();
-        let supervisor = self.supervisor(name);
-        let (asked, uring) = (wanted.clone(), self.uring);
-        let opened = aside(move || grant.opened(&asked, uring, supervisor)).await;
+        let DeviceSpec { front_end, kind } = spec;
+        let (supervisor, uring, of) = (self.supervisor(name), self.uring, kind.clone());
+        let opened = aside(move || grant.opened(of, uring, supervisor)).await;
         let (opened, given) = opened.ok_or("a device cannot be put together")??;
         // A command with the limit follows, now and at each change.
-        let made = wanted.made(opened, (&self.pool, &Groups::default()));
-        let plan = wanted.plan();
-        let files = match plan.memory_on_disk {
-            true => MemoryFiles::LocalDisk,
-            false => MemoryFiles::InMemory,
-        };
-        let memory = MemoryRules::from(files);
-        let bytes_max = plan.memory_max.unwrap_or(memory.bytes_max);
-        let options = ServeOptions {
-            handshake_timeout: Duration::from_secs(plan.handshake_timeout),
-            memory: MemoryRules { bytes_max, ..memory },
-            ..ServeOptions::default()
-        };
+        let made = made(name, &kind, opened, &self.pool);
         let (clients, handed) = mpsc::channel(CLIENTS_MAX);
-        self.tasks.serve(&made, Endpoint::Handed(handed), options);
+        self.tasks.serve(&made, Endpoint::Handed(handed), options::of_front_end(&front_end));
         self.tell_of_sessions(name, &made);
         let (net, saved) = (ProcessNet::new(&made, given), SavedSession::default());
         self.devices.insert(name.to_owned(), Device { net, made, clients, counters, saved });
@@ -395,6 +384,20 @@ impl Inside {
     }
 }
 
+/// The device of what was opened for it. Nobody asks a device process how it can be reached.
+fn made(name: &str, kind: &KindSpec, opened: Opened, pool: &Arc<Pool>) -> Made {
+    let shown = (String::new(), "process");
+    match (kind, opened) {
+        (KindSpec::Blk(BlkSpec { settings, .. }), Opened::Disk(disk)) => {
+            Made::blk(options::of_blk(name, settings), disk, pool, shown)
+        }
+        (KindSpec::Net(NetSpec { settings, .. }), Opened::Port(port, _)) => {
+            Made::net(options::of_net(name, settings), port, pool, shown)
+        }
+        _ => unreachable!("a disk is opened for a block device, a port for a network device"),
+    }
+}
+
 /// Ends a connection that no session serves. May block.
 fn refuse(client: Client) {
     if let Ok(stream) = client.stream.into_std() {
@@ -414,7 +417,6 @@ pub(super) async fn say(channel: &Channel, report: &Report) {
 
 /// The files and the port of a device that the supervisor has opened for this device process.
 pub(super) struct DeviceGrant {
-    pub(super) has_image: bool,
     pub(super) port: Option<PortFacts>,
     pub(super) fds: Vec<OwnedFd>,
 }
@@ -423,56 +425,53 @@ impl DeviceGrant {
     /// Opens the disk or the port of a device on the descriptors of the grant. May block.
     fn opened(
         self,
-        wanted: &Wanted,
+        kind: KindSpec,
         uring: bool,
         supervisor: SupervisorClient,
     ) -> Result<(Opened, Option<PortGrant>), String> {
-        let (opened, given) = match wanted {
-            Wanted::Blk(blk) => {
-                (Opened::Disk(self.disk((&blk.disk, blk.read_only), uring, supervisor)?), None)
+        Ok(match kind {
+            KindSpec::Blk(BlkSpec { disk, settings }) => {
+                let disk = self.disk((disk, settings.read_only), uring, supervisor)?;
+                (Opened::Disk(disk::decorated(disk, settings.fault)), None)
             }
-            Wanted::Net(net) => {
-                let given = PortGrant::new(net, self.port, self.fds, supervisor)?;
-                let mac = net.mac.unwrap_or_else(|| net.made_mac());
-                (Opened::Port(given.port(), mac), Some(given))
+            KindSpec::Net(NetSpec { port, settings }) => {
+                let of = (port, settings.queue_pairs);
+                let given = PortGrant::new(of, self.port, self.fds, supervisor)?;
+                let port = port::faulty(given.port(), settings.fault);
+                (Opened::Port(port, settings.mac), Some(given))
             }
-        };
-        let opened = wanted.decorated(opened).map_err(|error| error.to_string())?;
-        Ok((opened, given))
+        })
     }
 
     /// Opens the disk of a device on the descriptors from the supervisor; a null disk needs none.
     pub(super) fn disk(
         self,
-        (plan, read_only): (&DiskPlan, bool),
+        (disk, read_only): (DiskSpec, bool),
         uring: bool,
         supervisor: SupervisorClient,
     ) -> Result<Arc<dyn Disk>, String> {
         let mut given = self.fds;
-        match (plan, self.has_image && given.len() > 1) {
-            (DiskPlan::Null { size }, false) => Ok(Arc::new(NullDisk::new(*size))),
-            (DiskPlan::Memory { size }, false) => {
+        match disk {
+            DiskSpec::Null { size } => Ok(Arc::new(NullDisk::new(size))),
+            DiskSpec::Memory { size } => {
                 let file = given.pop().ok_or("supervisor: a disk in memory without its memory")?;
-                let disk = MemoryDisk::handed(file, *size);
+                let disk = MemoryDisk::handed(file, size);
                 Ok(Arc::new(disk.map_err(|error| error.to_string())?))
             }
-            (DiskPlan::File { path, direct, lock_with_rings, .. }, true) => {
+            DiskSpec::File { direct, lock_with_rings } => {
+                if given.len() < 2 {
+                    return Err("supervisor: a disk without the descriptors of its file".to_owned());
+                }
                 let handed = Handed { file: given.remove(0), flushes: given };
-                let options =
-                    ImageOptions { read_only, direct: *direct, ..ImageOptions::default() };
-                let image = Image::handed(handed, path, options);
+                let options = ImageOptions { read_only, direct, ..ImageOptions::default() };
+                let image = Image::handed(handed, Path::new(HANDED), options);
                 let image = image.map_err(|error| error.to_string())?;
                 let inner: Arc<dyn Disk> = match uring {
                     true => Arc::new(UringDisk::new(image).map_err(|error| error.to_string())?),
                     false => Arc::new(FileDisk::new(image)),
                 };
-                Ok(if *lock_with_rings {
-                    Arc::new(RingLocked { inner, supervisor })
-                } else {
-                    inner
-                })
+                Ok(if lock_with_rings { Arc::new(RingLocked { inner, supervisor }) } else { inner })
             }
-            _ => Err("the supervisor has sent what does not belong to the disk".to_owned()),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! that it was given, and request only what a guest may choose ([`PrivilegedRequest`]), one request
 //! at a time.
 
+use crate::protocol::spec::{DeviceSpec, XenBlkSpec};
 use manyring_backend::net::HostFilter;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -20,17 +21,14 @@ pub const FDS_MAX: usize = 240;
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Command {
-    /// A device to serve, by its keys as the control API takes them. File descriptors: one for the
-    /// counters; if it `has_image`, one for transfers and all others for flushes, or one for a disk
-    /// in memory; if it has a `port`, one for each of its queue pairs, and one for the table of
-    /// flows if that has a key.
+    /// A device to serve. File descriptors: one for the counters; of a disk in a file, one for
+    /// transfers and all others for flushes, of a disk in memory one; if it has a `port`, one for
+    /// each of its queue pairs, and one for the table of flows if that has a key.
     Device {
         /// Its name.
         device: String,
-        /// Its keys, as JSON.
-        keys: String,
-        /// Its bytes are in a file.
-        has_image: bool,
+        /// The device.
+        spec: DeviceSpec,
         /// Its frames go to an interface of the host.
         port: Option<PortFacts>,
     },
@@ -39,7 +37,7 @@ pub enum Command {
         /// Its name.
         device: String,
         /// The disk.
-        facts: XenFacts,
+        spec: XenBlkSpec,
     },
     /// A ring of the front-end that connects next. File descriptors: of this machine's Xen the
     /// device of the event channel, of a simulated one the two eventfds; then the journal.
@@ -188,22 +186,6 @@ impl From<PortFilter> for HostFilter {
         let PortFilter { only_to, lacks_groups } = filter;
         Self { only_to, lacks_groups, only_from: None }
     }
-}
-
-/// Properties of a Xen guest's disk, for the device process that serves it.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct XenFacts {
-    /// The keys of its `[[xen_blk]]`, as JSON.
-    pub keys: String,
-    /// The disk as in the node `params`, without the path of a file.
-    pub params: String,
-    /// Its bytes are in a file.
-    pub has_image: bool,
-    /// The guest may not write.
-    pub read_only: bool,
-    /// The tool stack allows discards.
-    pub discard: bool,
 }
 
 /// A ring of a Xen front-end.
@@ -494,6 +476,8 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::spec::SPEC_SIZE_MAX;
+    use crate::protocol::spec::tests::{largest_blk, largest_net, largest_xen};
 
     /// Pseudo-random bits (xorshift).
     fn next(seed: &mut u64) -> u64 {
@@ -507,7 +491,7 @@ mod tests {
         (0..next(seed) % 40).filter_map(|_| char::from_u32((next(seed) % 0x3000) as u32)).collect()
     }
 
-    fn command_of_xen(number: u64, device: String, keys: String) -> Command {
+    fn command_of_xen(number: u64, device: String) -> Command {
         let is_open = number.is_multiple_of(2);
         let seat = is_open.then_some(XenSeat { entries: 7, seat: 3 });
         match number % 4 {
@@ -521,10 +505,7 @@ mod tests {
                 Command::XenConnect { device, front }
             }
             2 => Command::XenDisconnect { device, number },
-            _ => {
-                let params = "null:1G".to_owned();
-                Command::XenDisk { device, facts: XenFacts { keys, params, ..XenFacts::default() } }
-            }
+            _ => Command::XenDisk { device, spec: largest_xen() },
         }
     }
 
@@ -552,7 +533,7 @@ mod tests {
     }
 
     /// Any command to a device process but those of Xen guests' disks.
-    fn command(number: u64, device: String, keys: String, name: String) -> Command {
+    fn command(number: u64, device: String, name: String) -> Command {
         let is_open = number.is_multiple_of(2);
         let mtu = is_open.then_some(1500);
         let filter = PortFilter { only_to: Some([2; 6]), lacks_groups: !is_open };
@@ -563,7 +544,10 @@ mod tests {
                 let (interface, offloads) = (name, number);
                 let port =
                     PortFacts { interface, is_macvtap, offloads, mtu, table_key, can_hash, filter };
-                Command::Device { device, keys, has_image: is_open, port: is_open.then_some(port) }
+                match number.is_multiple_of(20) {
+                    true => Command::Device { device, spec: largest_blk(), port: None },
+                    false => Command::Device { device, spec: largest_net(), port: Some(port) },
+                }
             }
             1 => {
                 let answering = is_open.then(|| vec![1, 2]);
@@ -618,10 +602,10 @@ mod tests {
     fn every_message_is_read_as_it_was_written() {
         let seed = &mut 0x9e37_79b9_7f4a_7c15;
         for round in 0..2000 {
-            let (device, keys, number) = (text(seed), text(seed), next(seed));
+            let (device, number) = (text(seed), next(seed));
             let sent = match number % 4 {
-                0 => command_of_xen(number / 4, device, keys),
-                _ => command(number / 4, device, keys, text(seed)),
+                0 => command_of_xen(number / 4, device),
+                _ => command(number / 4, device, text(seed)),
             };
             let bytes = emit(&sent).unwrap();
             assert_eq!(parse::<Command>(&bytes).unwrap(), sent, "round {round}");
@@ -633,12 +617,39 @@ mod tests {
     }
 
     #[test]
+    fn the_command_to_serve_the_largest_device_is_a_message() {
+        // The longest name of a device, and that of a Xen guest's disk.
+        let (device, disk) = ("a".repeat(64), "a".repeat(64 + 32 + 2 * 10 + 3));
+        let port = PortFacts {
+            interface: "\u{1}".repeat(15),
+            is_macvtap: false,
+            offloads: u64::MAX,
+            mtu: Some(u16::MAX),
+            table_key: Some(u64::MAX),
+            can_hash: false,
+            filter: PortFilter { only_to: Some([u8::MAX; 6]), lacks_groups: false },
+        };
+        for command in [
+            Command::Device { device: device.clone(), spec: largest_blk(), port: None },
+            Command::Device { device, spec: largest_net(), port: Some(port) },
+            Command::XenDisk { device: disk, spec: largest_xen() },
+        ] {
+            let bytes = emit(&command).unwrap();
+            assert!(bytes.len() < SPEC_SIZE_MAX + 1024, "{} bytes", bytes.len());
+            assert_eq!(parse::<Command>(&bytes).unwrap(), command);
+        }
+        const { assert!(SPEC_SIZE_MAX + 1024 < SIZE_MAX) };
+    }
+
+    #[test]
     fn what_is_no_message_is_refused_and_named() {
         let said = |bytes: &[u8]| parse::<Report>(bytes).unwrap_err().to_string();
         assert_eq!(said(&[]), "an empty message");
         assert_eq!(said(b"\x02{}"), "version 2 of the messages, not 1");
         assert!(said(&[1; SIZE_MAX + 1]).contains("more than 16384"));
         assert!(said(b"\x01{\"counted\":{\"number\":1,\"more\":2}}").contains("unknown field"));
+        let spec = parse::<Command>(b"\x01{\"device\":{\"device\":\"a\",\"spec\":{}}}");
+        assert!(spec.unwrap_err().to_string().contains("missing field `front_end`"));
         assert!(said(b"\x01{\"remove\":{\"device\":\"a\"}}").contains("unknown variant"));
         let long = Command::Remove { device: "x".repeat(SIZE_MAX) };
         assert!(matches!(emit(&long), Err(MessageError::Long { .. })));

@@ -42,7 +42,6 @@ mod handoff;
 mod identity;
 mod inside;
 mod journal_store;
-pub(crate) mod keys;
 mod limits;
 mod locked;
 pub mod message;

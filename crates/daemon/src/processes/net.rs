@@ -4,8 +4,8 @@
 use super::message::{PortFacts, Report};
 use super::supervisor_client::SupervisorClient;
 use crate::assemble::{Kind, Made};
-use crate::config::plan::{NetPlan, PortPlan};
 use crate::links;
+use crate::protocol::spec::PortSpec;
 use manyring_backend::net::null::NullPort;
 use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable};
 use manyring_backend::net::{HostFilter, Port};
@@ -31,30 +31,32 @@ impl PortGrant {
     /// # Errors
     /// One line: they do not fit the device.
     pub(super) fn new(
-        net: &NetPlan,
+        (port, queue_pairs): (PortSpec, usize),
         facts: Option<PortFacts>,
         mut queues: Vec<OwnedFd>,
         supervisor: SupervisorClient,
     ) -> Result<Self, String> {
-        let Some(facts) = facts else {
-            let PortPlan::Null { generate } = net.port else {
+        let (facts, merge) = match (facts, port) {
+            (Some(facts), PortSpec::Interface { merge }) => (facts, merge),
+            (None, PortSpec::Null { generate }) => {
+                return Ok(Self::Null(Arc::new(NullPort::new(queue_pairs, generate))));
+            }
+            (None, PortSpec::Interface { .. }) => {
                 return Err("supervisor: a device without the queues of its interface".to_owned());
-            };
-            return Ok(Self::Null(Arc::new(NullPort::new(net.queue_pairs, generate))));
+            }
+            (Some(_), PortSpec::Null { .. }) => {
+                return Err("supervisor: queues of an interface for a port without one".to_owned());
+            }
         };
         let table = facts.table_key.and_then(|key| Some(LentTable { map: queues.pop()?, key }));
-        if queues.len() != net.queue_pairs {
-            return Err(format!(
-                "supervisor: {} queues for {} pairs",
-                queues.len(),
-                net.queue_pairs
-            ));
+        if queues.len() != queue_pairs {
+            return Err(format!("supervisor: {} queues for {queue_pairs} pairs", queues.len()));
         }
         let host_filter = facts.filter.into();
         let PortFacts { interface, is_macvtap, offloads, mtu, can_hash, .. } = facts;
         let offloads = Offloads::of_guest(offloads);
         let facts = Facts { interface, is_macvtap, offloads, mtu, can_hash, host_filter };
-        let port = LentPort::new(Lent { facts, queues, table }, net.merge, Arc::new(supervisor));
+        let port = LentPort::new(Lent { facts, queues, table }, merge, Arc::new(supervisor));
         Ok(Self::Lent(Arc::new(port.map_err(|errno| errno.to_string())?)))
     }
 

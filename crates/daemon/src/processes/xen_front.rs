@@ -12,12 +12,13 @@ use super::counts::Counts;
 use super::front::release;
 use super::handoff::{HandoffMessage, Locked};
 use super::journal_store::JournalStore;
-use super::message::{Command, XenFacts, XenFrontEnd, XenRing};
+use super::message::{Command, XenFrontEnd, XenRing};
 use super::process::{DeviceProcess, Unresponsive};
 use super::question::TIMEOUT;
 use super::request_server::{RequestServer, handed};
 use super::xen_line::{Stage, XenLine};
 use crate::assemble::{Blk, Kind, Part};
+use crate::protocol::spec::XenBlkSpec;
 use manyring_backend::blk::Ending;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
@@ -81,7 +82,7 @@ pub(crate) struct XenFront {
     processes: Processes,
     domain: String,
     part: Part,
-    facts: XenFacts,
+    spec: XenBlkSpec,
     counts: Option<Arc<Counts>>,
     request_servers: JoinSet<Option<Ending>>,
     endings: Arc<XenEndings>,
@@ -120,7 +121,7 @@ impl XenProcess {
 
 impl XenFront {
     /// An open disk, for the device process of `domain`.
-    pub(crate) fn new(processes: &Processes, domain: String, part: Part, facts: XenFacts) -> Self {
+    pub(crate) fn new(processes: &Processes, domain: String, part: Part, spec: XenBlkSpec) -> Self {
         processes.prepare_xen();
         // Requests of an earlier supervisor's device processes.
         let marks = processes.lingering_io(part.name()).marks.into_iter();
@@ -133,7 +134,7 @@ impl XenFront {
             processes,
             domain,
             part,
-            facts,
+            spec,
             counts,
             request_servers,
             endings,
@@ -271,7 +272,6 @@ impl XenFront {
             }
         };
         let disk = shown.disk().clone();
-        let has_image = disk.image().is_some();
         let fds = aside(move || handed(&*disk, queues)).await;
         let fds = fds.ok_or("the daemon has failed")?;
         let (mut fds, marks) = fds?;
@@ -279,14 +279,13 @@ impl XenFront {
         self.endings.lock().extend(marks.as_ref().map(|marks| Arc::new(marks.end())));
         fds.insert(0, counts.begin().map_err(|errno| errno.to_string())?);
         let fds = fds.into_iter().map(Into::into).collect();
-        let facts = XenFacts { has_image, ..self.facts.clone() };
         let line = Arc::new(XenLine::default());
         let (connected, xen) = (part.connected.clone(), Some(line.clone()));
         let ((asks, asked), journals) = (mpsc::channel(1), JournalStore::new(&name, 0));
         let limits = self.processes.limits();
         let limit = limits.borrow().of(&name);
         let given = AssignedDevice { connected, counts, net: None, asks, journals, xen };
-        let command = Command::XenDisk { device: name.clone(), facts };
+        let command = Command::XenDisk { device: name.clone(), spec: self.spec.clone() };
         let given = process.give(command, fds, vec![limit], given).await;
         given.map_err(|Unresponsive| "the device process ends".to_owned())?;
         let (device, kind, marks) = (name, part.kind, marks.map(Arc::new));

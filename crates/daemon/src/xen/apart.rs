@@ -7,13 +7,13 @@ use super::state_dir::Held;
 use super::{Shared, disk_name, ends_within};
 use crate::assemble::Part;
 use crate::assemble::xen::{failed, refused};
-use crate::config::plan::DiskPlan;
-use crate::processes::message::{XenFacts, XenFrontEnd, XenRing};
-use crate::processes::{XenFront, XenLent, XenLentRing, XenRefusal, XenServed, keys};
+use crate::processes::message::{XenFrontEnd, XenRing};
+use crate::processes::{XenFront, XenLent, XenLentRing, XenRefusal, XenServed};
+use crate::protocol::spec::XenBlkSpec;
 use manyring_device::blk::blkif::Abi;
 use manyring_engine::aside;
 use manyring_transport::xenbus::state::Config;
-use manyring_transport::xenbus::{Assignment, Channel, Command, DeviceId, HostError, SimulatedXen};
+use manyring_transport::xenbus::{Channel, Command, DeviceId, HostError, SimulatedXen};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -52,23 +52,10 @@ impl Apart {
         id: &DeviceId,
         shared: &Arc<Shared>,
         (domain, part): (String, Part),
-        (assignment, plan): (&Assignment, &DiskPlan),
+        spec: XenBlkSpec,
     ) -> Self {
-        let params = match plan {
-            DiskPlan::Null { size } => format!("null:{size}"),
-            DiskPlan::Memory { size } => format!("memory:{size}"),
-            // The device process is not told where it lies.
-            _ => "/handed".to_owned(),
-        };
-        let facts = XenFacts {
-            keys: keys::of_xen(&shared.plan),
-            params,
-            has_image: false,
-            read_only: !assignment.writable,
-            discard: assignment.discard_enable,
-        };
         shared.processes.limit(&disk_name(&shared.plan, id), &shared.plan.limit);
-        let front = XenFront::new(&shared.processes, domain, part, facts);
+        let front = XenFront::new(&shared.processes, domain, part, spec);
         shared.note_endings(id, front.endings());
         let (id, shared) = (id.clone(), shared.clone());
         Self { id, shared, front }

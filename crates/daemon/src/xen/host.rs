@@ -7,10 +7,11 @@ use super::memory::{Bytes, Memory};
 use super::start::{Started, start};
 use super::{Shared, disk_name};
 use crate::assemble::disk::{self, DiskError};
-use crate::assemble::xen::{fault_of, options, stop_all};
-use crate::assemble::{Blk, Kind, Part};
+use crate::assemble::xen::{fault_of, stop_all};
+use crate::assemble::{Blk, Kind, Part, options};
 use crate::config::plan::DiskPlan;
 use crate::processes::XenMeasures;
+use crate::protocol::spec::XenBlkSpec;
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_device::Later;
 use manyring_device::blk::blkif::XenBlkDevice;
@@ -156,7 +157,8 @@ impl XenHost {
         self.closed().await;
         let disk = self.open_disk(assignment).await?;
         let shown = (!assignment.writable, assignment.discard_enable);
-        let options = options(&self.shared.plan, &self.name(), shown);
+        let settings = self.shared.plan.settings(shown);
+        let options = options::of_xen(&self.name(), &settings);
         let device = Arc::new(XenBlkDevice::new(options, disk, self.shared.pool.clone()));
         self.shared.groups.limit(device.limit(), &self.shared.plan.limit);
         let mut part = Part::new(Kind::Blk(Blk::Xen(device.clone())), self.id.back_folder(), "xen");
@@ -164,10 +166,14 @@ impl XenHost {
         let connected = part.connected.clone();
         self.shared.devices.add(part.clone());
         let plan = self.shared.plan.disk(&assignment.params).map_err(HostError::new)?;
-        let apart = part
-            .process
-            .clone()
-            .map(|domain| Apart::new(&self.id, &self.shared, (domain, part), (assignment, &plan)));
+        let apart = match part.process.clone() {
+            Some(domain) => {
+                let disk = plan.spec().ok_or_else(|| HostError::new("params: names no disk"))?;
+                let spec = XenBlkSpec { disk, settings };
+                Some(Apart::new(&self.id, &self.shared, (domain, part), spec))
+            }
+            None => None,
+        };
         let measures = apart.as_ref().map(|apart| apart.front().measures());
         let mut tasks = JoinSet::new();
         let (weak, changes) = (Arc::downgrade(&device), device.changes());

@@ -1,12 +1,15 @@
 //! The plan of a disk: the keys of `[[blk]]`.
 
 use super::{
-    DevicePlan, Format, HelperPlan, LimitPlan, NbdPlan, OnFullPlan, Pinned, Place, PlanError,
-    Source, cache, device_place, logical_block_size, pins, size,
+    DevicePlan, Format, HelperPlan, LimitPlan, NbdPlan, Pinned, Place, PlanError, Source, cache,
+    device_place, logical_block_size, on_full, pins, size,
 };
 use crate::config::limit_keys::Of;
 use crate::config::numbers;
-use crate::config::raw::{RawBlk, RawFault, RawSize};
+use crate::config::raw::{RawBlk, RawSize};
+use crate::protocol::spec::{
+    BlkSettings, BlkSpec, DeviceSpec, DiskFaultSpec, DiskSpec, KindSpec, OnFullSpec,
+};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -27,9 +30,9 @@ pub(crate) struct BlkPlan {
     pub(crate) queue_size: u16,
     pub(crate) serial: String,
     pub(crate) writeback: bool,
-    pub(crate) on_full: OnFullPlan,
+    pub(crate) on_full: OnFullSpec,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) fault: Option<RawFault>,
+    pub(crate) fault: Option<DiskFaultSpec>,
 }
 
 /// The backend of a disk, where its blocks are kept.
@@ -79,7 +82,7 @@ impl BlkPlan {
         // through.
         let by_itself = raw.needs_helper().then_some("writethrough");
         let writeback = cache(raw.cache.as_deref().or(by_itself), &place)?;
-        let on_full = OnFullPlan::new(raw.on_full.as_deref(), &place)?;
+        let on_full = on_full::on_full(raw.on_full.as_deref(), &place)?;
         let logical_block_size = logical_block_size(raw.logical_block_size, &place)?;
         let disk = DiskPlan::new(&raw, &place)?.in_blocks(logical_block_size, &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), num_queues, &place)?;
@@ -95,15 +98,67 @@ impl BlkPlan {
             serial,
             writeback,
             on_full,
-            fault: raw.fault,
+            fault: raw.fault.map(Into::into),
             device,
         };
         blk.check_domain()?;
         Ok(blk)
     }
+
+    /// The device for a device process; `None`: no device process serves such a disk.
+    pub(crate) fn spec(&self) -> Option<DeviceSpec> {
+        let blk = BlkSpec { disk: self.disk.spec()?, settings: self.settings() };
+        Some(DeviceSpec { front_end: self.device.front_end(), kind: KindSpec::Blk(blk) })
+    }
+
+    /// How the disk is served, in whichever process.
+    pub(crate) fn settings(&self) -> BlkSettings {
+        let Self {
+            device,
+            read_only,
+            logical_block_size,
+            num_queues,
+            queue_size,
+            serial,
+            writeback,
+            on_full,
+            fault,
+            // A spec has a part for it.
+            disk: _,
+        } = self;
+        BlkSettings {
+            num_queues: *num_queues,
+            queue_size: *queue_size,
+            serial: serial.clone(),
+            read_only: *read_only,
+            writeback: *writeback,
+            logical_block_size: *logical_block_size,
+            on_full: *on_full,
+            moderation: device.moderation.spec(),
+            fault: *fault,
+        }
+    }
 }
 
 impl DiskPlan {
+    /// The disk for a device process; `None`: no device process serves it.
+    pub(crate) fn spec(&self) -> Option<DiskSpec> {
+        Some(match *self {
+            Self::File {
+                direct,
+                lock_with_rings,
+                // The supervisor finds the file, judges its content, and hands over what it opens.
+                path: _,
+                pinned: _,
+                format: _,
+            } => DiskSpec::File { direct, lock_with_rings },
+            Self::Null { size } => DiskSpec::Null { size },
+            Self::Memory { size } => DiskSpec::Memory { size },
+            // A device process may not connect to anything.
+            Self::Nbd(_) | Self::Helper(_) => return None,
+        })
+    }
+
     /// The file that the disk is kept in, if there is one.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {

@@ -1,14 +1,13 @@
 //! How the used buffer notifications of a device are held back: the key `moderation`.
 
 use super::{Place, PlanError};
-use manyring_engine::Moderation;
-use manyring_engine::policy::moderation::Limits;
+use crate::protocol::spec::ModerationSpec;
 use serde::{Serialize, Serializer};
 use std::fmt::{Display, Formatter};
 
 /// How notifications are held back, unless the guest says so itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ModerationPlan(Moderation);
+pub(crate) struct ModerationPlan(ModerationSpec);
 
 /// A ring has no more entries.
 const COUNT_MAX: u32 = 32_768;
@@ -18,9 +17,9 @@ const DELAY_US_MAX: u32 = 10_000;
 impl ModerationPlan {
     pub(super) fn new(raw: Option<&str>, place: &Place) -> Result<Self, PlanError> {
         let moderation = match raw {
-            None | Some("off") => Moderation::Off,
+            None | Some("off") => ModerationSpec::Off,
             Some(text) => match parse_limits(text) {
-                Some(limits) => Moderation::Fixed(limits),
+                Some(fixed) => fixed,
                 None => {
                     let problem = format!(
                         "{text:?} is neither \"off\" nor N/Tus like \"32/100us\" (N 1 to \
@@ -34,13 +33,13 @@ impl ModerationPlan {
     }
 
     /// The moderation with which the queues are started.
-    pub(crate) fn policy(self) -> Moderation {
+    pub(crate) fn spec(self) -> ModerationSpec {
         self.0
     }
 }
 
 /// Limits like `32/100us`.
-fn parse_limits(text: &str) -> Option<Limits> {
+fn parse_limits(text: &str) -> Option<ModerationSpec> {
     let (count, delay) = text.split_once('/')?;
     let number = |text: &str, max| {
         let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
@@ -48,14 +47,14 @@ fn parse_limits(text: &str) -> Option<Limits> {
     };
     let count_max = number(count, COUNT_MAX)?;
     let delay_us_max = number(delay.strip_suffix("us")?, DELAY_US_MAX)?;
-    Some(Limits { count_max, delay_us_max })
+    Some(ModerationSpec::Fixed { count_max, delay_us_max })
 }
 
 impl Display for ModerationPlan {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         match self.0 {
-            Moderation::Off => f.write_str("off"),
-            Moderation::Fixed(Limits { count_max, delay_us_max }) => {
+            ModerationSpec::Off => f.write_str("off"),
+            ModerationSpec::Fixed { count_max, delay_us_max } => {
                 write!(f, "{count_max}/{delay_us_max}us")
             }
         }
@@ -84,10 +83,10 @@ mod tests {
         for text in ["off", "1/1us", "32/100us", "32768/10000us"] {
             assert_eq!(plan(Some(text), Source::File).unwrap().to_string(), text);
         }
-        assert_eq!(plan(None, Source::File).unwrap().policy(), Moderation::Off);
-        let limits = Limits { count_max: 32, delay_us_max: 100 };
+        assert_eq!(plan(None, Source::File).unwrap().spec(), ModerationSpec::Off);
+        let expected = ModerationSpec::Fixed { count_max: 32, delay_us_max: 100 };
         let fixed = plan(Some("32/100us"), Source::File).unwrap();
-        assert_eq!(fixed.policy(), Moderation::Fixed(limits));
+        assert_eq!(fixed.spec(), expected);
     }
 
     #[test]

@@ -5,9 +5,12 @@ use super::switch::SwitchPortPlan;
 use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
 use crate::config::limit_keys::Of;
 use crate::config::numbers;
-use crate::config::raw::{RawNet, RawNetFault};
+use crate::config::raw::RawNet;
+use crate::protocol::spec::{
+    DeviceSpec, KindSpec, NetFaultSpec, NetSettings, NetSpec, OffloadSpec, PortSpec, ReclaimSpec,
+};
 use manyring_backend::net::tap::check_name;
-use manyring_device::net::{MacAddress, Offload, Reclaim, is_mtu, parse_mac};
+use manyring_device::net::{MacAddress, is_mtu, parse_mac};
 use serde::{Serialize, Serializer};
 use std::path::PathBuf;
 
@@ -18,8 +21,8 @@ pub(crate) struct NetPlan {
     pub(crate) device: DevicePlan,
     pub(crate) port: PortPlan,
     pub(crate) queue_pairs: usize,
-    pub(crate) reclaim: ReclaimPlan,
-    pub(crate) offload: OffloadPlan,
+    pub(crate) reclaim: ReclaimSpec,
+    pub(crate) offload: OffloadSpec,
     /// None: the interface's, if its guest must have that one, else made from name and socket.
     #[serde(serialize_with = "serialize_mac")]
     pub(crate) mac: Option<MacAddress>,
@@ -34,24 +37,7 @@ pub(crate) struct NetPlan {
     pub(crate) hash_report: bool,
     pub(crate) pcap: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) fault: Option<RawNetFault>,
-}
-
-/// When the buffers of sent frames go back to the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum ReclaimPlan {
-    Off,
-    Auto,
-}
-
-/// The offloads that either side may leave to the other: checksums, segmentation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum OffloadPlan {
-    All,
-    Csum,
-    None,
+    pub(crate) fault: Option<NetFaultSpec>,
 }
 
 /// The port of the host to which a network device is connected.
@@ -103,8 +89,8 @@ impl NetPlan {
         {
             value.map_or(Ok(()), |value| numbers::check(key, value, &place))?;
         }
-        let reclaim = ReclaimPlan::new(raw.reclaim.as_deref(), &place)?;
-        let offload = OffloadPlan::new(&raw, &place)?;
+        let reclaim = reclaim(raw.reclaim.as_deref(), &place)?;
+        let offload = offload(&raw, &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;
         let limit = LimitPlan::new(raw.limit.as_ref(), Of::Net, &place)?;
         let served = (queue_workers, raw.moderation.as_deref(), limit);
@@ -121,15 +107,72 @@ impl NetPlan {
             sndbuf: raw.sndbuf,
             txqueuelen: raw.txqueuelen,
             // A merged frame is one that the host must cut.
-            merge: raw.merge.unwrap_or(true) && offload == OffloadPlan::All,
+            merge: raw.merge.unwrap_or(true) && offload == OffloadSpec::All,
             steer: raw.steer.unwrap_or(true),
             hash_report: raw.hash_report.unwrap_or(false),
             pcap: raw.pcap,
-            fault: raw.fault,
+            fault: raw.fault.map(Into::into),
             port,
         };
         net.check_domain()?;
         Ok(net)
+    }
+
+    /// The device for a device process, with its address and its MTU as they are now; `None`: no
+    /// device process serves such a port.
+    pub(crate) fn spec(&self, mac: MacAddress, mtu: Option<u16>) -> Option<DeviceSpec> {
+        let net = NetSpec { port: self.port_spec()?, settings: self.settings(mac, mtu) };
+        Some(DeviceSpec { front_end: self.device.front_end(), kind: KindSpec::Net(net) })
+    }
+
+    fn port_spec(&self) -> Option<PortSpec> {
+        match &self.port {
+            PortPlan::Null { generate } => Some(PortSpec::Null { generate: *generate }),
+            // The supervisor opens the interface, and hands over its queues and properties.
+            PortPlan::Tap { name: _, must_exist: _ }
+            | PortPlan::TapFds(_)
+            | PortPlan::Macvtap { name: _ } => Some(PortSpec::Interface { merge: self.merge }),
+            // The supervisor itself serves them.
+            PortPlan::Switch(_) | PortPlan::Xdp { name: _, zero_copy: _ } => None,
+        }
+    }
+
+    /// How the device is served, in whichever process, with this address and this MTU.
+    pub(crate) fn settings(&self, mac: MacAddress, mtu: Option<u16>) -> NetSettings {
+        let Self {
+            device,
+            queue_pairs,
+            reclaim,
+            offload,
+            speed,
+            hash_report,
+            fault,
+            // The interface may have another address, and the operator changes the MTU.
+            mac: _,
+            mtu: _,
+            // A spec has a part for them.
+            port: _,
+            merge: _,
+            // What is set at the interface when it is opened.
+            bridge: _,
+            up: _,
+            sndbuf: _,
+            txqueuelen: _,
+            steer: _,
+            // The plan refuses it where a device process is to serve the device.
+            pcap: _,
+        } = self;
+        NetSettings {
+            queue_pairs: *queue_pairs,
+            mac,
+            mtu,
+            speed: *speed,
+            moderation: device.moderation.spec(),
+            reclaim: *reclaim,
+            offload: *offload,
+            hash_report: *hash_report,
+            fault: *fault,
+        }
     }
 
     /// The address of a guest that was given none: it stays the same for this name and socket.
@@ -142,54 +185,6 @@ impl NetPlan {
             SocketPlan::Fd(fd) => fd.to_string(),
         };
         made_from(&format!("{}@{socket}", self.device.name))
-    }
-}
-
-impl ReclaimPlan {
-    fn new(raw: Option<&str>, place: &Place) -> Result<Self, PlanError> {
-        match raw {
-            None | Some("off") => Ok(Self::Off),
-            Some("auto") => Ok(Self::Auto),
-            Some(text) => {
-                place.error("reclaim", format!("{text:?} is none of \"off\" and \"auto\""))
-            }
-        }
-    }
-
-    /// The mode with which the device is made.
-    pub(crate) fn policy(self) -> Reclaim {
-        match self {
-            Self::Off => Reclaim::Off,
-            Self::Auto => Reclaim::Auto,
-        }
-    }
-}
-
-impl OffloadPlan {
-    fn new(raw: &RawNet, place: &Place) -> Result<Self, PlanError> {
-        let offload = match raw.offload.as_deref() {
-            None | Some("all") => return Ok(Self::All),
-            Some("csum") => Self::Csum,
-            Some("none") => Self::None,
-            Some(text) => {
-                let problem = format!("{text:?} is none of \"all\", \"csum\" and \"none\"");
-                return place.error("offload", problem);
-            }
-        };
-        if raw.merge == Some(true) {
-            let problem = format!("needs {} = \"all\": the host must cut it", place.key("offload"));
-            return place.error("merge", problem);
-        }
-        Ok(offload)
-    }
-
-    /// The most that the device offers.
-    pub(crate) fn limit(self) -> Offload {
-        match self {
-            Self::All => Offload::All,
-            Self::Csum => Offload::Csum,
-            Self::None => Offload::None,
-        }
     }
 }
 
@@ -288,6 +283,31 @@ impl PortPlan {
         let all = place.keys(Self::keys(place), "and");
         place.error("tap", format!("only one of {all} can be served"))
     }
+}
+
+fn reclaim(raw: Option<&str>, place: &Place) -> Result<ReclaimSpec, PlanError> {
+    match raw {
+        None | Some("off") => Ok(ReclaimSpec::Off),
+        Some("auto") => Ok(ReclaimSpec::Auto),
+        Some(text) => place.error("reclaim", format!("{text:?} is none of \"off\" and \"auto\"")),
+    }
+}
+
+fn offload(raw: &RawNet, place: &Place) -> Result<OffloadSpec, PlanError> {
+    let offload = match raw.offload.as_deref() {
+        None | Some("all") => return Ok(OffloadSpec::All),
+        Some("csum") => OffloadSpec::Csum,
+        Some("none") => OffloadSpec::None,
+        Some(text) => {
+            let problem = format!("{text:?} is none of \"all\", \"csum\" and \"none\"");
+            return place.error("offload", problem);
+        }
+    };
+    if raw.merge == Some(true) {
+        let problem = format!("needs {} = \"all\": the host must cut it", place.key("offload"));
+        return place.error("merge", problem);
+    }
+    Ok(offload)
 }
 
 /// A local address that stays the same for this text (FNV-1a of 64 bits).

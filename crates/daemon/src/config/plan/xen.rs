@@ -1,11 +1,12 @@
 //! Disks of Xen guests: where they are announced, and how they are served. Which disks there are,
 //! and what each one is, the tool stack writes into xenstore.
 
-use super::{DiskPlan, Format, LimitPlan, ModerationPlan, OnFullPlan, Place, PlanError, Source};
-use super::{cache, check_len, device_place, logical_block_size, size};
+use super::{DiskPlan, Format, LimitPlan, ModerationPlan, Place, PlanError, Source};
+use super::{cache, check_len, device_place, logical_block_size, on_full, size};
 use crate::config::limit_keys::Of;
 use crate::config::numbers;
-use crate::config::raw::{RawFault, RawXenBlk};
+use crate::config::raw::RawXenBlk;
+use crate::protocol::spec::{DiskFaultSpec, OnFullSpec, XenBlkSettings};
 use manyring_device::blk::blkif::RING_PAGE_ORDER_MAX;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -44,7 +45,7 @@ pub(crate) struct XenBlkPlan {
     pub(crate) logical_block_size: Option<u32>,
     pub(crate) num_queues: usize,
     pub(crate) writeback: bool,
-    pub(crate) on_full: OnFullPlan,
+    pub(crate) on_full: OnFullSpec,
     pub(crate) discard: bool,
     pub(crate) barrier: bool,
     pub(crate) persistent: bool,
@@ -57,7 +58,7 @@ pub(crate) struct XenBlkPlan {
     #[serde(skip_serializing_if = "LimitPlan::is_none")]
     pub(crate) limit: LimitPlan,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) fault: Option<RawFault>,
+    pub(crate) fault: Option<DiskFaultSpec>,
 }
 
 /// Which Xen it is.
@@ -98,7 +99,7 @@ impl XenBlkPlan {
             logical_block_size: logical_block_size(raw.logical_block_size, &place)?,
             num_queues,
             writeback: cache(raw.cache.as_deref(), &place)?,
-            on_full: OnFullPlan::new(raw.on_full.as_deref(), &place)?,
+            on_full: on_full::on_full(raw.on_full.as_deref(), &place)?,
             discard: raw.discard.unwrap_or(true),
             barrier: raw.barrier,
             persistent: raw.persistent.unwrap_or(true),
@@ -108,10 +109,56 @@ impl XenBlkPlan {
             moderation,
             state_dir: raw.state_dir.unwrap_or_else(|| STATE_DIR.into()),
             limit: LimitPlan::new(raw.limit.as_ref(), Of::Disk, &place)?,
-            fault: raw.fault,
+            fault: raw.fault.map(Into::into),
             name,
             place,
         })
+    }
+
+    /// How a disk is served, in whichever process, whose guest may only read or also write, and
+    /// discard, as the tool stack says.
+    pub(crate) fn settings(&self, (read_only, allows_discard): (bool, bool)) -> XenBlkSettings {
+        let Self {
+            logical_block_size,
+            num_queues,
+            writeback,
+            on_full,
+            discard,
+            barrier,
+            persistent,
+            persistent_max,
+            indirect_segments_max,
+            ring_page_order_max,
+            moderation,
+            fault,
+            // The supervisor talks to xenstore, finds the disks, names them, and keeps journals.
+            place: _,
+            name: _,
+            xen: _,
+            domain: _,
+            kinds: _,
+            state_dir: _,
+            // Parts of the plan of each disk: see `disk`.
+            direct: _,
+            format: _,
+            // Messages of their own: a limit changes while the disk is served.
+            limit: _,
+        } = self;
+        XenBlkSettings {
+            num_queues: *num_queues,
+            read_only,
+            writeback: *writeback,
+            logical_block_size: *logical_block_size,
+            on_full: *on_full,
+            discard: *discard && allows_discard,
+            barrier: *barrier,
+            persistent: *persistent,
+            persistent_max: *persistent_max,
+            indirect_segments_max: *indirect_segments_max,
+            ring_page_order_max: *ring_page_order_max,
+            moderation: moderation.spec(),
+            fault: *fault,
+        }
     }
 
     /// The disk that the tool stack means by a node `params`.

@@ -3,12 +3,12 @@
 
 use super::{DeviceGrant, say};
 use crate::assemble::xen;
-use crate::assemble::{Blk, Kind, Part, disk};
-use crate::config;
+use crate::assemble::{Blk, Kind, Part, disk, options};
 use crate::processes::channel::Channel;
 use crate::processes::counts;
-use crate::processes::message::{Command, Report, XenFacts, XenFrontEnd, XenReport, XenRing};
+use crate::processes::message::{Command, Report, XenFrontEnd, XenReport, XenRing};
 use crate::processes::supervisor_client::SupervisorClient;
+use crate::protocol::spec::XenBlkSpec;
 use manyring_device::blk::blkif::{Abi, Attachment, XenBlkDevice};
 use manyring_engine::{Call, Event, Kick, Pool, QueueHandle, aside};
 use manyring_memory::simgrant::SimGrants;
@@ -56,21 +56,19 @@ impl ProcessXen {
     /// One line: the descriptors do not fit the disk.
     pub(super) async fn open(
         name: &str,
-        facts: XenFacts,
+        XenBlkSpec { disk, settings }: XenBlkSpec,
         mut fds: Vec<OwnedFd>,
         ((pool, channel), uring, supervisor): (Parts, bool, SupervisorClient),
     ) -> Result<Self, String> {
-        let plan = config::xen(&facts.keys)?;
         if fds.is_empty() {
             return Err("supervisor: a disk without counters".to_owned());
         }
         let counters = fds.remove(0);
-        let wanted = plan.disk(&facts.params)?;
-        let grant = DeviceGrant { has_image: facts.has_image, port: None, fds };
-        let opened = aside(move || grant.disk((&wanted, facts.read_only), uring, supervisor)).await;
+        let (grant, read_only) = (DeviceGrant { port: None, fds }, settings.read_only);
+        let opened = aside(move || grant.disk((disk, read_only), uring, supervisor)).await;
         let opened = opened.ok_or("a disk cannot be put together")??;
-        let opened = disk::decorated(opened, plan.fault);
-        let options = xen::options(&plan, name, (facts.read_only, facts.discard));
+        let opened = disk::decorated(opened, settings.fault);
+        let options = options::of_xen(name, &settings);
         let device = Arc::new(XenBlkDevice::new(options, opened, pool));
         let part = Part::new(Kind::Blk(Blk::Xen(device.clone())), String::new(), "process");
         let (rings, running) = Default::default();
