@@ -223,7 +223,7 @@ fn a_taken_device_process_has_the_supervisor_keep_no_image_of_a_disk_that_is_gon
             images.collect::<Vec<_>>()
         };
         let mut taken = Taken::take(its_pid, its_pid);
-        let note = "\u{1}{\"note\":{\"device\":\"m\",\"number\":1,\"puts\":[{\"key\":4294901760,\
+        let note = "\u{1}{\"journal\":{\"device\":\"m\",\"number\":1,\"puts\":[{\"key\":4294901760,\
                     \"bytes\":\"\"}],\"drops\":[],\"answer\":\"unchanged\"}}";
         let sent = says(&mut taken, note, images(its_pid)[0].parse().unwrap());
         assert_eq!(sent, i64::try_from(note.len()).unwrap());
