@@ -59,7 +59,9 @@ const NAMES_TIMEOUT: Duration = Duration::from_secs(1);
 /// Runs the program with its arguments, the first of which is its own name.
 #[must_use]
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    // Before the first thread: what follows is given up by each thread for itself.
+    // Before the first thread: settings of the allocator are for all threads, and what is given up
+    // in a sandbox is given up by each thread for itself.
+    manyring_backend::sys::heap::bound();
     let sandboxed = processes::sandbox::enter(&arguments);
     if log::open().is_err() {
         // There is no thread to say it; whoever waits for us sees the status.

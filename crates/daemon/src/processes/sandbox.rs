@@ -23,7 +23,7 @@ use landlock::{
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
 use manyring_backend::sys::starter::{self, Role};
-use manyring_backend::sys::{denied, heap, uring};
+use manyring_backend::sys::{denied, uring};
 use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::SeccompCmpOp::MaskedEq;
@@ -77,7 +77,6 @@ pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
     if asked(Sandbox::None) {
         return Ok(());
     }
-    heap::have_one_arena();
     // Before rights are dropped: a host may allow rings for root alone.
     if !arguments.iter().any(|argument| argument == "--no-io-uring") {
         let option =
