@@ -8,6 +8,7 @@ mod histogram;
 pub use histogram::{BUCKETS, Histogram, ServeTimes, ServedOp};
 
 use crate::policy::polling::{Arm, Numbers};
+use histogram::Histograms;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A counter with one writer: a load and a store, no locked instruction.
@@ -105,7 +106,7 @@ macro_rules! queue_stats {
         pub struct QueueStats {
             class: Class,
             $(#[doc = $help] pub $counter: Counter,)*
-            $(#[doc = $hhelp] pub $histogram: Histogram,)*
+            histograms: Histograms<{ [$($hhelp),*].len() }>,
             /// Time from pop to completion of a disk's requests, in nanoseconds, by operation.
             pub serve_ns: ServeTimes,
         }
@@ -127,11 +128,12 @@ macro_rules! queue_stats {
             /// `_ns` are nanoseconds.
             #[must_use]
             pub fn histograms(&self) -> Vec<Named<&Histogram>> {
+                let [$($histogram),*] = self.histograms.all();
                 let all = [$((Of::$hof, Named {
                     name: stringify!($histogram),
                     help: $hhelp,
                     kind: Kind::Counter,
-                    value: &self.$histogram,
+                    value: $histogram,
                 }),)*];
                 all.into_iter().filter(|(of, _)| of.has(self.class)).map(|(_, n)| n).collect()
             }
@@ -140,7 +142,7 @@ macro_rules! queue_stats {
             #[must_use]
             pub fn numbers(&self) -> Vec<u64> {
                 let mut numbers = vec![$(self.$counter.value(),)*];
-                $(numbers.extend(self.$histogram.cells().map(Counter::value));)*
+                numbers.extend(self.histograms.numbers());
                 numbers.extend(self.serve_ns.numbers());
                 numbers
             }
@@ -159,14 +161,12 @@ macro_rules! queue_stats {
                 $(let (was, is) = next();
                 let is_gauge = Kind::$kind == Kind::Gauge;
                 self.$counter.set(if is_gauge { is } else { was.wrapping_add(is) });)*
-                $(for cell in self.$histogram.cells() {
-                    let (was, is) = next();
-                    cell.set(was.wrapping_add(is));
-                })*
-                self.serve_ns.show(|| {
+                let mut sum = || {
                     let (was, is) = next();
                     was.wrapping_add(is)
-                });
+                };
+                self.histograms.show(&mut sum);
+                self.serve_ns.show(sum);
             }
         }
     };
@@ -246,6 +246,40 @@ impl QueueStats {
     #[must_use]
     pub fn new(class: Class) -> Self {
         Self { class, ..Self::default() }
+    }
+
+    /// Counts a batch that was taken at once, and the longest time that it can have waited. Only
+    /// the owner of the queue may.
+    #[inline]
+    pub fn record_batch(&self, taken: u64, waited_ns: u64) {
+        // The first batch has a path of its own: what it needs is kept out of every other one.
+        let Some([batch_size, wait_ns]) = self.histograms.allocated() else {
+            return self.record_first_batch(taken, waited_ns);
+        };
+        batch_size.record(taken, 1);
+        wait_ns.record(waited_ns, 1);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn record_first_batch(&self, taken: u64, waited_ns: u64) {
+        let [batch_size, wait_ns] = self.histograms.to_record();
+        batch_size.record(taken, 1);
+        wait_ns.record(waited_ns, 1);
+    }
+
+    /// Requests or packets taken at once.
+    #[must_use]
+    pub fn batch_size(&self) -> &Histogram {
+        let [batch_size, _] = self.histograms.all();
+        batch_size
+    }
+
+    /// Longest time a batch can have waited, in nanoseconds.
+    #[must_use]
+    pub fn wait_ns(&self) -> &Histogram {
+        let [_, wait_ns] = self.histograms.all();
+        wait_ns
     }
 
     /// [`Self::serve_ns`], if the queue is one of a disk.
@@ -364,6 +398,20 @@ mod tests {
         let own: Vec<_> = xen.iter().filter(|name| !blk.contains(name)).collect();
         assert!(own.contains(&&"grant_hits") && own.iter().all(|name| name.starts_with("grant")));
         assert!(own.iter().all(|name| !net.contains(name)) && !xen.contains(&"packets"));
+    }
+
+    #[test]
+    fn a_queue_without_a_batch_takes_little_memory_and_shows_each_histogram_empty() {
+        assert!(size_of::<QueueStats>() <= 896, "{}", size_of::<QueueStats>());
+        let stats = QueueStats::new(Class::Blk);
+        let all: Vec<_> = stats.histograms().iter().map(|h| (h.name, h.value.count())).collect();
+        assert_eq!(all, [("batch_size", 0), ("wait_ns", 0)]);
+        let zeroes = stats.numbers();
+        stats.show(&zeroes, &zeroes);
+        assert!(format!("{stats:?}").matches("<uninit>").count() == 3, "{stats:?}");
+        stats.record_batch(3, 40);
+        assert_eq!((stats.batch_size().sum(), stats.wait_ns().sum()), (3, 40));
+        assert_eq!(stats.numbers().len(), zeroes.len());
     }
 
     #[test]

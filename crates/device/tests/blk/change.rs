@@ -91,7 +91,7 @@ fn a_disabled_queue_serves_nothing_and_loses_nothing() {
         guest.until_used();
     }
     let stats = guest.stats();
-    assert_eq!((stats.batch_size.count(), stats.batch_size.sum()), (1, 3), "all at once");
+    assert_eq!((stats.batch_size().count(), stats.batch_size().sum()), (1, 3), "all at once");
     assert_eq!(
         (stats.requests.value(), stats.reads.value(), stats.bytes_read.value()),
         (3, 3, 1536)

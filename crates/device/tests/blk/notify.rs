@@ -19,9 +19,9 @@ fn a_worker_sleeps_between_requests_and_a_kick_wakes_it() {
         guest.until_used();
         assert_eq!(guest.status(number), OK);
         assert_eq!(guest.stats().kicks.value(), round);
-        assert!(guest.stats().wait_ns.sum() < 10_000_000_000, "it did not wait since the start");
+        assert!(guest.stats().wait_ns().sum() < 10_000_000_000, "it did not wait since the start");
     }
-    assert_eq!(guest.stats().batch_size.count(), 3);
+    assert_eq!(guest.stats().batch_size().count(), 3);
     assert_eq!(guest.stop(), 3);
 }
 

@@ -156,8 +156,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     #[inline]
     fn count_batch(&mut self, popped: usize, now_ns: u64) {
         let popped = popped as u64;
-        self.stats.batch_size.record(popped, 1);
-        self.stats.wait_ns.record(now_ns.saturating_sub(self.looked_at_ns), 1);
+        self.stats.record_batch(popped, now_ns.saturating_sub(self.looked_at_ns));
         self.stats.ring_occupancy.set(popped + u64::from(self.ring.available_count()));
         if !self.notifier.take_kicked() {
             self.stats.kicks_suppressed.add(1);

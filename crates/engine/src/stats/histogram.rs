@@ -1,4 +1,5 @@
-//! `Histogram`: counts of values by their size; `ServeTimes`: one for each operation of a disk.
+//! `Histogram`: counts of values by their size; `Histograms`: some that are allocated with their
+//! first value; `ServeTimes`: one for each operation of a disk.
 
 use super::Counter;
 use std::sync::OnceLock;
@@ -14,13 +15,23 @@ pub struct Histogram {
     sum: Counter,
 }
 
+/// A histogram without a value, for whoever reads one that was not allocated.
+static EMPTY: Histogram = Histogram::new();
+
 impl Default for Histogram {
     fn default() -> Self {
-        Self { buckets: [const { Counter(AtomicU64::new(0)) }; BUCKETS], sum: Counter::default() }
+        Self::new()
     }
 }
 
 impl Histogram {
+    const fn new() -> Self {
+        Self {
+            buckets: [const { Counter(AtomicU64::new(0)) }; BUCKETS],
+            sum: Counter(AtomicU64::new(0)),
+        }
+    }
+
     /// The bucket of `value`: its highest set bit and the two below it.
     #[must_use]
     #[inline]
@@ -48,6 +59,7 @@ impl Histogram {
     /// Counts `count` values at once.
     #[inline]
     pub fn record(&self, value: u64, count: u64) {
+        debug_assert!(!std::ptr::eq(self, &raw const EMPTY), "nobody owns it");
         self.buckets[Self::bucket(value)].add(count);
         self.sum.add(value.wrapping_mul(count));
     }
@@ -61,7 +73,7 @@ impl Histogram {
     }
 
     /// Every number of it.
-    pub(super) fn cells(&self) -> impl Iterator<Item = &Counter> {
+    fn cells(&self) -> impl Iterator<Item = &Counter> {
         self.buckets.iter().chain([&self.sum])
     }
 
@@ -91,6 +103,61 @@ impl Histogram {
     }
 }
 
+/// Histograms that get their values together. They are allocated (2 KiB each) with the first one:
+/// of the queues of a thousand devices most have never run.
+#[derive(Debug)]
+pub(super) struct Histograms<const N: usize>(OnceLock<Box<[Histogram; N]>>);
+
+impl<const N: usize> Default for Histograms<N> {
+    fn default() -> Self {
+        Self(OnceLock::new())
+    }
+}
+
+impl<const N: usize> Histograms<N> {
+    /// The histograms, if they are allocated.
+    #[inline]
+    pub(super) fn allocated(&self) -> Option<&[Histogram; N]> {
+        self.0.get().map(|all| &**all)
+    }
+
+    /// The histograms, for their first value. Only the owner of the queue may call it.
+    pub(super) fn to_record(&self) -> &[Histogram; N] {
+        self.0.get_or_init(Self::allocate)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn allocate() -> Box<[Histogram; N]> {
+        Box::new(std::array::from_fn(|_| Histogram::new()))
+    }
+
+    /// The histograms, which are empty if none has a value yet.
+    pub(super) fn all(&self) -> [&Histogram; N] {
+        self.0.get().map_or([&EMPTY; N], |all| all.each_ref())
+    }
+
+    /// True if one may have a value.
+    fn is_allocated(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// Every number of them.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.all().into_iter().flat_map(Histogram::cells).map(Counter::value)
+    }
+
+    /// Sets every number to what `next` returns, in the order of [`Self::numbers`]. Nothing is
+    /// allocated for numbers that are all 0.
+    pub(super) fn show(&self, next: impl FnMut() -> u64) {
+        let numbers: Vec<_> = std::iter::repeat_with(next).take(N * (BUCKETS + 1)).collect();
+        if self.is_allocated() || numbers.iter().any(|n| *n > 0) {
+            let cells = self.to_record().iter().flat_map(Histogram::cells);
+            cells.zip(numbers).for_each(|(cell, n)| cell.set(n));
+        }
+    }
+}
+
 /// The operation of a disk request. Each has a histogram of its times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -112,37 +179,40 @@ const OFTEN: usize = 2;
 /// Operations that most queues meet seldom or never: those behind them.
 const RARE: usize = 3;
 
-/// A histogram for each operation of a disk. Those of the rare ones are allocated (6 KiB) with the
-/// first value: of a thousand disks most are idle.
+/// A histogram for each operation of a disk. Those of the rare ones are allocated by themselves.
 #[derive(Debug, Default)]
 pub struct ServeTimes {
     /// Of reads, and of writes.
-    often: [Histogram; OFTEN],
-    rare: OnceLock<Box<[Histogram; RARE]>>,
+    often: Histograms<OFTEN>,
+    rare: Histograms<RARE>,
 }
 
 impl ServeTimes {
     /// Counts `count` requests that took `value` each. Only the owner of the queue may.
     #[inline]
     pub fn record(&self, op: ServedOp, value: u64, count: u64) {
-        match self.often.get(op as usize) {
+        match self.often.allocated().and_then(|often| often.get(op as usize)) {
             Some(histogram) => histogram.record(value, count),
-            None => self.record_rare(op as usize - OFTEN, value, count),
+            None => self.record_rare(op as usize, value, count),
         }
     }
 
+    /// Records the time of a rare operation, or the first one of the others.
     #[cold]
     #[inline(never)]
-    fn record_rare(&self, index: usize, value: u64, count: u64) {
-        self.rare.get_or_init(Box::default)[index].record(value, count);
+    fn record_rare(&self, op: usize, value: u64, count: u64) {
+        match op.checked_sub(OFTEN) {
+            Some(index) => self.rare.to_record()[index].record(value, count),
+            None => self.often.to_record()[op].record(value, count),
+        }
     }
 
     /// Each operation that there may be values of: its name and its histogram.
     pub fn ops(&self) -> impl Iterator<Item = (&'static str, &Histogram)> {
-        let rare = self.rare.get().into_iter().flat_map(|rare| rare.iter());
+        let rare = self.rare.is_allocated().then(|| self.rare.all());
         ["read", "write", "flush", "discard", "other"]
             .into_iter()
-            .zip(self.often.iter().chain(rare))
+            .zip(self.often.all().into_iter().chain(rare.into_iter().flatten()))
     }
 
     /// The buckets of all operations together that are not empty: largest value and count.
@@ -165,24 +235,15 @@ impl ServeTimes {
         self.ops().map(|(_, histogram)| histogram.count()).sum()
     }
 
-    /// The values of all counters in a fixed order. Rare operations that have not occurred count as
-    /// zeroes, so the length is fixed too.
-    pub(super) fn numbers(&self) -> Vec<u64> {
-        let mut numbers: Vec<_> =
-            self.ops().flat_map(|(_, histogram)| histogram.cells()).map(Counter::value).collect();
-        numbers.resize((OFTEN + RARE) * (BUCKETS + 1), 0);
-        numbers
+    /// The values of all counters in a fixed order.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.often.numbers().chain(self.rare.numbers())
     }
 
     /// Sets every number to what `next` returns, in the order of [`Self::numbers`].
     pub(super) fn show(&self, mut next: impl FnMut() -> u64) {
-        self.often.iter().flat_map(Histogram::cells).for_each(|cell| cell.set(next()));
-        let rare: Vec<_> = (0..RARE * (BUCKETS + 1)).map(|_| next()).collect();
-        if self.rare.get().is_some() || rare.iter().any(|n| *n > 0) {
-            let histograms = self.rare.get_or_init(Box::default);
-            let cells = histograms.iter().flat_map(Histogram::cells);
-            cells.zip(rare).for_each(|(cell, n)| cell.set(n));
-        }
+        self.often.show(&mut next);
+        self.rare.show(next);
     }
 }
 
@@ -217,7 +278,7 @@ mod tests {
     #[test]
     fn times_of_operations_are_told_apart_and_added_up() {
         let times = ServeTimes::default();
-        assert_eq!((times.ops().count(), times.numbers().len()), (2, 5 * (BUCKETS + 1)));
+        assert_eq!((times.ops().count(), times.numbers().count()), (2, 5 * (BUCKETS + 1)));
         times.record(ServedOp::Read, 3, 2);
         times.record(ServedOp::Discard, 3, 1);
         times.record(ServedOp::Other, 1000, 1);
@@ -226,6 +287,6 @@ mod tests {
         assert_eq!(counts, each);
         assert_eq!((times.count(), times.sum()), (4, 1009));
         assert_eq!(times.filled(), [(3, 3), (1023, 1)]);
-        assert_eq!(times.numbers().len(), 5 * (BUCKETS + 1));
+        assert_eq!(times.numbers().count(), 5 * (BUCKETS + 1));
     }
 }

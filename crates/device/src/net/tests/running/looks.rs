@@ -129,7 +129,7 @@ fn a_batch_waits_from_its_kick_on_or_from_the_last_look_at_the_ring() {
     let [event] = kick_events(&mut guest.wait)[..] else { panic!("one event of one kick") };
     let mut waited = 0;
     let mut wait_of_batch = |guest: &mut Guest| {
-        let sum = guest.ring.stats.wait_ns.sum();
+        let sum = guest.ring.stats.wait_ns().sum();
         sum - std::mem::replace(&mut waited, sum)
     };
     guest.send(1);
