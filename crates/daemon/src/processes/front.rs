@@ -97,8 +97,9 @@ pub(crate) async fn serve(
             () = stopped(&mut stop) => break,
             next = front.next(&socket) => next,
         };
+        // What is done for a front-end takes memory of its own: most devices wait for one.
         tokio::select! {
-            () = front.handle(next) => {}
+            () = Box::pin(front.handle(next)) => {}
             () = stopped(&mut stopping) => break,
         }
     }

@@ -184,8 +184,8 @@ impl Server {
                 stream = self.next(clients, waiting.take()) => stream,
                 () = self.stopped() => return,
             });
-            let run = self.run(stream.clone());
-            tokio::pin!(run);
+            // Sessions take memory of their own: of a thousand devices most have none.
+            let mut run = Box::pin(self.run(stream.clone()));
             let mut doubt = None;
             let ended = loop {
                 tokio::select! {
@@ -213,7 +213,7 @@ impl Server {
             drop(stream);
             // Clients that come during this stay in the kernel's backlog, and are served
             // afterwards.
-            self.tear_down(ended).await;
+            Box::pin(self.tear_down(ended)).await;
             if self.options.one_off {
                 return;
             }
@@ -274,7 +274,7 @@ impl Server {
             match self.connect(path).await {
                 Ok(stream) => {
                     pause = BACK_OFF.0;
-                    self.run_to_end(stream).await;
+                    Box::pin(self.run_to_end(stream)).await;
                     if self.options.one_off {
                         return;
                     }
@@ -314,7 +314,7 @@ impl Server {
         } else {
             let stream = std::os::unix::net::UnixStream::from(socket);
             stream.set_nonblocking(true)?;
-            self.run_to_end(UnixStream::from_std(stream)?).await;
+            Box::pin(self.run_to_end(UnixStream::from_std(stream)?)).await;
         }
         Ok(())
     }
