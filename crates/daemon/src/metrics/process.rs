@@ -1,8 +1,10 @@
-//! The metrics that every client library of Prometheus has of its process, by the same names.
+//! The metrics that every client library of Prometheus has of its process, by the same names; and the
+//! memory that it has allocated.
 
 use super::seconds;
 use super::text::{Sort, Text};
 use crate::proc_stat::{TICKS, field};
+use manyring_backend::sys::heap;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
@@ -32,6 +34,8 @@ pub(super) fn write(out: &mut Text) {
     let resident = field(&stat, 24).zip(page).map(|(pages, page)| pages * page);
     let resident_help = "Memory of the process, what guests share with it and it has touched too";
     gauge("process_resident_memory_bytes", bytes, resident_help, resident);
+    let heap_help = "Memory that the process has allocated, without stacks and what guests share";
+    gauge("manyring_heap_bytes", bytes, heap_help, heap::in_use());
     let open = fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as u64);
     gauge("process_open_fds", None, "File descriptors that are open", open);
     let most = getrlimit(Resource::Nofile).current;
@@ -67,6 +71,8 @@ mod tests {
         assert!(value("process_resident_memory_bytes") >= 4096.0);
         assert!(value("process_virtual_memory_bytes") >= value("process_resident_memory_bytes"));
         assert!(value("process_open_fds") >= 3.0 && value("process_max_fds") >= 3.0);
+        let heap = value("manyring_heap_bytes");
+        assert!(heap >= 4096.0 && heap < value("process_resident_memory_bytes"), "{heap}");
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
         let started = value("process_start_time_seconds");
         assert!(started > 1e9 && started <= now.as_secs_f64() + 2.0, "{started}");

@@ -1,7 +1,9 @@
 //! A hundred guests that do nothing cost nothing: no timer ticks, no thread runs, and each takes
-//! less than a mebibyte. So do a thousand ports of a switch, which take some KiB each.
+//! less than a mebibyte. So do a thousand ports of a switch, which take some KiB each. A device
+//! without a front-end has allocated some KiB.
 
 use crate::support::process::{Daemon, wait_until};
+use crate::support::program::http;
 use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
 use std::time::Duration;
 
@@ -127,4 +129,35 @@ fn a_thousand_idle_ports_of_a_switch_take_little_memory_and_no_time() {
         woken() == before
     });
     assert!(quiet, "threads are woken: {:?}", woken());
+}
+
+/// Bytes that a daemon with this many such devices has allocated, without a front-end.
+fn allocated(count: usize, head: &str, kind: &str) -> u64 {
+    let names: Vec<_> = (0..count).map(|n| format!("d{n:03}")).collect();
+    let (section, keys) = kind.split_once(' ').unwrap();
+    let device = |name: &String| {
+        format!("[[{section}]]\nname = '{name}'\nsocket_path = '@/{name}'\n{keys}\n")
+    };
+    let devices: String = names.iter().map(device).collect();
+    let config = format!("[daemon]\ncontrol = '@/control'\n{head}\n{devices}");
+    let sockets: Vec<_> = names.iter().map(String::as_str).chain(["control"]).collect();
+    let daemon = Daemon::run(&config, &sockets);
+    let (status, _, text) = http(&daemon.socket_of("control"), "GET", "/metrics", "");
+    assert_eq!(status, 200);
+    let line = text.lines().find_map(|line| line.strip_prefix("manyring_heap_bytes "));
+    line.unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_device_without_a_front_end_has_allocated_a_few_kib() {
+    const MORE: u64 = 100;
+    // A disk has eight queues, a network device one pair, each by default. The second form is that
+    // of the supervisor of device processes.
+    for (kind, kib_max) in [("blk null = '1G'", 28), ("net null = true", 24)] {
+        for head in ["domains = 'one'", "domains = 'device'"] {
+            let [few, many] = [10, 10 + MORE].map(|n| allocated(n.try_into().unwrap(), head, kind));
+            let each = many.saturating_sub(few) / MORE;
+            assert!(each > 1000 && each < kib_max << 10, "{kind}, {head}: {each} bytes");
+        }
+    }
 }
