@@ -59,6 +59,7 @@ impl Counts {
         for (index, before) in before.iter_mut().enumerate() {
             let Some(stats) = self.part.stats(index) else { continue };
             *before = stats.numbers();
+            before.shrink_to_fit();
             stats.show(before, &[]);
         }
     }
@@ -66,7 +67,7 @@ impl Counts {
 
 /// Size of the counters of one queue, in bytes.
 fn size() -> usize {
-    QueueStats::default().numbers().len() * size_of::<u64>()
+    QueueStats::NUMBERS_MAX * size_of::<u64>()
 }
 
 fn blank(queues: usize) -> Result<OwnedFd, Errno> {

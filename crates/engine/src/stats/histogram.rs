@@ -188,6 +188,9 @@ pub struct ServeTimes {
 }
 
 impl ServeTimes {
+    /// How many histograms there are.
+    pub(super) const HISTOGRAMS: usize = OFTEN + RARE;
+
     /// Counts `count` requests that took `value` each. Only the owner of the queue may.
     #[inline]
     pub fn record(&self, op: ServedOp, value: u64, count: u64) {
