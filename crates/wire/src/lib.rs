@@ -1,11 +1,70 @@
 //! Bytes of every format that a peer can send, parsed and emitted. No I/O, no clock, no unsafe.
 //!
 //! transport -> queue -> device -> backend; **wire** lies under all of them. Every type here is
-//! parsed from bytes or emitted to bytes and does nothing else: `parse` checks once, and a value
-//! that exists is valid.
+//! parsed from bytes or emitted to bytes and does nothing else.
+//!
+//! ```text
+//! module      whose bytes                              main types
+//! vhost_user  a front-end's messages                   Header -> Row (THE TABLE) -> Request; Reply
+//! virtio      feature, status and device numbers       constants
+//! virtqueue   descriptors and flags of both rings      constants (the crate queue reads the rings)
+//! blk         a driver's requests to a disk            RawHeader -> RequestKind; Segment; Config
+//! net         a driver's frames and commands           RawHeader, Offloads; Command; flow, segment
+//! nbd         an NBD server's answers                  Handshake, replies; commands emitted
+//! xen         xenstore, and a Xen disk's nodes, ring   Path, Message; Offer, Disk; blkif requests
+//! rtnetlink   the kernel's news of interfaces          Request emitted; Link, LinkEvent parsed
+//! ```
+//! Bytes flow in from whoever copied them out of a socket or of guest memory, and flow out as a
+//! value:
+//!
+//! ```text
+//! guest memory, socket -> copied once -> parse(bytes) -> a value that is valid, or an error
+//! a value              -> emit()      -> bytes
+//! ```
+//! Why it is so, and why it is right:
+//! 1. **Parse, do not validate.** `parse` checks lengths, sums, counts and reserved bits once; a
+//!    value that exists is valid, and nobody checks it again. Whatever depends on state, such as
+//!    "is there a queue 7?", is decided above.
+//! 2. **Bytes are copied first.** A guest writes while we read. Types whose name begins with `Raw`
+//!    have the layout of guest memory, and are parsed from a copy.
+//! 3. **No value of a peer is an index, a length or a sum before it was checked.** Sizes are 64-bit
+//!    on every host that compiles this crate, so none is truncated ([`host_size`]).
+//! 4. **An unknown value is a value where the specification has an answer for it**
+//!    ([`blk::RequestKind::Unknown`] is answered with `UNSUPP`), and an error where the peer broke
+//!    a rule ([`vhost_user::ParseError`]).
+//! 5. **A format is a table where it can be.** [`vhost_user::REQUESTS`] has a row for each request:
+//!    shape of the payload, file descriptors, whether it is answered, which feature it needs. One
+//!    parser reads all of them.
 //!
 //! Pinned specifications: virtio 1.3 (OASIS committee specification) and the vhost-user protocol
 //! as documented in QEMU 11.0, plus the request and the two feature bits of 11.1.
+//!
+//! ```
+//! use manyring_wire::blk::{RawHeader, RequestKind, VIRTIO_BLK_T_IN};
+//! use manyring_wire::vhost_user::{FLAG_VERSION, Header, ParseError, Request, row_of};
+//! use zerocopy::IntoBytes;
+//!
+//! // A message of a front-end: a header of 12 bytes, then the payload of its row.
+//! let header = Header { request: 2, flags: FLAG_VERSION, size: 8 };
+//! assert_eq!(Header::parse(&header.emit()), Ok(header));
+//! let row = row_of(header.request).unwrap();
+//! assert_eq!(row.name, "SET_FEATURES");
+//! let payload = (1u64 << 32).to_ne_bytes();
+//! assert_eq!(Request::parse(row, &payload, 0), Ok(Request::SetFeatures(1 << 32)));
+//! let name = "SET_FEATURES";
+//! assert_eq!(Request::parse(row, &payload[..4], 0), Err(ParseError::Size { name, size: 4 }));
+//!
+//! // A request of a driver: its sector becomes an offset in bytes, which cannot overflow.
+//! let of = |kind: u32, sector: u64| {
+//!     let header =
+//!         RawHeader { kind: kind.into(), sector: sector.into(), ..RawHeader::default() };
+//!     assert_eq!(header.as_bytes().len(), manyring_wire::blk::HEADER_SIZE);
+//!     RequestKind::parse(&header)
+//! };
+//! assert_eq!(of(VIRTIO_BLK_T_IN, 8), RequestKind::In { offset: 4096 });
+//! assert_eq!(of(VIRTIO_BLK_T_IN, u64::MAX), RequestKind::OutOfRange);
+//! assert_eq!(of(77, 0), RequestKind::Unknown(77));
+//! ```
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
