@@ -21,9 +21,7 @@
 //! ```text
 //! worker: DiskQueue::submit(burst, io_uring, done)   starts all; what is done at once is in `done`
 //!         DiskQueue::on_event(token, result, ..)     the io_uring has completed an entry
-//!         DiskQueue::reap(done)                      what other threads have done; a piece of a
-//!                                                    long request
-//! device: writes the status byte, pushes the chain
+//!         DiskQueue::reap(done)                      done by other threads; a piece of long ones
 //! ```
 //! Why it is so, and why it is right:
 //! 1. **A token comes back exactly once.** A request's token is the slot of its chain. The device
@@ -33,14 +31,13 @@
 //! 3. **Slices keep their memory mapped.** A backend that is not done when `submit` returns keeps
 //!    the slices in a [`SliceList`](manyring_memory::SliceList), which holds the snapshot of guest
 //!    memory that they came from.
-//! 4. **A worker serves other guests too.** `submit` and `reap` together copy a bounded number of
-//!    bytes (`blk/quota.rs`). A call that may wait goes to the kernel's threads, or to the disk's
-//!    own (`blk/offload.rs`); a port that is full says what to wait for ([`net::Readiness`]).
+//! 4. **A worker serves other guests too.** `submit` and `reap` copy a bounded number of bytes
+//!    (`blk/quota.rs`). A call that may wait is made by a thread of the kernel or of the disk
+//!    (`blk/offload.rs`); a port that is full says what to wait for ([`net::Readiness`]).
 //! 5. **An image belongs to one process.** [`blk::Image`] locks it. A description that is given to
 //!    another process carries a lock of its own, by which its last request can be waited for
 //!    (`blk/image/hand.rs`).
-//! 6. **Unsafe code and system calls lie in [`sys`]** alone. An io_uring takes the requests of
-//!    disks, and no others (`sys/uring/bounds.rs`).
+//! 6. **Unsafe code lies in [`sys`]** alone. An io_uring takes requests of disks and no others.
 //!
 //! A sector that is written, and read back:
 //!
@@ -74,10 +71,8 @@
 //! serve(3, Op::Write { durable: false }, 0x1000);
 //! serve(5, Op::Read, 0x2000);
 //! assert_eq!(done, [3, 5].map(|token| Completion { token, result: Ok(()) }));
-//!
-//! let mut read = Vec::new();
-//! memory.slices(GuestAddr(0x2000), 512, &mut LastHit::default(), &mut read).unwrap();
-//! assert_eq!(read[0].read_array::<512>(), Some([7; 512]));
+//! memory.slices(GuestAddr(0x2000), 512, &mut LastHit::default(), &mut bytes).unwrap();
+//! assert_eq!(bytes[1].read_array::<512>(), Some([7; 512]));
 //! ```
 #![deny(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]

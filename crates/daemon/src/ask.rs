@@ -6,7 +6,7 @@ use crate::cli::{
     ResizeArgs, SetArgs,
 };
 use crate::client::{self, look};
-use crate::config::diff::StepInfo;
+use crate::config::diff::{RESTART, StepInfo};
 use crate::config::plan::{is_device_name, parse_size};
 use crate::config::raw::RawConfig;
 use crate::model::Done;
@@ -24,12 +24,14 @@ pub(crate) async fn add(device: AddedDevice) -> Result<(), Failure> {
     };
     let control = raw.daemon.control.take().unwrap_or_else(|| CONTROL.into());
     if let Some(option) = raw.daemon.given() {
-        return Err(Failure::Wrong(format!("{option}: is chosen where the daemon is started")));
+        return Err(Failure::Wrong(format!(
+            "{option}: is an option of the daemon, not of a device"
+        )));
     }
     let keys =
         raw.blk.iter().map(serde_json::to_value).chain(raw.net.iter().map(serde_json::to_value));
     let mut keys = keys.last().and_then(Result::ok).unwrap_or_default();
-    let keys = keys.as_object_mut().ok_or_else(|| "no device is described".to_owned())?;
+    let keys = keys.as_object_mut().ok_or_else(|| "no keys of a device are given".to_owned())?;
     keys.retain(|_, value| !value.is_null());
     // The daemon has another working directory.
     for key in ["file", "socket_path", "pcap"] {
@@ -93,6 +95,10 @@ fn told(what: &str, done: &Done) -> String {
     }
     let line = |step: &StepInfo| match step.keys.as_slice() {
         [] => format!("{}: {}\n", step.device, step.step),
+        keys if step.step == RESTART => {
+            let (table, keys) = (&step.device, keys.join(", "));
+            format!("{table} {keys}: changed in the file; needs a restart of the daemon\n")
+        }
         keys => format!("{}: {} ({})\n", step.device, step.step, keys.join(", ")),
     };
     done.steps.iter().map(line).collect()

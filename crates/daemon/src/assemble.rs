@@ -54,19 +54,19 @@ pub(crate) enum AssembleError {
     StateDir { at: String, source: io::Error },
     #[error(transparent)]
     Xen(Box<dyn Error + Send + Sync>),
-    #[error("the host does not come back from earlier calls: nothing more is asked of it")]
+    #[error("earlier host calls are still blocked; no further one is made")]
     Calls,
-    #[error("no worker thread can be started")]
+    #[error("no worker thread available")]
     Workers,
     #[error("{at}: {problem}")]
     Unfound { at: String, key: &'static str, problem: String },
-    #[error("{at}: the host has not opened it yet")]
+    #[error("{at}: opening it is blocked; retrying")]
     Slow { at: String },
     #[error("{at}: there is no switch {name}")]
     NoSwitch { at: String, name: String },
     #[error("{at}: {source}")]
     Switch { at: String, source: SwitchError },
-    #[error("{at}: the daemon has failed to open it")]
+    #[error("{at}: opening it failed: internal error")]
     Failed { at: String },
     /// The reason for which the last device waited, with the key as it was typed.
     #[error("{0}")]
@@ -192,7 +192,7 @@ pub(crate) fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
     let endpoint = match &plan.socket {
         SocketPlan::Listen { path, access, .. } => {
             let Some(found) = plan.socket.listens_at() else {
-                let problem = format!("the folder of {} is not found yet", path.display());
+                let problem = format!("the folder of {} does not exist yet", path.display());
                 let unfound = Unfound { key: "socket_path", problem };
                 return Err(AssembleError::unfound(&plan.place, unfound));
             };

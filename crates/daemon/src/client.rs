@@ -50,7 +50,9 @@ async fn ask<T: DeserializeOwned>(
 ) -> Result<T, String> {
     let silent = || {
         let (at, seconds) = (control.display(), timeout.as_secs());
-        format!("{at}: the daemon has not answered within {seconds} s: it is busy, held or stopped")
+        format!(
+            "{at}: no answer from the daemon within {seconds} s; it is busy, blocked or stopped"
+        )
     };
     if let Some(problem) = unexpanded(control) {
         return Err(format!("--control: {problem}"));
@@ -59,7 +61,7 @@ async fn ask<T: DeserializeOwned>(
     let bytes = answer.unwrap_or_else(|_| Err(silent()))?;
     let text = if bytes.is_empty() { b"null" } else { &bytes[..] };
     serde_json::from_slice(text)
-        .map_err(|error| format!("{}: not understood: {error}", control.display()))
+        .map_err(|error| format!("{}: malformed answer: {error}", control.display()))
 }
 
 /// Asks until the daemon has a place for this client: others can have all of them for a moment. The

@@ -298,7 +298,7 @@ impl DeviceManager {
             Ok(ended) => ended?,
             Err(_) => {
                 let devices = self.tasks.names();
-                tracing::warn!(devices, "devices do not end: the process ends without them");
+                tracing::warn!(devices, "closing devices timed out; exiting");
             }
         }
         self.processes().end().await;
@@ -354,7 +354,7 @@ impl DeviceManager {
     /// socket was handed in.
     fn failed(&self, name: &str, error: &AssembleError) {
         let reason = error.to_string();
-        tracing::error!(device = name, reason, "the device is not served any more");
+        tracing::error!(device = name, reason, "the device failed and is no longer served");
         self.devices().fail(name, reason);
     }
 }

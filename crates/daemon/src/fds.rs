@@ -19,13 +19,13 @@ pub(crate) enum FdError {
         errno: Errno,
     },
     /// It is open, but ours: what is handed in never closes on exec, what we open always does.
-    #[error("{fd} was not handed in")]
+    #[error("{fd} was not passed to this process")]
     Own {
         /// Its number.
         fd: i32,
     },
     /// It is open, but no socket.
-    #[error("{fd} is no unix socket")]
+    #[error("{fd} is not a unix socket")]
     Kind {
         /// Its number.
         fd: i32,

@@ -190,8 +190,8 @@ async fn obey_signals(
                     Some(control) => processes::start_next(control).await,
                     None => "this daemon has no control socket".to_owned(),
                 };
-                tracing::warn!(ended, "not taken over by the next process");
-                service.status(&format!("not taken over: {ended}"));
+                tracing::warn!(ended, "takeover by the next process failed");
+                service.status(&format!("takeover failed: {ended}"));
                 continue;
             }
             else => return std::future::pending().await,
@@ -205,8 +205,11 @@ async fn obey_signals(
                 service.ready(&state.devices.in_words());
             }
             Err(error) => {
-                tracing::error!(%error, "configuration not reloaded: all is as it was");
-                service.ready(&format!("configuration not reloaded: {error}"));
+                tracing::error!(
+                    %error,
+                    "reloading the configuration failed; the running one stays in effect"
+                );
+                service.ready(&format!("reloading the configuration failed: {error}"));
             }
         }
         // What the plan took beside the one that is carried out.
@@ -237,7 +240,9 @@ async fn open(
     let manager = manager.map_err(|error| error.to_string())?;
     if service.is_managed() && is_last.load(Ordering::Relaxed) {
         // It ends every process that is left of the service, and starts the service anew.
-        return Err("--takeover: the daemon has died: the service manager starts the next".into());
+        return Err(
+            "--takeover: the running daemon died; the service manager starts the next".into()
+        );
     }
     tell_unisolated(plan);
     Ok((manager, before))
@@ -317,8 +322,9 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
     });
     // A task that waits for a host call must not keep us either.
     runtime.shutdown_background();
-    if !manyring_transport::vhost_user::names_removed(NAMES_TIMEOUT) {
-        tracing::warn!("the host does not remove a socket's name: the process ends without that");
+    for path in manyring_transport::vhost_user::names_left(NAMES_TIMEOUT) {
+        let path = path.display();
+        tracing::warn!("unlinking {path} timed out; exiting and leaving it behind");
     }
     served.map_err(Failure::Refused)
 }
@@ -327,7 +333,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
 async fn end_workers(pool: Arc<manyring_engine::Pool>) {
     let quit = manyring_engine::aside(move || pool.quit());
     if tokio::time::timeout(QUIT_TIMEOUT, quit).await.is_err() {
-        let problem = "a worker hangs in a host call: the process ends without it";
+        let problem = "a worker is blocked in a host call; exiting";
         tracing::warn!(devices = held_devices(), "{problem}");
     }
 }

@@ -37,7 +37,7 @@ impl HostLinks {
         }
         let events = watched();
         if let Err(error) = &events {
-            tracing::warn!(%error, "an interface that is deleted will not be noticed");
+            tracing::warn!(%error, "watching interfaces failed; deleted ones will not be noticed");
         }
         Self(events.ok())
     }
@@ -61,7 +61,10 @@ impl HostLinks {
                 // Reports were lost, so each port must be looked at.
                 Err(Errno::NOBUFS) => None,
                 Err(errno) => {
-                    tracing::warn!(%errno, "the host reports no changes of interfaces any more");
+                    tracing::warn!(
+                        %errno,
+                        "watching interfaces failed; changes are no longer noticed"
+                    );
                     return;
                 }
             };

@@ -149,7 +149,7 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
     let _ = ARGUMENTS.set([level.to_owned(), format.name().to_owned()]);
     let known = ["error", "warn", "info", "debug", "trace"];
     if !known.contains(&level) {
-        return Err(format!("--log-level: {level:?} is none of {}", known.join(", ")));
+        return Err(format!("--log-level: {level:?} is not one of {}", known.join(", ")));
     }
     let ours = ["daemon", "device", "engine", "transport", "backend", "queue", "memory"];
     let ours: Vec<_> = ours.iter().map(|name| format!("manyring_{name}={level}")).collect();

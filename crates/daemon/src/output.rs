@@ -20,7 +20,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Wrong(message) | Self::Refused(message) => f.write_str(message),
-            Self::Unread => f.write_str("nobody reads standard output"),
+            Self::Unread => f.write_str("standard output is closed"),
         }
     }
 }

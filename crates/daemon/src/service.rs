@@ -22,7 +22,7 @@ use sockets::{Handed, Listening};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -37,6 +37,8 @@ pub(crate) struct Service {
     handed: Mutex<Vec<Handed>>,
     /// Those of them that the configuration has no use for, until this process is the main one.
     unused: Mutex<Vec<Handed>>,
+    /// How many of them this process listens at.
+    taken_over: AtomicUsize,
     /// The sockets that listen, under the names by which another process gets them.
     listening: Mutex<BTreeMap<String, Listening>>,
     /// Dropped when this process is the one that the manager hears.
@@ -66,6 +68,7 @@ impl Service {
             keeps,
             handed: Mutex::new(sockets::handed(named)),
             unused: Mutex::default(),
+            taken_over: AtomicUsize::new(0),
             listening: Mutex::default(),
             is_heard: Mutex::new(Some(is_heard)),
             is_ending: Arc::default(),
@@ -102,6 +105,7 @@ impl Service {
 
     /// Tells that all sockets listen that can, or that a reload has ended.
     pub(crate) fn ready(&self, status: &str) {
+        self.log_taken_over();
         self.tell(format!("READY=1\nSTATUS={}\n", one_line(status)));
     }
 

@@ -82,7 +82,7 @@ fn of_socket(args: &SnippetArgs, socket: &Path) -> Result<Wanted, String> {
     };
     let name = args.device.clone().unwrap_or_else(|| default.to_owned());
     if !is_device_name(&name) {
-        return Err(format!("DEVICE: {name:?} is no name of a device"));
+        return Err(format!("DEVICE: {name:?} is not the name of a device"));
     }
     // As many as the device has where it was told no number either.
     let queues = match args.net {

@@ -59,9 +59,7 @@ const KERNELS_KIND: &str = "vbd";
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub(crate) enum XenError {
-    #[error(
-        "{at}: this machine runs no Xen, or no xenstored: neither {SOCKET} nor {DEVICE} is there"
-    )]
+    #[error("{at}: Xen or xenstored is not running: neither {SOCKET} nor {DEVICE} exists")]
     Missing { at: String },
     #[error("{at}: {source}")]
     Store { at: String, source: StoreError },
@@ -70,8 +68,8 @@ pub(crate) enum XenError {
     #[error("{at}: {source}")]
     StateDir { at: String, source: StateDirError },
     #[error(
-        "{at}: \"{KERNELS_KIND}\" is served by this kernel's xen-blkback: rmmod it, or name \
-         another kind"
+        "{at}: \"{KERNELS_KIND}\" is in use by this kernel's xen-blkback; unload it (rmmod), or \
+         name another kind"
     )]
     Kernel { at: String },
 }
@@ -215,7 +213,7 @@ impl XenDisks {
         };
         if tokio::time::timeout(STOP_TIMEOUT, disks.all_ended()).await.is_err() {
             let xen = &self.shared.plan.name;
-            tracing::warn!(xen, "disks whose requests do not end are given up");
+            tracing::warn!(xen, "requests in flight of disks did not complete; abandoning them");
         }
         // Without xenstore nobody knows which disks are gone.
         if let (Some(there), false) = (&disks.there, is_lost) {
@@ -278,7 +276,11 @@ impl XenDisks {
         stop: &watch::Receiver<bool>,
     ) -> Option<(Store, Arc<Hypervisor>)> {
         let plan = &self.shared.plan;
-        tracing::error!(xen = plan.name, %error, "disks are served as they are, until it is there");
+        tracing::error!(
+            xen = plan.name,
+            %error,
+            "xenstore is unavailable; disks keep running; retrying"
+        );
         while !ends_within(stop, RETRY).await {
             let store = Store::open(&self.endpoint, plan.domain);
             let (Ok(store), Ok(hypervisor)) = (store, Hypervisor::open(&plan.xen)) else {
@@ -309,7 +311,7 @@ impl XenDisks {
         if let Err(ServeError::Store(error)) = served
             && !error.is_lost()
         {
-            tracing::error!(device = %id, %error, "not served: tried again in a second");
+            tracing::error!(device = %id, %error, "the disk failed; retrying in a second");
             ends_within(&stop, RETRY).await;
         }
         id

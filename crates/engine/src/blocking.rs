@@ -90,7 +90,7 @@ async fn start<F: FnOnce() + Send + 'static>(
         match starter::spawn(Role::Control, thread, work) {
             Ok(thread) => return thread,
             Err(error) if !std::mem::replace(&mut is_told, true) => {
-                let problem = "no thread for a call that may block: it waits for one";
+                let problem = "no thread available for a call that may block; retrying";
                 tracing::warn!(device, %error, "{problem}");
             }
             Err(_) => {}

@@ -218,13 +218,13 @@ impl Post {
         let Some(state @ ('D' | 'S')) = rest.trim_start().chars().next() else { return };
         let name = head.split_once('(').map_or("", |(_, name)| name).to_owned();
         let (device, waits_in) = (self.device(), read("wchan"));
-        let waits = "a thread does not come back: whom it serves waits";
+        let waits = "a thread is blocked; the devices that it serves wait";
         match &self.serves {
             Serves::Queues(_) => {
                 tracing::warn!(thread = name, device, state = %state, waits_in, "{waits}");
             }
             Serves::Host(_) => {
-                let waits = "the host does not come back from a call: the device waits";
+                let waits = "a host call is blocked; the device waits";
                 tracing::warn!(thread = name, device, state = %state, waits_in, "{waits}");
             }
             // A janitor serves one device, whose session says so itself when it waits for long.
@@ -245,7 +245,7 @@ impl Post {
         let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((Held { thread, device, .. }, began)) = held {
             let seconds = began.elapsed().as_secs_f64();
-            tracing::info!(thread, device, seconds, "the thread has come back");
+            tracing::info!(thread, device, seconds, "the thread is no longer blocked");
         }
     }
 }

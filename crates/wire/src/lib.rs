@@ -14,27 +14,17 @@
 //! xen         xenstore, and a Xen disk's nodes, ring   Path, Message; Offer, Disk; blkif requests
 //! rtnetlink   the kernel's news of interfaces          Request emitted; Link, LinkEvent parsed
 //! ```
-//! Bytes flow in from whoever copied them out of a socket or of guest memory, and flow out as a
-//! value:
-//!
-//! ```text
-//! guest memory, socket -> copied once -> parse(bytes) -> a value that is valid, or an error
-//! a value              -> emit()      -> bytes
-//! ```
-//! Why it is so, and why it is right:
+//! Bytes that were copied out of a socket or of guest memory flow in, a valid value or an error
+//! flows out; `emit` makes bytes of a value again. Why it is so, and why it is right:
 //! 1. **Parse, do not validate.** `parse` checks lengths, sums, counts and reserved bits once; a
 //!    value that exists is valid, and nobody checks it again. Whatever depends on state, such as
 //!    "is there a queue 7?", is decided above.
 //! 2. **Bytes are copied first.** A guest writes while we read. Types whose name begins with `Raw`
 //!    have the layout of guest memory, and are parsed from a copy.
-//! 3. **No value of a peer is an index, a length or a sum before it was checked.** Sizes are 64-bit
-//!    on every host that compiles this crate, so none is truncated ([`host_size`]).
-//! 4. **An unknown value is a value where the specification has an answer for it**
-//!    ([`blk::RequestKind::Unknown`] is answered with `UNSUPP`), and an error where the peer broke
-//!    a rule ([`vhost_user::ParseError`]).
-//! 5. **A format is a table where it can be.** [`vhost_user::REQUESTS`] has a row for each request:
-//!    shape of the payload, file descriptors, whether it is answered, which feature it needs. One
-//!    parser reads all of them.
+//! 3. **An unknown value is a value where the specification has an answer for it**
+//!    ([`blk::RequestKind::Unknown`]), and an error where the peer broke a rule.
+//! 4. **A format is a table where it can be.** [`vhost_user::REQUESTS`] has a row for each request,
+//!    with the shape of its payload, its file descriptors, and the feature that it needs.
 //!
 //! Pinned specifications: virtio 1.3 (OASIS committee specification) and the vhost-user protocol
 //! as documented in QEMU 11.0, plus the request and the two feature bits of 11.1.
@@ -42,7 +32,6 @@
 //! ```
 //! use manyring_wire::blk::{RawHeader, RequestKind, VIRTIO_BLK_T_IN};
 //! use manyring_wire::vhost_user::{FLAG_VERSION, Header, ParseError, Request, row_of};
-//! use zerocopy::IntoBytes;
 //!
 //! // A message of a front-end: a header of 12 bytes, then the payload of its row.
 //! let header = Header { request: 2, flags: FLAG_VERSION, size: 8 };
@@ -56,10 +45,8 @@
 //!
 //! // A request of a driver: its sector becomes an offset in bytes, which cannot overflow.
 //! let of = |kind: u32, sector: u64| {
-//!     let header =
-//!         RawHeader { kind: kind.into(), sector: sector.into(), ..RawHeader::default() };
-//!     assert_eq!(header.as_bytes().len(), manyring_wire::blk::HEADER_SIZE);
-//!     RequestKind::parse(&header)
+//!     let (kind, sector) = (kind.into(), sector.into());
+//!     RequestKind::parse(&RawHeader { kind, sector, ..RawHeader::default() })
 //! };
 //! assert_eq!(of(VIRTIO_BLK_T_IN, 8), RequestKind::In { offset: 4096 });
 //! assert_eq!(of(VIRTIO_BLK_T_IN, u64::MAX), RequestKind::OutOfRange);

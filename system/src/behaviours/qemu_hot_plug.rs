@@ -74,7 +74,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     guest.reach("used", LIMIT)?;
     let refused = daemon.remove("disk");
     let told = refused.err().unwrap_or_default();
-    check(told.contains("a front-end is connected"), || format!("removed in use: {told}"))?;
+    check(told.contains("is in use by a VMM"), || format!("removed in use: {told}"))?;
     guest.proceed()?;
     for id in ["d", "n"] {
         monitor.execute("device_del", &json!({ "id": id }))?;

@@ -101,6 +101,6 @@ fn run(scene: &Scene<'_>) -> Outcome {
 /// The processes of all device processes that the daemon has started, in that order.
 fn processes(daemon: &Daemon) -> Outcome<Vec<u32>> {
     let log = daemon.log()?;
-    let starts = log.lines().filter(|line| line.contains("the device process starts"));
+    let starts = log.lines().filter(|line| line.contains("device process started"));
     Ok(starts.filter_map(|line| line.rsplit_once("pid=")?.1.trim().parse().ok()).collect())
 }

@@ -104,7 +104,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let connects = log.matches("front-end connected").count();
     // Each of its devices, in each of its device processes.
     check(connects == 2 * (ROUNDS + 1), || format!("{connects} sessions: {log}"))?;
-    let faults = ["fault", " ERROR ", "panicked", "session ends"];
+    let faults = ["fault", " ERROR ", "panicked", "session closed"];
     check(!faults.iter().any(|fault| log.contains(fault)), || log.clone())?;
     daemon.stop()?;
     namespace.holds_only(&[])
@@ -113,6 +113,6 @@ fn run(scene: &Scene<'_>) -> Outcome {
 /// The processes of all device processes that the daemon has started, in that order.
 fn processes(daemon: &Daemon) -> Outcome<Vec<u32>> {
     let log = daemon.log()?;
-    let starts = log.lines().filter(|line| line.contains("the device process starts"));
+    let starts = log.lines().filter(|line| line.contains("device process started"));
     Ok(starts.filter_map(|line| line.rsplit_once("pid=")?.1.trim().parse().ok()).collect())
 }

@@ -126,7 +126,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let daemon = start("killed.log")?;
     wait_for("the reason for which an image has no helper", LIMIT, || {
         let log = daemon.log()?;
-        Ok((log.contains("format: qemu-storage-daemon has ended: ")
+        Ok((log.contains("format: qemu-storage-daemon exited: ")
             && log.contains("Image is not in qcow2 format"))
         .then_some(()))
     })?;

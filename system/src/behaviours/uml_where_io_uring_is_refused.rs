@@ -25,7 +25,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     let socket = options.socket();
     let daemon = Daemon::start(options, &socket)?;
     // The log has a thread of its own.
-    let words = "io_uring is refused";
+    let words = "io_uring is unavailable";
     let log = wait_for("the line about io_uring", LIMIT, || {
         Ok(Some(daemon.log()?).filter(|log| log.contains(words)))
     })?;

@@ -16,7 +16,7 @@ journal() { journalctl -q -b -u manyring -p "$1..$1" -o cat | grep -q "$2"; }
 answered() {
     for try in 1 2 3 4 5 6; do
         said=$(manyring stats --control $control 2>&1 >/dev/null) && return 0
-        case $said in *"has not answered within"*) echo "$said" >>/day/slow ;; *) break ;; esac
+        case $said in *"no answer from the daemon within"*) echo "$said" >>/day/slow ;; *) break ;; esac
     done
     echo "$said"
     return 1
@@ -76,7 +76,7 @@ must "guest after the watchdog" load a
 
 echo 'nonsense = 1' >>/etc/manyring/manyring.toml
 must "a wrong configuration is refused at the reload" sh -c 'systemctl reload manyring; sleep 0.3'
-must "and told" until_ sh -c 'systemctl show manyring -p StatusText --value | grep -q "not reloaded"'
+must "and told" until_ sh -c 'systemctl show manyring -p StatusText --value | grep -q "reloading the configuration failed"'
 must "and harms nobody" load a
 sed -i '$d' /etc/manyring/manyring.toml
 must "template" systemctl start manyring@two

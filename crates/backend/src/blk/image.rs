@@ -321,7 +321,8 @@ impl Image {
             tracing::error!(
                 %errno,
                 image = %self.path.display(),
-                "the host has lost what a guest wrote to an image: its flushes fail from now on"
+                "writing back an image failed and data of its guest is lost; its flushes fail \
+                 from now on"
             );
         }
         match self.lost.load(Ordering::Acquire) {

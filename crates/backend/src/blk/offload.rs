@@ -241,7 +241,7 @@ impl Drop for Offload {
 pub(crate) fn warn_of_waiting(image: &Image) {
     image.waiting_told.call_once(|| {
         let image = image.path().display();
-        tracing::warn!(%image, "there is no thread for a disk request: its worker waits itself");
+        tracing::warn!(%image, "no thread for a disk request; its worker blocks");
     });
 }
 

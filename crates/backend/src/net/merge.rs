@@ -223,7 +223,7 @@ impl Merger {
     pub(super) fn refuse(&mut self) {
         if let Some(Group { joined: Some(joined), .. }) = self.next() {
             let kind = joined.first().kind();
-            tracing::info!(?kind, "the host does not cut such frames: they are not merged");
+            tracing::info!(?kind, "the host does not segment such frames; not merging them");
             self.refused.push(kind);
         }
     }

@@ -92,7 +92,7 @@ impl Capture {
     fn miss(&self, frames: u64) {
         if self.missed.fetch_add(frames, Ordering::Relaxed) == 0 {
             let path = &self.path;
-            tracing::warn!(path, "frames pass that are not captured: the capture file is too slow");
+            tracing::warn!(path, "the capture file is too slow; frames are missing from it");
         }
     }
 
@@ -111,14 +111,14 @@ impl Capture {
             }
             if let Err(error) = file.write_all(&taken) {
                 let path = &self.path;
-                tracing::error!(path, %error, "the capture ends here: its file cannot be written");
+                tracing::error!(path, %error, "writing the capture file failed; capture stopped");
                 self.lock().is_closed = true;
                 return;
             }
             taken.clear();
         }
         if let Err(error) = file.flush() {
-            tracing::error!(path = self.path, %error, "the end of the capture is lost");
+            tracing::error!(path = self.path, %error, "writing the end of the capture failed");
         }
     }
 }
@@ -179,11 +179,11 @@ impl Drop for Pcap {
         self.capture.changed.notify_all();
         let path = &self.capture.path;
         if !self.capture.is_done_within(TIMEOUT) {
-            tracing::warn!(path, "the end of the capture is lost: its file takes nothing");
+            tracing::warn!(path, "the capture file is blocked; the end of the capture is lost");
         }
         let missed = self.capture.missed.load(Ordering::Relaxed);
         if missed > 0 {
-            tracing::warn!(path, missed, "frames are not in the capture");
+            tracing::warn!(path, missed, "frames are missing from the capture");
         }
     }
 }

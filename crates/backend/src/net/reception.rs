@@ -38,8 +38,9 @@ impl Reception {
             tracing::warn!(
                 name,
                 %errno,
-                "the guest receives no multicast that the host has not joined, and IPv6 needs it: \
-                 give the daemon CAP_NET_RAW, or set \"ip link set {name} allmulticast on\""
+                "the guest receives no multicast frames of groups that the host has not joined, \
+                 and IPv6 needs them; give the daemon CAP_NET_RAW, or run \"ip link set {name} \
+                 allmulticast on\""
             );
         }
         let filter = HostFilter {

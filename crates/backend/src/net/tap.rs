@@ -282,7 +282,7 @@ impl TapPort {
     /// cannot have one, so this is called again when the first queue is attached.
     fn show_carrier(&self, up: bool) {
         if let Err(errno) = sys::set_carrier(self.queues[0].as_fd(), up) {
-            tracing::debug!(name = self.name, %errno, up, "the host is not shown the link");
+            tracing::debug!(name = self.name, %errno, up, "setting the carrier failed");
         }
     }
 
@@ -311,7 +311,7 @@ impl TapPort {
         let tap = named.filter(|link| Some(link.index) == self.index()).and_then(|link| link.tap);
         let ours = u32::try_from(state.order.len()).unwrap_or(u32::MAX);
         if tap.is_some_and(|tap| tap.attached != ours) {
-            tracing::warn!(name = self.name, "steer: another process has queues of this tap");
+            tracing::warn!(name = self.name, "steer: off; another process has queues of this tap");
             state.is_left_alone = true;
             flows.rest();
             let _ = sys::set_steering(self.queues[0].as_fd(), None);
@@ -411,7 +411,7 @@ impl Port for TapPort {
                 && !std::mem::replace(&mut state.is_room_told, true)
             {
                 let name = &self.name;
-                tracing::warn!(name, %errno, "txqueuelen: its queues keep their length");
+                tracing::warn!(name, %errno, "txqueuelen: failed; the queues keep theirs");
             }
         }
         Ok(())

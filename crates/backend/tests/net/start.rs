@@ -116,9 +116,9 @@ fn a_wrong_file_descriptor_says_what_is_wrong_with_it() {
         assert_eq!(error(fds(vec![queue("mr%d", TAP | NO_PI)], 1)), text);
         let text = "file descriptor # puts packet information before frames (lacks IFF_NO_PI)";
         assert_eq!(error(fds(vec![queue("mr%d", TAP | VNET_HDR)], 1)), text);
-        let text = "2 tap file descriptors for 3 queue pairs: it takes one for each";
+        let text = "2 tap file descriptors for 3 queue pairs: one is needed for each";
         assert_eq!(error(fds(vec![right(), right()], 3)), text);
-        let text = "0 tap file descriptors for 1 queue pairs: it takes one for each";
+        let text = "0 tap file descriptors for 1 queue pairs: one is needed for each";
         assert_eq!(error(fds(vec![], 1)), text);
         let text = error(fds(
             vec![queue("mr20", TAP | NO_PI | VNET_HDR), queue("mr21", TAP | NO_PI | VNET_HDR)],
@@ -146,8 +146,11 @@ fn a_bridge_or_an_mtu_that_cannot_be_says_so() {
         assert_eq!(error(bridged("mr4", "br0")), "mr4 already belongs to another bridge");
         opened_again(|| TapPort::open(bridged("mr4", "br1")));
         let wish = |mtu| TapOptions { mtu: Some(mtu), ..named("mr1", 1) };
-        assert_eq!(error(wish(67)), "MTU 67: at least 68");
-        assert_eq!(error(wish(65522)), "the host refuses MTU 65522 for mr1");
+        assert_eq!(error(wish(67)), "MTU 67 is too small; the minimum is 68");
+        assert_eq!(
+            error(wish(65522)),
+            "setting MTU 65522 of mr1 failed: the interface does not support it"
+        );
         // Nothing of a bad start stays.
         wait_until_gone("mr1");
         for (name, mtu) in [("mr2", 68), ("mr3", 65521)] {
@@ -177,9 +180,12 @@ fn a_macvtap_that_cannot_be_opened_says_why() {
         assert_eq!(error("mv0", 1, None), "mv0: no such interface");
         assert_eq!(error("mr0", 1, None), "mr0 is an interface, but not a macvtap");
         assert_eq!(error("mv0", 0, None), "0 queue pairs: a tap has 1 to 256");
-        assert_eq!(error("mv0", 1, Some(10)), "MTU 10: at least 68");
+        assert_eq!(error("mv0", 1, Some(10)), "MTU 10 is too small; the minimum is 68");
         run("ip link add v0 type veth peer name v1");
         run("ip link add link v0 name mv0 type macvtap mode bridge");
-        assert_eq!(error("mv0", 1, Some(9000)), "the host refuses MTU 9000 for mv0");
+        assert_eq!(
+            error("mv0", 1, Some(9000)),
+            "setting MTU 9000 of mv0 failed: the interface does not support it"
+        );
     });
 }

@@ -166,8 +166,8 @@ fn mac(net: &NetPlan, demanded: Option<MacAddress>) -> MacAddress {
                     device = net.device.name,
                     mac = mac_text(mac),
                     interface = mac_text(demanded),
-                    "the interface has another address: unless it is in mode passthru, or \
-                     promiscuous, it delivers no frames to the guest's"
+                    "the interface has another MAC address; unless it is in mode passthru or \
+                     promiscuous, it drops frames to the guest's address"
                 );
             }
             mac

@@ -92,10 +92,10 @@ pub(crate) enum HelperError {
     #[error("{what}: {source}")]
     System { what: String, source: io::Error },
     /// The child has ended.
-    #[error("{PROGRAM} has ended: {0}")]
+    #[error("{PROGRAM} exited: {0}")]
     Ended(String),
     /// The child does not serve.
-    #[error("{PROGRAM} does not serve")]
+    #[error("{PROGRAM} did not start to serve in time")]
     Silent,
     /// The NBD client does not understand it.
     #[error("{PROGRAM} {0}")]
@@ -261,7 +261,7 @@ impl Helper {
             return Ok(Resized::Done);
         };
         let device = &self.options.name;
-        tracing::warn!(device, %error, "{PROGRAM} has not resized the image");
+        tracing::warn!(device, %error, "resizing the image by {PROGRAM} failed");
         match error {
             MonitorError::Silent(_) => Ok(Resized::Unknown),
             MonitorError::Refused(_) => Err(error.errno()),
@@ -336,7 +336,7 @@ impl Watch {
                 Err(error) => (false, error.to_string()),
             };
             let device = &self.options.name;
-            tracing::warn!(device, reason, "{PROGRAM} has ended, and is started again");
+            tracing::warn!(device, reason, "{PROGRAM} exited; restarting it");
             *lock(&self.ended) = Some(reason);
             pause = if is_lasting { RETRY_DELAY.0 } else { (pause * 2).min(RETRY_DELAY.1) };
             if has_ended(&[&self.stopped], Some(pause)) {
@@ -367,7 +367,7 @@ impl Watch {
         let Ok(ends) = pidfd_open(pid, PidfdFlags::empty()) else {
             let _ = child.kill();
             let _ = child.wait();
-            return Some((false, "it cannot be watched".to_owned()));
+            return Some((false, "its process cannot be watched".to_owned()));
         };
         let is_lasting = !has_ended(&[&ends, &self.stopped], Some(LASTING));
         if is_lasting {

@@ -82,7 +82,7 @@ impl Tasks {
         let have_ended = timeout(END_TIMEOUT, ended).await.is_ok();
         if !have_ended {
             let devices = devices.join(", ");
-            tracing::warn!(devices, "somebody still has what they had open: not waited for");
+            tracing::warn!(devices, "their files are still open; not waiting");
         }
         have_ended
     }

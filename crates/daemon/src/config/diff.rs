@@ -30,6 +30,9 @@ pub(crate) enum What {
     NeedsRestart(Vec<String>),
 }
 
+/// The name of a step that waits until the daemon is started again.
+pub(crate) const RESTART: &str = "restart";
+
 /// A step as the API shows it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub(crate) struct StepInfo {
@@ -48,7 +51,7 @@ impl Step {
             What::Remove | What::RemoveSwitch => ("remove", Vec::new()),
             What::Change(_, class, keys) => (class.name(), keys.clone()),
             What::Limits(names) => (Class::Live.name(), names.clone()),
-            What::NeedsRestart(keys) => ("restart", keys.clone()),
+            What::NeedsRestart(keys) => (RESTART, keys.clone()),
         };
         StepInfo { device: self.name.clone(), step: step.to_owned(), keys }
     }

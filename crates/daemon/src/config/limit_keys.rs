@@ -64,7 +64,7 @@ impl Of {
         }
         let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
         let group = if self == Self::Group { "" } else { ", group" };
-        let problem = format!("no such key; there are {}{group}", names.join(", "));
+        let problem = format!("unknown key; there are {}{group}", names.join(", "));
         place.error(&self.path(key), problem)
     }
 }

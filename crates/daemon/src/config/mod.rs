@@ -79,12 +79,12 @@ pub(crate) fn device(name: &str, text: &str) -> Result<Wanted, String> {
     let mut keys: Map<String, Value> = serde_json::from_str(text).map_err(body)?;
     let kind = keys.remove("kind");
     if keys.insert("name".to_owned(), name.into()).is_some_and(|other| other != name) {
-        return Err(format!("name: contradicts the path, which names {name:?}"));
+        return Err(format!("name: differs from the path, which names {name:?}"));
     }
     for key in ["fd", "tap_fds"] {
         if keys.contains_key(key) {
             return Err(format!(
-                "{key}: is handed in at the start of the daemon, not over its API"
+                "{key}: a file descriptor is passed when the daemon starts, not over its API"
             ));
         }
     }

@@ -75,7 +75,7 @@ async fn admit(role: Role, refused: Arc<Refused>, request: Request, next: Next) 
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let reads = [Method::GET, Method::HEAD].contains(&method);
     let response = if role == Role::Read && !reads {
-        let error = "this socket only shows: changes are asked for at the control socket";
+        let error = "this is the read-only socket; use the control socket for changes";
         Refusal::new(StatusCode::FORBIDDEN, error).into_response()
     } else {
         next.run(request).await

@@ -106,7 +106,7 @@ pub(super) async fn resize(
     let device = blk_of(&controlled)?;
     let Resize { size: wanted, shrink } = body.parse()?;
     if let Some(size) = wanted.filter(|size| *size == 0 || !size.is_multiple_of(512)) {
-        return Err(bad(format!("size: {size} bytes are no whole sectors of 512")));
+        return Err(bad(format!("size: {size} is not a multiple of 512 bytes")));
     }
     let permit = (begin(&controlled)?, begin_here(&state)?);
     // Nobody else changes the size during this: that takes the permit.
@@ -141,7 +141,7 @@ pub(super) async fn resize(
             Ok(Json(Resized { name, size }))
         }
         Err(errno) => {
-            tracing::warn!(device = name, %errno, "cannot resize");
+            tracing::warn!(device = name, %errno, "resizing the disk failed");
             Err(refuse_resize(errno))
         }
     }
@@ -234,21 +234,22 @@ pub(super) async fn announce(
         tracing::info!(device = name, "the guest is asked to announce itself");
         return Ok(Json(Announced { name, announces: true }));
     }
-    let error = "no driver that can announce itself runs, or the VMM has its control queue";
+    let error = "the guest runs no driver that can announce itself, or its VMM handles the \
+                 control queue";
     Err(Refusal::new(StatusCode::CONFLICT, error))
 }
 
 fn blk_of(controlled: &Controlled) -> Result<Blk, Refusal> {
     match &controlled.part.kind {
         Kind::Blk(device) => Ok(device.clone()),
-        Kind::Net(_) => Err(wrong_kind("this device has no disk")),
+        Kind::Net(_) => Err(wrong_kind("this device is a network device, not a disk")),
     }
 }
 
 fn net_of(controlled: &Controlled) -> Result<Arc<NetDevice>, Refusal> {
     match &controlled.part.kind {
         Kind::Net(device) => Ok(device.clone()),
-        Kind::Blk(_) => Err(wrong_kind("this device is no network device")),
+        Kind::Blk(_) => Err(wrong_kind("this device is a disk, not a network device")),
     }
 }
 
@@ -265,10 +266,9 @@ fn begin(controlled: &Controlled) -> Result<OwnedSemaphorePermit, Refusal> {
 
 /// The right to change a device beside the supervisor's own changes.
 fn begin_here(state: &State) -> Result<OwnedRwLockReadGuard<()>, Refusal> {
-    state
-        .processes
-        .change_now()
-        .ok_or_else(|| Refusal::new(StatusCode::CONFLICT, "another daemon takes over: ask again"))
+    state.processes.change_now().ok_or_else(|| {
+        Refusal::new(StatusCode::CONFLICT, "a takeover by another daemon is under way; try again")
+    })
 }
 
 /// Does a change to its end, even if the client leaves before.
@@ -299,17 +299,17 @@ fn refuse_shrink(wanted: u64, size: u64) -> Refusal {
 fn refuse_resize(errno: Errno) -> Refusal {
     let (status, text) = match errno {
         Errno::OPNOTSUPP => {
-            (StatusCode::UNPROCESSABLE_ENTITY, "this disk cannot change its size".to_owned())
+            (StatusCode::UNPROCESSABLE_ENTITY, "this disk cannot be resized".to_owned())
         }
         Errno::ROFS => (StatusCode::CONFLICT, "the disk is read-only".to_owned()),
         Errno::BUSY => (
             StatusCode::CONFLICT,
-            "requests in flight did not end: the disk keeps its size".to_owned(),
+            "requests in flight did not complete in time; the size is unchanged".to_owned(),
         ),
         Errno::INVAL => {
-            (StatusCode::UNPROCESSABLE_ENTITY, "the disk cannot have that size".to_owned())
+            (StatusCode::UNPROCESSABLE_ENTITY, "the disk does not support that size".to_owned())
         }
-        errno => (StatusCode::INTERNAL_SERVER_ERROR, format!("the host refuses: {errno}")),
+        errno => (StatusCode::INTERNAL_SERVER_ERROR, format!("resizing failed: {errno}")),
     };
     Refusal::new(status, text)
 }

@@ -78,7 +78,7 @@ pub(super) async fn replace(
     request: Request,
 ) -> Result<Response, Refusal> {
     if is_bound(who.uid) {
-        let error = "a whole configuration is only for root and the daemon's user";
+        let error = "replacing the configuration is permitted to root and the daemon's user only";
         return Err(Refusal::new(StatusCode::FORBIDDEN, error));
     }
     let if_match = expected(request.headers())?;
@@ -89,7 +89,7 @@ pub(super) async fn replace(
     // The names of accounts are looked up, which may take long.
     let plan = aside(move || match std::str::from_utf8(&body) {
         Ok(text) => config::parse(text).map_err(wrong),
-        Err(_) => Err(bad("body: is no text".to_owned())),
+        Err(_) => Err(bad("body: is not text".to_owned())),
     });
     let plan = match plan.await? {
         Ok(plan) => plan,
@@ -146,6 +146,6 @@ fn expected(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     let value = headers.get(header::IF_MATCH).filter(|value| *value != "*");
     let Some(value) = value else { return Ok(None) };
     let number = value.to_str().ok().and_then(|text| text.trim().trim_matches('"').parse().ok());
-    let wrong = || bad("if-match: is no generation, like \"7\"".to_owned());
+    let wrong = || bad("if-match: is not a generation, like \"7\"".to_owned());
     number.map(Some).ok_or_else(wrong)
 }

@@ -116,7 +116,7 @@ impl<B: Body<Error: Error + Send + Sync + 'static> + Unpin> Body for Prompt<B> {
         let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(BODY_TIMEOUT)));
         ready!(waits.as_mut().poll(cx));
         let seconds = BODY_TIMEOUT.as_secs();
-        Poll::Ready(Some(Err(format!("has not come within {seconds} s").into())))
+        Poll::Ready(Some(Err(format!("did not arrive within {seconds} s").into())))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -43,6 +43,6 @@ impl IntoResponse for Refusal {
 pub(super) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Refusal> {
-    let failed = || Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the daemon has failed");
+    let failed = || Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error");
     manyring_engine::aside(work).await.ok_or_else(failed)
 }

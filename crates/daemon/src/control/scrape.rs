@@ -104,12 +104,12 @@ pub(crate) fn bind(plan: &DaemonPlan, is_next: bool) -> Result<Option<Scraped>, 
         Err(error)
             if error.kind() == io::ErrorKind::AddrInUse && (plan.wait != Some(0) || is_next) =>
         {
-            tracing::warn!(%address, "no scrapers yet: another process has the address");
+            tracing::warn!(%address, "metrics_listen: {address} is in use; retrying");
             None
         }
         Err(error) => {
             let at = plan.place.at("metrics_listen");
-            return Err(format!("{at}: cannot listen at {address}: {error}"));
+            return Err(format!("{at}: cannot listen on {address}: {error}"));
         }
     };
     Ok(Some(Scraped { address, socket }))
@@ -126,7 +126,7 @@ async fn freed(address: SocketAddr) -> TcpListener {
     loop {
         tokio::time::sleep(RETRY).await;
         if let Ok(socket) = listen(address) {
-            tracing::info!(%address, "scrapers are answered from now on");
+            tracing::info!(%address, "metrics_listen: listening on {address}");
             return socket;
         }
     }
@@ -161,7 +161,7 @@ pub(crate) async fn serve(scraped: Option<Scraped>, state: State) {
                 places.serve(task);
             }
             Err(error) => {
-                tracing::warn!(%error, "metrics: cannot accept");
+                tracing::warn!(%error, "metrics_listen: accept failed; retrying");
                 tokio::time::sleep(RETRY).await;
             }
         }

@@ -70,7 +70,7 @@ pub(crate) async fn bind(plan: &DaemonPlan, service: &Arc<Service>) -> Result<Ve
             Err(error @ (ListenError::Taken { .. } | ListenError::Slow { .. }))
                 if plan.wait != Some(0) =>
             {
-                tracing::warn!(%error, "no control requests yet: its socket is tried again");
+                tracing::warn!(%error, "control: creating the socket failed; retrying");
                 Socket::Waits
             }
             Err(error) => return Err(format!("{}: {error}", plan.place.at(key))),
@@ -139,7 +139,7 @@ impl Socket {
                     Some(Ok(socket)) => return socket,
                     failed => {
                         let error = failed.and_then(Result::err).map(|error| error.to_string());
-                        let problem = "no control requests yet: its socket is tried again";
+                        let problem = "control: creating the socket failed; retrying";
                         tracing::warn!(path = %path.display(), error, "{problem}");
                     }
                 }
@@ -156,7 +156,7 @@ async fn freed(path: &Path, permissions: SocketPermissions) -> Named {
     loop {
         tokio::time::sleep(RETRY).await;
         if let Ok(socket) = Named::bind_aside("", path.to_owned(), permissions).await {
-            tracing::info!(path = %path.display(), "control requests are answered from now on");
+            tracing::info!(path = %path.display(), "control: listening");
             return socket;
         }
     }
@@ -215,7 +215,7 @@ impl Clients {
                 // No descriptor is left: this client takes the place of the one that is kept.
                 Err(error) if is_out_of_fds(&error) && self.reserve.spend() => {}
                 Err(error) => {
-                    tracing::warn!(%error, "control socket: cannot accept");
+                    tracing::warn!(%error, "control: accept failed; retrying");
                     self.make_room().await;
                 }
             }

@@ -41,7 +41,7 @@ pub(super) async fn begin(
 ) -> Result<(), Refusal> {
     if is_bound(who.uid) {
         // Every guest would wait for a process that he has named.
-        let error = "only root and the daemon's user may have another process take over";
+        let error = "a takeover is permitted to root and the daemon's user only";
         return Err(Refusal::new(StatusCode::FORBIDDEN, error));
     }
     let Takeover { socket } = body.parse()?;
@@ -65,7 +65,7 @@ pub(super) async fn begin(
     let problem = match tokio::spawn(handing).await {
         Ok(Ok(never)) => match never {},
         Ok(Err(problem)) => problem,
-        Err(_) => "the daemon has failed".to_owned(),
+        Err(_) => "internal error".to_owned(),
     };
     Err(Refusal::new(StatusCode::CONFLICT, problem))
 }

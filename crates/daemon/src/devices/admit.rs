@@ -27,7 +27,7 @@ pub(crate) fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<
     }
     let folder_of = |path: &Path| path.parent().unwrap_or(Path::new("/")).to_path_buf();
     let only_owner =
-        |key| Denied { key, problem: "only for root and the daemon's user".to_owned() };
+        |key| Denied { key, problem: "permitted to root and the daemon's user only".to_owned() };
     let mut device = device;
     let plan = match &mut device {
         Wanted::Blk(blk) => {

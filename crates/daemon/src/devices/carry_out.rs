@@ -77,14 +77,14 @@ impl DeviceManager {
             Change::Delete { name, force } => self.delete(&name, force).await,
             Change::All { plan, dry_run, if_match } => {
                 if let Some(expected) = if_match.filter(|g| *g != self.generation) {
-                    tracing::debug!(expected, "the generation has moved");
+                    tracing::debug!(expected, "the generation has changed");
                     return Err(Refused::Moved(self.generation));
                 }
                 let mut desired = *plan;
                 for device in self.plan.wanted().filter(Wanted::is_of_api) {
                     let name = &device.plan().name;
                     if desired.device(name).is_some() {
-                        let problem = format!("{name}: the control API has a device of this name");
+                        let problem = format!("{name} is already used by the control API");
                         return Err(Refused::Conflict(problem));
                     }
                     desired = desired.with(&device);
@@ -127,8 +127,7 @@ impl DeviceManager {
         if (self.plan.devices().filter(of_user).count() as u64) < max {
             return Ok(());
         }
-        let problem =
-            format!("user_devices_max: user {uid} has {max} devices, and may have no more");
+        let problem = format!("user_devices_max: user {uid} has {max} devices, the maximum");
         Err(Refused::Conflict(problem))
     }
 
@@ -171,7 +170,7 @@ impl DeviceManager {
     async fn all_steps(&self, desired: &Plan) -> Result<Vec<Step>, Refused> {
         let (running, then) = (self.plan.clone(), desired.clone());
         let steps = aside(move || diff(&running, &then)).await;
-        let steps = steps.ok_or_else(|| Refused::Host("the daemon has failed".to_owned()))?;
+        let steps = steps.ok_or_else(|| Refused::Host("internal error".to_owned()))?;
         self.check(&steps, desired, true).await?;
         Ok(steps)
     }
@@ -186,7 +185,7 @@ impl DeviceManager {
             let plan = desired.clone();
             let looked = aside(move || plan.check_again(true));
             let looked = tokio::time::timeout(CLOSE_TIMEOUT, looked).await.ok().flatten();
-            looked.ok_or_else(|| Refused::Host("the host does not answer".to_owned()))?
+            looked.ok_or_else(|| Refused::Host("timed out; a host call is blocked".to_owned()))?
         } else {
             desired.check_again(false)
         };
@@ -222,7 +221,7 @@ impl DeviceManager {
         if !comes.is_empty() {
             let opened = aside(move || switches.add(&comes));
             let opened = tokio::time::timeout(CLOSE_TIMEOUT, opened).await.ok().flatten();
-            let slow = || Refused::Host("the host does not answer".to_owned());
+            let slow = || Refused::Host("timed out; a host call is blocked".to_owned());
             opened.ok_or_else(slow)?.map_err(|error| refused(&error))?;
         }
         let done = self.carry_out_devices(desired, steps, force, keep).await;
@@ -243,9 +242,10 @@ impl DeviceManager {
     ) -> Result<Done, Refused> {
         let Work { leaving, coming, live, deferred } = self.work(&steps);
         let replaced = coming.iter().map(|device| device.plan().name.clone()).collect();
+        let removes = keep.as_ref().is_some_and(|keep| keep.text.is_none());
         let unused = |manager: &Self| match force {
             true => Ok(()),
-            false => leaving.iter().try_for_each(|device| manager.unused(device)),
+            false => leaving.iter().try_for_each(|device| manager.unused(device, removes)),
         };
         unused(self)?;
         let (late, early): (Vec<_>, Vec<_>) = coming
@@ -316,7 +316,7 @@ impl DeviceManager {
         if let Err(error) = self.live(&back).await {
             let names: Vec<_> = live.iter().map(|(old, _)| old.plan().name.as_str()).collect();
             let devices = names.join(", ");
-            tracing::error!(devices, %error, "a change cannot be taken back");
+            tracing::error!(devices, %error, "rolling back a change failed");
         }
         Err(error)
     }
@@ -325,11 +325,15 @@ impl DeviceManager {
         self.plan.device(name)
     }
 
-    fn unused(&self, device: &Wanted) -> Result<(), Refused> {
+    /// Refuses to take a device from a front-end. `removes`: the request can have `--force`.
+    fn unused(&self, device: &Wanted, removes: bool) -> Result<(), Refused> {
         let name = &device.plan().name;
+        let or_force = if removes { ", or use --force" } else { "" };
         match self.shared.devices.find(name) {
             Some(Entry::Served(served)) if *served.part.connected.borrow() => {
-                Err(Refused::Conflict(format!("{name}: a front-end is connected")))
+                Err(Refused::Conflict(format!(
+                    "{name} is in use by a VMM; unplug it there first{or_force}"
+                )))
             }
             _ => Ok(()),
         }
@@ -390,9 +394,8 @@ impl DeviceManager {
             let _ = tells.send(changed);
         });
         async move {
-            let changed =
-                changed.await.unwrap_or_else(|_| Err(io::Error::other("the daemon has failed")));
-            changed.map_err(|error| Refused::Host(format!("{name}: cannot be kept: {error}")))
+            let changed = changed.await.unwrap_or_else(|_| Err(io::Error::other("internal error")));
+            changed.map_err(|error| Refused::Host(format!("{name}: saving it failed: {error}")))
         }
     }
 
@@ -427,7 +430,7 @@ impl DeviceManager {
         }
         while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {
             if began.elapsed() > CLOSE_TIMEOUT {
-                tracing::warn!(device, "the host holds what it had open: not waited for");
+                tracing::warn!(device, "closing it is blocked; not waiting");
                 return;
             }
             sleep(LOOK_AGAIN).await;

@@ -86,7 +86,7 @@ impl DeviceManager {
         let mtu = mtu_of(device).filter(|mtu| former.and_then(mtu_of) != Some(*mtu));
         if let (Kind::Net(running), Some(mtu)) = (&served.part.kind, mtu) {
             running.set_mtu(mtu).await.map_err(|errno| {
-                tracing::warn!(device = name, mtu, %errno, "cannot change the MTU");
+                tracing::warn!(device = name, mtu, %errno, "changing the MTU failed");
                 refuse_mtu(mtu, errno)
             })?;
         }
@@ -94,8 +94,8 @@ impl DeviceManager {
         if former.is_some_and(|former| former.plan().limit != *limit) {
             let process = device.domain(self.shared.domains);
             if served.part.process.is_some() && served.part.process != process {
-                let problem = "limit.group: it is served by a process of its own, and the group \
-                               by another one: remove and add it";
+                let problem = "limit.group: the group is served by another process; remove the \
+                               device and add it again";
                 return Err(Refused::Conflict(format!("{name}: {problem}")));
             }
             self.shared.processes.limit(name, limit);
@@ -170,18 +170,18 @@ impl DeviceManager {
         self.retire(std::slice::from_ref(&device), &replaced).await;
         self.restore(vec![device]).await;
         let keys = keys.join(", ");
-        tracing::info!(device = name, keys, "what was put off is done");
+        tracing::info!(device = name, keys, "deferred change carried out");
     }
 }
 
 /// The answer to a refused MTU: the request's fault if no interface of its kind can have it.
 fn refuse_mtu(mtu: u16, errno: Errno) -> Refused {
     match errno {
-        Errno::INVAL => Refused::Wrong(format!("mtu: {mtu} is not possible for this interface")),
-        Errno::PERM => Refused::Host(
-            "the host refuses: no permission to set an MTU (needs CAP_NET_ADMIN)".to_owned(),
-        ),
-        errno => Refused::Host(format!("the host refuses: {errno}")),
+        Errno::INVAL => Refused::Wrong(format!("mtu: {mtu} is not supported by this interface")),
+        Errno::PERM => {
+            Refused::Host("setting the MTU failed: no permission (needs CAP_NET_ADMIN)".to_owned())
+        }
+        errno => Refused::Host(format!("setting the MTU failed: {errno}")),
     }
 }
 

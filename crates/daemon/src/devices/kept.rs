@@ -53,7 +53,7 @@ impl Kept {
             let found = std::fs::metadata(folder)?;
             let owners = [0, rustix::process::geteuid().as_raw()];
             if found.mode() & 0o022 != 0 || !owners.contains(&found.uid()) {
-                let problem = format!("{}: others may write to it", folder.display());
+                let problem = format!("{}: writable by others", folder.display());
                 return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
             }
         }
@@ -70,7 +70,7 @@ impl Kept {
         let read = |path: &PathBuf| {
             let device = read(path, allowed);
             let told = |error: &String| {
-                tracing::error!(path = %path.display(), error, "a kept device is not served");
+                tracing::error!(path = %path.display(), error, "loading a saved device failed");
             };
             device.inspect_err(told).ok()
         };
@@ -139,7 +139,7 @@ impl Former {
         }
         let folder = path.parent().unwrap_or(Path::new("."));
         if let Err(error) = put(folder, path, self.text.as_deref()) {
-            tracing::error!(path = %path.display(), %error, "cannot take a change back");
+            tracing::error!(path = %path.display(), %error, "rolling back a change failed");
         }
     }
 }
@@ -154,7 +154,7 @@ pub(super) fn with_kept(plan: &Plan) -> Result<(Plan, Kept), AssembleError> {
     for device in kept.devices(&plan.daemon.allow_paths) {
         let name = &device.plan().name;
         let more = match all.device(name).is_some() {
-            true => Err("the configuration has a device of this name".to_owned()),
+            true => Err("the name is already used in the configuration".to_owned()),
             false => Ok(all.clone().with(&device)),
         };
         let good = more.and_then(|more| match more.check_again(more.has_captures()) {
@@ -163,7 +163,7 @@ pub(super) fn with_kept(plan: &Plan) -> Result<(Plan, Kept), AssembleError> {
         });
         match good {
             Ok(more) => all = more,
-            Err(error) => tracing::error!(device = name, error, "a kept device is not served"),
+            Err(error) => tracing::error!(device = name, error, "loading a saved device failed"),
         }
     }
     Ok((all, kept))
@@ -235,6 +235,6 @@ mod tests {
         let open = std::fs::Permissions::from_mode(0o777);
         std::fs::set_permissions(folder.path(), open).unwrap();
         let error = Kept::open(Some(folder.path())).unwrap_err();
-        assert!(error.to_string().contains("others may write"), "{error}");
+        assert!(error.to_string().contains("writable by others"), "{error}");
     }
 }

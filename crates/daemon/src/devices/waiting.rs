@@ -338,9 +338,9 @@ impl Wait {
             return;
         }
         if error.is_awaited() {
-            tracing::warn!(device = name, reason, "the device waits, and is tried again");
+            tracing::warn!(device = name, reason, "the device is waiting; retrying");
         } else {
-            tracing::error!(device = name, reason, "the device is not served, and is tried again");
+            tracing::error!(device = name, reason, "the device failed; retrying");
         }
         self.reason = Some(reason.clone());
         self.shared.devices.wait(Waiting {
@@ -367,7 +367,7 @@ impl Wait {
             self.shared.devices.add(made.part.clone());
             let seconds = self.since.elapsed().as_secs_f64();
             let device = &self.wanted.plan().name;
-            tracing::info!(device, seconds, "the device need not wait any more");
+            tracing::info!(device, seconds, "device is ready");
         }
     }
 

@@ -152,7 +152,7 @@ fn lost_lines(lost: u64, format: LogFormat) -> Vec<u8> {
     if lost == 0 {
         return Vec::new();
     }
-    let told = format!("{lost} lines lost: standard error did not take them");
+    let told = format!("{lost} lines lost: standard error is blocked");
     super::warning(format, &told).into_bytes()
 }
 
@@ -300,7 +300,7 @@ mod tests {
         lines.push(b"third\n".to_vec());
         lines.finish(TIMEOUT);
         let text: String = written.try_iter().collect();
-        let told = "fir\n WARN 2 lines lost: standard error did not take them\nthird\n";
+        let told = "fir\n WARN 2 lines lost: standard error is blocked\nthird\n";
         assert_eq!(text, told);
     }
 

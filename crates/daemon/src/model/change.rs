@@ -54,13 +54,13 @@ pub(crate) enum Refused {
     #[error("{0}")]
     Wrong(String),
     /// The configuration has changed since the caller looked at it.
-    #[error("the generation is {0} by now")]
+    #[error("the generation has changed to {0}")]
     Moved(u64),
     /// The host refuses, or does not answer.
     #[error("{0}")]
     Host(String),
     /// Too many others wait for their changes: asked again later, this one may be done.
-    #[error("too many changes are under way: ask again")]
+    #[error("too many changes are under way; try again")]
     Busy,
 }
 
@@ -88,7 +88,7 @@ impl ChangeSender {
     /// [`Refused`]: everything is as it was.
     pub(crate) async fn ask(&self, change: Change, who: Who) -> Result<Done, Refused> {
         let (answer, answered) = oneshot::channel();
-        let ends = || Refused::Host("the daemon is about to end".to_owned());
+        let ends = || Refused::Host("the daemon is stopping".to_owned());
         self.0.try_send(Order { change, who, answer }).map_err(|error| match error {
             TrySendError::Full(_) => Refused::Busy,
             TrySendError::Closed(_) => ends(),

@@ -42,11 +42,11 @@ pub(super) async fn tell() {
             }
             let Denied { call, thread } = *call;
             let name = name_of(thread);
-            tracing::warn!(call, thread, name, "a call of this device process is denied");
+            tracing::warn!(call, thread, name, "system call denied by the sandbox");
             command += 1;
         }
         if more > 0 {
-            tracing::warn!(more, "further calls of this device process are denied");
+            tracing::warn!(more, "further system calls denied by the sandbox");
         }
         if command >= LINES_MAX {
             sleep(RETRY_DELAY).await;

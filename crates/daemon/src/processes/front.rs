@@ -40,6 +40,8 @@ const RETRY: Duration = Duration::from_millis(200);
 const SHRINK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Why a device is not given: its plan names no domain, then.
 const UNSERVED: &str = "no device process serves a device of this kind";
+/// Why a device is given to no device process now.
+const TAKEN_OVER: &str = "a takeover by another daemon is under way";
 
 /// Serves a device from a device process until `stop` turns true.
 ///
@@ -148,7 +150,7 @@ async fn accept(socket: &UnixListener, device: &str, journals: &JournalStore) ->
         match accepted.and_then(|(stream, _)| stream.into_std()) {
             Ok(stream) => return journals.hold(stream.into()),
             Err(error) => {
-                tracing::warn!(device, %error, "cannot accept");
+                tracing::warn!(device, %error, "accept failed; retrying");
                 sleep(RETRY).await;
             }
         }
@@ -259,7 +261,7 @@ impl Front<'_> {
             Next::Came(socket) => match self.domain_of(&socket) {
                 Ok(domain) => self.waiting = Some(Waiting { socket, domain }),
                 Err(error) => {
-                    tracing::warn!(device, %error, "client refused: its user is not known");
+                    tracing::warn!(device, %error, "client refused: reading its user failed");
                 }
             },
             Next::Ready => {
@@ -334,7 +336,7 @@ impl Front<'_> {
             };
             let handings = self.journals.handings();
             let device = self.wanted.plan().name.as_str();
-            tracing::info!(device, process = domain, pid = process.pid(), "its front-end goes on");
+            tracing::info!(device, process = domain, pid = process.pid(), "front-end resumed");
             self.process = Some(process.clone());
             return self.tell(&process, handings).await;
         }
@@ -359,7 +361,7 @@ impl Front<'_> {
                         device,
                         process = domain,
                         error,
-                        "not given to its device process"
+                        "starting the device in its device process failed"
                     );
                     return None;
                 }
@@ -374,7 +376,7 @@ impl Front<'_> {
         let Kind::Blk(shown) = self.part.kind.clone() else { return Err(Errno::OPNOTSUPP) };
         let ended = timeout(SHRINK_TIMEOUT, async {
             if let Some(process) = &self.process {
-                process.end_yielding("a disk of it becomes smaller").await;
+                process.end_yielding("one of its disks is shrunk").await;
             }
             self.release(false).await
         });
@@ -398,14 +400,14 @@ impl Front<'_> {
         let reads = self.owner.as_deref() == Some(process.name());
         tokio::select! {
             is_let_go = self.release(reads) => is_let_go?,
-            () = processes.paused() => return Err("another daemon takes over".to_owned()),
+            () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
         }
         self.processes.unless_paused(self.journals.closes()).await;
         let joins = self.net().map_or(0, |net| net.outside().joins);
         // Opening an image may take the host long.
         let mut grant = tokio::select! {
             grant = self.grant() => grant?,
-            () = processes.paused() => return Err("another daemon takes over".to_owned()),
+            () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
         };
         grant.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
         let DeviceGrant { spec, port, fds, marks } = grant;
@@ -423,9 +425,9 @@ impl Front<'_> {
         let given = AssignedDevice { connected, counts, net, asks, journals, xen: None };
         tokio::select! {
             given = process.give(command, fds, more, given) => {
-                given.map_err(|Unresponsive| "the device process ends".to_owned())?;
+                given.map_err(|Unresponsive| "the device process is ending".to_owned())?;
             }
-            () = self.processes.paused() => return Err("another supervisor takes over".to_owned()),
+            () = self.processes.paused() => return Err(TAKEN_OVER.to_owned()),
         }
         // Nothing is awaited between these two: whatever stops this front finds the device process
         // that has the device, and takes the device back.
@@ -451,7 +453,7 @@ impl Front<'_> {
                 let spec = blk.spec().ok_or(UNSERVED)?;
                 let (disk, queues) = (shown.disk().clone(), blk.num_queues);
                 let fds = aside(move || handed(&*disk, queues)).await;
-                let fds = fds.ok_or("the daemon has failed")?;
+                let fds = fds.ok_or("internal error")?;
                 let (fds, marks) = fds?;
                 Ok(DeviceGrant { spec, port: None, fds, marks })
             }
@@ -460,7 +462,7 @@ impl Front<'_> {
                 let spec = net.spec(shown.mac(), shown.mtu()).ok_or(UNSERVED)?;
                 Ok(DeviceGrant { spec, port, fds, marks: None })
             }
-            _ => Err("the daemon has failed".to_owned()),
+            _ => Err("internal error".to_owned()),
         }
     }
 }

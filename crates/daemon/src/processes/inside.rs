@@ -68,15 +68,15 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let (uring, polling) = (plan.io_uring, plan.polling.policy());
     let workers_max = sandbox::workers_max(plan.workers);
     let pool = Pool::new(PoolOptions { workers_max, polling, uring });
-    pool.has_ring().ok_or("no worker thread can be started")?;
+    pool.has_ring().ok_or("no worker thread available")?;
     // From here on the starter thread makes all threads.
     sandbox::confine(Role::Control);
     manyring_memory::guard_memory();
     if let Some(refused) = identity::refused() {
-        tracing::info!(refused, "the device process shares this with the daemon");
+        tracing::info!(refused, "isolation incomplete: shared with the daemon");
     }
     if let Some(refused) = sandbox::refused() {
-        tracing::warn!(refused, "the kernel does not let the device process give this up");
+        tracing::warn!(refused, "sandbox incomplete: refused by the kernel");
     }
     let balance = tokio::spawn(pool.clone().balance());
     let tells = tokio::spawn(denied::tell());
@@ -181,7 +181,7 @@ impl Inside {
         match command {
             Command::Device { device, spec, port } => {
                 if fds.is_empty() {
-                    return Err("supervisor: a device without counters".to_owned());
+                    return Err("supervisor: a device without its counters".to_owned());
                 }
                 let counters = fds.remove(0);
                 self.add(&device, spec, DeviceGrant { port, fds }, counters).await?;
@@ -275,7 +275,7 @@ impl Inside {
         let DeviceSpec { front_end, kind } = spec;
         let (supervisor, uring, of) = (self.supervisor(name), self.uring, kind.clone());
         let opened = aside(move || grant.opened(of, uring, supervisor)).await;
-        let (opened, given) = opened.ok_or("a device cannot be put together")??;
+        let (opened, given) = opened.ok_or("internal error: the device was not created")??;
         // A command with the limit follows, now and at each change.
         let made = made(name, &kind, opened, &self.pool);
         let (clients, handed) = mpsc::channel(CLIENTS_MAX);
@@ -323,7 +323,7 @@ impl Inside {
             return;
         };
         if let Err(refused) = device.clients.try_send(Client { stream, kept }) {
-            tracing::warn!(device = name, "client refused: too many wait");
+            tracing::warn!(device = name, "client refused: too many are waiting");
             tokio::spawn(aside(move || refuse(refused.into_inner())));
         }
     }
@@ -378,7 +378,7 @@ impl Inside {
             if let crate::assemble::Kind::Blk(blk) = &part.kind
                 && let Err(errno) = blk.resize(None)
             {
-                tracing::warn!(device = name, %errno, "cannot resize");
+                tracing::warn!(device = name, %errno, "resizing the disk failed");
             }
         }));
     }

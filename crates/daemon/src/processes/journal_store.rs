@@ -198,7 +198,7 @@ impl JournalStore {
         let mut room = room.unwrap_or(FdRoom::none());
         let mut fds: Vec<_> = fds.into_iter().map(|fd| self.adopt(fd, &mut room)).collect();
         if fds.len() > ENTRY_FDS_MAX {
-            return Err(format!("{} file descriptors in a note", fds.len()));
+            return Err(format!("a report with {} file descriptors", fds.len()));
         }
         let mut kept = self.lock();
         let most = entries_max(self.queues);
@@ -212,7 +212,7 @@ impl JournalStore {
             fds.clear();
         }
         if count > SESSIONS_MAX * most || held > SESSIONS_MAX * most {
-            return Err(format!("{count} notes and {held} file descriptors of a device"));
+            return Err(format!("a device with {count} notes and {held} file descriptors"));
         }
         for key in change.drops {
             client.entries.remove(&key);
@@ -253,11 +253,11 @@ impl JournalStore {
             let problem = match () {
                 () if client.is_lost => "too few open files are allowed (ulimit -n) to keep it",
                 () if client.brief_lives >= BRIEF_LIVES_MAX => {
-                    "its device processes die again and again"
+                    "its last 8 device processes died soon after their start"
                 }
                 () => return true,
             };
-            tracing::warn!(device = self.device, "a front-end is let go of: {problem}");
+            tracing::warn!(device = self.device, "front-end disconnected: {problem}");
             false
         });
         self.count.send_replace(kept.clients.len());
@@ -277,7 +277,7 @@ impl JournalStore {
         for (entry, fds) in entries {
             let change = Change { puts: vec![entry], ..Change::default() };
             if let Err(problem) = self.note(number, change, fds) {
-                tracing::warn!(device = self.device, problem, "a front-end is not gone on with");
+                tracing::warn!(device = self.device, problem, "resuming a front-end failed");
                 return self.forget(number);
             }
         }

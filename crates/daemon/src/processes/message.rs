@@ -439,11 +439,11 @@ pub enum Report {
 pub enum MessageError {
     #[error("an empty message")]
     Empty,
-    #[error("version {found} of the messages, not {VERSION}")]
+    #[error("message version {found} instead of {VERSION}")]
     Version { found: u8 },
-    #[error("a message of {size} bytes: more than {SIZE_MAX}")]
+    #[error("a message of {size} bytes; the maximum is {SIZE_MAX}")]
     Long { size: usize },
-    #[error("no message: {0}")]
+    #[error("malformed message: {0}")]
     Text(#[from] serde_json::Error),
 }
 
@@ -645,8 +645,8 @@ mod tests {
     fn what_is_no_message_is_refused_and_named() {
         let said = |bytes: &[u8]| parse::<Report>(bytes).unwrap_err().to_string();
         assert_eq!(said(&[]), "an empty message");
-        assert_eq!(said(b"\x02{}"), "version 2 of the messages, not 1");
-        assert!(said(&[1; SIZE_MAX + 1]).contains("more than 16384"));
+        assert_eq!(said(b"\x02{}"), "message version 2 instead of 1");
+        assert!(said(&[1; SIZE_MAX + 1]).contains("the maximum is 16384"));
         assert!(said(b"\x01{\"counted\":{\"number\":1,\"more\":2}}").contains("unknown field"));
         let spec = parse::<Command>(b"\x01{\"device\":{\"device\":\"a\",\"spec\":{}}}");
         assert!(spec.unwrap_err().to_string().contains("missing field `front_end`"));

@@ -238,7 +238,7 @@ impl Processes {
         for device in others.keys() {
             tracing::warn!(
                 device,
-                "its front-ends are let go of: no device process serves it any more"
+                "front-ends disconnected: no device process serves the device any more"
             );
         }
         // Closing the last descriptor of a front-end's file may take long.
@@ -316,7 +316,7 @@ impl Processes {
         process.leave(reason);
         process.ended_or_stuck().await;
         match process.state() {
-            State::Stuck => Err(format!("the kernel does not end the device process {domain}")),
+            State::Stuck => Err(format!("the kernel has not ended the device process {domain}")),
             _ => Ok(()),
         }
     }
@@ -331,7 +331,7 @@ impl Processes {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
         let all: JoinSet<_> = processes
             .into_iter()
-            .map(|process| async move { process.end_yielding("the daemon ends").await })
+            .map(|process| async move { process.end_yielding("the daemon is stopping").await })
             .collect();
         let _ = tokio::time::timeout(COUNT_TIMEOUT, all.join_all()).await;
     }

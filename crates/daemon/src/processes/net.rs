@@ -148,7 +148,7 @@ async fn follow(device: Arc<NetDevice>, mut wants: watch::Receiver<Wanted>) {
             && let Err(errno) = device.set_mtu(mtu).await
         {
             let device = device.name();
-            tracing::warn!(device, mtu, %errno, "the guest's MTU does not change");
+            tracing::warn!(device, mtu, %errno, "changing the guest's MTU failed");
         }
         if wanted.announcements > announcements {
             let _ = device.announce();

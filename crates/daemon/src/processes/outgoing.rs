@@ -46,8 +46,8 @@ pub(super) async fn send(
 ) -> Result<(), String> {
     match timeout(TIMEOUT, channel.send(&bytes, &fds)).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => return Err(format!("it hears nothing: {error}")),
-        Err(_) => return Err("it does not read".to_owned()),
+        Ok(Err(error)) => return Err(format!("sending a command failed: {error}")),
+        Err(_) => return Err("sending a command timed out".to_owned()),
     }
     if !fds.is_empty() {
         aside(move || drop(fds)).await;

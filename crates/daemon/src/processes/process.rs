@@ -233,7 +233,7 @@ impl DeviceProcess {
             let _ = is_removed.await;
         };
         if timeout(TIMEOUT, stops).await.is_err() {
-            self.evict("a device does not stop").await;
+            self.evict("stopping a device timed out").await;
         }
         self.lost.add(device);
         self.lock().remove(device);
@@ -282,7 +282,7 @@ impl DeviceProcess {
     pub(super) fn note_answer(&self, answers: bool) {
         if self.answers.swap(answers, Ordering::Relaxed) && !answers {
             let (process, pid) = (&self.name, self.pid());
-            tracing::warn!(process, pid, "the device process does not answer");
+            tracing::warn!(process, pid, "the device process is unresponsive");
         }
     }
 
@@ -310,7 +310,7 @@ impl DeviceProcess {
         });
         if ends {
             let (process, pid) = (&self.name, self.pid());
-            tracing::info!(process, pid, reason, "the device process ends");
+            tracing::info!(process, pid, reason, "device process stops");
         }
     }
 
@@ -321,7 +321,7 @@ impl DeviceProcess {
     ) {
         match super::begin::spawned(arguments).await {
             Err(error) => {
-                tracing::error!(process = self.name, %error, "the process cannot be started");
+                tracing::error!(process = self.name, %error, "starting the device process failed");
                 self.end("it was not started");
             }
             Ok((child, socket)) => self.look_after(child, socket, &mut orders).await,
@@ -347,14 +347,14 @@ impl DeviceProcess {
         orders: &mut mpsc::Receiver<OutgoingMessage>,
     ) {
         self.pid.store(child.id(), Ordering::Relaxed);
-        tracing::info!(process = self.name, pid = child.id(), "the device process starts");
+        tracing::info!(process = self.name, pid = child.id(), "device process started");
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK).ok());
         let pidfd = pidfd.and_then(|fd| watched(fd, Interest::READABLE).ok());
         let (Some(pidfd), Ok(channel)) =
             (pidfd, Channel::new(socket, self.members.janitor.clone()))
         else {
-            self.end("the system gives nothing to look after it by");
+            self.end("no file descriptor available to watch it");
             aside(move || (child.kill(), child.wait())).await;
             return;
         };
@@ -368,13 +368,17 @@ impl DeviceProcess {
         let _ = pidfd_send_signal(&pidfd, Signal::KILL);
         if timeout(END_TIMEOUT, pidfd.readable()).await.is_err() {
             let (process, pid) = (&self.name, child.id());
-            tracing::error!(process, pid, "the kernel does not end it: its devices wait");
+            tracing::error!(
+                process,
+                pid,
+                "killed, but the kernel has not ended it; its devices wait"
+            );
             // Nobody reads commands any more: callers that wait for room return.
             orders.close();
             let _ = pidfd.get_ref().try_clone().map(|child| self.quiescing.hold(child));
             self.state.send_replace(State::Stuck);
             let _ = pidfd.readable().await;
-            tracing::info!(process, pid, "the device process has ended");
+            tracing::info!(process, pid, "device process ended");
         }
         // Reads the journal updates that the process sent before its end.
         let mut messages = Messages::new();
@@ -429,7 +433,7 @@ impl DeviceProcess {
                     question.ask(&order);
                     messages.grant(self.credit(&mut order));
                     let Ok(bytes) = message::emit(&order) else {
-                        return "an order that is too long".to_owned();
+                        return "a command is too long".to_owned();
                     };
                     sending = Some(Box::pin(send(channel, bytes, fds)));
                 }
@@ -443,13 +447,13 @@ impl DeviceProcess {
                     let (bytes, fds) = match came {
                         Ok(Some(came)) => came,
                         Ok(None) => return "its process has ended".to_owned(),
-                        Err(error) => return format!("its message is refused: {error}"),
+                        Err(error) => return format!("invalid report: {error}"),
                     };
                     let report = message::parse(&bytes).map_err(|error| error.to_string());
                     report.iter().for_each(|report| question.handle(report));
                     let has_fds = !fds.is_empty();
                     if let Err(problem) = report.and_then(|report| self.handle(report, fds)) {
-                        return format!("its message is refused: {problem}");
+                        return format!("invalid report: {problem}");
                     }
                     if has_fds && let Err(reason) = self.closed(pidfd).await {
                         return reason;
@@ -459,21 +463,21 @@ impl DeviceProcess {
                 _ = pidfd.readable() => return "its process has ended".to_owned(),
                 () = question.max_wait(), if question.is_asked() => {
                     if question.is_over() {
-                        return "it does not answer".to_owned();
+                        return "unresponsive: no answer in time".to_owned();
                     }
                 }
                 () = is(&mut state, State::Ending) => {
-                    return "it was told to".to_owned();
+                    return "stop requested".to_owned();
                 }
                 () = &mut begun, if self.state() == State::Starting => {
-                    return "it does not begin".to_owned();
+                    return "it did not start in time".to_owned();
                 }
                 _ = idle.tick() => {
                     let now = self.sessions.load(Ordering::Relaxed);
                     let is_connected = |device: &Device| *device.assigned.connected.borrow();
                     let is_used = self.lock().values().any(is_connected);
                     if now == sessions && !is_used {
-                        return "nobody uses it".to_owned();
+                        return "idle".to_owned();
                     }
                     sessions = now;
                 }

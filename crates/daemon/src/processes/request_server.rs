@@ -46,7 +46,7 @@ pub(super) fn handed(
     let part = StandIns::take(copies).map_err(few)?;
     let handed = image.hand(queues).map_err(failed)?;
     let marks = image.marks(&handed, part).map_err(|errno| match errno {
-        Errno::AGAIN | Errno::ACCESS => "another process has locked the image".to_owned(),
+        Errno::AGAIN | Errno::ACCESS => "the image is locked by another process".to_owned(),
         errno => failed(errno),
     })?;
     let Handed { file, flushes } = handed;
@@ -83,7 +83,7 @@ pub(super) fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
 /// The interface of the device and its queues, for a command; nothing if there is none.
 pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<OwnedFd>), String> {
     let port = net.port().clone();
-    let lent = aside(move || port.lend().transpose()).await.ok_or("the daemon has failed")?;
+    let lent = aside(move || port.lend().transpose()).await.ok_or("internal error")?;
     let Some(lent) = lent.map_err(|errno| errno.to_string())? else {
         return Ok((None, Vec::new()));
     };
@@ -198,7 +198,7 @@ impl RequestServer {
             }
             Ok((None, _)) => {}
             Err(error) => {
-                tracing::error!(device, error, "the device process does not get its queues")
+                tracing::error!(device, error, "sending its queues to the device process failed")
             }
         }
     }

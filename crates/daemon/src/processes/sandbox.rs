@@ -137,7 +137,7 @@ fn no_files() -> Result<(), String> {
     };
     match enter() {
         Ok(status) if status.ruleset == RulesetStatus::NotEnforced => {
-            Err("landlock: this kernel has none".to_owned())
+            Err("landlock: not supported by this kernel".to_owned())
         }
         Ok(_) => Ok(()),
         Err(error) => Err(format!("landlock: {error}")),
@@ -180,7 +180,8 @@ pub(super) fn confine(role: Role) {
     let mut programs = PROGRAMS.get().into_iter().flatten();
     let Some((_, program)) = programs.find(|(of, _)| *of == role) else { return };
     if let Err(error) = seccompiler::apply_filter(program) {
-        let problem = "a thread of this device process keeps the list of calls of its process";
+        let problem = "restricting the system calls of a thread failed; it keeps those of its \
+                       process";
         FAILED.call_once(|| tracing::warn!(?role, %error, "{problem}"));
     }
 }

@@ -168,7 +168,7 @@ impl XenFront {
         let device = self.part.name().to_owned();
         self.given(rings.len()).await.map_err(XenRefusal::Lost)?;
         let Some(Taken { process, line }) = &self.taken else {
-            return Err(XenRefusal::Lost("the daemon has failed".to_owned()));
+            return Err(XenRefusal::Lost("internal error".to_owned()));
         };
         self.number += 1;
         front.number = self.number;
@@ -209,7 +209,7 @@ impl XenFront {
             }
         };
         if timeout(TIMEOUT, left).await.is_err() {
-            process.evict("a ring does not stop").await;
+            process.evict("stopping a ring timed out").await;
         }
     }
 
@@ -230,14 +230,18 @@ impl XenFront {
         if let Some(Taken { process, .. }) = self.taken.take() {
             process.remove(&name).await;
             if process.serves() && process.devices().is_empty() {
-                process.end_yielding("its last disk is gone").await;
+                process.end_yielding("its last disk was removed").await;
             }
             if process.serves() && timeout(TIMEOUT, self.release()).await.is_err() {
                 // The device process reported that it stopped the disk, but keeps the image.
-                process.evict("it does not let go of an image").await;
+                process.evict("it does not release an image").await;
             }
             if let Err(error) = self.release().await {
-                tracing::warn!(device = name, error, "the image is let go of");
+                tracing::warn!(
+                    device = name,
+                    error,
+                    "waiting for the requests in flight failed; image released"
+                );
             }
         }
         if let Some(counts) = self.counts.take() {
@@ -249,7 +253,11 @@ impl XenFront {
     /// needed.
     async fn given(&mut self, queues: usize) -> Result<(), String> {
         let name = self.part.name().to_owned();
-        let process = self.processes.of(&self.domain).await.ok_or("another daemon takes over")?;
+        let process = self
+            .processes
+            .of(&self.domain)
+            .await
+            .ok_or("a takeover by another daemon is under way")?;
         let is_same = |taken: &Taken| Arc::ptr_eq(&taken.process, &process) && process.has(&name);
         if self.taken.as_ref().is_some_and(is_same) {
             return Ok(());
@@ -273,7 +281,7 @@ impl XenFront {
         };
         let disk = shown.disk().clone();
         let fds = aside(move || handed(&*disk, queues)).await;
-        let fds = fds.ok_or("the daemon has failed")?;
+        let fds = fds.ok_or("internal error")?;
         let (mut fds, marks) = fds?;
         // From here on requests of the device process may be in flight.
         self.endings.lock().extend(marks.as_ref().map(|marks| Arc::new(marks.end())));
@@ -287,7 +295,7 @@ impl XenFront {
         let given = AssignedDevice { connected, counts, net: None, asks, journals, xen };
         let command = Command::XenDisk { device: name.clone(), spec: self.spec.clone() };
         let given = process.give(command, fds, vec![limit], given).await;
-        given.map_err(|Unresponsive| "the device process ends".to_owned())?;
+        given.map_err(|Unresponsive| "the device process is ending".to_owned())?;
         let (device, kind, marks) = (name, part.kind, marks.map(Arc::new));
         let request_server =
             RequestServer { device, kind, process: process.clone(), limits, joins: 0, marks };

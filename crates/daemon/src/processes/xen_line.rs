@@ -87,7 +87,7 @@ impl XenLine {
         if let (Some(faults), XenReport::Fault { text }) = (faults, &said) {
             let _ = faults.try_send(shown(text));
         }
-        if is_due { Ok(()) } else { Err("nobody has asked that of a Xen disk".to_owned()) }
+        if is_due { Ok(()) } else { Err("a report about a Xen disk without a request".to_owned()) }
     }
 }
 

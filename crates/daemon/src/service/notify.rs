@@ -40,7 +40,10 @@ impl Manager {
         };
         let socket = open();
         let failed = |error: &dyn std::fmt::Display| {
-            tracing::error!(%error, "the service manager of NOTIFY_SOCKET is not told anything");
+            tracing::error!(
+                %error,
+                "NOTIFY_SOCKET is unusable; the service manager is not notified"
+            );
         };
         let socket = socket.inspect_err(|errno| failed(errno)).ok()?;
         let (sender, messages) = sync_channel(MESSAGES_MAX);
@@ -56,7 +59,7 @@ impl Manager {
     /// Sends a message, after those before it. Never waits.
     pub(super) fn tell(&self, text: String, descriptor: Option<OwnedFd>) {
         if self.0.try_send((text, descriptor, None)).is_err() {
-            tracing::warn!("the service manager does not read what it is told");
+            tracing::warn!("the service manager does not read its socket; notification dropped");
         }
     }
 
@@ -81,7 +84,7 @@ fn send_all(socket: &OwnedFd, messages: &Receiver<Message>) {
             sent = sendmsg(socket, &text, &mut control, SendFlags::NOSIGNAL);
         }
         if let Err(error) = sent {
-            tracing::warn!(%error, "the service manager cannot be told");
+            tracing::warn!(%error, "notifying the service manager failed");
         }
         let _ = told.map(|told| told.try_send(()));
     }

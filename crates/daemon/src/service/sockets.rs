@@ -14,6 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use std::collections::{BTreeMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -90,7 +91,11 @@ pub(super) fn handed(named: &[i32]) -> Vec<Handed> {
         }
         match crate::fds::adopt_socket(fd) {
             Ok(socket) => handed.push(Handed { name, socket, path: None }),
-            Err(error) => tracing::error!(name, %error, "what was handed in is not served"),
+            Err(error) => tracing::error!(
+                name,
+                %error,
+                "a file descriptor that was passed to this process is unusable"
+            ),
         }
     }
     handed
@@ -106,7 +111,7 @@ pub(crate) struct Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         self.service.lock_listening().remove(&self.name);
-        if !self.service.is_ending.load(std::sync::atomic::Ordering::Relaxed) {
+        if !self.service.is_ending.load(Ordering::Relaxed) {
             self.service.forget(&self.name);
         }
     }
@@ -176,12 +181,22 @@ impl Service {
             let index = kept.or_else(any)?;
             (handed.remove(index), kept.is_some())
         };
-        tracing::info!(name, path = %path.display(), "goes on with a socket handed in");
+        tracing::debug!(name, path = %path.display(), "took over a socket");
+        self.taken_over.fetch_add(1, Ordering::Relaxed);
         let mut adopted = Listener::adopt(socket, path, is_kept);
         if let Ok(listener) = &mut adopted {
             listener.set_stays(self.is_candidate.clone());
         }
         Some(adopted)
+    }
+
+    /// Logs how many sockets that were handed in this process listens at since it last said so.
+    pub(super) fn log_taken_over(&self) {
+        match self.taken_over.swap(0, Ordering::Relaxed) {
+            0 => {}
+            1 => tracing::info!("took over 1 socket"),
+            count => tracing::info!("took over {count} sockets"),
+        }
     }
 
     /// Has the manager keep a socket, whose name stays when the process ends.
@@ -196,7 +211,7 @@ impl Service {
             None => whose.name().to_owned(),
         };
         let unkept = |error: &std::io::Error| {
-            tracing::warn!(name, %error, "the socket does not outlive this process");
+            tracing::warn!(name, %error, "keeping the socket for the next process failed");
         };
         let copy = || listener.socket().as_fd().try_clone_to_owned().inspect_err(unkept).ok();
         let path = listener.own_path().map(Path::to_owned);
@@ -270,7 +285,10 @@ impl Service {
         *handed = kept;
         drop(handed);
         for Handed { name, .. } in &others {
-            tracing::warn!(name, "a socket was handed in, and the configuration has no use for it");
+            tracing::warn!(
+                name,
+                "a socket that was passed to this process is unused by the configuration"
+            );
             self.forget(name);
         }
         self.unused().extend(others);
@@ -291,12 +309,12 @@ impl Service {
             for handed in unused {
                 let name = &handed.name;
                 if let Some(path) = handed.remove() {
-                    tracing::info!(name, path = %path.display(), "the socket's name is removed");
+                    tracing::info!(name, path = %path.display(), "socket unlinked");
                 }
             }
         });
         if tokio::time::timeout(REMOVE_TIMEOUT, removed).await.is_err() {
-            tracing::warn!("the host does not remove the names of sockets: not waited for");
+            tracing::warn!("unlinking sockets timed out; continuing without it");
         }
     }
 }

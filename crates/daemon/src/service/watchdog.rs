@@ -21,7 +21,7 @@ pub(crate) async fn feed(service: &Service, pool: &Arc<Pool>) {
             None => service.tell("WATCHDOG=1\n".to_owned()),
             Some(Pulse { worker, thread_id, .. }) => {
                 let (device, limit) = (pool.device_at(worker), limit.as_secs_f64());
-                let problem = "a worker hangs: watchdog not fed";
+                let problem = "a worker is blocked; not feeding the watchdog";
                 tracing::error!(worker, thread_id, device, limit, "{problem}");
             }
         }

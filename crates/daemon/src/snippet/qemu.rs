@@ -15,7 +15,7 @@ const MILLISECONDS: Version = (9, 2);
 pub(super) fn version(args: &SnippetArgs) -> Result<Version, String> {
     let Some(text) = &args.qemu_version else { return Ok(MILLISECONDS) };
     let version = parse(text).ok_or_else(|| {
-        format!("--qemu-version: {text:?} is no version of QEMU, such as 7.2 or 11.1")
+        format!("--qemu-version: {text:?} is not a version of QEMU, such as 7.2 or 11.1")
     })?;
     if version < OLDEST {
         let (major, minor) = OLDEST;

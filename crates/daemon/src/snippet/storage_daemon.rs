@@ -25,7 +25,7 @@ pub(super) fn text(kind: Option<&str>) -> Result<String, String> {
              curl https://bucket.example/%i.img"
                 .to_owned(),
         ),
-        _ => return Err(format!("DEVICE: is none of {}", KINDS.join(", "))),
+        _ => return Err(format!("DEVICE: is not one of {}", KINDS.join(", "))),
     };
     // A write that was answered must not be in the server's memory alone: a server that is killed
     // would lose it, and the guest would not hear of that.
@@ -85,7 +85,7 @@ mod tests {
             let lines = unit.lines().filter(|line| !line.starts_with([' ', '#', '[']));
             assert!(lines.filter(|line| !line.is_empty()).all(|line| line.contains('=')), "{unit}");
         }
-        assert_eq!(text(Some("nfs")), Err("DEVICE: is none of ceph, qcow2, s3".to_owned()));
+        assert_eq!(text(Some("nfs")), Err("DEVICE: is not one of ceph, qcow2, s3".to_owned()));
         assert!(text(None).is_err());
     }
 }

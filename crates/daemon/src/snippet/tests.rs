@@ -71,13 +71,13 @@ fn a_version_that_is_none_of_qemu_is_refused_with_its_option() {
     for version in ["", "x", "7.", ".2", "7..2", "-7.2", "+7.2", "7.2-1", "v7.2", "1.2.3.4.5"] {
         let option = format!("--qemu-version={version}");
         let error = snippet(&["qemu", "--socket-path", "/s", &option]).expect_err(version);
-        let is_told = format!("--qemu-version: {version:?} is no version of QEMU");
+        let is_told = format!("--qemu-version: {version:?} is not a version of QEMU");
         assert!(error.starts_with(&is_told), "{version}: {error}");
     }
     let of = |vmm: &str, version: &str| {
         snippet(&[vmm, "--socket-path", "/s", "--qemu-version", version]).unwrap_err()
     };
-    assert!(of("qemu", "99999999999.1").contains("\"99999999999.1\" is no version"));
+    assert!(of("qemu", "99999999999.1").contains("\"99999999999.1\" is not a version"));
     assert_eq!(of("qemu", "4.2"), "--qemu-version: 4.2 is too old: the line needs 5.0");
     let only = "--qemu-version: only the line for qemu depends on it";
     for other in ["libvirt", "cloud-hypervisor", "crosvm", "firecracker", "uml", "helper"] {

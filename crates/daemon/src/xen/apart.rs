@@ -77,7 +77,7 @@ impl Apart {
             let (id, shared, lent) = (self.id.clone(), self.shared.clone(), config.clone());
             let lent = aside(move || lend(&id, &shared, &lent)).await;
             let Lent { lent, kept, held } =
-                lent.unwrap_or_else(|| Err(HostError::new("the daemon has failed")))?;
+                lent.unwrap_or_else(|| Err(HostError::new("internal error")))?;
             // From here on the device process can write to them.
             self.shared.journals.add(&self.id, held, Some(self.front.holder()));
             let refusal = match self.front.connect(lent).await {
@@ -111,7 +111,7 @@ impl Apart {
                 }
             }
         }
-        Err(refused("no device process serves it".to_owned()))
+        Err(refused("no device process is available".to_owned()))
     }
 
     /// Has the device process leave the rings.

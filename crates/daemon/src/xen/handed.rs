@@ -48,7 +48,7 @@ impl XenDisks {
             self.end_processes_of(disks).await?;
             let _ = timeout(REST, disks.all_ended()).await;
             if let Some(id) = disks.running.keys().find(|id| self.shared.is_in_memory(id)) {
-                return Err(format!("the disk {id} in memory does not stop"));
+                return Err(format!("stopping the disk {id} in memory timed out"));
             }
         }
         self.left()
@@ -63,21 +63,27 @@ impl XenDisks {
         for id in disks.running.keys() {
             let Some(process) = self.shared.plan.domain(self.shared.domains, id.domain) else {
                 return Err(format!(
-                    "the disk {id}, which no device process serves, does not stop"
+                    "stopping the disk {id}, which no device process serves, timed out"
                 ));
             };
-            tracing::warn!(device = %id, process, "the disk does not stop: its process is killed");
+            tracing::warn!(
+                device = %id,
+                process,
+                "stopping the disk timed out; killing its device process"
+            );
             processes.insert(process);
         }
         let all: JoinSet<_> = processes
             .into_iter()
             .map(|process| {
                 let processes = self.shared.processes.clone();
-                async move { processes.end_one(&process, "another process takes over").await }
+                async move {
+                    processes.end_one(&process, "a takeover by another daemon is under way").await
+                }
             })
             .collect();
         let ended: Result<(), String> = all.join_all().await.into_iter().collect();
-        ended.map_err(|problem| format!("{problem}, whose disk does not stop"))
+        ended.map_err(|problem| format!("{problem}, whose disk did not stop in time"))
     }
 
     fn left(&self) -> Result<Vec<(HandoffMessage, Vec<OwnedFd>)>, String> {
@@ -91,7 +97,7 @@ impl XenDisks {
                 Bytes::File(file) => file.try_clone().map_err(failed)?,
                 Bytes::Disk { disk, lies_apart: true } => {
                     let file = disk.hand_memory().map_err(|errno| errno.to_string())?;
-                    file.ok_or("a disk in memory that lies nowhere")?
+                    file.ok_or("internal error: a disk in memory without a file")?
                 }
                 Bytes::Disk { .. } => {
                     return Err(format!("the disk {id} is in the memory of this process"));

@@ -132,7 +132,7 @@ impl XenHost {
             let means = disk::Means { io_uring, held, helpers: None };
             let opened = aside(move || disk::open((&name, &plan), how, means)).await;
             match opened {
-                None => return Err(HostError::new("the daemon has failed")),
+                None => return Err(HostError::new("internal error")),
                 Some(Ok(disk)) => {
                     self.shared.forget_memory(&self.id);
                     return Ok(disk::decorated(disk, self.shared.plan.fault));
@@ -237,7 +237,7 @@ impl XenHost {
         let started =
             aside(move || start(&id, &shared, &device, &hypervisor, &connection, &sender)).await;
         let Some(Started { queues, held, error }) = started else {
-            return Err(HostError::new("the daemon has failed"));
+            return Err(HostError::new("internal error"));
         };
         match (held, error) {
             (Some((lender, channels)), None) => {
@@ -252,7 +252,7 @@ impl XenHost {
                 stop_all(queues).await;
                 // Event channels are closed by calls.
                 aside(move || drop(held)).await;
-                Err(error.unwrap_or_else(|| HostError::new("it has no queue")))
+                Err(error.unwrap_or_else(|| HostError::new("the device has no queue")))
             }
         }
     }
@@ -277,7 +277,7 @@ impl XenHost {
             for journal in shared.journals.take(&id).into_iter().filter(|_| over.is_none()) {
                 shared.state_dir.bound(&journal);
                 if let Err(error) = shared.state_dir.restore(&journal) {
-                    tracing::warn!(device = %id, %error, "a journal that is gone");
+                    tracing::warn!(device = %id, %error, "recreating a missing journal failed");
                 }
             }
             if over.is_some() {

@@ -23,7 +23,7 @@ pub(crate) enum HypervisorError {
     #[error(transparent)]
     Grants(#[from] GrantError),
     /// The simulated Xen's socket for calls.
-    #[error("the simulated Xen does not take calls: {0}")]
+    #[error("the simulated Xen refuses calls: {0}")]
     Simulated(std::io::Error),
 }
 

@@ -103,17 +103,23 @@ impl Journals {
                     Fate::Grown => tracing::warn!(
                         device = %disk,
                         path,
-                        "journal has grown beyond what a ring needs: cut, and its process ends"
+                        "the journal is longer than a ring needs; truncated, and its device \
+                         process is ended"
                     ),
                     Fate::Gone if folder.can_write(journal) => {
-                        tracing::warn!(device = %disk, path, "journal is gone: begun again");
+                        tracing::warn!(
+                            device = %disk,
+                            path,
+                            "the journal is missing; recreating it"
+                        );
                         is_lost = true;
                     }
-                    Fate::Gone => tracing::warn!(device = %disk, path, "journal is gone"),
+                    Fate::Gone => tracing::warn!(device = %disk, path, "the journal is missing"),
                     Fate::Cut => tracing::warn!(
                         device = %disk,
                         path,
-                        "journal was cut: the guest loses its disk if the daemon is killed"
+                        "the journal was truncated; the guest loses its disk if the daemon is \
+                         killed"
                     ),
                 }
             }
@@ -137,7 +143,7 @@ pub(super) async fn watch(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
             let looking = shared.clone();
             let looked = aside(move || looking.journals.look(&looking.state_dir)).await;
             let Looked { lost, fills } = looked.unwrap_or_default();
-            fills.iter().for_each(|process| process.end("it fills the folder of journals"));
+            fills.iter().for_each(|process| process.end("it fills state_dir with a journal"));
             for id in lost {
                 if sender.send(id).await.is_err() {
                     return;

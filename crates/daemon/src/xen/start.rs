@@ -83,7 +83,12 @@ pub(super) fn journal(
         }
         Err(error) => {
             let device = disk_name(&shared.plan, id);
-            tracing::warn!(device, queue, %error, "a ring is served that nobody can take over");
+            tracing::warn!(
+                device,
+                queue,
+                %error,
+                "serving without a journal: this ring cannot be resumed after a crash"
+            );
             Ok(None)
         }
     }

@@ -47,14 +47,14 @@ pub(crate) enum StateDirError {
     #[error("cannot write {}: {errno}", path.display())]
     File { path: PathBuf, errno: Errno },
     #[error(
-        "the folder {} is {what}: whoever may write there could change what the next process \
-         takes over; name one of mode 0700 that belongs to this process's user or to root",
+        "the folder {} is {what}, so that others could change what the next process takes over; \
+         name one of mode 0700 that belongs to this process's user or to root",
         path.display()
     )]
     Unsafe { path: PathBuf, what: &'static str },
     #[error(
-        "another process serves the disks of kind \"{kind}\", or was killed and waits for a disk \
-         that hangs: pid {holder} has {}",
+        "the disks of kind \"{kind}\" are in use by pid {holder}, which has {}; if it was killed, \
+         it waits for a blocked disk",
         path.display()
     )]
     InUse { kind: String, path: PathBuf, holder: String },
@@ -186,7 +186,7 @@ impl StateDir {
         };
         if let Err(errno) = ftruncate(&journal.file, size) {
             let path = self.path_of(journal).display().to_string();
-            tracing::error!(path, %errno, "a journal that has grown cannot be cut");
+            tracing::error!(path, %errno, "truncating a journal failed");
         }
     }
 

@@ -135,9 +135,8 @@ fn is_named(daemon: &Daemon, device: &str) {
         String::from_utf8_lossy(&output.stdout).contains(&format!(" s by {device}, in "))
     };
     assert!(wait_until(shown), "{}", daemon.log());
-    let named = |line: &str| {
-        line.contains("does not come back") && line.contains(&format!("device=\"{device}\""))
-    };
+    let named =
+        |line: &str| line.contains("is blocked") && line.contains(&format!("device=\"{device}\""));
     assert!(wait_until(|| daemon.log().lines().any(named)), "{}", daemon.log());
 }
 
@@ -187,7 +186,7 @@ fn a_front_end_that_waits_for_its_queue_to_stop_is_told_of_with_the_thread_that_
     std::thread::scope(|scope| {
         let base = scope.spawn(|| ring.front.vring_base(0));
         let told = |line: &str| {
-            line.contains("a queue has not stopped yet") && line.contains("by \\\"disk\\\"")
+            line.contains("a queue is still stopping") && line.contains("by \\\"disk\\\"")
         };
         assert!(wait_until(|| daemon.log().lines().any(told)), "{}", daemon.log());
         drop(hole);
@@ -217,15 +216,16 @@ fn a_worker_that_hangs_starves_the_watchdog_though_another_one_goes_on() {
     ring.offer();
     hole.wait_until_touched();
     let named = |line: &str| {
-        line.contains("a worker hangs: watchdog not fed") && line.contains("device=\"disk\"")
+        line.contains("a worker is blocked; not feeding the watchdog")
+            && line.contains("device=\"disk\"")
     };
     let hangs = || daemon.log().lines().filter(|line| named(line)).count();
     assert!(wait_until(|| hangs() >= 2), "{}", daemon.log());
     // Between two looks that find it nothing is told.
     manager.set_nonblocking(true).unwrap();
     while manager.recv(&mut [0; 1024]).is_ok() {}
-    let before = says("watchdog not fed");
-    assert!(wait_until(|| says("watchdog not fed") >= before + 2), "{}", daemon.log());
+    let before = says("not feeding the watchdog");
+    assert!(wait_until(|| says("not feeding the watchdog") >= before + 2), "{}", daemon.log());
     assert!(manager.recv(&mut [0; 1024]).is_err());
     manager.set_nonblocking(false).unwrap();
     drop(hole);

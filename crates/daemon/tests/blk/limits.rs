@@ -71,9 +71,9 @@ fn a_wrong_limit_is_refused_with_its_key_and_value() {
         ("limit.iops=18446744073709551615", "limit.iops: 18446744073709551615 is not"),
         ("limit.bps=nan", "limit.bps: nan is not a whole number"),
         ("limit.burst_ms=3", "limit.burst_ms: 3 is not a whole number from 50 to 60000"),
-        ("limit.rx_pps=3", "limit.rx_pps: no such key"),
+        ("limit.rx_pps=3", "limit.rx_pps: unknown key"),
         ("limit.group=gold", "limit.group: no [[limit]] is named \"gold\""),
-        ("limit=5", "5 is no table"),
+        ("limit=5", "5 is not a table"),
     ] {
         let (done, text) = set(&daemon, key);
         assert!(!done && text.contains(words), "{key}: {text}");

@@ -164,7 +164,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
         ("POST", vda, "{\"size\": 1000}", 400, "size: 1000"),
         ("POST", vda, &long, 413, "too long"),
         ("POST", "/v1/devices/ro/resize", "{\"size\": 2097152}", 409, "read-only"),
-        ("POST", "/v1/devices/ram/resize", "{\"size\": 2097152}", 422, "cannot change its size"),
+        ("POST", "/v1/devices/ram/resize", "{\"size\": 2097152}", 422, "cannot be resized"),
     ] {
         let (code, answer) = served.json(method, path, body);
         assert_eq!(code, status, "{method} {path} {body}: {answer}");
@@ -240,7 +240,7 @@ fn the_command_resize_does_the_same() {
         (&["no/name", "1M"], "\"no/name\"", 1),
         (&["vda", "1000"], "1000", 1),
         (&["vda", "big"], "SIZE: \"big\"", 2),
-        (&["ram", "2M"], "cannot change", 1),
+        (&["ram", "2M"], "cannot be resized", 1),
     ] {
         let output = output_of(&mut served.command("resize", arguments));
         let error = String::from_utf8(output.stderr).unwrap();

@@ -50,7 +50,13 @@ fn device_in_use_is_not_removed_unless_it_is_forced() {
     assert_eq!(client.wait_for(0, 1, TIMEOUT), 1);
     let (status, answer) = supervisor.ask("DELETE", "/v1/devices/a", &Value::Null);
     assert_eq!(status, 409, "{answer}");
-    assert!(answer["error"].as_str().unwrap().contains("a front-end is connected"), "{answer}");
+    assert!(
+        answer["error"]
+            .as_str()
+            .unwrap()
+            .contains("a is in use by a VMM; unplug it there first, or use --force"),
+        "{answer}"
+    );
     let mut other = disk.clone();
     other["direct"] = json!(true);
     assert_eq!(supervisor.put("a", &other).0, 409, "another disk is no small matter either");
@@ -300,10 +306,15 @@ fn live_keys_change_at_once_and_no_others_are_taken() {
     is_kept("1100");
     assert_eq!(supervisor.ask("POST", "/v1/devices/lan/mtu", &json!({ "mtu": 1200 })).0, 200);
     for (name, keys, status, words) in [
-        ("lan", json!({ "queue_pairs": 2 }), 422, "queue_pairs: is reconnect"),
-        ("lan", json!({ "tap": "t" }), 422, "tap: is replace"),
+        (
+            "lan",
+            json!({ "queue_pairs": 2 }),
+            422,
+            "queue_pairs takes effect when the guest reconnects; PUT",
+        ),
+        ("lan", json!({ "tap": "t" }), 422, "tap takes effect when the device is removed"),
         ("lan", json!({ "mtu": 1 }), 422, "mtu: 1 is not between"),
-        ("lan", json!({ "colour": 1 }), 422, "colour: there is no such key"),
+        ("lan", json!({ "colour": 1 }), 422, "colour: unknown key"),
         ("none", json!({ "mtu": 1300 }), 404, "no device"),
     ] {
         let (found, answer) = patch(name, keys);

@@ -68,7 +68,7 @@ fn change_that_cannot_be_kept_is_refused_and_undone() {
         (kept(), supervisor.names(), supervisor.generation(), names_in(supervisor.daemon.folder()));
     let is_refused = |(status, answer): (u16, Value)| {
         let error = answer["error"].as_str().unwrap_or_default();
-        assert!(status == 500 && error.contains("cannot be kept"), "{status}: {answer}");
+        assert!(status == 500 && error.contains("saving it failed"), "{status}: {answer}");
         let now = (
             kept(),
             supervisor.names(),

@@ -93,7 +93,7 @@ fn image_that_another_process_holds_costs_its_own_device_until_it_is_free() {
     assert!(status == 409 && answer["error"].as_str().unwrap().contains(&reason), "{answer}");
     // The refused request above is a line of its own.
     let log = daemon.log();
-    let waits = |line: &&str| line.contains("the device waits") && line.contains(&why);
+    let waits = |line: &&str| line.contains("the device is waiting") && line.contains(&why);
     assert_eq!(log.lines().filter(waits).count(), 1, "{log}");
     assert!(!daemon.socket_of("held").exists());
     // The holder ends without a word, as a process that is killed.
@@ -101,7 +101,7 @@ fn image_that_another_process_holds_costs_its_own_device_until_it_is_free() {
     assert!(wait_until(|| daemon.socket_of("held").exists()), "{}", daemon.log());
     is_served(&daemon.socket_of("held"));
     assert_eq!(state_of(&control, "held"), ("serving".to_owned(), None));
-    assert!(daemon.log().contains("need not wait any more"), "{}", daemon.log());
+    assert!(daemon.log().contains("device is ready"), "{}", daemon.log());
     assert!(daemon.terminate().success());
 }
 
@@ -120,7 +120,7 @@ fn socket_that_another_process_holds_costs_its_own_device_until_it_is_free() {
     let control = daemon.socket_of("control");
     is_served(&daemon.socket_of("good"));
     assert!(wait_until(|| waits(&control, "held", "socket_path")));
-    assert!(daemon.log().contains("taken: another process listens there"), "{}", daemon.log());
+    assert!(daemon.log().contains("in use: another process listens there"), "{}", daemon.log());
     drop(taken);
     assert!(wait_until(|| state_of(&control, "held").0 == "serving"));
     assert!(wait_until(|| daemon.log().matches("listening").count() == 2), "{}", daemon.log());
@@ -138,7 +138,7 @@ fn control_socket_that_another_process_holds_costs_no_guest() {
     let daemon = Daemon::blk(&["--null", "1G", "--control", option]);
     is_served(&daemon.socket());
     drop(taken);
-    assert!(wait_until(|| daemon.log().contains("answered from now on")), "{}", daemon.log());
+    assert!(wait_until(|| daemon.log().contains("control: listening")), "{}", daemon.log());
     assert_eq!(state_of(&control, "blk0").0, "serving");
     assert!(daemon.terminate().success());
 }

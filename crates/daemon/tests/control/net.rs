@@ -123,10 +123,10 @@ fn what_cannot_be_is_refused_with_its_reason() {
     let daemon = serve();
     for (path, body, status, word) in [
         ("none/link", "{\"up\": true}", 404, "\"none\""),
-        ("disk/link", "{\"up\": true}", 422, "no network device"),
-        ("disk/mtu", "{\"mtu\": 1500}", 422, "no network device"),
-        ("disk/announce", "", 422, "no network device"),
-        ("lan/resize", "{\"size\": 512}", 422, "no disk"),
+        ("disk/link", "{\"up\": true}", 422, "not a network device"),
+        ("disk/mtu", "{\"mtu\": 1500}", 422, "not a network device"),
+        ("disk/announce", "", 422, "not a network device"),
+        ("lan/resize", "{\"size\": 512}", 422, "not a disk"),
         ("lan/link", "", 400, "missing field `up`"),
         ("lan/link", "{\"up\": 1}", 400, "body: invalid type"),
         ("lan/link", "{\"up\": true, \"down\": true}", 400, "unknown field `down`"),
@@ -137,7 +137,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
         ("lan/mtu", "{\"mtu\": -1}", 400, "body: invalid value"),
         ("lan/mtu", "{\"mtu\": \"1500\"}", 400, "body: invalid type"),
         ("lan/announce", "{\"mac\": 1}", 400, "unknown field `mac`"),
-        ("lan/announce", "", 409, "no driver that can announce itself runs"),
+        ("lan/announce", "", 409, "the guest runs no driver that can announce itself"),
         ("lan/nothing", "", 404, "no such path"),
     ] {
         let (code, answer) = ask(&daemon, "POST", &format!("/v1/devices/{path}"), body);
@@ -325,11 +325,11 @@ fn the_commands_change_a_device_and_say_so_or_why_not() {
     assert_eq!(get(&daemon, "lan")["mtu"], 1280);
     for (arguments, word) in [
         (&["link", "none", "up"][..], "\"none\""),
-        (&["link", "disk", "up"], "no network device"),
+        (&["link", "disk", "up"], "not a network device"),
         (&["mtu", "lan", "67"], "mtu: 67"),
         (&["announce", "gen"], "no driver"),
         (&["announce", "no/name"], "\"no/name\""),
-        (&["resize", "lan", "1M"], "no disk"),
+        (&["resize", "lan", "1M"], "not a disk"),
     ] {
         let (code, _, error) = command(&daemon, arguments);
         assert_eq!(code, Some(1), "{arguments:?}: {error}");
@@ -364,7 +364,7 @@ fn the_interface_of_a_tap_follows() {
         });
         let (status, answer) = ask(&daemon, "POST", "/v1/devices/lan/mtu", "{\"mtu\": 65522}");
         assert_eq!(status, 422, "{answer}");
-        assert_eq!(answer["error"], "mtu: 65522 is not possible for this interface");
+        assert_eq!(answer["error"], "mtu: 65522 is not supported by this interface");
         let lan = get(&daemon, "lan");
         assert_eq!((&lan["mtu"], &lan["host_mtu"]), (&4000.into(), &4000.into()));
         assert!(has_carrier("mr0"));

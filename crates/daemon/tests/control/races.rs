@@ -289,7 +289,7 @@ fn state_folder_that_is_full_or_read_only_refuses_changes_and_costs_no_device() 
     let mut client = Client::connect(&supervisor.at("a"), 1);
     let refused = |(status, answer): (u16, Value), words: &str| {
         let error = answer["error"].as_str().unwrap_or_default();
-        assert!(status == 500 && error.contains("cannot be kept: "), "{status}: {answer}");
+        assert!(status == 500 && error.contains("saving it failed: "), "{status}: {answer}");
         assert!(error.contains(words), "{error}");
     };
     let before =

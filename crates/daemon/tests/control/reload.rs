@@ -41,7 +41,10 @@ fn configuration_that_is_read_again_changes_what_differs_and_no_more() {
     let output = output_of(&mut supervisor.command(&["reload"]));
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.contains("grows: reconnect (num_queues)\n"), "{text}");
-    assert!(text.contains("[daemon]: restart (workers)\n"), "{text}");
+    assert!(
+        text.contains("[daemon] workers: changed in the file; needs a restart of the daemon\n"),
+        "{text}"
+    );
     assert_eq!(supervisor.generation(), generation + 1);
     assert!(!at("goes").exists());
     let mut names = supervisor.names();

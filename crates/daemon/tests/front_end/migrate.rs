@@ -185,7 +185,7 @@ fn what_device_processes_that_die_write_is_in_marked_pages() {
             }
         }
         assert!(!daemon.log().contains("queue stopped:"), "{}", daemon.log());
-        assert_eq!(daemon.log().matches("the session goes on").count(), 12, "{}", daemon.log());
+        assert_eq!(daemon.log().matches("session resumed").count(), 12, "{}", daemon.log());
     });
 }
 
@@ -210,6 +210,6 @@ fn a_log_that_is_cut_away_ends_its_session_and_the_next_one_is_served() {
     let disk = Disk { can_discard: false };
     let mut guest = Guest::connect(&daemon.socket(), start);
     guest.migrate(|guest| disk.request(guest), Disk::settle);
-    let cut = "session ends: guest memory was cut away";
+    let cut = "session closed: guest memory was truncated";
     assert_eq!(daemon.log().matches(cut).count(), 2, "{}", daemon.log());
 }

@@ -310,6 +310,6 @@ fn a_ring_that_is_not_set_up_to_its_end_is_told_to_the_operator_once() {
     front.set_vring_kick(1, Some(vring.kick_fd())).unwrap();
     front.set_vring_enable(1, true).unwrap();
     drop(front);
-    assert!(wait_until(|| daemon.log().contains("front-end has left")));
+    assert!(wait_until(|| daemon.log().contains("front-end disconnected")));
     assert_eq!(daemon.log().matches("WARN").count(), 1, "{}", daemon.log());
 }

@@ -177,23 +177,23 @@ fn each_wrong_message_ends_its_session_with_one_line() {
     ended("more than any request has", &|f| f.send_bytes(&header(FLAG_VERSION, 1 << 30), &[]));
     ended("no known protocol version", &|f| f.send_bytes(&header(0, 8), &[]));
     ended("SET_OWNER with 1 file descriptors", &|f| f.send_message(3, &[], &[fd]));
-    ended("more file descriptors than any message has", &|f| f.send_message(5, &[0; 8], &[fd; 40]));
+    ended("too many file descriptors in a message", &|f| f.send_message(5, &[0; 8], &[fd; 40]));
     ended("SET_VRING_KICK with 0 file descriptors", &|f| f.send_message(12, &[0; 8], &[]));
     ended("vring 99 of a device with 8: the front-end is set to more queues", &|f| {
         f.send_message(8, &state(99, 16), &[])
     });
-    ended("SET_VRING_NUM of 100", &|f| f.send_message(8, &state(0, 100), &[]));
-    ended("half a message, then silence", &|f| f.send_bytes(&[2, 0, 0, 0, 1, 0], &[]));
+    ended("SET_VRING_NUM with the invalid value 100", &|f| f.send_message(8, &state(0, 100), &[]));
+    ended("timed out in the middle of a message", &|f| f.send_bytes(&[2, 0, 0, 0, 1, 0], &[]));
     supervisor.end();
 }
 
 #[test]
 fn a_front_end_that_says_nothing_is_sent_away_and_one_that_leaves_in_a_message_is_named() {
     let supervisor = Supervisor::new();
-    supervisor.one_line("no message after 1 seconds", || {
+    supervisor.one_line("no message within 1 seconds", || {
         assert!(supervisor.front().is_closed_within(LONG).unwrap());
     });
-    supervisor.one_line("left in the middle of a message", || {
+    supervisor.one_line("disconnected in the middle of a message", || {
         supervisor.front().send_bytes(&[2, 0, 0, 0, 1, 0], &[]).unwrap();
     });
     supervisor.end();
@@ -343,7 +343,7 @@ fn memory_beyond_what_the_operator_allows_ends_the_session_and_the_line_names_th
 #[test]
 fn memory_cut_away_under_a_running_ring_costs_that_session_only() {
     let supervisor = Supervisor::new();
-    supervisor.one_line("guest memory was cut away", || {
+    supervisor.one_line("guest memory was truncated", || {
         let mut guest = supervisor.guest(0);
         guest.queues[0].run(Op::Flush).unwrap();
         rustix::fs::ftruncate(guest.arena.table()[0].1, 0).unwrap();

@@ -42,7 +42,8 @@ fn a_daemon_that_gets_no_thread_answers_when_it_gets_one() {
             guest.queues[0].run(Op::Flush).unwrap();
         });
         let says = |line: &str| daemon.log().contains(line);
-        let line = "no thread for fds of a front-end: its session waits for one device=\"disk\"";
+        let line = "no thread available for the file descriptors of a front-end; its session \
+                    waits device=\"disk\"";
         assert!(wait_until(|| says(line)), "{}", daemon.log());
         assert!(wait_until(|| daemon.log().contains("front-end connected")), "{}", daemon.log());
         // The janitor has been asked, and looks again on its own.

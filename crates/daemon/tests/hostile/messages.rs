@@ -17,7 +17,7 @@ const BOUND: Duration = Duration::from_secs(2);
 const SET_OWNER: u32 = 3;
 const SET_VRING_ENABLE: u32 = 18;
 /// The log's line about a front-end that is slowed down.
-const SLOWED: &str = "messages or clients without end: slowed down";
+const SLOWED: &str = "front-end throttled: it sends too many messages";
 
 /// Enables and disables a queue `count` times without waiting for any answer.
 fn flood(front: &mut FrontEnd, count: u32) {

@@ -256,7 +256,7 @@ fn a_full_call_that_blocks_ends_its_session_whatever_its_ring() {
         run(&format!("ip neighbor add 10.77.9.2 lladdr 02:00:00:00:00:33 dev {tap}"));
         let host = UdpSocket::bind("10.77.9.1:0").unwrap();
         for queue in [RX, TX, CTRL] {
-            supervisor.one_line("its eventfd is full and blocks us", || {
+            supervisor.one_line("one of its eventfds is full and blocks writers", || {
                 let mut guest = supervisor.guest();
                 let mut hostile = guest.hostile(queue);
                 fill_eventfd(guest.vrings[queue].call_fd()).unwrap();
@@ -411,7 +411,7 @@ fn receive_buffers_cut_away_cost_that_session_only() {
         run(&format!("ip address add 10.77.3.1/24 dev {tap}"));
         run(&format!("ip neighbor add 10.77.3.2 lladdr 02:00:00:00:00:33 dev {tap}"));
         let host = UdpSocket::bind("10.77.3.1:0").unwrap();
-        supervisor.one_line("guest memory was cut away", || {
+        supervisor.one_line("guest memory was truncated", || {
             let mut guest = supervisor.guest();
             let mut hostile = guest.hostile(RX);
             let addr = guest.arena.alloc(2048, 16).unwrap();
@@ -438,7 +438,7 @@ fn receive_buffers_cut_away_cost_that_session_only() {
 fn a_command_cut_away_costs_that_session_though_only_the_control_queue_touches_it() {
     in_shared_space(|| {
         let supervisor = Supervisor::new();
-        supervisor.one_line("guest memory was cut away", || {
+        supervisor.one_line("guest memory was truncated", || {
             let mut guest = supervisor.guest();
             let mut hostile = guest.hostile(CTRL);
             // Its worker may look at the ring at any time: not before the memory is cut away.

@@ -336,7 +336,7 @@ fn groups_are_refused_where_the_daemon_may_not_join_them_until_the_operator_has(
             assert_eq!(control.set_mac_table(&table).unwrap(), expected, "{}", daemon.log());
             assert_eq!(control.set_rx_mode(RxMode::AllMulti, true).unwrap(), expected);
             assert_eq!(control.set_mac_table(&FilterTable::default()).unwrap(), CtrlStatus::Ok);
-            let hint = "set \"ip link set up0 allmulticast on\"";
+            let hint = "run \"ip link set up0 allmulticast on\"";
             assert_eq!(daemon.log().contains(hint), !is_set, "{}", daemon.log());
             assert!(daemon.terminate().success());
             let shown = run("ip link show up0");

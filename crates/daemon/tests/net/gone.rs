@@ -356,11 +356,7 @@ fn a_tap_that_was_handed_in_cannot_be_joined_again_and_that_is_said() {
         // The daemon alone keeps the interface now.
         run("ip link del mr0");
         let said = || std::fs::read_to_string(&log).unwrap();
-        assert!(
-            wait_until(|| said().contains("mr0 was handed in as file descriptors")),
-            "{}",
-            said()
-        );
+        assert!(wait_until(|| said().contains("mr0 was passed as file descriptors")), "{}", said());
         assert_eq!(shown(&control, "/v1/devices/net0")["link"], "down");
     });
 }

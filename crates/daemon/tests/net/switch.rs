@@ -239,7 +239,7 @@ fn memory_that_is_cut_away_under_frames_ends_its_own_session_only() {
         // A frame that arrives is whole, or is dropped, or lies in memory that reads as zeroes now.
         let is_over = wait_until(|| {
             b.take();
-            daemon.log().matches("guest memory was cut away").count() > round
+            daemon.log().matches("guest memory was truncated").count() > round
         });
         assert!(is_over, "{}", daemon.log());
         c.talk(&mut b, 100);
@@ -263,7 +263,7 @@ fn a_receiver_whose_memory_is_cut_away_gives_back_what_it_was_lent() {
         rustix::fs::ftruncate(b.driver.arena.table()[0].1, 0x1000).unwrap();
         let is_over = wait_until(|| {
             a.send(mac(2));
-            daemon.log().matches("guest memory was cut away").count() > round
+            daemon.log().matches("guest memory was truncated").count() > round
         });
         assert!(is_over, "{}", daemon.log());
         a.talk(&mut c, 100);

@@ -159,7 +159,7 @@ fn a_socket_that_lingers_holds_its_own_device_only() {
 
 #[test]
 fn a_socket_that_lingers_among_too_many_holds_its_own_device_only() {
-    let said = Some("more file descriptors than any message has");
+    let said = Some("too many file descriptors in a message");
     Supervisor::new().bears_one_that_lingers("too many", said, |front, fd| {
         let null = std::fs::File::open("/dev/null").unwrap();
         let mut fds = [null.as_fd(); 64];
@@ -202,11 +202,15 @@ fn a_socket_that_lingers_sent_by_a_client_of_the_control_socket_holds_nobody() {
 fn a_socket_that_lingers_sent_by_a_second_client_holds_its_own_device_only() {
     let mut supervisor = Supervisor::new();
     let socket = supervisor.daemon.socket_of("bad");
-    supervisor.bears_one_that_lingers("second client", Some("second client refused"), |_, fd| {
-        let mut second = FrontEnd::connect(&socket, LONG).unwrap();
-        second.send_message(3, &[], &[fd.as_fd()]).unwrap();
-        // Dropped here: whoever closes the other end closes what was sent.
-    });
+    supervisor.bears_one_that_lingers(
+        "second client",
+        Some("client refused: the device has one"),
+        |_, fd| {
+            let mut second = FrontEnd::connect(&socket, LONG).unwrap();
+            second.send_message(3, &[], &[fd.as_fd()]).unwrap();
+            // Dropped here: whoever closes the other end closes what was sent.
+        },
+    );
 }
 
 /// An epoll set in which something is ready.
@@ -322,7 +326,7 @@ fn fill(event: BorrowedFd<'_>) {
     rustix::fs::fcntl_setfl(event, flags - OFlags::NONBLOCK).unwrap();
 }
 
-const HELD: &str = "its eventfd is full and blocks us";
+const HELD: &str = "one of its eventfds is full and blocks writers";
 
 impl Supervisor {
     /// A guest whose kick lets the worker write to an eventfd that is full, and blocks: the call,

@@ -73,7 +73,7 @@ fn device_processes_of_a_supervisor_that_is_not_root_have_users_of_their_own_and
     for set in ["CapEff", "CapInh", "CapAmb"] {
         assert_eq!(status(supervisor, set), ["0000000000000000"], "{set}");
     }
-    assert!(!daemon.log().contains("is denied"), "{}", daemon.log());
+    assert!(!daemon.log().contains("denied by the sandbox"), "{}", daemon.log());
     let processes = ["a", "b"].map(|name| pid(&daemon, name));
     processes.iter().for_each(|process| kill_process(*process, Signal::STOP).unwrap());
     kill_process(Pid::from_raw(supervisor).unwrap(), Signal::KILL).unwrap();

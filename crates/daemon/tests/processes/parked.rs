@@ -13,7 +13,7 @@ use std::process::{Child, Stdio};
 
 /// The supervisor's log line about a device process that it kills because the device process has
 /// not quiesced.
-const KILLED: &str = "the device process does not park";
+const KILLED: &str = "the device process did not quiesce in time";
 
 /// The next daemon; its log goes to `next.log`.
 struct Next(Child);
@@ -68,8 +68,8 @@ fn device_processes_park_for_the_next_daemon_and_their_guests_go_on() {
     });
     works(&mut other, 2);
     let said = daemon.log();
-    assert_eq!(said.matches("the device process has parked").count(), 2, "{said}");
-    assert!(!said.contains(KILLED) && !said.contains("session ends"), "{said}");
+    assert_eq!(said.matches("device process quiesced").count(), 2, "{said}");
+    assert!(!said.contains(KILLED) && !said.contains("session closed"), "{said}");
     drop((client, other));
     next.ends(&daemon);
 }
@@ -88,7 +88,7 @@ fn a_device_process_that_does_not_answer_is_killed_and_keeps_no_daemon_from_taki
     works(&mut other, 2);
     let said = daemon.log();
     assert_eq!(
-        (said.matches("has parked").count(), said.matches(KILLED).count()),
+        (said.matches("device process quiesced").count(), said.matches(KILLED).count()),
         (1, 1),
         "{said}"
     );
@@ -135,7 +135,7 @@ fn a_device_process_that_says_unasked_that_it_has_parked_is_ended() {
     let liar = pid(&daemon, "a").as_raw_nonzero().get();
     says(&mut Taken::take(liar, liar), PARKED);
     assert!(
-        wait_until(|| daemon.log().contains("nobody has asked it to park")),
+        wait_until(|| daemon.log().contains("it quiesced without a request")),
         "{}",
         daemon.log()
     );
@@ -183,7 +183,7 @@ fn a_device_process_that_is_not_there_any_more_is_not_told_of_as_one_that_does_n
     next.serves(&daemon, &["b"]);
     works(&mut other, 2);
     let said = daemon.log();
-    assert!(!said.contains(KILLED) && said.contains("has parked"), "{said}");
+    assert!(!said.contains(KILLED) && said.contains("device process quiesced"), "{said}");
     drop(other);
     next.ends(&daemon);
 }

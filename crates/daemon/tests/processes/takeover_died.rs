@@ -263,7 +263,7 @@ fn the_next_daemon_serves_wherever_the_one_that_runs_dies() {
         works(&mut client, 1);
         let next = dies_at(&daemon, step);
         let said = || format!("{step:?}: {} {}", daemon.log(), log_of(&daemon));
-        assert!(wait_until(|| log_of(&daemon).contains("starts anew")), "{}", said());
+        assert!(wait_until(|| log_of(&daemon).contains("starting anew")), "{}", said());
         drop(client);
         serves(&daemon, next, step);
     }
@@ -275,7 +275,7 @@ fn a_daemon_that_was_told_to_stop_before_it_hands_over_is_not_taken_for_dead() {
     let mut next = ends_at(&daemon, Step::Stopped);
     assert!(wait_until(|| next.0.try_wait().unwrap().is_some()), "{}", log_of(&daemon));
     assert!(!next.0.wait().unwrap().success(), "{}", log_of(&daemon));
-    assert!(log_of(&daemon).contains("has stopped, as it was told to"), "{}", log_of(&daemon));
+    assert!(log_of(&daemon).contains("the running daemon was stopped"), "{}", log_of(&daemon));
     // It has touched nothing.
     client_works(&daemon.socket_of("a"), 3);
     assert!(daemon.terminate().success());
@@ -290,7 +290,7 @@ fn guests_go_on_if_the_daemon_that_runs_dies_when_it_has_handed_everything_over(
         let next = dies_at(&daemon, step);
         // On the connection of before.
         works(&mut client, 2);
-        let taken = if step == Step::Read { "taken over" } else { "its guests go on here" };
+        let taken = if step == Step::Read { "taken over" } else { "serving its guests here" };
         assert!(wait_until(|| log_of(&daemon).contains(taken)), "{step:?} {}", log_of(&daemon));
         drop(client);
         serves(&daemon, next, step);

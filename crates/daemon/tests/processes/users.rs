@@ -155,7 +155,7 @@ fn an_image_that_another_daemon_has_goes_to_no_further_device_process() {
     let waiting = waits(&daemon, "a", &ASKS, Vec::new());
     let is_gone = || !std::path::Path::new(&format!("/proc/{former}")).exists();
     assert!(wait_until(is_gone), "{}", daemon.log());
-    let is_told = || daemon.log().contains("another process has locked the image");
+    let is_told = || daemon.log().contains("image is locked by another process");
     let is_given = || process(&daemon, "user:65534")["devices"] == serde_json::json!(["a"]);
     assert!(wait_until(|| is_told() || is_given()), "{}", daemon.log());
     assert!(is_told() && !is_given(), "{}", daemon.log());
@@ -192,9 +192,9 @@ fn a_disk_whose_image_another_daemon_has_is_removed_with_what_its_device_process
     };
     assert!(wait_until(reloads), "{}", daemon.log());
     let log = daemon.log();
-    assert!(log.contains("another process has locked the image"), "{log}");
-    assert!(!log.contains("not waited for"), "{log}");
-    assert!(log.contains("another process has locked an image of it"), "{log}");
+    assert!(log.contains("image is locked by another process"), "{log}");
+    assert!(!log.contains("not waiting"), "{log}");
+    assert!(log.contains("one of its images is locked by another process"), "{log}");
     // The other device goes on in the next device process, which has not seen the image.
     stays.queues[0].write(0, &[7; 512]).unwrap();
     assert_ne!(pid(&daemon, "user:0"), serves, "{log}");

@@ -128,8 +128,8 @@ fn a_socket_path_that_cannot_be_had_is_named() {
     let _live = UnixListener::bind(at.join("live")).unwrap();
     let long = "x".repeat(110);
     for (path, problem) in [
-        ("live", "taken: another process listens"),
-        ("image", "taken: it is no socket"),
+        ("live", "in use: another process listens"),
+        ("image", "in use: it is not a socket"),
         ("none/socket", "No such file or directory"),
         ("image/socket", "Not a directory"),
         (long.as_str(), "107 bytes"),
@@ -216,7 +216,7 @@ fn a_bad_configuration_names_its_key() {
         (base.to_owned(), vec!["[[blk]] a: file", "missing (or null, memory or nbd)"]),
         (format!("{null}file = '@/image'\n"), vec!["a: file", "only one of"]),
         (format!("{null}direct = true\n"), vec!["a: direct", "needs file"]),
-        (format!("{null}fd = 3\n"), vec!["a: fd", "contradicts socket_path"]),
+        (format!("{null}fd = 3\n"), vec!["a: fd", "cannot be combined with socket_path"]),
         (format!("{null}num_queues = 0\n"), vec!["a: num_queues: 0"]),
         (format!("{null}num_queues = 257\n"), vec!["a: num_queues: 257"]),
         (format!("{null}queue_size = 100\n"), vec!["a: queue_size: 100"]),
@@ -227,18 +227,21 @@ fn a_bad_configuration_names_its_key() {
         (format!("{base}null = '0'\n"), vec!["a: null", "0"]),
         (format!("{base}null = '1000'\n"), vec!["a: null", "1000"]),
         (format!("{base}memory = '64X'\n"), vec!["a: memory", "64X"]),
-        (format!("{null}{null}"), vec!["a: name", "two devices"]),
-        (format!("{null}{}", null.replace("'a'", "'b'")), vec!["b: socket_path", "two devices"]),
+        (format!("{null}{null}"), vec!["a: name", "already used by "]),
+        (
+            format!("{null}{}", null.replace("'a'", "'b'")),
+            vec!["b: socket_path", "already used by "],
+        ),
         (format!("[daemon]\nworkers = 0\n{null}"), vec!["[daemon]: workers: 0"]),
         (format!("[daemon]\nspin_us = 1001\n{null}"), vec!["[daemon]: spin_us: 1001"]),
         (format!("[daemon]\npolling = 'often'\n{null}"), vec!["[daemon]: polling: \"often\""]),
         (
             format!("[daemon]\npolling = 'always'\nspin_us = 0\n{null}"),
-            vec!["[daemon]: spin_us: 0", "contradicts polling \"always\""],
+            vec!["[daemon]: spin_us: 0", "cannot be combined with polling \"always\""],
         ),
         (
             format!("[daemon]\nworker_cpus = ['0-1024']\n{null}"),
-            vec!["[daemon]: worker_cpus: \"0-1024\" is no list of CPUs"],
+            vec!["[daemon]: worker_cpus: \"0-1024\" is not a list of CPUs"],
         ),
         (format!("[daemon]\ncontrol = '@/s'\n{null}"), vec!["a: socket_path", "control"]),
         (null.replace("name = 'a'", "name = 'a b'"), vec!["name", "a b"]),
@@ -272,19 +275,25 @@ fn a_bad_option_names_its_key() {
         ("--socket-path @/s --null 1000", "--null: \"1000\" is not a size"),
         ("--socket-path @/s --null 1G --num-queues 0", "--num-queues: 0 is not"),
         ("--socket-path @/s --null 1G --workers 0", "--workers: 0 is not"),
-        ("--socket-path @/s --null 1G --polling often", "--polling: \"often\" is none of"),
-        ("--socket-path @/s --null 1G --polling never --spin-us 5", "--spin-us: 5 contradicts"),
-        ("--socket-path @/s --null 1G --worker-cpus 1023", "--worker-cpus: CPU 1023 is none"),
+        ("--socket-path @/s --null 1G --polling often", "--polling: \"often\" is not one of"),
+        (
+            "--socket-path @/s --null 1G --polling never --spin-us 5",
+            "--spin-us: 5 cannot be combined",
+        ),
+        (
+            "--socket-path @/s --null 1G --worker-cpus 1023",
+            "--worker-cpus: CPU 1023 is not available",
+        ),
         (
             "--socket-path @/s --null 1G --workers 1 --queue-workers 0,1",
             "--queue-workers: worker 1",
         ),
         ("--fd 7 --client --null 1G", "--client: needs --socket-path"),
         ("--fd 2 --null 1G", "--fd: 2 is not"),
-        ("--fd 7 --socket-path @/s --null 1G", "--fd: contradicts --socket-path"),
+        ("--fd 7 --socket-path @/s --null 1G", "--fd: cannot be combined with --socket-path"),
         ("--socket-path @/s --null 1G --socket-mode 8", "--socket-mode: \"8\" is not"),
         ("--socket-path @/s --null 1G --name a/b", "--name: must be"),
-        ("--socket-path @/s --null 1G --log-level loud", "--log-level: \"loud\" is none of"),
+        ("--socket-path @/s --null 1G --log-level loud", "--log-level: \"loud\" is not one of"),
     ] {
         let error = misused(at, &mut blk(at, arguments));
         assert!(error.starts_with(&format!("manyring: {words}")), "{arguments}\n-> {error}");
@@ -306,7 +315,7 @@ fn a_bad_option_names_its_key() {
         at.display()
     );
     let error = refused(at, Command::new("sh").arg("-c").arg(script));
-    assert!(error.contains("fd: 3 is no unix socket"), "{error}");
+    assert!(error.contains("fd: 3 is not a unix socket"), "{error}");
 }
 
 #[test]

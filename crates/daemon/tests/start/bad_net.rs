@@ -74,26 +74,26 @@ fn a_bad_configuration_names_its_key() {
         (format!("{tap}mtu = 65536\n"), vec!["a: mtu: 65536"]),
         (format!("{tap}mtu = -1\n"), vec!["line 5", "mtu"]),
         (format!("{tap}mac = '01:00:5e:00:00:01'\n"), vec!["a: mac", "01:00:5e"]),
-        (format!("{tap}mac = '52:54:00:12:34'\n"), vec!["a: mac", "no address like"]),
+        (format!("{tap}mac = '52:54:00:12:34'\n"), vec!["a: mac", "not an address like"]),
         (format!("{tap}speed = 0\n"), vec!["a: speed"]),
         (format!("{tap}colour = 1\n"), vec!["line 5", "unknown field `colour`"]),
         (format!("{base}tap_fds = []\n"), vec!["a: tap_fds", "empty"]),
         (format!("{base}tap_fds = [2]\n"), vec!["a: tap_fds: 2"]),
         (format!("{base}tap_fds = [7, 8, 7]\n"), vec!["a: tap_fds: 7", "twice"]),
-        (format!("{tap}{}", tap.replace("@/s", "@/t")), vec!["a: name", "two devices"]),
+        (format!("{tap}{}", tap.replace("@/s", "@/t")), vec!["a: name", "already used by "]),
         (
             format!("{tap}pcap = '@/p'\n{other}null = true\npcap = '@/p'\n"),
-            vec!["b: pcap", "two devices"],
+            vec!["b: pcap", "already used by "],
         ),
         (
             format!("{tap}pcap = '@/i'\n[[blk]]\nname = 'd'\nsocket_path = '@/u'\nfile = '@/i'\n"),
-            vec!["a: pcap", "file of a disk"],
+            vec!["a: pcap", "already used by the disk"],
         ),
         (format!("{tap}[net.fault]\nlose = 1\n"), vec!["unknown field `lose`"]),
-        (format!("{tap}{blk}"), vec!["a: name", "two devices"]),
-        (format!("{tap}{}", tap.replace("'a'", "'b'")), vec!["b: socket_path", "two devices"]),
-        (format!("{tap}{other}tap = 't0'\n"), vec!["b: tap", "two devices"]),
-        (format!("{tap}{other}macvtap = 't0'\n"), vec!["b: macvtap", "two devices"]),
+        (format!("{tap}{blk}"), vec!["a: name", "already used by "]),
+        (format!("{tap}{}", tap.replace("'a'", "'b'")), vec!["b: socket_path", "already used by "]),
+        (format!("{tap}{other}tap = 't0'\n"), vec!["b: tap", "already used by "]),
+        (format!("{tap}{other}macvtap = 't0'\n"), vec!["b: macvtap", "already used by "]),
         (format!("{base}tap_fds = [7]\n{other}tap_fds = [7]\n"), vec!["b: tap_fds: 7"]),
         (format!("[daemon]\ncontrol = '@/s'\n{tap}"), vec!["a: socket_path", "control"]),
     ] {
@@ -108,11 +108,14 @@ fn a_bad_option_names_its_key() {
         ("--null --up", "up: needs --tap, --tap-fd, --macvtap or --xdp"),
         ("--null --tap t0", "tap: only one of --tap, --tap-fd, --macvtap, --xdp and --null can be"),
         ("--null --mtu 65536", "mtu: 65536 is not between 68 and 65535"),
-        ("--null --mac ff:ff:ff:ff:ff:ff", "mac: \"ff:ff:ff:ff:ff:ff\" is no address"),
-        ("--tap-fd 7,7", "tap-fd: 7 is there twice"),
-        ("--tap sixteen--letters", "tap: \"sixteen--letters\" cannot be an interface's name"),
-        ("--tap t0 --bridge sixteen--letters", "bridge: \"sixteen--letters\" cannot be"),
-        ("--macvtap m0 --bridge b0", "bridge: a macvtap joins no bridge"),
+        ("--null --mac ff:ff:ff:ff:ff:ff", "mac: \"ff:ff:ff:ff:ff:ff\" is not an address"),
+        ("--tap-fd 7,7", "tap-fd: 7 is given twice"),
+        ("--tap sixteen--letters", "tap: \"sixteen--letters\" is not an interface name"),
+        (
+            "--tap t0 --bridge sixteen--letters",
+            "bridge: \"sixteen--letters\" is not an interface name",
+        ),
+        ("--macvtap m0 --bridge b0", "bridge: a macvtap cannot be in a bridge"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let error = bare(&misused(folder.path(), &mut net(folder.path(), arguments)));
@@ -178,7 +181,10 @@ fn a_bridge_or_an_mtu_that_cannot_be_leaves_no_interface() {
             ("--tap mr1 --bridge br9", "bridge: bridge br9: no such interface"),
             ("--tap mr1 --bridge lo", "bridge: lo is an interface, but not a bridge"),
             ("--tap mr0 --bridge br0", "bridge: mr0 already belongs to another bridge"),
-            ("--tap mr1 --mtu 65522", "mtu: the host refuses MTU 65522 for mr1"),
+            (
+                "--tap mr1 --mtu 65522",
+                "mtu: setting MTU 65522 of mr1 failed: the interface does not support it",
+            ),
         ] {
             assert_eq!(error_of(arguments), wanted, "{arguments}");
             assert_eq!(link("mr1"), None, "{arguments}");
@@ -253,7 +259,8 @@ fn a_wrong_file_descriptor_says_what_is_wrong_with_it() {
             let arguments = if fds.len() == 2 { "--tap-fd 7,8" } else { "--tap-fd 7" };
             assert_eq!(error_with(arguments, fds), wanted);
         }
-        let wanted = "queue-pairs: 1 tap file descriptors for 2 queue pairs: it takes one for each";
+        let wanted =
+            "queue-pairs: 1 tap file descriptors for 2 queue pairs: one is needed for each";
         assert_eq!(error_with("--tap-fd 7 --queue-pairs 2", vec![queue("mr6", RIGHT)]), wanted);
     });
 }
@@ -266,6 +273,6 @@ fn what_was_not_handed_in_is_not_taken() {
         let mut command = net(folder.path(), "--tap-fd 1");
         command.stdout(Stdio::from(queue("mr0", RIGHT)));
         let error = misused_as_it_is(folder.path(), &mut command);
-        assert_eq!(error, "manyring: --tap-fd: 1 was not handed in\n");
+        assert_eq!(error, "manyring: --tap-fd: 1 was not passed to this process\n");
     });
 }

@@ -36,7 +36,7 @@ fn planned(text: &str) -> Result<(), String> {
     let text = ACCOUNTS.iter().fold(text.to_owned(), with_accounts);
     match config::parse(&text) {
         // The reader has other CPUs.
-        Err(error) if error.contains("is none that this process may use") => Ok(()),
+        Err(error) if error.contains("is not available; this process may use") => Ok(()),
         parsed => parsed.map(drop),
     }
 }

@@ -58,14 +58,14 @@ fn one_image_under_two_names_is_found_unless_both_only_read() {
     };
     for other in ["image", "link", "hard", "self/image", "./image", "self/self/./link"] {
         let (first, second) = (disk("a", "image", false), disk("b", other, true));
-        let words = ["[[blk]] b: file", "two devices, also by a", "not only read"];
+        let words = ["[[blk]] b: file", "already used by device \"a\"", "needs read_only on both"];
         refused_twice(&folder, &(first + &second), &words);
         let both = disk("a", "image", true) + &disk("b", other, true);
         assert_eq!(planned(folder.path(), &both)["blk"].as_array().unwrap().len(), 2);
         // A capture begins with an empty file: it would be the end of the disk.
         let capture = "[[net]]\nname = 'n'\nsocket_path = '@/n'\nnull = true\n";
         let capture = format!("{}{capture}pcap = '@/{other}'\n", disk("a", "image", false));
-        refused_twice(&folder, &capture, &["[[net]] n: pcap", "file of a disk, a"]);
+        refused_twice(&folder, &capture, &["[[net]] n: pcap", "used by the disk \"a\""]);
     }
     assert_eq!(std::fs::read(folder.path().join("image")).unwrap(), [7; 4096]);
 }
@@ -77,7 +77,7 @@ fn one_socket_under_two_names_is_found() {
         format!("[[blk]]\nname = '{name}'\nsocket_path = '@/{socket}'\nnull = '1G'\n")
     };
     for other in ["s", "self/s", "./s", "self/./self/s"] {
-        let words = ["[[blk]] b: socket_path", "two devices, also by a"];
+        let words = ["[[blk]] b: socket_path", "already used by device \"a\""];
         refused_twice(&folder, &(disk("a", "s") + &disk("b", other)), &words);
         let control = format!("[daemon]\ncontrol = '@/{other}'\n{}", disk("a", "s"));
         refused_twice(&folder, &control, &["[[blk]] a: socket_path", "control"]);
@@ -86,13 +86,13 @@ fn one_socket_under_two_names_is_found() {
     let at = folder.path();
     symlink("s", at.join("t")).unwrap();
     let error = unplanned(at, &(disk("a", "s") + &disk("b", "t")));
-    assert!(error.contains("[[blk]] b: socket_path") && error.contains("no socket"), "{error}");
+    assert!(error.contains("[[blk]] b: socket_path") && error.contains("not a socket"), "{error}");
     let fds = "[[blk]]\nname = 'a'\nfd = 7\nnull = '1G'\n\
         [[net]]\nname = 'b'\nfd = 8\ntap_fds = [7]\n";
-    refused_twice(&folder, fds, &["[[net]] b: tap_fds: 7", "twice"]);
+    refused_twice(&folder, fds, &["[[net]] b: tap_fds: 7", "already used by "]);
     let fds = "[[blk]]\nname = 'a'\nfd = 7\nnull = '1G'\n\
         [[blk]]\nname = 'b'\nfd = 7\nnull = '1G'\n";
-    refused_twice(&folder, fds, &["[[blk]] b: fd: 7", "two devices"]);
+    refused_twice(&folder, fds, &["[[blk]] b: fd: 7", "already used by "]);
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_plan_names_what_the_host_lacks_and_leaves_everything_as_it_is() {
         (format!("{blk}file = '@/self'\n"), "[[blk]] a: file", "/self is neither a file"),
         (format!("{blk}file = '@/odd'\n"), "[[blk]] a: file", "1023 bytes; if it is an image"),
         (null.replace("@/s", "@/none/s"), "[[blk]] a: socket_path", "/none/s: No such file"),
-        (null.replace("@/s", "@/image"), "[[blk]] a: socket_path", "/image is taken: it is no"),
+        (null.replace("@/s", "@/image"), "[[blk]] a: socket_path", "/image is in use: it is not"),
         (
             format!("[daemon]\ncontrol = '@/none/c'\n{null}"),
             "[daemon]: control",
@@ -144,7 +144,7 @@ fn a_plan_names_what_the_host_lacks_and_leaves_everything_as_it_is() {
         ("macvtap = 'twenty-letters-long-'\n", "macvtap"),
         ("tap = 'mr-t'\nbridge = 'a/b'\n", "bridge"),
     ] {
-        let words = [&*format!("[[net]] a: {key}: \""), "cannot be an interface's name"];
+        let words = [&*format!("[[net]] a: {key}: \""), "is not an interface name"];
         refused_twice(&folder, &format!("{net}{keys}"), &words);
     }
     // Files and sockets to be made need not be there, and those that are there may be in use.
@@ -211,15 +211,18 @@ fn keys_of_a_socket_that_is_not_made_here_contradict() {
     {
         let set = format!("{key} = {value}\nnull = '1G'\n");
         let client = format!("[[blk]]\nname = 'a'\nsocket_path = '@/s'\nclient = true\n{set}");
-        let words = [&format!("[[blk]] a: {key}"), "contradicts client"];
+        let words = [&format!("[[blk]] a: {key}"), "cannot be combined with client"];
         refused_twice(&folder, &client, &words);
         let fd = format!("[[blk]]\nname = 'a'\nfd = 7\n{set}");
-        refused_twice(&folder, &fd, &[&format!("[[blk]] a: {key}"), "contradicts fd"]);
+        refused_twice(&folder, &fd, &[&format!("[[blk]] a: {key}"), "cannot be combined with fd"]);
     }
     let mut command = manyring();
     let options = "blk --client --socket-path /tmp/none --null 1G --socket-mode 0660";
     let error = misused(folder.path(), command.args(options.split(' ')));
-    assert!(error.starts_with("manyring: --socket-mode: contradicts --client"), "{error}");
+    assert!(
+        error.starts_with("manyring: --socket-mode: cannot be combined with --client"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -238,10 +241,10 @@ fn the_plan_shows_who_may_connect_by_number() {
     let keys = "socket_owner = 12\nsocket_group = '34'\nsocket_mode = '0007'\n";
     assert_eq!(shown(keys), json!([12, 34, "0007"]));
     for (keys, words) in [
-        ("socket_owner = 'no such user'\n", ["a: socket_owner", "no user is called"]),
-        ("socket_group = 'no-such-group'\n", ["a: socket_group", "no group is called"]),
-        ("socket_owner = \"a\\u0000b\"\n", ["a: socket_owner", "no user is called"]),
-        ("socket_owner = ''\n", ["a: socket_owner", "no user is called"]),
+        ("socket_owner = 'no such user'\n", ["a: socket_owner", "there is no user"]),
+        ("socket_group = 'no-such-group'\n", ["a: socket_group", "there is no group"]),
+        ("socket_owner = \"a\\u0000b\"\n", ["a: socket_owner", "there is no user"]),
+        ("socket_owner = ''\n", ["a: socket_owner", "there is no user"]),
         ("socket_owner = -1\n", ["a: socket_owner", "\"-1\""]),
         // It would mean "leave it".
         ("socket_owner = 4294967295\n", ["a: socket_owner", "4294967295"]),

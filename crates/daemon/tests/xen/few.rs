@@ -81,8 +81,8 @@ fn guest_whose_next_daemon_finds_no_file_descriptors_waits_for_them() {
         limit(&daemon, more);
         between.hand_on(xenstored);
         let says = |words| daemon.log().contains(words);
-        assert!(wait_until(|| says("tried again") || says("took a ring over") || says("closed")));
-        let waits = says("tried again");
+        assert!(wait_until(|| says("retrying") || says("took a ring over") || says("closed")));
+        let waits = says("retrying");
         assert!(!waits || says("Too many open files"), "{more:?} more: {}", daemon.log());
         limit(&daemon, None);
         finish(&mut front, 1);
@@ -111,11 +111,12 @@ fn disk_in_memory_keeps_its_bytes_while_its_next_device_process_finds_no_file_de
         kill_process(killed, Signal::KILL).unwrap();
         let says = |words| daemon.log().contains(words);
         let is_tried = || {
-            let could_not = ["tried again", "cannot be started", "not given"];
+            let could_not =
+                ["retrying", "starting the device process failed", "in its device process failed"];
             could_not.into_iter().any(says) || says("took a ring over")
         };
         assert!(wait_until(is_tried), "{more}: {}", daemon.log());
-        waited += u32::from(says("tried again"));
+        waited += u32::from(says("retrying"));
         limit(&daemon, None);
         processes::has_bytes(&mut front);
         assert!(daemon.terminate().success());

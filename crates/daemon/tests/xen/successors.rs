@@ -220,7 +220,7 @@ fn journals_that_are_removed_or_replaced_are_begun_again_while_the_guest_goes_on
         }
         let is_whole = || std::fs::metadata(&file).is_ok_and(|found| found.len() > 4096);
         assert!(wait_until(is_whole), "{}", daemon.log());
-        let is_told = || daemon.log().contains("journal is gone: begun again");
+        let is_told = || daemon.log().contains("the journal is missing; recreating it");
         assert!(wait_until(is_told), "{}", daemon.log());
         // The guest notices nothing, and the next process finds all that it needs.
         front.queues[1].write(0, &[8; 512]).unwrap();
@@ -246,7 +246,7 @@ fn journal_that_is_cut_is_told_of_and_the_guest_goes_on() {
     let file = world.path("state").join("vbd-3-51712.q0.journal");
     std::fs::OpenOptions::new().write(true).open(file).unwrap().set_len(0).unwrap();
     front.queues[0].write(0, &[8; 512]).unwrap();
-    assert!(wait_until(|| daemon.log().contains("journal was cut")), "{}", daemon.log());
+    assert!(wait_until(|| daemon.log().contains("the journal was truncated")), "{}", daemon.log());
     front.queues[0].write(0, &[8; 512]).unwrap();
 }
 

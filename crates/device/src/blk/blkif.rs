@@ -350,7 +350,12 @@ impl XenBlkDevice {
             // Without a journal the guest loses its disk when this process ends, which is better
             // for it than no disk at all.
             let journal = journal.unwrap_or_else(|error| {
-                tracing::warn!(device, queue, %error, "a ring is served that nobody can take over");
+                tracing::warn!(
+                    device,
+                    queue,
+                    %error,
+                    "serving without a journal: this ring cannot be resumed after a crash"
+                );
                 None
             });
             return Ok(BackRing::begin(config, memory, journal)?);
@@ -363,7 +368,12 @@ impl XenBlkDevice {
         let ring = match (BackRing::take_over(config, memory, journal), problem) {
             (Ok(ring), None) => ring,
             (Ok(ring), Some(error)) => {
-                tracing::warn!(device, queue, %error, "a ring is served that nobody can take over");
+                tracing::warn!(
+                    device,
+                    queue,
+                    %error,
+                    "serving without a journal: this ring cannot be resumed after a crash"
+                );
                 ring
             }
             (Err(error), problem) => return Err(problem.unwrap_or_else(|| error.into())),

@@ -454,7 +454,9 @@ impl Bell {
             (Self::Shared(_, is_blocked), Odd::Blocked)
                 if !is_blocked.swap(true, Ordering::Relaxed) =>
             {
-                tracing::warn!("a full event channel blocks its notifier: it is told no more");
+                tracing::warn!(
+                    "an event channel is full and blocks writers; it is not signalled any more"
+                );
             }
             _ => {}
         }

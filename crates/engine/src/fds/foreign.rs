@@ -130,7 +130,8 @@ impl Janitor {
             && !state.is_stuck
         {
             let device = &self.device;
-            let problem = "no thread for fds of a front-end: its session waits for one";
+            let problem = "no thread available for the file descriptors of a front-end; its \
+                           session waits";
             tracing::warn!(device, %error, "{problem}");
         }
         state.is_stuck = started.is_err();

@@ -120,7 +120,7 @@ pub(crate) fn start() -> bool {
     let _one_at_a_time = START.lock().unwrap_or_else(PoisonError::into_inner);
     let started = SENTRY.start();
     if let Err(error) = &started {
-        tracing::error!(%error, "no thread to interrupt calls that block");
+        tracing::error!(%error, "starting the thread that interrupts blocked calls failed");
     }
     started.is_ok()
 }

@@ -379,7 +379,7 @@ impl Pool {
                     ends.end();
                 }
                 Err(errno) => {
-                    tracing::error!(%errno, "worker {index} cannot start");
+                    tracing::error!(%errno, "starting worker {index} failed");
                     let _ = ready.send(None);
                 }
             }
@@ -388,7 +388,7 @@ impl Pool {
         let thread = starter::spawn(Role::Worker, thread, run).ok()?;
         let (has_ring, thread_id) = started.recv().ok().flatten()?;
         if uring && !has_ring {
-            tracing::warn!("io_uring is refused here: disks use plain reads and writes");
+            tracing::warn!("io_uring is unavailable; disks use plain reads and writes");
         }
         Some(Running { mailbox, thread, has_ring, thread_id, post })
     }

@@ -17,10 +17,10 @@ impl Server {
     /// Logs why a session ends whose doorbells block or hold up the threads that write to them.
     pub(super) fn tell_blocked(&self, origin: &Origin) {
         let why = match origin.is_costly() {
-            true => "too many waiters on its eventfd",
-            false => "its eventfd is full and blocks us",
+            true => "one of its eventfds has too many waiters",
+            false => "one of its eventfds is full and blocks writers",
         };
-        tracing::warn!(device = self.device.name(), "session ends: {why}");
+        tracing::warn!(device = self.device.name(), "session closed: {why}");
     }
 
     /// Logs the events that queues have sent before the end of their session.
@@ -35,15 +35,15 @@ impl Server {
         let device = self.device.name();
         match end {
             SessionEnd::Socket(SocketError::Closed) => {
-                tracing::info!(device, "front-end has left");
+                tracing::info!(device, "front-end disconnected");
             }
             // The front-end was killed before it could read an answer.
             SessionEnd::Socket(SocketError::Io(error))
                 if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
             {
-                tracing::info!(device, "front-end has left");
+                tracing::info!(device, "front-end disconnected");
             }
-            error => tracing::warn!(device, %error, "session ends"),
+            error => tracing::warn!(device, %error, "session closed"),
         }
     }
 
@@ -122,7 +122,7 @@ impl Server {
         }
         front.ring_all();
         if count > 0 {
-            tracing::info!(device = self.device.name(), messages = count, "the session goes on");
+            tracing::info!(device = self.device.name(), messages = count, "session resumed");
         }
         match saved_session.answering {
             // The answer was sent, if the message is not there any more.

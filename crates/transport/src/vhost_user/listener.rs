@@ -7,7 +7,7 @@
 
 mod removal;
 
-pub use removal::{names_removed, remove_name};
+pub use removal::{names_left, remove_name};
 
 use manyring_engine::aside_for;
 use removal::Made;
@@ -45,20 +45,20 @@ pub struct SocketPermissions {
 pub enum ListenError {
     #[error("socket path {} is longer than {PATH_LEN_MAX} bytes", path.display())]
     PathTooLong { path: PathBuf },
-    #[error("socket path {} is taken: another process listens there", path.display())]
+    #[error("socket path {} is in use: another process listens there", path.display())]
     Taken { path: PathBuf },
-    #[error("socket path {} is taken: it is no socket", path.display())]
+    #[error("socket path {} is in use: it is not a socket", path.display())]
     NotASocket { path: PathBuf },
     #[error(
-        "cannot listen on {}: everybody may replace files in its folder (mode {mode:04o}): take \
-         away the right to write, or set its sticky bit", path.display()
+        "cannot listen on {}: any user can replace files in its folder (mode {mode:04o}); remove \
+         the write permission of others, or set the sticky bit", path.display()
     )]
     OpenFolder { path: PathBuf, mode: u32 },
     #[error("cannot give the socket {} to user {owner}: {errno}{}", path.display(), lacks(*errno))]
     Owner { path: PathBuf, owner: u32, errno: Errno },
     #[error("cannot give the socket {} to group {group}: {errno}{}", path.display(), lacks(*errno))]
     Group { path: PathBuf, group: u32, errno: Errno },
-    #[error("cannot listen on {}: the host does not answer", path.display())]
+    #[error("cannot listen on {}: timed out; the file system does not respond", path.display())]
     Slow { path: PathBuf },
     #[error("cannot listen on {}: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
@@ -192,7 +192,7 @@ impl Unnamed {
         // The folder that is used, not the one that had this path a moment ago.
         check_folder(path, &folder.metadata().map_err(failed)?)?;
         path.file_name().ok_or_else(|| failed(Errno::INVAL.into()))?;
-        let own = OwnFolder::new(folder).map_err(|errno| failed(errno.into()))?;
+        let own = OwnFolder::new(folder, path).map_err(|errno| failed(errno.into()))?;
         let socket = own.bind().map_err(failed)?;
         own.give(path, permissions)?;
         own.set_mode(permissions.mode).map_err(|errno| failed(errno.into()))?;
@@ -239,7 +239,7 @@ impl Listener {
         permissions: SocketPermissions,
     ) -> Result<Self, ListenError> {
         let failed = || ListenError::Slow { path: path.clone() };
-        let (bound, made) = (path.clone(), Made::new());
+        let (bound, made) = (path.clone(), Made::new(path.clone()));
         let bind = move || {
             let _made = made;
             Self::bind(&bound, permissions)
@@ -338,8 +338,9 @@ const NAMES_MAX: u32 = 1000;
 const OWN_NAME: &str = "s";
 
 impl OwnFolder {
-    fn new(parent: std::fs::File) -> Result<Self, Errno> {
-        let made = Made::new();
+    /// For the socket that gets the name `path`.
+    fn new(parent: std::fs::File, path: &Path) -> Result<Self, Errno> {
+        let made = Made::new(path.to_path_buf());
         let name = Self::make(&parent)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = rustix::fs::openat(&parent, &name, flags, Mode::empty())?;
@@ -452,15 +453,17 @@ impl SocketName {
 
     /// The name with this device and inode.
     fn new(path: PathBuf, device: u64, inode: u64) -> Self {
-        Self { path, device, inode, stays: None, is_removed: false, _made: Made::new() }
+        let made = Made::new(path.clone());
+        Self { path, device, inode, stays: None, is_removed: false, _made: made }
     }
 
     /// Removes the name on a thread of its own, and waits until it is gone: a second at most, if
     /// the host does not answer. The thread is named with the `device` then.
     pub async fn removed(mut self, device: &str) {
+        let path = self.path.clone();
         let gone = aside_for(device, move || self.remove());
         if tokio::time::timeout(REMOVE_TIMEOUT, gone).await.is_err() {
-            tracing::warn!(device, "the host does not remove the socket's name: not waited for");
+            tracing::warn!(device, "unlinking {} timed out; continuing without it", path.display());
         }
     }
 }

@@ -48,7 +48,7 @@ impl Meter {
                 return;
             }
             if let Some(why) = self.with_pace(Pace::note_wait) {
-                tracing::warn!(device = self.device, "{why}: slowed down");
+                tracing::warn!(device = self.device, "front-end throttled: {why}");
             }
             tokio::time::sleep_until(due).await;
         }

@@ -26,7 +26,7 @@ mod vring;
 pub use clients::Endpoint;
 pub use listener::{
     ListenError, Listener, PATH_LEN_MAX, SocketName, SocketPermissions, Unnamed, check_path,
-    look_at_path, names_removed, remove_name,
+    look_at_path, names_left, remove_name,
 };
 pub use requests::FrontError;
 pub use saved_session::{
@@ -257,7 +257,7 @@ impl Server {
                     return ForeignStream::new(stream, self.janitor.clone());
                 }
                 Err(error) => {
-                    tracing::warn!(device = self.device.name(), %error, "cannot accept");
+                    tracing::warn!(device = self.device.name(), %error, "accept failed; retrying");
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
             }
@@ -265,7 +265,7 @@ impl Server {
     }
 
     fn tell_refused(&self) {
-        tracing::warn!(device = self.device.name(), "second client refused");
+        tracing::warn!(device = self.device.name(), "client refused: the device has one");
     }
 
     async fn connect_for_ever(&self, path: &std::path::Path) {
@@ -281,7 +281,7 @@ impl Server {
                 }
                 Err(error) => {
                     let path = path.display();
-                    tracing::debug!(device = self.device.name(), %path, %error, "cannot connect");
+                    tracing::debug!(device = self.device.name(), %path, %error, "connect failed");
                 }
             }
             tokio::select! {
@@ -333,13 +333,13 @@ impl Server {
         tokio::select! {
             () = told_if_slow(
                 self.device.name(),
-                "the queues of a session have not stopped yet",
+                "the queues of a closed session are still stopping",
                 self.meter.charged(front.tear_down()),
             ) => {}
             // Another process serves the rings next: no request may be under way here by then.
             () = self.given_up(), if !quiesces => {
                 let device = self.device.name();
-                tracing::warn!(device, "requests in flight do not end: given up");
+                tracing::warn!(device, "requests in flight did not complete; abandoning them");
             }
         }
         drop(connection);
@@ -362,7 +362,7 @@ impl Server {
     async fn closed(&self) {
         if tokio::time::timeout(CLOSE_TIMEOUT, self.janitor.idle()).await.is_err() {
             let device = self.device.name();
-            tracing::warn!(device, "a file descriptor of the front-end does not close: waiting");
+            tracing::warn!(device, "closing a front-end's descriptor is blocked; waiting");
             self.janitor.idle().await;
         }
     }
@@ -455,11 +455,11 @@ impl Server {
                 false
             }
             EventKind::MemoryLost => {
-                tracing::warn!(device, queue, "session ends: guest memory was cut away");
+                tracing::warn!(device, queue, "session closed: guest memory was truncated");
                 true
             }
             EventKind::PortGone => {
-                tracing::warn!(device, queue, "receives no more: the port is down or gone");
+                tracing::warn!(device, queue, "receiveq stopped: the port is down or gone");
                 self.device.port_lost();
                 false
             }
@@ -483,7 +483,7 @@ enum SessionEnd {
     Socket(#[from] SocketError),
     #[error(transparent)]
     Front(#[from] FrontError),
-    #[error("the process before this one died while it answered: the front-end must connect again")]
+    #[error("the previous process died while it sent an answer; the front-end must reconnect")]
     Unanswered,
 }
 

@@ -111,8 +111,8 @@ impl Pace {
     pub(super) fn note_wait(&mut self) -> Option<&'static str> {
         let was_told = std::mem::replace(&mut self.is_told, true);
         (!was_told).then(|| match self.count.due() < self.cost.due() {
-            true => "messages that take too much CPU time",
-            false => "messages or clients without end",
+            true => "its messages take too much CPU time",
+            false => "it sends too many messages or connects too often",
         })
     }
 
@@ -172,7 +172,7 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         let ended = send(&mut pace, AT_ONCE + 1, start);
-        let why = Some("messages or clients without end");
+        let why = Some("it sends too many messages or connects too often");
         assert_eq!([pace.note_wait(), pace.note_wait()], [why, None]);
         let rested = ended + AT_ONCE * EACH;
         send(&mut pace, 1, rested - 10 * EACH);
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(pace.due(), start, "the credit is used up");
         pace.charge(step, start);
         assert_eq!(pace.due(), start + step * SHARE);
-        assert_eq!(pace.note_wait(), Some("messages that take too much CPU time"));
+        assert_eq!(pace.note_wait(), Some("its messages take too much CPU time"));
         // A rest gives back a part of its time, and never more than at first.
         let later = start + step * SHARE;
         pace.charge(step, later);

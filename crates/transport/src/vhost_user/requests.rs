@@ -41,7 +41,7 @@ pub enum FrontError {
     Log(MemoryError),
     #[error("SET_INFLIGHT_FD: {0}")]
     Inflight(MemoryError),
-    #[error("vring {index} was served before, and nothing says where it stands")]
+    #[error("vring {index} was in use before, and no in-flight region says where to resume")]
     NoRecord { index: u32 },
 }
 
@@ -179,12 +179,12 @@ impl Front {
             Ok(None) => true,
             Ok(Some(state)) if is_suspended => match self.device.restore(&state).await {
                 Ok(()) => {
-                    tracing::info!(device, bytes = state.len(), "device state taken");
+                    tracing::info!(device, bytes = state.len(), "device state restored");
                     true
                 }
                 Err(error) => warn_of_state(device, &error),
             },
-            Ok(Some(_)) => warn_of_state(device, &"it came while a ring runs"),
+            Ok(Some(_)) => warn_of_state(device, &"a state was sent while a ring runs"),
             Err(error) => warn_of_state(device, &error),
         }
     }
@@ -193,7 +193,11 @@ impl Front {
     /// The front-end then gives none, and the device is served without a record.
     fn without_region(&self, error: &std::io::Error) -> InflightArea {
         let device = self.device.name();
-        tracing::warn!(device, %error, "no in-flight region was made: requests are not recorded");
+        tracing::warn!(
+            device,
+            %error,
+            "creating the in-flight region failed; requests are not recorded"
+        );
         InflightArea::default()
     }
 
@@ -211,7 +215,7 @@ impl Front {
             Effect::Start(index) => return Ok(self.start(index).await),
             Effect::Stop(index) => {
                 let device = self.device.name().to_owned();
-                told_if_slow(&device, "a queue has not stopped yet", self.stop(index)).await;
+                told_if_slow(&device, "a queue is still stopping", self.stop(index)).await;
             }
             Effect::FindBase(index) => self.find_base(index).await,
             Effect::Enable(index, enabled) => {
@@ -405,7 +409,7 @@ impl Front {
 
 /// Logs the error. Returns false, as the result of the transfer for the front-end.
 fn warn_of_state(device: &str, error: &dyn std::fmt::Display) -> bool {
-    tracing::warn!(device, %error, "device state not transferred");
+    tracing::warn!(device, %error, "transferring the device state failed");
     false
 }
 

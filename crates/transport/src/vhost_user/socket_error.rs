@@ -9,20 +9,20 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
 pub enum SocketError {
-    #[error("the front-end has left")]
+    #[error("the front-end disconnected")]
     Closed,
-    #[error("the front-end has left in the middle of a message")]
+    #[error("the front-end disconnected in the middle of a message")]
     ClosedInMessage,
-    #[error("half a message, then silence")]
+    #[error("timed out in the middle of a message")]
     Stalled,
     #[error(
         "a second message took more than {} ms of CPU time: too many waiters on the socket?",
         LONG.as_millis()
     )]
     Costly,
-    #[error("no message after {} seconds", after.as_secs())]
+    #[error("no message within {} seconds", after.as_secs())]
     Silent { after: Duration },
-    #[error("more file descriptors than any message has, or none free for them")]
+    #[error("too many file descriptors in a message, or no room for them (ulimit -n)")]
     TooManyFds,
     #[error("too few open files are allowed (ulimit -n) for the file descriptors that it sent")]
     NoRoom,

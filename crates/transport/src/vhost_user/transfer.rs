@@ -46,15 +46,15 @@ pub(super) struct Transfer {
 /// Why a transfer fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TransferError {
-    #[error("its fd is no pipe, no socket and no file in memory")]
+    #[error("the file descriptor is not a pipe, a socket or a file in memory")]
     Kind,
-    #[error("its fd cannot be read or written: {0}")]
+    #[error("reading or writing the file descriptor failed: {0}")]
     Io(#[from] Errno),
-    #[error("it is longer than {STATE_SIZE_MAX} bytes")]
+    #[error("the state is longer than {STATE_SIZE_MAX} bytes")]
     TooLong,
-    #[error("its end has not come")]
+    #[error("the state is incomplete")]
     Unfinished,
-    #[error("no thread for its fd")]
+    #[error("no thread available to read or write it")]
     NoThread,
 }
 

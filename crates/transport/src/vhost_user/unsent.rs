@@ -49,13 +49,13 @@ impl Awaited {
         match what {
             Unsent::Memory => tracing::warn!(
                 device,
-                "the guest's rings are set up, but the front-end has sent no memory: is the \
-                 memory of this VM shared?"
+                "the guest's rings are set up, but the front-end has sent no memory; share the \
+                 memory of this VM"
             ),
             Unsent::OfVring(queue, missing) => tracing::warn!(
                 device,
                 queue,
-                "the queue does not start: the front-end has sent no {}",
+                "queue not started: the front-end has sent no {}",
                 missing.join(", no ")
             ),
         }

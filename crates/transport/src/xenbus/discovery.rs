@@ -130,7 +130,7 @@ async fn list_patiently(store: &Store, kind: &str) -> Result<BTreeSet<DeviceId>,
         match list(store, kind).await {
             Err(error) if error.is_passing() => {
                 if !std::mem::replace(&mut is_told, true) {
-                    tracing::warn!(kind, %error, "xenstore is asked again");
+                    tracing::warn!(kind, %error, "xenstore request failed; retrying");
                 }
                 tokio::time::sleep(PASSING_RETRY_DELAY).await;
             }

@@ -35,7 +35,7 @@ pub enum Reason {
     Node { folder: String, error: KeyError },
     #[error("{folder}/frontend: {error}")]
     FrontendPath { folder: String, error: PathError },
-    #[error("{folder}/frontend: the path does not begin at the root")]
+    #[error("{folder}/frontend: not an absolute path")]
     FrontendRelative { folder: String },
     #[error("{path}: the front-end changed it while connected")]
     Changed { path: String },
@@ -158,7 +158,7 @@ pub(super) fn hotplug_failure(id: &DeviceId, back: &Nodes) -> Option<Reason> {
         return None;
     }
     const TEXT_MAX: usize = 200;
-    let text = value(back, HOTPLUG_ERROR).unwrap_or(b"it does not say why");
+    let text = value(back, HOTPLUG_ERROR).unwrap_or(b"no reason given");
     let text = text[..text.len().min(TEXT_MAX)].escape_ascii().to_string();
     Some(Reason::Hotplug { folder: id.back_folder(), text })
 }

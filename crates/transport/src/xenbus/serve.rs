@@ -223,7 +223,7 @@ impl Device<'_> {
     /// Other commands are ignored, since nothing can be written to xenstore.
     async fn run_on(&mut self, error: &StoreError, commands: &mut mpsc::Receiver<Command>) {
         let device = self.back.id();
-        tracing::warn!(%device, %error, "the connection to xenstore is lost: the queues run on");
+        tracing::warn!(%device, %error, "connection to xenstore lost; the queues keep running");
         loop {
             tokio::select! {
                 () = stopped(&mut self.stop) => return,
@@ -283,7 +283,11 @@ impl Device<'_> {
             }
             // A guest may withdraw our permission to read its nodes: it counts as having none.
             Err(StoreError::Refused { error, .. }) => {
-                tracing::warn!(device = %self.back.id(), %error, "front-end's nodes not readable");
+                tracing::warn!(
+                    device = %self.back.id(),
+                    %error,
+                    "reading the front-end's nodes failed"
+                );
                 self.nodes = Some(Nodes::new());
             }
             Err(error) => return Err(error),
@@ -295,7 +299,7 @@ impl Device<'_> {
     /// were read, nothing is logged.
     fn tell_passing(&mut self, error: &StoreError) {
         if *error != StoreError::Contended && !std::mem::replace(&mut self.is_told, true) {
-            tracing::warn!(device = %self.back.id(), %error, "xenstore is asked again");
+            tracing::warn!(device = %self.back.id(), %error, "xenstore request failed; retrying");
         }
     }
 
@@ -374,7 +378,7 @@ impl Device<'_> {
         if let Some(problem) = self.back.waits_for()
             && waited_for.as_deref() != Some(problem)
         {
-            tracing::error!(device = %self.back.id(), problem, "its requests wait: tried again");
+            tracing::error!(device = %self.back.id(), problem, "requests wait; retrying");
         }
         Ok(())
     }

@@ -75,11 +75,11 @@ pub enum StoreError {
     #[error("cannot open xenstore at {endpoint}: {text}")]
     Open { endpoint: String, text: String },
     /// The connection is over, and with it every watch and every transaction.
-    #[error("xenstore is lost: {0}")]
+    #[error("connection to xenstore lost: {0}")]
     Lost(String),
-    #[error("xenstore does not answer {name} within {} seconds", REPLY_TIMEOUT.as_secs())]
+    #[error("xenstore request {name} timed out after {} seconds", REPLY_TIMEOUT.as_secs())]
     Silent { name: &'static str },
-    #[error("xenstore refuses {name} of {path}: {error}")]
+    #[error("xenstore request {name} of {path} failed: {error}")]
     Refused { name: &'static str, path: String, error: ErrorName },
     #[error("xenstore path \"{path}\": {error}")]
     Path { path: String, error: PathError },
@@ -87,9 +87,9 @@ pub enum StoreError {
     TooLong { name: &'static str, path: String },
     #[error("xenstore request: {0}")]
     Message(#[from] MessageError),
-    #[error("xenstore's answer to {name} makes no sense")]
+    #[error("xenstore's answer to {name} is malformed")]
     Answer { name: &'static str },
-    #[error("xenstore changes faster than it can be read: given up after {TRIES_MAX} tries")]
+    #[error("reading xenstore failed: it changed during each of {TRIES_MAX} tries")]
     Contended,
 }
 

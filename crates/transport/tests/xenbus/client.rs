@@ -210,7 +210,7 @@ async fn server_that_goes_away_fails_all_who_wait_and_all_who_come() {
     let mut watch = store.watch();
     watch.add("a").await.unwrap();
     watch.changed().await.unwrap();
-    let expected = "xenstore is lost: the server has closed the connection";
+    let expected = "connection to xenstore lost: the server has closed the connection";
     let (waiting, lost, ()) = tokio::join!(watch.changed(), store.lost(), async {
         server.hang_up();
     });
@@ -230,11 +230,11 @@ async fn server_that_lies_is_left_with_what_it_did() {
     type Lie = (&'static str, fn(u32) -> Vec<u8>, Option<Vec<u8>>);
     let cases: [Lie; 6] = [
         (
-            "the server answers a request that nobody made (READ)",
+            "the server sent an answer without a request (READ)",
             |id| reply(Op::Read.id(), id + 9, b""),
             None,
         ),
-        ("the server answers READ with WRITE", |id| reply(Op::Write.id(), id, b"OK\0"), None),
+        ("the server answered READ with WRITE", |id| reply(Op::Write.id(), id, b"OK\0"), None),
         ("message 99 is no reply", |id| reply(99, id, b""), None),
         ("WATCH_EVENT reply is malformed", |_| reply(Op::WatchEvent.id(), 0, b"only\0"), None),
         ("ERROR reply is malformed", |id| reply(Op::Error.id(), id, b""), None),
@@ -275,7 +275,7 @@ async fn server_that_is_silent_is_given_up_after_its_time() {
     let (store, _folder) = store_of(hold);
     tokio::time::pause();
     let error = store.read("a").await.unwrap_err();
-    assert_eq!(error.to_string(), "xenstore does not answer READ within 10 seconds");
+    assert_eq!(error.to_string(), "xenstore request READ timed out after 10 seconds");
     assert!(error.is_passing() && !error.is_lost());
 }
 

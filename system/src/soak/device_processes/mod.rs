@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 pub use unit::run as run_supervisor_of_systemd;
 
 /// Words of a daemon's log that nothing of this may cause. Front-ends keep their sessions.
-const FAULTS: [&str; 4] = [" ERROR ", "panicked", "queue stopped: ", "session ends"];
+const FAULTS: [&str; 4] = [" ERROR ", "panicked", "queue stopped: ", "session closed"];
 /// A device process that has lived longer has no pause before the next one starts.
 const LONG_LIFE_MS: u64 = 2000;
 /// The next daemon is killed at the entry of such a call, made by its control thread for the
@@ -262,7 +262,7 @@ fn requests(daemon: &Daemon, name: &str) -> Outcome<u64> {
 fn device_processes(daemon: &Daemon, name: &str) -> Outcome<Vec<u32>> {
     let device_process = format!("process=\"{name}\"");
     let log = daemon.log()?;
-    let starts = log.lines().filter(|line| line.contains("the device process starts"));
+    let starts = log.lines().filter(|line| line.contains("device process started"));
     let of_it = starts.filter(|line| line.contains(&device_process));
     Ok(of_it.filter_map(|line| line.rsplit_once("pid=")?.1.trim().parse().ok()).collect())
 }
@@ -270,7 +270,7 @@ fn device_processes(daemon: &Daemon, name: &str) -> Outcome<Vec<u32>> {
 /// The processes of all device processes that run.
 fn all_device_processes(daemon: &Daemon) -> Outcome<Vec<u32>> {
     let log = daemon.log()?;
-    let starts = log.lines().filter(|line| line.contains("the device process starts"));
+    let starts = log.lines().filter(|line| line.contains("device process started"));
     let pids = starts.filter_map(|line| line.rsplit_once("pid=")?.1.trim().parse().ok());
     Ok(pids.filter(|pid: &u32| Path::new(&format!("/proc/{pid}")).exists()).collect())
 }

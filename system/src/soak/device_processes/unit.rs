@@ -27,7 +27,7 @@ const INSIDE: [&str; 2] = ["/supervisor", "/images"];
 const WATCHDOG: Duration = Duration::from_secs(3);
 const UNIT: &str = "manyring";
 /// Words of the journal that nothing of this may cause.
-const FAULTS: [&str; 4] = ["ERROR ", "panicked", "queue stopped: ", "keeps a right"];
+const FAULTS: [&str; 4] = ["ERROR ", "panicked", "queue stopped: ", "sandbox incomplete"];
 /// The numbers of users that belong to no account.
 const NOBODY: std::ops::RangeInclusive<u32> = 0x7000_0000..=0x7fff_ffff;
 /// The sockets of two guests and the control socket.
@@ -350,9 +350,10 @@ fn kill_supervisor(ground: &Ground, unit: &Unit, (count, random): (u32, &mut Ran
     Ok(())
 }
 
-/// Sockets that daemons have gone on with.
+/// Sockets that daemons have taken over.
 fn adopted(journal: &str) -> usize {
-    journal.matches("goes on with a socket handed in").count()
+    let count = |rest: &str| rest.split(' ').next()?.parse::<usize>().ok();
+    journal.split("took over ").skip(1).filter_map(count).sum()
 }
 
 fn restart(ground: &Ground, unit: &Unit) -> Outcome {

@@ -40,8 +40,8 @@ pub(super) fn check(
     }
     tracing::warn!(
         image = %path.display(),
-        "it looks like a {format} image, and is served as it is, since its guest may have written \
-         that"
+        "the image looks like {format}; serving its bytes as they are, because its guest may have \
+         written that"
     );
     Ok(())
 }
@@ -57,8 +57,8 @@ pub(super) fn note(file: &OwnedFd, path: &Path, block_device: bool) {
         Err(errno) => tracing::warn!(
             image = %path.display(),
             %errno,
-            "cannot note that a guest has it: say format = \"raw\", or it is refused if its guest \
-             writes the header of another format"
+            "marking the image as served failed; set format = \"raw\", or it is refused once its \
+             guest writes the header of another format"
         ),
     }
 }

@@ -144,7 +144,11 @@ impl Image {
         for fd in marks.iter().flat_map(|marks| &marks.copies.fds) {
             if let Err(errno) = sys::unmark(fd, Mark::GIVEN) {
                 let image = self.path.display();
-                tracing::error!(%image, %errno, "image stays locked until its device process ends");
+                tracing::error!(
+                    %image,
+                    %errno,
+                    "unlocking failed; image stays locked until its process ends"
+                );
             }
         }
         self.release();
@@ -237,7 +241,7 @@ impl Marks {
     pub fn end(&self) -> Ending {
         let copies = self.copies.clone();
         let marked = copies.mark(self.own).inspect_err(|errno| {
-            tracing::debug!(%errno, "a description is not marked at its end");
+            tracing::debug!(%errno, "marking a description failed");
         });
         let unmarked = Mutex::new(marked.is_err().then_some(copies));
         Ending { own: self.own, may_write: self.may_write, unmarked }

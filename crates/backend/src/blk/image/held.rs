@@ -29,11 +29,11 @@ impl Image {
         let synced = if self.geometry.read_only { Ok(()) } else { self.sync() };
         if let Err(errno) = synced {
             // Keep the lock: only this host has the bytes that were written last.
-            tracing::error!(%image, %errno, "image stays locked: it cannot be made durable");
+            tracing::error!(%image, %errno, "flushing the image failed; it stays locked");
             return;
         }
         if let Err(errno) = sys::unlock(self.holder()) {
-            tracing::error!(%image, %errno, "image stays locked");
+            tracing::error!(%image, %errno, "unlocking the image failed; it stays locked");
         }
     }
 }

@@ -167,7 +167,7 @@ impl PortOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SwitchError {
     /// It has [`PORTS_MAX`] ports.
-    #[error("the switch has as many ports as it can have (4000)")]
+    #[error("the switch is full: it has 4000 ports, the maximum")]
     Full,
 }
 

@@ -170,15 +170,15 @@ impl Carrier {
         if !std::mem::replace(&mut self.is_gone, true) {
             tracing::warn!(
                 interface,
-                "the uplink's interface is gone: it is joined again when there is one of this name"
+                "the uplink's interface is gone; rejoining it when one of this name appears"
             );
         }
         if self.host.join_again().is_err() {
             return;
         }
         match attach(&*self.host) {
-            Ok(()) => tracing::info!(interface, "the uplink's interface is joined again"),
-            Err(errno) => tracing::warn!(interface, %errno, "the uplink's interface is not used"),
+            Ok(()) => tracing::info!(interface, "the uplink's interface is rejoined"),
+            Err(errno) => tracing::warn!(interface, %errno, "joining the uplink failed"),
         }
         (self.is_gone, self.is_down) = (false, false);
     }

@@ -100,11 +100,11 @@ impl TapPort {
         match join_bridge(&self.links, (name, &link), bridge) {
             Ok(()) => {
                 self.wanted.lacks_bridge.store(false, Ordering::Relaxed);
-                tracing::info!(name, bridge, "the interface is in its bridge again");
+                tracing::info!(name, bridge, "the interface rejoined its bridge");
             }
             // The log said when the bridge was deleted that it is missing.
             Err(TapError::BridgeMissing(_)) => {}
-            Err(error) => tracing::warn!(name, %error, "the interface cannot join its bridge"),
+            Err(error) => tracing::warn!(name, %error, "joining the bridge failed; retrying"),
         }
     }
 
@@ -138,8 +138,8 @@ impl TapPort {
         if self.guest_mac.is_some() && self.guest_mac != address {
             tracing::warn!(
                 name,
-                "the interface has another address than before: unless it is in mode passthru, \
-                 it delivers no frames to the guest's"
+                "the interface has a new MAC address; unless it is in mode passthru, it drops \
+                 frames to the guest's address"
             );
         }
         if let (Some(link), true) = (link, self.guest_mac.is_some()) {
@@ -154,7 +154,7 @@ impl TapPort {
             state.order = (0..opened.attached.len()).collect();
             (state.is_left_alone, state.sharers) = (false, 0);
             if let Err(errno) = self.share_room(&mut state) {
-                tracing::warn!(name, %errno, "txqueuelen: its queues keep their length");
+                tracing::warn!(name, %errno, "txqueuelen: failed; the queues keep theirs");
             }
             self.show_carrier(state.link_up);
         }
@@ -163,12 +163,12 @@ impl TapPort {
             self.regain_bridge();
         }
         if let Err(error) = self.detach_all() {
-            tracing::warn!(name, %error, "the host goes on using queues that nobody serves");
+            tracing::warn!(name, %error, "detaching failed; the host uses unserved queues");
         }
         if let Some(flows) = &self.flows
             && let Err(errno) = self.attach_program(&self.state(), flows)
         {
-            tracing::warn!(name, %errno, "steer: the host chooses the queues");
+            tracing::warn!(name, %errno, "steer: failed; the host chooses the queues");
             self.state().is_left_alone = true;
             flows.rest();
         }

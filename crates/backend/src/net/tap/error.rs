@@ -9,7 +9,7 @@ pub const TAP_QUEUE_PAIRS_MAX: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each is")]
 pub enum TapError {
-    #[error("{0:?} cannot be an interface's name: 1 to 15 bytes, no space, slash or colon")]
+    #[error("{0:?} is not an interface name: 1 to 15 bytes, no space, slash or colon")]
     Name(String),
     #[error("{0} queue pairs: a tap has 1 to {TAP_QUEUE_PAIRS_MAX}")]
     QueuePairs(usize),
@@ -23,7 +23,7 @@ pub enum TapError {
     Busy(String),
     #[error("{name}: no permission to {action} (needs CAP_NET_ADMIN)")]
     Permission { name: String, action: &'static str },
-    #[error("{given} tap file descriptors for {queue_pairs} queue pairs: it takes one for each")]
+    #[error("{given} tap file descriptors for {queue_pairs} queue pairs: one is needed for each")]
     FdCount { given: usize, queue_pairs: usize },
     #[error("file descriptor {0} is not a queue of a tap")]
     FdKind(i32),
@@ -38,13 +38,13 @@ pub enum TapError {
     #[error("file descriptor {0} is the same queue of the tap as another")]
     FdTwice(i32),
     #[error(
-        "{0} is in another network namespace: its MTU, bridge, length of \
-         queues and state are not ours to set"
+        "{0} is in another network namespace: its MTU, bridge, length of queues and state cannot \
+         be set from here"
     )]
     Elsewhere(String),
     #[error(
-        "{0} was handed in as file descriptors: the daemon cannot join it again, and must be \
-         restarted with queues of an interface that exists"
+        "{0} was passed as file descriptors and cannot be joined again; restart the daemon with \
+         queues of an existing interface"
     )]
     HandedIn(String),
     #[error("bridge {0}: no such interface")]
@@ -53,9 +53,9 @@ pub enum TapError {
     NotABridge(String),
     #[error("{0} already belongs to another bridge")]
     OtherBridge(String),
-    #[error("MTU {0}: at least 68")]
+    #[error("MTU {0} is too small; the minimum is 68")]
     Mtu(u16),
-    #[error("the host refuses MTU {mtu} for {name}")]
+    #[error("setting MTU {mtu} of {name} failed: the interface does not support it")]
     MtuRefused { name: String, mtu: u16 },
     #[error(
         "{name} has MTU {mtu}: a frame must lie in one page for AF_XDP, so its MTU may be {max} \
@@ -67,10 +67,7 @@ pub enum TapError {
          combined {queue_pairs})"
     )]
     FewQueues { name: String, queue_pairs: usize },
-    #[error(
-        "{0}: its driver cannot send frames from the guest's memory (AF_XDP zero-copy): \
-         do without zero_copy"
-    )]
+    #[error("{0}: its driver does not support AF_XDP zero-copy; remove zero_copy")]
     NoZeroCopy(String),
     #[error("{name}: cannot {action}")]
     System {

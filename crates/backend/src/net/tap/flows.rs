@@ -147,9 +147,9 @@ pub(super) fn steer(name: &str, tap: BorrowedFd<'_>) -> Option<Arc<Flows>> {
         Ok(flows) => return Some(Arc::new(flows)),
         // Before Linux 5.11 also if the limit of locked memory (`RLIMIT_MEMLOCK`) is reached.
         Err(Errno::PERM) => {
-            tracing::info!(name, "steer: not permitted (CAP_BPF), the host chooses the queues");
+            tracing::info!(name, "steer: off (needs CAP_BPF); the host chooses the queues");
         }
-        Err(errno) => tracing::warn!(name, %errno, "steer: the host chooses the queues"),
+        Err(errno) => tracing::warn!(name, %errno, "steer: failed; the host chooses the queues"),
     }
     None
 }

@@ -124,7 +124,7 @@ impl TapPort {
         let state = self.state();
         let Some(flows) = self.flows.as_ref().filter(|_| !state.is_left_alone) else { return };
         if let Err(errno) = self.attach_program(&state, flows) {
-            tracing::warn!(name = self.name, %errno, "steer: the host chooses the queues");
+            tracing::warn!(name = self.name, %errno, "steer: failed; the host chooses the queues");
         }
     }
 }

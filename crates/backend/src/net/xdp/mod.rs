@@ -155,11 +155,10 @@ impl XdpPort {
         });
         let replacer = zero_copy.then(|| {
             let bytes = threshold();
-            tracing::info!(name, bytes, "zero_copy: frames of so many bytes are not copied");
+            tracing::info!(name, bytes, "zero_copy: frames of at least this size are not copied");
             SocketReplacer::start(shared.clone(), bytes)
         });
-        let replacer =
-            replacer.transpose().map_err(|errno| system("start a thread for it", errno))?;
+        let replacer = replacer.transpose().map_err(|errno| system("start a thread", errno))?;
         let reception = Reception::default();
         reception.begin(name, &link);
         Ok(Self { options: options.clone(), address: link.address, reception, shared, replacer })
@@ -238,10 +237,7 @@ fn open(links: &Links, options: &XdpOptions, change: &Change) -> Result<Opened, 
             errno => system("attach a program for its frames (XDP)", errno),
         })?;
     if program.is_generic {
-        tracing::info!(
-            name,
-            "its driver takes no XDP program: the kernel runs it behind the driver"
-        );
+        tracing::info!(name, "the driver does not support XDP; using generic XDP");
     }
     let zero_copy = options.zero_copy;
     let sockets = (0..count).map(|queue| {

@@ -173,7 +173,9 @@ fn replace(
         while let Err(errno) = socket.bind() {
             match errno {
                 Errno::BUSY if requests.is_ending() => return Err(errno),
-                Errno::BUSY => tracing::warn!(name = shared.name, "its queue is still busy"),
+                Errno::BUSY => {
+                    tracing::warn!(name = shared.name, "its queue is still in use; waiting")
+                }
                 errno => return Err(errno),
             }
         }
@@ -189,14 +191,14 @@ fn replace(
         }
     };
     if let Err(errno) = opened {
-        tracing::warn!(name = shared.name, %errno, "its queue cannot be taken anew");
+        tracing::warn!(name = shared.name, %errno, "reopening its queue failed");
         return false;
     }
     if state.attached.first() == Some(&true)
         && let (Some(program), Some(end)) = (&state.program, &pair.tx().end)
         && let Err(errno) = program.set(0, Some(end.fd()))
     {
-        tracing::warn!(name = shared.name, %errno, "nothing arrives from it");
+        tracing::warn!(name = shared.name, %errno, "directing frames to the queue failed");
     }
     has_pages
 }
@@ -213,7 +215,7 @@ fn make(
             Err(errno) => tracing::warn!(
                 name = shared.name,
                 %errno,
-                "the device cannot read the guest's memory: its frames are copied"
+                "zero_copy: registering guest memory failed; frames are copied"
             ),
         }
     }

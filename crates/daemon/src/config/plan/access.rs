@@ -77,7 +77,7 @@ fn id(
     }
     match find(text) {
         Ok(Some(id)) => Ok(Some(id)),
-        Ok(None) => place.error(key, format!("no {kind} is called {text:?}")),
+        Ok(None) => place.error(key, format!("there is no {kind} {text:?}")),
         Err(errno) => place.error(key, format!("cannot look up the {kind} {text:?}: {errno}")),
     }
 }

@@ -72,7 +72,7 @@ impl Domains {
             Some("device") => Ok(Self::Device),
             Some("one") => Ok(Self::One),
             Some(other) => {
-                let problem = "is none of \"one\", \"device\" and \"user\"";
+                let problem = "is not one of \"one\", \"device\" and \"user\"";
                 place.error("domains", format!("{other:?} {problem}"))
             }
         }
@@ -87,7 +87,10 @@ impl DaemonPlan {
         let workers = raw.workers.or(bound).unwrap_or(cpus);
         numbers::check("workers", workers as u64, &place)?;
         if worker_cpus.len() > workers {
-            let problem = format!("{} sets contradict {workers} workers", worker_cpus.len());
+            let problem = format!(
+                "{} sets of CPUs for {workers} workers; give one set for each worker at most",
+                worker_cpus.len()
+            );
             return place.error("worker_cpus", problem);
         }
         let polling = PollingPlan::new(raw, &place)?;
@@ -96,7 +99,8 @@ impl DaemonPlan {
         }
         let [control_access, control_read_access] = accesses(raw, &place)?;
         if let Some(address) = raw.metrics_listen.filter(|address| !address.ip().is_loopback()) {
-            let problem = format!("{address} is no loopback address: other hosts could scrape it");
+            let problem =
+                format!("{address} is not a loopback address; other hosts could scrape it");
             return place.error("metrics_listen", problem);
         }
         for path in &raw.allow_paths {
@@ -112,7 +116,7 @@ impl DaemonPlan {
             Some(text) => match Sandbox::from_str(text, false) {
                 Ok(sandbox) => sandbox,
                 Err(_) => {
-                    let problem = "is none of \"none\", \"auto\", \"seccomp\"";
+                    let problem = "is not one of \"none\", \"auto\" and \"seccomp\"";
                     return place.error("sandbox", format!("{text:?} {problem}"));
                 }
             },
@@ -171,7 +175,7 @@ fn accesses(raw: &RawDaemon, place: &Place) -> Result<[AccessPlan; 2], PlanError
         [(&changes, &raw.control, "control"), (&shows, &raw.control_read, "control_read")]
     {
         if socket.is_none() && !access.is_default() {
-            return place.error(key, "is missing: its owner, group or mode is set");
+            return place.error(key, "is missing, but its owner, group or mode is set");
         }
     }
     Ok([changes, shows])

@@ -27,7 +27,9 @@ impl DevicePlan {
     /// Checks that nothing of the device needs the daemon itself, if it names a domain.
     fn check_domain(&self, needs: Option<&str>) -> Result<(), PlanError> {
         match needs.filter(|_| self.domain.is_some()) {
-            Some(key) => self.place.error("domain", format!("contradicts {}", self.place.key(key))),
+            Some(key) => self
+                .place
+                .error("domain", format!("cannot be combined with {}", self.place.key(key))),
             None => Ok(()),
         }
     }

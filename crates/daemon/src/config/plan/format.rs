@@ -25,7 +25,7 @@ impl Format {
             None => Ok(None),
             Some("raw") => Ok(Some(Self::Raw)),
             Some(other) => {
-                let problem = format!("{other:?} is not served: \"raw\" is the only format");
+                let problem = format!("{other:?} is not supported; \"raw\" is the only format");
                 place.error("format", problem)
             }
         }
@@ -62,7 +62,7 @@ impl HelperPlan {
             return Ok(None);
         };
         let Some(format) = helped(text) else {
-            let problem = format!("{text:?} is none of raw, {}", HELPED.join(", "));
+            let problem = format!("{text:?} is not one of raw, {}", HELPED.join(", "));
             return place.error("format", problem);
         };
         if raw.lock_with_rings {
@@ -105,14 +105,20 @@ mod tests {
     #[test]
     fn a_format_that_cannot_be_served_names_its_key() {
         for (keys, problem) in [
-            ("file = '/a'\nformat = 'bochs'", "format: \"bochs\" is none of raw, qcow2, vmdk, vdi"),
+            (
+                "file = '/a'\nformat = 'bochs'",
+                "format: \"bochs\" is not one of raw, qcow2, vmdk, vdi",
+            ),
             ("null = '1G'\nformat = 'qcow2'", "format: needs file"),
             ("file = '/a'\nformat = 'qcow2'", "format: \"qcow2\" needs state_dir in [daemon]"),
             (
                 "file = '/a'\nformat = 'vmdk'\nlock_with_rings = true",
                 "lock_with_rings: needs format",
             ),
-            ("file = '/a'\nformat = 'qcow2'\ndomain = 'd'", "domain: contradicts format"),
+            (
+                "file = '/a'\nformat = 'qcow2'\ndomain = 'd'",
+                "domain: cannot be combined with format",
+            ),
         ] {
             let error = disk(keys).unwrap_err();
             assert!(error.contains(problem), "{keys}: {error}");

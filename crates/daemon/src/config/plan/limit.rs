@@ -79,7 +79,7 @@ impl LimitPlan {
                 apply(&mut keys, with);
             }
             other => {
-                let problem = format!("{other} is no table like {{\"read_iops\": 5000}}");
+                let problem = format!("{other} is not a table like {{\"read_iops\": 5000}}");
                 return place.error("limit", problem);
             }
         }
@@ -158,7 +158,7 @@ pub(super) fn check<'a>(
 ) -> Result<(), PlanError> {
     for (at, GroupPlan { name, place, .. }) in groups.iter().enumerate() {
         if groups[..at].iter().any(|other| other.name == *name) {
-            return place.error("name", "is that of another [[limit]]");
+            return place.error("name", "is already used by another [[limit]]");
         }
     }
     for (place, limit, of) in devices {
@@ -168,7 +168,7 @@ pub(super) fn check<'a>(
         };
         let others: &[_] = if of == Of::Disk { &NET } else { &DISK };
         if group.limit.has(others) {
-            let problem = format!("{wanted:?} has keys of another kind of device");
+            let problem = format!("{wanted:?} limits another kind of device");
             return place.error("limit.group", problem);
         }
     }
@@ -205,7 +205,7 @@ mod tests {
             assert!(!error.contains('\n') && !error.contains("u64"), "{error}");
         }
         let error = blk("limit = { rx_pps = 5 }").unwrap_err();
-        assert!(error.starts_with("[[blk]] a: limit.rx_pps: no such key; there are read_"));
+        assert!(error.starts_with("[[blk]] a: limit.rx_pps: unknown key; there are read_"));
         let error = blk("limit = { group = 'gold' }").unwrap_err();
         assert_eq!(error, "[[blk]] a: limit.group: no [[limit]] is named \"gold\"");
     }
@@ -227,9 +227,9 @@ mod tests {
         for (text, words) in [
             ("[[limit]]\nname = 'g'\niops = 1\nrx_pps = 1", "disks or networks"),
             ("[[limit]]\nname = 'g'\nrx_pps = 1", "another kind of device"),
-            ("[[limit]]\nname = 'g'\n[[limit]]\nname = 'g'", "that of another"),
+            ("[[limit]]\nname = 'g'\n[[limit]]\nname = 'g'", "already used by another"),
             ("[[limit]]\nname = 'g'\niops = -5", "[[limit]] g: iops: -5 is not"),
-            ("[[limit]]\nname = 'g'\ngroup = 'h'", "group: no such key"),
+            ("[[limit]]\nname = 'g'\ngroup = 'h'", "group: unknown key"),
             ("[[limit]]\niops = 5", "name"),
         ] {
             let error = group(text).unwrap_err();

@@ -110,7 +110,7 @@ mod tests {
             ("null = '1G'\nreconnect = '60s'", "reconnect: needs nbd"),
             ("nbd = 'nbd://h'\nnull = '1G'", "file: only one of file, null, memory and nbd"),
             ("nbd = 'nbd://h'\ndirect = true", "direct: needs file"),
-            ("nbd = 'nbd://h'\ndomain = 'd'", "domain: contradicts nbd"),
+            ("nbd = 'nbd://h'\ndomain = 'd'", "domain: cannot be combined with nbd"),
         ] {
             let error = disk(keys).unwrap_err();
             assert!(error.contains(problem), "{keys}: {error}");

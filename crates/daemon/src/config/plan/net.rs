@@ -65,7 +65,10 @@ impl NetPlan {
         let queue_pairs = raw.queue_pairs.unwrap_or(default_pairs);
         numbers::check("queue_pairs", queue_pairs as u64, &place)?;
         if raw.zero_copy && queue_pairs > 1 {
-            let problem = format!("{queue_pairs}, but {} has one", place.key("zero_copy"));
+            let problem = format!(
+                "{queue_pairs} queue pairs, but a device with {} has one",
+                place.key("zero_copy")
+            );
             return place.error("queue_pairs", problem);
         }
         let mac = match raw.mac.as_deref() {
@@ -209,7 +212,7 @@ impl PortPlan {
                 place.error("tap_fds", "is empty")
             }
             (None, Some(fds), None, None, false) => match fds.iter().find(|fd| **fd < 3) {
-                Some(fd) => place.error("tap_fds", format!("{fd} was not handed in")),
+                Some(fd) => place.error("tap_fds", format!("{fd} was not passed to this process")),
                 None => Ok(Self::TapFds(fds.clone())),
             },
             (None, None, Some(name), None, false) => Ok(Self::Macvtap { name: name.clone() }),
@@ -244,7 +247,7 @@ impl PortPlan {
     /// Checks that each key which belongs to ports of a kind has such a port.
     fn check_keys(raw: &RawNet, place: &Place) -> Result<(), PlanError> {
         if raw.bridge.is_some() && raw.macvtap.is_some() {
-            return place.error("bridge", "a macvtap joins no bridge");
+            return place.error("bridge", "a macvtap cannot be in a bridge");
         }
         let [tap, tap_fds, macvtap, xdp] =
             [raw.tap.is_some(), raw.tap_fds.is_some(), raw.macvtap.is_some(), raw.xdp.is_some()];
@@ -289,7 +292,7 @@ fn reclaim(raw: Option<&str>, place: &Place) -> Result<ReclaimSpec, PlanError> {
     match raw {
         None | Some("off") => Ok(ReclaimSpec::Off),
         Some("auto") => Ok(ReclaimSpec::Auto),
-        Some(text) => place.error("reclaim", format!("{text:?} is none of \"off\" and \"auto\"")),
+        Some(text) => place.error("reclaim", format!("{text:?} is neither \"off\" nor \"auto\"")),
     }
 }
 
@@ -299,12 +302,13 @@ fn offload(raw: &RawNet, place: &Place) -> Result<OffloadSpec, PlanError> {
         Some("csum") => OffloadSpec::Csum,
         Some("none") => OffloadSpec::None,
         Some(text) => {
-            let problem = format!("{text:?} is none of \"all\", \"csum\" and \"none\"");
+            let problem = format!("{text:?} is not one of \"all\", \"csum\" and \"none\"");
             return place.error("offload", problem);
         }
     };
     if raw.merge == Some(true) {
-        let problem = format!("needs {} = \"all\": the host must cut it", place.key("offload"));
+        let problem =
+            format!("needs {} = \"all\": the host segments what was merged", place.key("offload"));
         return place.error("merge", problem);
     }
     Ok(offload)
@@ -323,7 +327,7 @@ fn no_mac(text: &str) -> String {
     let first = text.split(':').next().and_then(|byte| u8::from_str_radix(byte, 16).ok());
     let is_group = first.is_some_and(|first| first & 1 == 1) && text.split(':').count() == 6;
     let group = if is_group { " (it is the address of a group, multicast)" } else { "" };
-    format!("{text:?} is no address like 52:54:00:12:34:56{group}")
+    format!("{text:?} is not an address like 52:54:00:12:34:56{group}")
 }
 
 /// An address as people write it.
@@ -378,12 +382,12 @@ mod tests {
             ("xdp = 't'\nmerge = true", "merge"),
             (
                 "xdp = 't'\nzero_copy = true\nqueue_pairs = 2",
-                "queue_pairs: 2, but zero_copy has one",
+                "queue_pairs: 2 queue pairs, but a device with zero_copy has one",
             ),
             ("tap = 't'\nzero_copy = true", "zero_copy: needs xdp"),
             ("xdp = 't'\ntap = 'u'", "tap: only one of tap, tap_fds, macvtap, xdp, null"),
             ("xdp = 'a/b'", "xdp"),
-            ("xdp = 't'\ndomain = 'b'", "domain: contradicts xdp"),
+            ("xdp = 't'\ndomain = 'b'", "domain: cannot be combined with xdp"),
             ("tap = 't'\ngenerate = 64", "generate"),
             ("null = true\ngenerate = 59", "generate"),
             ("null = true\nbridge = 'b'", "bridge"),
@@ -393,8 +397,8 @@ mod tests {
             ("tap_fds = [7, 7]", "tap_fds"),
             ("tap = 't'\nfd = 3", "fd"),
             ("tap = 't'\nmoderation = '0/10us'", "moderation"),
-            ("tap = 't'\nreclaim = 'on'", "reclaim: \"on\" is none of \"off\" and \"auto\""),
-            ("tap = 't'\noffload = 'tso'", "offload: \"tso\" is none of"),
+            ("tap = 't'\nreclaim = 'on'", "reclaim: \"on\" is neither \"off\" nor \"auto\""),
+            ("tap = 't'\noffload = 'tso'", "offload: \"tso\" is not one of"),
             ("tap = 't'\noffload = 'csum'\nmerge = true", "merge"),
             ("tap = 't'\ncolour = 1", "colour"),
         ] {

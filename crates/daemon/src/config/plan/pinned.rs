@@ -51,7 +51,7 @@ impl Named {
         let below = |folder: &PathBuf| Some((folder.clone(), path.strip_prefix(folder).ok()?));
         let climbs = path.components().any(|part| part == Component::ParentDir);
         let Some((folder, rest)) = allowed.iter().find_map(below).filter(|_| !climbs) else {
-            return Err(format!("{} is below no folder of allow_paths", path.display()));
+            return Err(format!("{} is not below a folder of allow_paths", path.display()));
         };
         let rest = if rest.as_os_str().is_empty() { Path::new(".") } else { rest };
         let failed = |errno: Errno| format!("{}: {errno}", path.display());

@@ -16,12 +16,12 @@ pub(super) fn worker_cpus(
     let mut all = Vec::with_capacity(raw.len());
     for text in raw {
         let Some(cpus) = parse_cpus(text) else {
-            let problem = format!("{text:?} is no list of CPUs like \"0-3,8\"");
+            let problem = format!("{text:?} is not a list of CPUs like \"0-3,8\"");
             return place.error("worker_cpus", problem);
         };
         if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
             let (cpu, allowed) = (*cpu, in_words(&allowed));
-            let problem = format!("CPU {cpu} is none that this process may use: {allowed}");
+            let problem = format!("CPU {cpu} is not available; this process may use {allowed}");
             return place.error("worker_cpus", problem);
         }
         all.push(cpus);
@@ -37,7 +37,7 @@ pub(super) fn queue_workers(
 ) -> Result<Vec<usize>, PlanError> {
     let workers = raw.unwrap_or_default();
     if workers.len() > count {
-        let problem = format!("{} workers are named, for {count} to be served", workers.len());
+        let problem = format!("{} workers are given for {count} queues or pairs", workers.len());
         return place.error("queue_workers", problem);
     }
     Ok(workers.to_vec())
@@ -126,11 +126,15 @@ mod tests {
         let sets = "[daemon]: worker_cpus: ";
         for (daemon, device, words) in [
             (format!("worker_cpus = ['{foreign}']"), disk.to_owned(), sets.to_owned() + "CPU "),
-            ("worker_cpus = ['x']".to_owned(), disk.to_owned(), sets.to_owned() + "\"x\" is no "),
+            (
+                "worker_cpus = ['x']".to_owned(),
+                disk.to_owned(),
+                sets.to_owned() + "\"x\" is not a ",
+            ),
             (
                 format!("workers = 1\nworker_cpus = ['{cpu}', '{cpu}']"),
                 disk.to_owned(),
-                sets.to_owned() + "2 sets contradict 1 workers",
+                sets.to_owned() + "2 sets of CPUs for 1 workers",
             ),
             (
                 "workers = 2".to_owned(),

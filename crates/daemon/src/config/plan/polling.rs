@@ -33,7 +33,7 @@ impl PollingPlan {
             Some("always") => Some(ModePlan::Always),
             Some("never") => Some(ModePlan::Never),
             Some(other) => {
-                let problem = format!("{other:?} is none of \"auto\", \"always\", \"never\"");
+                let problem = format!("{other:?} is not one of \"auto\", \"always\" and \"never\"");
                 return place.error("polling", problem);
             }
         };
@@ -43,7 +43,8 @@ impl PollingPlan {
             (Some(ModePlan::Auto | ModePlan::Always), Some(us @ 0))
             | (Some(ModePlan::Never), Some(us)) => {
                 let mode = raw.polling.as_deref().unwrap_or_default();
-                return place.error("spin_us", format!("{us} contradicts polling {mode:?}"));
+                return place
+                    .error("spin_us", format!("{us} cannot be combined with polling {mode:?}"));
             }
             (mode, _) => mode.unwrap_or(ModePlan::Auto),
         };
@@ -104,10 +105,10 @@ mod tests {
             assert_eq!(plan(polling, spin_us), expected, "{polling:?} {spin_us:?}");
         }
         for (polling, spin_us, words) in [
-            (Some("auto"), 0, "[daemon]: spin_us: 0 contradicts polling \"auto\""),
-            (Some("always"), 0, "[daemon]: spin_us: 0 contradicts polling \"always\""),
-            (Some("never"), 1, "[daemon]: spin_us: 1 contradicts polling \"never\""),
-            (Some("Never"), 0, "[daemon]: polling: \"Never\" is none of"),
+            (Some("auto"), 0, "[daemon]: spin_us: 0 cannot be combined with polling \"auto\""),
+            (Some("always"), 0, "[daemon]: spin_us: 0 cannot be combined with polling \"always\""),
+            (Some("never"), 1, "[daemon]: spin_us: 1 cannot be combined with polling \"never\""),
+            (Some("Never"), 0, "[daemon]: polling: \"Never\" is not one of"),
             (None, 1001, "[daemon]: spin_us: 1001 is not between 0 and 1000"),
         ] {
             let error = plan(polling, Some(spin_us)).expect_err(words);

@@ -37,19 +37,22 @@ impl SocketPlan {
                 ("socket_mode", raw.socket_mode.is_some()),
             ] {
                 if is_set {
-                    let problem = format!("contradicts {whose}: the socket is not made here");
+                    let problem =
+                        format!("cannot be combined with {whose}: the socket is created elsewhere");
                     return place.error(name, problem);
                 }
             }
         }
         match (raw.socket_path, raw.fd) {
-            (Some(_), Some(_)) => place.error("fd", format!("contradicts {}", key("socket_path"))),
+            (Some(_), Some(_)) => {
+                place.error("fd", format!("cannot be combined with {}", key("socket_path")))
+            }
             (None, None) => place.error("socket_path", format!("is missing (or {})", key("fd"))),
             (None, Some(_)) if raw.client => {
                 place.error("client", format!("needs {}", key("socket_path")))
             }
             (None, Some(fd)) if fd < 3 => {
-                place.error("fd", format!("{fd} is not a socket that was handed in"))
+                place.error("fd", format!("{fd} is not a socket that was passed to this process"))
             }
             (None, Some(fd)) => Ok(Self::Fd(fd)),
             (Some(path), None) => {

@@ -75,7 +75,7 @@ impl SwitchPlan {
             Some("macvtap") => UplinkKind::Macvtap,
             Some("xdp") => UplinkKind::Xdp,
             Some(text) => {
-                let problem = format!("{text:?} is none of \"tap\", \"macvtap\" and \"xdp\"");
+                let problem = format!("{text:?} is not one of \"tap\", \"macvtap\" and \"xdp\"");
                 return place.error("uplink_kind", problem);
             }
         };
@@ -105,14 +105,14 @@ impl SwitchPortPlan {
         let vlans = raw.vlan.iter().map(|vlan| ("vlan", *vlan));
         for (key, vlan) in vlans.chain(trunk.iter().map(|vlan| ("trunk", *vlan))) {
             if !(1..=4094).contains(&vlan) {
-                return place.error(key, format!("{vlan} is no VLAN from 1 to 4094"));
+                return place.error(key, format!("{vlan} is not a VLAN from 1 to 4094"));
             }
         }
         if raw.trunk.as_ref().is_some_and(Vec::is_empty) {
             return place.error("trunk", "is empty");
         }
         if raw.vlan.is_some() && raw.trunk.is_some() {
-            return place.error("vlan", format!("contradicts {}", place.key("trunk")));
+            return place.error("vlan", format!("cannot be combined with {}", place.key("trunk")));
         }
         let macs_max = raw.macs_max.unwrap_or(MACS_MAX);
         let floods_max = raw.floods_max.unwrap_or(FLOODS_MAX);
@@ -153,7 +153,10 @@ mod tests {
         assert_eq!((good.switch[0].age, good.net[0].queue_pairs), (60, 1));
         for (text, words) in [
             (format!("{NET}switch = 's0'"), "a: switch: no [[switch]] is named \"s0\""),
-            (format!("{SWITCH}{SWITCH}{NET}switch = 's0'"), "s0: name: is used by two switches"),
+            (
+                format!("{SWITCH}{SWITCH}{NET}switch = 's0'"),
+                "s0: name: is already used by another [[switch]]",
+            ),
             (format!("{SWITCH}age = 0\n{NET}switch = 's0'"), "s0: age"),
             (
                 format!("{SWITCH}group_fwd_mask = 0x1_0000\n{NET}switch = 's0'"),
@@ -161,12 +164,18 @@ mod tests {
             ),
             (format!("{SWITCH}group_fwd_mask = 0x4002\n{NET}switch = 's0'"), "has bit 1: PAUSE"),
             (format!("{SWITCH}uplink = 't/t'\n{NET}switch = 's0'"), "s0: uplink"),
-            (format!("{SWITCH}uplink = 't'\n{NET}tap = 't'"), "a: tap: is the uplink of a switch"),
-            (format!("{SWITCH}uplink = 't'\n{NET}xdp = 't'"), "a: xdp: is the uplink of a switch"),
+            (
+                format!("{SWITCH}uplink = 't'\n{NET}tap = 't'"),
+                "a: tap: is already used as the uplink of a [[switch]]",
+            ),
+            (
+                format!("{SWITCH}uplink = 't'\n{NET}xdp = 't'"),
+                "a: xdp: is already used as the uplink of a [[switch]]",
+            ),
             (format!("{SWITCH}uplink_kind = 'xdp'\n{NET}tap = 't'"), "uplink_kind: needs uplink"),
             (
                 format!("{SWITCH}uplink = 't'\nuplink_kind = 'veth'\n{NET}tap = 't'"),
-                "s0: uplink_kind: \"veth\" is none of \"tap\", \"macvtap\" and \"xdp\"",
+                "s0: uplink_kind: \"veth\" is not one of \"tap\", \"macvtap\" and \"xdp\"",
             ),
         ] {
             let error = plan(&text).expect_err(words);
@@ -180,12 +189,12 @@ mod tests {
             ("tap = 't'\nvlan = 5", "vlan: needs switch"),
             ("tap = 't'\nswitch = 's0'", "only one of"),
             ("switch = 's0'\nvlan = 4095", "vlan: 4095"),
-            ("switch = 's0'\nvlan = 5\ntrunk = [6]", "vlan: contradicts trunk"),
+            ("switch = 's0'\nvlan = 5\ntrunk = [6]", "vlan: cannot be combined with trunk"),
             ("switch = 's0'\ntrunk = []", "trunk: is empty"),
             ("switch = 's0'\ntrunk = [0]", "trunk: 0"),
             ("switch = 's0'\nmacs_max = 0", "macs_max"),
             ("switch = 's0'\nbridge = 'b'", "bridge: needs tap"),
-            ("switch = 's0'\ndomain = 'd'", "domain: contradicts switch"),
+            ("switch = 's0'\ndomain = 'd'", "domain: cannot be combined with switch"),
         ] {
             let error = plan(&format!("{SWITCH}{NET}{keys}\n")).expect_err(keys);
             assert!(error.contains(words), "{keys}: {error}");

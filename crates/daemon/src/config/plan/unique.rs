@@ -75,19 +75,18 @@ fn names(plan: &Plan) -> Result<(), PlanError> {
     let mut names = HashSet::new();
     for DevicePlan { name, place, .. } in plan.devices() {
         if !names.insert(name) {
-            return place.error("name", "is used by two devices");
+            return place.error("name", "is already used by another device");
         }
     }
     for XenBlkPlan { name, place, .. } in &plan.xen_blk {
         if !names.insert(name) {
-            return place.error("name", "is used by another device");
+            return place.error("name", "is already used by another device");
         }
     }
     for XenBlkPlan { name, place, .. } in &plan.xen_blk {
         let is_of = |other: &&&String| other.strip_prefix(name).is_some_and(|o| o.starts_with('-'));
         if let Some(other) = names.iter().find(is_of) {
-            let problem =
-                format!("one of its disks could have the name of another device, {other}");
+            let problem = format!("its disks could have the name of device \"{other}\"");
             return place.error("name", problem);
         }
     }
@@ -108,8 +107,10 @@ fn paths(plan: &Plan, look: &Look) -> Result<(), PlanError> {
         let identity = (look.file)(path);
         // A capture begins with an empty file.
         if let Some((disk, _)) = disks.get(&identity) {
-            return place
-                .error("pcap", format!("{} is the file of a disk, {disk}", path.display()));
+            return place.error(
+                "pcap",
+                format!("{} is already used by the disk \"{disk}\"", path.display()),
+            );
         }
         if let Some(other) = captures.insert(identity, &net.device.name) {
             return place.error("pcap", twice(path.display(), other));
@@ -119,7 +120,7 @@ fn paths(plan: &Plan, look: &Look) -> Result<(), PlanError> {
 }
 
 fn twice(name: impl Display, other: &str) -> String {
-    format!("{name} is used by two devices, also by {other}")
+    format!("{name} is already used by device \"{other}\"")
 }
 
 fn sockets(plan: &Plan, look: &Look) -> Result<(), PlanError> {
@@ -127,14 +128,14 @@ fn sockets(plan: &Plan, look: &Look) -> Result<(), PlanError> {
     if let [changes, shows] = controls.as_slice()
         && changes == shows
     {
-        return plan.daemon.place.error("control_read", "is the control socket too");
+        return plan.daemon.place.error("control_read", "is already used by control");
     }
     let mut sockets = HashMap::new();
     for DevicePlan { name, place, socket, .. } in plan.devices() {
         let Some(path) = socket.path() else { continue };
         let identity = (look.socket)(path);
         if controls.contains(&identity) {
-            let problem = format!("{} is the control socket's too", path.display());
+            let problem = format!("{} is already used by the control socket", path.display());
             return place.error("socket_path", problem);
         }
         if let Some(other) = sockets.insert(identity, name) {
@@ -153,14 +154,19 @@ fn disks<'a>(plan: &'a Plan, look: &Look) -> Result<HashMap<Identity, (&'a str, 
             && let Some((other, reads)) = exports.insert(&nbd.text, (name, blk.read_only))
             && !(reads && blk.read_only)
         {
-            return place.error("nbd", format!("{}, and not only read", twice(&nbd.text, other)));
+            return place.error(
+                "nbd",
+                format!("{}; sharing needs read_only on both", twice(&nbd.text, other)),
+            );
         }
         let Some(path) = blk.disk.path() else { continue };
         if let Some((other, reads)) = disks.insert((look.file)(path), (name, blk.read_only))
             && !(reads && blk.read_only)
         {
-            return place
-                .error("file", format!("{}, and not only read", twice(path.display(), other)));
+            return place.error(
+                "file",
+                format!("{}; sharing needs read_only on both", twice(path.display(), other)),
+            );
         }
     }
     Ok(disks)
@@ -168,25 +174,32 @@ fn disks<'a>(plan: &'a Plan, look: &Look) -> Result<HashMap<Identity, (&'a str, 
 
 /// Whoever adopts a file descriptor is its only owner.
 fn fds(plan: &Plan) -> Result<(), PlanError> {
-    let mut fds = HashSet::new();
-    for DevicePlan { place, socket, .. } in plan.devices() {
+    let mut fds = HashMap::new();
+    for DevicePlan { name, place, socket, .. } in plan.devices() {
         if let SocketPlan::Fd(fd) = socket
-            && !fds.insert(*fd)
+            && let Some(other) = fds.insert(*fd, name)
         {
-            return place.error("fd", format!("{fd} is used by two devices"));
+            return place.error("fd", twice(fd, other));
         }
     }
     for net in &plan.net {
         let PortPlan::TapFds(list) = &net.port else { continue };
-        if let Some(fd) = list.iter().find(|fd| !fds.insert(**fd)) {
-            return net.device.place.error("tap_fds", format!("{fd} is there twice"));
+        let DevicePlan { name, place, .. } = &net.device;
+        for fd in list {
+            match fds.insert(*fd, name) {
+                None => {}
+                Some(other) if other == name => {
+                    return place.error("tap_fds", format!("{fd} is given twice"));
+                }
+                Some(other) => return place.error("tap_fds", twice(fd, other)),
+            }
         }
     }
     Ok(())
 }
 
 fn interfaces(plan: &Plan) -> Result<(), PlanError> {
-    let mut names: HashSet<&str> = HashSet::new();
+    let mut names: HashMap<&str, &str> = HashMap::new();
     for net in &plan.net {
         let (key, name) = match &net.port {
             PortPlan::Tap { name, .. } => ("tap", name),
@@ -194,8 +207,9 @@ fn interfaces(plan: &Plan) -> Result<(), PlanError> {
             PortPlan::Xdp { name, .. } => ("xdp", name),
             PortPlan::TapFds(_) | PortPlan::Null { .. } | PortPlan::Switch(_) => continue,
         };
-        if !names.insert(name.as_str()) {
-            return net.device.place.error(key, "is used by two devices");
+        let DevicePlan { name: device, place, .. } = &net.device;
+        if let Some(other) = names.insert(name.as_str(), device) {
+            return place.error(key, twice(name, other));
         }
     }
     Ok(())

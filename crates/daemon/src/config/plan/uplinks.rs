@@ -8,12 +8,12 @@ pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
     let (mut names, mut uplinks) = (HashSet::new(), HashSet::new());
     for switch in &plan.switch {
         if !names.insert(switch.name.as_str()) {
-            return switch.place.error("name", "is used by two switches");
+            return switch.place.error("name", "is already used by another [[switch]]");
         }
         if let Some(uplink) = &switch.uplink
             && !uplinks.insert(uplink.as_str())
         {
-            return switch.place.error("uplink", "is used by two switches");
+            return switch.place.error("uplink", "is already used by another [[switch]]");
         }
     }
     for net in &plan.net {
@@ -24,13 +24,13 @@ pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
                 return place.error("switch", problem);
             }
             PortPlan::Tap { name, .. } if uplinks.contains(name.as_str()) => {
-                return place.error("tap", "is the uplink of a switch");
+                return place.error("tap", "is already used as the uplink of a [[switch]]");
             }
             PortPlan::Macvtap { name } if uplinks.contains(name.as_str()) => {
-                return place.error("macvtap", "is the uplink of a switch");
+                return place.error("macvtap", "is already used as the uplink of a [[switch]]");
             }
             PortPlan::Xdp { name, .. } if uplinks.contains(name.as_str()) => {
-                return place.error("xdp", "is the uplink of a switch");
+                return place.error("xdp", "is already used as the uplink of a [[switch]]");
             }
             _ => {}
         }

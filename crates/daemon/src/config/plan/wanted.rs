@@ -151,6 +151,20 @@ impl Wanted {
         Ok(())
     }
 
+    /// When another value of the key takes effect, which is not at once, and where it is changed.
+    fn not_live(&self, key: &str, class: Class) -> String {
+        let when = match class {
+            Class::Live => return format!("{key}: a disk has no such key"),
+            Class::Reconnect => "when the guest reconnects",
+            Class::Replace => "when the device is removed and added again",
+        };
+        let how = match self.is_of_api() {
+            true => "PUT the whole device",
+            false => "change it in the file and run \"manyring reload\"",
+        };
+        format!("{key} takes effect {when}; {how}")
+    }
+
     /// The device with other values of live keys.
     ///
     /// # Errors
@@ -158,14 +172,13 @@ impl Wanted {
     pub(crate) fn patched(&self, keys: &Map<String, Value>) -> Result<Self, String> {
         let mut device = self.clone();
         for (key, value) in keys {
-            let class = class_of(key).ok_or_else(|| format!("{key}: there is no such key"))?;
+            let class = class_of(key).ok_or_else(|| format!("{key}: unknown key"))?;
             if key == "limit" {
                 device.patch_limit(value)?;
                 continue;
             }
             let (Class::Live, Self::Net(net)) = (class, &mut device) else {
-                let name = class.name();
-                return Err(format!("{key}: is {name}, and not live here: PUT the whole device"));
+                return Err(self.not_live(key, class));
             };
             let mtu = value.as_u64().and_then(|mtu| u16::try_from(mtu).ok());
             let bad = || format!("{key}: {value} is not between 68 and 65535");

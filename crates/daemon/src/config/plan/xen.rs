@@ -178,7 +178,7 @@ impl XenBlkPlan {
         let plain = FILE_PREFIXES.iter().find_map(|prefix| params.strip_prefix(prefix));
         let path = Path::new(plain.unwrap_or(params));
         if !path.is_absolute() {
-            return Err(format!("params: {params:?} is no absolute path"));
+            return Err(format!("params: {params:?} is not an absolute path"));
         }
         let is_raw = RAW_PREFIXES.iter().any(|prefix| params.starts_with(prefix));
         let format = if is_raw { Some(Format::Raw) } else { self.format };
@@ -201,7 +201,7 @@ fn xen(
 ) -> Result<XenPlan, PlanError> {
     match (xenstore, simulated) {
         (Some(_), Some(_)) => {
-            place.error("simulated", format!("contradicts {}", place.key("xenstore")))
+            place.error("simulated", format!("cannot be combined with {}", place.key("xenstore")))
         }
         (None, Some(socket)) => {
             check_len(&socket, place, "simulated")?;
@@ -219,7 +219,7 @@ fn xen(
 fn kinds(raw: Option<Vec<String>>, place: &Place) -> Result<Vec<String>, PlanError> {
     let kinds = raw.unwrap_or_else(|| vec![KIND.to_owned()]);
     if kinds.is_empty() {
-        return place.error("kinds", "none is named");
+        return place.error("kinds", "is empty; name at least one");
     }
     for (index, kind) in kinds.iter().enumerate() {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
@@ -229,7 +229,7 @@ fn kinds(raw: Option<Vec<String>>, place: &Place) -> Result<Vec<String>, PlanErr
             return place.error("kinds", problem);
         }
         if kinds[..index].contains(kind) {
-            return place.error("kinds", format!("{kind:?} is there twice"));
+            return place.error("kinds", format!("{kind:?} is given twice"));
         }
     }
     Ok(kinds)

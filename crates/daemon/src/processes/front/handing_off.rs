@@ -22,7 +22,7 @@ impl Front<'_> {
             return;
         }
         let held = match &self.process {
-            Some(process) => process.quiesce("another process takes over").await,
+            Some(process) => process.quiesce("a takeover by another daemon is under way").await,
             None => None,
         };
         let share = self.share(held).await;
@@ -51,7 +51,11 @@ impl Front<'_> {
             return Ok(None);
         };
         let ended = timeout(QUIESCE_TIMEOUT, aside(move || marks.end())).await;
-        ended.ok().flatten().map(Some).ok_or_else(|| "a lock of an image does not come".to_owned())
+        ended
+            .ok()
+            .flatten()
+            .map(Some)
+            .ok_or_else(|| "the lock of an image is not released".to_owned())
     }
 
     /// `held`: a pidfd of the device process, if it has not ended. Its requests may be in flight:
@@ -80,7 +84,7 @@ impl Front<'_> {
             ));
         }
         let kind = self.part.kind.clone();
-        let left = aside(move || left_of(&kind)).await.ok_or("the daemon has failed")?;
+        let left = aside(move || left_of(&kind)).await.ok_or("internal error")?;
         let left = left.map_err(|errno| errno.to_string())?;
         let is_disk = self.net().is_none();
         for fds in left {

@@ -44,12 +44,12 @@ pub(in crate::processes) async fn release(
             Some(Ok(true)) => return Ok(()),
             Some(Ok(false)) => {}
             Some(Err(errno)) => return Err(errno.to_string()),
-            None => return Err("the daemon has failed".to_owned()),
+            None => return Err("internal error".to_owned()),
         }
         if began.elapsed() > TIMEOUT && !std::mem::replace(&mut is_told, true) {
             let problem = match elsewhere {
-                true => "another process has locked the image: waiting until it lets go of it",
-                false => "requests of a device process that has ended are still waited for",
+                true => "image is locked by another process; waiting",
+                false => "requests of a former device process are still in flight; waiting",
             };
             let disk = shown.disk().clone();
             let holder = aside(move || disk.image().and_then(Image::other_holder)).await.flatten();
@@ -99,14 +99,14 @@ impl Front<'_> {
             return self.release(reads).await;
         }
         if let Some(process) = process.filter(|process| process.serves()) {
-            process.leave("another process has locked an image of it");
+            process.leave("one of its images is locked by another process");
             process.ended_or_stuck().await;
         }
         let (elsewhere, endings): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.endings).into_iter().partition(|e| e.is_elsewhere());
         self.endings = endings;
         let (device, process) = (&self.wanted.plan().name, self.domain);
-        let problem = "another process has locked the image: requests of a former device process \
+        let problem = "image is locked by another process; requests of a former device process \
                        may still reach it";
         tracing::warn!(device, process, "{problem}");
         // Closing the last descriptor of a file may take long.
@@ -140,7 +140,7 @@ impl Front<'_> {
         let journals = process.as_ref().map(|process| process.all_journals()).unwrap_or_default();
         if let Some(process) = &process {
             process.remove(&self.wanted.plan().name).await;
-            process.end_yielding("another domain gets a device of it").await;
+            process.end_yielding("one of its devices moves to another domain").await;
         }
         self.reclaim().await;
         if let Some(process) = process
@@ -169,9 +169,9 @@ impl Front<'_> {
             if are_kept.await != Some(true) {
                 return;
             }
-            let problem = "a device process has had its image kept for a session, which ends";
+            let problem = "session closed: its device process kept the image open by it";
             tracing::warn!(device, process = domain, "{problem}");
-            let _ = self.processes.end_one(domain, "it has had an image kept").await;
+            let _ = self.processes.end_one(domain, "it kept an image open by a session").await;
         }
     }
 
@@ -196,7 +196,7 @@ impl Front<'_> {
         let journals = process.as_ref().map(|process| process.all_journals()).unwrap_or_default();
         self.reclaim().await;
         if let Some(process) = process.as_ref().filter(|process| process.devices().is_empty()) {
-            process.end_yielding("its last device is gone").await;
+            process.end_yielding("its last device was removed").await;
         }
         self.journals.forget_all();
         let last = process.as_deref();
@@ -207,12 +207,16 @@ impl Front<'_> {
             let lets_go = timeout(question::TIMEOUT, self.release_at_end(true, last));
             if process.serves() && lets_go.await.is_err() {
                 // The device process reported that it stopped the disk, but keeps the image.
-                process.evict("it does not let go of an image").await;
+                process.evict("it does not release an image").await;
                 self.forget_journals(process, &journals).await;
             }
         }
         if let Err(error) = self.release_at_end(false, last).await {
-            tracing::warn!(device, error, "the image is let go of");
+            tracing::warn!(
+                device,
+                error,
+                "waiting for the requests in flight failed; image released"
+            );
         }
     }
 }

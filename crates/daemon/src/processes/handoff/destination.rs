@@ -64,7 +64,7 @@ impl Handoff {
             accepted = accept(&listener) => accepted.map_err(failed),
             refused = &mut refused => Err(match refused {
                 Ok(Err(error)) => error,
-                _ => "--takeover: the daemon has answered, and handed nothing over".to_owned(),
+                _ => "--takeover: the running daemon answered and handed nothing over".to_owned(),
             }),
         };
         let _ = std::fs::remove_file(&path);
@@ -74,7 +74,7 @@ impl Handoff {
                 return Err(STOPPED.to_owned());
             }
             // The supervisor answered before it died: guests lose what a crash costs them.
-            tracing::warn!("--takeover: the daemon has died: {ANEW}");
+            tracing::warn!("--takeover: the running daemon died; {ANEW}");
             return Ok(Self { is_last: Arc::new(true.into()), ..Self::default() });
         }
         let (mut handoff, before) = (Self { is_there: true, ..Self::default() }, accepted?);
@@ -85,14 +85,14 @@ impl Handoff {
                 Ok(handoff)
             }
             (Err(None), before) if before.has_died().await => {
-                tracing::warn!("--takeover: the daemon has died while it handed over: {ANEW}");
+                tracing::warn!("--takeover: the running daemon died while it handed over; {ANEW}");
                 let sockets = std::mem::take(&mut handoff.sockets);
                 // Closing the last descriptor of a front-end's file may take long.
                 aside(move || drop(handoff)).await;
                 Ok(Self { sockets, is_last: Arc::new(true.into()), ..Self::default() })
             }
             (Err(None), _) => {
-                Err("--takeover: the daemon does not hand over: its log says why".to_owned())
+                Err("--takeover: refused by the running daemon; see its log".to_owned())
             }
             (Err(Some(error)), _) => Err(format!("--takeover: {error}")),
         }
@@ -107,13 +107,14 @@ impl Handoff {
         let mut kept = Vec::new();
         loop {
             let came = timeout(END_TIMEOUT + OPEN_TIMEOUT, before.channel.receive()).await;
-            let came = came.map_err(|_| Some("the daemon hands nothing over".to_owned()))?;
+            let came = came
+                .map_err(|_| Some("timed out; the running daemon hands nothing over".to_owned()))?;
             let came: Option<Came> = came.map_err(|error| Some(error.to_string()))?;
             let Some((bytes, mut fds)) = came else { return Err(None) };
             let mut pop = || fds.take().pop();
             match message::parse(&bytes).map_err(|error| Some(error.to_string()))? {
                 HandoffMessage::GoesOn {} => {
-                    return Err(Some("the daemon goes on: its log says why".to_owned()));
+                    return Err(Some("the running daemon continues; see its log".to_owned()));
                 }
                 HandoffMessage::Socket { name } => {
                     handoff.sockets.extend(pop().map(|socket| HandedSocket {
@@ -167,13 +168,15 @@ impl Handoff {
         let ended = match timeout(END_TIMEOUT, &mut ended).await {
             Ok(ended) => ended,
             Err(_) => {
-                tracing::warn!("--takeover: the daemon does not end: waiting");
+                tracing::warn!("--takeover: waiting for the running daemon to end");
                 ended.await
             }
         };
         match ended {
             End::Taken => tracing::info!("taken over"),
-            End::Died => tracing::warn!("--takeover: the daemon has died: its guests go on here"),
+            End::Died => {
+                tracing::warn!("--takeover: the running daemon died; serving its guests here")
+            }
             // Otherwise two supervisors would serve the same disks.
             End::GoesOn => return Err(TOO_SLOW.to_owned()),
         }

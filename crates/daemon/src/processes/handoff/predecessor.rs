@@ -96,13 +96,13 @@ impl Before {
 }
 
 /// What a next supervisor does if its predecessor died before everything was handed over.
-pub(super) const ANEW: &str = "this one starts anew, and front-ends connect again";
+pub(super) const ANEW: &str = "starting anew; front-ends reconnect";
 /// Why a next supervisor ends if its predecessor was stopped.
-pub(super) const STOPPED: &str = "--takeover: the daemon has stopped, as it was told to. Start \
-                                  this one again without --takeover if it is to serve";
+pub(super) const STOPPED: &str = "--takeover: the running daemon was stopped; start this one \
+                                  without --takeover to serve";
 /// Why a next supervisor ends if its predecessor did not wait for it.
-pub(super) const TOO_SLOW: &str = "--takeover: the daemon goes on: this one was too slow. If it \
-                                   does not run, start this one again without --takeover";
+pub(super) const TOO_SLOW: &str = "--takeover: timed out, and the running daemon continues; if it \
+                                   does not run, start this one without --takeover";
 
 /// The result of `opens`. `None`: the predecessor closed the channel first, and its process lives.
 /// If its process died, `is_last` is set, and `opens` is waited for: nobody else waits for this
@@ -123,7 +123,7 @@ pub(super) async fn unless_it_goes_on<T>(
             },
             opened = &mut opens => return Some(opened),
         }
-        tracing::warn!("--takeover: the daemon has died: its guests go on here");
+        tracing::warn!("--takeover: the running daemon died; serving its guests here");
         *before = None;
     }
     Some(opens.await)

@@ -70,30 +70,29 @@ impl Processes {
             served.into_iter().filter(|device| !self.has_front(device)).collect();
         if !unisolated.is_empty() {
             let names = unisolated.join(", ");
-            return Err(format!(
-                "served by no device process, and so by no other process: {names}"
-            ));
+            return Err(format!("not served by a device process: {names}"));
         }
         let away = |xen: &Xen| !*xen.is_there.borrow();
         if let Some(Xen { name, .. }) = self.xens().into_iter().find(away) {
-            return Err(format!("the xenstore of {name} is gone: when it is there again"));
+            return Err(format!("the xenstore of {name} is unavailable; try again later"));
         }
         // The file system of the path may not answer.
         let (at, to) = (path.display(), path.to_owned());
-        let socket = aside(move || connect(&to)).await.ok_or("the daemon has failed")?;
+        let socket = aside(move || connect(&to)).await.ok_or("internal error")?;
         let (socket, pid) = socket.map_err(|error| format!("{at}: {error}"))?;
         let refused = |problem: &str| {
-            tracing::warn!(problem, "not taken over");
+            tracing::warn!(problem, "takeover refused");
             problem.to_owned()
         };
         if service.is_managed() && !begin::is_next(pid) {
-            let problem = "the service manager would end it: SIGUSR2 has this daemon start one";
+            let problem = "the service manager would kill a process that it has not started; send \
+                           SIGUSR2 to this daemon instead";
             return Err(refused(problem));
         }
         let unopened: Vec<_> = self.adopted_sessions().keys().cloned().collect();
         if !unopened.is_empty() {
             let names = unopened.join(", ");
-            return Err(refused(&format!("front-ends wait for what opens slowly: {names}")));
+            return Err(refused(&format!("devices with front-ends are still opening: {names}")));
         }
         // The kernel ends every process of a container with the first one.
         if std::process::id() == 1 && pid != 0 {
@@ -116,11 +115,11 @@ impl Processes {
             // next supervisor does not wait until this process has closed its descriptors.
             service.succeeded_by(pid);
             channel.finish();
-            tracing::info!("the next process has taken over");
+            tracing::info!("taken over by the next process");
             crate::log::finish();
             std::process::exit(0);
         };
-        tracing::warn!(problem, "not taken over: the device processes go on");
+        tracing::warn!(problem, "takeover failed; the device processes resume");
         // The next supervisor must get `GoesOn` before a device process starts here, even if this
         // supervisor dies then.
         self.tell_successor().await;
@@ -145,7 +144,7 @@ impl Processes {
         service: &Arc<Service>,
         waits: Vec<String>,
     ) -> Result<(), String> {
-        tracing::info!("another process takes over: the device processes park");
+        tracing::info!("takeover by another process; parking the device processes");
         let (mut shares, mut waiting) = (Vec::new(), Vec::new());
         for front in self.fronts() {
             let (reply, replied) = oneshot::channel();
@@ -158,7 +157,7 @@ impl Processes {
                 // A front that ends has nothing to hand over.
                 Err(TrySendError::Closed(_)) => {}
                 Err(TrySendError::Full(_)) => {
-                    return Err("a device has not heard of the takeover before this one".to_owned());
+                    return Err("the last takeover is still being undone".to_owned());
                 }
             }
         }
@@ -174,7 +173,7 @@ impl Processes {
                 Err(TrySendError::Closed(_)) => {}
                 Err(TrySendError::Full(_)) => {
                     let name = xen.name;
-                    return Err(format!("{name} has not heard of the takeover before this one"));
+                    return Err(format!("the last takeover is still being undone for {name}"));
                 }
             }
         }
@@ -194,19 +193,20 @@ impl Processes {
             }
             Ok::<_, String>(())
         });
-        gathered.await.map_err(|_| "a device process does not end".to_owned())??;
+        gathered.await.map_err(|_| "a device process did not end in time".to_owned())??;
         all.push((HandoffMessage::End {}, Vec::new()));
         for (left, fds) in all {
             let bytes = message::emit(&left).map_err(|error| error.to_string())?;
             let sent = timeout(OPEN_TIMEOUT, channel.send(&bytes, &fds)).await;
-            sent.map_err(|_| "it does not read".to_owned())?.map_err(|error| error.to_string())?;
+            sent.map_err(|_| "the next process reads nothing".to_owned())?
+                .map_err(|error| error.to_string())?;
         }
         let reply = timeout(OPEN_TIMEOUT, channel.receive()).await;
-        let reply = reply.map_err(|_| "it is not ready in time".to_owned())?;
-        let reply = reply.map_err(|error| error.to_string())?.ok_or("it has ended")?;
+        let reply = reply.map_err(|_| "the next process timed out".to_owned())?;
+        let reply = reply.map_err(|error| error.to_string())?.ok_or("the next process ended")?;
         let Reply::Taken {} = message::parse(&reply.0).map_err(|error| error.to_string())?;
         // The next supervisor may have died after it sent `Taken`.
-        if channel.is_alone() { Err("it has ended".to_owned()) } else { Ok(()) }
+        if channel.is_alone() { Err("the next process ended".to_owned()) } else { Ok(()) }
     }
 }
 

@@ -66,7 +66,7 @@ impl ProcessXen {
         let counters = fds.remove(0);
         let (grant, read_only) = (DeviceGrant { port: None, fds }, settings.read_only);
         let opened = aside(move || grant.disk((disk, read_only), uring, supervisor)).await;
-        let opened = opened.ok_or("a disk cannot be put together")??;
+        let opened = opened.ok_or("internal error: the disk was not created")??;
         let opened = disk::decorated(opened, settings.fault);
         let options = options::of_xen(name, &settings);
         let device = Arc::new(XenBlkDevice::new(options, opened, pool));
@@ -105,9 +105,8 @@ impl ProcessXen {
             let (events, faults) = mpsc::channel(EVENTS_MAX);
             let started =
                 aside(move || started(&device, &front, (fds.pop(), rings), &events)).await;
-            let (queues, error) = started.unwrap_or_else(|| {
-                (Vec::new(), Some(xen::refused("the device process has failed".to_owned())))
-            });
+            let (queues, error) = started
+                .unwrap_or_else(|| (Vec::new(), Some(xen::refused("internal error".to_owned()))));
             let said = match error {
                 None => {
                     running.queues = queues;

@@ -53,7 +53,7 @@ impl Quiescing {
     /// The command was not sent.
     pub(super) fn complete(&self) -> Result<(), String> {
         if !self.is_asked.load(Ordering::Relaxed) {
-            return Err("nobody has asked it to park".to_owned());
+            return Err("it quiesced without a request".to_owned());
         }
         self.is_done.send_replace(true);
         Ok(())
@@ -106,9 +106,13 @@ impl DeviceProcess {
         let (process, pid) = (self.name(), self.pid());
         match (is_done, quiescing.is_told.swap(true, Ordering::Relaxed)) {
             (_, true) => {}
-            (true, false) => tracing::info!(process, pid, "the device process has parked"),
+            (true, false) => tracing::info!(process, pid, "device process quiesced"),
             (false, false) => {
-                tracing::warn!(process, pid, "the device process does not park: it is killed")
+                tracing::warn!(
+                    process,
+                    pid,
+                    "the device process did not quiesce in time; killing it"
+                )
             }
         }
         self.leave(reason);

@@ -48,7 +48,7 @@ impl DeviceProcess {
                     starts
                 });
             }
-            _ if !fds.is_empty() => return Err("file descriptors that it must not send".to_owned()),
+            _ if !fds.is_empty() => return Err("unexpected file descriptors".to_owned()),
             Report::Ready {} => {}
             Report::Quiesced {} => {
                 self.quiescing.complete()?;
@@ -66,8 +66,7 @@ impl DeviceProcess {
             Report::Removed { device } => {
                 let mut devices = self.lock();
                 let assigned = devices.get_mut(&device).ok_or_else(|| missing(&device))?;
-                let removed =
-                    assigned.removed.take().ok_or("nobody has asked it to remove that")?;
+                let removed = assigned.removed.take().ok_or("a removal that was not requested")?;
                 let _ = removed.send(());
             }
             Report::Request { device, number, request } => {
@@ -81,7 +80,7 @@ impl DeviceProcess {
             Report::Xen { device, number, said } => self.line(&device)?.handle(number, said)?,
             Report::Counted { number } => {
                 if number > self.asked.load(Ordering::Relaxed) {
-                    return Err("nobody has asked that".to_owned());
+                    return Err("an answer without a question".to_owned());
                 }
                 self.answered.send_replace(number);
             }
@@ -109,13 +108,13 @@ impl DeviceProcess {
     fn net(&self, name: &str) -> Result<Arc<NetDevice>, String> {
         let devices = self.lock();
         let net = devices.get(name).and_then(|device| device.assigned.net.as_ref());
-        net.cloned().ok_or_else(|| format!("{name:?} is no network of it"))
+        net.cloned().ok_or_else(|| format!("{name:?} is not a network device of it"))
     }
 
     fn line(&self, name: &str) -> Result<Arc<XenLine>, String> {
         let devices = self.lock();
         let xen = devices.get(name).and_then(|device| device.assigned.xen.as_ref());
-        xen.cloned().ok_or_else(|| format!("{name:?} is no disk of a Xen guest"))
+        xen.cloned().ok_or_else(|| format!("{name:?} is not a disk of a Xen guest"))
     }
 
     fn journals(&self, name: &str) -> Result<Arc<JournalStore>, String> {
@@ -130,10 +129,10 @@ impl DeviceProcess {
         let mut state = self.state.subscribe();
         tokio::select! {
             closed = timeout(TIMEOUT, self.closes()) => {
-                closed.map_err(|_| "what it has noted does not close".to_owned())
+                closed.map_err(|_| "closing the file descriptors that it sent timed out".to_owned())
             }
             _ = pidfd.readable() => Err("its process has ended".to_owned()),
-            () = is(&mut state, State::Ending) => Err("it was told to".to_owned()),
+            () = is(&mut state, State::Ending) => Err("stop requested".to_owned()),
         }
     }
 
@@ -154,7 +153,7 @@ impl DeviceProcess {
         let devices = self.lock();
         let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
         let asked = device.assigned.asks.try_send(PendingRequest { number, request });
-        asked.map_err(|_| format!("{name:?} asks again before it was answered"))
+        asked.map_err(|_| format!("{name:?}: a request before the answer to the last one"))
     }
 }
 
@@ -209,7 +208,7 @@ mod tests {
                 };
                 tokio::join!(process.closed(&pidfd), acts).0.unwrap_err()
             });
-            assert_eq!(reason, if ends { "it was told to" } else { "its process has ended" });
+            assert_eq!(reason, if ends { "stop requested" } else { "its process has ended" });
             drop(release);
         }
     }

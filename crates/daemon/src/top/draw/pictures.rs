@@ -105,7 +105,7 @@ fn help_over_devices_and_a_daemon_that_has_gone() {
     type_in(&mut model, "?");
     shows(&mut model, 80, 24, "help");
     type_in(&mut model, "?");
-    let problem = "/run/manyring/control: the daemon has not answered within 5 s";
+    let problem = "/run/manyring/control: no answer from the daemon within 5 s";
     model.take(Err(problem.to_owned()), tokio::time::Instant::now());
     shows(&mut model, 100, 24, "gone");
 }

@@ -209,10 +209,9 @@ fn a_picture_that_stands_still_does_not_change() {
 #[test]
 fn a_daemon_that_is_gone_is_named_and_its_last_numbers_stay() {
     let mut model = model(three(0), three(2));
-    model
-        .take(Err("/run/manyring/control: the daemon has not answered".to_owned()), Instant::now());
+    model.take(Err("/run/manyring/control: no answer from the daemon".to_owned()), Instant::now());
     let shown = screen(&mut model);
-    assert!(shown[2].contains("has not answered"), "{shown:#?}");
+    assert!(shown[2].contains("no answer from the daemon"), "{shown:#?}");
     assert!(shown.iter().any(|line| line.starts_with("root ")), "{shown:#?}");
 }
 

@@ -5,7 +5,7 @@
 use super::folder_of;
 use rustix::fs::{AtFlags, Mode, OFlags, statat, unlinkat};
 use rustix::io::Errno;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -17,34 +17,38 @@ const TIMEOUT: Duration = Duration::from_millis(250);
 const TIMEOUT_LATE: Duration = Duration::from_millis(1);
 
 /// Names that there are, and names that are being made or removed.
-static NAMES: Mutex<usize> = Mutex::new(0);
+static NAMES: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 static REMOVED: Condvar = Condvar::new();
 
 /// A name that there is, or will be, as long as this lives.
 #[derive(Debug)]
-pub(super) struct Made(());
+pub(super) struct Made(PathBuf);
 
 impl Made {
-    pub(super) fn new() -> Self {
-        *NAMES.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        Self(())
+    pub(super) fn new(path: PathBuf) -> Self {
+        NAMES.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
+        Self(path)
     }
 }
 
 impl Drop for Made {
     fn drop(&mut self) {
-        *NAMES.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = names.iter().position(|name| *name == self.0) {
+            names.swap_remove(index);
+        }
+        drop(names);
         REMOVED.notify_all();
     }
 }
 
 /// Waits until this process has removed all names of sockets that it has made: for a process that
-/// ends. False if there are some after `limit`.
+/// ends. Returns those that there still are after `limit`.
 #[must_use]
-pub fn names_removed(limit: Duration) -> bool {
+pub fn names_left(limit: Duration) -> Vec<PathBuf> {
     let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    let waited = REMOVED.wait_timeout_while(names, limit, |names| *names > 0);
-    *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
+    let waited = REMOVED.wait_timeout_while(names, limit, |names| !names.is_empty());
+    waited.unwrap_or_else(PoisonError::into_inner).0.clone()
 }
 
 /// Removals that nobody waits for any more and that the host has not ended.
@@ -75,7 +79,7 @@ pub(super) fn remove(path: &Path, call: impl Fn() + Send + Sync + 'static) {
         return;
     }
     let path = path.display();
-    tracing::warn!(%path, "the host does not remove the socket's name: not waited for");
+    tracing::warn!(%path, "unlinking {path} timed out; continuing without it");
     LATE.fetch_add(1, Ordering::AcqRel);
     if is_left.swap(true, Ordering::AcqRel) {
         LATE.fetch_sub(1, Ordering::AcqRel);

@@ -77,7 +77,7 @@ fn a_folder_in_which_everybody_may_replace_names_is_refused() {
     let path = folder.path().join("s");
     chmod(folder.path(), 0o777);
     let error = bind(&path, 0o600).unwrap_err().to_string();
-    assert!(error.contains("everybody may replace files") && error.contains("0777"), "{error}");
+    assert!(error.contains("any user can replace files") && error.contains("0777"), "{error}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     chmod(folder.path(), 0o1777);
     bind(&path, 0o600).unwrap();

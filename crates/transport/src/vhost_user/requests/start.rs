@@ -76,7 +76,7 @@ impl Front {
             Ok(()) => {
                 tracing::debug!(device, queue = index, "queue started");
                 if self.waiting.remove(index) {
-                    tracing::info!(device, "the queues that waited for the host have started");
+                    tracing::info!(device, "waiting queues started");
                 }
                 true
             }
@@ -91,7 +91,12 @@ impl Front {
                 let is_first = self.waiting.add(index, Instant::now());
                 // Of an image the device has told more.
                 if is_first && error != StartError::Image {
-                    tracing::warn!(device, queue = index, %error, "cannot start yet: tried again");
+                    tracing::warn!(
+                        device,
+                        queue = index,
+                        %error,
+                        "starting the queue failed; retrying"
+                    );
                 }
                 true
             }
@@ -102,7 +107,7 @@ impl Front {
                 self.find_base(index).await;
                 self.waiting.remove(index);
                 self.vrings[index].kick = None;
-                tracing::error!(device, queue = index, %error, "cannot start");
+                tracing::error!(device, queue = index, %error, "starting the queue failed");
                 false
             }
         }
@@ -166,7 +171,7 @@ impl Front {
         let Some(Some((base, owed))) = self.janitor.run(find).await else { return };
         if owed > 0 {
             let device = self.device.name();
-            let told = "the queue does not run, and its base is told without requests in flight";
+            let told = "the queue is stopped; its base is reported without the requests in flight";
             tracing::warn!(device, queue = index, owed, "{told}");
         }
         self.session.found(index, base);
@@ -220,7 +225,7 @@ impl Front {
             tracing::warn!(
                 device,
                 queue = index,
-                "the VMM's in-flight region has no place for this ring: {costs}"
+                "the VMM's in-flight region has no entry for this ring: {costs}"
             );
         }
     }

@@ -114,9 +114,9 @@ pub enum SessionError {
          queue pairs than the device has"
     )]
     Index { name: &'static str, index: usize, count: usize },
-    #[error("{name} of {value}")]
+    #[error("{name} with the invalid value {value}")]
     Value { name: &'static str, value: u64 },
-    #[error("{name} of {queues} queues with {queue_size} entries each")]
+    #[error("{name} for an invalid region of {queues} queues with {queue_size} entries each")]
     Inflight { name: &'static str, queues: u16, queue_size: u16 },
     #[error("SET_INFLIGHT_FD while a vring runs")]
     InflightLate,

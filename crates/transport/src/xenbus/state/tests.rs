@@ -328,7 +328,7 @@ fn wrong_node_of_the_tool_stack_is_told_until_it_begins_anew() {
     };
     for (name, value, expected) in [
         ("frontend-id", "8", "frontend-id: 8 contradicts the domain of this folder"),
-        ("frontend", "device/vbd/1", "frontend: the path does not begin at the root"),
+        ("frontend", "device/vbd/1", "frontend: not an absolute path"),
         ("frontend", "/a b", "frontend: path has the byte 0x20 at 2"),
         ("mode", "rw", "mode: \"rw\" is not one of r, w, w!"),
         ("online", "", "online: \"\" is neither 0 nor 1"),

@@ -125,9 +125,9 @@ enum End {
     Io(#[from] std::io::Error),
     #[error("{0}")]
     Message(#[from] manyring_wire::xen::store::MessageError),
-    #[error("the server answers a request that nobody made ({name})")]
+    #[error("the server sent an answer without a request ({name})")]
     Unasked { name: &'static str },
-    #[error("the server answers {asked} with {answered}")]
+    #[error("the server answered {asked} with {answered}")]
     Other { asked: &'static str, answered: &'static str },
 }
 
@@ -164,7 +164,7 @@ pub(super) async fn run(
         awaited: BTreeMap::new(),
     };
     let reason = match connection.serve(&mut orders).await {
-        Ok(()) => "nobody uses it".to_owned(),
+        Ok(()) => "connection unused".to_owned(),
         Err(end) => end.to_string(),
     };
     // Set the reason before the replies are dropped: a caller whose reply is dropped reports it.
