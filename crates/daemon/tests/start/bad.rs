@@ -271,7 +271,10 @@ fn a_bad_option_names_its_key() {
         ("--socket-path @/s --null 1G --memory 1G", "--blk-file: only one of --blk-file, --null"),
         ("--socket-path @/s --null 1G --direct", "--direct: needs --blk-file"),
         ("--socket-path @/s --null 1G --format raw", "--format: needs --blk-file"),
-        ("--socket-path @/s --blk-file @/image --format qcow2", "--format: \"qcow2\" is not"),
+        (
+            "--socket-path @/s --blk-file @/image --format qcow2",
+            "--format: \"qcow2\" needs state_dir",
+        ),
         ("--socket-path @/s --null 1000", "--null: \"1000\" is not a size"),
         ("--socket-path @/s --null 1G --num-queues 0", "--num-queues: 0 is not"),
         ("--socket-path @/s --null 1G --workers 0", "--workers: 0 is not"),
