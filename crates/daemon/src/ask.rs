@@ -11,6 +11,7 @@ use crate::config::plan::{is_device_name, parse_size};
 use crate::config::raw::RawConfig;
 use crate::model::Done;
 use crate::output::{Failure, print};
+use crate::times::{CLIENT_AT_ONCE, CLIENT_OPEN, CLIENT_OPEN_ALL, CLIENT_RESIZE};
 use hyper::Method;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -43,7 +44,7 @@ pub(crate) async fn add(device: AddedDevice) -> Result<(), Failure> {
     let name = keys.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
     check_name(&name)?;
     let (path, body) = (format!("/v1/devices/{name}"), Value::from(keys.clone()).to_string());
-    let done: Done = client::change(&control, (Method::PUT, &path), body, PREPARE).await?;
+    let done: Done = client::change(&control, (Method::PUT, &path), body, CLIENT_OPEN).await?;
     print(&told(&name, &done))
 }
 
@@ -67,7 +68,7 @@ pub(crate) async fn set(args: &SetArgs) -> Result<(), Failure> {
     }
     let (path, body) = (format!("/v1/devices/{}", args.device), Value::from(keys).to_string());
     let change = (Method::PATCH, path.as_str());
-    let done: Done = client::change(&args.control, change, body, PREPARE).await?;
+    let done: Done = client::change(&args.control, change, body, CLIENT_OPEN).await?;
     print(&told(&args.device, &done))
 }
 
@@ -76,7 +77,7 @@ pub(crate) async fn remove(args: &RemoveArgs) -> Result<(), Failure> {
     check_name(&args.device)?;
     let path = format!("/v1/devices/{}?force={}", args.device, args.force);
     let change = (Method::DELETE, path.as_str());
-    let _: Value = client::change(&args.control, change, String::new(), PREPARE).await?;
+    let _: Value = client::change(&args.control, change, String::new(), CLIENT_OPEN).await?;
     print(&format!("{}: removed\n", args.device))
 }
 
@@ -84,7 +85,7 @@ pub(crate) async fn remove(args: &RemoveArgs) -> Result<(), Failure> {
 pub(crate) async fn reload(args: &ReloadArgs) -> Result<(), Failure> {
     let path = format!("/v1/reload?dry_run={}", args.dry_run);
     let change = (Method::POST, path.as_str());
-    let done: Done = client::change(&args.control, change, String::new(), PREPARE_ALL).await?;
+    let done: Done = client::change(&args.control, change, String::new(), CLIENT_OPEN_ALL).await?;
     print(&told("configuration", &done))
 }
 
@@ -115,7 +116,7 @@ pub(crate) async fn resize(args: &ResizeArgs) -> Result<(), Failure> {
             json!({ "size": size, "shrink": args.shrink }).to_string()
         }
     };
-    let answer = change(&args.control, &args.device, "resize", body, RESIZE).await?;
+    let answer = change(&args.control, &args.device, "resize", body, CLIENT_RESIZE).await?;
     print(&format!("{}: {} bytes\n", args.device, answer["size"]))
 }
 
@@ -123,31 +124,22 @@ pub(crate) async fn resize(args: &ResizeArgs) -> Result<(), Failure> {
 pub(crate) async fn link(args: &LinkArgs) -> Result<(), Failure> {
     let up = args.state == LinkState::Up;
     let body = json!({ "up": up }).to_string();
-    change(&args.control, &args.device, "link", body, AT_ONCE).await?;
+    change(&args.control, &args.device, "link", body, CLIENT_AT_ONCE).await?;
     print(&format!("{}: link {}\n", args.device, if up { "up" } else { "down" }))
 }
 
 /// `manyring mtu`
 pub(crate) async fn mtu(args: &MtuArgs) -> Result<(), Failure> {
     let body = json!({ "mtu": args.mtu }).to_string();
-    let answer = change(&args.control, &args.device, "mtu", body, AT_ONCE).await?;
+    let answer = change(&args.control, &args.device, "mtu", body, CLIENT_AT_ONCE).await?;
     print(&format!("{}: MTU {}\n", args.device, answer["mtu"]))
 }
 
 /// `manyring announce`
 pub(crate) async fn announce(args: &AnnounceArgs) -> Result<(), Failure> {
-    change(&args.control, &args.device, "announce", String::new(), AT_ONCE).await?;
+    change(&args.control, &args.device, "announce", String::new(), CLIENT_AT_ONCE).await?;
     print(&format!("{}: the guest has been told to announce itself\n", args.device))
 }
-
-/// A device is opened and closed within these times, however slow the host is.
-const PREPARE: Duration = Duration::from_secs(25);
-/// All devices of a configuration are opened and closed within this time.
-const PREPARE_ALL: Duration = Duration::from_secs(115);
-/// Changes of an interface end within what any answer may take.
-const AT_ONCE: Duration = Duration::ZERO;
-/// A resize gives requests in flight ten seconds, and a slow host has to change a large file.
-const RESIZE: Duration = Duration::from_secs(25);
 
 async fn change(
     control: &Path,

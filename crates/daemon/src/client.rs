@@ -1,6 +1,7 @@
 //! The asking half: one request to a running daemon.
 
 use crate::config::plan::unexpanded;
+use crate::times::{CLIENT_ANSWER, CLIENT_RETRY};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::handshake;
@@ -13,10 +14,6 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::net::UnixStream;
 
-/// Longest wait for an answer.
-const TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause before a daemon is asked again that had no place for this client.
-const AGAIN: Duration = Duration::from_millis(50);
 /// Largest answer that is read.
 const ANSWER_SIZE_MAX: usize = 256 << 20;
 
@@ -25,7 +22,7 @@ const ANSWER_SIZE_MAX: usize = 256 << 20;
 /// # Errors
 /// One sentence: the daemon refuses, cannot be reached, or has not answered within 5 s.
 pub(crate) async fn look<T: DeserializeOwned>(control: &Path, path: &str) -> Result<T, String> {
-    ask(control, exchange(control, Method::GET, path, String::new()), TIMEOUT).await
+    ask(control, exchange(control, Method::GET, path, String::new()), CLIENT_ANSWER).await
 }
 
 /// Asks it with this method to change what is at `path`, and waits as long for the answer as it may
@@ -39,7 +36,7 @@ pub(crate) async fn change<T: DeserializeOwned>(
     body: String,
     host: Duration,
 ) -> Result<T, String> {
-    ask(control, exchange(control, method, path, body), TIMEOUT + host).await
+    ask(control, exchange(control, method, path, body), CLIENT_ANSWER + host).await
 }
 
 /// Waits for an answer, and parses it.
@@ -75,7 +72,7 @@ async fn exchange(
     loop {
         match exchange_once(control, &method, path, body.clone()).await? {
             Answer::Done(bytes) => return Ok(bytes),
-            Answer::Busy => tokio::time::sleep(AGAIN).await,
+            Answer::Busy => tokio::time::sleep(CLIENT_RETRY).await,
         }
     }
 }

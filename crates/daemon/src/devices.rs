@@ -27,6 +27,7 @@ use crate::log;
 use crate::model::{Change, ChangeSender, Order, Registry};
 use crate::processes::{Handoff, Processes};
 use crate::service::{Service, Whose};
+use crate::times::DEVICES_END;
 use crate::xen::XenDisks;
 use front::{Front, Stage};
 use kept::{Kept, with_kept};
@@ -38,7 +39,6 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -70,13 +70,6 @@ pub(crate) struct DeviceManager {
     /// Ends with the supervisor.
     followers: JoinSet<()>,
 }
-
-/// How long the devices may take to end when the process is told to. One of them may wait for a
-/// thread that the host does not give, for a device process that the kernel does not end, or for
-/// requests of its image that the kernel still has. The process ends without it: the kernel then
-/// kills the device process, and keeps other daemons from the image until those requests have
-/// ended.
-const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The workers that a plan wants. None of them runs yet.
 pub(crate) fn pool(plan: &Plan) -> Arc<Pool> {
@@ -294,7 +287,7 @@ impl DeviceManager {
         // Who would take over is not to go on in place of a process that was told to stop.
         self.processes().tell_successor().await;
         self.tasks.stop_all();
-        match timeout(END_TIMEOUT, self.all_ended()).await {
+        match timeout(DEVICES_END, self.all_ended()).await {
             Ok(ended) => ended?,
             Err(_) => {
                 let devices = self.tasks.names();

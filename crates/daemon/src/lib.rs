@@ -33,9 +33,11 @@ mod signals;
 mod snippet;
 mod state;
 mod stats;
+mod times;
 mod top;
 mod xen;
 
+use crate::times::{NAMES_END, WORKERS_END};
 use clap::Parser;
 use cli::{Cli, Command};
 use config::Plan;
@@ -46,15 +48,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
-
-/// Longest wait for the workers at the end; a host call that hangs must not keep the process.
-const QUIT_TIMEOUT: Duration = Duration::from_millis(300);
-
-/// Longest wait for names of sockets that a thread still made when the process was to end.
-const NAMES_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs the program with its arguments, the first of which is its own name.
 #[must_use]
@@ -322,7 +317,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
     });
     // A task that waits for a host call must not keep us either.
     runtime.shutdown_background();
-    for path in manyring_transport::vhost_user::names_left(NAMES_TIMEOUT) {
+    for path in manyring_transport::vhost_user::names_left(NAMES_END) {
         let path = path.display();
         tracing::warn!("unlinking {path} timed out; exiting and leaving it behind");
     }
@@ -332,7 +327,7 @@ fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
 /// Ends the workers. One that hangs in a host call is not waited for, and its device is named.
 async fn end_workers(pool: Arc<manyring_engine::Pool>) {
     let quit = manyring_engine::aside(move || pool.quit());
-    if tokio::time::timeout(QUIT_TIMEOUT, quit).await.is_err() {
+    if tokio::time::timeout(WORKERS_END, quit).await.is_err() {
         let problem = "a worker is blocked in a host call; exiting";
         tracing::warn!(devices = held_devices(), "{problem}");
     }
@@ -341,7 +336,7 @@ async fn end_workers(pool: Arc<manyring_engine::Pool>) {
 /// Closes devices. With a disk in memory its memory is unmapped, which may take long.
 async fn close(devices: Vec<model::Entry>) {
     let closed = manyring_engine::aside(move || drop(devices));
-    let _ = tokio::time::timeout(QUIT_TIMEOUT, closed).await;
+    let _ = tokio::time::timeout(WORKERS_END, closed).await;
 }
 
 /// The devices that threads serve which do not come back from a host call.

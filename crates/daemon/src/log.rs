@@ -15,6 +15,7 @@ pub(crate) use fields::shown;
 pub(crate) use format::LogFormat;
 
 use crate::service::is_journal;
+use crate::times::{LOG_FINISH, LOG_REFUSAL};
 use lines::{Lines, Stderr};
 use manyring_backend::sys::starter::{self, Role};
 use rustix::time::{ClockId, clock_gettime};
@@ -33,12 +34,6 @@ const BURST: u64 = 50;
 const INFO_BURST: u64 = 1000;
 /// Lines a second after that, of each sort.
 const PER_SECOND: u64 = 10;
-
-/// Longest wait at the end for lines that are still to be written.
-const FINISH_TIMEOUT: Duration = Duration::from_millis(300);
-
-/// Longest wait for standard error to take more, of a process that ends and has served nothing.
-const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Guests may come, or have come: nobody waits for standard error.
 static SERVES: AtomicBool = AtomicBool::new(false);
@@ -122,7 +117,7 @@ pub(crate) fn now_serves() {
 
 /// Waits until everything has been written, but not for ever.
 pub(crate) fn finish() {
-    LINES.finish(FINISH_TIMEOUT);
+    LINES.finish(LOG_FINISH);
 }
 
 /// The process ends. One that has served nothing writes its last lines, which say why, on this
@@ -131,7 +126,7 @@ pub(crate) fn end() {
     if SERVES.load(Ordering::Relaxed) {
         finish();
     } else {
-        LINES.write_rest(&mut Stderr::patient(REFUSAL_TIMEOUT), REFUSAL_TIMEOUT);
+        LINES.write_rest(&mut Stderr::patient(LOG_REFUSAL), LOG_REFUSAL);
     }
 }
 

@@ -25,6 +25,7 @@ use crate::config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
 use crate::limits::Groups;
 use crate::model::Registry;
 use crate::processes::{HandoffRequest, OfXen, Processes, XenEndings};
+use crate::times::{XEN_STOP, XENSTORE_RETRY};
 use host::XenHost;
 use hypervisor::Hypervisor;
 use journals::Journals;
@@ -43,11 +44,6 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-/// Pause before a xenstore that is lost is looked for again, and before a disk is served again
-/// whose nodes could not be read or written.
-const RETRY: Duration = Duration::from_secs(1);
-/// Longest wait for the requests in flight when the process ends.
-const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Commands that wait for a disk's task.
 const COMMANDS_MAX: usize = 16;
 /// Where the kernel shows that its own back-end serves disks.
@@ -211,7 +207,7 @@ impl XenDisks {
             }
             disks.there = None;
         };
-        if tokio::time::timeout(STOP_TIMEOUT, disks.all_ended()).await.is_err() {
+        if tokio::time::timeout(XEN_STOP, disks.all_ended()).await.is_err() {
             let xen = &self.shared.plan.name;
             tracing::warn!(xen, "requests in flight of disks did not complete; abandoning them");
         }
@@ -281,7 +277,7 @@ impl XenDisks {
             %error,
             "xenstore is unavailable; disks keep running; retrying"
         );
-        while !ends_within(stop, RETRY).await {
+        while !ends_within(stop, XENSTORE_RETRY).await {
             let store = Store::open(&self.endpoint, plan.domain);
             let (Ok(store), Ok(hypervisor)) = (store, Hypervisor::open(&plan.xen)) else {
                 continue;
@@ -312,7 +308,7 @@ impl XenDisks {
             && !error.is_lost()
         {
             tracing::error!(device = %id, %error, "the disk failed; retrying in a second");
-            ends_within(&stop, RETRY).await;
+            ends_within(&stop, XENSTORE_RETRY).await;
         }
         id
     }

@@ -50,6 +50,7 @@ const RULES: &[Rule] = &[
     words::unsafe_code,
     words::left_over,
     words::former_name,
+    words::time,
     words::getter,
     words::file_name,
     words::home_path,

@@ -85,6 +85,23 @@ pub(super) fn former_name(file: &File) -> Vec<Offence> {
         .collect()
 }
 
+/// The daemon's constants of time are in one table, with what happens when each is over.
+pub(super) fn time(file: &File) -> Vec<Offence> {
+    let home = "crates/daemon/src/times.rs";
+    if !file.path.starts_with("crates/daemon/src/") || file.path == home {
+        return Vec::new();
+    }
+    let is_time = |line: &str| {
+        let (before, of) = line.split_once("const ").unwrap_or_default();
+        let of = of.split_once(": ").and_then(|(_, of)| of.split(" =").next());
+        (before.is_empty() || before.starts_with("pub"))
+            && of.is_some_and(|of| of.contains("Duration"))
+    };
+    let code = file.code_before_tests();
+    let lines = code.lines().enumerate().filter(|(_, line)| is_time(line));
+    lines.map(|(at, _)| Offence::new(file, at + 1, "a time belongs in times.rs")).collect()
+}
+
 /// A function that gives something is named after what it gives.
 pub(super) fn getter(file: &File) -> Vec<Offence> {
     let functions = source::functions(file.code_before_tests()).into_iter();
@@ -127,6 +144,21 @@ pub(super) fn mirror(file: &File) -> Vec<Offence> {
 mod tests {
     use super::*;
     use crate::tidy::offences;
+
+    #[test]
+    fn times_of_the_daemon_have_one_file() {
+        for text in [
+            "//! x\nconst A: Duration = B;\n",
+            "//! x\npub(super) const A: (Duration, u8) = B;\n",
+            "//! x\npub const A: Duration =\n    B;\n",
+        ] {
+            assert_eq!(offences(time, "crates/daemon/src/xen.rs", text)[0].0, 2, "{text}");
+            assert!(offences(time, "crates/daemon/src/times.rs", text).is_empty());
+            assert!(offences(time, "crates/engine/src/watch.rs", text).is_empty());
+        }
+        let others = "//! x\nconst A: u8 = f(Duration::ZERO);\nfn f(a: Duration) {}\n";
+        assert!(offences(time, "crates/daemon/src/xen.rs", others).is_empty());
+    }
 
     #[test]
     fn unsafe_code_has_its_files() {

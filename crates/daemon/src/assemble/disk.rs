@@ -3,6 +3,7 @@
 use super::qemu_helper::{HelperDisk, HelperError, HelperOptions};
 use crate::config::plan::{DiskPlan, Format, HelperPlan, NbdPlan, Pinned};
 use crate::protocol::spec::DiskFaultSpec;
+use crate::times::NBD_REQUEST;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
@@ -36,9 +37,6 @@ pub(crate) enum DiskError {
     Helper(#[from] HelperError),
 }
 
-/// How long a request may wait for an answer before its connection is taken for dead.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// The means with which the daemon opens a disk.
 #[derive(Debug)]
 pub(crate) struct Means<'a> {
@@ -70,7 +68,7 @@ pub(crate) fn open(
             uri: uri.clone(),
             read_only,
             reconnect: reconnect.map(Duration::from_secs),
-            request_timeout: REQUEST_TIMEOUT,
+            request_timeout: NBD_REQUEST,
         })?),
         DiskPlan::Helper(HelperPlan { format, path, direct, reconnect }) => {
             Arc::new(HelperDisk::open(HelperOptions {
@@ -82,7 +80,7 @@ pub(crate) fn open(
                 direct: *direct,
                 read_only,
                 reconnect: reconnect.map(Duration::from_secs),
-                request_timeout: REQUEST_TIMEOUT,
+                request_timeout: NBD_REQUEST,
             })?)
         }
         DiskPlan::File { path, pinned, direct, lock_with_rings, format } => {

@@ -11,6 +11,7 @@
 //! export back, is asked to end, and the next child serves the image with the size that it has
 //! then. Nothing is asked of such a child again: a late answer would be taken for another's.
 
+use crate::times::HELPER_MONITOR;
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -18,8 +19,6 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// How long the child may take for one answer, however many reads its bytes need.
-const ANSWER: Duration = Duration::from_secs(5);
 /// Bytes of one message, and messages before an answer, at most.
 const MESSAGE_MAX: u64 = 64 << 10;
 const MESSAGES_MAX: usize = 64;
@@ -60,7 +59,7 @@ impl MonitorError {
 
 impl Monitor {
     pub(super) fn new(stream: UnixStream) -> Self {
-        Self::with_limit(stream, ANSWER)
+        Self::with_limit(stream, HELPER_MONITOR)
     }
 
     fn with_limit(stream: UnixStream, limit: Duration) -> Self {

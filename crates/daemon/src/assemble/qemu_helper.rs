@@ -13,6 +13,7 @@
 //! a child when the whole process ends, however that happens, and not before.
 
 use super::monitor::{Monitor, MonitorError};
+use crate::times::{HELPER_BACKOFF, HELPER_END, HELPER_LASTS, HELPER_NEXT, HELPER_START_STEP};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
 use manyring_nbd::{Host, JoinError, NbdDisk, NbdOptions, Uri};
 use manyring_transport::vhost_user::SocketName;
@@ -47,17 +48,7 @@ const WRAPPER: [&str; 8] = [
 ];
 /// The first bytes that an NBD server sends.
 const GREETING: [u8; 8] = *b"NBDMAGIC";
-/// How long the first child may take until it serves, in steps of this length.
-const STEP: Duration = Duration::from_millis(50);
 const STEPS: usize = 100;
-/// Shortest and longest pause before the next child: twice the last one each time.
-const RETRY_DELAY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
-/// A child that lives this long has not failed: the next one starts after the shortest pause.
-const LASTING: Duration = Duration::from_secs(10);
-/// How long a child may take to end that is asked to.
-const END: Duration = Duration::from_secs(5);
-/// How long a resize waits for the next child, if the one that was asked has not answered.
-const NEXT: Duration = Duration::from_secs(10);
 /// Of what a child has said, the last bytes are kept.
 const SAID_MAX: usize = 1024;
 
@@ -273,7 +264,7 @@ impl Helper {
         let is_lost =
             |monitor: &mut Option<Monitor>| monitor.as_ref().is_some_and(Monitor::is_lost);
         let Monitored { is_new, .. } = &*self.monitor;
-        drop(is_new.wait_timeout_while(self.monitor.lock(), NEXT, is_lost));
+        drop(is_new.wait_timeout_while(self.monitor.lock(), HELPER_NEXT, is_lost));
     }
 
     /// Returns when a child greets.
@@ -281,7 +272,7 @@ impl Helper {
         let failed =
             |source| HelperError::System { what: self.socket.display().to_string(), source };
         let mut stream = UnixStream::connect(&self.socket).map_err(failed)?;
-        stream.set_read_timeout(Some(STEP)).map_err(failed)?;
+        stream.set_read_timeout(Some(HELPER_START_STEP)).map_err(failed)?;
         for _ in 0..STEPS {
             let mut bytes = [0; GREETING.len()];
             if stream.read_exact(&mut bytes).is_ok() && bytes == GREETING {
@@ -326,7 +317,7 @@ struct Watch {
 
 impl Watch {
     fn run(self) {
-        let mut pause = RETRY_DELAY.0;
+        let mut pause = HELPER_BACKOFF.0;
         loop {
             let (is_lasting, reason) = match self.start() {
                 Ok(child) => match self.follow(child) {
@@ -338,7 +329,7 @@ impl Watch {
             let device = &self.options.name;
             tracing::warn!(device, reason, "{PROGRAM} exited; restarting it");
             *lock(&self.ended) = Some(reason);
-            pause = if is_lasting { RETRY_DELAY.0 } else { (pause * 2).min(RETRY_DELAY.1) };
+            pause = if is_lasting { HELPER_BACKOFF.0 } else { (pause * 2).min(HELPER_BACKOFF.1) };
             if has_ended(&[&self.stopped], Some(pause)) {
                 break;
             }
@@ -369,14 +360,14 @@ impl Watch {
             let _ = child.wait();
             return Some((false, "its process cannot be watched".to_owned()));
         };
-        let is_lasting = !has_ended(&[&ends, &self.stopped], Some(LASTING));
+        let is_lasting = !has_ended(&[&ends, &self.stopped], Some(HELPER_LASTS));
         if is_lasting {
             has_ended(&[&ends, &self.stopped], None);
         }
         let is_stopped = has_ended(&[&self.stopped], Some(Duration::ZERO));
         if is_stopped {
             let _ = kill_process(pid, Signal::TERM);
-            if !has_ended(&[&ends], Some(END)) {
+            if !has_ended(&[&ends], Some(HELPER_END)) {
                 let _ = child.kill();
             }
         }

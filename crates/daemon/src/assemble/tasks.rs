@@ -1,16 +1,12 @@
 //! `Tasks`: a task for each device, with a stop of its own.
 
 use super::{AssembleError, Made};
+use crate::times::TASKS_END;
 use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
 use std::collections::HashMap;
-use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-
-/// Longest wait for the tasks of devices. A device process may take ten seconds to stop a device,
-/// and ten more to release its image.
-const END_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// The end of a task: whose it was, and why it ended.
 pub(crate) type Ended = (String, Result<(), AssembleError>);
@@ -71,7 +67,7 @@ impl Tasks {
         Some(running.ended)
     }
 
-    /// Waits until tasks that were stopped have ended, but no longer than [`END_TIMEOUT`]: that of
+    /// Waits until tasks that were stopped have ended, but no longer than [`TASKS_END`]: that of
     /// a device whose image somebody still has goes on waiting for it. False: not all have ended.
     pub(crate) async fn await_ends(ending: Vec<watch::Receiver<()>>, devices: &[&str]) -> bool {
         let ended = async {
@@ -79,7 +75,7 @@ impl Tasks {
                 while ending.changed().await.is_ok() {}
             }
         };
-        let have_ended = timeout(END_TIMEOUT, ended).await.is_ok();
+        let have_ended = timeout(TASKS_END, ended).await.is_ok();
         if !have_ended {
             let devices = devices.join(", ");
             tracing::warn!(devices, "their files are still open; not waiting");

@@ -2,6 +2,7 @@
 
 use super::patient::{Patient, Prompt};
 use super::places::Busy;
+use crate::times::HTTP_HEADER;
 use axum::Router;
 use hyper::Request;
 use hyper::body::Incoming;
@@ -10,11 +11,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-
-/// Longest time for the head of a request, and between two requests.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Answers a client until it leaves, or does not keep the times.
 pub(super) async fn answer(
@@ -23,7 +20,7 @@ pub(super) async fn answer(
     busy: &Arc<Busy>,
 ) {
     let mut server = hyper::server::conn::http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    server.timer(TokioTimer::new()).header_read_timeout(HTTP_HEADER);
     let (router, asking) = (TowerToHyperService::new(router), busy.clone());
     let service = service_fn(move |request: Request<Incoming>| {
         asking.asks.store(true, Ordering::Relaxed);

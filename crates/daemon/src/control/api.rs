@@ -9,6 +9,7 @@ use crate::model::snapshot::{DeviceInfo, Devices, Workers};
 use crate::model::{Since, Who};
 use crate::processes::ProcessInfo;
 use crate::state::State;
+use crate::times::EVENTS_WAIT;
 use axum::extract::{DefaultBodyLimit, Request, State as Extract};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn};
@@ -17,13 +18,9 @@ use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 use utoipa::{IntoParams, OpenApi, ToSchema};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
-
-/// Longest wait for an event: a client then asks again.
-const EVENTS_WAIT: Duration = Duration::from_secs(25);
 
 /// All routes of a socket; what it refuses is logged.
 pub(super) fn router(state: State, role: Role, refused: Arc<Refused>) -> Router {

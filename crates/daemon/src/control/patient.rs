@@ -2,6 +2,7 @@
 //! `Prompt`: a request's body, which fails when it takes too long to come.
 
 use super::places::Busy;
+use crate::times::{HTTP_ANSWER, HTTP_BODY};
 use hyper::body::{Body, Frame, SizeHint};
 use std::error::Error;
 use std::io;
@@ -9,15 +10,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
-
-/// Longest time in which a client takes a whole answer.
-const TAKE_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Longest time in which the whole body of a request comes.
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The stream.
 #[derive(Debug)]
@@ -39,7 +33,7 @@ impl<S> Patient<S> {
         self.busy.takes.store(false, Ordering::Relaxed);
     }
 
-    /// The result of a write; `TimedOut` if the answer has waited for [`TAKE_TIMEOUT`].
+    /// The result of a write; `TimedOut` if the answer has waited for [`HTTP_ANSWER`].
     fn limited<T>(
         &mut self,
         polled: Poll<io::Result<T>>,
@@ -49,7 +43,7 @@ impl<S> Patient<S> {
             return polled;
         }
         self.busy.takes.store(true, Ordering::Relaxed);
-        let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(TAKE_TIMEOUT)));
+        let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(HTTP_ANSWER)));
         ready!(waits.as_mut().poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
@@ -113,9 +107,9 @@ impl<B: Body<Error: Error + Send + Sync + 'static> + Unpin> Body for Prompt<B> {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
-        let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(BODY_TIMEOUT)));
+        let waits = self.waits.get_or_insert_with(|| Box::pin(sleep(HTTP_BODY)));
         ready!(waits.as_mut().poll(cx));
-        let seconds = BODY_TIMEOUT.as_secs();
+        let seconds = HTTP_BODY.as_secs();
         Poll::Ready(Some(Err(format!("did not arrive within {seconds} s").into())))
     }
 

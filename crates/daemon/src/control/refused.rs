@@ -3,17 +3,16 @@
 //! number of those that were left out; the lines of other users are not fewer for that.
 
 use crate::model::Who;
+use crate::times::REFUSAL_LINE_EACH;
 use axum::http::{Method, StatusCode};
 use manyring_engine::Rate;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 use tokio::time::Instant;
 
 /// Lines of a user that may come at once, and the time after which there may be one more.
 const AT_ONCE: u32 = 10;
-const EACH: Duration = Duration::from_secs(5);
 /// Users whose lines are counted, at most. Those beyond share the lines of one.
 const USERS_MAX: usize = 64;
 const OTHERS: u32 = u32::MAX;
@@ -67,7 +66,7 @@ impl Refused {
     /// Whether this user may have a line, and how many it did not have before.
     fn admit(&self, uid: u32, now: Instant) -> Option<u64> {
         let mut users = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || Lines { rate: Rate::of(AT_ONCE, EACH, now), left_out: 0 };
+        let new = || Lines { rate: Rate::of(AT_ONCE, REFUSAL_LINE_EACH, now), left_out: 0 };
         let mut uid = uid;
         if users.len() >= USERS_MAX && !users.contains_key(&uid) {
             let rested = users.extract_if(|_, lines| lines.rate.is_rested(now));
@@ -83,7 +82,7 @@ impl Refused {
             lines.left_out += 1;
             return None;
         }
-        lines.rate.charge(EACH, now);
+        lines.rate.charge(REFUSAL_LINE_EACH, now);
         Some(std::mem::take(&mut lines.left_out))
     }
 }
@@ -106,8 +105,8 @@ mod tests {
         let flood = |at: Instant| (0..1000).filter_map(|_| refused.admit(1000, at)).count();
         assert_eq!(flood(start), 10);
         assert_eq!(refused.admit(1001, start), Some(0));
-        assert_eq!(refused.admit(1000, start + EACH), Some(990));
-        assert_eq!(refused.admit(1000, start + EACH), None);
+        assert_eq!(refused.admit(1000, start + REFUSAL_LINE_EACH), Some(990));
+        assert_eq!(refused.admit(1000, start + REFUSAL_LINE_EACH), None);
     }
 
     #[test]
@@ -116,7 +115,7 @@ mod tests {
         let lines = (0..1000).filter_map(|uid| refused.admit(uid, start)).count();
         assert!((USERS_MAX..=USERS_MAX + 10).contains(&lines), "{lines}");
         assert!(refused.0.lock().unwrap().len() <= USERS_MAX + 1);
-        let later = start + EACH * 100;
+        let later = start + REFUSAL_LINE_EACH * 100;
         assert_eq!(refused.admit(5000, later), Some(0), "those before are forgotten");
         assert!(refused.0.lock().unwrap().len() <= 2, "but for what was left out");
     }
@@ -127,7 +126,7 @@ mod tests {
         for uid in (0..64).flat_map(|uid| [uid; 12]) {
             refused.admit(uid, start);
         }
-        let later = start + EACH * 100;
+        let later = start + REFUSAL_LINE_EACH * 100;
         // All those are forgotten: two later users have ten lines each, and do not share ten.
         let lines = |uid| (0..20).filter_map(|_| refused.admit(uid, later)).count();
         assert_eq!((lines(5000), lines(5001)), (10, 10));

@@ -9,6 +9,7 @@ use super::refusal::{Refusal, aside};
 use crate::config::plan::DaemonPlan;
 use crate::metrics::{Format, text};
 use crate::state::State;
+use crate::times::SCRAPE_RETRY;
 use axum::Router;
 use axum::extract::State as Extract;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -18,12 +19,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-
-/// Pause before a client, or the address, is tried again.
-const RETRY: Duration = Duration::from_millis(200);
 
 /// All clients of the address are one user: the kernel does not tell who they are.
 const ANYBODY: u32 = 0;
@@ -124,7 +121,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// The socket, when the address can be had.
 async fn freed(address: SocketAddr) -> TcpListener {
     loop {
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(SCRAPE_RETRY).await;
         if let Ok(socket) = listen(address) {
             tracing::info!(%address, "metrics_listen: listening on {address}");
             return socket;
@@ -162,7 +159,7 @@ pub(crate) async fn serve(scraped: Option<Scraped>, state: State) {
             }
             Err(error) => {
                 tracing::warn!(%error, "metrics_listen: accept failed; retrying");
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(SCRAPE_RETRY).await;
             }
         }
     }

@@ -15,6 +15,7 @@ use crate::config::plan::DaemonPlan;
 use crate::model::Who;
 use crate::service::{Service, Whose};
 use crate::state::State;
+use crate::times::{CONTROL_LISTEN, CONTROL_LISTEN_RETRY};
 use axum::http::{Method, StatusCode};
 use axum::{Extension, Router};
 use manyring_engine::aside_for;
@@ -23,17 +24,10 @@ use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-
-/// How long the start waits for the host to make a control socket.
-const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Pause before the name of the socket is tried again that another process has.
-const RETRY: Duration = Duration::from_millis(200);
 
 /// A control socket.
 #[derive(Debug)]
@@ -91,7 +85,7 @@ async fn socket(
     let at = path.to_owned();
     let bound = aside_for("", move || Unnamed::bind(&at, permissions));
     let slow = || ListenError::Slow { path: path.to_owned() };
-    let bound = timeout(TIMEOUT, bound).await.ok().flatten();
+    let bound = timeout(CONTROL_LISTEN, bound).await.ok().flatten();
     bound.unwrap_or_else(|| Err(slow())).map(Socket::Unnamed)
 }
 
@@ -135,7 +129,7 @@ impl Socket {
             Self::Named(socket) => return socket,
             Self::Unnamed(socket) => {
                 let named = aside_for("", move || socket.publish());
-                match timeout(TIMEOUT, named).await.ok().flatten() {
+                match timeout(CONTROL_LISTEN, named).await.ok().flatten() {
                     Some(Ok(socket)) => return socket,
                     failed => {
                         let error = failed.and_then(Result::err).map(|error| error.to_string());
@@ -154,7 +148,7 @@ impl Socket {
 /// The socket, when its name can be had.
 async fn freed(path: &Path, permissions: SocketPermissions) -> Named {
     loop {
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(CONTROL_LISTEN_RETRY).await;
         if let Ok(socket) = Named::bind_aside("", path.to_owned(), permissions).await {
             tracing::info!(path = %path.display(), "control: listening");
             return socket;
@@ -174,8 +168,10 @@ impl Clients {
     /// No descriptor is left, and an earlier client has the place of the one that is kept. A client
     /// that asks is soon answered, and leaves. One that only stays has to go.
     async fn make_room(&self) {
-        if timeout(RETRY, self.reserve.refilled()).await.is_err() && self.places.free_one() {
-            let _ = timeout(RETRY, self.reserve.refilled()).await;
+        if timeout(CONTROL_LISTEN_RETRY, self.reserve.refilled()).await.is_err()
+            && self.places.free_one()
+        {
+            let _ = timeout(CONTROL_LISTEN_RETRY, self.reserve.refilled()).await;
         }
         self.reserve.refill();
     }

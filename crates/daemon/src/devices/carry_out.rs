@@ -21,20 +21,15 @@ use crate::assemble::{AssembleError, Blk, Kind, Tasks, served};
 use crate::config::diff::{Step, StepInfo, What, diff, diff_of, limits};
 use crate::config::plan::{DevicePlan, Found, Plan, Wanted};
 use crate::model::{Change, Done, Entry, Keys, Order, Refused, Who, closed};
+use crate::times::{DEVICE_CLOSE, DEVICE_CLOSE_LOOK};
 use manyring_engine::{AsideRow, aside};
 use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
-
-/// Longest wait until what a device had open is closed.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause between two looks.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 impl DeviceManager {
     /// Does what is asked, and answers.
@@ -184,7 +179,7 @@ impl DeviceManager {
         let found = if looks || desired.has_captures() {
             let plan = desired.clone();
             let looked = aside(move || plan.check_again(true));
-            let looked = tokio::time::timeout(CLOSE_TIMEOUT, looked).await.ok().flatten();
+            let looked = tokio::time::timeout(DEVICE_CLOSE, looked).await.ok().flatten();
             looked.ok_or_else(|| Refused::Host("timed out; a host call is blocked".to_owned()))?
         } else {
             desired.check_again(false)
@@ -220,7 +215,7 @@ impl DeviceManager {
         let come: Vec<_> = comes.iter().map(|plan| plan.name.clone()).collect();
         if !comes.is_empty() {
             let opened = aside(move || switches.add(&comes));
-            let opened = tokio::time::timeout(CLOSE_TIMEOUT, opened).await.ok().flatten();
+            let opened = tokio::time::timeout(DEVICE_CLOSE, opened).await.ok().flatten();
             let slow = || Refused::Host("timed out; a host call is blocked".to_owned());
             opened.ok_or_else(slow)?.map_err(|error| refused(&error))?;
         }
@@ -422,18 +417,18 @@ impl DeviceManager {
         }
         let began = Instant::now();
         // An image that does not close in time goes on closing, and nobody waits for it.
-        let _ = tokio::time::timeout(CLOSE_TIMEOUT, closing.join_all()).await;
+        let _ = tokio::time::timeout(DEVICE_CLOSE, closing.join_all()).await;
         if !have_ended {
             // A task of a removed device has not ended: the log names it already, and the file of
             // that device stays open until the task ends.
             return;
         }
         while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {
-            if began.elapsed() > CLOSE_TIMEOUT {
+            if began.elapsed() > DEVICE_CLOSE {
                 tracing::warn!(device, "closing it is blocked; not waiting");
                 return;
             }
-            sleep(LOOK_AGAIN).await;
+            sleep(DEVICE_CLOSE_LOOK).await;
         }
     }
 

@@ -6,13 +6,9 @@ use crate::assemble::Kind;
 use crate::config::diff::{Step, What};
 use crate::config::plan::{Class, LimitPlan, Plan, Wanted};
 use crate::model::{Change, Entry, Refused};
+use crate::times::LIMIT_SEEN;
 use rustix::io::Errno;
 use std::collections::HashSet;
-use std::time::Duration;
-
-/// How long an answer waits for queues that are to look at their new limit: one that moves or stops
-/// just now looks afterwards.
-const REFRESH_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The steps of a change, by what is to be done.
 #[derive(Debug, Default)]
@@ -100,7 +96,7 @@ impl DeviceManager {
             }
             self.shared.processes.limit(name, limit);
             self.shared.groups.limit(served.part.kind.limit(), limit);
-            self.shared.pool.refresh(|of| of == name, REFRESH_TIMEOUT).await;
+            self.shared.pool.refresh(|of| of == name, LIMIT_SEEN).await;
         }
         Ok(())
     }
@@ -131,7 +127,7 @@ impl DeviceManager {
             .collect();
         // The disks of Xen guests have names of their own.
         let all = plan.xen_blk.iter().any(|xen| is_in(&xen.limit));
-        self.shared.pool.refresh(|of| all || names.contains(of), REFRESH_TIMEOUT).await;
+        self.shared.pool.refresh(|of| all || names.contains(of), LIMIT_SEEN).await;
     }
 
     /// Puts a device off until the session of the running one has ended.

@@ -1,12 +1,13 @@
 //! `Front`: a device and its vhost-user socket, from the first try to open it to its end.
 
 use super::Shared;
-use super::waiting::{Later, OPEN_TIMEOUT, Wait};
+use super::waiting::{Later, Wait};
 use crate::assemble::{AssembleError, Made, Served, listens_at, socket_key};
 use crate::config::plan::{Plan, PortPlan, Wanted};
 use crate::links;
 use crate::processes;
 use crate::service::{Kept, Whose};
+use crate::times::DEVICE_OPEN;
 use manyring_transport::vhost_user::{Endpoint, ListenError, serve};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -137,7 +138,7 @@ impl Shared {
         let plan = wait.wanted().plan().clone();
         let listening = self.listen(&plan.name, endpoint);
         tokio::pin!(listening);
-        match (tokio::time::timeout(OPEN_TIMEOUT, &mut listening).await, slow) {
+        match (tokio::time::timeout(DEVICE_OPEN, &mut listening).await, slow) {
             (Ok(bound), _) => return bound,
             (Err(_), Some(source)) => {
                 let source = plan.socket.error(source);

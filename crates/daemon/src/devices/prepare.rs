@@ -3,10 +3,11 @@
 
 use super::Shared;
 use super::front::{Front, Stage};
-use super::waiting::{HELD_TIMEOUT, OPEN_TIMEOUT_ALL, RETRY_DELAY, Wait, failed};
+use super::waiting::{Wait, failed};
 use crate::assemble::{AssembleError, Made, Opened, Served, served};
 use crate::config::plan::Wanted;
 use crate::model::Refused;
+use crate::times::{DEVICE_BACKOFF, DEVICE_HELD, DEVICES_OPEN};
 use manyring_engine::{AsideRow, aside_for};
 use manyring_transport::vhost_user::{Endpoint, ListenError, Listener, SocketPermissions, Unnamed};
 use std::path::PathBuf;
@@ -147,7 +148,7 @@ impl Prepared {
         mut calls: Calls,
     ) -> Result<Self, AssembleError> {
         let began = Instant::now();
-        let limit = began + OPEN_TIMEOUT_ALL;
+        let limit = began + DEVICES_OPEN;
         let mut row;
         loop {
             match device.answered(calls, limit).await {
@@ -155,10 +156,10 @@ impl Prepared {
                     let Begun { wanted, served, socket } = device;
                     return Ok(Self { wanted, opened, served, socket });
                 }
-                Err(error) if error.is_held() && began.elapsed() < HELD_TIMEOUT => {}
+                Err(error) if error.is_held() && began.elapsed() < DEVICE_HELD => {}
                 Err(error) => return Err(error),
             }
-            sleep(RETRY_DELAY.0).await;
+            sleep(DEVICE_BACKOFF.0).await;
             row = AsideRow::default();
             calls = Calls::new(shared, &device, &row, &Arc::new(shared.call()?));
             row.go_on();
@@ -174,7 +175,7 @@ impl Prepared {
         }
         let (name, at) = (wanted.plan().name.clone(), wanted.plan().place.at("pcap"));
         let opened = aside_for(&name, move || wanted.decorated(opened));
-        let opened = timeout(OPEN_TIMEOUT_ALL, opened).await;
+        let opened = timeout(DEVICES_OPEN, opened).await;
         let opened = opened.map_err(|_| AssembleError::Slow { at })?;
         self.opened = opened.unwrap_or_else(|| Err(failed(&self.wanted)))?;
         Ok(self)
@@ -215,7 +216,7 @@ impl Named {
     pub(super) async fn published(self) -> Result<Ready, AssembleError> {
         let Self { wanted, opened, mut served, named } = self;
         if let (Some(named), Endpoint::Listen { path, .. }) = (named, &served.endpoint) {
-            let named = match timeout(OPEN_TIMEOUT_ALL, named).await {
+            let named = match timeout(DEVICES_OPEN, named).await {
                 Ok(named) => named.map_err(|_| failed(&wanted))?,
                 Err(_) => Err(ListenError::Slow { path: path.clone() }),
             };

@@ -21,6 +21,7 @@ use crate::assemble::{AssembleError, Host, Made, Opened, Served, served};
 use crate::config::plan::Wanted;
 use crate::model::Waiting;
 use crate::service::Whose;
+use crate::times::{DEVICE_BACKOFF, DEVICE_HELD, DEVICE_OPEN, DEVICE_OPEN_MIN, DEVICES_OPEN};
 use manyring_engine::{AsideRow, aside_for};
 use manyring_transport::vhost_user::{Endpoint, ListenError, check_path};
 use std::sync::Arc;
@@ -28,19 +29,6 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-
-/// How long the start waits for the host to open one device, or to make its socket.
-pub(super) const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long it waits for all devices together that are opened slowly.
-pub(super) const OPEN_TIMEOUT_ALL: Duration = Duration::from_secs(5);
-/// A little time for each device behind that.
-const OPEN_TIMEOUT_MIN: Duration = Duration::from_millis(20);
-/// How long the start waits for other processes in all. One that has just been killed releases
-/// what it held within milliseconds: then nobody need see that a device waited.
-pub(super) const HELD_TIMEOUT: Duration = Duration::from_millis(500);
-/// Shortest and longest pause between two tries.
-pub(super) const RETRY_DELAY: (Duration, Duration) =
-    (Duration::from_millis(20), Duration::from_secs(1));
 
 /// A try to open a device, on another thread. `None` inside: the call has panicked.
 pub(super) type Try = JoinHandle<Option<Result<Opened, AssembleError>>>;
@@ -192,8 +180,8 @@ impl MaxWait {
     /// `keeps_on`: one device that cannot be served costs no other one.
     pub(super) fn new(wait: Option<u32>, keeps_on: bool) -> Self {
         let refuses = wait == Some(0);
-        let held_left = if refuses { Duration::ZERO } else { HELD_TIMEOUT };
-        Self { refuses, waits_for_host: refuses, keeps_on, left: OPEN_TIMEOUT_ALL, held_left }
+        let held_left = if refuses { Duration::ZERO } else { DEVICE_HELD };
+        Self { refuses, waits_for_host: refuses, keeps_on, left: DEVICES_OPEN, held_left }
     }
 
     /// Of a process that takes over. What it cannot have, the one that runs goes on with. What the
@@ -217,8 +205,8 @@ impl MaxWait {
         loop {
             match self.try_open(wanted, attempt).await? {
                 First::Held(_) if !self.held_left.is_zero() => {
-                    tokio::time::sleep(RETRY_DELAY.0).await;
-                    self.held_left = self.held_left.saturating_sub(RETRY_DELAY.0);
+                    tokio::time::sleep(DEVICE_BACKOFF.0).await;
+                    self.held_left = self.held_left.saturating_sub(DEVICE_BACKOFF.0);
                 }
                 first => return Ok(first),
             }
@@ -248,7 +236,7 @@ impl MaxWait {
         let began = Instant::now();
         let limit = match self.waits_for_host {
             true => Duration::MAX,
-            false => OPEN_TIMEOUT.min(self.left).max(OPEN_TIMEOUT_MIN),
+            false => DEVICE_OPEN.min(self.left).max(DEVICE_OPEN_MIN),
         };
         let answer = tokio::time::timeout(limit, call).await;
         if answer.is_err() {
@@ -356,7 +344,7 @@ impl Wait {
 
     /// Pauses before the next try: an eighth of the time that the device has waited.
     pub(super) async fn pause(&self) {
-        let (shortest, longest) = RETRY_DELAY;
+        let (shortest, longest) = DEVICE_BACKOFF;
         tokio::time::sleep((self.since.elapsed() / 8).clamp(shortest, longest)).await;
     }
 

@@ -1,5 +1,5 @@
-//! The metrics that every client library of Prometheus has of its process, by the same names; and the
-//! memory that it has allocated.
+//! The metrics that every client library of Prometheus has of its process, by the same names, and
+//! the memory that the process has allocated.
 
 use super::seconds;
 use super::text::{Sort, Text};

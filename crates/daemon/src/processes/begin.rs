@@ -11,6 +11,7 @@
 //! that). So a device process never outlives its supervisor, however the supervisor ends.
 
 use super::channel::pair;
+use crate::times::{WARM_DELAY, WARM_START};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use std::ffi::OsString;
@@ -20,19 +21,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
-
-/// Delay before the next warm process is started: a front-end that waits for its device process
-/// needs the CPU time more.
-const WARM_DELAY: Duration = Duration::from_millis(500);
 
 /// Most warm processes that are started before a takeover. Further device processes start when they
 /// are needed.
 const SPARES_MAX: usize = 64;
-/// Longest wait until the warm processes have started.
-const WARM_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A process, and the supervisor's end of its channel.
 type Spawned = (Child, OwnedFd);
@@ -193,7 +187,7 @@ impl Starter {
 
     /// Waits until each warm process has sent its first message, or has ended.
     fn wait(&self) {
-        let until = Instant::now() + WARM_TIMEOUT;
+        let until = Instant::now() + WARM_START;
         for WarmProcess { spawned: (_, socket), .. } in &self.warm_processes {
             let left = until.saturating_duration_since(Instant::now());
             let left = Timespec::try_from(left).ok();

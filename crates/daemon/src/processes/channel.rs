@@ -1,6 +1,7 @@
 //! `Channel`: whole messages with file descriptors over a pair of sockets, without waiting.
 
 use super::message::{FDS_MAX, SIZE_MAX};
+use crate::times::CHANNEL_RETRY;
 use manyring_engine::{Janitor, MESSAGE_FDS_MAX};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -11,7 +12,6 @@ use rustix::net::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -54,9 +54,6 @@ impl Drop for Brought {
         }
     }
 }
-
-/// Delay before a message is sent again after the kernel had no room for its descriptors.
-const RETRY: Duration = Duration::from_millis(10);
 
 /// For a message without descriptors.
 pub(super) const NO_FDS: &[OwnedFd] = &[];
@@ -109,7 +106,7 @@ impl Channel {
                 // All processes of this user together, another device process among them, have too
                 // many descriptors in flight.
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::TOOMANYREFS) => {
-                    tokio::time::sleep(RETRY).await;
+                    tokio::time::sleep(CHANNEL_RETRY).await;
                 }
                 result => return result,
             }
@@ -188,6 +185,7 @@ fn receive(socket: &OwnedFd, janitor: &Arc<Janitor>) -> io::Result<Option<Came>>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn with_channels<F: Future<Output = ()>>(test: impl FnOnce(Channel, Channel) -> F) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,18 +1,17 @@
 //! Logs each call that the sandbox of a device process has denied, with the thread that made it.
 
 use super::channel::watched;
+use crate::times::DENIED_LINE_EACH;
 use manyring_backend::sys::denied::{self, Denied};
 use rustix::fd::OwnedFd;
 use std::io;
 use std::sync::OnceLock;
-use std::time::Duration;
 use tokio::io::Interest;
 use tokio::time::sleep;
 
-/// Lines that are logged at once; after that one in each [`RETRY_DELAY`]: a compromised device
+/// Lines that are logged at once; after that one in each [`DENIED_LINE_EACH`]: a compromised device
 /// process must not fill the log.
 const LINES_MAX: u32 = 20;
-const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 static EVENT: OnceLock<OwnedFd> = OnceLock::new();
 
@@ -49,7 +48,7 @@ pub(super) async fn tell() {
             tracing::warn!(more, "further system calls denied by the sandbox");
         }
         if command >= LINES_MAX {
-            sleep(RETRY_DELAY).await;
+            sleep(DENIED_LINE_EACH).await;
         }
     }
 }

@@ -18,6 +18,7 @@ use super::{Asked, Processes, request_server};
 use crate::assemble::{Kind, Made, Part};
 use crate::config::plan::{ANY_USER, Wanted};
 use crate::protocol::spec::DeviceSpec;
+use crate::times::{FRONT_RETRY, SHRINK};
 use manyring_backend::blk::{Ending, Marks};
 use manyring_device::net::NetDevice;
 use manyring_engine::{ForeignFd, aside};
@@ -27,17 +28,12 @@ use rustix::io::Errno;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 use tokio::io::Interest;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// Delay before a client, or a device process, is tried again.
-const RETRY: Duration = Duration::from_millis(200);
-/// Longest wait for requests in flight before a disk becomes smaller.
-const SHRINK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Why a device is not given: its plan names no domain, then.
 const UNSERVED: &str = "no device process serves a device of this kind";
 /// Why a device is given to no device process now.
@@ -151,7 +147,7 @@ async fn accept(socket: &UnixListener, device: &str, journals: &JournalStore) ->
             Ok(stream) => return journals.hold(stream.into()),
             Err(error) => {
                 tracing::warn!(device, %error, "accept failed; retrying");
-                sleep(RETRY).await;
+                sleep(FRONT_RETRY).await;
             }
         }
     }
@@ -302,7 +298,7 @@ impl Front<'_> {
                 self.waiting = Some(client);
             } else {
                 drop(client);
-                sleep(RETRY).await;
+                sleep(FRONT_RETRY).await;
             }
             return;
         };
@@ -331,7 +327,7 @@ impl Front<'_> {
                 if self.processes.is_paused() {
                     return;
                 }
-                sleep(RETRY).await;
+                sleep(FRONT_RETRY).await;
                 continue;
             };
             let handings = self.journals.handings();
@@ -374,7 +370,7 @@ impl Front<'_> {
     /// guests get a configuration change.
     async fn shrink(&mut self, size: u64) -> Result<u64, Errno> {
         let Kind::Blk(shown) = self.part.kind.clone() else { return Err(Errno::OPNOTSUPP) };
-        let ended = timeout(SHRINK_TIMEOUT, async {
+        let ended = timeout(SHRINK, async {
             if let Some(process) = &self.process {
                 process.end_yielding("one of its disks is shrunk").await;
             }

@@ -20,6 +20,7 @@ use crate::assemble::{Made, Opened, Part, Tasks, disk, options, port};
 use crate::config::plan::DaemonPlan;
 use crate::protocol::spec::{BlkSpec, DeviceSpec, DiskSpec, KindSpec, NetSpec};
 use crate::signals;
+use crate::times::{PROCESS_LIMIT_SEEN, PROCESS_QUIT};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
@@ -35,7 +36,6 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -43,14 +43,10 @@ use xen::ProcessXen;
 
 /// Most messages of the devices that wait to be sent to the supervisor.
 const SAID_MAX: usize = 64;
-/// Longest wait until queues have seen their new limit.
-const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
 /// Most clients of one device that wait.
 const CLIENTS_MAX: usize = 16;
 /// The name in log lines of a file that the supervisor has opened, whose path is not told.
 const HANDED: &str = "handed";
-/// Longest wait for requests in flight after the supervisor is gone.
-const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Serves until the supervisor is gone.
 ///
@@ -108,7 +104,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     tells.abort();
     process.tasks.stop_all();
     let stopped = async { while process.tasks.ended().await.is_some() {} };
-    let _ = tokio::time::timeout(QUIT_TIMEOUT, stopped).await;
+    let _ = tokio::time::timeout(PROCESS_QUIT, stopped).await;
     // The memory of a disk in memory is unmapped here, which may take long.
     let gone = (std::mem::take(&mut process.devices), std::mem::take(&mut process.xens));
     aside(move || drop(gone)).await;
@@ -212,7 +208,7 @@ impl Inside {
                     self.groups.limit(&limit, rates, group);
                     let pool = self.pool.clone();
                     let refresh =
-                        async move { pool.refresh(|of| of == device, REFRESH_TIMEOUT).await };
+                        async move { pool.refresh(|of| of == device, PROCESS_LIMIT_SEEN).await };
                     tokio::spawn(refresh);
                 }
             }

@@ -9,6 +9,7 @@
 use super::handoff::{AdoptedSession, DeviceHandoff, HandoffMessage};
 use super::message::{Command, JournalEntry};
 use super::outgoing::MessageFd;
+use crate::times::PROCESS_BRIEF;
 use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
 use manyring_transport::vhost_user::{ENTRY_FDS_MAX, entries_max};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -28,8 +29,8 @@ const ANSWERING_MAX: usize = 256;
 /// Most front-ends of a device: one is served, some wait in the device process, and some have left
 /// while their end is not reported yet. Another one waits.
 const CLIENTS_MAX: usize = 64;
-/// How many device processes in a row may die, each within [`BRIEF`](super::BRIEF), before their
-/// front-end is released.
+/// How many device processes in a row may die, each within [`PROCESS_BRIEF`](PROCESS_BRIEF), before
+/// their front-end is released.
 const BRIEF_LIVES_MAX: u32 = 8;
 
 /// The number of the next front-end, of any device.
@@ -248,7 +249,7 @@ impl JournalStore {
     pub(super) fn orphan(&self) {
         let mut kept = self.lock();
         kept.clients.retain(|_, client| {
-            let is_brief = client.handed_at.elapsed() < super::BRIEF;
+            let is_brief = client.handed_at.elapsed() < PROCESS_BRIEF;
             client.brief_lives = if is_brief { client.brief_lives + 1 } else { 0 };
             let problem = match () {
                 () if client.is_lost => "too few open files are allowed (ulimit -n) to keep it",

@@ -60,6 +60,7 @@ mod turns;
 mod xen_front;
 mod xen_line;
 
+use crate::times::{PROCESS_BRIEF, PROCESS_COUNT, PROCESS_SHOWN, START_BACKOFF, START_BACKOFF_MAX};
 pub(crate) use begin::start_next;
 pub(crate) use channel::watched;
 pub(crate) use front::serve;
@@ -91,17 +92,6 @@ use std::time::Duration;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-
-/// Shortest time between two starts of a device process, for one that dies at once.
-const START_BACKOFF: Duration = Duration::from_millis(200);
-/// Longest back-off before a device process is started whose predecessors died within [`BRIEF`].
-const START_BACKOFF_MAX: Duration = Duration::from_secs(5);
-/// A device process that dies within this time may have died of its commands.
-const BRIEF: Duration = Duration::from_secs(2);
-/// How long the API shows the ended device process of a Xen guest, at least.
-const GONE: Duration = Duration::from_secs(60);
-/// Longest wait of a reader of counters for the device processes.
-const COUNT_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The device processes of a supervisor, by their domains. Clones share them.
 #[derive(Clone, Debug)]
@@ -333,7 +323,7 @@ impl Processes {
             .into_iter()
             .map(|process| async move { process.end_yielding("the daemon is stopping").await })
             .collect();
-        let _ = tokio::time::timeout(COUNT_TIMEOUT, all.join_all()).await;
+        let _ = tokio::time::timeout(PROCESS_COUNT, all.join_all()).await;
     }
 
     /// Waits for a future, until another supervisor takes over.
@@ -399,7 +389,7 @@ impl Processes {
                 self.unless_paused(process.members().janitor.idle()).await;
                 members = Some(process.members().clone());
                 if !process.has_yielded() {
-                    if started.elapsed() < BRIEF {
+                    if started.elapsed() < PROCESS_BRIEF {
                         pause = (paused * 2).min(START_BACKOFF_MAX);
                     }
                     self.unless_paused(tokio::time::sleep_until(started + paused)).await;
@@ -421,7 +411,8 @@ impl Processes {
             let (started, starts) = (Instant::now(), starts + 1);
             // Each boot of a guest is a domain with a new number: forget the old ones.
             kept.retain(|name, kept| {
-                let is_over = kept.process.state() == State::Ended && kept.started.elapsed() > GONE;
+                let is_over =
+                    kept.process.state() == State::Ended && kept.started.elapsed() > PROCESS_SHOWN;
                 !(is_xen(name) && is_over)
             });
             kept.insert(domain.to_owned(), Serving { process, started, starts, pause });
@@ -432,7 +423,7 @@ impl Processes {
     /// as unresponsive, and its devices with their last counters.
     pub(crate) async fn count(&self) {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
-        let until = Instant::now() + COUNT_TIMEOUT;
+        let until = Instant::now() + PROCESS_COUNT;
         let asked: Vec<_> =
             processes.into_iter().filter_map(|process| Some((process.ask()?, process))).collect();
         for (question, process) in asked {

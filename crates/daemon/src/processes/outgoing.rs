@@ -2,7 +2,7 @@
 
 use super::channel::Channel;
 use super::message::Command;
-use super::question::TIMEOUT;
+use crate::times::PROCESS_ANSWER;
 use manyring_engine::{ForeignFd, aside};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
@@ -44,7 +44,7 @@ pub(super) async fn send(
     bytes: Vec<u8>,
     fds: Vec<MessageFd>,
 ) -> Result<(), String> {
-    match timeout(TIMEOUT, channel.send(&bytes, &fds)).await {
+    match timeout(PROCESS_ANSWER, channel.send(&bytes, &fds)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => return Err(format!("sending a command failed: {error}")),
         Err(_) => return Err("sending a command timed out".to_owned()),

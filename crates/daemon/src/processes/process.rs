@@ -10,11 +10,12 @@ use super::counts::Counts;
 use super::journal_store::{Handing, JournalStore};
 use super::message::{self, Command, Report};
 use super::outgoing::{MessageFd, OutgoingMessage, Sending, send, sent};
-use super::question::{Granted, Messages, Question, TIMEOUT};
+use super::question::{Granted, Messages, Question};
 use super::state::State;
 use super::threads::Threads;
 use super::turns;
 use crate::model::snapshot::Workers;
+use crate::times::{PROCESS_ANSWER, PROCESS_END, PROCESS_IDLE};
 use lost::Lost;
 use manyring_engine::aside;
 use quiesce::Quiescing;
@@ -25,7 +26,6 @@ use std::ffi::OsString;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -33,12 +33,8 @@ use tokio::time::{Instant, interval_at, sleep, timeout};
 
 /// Most commands that wait while the process does not read.
 const ORDERS_MAX: usize = 64;
-/// A process ends when none of its devices has had a front-end for this long.
-const IDLE: Duration = Duration::from_secs(60);
 /// Most reports that are read of a process that has ended: more than a socket holds.
 const LAST_MESSAGES_MAX: usize = 4096;
-/// How long the kernel may take to end a killed process before that is logged.
-const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One process.
 #[derive(Debug)]
@@ -232,7 +228,7 @@ impl DeviceProcess {
             self.tell_in_turn(command, Vec::new()).await;
             let _ = is_removed.await;
         };
-        if timeout(TIMEOUT, stops).await.is_err() {
+        if timeout(PROCESS_ANSWER, stops).await.is_err() {
             self.evict("stopping a device timed out").await;
         }
         self.lost.add(device);
@@ -366,7 +362,7 @@ impl DeviceProcess {
         let reason = self.attend(&channel, &pidfd, orders).await;
         self.end(&reason);
         let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-        if timeout(END_TIMEOUT, pidfd.readable()).await.is_err() {
+        if timeout(PROCESS_END, pidfd.readable()).await.is_err() {
             let (process, pid) = (&self.name, child.id());
             tracing::error!(
                 process,
@@ -421,9 +417,9 @@ impl DeviceProcess {
         pidfd: &AsyncFd<OwnedFd>,
         orders: &mut mpsc::Receiver<OutgoingMessage>,
     ) -> String {
-        let begun = sleep(TIMEOUT);
+        let begun = sleep(PROCESS_ANSWER);
         tokio::pin!(begun);
-        let mut idle = interval_at(Instant::now() + IDLE, IDLE);
+        let mut idle = interval_at(Instant::now() + PROCESS_IDLE, PROCESS_IDLE);
         let (mut sessions, mut state) = (0, self.state.subscribe());
         let (mut question, mut messages) = (Question::default(), Messages::new());
         let mut sending: Option<Sending<'_>> = None;

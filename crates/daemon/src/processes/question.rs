@@ -2,25 +2,19 @@
 //! it sends.
 
 use super::message::{Command, Report};
-use std::time::Duration;
+use crate::times::{CREDIT_INTERVAL, PROCESS_ANSWER, REPORTS_WINDOW};
 use tokio::time::{Instant, sleep_until};
 
-/// How long a device process may leave commands unread or questions unanswered, and how long it may
-/// take to start.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(10);
-/// Most reports of a device process in a [`WINDOW`], beside those at the beginning of its sessions.
-/// After that many, the supervisor reads the next one when the window is over. Nearly all reports
-/// are short: a long one counts as several.
+/// Most reports of a device process in a [`REPORTS_WINDOW`], beside those at the beginning of its
+/// sessions. After that many, the supervisor reads the next one when the window is over. Nearly all
+/// reports are short: a long one counts as several.
 const MESSAGES_MAX: usize = 1024;
 /// Most reports of beginning sessions that may be unread, and are read at once: a second of the
 /// supervisor's time, in turns with other work. A compromised device process may have saved them
 /// up.
 const CREDIT_MAX: usize = 1 << 16;
-/// The sessions of a device get credit once in this time, however often its front-end connects.
-const CREDIT_INTERVAL: Duration = Duration::from_secs(1);
 /// Bytes after which a report counts as one more.
 const LONG: usize = 1024;
-const WINDOW: Duration = Duration::from_millis(320);
 
 /// The questions that a device process has not answered yet.
 #[derive(Debug, Default)]
@@ -56,7 +50,7 @@ impl Question {
     /// Returns when half of the time for an answer has passed.
     pub(super) async fn max_wait(&self) {
         if let Some((_, since)) = self.asked {
-            sleep_until(since + TIMEOUT / 2).await;
+            sleep_until(since + PROCESS_ANSWER / 2).await;
         }
     }
 
@@ -116,12 +110,12 @@ impl Messages {
             self.credit -= weight;
             return;
         }
-        if self.began.elapsed() > WINDOW {
+        if self.began.elapsed() > REPORTS_WINDOW {
             (self.began, self.count) = (Instant::now(), 0);
         }
         self.count += weight;
         if self.count > MESSAGES_MAX {
-            sleep_until(self.began + WINDOW).await;
+            sleep_until(self.began + REPORTS_WINDOW).await;
         }
     }
 }

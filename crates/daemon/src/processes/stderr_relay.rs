@@ -7,6 +7,7 @@
 //! predecessor left. The supervisor closes the pipe when the process ends, since the process may
 //! have handed its end to another one.
 
+use crate::times::LAST_LINES;
 use manyring_engine::Rate;
 use std::process::ChildStderr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,8 +24,6 @@ const PER_SECOND: u32 = 32 << 10;
 const LINE_MAX: usize = 4096;
 /// Most bytes that the supervisor adds to a line, besides the process's name.
 const NAMED: usize = 64;
-/// Longest wait for the last lines of a device process.
-const LINES_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// The rate at which the device processes of a domain may log, over all their starts.
 #[derive(Debug)]
@@ -80,7 +79,7 @@ impl Following {
     /// The process has ended: relays its last lines, and closes the pipe, whoever else has the
     /// other end.
     pub(super) async fn end(mut self) {
-        if timeout(LINES_TIMEOUT, &mut self.0).await.is_err() {
+        if timeout(LAST_LINES, &mut self.0).await.is_err() {
             self.0.abort();
             let _ = self.0.await;
         }

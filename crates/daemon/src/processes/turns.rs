@@ -17,16 +17,15 @@
 //! a front-end that connects again and again would have credit for each message.
 
 use super::question::weight;
+use crate::times::UPDATE_EACH;
 use manyring_engine::Rate;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
 /// Updates that pass the queue at once, and the time after which one more does. In each window of
 /// the supervisor this is less than it reads, by the number of other reports of a device process.
 const AT_ONCE: u32 = 256;
-const EACH: Duration = Duration::from_micros(500);
 
 /// How many updates of a session pass before it has to queue. A front-end that sets up its device
 /// sends seven messages for each queue, and the device process makes three updates for each
@@ -45,7 +44,7 @@ pub(super) struct Credit(AtomicUsize);
 
 impl Default for Turns {
     fn default() -> Self {
-        Self(Mutex::new(Rate::of(AT_ONCE, EACH, Instant::now())))
+        Self(Mutex::new(Rate::of(AT_ONCE, UPDATE_EACH, Instant::now())))
     }
 }
 
@@ -74,7 +73,7 @@ impl Turns {
         // The lock is fair: waiters get it in the order in which they came.
         let mut line = self.0.lock().await;
         sleep_until(line.due()).await;
-        line.charge(EACH * u32::try_from(cost).unwrap_or(u32::MAX), Instant::now());
+        line.charge(UPDATE_EACH * u32::try_from(cost).unwrap_or(u32::MAX), Instant::now());
     }
 }
 

@@ -14,11 +14,11 @@ use super::handoff::{HandoffMessage, Locked};
 use super::journal_store::JournalStore;
 use super::message::{Command, XenFrontEnd, XenRing};
 use super::process::{DeviceProcess, Unresponsive};
-use super::question::TIMEOUT;
 use super::request_server::{RequestServer, handed};
 use super::xen_line::{Stage, XenLine};
 use crate::assemble::{Blk, Kind, Part};
 use crate::protocol::spec::XenBlkSpec;
+use crate::times::PROCESS_ANSWER;
 use manyring_backend::blk::Ending;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
@@ -208,7 +208,7 @@ impl XenFront {
                 () = process.ended() => {}
             }
         };
-        if timeout(TIMEOUT, left).await.is_err() {
+        if timeout(PROCESS_ANSWER, left).await.is_err() {
             process.evict("stopping a ring timed out").await;
         }
     }
@@ -232,7 +232,7 @@ impl XenFront {
             if process.serves() && process.devices().is_empty() {
                 process.end_yielding("its last disk was removed").await;
             }
-            if process.serves() && timeout(TIMEOUT, self.release()).await.is_err() {
+            if process.serves() && timeout(PROCESS_ANSWER, self.release()).await.is_err() {
                 // The device process reported that it stopped the disk, but keeps the image.
                 process.evict("it does not release an image").await;
             }
@@ -342,7 +342,7 @@ impl XenMeasures {
         };
         if command.is_ok() {
             tokio::select! {
-                _ = timeout(TIMEOUT, knows) => {}
+                _ = timeout(PROCESS_ANSWER, knows) => {}
                 () = process.ended() => {}
             }
         }

@@ -1,5 +1,6 @@
 //! The socket of the service manager, and the thread that sends to it.
 
+use crate::times::NOTIFY_LAST;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::net::{SocketAddrUnix, SocketFlags, SocketType, sendmsg, socket_with};
@@ -8,13 +9,9 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
 
 /// Messages that wait for a manager that does not read: one for each of very many devices.
 const MESSAGES_MAX: usize = 16384;
-
-/// Longest wait for a manager that does not read, at the end of the process.
-const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A message, the descriptor that goes with it, and who waits until it is sent.
 type Message = (String, Option<OwnedFd>, Option<SyncSender<()>>);
@@ -63,10 +60,11 @@ impl Manager {
         }
     }
 
-    /// Sends a message as [`Self::tell`] does, and waits until it is sent, at most [`TIMEOUT`].
+    /// Sends a message as [`Self::tell`] does, and waits until it is sent, at most [`NOTIFY_LAST`].
     pub(super) fn tell_at_once(&self, text: String) {
         let (sent, is_sent) = sync_channel(1);
-        let _ = self.0.try_send((text, None, Some(sent))).map(|()| is_sent.recv_timeout(TIMEOUT));
+        let _ =
+            self.0.try_send((text, None, Some(sent))).map(|()| is_sent.recv_timeout(NOTIFY_LAST));
     }
 }
 

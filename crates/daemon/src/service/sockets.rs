@@ -7,6 +7,7 @@
 //! (`FileDescriptorName=`), or whose path it is bound to; its path is the manager's to remove.
 
 use super::{Service, identity};
+use crate::times::SOCKETS_REMOVE;
 use manyring_engine::{aside, aside_for};
 use manyring_transport::vhost_user::{ListenError, Listener, SocketPermissions, remove_name};
 use rustix::fd::{AsFd, OwnedFd};
@@ -16,11 +17,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::Duration;
-
-/// How long the names of sockets that nobody serves may take to be removed before this process
-/// serves without that.
-const REMOVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The number of the first socket (sd_listen_fds(3)).
 const FIRST: i32 = 3;
@@ -256,7 +252,7 @@ impl Service {
             rustix::fs::open(path, flags, Mode::empty()).ok()
         };
         let files = aside(move || paths.into_iter().map(|path| open(path?)).collect::<Vec<_>>());
-        let files = tokio::time::timeout(REMOVE_TIMEOUT, files).await.ok().flatten();
+        let files = tokio::time::timeout(SOCKETS_REMOVE, files).await.ok().flatten();
         let files = files.unwrap_or_default().into_iter().chain(std::iter::repeat_with(|| None));
         let left = |((name, socket, _), file)| HandedSocket { name, socket, file };
         Ok(copies.into_iter().zip(files).map(left).collect())
@@ -313,7 +309,7 @@ impl Service {
                 }
             }
         });
-        if tokio::time::timeout(REMOVE_TIMEOUT, removed).await.is_err() {
+        if tokio::time::timeout(SOCKETS_REMOVE, removed).await.is_err() {
             tracing::warn!("unlinking sockets timed out; continuing without it");
         }
     }

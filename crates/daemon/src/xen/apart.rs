@@ -10,19 +10,17 @@ use crate::assemble::xen::{failed, refused};
 use crate::processes::message::{XenFrontEnd, XenRing};
 use crate::processes::{XenFront, XenLent, XenLentRing, XenRefusal, XenServed};
 use crate::protocol::spec::XenBlkSpec;
+use crate::times::XEN_PROCESS_RETRY;
 use manyring_device::blk::blkif::Abi;
 use manyring_engine::aside;
 use manyring_transport::xenbus::state::Config;
 use manyring_transport::xenbus::{Channel, Command, DeviceId, HostError, SimulatedXen};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 /// Device processes that may end one after the other before they have served a front-end that
 /// connects.
 const LIVES_MAX: u32 = 8;
-/// Pause before the next one is asked.
-const LOST_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// A disk that is open here and served there.
 #[derive(Debug)]
@@ -107,7 +105,7 @@ impl Apart {
                 }
                 XenRefusal::Lost(_) => {
                     (config.takeover, config.inherited) = (true, true);
-                    ends_within(stop, LOST_RETRY_DELAY).await;
+                    ends_within(stop, XEN_PROCESS_RETRY).await;
                 }
             }
         }

@@ -14,19 +14,13 @@
 use super::memory::{Bytes, Memory};
 use super::{Disks, Shared, XenDisks, disk_name};
 use crate::processes::{HandoffMessage, HandoffRequest, OfXen, XenBytes, XenEndings};
+use crate::times::{XEN_HAND_OFF, XEN_QUIESCE};
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-
-/// How long the disks may take to stop, before the device processes of those that have not are
-/// killed. Other guests pause as long.
-const TIMEOUT: Duration = Duration::from_millis(800);
-/// How long the tasks of their disks may take then.
-const REST: Duration = Duration::from_millis(400);
 
 impl XenDisks {
     /// Leaves disks that were told to be left; returns when they are to be served here again.
@@ -44,9 +38,9 @@ impl XenDisks {
         &self,
         disks: &mut Disks,
     ) -> Result<Vec<(HandoffMessage, Vec<OwnedFd>)>, String> {
-        if timeout(TIMEOUT, disks.all_ended()).await.is_err() {
+        if timeout(XEN_QUIESCE, disks.all_ended()).await.is_err() {
             self.end_processes_of(disks).await?;
-            let _ = timeout(REST, disks.all_ended()).await;
+            let _ = timeout(XEN_HAND_OFF, disks.all_ended()).await;
             if let Some(id) = disks.running.keys().find(|id| self.shared.is_in_memory(id)) {
                 return Err(format!("stopping the disk {id} in memory timed out"));
             }

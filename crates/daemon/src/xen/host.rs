@@ -12,6 +12,7 @@ use crate::assemble::{Blk, Kind, Part, options};
 use crate::config::plan::DiskPlan;
 use crate::processes::XenMeasures;
 use crate::protocol::spec::XenBlkSpec;
+use crate::times::{XEN_FILE, XEN_FILE_RETRY};
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_device::Later;
 use manyring_device::blk::blkif::XenBlkDevice;
@@ -22,16 +23,10 @@ use manyring_transport::xenbus::{
     Assignment, Channel, Command, DeviceId, Disk as DiskNodes, Host, HostError, Offer,
 };
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-/// How long a file is waited for that another process or disk has: a guest that restarts has its
-/// new disk before the old one is gone.
-const FILE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause before it is tried again.
-const FILE_RETRY: Duration = Duration::from_millis(100);
 /// Faults that wait to be told: the first one ends the connection.
 const EVENTS_MAX: usize = 16;
 
@@ -116,7 +111,7 @@ impl XenHost {
         let plan = self.shared.plan.disk(&assignment.params).map_err(HostError::new)?;
         let io_uring = self.shared.io_uring;
         let how = (!assignment.writable, self.shared.plan.logical_block_size);
-        let deadline = Instant::now() + FILE_TIMEOUT;
+        let deadline = Instant::now() + XEN_FILE;
         let mut stop = self.stop.clone();
         loop {
             let (plan, name) = (plan.clone(), self.name());
@@ -141,7 +136,7 @@ impl XenHost {
                     if Instant::now() < deadline && !*stop.borrow() =>
                 {
                     let stopped = stop.wait_for(|stop| *stop);
-                    let _ = tokio::time::timeout(FILE_RETRY, stopped).await;
+                    let _ = tokio::time::timeout(XEN_FILE_RETRY, stopped).await;
                 }
                 Some(Err(error)) => return Err(HostError::new(format!("params: {error}"))),
             }
@@ -366,7 +361,7 @@ mod tests {
 
     impl Drop for Slow {
         fn drop(&mut self) {
-            let _ = self.0.recv_timeout(FILE_TIMEOUT);
+            let _ = self.0.recv_timeout(XEN_FILE);
         }
     }
 
@@ -376,7 +371,7 @@ mod tests {
         runtime.block_on(async {
             let (written, is_written) = channel();
             let mut closing = close_aside(Slow(is_written));
-            let early = tokio::time::timeout(FILE_RETRY, &mut closing).await;
+            let early = tokio::time::timeout(XEN_FILE_RETRY, &mut closing).await;
             assert!(early.is_err(), "it is not closed yet");
             written.send(()).unwrap();
             closing.await.unwrap();

@@ -3,6 +3,7 @@
 
 use crate::config::plan::XenPlan;
 use crate::processes::message::XenSeat;
+use crate::times::{XEN_BIND, XEN_BIND_RETRY};
 use manyring_engine::{Call, DoorbellError, Kick};
 use manyring_memory::{EventPort, GrantDevice, GrantError, GrantMapper};
 use manyring_transport::xenbus::{Channel, Lent, Seat, SimulatedXen};
@@ -10,11 +11,6 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How long binding an event channel is retried: a process that was just killed may still hold it.
-const BIND_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time between two tries to bind an event channel.
-const BIND_RETRY: Duration = Duration::from_millis(20);
 
 /// Why the hypervisor's interfaces cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -191,12 +187,12 @@ impl Lender {
 
 /// Binds, and tries again for a while if another process may still have the port.
 fn patiently<T>(inherited: bool, bind: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-    let mut left = if inherited { BIND_TIMEOUT } else { Duration::ZERO };
+    let mut left = if inherited { XEN_BIND } else { Duration::ZERO };
     loop {
         match bind() {
             Err(Errno::INVAL) if !left.is_zero() => {
-                std::thread::sleep(BIND_RETRY);
-                left = left.saturating_sub(BIND_RETRY);
+                std::thread::sleep(XEN_BIND_RETRY);
+                left = left.saturating_sub(XEN_BIND_RETRY);
             }
             result => return result,
         }

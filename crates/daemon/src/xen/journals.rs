@@ -14,21 +14,17 @@
 use super::Shared;
 use super::state_dir::{Fate, Held, StateDir};
 use crate::processes::{XenHolder, watched};
+use crate::times::{XEN_JOURNALS_LOOK, XEN_JOURNALS_MIN};
 use manyring_engine::aside;
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::OwnedFd;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-/// Longest time between two looks.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Pause between two looks at the journals: who writes to them over and over has no more of them.
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// Bytes of events of the folder of journals that are read at once.
 const EVENTS_BYTES: usize = 4096;
 
@@ -138,7 +134,7 @@ pub(super) async fn watch(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
     let writes = aside(move || looking.state_dir.writes()).await.flatten();
     let writes = writes.and_then(|fd| watched(fd, Interest::READABLE).ok());
     loop {
-        let _ = timeout(LOOK_EVERY, written(writes.as_ref())).await;
+        let _ = timeout(XEN_JOURNALS_LOOK, written(writes.as_ref())).await;
         if !shared.journals.is_empty() {
             let looking = shared.clone();
             let looked = aside(move || looking.journals.look(&looking.state_dir)).await;
@@ -150,7 +146,7 @@ pub(super) async fn watch(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
                 }
             }
         }
-        sleep(LOOK_INTERVAL).await;
+        sleep(XEN_JOURNALS_MIN).await;
     }
 }
 

@@ -9,6 +9,7 @@
 //! kinds have their files in the same folder. Two that serve the same disks would take each other's
 //! rings over, so a process that cannot have the locks of its kinds ends at once.
 
+use crate::times::{XEN_LOCKS, XEN_LOCKS_RETRY};
 use manyring_transport::xenbus::DeviceId;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{
@@ -19,12 +20,7 @@ use rustix::io::{Errno, pread, pwrite};
 use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-/// How long the locks are waited for of a process that is just ending.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause before they are tried again.
-const LOCK_RETRY: Duration = Duration::from_millis(50);
 /// Mode bits that the folder may not have: write permission for its group and for others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// The sticky bit: in a parent folder that has it, only the owner of a file may rename it.
@@ -406,7 +402,7 @@ fn hold(
         sign(&lock);
         return Ok(lock);
     }
-    let mut max_wait = LOCK_TIMEOUT;
+    let mut max_wait = XEN_LOCKS;
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
@@ -420,8 +416,8 @@ fn hold(
                 return Err(StateDirError::InUse { kind: kind.to_owned(), path, holder });
             }
             Err(Errno::WOULDBLOCK) => {
-                std::thread::sleep(LOCK_RETRY);
-                max_wait = max_wait.saturating_sub(LOCK_RETRY);
+                std::thread::sleep(XEN_LOCKS_RETRY);
+                max_wait = max_wait.saturating_sub(XEN_LOCKS_RETRY);
             }
             Err(errno) => return Err(StateDirError::File { path, errno }),
         }

@@ -5,14 +5,11 @@ use crate::processes::handoff::HandoffRequest;
 use crate::processes::handoff::{DeviceHandoff, HandoffMessage};
 use crate::processes::outgoing::MessageFd;
 use crate::processes::request_server::left_of;
+use crate::times::HAND_OFF_DISK;
 use manyring_backend::blk::Ending;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
-use std::time::Duration;
 use tokio::time::timeout;
-
-/// Longest wait for the supervisor's own part of a disk to end, after its device process has.
-const QUIESCE_TIMEOUT: Duration = Duration::from_millis(300);
 
 impl Front<'_> {
     /// Hands the device to another supervisor; its device process ends first. If that supervisor
@@ -42,7 +39,7 @@ impl Front<'_> {
             self.attended().await;
             return Ok(None);
         }
-        if timeout(QUIESCE_TIMEOUT, self.attended()).await.is_ok() {
+        if timeout(HAND_OFF_DISK, self.attended()).await.is_ok() {
             return Ok(None);
         }
         let Some(marks) = self.marks.upgrade() else {
@@ -50,7 +47,7 @@ impl Front<'_> {
             self.attended().await;
             return Ok(None);
         };
-        let ended = timeout(QUIESCE_TIMEOUT, aside(move || marks.end())).await;
+        let ended = timeout(HAND_OFF_DISK, aside(move || marks.end())).await;
         ended
             .ok()
             .flatten()

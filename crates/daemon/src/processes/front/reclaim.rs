@@ -1,20 +1,17 @@
 //! Takes a device back from its device process: for the device process of another domain, or
 //! because the device goes.
 
-use super::{Front, RETRY, gone};
+use super::{Front, gone};
 use crate::assemble::Kind;
 use crate::processes::journal_store::JournalStore;
 use crate::processes::process::DeviceProcess;
-use crate::processes::question;
+use crate::times::{FRONT_RETRY, PROCESS_ANSWER, RECLAIM};
 use manyring_backend::blk::{Ending, Image};
 use manyring_engine::aside;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
-
-/// How long requests may outlast their device process before that is logged.
-const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often the supervisor looks for front-ends whose journals keep an image open that is to be
 /// released.
@@ -46,7 +43,7 @@ pub(in crate::processes) async fn release(
             Some(Err(errno)) => return Err(errno.to_string()),
             None => return Err("internal error".to_owned()),
         }
-        if began.elapsed() > TIMEOUT && !std::mem::replace(&mut is_told, true) {
+        if began.elapsed() > RECLAIM && !std::mem::replace(&mut is_told, true) {
             let problem = match elsewhere {
                 true => "image is locked by another process; waiting",
                 false => "requests of a former device process are still in flight; waiting",
@@ -55,7 +52,7 @@ pub(in crate::processes) async fn release(
             let holder = aside(move || disk.image().and_then(Image::other_holder)).await.flatten();
             tracing::warn!(device, process, holder, "{problem}");
         }
-        sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), RETRY)).await;
+        sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), FRONT_RETRY)).await;
     }
 }
 
@@ -144,7 +141,7 @@ impl Front<'_> {
         }
         self.reclaim().await;
         if let Some(process) = process
-            && timeout(TIMEOUT, self.release(true)).await.is_err()
+            && timeout(RECLAIM, self.release(true)).await.is_err()
         {
             self.forget_journals(&process, &journals).await;
         }
@@ -201,10 +198,10 @@ impl Front<'_> {
         self.journals.forget_all();
         let last = process.as_deref();
         if let Some(process) = last
-            && timeout(TIMEOUT, self.release_at_end(true, last)).await.is_err()
+            && timeout(RECLAIM, self.release_at_end(true, last)).await.is_err()
         {
             self.forget_journals(process, &journals).await;
-            let lets_go = timeout(question::TIMEOUT, self.release_at_end(true, last));
+            let lets_go = timeout(PROCESS_ANSWER, self.release_at_end(true, last));
             if process.serves() && lets_go.await.is_err() {
                 // The device process reported that it stopped the disk, but keeps the image.
                 process.evict("it does not release an image").await;

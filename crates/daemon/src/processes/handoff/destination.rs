@@ -1,13 +1,14 @@
 //! The next supervisor takes everything over from the running one.
 
 use super::predecessor::{
-    ANEW, Before, END_TIMEOUT, End, STOPPED, TOO_SLOW, has_no_name, is_deserted, unless_it_goes_on,
+    ANEW, Before, End, STOPPED, TOO_SLOW, has_no_name, is_deserted, unless_it_goes_on,
 };
 use super::protocol::{AdoptedSession, HandoffMessage, LingeringIo, Locked};
-use super::{OPEN_TIMEOUT, OfXen, Reply, XenBytes};
+use super::{OfXen, Reply, XenBytes};
 use crate::processes::channel::{Came, Channel, NO_FDS, watched};
 use crate::processes::{begin, message};
 use crate::service::HandedSocket;
+use crate::times::{HANDOFF_END, HANDOFF_OPEN};
 use manyring_engine::{Janitor, aside};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -57,7 +58,7 @@ impl Handoff {
         let body = serde_json::json!({ "socket": at }).to_string();
         let mut refused = tokio::spawn(async move {
             let post = (hyper::Method::POST, "/v1/takeover");
-            let max_wait = END_TIMEOUT + OPEN_TIMEOUT;
+            let max_wait = HANDOFF_END + HANDOFF_OPEN;
             crate::client::change::<serde_json::Value>(&asked, post, body, max_wait).await
         });
         let accepted = tokio::select! {
@@ -106,7 +107,7 @@ impl Handoff {
         let handoff = self;
         let mut kept = Vec::new();
         loop {
-            let came = timeout(END_TIMEOUT + OPEN_TIMEOUT, before.channel.receive()).await;
+            let came = timeout(HANDOFF_END + HANDOFF_OPEN, before.channel.receive()).await;
             let came = came
                 .map_err(|_| Some("timed out; the running daemon hands nothing over".to_owned()))?;
             let came: Option<Came> = came.map_err(|error| Some(error.to_string()))?;
@@ -165,7 +166,7 @@ impl Handoff {
         let was_told = before.channel.send(&bytes, NO_FDS).await.is_ok();
         let ended = before.end(was_told);
         tokio::pin!(ended);
-        let ended = match timeout(END_TIMEOUT, &mut ended).await {
+        let ended = match timeout(HANDOFF_END, &mut ended).await {
             Ok(ended) => ended,
             Err(_) => {
                 tracing::warn!("--takeover: waiting for the running daemon to end");
@@ -279,7 +280,7 @@ mod tests {
     fn a_supervisor_that_is_slow_to_end_is_waited_for_and_one_that_has_died_is_not_believed() {
         with_channels(|next, runs| async move {
             let accepted = tokio::spawn(Handoff::accept(Some(Before::new(next, getpid()))));
-            tokio::time::sleep(END_TIMEOUT * 5 / 4).await;
+            tokio::time::sleep(HANDOFF_END * 5 / 4).await;
             // It reads the message that would end it.
             assert!(runs.receive_buffered().is_some() && !runs.is_alone());
             runs.finish();

@@ -31,10 +31,7 @@ pub(crate) use source::{HandoffRequest, Shown};
 
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
 
-/// Longest wait until the next supervisor has opened everything in its plan.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(15);
 /// The answer of the next supervisor to the running one.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]

@@ -12,6 +12,7 @@
 //! sessions live in descriptors of this process.
 
 use crate::processes::channel::{Channel, watched};
+use crate::times::{HANDOFF_END, HANDOFF_LOOK};
 use manyring_engine::aside;
 use manyring_transport::vhost_user::check_path;
 use rustix::fd::OwnedFd;
@@ -20,16 +21,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{sleep, timeout};
-
-/// Longest wait until the device processes have quiesced or ended. A process that the kernel does
-/// not end in that time is handed to the next supervisor, with the front-ends that wait for it.
-pub(super) const END_TIMEOUT: Duration = Duration::from_secs(3);
-/// Delay before the control socket is looked at again.
-const RETRY: Duration = Duration::from_millis(20);
 
 /// The supervisor that waits at the other end of a channel.
 #[derive(Debug)]
@@ -91,7 +85,7 @@ impl Before {
             Process::Gone => return true,
             Process::Unknown => return false,
         };
-        timeout(END_TIMEOUT, process.readable()).await.is_ok_and(|ended| ended.is_ok())
+        timeout(HANDOFF_END, process.readable()).await.is_ok_and(|ended| ended.is_ok())
     }
 }
 
@@ -151,11 +145,11 @@ pub(super) async fn is_deserted<F: Future<Output = bool>>(
             match checked {
                 Some(Ok(())) => return true,
                 _ if answers().await => return false,
-                _ => sleep(RETRY).await,
+                _ => sleep(HANDOFF_LOOK).await,
             }
         }
     };
-    timeout(END_TIMEOUT, looks).await.unwrap_or(false)
+    timeout(HANDOFF_END, looks).await.unwrap_or(false)
 }
 
 #[cfg(test)]
@@ -182,7 +176,7 @@ mod tests {
         let (mut before, is_last) = (Some(before), AtomicBool::new(false));
         // Opening takes longer than the predecessor takes to end.
         let opens = async {
-            sleep(END_TIMEOUT * 2).await;
+            sleep(HANDOFF_END * 2).await;
             7
         };
         let opened = unless_it_goes_on(&mut before, &is_last, opens).await;

@@ -1,24 +1,20 @@
 //! The running supervisor hands everything over to the next one.
 
-use super::predecessor::END_TIMEOUT;
+use super::Reply;
 use super::protocol::{DeviceHandoff, HandoffMessage};
-use super::{OPEN_TIMEOUT, Reply};
 use crate::processes::channel::{Channel, NO_FDS};
 use crate::processes::{Asked, Processes, Xen, begin, message};
 use crate::service::{HandedSocket, Service};
+use crate::times::{HANDOFF_END, HANDOFF_LAST, HANDOFF_OPEN};
 use manyring_engine::{Janitor, aside};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
-
-/// Longest wait for room in the socket for a last message.
-const TELL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The devices of the running supervisor, by name.
 #[derive(Debug)]
@@ -104,7 +100,7 @@ impl Processes {
         if self.is_paused() {
             return Err(refused("another takeover is under way"));
         }
-        let Ok(_alone) = timeout(END_TIMEOUT, self.changes.write()).await else {
+        let Ok(_alone) = timeout(HANDOFF_END, self.changes.write()).await else {
             return Err(refused("a change is under way"));
         };
         self.pauses.send_replace(true);
@@ -134,7 +130,7 @@ impl Processes {
     pub(crate) async fn tell_successor(&self) {
         let Some(channel) = self.successor().take() else { return };
         if let Ok(bytes) = message::emit(&HandoffMessage::GoesOn {}) {
-            let _ = timeout(TELL_TIMEOUT, channel.send(&bytes, NO_FDS)).await;
+            let _ = timeout(HANDOFF_LAST, channel.send(&bytes, NO_FDS)).await;
         }
     }
 
@@ -185,7 +181,7 @@ impl Processes {
         let mut all: DeviceHandoff = sockets.into_iter().map(socket).collect();
         all.extend(waits.into_iter().map(|device| (HandoffMessage::Waits { device }, Vec::new())));
         all.extend(self.unclaimed_io().map_err(|error| error.to_string())?);
-        let gathered = timeout(END_TIMEOUT, async {
+        let gathered = timeout(HANDOFF_END, async {
             for share in shares {
                 if let Ok(share) = share.await {
                     all.extend(share?);
@@ -197,11 +193,11 @@ impl Processes {
         all.push((HandoffMessage::End {}, Vec::new()));
         for (left, fds) in all {
             let bytes = message::emit(&left).map_err(|error| error.to_string())?;
-            let sent = timeout(OPEN_TIMEOUT, channel.send(&bytes, &fds)).await;
+            let sent = timeout(HANDOFF_OPEN, channel.send(&bytes, &fds)).await;
             sent.map_err(|_| "the next process reads nothing".to_owned())?
                 .map_err(|error| error.to_string())?;
         }
-        let reply = timeout(OPEN_TIMEOUT, channel.receive()).await;
+        let reply = timeout(HANDOFF_OPEN, channel.receive()).await;
         let reply = reply.map_err(|_| "the next process timed out".to_owned())?;
         let reply = reply.map_err(|error| error.to_string())?.ok_or("the next process ended")?;
         let Reply::Taken {} = message::parse(&reply.0).map_err(|error| error.to_string())?;

@@ -5,16 +5,12 @@
 use super::DeviceProcess;
 use crate::processes::message::Command;
 use crate::processes::state::State;
+use crate::times::QUIESCE;
 use rustix::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::timeout;
-
-/// Longest wait until a device process has quiesced. After that it is killed, and its end is waited
-/// for.
-const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The state of one device process that quiesces.
 #[derive(Debug)]
@@ -84,7 +80,7 @@ impl DeviceProcess {
     }
 
     /// Quiesces the process for another supervisor that gets its devices, and then kills it.
-    /// Returns when the process has quiesced. If it does not within [`TIMEOUT`], returns when it
+    /// Returns when the process has quiesced. If it does not within [`QUIESCE`], returns when it
     /// has ended, or with a pidfd if the kernel does not end it: the other supervisor waits for
     /// that pidfd before it gives the devices to a process.
     ///
@@ -100,7 +96,7 @@ impl DeviceProcess {
             || self.tell(Command::Quiesce {}, Vec::new()).is_ok();
         let is_done = is_told
             && tokio::select! {
-                done = timeout(TIMEOUT, quiescing.done()) => done.is_ok(),
+                done = timeout(QUIESCE, quiescing.done()) => done.is_ok(),
                 () = self.ended() => false,
             };
         let (process, pid) = (self.name(), self.pid());

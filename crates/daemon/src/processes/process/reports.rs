@@ -5,9 +5,9 @@ use crate::processes::assigned::PendingRequest;
 use crate::processes::channel::Brought;
 use crate::processes::journal_store::{Change, JournalStore};
 use crate::processes::message::{PrivilegedRequest, Report};
-use crate::processes::question::TIMEOUT;
 use crate::processes::state::State;
 use crate::processes::xen_line::XenLine;
+use crate::times::PROCESS_ANSWER;
 use manyring_device::net::{Guest, NetDevice};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
@@ -128,7 +128,7 @@ impl DeviceProcess {
     pub(super) async fn closed(&self, pidfd: &AsyncFd<OwnedFd>) -> Result<(), String> {
         let mut state = self.state.subscribe();
         tokio::select! {
-            closed = timeout(TIMEOUT, self.closes()) => {
+            closed = timeout(PROCESS_ANSWER, self.closes()) => {
                 closed.map_err(|_| "closing the file descriptors that it sent timed out".to_owned())
             }
             _ = pidfd.readable() => Err("its process has ended".to_owned()),

@@ -1,0 +1,201 @@
+//! Every time of the daemon: what it bounds, and what happens when it is over. Times of a session
+//! or a queue are those of the crates that run them.
+
+use std::time::Duration;
+
+// Commands of the client, beside the five seconds for any answer.
+
+/// Answer of the daemon to a command. Over: the command fails.
+pub(crate) const CLIENT_ANSWER: Duration = Duration::from_secs(5);
+/// Delay before a daemon without a free place for clients is asked again.
+pub(crate) const CLIENT_RETRY: Duration = Duration::from_millis(50);
+/// Further time for the answer while a device is opened and closed. Over: the command fails, the
+/// change may still be carried out.
+pub(crate) const CLIENT_OPEN: Duration = Duration::from_secs(25);
+/// The same for all devices of a configuration.
+pub(crate) const CLIENT_OPEN_ALL: Duration = Duration::from_secs(115);
+/// The same for changes that open nothing.
+pub(crate) const CLIENT_AT_ONCE: Duration = Duration::ZERO;
+/// The same for a resize: ten seconds for requests in flight, and a slow host that changes a large
+/// file.
+pub(crate) const CLIENT_RESIZE: Duration = Duration::from_secs(25);
+
+// Control sockets and the API.
+
+/// The host makes a control socket at the start. Over: the start goes on, and the socket listens
+/// later.
+pub(crate) const CONTROL_LISTEN: Duration = Duration::from_secs(5);
+/// Delay before the name of a control socket that another process has is tried again.
+pub(crate) const CONTROL_LISTEN_RETRY: Duration = Duration::from_millis(200);
+/// The head of a request, and the gap between two requests. Over: the connection is closed.
+pub(crate) const HTTP_HEADER: Duration = Duration::from_secs(5);
+/// A client reads a whole answer. Over: the connection is closed.
+pub(crate) const HTTP_ANSWER: Duration = Duration::from_secs(30);
+/// The whole body of a request arrives. Over: the request is refused.
+pub(crate) const HTTP_BODY: Duration = Duration::from_secs(10);
+/// A client waits for an event. Over: it gets an empty list, and asks again.
+pub(crate) const EVENTS_WAIT: Duration = Duration::from_secs(25);
+/// A user whose refused requests were logged may have one more line.
+pub(crate) const REFUSAL_LINE_EACH: Duration = Duration::from_secs(5);
+/// Delay before a scraper, or the address, is tried again.
+pub(crate) const SCRAPE_RETRY: Duration = Duration::from_millis(200);
+
+// Devices and changes.
+
+/// All devices end with the daemon. Over: the daemon exits, the kernel kills device processes that
+/// are stuck, and image locks stay until their requests have ended.
+pub(crate) const DEVICES_END: Duration = Duration::from_secs(5);
+/// Tasks of devices end: ten seconds for a device process to stop a device, and ten to release its
+/// image. Over: that is logged, and the change goes on.
+pub(crate) const TASKS_END: Duration = Duration::from_secs(25);
+/// The descriptors of a device are closed, or the host looks at a plan. Over: the change is
+/// refused.
+pub(crate) const DEVICE_CLOSE: Duration = Duration::from_secs(10);
+/// Delay between two looks whether they are closed.
+pub(crate) const DEVICE_CLOSE_LOOK: Duration = Duration::from_millis(1);
+/// Queues see a new limit. Over: the change is answered; a queue that moves sees the limit later.
+pub(crate) const LIMIT_SEEN: Duration = Duration::from_millis(100);
+/// The host opens one device, or makes its socket, at the start. Over: the start goes on, and the
+/// device waits.
+pub(crate) const DEVICE_OPEN: Duration = Duration::from_secs(1);
+/// The same for all slow devices together.
+pub(crate) const DEVICES_OPEN: Duration = Duration::from_secs(5);
+/// The same for each device after that.
+pub(crate) const DEVICE_OPEN_MIN: Duration = Duration::from_millis(20);
+/// First and longest back-off before a device that waits is tried again.
+pub(crate) const DEVICE_BACKOFF: (Duration, Duration) =
+    (Duration::from_millis(20), Duration::from_secs(1));
+/// A killed process releases an image, tap or socket, at the start. Over: the device is shown as
+/// waiting.
+pub(crate) const DEVICE_HELD: Duration = Duration::from_millis(500);
+
+// Disks behind helpers and NBD servers.
+
+/// A server answers a request. Over: the connection counts as dead, and another one is made.
+pub(crate) const NBD_REQUEST: Duration = Duration::from_secs(30);
+/// A helper answers a command of its monitor. Over: the command fails, and the helper is replaced.
+pub(crate) const HELPER_MONITOR: Duration = Duration::from_secs(5);
+/// One of the steps in which the first start of a helper is waited for.
+pub(crate) const HELPER_START_STEP: Duration = Duration::from_millis(50);
+/// First and longest back-off before a helper is started again.
+pub(crate) const HELPER_BACKOFF: (Duration, Duration) =
+    (Duration::from_millis(10), Duration::from_secs(5));
+/// A helper that runs this long has not failed: the back-off is the first one again.
+pub(crate) const HELPER_LASTS: Duration = Duration::from_secs(10);
+/// A helper ends on SIGTERM. Over: it is killed.
+pub(crate) const HELPER_END: Duration = Duration::from_secs(5);
+/// The next helper starts during a resize. Over: the resize fails.
+pub(crate) const HELPER_NEXT: Duration = Duration::from_secs(10);
+
+// Device processes: start and end.
+
+/// Delay before the next warm process is started: a front-end that waits for its process needs the
+/// CPU time more.
+pub(crate) const WARM_DELAY: Duration = Duration::from_millis(500);
+/// Warm processes start before a takeover. Over: device processes start when they are needed.
+pub(crate) const WARM_START: Duration = Duration::from_secs(3);
+/// First back-off before a device process that died at once is started again.
+pub(crate) const START_BACKOFF: Duration = Duration::from_millis(200);
+/// Longest back-off.
+pub(crate) const START_BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// A device process that dies within this time may have died of its commands: the back-off doubles.
+pub(crate) const PROCESS_BRIEF: Duration = Duration::from_secs(2);
+/// The API shows the ended device process of a Xen guest. Over: it is forgotten.
+pub(crate) const PROCESS_SHOWN: Duration = Duration::from_secs(60);
+/// No device of a process has a front-end. Over: the process ends.
+pub(crate) const PROCESS_IDLE: Duration = Duration::from_secs(60);
+/// The kernel ends a killed process. Over: the process is shown as stuck, and its devices wait.
+pub(crate) const PROCESS_END: Duration = Duration::from_secs(1);
+/// Requests in flight end after the supervisor is gone. Over: the process exits.
+pub(crate) const PROCESS_QUIT: Duration = Duration::from_secs(2);
+/// The last lines of a process that has ended arrive. Over: they are lost.
+pub(crate) const LAST_LINES: Duration = Duration::from_millis(50);
+/// A process whose denied calls were logged may have one more line.
+pub(crate) const DENIED_LINE_EACH: Duration = Duration::from_secs(10);
+
+// Device processes: commands and reports.
+
+/// A process reads commands, answers questions, and starts. Over: it is killed.
+pub(crate) const PROCESS_ANSWER: Duration = Duration::from_secs(10);
+/// A process writes its counters for a reader. Over: it is shown as unresponsive, with its last
+/// counters.
+pub(crate) const PROCESS_COUNT: Duration = Duration::from_millis(200);
+/// Sessions of a device get credit for journal updates once in this time.
+pub(crate) const CREDIT_INTERVAL: Duration = Duration::from_secs(1);
+/// The window in which the reports of a process are counted. Over: the count begins anew.
+pub(crate) const REPORTS_WINDOW: Duration = Duration::from_millis(320);
+/// One more journal update passes the queue of a process.
+pub(crate) const UPDATE_EACH: Duration = Duration::from_micros(500);
+/// Delay before a message is sent again after the kernel had no room for its descriptors.
+pub(crate) const CHANNEL_RETRY: Duration = Duration::from_millis(10);
+/// Delay before a client, or a device process, is tried again.
+pub(crate) const FRONT_RETRY: Duration = Duration::from_millis(200);
+/// Requests in flight end before a disk becomes smaller. Over: the resize fails with EBUSY.
+pub(crate) const SHRINK: Duration = Duration::from_secs(10);
+/// Requests outlast their device process. Over: that is logged, and they are waited for.
+pub(crate) const RECLAIM: Duration = Duration::from_secs(1);
+/// Queues of a process see a new limit. Over: a queue that moves sees it later.
+pub(crate) const PROCESS_LIMIT_SEEN: Duration = Duration::from_secs(1);
+
+// Takeover by the next daemon.
+
+/// A device process quiesces. Over: it is killed, and its end is waited for.
+pub(crate) const QUIESCE: Duration = Duration::from_secs(1);
+/// The supervisor's part of a disk ends. Over: the next supervisor gets the lock mark, and waits
+/// for it.
+pub(crate) const HAND_OFF_DISK: Duration = Duration::from_millis(300);
+/// All device processes have quiesced or ended. Over: the takeover fails; a process that the kernel
+/// does not end goes to the next supervisor.
+pub(crate) const HANDOFF_END: Duration = Duration::from_secs(3);
+/// The next supervisor opens everything in its plan. Over: the running one goes on.
+pub(crate) const HANDOFF_OPEN: Duration = Duration::from_secs(15);
+/// Room in the socket for a last message. Over: the message is not sent.
+pub(crate) const HANDOFF_LAST: Duration = Duration::from_millis(100);
+/// Delay before the control socket of a daemon that may have died is looked at again.
+pub(crate) const HANDOFF_LOOK: Duration = Duration::from_millis(20);
+/// Disks of Xen guests stop. Over: the device processes of the others are killed. All guests pause
+/// as long.
+pub(crate) const XEN_QUIESCE: Duration = Duration::from_millis(800);
+/// Their tasks end after that. Over: they are handed over as they are.
+pub(crate) const XEN_HAND_OFF: Duration = Duration::from_millis(400);
+
+// Xen.
+
+/// Delay before a lost xenstore is looked for again, or a disk whose nodes could not be read.
+pub(crate) const XENSTORE_RETRY: Duration = Duration::from_secs(1);
+/// Requests in flight end with the daemon. Over: the daemon exits.
+pub(crate) const XEN_STOP: Duration = Duration::from_secs(1);
+/// Delay before the next device process is asked to serve a front-end.
+pub(crate) const XEN_PROCESS_RETRY: Duration = Duration::from_millis(200);
+/// Another process or disk releases a file: a guest that restarts has its new disk before the old
+/// one is gone. Over: the disk is refused.
+pub(crate) const XEN_FILE: Duration = Duration::from_secs(10);
+/// Delay before the file is tried again.
+pub(crate) const XEN_FILE_RETRY: Duration = Duration::from_millis(100);
+/// A killed process releases an event channel. Over: the connection is refused.
+pub(crate) const XEN_BIND: Duration = Duration::from_secs(2);
+/// Delay before the event channel is tried again.
+pub(crate) const XEN_BIND_RETRY: Duration = Duration::from_millis(20);
+/// Longest time between two looks at journals for a spoiled one.
+pub(crate) const XEN_JOURNALS_LOOK: Duration = Duration::from_secs(1);
+/// Shortest time between two such looks.
+pub(crate) const XEN_JOURNALS_MIN: Duration = Duration::from_millis(10);
+/// A process that ends releases the locks of the disks. Over: the start fails.
+pub(crate) const XEN_LOCKS: Duration = Duration::from_secs(5);
+/// Delay before the locks are tried again.
+pub(crate) const XEN_LOCKS_RETRY: Duration = Duration::from_millis(50);
+
+// Log, service manager and the end of the daemon.
+
+/// Workers end with the daemon. Over: it exits beside a call of the host that hangs.
+pub(crate) const WORKERS_END: Duration = Duration::from_millis(300);
+/// Sockets that a thread still makes get their names, to be removed. Over: a name stays.
+pub(crate) const NAMES_END: Duration = Duration::from_secs(1);
+/// The last lines are written. Over: they are lost.
+pub(crate) const LOG_FINISH: Duration = Duration::from_millis(300);
+/// Standard error takes the reason of a refused start. Over: the reason is lost.
+pub(crate) const LOG_REFUSAL: Duration = Duration::from_secs(10);
+/// A service manager reads the last message. Over: the message is lost.
+pub(crate) const NOTIFY_LAST: Duration = Duration::from_secs(1);
+/// Names of sockets that nobody serves are removed at the start. Over: the start goes on.
+pub(crate) const SOCKETS_REMOVE: Duration = Duration::from_secs(1);
