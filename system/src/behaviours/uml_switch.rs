@@ -93,7 +93,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     namespace.lasting_tap(TAP)?;
     asking.proceed()?;
     asking.reach("done", LIMIT)?;
-    check(daemon.log()?.contains("joined again"), || "the daemon says nothing of that".into())?;
+    check(daemon.log()?.contains("rejoined"), || "the daemon says nothing of that".into())?;
     let stats = daemon.stats_text()?;
     check(stats.contains("flooded") && stats.contains("moves"), || stats.clone())?;
     asking.proceed()?;

@@ -145,6 +145,6 @@ mod tests {
         assert_eq!(chosen(all(), None).unwrap(), ["a", "b"]);
         assert_eq!(chosen(all(), Some("b")).unwrap(), ["b"]);
         let error = chosen(all(), Some("c")).unwrap_err();
-        assert!(error.contains("called c") && error.contains("a, b"), "{error}");
+        assert!(error.contains("named c") && error.contains("a, b"), "{error}");
     }
 }

@@ -116,7 +116,7 @@ fn guests_reach_the_host_by_a_macvtap_and_by_af_xdp_and_again_if_it_is_made_anew
             // Guests hear each other while the uplink is gone.
             tells(&mut a, &mut b, b"meanwhile");
             make();
-            assert!(told("joined again"), "{kind}: {}", daemon.log());
+            assert!(told("rejoined"), "{kind}: {}", daemon.log());
             talk(&mut a, &Host::on("far"), 50);
             assert!(daemon.terminate().success());
         });
