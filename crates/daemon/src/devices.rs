@@ -368,7 +368,7 @@ fn listening(plan: &Plan) -> impl Iterator<Item = (Whose<'_>, PathBuf, SocketPer
     plan.daemon.controls().map(control).chain(plan.devices().filter_map(device))
 }
 
-/// The command-line options of each device process. It has as many workers as the daemon.
+/// The command-line options of each device process, which has as many workers as the daemon.
 pub(crate) fn process_arguments(plan: &DaemonPlan) -> Vec<OsString> {
     // The sandbox stands first: a device process looks at it before any other argument.
     let sandbox = format!("--sandbox={}", plan.sandbox.name());

@@ -1,4 +1,4 @@
-//! What receivers may believe of the bytes that have arrived: VLAN, senders, a finished checksum.
+//! Reads received bytes as a receiver does: their VLAN, their senders, and a finished checksum.
 
 use crate::sent::TAGS;
 use manyring_backend::net::switch::{PortOptions, Vlans};

@@ -35,7 +35,7 @@ impl Random {
     }
 }
 
-/// What a guest sends, and whether it breaks no rule at all.
+/// A frame that a guest sends, and whether the frame keeps every rule of its port.
 pub(crate) struct Sent {
     pub(crate) header: RawHeader,
     pub(crate) bytes: Vec<u8>,

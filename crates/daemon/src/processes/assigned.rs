@@ -1,5 +1,5 @@
-//! What the supervisor has of a device that a device process serves, and of a domain for all its
-//! device processes.
+//! The supervisor's state for a device that a device process serves, and for the device processes
+//! of a domain.
 
 use super::counts::Counts;
 use super::journal_store::JournalStore;
@@ -19,7 +19,7 @@ pub(super) struct PendingRequest {
     pub(super) request: PrivilegedRequest,
 }
 
-/// What the supervisor has of a device that a device process serves.
+/// The supervisor's state for a device that a device process serves.
 #[derive(Debug)]
 pub(super) struct AssignedDevice {
     /// True while a session of the device runs.
@@ -34,7 +34,7 @@ pub(super) struct AssignedDevice {
     pub(super) xen: Option<Arc<XenLine>>,
 }
 
-/// What all device processes of a domain share, one after the other.
+/// The objects that the supervisor passes from one device process of a domain to the next.
 #[derive(Clone, Debug)]
 pub(super) struct DomainMembers {
     /// Closes descriptors that a device process sent and may not send.

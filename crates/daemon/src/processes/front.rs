@@ -95,7 +95,7 @@ pub(crate) async fn serve(
             () = stopped(&mut stop) => break,
             next = front.next(&socket) => next,
         };
-        // What is done for a front-end takes memory of its own: most devices wait for one.
+        // The future is on the heap: most devices have no front-end, and their tasks stay small.
         tokio::select! {
             () = Box::pin(front.handle(next)) => {}
             () = stopped(&mut stopping) => break,

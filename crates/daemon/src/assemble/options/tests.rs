@@ -178,7 +178,7 @@ fn mac(net: &NetPlan) -> [u8; 6] {
     net.mac.unwrap_or_else(|| net.made_mac())
 }
 
-/// What a device process is told of the device; `None`: none serves it.
+/// The command that gives the device to a device process; `None`: the supervisor serves it.
 fn command(plan: &Plan) -> Option<Command> {
     let device = "a".to_owned();
     if let Some(xen) = plan.xen_blk.first() {

@@ -1,4 +1,4 @@
-//! What goes wrong on purpose: the key `fault`.
+//! Errors that a device makes on purpose, to test its guest: the key `fault`.
 
 use crate::config::raw::{RawFault, RawNetFault};
 use crate::protocol::spec::{DiskFaultSpec, NetFaultSpec};

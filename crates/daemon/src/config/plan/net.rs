@@ -156,7 +156,7 @@ impl NetPlan {
             // A spec has a part for them.
             port: _,
             merge: _,
-            // What is set at the interface when it is opened.
+            // The supervisor sets these on the interface when it opens the interface.
             bridge: _,
             up: _,
             sndbuf: _,
