@@ -111,7 +111,7 @@ fn ports(port: &str) -> Daemon {
 
 const PORTS: usize = 1000;
 /// KiB that the daemon may allocate for an idle port of a switch, beside its device.
-const PORT_KIB: u64 = 20;
+const PORT_KIB: u64 = 3;
 
 #[test]
 fn a_thousand_idle_ports_of_a_switch_take_little_memory_and_no_time() {
