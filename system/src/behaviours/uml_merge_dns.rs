@@ -183,7 +183,7 @@ fn asks(daemon: &Daemon, guest: &mut Guest, name: &str) -> Outcome {
 fn questions(scene: &Scene<'_>, far: &Namespace, daemon: &Daemon, guest: &mut Guest) -> Outcome {
     let capture = capture(scene, far, "questions")?;
     asks(daemon, guest, "cable")?;
-    let frames = capture.stop()?;
+    let frames = capture.stop(NAME_COUNT * HOSTS.len())?;
     // Headers of DNS and of the question, and what a name has more than its letters.
     let own_len = |name: &str| Some(12 + name.len() + 2 + 4);
     let fields = ["dns.qry.name", "udp.length", "frame.len"];
@@ -211,7 +211,7 @@ fn answers(scene: &Scene<'_>, far: &Namespace, daemon: &Daemon) -> Outcome {
         }
         Ok(())
     })?;
-    let frames = capture.stop()?;
+    let frames = capture.stop(count * GUESTS.len())?;
     // As a question, and the answer's header and text; its length is the second part of the name.
     let own_len = |name: &str| {
         let text: usize = name.strip_suffix(".test")?.split_once('-')?.1.parse().ok()?;

@@ -102,7 +102,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         guest.proceed()?;
     }
     guest.finish(LIMIT)?;
-    is_right(&capture.stop()?)?;
+    is_right(&capture.stop(10_000)?)?;
     for daemon in [out, back] {
         lost_nothing(&daemon.queues()?)?;
         daemon.stop()?;

@@ -125,9 +125,9 @@ fn one_mtu(
     guest.forget()?;
     guest.answer(&format!("{mtu} {combinations}"))?;
     guest.reach(&format!("mtu-{mtu}"), LIMIT)?;
-    let frames = capture.stop()?;
-    let name = format!("MTU {mtu}");
     let enough = if mtu > 9000 { 5 } else { 20 };
+    let frames = capture.stop(2 * enough)?;
+    let name = format!("MTU {mtu}");
     frames.are_right(&name, "tcp.checksum.status == 1 && tcp.len > 0 && ip", enough)?;
     frames.are_right(&name, "udp.checksum.status == 1 && ip", enough)?;
     if mtu >= 1280 {

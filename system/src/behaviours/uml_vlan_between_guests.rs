@@ -96,7 +96,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
     Flow::arrived(&said, "to-client")?;
     serving.proceed()?;
     serving.finish(LIMIT)?;
-    let tagged = capture.stop()?.count("vlan.id == 5 && tcp")?;
+    let tagged = capture.stop(50)?.count("vlan.id == 5 && tcp")?;
     check(tagged > 50, || format!("the tap saw {tagged} tagged TCP frames"))?;
     server.daemon.stop()?;
     client.daemon.stop()?;

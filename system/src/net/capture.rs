@@ -2,7 +2,7 @@
 
 use super::{Namespace, Service};
 use crate::command::{command, text, wait_for};
-use crate::{Outcome, check, packages};
+use crate::{Context, Outcome, check, packages};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,11 @@ use std::time::{Duration, Instant};
 const QUIET: Duration = Duration::from_millis(700);
 /// Mebibytes of packets that may wait for dumpcap.
 const BUFFER_MIB: &str = "64";
+/// Bytes before the first frame of a pcap file, and before each frame.
+const FILE_HEADER: usize = 24;
+const FRAME_HEADER: usize = 16;
+/// Where a frame's header has the number of bytes that follow, in the order of this machine.
+const CAPTURED_LEN: std::ops::Range<usize> = 8..12;
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A checksum that does not fit, of any kind tshark knows here. It also complains of 0xffff in
@@ -66,23 +71,44 @@ impl Capture {
         })
     }
 
-    /// Ends it, once it has written what there is. Of a burst on a busy host it may miss some.
+    /// Ends the capture, once the file holds `least` frames and dumpcap writes no more: on a busy
+    /// host dumpcap may come late to frames that the kernel holds for it. Without `least` frames it
+    /// ends after [`LIMIT`]; the caller's checks say what is missing.
     ///
     /// # Errors
     /// dumpcap does not end.
-    pub fn stop(self) -> Outcome<Frames> {
-        // Interrupted, it forgets the frames that the kernel still holds for it.
+    pub fn stop(self, least: usize) -> Outcome<Frames> {
+        // Interrupted, dumpcap forgets the frames that the kernel still holds for it.
+        let begin = Instant::now();
         let len = || self.file.metadata().map_or(0, |metadata| metadata.len());
         let (mut last, mut since) = (len(), Instant::now());
-        wait_for("the end of the capture", LIMIT, || {
+        wait_for("the end of the capture", LIMIT * 2, || {
             let now = len();
             if now != last {
                 (last, since) = (now, Instant::now());
             }
-            Ok((since.elapsed() >= QUIET).then_some(()))
+            let is_quiet = since.elapsed() >= QUIET;
+            let is_whole = is_quiet && (begin.elapsed() > LIMIT || self.holds(least)?);
+            Ok(is_whole.then_some(()))
         })?;
         self.service.interrupt()?;
         Frames::of(&self.file)
+    }
+
+    /// Whether the file has at least so many frames.
+    fn holds(&self, least: usize) -> Outcome<bool> {
+        let bytes = std::fs::read(&self.file).context("the capture's file")?;
+        let mut rest = bytes.get(FILE_HEADER..).unwrap_or_default();
+        let mut count = 0;
+        while count < least {
+            let Some(len) = rest.get(CAPTURED_LEN).and_then(|len| len.try_into().ok()) else {
+                return Ok(false);
+            };
+            let len = u32::from_ne_bytes(len) as usize;
+            let Some(next) = rest.get(FRAME_HEADER + len..) else { return Ok(false) };
+            (rest, count) = (next, count + 1);
+        }
+        Ok(true)
     }
 }
 
