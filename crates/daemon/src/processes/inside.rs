@@ -199,7 +199,7 @@ impl Inside {
                 }
             }
             Command::Queues { device, filter } => {
-                let renewed = self.net(&device).map_or(Ok(()), |net| net.renew(fds, filter.into()));
+                let renewed = self.net(&device).map_or(Ok(()), |net| net.renew(fds, filter));
                 renewed.map_err(|errno| format!("supervisor: queues of {device}: {errno}"))?;
             }
             Command::Limit { device, rates, group } => {

@@ -31,26 +31,24 @@ impl Limits {
     /// The command that sets the limit of `device`.
     pub(super) fn of(&self, device: &str) -> Command {
         let limit = self.devices.get(device).cloned().unwrap_or_default();
-        let rates = limit.rates().into();
+        let rates = said(limit.rates());
         let group = limit.group.map(|name| {
             let plan = self.groups.iter().find(|plan| plan.name == name);
-            let rates = plan.map(|plan| plan.limit.rates()).unwrap_or_default().into();
+            let rates = said(plan.map(|plan| plan.limit.rates()).unwrap_or_default());
             GroupRates { name, rates }
         });
         Command::Limit { device: device.to_owned(), rates, group }
     }
 }
 
-impl From<Rates> for LimitRates {
-    fn from(Rates { ops, bytes, burst_ms }: Rates) -> Self {
-        Self { ops, bytes, burst_ms }
-    }
+/// Rates for a command.
+fn said(Rates { ops, bytes, burst_ms }: Rates) -> LimitRates {
+    LimitRates { ops, bytes, burst_ms }
 }
 
-impl From<LimitRates> for Rates {
-    fn from(LimitRates { ops, bytes, burst_ms }: LimitRates) -> Self {
-        Self { ops, bytes, burst_ms }
-    }
+/// Rates of a command.
+fn rates_of(LimitRates { ops, bytes, burst_ms }: LimitRates) -> Rates {
+    Rates { ops, bytes, burst_ms }
 }
 
 /// The groups of a device process, by name.
@@ -63,11 +61,11 @@ impl ProcessGroups {
         let now_ns = clock_now_ns();
         let group = group.map(|GroupRates { name, rates }| {
             let group = self.0.entry(name).or_insert_with(|| Group::new(Rates::default(), now_ns));
-            if group.rates() != rates.into() {
-                group.set(rates.into(), now_ns);
+            if group.rates() != rates_of(rates) {
+                group.set(rates_of(rates), now_ns);
             }
             group.clone()
         });
-        limit.set(rates.into(), group.as_ref(), now_ns);
+        limit.set(rates_of(rates), group.as_ref(), now_ns);
     }
 }

@@ -5,7 +5,6 @@
 //! at a time.
 
 use crate::protocol::spec::{DeviceSpec, XenBlkSpec};
-use manyring_backend::net::HostFilter;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -173,19 +172,6 @@ pub struct PortFilter {
     pub only_to: Option<[u8; 6]>,
     /// Only frames to groups that the host has joined reach it.
     pub lacks_groups: bool,
-}
-
-impl From<HostFilter> for PortFilter {
-    fn from(filter: HostFilter) -> Self {
-        Self { only_to: filter.only_to, lacks_groups: filter.lacks_groups }
-    }
-}
-
-impl From<PortFilter> for HostFilter {
-    fn from(filter: PortFilter) -> Self {
-        let PortFilter { only_to, lacks_groups } = filter;
-        Self { only_to, lacks_groups, only_from: None }
-    }
 }
 
 /// A ring of a Xen front-end.

@@ -1,7 +1,7 @@
 //! A network device in its device process: a port on the supervisor's queues, and the supervisor's
 //! commands about the interface.
 
-use super::message::{PortFacts, Report};
+use super::message::{PortFacts, PortFilter, Report};
 use super::supervisor_client::SupervisorClient;
 use crate::assemble::{Kind, Made};
 use crate::links;
@@ -52,7 +52,7 @@ impl PortGrant {
         if queues.len() != queue_pairs {
             return Err(format!("supervisor: {} queues for {queue_pairs} pairs", queues.len()));
         }
-        let host_filter = facts.filter.into();
+        let host_filter = host_filter(facts.filter);
         let PortFacts { interface, is_macvtap, offloads, mtu, can_hash, .. } = facts;
         let offloads = Offloads::of_guest(offloads);
         let facts = Facts { interface, is_macvtap, offloads, mtu, can_hash, host_filter };
@@ -66,6 +66,11 @@ impl PortGrant {
             Self::Lent(port) => port.clone(),
         }
     }
+}
+
+/// What the host keeps from the interface, as the supervisor says.
+fn host_filter(PortFilter { only_to, lacks_groups }: PortFilter) -> HostFilter {
+    HostFilter { only_to, only_from: None, lacks_groups }
 }
 
 /// The operator's settings of a network device.
@@ -112,9 +117,9 @@ impl ProcessNet {
     ///
     /// # Errors
     /// The device has no interface, or another number of queues.
-    pub(super) fn renew(&self, queues: Vec<OwnedFd>, host_filter: HostFilter) -> Result<(), Errno> {
+    pub(super) fn renew(&self, queues: Vec<OwnedFd>, filter: PortFilter) -> Result<(), Errno> {
         let PortGrant::Lent(port) = &self.given else { return Err(Errno::INVAL) };
-        port.renew(queues, host_filter)?;
+        port.renew(queues, host_filter(filter))?;
         self.device.port_may_have_changed();
         Ok(())
     }

@@ -7,10 +7,11 @@
 
 use super::assigned::PendingRequest;
 use super::limits::Limits;
-use super::message::{Command, PortFacts, PrivilegedRequest};
+use super::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
 use super::process::DeviceProcess;
 use crate::assemble::{Blk, Kind};
 use manyring_backend::blk::{Disk, Ending, Handed, ImageError, Marks};
+use manyring_backend::net::HostFilter;
 use manyring_backend::net::tap::lent::{Lent, LentTable};
 use manyring_device::Device;
 use manyring_device::net::RssConfig;
@@ -97,9 +98,14 @@ pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<Owne
         mtu: facts.mtu,
         table_key,
         can_hash: facts.can_hash,
-        filter: facts.host_filter.into(),
+        filter: said(facts.host_filter),
     };
     Ok((Some(facts), queues))
+}
+
+/// What the host keeps from an interface, for a command.
+fn said(HostFilter { only_to, only_from: _, lacks_groups }: HostFilter) -> PortFilter {
+    PortFilter { only_to, lacks_groups }
 }
 
 /// Serves the privileged requests of a device as long as a device process has it.
