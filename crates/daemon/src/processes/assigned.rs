@@ -3,9 +3,9 @@
 
 use super::counts::Counts;
 use super::journal_store::JournalStore;
-use super::message::PrivilegedRequest;
 use super::stderr_relay::StderrRelay;
 use super::xen_line::XenLine;
+use crate::protocol::message::PrivilegedRequest;
 use manyring_device::net::NetDevice;
 use manyring_engine::Janitor;
 use manyring_transport::vhost_user::Connected;

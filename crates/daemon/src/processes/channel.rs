@@ -1,6 +1,6 @@
 //! `Channel`: whole messages with file descriptors over a pair of sockets, without waiting.
 
-use super::message::{FDS_MAX, SIZE_MAX};
+use crate::protocol::message::{FDS_MAX, SIZE_MAX};
 use crate::times::CHANNEL_RETRY;
 use manyring_engine::{Janitor, MESSAGE_FDS_MAX};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

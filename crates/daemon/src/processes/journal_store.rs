@@ -7,8 +7,8 @@
 //! When the device process dies, the next one gets the socket with the journal.
 
 use super::handoff::{AdoptedSession, DeviceHandoff, HandoffMessage};
-use super::message::{Command, JournalEntry};
 use super::outgoing::MessageFd;
+use crate::protocol::message::{Command, JournalEntry};
 use crate::times::PROCESS_BRIEF;
 use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
 use manyring_transport::vhost_user::{ENTRY_FDS_MAX, entries_max};
@@ -75,7 +75,7 @@ struct Entry {
 pub(super) struct Change {
     pub(super) puts: Vec<JournalEntry>,
     pub(super) drops: Vec<u32>,
-    pub(super) answer: super::message::Answered,
+    pub(super) answer: crate::protocol::message::Answered,
 }
 
 /// The messages that hand front-ends to a device process, with the file descriptors of each
@@ -193,7 +193,7 @@ impl JournalStore {
         change: Change,
         fds: Vec<OwnedFd>,
     ) -> Result<(), String> {
-        use super::message::Answered;
+        use crate::protocol::message::Answered;
         let room = FdRoom::at_once();
         let has_room = room.is_some();
         let mut room = room.unwrap_or(FdRoom::none());
@@ -338,7 +338,7 @@ fn name_of(fd: BorrowedFd<'_>) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::processes::message::Answered;
+    use crate::protocol::message::Answered;
 
     fn journals() -> Arc<JournalStore> {
         JournalStore::new("d", 2)

@@ -1,8 +1,8 @@
 //! Limits per second of devices in device processes, as the operator set them. A device process
 //! counts the work of its devices and of a group: all members of a group are in one device process.
 
-use super::message::{Command, GroupRates, LimitRates};
 use crate::config::plan::{GroupPlan, LimitPlan};
+use crate::protocol::message::{Command, GroupRates, LimitRates};
 use manyring_engine::clock_now_ns;
 use manyring_engine::limit::{Group, Limit, Rates};
 use std::collections::{BTreeMap, HashMap};

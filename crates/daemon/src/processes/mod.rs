@@ -17,8 +17,8 @@
 //! stderr_relay.rs     passes log lines on   sandbox.rs, identity.rs, calls.rs
 //!                                                                 what a process gives up
 //!
-//! both: message.rs    commands, reports     channel.rs            messages with descriptors
-//!       keys.rs       a device              counts.rs, threads.rs counters, state of workers
+//! both: crate::protocol commands, reports   channel.rs            messages with descriptors
+//!                       a device            counts.rs, threads.rs counters, state of workers
 //!
 //! the next supervisor (a takeover)
 //! handoff/            source.rs hands over to destination.rs in the next one, by protocol.rs
@@ -44,7 +44,6 @@ mod inside;
 mod journal_store;
 mod limits;
 mod locked;
-pub mod message;
 mod net;
 mod outgoing;
 mod process;

@@ -1,10 +1,10 @@
 //! A network device in its device process: a port on the supervisor's queues, and the supervisor's
 //! commands about the interface.
 
-use super::message::{PortFacts, PortFilter, Report};
 use super::supervisor_client::SupervisorClient;
 use crate::assemble::{Kind, Made};
 use crate::links;
+use crate::protocol::message::{PortFacts, PortFilter, Report};
 use crate::protocol::spec::PortSpec;
 use manyring_backend::net::null::NullPort;
 use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable};

@@ -1,7 +1,7 @@
 //! Commands on their way to a device process, with their file descriptors.
 
 use super::channel::Channel;
-use super::message::Command;
+use crate::protocol::message::Command;
 use crate::times::PROCESS_ANSWER;
 use manyring_engine::{ForeignFd, aside};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,7 +1,7 @@
 //! `Question`: what a device process was asked and has not answered; `Messages`: how many reports
 //! it sends.
 
-use super::message::{Command, Report};
+use crate::protocol::message::{Command, Report};
 use crate::times::{CREDIT_INTERVAL, PROCESS_ANSWER, REPORTS_WINDOW};
 use tokio::time::{Instant, sleep_until};
 

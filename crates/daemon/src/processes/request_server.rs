@@ -7,9 +7,9 @@
 
 use super::assigned::PendingRequest;
 use super::limits::Limits;
-use super::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
 use super::process::DeviceProcess;
 use crate::assemble::{Blk, Kind};
+use crate::protocol::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
 use manyring_backend::blk::{Disk, Ending, Handed, ImageError, Marks};
 use manyring_backend::net::HostFilter;
 use manyring_backend::net::tap::lent::{Lent, LentTable};

@@ -1,9 +1,9 @@
 //! `SupervisorJournal`: the journal of a session, which the supervisor stores.
 
 use super::channel::Channel;
-use super::message::{self, Answered, JournalEntry, Report};
 use super::supervisor_client::Outgoing;
 use super::turns::{Credit, Turns};
+use crate::protocol::message::{self, Answered, JournalEntry, Report};
 use manyring_device::Later;
 use manyring_transport::vhost_user::{AnswerState, Entry, JournalUpdate, SessionJournal};
 use rustix::fd::BorrowedFd;

@@ -1,6 +1,6 @@
 //! Privileged requests of a device process: threads ask the supervisor, and wait for its answer.
 
-use super::message::PrivilegedRequest;
+use crate::protocol::message::PrivilegedRequest;
 use manyring_backend::net::tap::lent::Owner;
 use manyring_device::net::{Offloads, RssConfig};
 use rustix::io::Errno;

@@ -2,7 +2,7 @@
 //! simulated one. Its calls may block.
 
 use crate::config::plan::XenPlan;
-use crate::processes::message::XenSeat;
+use crate::protocol::message::XenSeat;
 use crate::times::{XEN_BIND, XEN_BIND_RETRY};
 use manyring_engine::{Call, DoorbellError, Kick};
 use manyring_memory::{EventPort, GrantDevice, GrantError, GrantMapper};

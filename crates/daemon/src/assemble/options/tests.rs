@@ -5,7 +5,7 @@ use super::*;
 use crate::assemble::served;
 use crate::config;
 use crate::config::plan::{NetPlan, Plan};
-use crate::processes::message::{Command, emit, parse};
+use crate::protocol::message::{Command, emit, parse};
 use crate::protocol::spec::{BlkSpec, DeviceSpec, KindSpec, NetSpec, XenBlkSpec};
 
 /// Where the value of a key goes.

@@ -5,8 +5,9 @@ use super::predecessor::{
 };
 use super::protocol::{AdoptedSession, HandoffMessage, LingeringIo, Locked};
 use super::{OfXen, Reply, XenBytes};
+use crate::processes::begin;
 use crate::processes::channel::{Came, Channel, NO_FDS, watched};
-use crate::processes::{begin, message};
+use crate::protocol::message;
 use crate::service::HandedSocket;
 use crate::times::{HANDOFF_END, HANDOFF_OPEN};
 use manyring_engine::{Janitor, aside};

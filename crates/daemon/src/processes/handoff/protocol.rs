@@ -1,7 +1,7 @@
 //! Messages by which the running supervisor hands its devices to the next one.
 
-use crate::processes::message::JournalEntry;
 use crate::processes::outgoing::MessageFd;
+use crate::protocol::message::JournalEntry;
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -146,7 +146,7 @@ pub(in crate::processes) struct Locked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::processes::message::{emit, parse};
+    use crate::protocol::message::{emit, parse};
 
     #[test]
     fn a_mark_of_requests_that_may_write_reads_as_it_did_before_there_were_others() {

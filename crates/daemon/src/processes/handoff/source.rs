@@ -3,7 +3,8 @@
 use super::Reply;
 use super::protocol::{DeviceHandoff, HandoffMessage};
 use crate::processes::channel::{Channel, NO_FDS};
-use crate::processes::{Asked, Processes, Xen, begin, message};
+use crate::processes::{Asked, Processes, Xen, begin};
+use crate::protocol::message;
 use crate::service::{HandedSocket, Service};
 use crate::times::{HANDOFF_END, HANDOFF_LAST, HANDOFF_OPEN};
 use manyring_engine::{Janitor, aside};

@@ -3,8 +3,8 @@
 //! the end of the process.
 
 use super::DeviceProcess;
-use crate::processes::message::Command;
 use crate::processes::state::State;
+use crate::protocol::message::Command;
 use crate::times::QUIESCE;
 use rustix::fd::OwnedFd;
 use std::sync::OnceLock;

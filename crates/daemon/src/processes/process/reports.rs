@@ -4,9 +4,9 @@ use super::{Device, DeviceProcess, is};
 use crate::processes::assigned::PendingRequest;
 use crate::processes::channel::Brought;
 use crate::processes::journal_store::{Change, JournalStore};
-use crate::processes::message::{PrivilegedRequest, Report};
 use crate::processes::state::State;
 use crate::processes::xen_line::XenLine;
+use crate::protocol::message::{PrivilegedRequest, Report};
 use crate::times::PROCESS_ANSWER;
 use manyring_device::net::{Guest, NetDevice};
 use rustix::fd::OwnedFd;
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
     use crate::processes::channel::{pair, watched};
     use crate::processes::fuzzing::{CompromisedProcess, DEVICES};
-    use crate::processes::message::{Answered, XenReport, emit};
+    use crate::protocol::message::{Answered, XenReport, emit};
     use std::sync::mpsc::{Receiver, channel};
     use tokio::io::Interest;
 
