@@ -22,3 +22,4 @@ mod takeover;
 mod takeover_died;
 mod takeover_taps;
 mod users;
+mod view;

@@ -14,3 +14,4 @@ pub(crate) mod program;
 pub(crate) mod rings;
 pub(crate) mod space;
 pub(crate) mod taken;
+pub(crate) mod view;

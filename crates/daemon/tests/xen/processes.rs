@@ -5,6 +5,7 @@ use crate::between::Between;
 use crate::support::frozen::Freezer;
 use crate::support::process::{Daemon, TIMEOUT, copies_of, wait_until};
 use crate::support::program::{http_json, manyring};
+use crate::support::view::{View, assert_alike};
 use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, break_ring, connect, small};
 use manyring_driver::{Blkfront, BlkfrontOptions, XenDisk, XenDomain, XenOp};
@@ -421,4 +422,38 @@ fn guest_that_closes_its_disk_while_its_device_process_dies_has_the_disk_again_w
     let left: Vec<_> = left.filter(|file| file.path().extension().unwrap() != "lock").collect();
     assert!(left.is_empty(), "{left:?}");
     assert!(daemon.terminate().success());
+}
+
+#[test]
+fn guests_disk_is_shown_alike_in_the_daemon_and_in_a_device_process() {
+    let [here, apart] = ["one", "device"].map(|domains| {
+        let mut world = World::new();
+        let daemon = serve(&world, domains);
+        let view = |world: &World| View::of(&world.path("control"), &world.path(""));
+        let (domain, image) = (world.domain(7), world.image("disk"));
+        let disk = world.announce(7, XVDA, &image);
+        world.await_node(&disk, "state", "2");
+        let idle = view(&world);
+        world.resize("xen-vbd-7-51712", "16M");
+        let mut front = connect(&domain, &disk, 2);
+        assert_eq!(front.disk.sectors, 32_768);
+        for _ in 0..2 {
+            write(&mut front, 0);
+        }
+        let connected = view(&world);
+        assert_eq!(front.close().unwrap(), 0, "pages stay mapped");
+        world.await_node(&disk, "state", "6");
+        let left = view(&world);
+        assert!(daemon.terminate().success());
+        [idle, connected, left]
+    });
+    for (at, when) in ["idle", "connected", "left"].into_iter().enumerate() {
+        assert_alike(&here[at], &apart[at], when);
+    }
+    let [idle, connected, left] = here.map(|view| view.devices[0].clone());
+    let of = |view: &Value| (view["size"].clone(), view["connected"].clone());
+    assert_eq!(of(&idle), ((8 << 20).into(), false.into()));
+    assert_eq!(of(&connected), ((16 << 20).into(), true.into()));
+    assert_eq!(of(&left), ((16 << 20).into(), false.into()));
+    assert_eq!(connected["queues"][0]["counters"]["requests"], 2);
 }
