@@ -28,6 +28,7 @@ mod pages;
 mod proc_stat;
 pub mod processes;
 pub mod protocol;
+mod reaper;
 mod service;
 mod signals;
 mod snippet;
@@ -228,7 +229,7 @@ async fn open(
         }
         None => processes::Handoff::default(),
     };
-    service.hand_in(std::mem::take(&mut handoff.sockets));
+    service.hand_in(std::mem::take(&mut handoff.sockets)).await;
     let (mut before, is_last) = (handoff.take_before(), handoff.is_last.clone());
     let manager = devices::DeviceManager::new(plan, pool, service.clone(), handoff);
     let manager = processes::Handoff::while_it_waits(&mut before, &is_last, manager).await;

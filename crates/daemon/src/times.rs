@@ -27,6 +27,8 @@ pub(crate) const CLIENT_RESIZE: Duration = Duration::from_secs(25);
 pub(crate) const CONTROL_LISTEN: Duration = Duration::from_secs(5);
 /// Delay before the name of a control socket that another process has is tried again.
 pub(crate) const CONTROL_LISTEN_RETRY: Duration = Duration::from_millis(200);
+/// The kernel tells the name of a client's program, which the log shows. Over: the log shows none.
+pub(crate) const CLIENT_NAME: Duration = Duration::from_millis(20);
 /// The head of a request, and the gap between two requests. Over: the connection is closed.
 pub(crate) const HTTP_HEADER: Duration = Duration::from_secs(5);
 /// A client reads a whole answer. Over: the connection is closed.
@@ -106,6 +108,11 @@ pub(crate) const PROCESS_SHOWN: Duration = Duration::from_secs(60);
 pub(crate) const PROCESS_IDLE: Duration = Duration::from_secs(60);
 /// The kernel ends a killed process. Over: the process is shown as stuck, and its devices wait.
 pub(crate) const PROCESS_END: Duration = Duration::from_secs(1);
+/// Delay before a child that has not ended is tried to be reaped again.
+pub(crate) const REAP_RETRY: Duration = Duration::from_secs(1);
+/// A child that has ended is reaped, so that a message has its exit status. Over: the message does
+/// without.
+pub(crate) const REAP_STATUS: Duration = Duration::from_millis(100);
 /// Requests in flight end after the supervisor is gone. Over: the process exits.
 pub(crate) const PROCESS_QUIT: Duration = Duration::from_secs(2);
 /// The last lines of a process that has ended arrive. Over: they are lost.

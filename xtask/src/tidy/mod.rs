@@ -48,6 +48,7 @@ const RULES: &[Rule] = &[
     sizes::line,
     sizes::first_line,
     words::unsafe_code,
+    words::proc,
     words::left_over,
     words::former_name,
     words::time,

@@ -25,6 +25,32 @@ const UNSAFE: &[&str] = &[
     "crates/daemon/tests/front_end/blkio.rs",
 ];
 
+/// The files of the daemon that may read /proc, or reap a process. On a busy host both take
+/// seconds: docs/design/0030 says which thread does so, and who waits for it.
+const PROC: &[&str] = &[
+    "crates/backend/src/blk/holder.rs",
+    "crates/backend/src/blk/image.rs",
+    "crates/backend/src/blk/image/hand.rs",
+    "crates/backend/src/sys/",
+    "crates/daemon/src/assemble/qemu_helper.rs",
+    "crates/daemon/src/config/plan/pinned.rs",
+    "crates/daemon/src/control/socket.rs",
+    "crates/daemon/src/fds.rs",
+    "crates/daemon/src/metrics/process.rs",
+    "crates/daemon/src/processes/begin.rs",
+    "crates/daemon/src/processes/denied.rs",
+    "crates/daemon/src/processes/inside.rs",
+    "crates/daemon/src/processes/journal_store.rs",
+    "crates/daemon/src/processes/sandbox.rs",
+    "crates/daemon/src/reaper.rs",
+    "crates/daemon/src/xen/state_dir.rs",
+    "crates/engine/src/accounts.rs",
+    "crates/engine/src/fds/doorbell.rs",
+    "crates/engine/src/watch.rs",
+    "crates/memory/src/bounds.rs",
+    "crates/transport/src/vhost_user/listener.rs",
+];
+
 const LEFT_OVER: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const HOMES: [&str; 3] = [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Use", "rs/")];
 const MIRRORS: [&str; 3] = [
@@ -58,6 +84,28 @@ pub(super) fn unsafe_code(file: &File) -> Vec<Offence> {
     let places = source::words(&file.code, "unsafe");
     let sentence = "unsafe code outside the allow-list";
     places.map(|at| Offence::new(file, source::line_of(&file.code, at), sentence)).collect()
+}
+
+/// Reads of /proc and the reaping of processes have their files, and a row in docs/design/0030.
+pub(super) fn proc(file: &File) -> Vec<Offence> {
+    const CRATES: [&str; 7] =
+        ["backend", "daemon", "device", "engine", "memory", "nbd", "transport"];
+    let is_ours = |name: &&str| file.path.starts_with(&format!("crates/{name}/src/"));
+    let is_allowed =
+        PROC.iter().any(|&p| file.path == p || (p.ends_with('/') && file.path.starts_with(p)));
+    let is_test = file.path.ends_with("/tests.rs") || file.path.contains("/tests/");
+    if !CRATES.iter().any(is_ours) || is_allowed || is_test {
+        return Vec::new();
+    }
+    let reads = |line: &str| {
+        let is_comment = line.trim_start().starts_with("//");
+        let words = ["\"/proc", "waitpid(", "waitid(", "try_wait(", "child.wait("];
+        !is_comment && words.iter().any(|word| line.contains(word))
+    };
+    let lines = file.code_before_tests().lines().count();
+    let lines = file.text.lines().take(lines).enumerate().filter(|(_, line)| reads(line));
+    let sentence = "a read of /proc or a wait for a process outside the list (docs/design/0030)";
+    lines.map(|(at, _)| Offence::new(file, at + 1, sentence)).collect()
 }
 
 /// Work that is left is an issue, or done: notes about it are refused.
@@ -168,6 +216,23 @@ mod tests {
         assert_eq!(offences(unsafe_code, "crates/memory/src/guest.rs", text)[0].0, 2);
         let spoken = "#![forbid(unsafe_code)]\n// unsafe\nlet a = \"unsafe\";\n";
         assert!(offences(unsafe_code, "crates/queue/src/lib.rs", spoken).is_empty());
+    }
+
+    #[test]
+    fn reads_of_proc_and_waits_for_processes_have_their_files() {
+        let control = "crates/daemon/src/control/api.rs";
+        for text in [
+            "//! x\nlet a = read(\"/proc/stat\");\n",
+            "//! x\nlet a = format!(\"/proc/{pid}/comm\");\n",
+            "//! x\nlet a = child.try_wait();\n",
+        ] {
+            assert_eq!(offences(proc, control, text)[0].0, 2, "{text}");
+            assert!(offences(proc, "crates/daemon/src/reaper.rs", text).is_empty());
+            assert!(offences(proc, "crates/bench/src/peer.rs", text).is_empty());
+            let test = text.replacen("let", "#[cfg(test)]\nmod tests {\nlet", 1) + "}\n";
+            assert!(offences(proc, control, &test).is_empty(), "{test}");
+        }
+        assert!(offences(proc, control, "//! x\n// `/proc/stat`\n").is_empty());
     }
 
     #[test]

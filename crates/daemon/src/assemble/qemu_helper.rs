@@ -13,6 +13,7 @@
 //! a child when the whole process ends, however that happens, and not before.
 
 use super::monitor::{Monitor, MonitorError};
+use crate::reaper::reap;
 use crate::times::{HELPER_BACKOFF, HELPER_END, HELPER_LASTS, HELPER_NEXT, HELPER_START_STEP};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
 use manyring_nbd::{Host, JoinError, NbdDisk, NbdOptions, Uri};
@@ -369,14 +370,15 @@ impl Watch {
             let _ = kill_process(pid, Signal::TERM);
             if !has_ended(&[&ends], Some(HELPER_END)) {
                 let _ = child.kill();
+                has_ended(&[&ends], None);
             }
         }
-        let status = child.wait();
+        let status = reap(child);
         let said = heard.ok().and_then(|heard| heard.join().ok()).unwrap_or_default();
         if is_stopped {
             return None;
         }
-        let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+        let status = status.in_words();
         let last = said.lines().last().unwrap_or_default();
         Some((is_lasting, if last.is_empty() { status } else { format!("{last} ({status})") }))
     }

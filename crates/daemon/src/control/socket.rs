@@ -15,7 +15,7 @@ use crate::config::plan::DaemonPlan;
 use crate::model::Who;
 use crate::service::{Service, Whose};
 use crate::state::State;
-use crate::times::{CONTROL_LISTEN, CONTROL_LISTEN_RETRY};
+use crate::times::{CLIENT_NAME, CONTROL_LISTEN, CONTROL_LISTEN_RETRY};
 use axum::http::{Method, StatusCode};
 use axum::{Extension, Router};
 use manyring_engine::aside_for;
@@ -25,7 +25,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -186,7 +186,7 @@ impl Clients {
             };
             match accepted {
                 Ok((stream, _)) => {
-                    let who = who(&stream);
+                    let who = user(&stream);
                     // Dropped behind the stream, whose descriptor is free by then.
                     let refill = Refill(self.reserve.clone());
                     let stream = ClientStream::new(stream);
@@ -198,9 +198,10 @@ impl Clients {
                         continue;
                     };
                     let busy = place.busy.clone();
-                    let router = router.clone().layer(Extension(who));
+                    let router = router.clone();
                     let task = tasks.spawn(async move {
                         let janitor = stream.janitor();
+                        let router = router.layer(Extension(named(who).await));
                         answer(stream, router, &busy).await;
                         // Else a client could send descriptors faster than they are closed.
                         janitor.idle().await;
@@ -226,12 +227,28 @@ fn turn_away(stream: &ClientStream) {
     stream.try_write(BUSY);
 }
 
-/// The process that has connected, as the kernel tells.
-fn who(stream: &UnixStream) -> Who {
+/// The process that has connected, as the kernel tells, without the name of its program.
+fn user(stream: &UnixStream) -> Who {
     let Ok(peer) = stream.peer_cred() else { return Who { uid: u32::MAX, ..Who::default() } };
-    let pid = peer.pid().unwrap_or_default();
-    let comm = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    Who { uid: peer.uid(), pid, comm: comm.trim_end().to_owned() }
+    Who { uid: peer.uid(), pid: peer.pid().unwrap_or_default(), ..Who::default() }
+}
+
+/// The same with the name of its program, if /proc tells that at once. Where many programs read
+/// /proc, it may take seconds.
+async fn named(who: Who) -> Who {
+    /// Threads that read a name at a time.
+    static THREADS: Semaphore = Semaphore::const_new(4);
+    let pid = who.pid;
+    let read = async {
+        let thread = THREADS.acquire().await.ok()?;
+        aside_for("", move || {
+            let _thread = thread;
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()
+        })
+        .await?
+    };
+    let comm = timeout(CLIENT_NAME, read).await.ok().flatten().unwrap_or_default();
+    Who { comm: comm.trim_end().to_owned(), ..who }
 }
 
 fn is_out_of_fds(error: &io::Error) -> bool {

@@ -11,9 +11,11 @@
 //! that). So a device process never outlives its supervisor, however the supervisor ends.
 
 use super::channel::pair;
+use crate::reaper::{has_ended, reap};
 use crate::times::{WARM_DELAY, WARM_START};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -28,8 +30,15 @@ use tokio::time::Instant;
 /// are needed.
 const SPARES_MAX: usize = 64;
 
-/// A process, and the supervisor's end of its channel.
-type Spawned = (Child, OwnedFd);
+/// A process that was started.
+#[derive(Debug)]
+pub(super) struct Spawned {
+    pub(super) child: Child,
+    /// Readable when the process has ended. Nobody waits until it is reaped (`reaper.rs`).
+    pub(super) pidfd: OwnedFd,
+    /// The supervisor's end of its channel.
+    pub(super) socket: OwnedFd,
+}
 
 struct WarmProcess {
     arguments: Arc<[OsString]>,
@@ -51,7 +60,8 @@ enum Order {
 /// The next supervisor that was started last.
 static NEXT: Mutex<Option<u32>> = Mutex::new(None);
 
-/// True if this supervisor started the process as its successor.
+/// True if this supervisor started the process as its successor. Waits while one is being started:
+/// never on the control thread.
 pub(super) fn is_next(pid: u32) -> bool {
     *NEXT.lock().unwrap_or_else(PoisonError::into_inner) == Some(pid)
 }
@@ -78,12 +88,12 @@ pub(crate) async fn start_next(control: &Path) -> String {
 
 fn spawn_next(mut command: Command, ended: oneshot::Sender<String>) -> io::Result<()> {
     let mut next = NEXT.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut child = command.spawn()?;
+    let (child, pidfd) = watched(command.spawn()?)?;
     let pid = child.id();
     *next = Some(pid);
     let wait = move || {
-        let status = child.wait().map_or_else(|error| error.to_string(), |s| s.to_string());
-        let _ = ended.send(format!("process {pid}: {status}"));
+        has_ended(&pidfd, None);
+        let _ = ended.send(format!("process {pid}: {}", reap(child).in_words()));
     };
     std::thread::Builder::new().name("next".to_owned()).spawn(wait).map(drop)
 }
@@ -188,7 +198,7 @@ impl Starter {
     /// Waits until each warm process has sent its first message, or has ended.
     fn wait(&self) {
         let until = Instant::now() + WARM_START;
-        for WarmProcess { spawned: (_, socket), .. } in &self.warm_processes {
+        for WarmProcess { spawned: Spawned { socket, .. }, .. } in &self.warm_processes {
             let left = until.saturating_duration_since(Instant::now());
             let left = Timespec::try_from(left).ok();
             let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], left.as_ref());
@@ -198,11 +208,12 @@ impl Starter {
     fn process(&mut self, arguments: &Arc<[OsString]>) -> io::Result<Spawned> {
         let is_alike = |warm_process: &WarmProcess| warm_process.arguments == *arguments;
         while let Some(at) = self.warm_processes.iter().rposition(is_alike) {
-            let WarmProcess { mut spawned, .. } = self.warm_processes.swap_remove(at);
-            // A warm process may have been killed.
-            if matches!(spawned.0.try_wait(), Ok(None)) {
+            let WarmProcess { spawned, .. } = self.warm_processes.swap_remove(at);
+            if !has_ended(&spawned.pidfd, Some(Timespec::default())) {
                 return Ok(spawned);
             }
+            // A warm process may have been killed.
+            reap(spawned.child);
         }
         spawn(arguments)
     }
@@ -215,5 +226,19 @@ fn spawn(arguments: &[OsString]) -> io::Result<Spawned> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("manyring").args(arguments).env_clear().process_group(0);
     command.stdin(theirs).stdout(Stdio::null()).stderr(Stdio::piped());
-    Ok((command.spawn()?, ours))
+    let (child, pidfd) = watched(command.spawn()?)?;
+    Ok(Spawned { child, pidfd, socket: ours })
+}
+
+/// A child that was just started, and its pidfd: nobody has reaped the child yet, so that the
+/// number is still its own. A child that cannot be watched is killed.
+fn watched(mut child: Child) -> io::Result<(Child, OwnedFd)> {
+    match pidfd_open(Pid::from_child(&child), PidfdFlags::NONBLOCK) {
+        Ok(pidfd) => Ok((child, pidfd)),
+        Err(errno) => {
+            let _ = child.kill();
+            reap(child);
+            Err(errno.into())
+        }
+    }
 }

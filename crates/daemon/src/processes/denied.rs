@@ -3,6 +3,7 @@
 use super::channel::watched;
 use crate::times::DENIED_LINE_EACH;
 use manyring_backend::sys::denied::{self, Denied};
+use manyring_engine::aside;
 use rustix::fd::OwnedFd;
 use std::io;
 use std::sync::OnceLock;
@@ -40,7 +41,7 @@ pub(super) async fn tell() {
                 break;
             }
             let Denied { call, thread } = *call;
-            let name = name_of(thread);
+            let name = aside(move || name_of(thread)).await.unwrap_or_default();
             tracing::warn!(call, thread, name, "system call denied by the sandbox");
             command += 1;
         }

@@ -458,21 +458,24 @@ impl Processes {
         found.map_or(domain, |(name, _)| name.clone())
     }
 
-    /// The state of every device process, as the API shows it.
+    /// The state of every device process, as the API shows it. Never on the control thread.
     pub(crate) fn all(&self) -> Vec<ProcessInfo> {
-        let info = |(name, kept): (&String, &Serving)| {
-            let used = kept.process.threads.used();
+        let of = |kept: &Serving| (kept.process.clone(), kept.starts);
+        let all: Vec<_> = self.lock().values().map(of).collect();
+        let info = |(process, starts): (Arc<DeviceProcess>, u64)| {
+            // Read from /proc, so without the lock, which the control thread takes.
+            let used = process.threads.used();
             ProcessInfo {
-                process: name.clone(),
-                state: kept.process.state().name(),
-                pid: kept.process.pid(),
-                devices: kept.process.devices(),
-                starts: kept.starts,
-                answers: kept.process.answers(),
+                process: process.name().to_owned(),
+                state: process.state().name(),
+                pid: process.pid(),
+                devices: process.devices(),
+                starts,
+                answers: process.answers(),
                 resident_bytes: used.resident_bytes,
                 cpu_ns: used.cpu_ns,
             }
         };
-        self.lock().iter().map(info).collect()
+        all.into_iter().map(info).collect()
     }
 }

@@ -5,6 +5,7 @@ mod quiesce;
 mod reports;
 
 use super::assigned::{AssignedDevice, DomainMembers};
+use super::begin::Spawned;
 use super::channel::{Channel, watched};
 use super::counts::Counts;
 use super::journal_store::{Handing, JournalStore};
@@ -15,15 +16,15 @@ use super::threads::Threads;
 use super::turns;
 use crate::model::snapshot::Workers;
 use crate::protocol::message::{self, Command, Report};
+use crate::reaper::{has_ended, reap};
 use crate::times::{PROCESS_ANSWER, PROCESS_END, PROCESS_IDLE};
 use lost::Lost;
 use manyring_engine::aside;
 use quiesce::Quiescing;
 use rustix::fd::OwnedFd;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Signal, pidfd_send_signal};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::io::Interest;
@@ -320,7 +321,7 @@ impl DeviceProcess {
                 tracing::error!(process = self.name, %error, "starting the device process failed");
                 self.end("it was not started");
             }
-            Ok((child, socket)) => self.look_after(child, socket, &mut orders).await,
+            Ok(spawned) => self.look_after(spawned, &mut orders).await,
         }
         // The descriptors of unsent commands are closed where a close may block.
         orders.close();
@@ -338,20 +339,19 @@ impl DeviceProcess {
 
     async fn look_after(
         &self,
-        mut child: Child,
-        socket: OwnedFd,
+        Spawned { mut child, pidfd, socket }: Spawned,
         orders: &mut mpsc::Receiver<OutgoingMessage>,
     ) {
         self.pid.store(child.id(), Ordering::Relaxed);
         tracing::info!(process = self.name, pid = child.id(), "device process started");
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK).ok());
-        let pidfd = pidfd.and_then(|fd| watched(fd, Interest::READABLE).ok());
-        let (Some(pidfd), Ok(channel)) =
-            (pidfd, Channel::new(socket, self.members.janitor.clone()))
+        let watches = pidfd.try_clone().and_then(|pidfd| watched(pidfd, Interest::READABLE));
+        let (Ok(pidfd), Ok(channel)) =
+            (watches, Channel::new(socket, self.members.janitor.clone()))
         else {
             self.end("no file descriptor available to watch it");
-            aside(move || (child.kill(), child.wait())).await;
+            let _ = child.kill();
+            aside(move || has_ended(&pidfd, None)).await;
+            reap(child);
             return;
         };
         let members = &self.members;
@@ -391,8 +391,10 @@ impl DeviceProcess {
             // The last lines of a process are logged before what follows its end.
             outgoing.end().await;
         }
+        // Its files were closed before its pidfd told its end: nobody waits until it is reaped.
+        reap(child);
         let socket = channel.into_socket();
-        aside(move || (drop(socket), child.wait())).await;
+        aside(move || drop(socket)).await;
     }
 
     /// The reports that the process may send at once after this command: a session may begin. The

@@ -227,13 +227,16 @@ impl Service {
 
     /// Takes sockets over that another process has handed in, under the names of
     /// [`Self::listening`].
-    pub(crate) fn hand_in(&self, sockets: Vec<HandedSocket>) {
-        let handed = sockets.into_iter().map(|HandedSocket { name, socket, file }| {
-            // The kernel knows by which path the file is reached now.
-            let path = file.and_then(|file| crate::fds::path_of(&file));
-            Handed { name, socket, path }
-        });
-        self.handed().extend(handed);
+    pub(crate) async fn hand_in(&self, sockets: Vec<HandedSocket>) {
+        let (sockets, files): (Vec<_>, Vec<_>) =
+            sockets.into_iter().map(|handed| ((handed.name, handed.socket), handed.file)).unzip();
+        // The kernel knows by which path a file is reached now. It tells that in /proc.
+        let path = |file: Option<OwnedFd>| file.and_then(|file| crate::fds::path_of(&file));
+        let paths = aside(move || files.into_iter().map(path).collect::<Vec<_>>());
+        let paths = tokio::time::timeout(SOCKETS_REMOVE, paths).await.ok().flatten();
+        let paths = paths.unwrap_or_default().into_iter().chain(std::iter::repeat_with(|| None));
+        let handed = |((name, socket), path)| Handed { name, socket, path };
+        self.handed().extend(sockets.into_iter().zip(paths).map(handed));
     }
 
     /// Copies of all sockets that listen, for another process, with their names, and with their

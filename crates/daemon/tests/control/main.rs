@@ -17,3 +17,4 @@ mod reload;
 mod roles;
 mod scrape;
 mod slow_host;
+mod slow_proc;

@@ -16,6 +16,7 @@ mod idle;
 mod net;
 mod outlived;
 mod parked;
+mod reaped;
 mod stopped;
 mod taken;
 mod takeover;

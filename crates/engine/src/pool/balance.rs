@@ -1,7 +1,7 @@
 //! Moves queues between workers: measures, lets the policy decide, moves.
 //!
-//! Runs on the control thread, and only after a worker has said that it is saturated or mostly
-//! sleeps: an idle daemon has no timer.
+//! Runs on the control thread, which never reads /proc itself, and only after a worker has said
+//! that it is saturated or mostly sleeps: an idle daemon has no timer.
 //! ```text
 //! loop:  wait until a worker says that it is saturated, or that it mostly sleeps
 //!        measure for a window: 50 ms if a worker is saturated, else a second
@@ -14,6 +14,7 @@
 mod tests;
 
 use crate::accounts::{ThreadTimes, idle_ns};
+use crate::blocking::aside;
 use crate::policy::placement::{Move, Placement, QueueLoad, Window, WorkerLoad};
 use crate::pool::handle::Route;
 use crate::pool::{Home, Pool};
@@ -55,18 +56,18 @@ impl Pool {
         let mut placement = Placement::default();
         loop {
             let mut is_saturated = self.reports.hear().await;
-            let routes = self.routes();
-            let mut before = self.sample(&routes);
+            let routes: Arc<[_]> = self.routes().into();
+            let Some(mut before) = self.sampled(&routes).await else { continue };
             if !is_saturated {
                 is_saturated = timeout(LONG_WINDOW, self.reports.hear_saturated()).await.is_ok();
                 if is_saturated {
-                    before = self.sample(&routes);
+                    before = self.sampled(&routes).await.unwrap_or(before);
                 }
             }
             if is_saturated {
                 sleep(WINDOW).await;
             }
-            let after = self.sample(&routes);
+            let Some(after) = self.sampled(&routes).await else { continue };
             let now_ns = nanoseconds(after.at.duration_since(began));
             let moves = placement.decide(&window(now_ns, &routes, &before, &after));
             let mut under_way = JoinSet::new();
@@ -86,6 +87,12 @@ impl Pool {
             self.reports.note_outcome(is_saturated || has_moved);
             sleep(PAUSE).await;
         }
+    }
+
+    /// A sample, read beside the control thread: /proc may take long.
+    async fn sampled(self: &Arc<Self>, routes: &Arc<[Arc<Route>]>) -> Option<Sample> {
+        let (pool, routes) = (self.clone(), routes.clone());
+        aside(move || pool.sample(&routes)).await
     }
 
     fn sample(&self, routes: &[Arc<Route>]) -> Sample {

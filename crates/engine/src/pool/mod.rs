@@ -224,9 +224,19 @@ impl Pool {
         self.lock().iter().map(|place| place.stats.clone()).collect()
     }
 
-    /// Every worker that runs, has run or may run.
+    /// Every worker that runs, has run or may run. This reads /proc, which may take long: never on
+    /// the control thread.
     #[must_use]
     pub fn views(&self) -> Vec<WorkerView> {
+        let mut views = self.views_without_times();
+        // Without the lock: whoever starts a queue or feeds the watchdog takes it.
+        for view in &mut views {
+            view.times = view.thread_id.map(thread_times).unwrap_or_default();
+        }
+        views
+    }
+
+    fn views_without_times(&self) -> Vec<WorkerView> {
         let places = self.lock();
         let has_ring = places.iter().find_map(|place| Some(place.open()?.has_ring));
         let view = |index| {
@@ -238,7 +248,7 @@ impl Pool {
                 stats,
                 cpus: self.worker_cpus.get(index).cloned(),
                 thread_id,
-                times: thread_id.map(thread_times).unwrap_or_default(),
+                times: ThreadTimes::default(),
                 is_open: running.is_none_or(|running| {
                     Some(running.has_ring) == has_ring && !running.post.is_held()
                 }),

@@ -127,8 +127,14 @@ impl Worker {
     #[cold]
     fn leave(&mut self) {
         let looks = self.rest.looks_at_ns.take().is_some();
-        if looks && ring_threads(own_id()) <= RING_THREADS_MAX {
-            return;
+        if looks {
+            // Where many programs read /proc, this takes long. The watchdog does not wait for it.
+            self.lot.post.at_rest();
+            let count = ring_threads(own_id());
+            self.lot.post.at_work();
+            if count <= RING_THREADS_MAX {
+                return;
+            }
         }
         self.quit = self.mailbox.close();
         self.rest.leaves_at_ns = Some(self.now_ns + LEAVE_NS);

@@ -48,9 +48,13 @@ pub(in crate::processes) async fn release(
                 true => "image is locked by another process; waiting",
                 false => "requests of a former device process are still in flight; waiting",
             };
-            let disk = shown.disk().clone();
-            let holder = aside(move || disk.image().and_then(Image::other_holder)).await.flatten();
-            tracing::warn!(device, process, holder, "{problem}");
+            let (disk, device) = (shown.disk().clone(), device.to_owned());
+            let process = process.to_owned();
+            // This reads /proc of every process, which may take seconds.
+            tokio::spawn(aside(move || {
+                let holder = disk.image().and_then(Image::other_holder);
+                tracing::warn!(device, process, holder, "{problem}");
+            }));
         }
         sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), FRONT_RETRY)).await;
     }

@@ -81,7 +81,7 @@ impl Processes {
             tracing::warn!(problem, "takeover refused");
             problem.to_owned()
         };
-        if service.is_managed() && !begin::is_next(pid) {
+        if service.is_managed() && aside(move || begin::is_next(pid)).await != Some(true) {
             let problem = "the service manager would kill a process that it has not started; send \
                            SIGUSR2 to this daemon instead";
             return Err(refused(problem));
