@@ -106,6 +106,10 @@ enum Command {
         /// Linux, too.
         #[arg(long, requires = "supervisor")]
         systemd: bool,
+        /// With --processes, --supervisor, --takeovers and --migrations: this many threads read
+        /// all of /proc beside it, which delays the reaping of processes.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        scanners: u32,
     },
     /// Time TCP requests and responses of real guests, with each way of polling.
     GuestRr(guest_load::GuestRr),
@@ -200,8 +204,11 @@ fn run(command: Command) -> Outcome {
         Command::Soak { kill: Some(count), server: Some(server), seed, .. } => {
             soak::kill_servers(server, count, seed)
         }
-        Command::Soak { processes, systemd, ring, seed, release, .. } if processes.is_asked() => {
+        Command::Soak { processes, systemd, ring, seed, release, scanners, .. }
+            if processes.is_asked() =>
+        {
             let profile = if release { "release" } else { "dev" };
+            let _beside = manyring_system::soak::Scanners::start(scanners);
             soak::processes(&processes, systemd, ring, seed, profile)
         }
         Command::Soak { kill: Some(count), ring, seed, .. } => soak::kill(count, ring, seed),

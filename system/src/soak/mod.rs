@@ -14,6 +14,7 @@ mod guest;
 mod kills;
 mod processes;
 mod random;
+mod scanners;
 mod stage;
 mod traces;
 
@@ -23,6 +24,7 @@ pub use device_processes::{
 pub use guest::run as run_guest;
 pub(crate) use kills::COMPARE;
 pub use kills::{Kills, Store, run as run_kills, run_stores as run_store_kills};
+pub use scanners::Scanners;
 
 use crate::{Context, Outcome, check};
 use processes::{Behaved, Hostiles, Report};
