@@ -4,17 +4,20 @@
 //! new      opens what the plan names; what cannot be had is tried again (waiting.rs)
 //! serve    until the process is told to stop:
 //!              a task of a device has ended     its device is shown with the reason
-//!              a change has come                prepare, commit, retire (change.rs); answer
+//!              a change has come                prepare, commit, retire (carry_out.rs); answer
 //! Tasks    a task for each device, with a stop of its own: a `Front`, which opens, listens, serves
 //! ```
-//! Nothing else adds, removes or replaces a device. A change waits for the one before it.
+//! Nothing else adds, removes or replaces a device. A change waits for the one before it, but not
+//! for the end of devices that this one retires (`retiring.rs`), unless both touch the same.
 
 mod admit;
+mod carried;
 mod carry_out;
 mod defer;
 mod front;
 mod kept;
 mod prepare;
+mod retiring;
 mod shared;
 mod waiting;
 
@@ -33,6 +36,7 @@ use front::{Front, Stage};
 use kept::{Kept, with_kept};
 use manyring_engine::{AsideRow, Pool, PoolOptions};
 use manyring_transport::vhost_user::{Endpoint, SocketPermissions};
+use retiring::Retiring;
 use shared::Shared;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -60,6 +64,8 @@ pub(crate) struct DeviceManager {
     /// How many changes this process has seen.
     generation: u64,
     kept: Kept,
+    /// Changes that wait for the end of devices.
+    retiring: Retiring,
     changes: ChangeSender,
     orders: mpsc::Receiver<Order>,
     /// The generation and the plan, for whoever shows them.
@@ -118,6 +124,7 @@ impl DeviceManager {
             pending: HashMap::new(),
             generation: 1,
             kept,
+            retiring: Retiring::default(),
             changes,
             orders,
             shown,
@@ -275,9 +282,9 @@ impl DeviceManager {
                         self.shared.refuse_if_none_is_served()?;
                     }
                 }
-                Some(order) = self.orders.recv() => {
+                Some(next) = self.retiring.next(&mut self.orders) => {
                     tokio::select! {
-                        () = self.handle(order) => {}
+                        () = self.act(next) => {}
                         _ = stops.wait_for(|stop| *stop) => {}
                     }
                 }

@@ -125,7 +125,7 @@ pub(crate) const DENIED_LINE_EACH: Duration = Duration::from_secs(10);
 /// A process reads commands, answers questions, and starts. Over: it is killed.
 pub(crate) const PROCESS_ANSWER: Duration = Duration::from_secs(10);
 /// A process writes its counters for a reader. Over: it is shown as unresponsive, with its last
-/// counters.
+/// counters, and nobody waits for it before it has answered.
 pub(crate) const PROCESS_COUNT: Duration = Duration::from_millis(200);
 /// Sessions of a device get credit for journal updates once in this time.
 pub(crate) const CREDIT_INTERVAL: Duration = Duration::from_secs(1);

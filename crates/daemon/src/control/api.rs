@@ -170,7 +170,7 @@ async fn devices(Extract(state): Extract<State>) -> Result<Response, Refusal> {
     )
 )]
 async fn device(Extract(state): Extract<State>, Name(name): Name) -> Result<Response, Refusal> {
-    state.processes.count().await;
+    state.processes.count_of(&name).await;
     collected(move || entry(&state, &name).map(|device| state.device(&device))).await
 }
 

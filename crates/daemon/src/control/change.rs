@@ -229,7 +229,7 @@ pub(super) async fn announce(
     let device = net_of(&controlled)?;
     let Announce {} = body.parse()?;
     // A device process tells what its guest's driver can when it is asked.
-    state.processes.count().await;
+    state.processes.count_of(&name).await;
     if device.announce() {
         tracing::info!(device = name, "the guest is asked to announce itself");
         return Ok(Json(Announced { name, announces: true }));

@@ -6,66 +6,45 @@
 //! prepare   open what comes, bind its sockets in folders of their own
 //! keep      write down what the control API has asked for (fsync)
 //! commit    rename the sockets: from here on clients connect
-//! retire    stop the tasks of what goes, wait until what they had open is closed
+//! retire    stop the tasks of what goes, wait until what they had open is closed (retiring.rs)
 //! ```
 //! A device that comes can need what one that goes still holds: a file, a socket's name, an
 //! interface. Then that one is retired first, and is put together again if the change fails.
 
 use super::DeviceManager;
+use super::carried::{Carried, Outcome, Rest, Stage};
 use super::defer::Work;
-use super::front::{Front, Stage};
+use super::front::{self, Front};
 use super::kept::{Former, Keep};
 use super::prepare::{Prepared, Ready, refused};
 use super::waiting::{Later, Wait, failed};
-use crate::assemble::{AssembleError, Blk, Kind, Tasks, served};
-use crate::config::diff::{Step, StepInfo, What, diff, diff_of, limits};
+use crate::assemble::{AssembleError, served};
+use crate::config::diff::{Step, What, diff, diff_of, limits};
 use crate::config::plan::{DevicePlan, Found, Plan, Wanted};
-use crate::model::{Change, Done, Entry, Keys, Order, Refused, Who, closed};
-use crate::times::{DEVICE_CLOSE, DEVICE_CLOSE_LOOK};
+use crate::model::{Change, Done, Entry, Keys, Refused, Who};
+use crate::times::DEVICE_CLOSE;
 use manyring_engine::{AsideRow, aside};
-use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
 
 impl DeviceManager {
-    /// Does what is asked, and answers.
-    pub(super) async fn handle(&mut self, order: Order) {
-        let Order { change, who, answer } = order;
-        // During a takeover the change waits here: the next daemon would not know of it, and the
-        // client must not be told that it is done.
-        let _begun = self.processes().change().await;
-        let done = self.change(change, &who).await;
-        let generation = self.generation;
-        let Who { uid, pid, comm } = &who;
-        match &done {
-            Ok(Done { steps, .. }) if !steps.is_empty() => {
-                let steps = in_words(steps);
-                tracing::info!(uid, pid, comm, generation, steps, "changed");
-            }
-            // Whoever asks logs a refusal.
-            Ok(_) | Err(_) => {}
-        }
-        let _ = answer.send(done);
-    }
-
-    async fn change(&mut self, change: Change, who: &Who) -> Result<Done, Refused> {
+    pub(super) async fn change(&mut self, change: Change, who: &Who) -> Result<Outcome, Refused> {
         match change {
             Change::Settle { name } => {
-                self.settle(&name).await;
-                Ok(self.done(&[]))
+                Ok(self.settle(&name).unwrap_or_else(|| Outcome::Done(self.done(&[]))))
             }
             Change::Patch { name, keys } => self.patch(&name, &keys).await,
             Change::Mtu { name, mtu } => {
                 let keys = Keys::from_iter([("mtu".to_owned(), mtu.into())]);
-                let done = self.patch(&name, &keys).await?;
-                if let (true, Some(device)) = (done.steps.is_empty(), self.find(&name)) {
+                let outcome = self.patch(&name, &keys).await?;
+                if let Outcome::Done(Done { steps, .. }) = &outcome
+                    && let (true, Some(device)) = (steps.is_empty(), self.find(&name))
+                {
                     self.set(None, &device).await?;
                 }
-                Ok(done)
+                Ok(outcome)
             }
             Change::Put { device, text } => self.put(device, text, who).await,
             Change::Limit { group, keys } => self.limit(&group, &keys).await,
@@ -86,14 +65,15 @@ impl DeviceManager {
                 }
                 let steps = self.all_steps(&desired).await?;
                 if dry_run {
-                    return Ok(self.done(&steps));
+                    return Ok(Outcome::Done(self.done(&steps)));
                 }
-                self.carry_out(desired, steps, false, None).await
+                let carried = Carried { is_whole: true, ..Carried::new(desired, steps) };
+                self.carry_out(carried, false, None).await
             }
         }
     }
 
-    async fn put(&mut self, device: Wanted, text: String, who: &Who) -> Result<Done, Refused> {
+    async fn put(&mut self, device: Wanted, text: String, who: &Who) -> Result<Outcome, Refused> {
         let name = &device.plan().name;
         self.is_of_api(name, "change")?;
         self.may_have_more(&device)?;
@@ -101,7 +81,7 @@ impl DeviceManager {
         let steps = diff_of(name, &self.plan, &desired);
         self.check(&steps, &desired, false).await?;
         let keep = Keep { name: name.clone(), text: Some((text, who.uid)) };
-        self.carry_out(desired, steps, false, Some(keep)).await
+        self.carry_out(Carried::new(desired, steps), false, Some(keep)).await
     }
 
     /// Refuses what the next look at the configuration file would undo.
@@ -126,7 +106,7 @@ impl DeviceManager {
         Err(Refused::Conflict(problem))
     }
 
-    async fn patch(&mut self, name: &str, keys: &Keys) -> Result<Done, Refused> {
+    async fn patch(&mut self, name: &str, keys: &Keys) -> Result<Outcome, Refused> {
         let missing = || Refused::Missing(format!("no device is named {name:?}"));
         let device = self.find(name).ok_or_else(missing)?;
         let patched = device.patched(keys).map_err(Refused::Wrong)?;
@@ -140,25 +120,25 @@ impl DeviceManager {
         let desired = self.plan.clone().with(&patched);
         let steps = diff_of(name, &self.plan, &desired);
         self.check(&steps, &desired, false).await?;
-        self.carry_out(desired, steps, false, keep).await
+        self.carry_out(Carried::new(desired, steps), false, keep).await
     }
 
-    async fn limit(&mut self, group: &str, keys: &Keys) -> Result<Done, Refused> {
+    async fn limit(&mut self, group: &str, keys: &Keys) -> Result<Outcome, Refused> {
         let missing = || Refused::Missing(format!("no [[limit]] is named {group:?}"));
         let mut desired = self.plan.clone();
         let found = desired.limit.iter_mut().find(|plan| plan.name == group).ok_or_else(missing)?;
         *found = found.changed(keys).map_err(Refused::Wrong)?;
         let steps: Vec<_> = limits(&self.plan, &desired).into_iter().collect();
         self.check(&steps, &desired, false).await?;
-        self.carry_out(desired, steps, false, None).await
+        self.carry_out(Carried::new(desired, steps), false, None).await
     }
 
-    async fn delete(&mut self, name: &str, force: bool) -> Result<Done, Refused> {
+    async fn delete(&mut self, name: &str, force: bool) -> Result<Outcome, Refused> {
         self.is_of_api(name, "remove")?;
         let desired = self.plan.clone().without(|device| device.name == name);
         let steps = diff_of(name, &self.plan, &desired);
         let keep = Keep { name: name.to_owned(), text: None };
-        self.carry_out(desired, steps, force, Some(keep)).await
+        self.carry_out(Carried::new(desired, steps), force, Some(keep)).await
     }
 
     /// The steps to a whole plan, which may have thousands of devices.
@@ -191,52 +171,83 @@ impl DeviceManager {
         }
     }
 
-    fn done(&self, steps: &[Step]) -> Done {
+    pub(super) fn done(&self, steps: &[Step]) -> Done {
         Done { generation: self.generation, steps: steps.iter().map(Step::info).collect() }
     }
 
     /// Carries the steps out: switches come before their ports, and go after them.
     async fn carry_out(
         &mut self,
-        desired: Plan,
-        steps: Vec<Step>,
+        carried: Carried,
         force: bool,
         keep: Option<Keep>,
-    ) -> Result<Done, Refused> {
-        let switches = self.shared.host.switches.clone();
-        let (mut comes, mut goes) = (Vec::new(), Vec::new());
-        for step in &steps {
-            match &step.what {
-                What::AddSwitch(plan) => comes.push(plan.clone()),
-                What::RemoveSwitch => goes.push(step.name.clone()),
-                _ => {}
+    ) -> Result<Outcome, Refused> {
+        if self.retiring.holds_up(&carried.steps) {
+            return Ok(Outcome::PutOff);
+        }
+        let steps = carried.steps.clone();
+        self.add_switches(&steps).await?;
+        let carried = match self.begin(carried, force, keep).await {
+            Ok(carried) => carried,
+            Err(error) => {
+                self.remove_switches(&steps, false).await;
+                return Err(error);
             }
+        };
+        if carried.leaving.is_empty() {
+            return self.carry_on(carried).await.map(Outcome::Done);
         }
-        let come: Vec<_> = comes.iter().map(|plan| plan.name.clone()).collect();
-        if !comes.is_empty() {
-            let opened = aside(move || switches.add(&comes));
-            let opened = tokio::time::timeout(DEVICE_CLOSE, opened).await.ok().flatten();
-            let slow = || Refused::Host("timed out; a host call is blocked".to_owned());
-            opened.ok_or_else(slow)?.map_err(|error| refused(&error))?;
+        let (leaving, replaced) = (carried.leaving.clone(), carried.replaced.clone());
+        Ok(Outcome::Waits { leaving, replaced, rest: Rest::Change(Box::new(carried)) })
+    }
+
+    /// Carries out the rest of a change, whose devices that go have ended.
+    pub(super) async fn carry_on(&mut self, carried: Carried) -> Result<Done, Refused> {
+        let steps = carried.steps.clone();
+        let done = self.finish(carried).await;
+        self.remove_switches(&steps, done.is_ok()).await;
+        done
+    }
+
+    async fn add_switches(&self, steps: &[Step]) -> Result<(), Refused> {
+        let plan_of = |step: &Step| match &step.what {
+            What::AddSwitch(plan) => Some(plan.clone()),
+            _ => None,
+        };
+        let comes: Vec<_> = steps.iter().filter_map(plan_of).collect();
+        if comes.is_empty() {
+            return Ok(());
         }
-        let done = self.carry_out_devices(desired, steps, force, keep).await;
-        let gone = if done.is_ok() { goes } else { come };
+        let switches = self.shared.host.switches.clone();
+        let opened = aside(move || switches.add(&comes));
+        let opened = tokio::time::timeout(DEVICE_CLOSE, opened).await.ok().flatten();
+        let slow = || Refused::Host("timed out; a host call is blocked".to_owned());
+        opened.ok_or_else(slow)?.map_err(|error| refused(&error))
+    }
+
+    /// Removes the switches that go; or those that came, if the change has failed.
+    async fn remove_switches(&self, steps: &[Step], is_done: bool) {
+        let goes = |step: &&Step| match &step.what {
+            What::AddSwitch(_) => !is_done,
+            What::RemoveSwitch => is_done,
+            _ => false,
+        };
+        let gone: Vec<_> = steps.iter().filter(goes).map(|step| step.name.clone()).collect();
         if !gone.is_empty() {
             let switches = self.shared.host.switches.clone();
             aside(move || switches.remove(&gone)).await;
         }
-        done
     }
 
-    async fn carry_out_devices(
+    /// Makes the part of a change for which no device has to end.
+    async fn begin(
         &mut self,
-        desired: Plan,
-        steps: Vec<Step>,
+        mut carried: Carried,
         force: bool,
         keep: Option<Keep>,
-    ) -> Result<Done, Refused> {
-        let Work { leaving, coming, live, deferred } = self.work(&steps);
-        let replaced = coming.iter().map(|device| device.plan().name.clone()).collect();
+    ) -> Result<Carried, Refused> {
+        let Work { leaving, coming, live, deferred } = self.work(&carried.steps);
+        carried.replaced = coming.iter().map(|device| device.plan().name.clone()).collect();
         let removes = keep.as_ref().is_some_and(|keep| keep.text.is_none());
         let unused = |manager: &Self| match force {
             true => Ok(()),
@@ -247,32 +258,48 @@ impl DeviceManager {
             .into_iter()
             .partition(|device| leaving.iter().any(|other| device.needs_what_of(other)));
         self.live(&live).await?;
-        self.follow_links(&desired);
+        self.follow_links(&carried.desired);
         // A front-end can have connected during the calls above.
         let prepared = self.prepare(early).await;
-        let mut prepared = match prepared.and_then(|all| unused(self).map(|()| all)) {
+        let prepared = match prepared.and_then(|all| unused(self).map(|()| all)) {
             Ok(prepared) => prepared,
-            Err(error) => return self.undo(&live, Vec::new(), error).await,
+            Err(error) => return Err(self.undo(&live, Vec::new(), error).await),
         };
-        let mut retired = Vec::new();
-        if !late.is_empty() {
-            self.retire(&leaving, &replaced).await;
-            retired.clone_from(&leaving);
-            match self.prepare(late).await {
-                Ok(more) => prepared.extend(more),
-                Err(error) => {
-                    drop(prepared);
-                    return self.undo(&live, retired, error).await;
+        carried.stage = if late.is_empty() {
+            match self.commit(prepared, keep).await {
+                Ok(ready) => Stage::Ready(ready),
+                Err(error) => return Err(self.undo(&live, Vec::new(), error).await),
+            }
+        } else {
+            Stage::Late { late, prepared, keep }
+        };
+        carried.generation = self.generation;
+        (carried.leaving, carried.live, carried.deferred) = (leaving, live, deferred);
+        Ok(carried)
+    }
+
+    async fn finish(&mut self, carried: Carried) -> Result<Done, Refused> {
+        let Carried { desired, steps, is_whole, leaving, live, deferred, stage, .. } = carried;
+        let ready = match stage {
+            Stage::Ready(ready) => ready,
+            Stage::Late { late, mut prepared, keep } => {
+                match self.prepare(late).await {
+                    Ok(more) => prepared.extend(more),
+                    Err(error) => {
+                        drop(prepared);
+                        return Err(self.undo(&live, leaving, error).await);
+                    }
+                }
+                match self.commit(prepared, keep).await {
+                    Ok(ready) => ready,
+                    Err(error) => return Err(self.undo(&live, leaving, error).await),
                 }
             }
-        }
-        let ready = match self.commit(prepared, keep).await {
-            Ok(ready) => ready,
-            Err(error) => return self.undo(&live, retired, error).await,
         };
-        if retired.is_empty() {
-            self.retire(&leaving, &replaced).await;
-        }
+        let desired = match self.generation == carried.generation {
+            true => desired,
+            false => self.rebased(desired, &steps, is_whole),
+        };
         for ready in ready {
             let front = ready.shown(&self.shared);
             self.start(front);
@@ -305,7 +332,7 @@ impl DeviceManager {
         live: &[(Wanted, Wanted)],
         retired: Vec<Wanted>,
         error: Refused,
-    ) -> Result<Done, Refused> {
+    ) -> Refused {
         self.restore(retired).await;
         let back: Vec<_> = live.iter().map(|(old, new)| (new.clone(), old.clone())).collect();
         if let Err(error) = self.live(&back).await {
@@ -313,7 +340,7 @@ impl DeviceManager {
             let devices = names.join(", ");
             tracing::error!(devices, %error, "rolling back a change failed");
         }
-        Err(error)
+        error
     }
 
     pub(super) fn find(&self, name: &str) -> Option<Wanted> {
@@ -394,44 +421,6 @@ impl DeviceManager {
         }
     }
 
-    /// Stops these devices, and waits until what they had open is closed. Those that are
-    /// `replaced` are shown as such until others have their names.
-    pub(super) async fn retire(&mut self, devices: &[Wanted], replaced: &HashSet<String>) {
-        let names: Vec<_> = devices.iter().map(|device| device.plan().name.as_str()).collect();
-        let ending: Vec<_> = names.iter().filter_map(|name| self.tasks.stop(name)).collect();
-        let mut left = Vec::new();
-        for name in &names {
-            if let Some(Entry::Served(served)) = self.shared.devices.find(name) {
-                left.push((*name, is_open(&served.part.kind)));
-            }
-        }
-        let have_ended = Tasks::await_ends(ending, &names).await;
-        let mut closing = JoinSet::new();
-        for name in &names {
-            let shown = match replaced.contains(*name) {
-                true => self.shared.devices.make_way(name),
-                false => self.shared.devices.remove(name),
-            };
-            shown.into_iter().for_each(|entry| drop(closing.spawn(closed(entry))));
-            self.pending.remove(*name);
-        }
-        let began = Instant::now();
-        // An image that does not close in time goes on closing, and nobody waits for it.
-        let _ = tokio::time::timeout(DEVICE_CLOSE, closing.join_all()).await;
-        if !have_ended {
-            // A task of a removed device has not ended: the log names it already, and the file of
-            // that device stays open until the task ends.
-            return;
-        }
-        while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {
-            if began.elapsed() > DEVICE_CLOSE {
-                tracing::warn!(device, "closing it is blocked; not waiting");
-                return;
-            }
-            sleep(DEVICE_CLOSE_LOOK).await;
-        }
-    }
-
     /// Puts devices together again that were retired for a change that has failed. One that cannot
     /// be had any more is tried again.
     pub(super) async fn restore(&mut self, devices: Vec<Wanted>) {
@@ -446,7 +435,7 @@ impl DeviceManager {
                     };
                     let mut wait = Wait::new(self.shared.clone(), device.clone());
                     wait.note(&error);
-                    let stage = Stage::Waits(Later::Held);
+                    let stage = front::Stage::Waits(Later::Held);
                     Front { wanted: device, wait, stage, served, begins: None }
                 }
             };
@@ -463,32 +452,4 @@ impl DeviceManager {
         row.go_on();
         named.published().await
     }
-}
-
-/// Whether something of a device that was removed is still open: its task has ended, but a worker
-/// or a thread of the disk may have it until a call of the kernel comes back.
-fn is_open(kind: &Kind) -> Box<dyn Fn() -> bool + Send + Sync> {
-    match kind {
-        Kind::Blk(Blk::Virtio(device)) => {
-            let (disk, device) = (Arc::downgrade(device.disk()), Arc::downgrade(device));
-            Box::new(move || disk.strong_count() + device.strong_count() > 0)
-        }
-        // A disk of a Xen guest is no device of a plan.
-        Kind::Blk(Blk::Xen(_)) => Box::new(|| false),
-        Kind::Net(device) => {
-            let (port, device) = (Arc::downgrade(device.port()), Arc::downgrade(device));
-            Box::new(move || port.strong_count() + device.strong_count() > 0)
-        }
-    }
-}
-
-fn in_words(steps: &[StepInfo]) -> String {
-    /// Steps that a line of the log names.
-    const NAMED_MAX: usize = 8;
-    let words = |step: &StepInfo| format!("{} {}", step.step, step.device);
-    let mut named: Vec<_> = steps.iter().take(NAMED_MAX).map(words).collect();
-    if steps.len() > NAMED_MAX {
-        named.push(format!("and {} more", steps.len() - NAMED_MAX));
-    }
-    named.join(", ")
 }

@@ -2,6 +2,7 @@
 //! is connected (live), or put off until its session has ended (reconnect).
 
 use super::DeviceManager;
+use super::carried::{Outcome, Rest};
 use crate::assemble::Kind;
 use crate::config::diff::{Step, What};
 use crate::config::plan::{Class, LimitPlan, Plan, Wanted};
@@ -106,7 +107,7 @@ impl DeviceManager {
         for (_, device) in live {
             let name = device.plan().name.clone();
             if let Some(Entry::Waiting(_)) = self.shared.devices.find(&name) {
-                self.retire(std::slice::from_ref(&device), &[name].into()).await;
+                self.retire(std::slice::from_ref(&device), [name].into()).await;
                 self.restore(vec![device]).await;
             }
         }
@@ -149,24 +150,21 @@ impl DeviceManager {
         });
     }
 
-    /// Replaces a device by the one that was put off, unless a front-end has connected by
-    /// then. One that cannot be had is tried again.
-    pub(super) async fn settle(&mut self, name: &str) {
-        let Some(device) = self.pending.remove(name) else { return };
+    /// Replaces a device by the one that was put off, unless a front-end has connected by then. One
+    /// that cannot be had is tried again. `None`: there is nothing to replace.
+    pub(super) fn settle(&mut self, name: &str) -> Option<Outcome> {
+        let device = self.pending.remove(name)?;
         // Live keys can have changed since.
         let device = self.find(name).unwrap_or(device);
-        let Some(Entry::Served(served)) = self.shared.devices.find(name) else { return };
+        let Some(Entry::Served(served)) = self.shared.devices.find(name) else { return None };
         let keys = served.pending_keys();
         drop(served);
         if self.is_connected(name) {
             self.defer(device, keys);
-            return;
+            return None;
         }
-        let replaced = [name.to_owned()].into();
-        self.retire(std::slice::from_ref(&device), &replaced).await;
-        self.restore(vec![device]).await;
-        let keys = keys.join(", ");
-        tracing::info!(device = name, keys, "deferred change carried out");
+        let (leaving, replaced) = (vec![device.clone()], [name.to_owned()].into());
+        Some(Outcome::Waits { leaving, replaced, rest: Rest::Settle { device, keys } })
     }
 }
 

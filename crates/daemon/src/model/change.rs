@@ -14,7 +14,7 @@ const CHANGES_MAX: usize = 16;
 pub(crate) type Keys = serde_json::Map<String, serde_json::Value>;
 
 /// A change that somebody asks for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Change {
     /// A device of the control API as `device` says, with the request's keys as they are kept.
     Put { device: Wanted, text: String },
@@ -31,6 +31,20 @@ pub(crate) enum Change {
     /// The devices of the configuration file become those of this plan. With `dry_run` the steps
     /// are only told; with `if_match` only if this is the generation.
     All { plan: Box<Plan>, dry_run: bool, if_match: Option<u64> },
+}
+
+impl Change {
+    /// The device that it names; none for a group or a whole plan.
+    pub(crate) fn device(&self) -> Option<&str> {
+        match self {
+            Self::Put { device, .. } => Some(&device.plan().name),
+            Self::Patch { name, .. }
+            | Self::Mtu { name, .. }
+            | Self::Settle { name }
+            | Self::Delete { name, .. } => Some(name),
+            Self::Limit { .. } | Self::All { .. } => None,
+        }
+    }
 }
 
 /// The steps that were carried out, or would be.

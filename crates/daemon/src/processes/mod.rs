@@ -419,16 +419,31 @@ impl Processes {
     }
 
     /// Asks every device process for its counters. A process that does not answer in time is shown
-    /// as unresponsive, and its devices with their last counters.
+    /// as unresponsive, and its devices with their last counters. Nobody waits for it a second time
+    /// before it has answered.
     pub(crate) async fn count(&self) {
         let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
-        let until = Instant::now() + PROCESS_COUNT;
+        Self::count_all(processes, |_| true).await;
+    }
+
+    /// As [`Self::count`], for one device: no other device's process is asked.
+    pub(crate) async fn count_of(&self, device: &str) {
+        let has = |kept: &&Serving| kept.process.has(device);
+        let process = self.lock().values().find(has).map(|kept| kept.process.clone());
+        Self::count_all(process.into_iter().collect(), |name| name == device).await;
+    }
+
+    /// Asks these processes for the counters of the devices for which `is_meant` is true.
+    async fn count_all(processes: Vec<Arc<DeviceProcess>>, is_meant: impl Fn(&str) -> bool) {
+        let began = Instant::now();
         let asked: Vec<_> =
             processes.into_iter().filter_map(|process| Some((process.ask()?, process))).collect();
         for (question, process) in asked {
-            let answers = tokio::time::timeout_at(until, process.answered(question)).await.is_ok();
+            let longest = if process.answers() { PROCESS_COUNT } else { Duration::ZERO };
+            let answered = process.answered(question);
+            let answers = tokio::time::timeout_at(began + longest, answered).await.is_ok();
             process.note_answer(answers);
-            let counts: Vec<Arc<Counts>> = process.counts();
+            let counts: Vec<Arc<Counts>> = process.counts(&is_meant);
             // The files are the supervisor's own memfds; they are read off the control thread all
             // the same.
             aside(move || counts.iter().for_each(|counts| counts.read())).await;

@@ -127,8 +127,11 @@ impl DeviceProcess {
         self.lock().values().map(|device| device.assigned.journals.clone()).collect()
     }
 
-    pub(super) fn counts(&self) -> Vec<Arc<Counts>> {
-        self.lock().values().map(|device| device.assigned.counts.clone()).collect()
+    /// The counters of its devices for which `is_meant` is true.
+    pub(super) fn counts(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Arc<Counts>> {
+        let devices = self.lock();
+        let meant = devices.iter().filter(|(name, _)| is_meant(name));
+        meant.map(|(_, device)| device.assigned.counts.clone()).collect()
     }
 
     /// The state of its workers, from its last report.

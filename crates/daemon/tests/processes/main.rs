@@ -17,6 +17,7 @@ mod net;
 mod outlived;
 mod parked;
 mod reaped;
+mod silent;
 mod stopped;
 mod taken;
 mod takeover;

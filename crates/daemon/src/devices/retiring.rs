@@ -1,0 +1,273 @@
+//! Changes that retire devices: they wait for the end of these devices beside all other changes.
+//!
+//! A device process that does not stop a device has 10 s for that, and its requests have further
+//! 10 s to end. Only changes that touch such a device wait for it.
+//! ```text
+//! begin     prepare, keep, stop the tasks of what goes        by the device manager
+//! wait      until they have ended, and what they had is closed       beside it
+//! go on     prepare what needs what they had; commit; start; answer   by the manager
+//! ```
+//! A change that names one of these devices, or that needs what one of them has, is put off until
+//! then, and so are those behind it that name the same device.
+
+use super::DeviceManager;
+use super::carried::{Outcome, Rest, in_words};
+use crate::assemble::{Blk, Kind, Tasks};
+use crate::config::diff::{Step, What};
+use crate::config::plan::{Plan, Wanted};
+use crate::model::{Change, Done, Entry, Order, Refused, Who, closed};
+use crate::times::{DEVICE_CLOSE, DEVICE_CLOSE_LOOK};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use tokio::sync::{OwnedRwLockReadGuard, mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Most changes that are put off. Further ones wait in the queue of all.
+const PUT_OFF_MAX: usize = 16;
+
+/// Who waits for the answer to a change. No takeover begins before the answer.
+#[derive(Debug)]
+struct Client {
+    who: Who,
+    answer: oneshot::Sender<Result<Done, Refused>>,
+    _begun: OwnedRwLockReadGuard<()>,
+}
+
+/// A change whose devices end.
+#[derive(Debug)]
+struct Held {
+    devices: Vec<Wanted>,
+    rest: Rest,
+    client: Client,
+}
+
+/// What the device manager does next.
+#[derive(Debug)]
+pub(super) enum Next {
+    Asked(Order),
+    /// The devices of the change with this number have ended.
+    Ended(u64),
+}
+
+/// The changes that wait for the end of devices, or of those changes.
+#[derive(Debug, Default)]
+pub(super) struct Retiring {
+    ends: JoinSet<u64>,
+    held: HashMap<u64, Held>,
+    next: u64,
+    put_off: VecDeque<Order>,
+}
+
+impl Retiring {
+    /// What is to be done next; `None`: nothing can come.
+    pub(super) async fn next(&mut self, orders: &mut mpsc::Receiver<Order>) -> Option<Next> {
+        // Further changes wait in the queue of all while many are put off.
+        let has_room = self.put_off.len() < PUT_OFF_MAX;
+        tokio::select! {
+            Some(ended) = self.ended() => Some(Next::Ended(ended)),
+            Some(order) = orders.recv(), if has_room => Some(Next::Asked(order)),
+            else => None,
+        }
+    }
+
+    /// The number of a change whose devices have ended; `None` if there is none.
+    async fn ended(&mut self) -> Option<u64> {
+        loop {
+            // A task that panicked has left its change behind, and nobody can say whose it was.
+            if let Ok(number) = self.ends.join_next().await? {
+                return Some(number);
+            }
+        }
+    }
+
+    fn devices(&self) -> impl Iterator<Item = &Wanted> {
+        self.held.values().flat_map(|held| &held.devices)
+    }
+
+    /// True if a change has to wait whatever its steps are. A plan of the whole file has to wait
+    /// for each device of the file that ends: no step tells that it is to stay as it was.
+    fn holds(&self, change: &Change) -> bool {
+        if matches!(change, Change::All { .. }) {
+            return self.devices().any(|device| !device.is_of_api());
+        }
+        let Some(name) = change.device() else { return false };
+        self.devices().any(|device| device.plan().name == name)
+            || self.put_off.iter().any(|order| order.change.device() == Some(name))
+    }
+
+    /// True if a step touches a device that ends, or needs what that one has.
+    pub(super) fn holds_up(&self, steps: &[Step]) -> bool {
+        let touches = |step: &Step, other: &Wanted| {
+            let comes = match &step.what {
+                What::Add(device) | What::Change(device, ..) => Some(device),
+                _ => None,
+            };
+            step.name == other.plan().name
+                || comes.is_some_and(|device| device.needs_what_of(other))
+        };
+        steps.iter().any(|step| self.devices().any(|other| touches(step, other)))
+    }
+}
+
+impl DeviceManager {
+    pub(super) async fn act(&mut self, next: Next) {
+        match next {
+            Next::Asked(order) => self.handle(order).await,
+            Next::Ended(number) => self.go_on(number).await,
+        }
+    }
+
+    /// Does what is asked, and answers; or begins with it, and goes on when devices have ended.
+    async fn handle(&mut self, order: Order) {
+        // During a takeover the change waits here: the next daemon would not know of it, and the
+        // client must not be told that it is done.
+        let begun = self.processes().change().await;
+        if self.retiring.holds(&order.change) {
+            self.retiring.put_off.push_back(order);
+            return;
+        }
+        let Order { change, who, answer } = order;
+        let again = (!self.retiring.held.is_empty()).then(|| change.clone());
+        let outcome = self.change(change, &who).await;
+        let client = Client { who, answer, _begun: begun };
+        match (outcome, again) {
+            (Ok(Outcome::Done(done)), _) => self.answer(client, Ok(done)),
+            (Ok(Outcome::Waits { leaving, replaced, rest }), _) => {
+                let ended = self.begin_to_retire(&leaving, replaced);
+                let number = self.retiring.next;
+                self.retiring.next += 1;
+                self.retiring.held.insert(number, Held { devices: leaving, rest, client });
+                self.retiring.ends.spawn(async move {
+                    ended.await;
+                    number
+                });
+            }
+            (Ok(Outcome::PutOff), Some(change)) => {
+                let Client { who, answer, .. } = client;
+                self.retiring.put_off.push_back(Order { change, who, answer });
+            }
+            // Nothing is put off while no device ends.
+            (Ok(Outcome::PutOff), None) => self.answer(client, Err(Refused::Busy)),
+            (Err(refused), _) => self.answer(client, Err(refused)),
+        }
+    }
+
+    /// Goes on with a change whose devices have ended, and then with those that it held up.
+    async fn go_on(&mut self, number: u64) {
+        let Some(Held { rest, client, .. }) = self.retiring.held.remove(&number) else { return };
+        let done = match rest {
+            Rest::Change(carried) => self.carry_on(*carried).await,
+            Rest::Settle { device, keys } => {
+                let name = device.plan().name.clone();
+                self.restore(vec![device]).await;
+                let keys = keys.join(", ");
+                tracing::info!(device = name, keys, "deferred change carried out");
+                Ok(self.done(&[]))
+            }
+        };
+        self.answer(client, done);
+        for order in std::mem::take(&mut self.retiring.put_off) {
+            self.handle(order).await;
+        }
+    }
+
+    fn answer(&self, client: Client, done: Result<Done, Refused>) {
+        let (generation, Who { uid, pid, comm }) = (self.generation, &client.who);
+        match &done {
+            Ok(Done { steps, .. }) if !steps.is_empty() => {
+                let steps = in_words(steps);
+                tracing::info!(uid, pid, comm, generation, steps, "changed");
+            }
+            // Whoever asks logs a refusal.
+            Ok(_) | Err(_) => {}
+        }
+        let _ = client.answer.send(done);
+    }
+
+    /// Stops these devices, and waits until what they had open is closed.
+    pub(super) async fn retire(&mut self, devices: &[Wanted], replaced: HashSet<String>) {
+        self.begin_to_retire(devices, replaced).await;
+    }
+
+    /// Stops these devices. The future waits until what they had open is closed. Those that are
+    /// `replaced` are shown as such until others have their names.
+    fn begin_to_retire(
+        &mut self,
+        devices: &[Wanted],
+        replaced: HashSet<String>,
+    ) -> impl Future<Output = ()> + use<> {
+        let names: Vec<_> = devices.iter().map(|device| device.plan().name.clone()).collect();
+        let ending: Vec<_> = names.iter().filter_map(|name| self.tasks.stop(name)).collect();
+        let mut left = Vec::new();
+        for name in &names {
+            if let Some(Entry::Served(served)) = self.shared.devices.find(name) {
+                left.push((name.clone(), is_open(&served.part.kind)));
+            }
+            self.pending.remove(name);
+        }
+        let shared = self.shared.clone();
+        async move {
+            let all: Vec<_> = names.iter().map(String::as_str).collect();
+            let have_ended = Tasks::await_ends(ending, &all).await;
+            let mut closing = JoinSet::new();
+            for name in &names {
+                let shown = match replaced.contains(name) {
+                    true => shared.devices.make_way(name),
+                    false => shared.devices.remove(name),
+                };
+                shown.into_iter().for_each(|entry| drop(closing.spawn(closed(entry))));
+            }
+            let began = Instant::now();
+            // An image that does not close in time goes on closing, and nobody waits for it.
+            let _ = timeout(DEVICE_CLOSE, closing.join_all()).await;
+            if !have_ended {
+                // A task of a removed device has not ended: the log names it already, and the file
+                // of that device stays open until the task ends.
+                return;
+            }
+            while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {
+                if began.elapsed() > DEVICE_CLOSE {
+                    tracing::warn!(device, "closing it is blocked; not waiting");
+                    return;
+                }
+                sleep(DEVICE_CLOSE_LOOK).await;
+            }
+        }
+    }
+
+    /// The plan of a change that has waited: the running one with these steps, since other changes
+    /// were carried out meanwhile. `desired`: the plan that was aimed at; `is_whole`: it has all
+    /// devices and groups of the file.
+    pub(super) fn rebased(&self, desired: Plan, steps: &[Step], is_whole: bool) -> Plan {
+        if !is_whole {
+            return steps.iter().fold(self.plan.clone(), |plan, step| match &step.what {
+                What::Add(device) | What::Change(device, ..) => plan.with(device),
+                What::Remove => plan.without(|device| device.name == step.name),
+                _ => plan,
+            });
+        }
+        let names: HashSet<_> = steps.iter().map(|step| step.name.as_str()).collect();
+        let is_other = |device: &Wanted| !names.contains(device.plan().name.as_str());
+        let running = self.plan.wanted().filter(is_other);
+        let plan = desired.without(|device| !names.contains(device.name.as_str()));
+        running.fold(plan, |plan, device| plan.with(&device))
+    }
+}
+
+/// Whether something of a device that was removed is still open: its task has ended, but a worker
+/// or a thread of the disk may have it until a call of the kernel comes back.
+fn is_open(kind: &Kind) -> Box<dyn Fn() -> bool + Send + Sync> {
+    match kind {
+        Kind::Blk(Blk::Virtio(device)) => {
+            let (disk, device) = (Arc::downgrade(device.disk()), Arc::downgrade(device));
+            Box::new(move || disk.strong_count() + device.strong_count() > 0)
+        }
+        // A disk of a Xen guest is no device of a plan.
+        Kind::Blk(Blk::Xen(_)) => Box::new(|| false),
+        Kind::Net(device) => {
+            let (port, device) = (Arc::downgrade(device.port()), Arc::downgrade(device));
+            Box::new(move || port.strong_count() + device.strong_count() > 0)
+        }
+    }
+}
