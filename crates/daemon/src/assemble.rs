@@ -7,6 +7,7 @@ pub(crate) mod options;
 mod part;
 pub(crate) mod port;
 mod qemu_helper;
+pub(crate) mod remote;
 mod switch;
 mod tasks;
 pub(crate) mod wanted;
@@ -24,7 +25,7 @@ use manyring_backend::blk::ImageError;
 use manyring_backend::net::switch::SwitchError;
 use manyring_backend::net::tap::TapError;
 use manyring_memory::MemoryError;
-use manyring_nbd::{JoinError, TlsError};
+use manyring_nbd::JoinError;
 use manyring_transport::vhost_user::{Endpoint, ListenError, ServeOptions, check_path};
 use std::error::Error;
 use std::io;
@@ -82,10 +83,7 @@ impl AssembleError {
             Self::Socket { source, .. } => matches!(source, ListenError::Taken { .. }),
             Self::Helper { source, .. } => source.is_held(),
             // A server that is not there yet comes.
-            Self::Nbd { source, .. } => {
-                let is_cut = matches!(source, JoinError::Tls(TlsError::Unanswered));
-                is_cut || matches!(source, JoinError::Connect(_) | JoinError::Silent(_))
-            }
+            Self::Nbd { source, .. } => source.passes(),
             _ => false,
         }
     }

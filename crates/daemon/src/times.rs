@@ -75,6 +75,13 @@ pub(crate) const DEVICE_HELD: Duration = Duration::from_millis(500);
 
 /// A server answers a request. Over: the connection counts as dead, and another one is made.
 pub(crate) const NBD_REQUEST: Duration = Duration::from_secs(30);
+/// The host connects to a server, and the server negotiates. Over: that has failed, and is tried
+/// again.
+pub(crate) const NBD_CONNECT: Duration = Duration::from_secs(5);
+/// The supervisor connects once in this time for a disk of a device process that asks without end.
+pub(crate) const NBD_CONNECT_EACH: Duration = Duration::from_millis(10);
+/// A process starts, and asks a server for its export. Over: the device waits, and is tried again.
+pub(crate) const NBD_MEASURE: Duration = Duration::from_secs(10);
 /// A helper answers a command of its monitor. Over: the command fails, and the helper is replaced.
 pub(crate) const HELPER_MONITOR: Duration = Duration::from_secs(5);
 /// One of the steps in which the first start of a helper is waited for.

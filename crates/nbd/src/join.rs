@@ -1,62 +1,20 @@
 //! `join`: connects to the server and negotiates until transmission, for a limited time. Blocks.
 
 use super::clock::now;
+use super::credentials::Credentials;
+use super::error::JoinError;
+use super::server::{Connected, Server, Target, wait};
 use super::tls::{Tls, TlsError};
-use manyring_wire::nbd::{Export, Handshake, Host, NbdError, Progress, Uri, Wish};
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fd::{AsFd, OwnedFd};
+use manyring_wire::nbd::{Export, Handshake, Progress, Wish};
+use rustix::event::PollFlags;
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay, socket_error};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType,
-    connect, recv, send, socket_with,
-};
-use rustix::time::Timespec;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::io::{self, ErrorKind};
-use std::net::ToSocketAddrs;
 use std::time::Duration;
 
 /// Bytes of one receive while TLS is negotiated.
 const RECEIVE: usize = 16 << 10;
-
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub enum JoinError {
-    /// Nobody listens, or the network does not lead there.
-    #[error("cannot be connected to: {0}")]
-    Connect(io::Error),
-    /// The connection has ended, or has been silent for too long, before transmission.
-    #[error("has not negotiated: {0}")]
-    Silent(io::Error),
-    /// The server has sent something that the protocol does not allow, or has refused the export.
-    #[error(transparent)]
-    Nbd(#[from] NbdError),
-    /// The server allows one connection alone (no `NBD_FLAG_CAN_MULTI_CONN`), and there is another.
-    #[error("it allows one connection alone now")]
-    Alone,
-    /// One of the two sides does not trust the other, or has broken TLS.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// The server's export cannot be served as a disk, or differs from the disk that the guest was
-    /// told of when it began.
-    #[error("{0}")]
-    Disk(String),
-}
-
-impl JoinError {
-    /// True if a server that takes no more connections looks like this: it lets the client wait, or
-    /// ends the connection before it has served it.
-    pub(super) fn is_limit(&self) -> bool {
-        match self {
-            Self::Connect(error) => {
-                matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
-            }
-            Self::Silent(_) | Self::Nbd(NbdError::Refused(_)) => true,
-            Self::Alone | Self::Tls(TlsError::Unanswered) => true,
-            Self::Nbd(_) | Self::Tls(_) | Self::Disk(_) => false,
-        }
-    }
-}
 
 /// A connection in the transmission phase.
 #[derive(Debug)]
@@ -70,66 +28,38 @@ pub(super) struct Joined {
 }
 
 /// Connects and negotiates; gives up after `limit`.
-pub(super) fn join(uri: &Uri, limit: Duration) -> Result<Joined, JoinError> {
+pub(super) fn join(
+    server: &dyn Server,
+    target: &Target,
+    limit: Duration,
+) -> Result<Joined, JoinError> {
     let deadline = now() + limit;
-    let socket = match &uri.host {
-        Host::Unix(path) => {
-            let address = SocketAddrUnix::new(path.as_str()).map_err(refused)?;
-            let socket = opened(AddressFamily::UNIX)?;
-            // A listener whose backlog is full answers EAGAIN: as if it did not listen yet.
-            connect(&socket, &address).map_err(refused)?;
-            socket
-        }
-        Host::Tcp(host, port) => over_tcp(host, *port, deadline)?,
-    };
+    let connected = server.connect(limit)?;
+    negotiated(connected, target, deadline)
+}
+
+/// Negotiates on a socket until `deadline`.
+pub(super) fn negotiated(
+    connected: Connected,
+    target: &Target,
+    deadline: Duration,
+) -> Result<Joined, JoinError> {
+    let Connected { socket, credentials } = connected;
     let mut talk = Talk { socket, deadline, tls: None, is_answered: false };
-    let wish = Wish { name: uri.export.clone(), tls: uri.tls };
-    let export = negotiate(&mut talk, wish, uri)?;
+    let export = negotiate(&mut talk, target, credentials.as_ref())?;
     let Talk { socket, tls, .. } = talk;
-    rustix::io::ioctl_fionbio(&socket, false).map_err(refused)?;
+    rustix::io::ioctl_fionbio(&socket, false).map_err(|e| JoinError::Connect(e.into()))?;
     Ok(Joined { socket, export, tls, is_shared: false })
 }
 
-fn refused(errno: Errno) -> JoinError {
-    JoinError::Connect(errno.into())
-}
-
-fn opened(family: AddressFamily) -> Result<OwnedFd, JoinError> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(family, SocketType::STREAM, flags, None).map_err(refused)
-}
-
-fn over_tcp(host: &str, port: u16, deadline: Duration) -> Result<OwnedFd, JoinError> {
-    let addresses = (host, port).to_socket_addrs().map_err(JoinError::Connect)?;
-    let mut last = JoinError::Connect(io::Error::from(ErrorKind::NotFound));
-    for address in addresses {
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket = opened(family)?;
-        match to(&socket, address, deadline) {
-            Ok(()) => {
-                // Commands are written whole; waiting for more would only delay them.
-                let _ = set_tcp_nodelay(&socket, true);
-                let _ = set_socket_keepalive(&socket, true);
-                return Ok(socket);
-            }
-            Err(error) => last = JoinError::Connect(error),
-        }
-    }
-    Err(last)
-}
-
-fn to(socket: &OwnedFd, address: std::net::SocketAddr, deadline: Duration) -> io::Result<()> {
-    match connect(socket, &SocketAddrAny::from(address)) {
-        Err(Errno::INPROGRESS) => {
-            wait(socket, PollFlags::OUT, deadline)?;
-            socket_error(socket)?.map_err(io::Error::from)
-        }
-        other => other.map_err(io::Error::from),
-    }
-}
-
 /// Negotiates with the server until transmission begins.
-fn negotiate(talk: &mut Talk, wish: Wish, uri: &Uri) -> Result<Export, JoinError> {
+fn negotiate(
+    talk: &mut Talk,
+    target: &Target,
+    credentials: Option<&Credentials>,
+) -> Result<Export, JoinError> {
+    let Target { export, tls } = target;
+    let wish = Wish { name: export.clone(), tls: tls.is_some() };
     let mut handshake = Handshake::new(wish)?;
     let (mut out, mut bytes) = (Vec::new(), Vec::new());
     loop {
@@ -137,7 +67,8 @@ fn negotiate(talk: &mut Talk, wish: Wish, uri: &Uri) -> Result<Export, JoinError
         talk.read(&mut bytes)?;
         let progress = handshake.take(&bytes, &mut out)?;
         if progress == Progress::StartTls {
-            talk.start_tls(Tls::connect(uri)?)?;
+            let (name, credentials) = tls.as_deref().zip(credentials).ok_or(TlsError::Ended)?;
+            talk.start_tls(Tls::connect(name, credentials)?)?;
         }
         talk.write(&mut out)?;
         if let Progress::Done(export) = progress {
@@ -153,22 +84,6 @@ struct Talk {
     tls: Option<Box<Tls>>,
     /// The server has sent data under TLS, so it has accepted our certificate.
     is_answered: bool,
-}
-
-/// Waits until `fd` is ready for `events`, or it is past `deadline`.
-fn wait(fd: impl AsFd, events: PollFlags, deadline: Duration) -> io::Result<()> {
-    loop {
-        let left = deadline.saturating_sub(now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        let left = Timespec::try_from(left).map_err(|_| ErrorKind::InvalidInput)?;
-        match poll(&mut [PollFd::new(&fd, events)], Some(&left)) {
-            Ok(0) | Err(Errno::INTR) => {}
-            Ok(_) => return Ok(()),
-            Err(errno) => return Err(errno.into()),
-        }
-    }
 }
 
 impl Talk {

@@ -9,7 +9,7 @@
 //! reconnector.rs
 //!               the disk's thread: connects, again and again; line.rs: what a queue sees of it
 //!               reconnector/: which queue has which, and one for several queues
-//! join.rs       connects and negotiates
+//! join.rs       negotiates on a socket of server.rs, with the certificates of credentials.rs
 //! channel.rs    a connection as a queue has it; tls.rs: the TLS session on it
 //! watched.rs    for workers without io_uring
 //! ```
@@ -22,6 +22,8 @@
 mod asked;
 mod channel;
 mod clock;
+mod credentials;
+mod error;
 #[cfg(any(fuzzing, test))]
 pub mod fuzzing;
 mod incoming;
@@ -29,21 +31,26 @@ mod join;
 mod line;
 mod queue;
 mod reconnector;
+mod server;
 mod session;
 mod tls;
 mod watched;
 
-pub use join::JoinError;
-pub use manyring_wire::nbd::{Host, Uri, UriError};
-pub use reconnector::NbdOptions;
+pub use credentials::Credentials;
+pub use error::JoinError;
+pub use manyring_wire::nbd::{Blocks, Export, Host, Uri, UriError};
+pub use reconnector::{NbdOptions, fits};
+pub use server::{Address, Connected, Server, Target};
 pub use tls::TlsError;
 
+use channel::Channel;
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
-use manyring_wire::nbd::{CAN_MULTI_CONN, Export, READ_ONLY, SEND_TRIM, SEND_WRITE_ZEROES};
+use manyring_wire::nbd::{CAN_MULTI_CONN, READ_ONLY, SEND_TRIM, SEND_WRITE_ZEROES};
 use queue::NbdQueue;
 use reconnector::Reconnector;
 use rustix::io::Errno;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The largest block size in bytes that a guest is told.
 const BLOCK_MAX: u32 = 4096;
@@ -61,13 +68,42 @@ impl NbdDisk {
     /// [`JoinError`].
     pub fn open(options: NbdOptions) -> Result<Self, JoinError> {
         let disk = Self { reconnector: Reconnector::open(options)? };
-        let min = disk.reconnector.told().blocks.min;
-        if min > BLOCK_MAX {
-            let problem = format!("its blocks of {min} bytes are larger than {BLOCK_MAX}");
-            return Err(JoinError::Disk(problem));
-        }
-        Ok(disk)
+        check(&disk.reconnector.told()).map(|()| disk)
     }
+
+    /// The disk of which the guest was `told`, as [`measure`] has found it. It is connected to when
+    /// a queue needs that: its server may be away.
+    ///
+    /// # Errors
+    /// The system has no thread.
+    pub fn told(options: NbdOptions, told: Export) -> Result<Self, JoinError> {
+        Ok(Self { reconnector: Reconnector::begin(options, told, None)? })
+    }
+}
+
+/// The export of a server, to which `connected` leads; the connection ends. Gives up after `limit`.
+///
+/// # Errors
+/// [`JoinError`].
+pub fn measure(
+    connected: Connected,
+    target: &Target,
+    limit: Duration,
+) -> Result<Export, JoinError> {
+    let joined = join::negotiated(connected, target, clock::now() + limit)?;
+    let export = joined.export;
+    Channel::new(joined).leave();
+    check(&export).map(|()| export)
+}
+
+/// Checks that a guest can be told of this export.
+fn check(export: &Export) -> Result<(), JoinError> {
+    let min = export.blocks.min;
+    if min > BLOCK_MAX {
+        let problem = format!("its blocks of {min} bytes are larger than {BLOCK_MAX}");
+        return Err(JoinError::Disk(problem));
+    }
+    Ok(())
 }
 
 impl Disk for NbdDisk {
@@ -80,7 +116,7 @@ impl Disk for NbdDisk {
     }
 
     fn queues_max(&self) -> usize {
-        if self.reconnector.told().flags & CAN_MULTI_CONN == 0 { 1 } else { usize::MAX }
+        queues_max(&self.reconnector.told())
     }
 
     fn resize(&self, size: Option<u64>) -> Result<Geometry, Errno> {
@@ -119,8 +155,15 @@ impl Drop for NbdDisk {
     }
 }
 
+/// Queues that a disk can have at most, of an export of the server.
+#[must_use]
+pub fn queues_max(export: &Export) -> usize {
+    if export.flags & CAN_MULTI_CONN == 0 { 1 } else { usize::MAX }
+}
+
 /// The disk's geometry, as a guest sees it, of an export of the server.
-fn geometry(export: &Export, read_only: bool) -> Geometry {
+#[must_use]
+pub fn geometry(export: &Export, read_only: bool) -> Geometry {
     let has = |flag| export.flags & flag != 0;
     let block_size = if export.blocks.min > 512 { BLOCK_MAX } else { 512 };
     let physical_block_size = export.blocks.preferred.clamp(block_size, BLOCK_MAX);

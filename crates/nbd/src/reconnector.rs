@@ -26,11 +26,14 @@ mod trial;
 
 use super::channel::Channel;
 use super::clock::now;
-use super::join::{JoinError, Joined, join};
+use super::error::JoinError;
+use super::join::{Joined, join};
 use super::line::{Counts, Line, News, Seat};
+use super::server::{Server, Target};
 use absence::Absence;
 use grants::{Holds, MORE_MIN, YIELD_LIMIT};
-use manyring_wire::nbd::{Export, READ_ONLY, SEND_FLUSH, Uri};
+use manyring_backend::sys::starter::{self, Role};
+use manyring_wire::nbd::{Export, READ_ONLY, SEND_FLUSH};
 use share::Share;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -63,8 +66,10 @@ pub(super) const TICKS: u32 = 4;
 pub struct NbdOptions {
     /// The device, in the log.
     pub name: String,
-    /// Where the disk is.
-    pub uri: Uri,
+    /// Where the connections to its server come from.
+    pub server: Arc<dyn Server>,
+    /// What the server is asked for.
+    pub target: Target,
     /// The guest may not write.
     pub read_only: bool,
     /// How long requests wait for a server that is gone before they fail; `None`: for ever.
@@ -119,6 +124,13 @@ struct State {
     trial: trial::Trial,
 }
 
+impl NbdOptions {
+    /// Connects and negotiates; gives up after `limit`.
+    fn join(&self, limit: Duration) -> Result<Joined, JoinError> {
+        join(&*self.server, &self.target, limit)
+    }
+}
+
 enum Job {
     Tick,
     Try,
@@ -130,15 +142,23 @@ enum Job {
 impl Reconnector {
     /// Connects for the first time, and starts the thread.
     pub(super) fn open(options: NbdOptions) -> Result<Arc<Self>, JoinError> {
-        let first = join(&options.uri, JOIN_LIMIT)?;
-        let told = first.export;
+        let first = options.join(JOIN_LIMIT)?;
+        Self::begin(options, first.export, Some(first))
+    }
+
+    /// Starts the thread. The guest was `told` of a disk; `spare`: a connection to it.
+    pub(super) fn begin(
+        options: NbdOptions,
+        told: Export,
+        spare: Option<Joined>,
+    ) -> Result<Arc<Self>, JoinError> {
         let now = now();
         let state = Mutex::new(State {
             told,
             lines: Vec::new(),
             counts: Vec::new(),
             asking: VecDeque::new(),
-            spare: Some(first),
+            spare,
             share: None,
             yielding: None,
             limit: None,
@@ -161,7 +181,8 @@ impl Reconnector {
         let reconnector = Arc::new(Self { options, state, wake: Condvar::new() });
         let of_thread = reconnector.clone();
         let thread = std::thread::Builder::new().name("disk-nbd".to_owned());
-        thread.spawn(move || of_thread.run()).map_err(JoinError::Connect)?;
+        let started = starter::spawn(Role::Server, thread, move || of_thread.run());
+        started.map_err(JoinError::Connect)?;
         Ok(reconnector)
     }
 
@@ -249,7 +270,7 @@ impl Reconnector {
 
     /// Connects to see the export as it is now.
     pub(super) fn export(&self) -> Result<Export, JoinError> {
-        let joined = join(&self.options.uri, JOIN_LIMIT)?;
+        let joined = self.options.join(JOIN_LIMIT)?;
         let export = joined.export;
         // The server may take few connections: this one is not kept for a queue.
         Channel::new(joined).leave();
@@ -333,7 +354,7 @@ impl Reconnector {
         drop(state);
         let began = now();
         let limit = if open > 0 { EXTRA_LIMIT } else { JOIN_LIMIT };
-        let joined = spare.map_or_else(|| join(&self.options.uri, limit), Ok);
+        let joined = spare.map_or_else(|| self.options.join(limit), Ok);
         let mut state = self.lock();
         let fit = joined.and_then(|joined| {
             self.fits(&state.told, &joined.export)?;
@@ -422,23 +443,31 @@ impl Reconnector {
         state.asking.iter().for_each(|line| line.tell(News::GaveUp));
     }
 
-    /// Checks that `new` is still the disk that the guest was told.
     fn fits(&self, told: &Export, new: &Export) -> Result<(), JoinError> {
-        let lacks = |flag| told.flags & flag != 0 && new.flags & flag == 0;
-        let is_writable = |export: &Export| export.flags & READ_ONLY == 0;
-        let problem = if new.size < told.size {
-            format!("its disk has {} bytes, the guest was told {}", new.size, told.size)
-        } else if !self.options.read_only && is_writable(told) && !is_writable(new) {
-            "its disk cannot be written any more".to_owned()
-        } else if new.blocks.min > told.blocks.min {
-            format!("its blocks have {} bytes now", new.blocks.min)
-        } else if lacks(SEND_FLUSH) {
-            "it cannot flush any more".to_owned()
-        } else {
-            return Ok(());
-        };
-        Err(JoinError::Disk(problem))
+        fits(told, new, self.options.read_only)
     }
+}
+
+/// Checks that `new` is still the disk that the guest was told. `read_only`: the guest may not
+/// write to it.
+///
+/// # Errors
+/// [`JoinError::Disk`].
+pub fn fits(told: &Export, new: &Export, read_only: bool) -> Result<(), JoinError> {
+    let lacks = |flag| told.flags & flag != 0 && new.flags & flag == 0;
+    let is_writable = |export: &Export| export.flags & READ_ONLY == 0;
+    let problem = if new.size < told.size {
+        format!("its disk has {} bytes, the guest was told {}", new.size, told.size)
+    } else if !read_only && is_writable(told) && !is_writable(new) {
+        "its disk cannot be written any more".to_owned()
+    } else if new.blocks.min > told.blocks.min {
+        format!("its blocks have {} bytes now", new.blocks.min)
+    } else if lacks(SEND_FLUSH) {
+        "it cannot flush any more".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(JoinError::Disk(problem))
 }
 
 impl State {

@@ -1,7 +1,7 @@
 //! `Tls`: a TLS 1.3 session over bytes that were received, and bytes to be sent. It has no socket.
 //!
 //! ```text
-//! connect(uri)          reads the certificates, in the files that QEMU has for a client
+//! connect(name, ..)     with the certificates (`credentials.rs`)
 //! shake(out)            false while the handshake needs more of the peer; `out` is to be sent
 //! open(bytes, out)      decrypts what has come; plain() has it, consume() drops the first of it
 //! seal(bytes, out)      encrypts what is to be sent
@@ -11,7 +11,8 @@
 //! server can ask for new keys without pause: rustls takes 32 such requests between two records
 //! with data, and then ends the session.
 
-use manyring_wire::nbd::{Host, Uri};
+use super::credentials::Credentials;
+use rustix::io::Errno;
 use rustls::client::{ClientConnectionData, UnbufferedClientConnection, WebPkiServerVerifier};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, ServerName};
@@ -20,11 +21,9 @@ use rustls::unbuffered::{
 };
 use rustls::{AlertDescription, CertificateError, ClientConfig, Error, RootCertStore};
 use std::fmt::{self, Debug, Formatter};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The folder of the certificates if the URI names none: the one that QEMU uses.
-const FOLDER: &str = "/etc/pki/qemu";
 /// Bytes that a record needs beside its data: header, content type and tag, with some to spare.
 const RECORD_MORE: usize = 64;
 /// Bytes of data of a record at most.
@@ -77,6 +76,20 @@ pub enum TlsError {
     /// Any other fault, of the server or of its certificate.
     #[error("has broken TLS: {0}")]
     Other(Error),
+}
+
+impl TlsError {
+    /// The text, in which a file has its name alone.
+    #[must_use]
+    pub fn without_folder(&self) -> String {
+        match self {
+            Self::File { path, problem } => {
+                let path = path.file_name().map(PathBuf::from).unwrap_or_default();
+                Self::File { path, problem: problem.clone() }.to_string()
+            }
+            error => error.to_string(),
+        }
+    }
 }
 
 impl From<Error> for TlsError {
@@ -141,18 +154,14 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// A session with the server of `uri` that has not begun. Reads files.
+    /// A session that has not begun, with a server whose certificate has this name.
     ///
     /// # Errors
     /// [`TlsError::File`] or [`TlsError::Name`].
-    pub(super) fn connect(uri: &Uri) -> Result<Self, TlsError> {
-        let host = match &uri.host {
-            Host::Unix(_) => "",
-            Host::Tcp(host, _) => host,
-        };
-        let host = uri.hostname.as_deref().unwrap_or(host).to_owned();
+    pub(super) fn connect(host: &str, credentials: &Credentials) -> Result<Self, TlsError> {
+        let host = host.to_owned();
         let name = ServerName::try_from(host.clone()).map_err(|_| TlsError::Name(host))?;
-        let config = config(Path::new(uri.certificates.as_deref().unwrap_or(FOLDER)))?;
+        let config = config(credentials)?;
         let connection = UnbufferedClientConnection::new(Arc::new(config), name)?;
         let (sealed, plain, unsealed) = (Vec::new(), Vec::new(), Vec::new());
         Ok(Self { connection, sealed, plain, first: 0, unsealed })
@@ -309,47 +318,49 @@ fn append(
     }
 }
 
-/// Builds rustls' configuration from the files of `folder`: `ca-cert.pem`, the authorities whose
-/// servers are trusted; if it exists, `ca-crl.pem`, the certificates that they have revoked; if
-/// they exist, `client-cert.pem` and `client-key.pem`, the daemon's own certificate and its key.
-fn config(folder: &Path) -> Result<ClientConfig, TlsError> {
+/// Builds rustls' configuration of the texts of the files.
+fn config(credentials: &Credentials) -> Result<ClientConfig, TlsError> {
+    let [authorities, revoked, certificate, key] = credentials.named();
     let mut roots = RootCertStore::empty();
-    let file = folder.join("ca-cert.pem");
-    for certificate in all::<CertificateDer<'static>>(&file)? {
-        let added = roots.add(certificate);
-        added.map_err(|error| TlsError::File { path: file.clone(), problem: error.to_string() })?;
+    for certificate in all::<CertificateDer<'static>>(&authorities)? {
+        roots.add(certificate).map_err(|error| unfit(&authorities, &error))?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone());
-    let revoked = folder.join("ca-crl.pem");
-    let verifier = match revoked.exists() {
-        true => verifier.with_crls(all::<CertificateRevocationListDer<'static>>(&revoked)?),
-        false => verifier,
+    let verifier = match revoked.1 {
+        Some(_) => verifier.with_crls(all::<CertificateRevocationListDer<'static>>(&revoked)?),
+        None => verifier,
     };
-    let unfit = |path: PathBuf| {
-        move |error: &dyn fmt::Display| TlsError::File { path, problem: error.to_string() }
-    };
-    let verifier = verifier.build().map_err(|error| unfit(revoked)(&error))?;
+    let verifier = verifier.build().map_err(|error| unfit(&revoked, &error))?;
     let config = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_webpki_verifier(verifier);
-    let [certificate, key] = ["client-cert.pem", "client-key.pem"].map(|name| folder.join(name));
-    if !certificate.exists() && !key.exists() {
+    if certificate.1.is_none() && key.1.is_none() {
         return Ok(config.with_no_client_auth());
     }
     let chain = all::<CertificateDer<'static>>(&certificate)?;
-    let private = PrivateKeyDer::from_pem_file(&key);
-    let private = private.map_err(|error| unfit(key.clone())(&said(&error)))?;
-    config.with_client_auth_cert(chain, private).map_err(|error| unfit(key)(&error))
+    let private = PrivateKeyDer::from_pem_slice(text(&key)?.as_bytes());
+    let private = private.map_err(|error| unfit(&key, &said(&error)))?;
+    config.with_client_auth_cert(chain, private).map_err(|error| unfit(&key, &error))
+}
+
+/// The path and the text of a file.
+type Named<'a> = (PathBuf, Option<&'a str>);
+
+fn unfit((path, _): &Named<'_>, problem: &dyn fmt::Display) -> TlsError {
+    TlsError::File { path: path.clone(), problem: problem.to_string() }
+}
+
+fn text<'a>(file: &Named<'a>) -> Result<&'a str, TlsError> {
+    file.1.ok_or_else(|| unfit(file, &Errno::NOENT))
 }
 
 /// All items of one kind in a PEM file: one at least.
-fn all<T: PemObject>(path: &Path) -> Result<Vec<T>, TlsError> {
-    let file = |problem: String| TlsError::File { path: path.to_owned(), problem };
-    let found = T::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<T>, _>>);
-    let found = found.map_err(|error| file(said(&error)))?;
+fn all<T: PemObject>(file: &Named<'_>) -> Result<Vec<T>, TlsError> {
+    let found = T::pem_slice_iter(text(file)?.as_bytes()).collect::<Result<Vec<T>, _>>();
+    let found = found.map_err(|error| unfit(file, &said(&error)))?;
     if found.is_empty() {
-        return Err(file("nothing of the kind is in it".to_owned()));
+        return Err(unfit(file, &"nothing of the kind is in it"));
     }
     Ok(found)
 }

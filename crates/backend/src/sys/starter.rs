@@ -22,6 +22,8 @@ pub enum Role {
     Worker,
     /// Serves the requests of one disk that may wait.
     Disk,
+    /// Negotiates with the server of a disk, and carries what queues send it together.
+    Server,
     /// Touches the file descriptors of a front-end.
     Janitor,
     /// Looks at other threads.

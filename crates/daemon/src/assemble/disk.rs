@@ -1,6 +1,7 @@
 //! The backend of a disk, opened.
 
 use super::qemu_helper::{HelperDisk, HelperError, HelperOptions};
+use super::remote::{Remote, Remotely};
 use crate::config::plan::{DiskPlan, Format, HelperPlan, NbdPlan, Pinned};
 use crate::protocol::spec::DiskFaultSpec;
 use crate::times::NBD_REQUEST;
@@ -11,7 +12,7 @@ use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
 use manyring_memory::MemoryError;
-use manyring_nbd::{JoinError, NbdDisk, NbdOptions};
+use manyring_nbd::{Address, JoinError, NbdDisk, NbdOptions, Target, Uri};
 use rustix::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -46,7 +47,12 @@ pub(crate) struct Means<'a> {
     pub(crate) held: Option<OwnedFd>,
     /// The folder of the sockets of helpers.
     pub(crate) helpers: Option<&'a Path>,
+    /// A device process talks to the disk's server; `None`: this process does.
+    pub(crate) remotely: Option<Remotely>,
 }
+
+/// A disk that was opened, with the server that a device process talks to.
+pub(crate) type Open = (Arc<dyn Disk>, Option<Arc<Remote>>);
 
 /// Opens a disk for the device `name`, whose guest is told `block_size`, if it is given. May block.
 ///
@@ -55,23 +61,19 @@ pub(crate) struct Means<'a> {
 pub(crate) fn open(
     (name, plan): (&str, &DiskPlan),
     (read_only, block_size): (bool, Option<u32>),
-    Means { io_uring, held, helpers }: Means<'_>,
-) -> Result<Arc<dyn Disk>, DiskError> {
-    Ok(match plan {
+    Means { io_uring, held, helpers, remotely }: Means<'_>,
+) -> Result<Open, DiskError> {
+    let disk: Arc<dyn Disk> = match plan {
         DiskPlan::Null { size } => Arc::new(NullDisk::new(*size)),
         DiskPlan::Memory { size } => Arc::new(match held {
             Some(file) => MemoryDisk::handed(file, *size)?,
             None => MemoryDisk::new(*size)?,
         }),
-        DiskPlan::Nbd(NbdPlan { uri, reconnect, .. }) => Arc::new(NbdDisk::open(NbdOptions {
-            name: name.to_owned(),
-            uri: uri.clone(),
-            read_only,
-            reconnect: reconnect.map(Duration::from_secs),
-            request_timeout: NBD_REQUEST,
-        })?),
+        DiskPlan::Nbd(NbdPlan { uri, reconnect, .. }) => {
+            return Ok(of_server((name, uri), (read_only, *reconnect), remotely)?);
+        }
         DiskPlan::Helper(HelperPlan { format, path, direct, reconnect }) => {
-            Arc::new(HelperDisk::open(HelperOptions {
+            let options = HelperOptions {
                 name: name.to_owned(),
                 // A plan with a helper has a `state_dir`.
                 folder: helpers.map(Path::to_owned).unwrap_or_default(),
@@ -79,9 +81,10 @@ pub(crate) fn open(
                 image: path.clone(),
                 direct: *direct,
                 read_only,
-                reconnect: reconnect.map(Duration::from_secs),
-                request_timeout: NBD_REQUEST,
-            })?)
+            };
+            let serve = |uri: &Uri| of_server((name, uri), (read_only, *reconnect), remotely);
+            let (disk, remote) = HelperDisk::open(options, serve)?;
+            return Ok((Arc::new(disk), remote));
         }
         DiskPlan::File { path, pinned, direct, lock_with_rings, format } => {
             let any_content = *format == Some(Format::Raw);
@@ -98,7 +101,29 @@ pub(crate) fn open(
             let image = Image::open_held((found, path), options, held)?;
             if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) }
         }
-    })
+    };
+    Ok((disk, None))
+}
+
+/// The disk of a server: of this process, or measured for a device process. May block.
+fn of_server(
+    (name, uri): (&str, &Uri),
+    (read_only, reconnect): (bool, Option<u64>),
+    remotely: Option<Remotely>,
+) -> Result<Open, JoinError> {
+    if let Some(remotely) = remotely {
+        let remote = Remote::open(name, uri, read_only, remotely)?;
+        return Ok((remote.clone(), Some(remote)));
+    }
+    let disk = NbdDisk::open(NbdOptions {
+        name: name.to_owned(),
+        server: Arc::new(Address::of(uri)),
+        target: Target::of(uri),
+        read_only,
+        reconnect: reconnect.map(Duration::from_secs),
+        request_timeout: NBD_REQUEST,
+    })?;
+    Ok((Arc::new(disk), None))
 }
 
 /// The disk with what is to go wrong.

@@ -1,5 +1,6 @@
 //! `Part`: a device that is put together, as whoever shows or changes it sees it.
 
+use super::remote::Remote;
 use manyring_backend::blk::{Disk, Geometry};
 use manyring_device::Device;
 use manyring_device::blk::BlkDevice;
@@ -21,6 +22,8 @@ pub(crate) struct Part {
     pub(crate) origin: &'static str,
     /// The trust domain whose device process serves it.
     pub(crate) process: Option<String>,
+    /// The server of its disk, if a device process talks to it.
+    pub(crate) remote: Option<Arc<Remote>>,
 }
 
 /// The device as what it is.
@@ -40,7 +43,8 @@ pub(crate) enum Blk {
 impl Part {
     /// A device that no front-end uses yet.
     pub(crate) fn new(kind: Kind, socket: String, origin: &'static str) -> Self {
-        Self { kind, connected: Connected::new(false), socket, origin, process: None }
+        let connected = Connected::new(false);
+        Self { kind, connected, socket, origin, process: None, remote: None }
     }
 
     /// The device's name in the configuration.

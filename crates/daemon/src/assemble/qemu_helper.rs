@@ -16,7 +16,7 @@ use super::monitor::{Monitor, MonitorError};
 use crate::reaper::reap;
 use crate::times::{HELPER_BACKOFF, HELPER_END, HELPER_LASTS, HELPER_NEXT, HELPER_START_STEP};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
-use manyring_nbd::{Host, JoinError, NbdDisk, NbdOptions, Uri};
+use manyring_nbd::{Host, JoinError, Uri};
 use manyring_transport::vhost_user::SocketName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -71,10 +71,6 @@ pub(super) struct HelperOptions {
     pub(super) direct: bool,
     /// It is only read.
     pub(super) read_only: bool,
-    /// How long requests wait for a helper that is gone; `None`: for ever.
-    pub(super) reconnect: Option<Duration>,
-    /// How long a request may go without an answer.
-    pub(super) request_timeout: Duration,
 }
 
 /// Why there is no helper.
@@ -109,28 +105,31 @@ impl HelperError {
 #[derive(Debug)]
 pub(super) struct HelperDisk {
     // The client ends before the server does.
-    disk: NbdDisk,
+    disk: Arc<dyn Disk>,
     helper: Helper,
 }
 
 impl HelperDisk {
-    /// Starts the child, and connects to it. May block for some seconds.
+    /// Starts the child, and connects to it by `serve`, whose further result is returned. May block
+    /// for some seconds.
     ///
     /// # Errors
     /// [`HelperError`].
-    pub(super) fn open(options: HelperOptions) -> Result<Self, HelperError> {
-        let (name, read_only) = (options.name.clone(), options.read_only);
-        let (reconnect, request_timeout) = (options.reconnect, options.request_timeout);
+    pub(super) fn open<T>(
+        options: HelperOptions,
+        serve: impl FnOnce(&Uri) -> Result<(Arc<dyn Disk>, T), JoinError>,
+    ) -> Result<(Self, T), HelperError> {
+        let name = options.name.clone();
         let helper = Helper::open(options)?;
         let uri = Uri {
             host: Host::Unix(helper.socket.display().to_string()),
-            export: name.clone(),
+            export: name,
             tls: false,
             certificates: None,
             hostname: None,
         };
-        let nbd = NbdOptions { name, uri, read_only, reconnect, request_timeout };
-        Ok(Self { disk: NbdDisk::open(nbd)?, helper })
+        let (disk, more) = serve(&uri)?;
+        Ok((Self { disk, helper }, more))
     }
 }
 
@@ -443,6 +442,7 @@ fn export(options: &HelperOptions) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use manyring_nbd::{Address, NbdDisk, NbdOptions, Target};
     use std::io::{BufRead, BufReader, Write};
 
     fn options(folder: &Path) -> HelperOptions {
@@ -453,8 +453,6 @@ mod tests {
             image: "/srv/a \"b\",c.qcow2".into(),
             direct: true,
             read_only: false,
-            reconnect: None,
-            request_timeout: Duration::from_secs(1),
         }
     }
 
@@ -496,14 +494,26 @@ mod tests {
         assert_eq!(said.lines().last(), Some("last"));
     }
 
+    /// The disk at this place, in this process.
+    fn served(uri: &Uri) -> Result<Arc<dyn Disk>, JoinError> {
+        Ok(Arc::new(NbdDisk::open(NbdOptions {
+            name: "vm1".to_owned(),
+            server: Arc::new(Address::of(uri)),
+            target: Target::of(uri),
+            read_only: false,
+            reconnect: None,
+            request_timeout: Duration::from_secs(1),
+        })?))
+    }
+
     /// A helper whose image has two megabytes, and whose child's answer to `block_resize` is lost.
     fn mute(folder: &Path) -> HelperDisk {
         let image = folder.join("disk.img");
         std::fs::File::create(&image).unwrap().set_len(2 << 20).unwrap();
         let (helpers, direct) = (folder.join("helpers"), false);
-        let disk =
-            HelperDisk::open(HelperOptions { image, direct, format: "raw", ..options(&helpers) });
-        let (disk, (ours, mut relay)) = (disk.unwrap(), UnixStream::pair().unwrap());
+        let options = HelperOptions { image, direct, format: "raw", ..options(&helpers) };
+        let (disk, ()) = HelperDisk::open(options, |uri| Ok((served(uri)?, ()))).unwrap();
+        let (ours, mut relay) = UnixStream::pair().unwrap();
         let child = disk.helper.monitor.lock().replace(Monitor::new(ours)).unwrap().into_stream();
         let (said, mut commands) = (BufReader::new(child.try_clone().unwrap()), child);
         let mut asked = relay.try_clone().unwrap();

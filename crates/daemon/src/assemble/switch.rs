@@ -1,7 +1,8 @@
 //! Plan -> switches, with their uplinks; and the ports of devices.
 
 use super::AssembleError;
-use crate::config::plan::{NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind};
+use super::remote::Measurer;
+use crate::config::plan::{Domains, NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind};
 use manyring_backend::net::Port;
 use manyring_backend::net::switch::uplink::Uplink;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, SwitchPort};
@@ -27,6 +28,10 @@ pub(crate) struct Host {
     pub(crate) adopted_fds: AdoptedFds,
     /// The folder of the sockets of helpers.
     pub(crate) helpers: Option<PathBuf>,
+    /// Which devices are served by a process of their own.
+    pub(crate) domains: Domains,
+    /// Measures the disks of servers for device processes; `None`: there are none.
+    pub(crate) measurer: Option<Arc<dyn Measurer>>,
 }
 
 /// The file descriptors that another process has left to this one, by device: the description that

@@ -1,6 +1,7 @@
 //! Opens the files and ports of a device of the plan, and makes the device of them.
 
 use super::disk::{self, DiskError, Means};
+use super::remote::{Measurer, Remote, Remotely};
 use super::{AssembleError, Blk, Host, Kind, Part, options, port};
 use crate::config::plan::{BlkPlan, DiskPlan, Place, Unfound, Wanted, helped};
 use crate::limits::Groups;
@@ -15,7 +16,8 @@ use std::sync::Arc;
 /// The host's side of a device, opened.
 #[derive(Debug)]
 pub(crate) enum Opened {
-    Disk(Arc<dyn Disk>),
+    /// With the server that has it, if a device process talks to that one.
+    Disk(Arc<dyn Disk>, Option<Arc<Remote>>),
     Port(Arc<dyn Port>, MacAddress),
 }
 
@@ -32,16 +34,22 @@ impl Wanted {
         let unfound = |unfound| AssembleError::unfound(&self.plan().place, unfound);
         self.find().map_err(unfound)?;
         match self {
-            Self::Blk(blk) => open_disk(blk, host).map(Opened::Disk),
+            Self::Blk(blk) => open_disk(blk, self.remotely(host), host)
+                .map(|(disk, remote)| Opened::Disk(disk, remote)),
             Self::Net(net) => port::open(net, host).map(|(port, mac)| Opened::Port(port, mac)),
         }
+    }
+
+    /// What measures the disk of a server, if a device process serves the device.
+    fn remotely(&self, host: &Host) -> Option<Arc<dyn Measurer>> {
+        host.measurer.clone().filter(|_| self.domain(host.domains).is_some())
     }
 
     /// Puts around it what goes wrong on purpose and what captures. May block.
     pub(crate) fn decorated(&self, opened: Opened) -> Result<Opened, AssembleError> {
         match (self, opened) {
-            (Self::Blk(blk), Opened::Disk(disk)) => {
-                Ok(Opened::Disk(disk::decorated(disk, blk.fault)))
+            (Self::Blk(blk), Opened::Disk(disk, remote)) => {
+                Ok(Opened::Disk(disk::decorated(disk, blk.fault), remote))
             }
             (Self::Net(net), Opened::Port(port, mac)) => {
                 Ok(Opened::Port(port::decorated(net, port)?, mac))
@@ -54,8 +62,11 @@ impl Wanted {
     pub(crate) fn made(&self, opened: Opened, (pool, groups): (&Arc<Pool>, &Groups)) -> Made {
         let (plan, shown) = (self.plan(), (self.socket(), self.plan().place.origin()));
         let made = match (self, opened) {
-            (Self::Blk(blk), Opened::Disk(disk)) => {
-                Made::blk(options::of_blk(&plan.name, &blk.settings()), disk, pool, shown)
+            (Self::Blk(blk), Opened::Disk(disk, remote)) => {
+                let options = options::of_blk(&plan.name, &blk.settings());
+                let mut made = Made::blk(options, disk, pool, shown);
+                made.part.remote = remote;
+                made
             }
             (Self::Net(net), Opened::Port(port, mac)) => {
                 let settings = net.settings(mac, net.mtu);
@@ -93,7 +104,11 @@ impl Made {
     }
 }
 
-fn open_disk(blk: &BlkPlan, host: &Host) -> Result<Arc<dyn Disk>, AssembleError> {
+fn open_disk(
+    blk: &BlkPlan,
+    measurer: Option<Arc<dyn Measurer>>,
+    host: &Host,
+) -> Result<disk::Open, AssembleError> {
     let place = &blk.device.place;
     let opened = disk::open(
         (&blk.device.name, &blk.disk),
@@ -102,6 +117,7 @@ fn open_disk(blk: &BlkPlan, host: &Host) -> Result<Arc<dyn Disk>, AssembleError>
             io_uring: host.io_uring,
             held: host.adopted_fds.take(&blk.device.name).pop(),
             helpers: host.helpers.as_deref(),
+            remotely: measurer.map(|measurer| Remotely { measurer, queues: blk.num_queues }),
         },
     );
     opened.map_err(|error| match error {

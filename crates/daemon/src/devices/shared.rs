@@ -5,7 +5,7 @@ use crate::assemble::{AdoptedFds, AssembleError, Host, Made, Opened, Switches, f
 use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
 use crate::limits::Groups;
 use crate::model::{Entry, Registry};
-use crate::processes::{Handoff, Processes};
+use crate::processes::{Handoff, Measuring, Processes};
 use crate::service::{Service, Whose};
 use manyring_engine::Pool;
 use manyring_transport::vhost_user::Endpoint;
@@ -57,6 +57,8 @@ impl Shared {
             switches: Switches::new(&plan.switch)?,
             adopted_fds: AdoptedFds::new(std::mem::take(&mut handoff.opened)),
             helpers: plan.daemon.state_dir.as_ref().map(|folder| folder.join("helpers")),
+            domains: plan.daemon.domains,
+            measurer: Some(Arc::new(Measuring::new(process_arguments(&plan.daemon)))),
         };
         Ok(Self {
             processes,

@@ -4,8 +4,9 @@
 //! ```text
 //! worker    rings, transfers, doorbells          janitor   descriptors, what /proc says of them
 //! disk      transfers                            control   that, and sockets of sessions; calls
-//! log       to write                                       beside it that may block, too
-//! lookout   what /proc says of threads           starter   to make threads and shorten their lists
+//! server    a disk's server, pairs of sockets              beside it that may block, too
+//! log       to write                             starter   to make threads and shorten their lists
+//! lookout   what /proc says of threads
 //! ```
 //! The process has the list of the starter: all of these together. Each thread has in addition what
 //! every thread needs. A list only becomes shorter: a worker that was taken makes no thread, opens
@@ -22,8 +23,15 @@ use seccompiler::{
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All roles.
-pub(super) const ROLES: [Role; 6] =
-    [Role::Worker, Role::Disk, Role::Janitor, Role::Lookout, Role::Log, Role::Control];
+pub(super) const ROLES: [Role; 7] = [
+    Role::Worker,
+    Role::Disk,
+    Role::Server,
+    Role::Janitor,
+    Role::Lookout,
+    Role::Log,
+    Role::Control,
+];
 
 /// The list of a thread of this role, or of the process, as a program for the kernel. Other calls
 /// end in a signal (`denied.rs`).
@@ -38,13 +46,27 @@ pub(super) fn program(role: Option<Role>, is_for_xen: bool) -> Result<BpfProgram
 /// The numbers of its calls.
 fn numbers(role: Option<Role>) -> BTreeSet<i64> {
     let groups: &[&[i64]] = match role {
-        None => &[RINGS, TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS, SESSIONS, THREADS],
-        Some(Role::Worker) => &[RINGS, TRANSFERS, WAITS, DOORBELLS],
+        None => &[
+            RINGS,
+            TRANSFERS,
+            WAITS,
+            DOORBELLS,
+            SHOWN,
+            DESCRIPTORS,
+            SESSIONS,
+            CONNECTIONS,
+            PAIRS,
+            THREADS,
+        ],
+        Some(Role::Worker) => &[RINGS, TRANSFERS, WAITS, DOORBELLS, CONNECTIONS],
         Some(Role::Disk) => &[TRANSFERS],
-        Some(Role::Janitor) => &[TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS],
+        Some(Role::Server) => &[TRANSFERS, WAITS, DOORBELLS, CONNECTIONS, PAIRS],
+        Some(Role::Janitor) => &[TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS, CONNECTIONS],
         Some(Role::Lookout) => &[SHOWN],
         Some(Role::Log) => &[WAITS],
-        Some(Role::Control) => &[TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS, SESSIONS],
+        Some(Role::Control) => {
+            &[TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS, SESSIONS, CONNECTIONS, PAIRS]
+        }
     };
     groups.iter().chain(&[EVERY]).flat_map(|group| group.iter().copied()).collect()
 }
@@ -113,8 +135,20 @@ const SHOWN: &[i64] = &[
 #[rustfmt::skip]
 const DESCRIPTORS: &[i64] = &[
     libc::SYS_fstatfs, libc::SYS_getpeername, libc::SYS_getsockname, libc::SYS_getsockopt,
-    libc::SYS_kcmp, libc::SYS_memfd_create, libc::SYS_prlimit64, libc::SYS_recvfrom,
-    libc::SYS_shutdown, libc::SYS_socket, libc::SYS_uname,
+    libc::SYS_kcmp, libc::SYS_memfd_create, libc::SYS_prlimit64, libc::SYS_socket,
+    libc::SYS_uname,
+];
+
+/// Connections to the server of a disk, and to front-ends.
+#[rustfmt::skip]
+const CONNECTIONS: &[i64] = &[
+    libc::SYS_recvfrom, libc::SYS_shutdown,
+];
+
+/// Pairs of connected sockets.
+#[rustfmt::skip]
+const PAIRS: &[i64] = &[
+    libc::SYS_socketpair,
 ];
 
 /// Sockets of sessions and of the supervisor; devices that come and go.
@@ -123,7 +157,7 @@ const SESSIONS: &[i64] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_dup2,
     libc::SYS_dup3, libc::SYS_epoll_pwait2, libc::SYS_fsync, libc::SYS_recvmsg, libc::SYS_sendmsg,
-    libc::SYS_setsockopt, libc::SYS_socketpair, libc::SYS_timerfd_create,
+    libc::SYS_setsockopt, libc::SYS_timerfd_create,
 ];
 
 /// The making of threads, and what a thread does before its list is shortened.
@@ -171,6 +205,8 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
         (libc::SYS_socketpair, vec![STREAMS.to_vec()]),
         // Without an address it goes to whoever the socket is connected to.
         (libc::SYS_sendto, vec![vec![(5, Eq, 0)]]),
+        // Fast open connects a TCP socket anew, to an address of the caller's choice.
+        (libc::SYS_sendmsg, vec![vec![(2, MaskedEq(FAST_OPEN), 0)]]),
         (libc::SYS_seccomp, vec![vec![(0, Eq, adds), (1, Eq, 0)]]),
     ];
     let mut rules = BTreeMap::new();
@@ -180,6 +216,9 @@ fn rules(is_for_xen: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, BackendErr
     }
     Ok(rules)
 }
+
+/// `MSG_FASTOPEN`
+const FAST_OPEN: u64 = 0x2000_0000;
 
 /// The allowed commands to a descriptor (`fcntl`). None gives a file an owner whom the kernel
 /// signals, and none takes or removes a lock: by the marks of its descriptions the supervisor sees
@@ -234,7 +273,7 @@ mod tests {
                 "{role:?}"
             );
         }
-        for role in [Role::Worker, Role::Disk, Role::Log] {
+        for role in [Role::Worker, Role::Disk, Role::Server, Role::Log] {
             let own = numbers(Some(role));
             for call in [libc::SYS_openat, libc::SYS_socket, libc::SYS_recvmsg, libc::SYS_dup3] {
                 assert!(!own.contains(&call), "{role:?} {call}");
@@ -247,7 +286,7 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     fn lists_have_as_many_calls_as_the_guide_says() {
         let guide = include_str!("../../../../docs/guide/security.md");
-        let names = ["worker", "disk", "janitor", "lookout", "log", "control"];
+        let names = ["worker", "disk", "server", "janitor", "lookout", "log", "control"];
         for (name, role) in names.into_iter().zip(ROLES) {
             let row = format!("{name} {}", numbers(Some(role)).len());
             assert!(guide.contains(&row), "{row}");

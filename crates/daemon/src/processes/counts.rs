@@ -3,7 +3,8 @@
 //! The counters lie in a sealed memfd of fixed size. The device process writes them when it is
 //! asked to; the supervisor reads the file and maps nothing. Any number is a valid counter.
 
-use crate::assemble::Part;
+use crate::assemble::{Kind, Part};
+use manyring_backend::blk::Connection;
 use manyring_engine::QueueStats;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -39,6 +40,11 @@ impl Counts {
     /// Shows what the device process has written.
     pub(super) fn read(&self) {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(remote) = &self.part.remote {
+            remote.show(
+                (0..self.queues).map_while(|at| connection(&file, self.queues, at)).collect(),
+            );
+        }
         let before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
         for (index, before) in before.iter().enumerate() {
             let Some(stats) = self.part.stats(index) else { continue };
@@ -70,8 +76,31 @@ fn size() -> usize {
     QueueStats::NUMBERS_MAX * size_of::<u64>()
 }
 
+/// Numbers of a connection: a 1, what is true of it, and four counters.
+const OF_CONNECTION: usize = 6;
+/// What is true of a connection.
+const IS_UP: u64 = 1;
+const IS_SHARED: u64 = 2;
+
+/// Where the numbers of a connection are, behind the counters of all queues.
+fn place(queues: usize, index: usize) -> u64 {
+    let at = queues * size() + index * OF_CONNECTION * size_of::<u64>();
+    u64::try_from(at).unwrap_or(u64::MAX)
+}
+
+/// The connection of this index; `None`: there are no more.
+fn connection(file: &OwnedFd, queues: usize, index: usize) -> Option<Connection> {
+    let mut bytes = [0; OF_CONNECTION * size_of::<u64>()];
+    let count = rustix::io::pread(file, &mut bytes, place(queues, index)).ok()?;
+    let numbers: Vec<_> = bytes.as_chunks().0.iter().map(|n| u64::from_ne_bytes(*n)).collect();
+    let [1, is, losses, in_flight, bytes_sent, bytes_received] = numbers[..] else { return None };
+    let (is_up, is_shared) = (is & IS_UP != 0, is & IS_SHARED != 0);
+    let connection = Connection { is_up, is_shared, losses, in_flight, bytes_sent, bytes_received };
+    (count == bytes.len()).then_some(connection)
+}
+
 fn blank(queues: usize) -> Result<OwnedFd, Errno> {
-    sealed("counters", queues * size())
+    sealed("counters", usize::try_from(place(queues, queues)).unwrap_or(usize::MAX))
 }
 
 /// Makes a file in memory of `bytes` bytes, sealed so that nobody can change its length.
@@ -85,6 +114,19 @@ pub(super) fn sealed(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
 
 /// Writes the counters of a device where the supervisor reads them.
 pub(super) fn write(file: impl AsFd, part: &Part) {
+    let connections = match &part.kind {
+        Kind::Blk(blk) => blk.disk().connections(),
+        Kind::Net(_) => Vec::new(),
+    };
+    let queues = part.queue_count();
+    for (index, connection) in connections.into_iter().take(queues).enumerate() {
+        let Connection { is_up, is_shared, losses, in_flight, bytes_sent, bytes_received } =
+            connection;
+        let is = (u64::from(is_up) * IS_UP) | (u64::from(is_shared) * IS_SHARED);
+        let numbers = [1, is, losses, in_flight, bytes_sent, bytes_received];
+        let bytes: Vec<_> = numbers.iter().flat_map(|n| n.to_ne_bytes()).collect();
+        let _ = rustix::io::pwrite(&file, &bytes, place(queues, index));
+    }
     for index in 0..part.queue_count() {
         let Some(stats) = part.stats(index) else { continue };
         let bytes: Vec<_> = stats.numbers().iter().flat_map(|n| n.to_ne_bytes()).collect();

@@ -429,9 +429,11 @@ impl Front<'_> {
         // that has the device, and takes the device back.
         self.process = Some(process.clone());
         let (kind, process, marks) = (self.part.kind.clone(), process.clone(), marks.map(Arc::new));
+        let remote = self.part.remote.clone();
         self.marks = marks.as_ref().map_or_else(Weak::new, Arc::downgrade);
-        self.request_servers
-            .spawn(RequestServer { device, kind, process, limits, joins, marks }.attend(asked));
+        self.request_servers.spawn(
+            RequestServer { device, kind, process, limits, joins, marks, remote }.attend(asked),
+        );
         Ok(())
     }
 
@@ -446,7 +448,8 @@ impl Front<'_> {
     async fn grant(&self) -> Result<DeviceGrant, String> {
         match (self.wanted, &self.part.kind) {
             (Wanted::Blk(blk), Kind::Blk(shown)) => {
-                let spec = blk.spec().ok_or(UNSERVED)?;
+                let told = self.part.remote.as_ref().map(|remote| remote.told());
+                let spec = blk.spec(told).ok_or(UNSERVED)?;
                 let (disk, queues) = (shown.disk().clone(), blk.num_queues);
                 let fds = aside(move || handed(&*disk, queues)).await;
                 let fds = fds.ok_or("internal error")?;

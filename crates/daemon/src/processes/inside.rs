@@ -1,6 +1,7 @@
 //! `manyring device-process`: the process of a domain. It serves the devices that it is given, and
 //! ends with its channel.
 
+mod nbd;
 mod xen;
 
 use super::channel::{Channel, NO_FDS};
@@ -12,7 +13,7 @@ use super::locked::RingLocked;
 use super::net::{self, PortGrant, ProcessNet};
 use super::sandbox;
 use super::session_journal::SupervisorJournal;
-use super::supervisor_client::{Outgoing, SupervisorClient, Unanswered};
+use super::supervisor_client::{Answer, Outgoing, SupervisorClient, Unanswered};
 use super::threads;
 use super::turns::{Credit, Turns};
 use crate::assemble::{Made, Opened, Part, Tasks, disk, options, port};
@@ -163,7 +164,7 @@ impl Inside {
                         Outgoing::Gone { device, number } => Report::Gone { device, number },
                         Outgoing::Quiesced => Report::Quiesced {},
                         Outgoing::Request { device, request, answer } => {
-                            let number = self.unanswered.ask(answer);
+                            let number = self.unanswered.ask(&device, &request, answer);
                             Report::Request { device, number, request }
                         }
                     };
@@ -212,7 +213,15 @@ impl Inside {
                     tokio::spawn(refresh);
                 }
             }
-            Command::Done { number, error } => self.unanswered.answer(number, error),
+            Command::Done { number, error } => {
+                self.unanswered.answer(number, Answer { error, ..Answer::default() });
+            }
+            Command::Connected { number, failed } => {
+                self.unanswered.answer(number, Answer { error: 0, failed, fds });
+            }
+            Command::Export { target, limit_ms } => {
+                tokio::spawn(nbd::export(self.channel.clone(), target, limit_ms, fds));
+            }
             Command::Threads {} => self.threads = fds.pop(),
             Command::Ping { number } => self.say(&Report::Counted { number }).await,
             Command::XenDisk { device, spec } => {
@@ -353,6 +362,7 @@ impl Inside {
     /// Stops a device. The future returns when all its descriptors and mappings are closed.
     fn close(&mut self, name: &str) -> Option<impl Future<Output = ()> + Send + use<>> {
         let device = self.devices.remove(name)?;
+        self.unanswered.connects_no_more(name);
         let stopping = self.tasks.stop(name);
         Some(async move {
             if let Some(mut stopping) = stopping {
@@ -384,7 +394,7 @@ impl Inside {
 fn made(name: &str, kind: &KindSpec, opened: Opened, pool: &Arc<Pool>) -> Made {
     let shown = (String::new(), "process");
     match (kind, opened) {
-        (KindSpec::Blk(BlkSpec { settings, .. }), Opened::Disk(disk)) => {
+        (KindSpec::Blk(BlkSpec { settings, .. }), Opened::Disk(disk, _)) => {
             Made::blk(options::of_blk(name, settings), disk, pool, shown)
         }
         (KindSpec::Net(NetSpec { settings, .. }), Opened::Port(port, _)) => {
@@ -428,7 +438,7 @@ impl DeviceGrant {
         Ok(match kind {
             KindSpec::Blk(BlkSpec { disk, settings }) => {
                 let disk = self.disk((disk, settings.read_only), uring, supervisor)?;
-                (Opened::Disk(disk::decorated(disk, settings.fault)), None)
+                (Opened::Disk(disk::decorated(disk, settings.fault), None), None)
             }
             KindSpec::Net(NetSpec { port, settings }) => {
                 let of = (port, settings.queue_pairs);
@@ -454,6 +464,7 @@ impl DeviceGrant {
                 let disk = MemoryDisk::handed(file, size);
                 Ok(Arc::new(disk.map_err(|error| error.to_string())?))
             }
+            DiskSpec::Nbd(spec) => nbd::disk(spec, read_only, supervisor),
             DiskSpec::File { direct, lock_with_rings } => {
                 if given.len() < 2 {
                     return Err("supervisor: a disk without the descriptors of its file".to_owned());

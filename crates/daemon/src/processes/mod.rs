@@ -13,6 +13,7 @@
 //!                     requests
 //! journal_store.rs    keeps sockets and <-  session_journal.rs    writes the journal of a session;
 //!                     journals                                    turns.rs orders the writers
+//! measuring.rs        has disks measured    inside/nbd.rs         talks to the server of a disk
 //! xen_front.rs        hands disks over  <-> xen_line.rs           checks the answers
 //! stderr_relay.rs     passes log lines on   sandbox.rs, identity.rs, calls.rs
 //!                                                                 what a process gives up
@@ -34,6 +35,7 @@ mod begin;
 mod calls;
 mod channel;
 mod counts;
+mod credentials;
 mod denied;
 mod front;
 #[cfg(any(test, fuzzing))]
@@ -44,6 +46,7 @@ mod inside;
 mod journal_store;
 mod limits;
 mod locked;
+mod measuring;
 mod net;
 mod outgoing;
 mod process;
@@ -67,6 +70,7 @@ pub use handoff::HandoffMessage;
 use handoff::{AdoptedSession, DeviceHandoff, LingeringIo};
 pub(crate) use handoff::{Before, Handoff, HandoffRequest, OfXen, Shown, XenBytes};
 pub(crate) use inside::run;
+pub(crate) use measuring::Measuring;
 pub(crate) use xen_front::{
     XenEndings, XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
 };

@@ -6,10 +6,14 @@
 //! answered is killed.
 
 use super::assigned::PendingRequest;
+use super::credentials;
 use super::limits::Limits;
+use super::outgoing::OutgoingMessage;
 use super::process::DeviceProcess;
+use crate::assemble::remote::Remote;
 use crate::assemble::{Blk, Kind};
 use crate::protocol::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
+use crate::protocol::nbd::NbdFailure;
 use manyring_backend::blk::{Disk, Ending, Handed, ImageError, Marks};
 use manyring_backend::net::HostFilter;
 use manyring_backend::net::tap::lent::{Lent, LentTable};
@@ -19,7 +23,9 @@ use manyring_device::net::{NetDevice, Offloads, Outside};
 use manyring_engine::{StandIns, aside};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 /// Queues of a tap that one message hands to the next supervisor.
@@ -118,7 +124,12 @@ pub(super) struct RequestServer {
     pub(super) joins: u64,
     /// For a disk whose lock goes with the rings, or that is only read.
     pub(super) marks: Option<Arc<Marks>>,
+    /// The server of a disk, to which the supervisor connects.
+    pub(super) remote: Option<Arc<Remote>>,
 }
+
+/// A connection that is being made, and the answer with it.
+type Connecting = Pin<Box<dyn Future<Output = OutgoingMessage> + Send>>;
 
 impl RequestServer {
     /// Serves the requests of a device process about its device until that process has released the
@@ -142,12 +153,24 @@ impl RequestServer {
         // A device process starts without a limit.
         let mut limit = Limits::default().of(&self.device);
         self.limits.mark_changed();
+        let mut connecting: Option<Connecting> = None;
         loop {
             tokio::select! {
                 ask = asks.recv() => {
                     let Some(PendingRequest { number, request }) = ask else { break };
+                    if let (PrivilegedRequest::Connect { limit_ms }, Some(remote), None) =
+                        (&request, &self.remote, &connecting)
+                    {
+                        let limit = Duration::from_millis((*limit_ms).into());
+                        connecting = Some(Box::pin(connect(remote.clone(), number, limit)));
+                        continue;
+                    }
                     let error = self.done(request).await.map_or_else(Errno::raw_os_error, |()| 0);
                     self.process.tell_in_turn(Command::Done { number, error }, Vec::new()).await;
+                }
+                (command, fds) = connected(&mut connecting) => {
+                    connecting = None;
+                    self.process.tell_in_turn(command, fds).await;
                 }
                 Ok(()) = changes.changed() => self.tell_changes().await,
                 Ok(()) = self.limits.changed() => {
@@ -227,8 +250,42 @@ impl RequestServer {
                 let locked = aside(move || lock(&*disk, marks.as_deref(), is_held)).await;
                 locked.unwrap_or(Err(Errno::IO))
             }
+            // A connection is being made already.
+            (Kind::Blk(_), PrivilegedRequest::Connect { .. }) if self.remote.is_some() => {
+                Err(Errno::BUSY)
+            }
             _ => Err(Errno::INVAL),
         }
+    }
+}
+
+/// Connects to the server of a disk, for the device process that has asked with this number.
+async fn connect(remote: Arc<Remote>, number: u64, limit: Duration) -> OutgoingMessage {
+    let failed = |errno: Errno| NbdFailure {
+        text: format!("is not asked: {errno}"),
+        is_limit: false,
+        passes: true,
+    };
+    let given = match remote.connect(limit).await {
+        Ok(connected) => {
+            // Certificates may be long.
+            let given = aside(move || credentials::given(connected)).await;
+            given.unwrap_or(Err(Errno::IO)).map_err(failed)
+        }
+        Err(failure) => Err(failure),
+    };
+    let (failed, fds) = match given {
+        Ok(fds) => (None, fds),
+        Err(failure) => (Some(failure), Vec::new()),
+    };
+    (Command::Connected { number, failed }, fds.into_iter().map(Into::into).collect())
+}
+
+/// Waits for the connection that is being made; never returns while there is none.
+async fn connected(connecting: &mut Option<Connecting>) -> OutgoingMessage {
+    match connecting {
+        Some(connecting) => connecting.await,
+        None => std::future::pending().await,
     }
 }
 

@@ -1,17 +1,31 @@
 //! Privileged requests of a device process: threads ask the supervisor, and wait for its answer.
 
 use crate::protocol::message::PrivilegedRequest;
+use crate::protocol::nbd::NbdFailure;
 use manyring_backend::net::tap::lent::Owner;
 use manyring_device::net::{Offloads, RssConfig};
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
+
+/// The answer to a privileged request.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    /// An error number, or 0.
+    pub(super) error: i32,
+    /// Why the server of a disk was not connected to.
+    pub(super) failed: Option<NbdFailure>,
+    /// The descriptors of a connection.
+    pub(super) fds: Vec<OwnedFd>,
+}
 
 /// A report that waits to be sent.
 #[derive(Debug)]
 pub(super) enum Outgoing {
-    /// A privileged request of a device. The answer is an error number, or 0.
-    Request { device: String, request: PrivilegedRequest, answer: oneshot::Sender<i32> },
+    /// A privileged request of a device.
+    Request { device: String, request: PrivilegedRequest, answer: oneshot::Sender<Answer> },
     /// The interface of a device may be gone.
     Suspect { device: String },
     /// The session of a client has ended.
@@ -32,12 +46,35 @@ impl SupervisorClient {
     /// gone this returns success: the process ends, and the host has released what the supervisor
     /// had.
     fn ask(&self, request: PrivilegedRequest) -> Result<(), Errno> {
+        match self.answer(request) {
+            Some(Answer { error, .. }) if error != 0 => Err(Errno::from_raw_os_error(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The answer to a request; `None`: the supervisor is gone.
+    fn answer(&self, request: PrivilegedRequest) -> Option<Answer> {
         let (answer, answered) = oneshot::channel();
         let queued = Outgoing::Request { device: self.device.clone(), request, answer };
-        let answered = self.outgoing.blocking_send(queued).map(|()| answered.blocking_recv());
-        match answered {
-            Ok(Ok(error)) if error != 0 => Err(Errno::from_raw_os_error(error)),
-            _ => Ok(()),
+        self.outgoing.blocking_send(queued).ok()?;
+        answered.blocking_recv().ok()
+    }
+
+    /// Has the supervisor connect to the server of the disk. Returns the descriptors of the
+    /// connection.
+    pub(super) fn connect(&self, limit: Duration) -> Result<Vec<OwnedFd>, NbdFailure> {
+        let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
+        let unconnected = |problem: String| {
+            let text = format!("cannot be connected to: {problem}");
+            NbdFailure { text, is_limit: false, passes: true }
+        };
+        match self.answer(PrivilegedRequest::Connect { limit_ms }) {
+            Some(Answer { failed: Some(failure), .. }) => Err(failure),
+            Some(Answer { error: 0, fds, .. }) => Ok(fds),
+            Some(Answer { error, .. }) => {
+                Err(unconnected(Errno::from_raw_os_error(error).to_string()))
+            }
+            None => Err(unconnected("the supervisor is gone".to_owned())),
         }
     }
 }
@@ -74,20 +111,39 @@ impl Owner for SupervisorClient {
 #[derive(Debug, Default)]
 pub(super) struct Unanswered {
     next: u64,
-    waiting: HashMap<u64, oneshot::Sender<i32>>,
+    waiting: HashMap<u64, Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    answer: oneshot::Sender<Answer>,
+    /// The device, if it waits for a connection.
+    connects: Option<String>,
 }
 
 impl Unanswered {
-    /// The number of a new request.
-    pub(super) fn ask(&mut self, answer: oneshot::Sender<i32>) -> u64 {
+    /// The number of a new request of a device.
+    pub(super) fn ask(
+        &mut self,
+        device: &str,
+        request: &PrivilegedRequest,
+        answer: oneshot::Sender<Answer>,
+    ) -> u64 {
         self.next += 1;
-        self.waiting.insert(self.next, answer);
+        let connects = matches!(request, PrivilegedRequest::Connect { .. });
+        let connects = connects.then(|| device.to_owned());
+        self.waiting.insert(self.next, Waiting { answer, connects });
         self.next
     }
 
-    pub(super) fn answer(&mut self, number: u64, error: i32) {
-        if let Some(answer) = self.waiting.remove(&number) {
-            let _ = answer.send(error);
+    /// The device is about to stop: its disk waits for no connection any more.
+    pub(super) fn connects_no_more(&mut self, device: &str) {
+        self.waiting.retain(|_, waiting| waiting.connects.as_deref() != Some(device));
+    }
+
+    pub(super) fn answer(&mut self, number: u64, answer: Answer) {
+        if let Some(waiting) = self.waiting.remove(&number) {
+            let _ = waiting.answer.send(answer);
         }
     }
 }

@@ -297,8 +297,16 @@ impl XenFront {
         let given = process.give(command, fds, vec![limit], given).await;
         given.map_err(|Unresponsive| "the device process is ending".to_owned())?;
         let (device, kind, marks) = (name, part.kind, marks.map(Arc::new));
-        let request_server =
-            RequestServer { device, kind, process: process.clone(), limits, joins: 0, marks };
+        let request_server = RequestServer {
+            device,
+            kind,
+            process: process.clone(),
+            limits,
+            joins: 0,
+            marks,
+            // xenstore names files alone.
+            remote: None,
+        };
         self.request_servers.spawn(request_server.attend(asked));
         self.process.send_replace(Some(process.clone()));
         self.taken = Some(Taken { process, line });

@@ -4,6 +4,7 @@
 //! that it was given, and request only what a guest may choose ([`PrivilegedRequest`]), one request
 //! at a time.
 
+use crate::protocol::nbd::{NbdFailure, NbdFound, NbdTarget};
 use crate::protocol::spec::{DeviceSpec, XenBlkSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -97,6 +98,22 @@ pub enum Command {
         number: u64,
         /// The system's error number; 0: the request was carried out.
         error: i32,
+    },
+    /// The answer to [`PrivilegedRequest::Connect`]. File descriptors: a socket, and a file with
+    /// certificates if the disk has TLS.
+    Connected {
+        /// The number of the request.
+        number: u64,
+        /// There is no connection.
+        failed: Option<NbdFailure>,
+    },
+    /// Ask a server for its export, and answer with [`Report::Export`]. File descriptors: as for
+    /// [`Self::Connected`].
+    Export {
+        /// What the server is asked for.
+        target: NbdTarget,
+        /// For how many milliseconds.
+        limit_ms: u32,
     },
     /// An entry of the journal of the client that comes next, with the entry's file descriptors.
     SavedEntry {
@@ -332,6 +349,11 @@ pub enum PrivilegedRequest {
         /// Lock it.
         is_held: bool,
     },
+    /// Connect to the server of the disk, answered by [`Command::Connected`].
+    Connect {
+        /// For how many milliseconds.
+        limit_ms: u32,
+    },
 }
 
 /// A message of a device process to the supervisor. Only a [`Self::Journal`] has file descriptors.
@@ -412,6 +434,11 @@ pub enum Report {
         /// The report.
         said: XenReport,
     },
+    /// The answer to [`Command::Export`].
+    Export {
+        /// What the server offers.
+        found: NbdFound,
+    },
     /// The counters are written.
     Counted {
         /// The number of the question.
@@ -463,7 +490,7 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, MessageError> {
 mod tests {
     use super::*;
     use crate::protocol::spec::SPEC_SIZE_MAX;
-    use crate::protocol::spec::tests::{largest_blk, largest_net, largest_xen};
+    use crate::protocol::spec::tests::{largest_blk, largest_nbd, largest_net, largest_xen};
 
     /// Pseudo-random bits (xorshift).
     fn next(seed: &mut u64) -> u64 {
@@ -524,13 +551,21 @@ mod tests {
         let mtu = is_open.then_some(1500);
         let filter = PortFilter { only_to: Some([2; 6]), lacks_groups: !is_open };
         let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
-        match number % 10 {
+        match number % 12 {
+            10 => {
+                let failure = NbdFailure { text: name, is_limit: is_open, passes: !is_open };
+                Command::Connected { number, failed: is_open.then_some(failure) }
+            }
+            11 => {
+                let target = NbdTarget { export: name, tls: is_open.then(|| "h".to_owned()) };
+                Command::Export { target, limit_ms: 5 }
+            }
             0 => {
                 let (is_macvtap, can_hash, table_key) = (!is_open, is_open, Some(number));
                 let (interface, offloads) = (name, number);
                 let port =
                     PortFacts { interface, is_macvtap, offloads, mtu, table_key, can_hash, filter };
-                match number.is_multiple_of(20) {
+                match number.is_multiple_of(24) {
                     true => Command::Device { device, spec: largest_blk(), port: None },
                     false => Command::Device { device, spec: largest_net(), port: Some(port) },
                 }
@@ -555,7 +590,7 @@ mod tests {
                 let entry = JournalEntry { key: 7, bytes: vec![0, 255] };
                 Command::SavedEntry { device, entry }
             }
-            _ if number % 20 > 10 => Command::Count { number },
+            _ if number % 24 > 12 => Command::Count { number },
             _ => Command::Ping { number },
         }
     }
@@ -563,7 +598,12 @@ mod tests {
     fn report(number: u64, device: String) -> Report {
         let is_open = number.is_multiple_of(2);
         let ask = |device, request| Report::Request { device, number, request };
-        match number % 14 {
+        match number % 16 {
+            14 => ask(device, PrivilegedRequest::Connect { limit_ms: 5 }),
+            15 => {
+                let failure = NbdFailure { text: device, is_limit: is_open, passes: !is_open };
+                Report::Export { found: NbdFound::Failed(failure) }
+            }
             0 => Report::Ready {},
             1 => Report::Session { device, is_open },
             2 => Report::Removed { device },
@@ -617,6 +657,7 @@ mod tests {
         };
         for command in [
             Command::Device { device: device.clone(), spec: largest_blk(), port: None },
+            Command::Device { device: device.clone(), spec: largest_nbd(), port: None },
             Command::Device { device, spec: largest_net(), port: Some(port) },
             Command::XenDisk { device: disk, spec: largest_xen() },
         ] {

@@ -2,4 +2,5 @@
 //! here uses the configuration, the supervisor, or what serves a device.
 
 pub mod message;
+pub mod nbd;
 pub mod spec;

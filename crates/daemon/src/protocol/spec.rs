@@ -3,13 +3,15 @@
 //! The supervisor makes a spec of its plan (`config/plan`), and the device process makes options of
 //! the spec (`assemble/options.rs`). Both name each field of the structs that they take apart,
 //! without `..`: a field that one of them forgets does not compile. A spec has nothing that only
-//! the supervisor uses: no path, no socket, no name of an interface. Limits and the state of an
-//! interface are messages of their own, since they change.
+//! the supervisor uses: no path, no socket, no address, no name of an interface. Limits and the
+//! state of an interface are messages of their own, since they change.
 
+use super::nbd::NbdSpec;
 use serde::{Deserialize, Serialize};
 
-/// Longest spec as JSON, in bytes. Nothing in a spec is of any length but a serial, which is short.
-pub const SPEC_SIZE_MAX: usize = 1024;
+/// Longest spec as JSON, in bytes. Nothing in a spec is of any length but a serial, which is short,
+/// and the names of an NBD server's disk, which the plan bounds.
+pub const SPEC_SIZE_MAX: usize = 6144;
 
 /// A vhost-user device.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -54,7 +56,7 @@ pub struct BlkSpec {
 }
 
 /// The backend of a disk.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum DiskSpec {
     /// A file or block device, which the supervisor has opened and locked.
@@ -74,6 +76,8 @@ pub enum DiskSpec {
         /// In bytes.
         size: u64,
     },
+    /// An NBD server has it, to which the supervisor connects.
+    Nbd(NbdSpec),
 }
 
 /// How a block device is served, and what its guest is told.

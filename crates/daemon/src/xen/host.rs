@@ -124,11 +124,11 @@ impl XenHost {
                 }
                 Err(error) => return Err(HostError::new(format!("params: {error}"))),
             };
-            let means = disk::Means { io_uring, held, helpers: None };
+            let means = disk::Means { io_uring, held, helpers: None, remotely: None };
             let opened = aside(move || disk::open((&name, &plan), how, means)).await;
             match opened {
                 None => return Err(HostError::new("internal error")),
-                Some(Ok(disk)) => {
+                Some(Ok((disk, _))) => {
                     self.shared.forget_memory(&self.id);
                     return Ok(disk::decorated(disk, self.shared.plan.fault));
                 }
@@ -163,7 +163,8 @@ impl XenHost {
         let plan = self.shared.plan.disk(&assignment.params).map_err(HostError::new)?;
         let apart = match part.process.clone() {
             Some(domain) => {
-                let disk = plan.spec().ok_or_else(|| HostError::new("params: names no disk"))?;
+                let disk =
+                    plan.spec("", None).ok_or_else(|| HostError::new("params: names no disk"))?;
                 let spec = XenBlkSpec { disk, settings };
                 Some(Apart::new(&self.id, &self.shared, (domain, part), spec))
             }

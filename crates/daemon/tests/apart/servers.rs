@@ -174,7 +174,7 @@ impl<T: Read + Write> ReadWrite for T {}
 fn daemon(server: &Server) -> Daemon {
     let port = server.port;
     let text = format!(
-        "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
+        "[daemon]\ncontrol = '@/control'\nworkers = 1\ndomains = 'one'\n\
          [[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nnbd = 'nbd://127.0.0.1:{port}/'\n\
          num_queues = 4\n{NEIGHBOURS}"
     );

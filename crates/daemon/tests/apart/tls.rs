@@ -221,7 +221,7 @@ fn ask_for_keys(socket: &mut TcpStream, connection: &mut ServerConnection) -> Op
 fn daemon(server: &Server, folder: &Path) -> Daemon {
     let (port, folder) = (server.port, folder.display());
     let text = format!(
-        "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
+        "[daemon]\ncontrol = '@/control'\nworkers = 1\ndomains = 'one'\n\
          [[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nnum_queues = 1\nnbd = \
          'nbds://127.0.0.1:{port}/?tls-certificates={folder}&tls-hostname={HOST}'\n{NEIGHBOURS}"
     );

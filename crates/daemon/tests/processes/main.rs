@@ -13,6 +13,7 @@ mod disks;
 mod domain;
 mod held;
 mod idle;
+mod nbd;
 mod net;
 mod outlived;
 mod parked;

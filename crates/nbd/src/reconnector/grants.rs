@@ -5,7 +5,7 @@ use super::share::Share;
 use super::{BACKOFF_MIN, EXTRA_LIMIT, Reconnector, State};
 use crate::channel::Channel;
 use crate::clock::now;
-use crate::join::{Joined, join};
+use crate::join::Joined;
 use crate::line::{Line, News};
 use manyring_wire::nbd::{CAN_MULTI_CONN, Export};
 use rustix::io::Errno;
@@ -148,7 +148,7 @@ impl Reconnector {
 
     /// Tries to get a connection of its own for a queue that shares one.
     pub(super) fn attempt_more(&self) {
-        let joined = join(&self.options.uri, EXTRA_LIMIT);
+        let joined = self.options.join(EXTRA_LIMIT);
         let mut state = self.lock();
         let fit = joined.ok().filter(|joined| {
             self.fits(&state.told, &joined.export).is_ok() && !state.lacks_multi(&joined.export)

@@ -20,6 +20,7 @@
 use super::Reconnector;
 use crate::channel::Channel;
 use crate::session::Broken;
+use manyring_backend::sys::starter::{self, Role};
 use manyring_backend::sys::uring::Stream;
 use manyring_wire::nbd::{Command, CommandKind, Export, Message, Relay};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -71,7 +72,7 @@ impl Share {
         };
         let reconnector = reconnector.clone();
         let thread = std::thread::Builder::new().name("disk-nbd-share".to_owned());
-        let spawned = thread.spawn(move || carrier.run(&reconnector));
+        let spawned = starter::spawn(Role::Server, thread, move || carrier.run(&reconnector));
         spawned.map(|_| share).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))
     }
 

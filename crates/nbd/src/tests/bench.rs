@@ -1,7 +1,7 @@
 //! `Bench`: a queue of a disk, driven as a worker drives it, with a ring or without.
 
 use super::server::{SIZE, Server};
-use crate::{NbdDisk, NbdOptions};
+use crate::{Address, NbdDisk, NbdOptions, Target};
 use manyring_backend::blk::{Burst, Completion, Disk, DiskQueue, Op};
 use manyring_backend::sys::uring::{Event, Ring};
 use manyring_memory::{GuestAddr, GuestMemory, LastHit, Mapping, SliceList};
@@ -15,17 +15,18 @@ use std::time::Duration;
 /// Nothing that a test waits for takes longer.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Where the server listens.
+pub(super) fn uri(server: &Server) -> Uri {
+    let host = Host::Unix(server.path().to_str().unwrap().to_owned());
+    Uri { host, export: String::new(), tls: false, certificates: None, hostname: None }
+}
+
 pub(super) fn options(server: &Server) -> NbdOptions {
-    let path = server.path().to_str().unwrap().to_owned();
+    let uri = uri(server);
     NbdOptions {
         name: "test".to_owned(),
-        uri: Uri {
-            host: Host::Unix(path),
-            export: String::new(),
-            tls: false,
-            certificates: None,
-            hostname: None,
-        },
+        server: Arc::new(Address::of(&uri)),
+        target: Target::of(&uri),
         read_only: false,
         reconnect: None,
         request_timeout: Duration::from_secs(60),

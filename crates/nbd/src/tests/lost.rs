@@ -1,11 +1,12 @@
 //! Servers that end, and come back or do not.
 
-use super::bench::{Bench, at_first, both, options};
+use super::bench::{Bench, at_first, both, options, uri};
 use super::server::{Act, Offer, SIZE, Server};
 use crate::clock::now;
-use crate::{JoinError, NbdDisk, NbdOptions};
+use crate::{Address, Connected, Host, JoinError, NbdDisk, NbdOptions, Uri, measure};
 use manyring_backend::blk::{Disk, Op};
 use rustix::io::Errno;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 const WRITE: Op = Op::Write { durable: false };
@@ -154,10 +155,55 @@ fn a_silent_server_is_left_after_the_time_of_a_request() {
 fn a_server_that_is_not_there_or_no_server_is_an_error_at_the_start() {
     let server = Server::new(Offer::default());
     let mut missing = options(&server);
-    missing.uri.host = manyring_wire::nbd::Host::Unix("/nowhere/at.all".to_owned());
+    let host = Host::Unix("/nowhere/at.all".to_owned());
+    missing.server = Arc::new(Address::of(&Uri { host, ..uri(&server) }));
     let error = NbdDisk::open(missing).unwrap_err();
     assert!(matches!(error, JoinError::Connect(_)), "{error}");
     assert_eq!(error.to_string(), "cannot be connected to: No such file or directory (os error 2)");
+}
+
+/// Another process that connects, and its answers that were taken so far.
+#[derive(Debug)]
+struct Elsewhere(Address, Mutex<Vec<Result<(), String>>>);
+
+impl crate::Server for Elsewhere {
+    fn connect(&self, limit: Duration) -> Result<Connected, JoinError> {
+        let connected = crate::Server::connect(&self.0, limit);
+        let result = connected.as_ref().map(drop).map_err(ToString::to_string);
+        self.1.lock().unwrap().push(result);
+        connected.map_err(|error| JoinError::Elsewhere {
+            text: error.to_string(),
+            is_limit: error.is_limit(),
+            passes: error.passes(),
+        })
+    }
+}
+
+#[test]
+fn a_disk_that_was_measured_before_waits_for_its_server_and_for_the_same_disk() {
+    both(|has_ring| {
+        let server = Server::new(Offer::default());
+        let elsewhere = Arc::new(Elsewhere(Address::of(&uri(&server)), Mutex::default()));
+        let options = NbdOptions { server: elsewhere.clone(), ..options(&server) };
+        let connected = crate::Server::connect(&*elsewhere, Duration::from_secs(5)).unwrap();
+        let told = measure(connected, &options.target, Duration::from_secs(5)).unwrap();
+        assert_eq!(told.size, SIZE);
+        server.die();
+        // Nothing is asked before a queue is there, and a queue waits for the server.
+        let disk = Arc::new(NbdDisk::told(options, told).unwrap());
+        assert_eq!((disk.geometry().size, elsewhere.1.lock().unwrap().len()), (SIZE, 1));
+        let mut bench = Bench::on(&disk, has_ring);
+        bench.start(&[(Op::Read, 512, 512)]);
+        bench.until(|_| elsewhere.1.lock().unwrap().iter().any(Result::is_err));
+        server.offer(Offer { size: SIZE / 2, ..Offer::default() });
+        server.listen();
+        let connections = server.connections();
+        bench.until(|_| server.connections() > connections + 1);
+        assert!(bench.done.is_empty(), "another disk is not taken");
+        server.offer(Offer::default());
+        assert_eq!(bench.results(1), [Ok(())]);
+        assert_eq!(bench.bytes(512, 512), at_first(512, 512));
+    });
 }
 
 #[test]

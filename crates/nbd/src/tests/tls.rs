@@ -1,8 +1,8 @@
 //! TLS: who is trusted, what is said of whom is not, and servers that break it.
 
-use super::bench::{Bench, at_first, both, options};
+use super::bench::{Bench, at_first, both, options, uri};
 use super::server::{Act, Offer, SIZE, Server, data};
-use crate::{JoinError, NbdDisk, NbdOptions};
+use crate::{Address, JoinError, NbdDisk, NbdOptions, Target, Uri};
 use manyring_backend::blk::Op;
 use proptest::prelude::*;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
@@ -94,9 +94,14 @@ impl Files {
 
     fn options(&self, server: &Server) -> NbdOptions {
         let mut options = options(server);
-        options.uri.tls = true;
-        options.uri.certificates = Some(self.0.path().to_str().unwrap().to_owned());
-        options.uri.hostname = Some(HOST.to_owned());
+        let uri = Uri {
+            tls: true,
+            certificates: Some(self.0.path().to_str().unwrap().to_owned()),
+            hostname: Some(HOST.to_owned()),
+            ..uri(server)
+        };
+        options.server = Arc::new(Address::of(&uri));
+        options.target = Target::of(&uri);
         options
     }
 }

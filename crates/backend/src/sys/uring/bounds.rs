@@ -16,7 +16,8 @@ use io_uring::{IoUring, opcode, squeue};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-/// The requests of disks, and the polls of a worker.
+/// The requests of disks and connected sockets, and the polls of a worker. None of these names the
+/// other end of a socket, as a send with TCP's fast open does, which connects the socket anew.
 const REQUESTS: [u8; 8] = [
     opcode::PollAdd::CODE,
     opcode::PollRemove::CODE,
@@ -27,8 +28,6 @@ const REQUESTS: [u8; 8] = [
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
 ];
-/// Requests of sockets that are connected already (`Stream`). A reserved ring does not take them.
-const OF_SOCKETS: [u8; 2] = [opcode::Send::CODE, opcode::Recv::CODE];
 /// The registrations that an enabled ring accepts: of files, and of a number of threads.
 /// `IORING_REGISTER_FILES_UPDATE`, `IORING_REGISTER_IOWQ_MAX_WORKERS`.
 const REGISTRATIONS: [u8; 2] = [6, 19];
@@ -49,7 +48,7 @@ pub(super) struct Disabled {
 }
 
 impl Disabled {
-    fn new(others: &[u8], completions: u32) -> io::Result<Self> {
+    fn new(completions: u32) -> io::Result<Self> {
         let uring = IoUring::builder()
             .setup_cqsize(completions)
             .setup_single_issuer()
@@ -60,7 +59,7 @@ impl Disabled {
         let has_files = uring.submitter().register_files_sparse(FILES).is_ok();
         let flags = squeue::Flags::FIXED_FILE | squeue::Flags::ASYNC;
         let mut list = vec![Restriction::sqe_flags_allowed(flags.bits())];
-        list.extend(REQUESTS.iter().chain(others).map(|code| Restriction::sqe_op(*code)));
+        list.extend(REQUESTS.map(Restriction::sqe_op));
         list.extend(REGISTRATIONS.map(Restriction::register_op));
         uring.submitter().register_restrictions(&mut list)?;
         Ok(Self { uring, has_files })
@@ -75,7 +74,7 @@ impl Disabled {
         let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *reserved {
             Some(rings) => rings.pop().ok_or(io::Error::from_raw_os_error(libc::EPERM)),
-            None => Self::new(&OF_SOCKETS, COMPLETIONS),
+            None => Self::new(COMPLETIONS),
         }
     }
 
@@ -90,7 +89,7 @@ impl Disabled {
 /// made. Each takes some 220 KiB of the kernel's memory.
 pub fn reserve(count: usize) -> usize {
     let rings: Vec<_> =
-        (0..count).map_while(|_| Disabled::new(&[], COMPLETIONS_RESERVED).ok()).collect();
+        (0..count).map_while(|_| Disabled::new(COMPLETIONS_RESERVED).ok()).collect();
     let count = rings.len();
     *RESERVED.lock().unwrap_or_else(PoisonError::into_inner) = Some(rings);
     count

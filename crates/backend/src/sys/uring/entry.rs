@@ -97,14 +97,17 @@ pub(super) fn entry_of(work: Work, slices: &[iovec], listed: &[iovec]) -> squeue
         }
         Work::Send { fd } => {
             let (address, len) = only(slices);
-            opcode::Send::new(Fd(fd), address.cast_const(), len).flags(libc::MSG_NOSIGNAL).build()
+            opcode::Write::new(Fd(fd), address.cast_const(), len).offset(STREAM).build()
         }
         Work::Receive { fd } => {
             let (address, len) = only(slices);
-            opcode::Recv::new(Fd(fd), address, len).build()
+            opcode::Read::new(Fd(fd), address, len).offset(STREAM).build()
         }
     }
 }
+
+/// The offset of a transfer on a socket, which has none.
+const STREAM: u64 = u64::MAX;
 
 /// The only slice of a transfer on a socket. One call moves less than 2 GiB in any case; the next
 /// call moves the rest.

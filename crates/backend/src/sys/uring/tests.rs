@@ -297,7 +297,9 @@ fn a_ring_takes_no_request_but_those_that_it_is_made_for() {
     let socket = opcode::Socket::new(libc::AF_INET, libc::SOCK_DGRAM, 0).build();
     let open = opcode::OpenAt::new(Fd(libc::AT_FDCWD), std::ptr::null()).build();
     let send = opcode::SendMsg::new(Fd(0), std::ptr::null()).build();
-    for entry in [opcode::Nop::new().build(), socket, open, send] {
+    // With TCP's fast open it connects a socket anew, to an address of the submitter's choice.
+    let sends = opcode::Send::new(Fd(0), std::ptr::null(), 0).build();
+    for entry in [opcode::Nop::new().build(), socket, open, send, sends] {
         assert!(refused(&entry), "{entry:?}");
     }
     let poll = || opcode::PollRemove::new(99).build();

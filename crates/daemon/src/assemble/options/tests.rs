@@ -6,6 +6,7 @@ use crate::assemble::served;
 use crate::config;
 use crate::config::plan::{NetPlan, Plan};
 use crate::protocol::message::{Command, emit, parse};
+use crate::protocol::nbd::ExportSpec;
 use crate::protocol::spec::{BlkSpec, DeviceSpec, KindSpec, NetSpec, XenBlkSpec};
 
 /// Where the value of a key goes.
@@ -42,13 +43,13 @@ const BLK: [Example; 33] = [
     ("domain", Supervisor, NULL, "null = '1G'\ndomain = 'd'"),
     ("null", Spec, NULL, "null = '2G'"),
     ("memory", Spec, NULL, "memory = '1G'"),
-    ("nbd", NoProcess, NULL, "nbd = 'nbd://h/d'"),
-    ("reconnect", NoProcess, NULL, "nbd = 'nbd://h/d'\nreconnect = '5s'"),
+    ("nbd", Spec, NULL, "nbd = 'nbd://h/d'"),
+    ("reconnect", Spec, "nbd = 'nbd://h/d'", "nbd = 'nbd://h/d'\nreconnect = '5s'"),
     ("read_only", Spec, NULL, "null = '1G'\nread_only = true"),
     ("direct", Spec, FILE, "file = '/f'\ndirect = true"),
     ("lock_with_rings", Spec, FILE, "file = '/f'\nlock_with_rings = true"),
     ("format", Supervisor, FILE, "file = '/f'\nformat = 'raw'"),
-    ("format", NoProcess, FILE, "file = '/f'\nformat = 'qcow2'\n[daemon]\nstate_dir = '/d'"),
+    ("format", Spec, FILE, "file = '/f'\nformat = 'qcow2'\n[daemon]\nstate_dir = '/d'"),
     ("logical_block_size", Spec, NULL, "null = '1G'\nlogical_block_size = 4096"),
     ("num_queues", Spec, NULL, "null = '1G'\nnum_queues = 3"),
     ("queue_size", Spec, NULL, "null = '1G'\nqueue_size = 64"),
@@ -178,15 +179,25 @@ fn mac(net: &NetPlan) -> [u8; 6] {
     net.mac.unwrap_or_else(|| net.made_mac())
 }
 
+/// An export that was measured.
+const TOLD: ExportSpec = ExportSpec {
+    size: 1 << 30,
+    flags: 1,
+    block_min: 1,
+    block_preferred: 4096,
+    block_max: 1 << 20,
+    structured: true,
+};
+
 /// The command that gives the device to a device process; `None`: the supervisor serves it.
 fn command(plan: &Plan) -> Option<Command> {
     let device = "a".to_owned();
     if let Some(xen) = plan.xen_blk.first() {
-        let disk = xen.disk("/f").unwrap().spec()?;
+        let disk = xen.disk("/f").unwrap().spec("", None)?;
         let spec = XenBlkSpec { disk, settings: xen.settings((false, true)) };
         return Some(Command::XenDisk { device, spec });
     }
-    let blk = plan.blk.first().map(|blk| blk.spec());
+    let blk = plan.blk.first().map(|blk| blk.spec(Some(TOLD)));
     let net = plan.net.first().map(|net| net.spec(mac(net), net.mtu));
     Some(Command::Device { device, spec: blk.or(net).unwrap()?, port: None })
 }

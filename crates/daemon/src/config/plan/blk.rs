@@ -7,6 +7,7 @@ use super::{
 use crate::config::limit_keys::Of;
 use crate::config::numbers;
 use crate::config::raw::{RawBlk, RawSize};
+use crate::protocol::nbd::{ExportSpec, NbdSpec, NbdTarget};
 use crate::protocol::spec::{
     BlkSettings, BlkSpec, DeviceSpec, DiskFaultSpec, DiskSpec, KindSpec, OnFullSpec,
 };
@@ -106,8 +107,10 @@ impl BlkPlan {
     }
 
     /// The device for a device process; `None`: no device process serves such a disk.
-    pub(crate) fn spec(&self) -> Option<DeviceSpec> {
-        let blk = BlkSpec { disk: self.disk.spec()?, settings: self.settings() };
+    /// `told`: the export of a server's disk, as it was measured.
+    pub(crate) fn spec(&self, told: Option<ExportSpec>) -> Option<DeviceSpec> {
+        let disk = self.disk.spec(&self.device.name, told)?;
+        let blk = BlkSpec { disk, settings: self.settings() };
         Some(DeviceSpec { front_end: self.device.front_end(), kind: KindSpec::Blk(blk) })
     }
 
@@ -141,8 +144,8 @@ impl BlkPlan {
 }
 
 impl DiskPlan {
-    /// The disk for a device process; `None`: no device process serves it.
-    pub(crate) fn spec(&self) -> Option<DiskSpec> {
+    /// The disk of device `name` for a device process; `None`: a server's disk was not measured.
+    pub(crate) fn spec(&self, name: &str, told: Option<ExportSpec>) -> Option<DiskSpec> {
         Some(match *self {
             Self::File {
                 direct,
@@ -154,8 +157,17 @@ impl DiskPlan {
             } => DiskSpec::File { direct, lock_with_rings },
             Self::Null { size } => DiskSpec::Null { size },
             Self::Memory { size } => DiskSpec::Memory { size },
-            // A device process may not connect to anything.
-            Self::Nbd(_) | Self::Helper(_) => return None,
+            Self::Nbd(ref nbd) => DiskSpec::Nbd(nbd.spec(told?)),
+            Self::Helper(HelperPlan {
+                reconnect,
+                // The supervisor starts the helper, and connects to it.
+                format: _,
+                path: _,
+                direct: _,
+            }) => {
+                let target = NbdTarget { export: name.to_owned(), tls: None };
+                DiskSpec::Nbd(NbdSpec { target, reconnect, told: told? })
+            }
         })
     }
 

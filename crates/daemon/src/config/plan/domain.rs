@@ -1,8 +1,7 @@
 //! Which process serves a device: the key `domain`, and what a device process cannot serve.
 
 use super::{
-    BlkPlan, DevicePlan, DiskPlan, Domains, NetPlan, Plan, PlanError, PortPlan, SocketPlan,
-    XenBlkPlan,
+    BlkPlan, DevicePlan, Domains, NetPlan, Plan, PlanError, PortPlan, SocketPlan, XenBlkPlan,
 };
 use super::{Wanted, is_device_name};
 use std::collections::BTreeMap;
@@ -53,13 +52,7 @@ impl BlkPlan {
     }
 
     fn needs_the_supervisor(&self) -> Option<&'static str> {
-        // A device process may not connect to anything.
-        let far = match self.disk {
-            DiskPlan::Nbd(_) => Some("nbd"),
-            DiskPlan::Helper(_) => Some("format"),
-            _ => None,
-        };
-        self.device.needs_the_supervisor().or(far)
+        self.device.needs_the_supervisor()
     }
 }
 

@@ -115,10 +115,6 @@ mod tests {
                 "file = '/a'\nformat = 'vmdk'\nlock_with_rings = true",
                 "lock_with_rings: needs format",
             ),
-            (
-                "file = '/a'\nformat = 'qcow2'\ndomain = 'd'",
-                "domain: cannot be combined with format",
-            ),
         ] {
             let error = disk(keys).unwrap_err();
             assert!(error.contains(problem), "{keys}: {error}");

@@ -2,7 +2,8 @@
 
 use super::super::raw::RawBlk;
 use super::{Place, PlanError};
-use manyring_nbd::{Host, Uri};
+use crate::protocol::nbd::{ExportSpec, NAMES_MAX, NbdSpec, NbdTarget};
+use manyring_nbd::{Host, Target, Uri};
 use serde::Serialize;
 
 /// Where the disk is, and how long its server may be gone.
@@ -41,7 +42,25 @@ impl NbdPlan {
             Ok(uri) => uri,
             Err(error) => return place.error("nbd", format!("{text:?} {error}")),
         };
+        let Target { export, tls } = Target::of(&uri);
+        let export = serde_json::to_string(&export).map_or(usize::MAX, |text| text.len());
+        if export > NAMES_MAX.0 || tls.is_some_and(|name| name.len() > NAMES_MAX.1) {
+            return place.error("nbd", "the name of the export, or that of the host, is too long");
+        }
         Ok(Some(Self { text: text.clone(), uri, reconnect: max_wait(raw, place)? }))
+    }
+
+    /// The disk for a device process.
+    pub(super) fn spec(&self, told: ExportSpec) -> NbdSpec {
+        let Self {
+            uri,
+            reconnect,
+            // As the operator has typed it.
+            text: _,
+        } = self;
+        // The supervisor alone uses the rest of the address.
+        let Target { export, tls } = Target::of(uri);
+        NbdSpec { target: NbdTarget { export, tls }, reconnect: *reconnect, told }
     }
 }
 
@@ -99,6 +118,16 @@ mod tests {
     }
 
     #[test]
+    fn names_that_are_longer_than_a_message_can_have_are_refused() {
+        for (length, fits) in [(4000, true), (4096, false)] {
+            let found = disk(&format!("nbd = 'nbd://h/{}'", "a".repeat(length)));
+            assert_eq!(found.is_ok(), fits, "{length}: {found:?}");
+        }
+        let found = disk(&format!("nbd = 'nbds://h/?tls-hostname={}'", "a".repeat(254)));
+        assert!(found.unwrap_err().contains("is too long"));
+    }
+
+    #[test]
     fn a_wrong_address_or_patience_names_its_key() {
         for (keys, problem) in [
             ("nbd = '/run/nbd.sock'", "nbd: \"/run/nbd.sock\" must begin with nbd://"),
@@ -110,7 +139,6 @@ mod tests {
             ("null = '1G'\nreconnect = '60s'", "reconnect: needs nbd"),
             ("nbd = 'nbd://h'\nnull = '1G'", "file: only one of file, null, memory and nbd"),
             ("nbd = 'nbd://h'\ndirect = true", "direct: needs file"),
-            ("nbd = 'nbd://h'\ndomain = 'd'", "domain: cannot be combined with nbd"),
         ] {
             let error = disk(keys).unwrap_err();
             assert!(error.contains(problem), "{keys}: {error}");

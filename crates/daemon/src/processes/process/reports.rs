@@ -78,6 +78,7 @@ impl DeviceProcess {
                 self.net(&device)?.show_guest(Guest { mac, announces, control, pairs });
             }
             Report::Xen { device, number, said } => self.line(&device)?.handle(number, said)?,
+            Report::Export { .. } => return Err("an export that was not asked for".to_owned()),
             Report::Counted { number } => {
                 if number > self.asked.load(Ordering::Relaxed) {
                     return Err("an answer without a question".to_owned());

@@ -1,6 +1,7 @@
 //! The largest specs, and what is no spec.
 
 use super::*;
+use crate::protocol::nbd::{ExportSpec, NAMES_MAX, NbdTarget};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fmt::Debug;
@@ -38,6 +39,25 @@ pub(crate) fn largest_blk() -> DeviceSpec {
         fault: Some(DISK_FAULT),
     };
     with_any_memory(KindSpec::Blk(BlkSpec { disk: FILE, settings }))
+}
+
+/// As [`largest_blk`], with the longest names of a server's disk.
+pub(crate) fn largest_nbd() -> DeviceSpec {
+    let spec = largest_blk();
+    let KindSpec::Blk(blk) = spec.kind else { unreachable!() };
+    let told = ExportSpec {
+        size: u64::MAX,
+        flags: u16::MAX,
+        block_min: u32::MAX,
+        block_preferred: u32::MAX,
+        block_max: u32::MAX,
+        structured: false,
+    };
+    // As JSON, with its quotation marks.
+    let export = "a".repeat(NAMES_MAX.0 - 2);
+    let target = NbdTarget { export, tls: Some("a".repeat(NAMES_MAX.1)) };
+    let disk = DiskSpec::Nbd(NbdSpec { target, reconnect: Some(u64::MAX), told });
+    DeviceSpec { kind: KindSpec::Blk(BlkSpec { disk, ..blk }), ..spec }
 }
 
 /// As [`largest_blk`], a network.
@@ -124,6 +144,7 @@ fn check<T: Serialize + DeserializeOwned + Debug + PartialEq>(spec: &T) {
 #[test]
 fn the_largest_specs_keep_the_bound_and_are_read_as_they_were_written() {
     check(&largest_blk());
+    check(&largest_nbd());
     check(&largest_net());
     check(&largest_xen());
 }
