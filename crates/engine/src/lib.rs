@@ -94,7 +94,7 @@ mod worker;
 
 pub use accounts::{allowed_cpus, cpu_time};
 pub use blocking::{AsideRow, aside, aside_for};
-pub use fds::budget::{MESSAGE_FDS_MAX, Room, StandIns};
+pub use fds::budget::{MESSAGE_FDS_MAX, Reserve, Room, StandIns, Surplus};
 pub use fds::doorbell::{Call, Channel, DoorbellError, Kick};
 pub use fds::ends::SessionSocket;
 pub use fds::foreign::{ForeignFd, Janitor, Origin};

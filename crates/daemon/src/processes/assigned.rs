@@ -7,7 +7,7 @@ use super::stderr_relay::StderrRelay;
 use super::xen_line::XenLine;
 use crate::protocol::message::PrivilegedRequest;
 use manyring_device::net::NetDevice;
-use manyring_engine::Janitor;
+use manyring_engine::{Janitor, Surplus};
 use manyring_transport::vhost_user::Connected;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -40,10 +40,13 @@ pub(super) struct DomainMembers {
     /// Closes descriptors that a device process sent and may not send.
     pub(super) janitor: Arc<Janitor>,
     pub(super) stderr_relay: Arc<StderrRelay>,
+    /// What the supervisor keeps for their sessions beyond the parts of their devices.
+    pub(super) surplus: Surplus,
 }
 
 impl DomainMembers {
     pub(super) fn of(domain: &str) -> Self {
-        Self { janitor: Arc::new(Janitor::of(domain)), stderr_relay: StderrRelay::new() }
+        let (janitor, surplus) = (Arc::new(Janitor::of(domain)), Surplus::default());
+        Self { janitor, stderr_relay: StderrRelay::new(), surplus }
     }
 }

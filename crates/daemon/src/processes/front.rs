@@ -21,7 +21,7 @@ use crate::protocol::spec::DeviceSpec;
 use crate::times::{FRONT_RETRY, SHRINK};
 use manyring_backend::blk::{Ending, Marks};
 use manyring_device::net::NetDevice;
-use manyring_engine::{ForeignFd, aside};
+use manyring_engine::{ForeignFd, StandIns, aside};
 use manyring_transport::vhost_user::{Endpoint, ListenError, Listener};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -66,10 +66,13 @@ pub(crate) async fn serve(
     let owner = adopted_sessions.first().map(|adopted_session| adopted_session.domain.clone());
     let waiting = inherited(&journals, adopted_sessions);
     let (part, request_servers, process) = (made.part.clone(), JoinSet::new(), None);
-    let LingeringIo { held, marks } = processes.lingering_io(device);
+    let LingeringIo { held, marks, part: _ } = processes.lingering_io(device);
+    let counted = |count: usize| StandIns::up_to(u32::try_from(count).unwrap_or(u32::MAX));
     let ending = |Locked { byte, only_reads, unmarked }: Locked| {
-        Arc::new(Ending::of(byte, !only_reads, unmarked))
+        let part = counted(unmarked.len());
+        Arc::new(Ending::of(byte, !only_reads, unmarked, part))
     };
+    let held = held.into_iter().map(|process| (process, counted(1))).collect();
     let endings = marks.into_iter().map(ending).collect();
     let mut front = Front {
         processes,
@@ -194,8 +197,9 @@ struct Front<'a> {
     marks: Weak<Marks>,
     /// The device process that has the device.
     process: Option<Arc<DeviceProcess>>,
-    /// Pidfds of an earlier supervisor's device processes that have not ended.
-    held: Vec<OwnedFd>,
+    /// Pidfds of an earlier supervisor's device processes that have not ended, counted in the
+    /// budget of front-ends.
+    held: Vec<(OwnedFd, StandIns)>,
     /// The front-ends with their journals, which outlive their device processes.
     journals: Arc<JournalStore>,
     /// The domain of the front-ends.

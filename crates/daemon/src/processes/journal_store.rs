@@ -10,7 +10,7 @@ use super::handoff::{AdoptedSession, DeviceHandoff, HandoffMessage};
 use super::outgoing::MessageFd;
 use crate::protocol::message::{Command, JournalEntry};
 use crate::times::PROCESS_BRIEF;
-use manyring_engine::{ForeignFd, Janitor, Origin, Room as FdRoom};
+use manyring_engine::{ForeignFd, Janitor, Origin, Reserve, Room as FdRoom, Surplus};
 use manyring_transport::vhost_user::{ENTRY_FDS_MAX, entries_max};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::collections::BTreeMap;
@@ -33,6 +33,11 @@ const CLIENTS_MAX: usize = 64;
 /// their front-end is released.
 const BRIEF_LIVES_MAX: u32 = 8;
 
+/// Descriptors that are set apart for a session, beside three for each queue: its socket, those of
+/// three memory regions, and two in-flight regions. A guest with more regions, one that migrates
+/// and a VMM that listens to its back-end need some of the rest.
+const SESSION_FDS: usize = 6;
+
 /// The number of the next front-end, of any device.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
@@ -42,6 +47,8 @@ pub(super) struct JournalStore {
     device: String,
     queues: usize,
     origin: Arc<Origin>,
+    /// The descriptors that a session of the device needs are set apart.
+    reserve: Reserve,
     kept: Mutex<Kept>,
     /// How many front-ends there are.
     count: watch::Sender<usize>,
@@ -86,7 +93,9 @@ impl JournalStore {
     pub(super) fn new(device: &str, queues: usize) -> Arc<Self> {
         let origin = Origin::new(Arc::new(Janitor::of(device)));
         let (kept, count) = (Mutex::default(), watch::Sender::new(0));
-        Arc::new(Self { device: device.to_owned(), queues, origin, kept, count })
+        // A disk of a Xen guest has no queues here, and no session.
+        let reserve = Reserve::of(if queues > 0 { SESSION_FDS + 3 * queues } else { 0 });
+        Arc::new(Self { device: device.to_owned(), queues, origin, reserve, kept, count })
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
@@ -105,8 +114,8 @@ impl JournalStore {
     /// Takes the socket of a front-end that has connected. The janitor closes the socket, since the
     /// kernel closes unread messages' descriptors with it.
     pub(super) fn hold(&self, socket: OwnedFd) -> Arc<ForeignFd> {
-        let mut room = FdRoom::at_once().unwrap_or(FdRoom::none());
-        self.adopt(socket, &mut room)
+        let room = self.reserve.room(1, &Surplus::default());
+        self.adopt(socket, &mut room.unwrap_or(FdRoom::none()))
     }
 
     /// Keeps the socket of a front-end, and gives it a number.
@@ -183,7 +192,7 @@ impl JournalStore {
         self.origin.janitor().room().await;
     }
 
-    /// Stores an update of a journal.
+    /// Stores an update of a journal. `surplus`: of the domain of the device process.
     ///
     /// # Errors
     /// One line: no device process of this version sends that.
@@ -192,9 +201,10 @@ impl JournalStore {
         number: u64,
         change: Change,
         fds: Vec<OwnedFd>,
+        surplus: &Surplus,
     ) -> Result<(), String> {
         use crate::protocol::message::Answered;
-        let room = FdRoom::at_once();
+        let room = self.reserve.room(fds.len(), surplus);
         let has_room = room.is_some();
         let mut room = room.unwrap_or(FdRoom::none());
         let mut fds: Vec<_> = fds.into_iter().map(|fd| self.adopt(fd, &mut room)).collect();
@@ -207,8 +217,12 @@ impl JournalStore {
         let (count, held) = entries.fold((0, 0), |(n, fds), e| (n + 1, fds + e.fds.len()));
         // Updates of a front-end that was released may still arrive.
         let Some(client) = kept.clients.get_mut(&number) else { return Ok(()) };
-        client.is_lost |= !has_room && !fds.is_empty();
         if !has_room {
+            if !std::mem::replace(&mut client.is_lost, true) {
+                let problem = "too few open files are allowed (ulimit -n) to keep all that a \
+                               front-end has sent; it is disconnected if its device process dies";
+                tracing::warn!(device = self.device, kept = held, "{problem}");
+            }
             // Without this, the number of front-ends would have no bound.
             fds.clear();
         }
@@ -274,10 +288,10 @@ impl JournalStore {
     /// Keeps a front-end that another supervisor handed over.
     pub(super) fn inherit(&self, adopted_session: AdoptedSession) {
         let AdoptedSession { socket, entries, answering, .. } = adopted_session;
-        let number = self.add(self.hold(socket));
+        let (number, surplus) = (self.add(self.hold(socket)), Surplus::default());
         for (entry, fds) in entries {
             let change = Change { puts: vec![entry], ..Change::default() };
-            if let Err(problem) = self.note(number, change, fds) {
+            if let Err(problem) = self.note(number, change, fds, &surplus) {
                 tracing::warn!(device = self.device, problem, "resuming a front-end failed");
                 return self.forget(number);
             }
@@ -344,6 +358,15 @@ mod tests {
         JournalStore::new("d", 2)
     }
 
+    fn note(
+        journals: &JournalStore,
+        number: u64,
+        change: Change,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        journals.note(number, change, fds, &Surplus::default())
+    }
+
     fn fd() -> OwnedFd {
         std::fs::File::open("/dev/null").unwrap().into()
     }
@@ -357,9 +380,9 @@ mod tests {
     fn the_next_device_process_is_told_what_was_noted_in_order_and_then_the_socket() {
         let journals = journals();
         let number = journals.add(journals.hold(fd()));
-        journals.note(number, change(&[9], &[]), vec![fd(), fd()]).unwrap();
-        journals.note(number, change(&[4, 5], &[]), vec![fd()]).unwrap();
-        journals.note(number, change(&[], &[5]), Vec::new()).unwrap();
+        note(&journals, number, change(&[9], &[]), vec![fd(), fd()]).unwrap();
+        note(&journals, number, change(&[4, 5], &[]), vec![fd()]).unwrap();
+        note(&journals, number, change(&[], &[5]), Vec::new()).unwrap();
         let command = journals.handings();
         let said: Vec<_> = command
             .iter()
@@ -390,19 +413,19 @@ mod tests {
         let journals = journals();
         let number = journals.add(journals.hold(fd()));
         let many: Vec<_> = (0..3000).collect();
-        assert!(journals.note(number, change(&many, &[]), Vec::new()).is_err());
+        assert!(note(&journals, number, change(&many, &[]), Vec::new()).is_err());
         let number = journals.add(journals.hold(fd()));
         let long = Change {
             puts: vec![JournalEntry { key: 1, bytes: vec![0; ENTRY_SIZE_MAX + 1] }],
             drops: Vec::new(),
             answer: Answered::Unchanged,
         };
-        assert!(journals.note(number, long, Vec::new()).is_err());
+        assert!(note(&journals, number, long, Vec::new()).is_err());
         let fds = (0..=ENTRY_FDS_MAX).map(|_| fd()).collect();
-        assert!(journals.note(number, change(&[1], &[]), fds).is_err());
+        assert!(note(&journals, number, change(&[1], &[]), fds).is_err());
         let known = Answered::UnderWay(vec![0; ANSWERING_MAX + 1]);
         let known = Change { answer: known, ..Change::default() };
-        assert!(journals.note(number, known, Vec::new()).is_err());
+        assert!(note(&journals, number, known, Vec::new()).is_err());
     }
 
     #[test]
@@ -412,7 +435,7 @@ mod tests {
         let keys: Vec<_> = (0..most).collect();
         let noted = (0..=SESSIONS_MAX + 1).map(|_| {
             let number = journals.add(journals.hold(fd()));
-            journals.note(number, change(&keys, &[]), Vec::new())
+            note(&journals, number, change(&keys, &[]), Vec::new())
         });
         assert_eq!(noted.filter(Result::is_ok).count(), SESSIONS_MAX + 1);
         // The next front-end waits while there are too many.

@@ -172,6 +172,7 @@ impl Processes {
     /// `arguments`: the options of each device process. `handoff`: what an earlier supervisor
     /// handed over.
     pub(crate) fn new(arguments: Vec<OsString>, handoff: &mut Handoff) -> Self {
+        handoff.lingering_io.values_mut().for_each(LingeringIo::count);
         let of_xen = arguments.iter().cloned().chain([sandbox::XEN_OPTION.into()]).collect();
         Self {
             kept: Arc::default(),

@@ -20,7 +20,7 @@ use crate::protocol::message::{Command, XenFrontEnd, XenRing};
 use crate::protocol::spec::XenBlkSpec;
 use crate::times::PROCESS_ANSWER;
 use manyring_backend::blk::Ending;
-use manyring_engine::aside;
+use manyring_engine::{StandIns, aside};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::{mpsc, watch};
@@ -125,8 +125,10 @@ impl XenFront {
         processes.prepare_xen();
         // Requests of an earlier supervisor's device processes.
         let marks = processes.lingering_io(part.name()).marks.into_iter();
-        let ending =
-            |left: Locked| Arc::new(Ending::of(left.byte, !left.only_reads, left.unmarked));
+        let ending = |left: Locked| {
+            let part = StandIns::up_to(u32::try_from(left.unmarked.len()).unwrap_or(u32::MAX));
+            Arc::new(Ending::of(left.byte, !left.only_reads, left.unmarked, part))
+        };
         let endings = Arc::new(XenEndings(Mutex::new(marks.map(ending).collect())));
         let (processes, request_servers) = (processes.clone(), JoinSet::new());
         let (counts, taken, process) = (None, None, watch::Sender::new(None));

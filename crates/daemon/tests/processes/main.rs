@@ -12,6 +12,7 @@ mod default;
 mod disks;
 mod domain;
 mod held;
+mod hoard;
 mod idle;
 mod nbd;
 mod net;

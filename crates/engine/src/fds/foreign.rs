@@ -16,7 +16,7 @@
 
 use crate::accounts::Cost;
 use crate::fds::bridge::{Bridge, Sent};
-use crate::fds::budget::{JOBS_MAX, Room};
+use crate::fds::budget::{JOBS_MAX, Permit, Room};
 use crate::watch::{Post, Serves};
 use manyring_backend::sys::interrupt::Interruptible;
 use manyring_backend::sys::starter::{self, Role};
@@ -27,7 +27,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{Notify, SemaphorePermit, oneshot};
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 /// The janitor keeps a stack of this size while it runs.
@@ -429,7 +429,7 @@ impl Origin {
 #[derive(Debug)]
 pub struct ForeignFd {
     /// `None` only while `drop` runs.
-    fd: Option<(OwnedFd, Option<SemaphorePermit<'static>>)>,
+    fd: Option<(OwnedFd, Option<Permit>)>,
     origin: Arc<Origin>,
 }
 

@@ -260,11 +260,16 @@ pub struct Ending {
 
 impl Ending {
     /// The requests of a process, which hold a lock on the byte `mark`. `unmarked`: copies of its
-    /// descriptions, if these are still to be marked.
+    /// descriptions, if these are still to be marked. `part`: by what the owner counts the copies.
     #[must_use]
-    pub fn of(mark: i64, may_write: bool, unmarked: Vec<OwnedFd>) -> Self {
+    pub fn of(
+        mark: i64,
+        may_write: bool,
+        unmarked: Vec<OwnedFd>,
+        part: impl Any + Send + Sync,
+    ) -> Self {
         let is_marked = unmarked.is_empty();
-        let copies = Arc::new(Copies { fds: unmarked, _part: Box::new(()) });
+        let copies = Arc::new(Copies { fds: unmarked, _part: Box::new(part) });
         let unmarked = Mutex::new((!is_marked).then_some(copies));
         Self { own: Mark::at(mark), may_write, unmarked }
     }
@@ -412,7 +417,7 @@ mod tests {
         image.release_for(marks.as_ref());
         elsewhere.acquire().unwrap();
         let ending = marks.unwrap().end();
-        let known = [Ending::of(ending.mark(), true, Vec::new()), ending];
+        let known = [Ending::of(ending.mark(), true, Vec::new(), ()), ending];
         let are_over = || known.each_ref().map(|ending| ending.is_over(&image));
         assert_eq!(are_over(), [Ok(false); 2], "whatever it has said");
         drop(handed);
@@ -433,7 +438,7 @@ mod tests {
         let left = ending.unmarked().unwrap();
         assert_eq!(left.len(), image.copies(1));
         // A daemon that takes over waits for them as well.
-        let known = [Ending::of(ending.mark(), true, left), ending];
+        let known = [Ending::of(ending.mark(), true, left, ()), ending];
         let are_over = || known.each_ref().map(|ending| ending.is_over(&image));
         assert_eq!(are_over(), [Ok(false); 2], "the process has the image");
         drop(elsewhere);

@@ -63,7 +63,7 @@ impl Front<'_> {
         let ending = self.rests().await?;
         let device = self.wanted.plan().name.clone();
         let mut share = DeviceHandoff::new();
-        for process in &self.held {
+        for (process, _) in &self.held {
             let process = process.try_clone().map_err(|error| error.to_string())?;
             share.push((HandoffMessage::Held { device: device.clone() }, vec![process.into()]));
         }

@@ -73,7 +73,7 @@ impl Front<'_> {
     /// that does.
     pub(super) async fn release(&mut self, reads: bool) -> Result<(), String> {
         self.attended().await;
-        while let Some(process) = self.held.last() {
+        while let Some((process, _)) = self.held.last() {
             gone(process).await.map_err(|error| error.to_string())?;
             self.held.pop();
         }

@@ -323,8 +323,11 @@ mod tests {
         let mut copies = vec![copy];
         let locked =
             |(byte, only_reads)| Locked { byte, only_reads, unmarked: std::mem::take(&mut copies) };
-        let lingering_io =
-            LingeringIo { held: vec![process], marks: [wrote, read].map(locked).into() };
+        let lingering_io = LingeringIo {
+            held: vec![process],
+            marks: [wrote, read].map(locked).into(),
+            part: None,
+        };
         let of_device = [("d".to_owned(), lingering_io)];
         let mut handoff = Handoff { lingering_io: of_device.into(), ..Handoff::default() };
         // Each supervisor is taken over twice: after a failed takeover it still has everything.
@@ -335,7 +338,7 @@ mod tests {
                     handoff = taken_over(&runs, (next, channel)).await;
                 });
                 assert!(handoff.waits.contains("d"), "supervisor {supervisor}");
-                let LingeringIo { held, marks } = &handoff.lingering_io["d"];
+                let LingeringIo { held, marks, .. } = &handoff.lingering_io["d"];
                 let held: Vec<_> = held.iter().map(inode).collect();
                 assert_eq!(held, [known], "supervisor {supervisor}");
                 let known: Vec<_> = marks.iter().map(|mark| (mark.byte, mark.only_reads)).collect();

@@ -2,6 +2,7 @@
 
 use crate::processes::outgoing::MessageFd;
 use crate::protocol::message::JournalEntry;
+use manyring_engine::StandIns;
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -108,9 +109,18 @@ pub(in crate::processes) struct LingeringIo {
     pub(in crate::processes) held: Vec<OwnedFd>,
     /// Bytes of its image that are locked.
     pub(in crate::processes) marks: Vec<Locked>,
+    /// Its descriptors, counted in the budget of front-ends.
+    pub(in crate::processes) part: Option<StandIns>,
 }
 
 impl LingeringIo {
+    /// Counts its descriptors. They have to stay, whether or not the budget has room for them.
+    pub(in crate::processes) fn count(&mut self) {
+        let unmarked = self.marks.iter().map(|mark| mark.unmarked.len());
+        let count = self.held.len() + unmarked.sum::<usize>();
+        self.part = Some(StandIns::up_to(u32::try_from(count).unwrap_or(u32::MAX)));
+    }
+
     /// The messages that hand copies of them to another supervisor.
     ///
     /// # Errors

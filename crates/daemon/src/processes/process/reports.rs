@@ -34,7 +34,7 @@ impl DeviceProcess {
         match report {
             Report::Journal { device, number, puts, drops, answer } => {
                 let change = Change { puts, drops, answer };
-                return self.journals(&device)?.note(number, change, fds.take());
+                return self.note(&device, number, change, fds.take());
             }
             Report::Gone { device, number } => self.journals(&device)?.forget(number),
             // It cannot be compromised yet: this is its first report, before any command.
@@ -87,6 +87,16 @@ impl DeviceProcess {
             }
         }
         Ok(())
+    }
+
+    fn note(
+        &self,
+        device: &str,
+        number: u64,
+        change: Change,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), String> {
+        self.journals(device)?.note(number, change, fds, &self.members.surplus)
     }
 
     /// True if the report is about a device that was taken from the process. The last reports of
