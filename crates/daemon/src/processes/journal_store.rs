@@ -24,6 +24,10 @@ use tokio::time::Instant;
 const SESSIONS_MAX: usize = 4;
 /// Longest entry: the state of a network device with full tables.
 const ENTRY_SIZE_MAX: usize = 7168;
+/// Bytes of a session's entries, for each that it may have: nearly all are short messages.
+const ENTRY_SIZE_MEAN: usize = 128;
+/// Bytes beside them: the state of a network device, and the longest writes to the configuration.
+const LONG_SIZE_MAX: usize = 64 << 10;
 /// Longest prefix of a message by which it is recognised.
 const ANSWERING_MAX: usize = 256;
 /// Most front-ends of a device: one is served, some wait in the device process, and some have left
@@ -214,7 +218,9 @@ impl JournalStore {
         let mut kept = self.lock();
         let most = entries_max(self.queues);
         let entries = kept.clients.values().flat_map(|client| client.entries.values());
-        let (count, held) = entries.fold((0, 0), |(n, fds), e| (n + 1, fds + e.fds.len()));
+        let (count, held, size) = entries.fold((0, 0, 0), |(count, held, size), entry| {
+            (count + 1, held + entry.fds.len(), size + entry.bytes.len())
+        });
         // Updates of a front-end that was released may still arrive.
         let Some(client) = kept.clients.get_mut(&number) else { return Ok(()) };
         if !has_room {
@@ -226,8 +232,10 @@ impl JournalStore {
             // Without this, the number of front-ends would have no bound.
             fds.clear();
         }
-        if count > SESSIONS_MAX * most || held > SESSIONS_MAX * most {
-            return Err(format!("a device with {count} notes and {held} file descriptors"));
+        let size_max = most * ENTRY_SIZE_MEAN + LONG_SIZE_MAX;
+        if count.max(held) > SESSIONS_MAX * most || size > SESSIONS_MAX * size_max {
+            let all = format!("{count} notes of {size} bytes and {held} file descriptors");
+            return Err(format!("a device with {all}"));
         }
         for key in change.drops {
             client.entries.remove(&key);
@@ -406,6 +414,30 @@ mod tests {
         // The report is about a removed device of the same name.
         again.forget(number);
         assert!(again.is_used());
+    }
+
+    #[test]
+    fn entries_that_are_all_long_are_refused_before_there_are_as_many_as_may_be_short() {
+        let journals = journals();
+        let number = journals.add(journals.hold(fd()));
+        let long = |key| JournalEntry { key, bytes: vec![0; ENTRY_SIZE_MAX] };
+        let is_taken = |key: &u32| {
+            let change = Change { puts: vec![long(*key)], ..Change::default() };
+            note(&journals, number, change, Vec::new()).is_ok()
+        };
+        let (taken, most) = ((0..).take_while(is_taken).count(), entries_max(2));
+        let size = SESSIONS_MAX * (most * ENTRY_SIZE_MEAN + LONG_SIZE_MAX);
+        assert!(taken < most && taken * ENTRY_SIZE_MAX <= size + 2 * ENTRY_SIZE_MAX, "{taken}");
+        // A session with as many short entries, and a state of full length, is kept.
+        let journals = JournalStore::new("d", 2);
+        let number = journals.add(journals.hold(fd()));
+        let short = |key| JournalEntry { key, bytes: vec![0; ENTRY_SIZE_MEAN] };
+        let most = u32::try_from(most).unwrap();
+        for key in 0..most {
+            let entry = if key == 0 { long(key) } else { short(key) };
+            let change = Change { puts: vec![entry], ..Change::default() };
+            note(&journals, number, change, Vec::new()).unwrap();
+        }
     }
 
     #[test]
