@@ -449,8 +449,7 @@ impl Processes {
             let answers = tokio::time::timeout_at(began + longest, answered).await.is_ok();
             process.note_answer(answers);
             let counts: Vec<Arc<Counts>> = process.counts(&is_meant);
-            // The files are the supervisor's own memfds; they are read off the control thread all
-            // the same.
+            // The files are the supervisor's own memfds; another thread reads them all the same.
             aside(move || counts.iter().for_each(|counts| counts.read())).await;
         }
     }
