@@ -10,6 +10,7 @@ use guest::{Guest, Spoil};
 use libfuzzer_sys::fuzz_target;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions};
 use manyring_device::fuzzing::SoloControl;
+use manyring_device::net::NetSide;
 use manyring_queue::DeviceQueue;
 use manyring_wire::net::{Command, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ};
 use std::sync::{Arc, LazyLock};

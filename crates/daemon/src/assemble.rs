@@ -4,7 +4,6 @@ pub(crate) mod disk;
 mod look;
 mod monitor;
 pub(crate) mod options;
-mod part;
 pub(crate) mod port;
 mod qemu_helper;
 pub(crate) mod remote;
@@ -14,11 +13,10 @@ pub(crate) mod wanted;
 pub(crate) mod xen;
 
 pub(crate) use look::look;
-pub(crate) use part::{Blk, Kind, Part};
 pub(crate) use qemu_helper::HelperError;
 pub(crate) use switch::{AdoptedFds, Host, Switches};
 pub(crate) use tasks::Tasks;
-pub(crate) use wanted::{Made, Opened};
+pub(crate) use wanted::{Here, Made, Opened, Part};
 
 use crate::config::plan::{DevicePlan, Place, SocketPlan, Unfound};
 use manyring_backend::blk::ImageError;

@@ -197,7 +197,7 @@ impl DeviceManager {
             Later::Opened(opened) => match wanted.decorated(opened) {
                 Ok(opened) => {
                     let made = self.shared.made(&wanted, opened);
-                    self.devices().add(made.part.clone());
+                    self.devices().add(made.view().clone());
                     Stage::Made(made)
                 }
                 Err(error) if self.shared.tries_again() => {

@@ -1,11 +1,10 @@
 //! The host's interfaces: tells network devices which of them come and go.
 
-use crate::assemble::{Kind, Part};
 use crate::config::Plan;
 use crate::config::plan::PortPlan;
-use crate::model::Registry;
+use crate::model::{DeviceView, Registry};
 use manyring_backend::sys::link::LinkEvents;
-use manyring_device::net::NetDevice;
+use manyring_device::net::NetSide;
 use rustix::io::Errno;
 use std::io;
 use std::sync::Arc;
@@ -69,7 +68,7 @@ impl HostLinks {
                 }
             };
             for served in devices.served() {
-                let Some(device) = with_interface(&served.part) else { continue };
+                let Some(device) = with_interface(&served.view) else { continue };
                 let mut heard = changes.iter().flatten();
                 if changes.is_none() || heard.any(|change| device.port().heeds(change)) {
                     device.port_may_have_changed();
@@ -79,19 +78,16 @@ impl HostLinks {
     }
 }
 
-/// The network device of `part`, if its port is an interface.
-fn with_interface(part: &Part) -> Option<&Arc<NetDevice>> {
-    match &part.kind {
-        Kind::Net(device) => Some(device).filter(|device| device.port().interface().is_some()),
-        Kind::Blk(_) => None,
-    }
+/// The network device of `view`, if its port is an interface.
+fn with_interface(view: &DeviceView) -> Option<&Arc<dyn NetSide>> {
+    view.side.as_net().filter(|device| device.port().interface().is_some())
 }
 
-/// Has the device of `part` look after its interface, until the result is dropped. A device that
+/// Has the device of `view` look after its interface, until the result is dropped. A device that
 /// `is_late` may have missed reports that came after its port was opened.
-pub(crate) fn look_after(part: &Part, is_late: bool) -> JoinSet<()> {
+pub(crate) fn look_after(view: &DeviceView, is_late: bool) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    if let Some(device) = with_interface(part).cloned() {
+    if let Some(device) = with_interface(view).cloned() {
         if is_late {
             device.port_may_have_changed();
         }

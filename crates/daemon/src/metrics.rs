@@ -11,11 +11,9 @@ mod text;
 
 pub(crate) use text::Format;
 
-use crate::assemble::{self, Part};
-use crate::model::Entry;
 use crate::model::snapshot::{WorkerInfo, Workers};
+use crate::model::{DeviceView, Entry};
 use crate::state::State;
-use manyring_device::net::NetDevice;
 use manyring_engine::QueueStats;
 use manyring_engine::stats::{Class, Histogram, Kind, PolicyStats, ServeTimes};
 use std::collections::HashSet;
@@ -48,40 +46,39 @@ pub(crate) fn text(state: &State, format: Format) -> String {
 }
 
 fn devices(out: &mut Text, state: &State) {
-    let mut gauge = |name: &str, unit, help, value: &dyn Fn(&Part) -> Option<u64>| {
+    let mut gauge = |name: &str, unit, help, value: &dyn Fn(&DeviceView) -> Option<u64>| {
         out.family(name, Sort::Gauge, unit, help);
-        for part in state.devices.served().iter().map(|d| &d.part) {
-            if let Some(value) = value(part) {
-                out.line(format_args!("device=\"{}\"", part.name()), value);
+        for view in state.devices.served().iter().map(|d| &d.view) {
+            if let Some(value) = value(view) {
+                out.line(format_args!("device=\"{}\"", view.name()), value);
             }
         }
     };
     let bytes = Some("bytes");
-    gauge("manyring_device_size_bytes", bytes, "Size of the disk", &|part| match &part.kind {
-        assemble::Kind::Blk(blk) => Some(blk.size()),
-        assemble::Kind::Net(_) => None,
+    gauge("manyring_device_size_bytes", bytes, "Size of the disk", &|view| {
+        view.side.as_blk().map(|blk| blk.host.size())
     });
-    gauge("manyring_device_link_up", None, "1 while the guest's link is up", &|part| {
-        net_of(part).map(|net| net.is_link_up().into())
+    gauge("manyring_device_link_up", None, "1 while the guest's link is up", &|view| {
+        view.side.as_net().map(|net| net.is_link_up().into())
     });
     let mtu = "MTU that the guest is told, or else the interface's";
-    gauge("manyring_device_mtu_bytes", bytes, mtu, &|part| {
-        let net = net_of(part)?;
+    gauge("manyring_device_mtu_bytes", bytes, mtu, &|view| {
+        let net = view.side.as_net()?;
         net.mtu().or_else(|| net.port().mtu()).map(u64::from)
     });
     let attached = "Queue pairs that the host may use";
-    gauge("manyring_device_attached_pairs", None, attached, &|part| {
-        u64::try_from(net_of(part)?.attached_pairs()).ok()
+    gauge("manyring_device_attached_pairs", None, attached, &|view| {
+        u64::try_from(view.side.as_net()?.attached_pairs()).ok()
     });
-    gauge("manyring_device_connected", None, "1 while a front-end is connected", &|part| {
-        Some((*part.connected.borrow()).into())
+    gauge("manyring_device_connected", None, "1 while a front-end is connected", &|view| {
+        Some((*view.connected.borrow()).into())
     });
     let all = state.devices.all();
     let help = "1 while another process holds what the device needs: what its key names";
     out.family("manyring_device_waiting", Sort::Gauge, None, help);
     for entry in &all {
         let (name, key, value) = match entry {
-            Entry::Served(device) => (device.part.name(), "", 0),
+            Entry::Served(device) => (device.view.name(), "", 0),
             Entry::Waiting(waiting) => (waiting.name.as_str(), waiting.key, 1),
         };
         out.line(format_args!("device=\"{name}\",key=\"{key}\""), value);
@@ -90,7 +87,7 @@ fn devices(out: &mut Text, state: &State) {
     out.family("manyring_device_state", Sort::Gauge, None, help);
     for entry in &all {
         let (name, state) = match entry {
-            Entry::Served(device) => (device.part.name(), "serving"),
+            Entry::Served(device) => (device.view.name(), "serving"),
             Entry::Waiting(waiting) => (waiting.name.as_str(), waiting.state()),
         };
         out.line(format_args!("device=\"{name}\",state=\"{state}\""), 1);
@@ -130,18 +127,11 @@ fn processes(out: &mut Text, state: &State) {
     }
 }
 
-fn net_of(part: &Part) -> Option<&NetDevice> {
-    match &part.kind {
-        assemble::Kind::Net(net) => Some(net),
-        assemble::Kind::Blk(_) => None,
-    }
-}
-
 /// The counters of the ports of switches; nothing if there are no ports.
 fn switch_ports(out: &mut Text, state: &State) {
     let mut ports = Vec::new();
-    for device in state.devices.served().iter().map(|d| &d.part) {
-        if let Some(counters) = net_of(device).and_then(|net| net.port().counted()) {
+    for device in state.devices.served().iter().map(|d| &d.view) {
+        if let Some(counters) = device.side.as_net().and_then(|net| net.port().counted()) {
             ports.push((format!("device=\"{}\"", device.name()), counters.all()));
         }
     }
@@ -217,10 +207,13 @@ fn of_process(process: &str) -> String {
 /// The stats of every queue that runs or has run, with its labels.
 fn all_queues(state: &State) -> Vec<(String, Arc<QueueStats>)> {
     let mut all = Vec::new();
-    for device in state.devices.served().iter().map(|d| &d.part) {
-        for index in 0..device.queue_count() {
-            if let Some(stats) = device.stats(index).filter(|stats| has_run(stats)) {
-                all.push((format!("device=\"{}\",queue=\"{index}\"", device.name()), stats));
+    for device in state.devices.served().iter().map(|d| &d.view) {
+        for (index, stats) in device.side.stats.all().iter().enumerate() {
+            if has_run(stats) {
+                all.push((
+                    format!("device=\"{}\",queue=\"{index}\"", device.name()),
+                    stats.clone(),
+                ));
             }
         }
     }

@@ -47,9 +47,13 @@ pub mod fuzzing;
 mod live;
 pub mod net;
 mod policy;
+mod side;
 mod state;
+mod stats;
 
+pub use side::{DiskSide, HostSide, Owned, SideKind};
 pub use state::StateError;
+pub use stats::DeviceStats;
 
 use manyring_engine::{Activation, QueueHandle, QueueStats, StopError};
 use manyring_memory::{GrantError, MemoryError};

@@ -1,6 +1,6 @@
 //! `Tasks`: a task for each device, with a stop of its own.
 
-use super::{AssembleError, Made};
+use super::{AssembleError, Here};
 use crate::times::TASKS_END;
 use manyring_transport::vhost_user::{Endpoint, ServeOptions, serve};
 use std::collections::HashMap;
@@ -49,9 +49,9 @@ impl Tasks {
 
     /// Serves a device that is put together at this endpoint, until it is stopped or until its only
     /// session has ended (`one_off`).
-    pub(crate) fn serve(&mut self, made: &Made, endpoint: Endpoint, options: ServeOptions) {
-        let (device, connected) = (made.device.clone(), made.part.connected.clone());
-        self.start(made.part.name(), |stop| async move {
+    pub(crate) fn serve(&mut self, here: &Here, endpoint: Endpoint, options: ServeOptions) {
+        let (device, connected) = (here.device.clone(), here.view.connected.clone());
+        self.start(here.view.name(), |stop| async move {
             let at = endpoint_of(&endpoint);
             let served = serve(device, endpoint, options, connected, stop).await;
             served.map_err(|source| AssembleError::Socket { at, source })

@@ -2,14 +2,14 @@
 
 use super::disk::{self, DiskError, Means};
 use super::remote::{Measurer, Remote, Remotely};
-use super::{AssembleError, Blk, Host, Kind, Part, options, port};
+use super::{AssembleError, Host, options, port};
 use crate::config::plan::{BlkPlan, DiskPlan, Place, Unfound, Wanted, helped};
-use crate::limits::Groups;
+use crate::model::DeviceView;
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::Port;
-use manyring_device::Device;
-use manyring_device::blk::{BlkDevice, BlkOptions};
-use manyring_device::net::{MacAddress, NetDevice, NetOptions};
+use manyring_device::blk::{BlkDevice, BlkOptions, HostDisk};
+use manyring_device::net::{MacAddress, NetDevice, NetOptions, OwnedPort};
+use manyring_device::{Device, Owned};
 use manyring_engine::Pool;
 use std::sync::Arc;
 
@@ -21,11 +21,28 @@ pub(crate) enum Opened {
     Port(Arc<dyn Port>, MacAddress),
 }
 
-/// A device, and the same device as the control API sees it.
+/// A device whose queues run in this process, and what is shown of it.
 #[derive(Debug)]
-pub(crate) struct Made {
+pub(crate) struct Here {
     pub(crate) device: Arc<dyn Device>,
-    pub(crate) part: Part,
+    pub(crate) view: DeviceView,
+}
+
+/// The supervisor's part of a device that a device process serves: the disk or the port, and what
+/// is shown. It has no queue, no worker and no session.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) owned: Owned,
+    pub(crate) view: DeviceView,
+    /// The server of the disk, if the device process talks to it.
+    pub(crate) remote: Option<Arc<Remote>>,
+}
+
+/// A device that is put together.
+#[derive(Debug)]
+pub(crate) enum Made {
+    Here(Here),
+    Owned(Part),
 }
 
 impl Wanted {
@@ -58,38 +75,56 @@ impl Wanted {
         }
     }
 
-    /// Makes the device of what was opened for it.
-    pub(crate) fn made(&self, opened: Opened, (pool, groups): (&Arc<Pool>, &Groups)) -> Made {
+    /// Makes the device of what was opened for it, or the supervisor's part if the device process
+    /// of `domain` serves it.
+    pub(crate) fn made(&self, opened: Opened, domain: Option<String>, pool: &Arc<Pool>) -> Made {
         let (plan, shown) = (self.plan(), (self.socket(), self.plan().place.origin()));
-        let made = match (self, opened) {
+        let (owned, queues, remote) = match (self, opened) {
             (Self::Blk(blk), Opened::Disk(disk, remote)) => {
                 let options = options::of_blk(&plan.name, &blk.settings());
-                let mut made = Made::blk(options, disk, pool, shown);
-                made.part.remote = remote;
-                made
+                if domain.is_none() {
+                    return Made::Here(Here::blk(options, disk, pool, shown));
+                }
+                let queues = options.num_queues.min(disk.queues_max());
+                let disk = HostDisk::new(disk, options.logical_block_size, options.read_only);
+                (Owned::Disk(Arc::new(disk)), queues, remote)
             }
             (Self::Net(net), Opened::Port(port, mac)) => {
-                let settings = net.settings(mac, net.mtu);
-                Made::net(options::of_net(&plan.name, &settings), port, pool, shown)
+                let options = options::of_net(&plan.name, &net.settings(mac, net.mtu));
+                if domain.is_none() {
+                    return Made::Here(Here::net(options, port, pool, shown).0);
+                }
+                // Two for each pair, and the control queue.
+                let queues = options.queue_pairs * 2 + 1;
+                (Owned::Port(Arc::new(OwnedPort::new(options, port))), queues, None)
             }
             _ => unreachable!("a disk is opened for a block device, a port for a network device"),
         };
-        groups.limit(made.part.kind.limit(), &plan.limit);
-        made
+        let view = DeviceView::new(owned.side(&plan.name, queues), shown, domain);
+        Made::Owned(Part { owned, view, remote })
     }
 }
 
 impl Made {
+    pub(crate) fn view(&self) -> &DeviceView {
+        match self {
+            Self::Here(here) => &here.view,
+            Self::Owned(owned) => &owned.view,
+        }
+    }
+}
+
+impl Here {
     /// A block device; people are shown how it can be reached, and who has asked for it.
     pub(crate) fn blk(
         options: BlkOptions,
         disk: Arc<dyn Disk>,
         pool: &Arc<Pool>,
-        (socket, origin): (String, &'static str),
+        shown: (String, &'static str),
     ) -> Self {
         let device = Arc::new(BlkDevice::new(options, disk, pool.clone()));
-        let part = Part::new(Kind::Blk(Blk::Virtio(device.clone())), socket, origin);
-        Self { device, part }
+        let view = DeviceView::new(&device, shown, None);
+        Self { device, view }
     }
 
     /// A network device, as [`Self::blk`].
@@ -97,10 +132,11 @@ impl Made {
         options: NetOptions,
         port: Arc<dyn Port>,
         pool: &Arc<Pool>,
-        (socket, origin): (String, &'static str),
-    ) -> Self {
+        shown: (String, &'static str),
+    ) -> (Self, Arc<NetDevice>) {
         let device = Arc::new(NetDevice::new(options, port, pool.clone()));
-        Self { part: Part::new(Kind::Net(device.clone()), socket, origin), device }
+        let view = DeviceView::new(&device, shown, None);
+        (Self { device: device.clone(), view }, device)
     }
 }
 

@@ -5,13 +5,13 @@ use super::asked::{Body, Name, bad};
 use super::devices::refuse;
 use super::named::find;
 use super::refusal::{Problem, Refusal, aside};
-use crate::assemble::{Blk, Kind};
 use crate::model::{Change, Controlled, Who};
 use crate::state::State;
 use axum::Json;
 use axum::extract::{Extension, State as Extract};
 use axum::http::StatusCode;
-use manyring_device::net::{NetDevice, is_mtu};
+use manyring_device::DiskSide;
+use manyring_device::net::{NetSide, is_mtu};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -110,18 +110,18 @@ pub(super) async fn resize(
     }
     let permit = (begin(&controlled)?, begin_here(&state)?);
     // Nobody else changes the size during this: that takes the permit.
-    let size = device.size();
+    let size = device.host.size();
     if let Some(wanted) = wanted.filter(|wanted| *wanted < size && !shrink) {
         return Err(refuse_shrink(wanted, size));
     }
     if wanted.is_none() && !shrink {
-        let disk = device.disk().clone();
+        let disk = device.host.disk().clone();
         let measured = aside(move || disk.measure()).await?.map_err(refuse_resize)?;
         if measured < size {
             return Err(refuse_shrink(measured, size));
         }
     }
-    let is_isolated = controlled.part.process.is_some();
+    let is_isolated = controlled.view.process.is_some();
     let resized = match wanted.filter(|wanted| *wanted < size && is_isolated) {
         Some(wanted) => {
             let (processes, name) = (state.processes.clone(), name.clone());
@@ -130,7 +130,7 @@ pub(super) async fn resize(
         None => {
             let resize = move || {
                 let _permit = permit;
-                device.resize(wanted)
+                device.resizes.resize(wanted)
             };
             aside(resize).await?
         }
@@ -239,18 +239,14 @@ pub(super) async fn announce(
     Err(Refusal::new(StatusCode::CONFLICT, error))
 }
 
-fn blk_of(controlled: &Controlled) -> Result<Blk, Refusal> {
-    match &controlled.part.kind {
-        Kind::Blk(device) => Ok(device.clone()),
-        Kind::Net(_) => Err(wrong_kind("this device is a network device, not a disk")),
-    }
+fn blk_of(controlled: &Controlled) -> Result<DiskSide, Refusal> {
+    let wrong = || wrong_kind("this device is a network device, not a disk");
+    controlled.view.side.as_blk().cloned().ok_or_else(wrong)
 }
 
-fn net_of(controlled: &Controlled) -> Result<Arc<NetDevice>, Refusal> {
-    match &controlled.part.kind {
-        Kind::Net(device) => Ok(device.clone()),
-        Kind::Blk(_) => Err(wrong_kind("this device is a disk, not a network device")),
-    }
+fn net_of(controlled: &Controlled) -> Result<Arc<dyn NetSide>, Refusal> {
+    let wrong = || wrong_kind("this device is a disk, not a network device");
+    controlled.view.side.as_net().cloned().ok_or_else(wrong)
 }
 
 fn wrong_kind(error: &str) -> Refusal {

@@ -2,9 +2,8 @@
 
 use super::asked::Body;
 use super::refusal::{Problem, Refusal};
-use crate::assemble::{Blk, Kind, Part};
 use crate::devices::is_bound;
-use crate::model::{Entry, Who};
+use crate::model::{DeviceView, Entry, Who};
 use crate::processes::Shown;
 use crate::state::State;
 use axum::extract::{Extension, State as Extract};
@@ -47,13 +46,13 @@ pub(super) async fn begin(
     let Takeover { socket } = body.parse()?;
     // The disks of Xen guests are left with their rings, wherever they are served; but the bytes of
     // one in memory lie in this process if no device process serves it.
-    let is_left = |part: &Part| match &part.kind {
-        Kind::Blk(Blk::Xen(disk)) => part.process.is_some() || disk.disk().kind() != "memory",
-        _ => false,
+    let is_left = |view: &DeviceView| {
+        let xen = view.side.as_blk().filter(|blk| blk.is_xen);
+        xen.is_some_and(|blk| view.process.is_some() || blk.host.disk().kind() != "memory")
     };
     let served = state.devices.served();
-    let others = served.iter().filter(|device| !is_left(&device.part));
-    let devices = others.map(|device| device.part.name().to_owned()).collect();
+    let others = served.iter().filter(|device| !is_left(&device.view));
+    let devices = others.map(|device| device.view.name().to_owned()).collect();
     // Whoever asks may die at any time: the device processes go on all the same.
     let waits = state.devices.all().into_iter().filter_map(|entry| match entry {
         Entry::Waiting(waiting) => Some(waiting.name.clone()),

@@ -352,7 +352,7 @@ impl DeviceManager {
         let name = &device.plan().name;
         let or_force = if removes { ", or use --force" } else { "" };
         match self.shared.devices.find(name) {
-            Some(Entry::Served(served)) if *served.part.connected.borrow() => {
+            Some(Entry::Served(served)) if *served.view.connected.borrow() => {
                 Err(Refused::Conflict(format!(
                     "{name} is in use by a VMM; unplug it there first{or_force}"
                 )))

@@ -3,7 +3,6 @@
 
 use super::DeviceManager;
 use super::carried::{Outcome, Rest};
-use crate::assemble::Kind;
 use crate::config::diff::{Step, What};
 use crate::config::plan::{Class, LimitPlan, Plan, Wanted};
 use crate::model::{Change, Entry, Refused};
@@ -54,7 +53,7 @@ impl DeviceManager {
 
     pub(super) fn is_connected(&self, name: &str) -> bool {
         match self.shared.devices.find(name) {
-            Some(Entry::Served(served)) => *served.part.connected.borrow(),
+            Some(Entry::Served(served)) => *served.view.connected.borrow(),
             _ => false,
         }
     }
@@ -81,7 +80,7 @@ impl DeviceManager {
         let name = &device.plan().name;
         let Some(Entry::Served(served)) = self.shared.devices.find(name) else { return Ok(()) };
         let mtu = mtu_of(device).filter(|mtu| former.and_then(mtu_of) != Some(*mtu));
-        if let (Kind::Net(running), Some(mtu)) = (&served.part.kind, mtu) {
+        if let (Some(running), Some(mtu)) = (served.view.side.as_net(), mtu) {
             running.set_mtu(mtu).await.map_err(|errno| {
                 tracing::warn!(device = name, mtu, %errno, "changing the MTU failed");
                 refuse_mtu(mtu, errno)
@@ -90,13 +89,15 @@ impl DeviceManager {
         let limit = &device.plan().limit;
         if former.is_some_and(|former| former.plan().limit != *limit) {
             let process = device.domain(self.shared.domains);
-            if served.part.process.is_some() && served.part.process != process {
+            if served.view.process.is_some() && served.view.process != process {
                 let problem = "limit.group: the group is served by another process; remove the \
                                device and add it again";
                 return Err(Refused::Conflict(format!("{name}: {problem}")));
             }
             self.shared.processes.limit(name, limit);
-            self.shared.groups.limit(served.part.kind.limit(), limit);
+            if let Some(own) = &served.view.side.limit {
+                self.shared.groups.limit(own, limit);
+            }
             self.shared.pool.refresh(|of| of == name, LIMIT_SEEN).await;
         }
         Ok(())
@@ -141,7 +142,7 @@ impl DeviceManager {
             // The end of this session is waited for already.
             return;
         }
-        let (mut connected, changes) = (served.part.connected.subscribe(), self.changes.clone());
+        let (mut connected, changes) = (served.view.connected.subscribe(), self.changes.clone());
         drop(served);
         self.followers.spawn(async move {
             if connected.wait_for(|connected| !*connected).await.is_ok() {

@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::waiting::{Later, Wait};
-use crate::assemble::{AssembleError, Made, Served, listens_at, socket_key};
+use crate::assemble::{AssembleError, Here, Made, Served, listens_at, socket_key};
 use crate::config::plan::{Plan, PortPlan, Wanted};
 use crate::links;
 use crate::processes;
@@ -59,7 +59,7 @@ impl Front {
         let Served { mut endpoint, options, at } = served?;
         let mut has_waited = is_late;
         is_late |= shared.keeps_on;
-        let _looked_after = links::look_after(&made.part, is_late);
+        let _looked_after = links::look_after(made.view(), is_late);
         loop {
             if has_waited {
                 // It is not shown as served before its socket can have its name.
@@ -69,7 +69,6 @@ impl Front {
                 }
             }
             wait.end(&made);
-            let (device, connected) = (made.device.clone(), made.part.connected.clone());
             let bound = tokio::select! {
                 bound = shared.listen_late(&mut wait, endpoint, &mut begins) => bound,
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
@@ -78,14 +77,15 @@ impl Front {
             if bound.is_ok() {
                 wait.end(&made);
             }
-            let ended = match (bound, &made.part.process) {
+            let ended = match (bound, &made) {
                 (Err(error), _) => Err(error),
-                (Ok((endpoint, _kept)), Some(process)) => {
-                    let (whose, stop) = ((&wanted, process.as_str()), stopping.clone());
-                    processes::serve(&shared.processes, &made, whose, endpoint, stop).await
+                (Ok((endpoint, _kept)), Made::Owned(owned)) => {
+                    let stop = stopping.clone();
+                    processes::serve(&shared.processes, owned, &wanted, endpoint, stop).await
                 }
-                (Ok((endpoint, _kept)), None) => {
-                    serve(device, endpoint, options, connected, stopping.clone()).await
+                (Ok((endpoint, _kept)), Made::Here(Here { device, view })) => {
+                    let (connected, stop) = (view.connected.clone(), stopping.clone());
+                    serve(device.clone(), endpoint, options, connected, stop).await
                 }
             };
             let Err(source) = ended else { return Ok(()) };

@@ -242,7 +242,7 @@ impl Ready {
     pub(super) fn shown(self, shared: &Arc<Shared>) -> Front {
         let Self { wanted, opened, served } = self;
         let made: Made = shared.made(&wanted, opened);
-        shared.devices.add(made.part.clone());
+        shared.devices.add(made.view().clone());
         let wait = Wait::new(shared.clone(), wanted.clone());
         Front { wanted, wait, stage: Stage::Made(made), served: Some(served), begins: None }
     }

@@ -12,11 +12,12 @@
 
 use super::DeviceManager;
 use super::carried::{Outcome, Rest, in_words};
-use crate::assemble::{Blk, Kind, Tasks};
+use crate::assemble::Tasks;
 use crate::config::diff::{Step, What};
 use crate::config::plan::{Plan, Wanted};
 use crate::model::{Change, Done, Entry, Order, Refused, Who, closed};
 use crate::times::{DEVICE_CLOSE, DEVICE_CLOSE_LOOK};
+use manyring_device::{DiskSide, SideKind};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use tokio::sync::{OwnedRwLockReadGuard, mpsc, oneshot};
@@ -202,7 +203,7 @@ impl DeviceManager {
         let mut left = Vec::new();
         for name in &names {
             if let Some(Entry::Served(served)) = self.shared.devices.find(name) {
-                left.push((name.clone(), is_open(&served.part.kind)));
+                left.push((name.clone(), is_open(&served.view.side.kind)));
             }
             self.pending.remove(name);
         }
@@ -257,15 +258,15 @@ impl DeviceManager {
 
 /// Whether something of a device that was removed is still open: its task has ended, but a worker
 /// or a thread of the disk may have it until a call of the kernel comes back.
-fn is_open(kind: &Kind) -> Box<dyn Fn() -> bool + Send + Sync> {
+fn is_open(kind: &SideKind) -> Box<dyn Fn() -> bool + Send + Sync> {
     match kind {
-        Kind::Blk(Blk::Virtio(device)) => {
-            let (disk, device) = (Arc::downgrade(device.disk()), Arc::downgrade(device));
+        // A disk of a Xen guest is no device of a plan.
+        SideKind::Blk(DiskSide { is_xen: true, .. }) => Box::new(|| false),
+        SideKind::Blk(DiskSide { host, resizes, .. }) => {
+            let (disk, device) = (Arc::downgrade(host.disk()), Arc::downgrade(resizes));
             Box::new(move || disk.strong_count() + device.strong_count() > 0)
         }
-        // A disk of a Xen guest is no device of a plan.
-        Kind::Blk(Blk::Xen(_)) => Box::new(|| false),
-        Kind::Net(device) => {
+        SideKind::Net(device) => {
             let (port, device) = (Arc::downgrade(device.port()), Arc::downgrade(device));
             Box::new(move || port.strong_count() + device.strong_count() > 0)
         }

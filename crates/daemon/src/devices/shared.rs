@@ -96,9 +96,11 @@ impl Shared {
 
     /// Makes the device of what was opened for it.
     pub(super) fn made(&self, wanted: &Wanted, opened: Opened) -> Made {
-        let mut made = wanted.made(opened, (&self.pool, &self.groups));
-        made.part.process = wanted.domain(self.domains);
         self.processes.limit(&wanted.plan().name, &wanted.plan().limit);
+        let made = wanted.made(opened, wanted.domain(self.domains), &self.pool);
+        if let Some(limit) = &made.view().side.limit {
+            self.groups.limit(limit, &wanted.plan().limit);
+        }
         made
     }
 

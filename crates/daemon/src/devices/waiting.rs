@@ -352,7 +352,7 @@ impl Wait {
     pub(super) fn end(&mut self, made: &Made) {
         // A device that never waited is shown already.
         if self.reason.take().is_some() {
-            self.shared.devices.add(made.part.clone());
+            self.shared.devices.add(made.view().clone());
             let seconds = self.since.elapsed().as_secs_f64();
             let device = &self.wanted.plan().name;
             tracing::info!(device, seconds, "device is ready");

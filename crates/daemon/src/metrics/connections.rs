@@ -1,7 +1,6 @@
 //! The connections of disks to their servers.
 
 use super::text::{Sort, Text};
-use crate::assemble::Kind;
 use crate::state::State;
 use manyring_backend::blk::Connection;
 
@@ -9,9 +8,9 @@ use manyring_backend::blk::Connection;
 pub(super) fn write(out: &mut Text, state: &State) {
     let mut all = Vec::new();
     for device in &state.devices.served() {
-        let Kind::Blk(blk) = &device.part.kind else { continue };
-        for (index, connection) in blk.disk().connections().into_iter().enumerate() {
-            let name = device.part.name();
+        let Some(blk) = device.view.side.as_blk() else { continue };
+        for (index, connection) in blk.host.disk().connections().into_iter().enumerate() {
+            let name = device.view.name();
             all.push((format!("device=\"{name}\",connection=\"{index}\""), connection));
         }
     }

@@ -5,9 +5,11 @@ mod change;
 mod events;
 mod registry;
 pub(crate) mod snapshot;
+mod view;
 mod who;
 
 pub(crate) use change::{Change, ChangeSender, Done, Keys, Order, Refused};
 pub(crate) use events::Since;
 pub(crate) use registry::{Controlled, Entry, Registry, Waiting, closed};
+pub(crate) use view::DeviceView;
 pub(crate) use who::Who;

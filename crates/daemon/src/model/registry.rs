@@ -1,7 +1,7 @@
 //! `Registry`: the devices that the control API shows and changes. Those of Xen guests come and go.
 
+use super::DeviceView;
 use super::events::Events;
-use crate::assemble::{Kind, Part};
 use manyring_engine::aside_for;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::Semaphore;
@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 /// A device under control.
 #[derive(Debug)]
 pub(crate) struct Controlled {
-    pub(crate) part: Part,
+    pub(crate) view: DeviceView,
     /// One change at a time: a host that hangs must not collect threads.
     pub(crate) changing: Arc<Semaphore>,
     /// Keys whose new values wait for the end of the session.
@@ -64,7 +64,7 @@ pub(crate) enum Entry {
 impl Entry {
     fn name(&self) -> &str {
         match self {
-            Self::Served(controlled) => controlled.part.name(),
+            Self::Served(controlled) => controlled.view.name(),
             Self::Waiting(waiting) => &waiting.name,
         }
     }
@@ -120,9 +120,9 @@ impl Registry {
     }
 
     /// Adds a device that is served. It takes the place of the entry that has its name, if any.
-    pub(crate) fn add(&self, part: Part) {
+    pub(crate) fn add(&self, view: DeviceView) {
         let changing = Arc::new(Semaphore::new(1));
-        let controlled = Arc::new(Controlled { part, changing, pending: Mutex::default() });
+        let controlled = Arc::new(Controlled { view, changing, pending: Mutex::default() });
         self.tell_of_sessions(&controlled);
         release(self.put(Entry::Served(controlled)));
     }
@@ -135,8 +135,8 @@ impl Registry {
     /// Tells of each front-end of a device that connects and leaves, until the device is gone, or
     /// is shown as one that waits.
     fn tell_of_sessions(&self, device: &Arc<Controlled>) {
-        let (events, name) = (self.events.clone(), device.part.name().to_owned());
-        let (mut connected, shown) = (device.part.connected.subscribe(), Arc::downgrade(device));
+        let (events, name) = (self.events.clone(), device.view.name().to_owned());
+        let (mut connected, shown) = (device.view.connected.subscribe(), Arc::downgrade(device));
         tokio::spawn(async move {
             while connected.changed().await.is_ok() && shown.strong_count() > 0 {
                 let is_connected = *connected.borrow_and_update();
@@ -164,9 +164,9 @@ impl Registry {
 
     fn end(&self, name: &str, reason: String, is_failed: bool) -> Option<Entry> {
         let Entry::Served(controlled) = self.find(name)? else { return None };
-        let part = &controlled.part;
-        let kind = if matches!(part.kind, Kind::Net(_)) { "net" } else { "blk" };
-        let (socket, origin) = (part.socket.clone(), part.origin);
+        let view = &controlled.view;
+        let kind = if view.side.as_net().is_some() { "net" } else { "blk" };
+        let (socket, origin) = (view.socket.clone(), view.origin);
         let (name, key) = (name.to_owned(), "socket_path");
         let waiting = Waiting { name, kind, socket, key, reason, is_failed, origin };
         self.put(Entry::Waiting(Arc::new(waiting)))

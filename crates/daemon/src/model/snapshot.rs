@@ -3,15 +3,16 @@
 #![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
 
 use super::{Controlled, Entry, Waiting};
-use crate::assemble::{Blk, Kind};
 use crate::config::plan::mac_text;
 use manyring_backend::blk::Connection;
 use manyring_backend::net::switch::PortCounters;
-use manyring_device::net::NetDevice;
+use manyring_device::SideKind;
+use manyring_device::net::NetSide;
 use manyring_engine::stats::Histogram;
 use manyring_engine::{Held, Pool, QueueStats, WorkerView};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// `GET /v1/devices`
@@ -232,48 +233,42 @@ impl DeviceInfo {
     }
 
     fn new(controlled: &Controlled) -> Self {
-        let part = &controlled.part;
-        let name = |index| match &part.kind {
-            Kind::Blk(_) => None,
-            Kind::Net(net) => Some(queue_name(index, net.is_control_queue(index))),
+        let view = &controlled.view;
+        let name = |index| {
+            let net = view.side.as_net()?;
+            Some(queue_name(index, net.is_control_queue(index)))
         };
-        let queue = |index| {
-            let queue = QueueInfo::new(index, &*part.stats(index)?);
-            Some(QueueInfo { name: name(index), ..queue })
+        let queue = |(index, stats): (usize, &Arc<QueueStats>)| {
+            let queue = QueueInfo::new(index, stats);
+            QueueInfo { name: name(index), ..queue }
         };
-        let queues = (0..part.queue_count()).filter_map(queue).collect();
-        let (kind, detail) = match &part.kind {
-            Kind::Blk(blk) => {
-                let (disk, size) = (blk.disk().kind().to_owned(), blk.size());
-                let kind = match blk {
-                    Blk::Virtio(_) => "blk",
-                    Blk::Xen(_) => "xen-blk",
-                };
-                let geometry = blk.geometry();
-                let detail = Detail::Blk {
-                    disk,
-                    size,
-                    read_only: blk.is_read_only(),
+        let queues = view.side.stats.all().iter().enumerate().map(queue).collect();
+        let detail = match &view.side.kind {
+            SideKind::Blk(blk) => {
+                let (disk, geometry) = (blk.host.disk(), blk.host.geometry());
+                Detail::Blk {
+                    disk: disk.kind().to_owned(),
+                    size: geometry.size,
+                    read_only: blk.host.is_read_only(),
                     logical_block_size: geometry.block_size,
                     physical_block_size: geometry.physical_block_size,
-                    connections: blk.disk().connections().into_iter().map(Into::into).collect(),
-                };
-                (kind, detail)
+                    connections: disk.connections().into_iter().map(Into::into).collect(),
+                }
             }
-            Kind::Net(net) => ("net", Detail::net(net)),
+            SideKind::Net(net) => Detail::net(&**net),
         };
         Self {
-            name: part.name().to_owned(),
-            kind: kind.to_owned(),
+            name: view.name().to_owned(),
+            kind: view.side.word().to_owned(),
             detail,
             state: "serving".to_owned(),
-            origin: part.origin.to_owned(),
+            origin: view.origin.to_owned(),
             waits_for: None,
             reason: None,
             pending_keys: controlled.pending_keys(),
-            process: part.process.clone(),
-            connected: *part.connected.borrow(),
-            socket: part.socket.clone(),
+            process: view.process.clone(),
+            connected: *view.connected.borrow(),
+            socket: view.socket.clone(),
             queues,
         }
     }
@@ -301,7 +296,7 @@ impl From<Connection> for ConnectionInfo {
 }
 
 impl Detail {
-    fn net(net: &NetDevice) -> Self {
+    fn net(net: &dyn NetSide) -> Self {
         let port = net.port();
         Self::Net {
             port: port.kind().to_owned(),

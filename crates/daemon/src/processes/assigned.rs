@@ -6,7 +6,7 @@ use super::journal_store::JournalStore;
 use super::stderr_relay::StderrRelay;
 use super::xen_line::XenLine;
 use crate::protocol::message::PrivilegedRequest;
-use manyring_device::net::NetDevice;
+use manyring_device::net::OwnedPort;
 use manyring_engine::{Janitor, Surplus};
 use manyring_transport::vhost_user::Connected;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(super) struct AssignedDevice {
     /// True while a session of the device runs.
     pub(super) connected: Connected,
     pub(super) counts: Arc<Counts>,
-    pub(super) net: Option<Arc<NetDevice>>,
+    pub(super) net: Option<Arc<OwnedPort>>,
     /// The queue of its privileged requests, of which one at a time is served.
     pub(super) asks: mpsc::Sender<PendingRequest>,
     /// The sockets and journals of the device's front-ends.

@@ -1,21 +1,22 @@
-//! `Counts`: the counters of a device in a device process, which the supervisor adds to its own.
+//! `Counts`: the counters of a device in a device process, as the supervisor reads and shows them.
 //!
 //! The counters lie in a sealed memfd of fixed size. The device process writes them when it is
 //! asked to; the supervisor reads the file and maps nothing. Any number is a valid counter.
 
-use crate::assemble::{Kind, Part};
+use crate::assemble::remote::Remote;
 use manyring_backend::blk::Connection;
+use manyring_device::{DeviceStats, HostSide};
 use manyring_engine::QueueStats;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The counters of one device.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    part: Part,
-    queues: usize,
+    shown: Arc<DeviceStats>,
+    remote: Option<Arc<Remote>>,
     file: Mutex<OwnedFd>,
     /// The counters of earlier device processes, by queue.
     before: Mutex<Vec<Vec<u64>>>,
@@ -23,15 +24,16 @@ pub(crate) struct Counts {
 
 impl Counts {
     /// For a device that the supervisor shows and that no device process has yet.
-    pub(super) fn new(part: Part, queues: usize) -> Result<Self, Errno> {
-        let before = (0..queues).map(|_| Vec::new()).collect();
-        let file = Mutex::new(blank(queues)?);
-        Ok(Self { part, queues, file, before: Mutex::new(before) })
+    pub(super) fn new(shown: Arc<DeviceStats>, remote: Option<Arc<Remote>>) -> Result<Self, Errno> {
+        let before = vec![Vec::new(); shown.count()];
+        let file = Mutex::new(blank(before.len())?);
+        Ok(Self { shown, remote, file, before: Mutex::new(before) })
     }
 
     /// A file for the next device process, whose counters begin at zero.
     pub(super) fn begin(&self) -> Result<OwnedFd, Errno> {
-        let file = blank(self.queues)?;
+        let queues = self.before.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let file = blank(queues)?;
         let given = rustix::io::fcntl_dupfd_cloexec(&file, 3)?;
         *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
         Ok(given)
@@ -40,14 +42,12 @@ impl Counts {
     /// Shows what the device process has written.
     pub(super) fn read(&self) {
         let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(remote) = &self.part.remote {
-            remote.show(
-                (0..self.queues).map_while(|at| connection(&file, self.queues, at)).collect(),
-            );
-        }
         let before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
-        for (index, before) in before.iter().enumerate() {
-            let Some(stats) = self.part.stats(index) else { continue };
+        if let Some(remote) = &self.remote {
+            let all = (0..before.len()).map_while(|at| connection(&file, before.len(), at));
+            remote.show(all.collect());
+        }
+        for (index, (before, stats)) in before.iter().zip(&*self.shown.all()).enumerate() {
             let mut bytes = vec![0; size()];
             let at = u64::try_from(index * size()).unwrap_or(u64::MAX);
             if rustix::io::pread(&*file, &mut bytes, at) == Ok(size()) {
@@ -62,8 +62,7 @@ impl Counts {
     pub(super) fn end(&self) {
         self.read();
         let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
-        for (index, before) in before.iter_mut().enumerate() {
-            let Some(stats) = self.part.stats(index) else { continue };
+        for (before, stats) in before.iter_mut().zip(&*self.shown.all()) {
             *before = stats.numbers();
             before.shrink_to_fit();
             stats.show(before, &[]);
@@ -113,22 +112,18 @@ pub(super) fn sealed(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
 }
 
 /// Writes the counters of a device where the supervisor reads them.
-pub(super) fn write(file: impl AsFd, part: &Part) {
-    let connections = match &part.kind {
-        Kind::Blk(blk) => blk.disk().connections(),
-        Kind::Net(_) => Vec::new(),
-    };
-    let queues = part.queue_count();
-    for (index, connection) in connections.into_iter().take(queues).enumerate() {
+pub(super) fn write(file: impl AsFd, side: &HostSide) {
+    let connections = side.as_blk().map(|blk| blk.host.disk().connections()).unwrap_or_default();
+    let all = side.stats.all();
+    for (index, connection) in connections.into_iter().take(all.len()).enumerate() {
         let Connection { is_up, is_shared, losses, in_flight, bytes_sent, bytes_received } =
             connection;
         let is = (u64::from(is_up) * IS_UP) | (u64::from(is_shared) * IS_SHARED);
         let numbers = [1, is, losses, in_flight, bytes_sent, bytes_received];
         let bytes: Vec<_> = numbers.iter().flat_map(|n| n.to_ne_bytes()).collect();
-        let _ = rustix::io::pwrite(&file, &bytes, place(queues, index));
+        let _ = rustix::io::pwrite(&file, &bytes, place(all.len(), index));
     }
-    for index in 0..part.queue_count() {
-        let Some(stats) = part.stats(index) else { continue };
+    for (index, stats) in all.iter().enumerate() {
         let bytes: Vec<_> = stats.numbers().iter().flat_map(|n| n.to_ne_bytes()).collect();
         let at = u64::try_from(index * size()).unwrap_or(u64::MAX);
         let _ = rustix::io::pwrite(&file, &bytes, at);

@@ -14,13 +14,15 @@ use super::journal_store::{Handing, JournalStore};
 use super::process::{DeviceProcess, Unresponsive};
 use super::request_server::{RequestServer, handed};
 use super::{Asked, Processes, request_server};
-use crate::assemble::{Kind, Made, Part};
+use crate::assemble::Part;
 use crate::config::plan::{ANY_USER, Wanted};
 use crate::protocol::message::{Command, PortFacts};
 use crate::protocol::spec::DeviceSpec;
 use crate::times::{FRONT_RETRY, SHRINK};
 use manyring_backend::blk::{Ending, Marks};
-use manyring_device::net::NetDevice;
+use manyring_device::Owned;
+use manyring_device::blk::Resize;
+use manyring_device::net::{NetSide, OwnedPort};
 use manyring_engine::{ForeignFd, StandIns, aside};
 use manyring_transport::vhost_user::{Endpoint, ListenError, Listener};
 use rustix::fd::OwnedFd;
@@ -45,8 +47,8 @@ const TAKEN_OVER: &str = "a takeover by another daemon is under way";
 /// [`ListenError`]: the socket cannot be listened on; nothing was created.
 pub(crate) async fn serve(
     processes: &Processes,
-    made: &Made,
-    (wanted, domain): (&Wanted, &str),
+    part: &Part,
+    wanted: &Wanted,
     endpoint: Endpoint,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), ListenError> {
@@ -58,14 +60,14 @@ pub(crate) async fn serve(
         Endpoint::Bound(listener) => listener,
         _ => return Err(io_error(io::ErrorKind::InvalidInput.into())),
     };
-    let counts = Counts::new(made.part.clone(), made.part.queue_count());
+    let (view, domain) = (&part.view, part.view.process.as_deref().unwrap_or_default());
+    let counts = Counts::new(view.side.stats.clone(), part.remote.clone());
     let counts = Arc::new(counts.map_err(|errno| io_error(errno.into()))?);
     let device = wanted.plan().name.as_str();
-    let journals = JournalStore::new(device, made.part.queue_count());
+    let journals = JournalStore::new(device, view.side.stats.count());
     let (asks, adopted_sessions) = processes.register(device);
     let owner = adopted_sessions.first().map(|adopted_session| adopted_session.domain.clone());
     let waiting = inherited(&journals, adopted_sessions);
-    let (part, request_servers, process) = (made.part.clone(), JoinSet::new(), None);
     let LingeringIo { held, marks, part: _ } = processes.lingering_io(device);
     let counted = |count: usize| StandIns::up_to(u32::try_from(count).unwrap_or(u32::MAX));
     let ending = |Locked { byte, only_reads, unmarked }: Locked| {
@@ -80,10 +82,10 @@ pub(crate) async fn serve(
         domain,
         part,
         counts,
-        request_servers,
+        request_servers: JoinSet::new(),
         endings,
         marks: Weak::new(),
-        process,
+        process: None,
         held,
         journals,
         owner,
@@ -187,7 +189,7 @@ struct Front<'a> {
     processes: &'a Processes,
     wanted: &'a Wanted,
     domain: &'a str,
-    part: Part,
+    part: &'a Part,
     counts: Arc<Counts>,
     /// The request servers of a network device or disk, which end with the device process.
     request_servers: JoinSet<Option<Ending>>,
@@ -340,7 +342,7 @@ impl Front<'_> {
             self.process = Some(process.clone());
             return self.tell(&process, handings).await;
         }
-        self.part.connected.send_replace(false);
+        self.part.view.connected.send_replace(false);
     }
 
     /// The device process of a domain, after it got the device. `None`: it did not get it.
@@ -373,7 +375,7 @@ impl Front<'_> {
     /// would make the file grow again. The next device process goes on with the front-ends, whose
     /// guests get a configuration change.
     async fn shrink(&mut self, size: u64) -> Result<u64, Errno> {
-        let Kind::Blk(shown) = self.part.kind.clone() else { return Err(Errno::OPNOTSUPP) };
+        let Some(disk) = self.part.owned.as_disk().cloned() else { return Err(Errno::OPNOTSUPP) };
         let ended = timeout(SHRINK, async {
             if let Some(process) = &self.process {
                 process.end_yielding("one of its disks is shrunk").await;
@@ -381,7 +383,7 @@ impl Front<'_> {
             self.release(false).await
         });
         ended.await.map_err(|_| Errno::BUSY)?.map_err(|_| Errno::IO)?;
-        aside(move || shown.resize(Some(size))).await.unwrap_or(Err(Errno::IO))
+        aside(move || disk.resize(Some(size))).await.unwrap_or(Err(Errno::IO))
     }
 
     /// The domain of the user who has connected.
@@ -414,7 +416,7 @@ impl Front<'_> {
         let fds = fds.into_iter().map(Into::into).collect();
         let device = self.wanted.plan().name.clone();
         let command = Command::Device { device, spec, port };
-        let (connected, counts) = (self.part.connected.clone(), self.counts.clone());
+        let (connected, counts) = (self.part.view.connected.clone(), self.counts.clone());
         let (asks, asked) = mpsc::channel(1);
         let (net, journals) = (self.net().cloned(), self.journals.clone());
         let limits = self.processes.limits();
@@ -432,35 +434,32 @@ impl Front<'_> {
         // Nothing is awaited between these two: whatever stops this front finds the device process
         // that has the device, and takes the device back.
         self.process = Some(process.clone());
-        let (kind, process, marks) = (self.part.kind.clone(), process.clone(), marks.map(Arc::new));
-        let remote = self.part.remote.clone();
+        let Part { owned, remote, .. } = self.part.clone();
+        let (process, marks) = (process.clone(), marks.map(Arc::new));
         self.marks = marks.as_ref().map_or_else(Weak::new, Arc::downgrade);
         self.request_servers.spawn(
-            RequestServer { device, kind, process, limits, joins, marks, remote }.attend(asked),
+            RequestServer { device, owned, process, limits, joins, marks, remote }.attend(asked),
         );
         Ok(())
     }
 
-    fn net(&self) -> Option<&Arc<NetDevice>> {
-        match &self.part.kind {
-            Kind::Net(net) => Some(net),
-            Kind::Blk(_) => None,
-        }
+    fn net(&self) -> Option<&Arc<OwnedPort>> {
+        self.part.owned.as_port()
     }
 
     /// The spec and file descriptors by which a device process serves the device now.
     async fn grant(&self) -> Result<DeviceGrant, String> {
-        match (self.wanted, &self.part.kind) {
-            (Wanted::Blk(blk), Kind::Blk(shown)) => {
+        match (self.wanted, &self.part.owned) {
+            (Wanted::Blk(blk), Owned::Disk(host)) => {
                 let told = self.part.remote.as_ref().map(|remote| remote.told());
                 let spec = blk.spec(told).ok_or(UNSERVED)?;
-                let (disk, queues) = (shown.disk().clone(), blk.num_queues);
+                let (disk, queues) = (host.disk().clone(), blk.num_queues);
                 let fds = aside(move || handed(&*disk, queues)).await;
                 let fds = fds.ok_or("internal error")?;
                 let (fds, marks) = fds?;
                 Ok(DeviceGrant { spec, port: None, fds, marks })
             }
-            (Wanted::Net(net), Kind::Net(shown)) => {
+            (Wanted::Net(net), Owned::Port(shown)) => {
                 let (port, fds) = request_server::lent(shown).await?;
                 let spec = net.spec(shown.mac(), shown.mtu()).ok_or(UNSERVED)?;
                 Ok(DeviceGrant { spec, port, fds, marks: None })

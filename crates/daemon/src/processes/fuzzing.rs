@@ -7,12 +7,14 @@ use super::counts::Counts;
 use super::journal_store::JournalStore;
 use super::process::DeviceProcess;
 use super::xen_line::XenLine;
-use crate::assemble::{Kind, Part};
+use crate::assemble::Part;
+use crate::model::DeviceView;
 use crate::protocol::message::{self, Command, FDS_MAX, Report, SIZE_MAX};
 use crate::protocol::spec::DeviceSpec;
 use manyring_backend::net::null::NullPort;
-use manyring_device::net::{NetDevice, NetOptions, Offload, Reclaim};
-use manyring_engine::{Janitor, Moderation, Pool, PoolOptions};
+use manyring_device::Owned;
+use manyring_device::net::{NetOptions, Offload, OwnedPort, Reclaim};
+use manyring_engine::{Janitor, Moderation};
 use rustix::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,8 +27,7 @@ pub const DEVICES: [&str; 2] = ["a", "b"];
 const PAIRS: usize = 2;
 
 /// A network of this name, which nobody serves.
-pub(super) fn network(name: &str) -> Arc<NetDevice> {
-    let pool = Pool::new(PoolOptions { workers_max: 1, ..PoolOptions::default() });
+pub(super) fn network(name: &str) -> Part {
     let options = NetOptions {
         name: name.to_owned(),
         queue_pairs: PAIRS,
@@ -38,7 +39,11 @@ pub(super) fn network(name: &str) -> Arc<NetDevice> {
         offload: Offload::All,
         hash_report: true,
     };
-    Arc::new(NetDevice::new(options, Arc::new(NullPort::new(PAIRS, 0)), pool))
+    let port = OwnedPort::new(options, Arc::new(NullPort::new(PAIRS, 0)));
+    let owned = Owned::Port(Arc::new(port));
+    let side = owned.side(name, 2 * PAIRS + 1);
+    let view = DeviceView::new(side, (String::new(), "taken"), Some("taken".to_owned()));
+    Part { owned, view, remote: None }
 }
 
 /// A device process that a guest controls, with the records that the supervisor keeps of it.
@@ -63,9 +68,8 @@ impl CompromisedProcess {
         let process = DeviceProcess::start("taken", Arc::new([]), members);
         let (mut journals, mut counts) = (Vec::new(), Vec::new());
         for name in DEVICES {
-            let net = network(name);
-            let part = Part::new(Kind::Net(net.clone()), String::new(), "taken");
-            let counted = Arc::new(Counts::new(part, 2 * PAIRS + 1).ok()?);
+            let Part { owned, view, .. } = network(name);
+            let counted = Arc::new(Counts::new(view.side.stats, None).ok()?);
             counts.push((counted.clone(), counted.begin().ok()?));
             let kept = JournalStore::new(name, 2 * PAIRS + 1);
             journals.push(kept.clone());
@@ -79,7 +83,7 @@ impl CompromisedProcess {
             // One has the connection of a Xen disk, which begins, and no sessions.
             let line = (name == DEVICES[1]).then(|| Arc::new(XenLine::default()));
             line.iter().for_each(|line| drop(line.connects(1)));
-            let (net, journals, xen) = (Some(net), kept, line);
+            let (net, journals, xen) = (owned.as_port().cloned(), kept, line);
             let given = AssignedDevice { connected, counts: counted, net, asks, journals, xen };
             runtime.block_on(process.give(order, Vec::new(), Vec::new(), given)).ok()?;
         }

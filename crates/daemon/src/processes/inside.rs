@@ -16,8 +16,9 @@ use super::session_journal::SupervisorJournal;
 use super::supervisor_client::{Answer, Outgoing, SupervisorClient, Unanswered};
 use super::threads;
 use super::turns::{Credit, Turns};
-use crate::assemble::{Made, Opened, Part, Tasks, disk, options, port};
+use crate::assemble::{Here, Opened, Tasks, disk, options, port};
 use crate::config::plan::DaemonPlan;
+use crate::model::DeviceView;
 use crate::protocol::message::{self, Command, JournalEntry, PortFacts, Report};
 use crate::protocol::spec::{BlkSpec, DeviceSpec, DiskSpec, KindSpec, NetSpec};
 use crate::signals;
@@ -28,6 +29,7 @@ use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Handed, Image, ImageOptions};
 use manyring_backend::sys::starter::Role;
+use manyring_device::net::NetDevice;
 use manyring_engine::{Janitor, Pool, PoolOptions, aside};
 use manyring_transport::vhost_user::{
     Client, Endpoint, Entry, SavedEntry, SavedSession, SessionJournal,
@@ -134,7 +136,7 @@ struct Inside {
 struct Device {
     /// Dropped first, so that no task follows the port of a device that is gone.
     net: Option<ProcessNet>,
-    made: Made,
+    here: Here,
     clients: mpsc::Sender<Client>,
     counters: OwnedFd,
     /// The journal of the client that the supervisor hands over next.
@@ -204,8 +206,7 @@ impl Inside {
                 renewed.map_err(|errno| format!("supervisor: queues of {device}: {errno}"))?;
             }
             Command::Limit { device, rates, group } => {
-                if let Some(part) = self.part(&device) {
-                    let limit = part.kind.limit().clone();
+                if let Some(limit) = self.view(&device).and_then(|view| view.side.limit.clone()) {
                     self.groups.limit(&limit, rates, group);
                     let pool = self.pool.clone();
                     let refresh =
@@ -246,8 +247,8 @@ impl Inside {
     async fn count(&mut self, number: u64) {
         self.threads.iter().for_each(|file| threads::write(file, &self.pool));
         let mut news = Vec::new();
-        for (name, Device { net, made, counters, .. }) in &mut self.devices {
-            counts::write(counters, &made.part);
+        for (name, Device { net, here, counters, .. }) in &mut self.devices {
+            counts::write(counters, &here.view.side);
             news.extend(net.as_mut().and_then(|net| net.news(name)));
         }
         self.xens.values().for_each(ProcessXen::count);
@@ -261,9 +262,9 @@ impl Inside {
         SupervisorClient { device: device.to_owned(), outgoing: self.outgoing.clone() }
     }
 
-    fn part(&self, device: &str) -> Option<&Part> {
-        let made = self.devices.get(device).map(|device| &device.made.part);
-        made.or_else(|| self.xens.get(device).map(ProcessXen::part))
+    fn view(&self, device: &str) -> Option<&DeviceView> {
+        let here = self.devices.get(device).map(|device| &device.here.view);
+        here.or_else(|| self.xens.get(device).map(ProcessXen::view))
     }
 
     fn net(&self, device: &str) -> Option<&ProcessNet> {
@@ -282,18 +283,19 @@ impl Inside {
         let opened = aside(move || grant.opened(of, uring, supervisor)).await;
         let (opened, given) = opened.ok_or("internal error: the device was not created")??;
         // A command with the limit follows, now and at each change.
-        let made = made(name, &kind, opened, &self.pool);
+        let (here, net) = made(name, &kind, opened, &self.pool);
         let (clients, handed) = mpsc::channel(CLIENTS_MAX);
-        self.tasks.serve(&made, Endpoint::Handed(handed), options::of_front_end(&front_end));
-        self.tell_of_sessions(name, &made);
-        let (net, saved) = (ProcessNet::new(&made, given), SavedSession::default());
-        self.devices.insert(name.to_owned(), Device { net, made, clients, counters, saved });
+        self.tasks.serve(&here, Endpoint::Handed(handed), options::of_front_end(&front_end));
+        self.tell_of_sessions(name, &here.view);
+        let net = net.zip(given).map(|(net, given)| ProcessNet::new(net, &here.view, given));
+        let saved = SavedSession::default();
+        self.devices.insert(name.to_owned(), Device { net, here, clients, counters, saved });
         Ok(())
     }
 
-    fn tell_of_sessions(&self, name: &str, made: &Made) {
+    fn tell_of_sessions(&self, name: &str, view: &DeviceView) {
         let (channel, device) = (self.channel.clone(), name.to_owned());
-        let (mut connected, quiesces) = (made.part.connected.subscribe(), self.quiesces.clone());
+        let (mut connected, quiesces) = (view.connected.subscribe(), self.quiesces.clone());
         tokio::spawn(async move {
             while connected.changed().await.is_ok() && !quiesces.load(Ordering::Relaxed) {
                 let is_open = *connected.borrow_and_update();
@@ -315,7 +317,7 @@ impl Inside {
         let (channel, outgoing, quiesces) =
             (self.channel.clone(), self.outgoing.clone(), self.quiesces.clone());
         let credit = match has_credit {
-            true => Credit::of(device.made.part.queue_count()),
+            true => Credit::of(device.here.view.side.stats.count()),
             false => Credit::default(),
         };
         let (turns, named) = (self.turns.clone(), name.to_owned());
@@ -368,22 +370,22 @@ impl Inside {
             if let Some(mut stopping) = stopping {
                 while stopping.changed().await.is_ok() {}
             }
-            let Device { net, made, clients: _, counters, saved } = device;
+            let Device { net, here, clients: _, counters, saved } = device;
             // No task follows the port any more.
             drop(net);
-            counts::write(&counters, &made.part);
-            aside(move || drop((made, counters, saved))).await;
+            counts::write(&counters, &here.view.side);
+            aside(move || drop((here, counters, saved))).await;
         })
     }
 
     /// Reads the size of a device's file again; the guest gets a configuration change.
     fn measure(&self, name: &str) {
-        let Some(part) = self.part(name).cloned() else { return };
+        let Some(blk) = self.view(name).and_then(|view| view.side.as_blk().cloned()) else {
+            return;
+        };
         let name = name.to_owned();
         tokio::spawn(aside(move || {
-            if let crate::assemble::Kind::Blk(blk) = &part.kind
-                && let Err(errno) = blk.resize(None)
-            {
+            if let Err(errno) = blk.resizes.resize(None) {
                 tracing::warn!(device = name, %errno, "resizing the disk failed");
             }
         }));
@@ -391,14 +393,20 @@ impl Inside {
 }
 
 /// The device of what was opened for it. Nobody asks a device process how it can be reached.
-fn made(name: &str, kind: &KindSpec, opened: Opened, pool: &Arc<Pool>) -> Made {
+fn made(
+    name: &str,
+    kind: &KindSpec,
+    opened: Opened,
+    pool: &Arc<Pool>,
+) -> (Here, Option<Arc<NetDevice>>) {
     let shown = (String::new(), "process");
     match (kind, opened) {
         (KindSpec::Blk(BlkSpec { settings, .. }), Opened::Disk(disk, _)) => {
-            Made::blk(options::of_blk(name, settings), disk, pool, shown)
+            (Here::blk(options::of_blk(name, settings), disk, pool, shown), None)
         }
         (KindSpec::Net(NetSpec { settings, .. }), Opened::Port(port, _)) => {
-            Made::net(options::of_net(name, settings), port, pool, shown)
+            let (here, net) = Here::net(options::of_net(name, settings), port, pool, shown);
+            (here, Some(net))
         }
         _ => unreachable!("a disk is opened for a block device, a port for a network device"),
     }

@@ -2,8 +2,8 @@
 //! commands about the interface.
 
 use super::supervisor_client::SupervisorClient;
-use crate::assemble::{Kind, Made};
 use crate::links;
+use crate::model::DeviceView;
 use crate::protocol::message::{PortFacts, PortFilter, Report};
 use crate::protocol::spec::PortSpec;
 use manyring_backend::net::null::NullPort;
@@ -11,7 +11,7 @@ use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable};
 use manyring_backend::net::{HostFilter, Port};
 use manyring_device::Device;
 use manyring_device::net::Offloads;
-use manyring_device::net::{Guest, NetDevice};
+use manyring_device::net::{Guest, NetDevice, NetSide};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -93,15 +93,14 @@ pub(super) struct ProcessNet {
 }
 
 impl ProcessNet {
-    /// The network device of `made`, on this port. `None`: it is a disk.
-    pub(super) fn new(made: &Made, given: Option<PortGrant>) -> Option<Self> {
-        let (Kind::Net(device), Some(given)) = (&made.part.kind, given) else { return None };
-        let mut tasks = links::look_after(&made.part, false);
+    /// The network device that is shown as `view`, on this port.
+    pub(super) fn new(device: Arc<NetDevice>, view: &DeviceView, given: PortGrant) -> Self {
+        let mut tasks = links::look_after(view, false);
         let wanted = Wanted { link_up: true, mtu: device.mtu(), announcements: 0 };
         let (wanted, wants) = watch::channel(wanted);
         tasks.spawn(follow(device.clone(), wants));
         let shown = Guest::default();
-        Some(Self { device: device.clone(), given, wanted, shown, _tasks: tasks })
+        Self { device, given, wanted, shown, _tasks: tasks }
     }
 
     /// Takes a command about the interface and the operator's settings.

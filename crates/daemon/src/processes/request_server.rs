@@ -11,15 +11,14 @@ use super::limits::Limits;
 use super::outgoing::OutgoingMessage;
 use super::process::DeviceProcess;
 use crate::assemble::remote::Remote;
-use crate::assemble::{Blk, Kind};
 use crate::protocol::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
 use crate::protocol::nbd::NbdFailure;
 use manyring_backend::blk::{Disk, Ending, Handed, ImageError, Marks};
 use manyring_backend::net::HostFilter;
 use manyring_backend::net::tap::lent::{Lent, LentTable};
-use manyring_device::Device;
+use manyring_device::Owned;
 use manyring_device::net::RssConfig;
-use manyring_device::net::{NetDevice, Offloads, Outside};
+use manyring_device::net::{NetSide, Offloads, Outside, OwnedPort};
 use manyring_engine::{StandIns, aside};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -63,10 +62,10 @@ pub(super) fn handed(
 /// The file descriptors that the next supervisor gets of a device that is open here: the
 /// description that holds a disk, or the queues of a tap. Each inner list goes in one message. May
 /// block.
-pub(super) fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
-    match kind {
-        Kind::Blk(shown) => {
-            let disk = shown.disk();
+pub(super) fn left_of(owned: &Owned) -> Result<Vec<Vec<OwnedFd>>, Errno> {
+    match owned {
+        Owned::Disk(host) | Owned::XenDisk(host) => {
+            let disk = host.disk();
             let left = match disk.image() {
                 Some(image) => Some(image.hand_off()?),
                 None => disk.hand_memory()?,
@@ -74,8 +73,8 @@ pub(super) fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
             Ok(left.map(|fd| vec![fd]).into_iter().collect())
         }
         // A macvtap is not handed over: every process can open queues of it.
-        Kind::Net(net) if net.port().kind() != "tap" || net.port().is_gone() => Ok(Vec::new()),
-        Kind::Net(net) => {
+        Owned::Port(net) if net.port().kind() != "tap" || net.port().is_gone() => Ok(Vec::new()),
+        Owned::Port(net) => {
             let mut queues = net.port().lend().transpose()?.map_or(Vec::new(), |lent| lent.queues);
             let mut left = Vec::new();
             while !queues.is_empty() {
@@ -88,7 +87,7 @@ pub(super) fn left_of(kind: &Kind) -> Result<Vec<Vec<OwnedFd>>, Errno> {
 }
 
 /// The interface of the device and its queues, for a command; nothing if there is none.
-pub(super) async fn lent(net: &NetDevice) -> Result<(Option<PortFacts>, Vec<OwnedFd>), String> {
+pub(super) async fn lent(net: &OwnedPort) -> Result<(Option<PortFacts>, Vec<OwnedFd>), String> {
     let port = net.port().clone();
     let lent = aside(move || port.lend().transpose()).await.ok_or("internal error")?;
     let Some(lent) = lent.map_err(|errno| errno.to_string())? else {
@@ -117,7 +116,7 @@ fn said(HostFilter { only_to, only_from: _, lacks_groups }: HostFilter) -> PortF
 /// Serves the privileged requests of a device as long as a device process has it.
 pub(super) struct RequestServer {
     pub(super) device: String,
-    pub(super) kind: Kind,
+    pub(super) owned: Owned,
     pub(super) process: Arc<DeviceProcess>,
     pub(super) limits: watch::Receiver<Arc<Limits>>,
     /// How often an interface was joined before its queues were handed over.
@@ -140,16 +139,14 @@ impl RequestServer {
         mut self,
         mut asks: mpsc::Receiver<PendingRequest>,
     ) -> Option<Ending> {
-        let mut changes = match &self.kind {
-            Kind::Net(net) => net.config_changes(),
-            Kind::Blk(Blk::Virtio(blk)) => blk.config_changes(),
-            Kind::Blk(Blk::Xen(blk)) => blk.changes(),
+        let mut changes = match &self.owned {
+            Owned::Port(net) => {
+                let mut changes = net.changes();
+                changes.mark_changed();
+                changes
+            }
+            Owned::Disk(disk) | Owned::XenDisk(disk) => disk.changes(),
         };
-        if matches!(self.kind, Kind::Net(_)) {
-            changes.mark_changed();
-        } else {
-            changes.mark_unchanged();
-        }
         // A device process starts without a limit.
         let mut limit = Limits::default().of(&self.device);
         self.limits.mark_changed();
@@ -182,14 +179,14 @@ impl RequestServer {
                 }
             }
         }
-        let blk = match self.kind {
-            Kind::Net(net) => {
+        let host = match self.owned {
+            Owned::Port(net) => {
                 net.take_back().await;
                 return None;
             }
-            Kind::Blk(blk) => blk,
+            Owned::Disk(host) | Owned::XenDisk(host) => host,
         };
-        let (disk, marks) = (blk.disk().clone(), self.marks);
+        let (disk, marks) = (host.disk().clone(), self.marks);
         let ended = aside(move || {
             let ending = marks.as_deref().map(Marks::end);
             // A device process that died has not released the lock that goes with its rings. Its
@@ -205,7 +202,7 @@ impl RequestServer {
 
     async fn tell_changes(&mut self) {
         let device = self.device.clone();
-        let Kind::Net(net) = self.kind.clone() else {
+        let Some(net) = self.owned.as_port().cloned() else {
             return self.process.tell_in_turn(Command::Measure { device }, Vec::new()).await;
         };
         let outside = net.outside();
@@ -217,7 +214,7 @@ impl RequestServer {
     }
 
     /// Hands over the queues of the interface that was joined.
-    async fn renew(&self, net: &NetDevice) {
+    async fn renew(&self, net: &OwnedPort) {
         let device = self.device.clone();
         match lent(net).await {
             Ok((Some(PortFacts { filter, .. }), mut queues)) => {
@@ -233,25 +230,25 @@ impl RequestServer {
     }
 
     async fn done(&self, request: PrivilegedRequest) -> Result<(), Errno> {
-        match (&self.kind, request) {
-            (Kind::Net(net), PrivilegedRequest::Pair { pair, attached }) => {
+        match (&self.owned, request) {
+            (Owned::Port(net), PrivilegedRequest::Pair { pair, attached }) => {
                 net.lend_pair(pair.into(), attached).await
             }
-            (Kind::Net(net), PrivilegedRequest::Offloads { bits }) => {
+            (Owned::Port(net), PrivilegedRequest::Offloads { bits }) => {
                 net.lend_offloads(Offloads::of_guest(bits)).await
             }
-            (Kind::Net(net), PrivilegedRequest::Rss { config }) => {
+            (Owned::Port(net), PrivilegedRequest::Rss { config }) => {
                 let config = Some(config).filter(|config| !config.is_empty());
                 let rss = config.map(|config| RssConfig::parse(&config)).transpose();
                 net.lend_rss(rss.map_err(|_| Errno::INVAL)?).await
             }
-            (Kind::Blk(Blk::Virtio(blk)), PrivilegedRequest::Lock { is_held }) => {
-                let (disk, marks) = (blk.disk().clone(), self.marks.clone());
+            (Owned::Disk(host), PrivilegedRequest::Lock { is_held }) => {
+                let (disk, marks) = (host.disk().clone(), self.marks.clone());
                 let locked = aside(move || lock(&*disk, marks.as_deref(), is_held)).await;
                 locked.unwrap_or(Err(Errno::IO))
             }
             // A connection is being made already.
-            (Kind::Blk(_), PrivilegedRequest::Connect { .. }) if self.remote.is_some() => {
+            (Owned::Disk(_), PrivilegedRequest::Connect { .. }) if self.remote.is_some() => {
                 Err(Errno::BUSY)
             }
             _ => Err(Errno::INVAL),
@@ -304,7 +301,7 @@ fn lock(disk: &dyn Disk, marks: Option<&Marks>, is_held: bool) -> Result<(), Err
 }
 
 /// The command with the present state of the interface and the operator's settings.
-pub(super) fn command(net: &NetDevice) -> Command {
+pub(super) fn command(net: &OwnedPort) -> Command {
     let Outside { link_up, is_gone, mtu, announcements, .. } = net.outside();
     Command::Outside { device: net.name().to_owned(), link_up, is_gone, mtu, announcements }
 }

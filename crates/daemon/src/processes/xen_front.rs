@@ -15,11 +15,13 @@ use super::journal_store::JournalStore;
 use super::process::{DeviceProcess, Unresponsive};
 use super::request_server::{RequestServer, handed};
 use super::xen_line::{Stage, XenLine};
-use crate::assemble::{Blk, Kind, Part};
+use crate::assemble::Part;
+use crate::model::DeviceView;
 use crate::protocol::message::{Command, XenFrontEnd, XenRing};
 use crate::protocol::spec::XenBlkSpec;
 use crate::times::PROCESS_ANSWER;
 use manyring_backend::blk::Ending;
+use manyring_device::Owned;
 use manyring_engine::{StandIns, aside};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -81,7 +83,8 @@ impl XenEndings {
 pub(crate) struct XenFront {
     processes: Processes,
     domain: String,
-    part: Part,
+    owned: Owned,
+    view: DeviceView,
     spec: XenBlkSpec,
     counts: Option<Arc<Counts>>,
     request_servers: JoinSet<Option<Ending>>,
@@ -121,10 +124,12 @@ impl XenProcess {
 
 impl XenFront {
     /// An open disk, for the device process of `domain`.
-    pub(crate) fn new(processes: &Processes, domain: String, part: Part, spec: XenBlkSpec) -> Self {
+    pub(crate) fn new(processes: &Processes, part: Part, spec: XenBlkSpec) -> Self {
+        let Part { owned, view, .. } = part;
+        let domain = view.process.clone().unwrap_or_default();
         processes.prepare_xen();
         // Requests of an earlier supervisor's device processes.
-        let marks = processes.lingering_io(part.name()).marks.into_iter();
+        let marks = processes.lingering_io(view.name()).marks.into_iter();
         let ending = |left: Locked| {
             let part = StandIns::up_to(u32::try_from(left.unmarked.len()).unwrap_or(u32::MAX));
             Arc::new(Ending::of(left.byte, !left.only_reads, left.unmarked, part))
@@ -135,7 +140,8 @@ impl XenFront {
         Self {
             processes,
             domain,
-            part,
+            owned,
+            view,
             spec,
             counts,
             request_servers,
@@ -156,7 +162,7 @@ impl XenFront {
     async fn release(&mut self) -> Result<(), String> {
         while self.request_servers.join_next().await.is_some() {}
         let endings = self.endings.lock().clone();
-        release(&self.part.kind, &endings, self.part.name(), &self.domain).await?;
+        release(&self.owned, &endings, self.view.name(), &self.domain).await?;
         self.endings.lock().clear();
         Ok(())
     }
@@ -167,7 +173,7 @@ impl XenFront {
     /// [`XenRefusal`]; nothing of the front-end is in use any more.
     pub(crate) async fn connect(&mut self, lent: XenLent) -> Result<XenServed, XenRefusal> {
         let XenLent { mut front, grants, rings } = lent;
-        let device = self.part.name().to_owned();
+        let device = self.view.name().to_owned();
         self.given(rings.len()).await.map_err(XenRefusal::Lost)?;
         let Some(Taken { process, line }) = &self.taken else {
             return Err(XenRefusal::Lost("internal error".to_owned()));
@@ -198,7 +204,7 @@ impl XenFront {
     /// does not leave them is killed.
     pub(crate) async fn disconnect(&self) {
         let Some(Taken { process, line }) = &self.taken else { return };
-        let (device, number) = (self.part.name().to_owned(), self.number);
+        let (device, number) = (self.view.name().to_owned(), self.number);
         line.disconnects();
         let handing_off = async {
             process.tell_in_turn(Command::XenDisconnect { device, number }, Vec::new()).await;
@@ -222,13 +228,13 @@ impl XenFront {
 
     /// Where a change of the disk's size is sent, whichever device process has the disk then.
     pub(crate) fn measures(&self) -> XenMeasures {
-        XenMeasures { process: self.process.subscribe(), device: self.part.name().to_owned() }
+        XenMeasures { process: self.process.subscribe(), device: self.view.name().to_owned() }
     }
 
     /// Takes the disk from its device process. No request of a device process is in flight when
     /// this returns, so that the image's lock can be released.
     pub(crate) async fn close(mut self) {
-        let name = self.part.name().to_owned();
+        let name = self.view.name().to_owned();
         if let Some(Taken { process, .. }) = self.taken.take() {
             process.remove(&name).await;
             if process.serves() && process.devices().is_empty() {
@@ -254,7 +260,7 @@ impl XenFront {
     /// Gives the disk, for `queues` queues, to the domain's device process, which is started if
     /// needed.
     async fn given(&mut self, queues: usize) -> Result<(), String> {
-        let name = self.part.name().to_owned();
+        let name = self.view.name().to_owned();
         let process = self
             .processes
             .of(&self.domain)
@@ -270,18 +276,18 @@ impl XenFront {
     }
 
     async fn give(&mut self, process: Arc<DeviceProcess>, queues: usize) -> Result<(), String> {
-        let (name, part) = (self.part.name().to_owned(), self.part.clone());
-        let Kind::Blk(Blk::Xen(shown)) = &part.kind else { return Err("no disk".to_owned()) };
-        shown.expect_queues(queues);
+        let (name, view) = (self.view.name().to_owned(), &self.view);
+        let Owned::XenDisk(host) = &self.owned else { return Err("no disk".to_owned()) };
+        (0..queues).for_each(|index| drop(view.side.stats.to_run(index)));
         let counts = match &self.counts {
             Some(counts) => counts.clone(),
             None => {
                 let counts =
-                    Counts::new(part.clone(), part.queue_count()).map_err(|e| e.to_string())?;
+                    Counts::new(view.side.stats.clone(), None).map_err(|e| e.to_string())?;
                 self.counts.insert(Arc::new(counts)).clone()
             }
         };
-        let disk = shown.disk().clone();
+        let disk = host.disk().clone();
         let fds = aside(move || handed(&*disk, queues)).await;
         let fds = fds.ok_or("internal error")?;
         let (mut fds, marks) = fds?;
@@ -290,7 +296,7 @@ impl XenFront {
         fds.insert(0, counts.begin().map_err(|errno| errno.to_string())?);
         let fds = fds.into_iter().map(Into::into).collect();
         let line = Arc::new(XenLine::default());
-        let (connected, xen) = (part.connected.clone(), Some(line.clone()));
+        let (connected, xen) = (view.connected.clone(), Some(line.clone()));
         let ((asks, asked), journals) = (mpsc::channel(1), JournalStore::new(&name, 0));
         let limits = self.processes.limits();
         let limit = limits.borrow().of(&name);
@@ -298,10 +304,10 @@ impl XenFront {
         let command = Command::XenDisk { device: name.clone(), spec: self.spec.clone() };
         let given = process.give(command, fds, vec![limit], given).await;
         given.map_err(|Unresponsive| "the device process is ending".to_owned())?;
-        let (device, kind, marks) = (name, part.kind, marks.map(Arc::new));
+        let (device, owned, marks) = (name, self.owned.clone(), marks.map(Arc::new));
         let request_server = RequestServer {
             device,
-            kind,
+            owned,
             process: process.clone(),
             limits,
             joins: 0,

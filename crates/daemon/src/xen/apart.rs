@@ -45,15 +45,10 @@ struct Lent {
 }
 
 impl Apart {
-    /// A disk for the device process of `domain`.
-    pub(super) fn new(
-        id: &DeviceId,
-        shared: &Arc<Shared>,
-        (domain, part): (String, Part),
-        spec: XenBlkSpec,
-    ) -> Self {
+    /// A disk for the device process of its domain.
+    pub(super) fn new(id: &DeviceId, shared: &Arc<Shared>, part: Part, spec: XenBlkSpec) -> Self {
         shared.processes.limit(&disk_name(&shared.plan, id), &shared.plan.limit);
-        let front = XenFront::new(&shared.processes, domain, part, spec);
+        let front = XenFront::new(&shared.processes, part, spec);
         shared.note_endings(id, front.endings());
         let (id, shared) = (id.clone(), shared.clone());
         Self { id, shared, front }

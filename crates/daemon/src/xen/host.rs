@@ -8,14 +8,16 @@ use super::start::{Started, start};
 use super::{Shared, disk_name};
 use crate::assemble::disk::{self, DiskError};
 use crate::assemble::xen::{fault_of, stop_all};
-use crate::assemble::{Blk, Kind, Part, options};
+use crate::assemble::{Part, options};
 use crate::config::plan::DiskPlan;
+use crate::model::DeviceView;
 use crate::processes::XenMeasures;
 use crate::protocol::spec::XenBlkSpec;
 use crate::times::{XEN_FILE, XEN_FILE_RETRY};
 use manyring_backend::blk::{Disk, ImageError};
-use manyring_device::Later;
-use manyring_device::blk::blkif::XenBlkDevice;
+use manyring_device::blk::HostDisk;
+use manyring_device::blk::blkif::{XenBlkDevice, disk_nodes};
+use manyring_device::{Later, Owned};
 use manyring_engine::{Event, QueueHandle, aside};
 use manyring_transport::vhost_user::Connected;
 use manyring_transport::xenbus::state::Config;
@@ -52,14 +54,21 @@ pub(super) struct XenHost {
 /// A disk that was opened for the tool stack.
 #[derive(Debug)]
 struct Opened {
-    device: Arc<XenBlkDevice>,
+    disk: Arc<HostDisk>,
     connected: Connected,
-    /// A device process serves it.
-    apart: Option<Apart>,
+    served: Served,
     /// For a disk in memory: the value of the xenstore node `params`.
     in_memory: Option<String>,
     /// Tells of resizes.
     _tasks: JoinSet<()>,
+}
+
+/// Where the queues of a disk run.
+#[derive(Debug)]
+enum Served {
+    Here(Arc<XenBlkDevice>),
+    /// In a device process.
+    Apart(Box<Apart>),
 }
 
 /// Queues that are connected to a front-end.
@@ -154,52 +163,69 @@ impl XenHost {
         let shown = (!assignment.writable, assignment.discard_enable);
         let settings = self.shared.plan.settings(shown);
         let options = options::of_xen(&self.name(), &settings);
-        let device = Arc::new(XenBlkDevice::new(options, disk, self.shared.pool.clone()));
-        self.shared.groups.limit(device.limit(), &self.shared.plan.limit);
-        let mut part = Part::new(Kind::Blk(Blk::Xen(device.clone())), self.id.back_folder(), "xen");
-        part.process = self.shared.plan.domain(self.shared.domains, self.id.domain);
-        let connected = part.connected.clone();
-        self.shared.devices.add(part.clone());
         let plan = self.shared.plan.disk(&assignment.params).map_err(HostError::new)?;
-        let apart = match part.process.clone() {
+        let shown = (self.id.back_folder(), "xen");
+        let domain = self.shared.plan.domain(self.shared.domains, self.id.domain);
+        let (host, view, served) = match domain {
             Some(domain) => {
-                let disk =
+                let disk_spec =
                     plan.spec("", None).ok_or_else(|| HostError::new("params: names no disk"))?;
-                let spec = XenBlkSpec { disk, settings };
-                Some(Apart::new(&self.id, &self.shared, (domain, part), spec))
+                let (block_size, read_only) = (options.logical_block_size, options.read_only);
+                let host = Arc::new(HostDisk::new(disk, block_size, read_only));
+                let owned = Owned::XenDisk(host.clone());
+                let side = owned.side(&options.name, options.num_queues);
+                let view = DeviceView::new(side, shown, Some(domain));
+                let part = Part { owned, view: view.clone(), remote: None };
+                let spec = XenBlkSpec { disk: disk_spec, settings };
+                let apart = Apart::new(&self.id, &self.shared, part, spec);
+                (host, view, Served::Apart(Box::new(apart)))
             }
-            None => None,
+            None => {
+                let device = XenBlkDevice::new(options.clone(), disk, self.shared.pool.clone());
+                let device = Arc::new(device);
+                self.shared.groups.limit(device.limit(), &self.shared.plan.limit);
+                let (host, view) = (device.host().clone(), DeviceView::new(&device, shown, None));
+                (host, view, Served::Here(device))
+            }
         };
-        let measures = apart.as_ref().map(|apart| apart.front().measures());
+        let connected = view.connected.clone();
+        self.shared.devices.add(view);
+        let measures = match &served {
+            Served::Apart(apart) => Some(apart.front().measures()),
+            Served::Here(_) => None,
+        };
         let mut tasks = JoinSet::new();
-        let (weak, changes) = (Arc::downgrade(&device), device.changes());
+        let (weak, changes) = (Arc::downgrade(&host), host.changes());
         tasks.spawn(tell_resizes(weak, changes, measures, self.commands.clone()));
-        let answer = (device.offer(), device.disk_nodes());
+        let answer = (options.offer(&host), disk_nodes(&host));
         let in_memory = matches!(plan, DiskPlan::Memory { .. }).then(|| assignment.params.clone());
         self.shared.note_in_memory(&self.id, in_memory.is_some());
-        self.opened = Some(Opened { device, connected, apart, in_memory, _tasks: tasks });
+        self.opened = Some(Opened { disk: host, connected, served, in_memory, _tasks: tasks });
         Ok(answer)
     }
 
     fn close_device(&mut self) {
         // The next task, or this one, goes on with the disk.
         let is_left = std::mem::take(&mut self.is_tried_again) || *self.stop.borrow();
-        if let Some(mut opened) = self.opened.take() {
+        if let Some(opened) = self.opened.take() {
             // It has not the last of what was opened.
             drop(self.shared.devices.remove(&self.name()));
-            let (apart, params) = (opened.apart.take(), opened.in_memory.take());
+            let Opened { disk, served, in_memory, .. } = opened;
             let (shared, id) = (self.shared.clone(), self.id.clone());
             self.closing = Some(tokio::spawn(async move {
-                let lies_apart = apart.is_some();
-                if let Some(apart) = apart {
-                    apart.close().await;
-                }
-                if let Some(params) = params.filter(|_| is_left) {
-                    let bytes = Bytes::Disk { disk: opened.device.disk().clone(), lies_apart };
+                let (lies_apart, here) = match served {
+                    Served::Here(device) => (false, Some(device)),
+                    Served::Apart(apart) => {
+                        apart.close().await;
+                        (true, None)
+                    }
+                };
+                if let Some(params) = in_memory.filter(|_| is_left) {
+                    let bytes = Bytes::Disk { disk: disk.disk().clone(), lies_apart };
                     shared.keep_memory(&id, Memory { params, bytes });
                 }
                 shared.note_in_memory(&id, false);
-                close_aside(opened).await.ok().flatten()
+                close_aside((disk, here)).await.ok().flatten()
             }));
         }
     }
@@ -215,18 +241,21 @@ impl XenHost {
         let Some(opened) = &mut self.opened else {
             return Err(HostError::new("the disk is not open"));
         };
-        if let Some(apart) = &mut opened.apart {
-            let (served, kept) = apart.start(config, &self.stop).await?;
-            let mut tasks = JoinSet::new();
-            let (commands, leave) = (self.commands.clone(), self.leave.clone());
-            tasks.spawn(apart::follow(served, config.number, commands, leave));
-            let (queues, held) = (Vec::new(), (None, Vec::new()));
-            self.running = Some(Running { queues, _tasks: tasks, _held: held, _kept: Some(kept) });
-            opened.connected.send_replace(true);
-            return Ok(());
-        }
+        let device = match &mut opened.served {
+            Served::Here(device) => device.clone(),
+            Served::Apart(apart) => {
+                let (served, kept) = apart.start(config, &self.stop).await?;
+                let mut tasks = JoinSet::new();
+                let (commands, leave) = (self.commands.clone(), self.leave.clone());
+                tasks.spawn(apart::follow(served, config.number, commands, leave));
+                let (queues, held, kept) = (Vec::new(), (None, Vec::new()), Some(kept));
+                self.running = Some(Running { queues, _tasks: tasks, _held: held, _kept: kept });
+                opened.connected.send_replace(true);
+                return Ok(());
+            }
+        };
         let (sender, events) = mpsc::channel(EVENTS_MAX);
-        let (device, hypervisor) = (opened.device.clone(), self.hypervisor.clone());
+        let hypervisor = self.hypervisor.clone();
         let (id, shared) = (self.id.clone(), self.shared.clone());
         let connection = config.clone();
         // Mapping and binding are calls of the hypervisor, which may take their time.
@@ -256,7 +285,7 @@ impl XenHost {
     async fn stop_queues(&mut self) {
         if let Some(opened) = &self.opened {
             opened.connected.send_replace(false);
-            if let (Some(apart), Some(_)) = (&opened.apart, &self.running) {
+            if let (Served::Apart(apart), Some(_)) = (&opened.served, &self.running) {
                 apart.stop().await;
             }
         }
@@ -322,7 +351,7 @@ fn close_aside<T: Send + 'static>(opened: T) -> JoinHandle<Option<()>> {
 
 /// Tells the handshake of each change of the disk, as long as it is open.
 async fn tell_resizes(
-    device: Weak<XenBlkDevice>,
+    disk: Weak<HostDisk>,
     mut changes: watch::Receiver<u64>,
     measures: Option<XenMeasures>,
     commands: mpsc::Sender<Command>,
@@ -331,7 +360,7 @@ async fn tell_resizes(
         if let Some(measures) = &measures {
             measures.measured().await;
         }
-        let Some(disk) = device.upgrade().map(|device| device.disk_nodes()) else { return };
+        let Some(disk) = disk.upgrade().map(|disk| disk_nodes(&disk)) else { return };
         if commands.send(Command::Resized(disk)).await.is_err() {
             return;
         }

@@ -27,6 +27,7 @@ use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Burst, Completion, Disk, DiskQueue, Geometry, Image, ImageOptions};
 use manyring_backend::sys::uring::Ring;
 use manyring_device::Device;
+use manyring_device::blk::Resize;
 use manyring_device::blk::{BlkDevice, BlkOptions};
 use manyring_driver::{Arena, BlkQueue, Op};
 use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
@@ -315,12 +316,15 @@ fn a_disk_is_cut_when_no_request_reaches_beyond_its_new_end() {
     assert!(process::wait_until(|| device.stats(0).unwrap().in_flight.value() == 1));
     std::thread::scope(|scope| {
         let resize = scope.spawn(|| device.resize(Some(1 << 19)));
-        assert!(process::wait_until(|| device.size() == 1 << 19), "the guest sees the new size");
+        assert!(
+            process::wait_until(|| device.host().size() == 1 << 19),
+            "the guest sees the new size"
+        );
         // A request beyond the new end is refused from now on, but one is still under way.
         queue.submit(last).unwrap().unwrap();
         queue.publish().unwrap();
         assert_eq!(queue.wait(TIMEOUT).unwrap().status, 1);
-        assert_eq!(device.disk().geometry().size, 1 << 20, "it is not cut yet");
+        assert_eq!(device.host().disk().geometry().size, 1 << 20, "it is not cut yet");
         switch.release();
         // The request that was held is released in a turn of its queue.
         queue.submit(Op::Flush).unwrap().unwrap();
@@ -328,7 +332,7 @@ fn a_disk_is_cut_when_no_request_reaches_beyond_its_new_end() {
         (0..2).for_each(|_| assert!(queue.wait(TIMEOUT).is_ok()));
         assert_eq!(resize.join().unwrap(), Ok(1 << 19));
     });
-    assert_eq!(guest.device.disk().geometry().size, 1 << 19);
+    assert_eq!(guest.device.host().disk().geometry().size, 1 << 19);
     guest.stop();
 }
 

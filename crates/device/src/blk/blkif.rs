@@ -22,9 +22,10 @@ pub use manyring_wire::xen::blkif::{Abi, INDIRECT_SEGMENTS_MAX, RING_PAGE_ORDER_
 
 use super::backing::Backing;
 use super::host::{HostErrors, OnFull};
-use crate::StartError;
+use super::{HostDisk, Resize};
+use crate::{DeviceStats, StartError};
 use handler::BlkifHandler;
-use manyring_backend::blk::{Disk, DiskQueue, Geometry};
+use manyring_backend::blk::{Disk, DiskQueue};
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{
     Activation, Call, Event, Home, Kick, Limit, Moderation, Pool, QueueHandle, RunningQueue,
@@ -38,8 +39,8 @@ use queue::{BlkifQueue, Parts};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::sync::{mpsc, watch};
+use std::sync::atomic::AtomicU64;
+use tokio::sync::mpsc;
 
 /// Pages of a lot. A lot holds those pages of a request that do not stay mapped; a request of more
 /// segments takes several lots.
@@ -97,6 +98,47 @@ impl XenBlkOptions {
             moderation: Moderation::Off,
         }
     }
+
+    fn segments_max(&self) -> u16 {
+        self.indirect_segments_max.min(INDIRECT_SEGMENTS_MAX)
+    }
+
+    fn order_max(&self) -> u32 {
+        self.ring_page_order_max.min(RING_PAGE_ORDER_MAX)
+    }
+
+    /// The features that a device on `disk` offers, for the back-end's folder in xenstore.
+    #[must_use]
+    pub fn offer(&self, disk: &HostDisk) -> Offer {
+        let geometry = disk.geometry();
+        let discard = self.discard && !disk.is_read_only() && geometry.discard_max > 0;
+        Offer {
+            barrier: self.barrier,
+            flush: true,
+            discard: discard.then_some(Discard {
+                alignment: 0,
+                granularity: Some(geometry.block_size),
+                secure: geometry.secure_erase_max > 0,
+            }),
+            persistent: self.persistent,
+            indirect_segments_max: self.segments_max(),
+            ring_page_order_max: self.order_max(),
+            queues_max: u32::try_from(self.num_queues).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// The size and sectors of a disk, for the back-end's folder in xenstore. They must be written
+/// again whenever [`HostDisk::changes`] changes.
+#[must_use]
+pub fn disk_nodes(disk: &HostDisk) -> DiskNodes {
+    let geometry = disk.geometry();
+    DiskNodes {
+        sectors: disk.size() / SECTOR_SIZE,
+        sector_size: geometry.block_size,
+        physical_sector_size: geometry.physical_block_size,
+        info: if disk.is_read_only() { VDISK_READONLY } else { 0 },
+    }
 }
 
 /// State that all queues of a device share: the control thread writes it, workers read it.
@@ -145,18 +187,24 @@ pub struct XenBlkDevice {
     shared: Arc<Shared>,
 }
 
+impl Resize for XenBlkDevice {
+    fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
+        self.backing.resize(&self.shared.capacity, size)
+    }
+}
+
 impl XenBlkDevice {
     /// A device on `disk`, whose queues run in `pool`.
     #[must_use]
     pub fn new(mut options: XenBlkOptions, disk: Arc<dyn Disk>, pool: Arc<Pool>) -> Self {
-        let backing = Backing::new(disk, pool, options.num_queues, Class::XenBlk)
-            .with_block_size(options.logical_block_size);
+        let host = HostDisk::new(disk, options.logical_block_size, options.read_only);
+        let backing = Backing::new(host, pool, options.num_queues, Class::XenBlk);
         backing.tell_geometry(&options.name);
-        let geometry = backing.geometry();
-        options.read_only |= geometry.read_only;
-        options.indirect_segments_max = options.indirect_segments_max.min(INDIRECT_SEGMENTS_MAX);
-        options.ring_page_order_max = options.ring_page_order_max.min(RING_PAGE_ORDER_MAX);
-        let host = HostErrors::new(&options.name, options.on_full, backing.disk.clone());
+        let geometry = backing.host.geometry();
+        options.read_only = backing.host.is_read_only();
+        options.indirect_segments_max = options.segments_max();
+        options.ring_page_order_max = options.order_max();
+        let host = HostErrors::new(&options.name, options.on_full, backing.disk().clone());
         let host = Arc::new(host);
         let (capacity, limit) = (AtomicU64::new(geometry.size), Arc::default());
         let shared = Arc::new(Shared { capacity, host, limit });
@@ -171,14 +219,8 @@ impl XenBlkDevice {
 
     /// The disk behind the device.
     #[must_use]
-    pub fn disk(&self) -> &Arc<dyn Disk> {
-        &self.backing.disk
-    }
-
-    /// The guest may not write.
-    #[must_use]
-    pub fn is_read_only(&self) -> bool {
-        self.options.read_only
+    pub fn host(&self) -> &Arc<HostDisk> {
+        &self.backing.host
     }
 
     /// The limit on requests and bytes per second. After a change, running queues follow it only
@@ -188,83 +230,22 @@ impl XenBlkDevice {
         &self.shared.limit
     }
 
-    /// Bytes of the disk, as the guest sees it.
-    #[must_use]
-    pub fn size(&self) -> u64 {
-        self.shared.capacity.load(Ordering::Relaxed)
-    }
-
-    /// At most how many queues a front-end may have, or has from a former process.
-    #[must_use]
-    pub fn queue_count(&self) -> usize {
-        self.backing.queue_count()
-    }
-
-    /// Has counters for as many queues: those that another process serves.
-    pub fn expect_queues(&self, count: usize) {
-        (0..count).for_each(|index| drop(self.backing.stats_to_run(index)));
-    }
-
-    /// The features that the device offers, for the back-end's folder in xenstore.
+    /// The features that the device offers.
     #[must_use]
     pub fn offer(&self) -> Offer {
-        let (options, geometry) = (&self.options, self.backing.geometry());
-        let discard = options.discard && !options.read_only && geometry.discard_max > 0;
-        Offer {
-            barrier: options.barrier,
-            flush: true,
-            discard: discard.then_some(Discard {
-                alignment: 0,
-                granularity: Some(geometry.block_size),
-                secure: geometry.secure_erase_max > 0,
-            }),
-            persistent: options.persistent,
-            indirect_segments_max: options.indirect_segments_max,
-            ring_page_order_max: options.ring_page_order_max,
-            queues_max: u32::try_from(options.num_queues).unwrap_or(u32::MAX),
-        }
+        self.options.offer(self.host())
     }
 
-    /// The size and sectors of the disk, for the back-end's folder in xenstore. They must be
-    /// written again whenever [`Self::changes`] changes.
-    #[must_use]
-    pub fn disk_nodes(&self) -> DiskNodes {
-        let geometry = self.backing.geometry();
-        DiskNodes {
-            sectors: self.size() / SECTOR_SIZE,
-            sector_size: geometry.block_size,
-            physical_sector_size: geometry.physical_block_size,
-            info: if self.options.read_only { VDISK_READONLY } else { 0 },
-        }
-    }
-
-    /// The geometry of the disk, as the guest is told of it.
-    #[must_use]
-    pub fn geometry(&self) -> Geometry {
-        self.backing.geometry()
-    }
-
-    /// A value that changes whenever the size of the disk does.
-    #[must_use]
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.backing.changes()
-    }
-
-    /// Changes the disk's size to `size`; without `size`, measures the disk again. A disk is made
-    /// smaller only when no request in flight reaches beyond its new end. May block, so it must not
-    /// be called on the control thread.
-    ///
-    /// # Errors
-    /// `EBUSY`: requests in flight did not end within ten seconds; the size is unchanged. Any
-    /// other: the disk cannot be resized or measured ([`Disk::resize`]).
-    pub fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
-        self.backing.resize(&self.shared.capacity, size)
-    }
-
-    /// The counters of queue `index`, which outlive connections.
+    /// The counters of queue `index`.
     #[must_use]
     pub fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
-        self.backing.stats(index)
+        self.backing.stats.get(index)
+    }
+
+    /// The counters of all queues, which outlive connections.
+    #[must_use]
+    pub fn all_stats(&self) -> &Arc<DeviceStats> {
+        &self.backing.stats
     }
 
     /// Maps the ring of a queue and serves it from the first request on that has no response. If
@@ -298,7 +279,7 @@ impl XenBlkDevice {
         &self,
         attachment: Attachment,
     ) -> Result<Box<dyn manyring_engine::solo::Run>, StartError> {
-        let disk = self.backing.disk.open_queue(false)?;
+        let disk = self.backing.disk().open_queue(false)?;
         Ok(Box::new(self.running(attachment, disk)?))
     }
 
@@ -318,7 +299,7 @@ impl XenBlkDevice {
             self.ring(index, config, &ring_pages, attachment.journal, attachment.takeover)?;
         let handler =
             self.handler((abi, order), (persistent, indirect), mapper, ring_pages, disk)?;
-        let stats = self.backing.stats_to_run(index);
+        let stats = self.backing.stats.to_run(index);
         let activation = Activation {
             index,
             queue,
@@ -401,8 +382,10 @@ impl XenBlkDevice {
             shared: self.shared.clone(),
             // Every sector is served, whatever the logical block size: a front-end that was
             // connected by a former process may have been told smaller blocks.
-            limits: Offer { indirect_segments_max, ..self.offer() }
-                .limits(&DiskNodes { sector_size: 512, ..self.disk_nodes() }, !options.read_only),
+            limits: Offer { indirect_segments_max, ..self.offer() }.limits(
+                &DiskNodes { sector_size: 512, ..disk_nodes(self.host()) },
+                !options.read_only,
+            ),
             write_through: !options.writeback,
             grants: PersistentGrants::new(mapper, limits)?,
             ring_pages,

@@ -6,6 +6,7 @@ mod config;
 mod handler;
 mod hold;
 mod host;
+mod host_disk;
 mod limited;
 mod pending;
 mod requests;
@@ -14,14 +15,15 @@ mod state;
 mod virtio;
 
 pub use host::OnFull;
+pub use host_disk::{HostDisk, Resize};
 pub(crate) use virtio::BlkQueue;
 
 use crate::state::Saved;
-use crate::{ConfigError, Device, Later, StartError, StateError};
+use crate::{ConfigError, Device, DeviceStats, Later, StartError, StateError};
 use backing::Backing;
 use hold::Hold;
 use host::HostErrors;
-use manyring_backend::blk::{Disk, Geometry};
+use manyring_backend::blk::Disk;
 use manyring_engine::Activation;
 use manyring_engine::Limit;
 use manyring_engine::Moderation;
@@ -125,10 +127,10 @@ impl BlkDevice {
             tracing::info!(device, queues, "the disk's server allows no more queues");
             options.num_queues = queues;
         }
-        let backing = Backing::new(disk, pool, options.num_queues, Class::Blk)
-            .with_block_size(options.logical_block_size);
-        let geometry = backing.geometry();
-        options.read_only |= geometry.read_only;
+        let host = HostDisk::new(disk, options.logical_block_size, options.read_only);
+        let backing = Backing::new(host, pool, options.num_queues, Class::Blk);
+        let geometry = backing.host.geometry();
+        options.read_only = backing.host.is_read_only();
         let mut serial = [0; ID_SIZE];
         let len = options.serial.len().min(ID_SIZE);
         serial[..len].copy_from_slice(&options.serial.as_bytes()[..len]);
@@ -138,7 +140,7 @@ impl BlkDevice {
             read_only: options.read_only,
             offered: config::features(&options, &geometry),
             serial,
-            host: Arc::new(HostErrors::new(&options.name, options.on_full, backing.disk.clone())),
+            host: Arc::new(HostErrors::new(&options.name, options.on_full, backing.disk().clone())),
             limit: Arc::default(),
         });
         Self {
@@ -165,14 +167,18 @@ impl BlkDevice {
 
     /// The disk behind the device.
     #[must_use]
-    pub fn disk(&self) -> &Arc<dyn Disk> {
-        &self.backing.disk
+    pub fn host(&self) -> &Arc<HostDisk> {
+        &self.backing.host
     }
 
-    /// The guest may not write.
+    /// The counters of all queues.
     #[must_use]
-    pub fn is_read_only(&self) -> bool {
-        self.options.read_only
+    pub fn all_stats(&self) -> &Arc<DeviceStats> {
+        &self.backing.stats
+    }
+
+    fn disk(&self) -> &Arc<dyn Disk> {
+        self.backing.disk()
     }
 
     /// The limit on requests and bytes per second. After a change, running queues follow it only
@@ -180,29 +186,6 @@ impl BlkDevice {
     #[must_use]
     pub fn limit(&self) -> &Arc<Limit> {
         &self.shared.limit
-    }
-
-    /// Bytes of the disk, as the guest sees it.
-    #[must_use]
-    pub fn size(&self) -> u64 {
-        self.shared.capacity.load(Ordering::Relaxed)
-    }
-
-    /// The geometry of the disk, as the guest is told of it.
-    #[must_use]
-    pub fn geometry(&self) -> Geometry {
-        self.backing.geometry()
-    }
-
-    /// Changes the disk's size to `size`; without `size`, measures the disk again. Tells the guest.
-    /// A disk is made smaller only when no request in flight reaches beyond its new end. May block,
-    /// so it must not be called on the control thread.
-    ///
-    /// # Errors
-    /// `EBUSY`: requests in flight did not end within ten seconds; the size is unchanged. Any
-    /// other: the error of the disk.
-    pub fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
-        self.backing.resize(&self.shared.capacity, size)
     }
 
     async fn start_queue(&self, activation: Activation) -> Result<QueueHandle, StartError> {
@@ -223,7 +206,7 @@ impl BlkDevice {
 
     async fn start_held(&self, activation: Activation) -> Result<QueueHandle, StartError> {
         let disk = self.backing.open_queue_aside().await?;
-        let stats = self.backing.stats(activation.index).unwrap_or_default();
+        let stats = self.backing.stats.get(activation.index).unwrap_or_default();
         let memory = activation.queue.memory().clone();
         let features = activation.features;
         let blk = BlkQueue::new(disk, self.shared.clone(), memory).with_features(features);
@@ -245,6 +228,12 @@ impl BlkDevice {
     }
 }
 
+impl Resize for BlkDevice {
+    fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
+        self.backing.resize(&self.shared.capacity, size)
+    }
+}
+
 impl Device for BlkDevice {
     fn name(&self) -> &str {
         &self.options.name
@@ -255,7 +244,7 @@ impl Device for BlkDevice {
     }
 
     fn features(&self) -> u64 {
-        config::features(&self.options, &self.backing.geometry())
+        config::features(&self.options, &self.backing.host.geometry())
     }
 
     fn protocol_features(&self) -> u64 {
@@ -273,7 +262,7 @@ impl Device for BlkDevice {
     fn read_config(&self, offset: u32, bytes: &mut [u8]) {
         self.backing.tell_geometry(&self.options.name);
         let writeback = self.writeback.load(Ordering::Relaxed);
-        config::read(&self.options, &self.backing.geometry(), writeback, offset, bytes);
+        config::read(&self.options, &self.backing.host.geometry(), writeback, offset, bytes);
     }
 
     fn write_config(&self, offset: u32, bytes: &[u8]) -> Result<(), ConfigError> {
@@ -320,7 +309,7 @@ impl Device for BlkDevice {
     }
 
     fn config_changes(&self) -> watch::Receiver<u64> {
-        self.backing.changes()
+        self.backing.host.changes()
     }
 
     fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
@@ -341,7 +330,7 @@ impl Device for BlkDevice {
     }
 
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
-        self.backing.stats(index)
+        self.backing.stats.get(index)
     }
 }
 

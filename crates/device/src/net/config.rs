@@ -64,7 +64,7 @@ pub(super) fn features(options: &NetOptions, port: &dyn Port, mtu: Option<u16>) 
 
 /// The present config space.
 pub(super) fn config(options: &NetOptions, state: &State) -> Config {
-    let status = if state.is_link_up() { VIRTIO_NET_S_LINK_UP } else { 0 }
+    let status = if state.port.is_link_up() { VIRTIO_NET_S_LINK_UP } else { 0 }
         | if state.announces { VIRTIO_NET_S_ANNOUNCE } else { 0 };
     let duplex = if options.speed.is_some() { Duplex::Full } else { Duplex::Unknown };
     Config {

@@ -2,6 +2,7 @@
 
 use super::effect::lacking;
 use super::pace::{REST, REST_MAX};
+use super::port::HasPort;
 use super::refusal::Refusal;
 use super::rules::Filter;
 use super::{Inner, State};
@@ -168,7 +169,7 @@ impl Commands {
             return Ok(Reply { status: CtrlStatus::Ok, result });
         }
         let mac = inner.state().mac;
-        let lacks = lacking(&*inner.port, mac, &command);
+        let lacks = lacking(&*inner.host.port, mac, &command);
         if let (Some(refusal), Command::MacAddr(_) | Command::VlanAdd(_)) = (lacks, &command) {
             return Err(refusal);
         }
@@ -241,7 +242,7 @@ impl State {
             self.hash = Some(Arc::new(rss.hasher().clone()));
         }
         let pairs = std::mem::replace(&mut self.pairs_in_use, pairs);
-        Before::Steering(Steering { pairs, rss: std::mem::replace(&mut self.rss, rss), hash })
+        Before::Steering(Steering { pairs, rss: std::mem::replace(&mut self.port.rss, rss), hash })
     }
 
     /// Sets the coalescing parameters of these virtqueues. Returns the former ones.
@@ -327,7 +328,7 @@ impl Inner {
             Command::Hash(config) => {
                 let before = Before::Steering(Steering {
                     pairs: state.pairs_in_use,
-                    rss: state.rss.clone(),
+                    rss: state.port.rss.clone(),
                     hash: state.hash.clone(),
                 });
                 state.hash = Some(Arc::new(Hasher::new(config)));
@@ -336,7 +337,7 @@ impl Inner {
             Command::GuestOffloads(bits) => {
                 // Another driver, with other features, may have begun since the check.
                 let wanted = Offloads::of_guest(bits & state.features);
-                Before::Offloads(std::mem::replace(&mut state.given, wanted))
+                Before::Offloads(std::mem::replace(&mut state.port.given, wanted))
             }
             Command::AnnounceAck | Command::CoalesceQuery(_) => return (state.drivers, None),
         };
@@ -358,9 +359,9 @@ impl Inner {
                 }
             }
             Some(Before::Steering(Steering { pairs, rss, hash })) => {
-                (state.pairs_in_use, state.rss, state.hash) = (pairs, rss, hash);
+                (state.pairs_in_use, state.port.rss, state.hash) = (pairs, rss, hash);
             }
-            Some(Before::Offloads(given)) => state.given = given,
+            Some(Before::Offloads(given)) => state.port.given = given,
             None => {}
         }
     }

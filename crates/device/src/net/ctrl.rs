@@ -102,7 +102,7 @@ pub(super) async fn start(
     let commands = Commands::begin(inner.clone(), inner.goes_on(&activation)).await;
     let (queue, clerk) = halves(inner, commands, activation.queue.memory().clone())?;
     tokio::spawn(clerk.run());
-    let stats = inner.stats[activation.index].clone();
+    let stats = inner.stats.to_run(activation.index);
     // The queue runs on the worker of the first pair, wherever the operator or the balance puts it.
     let home = Home { device: inner.options.name.clone(), unit: 0 };
     let queue = activation.running(queue, stats, Moderation::Off);

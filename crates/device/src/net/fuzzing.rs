@@ -199,7 +199,7 @@ impl SoloControl {
     /// The pairs that the driver's hash may choose.
     #[must_use]
     pub fn hashed_pairs(&self) -> usize {
-        self.device.0.state().rss.as_ref().map_or(1, |rss| rss.config().pairs())
+        self.device.0.state().port.rss.as_ref().map_or(1, |rss| rss.config().pairs())
     }
 
     /// The device, as the commands have changed it.

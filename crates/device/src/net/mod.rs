@@ -16,15 +16,17 @@ mod effect;
 mod fuzzing;
 mod handler;
 mod kept;
-mod lent;
+mod owned;
 mod pace;
 mod pairs;
 mod parse;
+mod port;
 mod posted;
 mod presence;
 mod refusal;
 mod rules;
 mod rx;
+mod side;
 mod state;
 mod tally;
 mod tx;
@@ -37,36 +39,35 @@ pub use crate::policy::reclaim::Reclaim;
 pub use config::Offload;
 #[cfg(fuzzing)]
 pub use fuzzing::{SoloControl, SoloRx, SoloTx, passes};
-pub use lent::{Guest, Outside};
 pub use manyring_wire::net::rss::RssConfig;
 pub use manyring_wire::net::{MacAddress, Offloads, is_mtu, parse_mac};
+pub use owned::{Guest, Outside, OwnedPort};
+pub use side::NetSide;
 
 use crate::live::Live;
 use crate::state::Saved;
-use crate::{ConfigError, Device, Later, StartError, StateError, StateJournal};
-use lent::Elsewhere;
+use crate::{ConfigError, Device, DeviceStats, Later, StartError, StateError, StateJournal};
 use manyring_backend::net::Port;
 use manyring_engine::Activation;
 use manyring_engine::Moderation;
-use manyring_engine::aside;
 use manyring_engine::stats::{Class, QueueStats};
 use manyring_engine::{Limit, Pool, StopError};
 use manyring_engine::{QueueHandle, Route};
 use manyring_queue::Base;
-use manyring_wire::net::rss::{Hasher, Rss};
+use manyring_wire::net::rss::Hasher;
 use manyring_wire::net::{
     Coalescing, FRAME_SIZE_MAX, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MTU,
     controlq,
 };
 use manyring_wire::vhost_user::{PROTOCOL_F_MTU, PROTOCOL_F_RARP};
 use manyring_wire::virtio::VIRTIO_ID_NET;
-use pace::Pace;
+use port::{HasPort, HostPort, PortState};
+use presence::Presence;
 use rules::Filter;
 use rustix::io::Errno;
 use state::Arrival;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
+use tokio::sync::watch;
 
 /// Bytes of an Ethernet header with a VLAN tag.
 const ETHERNET_SIZE: usize = 14 + 4;
@@ -133,29 +134,18 @@ struct State {
     features: u64,
     /// The number of drivers so far: each begins with nothing set.
     drivers: u64,
-    /// The operator has not switched the guest's link off.
-    link_up: bool,
-    /// The link's state that guest and operator see: up only once the queues pass frames.
-    is_link_shown: bool,
-    /// The host's interface was deleted: the guest's link is down until it is joined again.
-    is_port_gone: bool,
-    /// The loss of the interface is shown to guest and operator, until the queues are served again.
-    is_loss_shown: bool,
+    port: PortState,
     announces: bool,
     mac: MacAddress,
-    /// The MTU that the next driver will be told, and the one that the present driver was told.
-    mtu: Option<u16>,
+    /// The MTU that the present driver was told.
     mtu_told: Option<u16>,
     /// The MTU that the guest was told according to its front-end (`VHOST_USER_NET_SET_MTU`).
     mtu_front_end: Option<u16>,
     filter: Option<Filter>,
-    given: Offloads,
     /// The front-end has left the control queue to this device, and its ring runs.
     has_control: bool,
     /// Pairs that `VQ_PAIRS_SET` has set; valid while the control queue runs here.
     pairs_in_use: usize,
-    /// The pair of each frame, if `RSS_CONFIG` was set after `VQ_PAIRS_SET`.
-    rss: Option<Arc<Rss>>,
     /// The hash that the driver has set last.
     hash: Option<Arc<Hasher>>,
     coalescing_tx: Option<Coalescing>,
@@ -163,13 +153,6 @@ struct State {
     vqs: Vec<Vq>,
     /// The state that another process has saved, for the driver whose features come next.
     awaited: Option<Arrival>,
-    /// The settings that the host was last told: pairs in use, offloads, and hash.
-    attached: Vec<bool>,
-    host_given: Option<Offloads>,
-    host_rss: Option<Arc<Rss>>,
-    /// How often an interface was joined in place of a deleted one.
-    joins: u64,
-    elsewhere: Elsewhere,
 }
 
 /// A network device.
@@ -180,22 +163,16 @@ pub struct NetDevice(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     options: NetOptions,
-    port: Arc<dyn Port>,
+    host: HostPort,
     pool: Arc<Pool>,
     /// The rules that all running queues follow.
     live: Arc<Live<Rules>>,
     limit: Arc<Limit>,
     state: Mutex<State>,
-    /// Held during calls of the host, which may take long, so that they are made one after another.
-    /// Each call uses the state at that time, so that the last one has the newest state.
-    host: tokio::sync::Mutex<Pace>,
     /// Held while workers are told of changes, one after another, and never during a call of the
     /// host. Where both locks are taken, this one is taken second.
     told: tokio::sync::Mutex<()>,
-    stats: Vec<Arc<QueueStats>>,
-    changes: watch::Sender<u64>,
-    /// Notified when the host's interface may have been deleted, or may be back.
-    port_hint: Notify,
+    stats: Arc<DeviceStats>,
     /// The keeper of the settings that the driver makes by the control queue.
     journal: Mutex<Option<Arc<dyn StateJournal>>>,
 }
@@ -211,113 +188,32 @@ impl NetDevice {
         let state = State {
             features: 0,
             drivers: 0,
-            link_up: true,
-            is_link_shown: true,
-            is_port_gone: false,
-            is_loss_shown: false,
+            port: PortState::new(options.queue_pairs, options.mtu),
             announces: false,
             mac: options.mac,
-            mtu: options.mtu,
             mtu_told: options.mtu,
             mtu_front_end: None,
             filter: None,
-            given: Offloads::default(),
             has_control: false,
             pairs_in_use: 1,
-            rss: None,
             hash: None,
             coalescing_tx: None,
             coalescing_rx: None,
             vqs,
             awaited: None,
-            attached: vec![false; options.queue_pairs],
-            host_given: None,
-            host_rss: None,
-            joins: 0,
-            elsewhere: Elsewhere::default(),
         };
-        let stats = (0..vq_count).map(|_| Arc::new(QueueStats::new(Class::Net))).collect();
+        let stats = Arc::new(DeviceStats::new(Class::Net, vq_count));
         Self(Arc::new(Inner {
             state: Mutex::new(state),
-            host: tokio::sync::Mutex::new(Pace::new(options.queue_pairs, Instant::now())),
+            host: HostPort::new(port, options.queue_pairs),
             told: tokio::sync::Mutex::default(),
             options,
-            port,
             pool,
             live: Live::new(Rules::default()),
             limit: Arc::default(),
             stats,
-            changes: watch::Sender::new(0),
-            port_hint: Notify::new(),
             journal: Mutex::default(),
         }))
-    }
-
-    /// The port behind the device.
-    #[must_use]
-    pub fn port(&self) -> &Arc<dyn Port> {
-        &self.0.port
-    }
-
-    /// The present MAC address, which the driver may have changed.
-    #[must_use]
-    pub fn mac(&self) -> MacAddress {
-        self.0.state().mac
-    }
-
-    /// The MTU the guest is told when it starts its device.
-    #[must_use]
-    pub fn mtu(&self) -> Option<u16> {
-        self.0.state().mtu
-    }
-
-    /// Queue pairs the device has.
-    #[must_use]
-    pub fn queue_pairs(&self) -> usize {
-        self.0.options.queue_pairs
-    }
-
-    /// Queue pairs that the host may use now. Does not wait for a change under way.
-    #[must_use]
-    pub fn attached_pairs(&self) -> usize {
-        let state = self.0.state();
-        let here = state.attached.iter().filter(|attached| **attached).count();
-        let elsewhere = state.elsewhere.attached_pairs();
-        elsewhere.map_or(here, |pairs| pairs.min(state.attached.len()))
-    }
-
-    /// True if virtqueue `index` is the control queue served here, or was at its last start. Its
-    /// index depends on the features (§5.1.2): without `VIRTIO_NET_F_MQ` it is the third queue.
-    #[must_use]
-    pub fn is_control_queue(&self, index: usize) -> bool {
-        self.0.state().vqs.get(index).is_some_and(|vq| vq.is_control)
-    }
-
-    /// Sets the host's MTU, and the MTU that the guest is told when it next starts its device: a
-    /// running driver keeps the MTU that it was told (§5.1.4.2). A port may have no MTU.
-    ///
-    /// # Errors
-    /// `EINVAL`: `mtu` is below 68. Any other: the error of the host.
-    pub async fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
-        if !is_mtu(mtu) {
-            return Err(Errno::INVAL);
-        }
-        let port = self.0.port.clone();
-        let set = aside(move || port.set_mtu(mtu)).await;
-        match set.unwrap_or(Err(Errno::INTR)) {
-            Ok(()) | Err(Errno::OPNOTSUPP) => {}
-            Err(errno) => return Err(errno),
-        }
-        {
-            let mut state = self.0.state();
-            state.mtu = Some(mtu);
-            if state.features == 0 {
-                state.mtu_told = Some(mtu);
-            }
-        }
-        self.0.changes.send_modify(|n| *n += 1);
-        self.0.push_rules().await;
-        Ok(())
     }
 }
 
@@ -331,14 +227,14 @@ impl Inner {
         let state = self.state();
         let has_mtu = state.features & VIRTIO_NET_F_MTU != 0;
         let mtu = state.mtu_told.filter(|_| has_mtu).map(usize::from);
-        let expected = self.port.mtu().map(usize::from).or(mtu);
+        let expected = self.host.port.mtu().map(usize::from).or(mtu);
         let room_size = match expected {
-            Some(mtu) if !state.given.has_gso() => mtu + ETHERNET_SIZE,
+            Some(mtu) if !state.port.given.has_gso() => mtu + ETHERNET_SIZE,
             _ => FRAME_SIZE_MAX,
         };
         Rules {
-            link_up: state.link_up && !state.is_port_gone,
-            given: state.given,
+            link_up: state.port.link_up && !state.port.is_gone,
+            given: state.port.given,
             frame_size_max: mtu.map_or(FRAME_SIZE_MAX, |mtu| mtu + ETHERNET_SIZE),
             room_size: room_size.min(FRAME_SIZE_MAX),
             filter: state.filter.clone().filter(|f| !f.passes_all()),
@@ -346,32 +242,66 @@ impl Inner {
         }
     }
 
-    /// Tells the port which offloads the guest accepts. False: the port refuses.
-    async fn apply_offloads(&self) -> bool {
-        let _calls = self.host.lock().await;
-        loop {
-            let (given, told) = {
-                let state = self.state();
-                (state.given, state.host_given)
-            };
-            if told == Some(given) {
-                return true;
-            }
-            let port = self.port.clone();
-            let set = aside(move || port.set_offloads(given)).await;
-            if let Err(errno) = set.unwrap_or(Err(Errno::INTR)) {
-                let device = &self.options.name;
-                tracing::warn!(device, %errno, ?given, "the port cannot switch its offloads");
-                return false;
-            }
-            self.state().host_given = Some(given);
-        }
-    }
-
     /// Index of the control queue, if the driver has negotiated one.
     fn control_index(&self, features: u64) -> Option<usize> {
         let has = features & VIRTIO_NET_F_CTRL_VQ != 0;
         has.then(|| controlq(features, self.options.queue_pairs))
+    }
+}
+
+impl NetSide for NetDevice {
+    fn port(&self) -> &Arc<dyn Port> {
+        &self.0.host.port
+    }
+
+    fn mac(&self) -> MacAddress {
+        self.0.state().mac
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        self.0.state().port.mtu
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.0.options.queue_pairs
+    }
+
+    fn attached_pairs(&self) -> usize {
+        self.0.state().port.attached_pairs()
+    }
+
+    fn is_control_queue(&self, index: usize) -> bool {
+        self.0.state().vqs.get(index).is_some_and(|vq| vq.is_control)
+    }
+
+    fn is_link_up(&self) -> bool {
+        self.0.state().port.is_link_up()
+    }
+
+    fn set_link(&self, up: bool) -> Later<'_, ()> {
+        Box::pin(self.0.set_link(up))
+    }
+
+    fn set_mtu(&self, mtu: u16) -> Later<'_, Result<(), Errno>> {
+        Box::pin(self.0.set_mtu(mtu))
+    }
+
+    fn announce(&self) -> bool {
+        let mut state = self.0.state();
+        let can = state.can_announce();
+        state.announces |= can;
+        if can {
+            self.0.host.change();
+        }
+        can
+    }
+
+    fn port_may_have_changed(&self) {
+        self.0.host.hint.notify_one();
+    }
+
+    fn look_after_port(&self) -> Later<'_, ()> {
+        Box::pin(self.0.look_after())
     }
 }
 
@@ -385,8 +315,8 @@ impl Device for NetDevice {
     }
 
     fn features(&self) -> u64 {
-        let mtu = self.0.state().mtu;
-        config::features(&self.0.options, &*self.0.port, mtu)
+        let mtu = self.0.state().port.mtu;
+        config::features(&self.0.options, &*self.0.host.port, mtu)
     }
 
     fn protocol_features(&self) -> u64 {
@@ -394,7 +324,7 @@ impl Device for NetDevice {
     }
 
     fn queue_count(&self) -> usize {
-        self.0.stats.len()
+        self.0.stats.count()
     }
 
     fn queue_size_max(&self) -> u16 {
@@ -415,7 +345,7 @@ impl Device for NetDevice {
     }
 
     fn config_changes(&self) -> watch::Receiver<u64> {
-        self.0.changes.subscribe()
+        self.0.host.changes.subscribe()
     }
 
     fn trails_rings(&self) -> bool {
@@ -461,7 +391,7 @@ impl Device for NetDevice {
     }
 
     fn port_lost(&self) {
-        self.0.port_hint.notify_one();
+        self.0.host.hint.notify_one();
     }
 
     fn send_rarp(&self, mac: MacAddress) -> Later<'_, bool> {
@@ -491,7 +421,7 @@ impl Device for NetDevice {
     }
 
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>> {
-        self.0.stats.get(index).cloned()
+        self.0.stats.get(index)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The queue pairs in use: starts, stops and enables virtqueues, and attaches pairs to the host.
 
-use super::pace::Pace;
+use super::port::{HasPort, HostPort, PortState};
 use super::{Inner, NetDevice, NetRx, NetTx, Rules, State};
-use crate::StartError;
+use crate::{DeviceStats, StartError};
 use manyring_engine::Activation;
 use manyring_engine::Home;
 use manyring_engine::Limit;
@@ -14,7 +14,6 @@ use manyring_memory::MemoryError;
 use manyring_wire::net::{Coalescing, MacAddress, Offloads, VIRTIO_NET_F_MRG_RXBUF, header_size};
 use rustix::io::Errno;
 use std::sync::Arc;
-use tokio::time::{Instant, sleep_until};
 
 /// A RARP frame (RFC 903, "request reverse"), as QEMU sends it to announce a guest that has moved.
 fn rarp(mac: MacAddress) -> Vec<u8> {
@@ -43,18 +42,8 @@ impl State {
     /// True if the virtqueue runs and is enabled, its pair is in use, and its port exists.
     fn serves(&self, index: usize) -> bool {
         let in_use = !self.has_control || index / 2 < self.pairs_in_use;
-        let in_use = in_use && !self.is_port_gone;
+        let in_use = in_use && !self.port.is_gone;
         self.vqs.get(index).is_some_and(|vq| vq.is_started && vq.is_enabled && in_use)
-    }
-
-    /// The next pair that must be attached to the host or detached, and which of the two. Pairs
-    /// that are `is_refused` are skipped.
-    fn next_pair(&self, is_refused: &[bool]) -> Option<(usize, bool)> {
-        let elsewhere = |pair| !self.is_port_gone && self.elsewhere.serves(pair);
-        let wanted = |pair| self.serves(pair * 2) || self.serves(pair * 2 + 1) || elsewhere(pair);
-        let differs = |pair: &usize| self.attached[*pair] != wanted(*pair) && !is_refused[*pair];
-        let pair = (0..self.attached.len()).find(differs)?;
-        Some((pair, wanted(pair)))
     }
 }
 
@@ -64,6 +53,12 @@ impl NetDevice {
     #[must_use]
     pub fn limit(&self) -> &Arc<Limit> {
         &self.0.limit
+    }
+
+    /// The counters of all queues.
+    #[must_use]
+    pub fn all_stats(&self) -> &Arc<DeviceStats> {
+        &self.0.stats
     }
 }
 
@@ -90,7 +85,7 @@ impl Inner {
             }
         }
         let started = {
-            let mut pace = self.host.lock().await;
+            let mut pace = self.host.calls.lock().await;
             self.attach(&mut pace).await;
             self.start_attached(activation).await
         };
@@ -112,7 +107,7 @@ impl Inner {
             serves
         };
         let home = Home { device: self.options.name.clone(), unit: pair };
-        let (stats, moderation) = (self.stats[index].clone(), self.options.moderation);
+        let (stats, moderation) = (self.stats.to_run(index), self.options.moderation);
         let started = if is_rx {
             let rx = self.receiver(pair, features, activation.queue.size())?;
             self.pool.start(activation.running(rx, stats, moderation), home)
@@ -133,7 +128,7 @@ impl Inner {
 
     /// The handler of a receiveq. The caller holds `told`.
     fn receiver(&self, pair: usize, features: u64, ring_size: u16) -> Result<NetRx, StartError> {
-        let port = self.port.open_rx(pair)?;
+        let port = self.host.port.open_rx(pair)?;
         let is_mergeable = features & VIRTIO_NET_F_MRG_RXBUF != 0;
         let rx = NetRx::new(port, self.renew_rules(), is_mergeable, ring_size);
         let mut rx = rx.map_err(no_memory)?.follow(self.live.clone()).limited(self.limit.clone());
@@ -143,7 +138,7 @@ impl Inner {
 
     /// The handler of a transmitq. The caller holds `told`.
     fn transmitter(&self, pair: usize, features: u64) -> Result<NetTx, StartError> {
-        let port = self.port.open_tx(pair)?;
+        let port = self.host.port.open_tx(pair)?;
         let tx = NetTx::new(port, self.renew_rules(), Offloads::of_host(features));
         let mut tx = tx.map_err(no_memory)?.named(&self.options.name, pair * 2 + 1);
         tx.set_headers(header_size(features));
@@ -179,58 +174,15 @@ impl Inner {
         self.apply_pairs().await;
     }
 
-    /// Serves the queues of the pairs in use and no others. A pair is attached before its queues
-    /// begin to be served, and detached after they have ended. False if the port refuses a change.
-    pub(super) async fn apply_pairs(&self) -> bool {
-        // First make the changes that need no call of the host, and so wait for none.
-        self.tell_served(|state, pair| state.attached[pair]).await;
-        let mut pace = self.host.lock().await;
-        let follows = self.attach(&mut pace).await;
-        // Serve pairs that the host has refused as well: frames pass in one direction at least.
-        self.tell_served(|_, _| true).await;
-        follows
-    }
-
     /// Serves the pairs in use, and lets the port spread frames over them as the guest has set it.
     /// No frame goes to a pair out of use: the port is told of a hash after its pairs are served,
     /// and forgets it before pairs are taken out of use. False: the port refuses.
     pub(super) async fn apply_steering(&self) -> bool {
-        if self.state().rss.is_some() {
+        if self.state().port.rss.is_some() {
             return self.apply_pairs().await && self.apply_rss().await;
         }
         let forgets = self.apply_rss().await;
         self.apply_pairs().await && forgets
-    }
-
-    /// Lets the port choose the pair of each frame as the guest has set. False: it refuses.
-    pub(super) async fn apply_rss(&self) -> bool {
-        // Most often there is no hash: do not wait for a slow host then. A task that tells the host
-        // of another hash at this moment looks again afterwards.
-        let is_told = {
-            let state = self.state();
-            state.rss == state.host_rss
-        };
-        if is_told {
-            return true;
-        }
-        let _calls = self.host.lock().await;
-        loop {
-            let (rss, told) = {
-                let state = self.state();
-                (state.rss.clone(), state.host_rss.clone())
-            };
-            if told == rss {
-                return true;
-            }
-            let (port, wanted) = (self.port.clone(), rss.clone());
-            let set = aside(move || port.set_rss(wanted)).await;
-            if let Err(errno) = set.unwrap_or(Err(Errno::INTR)) {
-                let device = &self.options.name;
-                tracing::warn!(device, %errno, "the port cannot choose pairs by the guest's hash");
-                return false;
-            }
-            self.state().host_rss = rss;
-        }
     }
 
     /// Tells each queue whose service has changed. A queue is told to serve only if its pair
@@ -255,41 +207,6 @@ impl Inner {
         }
     }
 
-    /// Attaches the pairs that are served to the host, and detaches the others. False: the host has
-    /// refused a change. The caller holds `host`.
-    async fn attach(&self, pace: &mut Pace) -> bool {
-        let mut is_refused = vec![false; self.options.queue_pairs];
-        while self.state().next_pair(&is_refused).is_some() {
-            sleep_until(pace.next()).await;
-            // The wanted pairs may have changed during the sleep.
-            let next = self.state().next_pair(&is_refused);
-            let Some((pair, wanted)) = next else { break };
-            let (port, began) = (self.port.clone(), Instant::now());
-            let done = aside(move || port.set_attached(pair, wanted)).await;
-            pace.changed(began, Instant::now());
-            match done.unwrap_or(Err(Errno::INTR)) {
-                Ok(()) => self.state().attached[pair] = wanted,
-                Err(errno) => {
-                    is_refused[pair] = true;
-                    let device = &self.options.name;
-                    if self.port.is_own() {
-                        tracing::warn!(device, pair, wanted, %errno, "the port does not follow");
-                    }
-                }
-            }
-        }
-        !is_refused.contains(&true)
-    }
-
-    /// Makes running queues take the present rules; returns when they follow them.
-    pub(super) async fn push_rules(&self) {
-        let _told = self.told.lock().await;
-        self.renew_rules();
-        for route in self.routes() {
-            route.ask(Order::Refresh).await;
-        }
-    }
-
     fn routes(&self) -> Vec<Arc<manyring_engine::Route>> {
         self.state().vqs.iter().filter_map(|vq| vq.route.upgrade()).collect()
     }
@@ -310,16 +227,66 @@ impl Inner {
 
     pub(super) async fn send_rarp(&self, mac: MacAddress) -> bool {
         let device = &self.options.name;
-        if !self.state().is_link_up() {
+        if !self.state().port.is_link_up() {
             tracing::info!(device, ?mac, "guest not announced: its link is down");
             return true;
         }
-        let (port, frame) = (self.port.clone(), rarp(mac));
+        let (port, frame) = (self.host.port.clone(), rarp(mac));
         let sent = aside(move || port.transmit(&frame)).await;
         match sent.unwrap_or(Err(Errno::INTR)) {
             Ok(()) => tracing::info!(device, ?mac, "guest announced"),
             Err(errno) => tracing::warn!(device, %errno, "guest could not be announced"),
         }
         true
+    }
+}
+
+impl HasPort for Inner {
+    fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    fn host(&self) -> &HostPort {
+        &self.host
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut PortState) -> T) -> T {
+        act(&mut self.state().port)
+    }
+
+    fn next_pair(&self, is_refused: &[bool]) -> Option<(usize, bool)> {
+        let state = self.state();
+        let wanted = |pair| state.serves(pair * 2) || state.serves(pair * 2 + 1);
+        state.port.next_pair(is_refused, wanted)
+    }
+
+    /// Makes running queues take the present rules; returns when they follow them.
+    async fn push_rules(&self) {
+        let _told = self.told.lock().await;
+        self.renew_rules();
+        for route in self.routes() {
+            route.ask(Order::Refresh).await;
+        }
+    }
+
+    /// Serves the queues of the pairs in use and no others. A pair is attached before its queues
+    /// begin to be served, and detached after they have ended. False if the port refuses a change.
+    async fn apply_pairs(&self) -> bool {
+        // First make the changes that need no call of the host, and so wait for none.
+        self.tell_served(|state, pair| state.port.attached[pair]).await;
+        let mut pace = self.host.calls.lock().await;
+        let follows = self.attach(&mut pace).await;
+        // Serve pairs that the host has refused as well: frames pass in one direction at least.
+        self.tell_served(|_, _| true).await;
+        follows
+    }
+
+    /// A running driver keeps the MTU that it was told (§5.1.4.2).
+    fn note_mtu(&self, mtu: u16) {
+        let mut state = self.state();
+        state.port.mtu = Some(mtu);
+        if state.features == 0 {
+            state.mtu_told = Some(mtu);
+        }
     }
 }

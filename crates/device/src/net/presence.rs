@@ -12,7 +12,8 @@
 //! 2. The port is asked only after a hint, so that a device whose interface stays costs nothing. An
 //!    interface in another network namespace causes no hints: it is asked every five seconds.
 
-use super::{Inner, NetDevice, State};
+use super::State;
+use super::port::HasPort;
 use manyring_backend::net::tap::TapError;
 use manyring_engine::aside;
 use manyring_wire::net::VIRTIO_NET_F_GUEST_ANNOUNCE;
@@ -31,7 +32,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The state of the log: the last loss, further ones, and why joining fails.
 #[derive(Debug, Default)]
-struct Told {
+pub(super) struct Told {
     lost_at: Option<Instant>,
     losses: AtomicU32,
     why: Option<TapError>,
@@ -55,102 +56,42 @@ impl State {
     pub(super) fn can_announce(&self) -> bool {
         self.has_control && self.features & VIRTIO_NET_F_GUEST_ANNOUNCE != 0
     }
-
-    pub(super) fn is_link_up(&self) -> bool {
-        self.is_link_shown && !self.is_loss_shown
-    }
 }
 
-impl NetDevice {
-    /// True if the guest's link is up.
-    #[must_use]
-    pub fn is_link_up(&self) -> bool {
-        self.0.state().is_link_up()
-    }
+impl<T: HasPort> Presence for T {}
 
-    /// Switches the guest's link on or off. While it is off, no frame passes. A driver sends as
-    /// soon as it sees its link up, so the guest sees the link up only when its queues already pass
-    /// frames, and sees it down before its queues drop frames.
-    pub async fn set_link(&self, up: bool) {
-        let changed = {
-            let mut state = self.0.state();
-            state.is_link_shown &= up;
-            std::mem::replace(&mut state.link_up, up) != up
-        };
-        if !changed {
-            return;
-        }
-        if !up {
-            self.0.changes.send_modify(|n| *n += 1);
-        }
-        self.0.push_rules().await;
-        let port = self.0.port.clone();
-        let _ = aside(move || port.set_link(up)).await;
-        if up {
-            {
-                let mut state = self.0.state();
-                // The operator may have switched the link off again while the rules and the port
-                // were set.
-                state.is_link_shown = state.link_up;
-            }
-            self.0.changes.send_modify(|n| *n += 1);
-        }
-    }
-
-    /// Asks the guest to announce itself (§5.1.6.5.4). False if its driver cannot.
-    #[must_use]
-    pub fn announce(&self) -> bool {
-        let mut state = self.0.state();
-        let can = state.can_announce();
-        state.announces |= can;
-        let told = can || state.announce_elsewhere();
-        if told {
-            self.0.changes.send_modify(|n| *n += 1);
-        }
-        told
-    }
-
-    /// Reports that the host's interface may have changed.
-    pub fn port_may_have_changed(&self) {
-        self.0.port_hint.notify_one();
-    }
-
-    /// Watches the port for ever: takes the guest's link down while the host's interface is gone,
-    /// and joins the interface again.
-    pub async fn look_after_port(&self) {
-        let (inner, mut told) = (&self.0, Told::default());
+/// Whoever has a port watches it.
+pub(super) trait Presence: HasPort {
+    /// See [`NetSide::look_after_port`](super::NetSide::look_after_port).
+    async fn look_after(&self) {
+        let (host, mut told) = (self.host(), Told::default());
         loop {
-            let hint = inner.port_hint.notified();
-            if inner.port.is_reported() {
+            let hint = host.hint.notified();
+            if host.port.is_reported() {
                 hint.await;
             } else {
                 let _ = timeout(LOOK, hint).await;
             }
-            if inner.port.is_own() {
+            if host.port.is_own() {
                 tokio::time::sleep(RETRY_DELAY).await;
             }
-            if inner.is_gone().await {
-                inner.lose_port(&mut told).await;
-                inner.wait_for_port(&mut told).await;
+            if self.is_gone().await {
+                self.lose_port(&mut told).await;
+                self.wait_for_port(&mut told).await;
             }
         }
     }
-}
 
-impl Inner {
     async fn is_gone(&self) -> bool {
-        let port = self.port.clone();
+        let port = self.host().port.clone();
         aside(move || port.is_gone()).await.unwrap_or(false)
     }
 
     async fn lose_port(&self, told: &mut Told) {
-        {
-            let mut state = self.state();
-            (state.is_port_gone, state.is_loss_shown) = (true, true);
-        }
-        if self.port.is_own() && told.lose() {
-            let (device, losses) = (&self.options.name, told.losses.swap(0, Ordering::Relaxed));
-            let interface = self.port.interface().unwrap_or_default();
+        self.with(|state| (state.is_gone, state.is_loss_shown) = (true, true));
+        if self.host().port.is_own() && told.lose() {
+            let (device, losses) = (self.name(), told.losses.swap(0, Ordering::Relaxed));
+            let interface = self.host().port.interface().unwrap_or_default();
             tracing::warn!(
                 device,
                 interface,
@@ -159,17 +100,17 @@ impl Inner {
                  this name is there again"
             );
         }
-        self.changes.send_modify(|n| *n += 1);
+        self.host().change();
         self.push_rules().await;
         self.apply_pairs().await;
     }
 
     /// Tries to join the interface again, and returns when that has succeeded.
     async fn wait_for_port(&self, told: &mut Told) {
-        let device = &self.options.name;
+        let device = self.name();
         told.why = None;
         loop {
-            let port = self.port.clone();
+            let port = self.host().port.clone();
             match aside(move || port.join_again()).await {
                 Some(Ok(())) => return self.regain_port().await,
                 Some(Err(error @ TapError::HandedIn(_))) => {
@@ -186,34 +127,37 @@ impl Inner {
                 }
                 None => {}
             }
-            let _ = timeout(RETRY, self.port_hint.notified()).await;
+            let _ = timeout(RETRY, self.host().hint.notified()).await;
             tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 
     async fn regain_port(&self) {
         let is_up = {
-            let _calls = self.host.lock().await;
-            let mut state = self.state();
+            let _calls = self.host().calls.lock().await;
             // The host uses no pair of the new interface, and delivers no offloads.
-            state.attached.fill(false);
-            state.host_given = None;
-            state.link_up
+            self.with(|state| {
+                state.attached.fill(false);
+                state.host_given = None;
+                state.link_up
+            })
         };
         self.apply_offloads().await;
-        self.count_join();
-        self.state().is_port_gone = false;
-        let port = self.port.clone();
+        self.with(|state| {
+            state.joins += 1;
+            state.is_gone = false;
+        });
+        let port = self.host().port.clone();
         let _ = aside(move || port.set_link(is_up)).await;
         self.push_rules().await;
         self.apply_pairs().await;
-        self.state().is_loss_shown = false;
-        self.changes.send_modify(|n| *n += 1);
-        let (device, interface) = (&self.options.name, self.port.interface().unwrap_or_default());
-        if self.port.is_own() {
+        self.with(|state| state.is_loss_shown = false);
+        self.host().change();
+        let (device, interface) = (self.name(), self.host().port.interface().unwrap_or_default());
+        if self.host().port.is_own() {
             tracing::info!(device, interface, "the host's interface is back, and joined again");
         }
         // The interface may have been deleted again before it was joined.
-        self.port_hint.notify_one();
+        self.host().hint.notify_one();
     }
 }

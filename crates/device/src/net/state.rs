@@ -5,6 +5,7 @@
 //! driver wrote them, so that one parser serves both. To restore, the commands are obeyed again.
 
 use super::control::needs;
+use super::port::HasPort;
 use super::rules::{Filter, VLAN_BYTES};
 use super::{Inner, State};
 use crate::state::{Record, Saved, StateError};
@@ -45,15 +46,15 @@ impl Inner {
             // The front-end sends the MTU before it sends the features.
             state.mtu_front_end = None;
         }
-        state.mtu_told = state.mtu_front_end.or(state.mtu);
+        state.mtu_told = state.mtu_front_end.or(state.port.mtu);
         state.filter = None;
         state.pairs_in_use = 1;
-        (state.rss, state.hash) = (None, None);
+        (state.port.rss, state.hash) = (None, None);
         (state.coalescing_tx, state.coalescing_rx) = (None, None);
         for vq in &mut state.vqs {
             (vq.coalescing, vq.is_restored) = (None, false);
         }
-        state.given = Offloads::of_guest(features);
+        state.port.given = Offloads::of_guest(features);
     }
 
     pub(super) async fn set_features(&self, features: u64) {
@@ -133,11 +134,11 @@ impl Inner {
             commands.extend(RxMode::ALL.map(|mode| Command::Rx(mode, filter.mode(mode))));
             commands.push(Command::MacTable(filter.table()));
         }
-        commands.push(Command::GuestOffloads(state.given.guest_features()));
+        commands.push(Command::GuestOffloads(state.port.given.guest_features()));
         if let Ok(pairs) = u16::try_from(state.pairs_in_use) {
             commands.push(Command::QueuePairs(pairs));
         }
-        commands.extend(state.rss.as_ref().map(|rss| Command::Rss(rss.config().clone())));
+        commands.extend(state.port.rss.as_ref().map(|rss| Command::Rss(rss.config().clone())));
         commands.extend(state.hash.as_ref().map(|hash| Command::Hash(hash.config().clone())));
         commands.extend(state.coalescing_tx.map(Command::CoalesceTx));
         commands.extend(state.coalescing_rx.map(Command::CoalesceRx));

@@ -4,6 +4,7 @@ use crate::guest::{
     DATA, Guest, IOERR, NOT_WRITTEN, OK, SECTORS, Start, USUAL, is_rung, null, ring, until,
 };
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
+use manyring_device::blk::Resize;
 use manyring_engine::EventKind;
 use manyring_queue::QueueError;
 use manyring_wire::blk::{

@@ -3,7 +3,8 @@
 use crate::guest::{SECTORS, TIMEOUT, World, holding, memory, pattern, until};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::{Image, ImageOptions};
-use manyring_device::blk::blkif::XenBlkOptions;
+use manyring_device::blk::Resize;
+use manyring_device::blk::blkif::{XenBlkOptions, disk_nodes};
 use manyring_driver::wire::xen::blkif::Status;
 use manyring_driver::{BlkfrontOptions, XenOp};
 use std::sync::Arc;
@@ -81,12 +82,12 @@ fn a_disk_that_has_become_smaller_refuses_what_lies_behind_its_end() {
     file.as_file().set_len(SECTORS * 512).unwrap();
     let image = Image::open(file.path(), ImageOptions::default()).unwrap();
     let mut guest = world.guest(1, Arc::new(FileDisk::new(image)), &BlkfrontOptions::default());
-    let changes = guest.device.changes();
+    let changes = guest.device.host().changes();
     let last = XenOp::Read { sector: SECTORS - 1, len: 512 };
     assert_eq!(guest.status(last), Status::Okay);
     guest.device.resize(Some((SECTORS - 8) * 512)).unwrap();
     assert!(changes.has_changed().unwrap());
-    assert_eq!(guest.device.disk_nodes().sectors, SECTORS - 8);
+    assert_eq!(disk_nodes(guest.device.host()).sectors, SECTORS - 8);
     assert_eq!(guest.status(last), Status::Error);
     assert_eq!(guest.status(XenOp::Read { sector: SECTORS - 9, len: 512 }), Status::Okay);
     guest.device.resize(Some(2 * SECTORS * 512)).unwrap();
@@ -101,14 +102,14 @@ fn a_disk_is_cut_when_its_requests_in_flight_are_done() {
         let (disk, switch) = holding(1);
         let options = XenBlkOptions::new("test", offered);
         let mut guest = world.guest_of(number, disk, &BlkfrontOptions::default(), options);
-        assert_eq!(guest.device.queue_count(), 1);
+        assert_eq!(guest.device.all_stats().count(), 1);
         guest.queue.submit(XenOp::Read { sector: SECTORS - 1, len: 512 }).unwrap();
         guest.queue.publish();
         until("the disk has it", || guest.stats().in_flight.value() == 1);
         std::thread::scope(|scope| {
             let device = &guest.device;
             let resize = scope.spawn(|| device.resize(Some(512)));
-            until("the smaller size is heeded", || device.size() == 512);
+            until("the smaller size is heeded", || device.host().size() == 512);
             assert!(!resize.is_finished());
             switch.release();
             guest.queue.channel().notify();
@@ -116,7 +117,7 @@ fn a_disk_is_cut_when_its_requests_in_flight_are_done() {
             // This disk cannot be cut: the size is what it was.
             assert!(resize.join().unwrap().is_err());
         });
-        assert_eq!(guest.device.size(), SECTORS * 512);
+        assert_eq!(guest.device.host().size(), SECTORS * 512);
     }
 }
 

@@ -4,7 +4,7 @@ use crate::guest::{SECTORS, TIMEOUT, World, memory, null, pattern, usual};
 use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
-use manyring_device::blk::blkif::XenBlkOptions;
+use manyring_device::blk::blkif::{XenBlkOptions, disk_nodes};
 use manyring_driver::wire::xen::blkif::{Abi, Status};
 use manyring_driver::{BlkfrontOptions, XenOp};
 use std::collections::HashMap;
@@ -160,7 +160,7 @@ fn nothing_writes_to_a_read_only_disk() {
     let options = XenBlkOptions { read_only: true, ..usual() };
     let mut guest = world.guest_of(1, memory(), &BlkfrontOptions::default(), options);
     assert!(guest.device.offer().discard.is_none());
-    assert_eq!(guest.device.disk_nodes().info, 4, "VDISK_READONLY");
+    assert_eq!(disk_nodes(guest.device.host()).info, 4, "VDISK_READONLY");
     let data = &[7; 512][..];
     assert_eq!(guest.status(XenOp::Write { sector: 0, data }), Status::Error);
     assert_eq!(guest.status(XenOp::Barrier { sector: 0, data }), Status::Error);

@@ -7,6 +7,7 @@ use crate::processes::outgoing::MessageFd;
 use crate::processes::request_server::left_of;
 use crate::times::HAND_OFF_DISK;
 use manyring_backend::blk::Ending;
+use manyring_device::net::NetSide;
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
 use tokio::time::timeout;
@@ -80,8 +81,8 @@ impl Front<'_> {
                 unmarked,
             ));
         }
-        let kind = self.part.kind.clone();
-        let left = aside(move || left_of(&kind)).await.ok_or("internal error")?;
+        let owned = self.part.owned.clone();
+        let left = aside(move || left_of(&owned)).await.ok_or("internal error")?;
         let left = left.map_err(|errno| errno.to_string())?;
         let is_disk = self.net().is_none();
         for fds in left {

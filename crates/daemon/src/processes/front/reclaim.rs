@@ -2,11 +2,11 @@
 //! because the device goes.
 
 use super::{Front, gone};
-use crate::assemble::Kind;
 use crate::processes::journal_store::JournalStore;
 use crate::processes::process::DeviceProcess;
 use crate::times::{FRONT_RETRY, PROCESS_ANSWER, RECLAIM};
 use manyring_backend::blk::{Ending, Image};
+use manyring_device::Owned;
 use manyring_engine::aside;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -20,12 +20,12 @@ const LOOKS_MAX: usize = 3;
 /// Returns when no request of a device process for the image is in flight. `endings`: the handles
 /// that its request servers returned.
 pub(in crate::processes) async fn release(
-    kind: &Kind,
+    owned: &Owned,
     endings: &[Arc<Ending>],
     device: &str,
     process: &str,
 ) -> Result<(), String> {
-    let Kind::Blk(shown) = kind else { return Ok(()) };
+    let Some(shown) = owned.as_disk() else { return Ok(()) };
     let began = Instant::now();
     let mut is_told = false;
     loop {
@@ -80,7 +80,7 @@ impl Front<'_> {
         let name = &self.wanted.plan().name;
         let all = self.endings.iter().filter(|ending| reads || ending.may_write());
         let all: Vec<_> = all.cloned().collect();
-        release(&self.part.kind, &all, name, self.domain).await?;
+        release(&self.part.owned, &all, name, self.domain).await?;
         self.endings.retain(|ending| !reads && !ending.may_write());
         Ok(())
     }
@@ -118,7 +118,7 @@ impl Front<'_> {
     /// Marks the descriptions that could not be marked before, if the process that held the lock
     /// has released it.
     async fn mark_again(&mut self) {
-        let Kind::Blk(shown) = &self.part.kind else { return };
+        let Some(shown) = self.part.owned.as_disk() else { return };
         let all: Vec<_> = self.endings.iter().filter(|e| e.is_elsewhere()).cloned().collect();
         if all.is_empty() {
             return;
@@ -155,7 +155,7 @@ impl Front<'_> {
     /// The supervisor stores descriptors of a journal without a look at them, and would hand this
     /// one to the next device process.
     async fn forget_journals(&self, process: &DeviceProcess, journals: &[Arc<JournalStore>]) {
-        let Kind::Blk(shown) = &self.part.kind else { return };
+        let Some(shown) = self.part.owned.as_disk() else { return };
         let (device, domain) = (&self.wanted.plan().name, process.name());
         // A compromised process may do it again before its end.
         for _ in 0..LOOKS_MAX {

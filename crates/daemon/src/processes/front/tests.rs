@@ -22,20 +22,19 @@ fn a_front_that_stops_while_it_gives_a_device_knows_which_device_process_has_it(
         let processes = Processes::new(Vec::new(), &mut Handoff::default());
         let keys = format!("[[net]]\nname = '{NAME}'\nsocket_path = '/s'\nnull = true\n");
         let wanted = config::parse(&keys).unwrap().wanted().next().unwrap();
-        let part = Part::new(Kind::Net(network(NAME)), String::new(), "taken");
-        let queues = part.queue_count();
+        let part = network(NAME);
         let mut front = Front {
             processes: &processes,
             wanted: &wanted,
             domain: "taken",
-            counts: Arc::new(Counts::new(part.clone(), queues).unwrap()),
-            part,
+            counts: Arc::new(Counts::new(part.view.side.stats.clone(), None).unwrap()),
+            part: &part,
             request_servers: JoinSet::new(),
             endings: Vec::new(),
             marks: Weak::new(),
             process: None,
             held: Vec::new(),
-            journals: JournalStore::new(NAME, queues),
+            journals: JournalStore::new(NAME, part.view.side.stats.count()),
             owner: None,
             waiting: None,
             asks: mpsc::channel(1).1,

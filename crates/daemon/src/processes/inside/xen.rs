@@ -3,7 +3,8 @@
 
 use super::{DeviceGrant, say};
 use crate::assemble::xen;
-use crate::assemble::{Blk, Kind, Part, disk, options};
+use crate::assemble::{disk, options};
+use crate::model::DeviceView;
 use crate::processes::channel::Channel;
 use crate::processes::counts;
 use crate::processes::supervisor_client::SupervisorClient;
@@ -24,7 +25,7 @@ const EVENTS_MAX: usize = 16;
 
 /// A disk that the device process has.
 pub(super) struct ProcessXen {
-    part: Part,
+    view: DeviceView,
     device: Arc<XenBlkDevice>,
     counters: OwnedFd,
     channel: Arc<Channel>,
@@ -70,18 +71,18 @@ impl ProcessXen {
         let opened = disk::decorated(opened, settings.fault);
         let options = options::of_xen(name, &settings);
         let device = Arc::new(XenBlkDevice::new(options, opened, pool));
-        let part = Part::new(Kind::Blk(Blk::Xen(device.clone())), String::new(), "process");
+        let view = DeviceView::new(&device, (String::new(), "process"), None);
         let (rings, running) = Default::default();
-        Ok(Self { part, device, counters, channel, rings, running })
+        Ok(Self { view, device, counters, channel, rings, running })
     }
 
-    pub(super) fn part(&self) -> &Part {
-        &self.part
+    pub(super) fn view(&self) -> &DeviceView {
+        &self.view
     }
 
     /// Writes the counters to the file of the supervisor.
     pub(super) fn count(&self) {
-        counts::write(&self.counters, &self.part);
+        counts::write(&self.counters, &self.view.side);
     }
 
     /// Handles a command about the disk's front-end.
@@ -125,7 +126,7 @@ impl ProcessXen {
 
     /// Leaves the rings, and reports that.
     fn disconnect(&self, number: u64) {
-        let (device, channel) = (self.part.name().to_owned(), self.channel.clone());
+        let (device, channel) = (self.view.name().to_owned(), self.channel.clone());
         let running = self.running.clone();
         tokio::spawn(async move {
             running.lock().await.stop().await;

@@ -8,7 +8,7 @@ use crate::processes::state::State;
 use crate::processes::xen_line::XenLine;
 use crate::protocol::message::{PrivilegedRequest, Report};
 use crate::times::PROCESS_ANSWER;
-use manyring_device::net::{Guest, NetDevice};
+use manyring_device::net::{Guest, NetSide, OwnedPort};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -116,7 +116,7 @@ impl DeviceProcess {
     }
 
     /// The network device of this name.
-    fn net(&self, name: &str) -> Result<Arc<NetDevice>, String> {
+    fn net(&self, name: &str) -> Result<Arc<OwnedPort>, String> {
         let devices = self.lock();
         let net = devices.get(name).and_then(|device| device.assigned.net.as_ref());
         net.cloned().ok_or_else(|| format!("{name:?} is not a network device of it"))

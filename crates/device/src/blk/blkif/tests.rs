@@ -35,7 +35,7 @@ fn grants_that_an_idle_guest_used_at_different_times_are_all_unmapped_in_the_end
         call: Arc::new(Call::new(call).unwrap()),
         events: mpsc::channel(1).0,
     };
-    let disk = device.backing.disk.open_queue(false).unwrap();
+    let disk = device.backing.disk().open_queue(false).unwrap();
     let mut queue = device.running(attachment, disk).unwrap();
     let mut wait = Wait::new(false).unwrap();
     let mut turn = |queue: &mut RunningQueue<BackRing, BlkifHandler>, now_ns| {

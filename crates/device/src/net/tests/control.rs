@@ -273,7 +273,7 @@ fn a_kick_whose_other_end_is_closed_costs_nothing() {
     let eventfd = std::mem::replace(&mut guest.kick, writer);
     guest.offer(&[class::RX, class::RX_PROMISC, 1], 1);
     drop(std::mem::replace(&mut guest.kick, eventfd));
-    let stats = guest.device.0.stats[COUNT].clone();
+    let stats = guest.device.0.stats.to_run(COUNT);
     let kicks = || stats.kicks.value();
     let pause = |guest: &Guest, ms| {
         guest.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(ms)).await })
@@ -299,7 +299,7 @@ fn a_session_is_heard_while_a_command_waits_for_the_host() {
     let command = [&[class::GUEST_OFFLOADS, class::GUEST_OFFLOADS_SET][..], &[0; 8]].concat();
     guest.offer(&command, 1);
     let handle = guest.control.as_ref().unwrap();
-    let is_under_way = || guest.device.0.stats[COUNT].in_flight.value() == 1;
+    let is_under_way = || guest.device.0.stats.to_run(COUNT).in_flight.value() == 1;
     let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let ours = Arc::new(Call::new(call.try_clone().unwrap()).unwrap());
     guest.runtime.block_on(async {

@@ -3,7 +3,7 @@
 use super::guest::*;
 use super::*;
 use crate::Device;
-use crate::net::NetDevice;
+use crate::net::{NetDevice, NetSide, OwnedPort};
 use manyring_engine::Activation;
 use manyring_wire::net::*;
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
@@ -165,34 +165,59 @@ fn a_device_offers_no_more_offloads_than_the_operator_lets_it() {
     }
 }
 
+fn plain() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
 #[test]
 fn a_process_that_serves_the_queues_gets_what_a_guest_may_choose_and_leaves_nothing_behind() {
-    let mut guest = Guest::new(VIRTIO_F_VERSION_1);
-    guest.stop_data();
-    assert_eq!(guest.attached(), [false, false]);
-    let run = |future| guest.runtime.block_on(future);
-    let lend = |pair, attached| guest.runtime.block_on(guest.device.lend_pair(pair, attached));
+    let (runtime, port) = (plain(), Scripted::default());
+    port.script().attached = vec![false; PAIRS];
+    let owned = OwnedPort::new(options(PAIRS), Arc::new(port.clone()));
+    let attached = || port.script().attached.clone();
+    let run = |future| runtime.block_on(future);
+    let lend = |pair, attached| runtime.block_on(owned.lend_pair(pair, attached));
     assert_eq!((lend(1, true), lend(2, true)), (Ok(()), Err(Errno::INVAL)));
-    assert_eq!(guest.attached(), [false, true]);
+    assert_eq!(attached(), [false, true]);
     let csum = Offloads { csum: true, ..Offloads::default() };
-    let offloads = |offloads| guest.runtime.block_on(guest.device.lend_offloads(offloads));
+    let offloads = |offloads| runtime.block_on(owned.lend_offloads(offloads));
     assert_eq!((offloads(csum), offloads(csum)), (Ok(()), Ok(())));
-    assert_eq!(guest.port.script().offload_calls.last(), Some(&csum));
+    assert_eq!(port.script().offload_calls.last(), Some(&csum));
     // The guest's choices are shown, and the operator's requests are counted.
-    assert!(!guest.device.announce());
+    assert!(!owned.announce());
     let shown =
         crate::net::Guest { mac: Some([2; 6]), announces: true, control: Some(2), pairs: Some(1) };
-    guest.device.show_guest(shown);
-    assert!(guest.device.announce() && guest.device.mac() == [2; 6]);
-    let is_control = |index: &usize| guest.device.is_control_queue(*index);
-    assert_eq!((0..=COUNT).filter(is_control).collect::<Vec<_>>(), [2, COUNT]);
+    owned.show_guest(shown);
+    assert!(owned.announce() && owned.mac() == [2; 6]);
+    let is_control = |index: &usize| owned.is_control_queue(*index);
+    assert_eq!((0..=COUNT + 1).filter(is_control).collect::<Vec<_>>(), [2, COUNT]);
     // A process that says how many pairs its port uses may say too much.
-    assert_eq!(guest.device.attached_pairs(), 1);
-    guest.device.show_guest(crate::net::Guest { pairs: Some(3), ..shown });
-    assert_eq!(guest.device.attached_pairs(), 2);
-    assert_eq!(guest.device.outside().announcements, 1);
-    run(guest.device.take_back());
-    assert_eq!((guest.attached(), guest.device.attached_pairs()), (vec![false, false], 0));
-    assert_eq!(guest.port.script().offload_calls.last(), Some(&Offloads::default()));
-    assert!(guest.device.mac() != [2; 6] && !guest.device.announce());
+    assert_eq!(owned.attached_pairs(), 1);
+    owned.show_guest(crate::net::Guest { pairs: Some(3), ..shown });
+    assert_eq!(owned.attached_pairs(), 2);
+    assert_eq!(owned.outside().announcements, 1);
+    run(owned.take_back());
+    assert_eq!((attached(), owned.attached_pairs()), (vec![false, false], 0));
+    assert_eq!(port.script().offload_calls.last(), Some(&Offloads::default()));
+    assert!(owned.mac() != [2; 6] && !owned.announce());
+    // The last control queue is shown until another guest has another one.
+    assert_eq!((0..=COUNT + 1).filter(is_control).collect::<Vec<_>>(), [2, COUNT]);
+}
+
+#[test]
+fn an_owned_port_tells_the_process_that_serves_it_of_link_and_mtu() {
+    let (runtime, port) = (plain(), Scripted::default());
+    let owned = OwnedPort::new(options(PAIRS), Arc::new(port));
+    let mut changes = owned.changes();
+    runtime.block_on(owned.set_link(false));
+    assert!(!owned.is_link_up() && !owned.outside().link_up && changes.has_changed().unwrap());
+    changes.mark_unchanged();
+    runtime.block_on(owned.set_link(true));
+    assert!(owned.is_link_up() && owned.outside().link_up && changes.has_changed().unwrap());
+    changes.mark_unchanged();
+    assert_eq!(runtime.block_on(owned.set_mtu(67)), Err(Errno::INVAL));
+    assert!(!changes.has_changed().unwrap());
+    assert_eq!(runtime.block_on(owned.set_mtu(1400)), Ok(()));
+    assert_eq!((owned.mtu(), owned.outside().mtu), (Some(1400), Some(1400)));
+    assert!(changes.has_changed().unwrap());
 }

@@ -26,6 +26,7 @@ mod transmit;
 #[allow(clippy::duplicate_mod, reason = "what holds for one kind of port holds for the other")]
 mod transmit_late;
 
+use super::NetSide;
 use super::rules::Filter;
 use super::{NetOptions, Rules};
 use manyring_backend::net::{

@@ -2,6 +2,7 @@
 //! would obey.
 
 use super::guest::*;
+use crate::net::NetSide;
 use crate::{Device, StateError};
 use manyring_wire::net::rss::{HashConfig, RssConfig};
 use manyring_wire::net::*;
@@ -58,7 +59,7 @@ impl Guest {
     fn shown(&self) -> String {
         let rules = self.device.0.rules();
         let state = self.device.0.state();
-        let steering = (state.pairs_in_use, &state.rss, &state.hash);
+        let steering = (state.pairs_in_use, &state.port.rss, &state.hash);
         format!("{:?} {:?} {:?} {:?}", state.mac, rules.filter, rules.given, steering)
     }
 }

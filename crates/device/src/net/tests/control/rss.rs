@@ -73,7 +73,7 @@ fn a_port_that_refuses_a_hash_keeps_the_one_before() {
     assert_eq!(guest.hash_by(&config(&[0, 1])), ERR);
     guest.port.script().refuses_rss = false;
     let state = guest.device.0.state();
-    assert_eq!(state.rss.as_ref().map(|rss| rss.config().clone()), Some(config(&[1, 0])));
+    assert_eq!(state.port.rss.as_ref().map(|rss| rss.config().clone()), Some(config(&[1, 0])));
 }
 
 #[test]

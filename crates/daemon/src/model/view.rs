@@ -1,0 +1,35 @@
+//! `DeviceView`: what is shown of a device, in whichever process its queues run
+//! (docs/design/0029).
+
+use manyring_device::HostSide;
+use manyring_transport::vhost_user::Connected;
+
+/// A device that is served.
+#[derive(Clone, Debug)]
+pub(crate) struct DeviceView {
+    pub(crate) side: HostSide,
+    pub(crate) connected: Connected,
+    /// How the device can be reached, for people.
+    pub(crate) socket: String,
+    /// Who has asked for it: see [`crate::config::plan::Place::origin`].
+    pub(crate) origin: &'static str,
+    /// The trust domain whose device process serves it.
+    pub(crate) process: Option<String>,
+}
+
+impl DeviceView {
+    /// A device that no front-end uses yet. People are shown how it can be reached, and who has
+    /// asked for it.
+    pub(crate) fn new(
+        side: impl Into<HostSide>,
+        (socket, origin): (String, &'static str),
+        process: Option<String>,
+    ) -> Self {
+        Self { side: side.into(), connected: Connected::new(false), socket, origin, process }
+    }
+
+    /// The device's name in the configuration.
+    pub(crate) fn name(&self) -> &str {
+        &self.side.name
+    }
+}

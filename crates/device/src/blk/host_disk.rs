@@ -1,0 +1,166 @@
+//! `HostDisk`: the host's side of a disk: its geometry as the guest is told of it, its size, and
+//! who is told of a change. A device whose queues run here has one, and so has the owner of a disk
+//! whose queues another process serves (docs/design/0029).
+
+use manyring_backend::blk::{Disk, Geometry};
+use rustix::io::Errno;
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::watch;
+
+/// A disk of the host, as a guest is told of it.
+#[derive(Debug)]
+pub struct HostDisk {
+    disk: Arc<dyn Disk>,
+    geometry: Mutex<Geometry>,
+    /// Bytes that the guest sees: those of `geometry`, but while the disk is made smaller.
+    size: AtomicU64,
+    /// The logical block size that the operator has chosen; `None`: the disk's own.
+    block_size: Option<u32>,
+    read_only: bool,
+    resizing: Mutex<()>,
+    changes: watch::Sender<u64>,
+}
+
+/// Whoever changes the size of a disk.
+pub trait Resize: Debug + Send + Sync {
+    /// Changes the disk's size to `size`; without `size`, measures the disk again. Tells the guest.
+    /// A disk is made smaller only when no request in flight reaches beyond its new end. May block,
+    /// so it must not be called on the control thread.
+    ///
+    /// # Errors
+    /// `EBUSY`: requests in flight did not end within ten seconds; the size is unchanged. `EINVAL`:
+    /// the size is not a multiple of the logical block size. Any other: the error of the disk.
+    fn resize(&self, size: Option<u64>) -> Result<u64, Errno>;
+}
+
+impl HostDisk {
+    /// `disk`, of which the guest is told this logical block size (`None`: the disk's own).
+    #[must_use]
+    pub fn new(disk: Arc<dyn Disk>, block_size: Option<u32>, read_only: bool) -> Self {
+        let geometry = as_told(disk.geometry(), block_size);
+        let read_only = read_only || geometry.read_only;
+        let (resizing, changes) = (Mutex::default(), watch::Sender::new(0));
+        let size = AtomicU64::new(geometry.size);
+        let geometry = Mutex::new(geometry);
+        Self { disk, geometry, size, block_size, read_only, resizing, changes }
+    }
+
+    /// The disk itself.
+    #[must_use]
+    pub fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
+    /// The guest may not write.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The geometry that the guest is told, with the present size of the disk.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        *self.geometry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of the disk, as the guest sees it.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// A value that changes whenever the size of the disk does.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// As [`Resize::resize`]. `tell` is called with each size that requests are held to: with the
+    /// smaller one before the disk shrinks, then with the one that the disk has in the end. Between
+    /// these two, `wait` returns when no request reaches beyond the smaller size, or why not.
+    pub(super) fn resize_with(
+        &self,
+        size: Option<u64>,
+        tell: impl Fn(u64),
+        wait: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<u64, Errno> {
+        let _one_at_a_time = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Geometry { size: old, block_size, .. } = self.geometry();
+        let is_whole = |size: u64| size.is_multiple_of(u64::from(block_size));
+        if size.is_some_and(|size| !is_whole(size)) {
+            return Err(Errno::INVAL);
+        }
+        let set = |size| {
+            self.size.store(size, Ordering::Relaxed);
+            tell(size);
+        };
+        let shrunk = size.filter(|size| *size < old);
+        let begun = shrunk.map_or(Ok(()), |size| {
+            set(size);
+            wait()
+        });
+        let resized = begun.and_then(|()| self.disk.resize(size));
+        let measured = resized.map(|geometry| as_told(geometry, self.block_size));
+        let measured = measured.and_then(|geometry| {
+            if is_whole(geometry.size) { Ok(geometry) } else { Err(Errno::INVAL) }
+        });
+        let geometry = measured.inspect_err(|_| set(old))?;
+        *self.geometry.lock().unwrap_or_else(PoisonError::into_inner) = geometry;
+        set(geometry.size);
+        if old != geometry.size {
+            self.changes.send_modify(|n| *n += 1);
+        }
+        Ok(geometry.size)
+    }
+}
+
+/// The disk of an owner whose queues another process serves. A disk is made smaller only while no
+/// process serves it.
+impl Resize for HostDisk {
+    fn resize(&self, size: Option<u64>) -> Result<u64, Errno> {
+        self.resize_with(size, |_| {}, || Ok(()))
+    }
+}
+
+/// The geometry of a disk, with the logical block size that the guest is told.
+fn as_told(geometry: Geometry, block_size: Option<u32>) -> Geometry {
+    let block_size = block_size.unwrap_or(geometry.block_size);
+    let physical_block_size = geometry.physical_block_size.max(block_size);
+    let min_io_size = geometry.min_io_size.max(physical_block_size);
+    Geometry { block_size, physical_block_size, min_io_size, ..geometry }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use manyring_backend::blk::file::FileDisk;
+    use manyring_backend::blk::{Image, ImageOptions};
+
+    #[test]
+    fn a_disk_that_another_process_serves_is_resized_and_tells_of_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let image = Image::open(file.path(), ImageOptions::default()).unwrap();
+        let host = HostDisk::new(Arc::new(FileDisk::new(image)), Some(4096), true);
+        let changes = host.changes();
+        let Geometry { block_size, physical_block_size, .. } = host.geometry();
+        assert_eq!((block_size, physical_block_size, host.is_read_only()), (4096, 4096, true));
+        assert_eq!(host.resize(Some(4096 + 512)), Err(Errno::INVAL), "no whole block");
+        assert_eq!((host.size(), changes.has_changed().unwrap()), (1 << 20, false));
+        assert_eq!(host.resize(None), Ok(1 << 20));
+        assert!(!changes.has_changed().unwrap(), "it is as large as it was");
+        assert_eq!((host.resize(Some(2 << 20)), host.size()), (Ok(2 << 20), 2 << 20));
+        assert!(changes.has_changed().unwrap());
+        // Requests in flight may not end: the disk keeps its size.
+        let told = std::cell::RefCell::new(Vec::new());
+        let waits = || {
+            assert_eq!(host.size(), 4096, "guest and operator see it already");
+            Err(Errno::BUSY)
+        };
+        let refused = host.resize_with(Some(4096), |size| told.borrow_mut().push(size), waits);
+        assert_eq!((refused, host.size()), (Err(Errno::BUSY), 2 << 20));
+        assert_eq!(told.into_inner(), [4096, 2 << 20]);
+    }
+}

@@ -1,0 +1,305 @@
+//! `OwnedPort`: the port of a network device whose queues another process serves: its device
+//! process (docs/design/0021).
+//!
+//! This process keeps the host's interface: it is shown to the operator and obeys him, watches the
+//! interface, and makes the calls of the host that the guest may choose. The device process has a
+//! [`NetDevice`] with the guest's session, on a port that asks this one.
+
+use super::pace::Pace;
+use super::port::{HasPort, HostPort, PortState};
+use super::presence::Presence;
+use super::{NetDevice, NetOptions, NetSide};
+use crate::Later;
+use manyring_backend::net::Port;
+use manyring_wire::net::rss::{Rss, RssConfig};
+use manyring_wire::net::{MacAddress, Offloads};
+use rustix::io::Errno;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{MutexGuard as CallsGuard, watch};
+use tokio::time::{Instant, sleep_until};
+
+/// Choices of a guest that concern only itself, for the operator's display.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Guest {
+    /// The MAC address that its driver has set.
+    pub mac: Option<MacAddress>,
+    /// Its driver can announce itself, and its control queue is served by the back-end.
+    pub announces: bool,
+    /// The index of its control queue, while the back-end serves that.
+    pub control: Option<usize>,
+    /// The pairs that its port uses, if the process that serves the queues has the port too.
+    pub pairs: Option<usize>,
+}
+
+/// State of the interface that the process which serves the queues must learn at each change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outside {
+    /// The operator has not switched the guest's link off.
+    pub link_up: bool,
+    /// The interface was deleted, and no other one of its name was joined yet.
+    pub is_gone: bool,
+    /// How often another interface was joined: each has new queues.
+    pub joins: u64,
+    /// The MTU that the next driver will be told, in bytes.
+    pub mtu: Option<u16>,
+    /// How often the operator has asked the guest to announce itself.
+    pub announcements: u64,
+}
+
+#[derive(Debug)]
+struct State {
+    port: PortState,
+    /// The pairs that the host must use for the process that serves them.
+    pairs: Vec<bool>,
+    guest: Guest,
+    /// The control queue that a guest had last: it stays the control queue that is shown.
+    control: Option<usize>,
+    /// How often the operator has asked the guest to announce itself.
+    announcements: u64,
+}
+
+/// A port whose queues another process serves.
+#[derive(Debug)]
+pub struct OwnedPort {
+    name: String,
+    mac: MacAddress,
+    host: HostPort,
+    state: Mutex<State>,
+}
+
+impl OwnedPort {
+    /// The port of the device that `options` describe.
+    #[must_use]
+    pub fn new(options: NetOptions, port: Arc<dyn Port>) -> Self {
+        let NetOptions { name, queue_pairs, mac, mtu, .. } = options;
+        let state = State {
+            port: PortState::new(queue_pairs, mtu),
+            pairs: vec![false; queue_pairs],
+            guest: Guest::default(),
+            control: None,
+            announcements: 0,
+        };
+        Self { name, mac, host: HostPort::new(port, queue_pairs), state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device's name in the configuration.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A value that changes whenever [`Self::outside`] does.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.host.changes.subscribe()
+    }
+
+    /// The present state of the interface, for the process that serves the queues.
+    #[must_use]
+    pub fn outside(&self) -> Outside {
+        let state = self.state();
+        Outside {
+            link_up: state.port.link_up,
+            is_gone: state.port.is_gone,
+            joins: state.port.joins,
+            mtu: state.port.mtu,
+            announcements: state.announcements,
+        }
+    }
+
+    /// Shows the choices of the guest.
+    pub fn show_guest(&self, guest: Guest) {
+        let mut state = self.state();
+        state.control = guest.control.or(state.control);
+        state.guest = guest;
+    }
+
+    /// Attaches a pair to the host, or detaches it, as soon as the pace of such changes allows
+    /// (`pace.rs`).
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such pair. `EIO`: the host refuses, and the log says why.
+    pub async fn lend_pair(&self, pair: usize, attached: bool) -> Result<(), Errno> {
+        *self.state().pairs.get_mut(pair).ok_or(Errno::INVAL)? = attached;
+        self.apply_pairs().await;
+        let state = self.state();
+        // While the interface is gone the wish is stored, for the interface joined next.
+        match state.port.is_gone || state.port.attached[pair] == attached {
+            true => Ok(()),
+            false => Err(Errno::IO),
+        }
+    }
+
+    /// Sets the offloads of frames for the guest, at the pace of [`Self::lend_pair`]: each change
+    /// takes the host's network lock as well.
+    ///
+    /// # Errors
+    /// `EINVAL`: the port delivers no such frames. `EIO`: the host refuses, and the log says why.
+    pub async fn lend_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
+        if offloads.guest_features() & !self.host.port.given().guest_features() != 0 {
+            return Err(Errno::INVAL);
+        }
+        if std::mem::replace(&mut self.state().port.given, offloads) == offloads {
+            return if self.apply_offloads().await { Ok(()) } else { Err(Errno::IO) };
+        }
+        let began = self.turn().await;
+        let follows = self.apply_offloads().await;
+        self.calls().await.changed(began, Instant::now());
+        if follows { Ok(()) } else { Err(Errno::IO) }
+    }
+
+    /// Makes the host deliver frames by the pairs that the hash of the guest chooses, at the pace
+    /// of [`Self::lend_pair`]: each change loads a program. `None`: the host chooses.
+    ///
+    /// # Errors
+    /// `EINVAL`: the port cannot, or has too few pairs. `EIO`: the host refuses; the log says why.
+    pub async fn lend_rss(&self, rss: Option<RssConfig>) -> Result<(), Errno> {
+        let can = |rss: &RssConfig| self.host.port.can_hash() && rss.pairs() <= self.queue_pairs();
+        if !rss.as_ref().is_none_or(can) {
+            return Err(Errno::INVAL);
+        }
+        if rss.is_none() && self.state().port.host_rss.is_none() {
+            return Ok(());
+        }
+        let began = self.turn().await;
+        self.state().port.rss = rss.map(|rss| Arc::new(Rss::new(rss)));
+        let follows = self.apply_rss().await;
+        self.calls().await.changed(began, Instant::now());
+        if follows {
+            return Ok(());
+        }
+        let state = &mut self.state().port;
+        state.rss = state.host_rss.clone();
+        Err(Errno::IO)
+    }
+
+    /// Detaches all pairs from the host, because the process that served the queues is gone.
+    pub async fn take_back(&self) {
+        let _ = self.lend_rss(None).await;
+        self.state().pairs.fill(false);
+        self.show_guest(Guest::default());
+        self.apply_pairs().await;
+        let _ = self.lend_offloads(Offloads::default()).await;
+    }
+
+    async fn calls(&self) -> CallsGuard<'_, Pace> {
+        self.host.calls.lock().await
+    }
+
+    /// Returns when the next change may begin.
+    async fn turn(&self) -> Instant {
+        let next = self.calls().await.next();
+        sleep_until(next).await;
+        Instant::now()
+    }
+}
+
+impl NetSide for OwnedPort {
+    fn port(&self) -> &Arc<dyn Port> {
+        &self.host.port
+    }
+
+    fn mac(&self) -> MacAddress {
+        self.state().guest.mac.unwrap_or(self.mac)
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        self.state().port.mtu
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.state().pairs.len()
+    }
+
+    fn attached_pairs(&self) -> usize {
+        let state = self.state();
+        let elsewhere = state.guest.pairs.map(|pairs| pairs.min(state.pairs.len()));
+        elsewhere.unwrap_or_else(|| state.port.attached_pairs())
+    }
+
+    fn is_control_queue(&self, index: usize) -> bool {
+        let state = self.state();
+        // The last virtqueue can only be the control queue.
+        let last = state.pairs.len() * 2;
+        index == last || index < last && state.control == Some(index)
+    }
+
+    fn is_link_up(&self) -> bool {
+        self.state().port.is_link_up()
+    }
+
+    fn set_link(&self, up: bool) -> Later<'_, ()> {
+        Box::pin(HasPort::set_link(self, up))
+    }
+
+    fn set_mtu(&self, mtu: u16) -> Later<'_, Result<(), Errno>> {
+        Box::pin(HasPort::set_mtu(self, mtu))
+    }
+
+    fn announce(&self) -> bool {
+        let mut state = self.state();
+        let can = state.guest.announces;
+        state.announcements += u64::from(can);
+        if can {
+            self.host.change();
+        }
+        can
+    }
+
+    fn port_may_have_changed(&self) {
+        self.host.hint.notify_one();
+    }
+
+    fn look_after_port(&self) -> Later<'_, ()> {
+        Box::pin(self.look_after())
+    }
+}
+
+impl HasPort for OwnedPort {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn host(&self) -> &HostPort {
+        &self.host
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut PortState) -> T) -> T {
+        act(&mut self.state().port)
+    }
+
+    fn next_pair(&self, is_refused: &[bool]) -> Option<(usize, bool)> {
+        let State { port, pairs, .. } = &*self.state();
+        port.next_pair(is_refused, |pair| !port.is_gone && pairs[pair])
+    }
+
+    /// No queue runs here: the process that serves them is told by a command.
+    async fn push_rules(&self) {}
+
+    async fn apply_pairs(&self) -> bool {
+        let mut pace = self.calls().await;
+        self.attach(&mut pace).await
+    }
+
+    fn note_mtu(&self, mtu: u16) {
+        self.state().port.mtu = Some(mtu);
+    }
+}
+
+impl NetDevice {
+    /// The guest's choices, for the process that has the port.
+    #[must_use]
+    pub fn guest(&self) -> Guest {
+        let state = self.0.state();
+        Guest {
+            mac: Some(state.mac),
+            announces: state.can_announce(),
+            control: self.0.control_index(state.features).filter(|_| state.has_control),
+            pairs: None,
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The host's side of a network device: what guest and operator want of the port, and what the host
+//! was last told. The device whose queues run here has one ([`super::NetDevice`]), and so has the
+//! owner of a port whose queues another process serves ([`super::OwnedPort`]).
+
+use super::pace::Pace;
+use manyring_backend::net::Port;
+use manyring_engine::aside;
+use manyring_wire::net::rss::Rss;
+use manyring_wire::net::{Offloads, is_mtu};
+use rustix::io::Errno;
+use std::sync::Arc;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until};
+
+/// What guest and operator want of a port, and what the host was last told.
+#[derive(Debug)]
+pub(super) struct PortState {
+    /// The operator has not switched the guest's link off.
+    pub(super) link_up: bool,
+    /// The link's state that guest and operator see: up only once the queues pass frames.
+    pub(super) is_link_shown: bool,
+    /// The host's interface was deleted: the guest's link is down until it is joined again.
+    pub(super) is_gone: bool,
+    /// The loss of the interface is shown to guest and operator, until the queues are served again.
+    pub(super) is_loss_shown: bool,
+    /// How often an interface was joined in place of a deleted one.
+    pub(super) joins: u64,
+    /// The MTU that the next driver will be told.
+    pub(super) mtu: Option<u16>,
+    /// The offloads that the guest accepts.
+    pub(super) given: Offloads,
+    /// The pair of each frame, if the guest has set that.
+    pub(super) rss: Option<Arc<Rss>>,
+    /// The settings that the host was last told: pairs in use, offloads, and hash.
+    pub(super) attached: Vec<bool>,
+    pub(super) host_given: Option<Offloads>,
+    pub(super) host_rss: Option<Arc<Rss>>,
+}
+
+impl PortState {
+    /// A port of which the host uses no pair.
+    pub(super) fn new(queue_pairs: usize, mtu: Option<u16>) -> Self {
+        Self {
+            link_up: true,
+            is_link_shown: true,
+            is_gone: false,
+            is_loss_shown: false,
+            joins: 0,
+            mtu,
+            given: Offloads::default(),
+            rss: None,
+            attached: vec![false; queue_pairs],
+            host_given: None,
+            host_rss: None,
+        }
+    }
+
+    pub(super) fn is_link_up(&self) -> bool {
+        self.is_link_shown && !self.is_loss_shown
+    }
+
+    /// Pairs that the host uses.
+    pub(super) fn attached_pairs(&self) -> usize {
+        self.attached.iter().filter(|attached| **attached).count()
+    }
+
+    /// The next pair that must be attached to the host or detached, and which of the two. Pairs
+    /// that are `is_refused` are skipped.
+    pub(super) fn next_pair(
+        &self,
+        is_refused: &[bool],
+        wanted: impl Fn(usize) -> bool,
+    ) -> Option<(usize, bool)> {
+        let differs = |pair: &usize| self.attached[*pair] != wanted(*pair) && !is_refused[*pair];
+        let pair = (0..self.attached.len()).find(differs)?;
+        Some((pair, wanted(pair)))
+    }
+}
+
+/// A port, and what its changes need.
+#[derive(Debug)]
+pub(super) struct HostPort {
+    pub(super) port: Arc<dyn Port>,
+    /// Held during calls of the host, which may take long, so that they are made one after another.
+    /// Each call uses the state at that time, so that the last one has the newest state.
+    pub(super) calls: tokio::sync::Mutex<Pace>,
+    pub(super) changes: watch::Sender<u64>,
+    /// Notified when the host's interface may have been deleted, or may be back.
+    pub(super) hint: Notify,
+}
+
+impl HostPort {
+    pub(super) fn new(port: Arc<dyn Port>, queue_pairs: usize) -> Self {
+        Self {
+            port,
+            calls: tokio::sync::Mutex::new(Pace::new(queue_pairs, Instant::now())),
+            changes: watch::Sender::new(0),
+            hint: Notify::new(),
+        }
+    }
+
+    /// Tells whoever shows the device's state, or passes it on.
+    pub(super) fn change(&self) {
+        self.changes.send_modify(|n| *n += 1);
+    }
+}
+
+/// Whoever has a port and makes the calls of the host that guest and operator ask for.
+pub(super) trait HasPort {
+    /// The device's name.
+    fn name(&self) -> &str;
+
+    fn host(&self) -> &HostPort;
+
+    /// Reads or changes the state. Must not block.
+    fn with<T>(&self, act: impl FnOnce(&mut PortState) -> T) -> T;
+
+    /// The next pair that must be attached or detached: see [`PortState::next_pair`].
+    fn next_pair(&self, is_refused: &[bool]) -> Option<(usize, bool)>;
+
+    /// Has running queues follow the state; returns when they do.
+    async fn push_rules(&self);
+
+    /// Serves the queues of the pairs in use and no others. False: the port refuses a change.
+    async fn apply_pairs(&self) -> bool;
+
+    /// Notes the MTU that the next driver will be told.
+    fn note_mtu(&self, mtu: u16);
+
+    /// Attaches the pairs that are served to the host, and detaches the others. False: the host has
+    /// refused a change. The caller holds the `calls`.
+    async fn attach(&self, pace: &mut Pace) -> bool {
+        let mut is_refused = vec![false; self.with(|state| state.attached.len())];
+        while self.next_pair(&is_refused).is_some() {
+            sleep_until(pace.next()).await;
+            // The wanted pairs may have changed during the sleep.
+            let Some((pair, wanted)) = self.next_pair(&is_refused) else { break };
+            let (port, began) = (self.host().port.clone(), Instant::now());
+            let done = aside(move || port.set_attached(pair, wanted)).await;
+            pace.changed(began, Instant::now());
+            match done.unwrap_or(Err(Errno::INTR)) {
+                Ok(()) => self.with(|state| state.attached[pair] = wanted),
+                Err(errno) => {
+                    is_refused[pair] = true;
+                    let device = self.name();
+                    if self.host().port.is_own() {
+                        tracing::warn!(device, pair, wanted, %errno, "the port does not follow");
+                    }
+                }
+            }
+        }
+        !is_refused.contains(&true)
+    }
+
+    /// Tells the port which offloads the guest accepts. False: the port refuses.
+    async fn apply_offloads(&self) -> bool {
+        let _calls = self.host().calls.lock().await;
+        loop {
+            let (given, told) = self.with(|state| (state.given, state.host_given));
+            if told == Some(given) {
+                return true;
+            }
+            let port = self.host().port.clone();
+            let set = aside(move || port.set_offloads(given)).await;
+            if let Err(errno) = set.unwrap_or(Err(Errno::INTR)) {
+                let device = self.name();
+                tracing::warn!(device, %errno, ?given, "the port cannot switch its offloads");
+                return false;
+            }
+            self.with(|state| state.host_given = Some(given));
+        }
+    }
+
+    /// Lets the port choose the pair of each frame as the guest has set. False: it refuses.
+    async fn apply_rss(&self) -> bool {
+        // Most often there is no hash: do not wait for a slow host then. A task that tells the host
+        // of another hash at this moment looks again afterwards.
+        if self.with(|state| state.rss == state.host_rss) {
+            return true;
+        }
+        let _calls = self.host().calls.lock().await;
+        loop {
+            let (rss, told) = self.with(|state| (state.rss.clone(), state.host_rss.clone()));
+            if told == rss {
+                return true;
+            }
+            let (port, wanted) = (self.host().port.clone(), rss.clone());
+            let set = aside(move || port.set_rss(wanted)).await;
+            if let Err(errno) = set.unwrap_or(Err(Errno::INTR)) {
+                let device = self.name();
+                tracing::warn!(device, %errno, "the port cannot choose pairs by the guest's hash");
+                return false;
+            }
+            self.with(|state| state.host_rss = rss);
+        }
+    }
+
+    /// Switches the guest's link on or off. While it is off, no frame passes. A driver sends as
+    /// soon as it sees its link up, so the guest sees the link up only when its queues already pass
+    /// frames, and sees it down before its queues drop frames.
+    async fn set_link(&self, up: bool) {
+        let changed = self.with(|state| {
+            state.is_link_shown &= up;
+            std::mem::replace(&mut state.link_up, up) != up
+        });
+        if !changed {
+            return;
+        }
+        if !up {
+            self.host().change();
+        }
+        self.push_rules().await;
+        let port = self.host().port.clone();
+        let _ = aside(move || port.set_link(up)).await;
+        if up {
+            // The operator may have switched the link off again while the rules and the port were
+            // set.
+            self.with(|state| state.is_link_shown = state.link_up);
+            self.host().change();
+        }
+    }
+
+    /// Sets the host's MTU, and the MTU that the next driver is told. A port may have no MTU.
+    ///
+    /// # Errors
+    /// `EINVAL`: `mtu` is below 68. Any other: the error of the host.
+    async fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
+        if !is_mtu(mtu) {
+            return Err(Errno::INVAL);
+        }
+        let port = self.host().port.clone();
+        let set = aside(move || port.set_mtu(mtu)).await;
+        match set.unwrap_or(Err(Errno::INTR)) {
+            Ok(()) | Err(Errno::OPNOTSUPP) => {}
+            Err(errno) => return Err(errno),
+        }
+        self.note_mtu(mtu);
+        self.host().change();
+        self.push_rules().await;
+        Ok(())
+    }
+}

@@ -1,0 +1,58 @@
+//! `NetSide`: what host and operator see of a network device and ask of it, in whichever process
+//! its queues run.
+
+use crate::Later;
+use manyring_backend::net::Port;
+use manyring_wire::net::MacAddress;
+use rustix::io::Errno;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// The side of a network device that faces the host and the operator.
+pub trait NetSide: Debug + Send + Sync {
+    /// The port behind the device.
+    fn port(&self) -> &Arc<dyn Port>;
+
+    /// The present MAC address, which the driver may have changed.
+    fn mac(&self) -> MacAddress;
+
+    /// The MTU the guest is told when it starts its device.
+    fn mtu(&self) -> Option<u16>;
+
+    /// Queue pairs the device has.
+    fn queue_pairs(&self) -> usize;
+
+    /// Queue pairs that the host may use now. Does not wait for a change under way.
+    fn attached_pairs(&self) -> usize;
+
+    /// True if virtqueue `index` is the control queue that the back-end serves, or was at its last
+    /// start. Its index depends on the features (§5.1.2): without `VIRTIO_NET_F_MQ` it is the third
+    /// queue.
+    fn is_control_queue(&self, index: usize) -> bool;
+
+    /// True if the guest's link is up.
+    fn is_link_up(&self) -> bool;
+
+    /// Switches the guest's link on or off. While it is off, no frame passes. A driver sends as
+    /// soon as it sees its link up, so the guest sees the link up only when its queues already pass
+    /// frames, and sees it down before its queues drop frames.
+    fn set_link(&self, up: bool) -> Later<'_, ()>;
+
+    /// Sets the host's MTU, and the MTU that the guest is told when it next starts its device: a
+    /// running driver keeps the MTU that it was told (§5.1.4.2). A port may have no MTU.
+    ///
+    /// # Errors
+    /// `EINVAL`: `mtu` is below 68. Any other: the error of the host.
+    fn set_mtu(&self, mtu: u16) -> Later<'_, Result<(), Errno>>;
+
+    /// Asks the guest to announce itself (§5.1.6.5.4). False if its driver cannot.
+    #[must_use]
+    fn announce(&self) -> bool;
+
+    /// Reports that the host's interface may have changed.
+    fn port_may_have_changed(&self);
+
+    /// Watches the port for ever: takes the guest's link down while the host's interface is gone,
+    /// and joins the interface again.
+    fn look_after_port(&self) -> Later<'_, ()>;
+}

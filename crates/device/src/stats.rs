@@ -1,0 +1,49 @@
+//! `DeviceStats`: the counters of a device's queues, which whoever shows the device shares with it.
+
+use manyring_engine::QueueStats;
+use manyring_engine::stats::Class;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+/// The counters of the queues that a device offers, and of each that was started beyond them.
+#[derive(Debug)]
+pub struct DeviceStats {
+    class: Class,
+    all: RwLock<Vec<Arc<QueueStats>>>,
+}
+
+impl DeviceStats {
+    /// Counters of as many queues.
+    #[must_use]
+    pub fn new(class: Class, queues: usize) -> Self {
+        let all = (0..queues).map(|_| Arc::new(QueueStats::new(class))).collect();
+        Self { class, all: RwLock::new(all) }
+    }
+
+    /// Counters of queue `index`.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<Arc<QueueStats>> {
+        self.all().get(index).cloned()
+    }
+
+    /// Counters of queue `index`, which is about to run. The device may offer fewer queues: a
+    /// front-end may have got this one from a former process that offered more.
+    #[must_use]
+    pub fn to_run(&self, index: usize) -> Arc<QueueStats> {
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        while all.len() <= index {
+            all.push(Arc::new(QueueStats::new(self.class)));
+        }
+        all[index].clone()
+    }
+
+    /// Queues that have counters.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.all().len()
+    }
+
+    /// The counters of each queue, in the order of the queues.
+    pub fn all(&self) -> RwLockReadGuard<'_, Vec<Arc<QueueStats>>> {
+        self.all.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
