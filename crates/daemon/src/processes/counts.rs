@@ -61,6 +61,8 @@ impl Counts {
     /// The device process has ended: its counters are added to those of earlier processes.
     pub(super) fn end(&self) {
         self.read();
+        // Its connections have ended with it.
+        self.remote.iter().for_each(|remote| remote.show(Vec::new()));
         let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
         for (before, stats) in before.iter_mut().zip(&*self.shown.all()) {
             *before = stats.numbers();

@@ -170,7 +170,8 @@ fn a_disk_of_a_server_is_served_in_its_device_process_and_outlives_it_and_the_co
     let control = daemon.socket_of("control");
     let connections = || shown(&control, "/v1/devices/a")["connections"].clone();
     let up = |connection: &serde_json::Value| connection["up"] == true;
-    let are_up = || connections().as_array().unwrap().iter().filter(|of| up(of)).count() == 4;
+    let count = |all: &Vec<serde_json::Value>| all.iter().filter(|of| up(of)).count();
+    let are_up = || connections().as_array().is_some_and(|all| count(all) == 4);
     assert!(wait_until(are_up), "{}", connections());
     let ports = |process: u32| sockets(i32::try_from(process).unwrap()).len();
     let before = ports(daemon.pid());
@@ -191,6 +192,12 @@ fn a_disk_of_a_server_is_served_in_its_device_process_and_outlives_it_and_the_co
     assert_eq!(read, [7; 4096]);
     works(&mut guest, 3);
     assert!(process(&daemon, "a")["starts"].as_u64() >= Some(2));
+    assert!(wait_until(are_up), "{}", connections());
+    // Connections go with the device process.
+    drop(guest);
+    kill_process(pid(&daemon, "a"), Signal::KILL).unwrap();
+    assert!(wait_until(|| process(&daemon, "a")["state"] == "ended"), "{}", daemon.log());
+    assert!(connections().is_null(), "{}", connections());
     assert!(daemon.terminate().success());
 }
 
