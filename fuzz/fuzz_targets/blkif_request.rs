@@ -9,8 +9,8 @@ use manyring_memory::{GuestMemory, Mapping, Words};
 use manyring_queue::blkif::{BackRing, FrontRing, Requests, RingConfig};
 use manyring_queue::{BATCH_CHAINS, Base, Chain, Ring};
 use manyring_wire::xen::blkif::{
-    Abi, ENTRY_WORDS, INDIRECT_PAGES_MAX, Kind, Limits, PAGE_SIZE, RING_ENTRIES, RawRequest,
-    Request, Response, SEGMENT_SIZE, Segment, Status, ring_bytes,
+    Abi, BlkifStatus, ENTRY_WORDS, INDIRECT_PAGES_MAX, Kind, Limits, PAGE_SIZE, RING_ENTRIES,
+    RawRequest, Request, Response, SEGMENT_SIZE, Segment, ring_bytes,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -132,7 +132,7 @@ fuzz_target!(|input: Input| {
             Step::Answer => {
                 // The oldest: those after it can still be put back.
                 if let Some(chain) = held.pop_front() {
-                    let response = Response { id: 0, operation: 0, status: Status::Okay };
+                    let response = Response { id: 0, operation: 0, status: BlkifStatus::Okay };
                     ring.push_response(chain, response);
                     can_put_back = can_put_back.min(held.len());
                 }
@@ -174,7 +174,7 @@ fn judge(raw: &RawRequest, limits: &Limits, page: &[u8]) {
         Ok(request) => request,
         Err(refusal) => {
             assert_eq!(refusal.id, raw.id());
-            assert!(refusal.error.status() != Status::Okay && !refusal.to_string().is_empty());
+            assert!(refusal.error.status() != BlkifStatus::Okay && !refusal.to_string().is_empty());
             return;
         }
     };

@@ -5,10 +5,10 @@
 
 use libfuzzer_sys::fuzz_target;
 use manyring_device::fuzzing::passes;
-use manyring_wire::net::{
-    Command, HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE, Offloads, PLACE_BYTES, RawHeader,
-};
 use manyring_wire::net::head::{HEAD_SIZE_MAX, Head, Joined};
+use manyring_wire::net::{
+    Command, HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE, Offloads, PLACE_BYTES, RawNetHeader,
+};
 use zerocopy::FromBytes;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
@@ -16,7 +16,7 @@ const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 fuzz_target!(|input: (u64, [u8; HEADER_SIZE], u16, bool, Vec<Vec<u8>>, &[u8])| {
     let (features, header, len, filters_vlans, commands, bytes) = input;
     let (len, taken) = (usize::from(len), Offloads::of_host(features));
-    let header = RawHeader::read_from_bytes(&header).unwrap();
+    let header = RawNetHeader::read_from_bytes(&header).unwrap();
     if let Ok(clean) = header.checked(len, taken) {
         assert_eq!(clean.checked(len, taken), Ok(clean));
         assert!(clean.flags & !HDR_F_NEEDS_CSUM == 0 && clean.num_buffers.get() == 0);

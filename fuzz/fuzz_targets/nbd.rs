@@ -4,14 +4,14 @@
 
 use libfuzzer_sys::fuzz_target;
 use manyring_nbd::fuzzing::replies;
-use manyring_wire::nbd::{Handshake, Progress, Uri, Wish};
+use manyring_wire::nbd::{ExportRequest, Handshake, Progress, Uri};
 
 fuzz_target!(|input: (bool, bool, u8, String, &[u8])| {
     let (tls, structured, cut, text, bytes) = input;
     if let Ok(uri) = Uri::parse(&text) {
         assert!(!uri.export.contains('\0'));
     }
-    let mut handshake = Handshake::new(Wish { name: text, tls }).ok();
+    let mut handshake = Handshake::new(ExportRequest { name: text, tls }).ok();
     let (mut rest, mut out) = (bytes, Vec::new());
     while let Some(negotiation) = &mut handshake
         && negotiation.needs() > 0

@@ -13,7 +13,7 @@ use manyring_backend::net::{Frames, PortTx, Readiness, Sent, Stop};
 use manyring_device::fuzzing::SoloTx;
 use manyring_memory::{copy_from_slices, total_len};
 use manyring_queue::DeviceQueue;
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader, header_size};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawNetHeader, header_size};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -52,7 +52,7 @@ impl PortTx for Port {
             slices[1..].iter().for_each(|slice| self.guest.assert_inside(slice));
             let mut bytes = vec![0; HEADER_SIZE + len];
             assert_eq!(copy_from_slices(slices, &mut bytes), bytes.len());
-            let header = RawHeader::read_from_bytes(&bytes[..HEADER_SIZE]).unwrap();
+            let header = RawNetHeader::read_from_bytes(&bytes[..HEADER_SIZE]).unwrap();
             assert_eq!(header.checked(len, self.taken), Ok(header));
             match self.script.pop() {
                 Some(0) => sent.stop = Some(Stop::Blocked),

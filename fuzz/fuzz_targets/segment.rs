@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use manyring_wire::net::segment::finish;
-use manyring_wire::net::{HDR_GSO_NONE, HEADER_SIZE, Offloads, RawHeader};
+use manyring_wire::net::{HDR_GSO_NONE, HEADER_SIZE, Offloads, RawNetHeader};
 use zerocopy::FromBytes;
 
 const ALL: Offloads =
@@ -14,7 +14,7 @@ const PIECES_MAX: usize = 512;
 
 fuzz_target!(|input: ([u8; HEADER_SIZE], Vec<u8>)| {
     let (header, frame) = input;
-    let raw = RawHeader::read_from_bytes(&header).unwrap();
+    let raw = RawNetHeader::read_from_bytes(&header).unwrap();
     // A guest's header is checked on arrival; one that was not must do no harm either.
     for header in [Some(raw), raw.checked(frame.len(), ALL).ok()].into_iter().flatten() {
         let (mut pieces, mut copy) = (Vec::new(), frame.clone());

@@ -5,7 +5,7 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use manyring_transport::vhost_user::session::{
-    Answer, Effect, MemoryChange, Offer, Outcome, Session,
+    Answer, DeviceOffer, Effect, MemoryChange, Outcome, Session,
 };
 use manyring_wire::vhost_user::{
     CONFIG_SIZE_MAX, HEADER_SIZE, Header, PAYLOAD_SIZE_MAX, Reply, row_of,
@@ -27,8 +27,12 @@ struct Message {
 
 fuzz_target!(|input: (u64, Vec<Message>)| {
     let (protocol, messages) = input;
-    let offer =
-        Offer { features: 0x1_3000_7e46, protocol, queue_count: QUEUES, queue_size_max: 32768 };
+    let offer = DeviceOffer {
+        features: 0x1_3000_7e46,
+        protocol,
+        queue_count: QUEUES,
+        queue_size_max: 32768,
+    };
     let mut session = Session::new(offer);
     for mut message in messages {
         let request = u32::from(message.request % 46);

@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, SwitchPort, Vlans};
 use manyring_backend::net::{Frames, Incoming, Port, PortRx};
 use manyring_memory::{Mapping, SliceList, copy_from_slices};
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawNetHeader};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
@@ -111,7 +111,7 @@ fuzz_target!(|input: Vec<(u8, bool, [u8; HEADER_SIZE], Vec<u8>)>| {
             memory.slice(0, bytes.len()).unwrap().write_from(&bytes);
             let len = u32::try_from(bytes.len()).unwrap();
             let slices = SliceList::of_mapping(&memory, &[(0, len)]).unwrap();
-            let header = RawHeader::read_from_bytes(&header).unwrap();
+            let header = RawNetHeader::read_from_bytes(&header).unwrap();
             assert!(frames.push_as(7, &header, slices.all(), 0, bytes.len()));
             let sent = senders[from].send(&frames, 0);
             assert_eq!((sent.taken, sent.stop), (1, None));
@@ -122,7 +122,7 @@ fuzz_target!(|input: Vec<(u8, bool, [u8; HEADER_SIZE], Vec<u8>)>| {
                     assert!(to != from, "a frame comes back to its sender");
                     assert!(from < 3 || to < 3, "isolated ports hear each other");
                     assert!((HEADER_SIZE..=HEADER_SIZE + FRAME_SIZE_MAX).contains(&frame.len()));
-                    let header = RawHeader::read_from_prefix(&frame).unwrap().0;
+                    let header = RawNetHeader::read_from_prefix(&frame).unwrap().0;
                     if to % 2 == 1 {
                         assert_eq!((header.gso_type, header.flags & 1), (0, 0), "unfinished");
                     }

@@ -4,11 +4,11 @@
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use manyring_wire::xen::device::{Assignment, Connection, Disk, Nodes, Offer, QUEUES_MAX};
+use manyring_wire::xen::device::{Assignment, Connection, DiskGeometry, Nodes, Offer, QUEUES_MAX};
 use manyring_wire::xen::keys::KEYS;
 use manyring_wire::xen::state::XenbusState;
 use manyring_wire::xen::store::{
-    Answer, ErrorName, HEADER_SIZE, Header, PAYLOAD_SIZE_MAX, Request, refuse, reply, split,
+    Answer, ErrorName, HEADER_SIZE, PAYLOAD_SIZE_MAX, Request, StoreHeader, refuse, reply, split,
     transaction_id,
 };
 
@@ -49,7 +49,7 @@ fn read_stream(input: &Input) {
         let size = (message.payload.len() as i64 + i64::from(message.lie.max(-8) / 16)).max(0);
         let size = u32::try_from(size).unwrap();
         let (req_id, tx_id) = (message.ids.0, message.ids.1 % 3);
-        let header = Header { kind: u32::from(message.kind % 30), req_id, tx_id, size };
+        let header = StoreHeader { kind: u32::from(message.kind % 30), req_id, tx_id, size };
         stream.extend_from_slice(&header.emit());
         stream.extend_from_slice(&message.payload);
     }
@@ -63,7 +63,7 @@ fn read_stream(input: &Input) {
             Ok(request) => {
                 // A payload may have held leading zeroes or reserved strings: compared is what it
                 // means.
-                let Header { req_id, tx_id, .. } = message.header;
+                let StoreHeader { req_id, tx_id, .. } = message.header;
                 request.emit(req_id, tx_id, &mut out).unwrap();
                 let again = split(&out).unwrap().unwrap();
                 assert_eq!(Request::parse(&again), Ok(request));
@@ -109,7 +109,7 @@ fn read_nodes(input: &Input) {
             connection.emit().into_iter().map(|(name, value)| (name, value.into_bytes())).collect();
         assert_eq!(Connection::parse(&written, &offer), Ok(connection));
     }
-    if let Ok(disk) = Disk::parse(&nodes) {
+    if let Ok(disk) = DiskGeometry::parse(&nodes) {
         assert!(disk.sector_size.is_power_of_two());
         assert!((disk.sectors * 512).is_multiple_of(disk.sector_size.into()));
     }

@@ -8,7 +8,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 use manyring_backend::net::Alarm;
-use manyring_backend::net::switch::{Found, Handoff};
+use manyring_backend::net::switch::{SpscQueue, TakeResult};
 
 /// Runs `test` under every interleaving with up to `preemptions` switches nobody asked for.
 fn explore(preemptions: usize, test: fn()) {
@@ -19,16 +19,16 @@ fn explore(preemptions: usize, test: fn()) {
 }
 
 /// Takes what has arrived. Every thing is larger than the one before.
-fn take(handoff: &Handoff<usize>, last: &mut usize) {
+fn take(handoff: &SpscQueue<usize>, last: &mut usize) {
     loop {
         match handoff.take() {
-            Found::Thing(thing) => {
+            TakeResult::Thing(thing) => {
                 handoff.finish();
                 assert!(thing > *last, "{thing} after {last}");
                 *last = thing;
             }
-            Found::Busy => thread::yield_now(),
-            Found::Nothing => return,
+            TakeResult::Busy => thread::yield_now(),
+            TakeResult::Nothing => return,
         }
     }
 }
@@ -71,7 +71,7 @@ fn work_that_is_left_while_its_owner_falls_asleep_wakes_it() {
 #[test]
 fn things_that_are_added_to_arrive_once_in_order() {
     explore(3, || {
-        let handoff = Arc::new(Handoff::new());
+        let handoff = Arc::new(SpscQueue::new());
         let giver = thread::spawn({
             let handoff = handoff.clone();
             move || {
@@ -95,7 +95,7 @@ fn things_that_are_added_to_arrive_once_in_order() {
 #[test]
 fn what_is_recalled_does_not_arrive_and_what_is_put_back_is_not_lost() {
     explore(3, || {
-        let handoff = Arc::new(Handoff::new());
+        let handoff = Arc::new(SpscQueue::new());
         handoff.put(1).unwrap();
         handoff.put(2).unwrap();
         let giver = thread::spawn({
@@ -107,7 +107,7 @@ fn what_is_recalled_does_not_arrive_and_what_is_put_back_is_not_lost() {
             }
         });
         let mut kept = Vec::new();
-        if let Found::Thing(thing) = handoff.take() {
+        if let TakeResult::Thing(thing) = handoff.take() {
             // A receiver with few buffers puts the rest back, unless its sender is just there.
             if let Err(thing) = handoff.put_back(thing) {
                 handoff.finish();
@@ -118,14 +118,14 @@ fn what_is_recalled_does_not_arrive_and_what_is_put_back_is_not_lost() {
         let mut last = 0;
         loop {
             match handoff.take() {
-                Found::Thing(thing) => {
+                TakeResult::Thing(thing) => {
                     handoff.finish();
                     assert!(thing > last);
                     last = thing;
                     kept.push(thing);
                 }
-                Found::Busy => unreachable!("nobody else is there"),
-                Found::Nothing => break,
+                TakeResult::Busy => unreachable!("nobody else is there"),
+                TakeResult::Nothing => break,
             }
         }
         let mut all = [recalled, kept].concat();

@@ -21,7 +21,7 @@ mod run;
 mod scenario;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use report::document::Document;
+use report::document::RunDocument;
 use report::files;
 use scenario::registry;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ use std::process::ExitCode;
 /// Measure Manyring: load generators and comparisons.
 #[derive(Debug, Parser)]
 #[command(name = "manyring-bench", version, disable_help_subcommand = true)]
-struct Cli {
+struct BenchCli {
     #[command(subcommand)]
     command: Command,
 }
@@ -44,7 +44,7 @@ enum Command {
     /// Name the scenarios, what each needs, and about how long it takes.
     List,
     /// Run scenarios one after the other, within half an hour.
-    Run(run::RunArgs),
+    Run(run::BenchArgs),
     /// Make the page of a run again, from its JSON.
     Page(PageArgs),
     /// Take the figures that README promises out of a run.
@@ -129,9 +129,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// The commands of [`Cli`], and one for each scenario of the table.
+/// The commands of [`BenchCli`], and one for each scenario of the table.
 fn command() -> clap::Command {
-    registry::ALL.iter().fold(Cli::command(), |all, one| all.subcommand(one.command()))
+    registry::ALL.iter().fold(BenchCli::command(), |all, one| all.subcommand(one.command()))
 }
 
 fn run() -> Result<(), String> {
@@ -142,7 +142,7 @@ fn run() -> Result<(), String> {
         progress::on_signals()?;
         return registry::run_alone(scenario, options);
     }
-    match Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command {
+    match BenchCli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()).command {
         Command::Load(load) => run_load(load),
         Command::List => {
             print!("{}", registry::list());
@@ -152,9 +152,9 @@ fn run() -> Result<(), String> {
             progress::on_signals()?;
             run::run(&args)
         }
-        Command::Page(args) => files::write_run(&args.report, &Document::read(&args.run)?),
+        Command::Page(args) => files::write_run(&args.report, &RunDocument::read(&args.run)?),
         Command::Readme { run } => {
-            let figures = readme::figures(&Document::read(&run)?)?;
+            let figures = readme::figures(&RunDocument::read(&run)?)?;
             println!("{}", serde_json::to_string_pretty(&figures).map_err(|e| e.to_string())?);
             Ok(())
         }
@@ -163,7 +163,7 @@ fn run() -> Result<(), String> {
 }
 
 fn compare(args: &CompareArgs) -> Result<(), String> {
-    let (before, after) = (Document::read(&args.before)?, Document::read(&args.after)?);
+    let (before, after) = (RunDocument::read(&args.before)?, RunDocument::read(&args.after)?);
     let comparison = report::compare::Comparison::new(&before, &after);
     print!("{}", comparison.text());
     args.report

@@ -45,13 +45,13 @@ pub(crate) fn waited_seconds(task: &str) -> f64 {
 
 /// The time, and how long a client and the worker that serves it had waited for a CPU by then.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct MeasureTime {
     at: Instant,
     own: Duration,
     worker: Duration,
 }
 
-impl Moment {
+impl MeasureTime {
     pub(crate) fn since(self, earlier: Self) -> Duration {
         self.at.saturating_duration_since(earlier.at)
     }
@@ -93,8 +93,12 @@ impl RunDelay {
     }
 
     /// The time and the delays now.
-    pub(crate) fn now(&self) -> Moment {
-        Moment { at: now(), own: delay(self.own.as_ref()), worker: delay(self.worker.as_ref()) }
+    pub(crate) fn now(&self) -> MeasureTime {
+        MeasureTime {
+            at: now(),
+            own: delay(self.own.as_ref()),
+            worker: delay(self.worker.as_ref()),
+        }
     }
 }
 
@@ -368,8 +372,8 @@ mod tests {
     #[test]
     fn a_time_without_delay_is_what_neither_client_nor_worker_waited() {
         let us = Duration::from_micros;
-        let sent = Moment { at: now(), own: us(7), worker: us(1) };
-        let back = Moment { at: sent.at + us(100), own: us(37), worker: us(11) };
+        let sent = MeasureTime { at: now(), own: us(7), worker: us(1) };
+        let back = MeasureTime { at: sent.at + us(100), own: us(37), worker: us(11) };
         assert_eq!((back.since(sent), back.own_delay_since(sent)), (us(100), us(30)));
         assert_eq!(back.since_without_delay(sent), us(60));
         assert_eq!(sent.since_without_delay(back), Duration::ZERO);

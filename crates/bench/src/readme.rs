@@ -1,6 +1,6 @@
 //! `manyring-bench readme`: the few figures of a run that README promises, one for each row.
 
-use crate::report::document::{Cell, Document, Party};
+use crate::report::document::{CellDocument, PartyDocument, RunDocument};
 use crate::report::{Spread, nearness, ratio};
 use serde::Serialize;
 
@@ -124,7 +124,7 @@ struct Row {
 ///
 /// # Errors
 /// The run has no such cell or party; the sentence names the first that is missing.
-pub(crate) fn figures(run: &Document) -> Result<Figures, String> {
+pub(crate) fn figures(run: &RunDocument) -> Result<Figures, String> {
     let rows: Vec<Row> = PROMISES.iter().map(|one| row(run, one)).collect::<Result<_, _>>()?;
     let mut rounds: Vec<usize> = run.scenarios.iter().map(|s| s.report.rounds).collect();
     rounds.sort_unstable();
@@ -133,7 +133,7 @@ pub(crate) fn figures(run: &Document) -> Result<Figures, String> {
     Ok(Figures { machine: run.machine.name.clone(), rounds: rounds.join(" or "), rows })
 }
 
-fn row(run: &Document, promise: &Promise) -> Result<Row, String> {
+fn row(run: &RunDocument, promise: &Promise) -> Result<Row, String> {
     let Promise { what, than, scenario, cell, party, peer, .. } = *promise;
     let cells = run.scenarios.iter().filter(|one| one.name == scenario);
     let cells = cells.flat_map(|one| &one.report.cells).filter(|one| one.name.ends_with(cell));
@@ -148,7 +148,7 @@ fn row(run: &Document, promise: &Promise) -> Result<Row, String> {
 }
 
 /// The distances of the CPUs in the rounds of a cell, in a word or two.
-fn distances(cell: &Cell, promise: &Promise) -> Option<String> {
+fn distances(cell: &CellDocument, promise: &Promise) -> Option<String> {
     let party = cell.parties.iter().find(|party| party.name == promise.party)?;
     let lines = party.samples.iter().filter_map(|sample| sample.get("line_ns")?.as_u64());
     let mut words: Vec<_> = lines.map(nearness).collect();
@@ -157,13 +157,13 @@ fn distances(cell: &Cell, promise: &Promise) -> Option<String> {
     (!words.is_empty()).then(|| words.join(" and "))
 }
 
-fn against(cell: &Cell, promise: &Promise) -> Option<Spread> {
+fn against(cell: &CellDocument, promise: &Promise) -> Option<Spread> {
     compared(cell, promise, |sample| sample.get(promise.key)?.as_f64())
 }
 
 /// The server's CPU time for a request or packet: of a disk as it is measured, else its share of a
 /// CPU for the packets of the same time.
-fn cpu_for_each(sample: &Sample) -> Option<f64> {
+fn cpu_for_each(sample: &RoundSample) -> Option<f64> {
     let number = |key: &str| sample.get(key)?.as_f64();
     let for_each = number("cpu_per_million")
         .or_else(|| Some(ratio(number("backend_cpu")?, number("throughput")?)));
@@ -172,19 +172,20 @@ fn cpu_for_each(sample: &Sample) -> Option<f64> {
 
 /// The ratios of a number of both sides, round by round.
 fn compared(
-    cell: &Cell,
+    cell: &CellDocument,
     promise: &Promise,
-    number: impl Fn(&Sample) -> Option<f64>,
+    number: impl Fn(&RoundSample) -> Option<f64>,
 ) -> Option<Spread> {
     let of = |name: &str| cell.parties.iter().find(|party| party.name == name);
-    let rounds = |party: &Party| -> Vec<f64> { party.samples.iter().filter_map(&number).collect() };
+    let rounds =
+        |party: &PartyDocument| -> Vec<f64> { party.samples.iter().filter_map(&number).collect() };
     let (ours, theirs) = (rounds(of(promise.party)?), rounds(of(promise.peer)?));
     let ratios = ours.iter().zip(&theirs).map(|(a, b)| ratio(*a, *b));
     (!ours.is_empty() && !theirs.is_empty()).then(|| Spread::of(ratios))
 }
 
 /// The numbers that a party has measured in a round.
-type Sample = serde_json::Map<String, serde_json::Value>;
+type RoundSample = serde_json::Map<String, serde_json::Value>;
 
 /// As many digits as the rounds of a run are worth.
 fn two_digits(value: f64) -> f64 {
@@ -205,12 +206,12 @@ mod tests {
     use serde_json::json;
 
     /// A run that has everything; in each cell the first party has half of the second.
-    fn run() -> Document {
-        let mut document = Document::default();
+    fn run() -> RunDocument {
+        let mut document = RunDocument::default();
         for Promise { scenario: name, cell, party, peer, key, .. } in &PROMISES {
             let mut one = scenario(name, &format!("x {cell}"), &[]);
             let sample = |value: f64| json!({*key: value}).as_object().unwrap().clone();
-            let of = |name: &str, values: [f64; 2]| Party {
+            let of = |name: &str, values: [f64; 2]| PartyDocument {
                 name: name.to_owned(),
                 samples: values.map(sample).to_vec(),
             };

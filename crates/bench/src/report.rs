@@ -151,7 +151,7 @@ pub(crate) fn ratio(ours: f64, theirs: f64) -> f64 {
 }
 
 /// One load, measured on each party in turn.
-pub(crate) trait Cell: Serialize {
+pub(crate) trait ReportCell: Serialize {
     type Sample: Sample;
 
     fn name(&self) -> &str;
@@ -184,7 +184,7 @@ pub(crate) trait Cell: Serialize {
 
 /// All of a scenario.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Report<C> {
+pub(crate) struct ScenarioReport<C> {
     pub(crate) scenario: &'static str,
     pub(crate) machine: String,
     pub(crate) calibration: Calibration,
@@ -203,7 +203,7 @@ pub(crate) trait Found {
     fn verdict(&self) -> Option<&Verdict>;
 }
 
-impl<C: Cell> Found for Report<C> {
+impl<C: ReportCell> Found for ScenarioReport<C> {
     fn to_json(&self) -> Result<serde_json::Value, String> {
         serde_json::to_value(self).map_err(|error| error.to_string())
     }
@@ -225,7 +225,7 @@ impl<C: Cell> Found for Report<C> {
     }
 }
 
-impl<C: Cell> Found for (Report<C>, Verdict) {
+impl<C: ReportCell> Found for (ScenarioReport<C>, Verdict) {
     fn print(&self, json: bool) -> Result<(), String> {
         self.0.print(json)
     }

@@ -4,7 +4,7 @@ use crate::measure::{machine, now};
 use crate::plan::{self, Cost};
 use crate::progress;
 use crate::report::Found;
-use crate::report::document::{Document, Machine, Scenario as Entry, quoted};
+use crate::report::document::{Machine, RunDocument, ScenarioDocument as Entry, quoted};
 use crate::report::files;
 use crate::scenario::ScenarioArgs;
 use crate::scenario::registry::{self, Only, Scenario};
@@ -15,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// `manyring-bench run ..`
 #[derive(Args, Debug)]
-pub(crate) struct RunArgs {
+pub(crate) struct BenchArgs {
     /// Scenarios of `manyring-bench list`, or `all`.
     #[arg(required = true, value_name = "SCENARIO")]
     names: Vec<String>,
@@ -31,14 +31,14 @@ pub(crate) struct RunArgs {
 ///
 /// # Errors
 /// A scenario is unknown, failed or broke a promise, a peer is missing, or a signal came.
-pub(crate) fn run(args: &RunArgs) -> Result<(), String> {
+pub(crate) fn run(args: &BenchArgs) -> Result<(), String> {
     let scenarios = chosen(&args.names)?;
-    let mut document = Document {
+    let mut document = RunDocument {
         command: command_line(std::env::args_os()),
         began: utc(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())),
         machine: describe(),
         costs: args.options.costs(),
-        ..Document::default()
+        ..RunDocument::default()
     };
     let mut failed = Vec::new();
     let start = now();
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
 }
 
-fn write(args: &RunArgs, document: &Document) -> Result<(), String> {
+fn write(args: &BenchArgs, document: &RunDocument) -> Result<(), String> {
     args.report.as_ref().map_or(Ok(()), |folder| files::write_run(folder, document))
 }
 
@@ -187,7 +187,7 @@ mod tests {
     #[derive(Parser)]
     struct Alone {
         #[command(flatten)]
-        run: RunArgs,
+        run: BenchArgs,
     }
 
     #[test]

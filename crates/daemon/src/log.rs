@@ -17,7 +17,7 @@ pub(crate) use format::LogFormat;
 use crate::service::is_journal;
 use crate::times::{LOG_FINISH, LOG_REFUSAL};
 use lines::{Lines, Stderr};
-use manyring_backend::sys::starter::{self, Role};
+use manyring_backend::sys::starter::{self, ThreadRole};
 use rustix::time::{ClockId, clock_gettime};
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
@@ -49,7 +49,7 @@ static LINES: Lines = Lines::new();
 pub(crate) fn open() -> io::Result<()> {
     let _ = JOURNAL.set(is_journal());
     let thread = std::thread::Builder::new().name("log".to_owned());
-    starter::spawn(Role::Log, thread, || LINES.write_to(&mut Stderr::default()))?;
+    starter::spawn(ThreadRole::Log, thread, || LINES.write_to(&mut Stderr::default()))?;
     std::panic::set_hook(Box::new(|info| {
         let mut text = format!("{info}\n");
         let backtrace = Backtrace::capture();

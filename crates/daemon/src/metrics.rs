@@ -15,7 +15,7 @@ use crate::model::snapshot::{WorkerInfo, Workers};
 use crate::model::{DeviceView, Entry};
 use crate::state::State;
 use manyring_engine::QueueStats;
-use manyring_engine::stats::{Class, Histogram, Kind, PolicyStats, ServeTimes};
+use manyring_engine::stats::{Histogram, Kind, PolicyStats, QueueClass, ServeTimes};
 use std::collections::HashSet;
 use std::sync::Arc;
 use text::{Sort, Text};
@@ -228,7 +228,7 @@ fn has_run(stats: &QueueStats) -> bool {
 
 fn queues(out: &mut Text, state: &State) {
     let all = all_queues(state);
-    let definitions = Class::ALL.map(QueueStats::new);
+    let definitions = QueueClass::ALL.map(QueueStats::new);
     let mut seen = HashSet::new();
     for counter in definitions.iter().flat_map(QueueStats::counters) {
         if !seen.insert(counter.name) {
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn every_name_is_unique_and_ends_in_its_unit() {
         let mut all = HashSet::new();
-        for stats in Class::ALL.map(QueueStats::new) {
+        for stats in QueueClass::ALL.map(QueueStats::new) {
             all.extend(stats.counters().iter().map(|c| c.name));
             all.extend(stats.histograms().iter().map(|h| h.name));
         }

@@ -31,7 +31,7 @@ use hypervisor::Hypervisor;
 use journals::Journals;
 use manyring_engine::Pool;
 use manyring_transport::xenbus::{
-    Command, DEVICE, DeviceId, Discovery, Endpoint, Presence, SOCKET, ServeError, Store,
+    Command, DEVICE, DeviceId, Discovery, Presence, SOCKET, ServeError, Store, StoreEndpoint,
     StoreError, default_endpoint, serve,
 };
 use memory::Memory;
@@ -100,7 +100,7 @@ struct Shared {
 #[derive(Debug)]
 pub(crate) struct XenDisks {
     shared: Arc<Shared>,
-    endpoint: Endpoint,
+    endpoint: StoreEndpoint,
     store: Store,
     hypervisor: Arc<Hypervisor>,
 }
@@ -119,7 +119,7 @@ impl XenDisks {
         left: &mut OfXen,
     ) -> Result<Self, XenError> {
         let (key, endpoint) = match &plan.xen {
-            XenPlan::Simulated { socket } => ("simulated", Endpoint::Socket(socket.clone())),
+            XenPlan::Simulated { socket } => ("simulated", StoreEndpoint::Socket(socket.clone())),
             XenPlan::Real { xenstore: Some(path) } => ("xenstore", endpoint_at(path)),
             XenPlan::Real { xenstore: None } => {
                 let at = plan.place.at("xenstore");
@@ -399,10 +399,10 @@ fn disk_name(plan: &XenBlkPlan, DeviceId { kind, domain, device }: &DeviceId) ->
     format!("{}-{kind}-{domain}-{device}", plan.name)
 }
 
-fn endpoint_at(path: &Path) -> Endpoint {
+fn endpoint_at(path: &Path) -> StoreEndpoint {
     let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_char_device());
     let path = path.to_owned();
-    if is_device { Endpoint::Device(path) } else { Endpoint::Socket(path) }
+    if is_device { StoreEndpoint::Device(path) } else { StoreEndpoint::Socket(path) }
 }
 
 /// Waits for `time`; true if `stop` turned true before it was over.

@@ -14,9 +14,9 @@ use manyring_engine::AnyFormat;
 use manyring_engine::Moderation;
 use manyring_engine::QueueIo;
 use manyring_engine::policy::polling::Decision;
+use manyring_engine::solo::{EventSource, Wait, Woken};
 use manyring_engine::solo::{Happened, Run};
-use manyring_engine::solo::{Source, Wait, Woken};
-use manyring_engine::stats::{Class, QueueStats};
+use manyring_engine::stats::{QueueClass, QueueStats};
 use manyring_engine::{Pool, PoolOptions};
 use manyring_memory::MemoryError;
 use manyring_wire::net::{FRAME_SIZE_MAX, Offloads};
@@ -60,7 +60,7 @@ impl SoloRunning {
         // The pool starts no thread before a queue is started in it.
         let device = BlkDevice::new(options, disk, Pool::new(PoolOptions::default()));
         let handler = device.solo(disk_queue, memory);
-        Self::new(activation, handler, Class::Blk)
+        Self::new(activation, handler, QueueClass::Blk)
     }
 
     /// A queue of a Xen disk, with the grants, rings and limits that a disk has by default.
@@ -81,7 +81,7 @@ impl SoloRunning {
     pub fn tx(activation: Activation, port: &dyn Port) -> Result<Self, StartError> {
         let half = port.open_tx(0)?;
         let tx = NetTx::new(half, rules(), port.taken()).map_err(no_memory)?;
-        Self::new(activation, tx, Class::Net)
+        Self::new(activation, tx, QueueClass::Net)
     }
 
     /// A receiveq that pair 0 of `port` fills, for a guest that merges buffers and takes no
@@ -93,10 +93,10 @@ impl SoloRunning {
     pub fn rx(activation: Activation, port: &dyn Port) -> Result<Self, StartError> {
         let half = port.open_rx(0)?;
         let rx = NetRx::new(half, rules(), true, activation.queue.size()).map_err(no_memory)?;
-        Self::new(activation, rx, Class::Net)
+        Self::new(activation, rx, QueueClass::Net)
     }
 
-    fn new<H>(activation: Activation, handler: H, class: Class) -> Result<Self, StartError>
+    fn new<H>(activation: Activation, handler: H, class: QueueClass) -> Result<Self, StartError>
     where
         H: AnyFormat,
     {
@@ -130,7 +130,7 @@ impl SoloRunning {
     #[inline]
     pub fn serve_kick(&mut self) -> bool {
         for event in self.woken.drain(..) {
-            if let Source::Kick { watch, .. } = event.source {
+            if let EventSource::Kick { watch, .. } = event.source {
                 let mut io = QueueIo::new(&mut self.wait, SLOT.0, SLOT.1, self.now_ns);
                 self.queue.on_event(Happened::Kick(watch), event, &mut io);
             }

@@ -127,12 +127,12 @@ pub fn is_shortage(errno: Errno) -> bool {
 }
 
 /// A result that may take a while: of the host's network lock, or of a worker.
-pub type Later<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+pub type PendingResult<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Keeps the state of a driver for the device of another process that will serve this guest.
 pub trait StateJournal: Send + Sync + std::fmt::Debug {
     /// Replaces the kept bytes by `bytes`, which [`Device::save`] has returned.
-    fn keep_state(&self, bytes: Vec<u8>) -> Later<'_, ()>;
+    fn keep_state(&self, bytes: Vec<u8>) -> PendingResult<'_, ()>;
 }
 
 /// The calls by which a transport uses a device. One session at a time makes them.
@@ -176,7 +176,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn reset_config(&self) {}
 
     /// Tells the device the driver's features, or 0 after a reset.
-    fn set_features(&self, features: u64) -> Later<'_, ()>;
+    fn set_features(&self, features: u64) -> PendingResult<'_, ()>;
 
     /// A value that changes with each change of the config space that the driver has not made.
     fn config_changes(&self) -> watch::Receiver<u64>;
@@ -191,7 +191,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StartError`]: the queue does not run.
-    fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>>;
+    fn start(&self, activation: Activation) -> PendingResult<'_, Result<QueueHandle, StartError>>;
 
     /// Enables or disables the running queue of this index; returns when its worker follows.
     fn set_enabled<'a>(
@@ -199,7 +199,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         index: usize,
         queue: &'a QueueHandle,
         enabled: bool,
-    ) -> Later<'a, ()> {
+    ) -> PendingResult<'a, ()> {
         let _ = index;
         Box::pin(queue.set_enabled(enabled))
     }
@@ -208,13 +208,13 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StopError`]: the worker has ended.
-    fn stop(&self, index: usize, queue: QueueHandle) -> Later<'_, Result<Base, StopError>> {
+    fn stop(&self, index: usize, queue: QueueHandle) -> PendingResult<'_, Result<Base, StopError>> {
         let _ = index;
         Box::pin(queue.stop())
     }
 
     /// Announces the guest of this MAC address to the network. False: the device has no network.
-    fn send_rarp(&self, mac: [u8; 6]) -> Later<'_, bool> {
+    fn send_rarp(&self, mac: [u8; 6]) -> PendingResult<'_, bool> {
         let _ = mac;
         Box::pin(std::future::ready(false))
     }
@@ -240,7 +240,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// [`StateError`]: the state is wrong, and nothing has changed.
-    fn restore<'a>(&'a self, state: &'a [u8]) -> Later<'a, Result<(), StateError>>;
+    fn restore<'a>(&'a self, state: &'a [u8]) -> PendingResult<'a, Result<(), StateError>>;
 
     /// The counters of queue `index`, which outlive sessions.
     fn stats(&self, index: usize) -> Option<Arc<QueueStats>>;

@@ -6,7 +6,7 @@ use crate::blk::{BlkDevice, HostDisk, Resize};
 use crate::net::{NetDevice, NetSide, OwnedPort};
 use crate::{Device, DeviceStats};
 use manyring_engine::Limit;
-use manyring_engine::stats::Class;
+use manyring_engine::stats::QueueClass;
 use std::sync::Arc;
 
 /// What is shown of a device, and what an operator may ask of it.
@@ -145,9 +145,9 @@ impl Owned {
             SideKind::Blk(DiskSide { is_xen, host: host.clone(), resizes })
         };
         let (kind, class) = match self {
-            Self::Disk(host) => (disk(false, host), Class::Blk),
-            Self::XenDisk(host) => (disk(true, host), Class::XenBlk),
-            Self::Port(port) => (SideKind::Net(port.clone()), Class::Net),
+            Self::Disk(host) => (disk(false, host), QueueClass::Blk),
+            Self::XenDisk(host) => (disk(true, host), QueueClass::XenBlk),
+            Self::Port(port) => (SideKind::Net(port.clone()), QueueClass::Net),
         };
         let stats = Arc::new(DeviceStats::new(class, queues));
         HostSide { name: name.to_owned(), kind, stats, limit: None }

@@ -31,12 +31,12 @@ pub enum StateError {
 
 /// A part of a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct StateRecord {
     pub(crate) kind: u16,
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Record {
+impl StateRecord {
     /// The bytes of a record that must have `SIZE` of them.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ pub(crate) struct Saved {
     pub(crate) virtio_id: u32,
     /// The features that the driver has negotiated; 0: no driver runs.
     pub(crate) features: u64,
-    pub(crate) records: Vec<Record>,
+    pub(crate) records: Vec<StateRecord>,
 }
 
 impl Saved {
@@ -66,7 +66,7 @@ impl Saved {
 
     /// Adds a record, of 65,535 bytes at most.
     pub(crate) fn add(&mut self, kind: u16, bytes: impl Into<Vec<u8>>) {
-        self.records.push(Record { kind, bytes: bytes.into() });
+        self.records.push(StateRecord { kind, bytes: bytes.into() });
     }
 
     pub(crate) fn emit(&self) -> Vec<u8> {
@@ -74,7 +74,7 @@ impl Saved {
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.virtio_id.to_le_bytes());
         bytes.extend(self.features.to_le_bytes());
-        for Record { kind, bytes: record } in &self.records {
+        for StateRecord { kind, bytes: record } in &self.records {
             bytes.extend(kind.to_le_bytes());
             bytes.extend(u16::try_from(record.len()).unwrap_or(u16::MAX).to_le_bytes());
             bytes.extend(record);

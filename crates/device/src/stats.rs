@@ -1,20 +1,20 @@
 //! `DeviceStats`: the counters of a device's queues, which whoever shows the device shares with it.
 
 use manyring_engine::QueueStats;
-use manyring_engine::stats::Class;
+use manyring_engine::stats::QueueClass;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 /// The counters of the queues that a device offers, and of each that was started beyond them.
 #[derive(Debug)]
 pub struct DeviceStats {
-    class: Class,
+    class: QueueClass,
     all: RwLock<Vec<Arc<QueueStats>>>,
 }
 
 impl DeviceStats {
     /// Counters of as many queues.
     #[must_use]
-    pub fn new(class: Class, queues: usize) -> Self {
+    pub fn new(class: QueueClass, queues: usize) -> Self {
         let all = (0..queues).map(|_| Arc::new(QueueStats::new(class))).collect();
         Self { class, all: RwLock::new(all) }
     }

@@ -1,12 +1,12 @@
 //! `BlkDriver`: a virtio-blk driver: N queues, requests in flight, polling or sleeping.
 
 use crate::vring::now;
-use crate::{Arena, BlkOptions, Done, DriverError, FrontEnd, Op, Vring};
+use crate::{Arena, BlkDriverOptions, Done, DriverError, DriverOp, FrontEnd, Virtqueue};
 use manyring_memory::Words;
 use manyring_queue::{IndirectTable, RingFeatures};
 use manyring_wire::blk::{
-    Config, HEADER_SIZE, ID_SIZE, RawHeader, RawSegment, SECTOR_SIZE, SEGMENT_SIZE, SEGMENT_UNMAP,
-    VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
+    BlkConfig, HEADER_SIZE, ID_SIZE, RawBlkHeader, RawSegment, SECTOR_SIZE, SEGMENT_SIZE,
+    SEGMENT_UNMAP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN,
     VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_SECURE_ERASE, VIRTIO_BLK_T_WRITE_ZEROES,
 };
 use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, PROTOCOL_F_CONFIG};
@@ -24,12 +24,12 @@ pub struct BlkDriver {
     /// Guest memory.
     pub arena: Arc<Arena>,
     /// The queues; may be moved out, one to each thread.
-    pub queues: Vec<BlkQueue>,
+    pub queues: Vec<BlkDriverQueue>,
     /// The config space as read at the start; zero without `PROTOCOL_F_CONFIG`.
-    pub config: Config,
+    pub config: BlkConfig,
     /// The virtio features that were negotiated.
     pub features: u64,
-    options: BlkOptions,
+    options: BlkDriverOptions,
 }
 
 impl BlkDriver {
@@ -37,7 +37,7 @@ impl BlkDriver {
     ///
     /// # Errors
     /// [`DriverError`].
-    pub fn connect(path: &Path, options: &BlkOptions) -> Result<Self, DriverError> {
+    pub fn connect(path: &Path, options: &BlkDriverOptions) -> Result<Self, DriverError> {
         Self::start(FrontEnd::connect(path, options.max_wait)?, options)
     }
 
@@ -45,14 +45,14 @@ impl BlkDriver {
     ///
     /// # Errors
     /// [`DriverError`].
-    pub fn start(mut front: FrontEnd, options: &BlkOptions) -> Result<Self, DriverError> {
+    pub fn start(mut front: FrontEnd, options: &BlkDriverOptions) -> Result<Self, DriverError> {
         let features = negotiate(&mut front, options)?;
         let ring_features = RingFeatures::from_bits(features);
         let queues = u64::from(options.queues);
-        let size = queues * BlkQueue::arena_size(options) + options.spare;
+        let size = queues * BlkDriverQueue::arena_size(options) + options.spare;
         let arena = Arc::new(Arena::new(size)?);
         let queues = (0..options.queues)
-            .map(|index| BlkQueue::new(&arena, index.into(), ring_features, options))
+            .map(|index| BlkDriverQueue::new(&arena, index.into(), ring_features, options))
             .collect::<Result<Vec<_>, _>>()?;
         let config = read_config(&mut front, options)?;
         let options = options.clone();
@@ -88,17 +88,17 @@ impl BlkDriver {
     }
 }
 
-fn negotiate(front: &mut FrontEnd, options: &BlkOptions) -> Result<u64, DriverError> {
+fn negotiate(front: &mut FrontEnd, options: &BlkDriverOptions) -> Result<u64, DriverError> {
     front.negotiate(options.features, F_PROTOCOL_FEATURES, options.protocol_features)
 }
 
 /// The config space up to write-zeroes.
 const CONFIG_SIZE_OLD: u32 = 60;
 
-fn read_config(front: &mut FrontEnd, options: &BlkOptions) -> Result<Config, DriverError> {
-    let mut config = Config::new_zeroed();
+fn read_config(front: &mut FrontEnd, options: &BlkDriverOptions) -> Result<BlkConfig, DriverError> {
+    let mut config = BlkConfig::new_zeroed();
     if options.protocol_features & PROTOCOL_F_CONFIG != 0 {
-        let size = u32::try_from(size_of::<Config>()).unwrap_or(0);
+        let size = u32::try_from(size_of::<BlkConfig>()).unwrap_or(0);
         let bytes = match front.config(0, size) {
             // A back-end that does not know secure erase has a shorter space, and answers with size
             // 0.
@@ -127,9 +127,9 @@ const NO_STATUS: u8 = 255;
 
 /// One queue of the disk. Owned by one thread.
 #[derive(Debug)]
-pub struct BlkQueue {
+pub struct BlkDriverQueue {
     arena: Arc<Arena>,
-    vring: Vring,
+    vring: Virtqueue,
     slots: Vec<Slot>,
     free: Vec<u16>,
     /// Slot of each chain in flight.
@@ -141,22 +141,22 @@ pub struct BlkQueue {
     writable: Vec<(u64, u32)>,
 }
 
-impl BlkQueue {
-    fn segments(options: &BlkOptions) -> u64 {
+impl BlkDriverQueue {
+    fn segments(options: &BlkDriverOptions) -> u64 {
         u64::from(options.buffer_size.div_ceil(options.segment_size))
     }
 
     /// Bytes before a slot's data.
-    fn slot_size(options: &BlkOptions) -> u64 {
+    fn slot_size(options: &BlkDriverOptions) -> u64 {
         TABLE_AT + (Self::segments(options) + 3) * DESCRIPTOR_SIZE as u64
     }
 
     /// Bytes of arena that a queue takes at most.
     #[must_use]
-    pub fn arena_size(options: &BlkOptions) -> u64 {
+    pub fn arena_size(options: &BlkDriverOptions) -> u64 {
         let data = (u64::from(options.buffer_size) + options.skew).next_multiple_of(4096);
         let slot = Self::slot_size(options).next_multiple_of(64) + data;
-        Vring::arena_size(options.queue_size) + u64::from(options.queue_size) * slot + 8192
+        Virtqueue::arena_size(options.queue_size) + u64::from(options.queue_size) * slot + 8192
     }
 
     /// Makes a queue in `arena`.
@@ -167,9 +167,9 @@ impl BlkQueue {
         arena: &Arc<Arena>,
         index: u32,
         features: RingFeatures,
-        options: &BlkOptions,
+        options: &BlkDriverOptions,
     ) -> Result<Self, DriverError> {
-        let vring = Vring::new(arena, index, options.queue_size, features, options.base)?;
+        let vring = Virtqueue::new(arena, index, options.queue_size, features, options.base)?;
         let size = Self::slot_size(options);
         let mut slots = Vec::with_capacity(options.queue_size.into());
         for _ in 0..options.queue_size {
@@ -201,7 +201,7 @@ impl BlkQueue {
 
     /// The ring below.
     #[must_use]
-    pub fn vring(&mut self) -> &mut Vring {
+    pub fn vring(&mut self) -> &mut Virtqueue {
         &mut self.vring
     }
 
@@ -216,7 +216,7 @@ impl BlkQueue {
     ///
     /// # Errors
     /// [`DriverError::TooLong`].
-    pub fn submit(&mut self, op: Op<'_>) -> Result<Option<u16>, DriverError> {
+    pub fn submit(&mut self, op: DriverOp<'_>) -> Result<Option<u16>, DriverError> {
         let Some(&tag) = self.free.last() else { return Ok(None) };
         let (header, data) = {
             let slot = &self.slots[usize::from(tag)];
@@ -228,7 +228,7 @@ impl BlkQueue {
         let (kind, sector) = self.fill(op, header, data)?;
         self.writable.push((header + STATUS_AT, 1));
         let slot = &self.slots[usize::from(tag)];
-        let raw = RawHeader { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
+        let raw = RawBlkHeader { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
         let (low, high) = raw.as_bytes().split_at(8);
         slot.words.store_u64(0, word(low));
         slot.words.store_u64(8, word(high));
@@ -246,35 +246,40 @@ impl BlkQueue {
     }
 
     /// Puts the data of a request in place and lists its descriptors. Returns type and sector.
-    fn fill(&mut self, op: Op<'_>, header: u64, data: u64) -> Result<(u32, u64), DriverError> {
+    fn fill(
+        &mut self,
+        op: DriverOp<'_>,
+        header: u64,
+        data: u64,
+    ) -> Result<(u32, u64), DriverError> {
         Ok(match op {
-            Op::Read { sector, len } => {
+            DriverOp::Read { sector, len } => {
                 let len = self.check(len)?;
                 push_segments(&mut self.writable, data, len, self.segment_size);
                 (VIRTIO_BLK_T_IN, sector)
             }
-            Op::Write { sector, data: bytes } => {
+            DriverOp::Write { sector, data: bytes } => {
                 let len = self.check(bytes.len())?;
                 self.arena.write(data, bytes)?;
                 push_segments(&mut self.readable, data, len, self.segment_size);
                 (VIRTIO_BLK_T_OUT, sector)
             }
-            Op::WriteAny { sector, len } => {
+            DriverOp::WriteAny { sector, len } => {
                 let len = self.check(len)?;
                 push_segments(&mut self.readable, data, len, self.segment_size);
                 (VIRTIO_BLK_T_OUT, sector)
             }
-            Op::Flush => (VIRTIO_BLK_T_FLUSH, 0),
-            Op::Discard { sector, count } => {
+            DriverOp::Flush => (VIRTIO_BLK_T_FLUSH, 0),
+            DriverOp::Discard { sector, count } => {
                 self.fill_range(VIRTIO_BLK_T_DISCARD, header, sector, count, false)?
             }
-            Op::WriteZeroes { sector, count, unmap } => {
+            DriverOp::WriteZeroes { sector, count, unmap } => {
                 self.fill_range(VIRTIO_BLK_T_WRITE_ZEROES, header, sector, count, unmap)?
             }
-            Op::SecureErase { sector, count } => {
+            DriverOp::SecureErase { sector, count } => {
                 self.fill_range(VIRTIO_BLK_T_SECURE_ERASE, header, sector, count, false)?
             }
-            Op::Id => {
+            DriverOp::Id => {
                 self.writable.push((data, wire_size(ID_SIZE)));
                 (VIRTIO_BLK_T_GET_ID, 0)
             }
@@ -386,7 +391,7 @@ impl BlkQueue {
     ///
     /// # Errors
     /// [`DriverError::Status`] if it failed, [`DriverError::Timeout`] after 10 seconds.
-    pub fn run(&mut self, op: Op<'_>) -> Result<Done, DriverError> {
+    pub fn run(&mut self, op: DriverOp<'_>) -> Result<Done, DriverError> {
         self.submit(op)?.ok_or(DriverError::RingFull)?;
         self.publish()?;
         let done = self.wait(Duration::from_secs(10))?;
@@ -398,7 +403,7 @@ impl BlkQueue {
     /// # Errors
     /// See [`Self::run`].
     pub fn read(&mut self, sector: u64, bytes: &mut [u8]) -> Result<(), DriverError> {
-        let done = self.run(Op::Read { sector, len: bytes.len() })?;
+        let done = self.run(DriverOp::Read { sector, len: bytes.len() })?;
         self.read_data(done.tag, bytes)
     }
 
@@ -407,7 +412,7 @@ impl BlkQueue {
     /// # Errors
     /// See [`Self::run`].
     pub fn write(&mut self, sector: u64, data: &[u8]) -> Result<(), DriverError> {
-        self.run(Op::Write { sector, data }).map(|_| ())
+        self.run(DriverOp::Write { sector, data }).map(|_| ())
     }
 
     /// Makes all completed writes durable.
@@ -415,7 +420,7 @@ impl BlkQueue {
     /// # Errors
     /// See [`Self::run`].
     pub fn flush(&mut self) -> Result<(), DriverError> {
-        self.run(Op::Flush).map(|_| ())
+        self.run(DriverOp::Flush).map(|_| ())
     }
 }
 

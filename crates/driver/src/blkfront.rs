@@ -15,7 +15,7 @@ pub use queue::BlkfrontQueue;
 pub use request::{BlkfrontOptions, XenDone, XenOp};
 
 use crate::{DriverError, XenDomain, XenStore};
-use manyring_wire::xen::device::{Connection, Disk, Nodes, Offer};
+use manyring_wire::xen::device::{Connection, DiskGeometry, Nodes, Offer};
 use manyring_wire::xen::keys;
 use manyring_wire::xen::state::XenbusState;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub struct Blkfront {
     /// The offer of the back-end.
     pub offer: Offer,
     /// The disk as it was at the connection.
-    pub disk: Disk,
+    pub disk: DiskGeometry,
     store: XenStore,
     folder: String,
     backend: String,
@@ -93,7 +93,7 @@ impl Blkfront {
     ///
     /// # Errors
     /// [`DriverError::Store`].
-    pub fn look_at_disk(&mut self) -> Result<Disk, DriverError> {
+    pub fn look_at_disk(&mut self) -> Result<DiskGeometry, DriverError> {
         self.disk = read_disk(&mut self.store, &self.backend)?;
         Ok(self.disk)
     }
@@ -153,7 +153,7 @@ fn nodes(store: &mut XenStore, folder: &str) -> Result<Nodes, DriverError> {
     Ok(nodes)
 }
 
-fn read_disk(store: &mut XenStore, backend: &str) -> Result<Disk, DriverError> {
+fn read_disk(store: &mut XenStore, backend: &str) -> Result<DiskGeometry, DriverError> {
     let nodes = nodes(store, backend)?;
-    Disk::parse(&nodes).map_err(|error| DriverError::Store(error.to_string()))
+    DiskGeometry::parse(&nodes).map_err(|error| DriverError::Store(error.to_string()))
 }

@@ -48,7 +48,7 @@ pub enum DriverError {
     #[error("the back-end answered request {id:#x} with operation {operation}: none such is open")]
     Response { id: u64, operation: u8 },
     #[error("the back-end answered with {0:?}")]
-    XenStatus(manyring_wire::xen::blkif::Status),
+    XenStatus(manyring_wire::xen::blkif::BlkifStatus),
     #[error("the back-end has answered and holds grant reference {gref} mapped")]
     StillMapped { gref: u32 },
     #[error("xenstore: {0}")]

@@ -4,7 +4,7 @@
 //! thing about it ([`Spoil`]), and makes it available. It writes words, as a guest's kernel could,
 //! and knows nothing of the device. [`HostileNet`] does the same to the rings of a network device.
 //! [`GiantRing`] offers requests as large as the limits allow, [`OddFd`] makes file descriptors
-//! that block every thread that touches them, [`Hold`] holds locks of the kernel behind file
+//! that block every thread that touches them, [`HeldLock`] holds locks of the kernel behind file
 //! descriptors.
 
 mod fds;
@@ -12,15 +12,15 @@ mod giant;
 mod hold;
 mod net;
 
-pub use fds::{Odd, OddFd, fill_eventfd};
+pub use fds::{OddDescriptor, OddFd, fill_eventfd};
 pub use giant::GiantRing;
-pub use hold::{Hold, Withheld};
+pub use hold::{HeldLock, Withheld};
 pub use net::{CtrlSpoil, FRAME_SIZE, HostileNet, RxSpoil, TxSpoil};
 
-use crate::{Arena, DriverError, Vring};
+use crate::{Arena, DriverError, Virtqueue};
 use manyring_memory::Words;
 use manyring_queue::RingAddresses;
-use manyring_wire::blk::{RawHeader, VIRTIO_BLK_T_IN};
+use manyring_wire::blk::{RawBlkHeader, VIRTIO_BLK_T_IN};
 use manyring_wire::virtqueue::{
     AVAIL_ALIGN, DESC_ALIGN, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESCRIPTOR_SIZE,
     Descriptor, RING_IDX, USED_ALIGN, avail_entry, avail_ring_size, desc_table_size,
@@ -151,7 +151,7 @@ impl HostileRing {
     ///
     /// # Errors
     /// [`DriverError::ArenaFull`], [`DriverError::Memory`].
-    pub fn new(arena: &Arc<Arena>, vring: &Vring) -> Result<Self, DriverError> {
+    pub fn new(arena: &Arc<Arena>, vring: &Virtqueue) -> Result<Self, DriverError> {
         Self::at(arena, vring.addresses(), vring.size())
     }
 
@@ -237,7 +237,7 @@ impl HostileRing {
     /// # Errors
     /// [`DriverError::Memory`].
     pub fn write_header(&self, kind: u32, sector: u64) -> Result<(), DriverError> {
-        let raw = RawHeader { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
+        let raw = RawBlkHeader { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
         self.arena.write(self.header, raw.as_bytes())?;
         self.arena.write(self.status, &[255])
     }

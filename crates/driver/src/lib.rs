@@ -28,16 +28,16 @@ mod vring;
 mod xen;
 
 pub use arena::{Arena, TableEntry};
-pub use blk::{BlkDriver, BlkQueue};
+pub use blk::{BlkDriver, BlkDriverQueue};
 pub use blkfront::{Blkfront, BlkfrontOptions, BlkfrontQueue, XenDone, XenOp};
 pub use error::DriverError;
 pub use net::{
-    ControlOwner, ControlQueue, CtrlAnswer, NetCounters, NetDriver, NetOptions, NetPair, NetRx,
-    NetTx,
+    ControlDriverQueue, ControlOwner, CtrlAnswer, NetCounters, NetDriver, NetDriverOptions,
+    NetDriverRx, NetDriverTx, NetPair,
 };
-pub use request::{BlkOptions, Done, Op};
+pub use request::{BlkDriverOptions, Done, DriverOp};
 pub use vhost_user::FrontEnd;
-pub use vring::Vring;
+pub use vring::Virtqueue;
 pub use xen::{EventChannel, SimXen, XEN_PAGE_SIZE, XenCalls, XenDisk, XenDomain, XenStore};
 // A test of the daemon names this crate only, and spells messages and rings with these.
 pub use {manyring_queue as queue, manyring_wire as wire};

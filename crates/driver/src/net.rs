@@ -6,18 +6,18 @@ mod rx;
 mod slab;
 mod tx;
 
-pub use ctrl::{ControlQueue, CtrlAnswer};
-pub use options::{ControlOwner, NetCounters, NetOptions};
-pub use rx::NetRx;
-pub use tx::NetTx;
+pub use ctrl::{ControlDriverQueue, CtrlAnswer};
+pub use options::{ControlOwner, NetCounters, NetDriverOptions};
+pub use rx::NetDriverRx;
+pub use tx::NetDriverTx;
 
 use crate::{Arena, DriverError, FrontEnd};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::{
-    Config, CtrlStatus, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ, controlq, receiveq, transmitq,
+    CtrlStatus, NetConfig, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ, controlq, receiveq, transmitq,
 };
 use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, PROTOCOL_F_CONFIG};
-use slab::Pool;
+use slab::BufferPool;
 use std::path::Path;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
@@ -26,9 +26,9 @@ use zerocopy::{FromZeros, IntoBytes};
 #[derive(Debug)]
 pub struct NetPair {
     /// The receiveq.
-    pub rx: NetRx,
+    pub rx: NetDriverRx,
     /// The transmitq.
-    pub tx: NetTx,
+    pub tx: NetDriverTx,
 }
 
 /// A guest with a virtio-net device.
@@ -41,12 +41,12 @@ pub struct NetDriver {
     /// The queue pairs; may be moved out, one to each thread.
     pub pairs: Vec<NetPair>,
     /// The control queue, if the device serves it.
-    pub control: Option<ControlQueue>,
+    pub control: Option<ControlDriverQueue>,
     /// The config space as read at the start; zero without `PROTOCOL_F_CONFIG`.
-    pub config: Config,
+    pub config: NetConfig,
     /// The virtio features that were negotiated.
     pub features: u64,
-    options: NetOptions,
+    options: NetDriverOptions,
 }
 
 impl NetDriver {
@@ -54,7 +54,7 @@ impl NetDriver {
     ///
     /// # Errors
     /// [`DriverError`].
-    pub fn connect(path: &Path, options: &NetOptions) -> Result<Self, DriverError> {
+    pub fn connect(path: &Path, options: &NetDriverOptions) -> Result<Self, DriverError> {
         Self::start(FrontEnd::connect(path, options.max_wait)?, options)
     }
 
@@ -64,25 +64,25 @@ impl NetDriver {
     ///
     /// # Errors
     /// [`DriverError`].
-    pub fn start(mut front: FrontEnd, options: &NetOptions) -> Result<Self, DriverError> {
+    pub fn start(mut front: FrontEnd, options: &NetDriverOptions) -> Result<Self, DriverError> {
         let features = negotiate(&mut front, options)?;
         let config = read_config(&mut front)?;
         let ring = RingFeatures::from_bits(features);
-        let per_pair = NetRx::arena_size(options) + NetTx::arena_size(options);
+        let per_pair = NetDriverRx::arena_size(options) + NetDriverTx::arena_size(options);
         let pairs_size = u64::from(options.queue_pairs) * per_pair;
-        let size = pairs_size + ControlQueue::arena_size() + options.spare;
+        let size = pairs_size + ControlDriverQueue::arena_size() + options.spare;
         let arena = Arc::new(Arena::new(size)?);
         // More buffers than a pool can number: each pair has its own.
         let count = options.queue_pairs.checked_mul(options.queue_size);
         let pool = match count.filter(|_| options.shared_buffers) {
-            Some(count) => Some(Arc::new(Pool::new(&arena, count, options.transmit_size)?)),
+            Some(count) => Some(Arc::new(BufferPool::new(&arena, count, options.transmit_size)?)),
             None => None,
         };
         let pair = |index| {
-            let rx = NetRx::new(&arena, index, features, options)?;
+            let rx = NetDriverRx::new(&arena, index, features, options)?;
             let tx = match &pool {
-                Some(pool) => NetTx::sharing(pool, &arena, index, ring, options)?,
-                None => NetTx::new(&arena, index, ring, options)?,
+                Some(pool) => NetDriverTx::sharing(pool, &arena, index, ring, options)?,
+                None => NetDriverTx::new(&arena, index, ring, options)?,
             };
             Ok(NetPair { rx, tx: tx.with_headers(features) })
         };
@@ -92,7 +92,7 @@ impl NetDriver {
             _ => {
                 let index = controlq(features, config.max_virtqueue_pairs.get().into());
                 let index = u32::try_from(index).unwrap_or(u32::MAX);
-                Some(ControlQueue::new(&arena, index, ring)?)
+                Some(ControlDriverQueue::new(&arena, index, ring)?)
             }
         };
         let options = options.clone();
@@ -106,7 +106,7 @@ impl NetDriver {
         self.front.set_memory(&self.arena)?;
         let pairs = self.pairs.iter_mut();
         let rings = pairs.flat_map(|pair| [pair.rx.vring(), pair.tx.vring()]);
-        for vring in rings.chain(self.control.as_mut().map(ControlQueue::vring)) {
+        for vring in rings.chain(self.control.as_mut().map(ControlDriverQueue::vring)) {
             let base = vring.resume_base();
             self.front.start_vring(vring, base)?;
         }
@@ -164,7 +164,7 @@ impl NetDriver {
     ///
     /// # Errors
     /// [`DriverError::NoControlQueue`] if the front-end owns it, or it was not offered.
-    pub fn control(&mut self) -> Result<&mut ControlQueue, DriverError> {
+    pub fn control(&mut self) -> Result<&mut ControlDriverQueue, DriverError> {
         self.control.as_mut().ok_or(DriverError::NoControlQueue)
     }
 
@@ -178,15 +178,15 @@ impl NetDriver {
     }
 }
 
-fn negotiate(front: &mut FrontEnd, options: &NetOptions) -> Result<u64, DriverError> {
+fn negotiate(front: &mut FrontEnd, options: &NetDriverOptions) -> Result<u64, DriverError> {
     // A driver that does not ask for VERSION_1 is a legacy one.
     front.negotiate(options.wanted(), F_PROTOCOL_FEATURES, options.protocol_features)
 }
 
-fn read_config(front: &mut FrontEnd) -> Result<Config, DriverError> {
-    let mut config = Config::new_zeroed();
+fn read_config(front: &mut FrontEnd) -> Result<NetConfig, DriverError> {
+    let mut config = NetConfig::new_zeroed();
     if front.agreed_protocol_features() & PROTOCOL_F_CONFIG != 0 {
-        let size = u32::try_from(size_of::<Config>()).unwrap_or(0);
+        let size = u32::try_from(size_of::<NetConfig>()).unwrap_or(0);
         let bytes = front.config(0, size)?;
         config.as_mut_bytes()[..bytes.len()].copy_from_slice(&bytes);
     }

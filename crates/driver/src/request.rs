@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// How a driver drives.
 #[derive(Clone, Debug)]
-pub struct BlkOptions {
+pub struct BlkDriverOptions {
     /// Queues to use.
     pub queues: u16,
     /// Entries of each.
@@ -30,7 +30,7 @@ pub struct BlkOptions {
     pub max_wait: Duration,
 }
 
-impl Default for BlkOptions {
+impl Default for BlkDriverOptions {
     /// One queue of 128, EVENT_IDX and INDIRECT_DESC, requests of up to 64 KiB in one segment.
     fn default() -> Self {
         Self {
@@ -53,7 +53,7 @@ impl Default for BlkOptions {
 
 /// A request. Sectors are of 512 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op<'a> {
+pub enum DriverOp<'a> {
     /// Reads `len` bytes.
     Read {
         /// First sector.
@@ -107,7 +107,7 @@ pub enum Op<'a> {
 /// A request that is done. Its buffer stays as it is until the next submit on the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// The tag that [`crate::BlkQueue::submit`] returned.
+    /// The tag that [`crate::BlkDriverQueue::submit`] returned.
     pub tag: u16,
     /// The status byte; 255 if the device wrote none.
     pub status: u8,

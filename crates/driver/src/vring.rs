@@ -1,4 +1,4 @@
-//! `Vring`: a driver queue in an arena, with its kick, call and err eventfds.
+//! `Virtqueue`: a driver queue in an arena, with its kick, call and err eventfds.
 
 use crate::{Arena, DriverError};
 use manyring_queue::{Base, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
@@ -16,7 +16,7 @@ const CALL_GRACE: Duration = Duration::from_secs(1);
 
 /// A virtqueue of the guest.
 #[derive(Debug)]
-pub struct Vring {
+pub struct Virtqueue {
     index: u32,
     size: u16,
     features: RingFeatures,
@@ -31,7 +31,7 @@ pub struct Vring {
     calls: AtomicU64,
 }
 
-impl Vring {
+impl Virtqueue {
     /// Makes an empty ring of `size` entries in `arena` whose indexes begin at `base`.
     ///
     /// # Errors

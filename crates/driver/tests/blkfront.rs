@@ -8,8 +8,8 @@ use manyring_driver::{
 use manyring_memory::{GrantMapper, GrantPages, GrantRef};
 use manyring_queue::Ring;
 use manyring_queue::blkif::{BackRing, Requests, RingConfig};
-use manyring_wire::xen::blkif::{Response, Status};
-use manyring_wire::xen::device::{Connection, Disk, Nodes, Offer, Writes};
+use manyring_wire::xen::blkif::{BlkifStatus, Response};
+use manyring_wire::xen::device::{Connection, DiskGeometry, Nodes, Offer, Writes};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,8 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const FRONT: &str = "/local/domain/7/device/vbd/51712";
 const BACK: &str = "/local/domain/0/backend/vbd/7/51712";
-const DISK: Disk = Disk { sectors: 2048, sector_size: 512, physical_sector_size: 4096, info: 0 };
+const DISK: DiskGeometry =
+    DiskGeometry { sectors: 2048, sector_size: 512, physical_sector_size: 4096, info: 0 };
 
 fn offer() -> Offer {
     Offer {
@@ -56,7 +57,7 @@ impl Queue {
                 let (chain, request) = requests.take(index).unwrap();
                 let [operation, inner, ..] = request.words()[0].to_le_bytes();
                 let operation = if operation == 6 { inner } else { operation };
-                let response = Response { id: request.id(), operation, status: Status::Okay };
+                let response = Response { id: request.id(), operation, status: BlkifStatus::Okay };
                 self.ring.push_response(chain, response);
             }
             served += popped;

@@ -6,7 +6,7 @@ mod xenstore;
 
 use manyring_driver::{SimXen, XenCalls, XenDomain};
 use manyring_memory::{GrantAccess, GrantError, GrantMapper, GrantPages, GrantRef};
-use manyring_wire::xen::store::{HEADER_SIZE, Header};
+use manyring_wire::xen::store::{HEADER_SIZE, StoreHeader};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -242,7 +242,7 @@ fn is_closed(mut stream: UnixStream) -> bool {
 fn clients_that_misbehave_are_disconnected_and_others_are_served() {
     let (_folder, xen) = xen();
     let mut good = XenStore::connect(xen.socket());
-    let header = |kind, size| Header { kind, req_id: 0, tx_id: 0, size }.emit();
+    let header = |kind, size| StoreHeader { kind, req_id: 0, tx_id: 0, size }.emit();
     // Half a message, then silence: nobody waits for it.
     let mut silent = UnixStream::connect(xen.socket()).unwrap();
     silent.write_all(&header(2, 100)[..HEADER_SIZE - 1]).unwrap();
@@ -310,7 +310,7 @@ fn clients_that_use_up_the_servers_fds_wait_and_those_before_them_are_served() {
     }
     late.set_nonblocking(true).unwrap();
     late.write_all(
-        &[&Header { kind: 2, req_id: 0, tx_id: 0, size: 3 }.emit()[..], b"/a\0"].concat(),
+        &[&StoreHeader { kind: 2, req_id: 0, tx_id: 0, size: 3 }.emit()[..], b"/a\0"].concat(),
     )
     .unwrap();
     assert!(late.read(&mut [0]).is_err(), "nobody has accepted it");

@@ -6,7 +6,7 @@
 //! the runtime's own pool panics, and a panic ends the guests of all devices.
 
 use crate::watch::{Post, Serves};
-use manyring_backend::sys::starter::{self, Role};
+use manyring_backend::sys::starter::{self, ThreadRole};
 use manyring_memory::{Duty, take_duty};
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -87,7 +87,7 @@ async fn start<F: FnOnce() + Send + 'static>(
             work();
         };
         let thread = std::thread::Builder::new().name("aside".to_owned());
-        match starter::spawn(Role::Control, thread, work) {
+        match starter::spawn(ThreadRole::Control, thread, work) {
             Ok(thread) => return thread,
             Err(error) if !std::mem::replace(&mut is_told, true) => {
                 let problem = "no thread available for a call that may block; retrying";
@@ -104,15 +104,15 @@ async fn start<F: FnOnce() + Send + 'static>(
 /// start's time. A caller that waits for an answer in vain has another thread go on with the next
 /// call. Dropping this drops the calls that no thread has begun.
 #[derive(Debug, Default)]
-pub struct AsideRow(Arc<Mutex<VecDeque<Call>>>);
+pub struct AsideRow(Arc<Mutex<VecDeque<BlockingCall>>>);
 
 /// A call, and the device for which it is done.
-struct Call {
+struct BlockingCall {
     device: String,
     call: Box<dyn FnOnce() + Send>,
 }
 
-impl std::fmt::Debug for Call {
+impl std::fmt::Debug for BlockingCall {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Call").field(&self.device).finish()
     }
@@ -123,7 +123,7 @@ impl AsideRow {
     /// `device`, as that of [`aside_for`] is.
     pub fn add(&self, device: &str, call: impl FnOnce() + Send + 'static) {
         let (device, call) = (device.to_owned(), Box::new(call));
-        lock(&self.0).push_back(Call { device, call });
+        lock(&self.0).push_back(BlockingCall { device, call });
     }
 
     /// Has one more thread do the calls that none has begun, until none is left; one after the
@@ -135,7 +135,7 @@ impl AsideRow {
             move || {
                 let _entered = runtime.enter();
                 let next = || lock(&*calls.upgrade()?).pop_front();
-                while let Some(Call { device, call }) = next() {
+                while let Some(BlockingCall { device, call }) = next() {
                     let _at_work = AtWork::new(Post::new(Serves::Host(device)));
                     // The caller that waits for it sees that by its channel.
                     let _ = catch_unwind(AssertUnwindSafe(call));
@@ -147,7 +147,7 @@ impl AsideRow {
     }
 }
 
-fn lock(calls: &Mutex<VecDeque<Call>>) -> MutexGuard<'_, VecDeque<Call>> {
+fn lock(calls: &Mutex<VecDeque<BlockingCall>>) -> MutexGuard<'_, VecDeque<BlockingCall>> {
     calls.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,7 +1,7 @@
 //! `QueueIo`: a queue's access to its worker for one call: io_uring and watches, the queue's slot,
 //! and the time.
 
-use crate::wait::{Source, Wait};
+use crate::wait::{EventSource, Wait};
 use manyring_backend::sys::uring::Ring;
 use rustix::fd::BorrowedFd;
 
@@ -58,19 +58,19 @@ impl<'a> QueueIo<'a> {
     /// The upper bits that the `user_data` of an io_uring entry must carry above its token, so that
     /// the worker hands the completion to this queue.
     pub fn disk_tag(&self) -> u64 {
-        Source::Disk { slot: self.slot, token: 0 }.pack()
+        EventSource::Disk { slot: self.slot, token: 0 }.pack()
     }
 
     /// Watches the kick, and returns the number of the watch, which no other watch has.
     pub fn watch_kick(&mut self, kick: BorrowedFd<'_>) -> u32 {
         let watch = self.wait.next_kick_watch();
-        self.wait.watch(kick, Source::Kick { slot: self.slot, watch });
+        self.wait.watch(kick, EventSource::Kick { slot: self.slot, watch });
         watch
     }
 
     /// Ends the watch of the kick that [`Self::watch_kick`] has given this number.
     pub fn unwatch_kick(&mut self, kick: BorrowedFd<'_>, watch: u32) {
-        self.wait.unwatch(kick, Source::Kick { slot: self.slot, watch });
+        self.wait.unwatch(kick, EventSource::Kick { slot: self.slot, watch });
     }
 
     /// Submits the entries that were placed so far to the kernel.
@@ -82,24 +82,24 @@ impl<'a> QueueIo<'a> {
     /// worker's io_uring.
     pub fn watch_offload(&mut self, fd: BorrowedFd<'_>) {
         let (slot, generation) = (self.slot, self.generation);
-        self.wait.watch(fd, Source::Offload { slot, generation });
+        self.wait.watch(fd, EventSource::Offload { slot, generation });
     }
 
     /// Ends the watch of [`Self::watch_offload`].
     pub fn unwatch_offload(&mut self, fd: BorrowedFd<'_>) {
         let (slot, generation) = (self.slot, self.generation);
-        self.wait.unwatch(fd, Source::Offload { slot, generation });
+        self.wait.unwatch(fd, EventSource::Offload { slot, generation });
     }
 
     /// Reports once when a port is ready for output (`output`) or else for input.
     pub fn watch_port(&mut self, fd: BorrowedFd<'_>, output: bool) {
         let (slot, generation) = (self.slot, self.generation);
-        self.wait.watch_once(fd, output, Source::Port { slot, generation });
+        self.wait.watch_once(fd, output, EventSource::Port { slot, generation });
     }
 
     /// Ends the watch of [`Self::watch_port`], if it has not reported yet.
     pub fn unwatch_port(&mut self, fd: BorrowedFd<'_>) {
         let (slot, generation) = (self.slot, self.generation);
-        self.wait.unwatch(fd, Source::Port { slot, generation });
+        self.wait.unwatch(fd, EventSource::Port { slot, generation });
     }
 }

@@ -94,7 +94,7 @@ mod worker;
 
 pub use accounts::{allowed_cpus, cpu_time};
 pub use blocking::{AsideRow, aside, aside_for};
-pub use fds::budget::{MESSAGE_FDS_MAX, Reserve, Room, StandIns, Surplus};
+pub use fds::budget::{FdReservation, MESSAGE_FDS_MAX, Reserve, StandIns, Surplus};
 pub use fds::doorbell::{Call, Channel, DoorbellError, Kick};
 pub use fds::ends::SessionSocket;
 pub use fds::foreign::{ForeignFd, Janitor, Origin};
@@ -107,7 +107,7 @@ pub use pool::{Home, Pins, Pool, PoolOptions, Pulse, StopError, WorkerView};
 pub use running::RunningQueue;
 pub use running::epoch::{Epoch, Epochs};
 pub use running::format::AnyFormat;
-pub use running::handler::{Awaited, Done, Handler, Mode, Turn, Waits};
+pub use running::handler::{Awaited, Done, Handler, Turn, TurnMode, Waits};
 pub use running::life::{Event, EventKind};
 pub use running::orders::{Fence, Order, Reply};
 pub use running::table::Table;
@@ -120,7 +120,7 @@ pub use watch::{Held, held};
 #[doc(hidden)]
 pub mod solo {
     pub use crate::running::run::{Happened, Run, Turned};
-    pub use crate::wait::{Source, Wait, Woken};
+    pub use crate::wait::{EventSource, Wait, Woken};
 }
 
 use manyring_queue::{DeviceQueue, RingAddresses};

@@ -5,7 +5,7 @@
 //! ([`Lookout::rouse`]). The lookout says first that it sleeps, and then looks once more. All four
 //! are sequentially consistent, so that at least one of them sees the other: no work is overlooked.
 
-use manyring_backend::sys::starter::{self, Role};
+use manyring_backend::sys::starter::{self, ThreadRole};
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +53,7 @@ impl Lookout {
             return Ok(());
         }
         let builder = std::thread::Builder::new().name(self.name.to_owned());
-        let thread = starter::spawn(Role::Lookout, builder, || self.stand())?;
+        let thread = starter::spawn(ThreadRole::Lookout, builder, || self.stand())?;
         let _ = self.thread.set(thread.thread().clone());
         Ok(())
     }

@@ -7,7 +7,7 @@ mod histogram;
 
 pub use histogram::{BUCKETS, Histogram, ServeTimes, ServedOp};
 
-use crate::policy::polling::{Arm, Numbers};
+use crate::policy::polling::{Arm, PollingNumbers};
 use histogram::Histograms;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,7 +48,7 @@ pub enum Kind {
 
 /// A counter's definition and its value.
 #[derive(Clone, Copy, Debug)]
-pub struct Named<T> {
+pub struct NamedCounter<T> {
     /// Name, without prefix or `_total`.
     pub name: &'static str,
     /// One sentence on the number, with its unit.
@@ -62,7 +62,7 @@ pub struct Named<T> {
 /// The kind of device that a queue belongs to: the queue has the counters of its class and the
 /// common ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Class {
+pub enum QueueClass {
     /// A block device.
     #[default]
     Blk,
@@ -72,27 +72,27 @@ pub enum Class {
     XenBlk,
 }
 
-impl Class {
+impl QueueClass {
     /// Every class.
     pub const ALL: [Self; 3] = [Self::Blk, Self::Net, Self::XenBlk];
 }
 
 /// Which classes a counter belongs to.
 #[derive(Clone, Copy)]
-enum Of {
+enum CounterClasses {
     All,
     Blk,
     Net,
     XenBlk,
 }
 
-impl Of {
-    const fn has(self, class: Class) -> bool {
+impl CounterClasses {
+    const fn has(self, class: QueueClass) -> bool {
         match self {
             Self::All => true,
-            Self::Blk => matches!(class, Class::Blk | Class::XenBlk),
-            Self::Net => matches!(class, Class::Net),
-            Self::XenBlk => matches!(class, Class::XenBlk),
+            Self::Blk => matches!(class, QueueClass::Blk | QueueClass::XenBlk),
+            Self::Net => matches!(class, QueueClass::Net),
+            Self::XenBlk => matches!(class, QueueClass::XenBlk),
         }
     }
 }
@@ -104,7 +104,7 @@ macro_rules! queue_stats {
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub struct QueueStats {
-            class: Class,
+            class: QueueClass,
             $(#[doc = $help] pub $counter: Counter,)*
             histograms: Histograms<{ [$($hhelp),*].len() }>,
             /// Time from pop to completion of a disk's requests, in nanoseconds, by operation.
@@ -114,8 +114,8 @@ macro_rules! queue_stats {
         impl QueueStats {
             /// Every counter of the queue's class with its name and help.
             #[must_use]
-            pub fn counters(&self) -> Vec<Named<u64>> {
-                let all = [$((Of::$of, Named {
+            pub fn counters(&self) -> Vec<NamedCounter<u64>> {
+                let all = [$((CounterClasses::$of, NamedCounter {
                     name: stringify!($counter),
                     help: $help,
                     kind: Kind::$kind,
@@ -127,9 +127,9 @@ macro_rules! queue_stats {
             /// Every histogram of the queue's class with its name and help. Names that end in
             /// `_ns` are nanoseconds.
             #[must_use]
-            pub fn histograms(&self) -> Vec<Named<&Histogram>> {
+            pub fn histograms(&self) -> Vec<NamedCounter<&Histogram>> {
                 let [$($histogram),*] = self.histograms.all();
-                let all = [$((Of::$hof, Named {
+                let all = [$((CounterClasses::$hof, NamedCounter {
                     name: stringify!($histogram),
                     help: $hhelp,
                     kind: Kind::Counter,
@@ -253,7 +253,7 @@ queue_stats! {
 impl QueueStats {
     /// All zero, for a queue of a device of `class`.
     #[must_use]
-    pub fn new(class: Class) -> Self {
+    pub fn new(class: QueueClass) -> Self {
         Self { class, ..Self::default() }
     }
 
@@ -294,7 +294,7 @@ impl QueueStats {
     /// [`Self::serve_ns`], if the queue is one of a disk.
     #[must_use]
     pub fn served(&self) -> Option<&ServeTimes> {
-        (self.class != Class::Net).then_some(&self.serve_ns)
+        (self.class != QueueClass::Net).then_some(&self.serve_ns)
     }
 }
 
@@ -334,8 +334,8 @@ macro_rules! policy_stats {
         impl PolicyStats {
             /// Every number with its name and help.
             #[must_use]
-            pub fn counters(&self) -> Vec<Named<u64>> {
-                vec![$(Named {
+            pub fn counters(&self) -> Vec<NamedCounter<u64>> {
+                vec![$(NamedCounter {
                     name: stringify!($counter),
                     help: $help,
                     kind: Kind::$kind,
@@ -363,8 +363,8 @@ policy_stats! {
 
 impl PolicyStats {
     /// The counts so far, for a new policy that goes on with them.
-    pub(crate) fn counts(&self) -> Numbers {
-        Numbers {
+    pub(crate) fn counts(&self) -> PollingNumbers {
+        PollingNumbers {
             trials: self.trials.value(),
             flips: self.flips.value(),
             stolen_looks: self.stolen_looks.value(),
@@ -372,12 +372,12 @@ impl PolicyStats {
             looked_sleeping_ns: self.looked_sleeping_ns.value(),
             spins_hit: self.spins_hit.value(),
             spins_missed: self.spins_missed.value(),
-            ..Numbers::default()
+            ..PollingNumbers::default()
         }
     }
 
     /// Shows the policy's present numbers. Only the worker may.
-    pub(crate) fn publish(&self, numbers: &Numbers) {
+    pub(crate) fn publish(&self, numbers: &PollingNumbers) {
         self.spins.set(u64::from(numbers.arm == Arm::Spin));
         self.gain_permille.set(numbers.gain);
         self.effort_permille.set(numbers.effort);
@@ -402,7 +402,8 @@ mod tests {
             let counters = QueueStats::new(class).counters();
             counters.into_iter().map(|counter| counter.name).collect::<Vec<_>>()
         };
-        let (blk, net, xen) = (names(Class::Blk), names(Class::Net), names(Class::XenBlk));
+        let (blk, net, xen) =
+            (names(QueueClass::Blk), names(QueueClass::Net), names(QueueClass::XenBlk));
         assert!(blk.iter().all(|name| xen.contains(name)));
         let own: Vec<_> = xen.iter().filter(|name| !blk.contains(name)).collect();
         assert!(own.contains(&&"grant_hits") && own.iter().all(|name| name.starts_with("grant")));
@@ -412,7 +413,7 @@ mod tests {
     #[test]
     fn a_queue_without_a_batch_takes_little_memory_and_shows_each_histogram_empty() {
         assert!(size_of::<QueueStats>() <= 896, "{}", size_of::<QueueStats>());
-        let stats = QueueStats::new(Class::Blk);
+        let stats = QueueStats::new(QueueClass::Blk);
         let all: Vec<_> = stats.histograms().iter().map(|h| (h.name, h.value.count())).collect();
         assert_eq!(all, [("batch_size", 0), ("wait_ns", 0)]);
         let zeroes = stats.numbers();
@@ -427,13 +428,13 @@ mod tests {
 
     #[test]
     fn what_another_process_counted_is_shown_on_top_of_what_was_before() {
-        let theirs = QueueStats::new(Class::Blk);
+        let theirs = QueueStats::new(QueueClass::Blk);
         theirs.reads.add(3);
         theirs.in_flight.set(2);
         theirs.serve_ns.record(ServedOp::Write, 100, 4);
         theirs.serve_ns.record(ServedOp::Flush, 9, 1);
         let numbers = theirs.numbers();
-        let shown = QueueStats::new(Class::Blk);
+        let shown = QueueStats::new(QueueClass::Blk);
         shown.show(&[], &numbers);
         assert_eq!(shown.numbers(), numbers);
         shown.show(&numbers, &numbers);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// The subject of an event; packed into the 64 bits that the kernel hands back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum EventSource {
     /// The kick of the queue in `slot`, if the queue still watches it under this number.
     Kick {
         /// The slot.
@@ -59,7 +59,7 @@ const SLOT_SHIFT: u32 = 32;
 /// Slots have 24 bits.
 pub(crate) const SLOTS_MAX: usize = 1 << 24;
 
-impl Source {
+impl EventSource {
     /// As the kernel hands it back.
     #[must_use]
     pub const fn pack(self) -> u64 {
@@ -97,7 +97,7 @@ impl Source {
 #[derive(Clone, Copy, Debug)]
 pub struct Woken {
     /// The subject.
-    pub source: Source,
+    pub source: EventSource,
     /// Bytes, poll mask or negative errno.
     pub result: i32,
     /// The watch has ended and must be renewed.
@@ -234,7 +234,7 @@ impl Wait {
     }
 
     /// Reports every write to `fd` from now on.
-    pub fn watch(&mut self, fd: BorrowedFd<'_>, source: Source) {
+    pub fn watch(&mut self, fd: BorrowedFd<'_>, source: EventSource) {
         match &mut self.kernel {
             Kernel::Uring(ring) => ring.poll(fd, source.pack()),
             Kernel::Epoll(epoll) => {
@@ -248,7 +248,7 @@ impl Wait {
     }
 
     /// Reports once when `fd` is ready for input, or for output; at once if it is already.
-    pub fn watch_once(&mut self, fd: BorrowedFd<'_>, output: bool, source: Source) {
+    pub fn watch_once(&mut self, fd: BorrowedFd<'_>, output: bool, source: EventSource) {
         match &mut self.kernel {
             Kernel::Uring(ring) => ring.poll_once(fd, output, source.pack()),
             Kernel::Epoll(epoll) => {
@@ -263,10 +263,10 @@ impl Wait {
     }
 
     /// Ends the watch of `fd` that reports `source`.
-    pub fn unwatch(&mut self, fd: BorrowedFd<'_>, source: Source) {
+    pub fn unwatch(&mut self, fd: BorrowedFd<'_>, source: EventSource) {
         match &mut self.kernel {
             Kernel::Uring(ring) => {
-                ring.poll_remove(source.pack(), Source::Ended.pack());
+                ring.poll_remove(source.pack(), EventSource::Ended.pack());
                 // The watch holds a reference to the file. `settle` ends that now, while the caller
                 // still has the file: this thread must not be the one that closes the file.
                 ring.settle();
@@ -331,8 +331,11 @@ impl Wait {
 }
 
 fn woken_by_ring(event: &RingEvent) -> Woken {
-    let source = Source::unpack(event.user_data);
-    let watch = matches!(source, Source::Kick { .. } | Source::Offload { .. } | Source::Mailbox);
+    let source = EventSource::unpack(event.user_data);
+    let watch = matches!(
+        source,
+        EventSource::Kick { .. } | EventSource::Offload { .. } | EventSource::Mailbox
+    );
     let broken = event.result < 0 || event.result & POLL_BROKEN != 0;
     Woken { source, result: event.result, ended: watch && !event.more && !broken }
 }
@@ -353,7 +356,7 @@ impl Epoll {
         woken.extend(self.events.iter().map(|event| {
             let flags = event.flags;
             let result = i32::try_from(flags.bits()).unwrap_or(1);
-            Woken { source: Source::unpack(event.data.u64()), result, ended: false }
+            Woken { source: EventSource::unpack(event.data.u64()), result, ended: false }
         }));
     }
 }
@@ -366,14 +369,14 @@ mod tests {
     #[test]
     fn sources_survive_the_packing() {
         for source in [
-            Source::Kick { slot: 0xff_ffff, watch: u32::MAX },
-            Source::Disk { slot: 3, token: 255 },
-            Source::Port { slot: 7, generation: 1 << 31 },
-            Source::Offload { slot: 7, generation: 9 },
-            Source::Mailbox,
-            Source::Ended,
+            EventSource::Kick { slot: 0xff_ffff, watch: u32::MAX },
+            EventSource::Disk { slot: 3, token: 255 },
+            EventSource::Port { slot: 7, generation: 1 << 31 },
+            EventSource::Offload { slot: 7, generation: 9 },
+            EventSource::Mailbox,
+            EventSource::Ended,
         ] {
-            assert_eq!(Source::unpack(source.pack()), source);
+            assert_eq!(EventSource::unpack(source.pack()), source);
         }
     }
 
@@ -383,7 +386,7 @@ mod tests {
             let mut wait = Wait::new(uring).unwrap();
             assert_eq!(wait.has_ring(), uring);
             let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-            let source = Source::Kick { slot: 1, watch: 2 };
+            let source = EventSource::Kick { slot: 1, watch: 2 };
             wait.watch(event.as_fd(), source);
             for _ in 0..3 {
                 rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
@@ -400,7 +403,7 @@ mod tests {
         for uring in [true, false] {
             let mut wait = Wait::new(uring).unwrap();
             let event = eventfd(1, EventfdFlags::NONBLOCK).unwrap();
-            let source = Source::Port { slot: 1, generation: 2 };
+            let source = EventSource::Port { slot: 1, generation: 2 };
             for output in [false, true] {
                 wait.watch_once(event.as_fd(), output, source);
                 let mut woken = Vec::new();
@@ -420,7 +423,7 @@ mod tests {
             let mut wait = Wait::new(uring).unwrap();
             let (reader, writer) = rustix::pipe::pipe().unwrap();
             let (socket, peer) = std::os::unix::net::UnixStream::pair().unwrap();
-            let source = Source::Kick { slot: 1, watch: 2 };
+            let source = EventSource::Kick { slot: 1, watch: 2 };
             wait.watch(reader.as_fd(), source);
             wait.watch(socket.as_fd(), source);
             drop((writer, peer));

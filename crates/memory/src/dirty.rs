@@ -12,7 +12,7 @@
 use crate::error::MemoryError;
 use crate::iov::GuestSlice;
 use crate::mapping::Mapping;
-use crate::region::Region;
+use crate::region::MappedRegion;
 use crate::shared::Words;
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -107,12 +107,12 @@ impl Logged {
     ///
     /// # Errors
     /// [`MemoryError::LogShort`] if the log has no bit for some of their pages.
-    pub(crate) fn new(log: Arc<DirtyLog>, regions: &[Region]) -> Result<Self, MemoryError> {
+    pub(crate) fn new(log: Arc<DirtyLog>, regions: &[MappedRegion]) -> Result<Self, MemoryError> {
         let end = regions.iter().map(|r| r.spec().guest_addr + r.spec().size).max().unwrap_or(0);
         if !log.covers(end) {
             return Err(MemoryError::LogShort { size: log.0.size() as u64, end });
         }
-        let place = |region: &Region| {
+        let place = |region: &MappedRegion| {
             let base = region.mapping().address(0).as_ptr() as usize;
             (base, host_size(region.spec().size), region.spec().guest_addr)
         };

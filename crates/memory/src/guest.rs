@@ -15,7 +15,7 @@ use crate::error::MemoryError;
 use crate::files::{MemoryFiles, MemoryRules};
 use crate::iov::GuestSlice;
 use crate::mapping::Mapping;
-use crate::region::{GuestAddr, Place, Region, RegionSpec, Regions};
+use crate::region::{GuestAddr, MappedRegion, Place, RegionSpec, Regions};
 use crate::shared::Words;
 use rustix::fd::AsFd;
 use std::sync::Arc;
@@ -62,10 +62,10 @@ impl GuestMemory {
         let size = mapping.size() as u64;
         let spec = RegionSpec { guest_addr: 0, size, user_addr: 0, mmap_offset: 0 };
         // The mapping is exactly as long as the region, so this cannot fail.
-        Self::of_regions(Region::new(spec, mapping).into_iter().collect())
+        Self::of_regions(MappedRegion::new(spec, mapping).into_iter().collect())
     }
 
-    fn of_regions(regions: Vec<Region>) -> Self {
+    fn of_regions(regions: Vec<MappedRegion>) -> Self {
         let (blocks, logged) = (blocks(&regions), None);
         Self { regions: Regions::of(regions), blocks, logged }
     }
@@ -117,12 +117,12 @@ impl GuestMemory {
 
     /// The mappings of the regions, by guest address.
     pub fn mappings(&self) -> impl Iterator<Item = &Arc<Mapping>> {
-        self.regions.list().iter().map(Region::mapping)
+        self.regions.list().iter().map(MappedRegion::mapping)
     }
 
     /// The regions, by guest address.
     pub fn specs(&self) -> impl Iterator<Item = &RegionSpec> {
-        self.regions.list().iter().map(Region::spec)
+        self.regions.list().iter().map(MappedRegion::spec)
     }
 
     /// How many regions there are.
@@ -331,21 +331,21 @@ impl GuestMemory {
 }
 
 /// The region that begins last at or before `addr`.
-fn searched(regions: &[Region], addr: u64) -> Option<usize> {
+fn searched(regions: &[MappedRegion], addr: u64) -> Option<usize> {
     regions.partition_point(|r| r.spec().guest_addr <= addr).checked_sub(1)
 }
 
 /// Puts a region in its place, unless it overlaps one that is there.
 fn insert(
-    regions: &mut Vec<Region>,
+    regions: &mut Vec<MappedRegion>,
     spec: RegionSpec,
     mapping: Arc<Mapping>,
 ) -> Result<(), MemoryError> {
     let end = spec.guest_addr.checked_add(spec.size).ok_or(MemoryError::Overflow)?;
     spec.user_addr.checked_add(spec.size).ok_or(MemoryError::Overflow)?;
-    let region = Region::new(spec, mapping)?;
+    let region = MappedRegion::new(spec, mapping)?;
     let overlaps = |s: &RegionSpec| s.guest_addr < end && spec.guest_addr < s.guest_addr + s.size;
-    if regions.iter().map(Region::spec).any(overlaps) {
+    if regions.iter().map(MappedRegion::spec).any(overlaps) {
         return Err(MemoryError::Overlap { guest_addr: spec.guest_addr });
     }
     let at = regions.partition_point(|r| r.spec().guest_addr < spec.guest_addr);
@@ -360,8 +360,8 @@ fn insert(
 /// table of 65536 blocks made by each of its messages, so it is filled region by region instead:
 /// the search finds a region from its first address to the first of the next, so it finds it in
 /// the blocks that lie wholly between these two.
-fn blocks(regions: &[Region]) -> Box<[u8]> {
-    let Some(RegionSpec { guest_addr, size, .. }) = regions.last().map(Region::spec).copied()
+fn blocks(regions: &[MappedRegion]) -> Box<[u8]> {
+    let Some(RegionSpec { guest_addr, size, .. }) = regions.last().map(MappedRegion::spec).copied()
     else {
         return Box::default();
     };
@@ -370,7 +370,7 @@ fn blocks(regions: &[Region]) -> Box<[u8]> {
     }
     let count = ((guest_addr + size) >> BLOCK_SHIFT).min(BLOCKS_MAX - 1) + 1;
     let mut blocks = vec![SEARCH; host_size(count)].into_boxed_slice();
-    let begin = |region: &Region| region.spec().guest_addr;
+    let begin = |region: &MappedRegion| region.spec().guest_addr;
     let nexts = regions.iter().skip(1).map(|next| begin(next) >> BLOCK_SHIFT).chain([count]);
     for ((index, region), to) in (0..SEARCH).zip(regions).zip(nexts) {
         let from = host_size(begin(region).div_ceil(1 << BLOCK_SHIFT));

@@ -33,11 +33,11 @@ const PLACES_MAX: usize = 64;
 
 /// Addresses that a mapping of a file has taken of [`FILE_BYTES_MAX`]; given back on drop.
 #[derive(Debug)]
-struct Share(u64);
+struct AddressShare(u64);
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-impl Share {
+impl AddressShare {
     fn take(bytes: u64) -> Result<Self, MemoryError> {
         let more = |taken: u64| taken.checked_add(bytes).filter(|all| *all <= FILE_BYTES_MAX);
         let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
@@ -45,7 +45,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for AddressShare {
     fn drop(&mut self) {
         TAKEN.fetch_sub(self.0, Ordering::Relaxed);
     }
@@ -63,7 +63,7 @@ pub struct Mapping {
     skip: usize,
     watch: Option<sigbus::Watch>,
     /// The part of [`FILE_BYTES_MAX`] that a file's mapping takes; given back when it is unmapped.
-    share: Option<Share>,
+    share: Option<AddressShare>,
 }
 
 // SAFETY: a mapping is an address range; all access goes through `Words` (atomics) and
@@ -111,7 +111,7 @@ impl Mapping {
         let skip = offset % page;
         let whole = size.checked_add(skip).and_then(|n| n.checked_next_multiple_of(page));
         let whole = whole.ok_or(MemoryError::Overflow)?;
-        let (share, len) = (Share::take(whole)?, host_size(whole));
+        let (share, len) = (AddressShare::take(whole)?, host_size(whole));
         // SAFETY: the kernel chooses a free place for the mapping: no memory in use is replaced.
         let base = unsafe {
             mmap(

@@ -1,4 +1,4 @@
-//! `Region`, a piece of guest memory with its mapping, `Regions`, those of one snapshot, and
+//! `MappedRegion`, a piece of guest memory with its mapping, `Regions`, those of one snapshot, and
 //! `Place`, where the bytes of one lie: here a guest address is checked, once.
 #![allow(unsafe_code, reason = "allow-listed: a checked guest address becomes a slice")]
 
@@ -28,7 +28,7 @@ pub struct RegionSpec {
 
 /// A region of a snapshot: its bytes are the first `spec.size` of its mapping.
 #[derive(Clone, Debug)]
-pub(crate) struct Region {
+pub(crate) struct MappedRegion {
     spec: RegionSpec,
     /// The host's address of the first byte, beside the range: one cache line for both.
     base: NonNull<u8>,
@@ -36,11 +36,11 @@ pub(crate) struct Region {
 }
 
 // SAFETY: `base` is an address in `mapping`, which may be used from any thread and is held.
-unsafe impl Send for Region {}
+unsafe impl Send for MappedRegion {}
 // SAFETY: as above.
-unsafe impl Sync for Region {}
+unsafe impl Sync for MappedRegion {}
 
-impl Region {
+impl MappedRegion {
     /// The region `spec` on `mapping`.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Region {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Regions {
     /// Sorted by guest address, free of overlap.
-    list: Vec<Region>,
+    list: Vec<MappedRegion>,
     /// An id that only these regions have in this process; clones share it.
     id: u64,
 }
@@ -77,12 +77,12 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 impl Regions {
     /// These regions, sorted by guest address and free of overlap, under a new id.
-    pub(crate) fn of(list: Vec<Region>) -> Self {
+    pub(crate) fn of(list: Vec<MappedRegion>) -> Self {
         Self { list, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) }
     }
 
     #[inline]
-    pub(crate) fn list(&self) -> &[Region] {
+    pub(crate) fn list(&self) -> &[MappedRegion] {
         &self.list
     }
 
@@ -121,7 +121,7 @@ impl Default for Place {
 impl Place {
     /// Where region `index` of a snapshot lies.
     pub(crate) fn of(regions: &Regions, index: usize) -> Option<Self> {
-        let Region { spec, base, .. } = regions.list.get(index)?;
+        let MappedRegion { spec, base, .. } = regions.list.get(index)?;
         let RegionSpec { guest_addr, size, .. } = *spec;
         Some(Self { guest_addr, size, base: *base, snapshot: regions.id })
     }
@@ -145,7 +145,8 @@ impl Place {
         if !is_inside || self.snapshot != regions.id {
             return None;
         }
-        // SAFETY: offset < size <= bytes of the mapping (`Region::new`): the address lies inside.
+        // SAFETY: offset < size <= bytes of the mapping (`MappedRegion::new`): the address lies
+        // inside.
         let start = unsafe { self.base.add(host_size(offset)) };
         // SAFETY: offset + len <= size <= bytes of the mapping. `of` took this place from a
         // snapshot of the same id as `regions`, which therefore hold the same mapping, and keep it

@@ -1,8 +1,8 @@
 //! `Channel`: a connection as its queue has it: the socket's stream, and the TLS session on it if
 //! there is one.
 
-use super::join::Joined;
-use super::session::{Broken, Session};
+use super::join::JoinedConnection;
+use super::session::{Broken, NbdSession};
 use super::tls::Tls;
 use manyring_backend::blk::Completion;
 use manyring_backend::sys::uring::Stream;
@@ -16,7 +16,7 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    pub(super) fn new(joined: Joined) -> Self {
+    pub(super) fn new(joined: JoinedConnection) -> Self {
         Self { stream: Stream::new(joined.socket), tls: joined.tls }
     }
 
@@ -41,7 +41,7 @@ impl Channel {
     ///
     /// # Errors
     /// [`Broken`]: the connection is over.
-    pub(super) fn emit(&mut self, session: &mut Session, room: usize) -> Result<usize, Broken> {
+    pub(super) fn emit(&mut self, session: &mut NbdSession, room: usize) -> Result<usize, Broken> {
         let count = session.emit(self.plain_out(), room);
         self.seal().map(|()| count)
     }
@@ -79,7 +79,7 @@ impl Channel {
     /// [`Broken`]: the connection is over.
     pub(super) fn take(
         &mut self,
-        session: &mut Session,
+        session: &mut NbdSession,
         done: &mut Vec<Completion>,
     ) -> Result<(), Broken> {
         // Answers that TLS decrypted before it found a fault are taken; then the fault is reported.

@@ -1,7 +1,7 @@
 //! Feeds a session with a few requests the bytes that a server might answer with. The fuzz target
 //! `nbd` and a property test of this crate use it.
 
-use super::session::Session;
+use super::session::NbdSession;
 use manyring_backend::blk::{Burst, Op};
 use manyring_memory::{GuestAddr, LastHit, Mapping, SliceList};
 use manyring_wire::nbd::{Blocks, Export, HAS_FLAGS, SEND_FLUSH};
@@ -20,7 +20,7 @@ const READ: u64 = 8 << 10;
 pub fn replies(structured: bool, cut: usize, bytes: &[u8]) {
     let blocks = Blocks { min: 1, preferred: 4096, max: 4096 };
     let export = Export { size: MEMORY, flags: HAS_FLAGS | SEND_FLUSH, blocks, structured };
-    let mut session = Session::new(&export);
+    let mut session = NbdSession::new(&export);
     let Ok(mapping) = Mapping::anonymous(MEMORY).map(Arc::new) else { return };
     let Ok(memory) = SliceList::of_mapping(&mapping, &[]) else { return };
     let mut burst = Burst::default();

@@ -1,4 +1,4 @@
-//! `Incoming`: where in the stream of replies the next byte belongs.
+//! `ReplyReader`: where in the stream of replies the next byte belongs.
 
 use manyring_memory::GuestSlice;
 use manyring_wire::nbd::{
@@ -26,7 +26,7 @@ pub(super) struct Sent {
 
 /// Which part of a reply the next bytes of the stream belong to.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) enum Incoming {
+pub(super) enum ReplyReader {
     /// The head of a reply.
     #[default]
     Head,
@@ -36,7 +36,7 @@ pub(super) enum Incoming {
     Rest { cookie: u64, left: u32, is_last: bool },
 }
 
-/// The result of [`Incoming::next`]: how many bytes it took, and what they mean for the reply.
+/// The result of [`ReplyReader::next`]: how many bytes it took, and what they mean for the reply.
 #[derive(Debug)]
 pub(super) struct Next {
     pub(super) consumed: usize,
@@ -57,7 +57,7 @@ impl Next {
     const NEEDS: Self = Self { consumed: 0, reply: NextReply::Needs };
 }
 
-impl Incoming {
+impl ReplyReader {
     /// Takes what `bytes` begin with. `found` gives the command of a cookie, `slices` the memory of
     /// a request.
     ///

@@ -5,7 +5,7 @@ use super::credentials::Credentials;
 use super::error::JoinError;
 use super::server::{Connected, Server, Target, wait};
 use super::tls::{Tls, TlsError};
-use manyring_wire::nbd::{Export, Handshake, Progress, Wish};
+use manyring_wire::nbd::{Export, ExportRequest, Handshake, Progress};
 use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ const RECEIVE: usize = 16 << 10;
 
 /// A connection in the transmission phase.
 #[derive(Debug)]
-pub(super) struct Joined {
+pub(super) struct JoinedConnection {
     pub(super) socket: OwnedFd,
     pub(super) export: Export,
     /// The TLS session of the connection, if it has one.
@@ -32,7 +32,7 @@ pub(super) fn join(
     server: &dyn Server,
     target: &Target,
     limit: Duration,
-) -> Result<Joined, JoinError> {
+) -> Result<JoinedConnection, JoinError> {
     let deadline = now() + limit;
     let connected = server.connect(limit)?;
     negotiated(connected, target, deadline)
@@ -43,13 +43,13 @@ pub(super) fn negotiated(
     connected: Connected,
     target: &Target,
     deadline: Duration,
-) -> Result<Joined, JoinError> {
+) -> Result<JoinedConnection, JoinError> {
     let Connected { socket, credentials } = connected;
     let mut talk = Talk { socket, deadline, tls: None, is_answered: false };
     let export = negotiate(&mut talk, target, credentials.as_ref())?;
     let Talk { socket, tls, .. } = talk;
     rustix::io::ioctl_fionbio(&socket, false).map_err(|e| JoinError::Connect(e.into()))?;
-    Ok(Joined { socket, export, tls, is_shared: false })
+    Ok(JoinedConnection { socket, export, tls, is_shared: false })
 }
 
 /// Negotiates with the server until transmission begins.
@@ -59,7 +59,7 @@ fn negotiate(
     credentials: Option<&Credentials>,
 ) -> Result<Export, JoinError> {
     let Target { export, tls } = target;
-    let wish = Wish { name: export.clone(), tls: tls.is_some() };
+    let wish = ExportRequest { name: export.clone(), tls: tls.is_some() };
     let mut handshake = Handshake::new(wish)?;
     let (mut out, mut bytes) = (Vec::new(), Vec::new());
     loop {

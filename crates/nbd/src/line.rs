@@ -1,6 +1,6 @@
-//! `Line`: the state that a queue and the reconnector thread share.
+//! `QueueConnection`: the state that a queue and the reconnector thread share.
 
-use super::join::Joined;
+use super::join::JoinedConnection;
 use manyring_backend::blk::Connection;
 use manyring_backend::sys::uring::Inbox;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -10,35 +10,35 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Debug)]
 pub(super) enum News {
     /// A connection.
-    Joined(Joined),
+    Joined(JoinedConnection),
     /// The server has been gone for longer than the operator lets guests wait.
     GaveUp,
 }
 
 /// Where the queue is told of news: an inbox, and the `user_data` that the queue knows them by.
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
+pub(super) struct QueueInbox {
     pub(super) inbox: Arc<Inbox>,
     pub(super) user_data: u64,
 }
 
 /// The connection of a queue, as the queue and the reconnector thread see it.
 #[derive(Debug, Default)]
-pub(super) struct Line {
-    seat: Mutex<Option<Seat>>,
+pub(super) struct QueueConnection {
+    seat: Mutex<Option<QueueInbox>>,
     news: Mutex<Option<News>>,
     has_news: AtomicBool,
     /// Counts the ticks of the reconnector thread: the clock by which the queue times its requests.
     tick: AtomicU32,
     /// A request is in flight, so that the queue must be woken at each tick.
     pub(super) is_busy: AtomicBool,
-    pub(super) counts: Arc<Counts>,
+    pub(super) counts: Arc<ConnectionCounts>,
 }
 
 /// The counters of one queue's connection. Only the queue's worker writes them; any thread may read
 /// them.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct ConnectionCounts {
     pub(super) connected: AtomicBool,
     pub(super) shared: AtomicBool,
     pub(super) losses: AtomicU64,
@@ -47,7 +47,7 @@ pub(super) struct Counts {
     pub(super) received: AtomicU64,
 }
 
-impl Counts {
+impl ConnectionCounts {
     /// Adds to a counter of which this thread is the only writer.
     pub(super) fn add(counter: &AtomicU64, n: usize) {
         let n = u64::try_from(n).unwrap_or(u64::MAX);
@@ -73,13 +73,13 @@ impl Counts {
     }
 }
 
-impl Line {
+impl QueueConnection {
     /// The line of a new queue, which continues the counts of a queue that has ended.
-    pub(super) fn new(counts: Arc<Counts>) -> Self {
+    pub(super) fn new(counts: Arc<ConnectionCounts>) -> Self {
         Self { counts, ..Self::default() }
     }
 
-    fn seat(&self) -> MutexGuard<'_, Option<Seat>> {
+    fn seat(&self) -> MutexGuard<'_, Option<QueueInbox>> {
         self.seat.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -88,7 +88,7 @@ impl Line {
     }
 
     /// Sets where the queue is told of news from now on; `None`: nowhere.
-    pub(super) fn sit(&self, seat: Option<Seat>) {
+    pub(super) fn sit(&self, seat: Option<QueueInbox>) {
         *self.seat() = seat;
     }
 

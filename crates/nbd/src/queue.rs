@@ -13,18 +13,18 @@
 //! ```
 //! With a ring, the kernel sends and receives by entries of the ring, and tells the queue of each.
 //! Without one, the queue does both itself, without waiting, and an epoll of its own tells its
-//! worker of the socket (`Watched`).
+//! worker of the socket (`WatchedSocket`).
 //!
 //! **Nothing is with the kernel when nothing is in flight**, so that the queue can leave its worker
 //! at any time: a receive is placed only while replies are owed, and the last completion is held
 //! back until the send has come back, which a server may answer before it has read all of it.
 
 use super::channel::Channel;
-use super::join::Joined;
-use super::line::{Counts, Line, News, Seat};
+use super::join::JoinedConnection;
+use super::line::{ConnectionCounts, News, QueueConnection, QueueInbox};
 use super::reconnector::{Reconnector, TICKS};
-use super::session::Session;
-use super::watched::Watched;
+use super::session::NbdSession;
+use super::watched::WatchedSocket;
 use manyring_backend::blk::{Burst, Completion, DiskQueue};
 use manyring_backend::sys::uring::Ring;
 use rustix::fd::BorrowedFd;
@@ -44,7 +44,7 @@ const ROOM_SHARED: usize = 64 << 10;
 
 /// The state of the queue's connection, as the module's page draws it.
 #[derive(Debug)]
-enum Link {
+enum QueueLink {
     Down,
     Up(Channel),
     Closing(Channel, String),
@@ -54,11 +54,11 @@ enum Link {
 #[derive(Debug)]
 pub(super) struct NbdQueue {
     reconnector: Arc<Reconnector>,
-    line: Arc<Line>,
-    session: Session,
-    link: Link,
+    line: Arc<QueueConnection>,
+    session: NbdSession,
+    link: QueueLink,
     /// The connection with which the queue goes on once every command is answered.
-    next: Option<Joined>,
+    next: Option<JoinedConnection>,
     /// The server has answered at least once on this connection.
     has_answered: bool,
     /// New requests fail at once, because the server has been gone for longer than `reconnect`.
@@ -69,20 +69,21 @@ pub(super) struct NbdQueue {
     ready: Vec<Completion>,
     tag: u64,
     /// The epoll that a worker without a ring watches in the place of the socket.
-    watched: Option<Watched>,
+    watched: Option<WatchedSocket>,
 }
 
 impl NbdQueue {
     /// A queue that has asked for its connection.
     pub(super) fn new(reconnector: Arc<Reconnector>, has_ring: bool) -> Result<Self, Errno> {
-        let watched = if has_ring { None } else { Some(Watched::new()?) };
-        let seat = |watched: &Watched| Seat { inbox: watched.inbox().clone(), user_data: 0 };
+        let watched = if has_ring { None } else { Some(WatchedSocket::new()?) };
+        let seat =
+            |watched: &WatchedSocket| QueueInbox { inbox: watched.inbox().clone(), user_data: 0 };
         let line = reconnector.add(watched.as_ref().map(seat));
         Ok(Self {
-            session: Session::new(&reconnector.told()),
+            session: NbdSession::new(&reconnector.told()),
             reconnector,
             line,
-            link: Link::Down,
+            link: QueueLink::Down,
             next: None,
             has_answered: false,
             fails: false,
@@ -96,9 +97,9 @@ impl NbdQueue {
     /// Takes the reconnector's news.
     fn hear(&mut self) {
         match (self.line.take(), &self.link) {
-            (Some(News::Joined(joined)), Link::Down) => self.go_up(joined),
-            (Some(News::Joined(joined)), Link::Up(_)) => self.next = Some(joined),
-            (Some(News::GaveUp), Link::Down) => {
+            (Some(News::Joined(joined)), QueueLink::Down) => self.go_up(joined),
+            (Some(News::Joined(joined)), QueueLink::Up(_)) => self.next = Some(joined),
+            (Some(News::GaveUp), QueueLink::Down) => {
                 self.fails = true;
                 self.session.end_all(Errno::IO, &mut self.ready, |_| true);
             }
@@ -107,7 +108,7 @@ impl NbdQueue {
     }
 
     /// Begins with a connection.
-    fn go_up(&mut self, joined: Joined) {
+    fn go_up(&mut self, joined: JoinedConnection) {
         self.session.start_again(&joined.export);
         let is_shared = joined.is_shared;
         let channel = Channel::new(joined);
@@ -117,7 +118,7 @@ impl NbdQueue {
             self.reconnector.ask(&self.line, false, &format!("cannot watch it: {errno}"));
             return;
         }
-        self.link = Link::Up(channel);
+        self.link = QueueLink::Up(channel);
         (self.has_answered, self.fails) = (false, false);
         self.line.counts.shared.store(is_shared, Ordering::Relaxed);
         self.line.counts.connected.store(true, Ordering::Relaxed);
@@ -126,7 +127,7 @@ impl NbdQueue {
     /// Goes on with the next connection, if there is one and the present one has nothing in flight.
     /// True: it does.
     fn go_over(&mut self) -> bool {
-        let Link::Up(channel) = &self.link else { return false };
+        let QueueLink::Up(channel) = &self.link else { return false };
         if self.session.awaits_reply() || channel.stream.is_busy() || channel.stream.unsent() > 0 {
             return false;
         }
@@ -134,7 +135,7 @@ impl NbdQueue {
         if let Some(watched) = &self.watched {
             watched.unwatch(channel.stream.socket());
         }
-        if let Link::Up(channel) = std::mem::replace(&mut self.link, Link::Down) {
+        if let QueueLink::Up(channel) = std::mem::replace(&mut self.link, QueueLink::Down) {
             self.reconnector.release(&self.line, channel);
         }
         let has_answered = self.has_answered;
@@ -147,7 +148,7 @@ impl NbdQueue {
     /// At a tick, ends a connection on which a request has waited for its answer for too long.
     fn look_at_the_time(&mut self) {
         let is_overdue = self.session.is_overdue(self.line.now(), TICKS);
-        let Link::Up(Channel { stream, .. }) = &self.link else { return };
+        let QueueLink::Up(Channel { stream, .. }) = &self.link else { return };
         let is_stalled = stream.is_sending() && self.session.in_flight() == 0;
         self.stalled = if is_stalled { self.stalled + 1 } else { 0 };
         if is_overdue || self.stalled > TICKS {
@@ -158,11 +159,11 @@ impl NbdQueue {
 
     /// Ends the connection: shuts the socket, and keeps the reason for the log.
     fn lose(&mut self, reason: String) {
-        self.link = match std::mem::replace(&mut self.link, Link::Down) {
-            Link::Up(channel) => {
+        self.link = match std::mem::replace(&mut self.link, QueueLink::Down) {
+            QueueLink::Up(channel) => {
                 channel.stream.shut();
                 self.line.counts.connected.store(false, Ordering::Relaxed);
-                Link::Closing(channel, reason)
+                QueueLink::Closing(channel, reason)
             }
             // Keep the first reason: it is the one that the log names.
             link => link,
@@ -172,14 +173,15 @@ impl NbdQueue {
     /// Once the kernel has no entry of a lost connection any more, asks the reconnector for another
     /// one.
     fn close(&mut self) {
-        let Link::Closing(Channel { stream, .. }, _) = &self.link else { return };
+        let QueueLink::Closing(Channel { stream, .. }, _) = &self.link else { return };
         if stream.is_busy() {
             return;
         }
         if let Some(watched) = &self.watched {
             watched.unwatch(stream.socket());
         }
-        let Link::Closing(_, reason) = std::mem::replace(&mut self.link, Link::Down) else {
+        let QueueLink::Closing(_, reason) = std::mem::replace(&mut self.link, QueueLink::Down)
+        else {
             return;
         };
         self.stalled = 0;
@@ -187,7 +189,7 @@ impl NbdQueue {
         self.session.forget_commands();
         // The device has taken these requests back: it puts them into the guest's ring again.
         self.session.end_all(Errno::CANCELED, &mut self.ready, |asked| asked.is_recalled);
-        Counts::add(&self.line.counts.losses, 1);
+        ConnectionCounts::add(&self.line.counts.losses, 1);
         self.reconnector.ask(&self.line, self.has_answered, &reason);
     }
 
@@ -200,7 +202,7 @@ impl NbdQueue {
         if self.fails {
             self.session.end_all(Errno::IO, &mut self.ready, |_| true);
         }
-        let Link::Up(channel) = &mut self.link else { return };
+        let QueueLink::Up(channel) = &mut self.link else { return };
         let room = if ring.is_shared() { ROOM_SHARED } else { ROOM };
         if !channel.stream.is_sending() {
             let leaves = self.next.is_some();
@@ -222,10 +224,12 @@ impl NbdQueue {
 
     /// Handles the completion of a send.
     fn sent(&mut self, result: i32) {
-        let (Link::Up(channel) | Link::Closing(channel, _)) = &mut self.link else { return };
+        let (QueueLink::Up(channel) | QueueLink::Closing(channel, _)) = &mut self.link else {
+            return;
+        };
         let ended = channel.stream.sent(result);
         if let Ok(n) = usize::try_from(result) {
-            Counts::add(&self.line.counts.sent, n);
+            ConnectionCounts::add(&self.line.counts.sent, n);
         }
         if let Err(errno) = ended {
             self.lose(format!("it has ended the connection ({errno})"));
@@ -234,11 +238,16 @@ impl NbdQueue {
 
     /// Handles the completion of a receive.
     fn received(&mut self, result: i32) {
-        let (Link::Up(channel) | Link::Closing(channel, _)) = &mut self.link else { return };
+        let (QueueLink::Up(channel) | QueueLink::Closing(channel, _)) = &mut self.link else {
+            return;
+        };
         match channel.stream.received(result) {
             Err(errno) => self.lose(format!("it has ended the connection ({errno})")),
             Ok(()) => {
-                Counts::add(&self.line.counts.received, usize::try_from(result).unwrap_or(0));
+                ConnectionCounts::add(
+                    &self.line.counts.received,
+                    usize::try_from(result).unwrap_or(0),
+                );
                 self.take();
             }
         }
@@ -246,7 +255,7 @@ impl NbdQueue {
 
     /// Takes the replies that have come.
     fn take(&mut self) {
-        let Link::Up(channel) = &mut self.link else { return };
+        let QueueLink::Up(channel) = &mut self.link else { return };
         let before = self.ready.len();
         match channel.take(&mut self.session, &mut self.ready) {
             Ok(()) if self.has_answered || self.ready.len() == before => {}
@@ -261,8 +270,8 @@ impl NbdQueue {
     /// True while the kernel has something of the connection.
     fn is_busy(&self) -> bool {
         match &self.link {
-            Link::Down => false,
-            Link::Up(channel) | Link::Closing(channel, _) => channel.stream.is_busy(),
+            QueueLink::Down => false,
+            QueueLink::Up(channel) | QueueLink::Closing(channel, _) => channel.stream.is_busy(),
         }
     }
 
@@ -285,7 +294,7 @@ impl NbdQueue {
         if self.fails {
             self.session.end_all(Errno::IO, &mut self.ready, |_| true);
         }
-        let Link::Up(channel) = &mut self.link else { return false };
+        let QueueLink::Up(channel) = &mut self.link else { return false };
         let mut wrote = 0;
         if channel.stream.out().is_empty() && self.next.is_none() {
             match channel.emit(&mut self.session, ROOM_SHARED) {
@@ -297,7 +306,7 @@ impl NbdQueue {
                 }
             }
             let stream = &mut channel.stream;
-            Counts::add(&self.line.counts.sent, stream.out().len());
+            ConnectionCounts::add(&self.line.counts.sent, stream.out().len());
         }
         let stream = &mut channel.stream;
         let moved = stream.send_now().and_then(|is_full| {
@@ -313,13 +322,13 @@ impl NbdQueue {
             }
             Ok((is_full, came)) => {
                 if came {
-                    Counts::add(&self.line.counts.received, before);
+                    ConnectionCounts::add(&self.line.counts.received, before);
                     self.take();
                 }
                 self.close();
                 // Commands that found no room in the socket or the table go on at a later event.
                 let has_more = wrote > 0 && self.session.has_unwritten() && !is_full;
-                came || is_new || has_more && matches!(self.link, Link::Up(_))
+                came || is_new || has_more && matches!(self.link, QueueLink::Up(_))
             }
         }
     }
@@ -330,7 +339,7 @@ impl DiskQueue for NbdQueue {
         self.tag = tag;
         if let (Some(ring), None) = (ring, &self.watched) {
             let user_data = tag | u64::from(NEWS);
-            self.line.sit(Some(Seat { inbox: ring.inbox().clone(), user_data }));
+            self.line.sit(Some(QueueInbox { inbox: ring.inbox().clone(), user_data }));
         }
         self.hear();
         // Nothing is in flight: a queue that was told while it moved need not wait for an event.
@@ -387,7 +396,7 @@ impl DiskQueue for NbdQueue {
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
-        self.watched.as_ref().map(Watched::readiness)
+        self.watched.as_ref().map(WatchedSocket::readiness)
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
@@ -406,7 +415,7 @@ impl Drop for NbdQueue {
     fn drop(&mut self) {
         self.line.sit(None);
         self.reconnector.remove(&self.line);
-        if let Link::Up(channel) = &mut self.link
+        if let QueueLink::Up(channel) = &mut self.link
             && !channel.stream.is_busy()
         {
             channel.leave();

@@ -27,12 +27,12 @@ mod trial;
 use super::channel::Channel;
 use super::clock::now;
 use super::error::JoinError;
-use super::join::{Joined, join};
-use super::line::{Counts, Line, News, Seat};
+use super::join::{JoinedConnection, join};
+use super::line::{ConnectionCounts, News, QueueConnection, QueueInbox};
 use super::server::{Server, Target};
 use absence::Absence;
 use grants::{Holds, MORE_MIN, YIELD_LIMIT};
-use manyring_backend::sys::starter::{self, Role};
+use manyring_backend::sys::starter::{self, ThreadRole};
 use manyring_wire::nbd::{Export, READ_ONLY, SEND_FLUSH};
 use share::Share;
 use std::collections::VecDeque;
@@ -90,17 +90,17 @@ pub(super) struct Reconnector {
 struct State {
     /// The export as the guest was told of it.
     told: Export,
-    lines: Vec<(Arc<Line>, Holds)>,
+    lines: Vec<(Arc<QueueConnection>, Holds)>,
     /// The counters of every connection, also of queues that are gone. A new queue goes on with the
     /// first counters that no present queue uses.
-    counts: Vec<Arc<Counts>>,
+    counts: Vec<Arc<ConnectionCounts>>,
     /// Lines that want a connection, in the order in which they have asked.
-    asking: VecDeque<Arc<Line>>,
+    asking: VecDeque<Arc<QueueConnection>>,
     /// A connection that no queue has taken yet.
-    spare: Option<Joined>,
+    spare: Option<JoinedConnection>,
     share: Option<Arc<Share>>,
     /// The queue whose connection is to be shared, and since when it was asked to give it up.
-    yielding: Option<(Arc<Line>, Duration)>,
+    yielding: Option<(Arc<QueueConnection>, Duration)>,
     /// Connections that the server takes at most, as far as is known.
     limit: Option<usize>,
     /// The limit that the log has named last.
@@ -121,12 +121,12 @@ struct State {
     untold: u64,
     is_closed: bool,
     #[cfg(test)]
-    trial: trial::Trial,
+    trial: trial::ConnectTrial,
 }
 
 impl NbdOptions {
     /// Connects and negotiates; gives up after `limit`.
-    fn join(&self, limit: Duration) -> Result<Joined, JoinError> {
+    fn join(&self, limit: Duration) -> Result<JoinedConnection, JoinError> {
         join(&*self.server, &self.target, limit)
     }
 }
@@ -150,7 +150,7 @@ impl Reconnector {
     pub(super) fn begin(
         options: NbdOptions,
         told: Export,
-        spare: Option<Joined>,
+        spare: Option<JoinedConnection>,
     ) -> Result<Arc<Self>, JoinError> {
         let now = now();
         let state = Mutex::new(State {
@@ -176,12 +176,12 @@ impl Reconnector {
             untold: 0,
             is_closed: false,
             #[cfg(test)]
-            trial: trial::Trial::default(),
+            trial: trial::ConnectTrial::default(),
         });
         let reconnector = Arc::new(Self { options, state, wake: Condvar::new() });
         let of_thread = reconnector.clone();
         let thread = std::thread::Builder::new().name("disk-nbd".to_owned());
-        let started = starter::spawn(Role::Server, thread, move || of_thread.run());
+        let started = starter::spawn(ThreadRole::Server, thread, move || of_thread.run());
         started.map_err(JoinError::Connect)?;
         Ok(reconnector)
     }
@@ -196,22 +196,23 @@ impl Reconnector {
     }
 
     /// The counters of every connection, also of queues that are gone.
-    pub(super) fn counts(&self) -> Vec<Arc<Counts>> {
+    pub(super) fn counts(&self) -> Vec<Arc<ConnectionCounts>> {
         self.lock().counts.clone()
     }
 
     /// Adds a queue and asks for its connection. The queue is told of news at `seat`.
-    pub(super) fn add(&self, seat: Option<Seat>) -> Arc<Line> {
+    pub(super) fn add(&self, seat: Option<QueueInbox>) -> Arc<QueueConnection> {
         let mut state = self.lock();
         let State { lines, counts, .. } = &mut *state;
-        let is_free =
-            |c: &&Arc<Counts>| !lines.iter().any(|(line, _)| Arc::ptr_eq(&line.counts, c));
+        let is_free = |c: &&Arc<ConnectionCounts>| {
+            !lines.iter().any(|(line, _)| Arc::ptr_eq(&line.counts, c))
+        };
         let free = counts.iter().find(is_free).cloned();
         let free = free.unwrap_or_else(|| {
             counts.push(Arc::default());
             counts[counts.len() - 1].clone()
         });
-        let line = Arc::new(Line::new(free));
+        let line = Arc::new(QueueConnection::new(free));
         line.sit(seat);
         state.lines.push((line.clone(), Holds::Nothing));
         match state.spare.take() {
@@ -226,7 +227,7 @@ impl Reconnector {
     }
 
     /// Takes a queue away.
-    pub(super) fn remove(&self, line: &Arc<Line>) {
+    pub(super) fn remove(&self, line: &Arc<QueueConnection>) {
         let mut state = self.lock();
         state.lines.retain(|(other, _)| !Arc::ptr_eq(other, line));
         state.asking.retain(|other| !Arc::ptr_eq(other, line));
@@ -244,7 +245,7 @@ impl Reconnector {
 
     /// Asks for a new connection, since that of a queue is lost for `reason`. `has_answered`: the
     /// server had answered on it.
-    pub(super) fn ask(&self, line: &Arc<Line>, has_answered: bool, reason: &str) {
+    pub(super) fn ask(&self, line: &Arc<QueueConnection>, has_answered: bool, reason: &str) {
         let now = now();
         let mut state = self.lock();
         state.holds(line, Holds::Nothing);
@@ -387,7 +388,7 @@ impl Reconnector {
 
     /// Gives a new connection to the queue that has asked first, or to all that ask if the server
     /// takes no more.
-    fn joined(self: &Arc<Self>, state: &mut State, joined: Joined) {
+    fn joined(self: &Arc<Self>, state: &mut State, joined: JoinedConnection) {
         state.refused_since = None;
         if state.asking.is_empty() {
             state.spare = Some(joined);

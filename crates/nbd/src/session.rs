@@ -1,5 +1,5 @@
-//! `Session`: the requests of a queue as commands of NBD, and the replies to them. Pure: bytes in,
-//! bytes out; no socket, no clock.
+//! `NbdSession`: the requests of a queue as commands of NBD, and the replies to them. Pure: bytes
+//! in, bytes out; no socket, no clock.
 //!
 //! ```text
 //! begin(request)        keeps it, in the order in which requests come
@@ -15,7 +15,7 @@
 //! that ends the connection. The ring's size and [`COMMANDS_MAX`] bound the memory of a session.
 
 use super::asked::{Asked, Part};
-use super::incoming::{Incoming, NextReply, Sent};
+use super::incoming::{NextReply, ReplyReader, Sent};
 use super::tls::TlsError;
 use manyring_backend::blk::{Completion, Op, Request};
 use manyring_memory::{GuestSlice, Pieces};
@@ -43,7 +43,7 @@ struct Place {
 
 /// The requests of a queue.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct NbdSession {
     flags: u16,
     blocks: Blocks,
     /// By token.
@@ -52,7 +52,7 @@ pub(super) struct Session {
     unwritten: VecDeque<u32>,
     places: Vec<Place>,
     free: Vec<u32>,
-    incoming: Incoming,
+    incoming: ReplyReader,
     in_flight: usize,
     /// Requests that have begun so far.
     begun: u64,
@@ -74,7 +74,7 @@ pub(super) enum Broken {
     Tls(#[from] TlsError),
 }
 
-impl Session {
+impl NbdSession {
     pub(super) fn new(export: &Export) -> Self {
         Self {
             flags: export.flags,
@@ -83,7 +83,7 @@ impl Session {
             unwritten: VecDeque::new(),
             places: Vec::new(),
             free: Vec::new(),
-            incoming: Incoming::default(),
+            incoming: ReplyReader::default(),
             in_flight: 0,
             begun: 0,
             tick: 0,
@@ -289,7 +289,7 @@ impl Session {
     /// The connection is lost: no command waits for a reply any more, and every request is to be
     /// written from its beginning, in the order in which they came.
     pub(super) fn forget_commands(&mut self) {
-        self.incoming = Incoming::default();
+        self.incoming = ReplyReader::default();
         self.free.clear();
         for (place, at) in self.places.iter_mut().zip(0..) {
             place.sent = None;

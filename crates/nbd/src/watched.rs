@@ -1,4 +1,5 @@
-//! `Watched`: one descriptor for a worker without a ring, though each connection has a new socket.
+//! `WatchedSocket`: one descriptor for a worker without a ring, though each connection has a new
+//! socket.
 
 use manyring_backend::sys::uring::{Event, Inbox};
 use rustix::event::epoll;
@@ -8,14 +9,14 @@ use std::sync::Arc;
 
 /// An epoll of the queue's socket and inbox, which the worker watches.
 #[derive(Debug)]
-pub(super) struct Watched {
+pub(super) struct WatchedSocket {
     epoll: OwnedFd,
     inbox: Arc<Inbox>,
     /// Reused for the events of the inbox.
     events: Vec<Event>,
 }
 
-impl Watched {
+impl WatchedSocket {
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no file descriptor or memory for it.
     pub(super) fn new() -> Result<Self, Errno> {

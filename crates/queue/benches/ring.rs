@@ -74,10 +74,10 @@ fn serve_rounds(is_packed: bool, mut round: impl FnMut(&mut dyn Serves)) {
     let device = memory.clone();
     if is_packed {
         config.base = Base::packed_start();
-        let device = packed::DeviceHalf::new(config, device).unwrap();
+        let device = packed::PackedDeviceHalf::new(config, device).unwrap();
         round(&mut Pair::new(config, &memory, device));
     } else {
-        let device = split::DeviceHalf::new(config, device).unwrap();
+        let device = split::SplitDeviceHalf::new(config, device).unwrap();
         round(&mut Pair::new(config, &memory, device));
     }
 }

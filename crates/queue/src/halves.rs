@@ -13,9 +13,9 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub enum DeviceQueue {
     /// A split virtqueue (virtio 1.3 §2.7).
-    Split(split::DeviceHalf),
+    Split(split::SplitDeviceHalf),
     /// A packed virtqueue (§2.8).
-    Packed(packed::DeviceHalf),
+    Packed(packed::PackedDeviceHalf),
 }
 
 /// Calls the same method of whichever format the queue has.
@@ -36,8 +36,8 @@ impl DeviceQueue {
     /// [`QueueError::Ring`] if a ring area is not in memory.
     pub fn new(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
         Ok(match config.features.packed {
-            false => Self::Split(split::DeviceHalf::new(config, memory)?),
-            true => Self::Packed(packed::DeviceHalf::new(config, memory)?),
+            false => Self::Split(split::SplitDeviceHalf::new(config, memory)?),
+            true => Self::Packed(packed::PackedDeviceHalf::new(config, memory)?),
         })
     }
 
@@ -49,8 +49,8 @@ impl DeviceQueue {
     /// As [`Self::new`].
     pub fn unread(config: QueueConfig, memory: Arc<GuestMemory>) -> Result<Self, QueueError> {
         Ok(match config.features.packed {
-            false => Self::Split(split::DeviceHalf::unread(config, memory)?),
-            true => Self::Packed(packed::DeviceHalf::unread(config, memory)?),
+            false => Self::Split(split::SplitDeviceHalf::unread(config, memory)?),
+            true => Self::Packed(packed::PackedDeviceHalf::unread(config, memory)?),
         })
     }
 
@@ -330,9 +330,9 @@ impl DeviceQueue {
 #[derive(Debug)]
 pub enum DriverQueue {
     /// A split virtqueue (virtio 1.3 §2.7).
-    Split(split::DriverHalf),
+    Split(split::SplitDriverHalf),
     /// A packed virtqueue (§2.8).
-    Packed(packed::DriverHalf),
+    Packed(packed::PackedDriverHalf),
 }
 
 impl DriverQueue {
@@ -342,8 +342,8 @@ impl DriverQueue {
     /// [`QueueError::Size`], [`QueueError::Base`], [`QueueError::Ring`].
     pub fn new(config: QueueConfig, memory: &GuestMemory) -> Result<Self, QueueError> {
         Ok(match config.features.packed {
-            false => Self::Split(split::DriverHalf::new(config, memory)?),
-            true => Self::Packed(packed::DriverHalf::new(config, memory)?),
+            false => Self::Split(split::SplitDriverHalf::new(config, memory)?),
+            true => Self::Packed(packed::PackedDriverHalf::new(config, memory)?),
         })
     }
 

@@ -17,7 +17,7 @@ use crate::chain::Batch;
 
 /// A chain that goes back: its head or slot, and the bytes that were written to it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Used {
+pub(crate) struct UsedEntry {
     pub(crate) slot: u16,
     pub(crate) written: u32,
 }
@@ -28,7 +28,7 @@ pub(crate) struct Order {
     /// The position of each chain in flight, by its head. As long as the ring.
     positions: Vec<u16>,
     /// Each chain that waits, by its position. Empty until the first waits.
-    waiting: Vec<Option<Used>>,
+    waiting: Vec<Option<UsedEntry>>,
     count: u16,
 }
 
@@ -60,7 +60,7 @@ impl Order {
 
     /// True if the chain `used` may be returned now, as entry `used_idx`. If not, it waits here.
     #[inline]
-    pub(crate) fn is_due(&mut self, used: Used, used_idx: u16) -> bool {
+    pub(crate) fn is_due(&mut self, used: UsedEntry, used_idx: u16) -> bool {
         let position = self.positions.get(usize::from(used.slot));
         match position {
             Some(&position) if position != used_idx => {
@@ -72,7 +72,7 @@ impl Order {
     }
 
     #[cold]
-    fn keep(&mut self, position: u16, used: Used) {
+    fn keep(&mut self, position: u16, used: UsedEntry) {
         let size = self.positions.len();
         self.waiting.resize(size, None);
         let place = &mut self.waiting[usize::from(position) & (size - 1)];
@@ -83,12 +83,12 @@ impl Order {
 
     /// Takes the chain that waits for entry `used_idx`, the next one to be written.
     #[inline]
-    pub(crate) fn take(&mut self, used_idx: u16) -> Option<Used> {
+    pub(crate) fn take(&mut self, used_idx: u16) -> Option<UsedEntry> {
         if self.count == 0 { None } else { self.take_one(used_idx) }
     }
 
     #[cold]
-    fn take_one(&mut self, used_idx: u16) -> Option<Used> {
+    fn take_one(&mut self, used_idx: u16) -> Option<UsedEntry> {
         let mask = self.positions.len().checked_sub(1)?;
         let used = self.waiting.get_mut(usize::from(used_idx) & mask)?.take()?;
         self.count -= 1;

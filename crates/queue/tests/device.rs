@@ -6,7 +6,7 @@ mod guest;
 
 use guest::{BUFFERS, GUEST, Rig, USER, packed_base};
 use manyring_memory::{GuestAddr, GuestMemory, LastHit, MemoryError, MemoryFiles, RegionSpec};
-use manyring_queue::split::DeviceHalf;
+use manyring_queue::split::SplitDeviceHalf;
 use manyring_queue::{
     BATCH_CHAINS, Base, Batch, Chains, DeviceQueue, QueueError, Ring, RingAddresses, RingFeatures,
 };
@@ -95,7 +95,7 @@ fn a_ring_is_broken_when_its_memory_was_cut_away_and_that_is_no_fault() {
     let spec = RegionSpec { guest_addr: 0, size: 4096, user_addr: 0, mmap_offset: 0 };
     let memory = rig.memory.with_region_in(MemoryFiles::LocalDisk, spec, &file);
     let memory = Arc::new(memory.unwrap());
-    let device = DeviceHalf::new(rig.config, memory.clone()).unwrap();
+    let device = SplitDeviceHalf::new(rig.config, memory.clone()).unwrap();
     assert!(!device.is_broken() && !device.is_faulted());
     file.set_len(0).unwrap();
     let mut slices = Vec::new();

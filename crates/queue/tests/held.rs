@@ -7,7 +7,7 @@ mod guest;
 
 use guest::{BUFFERS, Rig};
 use manyring_memory::Words;
-use manyring_queue::packed::DeviceHalf;
+use manyring_queue::packed::PackedDeviceHalf;
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains, Ring, RingFeatures};
 use manyring_wire::virtqueue::{DESC_F_NEXT, DESCRIPTOR_SIZE, Descriptor};
 
@@ -48,7 +48,7 @@ impl Driver {
     }
 }
 
-fn pop(device: &mut DeviceHalf, batch: &mut Batch) -> Chain {
+fn pop(device: &mut PackedDeviceHalf, batch: &mut Batch) -> Chain {
     assert_eq!(device.pop_batch(batch, BATCH_CHAINS), 1);
     batch.take(0).unwrap().0
 }
@@ -67,7 +67,7 @@ fn long_chains_in_every_slot_of_a_packed_ring_hold_no_more_than_the_ring_is_long
     let rig = Rig::new(RING, PACKED, 0);
     rig.driver_queue();
     let mut driver = Driver { desc: rig.desc.clone(), at: 0, wrap: true };
-    let mut device = DeviceHalf::new(rig.config, rig.memory.clone()).unwrap();
+    let mut device = PackedDeviceHalf::new(rig.config, rig.memory.clone()).unwrap();
     let (mut batch, mut short) = (Batch::new(), Vec::new());
     let before = resident();
     while short.len() < usize::from(RING - LONG) {

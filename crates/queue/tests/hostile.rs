@@ -6,7 +6,7 @@
 mod guest;
 
 use guest::{BUFFERS, GUEST, Rig, SIZE, set};
-use manyring_queue::split::DeviceHalf;
+use manyring_queue::split::SplitDeviceHalf;
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains, QueueError, Ring, RingFeatures};
 use manyring_wire::virtqueue::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Descriptor, QUEUE_SIZE_MAX, RING_IDX, avail_entry,
@@ -40,7 +40,7 @@ fn request() -> [Descriptor; 3] {
 }
 
 /// Pops once: the fault; then pops again and again: nothing comes.
-fn fault_of(rig: &Rig, device: &mut DeviceHalf) -> Option<QueueError> {
+fn fault_of(rig: &Rig, device: &mut SplitDeviceHalf) -> Option<QueueError> {
     let mut batch = Batch::new();
     assert_eq!(device.pop_batch(&mut batch, BATCH_CHAINS), 0);
     let fault = device.fault();
@@ -58,7 +58,7 @@ fn set_valid(rig: &Rig, at: u16) {
 }
 
 /// A device half whose driver has made chains of one descriptor available.
-fn device_of(rig: &Rig, heads: &[u16]) -> DeviceHalf {
+fn device_of(rig: &Rig, heads: &[u16]) -> SplitDeviceHalf {
     rig.driver();
     for head in heads {
         set_valid(rig, *head);

@@ -65,8 +65,8 @@ fn halves(features: RingFeatures) -> (DriverQueue, DeviceQueue, usize) {
             avail: Words::zeroed_wide(EVENT_SIZE),
             used: Words::zeroed_wide(EVENT_SIZE),
         };
-        let driver = packed::DriverHalf::with_areas(config, areas.clone()).unwrap();
-        let mut device = packed::DeviceHalf::with_areas(config, areas, memory).unwrap();
+        let driver = packed::PackedDriverHalf::with_areas(config, areas.clone()).unwrap();
+        let mut device = packed::PackedDeviceHalf::with_areas(config, areas, memory).unwrap();
         if features.in_order {
             device = device.trailed();
         }
@@ -74,8 +74,8 @@ fn halves(features: RingFeatures) -> (DriverQueue, DeviceQueue, usize) {
     }
     let (base, config) = (u16::MAX, config(u16::MAX.into()));
     let areas = split_areas(features, base);
-    let driver = split::DriverHalf::with_areas(config, areas.clone()).unwrap();
-    let device = split::DeviceHalf::with_areas(config, areas, memory).unwrap();
+    let driver = split::SplitDriverHalf::with_areas(config, areas.clone()).unwrap();
+    let device = split::SplitDeviceHalf::with_areas(config, areas, memory).unwrap();
     (DriverQueue::Split(driver), DeviceQueue::Split(device), host)
 }
 

@@ -11,7 +11,7 @@ use manyring_memory::{GuestMemory, Words};
 use manyring_queue::blkif::{BackRing, FrontRing, Requests, RingConfig};
 use manyring_queue::{BATCH_CHAINS, Base, Ring};
 use manyring_wire::xen::blkif::{
-    Abi, OP_FLUSH_DISKCACHE, RING_ENTRIES, RawRequest, Response, Status,
+    Abi, BlkifStatus, OP_FLUSH_DISKCACHE, RING_ENTRIES, RawRequest, Response,
 };
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn request(id: u64) -> RawRequest {
 }
 
 fn response(id: u64) -> Response {
-    Response { id: id + 7, operation: OP_FLUSH_DISKCACHE, status: Status::Unsupported }
+    Response { id: id + 7, operation: OP_FLUSH_DISKCACHE, status: BlkifStatus::Unsupported }
 }
 
 /// Pops what there is, checks that it is what the front added next, and answers it.

@@ -7,7 +7,7 @@ mod guest;
 
 use guest::{BUFFERS, GUEST, Rig, USER, set};
 use manyring_memory::{GuestMemory, Mapping, RegionSpec, total_len};
-use manyring_queue::split::DeviceHalf;
+use manyring_queue::split::SplitDeviceHalf;
 use manyring_queue::{
     BATCH_CHAINS, Base, Batch, Chains, DeviceQueue, DriverQueue, IndirectTable, QueueConfig,
     QueueError, Ring, RingFeatures,
@@ -40,7 +40,7 @@ fn write_chain(rig: &Rig, first: u16, count: u16) {
 }
 
 /// Pops once and drops what comes: the sizes of the chains in slices.
-fn pop(device: &mut DeviceHalf) -> Vec<usize> {
+fn pop(device: &mut SplitDeviceHalf) -> Vec<usize> {
     let mut batch = Batch::new();
     let popped = device.pop_batch(&mut batch, BATCH_CHAINS);
     let sizes = (0..popped).map(|index| {
@@ -155,7 +155,7 @@ fn a_chain_has_one_byte_less_than_4_gib_at_most() {
     let memory = Arc::new(rig.memory.with_mapping(spec, mapping).unwrap());
     let half = 2u32 << 30;
     let fault_with = |last: u32| {
-        let mut device = DeviceHalf::new(rig.config, memory.clone()).unwrap();
+        let mut device = SplitDeviceHalf::new(rig.config, memory.clone()).unwrap();
         rig.set(0, desc(guest_addr, half, DESC_F_NEXT, 1));
         rig.set(1, desc(guest_addr, half - 1, DESC_F_NEXT, 2));
         rig.set(2, desc(guest_addr, last, 0, 0));

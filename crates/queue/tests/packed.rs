@@ -8,7 +8,7 @@ mod guest;
 
 use guest::{BUFFERS, GUEST, Rig, SIZE, packed_base};
 use manyring_memory::copy_from_slices;
-use manyring_queue::packed::DeviceHalf;
+use manyring_queue::packed::PackedDeviceHalf;
 use manyring_queue::{Base, Batch, Chain, Chains, QueueError, Ring, RingFeatures};
 use manyring_wire::virtqueue::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor,
@@ -31,8 +31,8 @@ fn rig(features: RingFeatures) -> Rig {
     rig
 }
 
-fn device(rig: &Rig) -> DeviceHalf {
-    DeviceHalf::new(rig.config, rig.memory.clone()).unwrap()
+fn device(rig: &Rig) -> PackedDeviceHalf {
+    PackedDeviceHalf::new(rig.config, rig.memory.clone()).unwrap()
 }
 
 /// Makes a descriptor available on the first lap.
@@ -44,7 +44,7 @@ fn offer(rig: &Rig, at: u16, id: u16, (addr, len, flags): (u64, u32, u16)) {
 }
 
 /// Pops the chains that are there.
-fn pop(device: &mut DeviceHalf) -> Vec<(Chain, Vec<u8>)> {
+fn pop(device: &mut PackedDeviceHalf) -> Vec<(Chain, Vec<u8>)> {
     let mut batch = Batch::new();
     let popped = device.pop_batch(&mut batch, 64);
     take(&mut batch, popped)
@@ -130,7 +130,7 @@ fn bases_outside_of_the_ring_are_refused() {
     let rig = rig(FEATURES);
     let built = |bits: u32| {
         let config = manyring_queue::QueueConfig { base: Base::from_bits(bits), ..rig.config };
-        DeviceHalf::new(config, rig.memory.clone()).map(|device| device.base().bits())
+        PackedDeviceHalf::new(config, rig.memory.clone()).map(|device| device.base().bits())
     };
     let refused = |bits| Err(QueueError::PackedBase { bits, size: RING });
     for bits in [0x8000_8005, 0x8005_8000, 0x7fff_7fff, 0x8001_8000, 0x8003_0004] {

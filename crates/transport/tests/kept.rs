@@ -9,7 +9,7 @@
 mod front;
 
 use front::{Asked, REGION, Recorder, TIMEOUT, VERSION_1, doorbell, id_of, memory, region, send};
-use manyring_device::Later;
+use manyring_device::PendingResult;
 use manyring_engine::{Pool, PoolOptions};
 use manyring_transport::vhost_user::{
     AnswerState, Client, Endpoint, Entry, JournalUpdate, SavedEntry, SavedSession, ServeOptions,
@@ -98,7 +98,11 @@ impl Store {
 struct Keeps(Arc<Store>);
 
 impl SessionJournal for Keeps {
-    fn update<'a>(&'a self, note: JournalUpdate, fds: Vec<BorrowedFd<'a>>) -> Later<'a, ()> {
+    fn update<'a>(
+        &'a self,
+        note: JournalUpdate,
+        fds: Vec<BorrowedFd<'a>>,
+    ) -> PendingResult<'a, ()> {
         Box::pin(async move {
             if self.0.keep(note, &fds) {
                 self.0.dies.notify_one();

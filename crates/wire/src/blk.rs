@@ -66,7 +66,7 @@ pub enum Status {
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned,
 )]
 #[repr(C)]
-pub struct Config {
+pub struct BlkConfig {
     /// Size of the device in sectors.
     pub capacity: U64,
     /// Largest data descriptor in bytes.
@@ -119,7 +119,7 @@ pub const CONFIG_WRITEBACK: u32 = 32;
 /// The request header as it lies in guest memory (§5.2.6).
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
-pub struct RawHeader {
+pub struct RawBlkHeader {
     /// `VIRTIO_BLK_T_*`.
     pub kind: U32,
     /// Unused.
@@ -180,7 +180,7 @@ pub enum RequestKind {
 impl RequestKind {
     /// Parses a header that was copied out of guest memory.
     #[must_use]
-    pub fn parse(header: &RawHeader) -> Self {
+    pub fn parse(header: &RawBlkHeader) -> Self {
         let offset = header.sector.get().checked_mul(SECTOR_SIZE);
         match (header.kind.get(), offset) {
             (VIRTIO_BLK_T_IN, Some(offset)) => Self::In { offset },
@@ -230,19 +230,19 @@ mod tests {
 
     #[test]
     fn config_space_has_the_offsets_of_the_specification() {
-        assert_eq!(size_of::<Config>(), 72);
-        assert_eq!(std::mem::offset_of!(Config, blk_size), 20);
-        assert_eq!(std::mem::offset_of!(Config, writeback), CONFIG_WRITEBACK as usize);
-        assert_eq!(std::mem::offset_of!(Config, num_queues), 34);
-        assert_eq!(std::mem::offset_of!(Config, write_zeroes_may_unmap), 56);
-        assert_eq!(std::mem::offset_of!(Config, max_secure_erase_sectors), 60);
+        assert_eq!(size_of::<BlkConfig>(), 72);
+        assert_eq!(std::mem::offset_of!(BlkConfig, blk_size), 20);
+        assert_eq!(std::mem::offset_of!(BlkConfig, writeback), CONFIG_WRITEBACK as usize);
+        assert_eq!(std::mem::offset_of!(BlkConfig, num_queues), 34);
+        assert_eq!(std::mem::offset_of!(BlkConfig, write_zeroes_may_unmap), 56);
+        assert_eq!(std::mem::offset_of!(BlkConfig, max_secure_erase_sectors), 60);
     }
 
     #[test]
     fn header_with_a_sector_past_64_bits_is_out_of_range() {
-        let header = RawHeader { kind: 0.into(), reserved: 0.into(), sector: u64::MAX.into() };
+        let header = RawBlkHeader { kind: 0.into(), reserved: 0.into(), sector: u64::MAX.into() };
         assert_eq!(RequestKind::parse(&header), RequestKind::OutOfRange);
-        let header = RawHeader { kind: 99.into(), ..header };
+        let header = RawBlkHeader { kind: 99.into(), ..header };
         assert_eq!(RequestKind::parse(&header), RequestKind::Unknown(99));
     }
 

@@ -18,7 +18,7 @@ mod relay;
 mod transmission;
 mod uri;
 
-pub use handshake::{Blocks, Export, Handshake, OptionRefused, Progress, Wish};
+pub use handshake::{Blocks, Export, ExportRequest, Handshake, OptionRefused, Progress};
 pub use relay::{Message, Relay};
 pub use transmission::{
     COMMAND_SIZE, Chunk, ChunkKind, Command, CommandKind, ErrorHead, Hole, REPLY_SIZE_MAX, Replied,

@@ -146,7 +146,7 @@ pub enum Duplex {
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned,
 )]
 #[repr(C)]
-pub struct Config {
+pub struct NetConfig {
     /// MAC address.
     pub mac: [u8; 6],
     /// `VIRTIO_NET_S_*`.
@@ -285,7 +285,7 @@ pub const HDR_GSO_ECN: u8 = 0x80;
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned,
 )]
 #[repr(C)]
-pub struct RawHeader {
+pub struct RawNetHeader {
     /// `HDR_F_*`.
     pub flags: u8,
     /// `HDR_GSO_*`.
@@ -328,7 +328,7 @@ struct HeaderWords {
     second: U32,
 }
 
-impl RawHeader {
+impl RawNetHeader {
     /// The bytes for a driver: with the number of buffers that the packet fills, and, for one that
     /// takes no checksums, without flags.
     ///

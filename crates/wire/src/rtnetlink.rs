@@ -40,7 +40,7 @@ const TUN_TYPE_TAP: u8 = 2;
 
 /// The properties of an interface that the kernel reports (`RTM_NEWLINK`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Link {
+pub struct InterfaceInfo {
     /// Its number in this namespace.
     pub index: u32,
     /// True if it is administratively up.
@@ -172,7 +172,7 @@ impl Request {
 /// # Errors
 /// The kernel's error number; `EIO` (5) for an answer that is none.
 #[must_use]
-pub fn parse_answer(bytes: &[u8], sequence: u32) -> Option<Result<Option<Link>, i32>> {
+pub fn parse_answer(bytes: &[u8], sequence: u32) -> Option<Result<Option<InterfaceInfo>, i32>> {
     if u32_at(bytes, 8)? != sequence {
         return None;
     }
@@ -208,10 +208,10 @@ fn parse_event(message: &[u8]) -> Option<LinkEvent> {
     Some(LinkEvent { index, name, is_gone: kind == RTM_DELLINK })
 }
 
-fn parse_link(bytes: &[u8]) -> Option<Link> {
+fn parse_link(bytes: &[u8]) -> Option<InterfaceInfo> {
     let flags = u32_at(bytes, 24)?;
     let index = u32_at(bytes, 20)?;
-    let mut link = Link { index, is_up: flags & IFF_UP != 0, ..Link::default() };
+    let mut link = InterfaceInfo { index, is_up: flags & IFF_UP != 0, ..InterfaceInfo::default() };
     link.takes_any_group = flags & (IFF_PROMISC | IFF_ALLMULTI) != 0;
     let mut promiscuity = 0;
     for (kind, value) in attributes(bytes.get(NLMSG_HEADER_SIZE + IFINFOMSG_SIZE..)?) {
@@ -229,7 +229,7 @@ fn parse_link(bytes: &[u8]) -> Option<Link> {
     Some(link)
 }
 
-fn parse_info(bytes: &[u8], link: &mut Link) {
+fn parse_info(bytes: &[u8], link: &mut InterfaceInfo) {
     let mut data = &[][..];
     for (kind, value) in attributes(bytes) {
         match kind {

@@ -1,14 +1,15 @@
 //! Bytes that a driver of a disk can send, at every limit: requests, segments, descriptors.
 
 use manyring_wire::blk::{
-    RawHeader, RawSegment, RequestKind, SECTOR_SIZE, Segment, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_OUT,
+    RawBlkHeader, RawSegment, RequestKind, SECTOR_SIZE, Segment, VIRTIO_BLK_T_FLUSH,
+    VIRTIO_BLK_T_OUT,
 };
 use manyring_wire::virtqueue::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Descriptor, avail_entry, need_event, used_entry,
 };
 
 fn kind(kind: u32, sector: u64) -> RequestKind {
-    let header = RawHeader { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
+    let header = RawBlkHeader { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
     RequestKind::parse(&header)
 }
 

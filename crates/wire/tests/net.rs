@@ -4,7 +4,7 @@ use manyring_wire::net::rss::{HashConfig, RssConfig};
 use manyring_wire::net::{
     Coalescing, Command, CommandError, FilterTable, HDR_F_DATA_VALID, HDR_F_NEEDS_CSUM,
     HDR_GSO_ECN, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HDR_GSO_UDP_L4, HeaderError, Offloads,
-    QueueCoalescing, RawHeader, RxMode, VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM,
+    QueueCoalescing, RawNetHeader, RxMode, VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM,
     VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
     VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_ECN,
     VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_MQ,
@@ -20,8 +20,8 @@ const USO4: Offloads = Offloads { uso4: true, ..CSUM };
 const USO6: Offloads = Offloads { uso6: true, ..CSUM };
 
 /// A header with a partial checksum that ends at byte 52 of the frame, and headers of 54 bytes.
-fn header(gso_type: u8) -> RawHeader {
-    RawHeader {
+fn header(gso_type: u8) -> RawNetHeader {
+    RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         gso_type,
         hdr_len: 54.into(),
@@ -107,13 +107,13 @@ fn only_segmentation_makes_frames_longer_than_the_mtu() {
 
 #[test]
 fn a_checksum_may_end_with_the_frame_and_headers_may_fill_it() {
-    let whole = RawHeader { gso_type: 0, gso_size: 0.into(), hdr_len: 52.into(), ..header(0) };
+    let whole = RawNetHeader { gso_type: 0, gso_size: 0.into(), hdr_len: 52.into(), ..header(0) };
     assert_eq!(whole.checked(52, CSUM), Ok(whole));
     assert_eq!(whole.checked(51, CSUM), Err(HeaderError::CsumRange));
-    let longer = RawHeader { csum_offset: 17.into(), ..whole };
+    let longer = RawNetHeader { csum_offset: 17.into(), ..whole };
     assert_eq!(longer.checked(52, CSUM), Err(HeaderError::CsumRange));
     assert_eq!(longer.checked(53, CSUM), Ok(longer));
-    let first = RawHeader { csum_start: 0.into(), csum_offset: 0.into(), ..whole };
+    let first = RawNetHeader { csum_start: 0.into(), csum_offset: 0.into(), ..whole };
     assert_eq!(first.checked(52, CSUM), Ok(first));
 }
 
@@ -133,13 +133,13 @@ fn each_segmentation_needs_its_own_offload() {
 #[test]
 fn segmentation_without_a_checksum_or_a_size_is_refused() {
     let ok = header(HDR_GSO_TCPV4);
-    let bare = RawHeader { flags: 0, csum_start: 60_000.into(), ..ok };
+    let bare = RawNetHeader { flags: 0, csum_start: 60_000.into(), ..ok };
     assert_eq!(bare.checked(1514, TSO4), Err(HeaderError::GsoCsum));
-    let valid = RawHeader { flags: HDR_F_DATA_VALID, ..ok };
+    let valid = RawNetHeader { flags: HDR_F_DATA_VALID, ..ok };
     assert_eq!(valid.checked(1514, TSO4), Err(HeaderError::GsoCsum));
-    let both = RawHeader { flags: HDR_F_NEEDS_CSUM | HDR_F_DATA_VALID, ..ok };
+    let both = RawNetHeader { flags: HDR_F_NEEDS_CSUM | HDR_F_DATA_VALID, ..ok };
     assert_eq!(both.checked(1514, TSO4), Ok(ok), "only the flag that counts is handed on");
-    let one = RawHeader { gso_size: 1.into(), ..ok };
+    let one = RawNetHeader { gso_size: 1.into(), ..ok };
     assert_eq!(one.checked(1514, TSO4), Ok(one));
 }
 

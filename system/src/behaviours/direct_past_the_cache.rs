@@ -6,7 +6,7 @@ use super::{Behaviour, Scene};
 use crate::host_fs::{HostFs, LoopDevice};
 use crate::{Context, Outcome, check, packages};
 use manyring_driver::wire::blk::{VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES};
-use manyring_driver::{BlkDriver, BlkOptions, BlkQueue, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, BlkDriverQueue, DriverOp};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -62,8 +62,8 @@ fn keeps_all(
 ) -> Outcome {
     let count = queues.to_string();
     let arguments = [&["--direct", "--num-queues", &count], more].concat();
-    let defaults = BlkOptions::default();
-    let options = BlkOptions {
+    let defaults = BlkDriverOptions::default();
+    let options = BlkDriverOptions {
         queues,
         queue_size: 64,
         features: defaults.features | VIRTIO_BLK_F_WRITE_ZEROES | VIRTIO_BLK_F_DISCARD,
@@ -95,19 +95,19 @@ fn keeps_all(
 }
 
 /// Zeroes all sectors by requests whose ends are inside a unit of the host; discards some.
-fn zero_all(queue: &mut BlkQueue, stamps: &mut Stamps) -> Outcome {
+fn zero_all(queue: &mut BlkDriverQueue, stamps: &mut Stamps) -> Outcome {
     for (sector, count) in [(0, 3), (3, 250), (253, 259)] {
-        let op = Op::WriteZeroes { sector, count, unmap: sector == 3 };
+        let op = DriverOp::WriteZeroes { sector, count, unmap: sector == 3 };
         queue.run(op).context(format!("zeroes at {sector}"))?;
     }
     stamps.fill(0);
-    let discard = Op::Discard { sector: SECTORS + 1, count: 37 };
+    let discard = DriverOp::Discard { sector: SECTORS + 1, count: 37 };
     queue.run(discard).map(|_| ()).context("discard")
 }
 
 /// Writes one page and a half of sectors, all in flight together, a request for each sector or two;
 /// then a request of whole pages beside one of a part of it.
-fn write_round(queues: &mut [BlkQueue], round: u64, stamps: &mut Stamps) -> Outcome {
+fn write_round(queues: &mut [BlkDriverQueue], round: u64, stamps: &mut Stamps) -> Outcome {
     let first = round * 13 % (SECTORS - 24) / 4 * 4;
     let mut expected = vec![0; queues.len()];
     let mut sector = first;
@@ -115,7 +115,10 @@ fn write_round(queues: &mut [BlkQueue], round: u64, stamps: &mut Stamps) -> Outc
         let len = 1 + (sector + round) % 2;
         let at = usize::try_from(sector).unwrap_or(0) % queues.len();
         let data = bytes(sector, len, round);
-        queues[at].submit(Op::Write { sector, data: &data }).context("submit")?.ok_or("full")?;
+        queues[at]
+            .submit(DriverOp::Write { sector, data: &data })
+            .context("submit")?
+            .ok_or("full")?;
         expected[at] += 1;
         (sector..sector + len).for_each(|s| stamps[usize::try_from(s).unwrap_or(0)] = round);
         sector += len;
@@ -126,14 +129,17 @@ fn write_round(queues: &mut [BlkQueue], round: u64, stamps: &mut Stamps) -> Outc
     expected.fill(0);
     for (at, sector, len) in [(0, page, 16), (queues.len() - 1, page + 3, 1)] {
         let data = bytes(sector, len, round);
-        queues[at].submit(Op::Write { sector, data: &data }).context("submit")?.ok_or("full")?;
+        queues[at]
+            .submit(DriverOp::Write { sector, data: &data })
+            .context("submit")?
+            .ok_or("full")?;
         expected[at] += 1;
         (sector..sector + len).for_each(|s| stamps[usize::try_from(s).unwrap_or(0)] = round);
     }
     finish(queues, &expected)
 }
 
-fn finish(queues: &mut [BlkQueue], expected: &[usize]) -> Outcome {
+fn finish(queues: &mut [BlkDriverQueue], expected: &[usize]) -> Outcome {
     for queue in queues.iter_mut() {
         queue.publish().context("publish")?;
     }
@@ -163,7 +169,7 @@ fn both(sector: u64, round: u64) -> [u8; 16] {
 }
 
 /// Compares all sectors through the daemon.
-fn compare(queue: &mut BlkQueue, stamps: &Stamps, when: &str) -> Outcome {
+fn compare(queue: &mut BlkDriverQueue, stamps: &Stamps, when: &str) -> Outcome {
     for sector in (0..SECTORS).step_by(8) {
         let mut found = vec![0; 8 * SECTOR];
         queue.read(sector, &mut found).context(format!("read {sector} {when}"))?;

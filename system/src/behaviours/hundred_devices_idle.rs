@@ -5,7 +5,7 @@ use super::{Behaviour, Scene};
 use crate::command::wait_for;
 use crate::daemon::{Daemon, DaemonOptions, ticks};
 use crate::{Context, Outcome, check};
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use std::fmt::Write;
 use std::fs::File;
 use std::time::Duration;
@@ -46,7 +46,7 @@ fn run(scene: &Scene<'_>) -> Outcome {
         Ok((0..DEVICES).all(|index| socket(index).exists()).then_some(()))
     })?;
     let guests = (0..DEVICES).map(|index| {
-        let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+        let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
         BlkDriver::connect(&socket(index), &options).context(index)
     });
     let guests = guests.collect::<Outcome<Vec<_>>>()?;

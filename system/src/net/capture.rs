@@ -73,7 +73,7 @@ impl Capture {
 
     /// Ends the capture, once the file holds `least` frames and dumpcap writes no more: on a busy
     /// host dumpcap may come late to frames that the kernel holds for it. Without `least` frames it
-    /// ends after [`LIMIT`]; the caller's checks say what is missing.
+    /// ends after half a minute; the caller's checks say what is missing.
     ///
     /// # Errors
     /// dumpcap does not end.

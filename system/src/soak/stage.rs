@@ -10,7 +10,7 @@ use crate::command::wait_for;
 use crate::daemon::{Daemon, DaemonOptions};
 use crate::net::Namespace;
 use crate::{Context, Outcome};
-use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions, NetDriver, NetDriverOptions};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -141,19 +141,20 @@ fn serve(socket: &Path, role: Role) -> Outcome {
     let max_wait = Duration::from_secs(30);
     match role {
         Role::Blk | Role::HostileBlk => {
-            let options = BlkOptions { max_wait, ..BlkOptions::default() };
+            let options = BlkDriverOptions { max_wait, ..BlkDriverOptions::default() };
             let mut driver = BlkDriver::connect(socket, &options).context("the session")?;
             let mut bytes = [0; 4096];
             driver.queues[0].read(0, &mut bytes).context("a read")?;
             driver.queues[0].flush().context("a flush")
         }
         Role::Net | Role::HostileNet => {
-            let options = NetOptions { max_wait, transmit_size: 2048, ..NetOptions::default() };
+            let options =
+                NetDriverOptions { max_wait, transmit_size: 2048, ..NetDriverOptions::default() };
             let mut driver = NetDriver::connect(socket, &options).context("the session")?;
             let tx = &mut driver.pairs[0].tx;
             // To everybody, of the type for local experiments: the host drops it.
             let head = [255, 255, 255, 255, 255, 255, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
-            let header = manyring_driver::wire::net::RawHeader::default();
+            let header = manyring_driver::wire::net::RawNetHeader::default();
             tx.send(&header, &[&head[..], &[0; 50]].concat()).context("a frame")?;
             tx.publish(0).context("a kick")?;
             wait_for("a frame's end", max_wait, || Ok((tx.reclaim() == 1).then_some(())))

@@ -24,7 +24,7 @@ const BOUNCE_BYTES: u64 = 1 << 20;
 
 /// Where the bytes of a write come from, or those of a read go to.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Bytes<'a> {
+pub(super) enum BounceBytes<'a> {
     /// To or from the guest.
     Guest(&'a SliceList),
     /// Zeroes, for a write-zeroes request.
@@ -89,7 +89,7 @@ impl Bounce {
         &mut self,
         image: &Image,
         range: Range<u64>,
-        bytes: Bytes<'_>,
+        bytes: BounceBytes<'_>,
         durable: bool,
     ) -> Result<usize, Errno> {
         let (unit, may_wait) = (image.unit(), self.may_wait);
@@ -114,13 +114,13 @@ impl Bounce {
         let (skip, len) = (host(range.start - units.start), host(end - range.start));
         let piece = memory.slice(skip, len).ok_or(Errno::INVAL)?;
         match bytes {
-            Bytes::Guest(list) => {
+            BounceBytes::Guest(list) => {
                 let copied = copy_between([piece].iter(), 0, list.as_slices());
                 if copied < len || list.is_broken() {
                     return Err(Errno::FAULT);
                 }
             }
-            Bytes::Zeroes => piece.fill_zero(),
+            BounceBytes::Zeroes => piece.fill_zero(),
         }
         let written = image.within_size(is_partial.then_some(units.end), || {
             let flags = if durable { sys::RWF_DSYNC } else { 0 };

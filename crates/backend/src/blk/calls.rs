@@ -1,7 +1,7 @@
 //! The system calls that serve a task: one that moves some of its bytes, and all that it needs,
 //! for a thread that may wait for each.
 
-use super::bounce::{Bounce, Bytes};
+use super::bounce::{Bounce, BounceBytes};
 use super::quota::Retries;
 use super::task::{Step, Task, head};
 use super::{Image, Op};
@@ -90,7 +90,7 @@ pub(super) fn serve_to_the_end(
             let range = task.offset..task.offset + task.len;
             let moved = match task.op {
                 Op::Read => bounce.read(image, range, &task.rest),
-                _ => bounce.write(image, range, Bytes::Guest(&task.rest), durable),
+                _ => bounce.write(image, range, BounceBytes::Guest(&task.rest), durable),
             };
             moved.and_then(|n| went_on(task, n))
         };
@@ -218,7 +218,7 @@ fn write_zeroes(image: &Image, range: Range<u64>, bounce: &mut Bounce) -> Result
     let mut at = range.start;
     while at < range.end {
         patiently(|| {
-            at += bounce.write(image, at..range.end, Bytes::Zeroes, false)? as u64;
+            at += bounce.write(image, at..range.end, BounceBytes::Zeroes, false)? as u64;
             Ok(())
         })?;
     }

@@ -13,7 +13,7 @@
 //! queues belong to other guests.
 
 use super::calls::{call, serve_without_data, transfer, went_on, went_wrong};
-use super::offload::{Aside, Offload};
+use super::offload::{DiskThread, DiskThreadQueue};
 use super::task::{Backlog, Step, Task};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, Op, Request};
 use crate::blk::ImageError;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct FileDisk {
     image: Arc<Image>,
-    offload: Arc<Offload>,
+    offload: Arc<DiskThread>,
 }
 
 impl FileDisk {
@@ -36,7 +36,7 @@ impl FileDisk {
     #[must_use]
     pub fn new(image: Image) -> Self {
         let image = Arc::new(image);
-        Self { offload: Arc::new(Offload::new(image.clone())), image }
+        Self { offload: Arc::new(DiskThread::new(image.clone())), image }
     }
 }
 
@@ -75,7 +75,7 @@ impl Disk for FileDisk {
 pub(crate) struct FileQueue {
     image: Arc<Image>,
     backlog: Backlog,
-    aside: Aside,
+    aside: DiskThreadQueue,
     /// False once the file system has refused a write with `RWF_NOWAIT` (`EOPNOTSUPP`).
     can_write_at_once: bool,
     /// Reused for requests that one call did not finish.
@@ -83,12 +83,12 @@ pub(crate) struct FileQueue {
 }
 
 impl FileQueue {
-    pub(crate) fn new(image: Arc<Image>, offload: &Arc<Offload>) -> Result<Self, Errno> {
+    pub(crate) fn new(image: Arc<Image>, offload: &Arc<DiskThread>) -> Result<Self, Errno> {
         Ok(Self {
             can_write_at_once: !image.is_direct(),
             image,
             backlog: Backlog::default(),
-            aside: Aside::new(offload.clone())?,
+            aside: DiskThreadQueue::new(offload.clone())?,
             task: Task::default(),
         })
     }

@@ -47,7 +47,7 @@ struct State {
     /// The bytes of each write under way, by its queue and token. The rings of the disk's queues
     /// bound their number: a write under way takes an entry of one.
     under_way: HashMap<(u64, u32), Range<u64>>,
-    seats: HashMap<u64, Seat>,
+    seats: HashMap<u64, AttachedQueue>,
     /// How often the thread has checked whether a listed write overlaps its range.
     #[cfg(test)]
     looks: u64,
@@ -55,7 +55,7 @@ struct State {
 
 /// A queue that is attached to a worker.
 #[derive(Debug)]
-struct Seat {
+struct AttachedQueue {
     inbox: Arc<Inbox>,
     tag: u64,
     /// The queue has listed all writes that it has under way.
@@ -95,7 +95,7 @@ impl Guard {
     pub(super) fn attach(&self, queue: u64, inbox: &Arc<Inbox>, tag: u64) {
         let mut state = self.lock();
         let has_answered = self.is_active();
-        state.seats.insert(queue, Seat { inbox: inbox.clone(), tag, has_answered });
+        state.seats.insert(queue, AttachedQueue { inbox: inbox.clone(), tag, has_answered });
     }
 
     /// Detaches a queue that leaves its worker or ends.

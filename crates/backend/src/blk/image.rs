@@ -7,7 +7,7 @@ mod look;
 mod probe;
 mod units;
 
-pub use hand::{Ending, Handed, Marks};
+pub use hand::{Ending, ImageDescriptors, Marks};
 
 use super::guard::Guard;
 use super::spares::Spares;

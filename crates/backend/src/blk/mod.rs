@@ -36,7 +36,7 @@ mod spares;
 mod task;
 pub mod uring;
 
-pub use image::{Ending, Handed, Image, ImageError, ImageOptions, Marks};
+pub use image::{Ending, Image, ImageDescriptors, ImageError, ImageOptions, Marks};
 
 use crate::sys::uring::Ring;
 use manyring_memory::{GuestSlice, Pieces, SliceList};

@@ -1,4 +1,4 @@
-//! `Offload`: a thread per disk for calls that may wait or take long.
+//! `DiskThread`: a thread per disk for calls that may wait or take long.
 //!
 //! ```text
 //! a file:                        writes that would wait, fallocate, zeroes
@@ -27,7 +27,7 @@ use super::bounce::Bounce;
 use super::calls::serve_to_the_end;
 use super::task::{Task, head};
 use super::{Completion, Image, Op};
-use crate::sys::starter::{self, Role};
+use crate::sys::starter::{self, ThreadRole};
 use crate::sys::uring::{Event, Inbox};
 use manyring_memory::{Duty, take_duty};
 use rustix::fd::BorrowedFd;
@@ -41,7 +41,7 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// The thread of a disk, started on demand.
 #[derive(Debug)]
-pub(crate) struct Offload {
+pub(crate) struct DiskThread {
     image: Arc<Image>,
     shared: Arc<Shared>,
     #[cfg(test)]
@@ -57,11 +57,11 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     /// Waiting tasks: not more than the rings of the disk's queues have entries.
-    tasks: VecDeque<Job>,
+    tasks: VecDeque<DiskJob>,
     /// One of `tasks` is a flush.
     flush_waits: bool,
     /// Flushes that came while a flush waits in `tasks`: they end together with it.
-    joined: Vec<Job>,
+    joined: Vec<DiskJob>,
     /// The thread runs, or a worker serves the tasks in its place.
     is_running: bool,
     /// The thread runs, and has to be woken for the next task.
@@ -82,7 +82,7 @@ const RECALL_REACH: usize = 4096;
 /// A task with its image and its queue's inbox. The thread has the image only through its jobs: if
 /// an idle thread held the image, nobody else could lock it.
 #[derive(Debug)]
-struct Job {
+struct DiskJob {
     task: Task,
     image: Arc<Image>,
     inbox: Arc<Inbox>,
@@ -96,7 +96,7 @@ impl Shared {
 
     /// Waits for the next job; returns it with the flushes that end with it. `None`: no job came
     /// for [`IDLE`], or the disk is gone, and the thread must end.
-    fn next(&self) -> Option<(Job, Vec<Job>)> {
+    fn next(&self) -> Option<(DiskJob, Vec<DiskJob>)> {
         let mut state = self.lock();
         let mut is_idle = false;
         loop {
@@ -118,7 +118,7 @@ impl Shared {
 }
 
 impl State {
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: DiskJob) {
         if job.task.op == Op::Flush && std::mem::replace(&mut self.flush_waits, true) {
             self.joined.push(job);
         } else {
@@ -127,7 +127,7 @@ impl State {
     }
 
     /// Takes the first job as [`Self::take`] does, and notes it as under way.
-    fn take_up(&mut self) -> Option<(Job, Vec<Job>)> {
+    fn take_up(&mut self) -> Option<(DiskJob, Vec<DiskJob>)> {
         let taken = self.take();
         self.under_way = taken.as_ref().map(|(job, _)| (job.inbox.clone(), job.user_data));
         self.must_end = false;
@@ -136,14 +136,14 @@ impl State {
 
     /// Takes the first job for a worker that serves the tasks because the host could not start a
     /// thread.
-    fn begin(&mut self) -> Option<(Job, Vec<Job>)> {
+    fn begin(&mut self) -> Option<(DiskJob, Vec<DiskJob>)> {
         let taken = self.take_up();
         self.is_running = taken.is_some();
         taken
     }
 
     /// Removes the first job, with the flushes that end with it.
-    fn take(&mut self) -> Option<(Job, Vec<Job>)> {
+    fn take(&mut self) -> Option<(DiskJob, Vec<DiskJob>)> {
         let job = self.tasks.pop_front()?;
         let joined = match job.task.op {
             Op::Flush => {
@@ -156,7 +156,7 @@ impl State {
     }
 }
 
-impl Offload {
+impl DiskThread {
     pub(crate) fn new(image: Arc<Image>) -> Self {
         Self {
             image,
@@ -170,7 +170,7 @@ impl Offload {
     /// host cannot start a thread, the worker serves the tasks here, waiting for the disk.
     pub(crate) fn send(&self, task: Task, inbox: &Arc<Inbox>, user_data: u64) {
         let mut state = self.shared.lock();
-        state.push(Job { task, image: self.image.clone(), inbox: inbox.clone(), user_data });
+        state.push(DiskJob { task, image: self.image.clone(), inbox: inbox.clone(), user_data });
         if std::mem::replace(&mut state.is_running, true) {
             // One wake-up is enough for all tasks that come before the thread looks again.
             let must_wake = std::mem::take(&mut state.is_asleep);
@@ -193,7 +193,7 @@ impl Offload {
         }
         let shared = self.shared.clone();
         let thread = std::thread::Builder::new().name("disk-offload".to_owned());
-        starter::spawn(Role::Disk, thread, move || serve(&shared)).is_ok()
+        starter::spawn(ThreadRole::Disk, thread, move || serve(&shared)).is_ok()
     }
 
     /// Serves the tasks in the place of the thread, until there are none or a thread starts. One
@@ -230,7 +230,7 @@ impl Offload {
     }
 }
 
-impl Drop for Offload {
+impl Drop for DiskThread {
     fn drop(&mut self) {
         self.shared.lock().is_closed = true;
         self.shared.wake.notify_one();
@@ -253,7 +253,7 @@ fn serve(shared: &Shared) {
     }
 }
 
-impl Job {
+impl DiskJob {
     fn is_transfer(&self) -> bool {
         matches!(self.task.op, Op::Read | Op::Write { .. })
     }
@@ -292,17 +292,17 @@ impl Job {
 
 /// Sends tasks of a queue without a ring to its disk's thread, and gets their completions.
 #[derive(Debug)]
-pub(crate) struct Aside {
-    offload: Arc<Offload>,
+pub(crate) struct DiskThreadQueue {
+    offload: Arc<DiskThread>,
     inbox: Arc<Inbox>,
     /// Reused for the events of the inbox.
     events: Vec<Event>,
 }
 
-impl Aside {
+impl DiskThreadQueue {
     /// # Errors
     /// As [`Inbox::new`].
-    pub(crate) fn new(offload: Arc<Offload>) -> Result<Self, Errno> {
+    pub(crate) fn new(offload: Arc<DiskThread>) -> Result<Self, Errno> {
         Ok(Self { offload, inbox: Arc::new(Inbox::new()?), events: Vec::new() })
     }
 
@@ -312,7 +312,7 @@ impl Aside {
         self.offload.send(task, &self.inbox, u64::from(token));
     }
 
-    /// As [`Offload::recall`].
+    /// As [`DiskThread::recall`].
     pub(crate) fn recall(&self, token: u32) -> bool {
         self.offload.recall(&self.inbox, u64::from(token))
     }
@@ -355,9 +355,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(4096).unwrap();
         let image = Image::open_again(file.path(), ImageOptions::default());
-        let offload = Arc::new(Offload::new(Arc::new(image)));
+        let offload = Arc::new(DiskThread::new(Arc::new(image)));
         let [mut one, mut other] =
-            [offload.clone(), offload.clone()].map(|o| Aside::new(o).unwrap());
+            [offload.clone(), offload.clone()].map(|o| DiskThreadQueue::new(o).unwrap());
         // Keep `send` from starting a thread.
         offload.shared.lock().is_running = true;
         let zeroes = Op::WriteZeroes { unmap: false, durable: false };
@@ -366,7 +366,7 @@ mod tests {
             aside.send(Task { token, op, len: 512, ..Task::default() });
         }
         let mut served = Vec::new();
-        let mut serve_one = |one: &mut Aside| {
+        let mut serve_one = |one: &mut DiskThreadQueue| {
             let (job, joined) = offload.shared.lock().take().unwrap();
             job.run(joined, (&mut Bounce::of_thread(), &|| false));
             for aside in [one, &mut other] {
@@ -386,9 +386,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(4096).unwrap();
         let open = || Image::open_again(file.path(), ImageOptions::default());
-        let offload = Arc::new(Offload::new(Arc::new(open())));
+        let offload = Arc::new(DiskThread::new(Arc::new(open())));
         let shared = offload.shared.clone();
-        let mut aside = Aside::new(offload.clone()).unwrap();
+        let mut aside = DiskThreadQueue::new(offload.clone()).unwrap();
         let mut done = Vec::new();
         for round in 1..=2 {
             aside.send(Task { token: round, ..Task::default() });
@@ -411,9 +411,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(8192).unwrap();
         let image = Image::open_again(file.path(), ImageOptions::default());
-        let offload = Arc::new(Offload::new(Arc::new(image)));
+        let offload = Arc::new(DiskThread::new(Arc::new(image)));
         offload.has_no_thread.store(true, std::sync::atomic::Ordering::Relaxed);
-        let aside = Aside::new(offload).unwrap();
+        let aside = DiskThreadQueue::new(offload).unwrap();
         let lines = crate::tests::told_by(|| {
             for token in 1..=2 {
                 aside.send(Task { token, ..Task::default() });
@@ -431,8 +431,8 @@ mod tests {
         file.as_file().set_len(8192).unwrap();
         let options = ImageOptions { direct: true, ..ImageOptions::default() };
         let image = Arc::new(Image::open_again(file.path(), options).taken_for_large_units());
-        let offload = Arc::new(Offload::new(image.clone()));
-        let mut aside = Aside::new(offload.clone()).unwrap();
+        let offload = Arc::new(DiskThread::new(image.clone()));
+        let mut aside = DiskThreadQueue::new(offload.clone()).unwrap();
         let memory = Arc::new(manyring_memory::Mapping::anonymous(8192).unwrap());
         memory.slice(0, 8192).unwrap().write_from(&[7; 8192]);
         let write = |token, offset, len| {

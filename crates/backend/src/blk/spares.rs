@@ -5,7 +5,7 @@
 //! closed, so that an image without a guest keeps none. A thread closes them: on some network file
 //! systems `close` waits for the server, and neither a worker nor the control thread may wait.
 
-use crate::sys::starter::{self, Role};
+use crate::sys::starter::{self, ThreadRole};
 use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -49,7 +49,7 @@ impl Spares {
             let theirs = self.0.clone();
             let thread = std::thread::Builder::new().name("close".to_owned());
             // If the host cannot start a thread, the next `put` tries again.
-            let started = starter::spawn(Role::Disk, thread, move || close(&theirs));
+            let started = starter::spawn(ThreadRole::Disk, thread, move || close(&theirs));
             shared.has_thread = started.is_ok();
         }
     }

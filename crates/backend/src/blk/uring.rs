@@ -51,13 +51,13 @@ use super::calls::serve_to_the_end;
 use super::file::{FileQueue, INLINE_BURST};
 use super::flushes::Flushes;
 use super::guard::QUESTION;
-use super::offload::{Offload, warn_of_waiting};
+use super::offload::{DiskThread, warn_of_waiting};
 use super::quota::{BURST, Quota};
 use super::task::{Task, head};
 use super::{Burst, Completion, Disk, DiskQueue, Geometry, Image, ImageError, Op, Request};
 use crate::sys::file as sys;
 use crate::sys::uring::{FileOp, Ring, RingDisk, RingFile, Submitter, Width};
-use in_flight::{InFlight, Stage, Step};
+use in_flight::{IoInFlight, Stage, Step};
 use manyring_memory::{Mapping, MemoryError, Pieces, SliceList};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ pub struct UringDisk {
     image: Arc<Image>,
     /// Tells the disk from other disks of the same worker.
     number: u64,
-    offload: Arc<Offload>,
+    offload: Arc<DiskThread>,
     zeroes: &'static Mapping,
 }
 
@@ -101,7 +101,7 @@ impl UringDisk {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (image, zeroes) = (Arc::new(image), shared_zeroes()?);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { offload: Arc::new(Offload::new(image.clone())), number, image, zeroes })
+        Ok(Self { offload: Arc::new(DiskThread::new(image.clone())), number, image, zeroes })
     }
 
     fn queue(&self) -> Result<UringQueue, Errno> {
@@ -180,14 +180,14 @@ struct UringQueue {
     ended: Vec<u32>,
     zeroes: &'static Mapping,
     /// The disk's own thread.
-    offload: Arc<Offload>,
+    offload: Arc<DiskThread>,
     /// False once the file system has refused to write into the page cache without waiting.
     can_write_at_once: bool,
     quota: Quota,
     /// Reused for the slices of an entry that is only a piece of its request.
     piece: SliceList,
     /// The requests by token. Those that are done keep their lists for reuse.
-    in_flight: Vec<InFlight>,
+    in_flight: Vec<IoInFlight>,
     /// Tokens that had requests since the last change of guest memory, each once.
     holders: Vec<u32>,
 }
@@ -196,7 +196,7 @@ impl UringQueue {
     /// Stores a request under its token.
     fn remember(&mut self, request: &Request, pieces: Pieces<'_>) {
         let at = request.token as usize;
-        self.in_flight.resize_with(self.in_flight.len().max(at + 1), InFlight::default);
+        self.in_flight.resize_with(self.in_flight.len().max(at + 1), IoInFlight::default);
         let is_whole = self.is_whole(request);
         let entry = &mut self.in_flight[at];
         assert!(!entry.is_open, "a token came twice");

@@ -218,7 +218,7 @@ mod tests {
     use crate::net::null::NullPort;
     use manyring_memory::{Mapping, SliceList, copy_from_slices};
     use manyring_wire::net::HEADER_SIZE;
-    use manyring_wire::net::RawHeader;
+    use manyring_wire::net::RawNetHeader;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::sync::Mutex;
 
@@ -275,7 +275,7 @@ mod tests {
             let n = u8::try_from(n).unwrap();
             let piece = slices.pieces(n.into()..usize::from(n) + 1);
             piece[0].write_byte(n);
-            let header = RawHeader { gso_size: u16::from(n).into(), ..RawHeader::default() };
+            let header = RawNetHeader { gso_size: u16::from(n).into(), ..RawNetHeader::default() };
             frames.push(&header, piece, 0, 1);
         }
         frames

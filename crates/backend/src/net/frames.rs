@@ -4,7 +4,7 @@
 use super::{FRAMES_MAX, Token};
 use manyring_memory::{Gather, GuestSlice, Mapping, MemoryError, Pieces, total_len};
 use manyring_wire::net::head::HEAD_SIZE_MAX;
-use manyring_wire::net::{HEADER_SIZE, RawHeader};
+use manyring_wire::net::{HEADER_SIZE, RawNetHeader};
 use std::ops::Range;
 use std::sync::Arc;
 use zerocopy::transmute;
@@ -87,7 +87,7 @@ impl Frames {
     /// If the burst holds frames of another snapshot.
     pub(crate) fn push_joined<'a>(
         &mut self,
-        header: &RawHeader,
+        header: &RawNetHeader,
         head: &[u8],
         (skip, payloads): (usize, impl IntoIterator<Item = Pieces<'a>>),
     ) -> bool {
@@ -113,7 +113,7 @@ impl Frames {
     #[inline]
     pub fn push(
         &mut self,
-        header: &RawHeader,
+        header: &RawNetHeader,
         pieces: Pieces<'_>,
         skip: usize,
         len: usize,
@@ -127,7 +127,7 @@ impl Frames {
     pub fn push_as(
         &mut self,
         token: Token,
-        header: &RawHeader,
+        header: &RawNetHeader,
         pieces: Pieces<'_>,
         skip: usize,
         len: usize,
@@ -313,9 +313,9 @@ impl Frames {
 
     /// The header of frame `index`; zeroes if there is no such frame.
     #[must_use]
-    pub fn header(&self, index: usize) -> RawHeader {
+    pub fn header(&self, index: usize) -> RawNetHeader {
         let bytes = self.slices(index).first().and_then(GuestSlice::read_array);
-        bytes.map_or_else(RawHeader::default, |bytes: [u8; HEADER_SIZE]| transmute!(bytes))
+        bytes.map_or_else(RawNetHeader::default, |bytes: [u8; HEADER_SIZE]| transmute!(bytes))
     }
 
     /// True if guest memory was cut away under the frames: it reads as zeroes since then.

@@ -13,7 +13,7 @@
 use super::decorator::{Decorated, Decorator};
 use super::{Frames, Outcome, Port, PortRx, PortTx, Readiness, Returned, Sent, Token};
 use manyring_memory::SliceList;
-use manyring_wire::net::RawHeader;
+use manyring_wire::net::RawNetHeader;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::time::{
@@ -159,7 +159,7 @@ impl Decorator for Late {
 #[derive(Debug)]
 struct Kept {
     token: Token,
-    header: RawHeader,
+    header: RawNetHeader,
     payload: SliceList,
     len: usize,
     calls_left: u32,

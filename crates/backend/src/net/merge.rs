@@ -34,13 +34,13 @@ const LOOK_EVERY: u32 = 16;
 
 /// Frames that leave as one.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct MergeGroup {
     /// Bit n is frame n of the burst.
     pub(super) parts: u64,
     joined: Option<Joined>,
 }
 
-impl Group {
+impl MergeGroup {
     /// True if the group has several frames.
     pub(super) fn is_joined(&self) -> bool {
         self.parts.count_ones() > 1
@@ -61,7 +61,7 @@ pub(super) fn bits(mut of: u64) -> impl Iterator<Item = usize> {
 pub(super) struct Merger {
     /// Kinds of joined frames that the port does not cut.
     refused: Vec<Kind>,
-    groups: Vec<Group>,
+    groups: Vec<MergeGroup>,
     /// The groups that may grow: indexes into `groups`, the oldest first.
     open: Vec<usize>,
     /// The group to be sent next.
@@ -112,7 +112,7 @@ impl Merger {
             return false;
         }
         self.plan_rest(frames, first);
-        let has_joined = self.groups.iter().any(Group::is_joined);
+        let has_joined = self.groups.iter().any(MergeGroup::is_joined);
         self.vain = if has_joined { 0 } else { self.vain.saturating_add(1) };
         let is_planned = has_joined || self.left >> first != 0;
         self.first = is_planned.then_some(first);
@@ -155,7 +155,7 @@ impl Merger {
                 Some(head) => self.place(index, head),
                 None => {
                     self.open.clear();
-                    self.groups.push(Group { parts: 1 << index, joined: None });
+                    self.groups.push(MergeGroup { parts: 1 << index, joined: None });
                 }
             }
         }
@@ -167,7 +167,7 @@ impl Merger {
         let groups = &mut self.groups;
         let mut is_placed = false;
         self.open.retain(|&at| {
-            let Group { parts, joined: Some(joined) } = &mut groups[at] else { return false };
+            let MergeGroup { parts, joined: Some(joined) } = &mut groups[at] else { return false };
             if is_placed {
                 return true;
             }
@@ -182,11 +182,11 @@ impl Merger {
             self.open.remove(0);
         }
         self.open.push(groups.len());
-        groups.push(Group { parts: 1 << index, joined: Some(Joined::new(head)) });
+        groups.push(MergeGroup { parts: 1 << index, joined: Some(Joined::new(head)) });
     }
 
     /// The group to be sent next.
-    pub(super) fn next(&self) -> Option<&Group> {
+    pub(super) fn next(&self) -> Option<&MergeGroup> {
         self.groups.get(self.next)
     }
 
@@ -194,7 +194,7 @@ impl Merger {
     /// frames of the group must be sent one by one.
     pub(super) fn next_joined(&mut self, frames: &Frames) -> Option<&Frames> {
         let Self { groups, next, joined: out, .. } = self;
-        let Group { joined: Some(joined), parts } = groups.get(*next)? else { return None };
+        let MergeGroup { joined: Some(joined), parts } = groups.get(*next)? else { return None };
         if out.is_none() {
             *out = Frames::for_joined().ok();
         }
@@ -221,7 +221,7 @@ impl Merger {
 
     /// The port refuses joined frames of the next group's kind: joins none of them from now on.
     pub(super) fn refuse(&mut self) {
-        if let Some(Group { joined: Some(joined), .. }) = self.next() {
+        if let Some(MergeGroup { joined: Some(joined), .. }) = self.next() {
             let kind = joined.first().kind();
             tracing::info!(?kind, "the host does not segment such frames; not merging them");
             self.refused.push(kind);
@@ -245,7 +245,7 @@ impl Merger {
     }
 
     /// The counts for a group that has left as one frame.
-    pub(super) fn spared(group: &Group) -> Merged {
+    pub(super) fn spared(group: &MergeGroup) -> Merged {
         Merged { packets: group.parts.count_ones() as usize, frames: 1 }
     }
 
@@ -261,11 +261,11 @@ impl Merger {
 mod tests {
     use super::*;
     use manyring_memory::{Mapping, SliceList};
-    use manyring_wire::net::RawHeader;
+    use manyring_wire::net::RawNetHeader;
     use std::sync::Arc;
 
     /// A TCP segment over IPv6 of the flow to `port`, with `payload` bytes from `sequence` on.
-    fn segment(port: u16, sequence: u32, payload: usize) -> (RawHeader, Vec<u8>) {
+    fn segment(port: u16, sequence: u32, payload: usize) -> (RawNetHeader, Vec<u8>) {
         let mut bytes = vec![0; 12];
         bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
         let len = u16::try_from(20 + payload).unwrap();
@@ -279,17 +279,17 @@ mod tests {
         bytes.extend((len + 6).to_be_bytes());
         bytes.extend([0, 0]);
         bytes.resize(bytes.len() + payload, port.to_be_bytes()[1]);
-        let header = RawHeader {
+        let header = RawNetHeader {
             flags: HDR_F_NEEDS_CSUM,
             csum_start: 54.into(),
             csum_offset: 16.into(),
-            ..RawHeader::default()
+            ..RawNetHeader::default()
         };
         (header, bytes)
     }
 
     /// A burst of frames that lie in a guest's memory.
-    fn burst(of: &[(RawHeader, Vec<u8>)]) -> Frames {
+    fn burst(of: &[(RawNetHeader, Vec<u8>)]) -> Frames {
         let memory = Arc::new(Mapping::anonymous(1 << 18).unwrap());
         let mut places = Vec::new();
         for (at, (_, bytes)) in (0..).step_by(4096).zip(of) {
@@ -379,13 +379,13 @@ mod tests {
         let until = (1..).find(|_| merger.plan(&together, 0)).unwrap();
         assert!((2..=LOOK_EVERY).contains(&until), "{until}");
         assert!(merger.plan(&together, 0), "and every time once it is worth it");
-        let finished = burst(&[(RawHeader::default(), vec![0; 64]), segment(1, 0, 1)]);
+        let finished = burst(&[(RawNetHeader::default(), vec![0; 64]), segment(1, 0, 1)]);
         assert!(!merger.plan(&finished, 0));
     }
 
     #[test]
     fn a_frame_of_no_known_flow_ends_all_groups() {
-        let other = (RawHeader::default(), vec![0; 64]);
+        let other = (RawNetHeader::default(), vec![0; 64]);
         let frames = burst(&[segment(1, 0, 100), other, segment(1, 100, 100), segment(1, 200, 9)]);
         let mut merger = Merger::new(true);
         assert!(merger.plan(&frames, 0));

@@ -16,7 +16,7 @@
 //! Workers call the halves, and never [`Port`] itself. A method of `Port` that may block (on the
 //! host's network lock) says so. The control thread calls the other methods, which therefore must
 //! not wait for one that blocks. Frames are whole Ethernet frames behind a header of 12 bytes
-//! ([`RawHeader`](manyring_wire::net::RawHeader)).
+//! ([`RawNetHeader`](manyring_wire::net::RawNetHeader)).
 
 pub mod decorator;
 pub mod fault;

@@ -2,7 +2,7 @@
 
 use super::{Frames, GROUP_FRAMES, Incoming, Port, PortRx, PortTx, Readiness, Sent};
 use manyring_memory::{GuestSlice, Mapping, MemoryError, SliceList, copy_between, in_own_memory};
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawNetHeader};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -125,7 +125,7 @@ fn lend_always(frame: &[u8]) -> Result<Frames, MemoryError> {
     let slices = SliceList::of_mapping(&memory, &[(0, len)])?;
     let mut frames = Frames::new()?;
     for _ in 0..GROUP_FRAMES {
-        frames.push(&RawHeader::default(), slices.all(), 0, frame.len());
+        frames.push(&RawNetHeader::default(), slices.all(), 0, frame.len());
     }
     Ok(frames)
 }
@@ -159,15 +159,15 @@ mod tests {
         let slices = SliceList::of_mapping(&guest, &[(0, 15), (15, 4)]).unwrap();
         let mut frames = Frames::new().unwrap();
         for n in 0..u16::try_from(super::super::FRAMES_MAX).unwrap() {
-            let header = RawHeader { gso_size: n.into(), ..RawHeader::default() };
+            let header = RawNetHeader { gso_size: n.into(), ..RawNetHeader::default() };
             assert!(frames.push(&header, slices.all(), HEADER_SIZE, 7));
         }
-        assert!(!frames.push(&RawHeader::default(), slices.all(), HEADER_SIZE, 7), "it is full");
+        assert!(!frames.push(&RawNetHeader::default(), slices.all(), HEADER_SIZE, 7), "it is full");
         let mut bytes = [0; HEADER_SIZE + 7];
         assert_eq!(copy_from_slices(frames.slices(9), &mut bytes), bytes.len());
         assert_eq!((bytes[4], &bytes[HEADER_SIZE..]), (9, &b"payload"[..]));
         assert_eq!((frames.header(9).gso_size.get(), frames.len(9)), (9, 7));
-        assert_eq!((frames.header(64), frames.len(64)), (RawHeader::default(), 0));
+        assert_eq!((frames.header(64), frames.len(64)), (RawNetHeader::default(), 0));
         assert_eq!(NullTx.send(&frames, 60), Sent { taken: 4, ..Sent::default() });
     }
 

@@ -34,13 +34,13 @@ const RECORD_HEADER_SIZE: usize = 16;
 struct Capture {
     /// The file, as messages name it.
     path: String,
-    buffer: Mutex<Buffer>,
+    buffer: Mutex<PcapBuffer>,
     changed: Condvar,
     missed: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Buffer {
+struct PcapBuffer {
     /// Records in the file's format, not written yet.
     bytes: Vec<u8>,
     /// The port was dropped: no frame is captured any more.
@@ -50,7 +50,7 @@ struct Buffer {
 }
 
 impl Capture {
-    fn lock(&self) -> MutexGuard<'_, Buffer> {
+    fn lock(&self) -> MutexGuard<'_, PcapBuffer> {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -84,7 +84,7 @@ impl Capture {
 
     /// Waits until everything is written; false if that takes longer than `max_wait`.
     fn is_done_within(&self, max_wait: Duration) -> bool {
-        let writes = |buffer: &mut Buffer| !buffer.is_done;
+        let writes = |buffer: &mut PcapBuffer| !buffer.is_done;
         let waited = self.changed.wait_timeout_while(self.lock(), max_wait, writes);
         waited.unwrap_or_else(PoisonError::into_inner).0.is_done
     }
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
     use crate::net::null::NullPort;
     use manyring_memory::{Mapping, SliceList};
-    use manyring_wire::net::RawHeader;
+    use manyring_wire::net::RawNetHeader;
 
     fn word(bytes: &[u8], at: usize) -> u32 {
         u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
@@ -287,7 +287,7 @@ mod tests {
         let slices = SliceList::of_mapping(&memory, &[(4, 18), (22, 16)]).unwrap();
         let mut frames = Frames::new().unwrap();
         for _ in 0..3 {
-            frames.push(&RawHeader::default(), slices.all(), HEADER_SIZE, 22);
+            frames.push(&RawNetHeader::default(), slices.all(), HEADER_SIZE, 22);
         }
         let mut tx = port.open_tx(0).unwrap();
         assert_eq!(tx.send(&frames, 1).taken, 2);

@@ -11,7 +11,7 @@
 //! each other, nor the operator's own setting, and nothing has to be restored.
 
 use super::HostFilter;
-use crate::sys::link::Link;
+use crate::sys::link::InterfaceInfo;
 use crate::sys::tuntap as sys;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -32,7 +32,7 @@ struct State {
 impl Reception {
     /// Has the interface that the port was opened on, or has joined, pass the frames to all groups.
     /// If the host does not allow it, the log says what the operator can do. May block.
-    pub(super) fn begin(&self, name: &str, link: &Link) {
+    pub(super) fn begin(&self, name: &str, link: &InterfaceInfo) {
         let socket = join_all(link.index);
         if let (Err(errno), false) = (&socket, link.takes_any_group) {
             tracing::warn!(

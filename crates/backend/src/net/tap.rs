@@ -23,11 +23,11 @@ pub use error::{TAP_QUEUE_PAIRS_MAX, TapError};
 use super::merge::Merger;
 use super::reception::Reception;
 use super::{HostFilter, Port, PortRx, PortTx};
-use crate::sys::link::{Change, Link, LinkEvent, Links};
+use crate::sys::link::{Change, InterfaceInfo, LinkEvent, Links};
 use crate::sys::tuntap as sys;
 use again::{Wanted, prepare};
 pub(super) use find::{find, open_links};
-use flows::{Flows, Steering};
+use flows::{FlowRecorder, Flows};
 use lent::{Lent, transmit};
 use manyring_wire::net::Offloads;
 use manyring_wire::net::rss::Rss;
@@ -111,7 +111,7 @@ struct Opened {
     is_created: bool,
     links: Links,
     /// The interface, if it is in this network namespace.
-    link: Option<Link>,
+    link: Option<InterfaceInfo>,
 }
 
 /// State of the port that changes while it runs. Its lock is held during system calls.
@@ -373,7 +373,7 @@ impl Port for TapPort {
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
         let own = self.queues.duplicate(index)?;
         let merger = self.merges.then(|| Merger::new(self.offloads.uso4));
-        let steering = self.flows.clone().and_then(|flows| Steering::new(flows, index));
+        let steering = self.flows.clone().and_then(|flows| FlowRecorder::new(flows, index));
         Ok(Box::new(TapTx::new(own, merger, steering)))
     }
 

@@ -27,7 +27,7 @@ static EVENT: AtomicI32 = AtomicI32::new(-1);
 
 /// A call that was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Denied {
+pub struct DeniedCall {
     /// Its number on this machine.
     pub call: u32,
     /// The id of the thread that made it.
@@ -56,13 +56,13 @@ pub fn watch() -> io::Result<OwnedFd> {
 
 /// Returns the calls that were denied since the last `take`, and the number of older ones that the
 /// ring has lost. Only one thread may call this.
-pub fn take() -> (Vec<Denied>, usize) {
+pub fn take() -> (Vec<DeniedCall>, usize) {
     let (read, count) = (READ.load(Ordering::Relaxed), COUNT.load(Ordering::Acquire));
     READ.store(count, Ordering::Relaxed);
     let from = read.max(count.saturating_sub(NOTES));
     let note = |index: usize| NOTED[index % NOTES].load(Ordering::Relaxed);
     #[allow(clippy::cast_possible_truncation, reason = "two halves of a word")]
-    let parse = |note: u64| Denied { call: note as u32, thread: (note >> 32) as u32 };
+    let parse = |note: u64| DeniedCall { call: note as u32, thread: (note >> 32) as u32 };
     ((from..count).map(note).map(parse).collect(), from - read)
 }
 

@@ -4,7 +4,7 @@
 mod events;
 
 pub use events::LinkEvents;
-pub use manyring_wire::rtnetlink::{Change, Link, LinkEvent, TapLink};
+pub use manyring_wire::rtnetlink::{Change, InterfaceInfo, LinkEvent, TapLink};
 
 use manyring_wire::rtnetlink::{Request, parse_answer};
 use rustix::fd::OwnedFd;
@@ -41,7 +41,7 @@ impl Links {
     ///
     /// # Errors
     /// The error of the kernel's answer, or of the socket.
-    pub fn find(&self, name: &str) -> Result<Option<Link>, Errno> {
+    pub fn find(&self, name: &str) -> Result<Option<InterfaceInfo>, Errno> {
         match self.ask(Request::find(name)) {
             Err(Errno::NODEV) => Ok(None),
             other => other,
@@ -52,7 +52,7 @@ impl Links {
     ///
     /// # Errors
     /// The error of the kernel's answer, or of the socket.
-    pub fn at(&self, index: u32) -> Result<Option<Link>, Errno> {
+    pub fn at(&self, index: u32) -> Result<Option<InterfaceInfo>, Errno> {
         match self.ask(Request::at(index)) {
             Err(Errno::NODEV) => Ok(None),
             other => other,
@@ -69,7 +69,7 @@ impl Links {
 
     /// Sends a request and reads its answer. The kernel has answered before the send returns, so
     /// the read does not wait.
-    fn ask(&self, request: Request) -> Result<Option<Link>, Errno> {
+    fn ask(&self, request: Request) -> Result<Option<InterfaceInfo>, Errno> {
         let mut sequence = self.sequence.lock().unwrap_or_else(PoisonError::into_inner);
         *sequence = sequence.wrapping_add(1);
         let bytes = request.emit(*sequence);

@@ -17,7 +17,7 @@ use std::thread::{Builder, JoinHandle};
 
 /// The task of a thread, from which its list of calls follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum ThreadRole {
     /// Serves queues.
     Worker,
     /// Serves the requests of one disk that may wait.
@@ -37,14 +37,14 @@ pub enum Role {
 /// The starter's stack: it calls little.
 const STACK_SIZE: usize = 128 << 10;
 
-static STARTER: OnceLock<Starter> = OnceLock::new();
+static STARTER: OnceLock<ThreadStarter> = OnceLock::new();
 
 /// The way to the starter.
 #[derive(Debug)]
-struct Starter {
+struct ThreadStarter {
     orders: Sender<Order>,
     /// Gives up the calls that a thread of this role does not need.
-    confine: fn(Role),
+    confine: fn(ThreadRole),
 }
 
 /// A thread to be made.
@@ -54,8 +54,8 @@ struct Order {
     reply: SyncSender<io::Result<JoinHandle<()>>>,
 }
 
-impl Starter {
-    fn new(confine: fn(Role)) -> io::Result<Self> {
+impl ThreadStarter {
+    fn new(confine: fn(ThreadRole)) -> io::Result<Self> {
         let (orders, given) = channel::<Order>();
         let serve = move || {
             for Order { builder, work, reply } in given {
@@ -69,7 +69,7 @@ impl Starter {
 
     fn spawn(
         &self,
-        role: Role,
+        role: ThreadRole,
         builder: Builder,
         work: impl FnOnce() + Send + 'static,
     ) -> io::Result<JoinHandle<()>> {
@@ -90,8 +90,8 @@ impl Starter {
 ///
 /// # Errors
 /// The system has no thread for it.
-pub fn begin(confine: fn(Role)) -> io::Result<()> {
-    let _ = STARTER.set(Starter::new(confine)?);
+pub fn begin(confine: fn(ThreadRole)) -> io::Result<()> {
+    let _ = STARTER.set(ThreadStarter::new(confine)?);
     Ok(())
 }
 
@@ -100,7 +100,7 @@ pub fn begin(confine: fn(Role)) -> io::Result<()> {
 /// # Errors
 /// The system has no thread to give.
 pub fn spawn(
-    role: Role,
+    role: ThreadRole,
     builder: Builder,
     work: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
@@ -118,11 +118,11 @@ mod tests {
 
     #[test]
     fn a_thread_gives_up_what_its_role_does_not_need_before_it_begins() {
-        static CONFINED: Mutex<Vec<(Role, ThreadId)>> = Mutex::new(Vec::new());
+        static CONFINED: Mutex<Vec<(ThreadRole, ThreadId)>> = Mutex::new(Vec::new());
         let confined = || CONFINED.lock().unwrap().clone();
         let confine = |role| CONFINED.lock().unwrap().push((role, current().id()));
-        let starter = Starter::new(confine).unwrap();
-        for role in [Role::Disk, Role::Worker] {
+        let starter = ThreadStarter::new(confine).unwrap();
+        for role in [ThreadRole::Disk, ThreadRole::Worker] {
             let (tell, told) = channel();
             let work = move || tell.send((confined(), current().id())).unwrap();
             let named = Builder::new().name("named".to_owned());

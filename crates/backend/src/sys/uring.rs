@@ -5,8 +5,8 @@
 //! ring belongs to one thread and must be created on it. It takes only the requests that it is made
 //! for (`bounds.rs`).
 //!
-//! An entry of the submission queue names an array of iovecs, which the kernel reads when the
-//! entry is submitted and not later (`IORING_FEAT_SUBMIT_STABLE`). The two are one `Task` here,
+//! An entry of the submission queue names an array of iovecs, which the kernel reads when the entry
+//! is submitted and not later (`IORING_FEAT_SUBMIT_STABLE`). The two are one `UnwrittenEntry` here,
 //! and there is one function that writes them:
 //! ```text
 //! place:  parked tasks, or no room for the entry or for its slices? submit what waits
@@ -41,14 +41,14 @@ use io_uring::{EnterFlags, IoUring, cqueue};
 use libc::iovec;
 use manyring_memory::{GuestSlice, as_iovecs};
 use rustix::fd::{AsRawFd, BorrowedFd};
-use slots::Slots;
+use slots::EntrySlots;
 pub use slots::Width;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 pub use stream::Stream;
-use threads::Threads;
+use threads::IoWorkers;
 pub use watch::Began;
 use watch::Watch;
 
@@ -86,7 +86,7 @@ pub struct Event {
 
 /// A request of this ring that is not written to the submission queue yet.
 #[derive(Clone, Copy, Debug)]
-struct Task {
+struct UnwrittenEntry {
     work: Work,
     user_data: u64,
     /// The device that the submission of this entry may wait for.
@@ -102,11 +102,11 @@ pub struct Ring {
     slices: Vec<iovec>,
     /// Tasks that found no room, in order, with their slices. Their number is bounded by that of
     /// the requests and watches.
-    parked: VecDeque<(Task, Vec<iovec>)>,
+    parked: VecDeque<(UnwrittenEntry, Vec<iovec>)>,
     /// Tasks for the kernel's threads, by disk. Waiting ones have slices of their own.
-    slots: Slots<((RingDisk, Width), Task, Vec<iovec>)>,
+    slots: EntrySlots<((RingDisk, Width), UnwrittenEntry, Vec<iovec>)>,
     /// The number of kernel threads that the disks of this ring may have.
-    threads: Threads,
+    threads: IoWorkers,
     /// Measures how long the worker waits for each device.
     watch: Watch,
     /// Guests of several owners are served here: none may wait for another's device.
@@ -141,8 +141,8 @@ impl Ring {
             uring,
             slices: Vec::with_capacity(SLICES),
             parked: VecDeque::new(),
-            slots: Slots::default(),
-            threads: Threads::default(),
+            slots: EntrySlots::default(),
+            threads: IoWorkers::default(),
             watch: Watch::default(),
             is_shared: false,
             inbox: Arc::new(Inbox::new()?),
@@ -160,7 +160,7 @@ impl Ring {
     }
 
     /// Queues a task together with its slices.
-    fn place(&mut self, task: Task, slices: &[iovec]) {
+    fn place(&mut self, task: UnwrittenEntry, slices: &[iovec]) {
         self.placed = self.placed.wrapping_add(ENTRY_WEIGHT);
         let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
         if !self.parked.is_empty() || !self.has_room(slices) {
@@ -187,10 +187,10 @@ impl Ring {
             if matches!(work, Work::Flush { .. } | Work::Fallocate { .. }) {
                 self.watch.owes(disk.device, user_data);
             }
-            self.place(Task { work, user_data, waits_for: None }, slices);
+            self.place(UnwrittenEntry { work, user_data, waits_for: None }, slices);
         } else {
             let slices = &slices[..slices.len().min(SLICES_OF_ENTRY)];
-            let task = Task { work, user_data, waits_for: None };
+            let task = UnwrittenEntry { work, user_data, waits_for: None };
             self.slots.wait(slot, ((disk, width), task, slices.to_vec()));
         }
     }
@@ -201,7 +201,7 @@ impl Ring {
     }
 
     /// Writes a task into the submission queue, which has room for it.
-    fn write(&mut self, task: Task, slices: &[iovec]) {
+    fn write(&mut self, task: UnwrittenEntry, slices: &[iovec]) {
         let first = self.slices.len();
         // One slice needs no iovec: the entry holds address and length itself.
         let listed = if slices.len() > 1 { slices } else { &[] };
@@ -333,20 +333,20 @@ impl Ring {
     pub fn poll(&mut self, fd: BorrowedFd<'_>, user_data: u64) {
         let events = poll_mask(libc::POLLIN);
         let work = Work::Poll { fd: fd.as_raw_fd(), events, multi: true };
-        self.place(Task { work, user_data, waits_for: None }, &[]);
+        self.place(UnwrittenEntry { work, user_data, waits_for: None }, &[]);
     }
 
     /// Polls `fd` once for input or output. If it is ready already, the event comes at once.
     pub fn poll_once(&mut self, fd: BorrowedFd<'_>, output: bool, user_data: u64) {
         let events = poll_mask(if output { libc::POLLOUT } else { libc::POLLIN });
         let work = Work::Poll { fd: fd.as_raw_fd(), events, multi: false };
-        self.place(Task { work, user_data, waits_for: None }, &[]);
+        self.place(UnwrittenEntry { work, user_data, waits_for: None }, &[]);
     }
 
     /// Ends the poll `target`. Two completions follow: the last one of the poll, and `user_data`.
     pub fn poll_remove(&mut self, target: u64, user_data: u64) {
         let work = Work::PollRemove { target };
-        self.place(Task { work, user_data, waits_for: None }, &[]);
+        self.place(UnwrittenEntry { work, user_data, waits_for: None }, &[]);
     }
 
     /// Submits all entries and runs the work that the kernel has deferred to this thread.
@@ -424,7 +424,7 @@ impl Ring {
         match submitter {
             Submitter::Kernel(width) => self.place_aside((disk, width), work, slices, user_data),
             Submitter::Own | Submitter::OwnAtOnce => {
-                self.place(Task { work, user_data, waits_for: Some(disk.device) }, slices)
+                self.place(UnwrittenEntry { work, user_data, waits_for: Some(disk.device) }, slices)
             }
         }
     }

@@ -7,7 +7,7 @@ use manyring_backend::net::switch::uplink::Uplink;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions};
 use manyring_backend::net::tap::{TapOptions, TapPort};
 use manyring_backend::net::{Port, Sent};
-use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4, HDR_GSO_UDP_L4, Offloads, RawHeader};
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4, HDR_GSO_UDP_L4, Offloads, RawNetHeader};
 use std::sync::Arc;
 
 const TCP: u8 = 6;
@@ -43,17 +43,17 @@ fn checksum_offset(protocol: u8) -> usize {
     if protocol == TCP { 16 } else { 6 }
 }
 
-fn header(protocol: u8) -> RawHeader {
+fn header(protocol: u8) -> RawNetHeader {
     let (gso_type, hdr_len) =
         if protocol == TCP { (HDR_GSO_TCPV4, 54) } else { (HDR_GSO_UDP_L4, 42) };
-    RawHeader {
+    RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         gso_type,
         hdr_len: hdr_len.into(),
         gso_size: u16::try_from(MSS).unwrap().into(),
         csum_start: 34.into(),
         csum_offset: u16::try_from(checksum_offset(protocol)).unwrap().into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::space::TIMEOUT;
 use manyring_backend::net::{Frames, Port, PortRx, PortTx, Readiness, Sent};
 use manyring_memory::{GuestSlice, Mapping, SliceList};
-use manyring_wire::net::{HEADER_SIZE, RawHeader};
+use manyring_wire::net::{HEADER_SIZE, RawNetHeader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Guest {
     pub(crate) fn send_in(
         &mut self,
         tx: &mut dyn PortTx,
-        header: RawHeader,
+        header: RawNetHeader,
         frame: &[u8],
         piece: usize,
     ) -> Sent {
@@ -48,20 +48,20 @@ impl Guest {
 
     /// Sends one finished frame; it must go.
     pub(crate) fn send(&mut self, tx: &mut dyn PortTx, frame: &[u8]) {
-        let sent = self.send_in(tx, RawHeader::default(), frame, ROOM);
+        let sent = self.send_in(tx, RawNetHeader::default(), frame, ROOM);
         assert_eq!(sent, Sent { taken: 1, ..Sent::default() });
     }
 
     /// Sends the same small frame `count` times in one burst.
     pub(crate) fn send_burst(&mut self, tx: &mut dyn PortTx, frame: &[u8], count: usize) -> Sent {
-        self.send_copies(tx, RawHeader::default(), frame, count)
+        self.send_copies(tx, RawNetHeader::default(), frame, count)
     }
 
     /// Sends the same frame `count` times in one burst, behind `header`.
     pub(crate) fn send_copies(
         &mut self,
         tx: &mut dyn PortTx,
-        header: RawHeader,
+        header: RawNetHeader,
         frame: &[u8],
         count: usize,
     ) -> Sent {
@@ -86,16 +86,19 @@ impl Guest {
         &mut self,
         rx: &mut dyn PortRx,
         piece: usize,
-    ) -> Result<(RawHeader, Vec<u8>), Errno> {
+    ) -> Result<(RawNetHeader, Vec<u8>), Errno> {
         let len = rx.recv(&self.buffers(piece))?;
         let mut bytes = vec![0; len];
         self.memory.slice(ROOM, ROOM).unwrap().read_into(&mut bytes);
-        let header: RawHeader =
+        let header: RawNetHeader =
             zerocopy::FromBytes::read_from_bytes(&bytes[..HEADER_SIZE]).unwrap();
         Ok((header, bytes.split_off(HEADER_SIZE)))
     }
 
-    pub(crate) fn try_recv(&mut self, rx: &mut dyn PortRx) -> Result<(RawHeader, Vec<u8>), Errno> {
+    pub(crate) fn try_recv(
+        &mut self,
+        rx: &mut dyn PortRx,
+    ) -> Result<(RawNetHeader, Vec<u8>), Errno> {
         self.try_recv_in(rx, ROOM)
     }
 
@@ -104,7 +107,7 @@ impl Guest {
         &mut self,
         rx: &mut dyn PortRx,
         is_it: impl Fn(&[u8]) -> bool,
-    ) -> (RawHeader, Vec<u8>) {
+    ) -> (RawNetHeader, Vec<u8>) {
         for _ in 0..10_000 {
             match self.try_recv(rx) {
                 Ok((header, frame)) if is_it(&frame) => return (header, frame),

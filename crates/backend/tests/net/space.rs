@@ -1,7 +1,7 @@
 //! A network namespace of a test's own, and its interfaces; for the tests of the daemon too.
 
 use manyring_backend::net::tap::{TapError, TapOptions, TapSource};
-use manyring_backend::sys::link::{Link, Links};
+use manyring_backend::sys::link::{InterfaceInfo, Links};
 use rustix::fd::AsFd;
 use rustix::thread::{UnshareFlags, move_into_link_name_space};
 use std::fs::File;
@@ -71,7 +71,7 @@ pub(crate) fn run(command: &str) -> String {
 }
 
 /// The kernel's report of interface `name`; `None`: there is no such interface.
-pub(crate) fn link(name: &str) -> Option<Link> {
+pub(crate) fn link(name: &str) -> Option<InterfaceInfo> {
     Links::open().unwrap().find(name).unwrap()
 }
 

@@ -6,7 +6,7 @@ use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_backend::net::{Frames, Port, PortRx, PortTx};
 use manyring_backend::sys::{bpf, tuntap};
 use manyring_memory::{Mapping, SliceList, install_sigbus_handler};
-use manyring_wire::net::{HDR_F_NEEDS_CSUM, RawHeader};
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, RawNetHeader};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -19,7 +19,7 @@ const UDP: u8 = 17;
 /// Where the host answers.
 const ECHO: u16 = 7;
 /// Before a datagram over IPv4 whose checksum is left to the host.
-const PARTIAL: RawHeader = RawHeader {
+const PARTIAL: RawNetHeader = RawNetHeader {
     flags: HDR_F_NEEDS_CSUM,
     gso_type: 0,
     hdr_len: U16::ZERO,
@@ -197,7 +197,7 @@ fn a_guest_that_sends_from_everywhere_moves_no_flow_of_its_own_nor_of_another_gu
                 let datagram = [from.to_be_bytes(), to.to_be_bytes(), [0, 8], [0; 2]].concat();
                 let packet = ipv4(GUEST, HOST, UDP, &datagram);
                 let frame = ethernet([2; 6], GUEST_MAC, 0x0800, &packet);
-                guest.send_in(&mut *other, RawHeader::default(), &frame, frame.len());
+                guest.send_in(&mut *other, RawNetHeader::default(), &frame, frame.len());
             }
             for (_, rx) in &mut victim.pairs {
                 victim.guest.drain(&mut **rx, |_| false);
@@ -372,7 +372,7 @@ fn a_long_frame_in_memory_that_is_gone_is_not_sent() {
             let slices = SliceList::of_mapping(&memory, &[(4096, 4000)]).unwrap();
             let mut frames = Frames::new().unwrap();
             for _ in 0..3 {
-                assert!(frames.push(&RawHeader::default(), slices.all(), 0, 4000));
+                assert!(frames.push(&RawNetHeader::default(), slices.all(), 0, 4000));
             }
             rustix::fs::ftruncate(&file, 4096).unwrap();
             assert_eq!(scene.pairs[0].0.send(&frames, 0).faulted, 3, "{steer}");
@@ -393,7 +393,7 @@ fn a_tap_that_was_renamed_is_not_taken_for_the_one_that_has_its_name_now() {
         let packet = ipv4(GUEST, HOST, UDP, &[7u16, 9, 8, 0].map(u16::to_be_bytes).concat());
         let frame = ethernet([2; 6], GUEST_MAC, 0x0800, &packet);
         let tx = &mut *scene.pairs[2].0;
-        let sent = scene.guest.send_copies(tx, RawHeader::default(), &frame, 1);
+        let sent = scene.guest.send_copies(tx, RawNetHeader::default(), &frame, 1);
         assert_eq!(sent.steered, 1, "it is steered still");
         drop(other);
     });

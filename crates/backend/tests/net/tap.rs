@@ -9,7 +9,7 @@ use crate::space::{in_own_space, link, named, opened_again, run, wait_until_gone
 use manyring_backend::net::tap::{TapOptions, TapPort};
 use manyring_backend::net::{Frames, Port, Readiness, Sent, Stop};
 use manyring_memory::{Mapping, SliceList, install_sigbus_handler};
-use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawHeader};
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawNetHeader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ fn the_kernel_answers_arp_and_echo_through_a_tap_that_goes_with_its_port() {
         for (sequence, piece) in [(7, 4096), (8, 1)] {
             let packet = ipv4(GUEST, HOST, 1, &echo_request(sequence, 1400));
             let frame = ethernet(host_mac, GUEST_MAC, 0x0800, &packet);
-            let sent = guest.send_in(&mut *tx, RawHeader::default(), &frame, piece);
+            let sent = guest.send_in(&mut *tx, RawNetHeader::default(), &frame, piece);
             assert_eq!(sent, Sent { taken: 1, ..Sent::default() });
             assert!(wait_for_input(&*rx));
             let (header, reply) = loop {
@@ -113,10 +113,10 @@ fn frames_that_the_host_will_not_have_are_told_apart() {
         run("ip link set mr0 up");
         // The checksum would lie behind the end.
         let flags = HDR_F_NEEDS_CSUM;
-        let lie = RawHeader { flags, csum_start: 4000.into(), ..RawHeader::default() };
+        let lie = RawNetHeader { flags, csum_start: 4000.into(), ..RawNetHeader::default() };
         let sent = guest.send_in(&mut *tx, lie, &frame, 4096);
         assert_eq!(sent, Sent { taken: 1, misplaced: 1, lost: 1, ..Sent::default() });
-        let sent = guest.send_in(&mut *tx, RawHeader::default(), &frame[..9], 4096);
+        let sent = guest.send_in(&mut *tx, RawNetHeader::default(), &frame[..9], 4096);
         assert_eq!(sent, Sent { taken: 1, refused: 1, lost: 1, ..Sent::default() });
         // Memory of which a part was cut away, between two frames that are whole: from then on all
         // of it reads as zeroes, which are no frame.
@@ -129,7 +129,7 @@ fn frames_that_the_host_will_not_have_are_told_apart() {
         let slices = SliceList::of_mapping(&memory, &[(0, len), (4096, len), (0, len)]).unwrap();
         for index in 0..3 {
             let piece = slices.pieces(index..index + 1);
-            frames.push(&RawHeader::default(), piece, 0, frame.len());
+            frames.push(&RawNetHeader::default(), piece, 0, frame.len());
         }
         rustix::fs::ftruncate(&file, 4096).unwrap();
         assert_eq!(

@@ -10,7 +10,7 @@ use manyring_backend::net::xdp::{XdpOptions, XdpPort};
 use manyring_backend::net::{Frames, HostFilter, Incoming, Port, Sent, Stop};
 use manyring_backend::sys::link::LinkEvent;
 use manyring_memory::{Mapping, SliceList, copy_from_slices};
-use manyring_wire::net::{HEADER_SIZE, RawHeader};
+use manyring_wire::net::{HEADER_SIZE, RawNetHeader};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,10 +69,10 @@ fn echoes(port: &XdpPort, pair: usize, len: usize) {
     let host_mac: [u8; 6] = reply[6..12].try_into().unwrap();
     let packet = ipv4(GUEST, HOST, 1, &echo_request(7, len));
     let frame = ethernet(host_mac, GUEST_MAC, 0x0800, &packet);
-    let sent = guest.send_in(&mut *tx, RawHeader::default(), &frame, 100);
+    let sent = guest.send_in(&mut *tx, RawNetHeader::default(), &frame, 100);
     assert_eq!(sent, Sent { taken: 1, ..Sent::default() });
     let (header, reply) = guest.recv(&mut *rx, |frame| is_ipv4(frame, 1));
-    assert_eq!(header, RawHeader::default());
+    assert_eq!(header, RawNetHeader::default());
     assert_eq!((reply[34], &reply[38..]), (0, &packet[24..]));
 }
 
@@ -168,7 +168,7 @@ fn burst(count: usize, len: usize) -> Frames {
         memory.slice(n * 8192, len).unwrap().write_from(&frame);
         let token = u16::try_from(n).unwrap();
         let piece = slices.pieces(n..n + 1);
-        assert!(frames.push_as(token, &RawHeader::default(), piece, 0, len));
+        assert!(frames.push_as(token, &RawNetHeader::default(), piece, 0, len));
     }
     frames
 }
@@ -193,7 +193,7 @@ fn bursts_arrive_whole_and_what_no_chunk_holds_is_refused() {
         let sent = tx.send(&burst(3, LONG), 0);
         let refused = Sent { taken: 3, refused: 3, lost: 7, ..Sent::default() };
         assert_eq!(sent, refused);
-        let short = Guest::new().send_in(&mut *tx, RawHeader::default(), &[1; 13], 13);
+        let short = Guest::new().send_in(&mut *tx, RawNetHeader::default(), &[1; 13], 13);
         assert_eq!(short, Sent { taken: 1, refused: 1, lost: 1, ..Sent::default() });
         assert_eq!(port.transmit(&[0; LONG]), Err(Errno::MSGSIZE));
         let now = arrived();

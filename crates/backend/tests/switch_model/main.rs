@@ -14,7 +14,7 @@ mod sent;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, SwitchPort, Vlans};
 use manyring_backend::net::{Frames, Incoming, Port, PortRx, PortTx};
 use manyring_memory::{Mapping, SliceList, copy_from_slices};
-use manyring_wire::net::{HEADER_SIZE, Offloads, PLACE_BYTES, RawHeader};
+use manyring_wire::net::{HEADER_SIZE, Offloads, PLACE_BYTES, RawNetHeader};
 use seen::{finished, senders, vlan, word};
 use sent::{Random, Sent, make, open};
 use std::collections::{BTreeSet, HashSet};
@@ -62,10 +62,10 @@ fn ports(switch: &Arc<Switch>) -> Vec<(PortOptions, SwitchPort)> {
 }
 
 /// The frames that a half has, each with its header.
-fn received(rx: &mut dyn PortRx, room: &Mapping) -> Vec<(RawHeader, Vec<u8>)> {
+fn received(rx: &mut dyn PortRx, room: &Mapping) -> Vec<(RawNetHeader, Vec<u8>)> {
     let mut all = Vec::new();
     let mut add = |bytes: Vec<u8>| {
-        let header = RawHeader::read_from_bytes(&bytes[..HEADER_SIZE]).unwrap();
+        let header = RawNetHeader::read_from_bytes(&bytes[..HEADER_SIZE]).unwrap();
         all.push((header, bytes[HEADER_SIZE..].to_vec()));
     };
     loop {
@@ -145,7 +145,7 @@ impl World {
 
     /// Hands a frame to the switch as the device or the uplink does. The driver may have changed it
     /// since the device's check: `bytes` is what it is then.
-    fn send(&mut self, from: usize, header: &RawHeader, bytes: &[u8]) {
+    fn send(&mut self, from: usize, header: &RawNetHeader, bytes: &[u8]) {
         if from == UPLINK {
             self.ports[from].1.copy_path().send(&[header.as_bytes(), bytes].concat());
             return;
@@ -175,7 +175,7 @@ impl World {
     }
 
     /// Judges a frame that has arrived, by its bytes alone.
-    fn judge(&self, (from, sent): (usize, &[u8]), to: usize, header: &RawHeader, seen: &[u8]) {
+    fn judge(&self, (from, sent): (usize, &[u8]), to: usize, header: &RawNetHeader, seen: &[u8]) {
         let ((sender, _), (receiver, _)) = (&self.ports[from], &self.ports[to]);
         assert!(from != to && !(sender.isolated && receiver.isolated), "an isolated port");
         let vlan_of = vlan(sender, sent).expect("the sender is not in this VLAN");
@@ -251,7 +251,7 @@ struct Tally {
 /// What a port sends, as the device or the uplink hands it to the switch.
 struct Handed {
     from: usize,
-    header: RawHeader,
+    header: RawNetHeader,
     bytes: Vec<u8>,
     is_honest: bool,
 }
@@ -285,7 +285,7 @@ fn next(world: &World, random: &mut Random) -> Option<Handed> {
 
 /// Compares a frame that was not cut: all bytes are those that were sent, but for the tag and the
 /// checksum. True if that was finished.
-fn compare(world: &World, handed: &Handed, to: usize, header: &RawHeader, seen: &[u8]) -> bool {
+fn compare(world: &World, handed: &Handed, to: usize, header: &RawNetHeader, seen: &[u8]) -> bool {
     let Handed { from, header: checked, bytes, .. } = handed;
     let (sender, receiver) = (&world.ports[*from].0, &world.ports[to].0);
     let sent = leaving(receiver, vlan(sender, bytes).unwrap(), bytes);

@@ -2,7 +2,7 @@
 
 use crate::sent::TAGS;
 use manyring_backend::net::switch::{PortOptions, Vlans};
-use manyring_wire::net::RawHeader;
+use manyring_wire::net::RawNetHeader;
 
 pub(crate) fn word(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]))
@@ -83,7 +83,7 @@ pub(crate) fn neighbours(packet: &[u8]) -> Vec<[u8; 6]> {
 }
 
 /// The frame as a receiver finishes it that takes open checksums.
-pub(crate) fn finished(header: &RawHeader, bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn finished(header: &RawNetHeader, bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let start = usize::from(header.csum_start.get());
     let at = start + usize::from(header.csum_offset.get());

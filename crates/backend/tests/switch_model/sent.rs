@@ -2,7 +2,7 @@
 
 use crate::{LEN_MAX, mac};
 use manyring_backend::net::switch::{PortOptions, Vlans};
-use manyring_wire::net::RawHeader;
+use manyring_wire::net::RawNetHeader;
 
 /// EtherTypes of VLAN tags.
 pub(crate) const TAGS: [u16; 5] = [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300];
@@ -37,7 +37,7 @@ impl Random {
 
 /// A frame that a guest sends, and whether the frame keeps every rule of its port.
 pub(crate) struct Sent {
-    pub(crate) header: RawHeader,
+    pub(crate) header: RawNetHeader,
     pub(crate) bytes: Vec<u8>,
     pub(crate) is_honest: bool,
 }
@@ -65,18 +65,18 @@ pub(crate) fn make(random: &mut Random, from: usize, options: &PortOptions) -> S
     if random.one_in(4) {
         bytes.resize(least + random.below(LEN_MAX - least), random.byte());
     }
-    let mut header = RawHeader::default();
+    let mut header = RawNetHeader::default();
     if random.one_in(2)
         && let Some(transport) = transport
     {
         header = open(transport, offset);
         if is_honest && offset == 16 {
-            header = RawHeader { gso_type: 1, gso_size: 100.into(), ..header };
+            header = RawNetHeader { gso_type: 1, gso_size: 100.into(), ..header };
         } else if !is_honest && random.one_in(2) {
             let gso_type = random.of(&[1, 4, 5, 0x81, 0x84]);
             let (gso_size, hdr_len) = (8 + random.below(100), random.below(200));
             let [gso_size, hdr_len] = [gso_size, hdr_len].map(|n| u16::try_from(n).unwrap().into());
-            header = RawHeader { gso_type, gso_size, hdr_len, ..header };
+            header = RawNetHeader { gso_type, gso_size, hdr_len, ..header };
         }
     }
     if !is_honest {
@@ -85,9 +85,9 @@ pub(crate) fn make(random: &mut Random, from: usize, options: &PortOptions) -> S
     Sent { header, bytes, is_honest }
 }
 
-pub(crate) fn open(start: usize, offset: usize) -> RawHeader {
+pub(crate) fn open(start: usize, offset: usize) -> RawNetHeader {
     let [start, offset] = [start, offset].map(|n| u16::try_from(n).unwrap().into());
-    RawHeader { flags: 1, csum_start: start, csum_offset: offset, ..RawHeader::default() }
+    RawNetHeader { flags: 1, csum_start: start, csum_offset: offset, ..RawNetHeader::default() }
 }
 
 pub(crate) fn tags(random: &mut Random, options: &PortOptions, is_honest: bool) -> Vec<(u16, u16)> {
@@ -183,7 +183,7 @@ pub(crate) fn packet(
 /// Changes a few bytes of the frame, its length, or the place of its checksum.
 pub(crate) fn spoil(
     random: &mut Random,
-    header: &mut RawHeader,
+    header: &mut RawNetHeader,
     bytes: &mut Vec<u8>,
     network: usize,
 ) {
@@ -196,10 +196,10 @@ pub(crate) fn spoil(
     }
     match random.below(4) {
         0 if header.flags != 0 => {
-            *header = RawHeader { csum_start: u16::from(random.byte() & 127).into(), ..*header };
+            *header = RawNetHeader { csum_start: u16::from(random.byte() & 127).into(), ..*header };
         }
         1 if header.flags != 0 => {
-            *header = RawHeader { csum_offset: u16::from(random.byte() & 63).into(), ..*header };
+            *header = RawNetHeader { csum_offset: u16::from(random.byte() & 63).into(), ..*header };
         }
         _ => {}
     }

@@ -45,7 +45,7 @@ pub(crate) struct BareArgs {
 struct Shared<T>(T);
 
 /// A ring: items are numbered as they are handed in, and done in that order.
-struct Bell {
+struct BareRing {
     handed_in: Shared<AtomicU64>,
     done: Shared<AtomicU64>,
     is_asked: Shared<AtomicBool>,
@@ -53,7 +53,7 @@ struct Bell {
     call: OwnedFd,
 }
 
-impl Bell {
+impl BareRing {
     fn new(depth: usize) -> Result<Self, LoadError> {
         let failed = |errno: rustix::io::Errno| LoadError::Client {
             step: "eventfd",
@@ -164,7 +164,8 @@ pub(crate) fn run(args: &BareArgs) -> Result<LoadResult, LoadError> {
     if args.rings == 0 || args.depth == 0 {
         return Err(LoadError::Options("rings and depth must not be 0"));
     }
-    let bells: Vec<_> = (0..args.rings).map(|_| Bell::new(args.depth)).collect::<Result<_, _>>()?;
+    let bells: Vec<_> =
+        (0..args.rings).map(|_| BareRing::new(args.depth)).collect::<Result<_, _>>()?;
     let (work, is_over) = (&Work::measure(), &AtomicBool::new(false));
     let (cpu, start) = (own_cpu_seconds(), now());
     let items = std::thread::scope(|scope| {
@@ -185,7 +186,7 @@ pub(crate) fn run(args: &BareArgs) -> Result<LoadResult, LoadError> {
         });
         std::thread::sleep(Duration::try_from_secs_f64(args.seconds).unwrap_or_default());
         is_over.store(true, Ordering::Relaxed);
-        bells.iter().for_each(Bell::ring);
+        bells.iter().for_each(BareRing::ring);
         clients.into_iter().map(|client| client.join().unwrap_or(0)).sum()
     });
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), own_cpu_seconds() - cpu);
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_client_that_sleeps_is_called_and_gets_back_what_was_served() {
-        let (bell, is_over) = (Bell::new(16).unwrap(), AtomicBool::new(false));
+        let (bell, is_over) = (BareRing::new(16).unwrap(), AtomicBool::new(false));
         let work = Work { steps_per_us: 1 };
         let mut served = 0;
         let seen = std::thread::scope(|scope| {

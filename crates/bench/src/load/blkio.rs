@@ -27,7 +27,7 @@ pub(crate) fn run(options: &LoadOptions) -> Result<LoadResult, LoadError> {
     }
     options.await_socket();
     let (client, lanes) = connect(options)?;
-    let result = timed(options, lanes, |lanes, end| Party::new(lanes, options, end)?.run());
+    let result = timed(options, lanes, |lanes, end| ClientState::new(lanes, options, end)?.run());
     drop(client);
     result
 }
@@ -108,7 +108,7 @@ impl Lane {
 }
 
 /// The state of one client thread: its queues, and the times of their requests.
-struct Party<'a> {
+struct ClientState<'a> {
     lanes: Vec<Lane>,
     /// Completion fds of the lanes, for a client that sleeps over several.
     fds: Vec<OwnedFd>,
@@ -120,7 +120,7 @@ struct Party<'a> {
     failed: Option<(u64, Errno)>,
 }
 
-impl<'a> Party<'a> {
+impl<'a> ClientState<'a> {
     fn new(lanes: Vec<Lane>, options: &'a LoadOptions, end: Instant) -> Result<Self, LoadError> {
         let mut fds = Vec::new();
         if lanes.len() > 1 && !options.poll {

@@ -6,7 +6,7 @@
 
 use super::LoadError;
 use clap::Args;
-use manyring_driver::{BlkDriver, BlkOptions, DriverError, NetDriver, NetOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverError, NetDriver, NetDriverOptions};
 use std::io::{Read, Write};
 use std::path::PathBuf;
 
@@ -33,19 +33,19 @@ pub(crate) fn run(args: &CrowdArgs) -> Result<(), LoadError> {
         step: "a guest of a crowd",
         problem: error.to_string(),
     };
-    let disk = BlkOptions {
+    let disk = BlkDriverOptions {
         queue_size: QUEUE_SIZE,
         buffer_size: 4096,
         segment_size: 4096,
         spare: 0,
-        ..BlkOptions::default()
+        ..BlkDriverOptions::default()
     };
-    let net = NetOptions {
+    let net = NetDriverOptions {
         queue_size: QUEUE_SIZE,
-        features: NetOptions::PLAIN,
+        features: NetDriverOptions::PLAIN,
         transmit_size: 1536,
         spare: 0,
-        ..NetOptions::default()
+        ..NetDriverOptions::default()
     };
     let disks = args.disk.iter().map(|path| BlkDriver::connect(path, &disk));
     let disks: Vec<_> = disks.collect::<Result<_, _>>().map_err(failed)?;

@@ -4,7 +4,7 @@
 use super::lane::{Lane, Seen, timed};
 use super::{LoadError, LoadOptions, LoadResult, Rw, STUCK};
 use crate::measure::{Latencies, now, pin};
-use manyring_driver::{BlkDriver, BlkOptions, BlkQueue, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, BlkDriverQueue, DriverOp};
 use std::time::Instant;
 
 /// A polling client that finds nothing looks at the clock once in this many turns.
@@ -41,23 +41,23 @@ fn connect(options: &LoadOptions) -> Result<BlkDriver, LoadError> {
         return Err(LoadError::Options("depth must not exceed 1024"));
     }
     let size = u32::try_from(options.size).map_err(|_| LoadError::Options("size is too large"))?;
-    let blk = BlkOptions {
+    let blk = BlkDriverOptions {
         queues: number(options.queues)?,
         queue_size: number(ring)?,
         buffer_size: size,
         segment_size: size,
-        ..BlkOptions::default()
+        ..BlkDriverOptions::default()
     };
     BlkDriver::connect(&options.socket, &blk).map_err(|error| failed(error.to_string()))
 }
 
-impl Lane<BlkQueue> {
+impl Lane<BlkDriverQueue> {
     #[inline]
     fn submit(&mut self, options: &LoadOptions, at: Instant) -> Result<(), LoadError> {
         let sector = self.next_sector(options);
         let op = match options.rw {
-            Rw::Read => Op::Read { sector, len: options.size },
-            Rw::Write => Op::WriteAny { sector, len: options.size },
+            Rw::Read => DriverOp::Read { sector, len: options.size },
+            Rw::Write => DriverOp::WriteAny { sector, len: options.size },
         };
         let tag = self.queue.submit(op).map_err(failed)?;
         self.note(tag, at)
@@ -70,7 +70,7 @@ fn failed(error: manyring_driver::DriverError) -> LoadError {
 
 /// Keeps the lanes full until the end, then waits for what is in flight.
 fn drive(
-    mut lanes: Vec<Lane<BlkQueue>>,
+    mut lanes: Vec<Lane<BlkDriverQueue>>,
     options: &LoadOptions,
     end: Instant,
 ) -> Result<Latencies, LoadError> {
@@ -106,7 +106,7 @@ fn drive(
 /// Collects what has come back on one lane and submits as much. False: nothing had.
 #[inline]
 fn turn(
-    lane: &mut Lane<BlkQueue>,
+    lane: &mut Lane<BlkDriverQueue>,
     options: &LoadOptions,
     seen: &mut Seen,
 ) -> Result<bool, LoadError> {
@@ -141,7 +141,7 @@ fn turn(
 /// calls for every answer that comes after the client has asked. Returns false if no request was in
 /// flight.
 fn called_turn(
-    lane: &mut Lane<BlkQueue>,
+    lane: &mut Lane<BlkDriverQueue>,
     options: &LoadOptions,
     seen: &mut Seen,
 ) -> Result<bool, LoadError> {

@@ -1,14 +1,14 @@
 //! The small frames that loads send.
 
 use clap::ValueEnum;
-use manyring_driver::wire::net::{HDR_F_NEEDS_CSUM, RawHeader};
+use manyring_driver::wire::net::{HDR_F_NEEDS_CSUM, RawNetHeader};
 
 /// Longest frame that is generated.
 pub(super) const FRAME_MAX: usize = 1500;
 
 /// The flows of frames, which decide whether a device can merge them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Flow {
+pub(crate) enum FlowKind {
     /// UDP datagrams, each of a flow of its own: nothing can be merged.
     Apart,
     /// UDP datagrams of one flow.
@@ -19,7 +19,7 @@ pub(crate) enum Flow {
     TcpApart,
 }
 
-impl Flow {
+impl FlowKind {
     pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Apart => "apart",
@@ -36,7 +36,7 @@ impl Flow {
 
 /// A packet over IPv4 to nobody.
 pub(super) struct FlowFrame {
-    flow: Flow,
+    flow: FlowKind,
     bytes: Vec<u8>,
     number: u16,
 }
@@ -52,7 +52,7 @@ impl FlowFrame {
     pub(super) const SIZE_MIN: usize = PORT_AT + TCP_SIZE + 1;
 
     /// A frame of `size` bytes.
-    pub(super) fn new(flow: Flow, size: usize) -> Self {
+    pub(super) fn new(flow: FlowKind, size: usize) -> Self {
         let length = |n: usize| u16::try_from(n).unwrap_or(u16::MAX).to_be_bytes();
         let protocol = if flow.is_tcp() { 6 } else { 17 };
         let mut bytes = vec![255, 255, 255, 255, 255, 255, 2, 0, 0, 0, 0, 1, 8, 0];
@@ -78,15 +78,15 @@ impl FlowFrame {
     }
 
     /// The header of the frame: a complete frame, or one whose checksum is left to the host.
-    pub(super) fn header(&self) -> RawHeader {
+    pub(super) fn header(&self) -> RawNetHeader {
         let offset = if self.flow.is_tcp() { 16 } else { 6 };
         match self.flow {
-            Flow::Apart => RawHeader::default(),
-            Flow::Udp | Flow::Tcp | Flow::TcpApart => RawHeader {
+            FlowKind::Apart => RawNetHeader::default(),
+            FlowKind::Udp | FlowKind::Tcp | FlowKind::TcpApart => RawNetHeader {
                 flags: HDR_F_NEEDS_CSUM,
                 csum_start: 34.into(),
                 csum_offset: offset.into(),
-                ..RawHeader::default()
+                ..RawNetHeader::default()
             },
         }
     }
@@ -97,11 +97,11 @@ impl FlowFrame {
     pub(super) fn next(&mut self) -> &[u8] {
         self.number = self.number.wrapping_add(1);
         match self.flow {
-            Flow::Apart | Flow::TcpApart => {
+            FlowKind::Apart | FlowKind::TcpApart => {
                 self.bytes[PORT_AT..PORT_AT + 2].copy_from_slice(&self.number.to_be_bytes());
             }
-            Flow::Udp => {}
-            Flow::Tcp => {
+            FlowKind::Udp => {}
+            FlowKind::Tcp => {
                 let payload = u32::try_from(self.bytes.len() - PORT_AT - TCP_SIZE).unwrap_or(0);
                 let sequence = u32::from(self.number).wrapping_mul(payload);
                 self.bytes[PORT_AT + 4..PORT_AT + 8].copy_from_slice(&sequence.to_be_bytes());
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_generated_frame_has_a_right_header_and_a_flow_of_its_own() {
-        let mut frame = FlowFrame::new(Flow::Apart, 64);
+        let mut frame = FlowFrame::new(FlowKind::Apart, 64);
         let first = frame.next().to_vec();
         assert_eq!((first.len(), &first[16..18]), (64, &[0, 50][..]));
         assert_eq!(checksum(&first[14..34]), 0, "the sum over a right header");
@@ -136,9 +136,12 @@ mod tests {
 
     #[test]
     fn frames_of_one_flow_are_such_as_a_host_joins() {
-        for (flow, spared) in
-            [(Flow::Apart, false), (Flow::Udp, true), (Flow::Tcp, true), (Flow::TcpApart, false)]
-        {
+        for (flow, spared) in [
+            (FlowKind::Apart, false),
+            (FlowKind::Udp, true),
+            (FlowKind::Tcp, true),
+            (FlowKind::TcpApart, false),
+        ] {
             let mut frame = FlowFrame::new(flow, 64);
             let header = frame.header();
             let mut head = || {

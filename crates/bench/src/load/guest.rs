@@ -12,14 +12,15 @@
 
 mod abuse;
 
-use super::frame::{FRAME_MAX, Flow, FlowFrame};
+use super::frame::{FRAME_MAX, FlowFrame, FlowKind};
 use super::{LoadError, STUCK};
-use crate::measure::{Latencies, Moment, Random, RunDelay};
+use crate::measure::{Latencies, MeasureTime, Random, RunDelay};
 use abuse::{Giant, Kicker, Messenger};
 use clap::{Args, ValueEnum};
-use manyring_driver::wire::net::RawHeader;
+use manyring_driver::wire::net::RawNetHeader;
 use manyring_driver::{
-    BlkDriver, BlkOptions, BlkQueue, Done, DriverError, NetDriver, NetOptions, NetPair, Op,
+    BlkDriver, BlkDriverOptions, BlkDriverQueue, Done, DriverError, DriverOp, NetDriver,
+    NetDriverOptions, NetPair,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -136,7 +137,7 @@ pub(crate) fn run(args: &GuestArgs) -> Result<GuestResult, LoadError> {
     let mut guest: Box<dyn Guest> = match args.deed {
         Deed::Read => Box::new(Reader::connect(args)?),
         Deed::Receive => Box::new(Receiver::connect(args, &watch)?),
-        Deed::Transmit => Box::new(Sender::connect(args)?),
+        Deed::Transmit => Box::new(FrameSender::connect(args)?),
         Deed::Kicks => Box::new(Kicker::connect(args)?),
         Deed::Messages | Deed::FirstMessages => Box::new(Messenger::connect(args)?),
         Deed::Giants => Box::new(Giant::connect(args)?),
@@ -178,9 +179,9 @@ fn listen() -> Result<Arc<AtomicU8>, LoadError> {
 /// The measurement of a guest: its clock, its counts and its latencies.
 struct Watch {
     delay: RunDelay,
-    now: Moment,
+    now: MeasureTime,
     /// When the measurement began.
-    began: Option<Moment>,
+    began: Option<MeasureTime>,
     count: u64,
     /// Latencies without the run delays of this thread and of the worker, and by the clock.
     latencies: Latencies,
@@ -195,13 +196,13 @@ impl Watch {
     }
 
     /// Reads the clock: once for all that came back together.
-    fn tick(&mut self) -> Moment {
+    fn tick(&mut self) -> MeasureTime {
         self.now = self.delay.now();
         self.now
     }
 
     /// A request that was sent at this moment is back now.
-    fn is_back(&mut self, sent: Moment) {
+    fn is_back(&mut self, sent: MeasureTime) {
         if self.began.is_some() {
             self.count += 1;
             self.latencies.record(self.now.since_without_delay(sent));
@@ -246,14 +247,14 @@ const SPAN: u64 = 16 << 20;
 
 /// Reads at random.
 struct Reader {
-    queue: BlkQueue,
+    queue: BlkDriverQueue,
     /// The session, which ends when this is dropped.
     _driver: BlkDriver,
     random: Random,
     size: u32,
     depth: u16,
     /// When each request was sent, by tag.
-    sent: Vec<Moment>,
+    sent: Vec<MeasureTime>,
 }
 
 impl Reader {
@@ -261,11 +262,11 @@ impl Reader {
         if !args.size.is_multiple_of(512) {
             return Err(LoadError::Options("size must be whole sectors of 512 bytes"));
         }
-        let options = BlkOptions {
+        let options = BlkDriverOptions {
             queue_size: args.depth.next_power_of_two().max(16),
             buffer_size: args.size,
             segment_size: args.size,
-            ..BlkOptions::default()
+            ..BlkDriverOptions::default()
         };
         let mut driver = BlkDriver::connect(&args.socket, &options).map_err(failed)?;
         let queue = driver.queues.pop().ok_or(LoadError::Options("a disk without a queue"))?;
@@ -280,7 +281,7 @@ impl Reader {
     fn fill(&mut self) -> Result<(), LoadError> {
         let (mut sector, step) = (0, u64::from(self.size / 512));
         while sector < SPAN / 512 {
-            let op = Op::WriteAny { sector, len: self.size as usize };
+            let op = DriverOp::WriteAny { sector, len: self.size as usize };
             if self.queue.submit(op).map_err(failed)?.is_some() {
                 sector += step;
                 continue;
@@ -300,9 +301,9 @@ impl Reader {
         Ok(())
     }
 
-    fn submit(&mut self, now: Moment) -> Result<(), LoadError> {
+    fn submit(&mut self, now: MeasureTime) -> Result<(), LoadError> {
         let sector = self.random.below(SPAN / u64::from(self.size)) * u64::from(self.size / 512);
-        let op = Op::Read { sector, len: self.size as usize };
+        let op = DriverOp::Read { sector, len: self.size as usize };
         let tag = self.queue.submit(op).map_err(failed)?;
         let tag = usize::from(tag.ok_or(LoadError::Options("depth exceeds the ring"))?);
         if self.sent.len() <= tag {
@@ -339,7 +340,11 @@ fn check(done: Done) -> Result<(), LoadError> {
 }
 
 fn connect_net(args: &GuestArgs, queue_size: u16) -> Result<NetDriver, LoadError> {
-    let options = NetOptions { queue_size, features: NetOptions::PLAIN, ..NetOptions::default() };
+    let options = NetDriverOptions {
+        queue_size,
+        features: NetDriverOptions::PLAIN,
+        ..NetDriverOptions::default()
+    };
     NetDriver::connect(&args.socket, &options).map_err(failed)
 }
 
@@ -351,7 +356,7 @@ fn first_pair(driver: &mut NetDriver) -> Result<&mut NetPair, LoadError> {
 struct Receiver {
     driver: NetDriver,
     /// When each buffer was given to the device, in its order.
-    given: VecDeque<Moment>,
+    given: VecDeque<MeasureTime>,
 }
 
 impl Receiver {
@@ -378,15 +383,15 @@ impl Guest for Receiver {
 }
 
 /// Sends. A "request" of it is a frame: from when the device has it until its buffer is back.
-struct Sender {
+struct FrameSender {
     driver: NetDriver,
     frame: FlowFrame,
     depth: usize,
     /// When each frame was sent, in their order.
-    sent: VecDeque<Moment>,
+    sent: VecDeque<MeasureTime>,
 }
 
-impl Sender {
+impl FrameSender {
     fn connect(args: &GuestArgs) -> Result<Self, LoadError> {
         let size = args.size as usize;
         if !(FlowFrame::SIZE_MIN..=FRAME_MAX).contains(&size) {
@@ -394,12 +399,12 @@ impl Sender {
         }
         // The ring is never half full: the driver takes nothing back but when it is asked to.
         let driver = connect_net(args, args.depth.next_power_of_two().saturating_mul(4))?;
-        let (frame, depth) = (FlowFrame::new(Flow::Apart, size), args.depth.into());
+        let (frame, depth) = (FlowFrame::new(FlowKind::Apart, size), args.depth.into());
         Ok(Self { driver, frame, depth, sent: VecDeque::new() })
     }
 }
 
-impl Guest for Sender {
+impl Guest for FrameSender {
     fn turn(&mut self, watch: &mut Watch) -> Result<(), LoadError> {
         let tx = &mut first_pair(&mut self.driver)?.tx;
         if !self.sent.is_empty() {
@@ -410,7 +415,7 @@ impl Guest for Sender {
             watch.is_back(sent);
         }
         while self.sent.len() < self.depth {
-            if !tx.send(&RawHeader::default(), self.frame.next()).map_err(failed)? {
+            if !tx.send(&RawNetHeader::default(), self.frame.next()).map_err(failed)? {
                 return Err(LoadError::Options("depth exceeds the ring"));
             }
             self.sent.push_back(now);

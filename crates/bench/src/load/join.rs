@@ -11,13 +11,13 @@ mod events;
 use super::{LoadError, measure_rate};
 use crate::measure::{now, own_cpu_seconds};
 use clap::Args;
-use events::Events;
+use events::JoinEvents;
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_backend::net::{Port, PortRx, Readiness};
 use manyring_backend::sys::tuntap;
 use manyring_driver::wire::net::{Coalescing, HEADER_SIZE};
 use manyring_driver::wire::virtio::VIRTIO_F_EVENT_IDX;
-use manyring_driver::{DriverError, NetDriver, NetOptions, NetPair};
+use manyring_driver::{DriverError, NetDriver, NetDriverOptions, NetPair};
 use manyring_memory::{GuestSlice, Mapping};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::BorrowedFd;
@@ -184,13 +184,13 @@ pub(crate) fn join(args: &JoinArgs) -> Result<JoinResult, LoadError> {
     let port = open_tap(&args.tap, args.queue_pairs).map_err(step("tap"))?;
     let halves = open_halves(&port)?;
     let without = if args.unsuppressed { VIRTIO_F_EVENT_IDX } else { 0 };
-    let options = NetOptions {
+    let options = NetDriverOptions {
         queue_pairs: args.queue_pairs,
-        features: (NetOptions::PLAIN | NetOptions::OFFLOADS) & !without,
+        features: (NetDriverOptions::PLAIN | NetDriverOptions::OFFLOADS) & !without,
         kicks: Coalescing { packets_max: args.kick_packets, delay_us_max: args.kick_us },
         mergeable_size: u32::try_from(BUFFER_SIZE).unwrap_or(0),
         shared_buffers: true,
-        ..NetOptions::default()
+        ..NetDriverOptions::default()
     };
     let failed = |error: DriverError| step("back-end")(error.to_string());
     let mut driver = NetDriver::connect(&args.socket, &options).map_err(failed)?;
@@ -200,7 +200,8 @@ pub(crate) fn join(args: &JoinArgs) -> Result<JoinResult, LoadError> {
         let is_suppressed = !args.unsuppressed;
         lanes.push(Lane { pair, tap, tap_is_ready: true, start, is_suppressed, lost: 0 });
     }
-    let mut events = Events::new(&mut lanes).map_err(|errno| step("epoll")(errno.to_string()))?;
+    let mut events =
+        JoinEvents::new(&mut lanes).map_err(|errno| step("epoll")(errno.to_string()))?;
     let (cpu, end) = (own_cpu_seconds(), end_of(args.seconds));
     let mut is_open = true;
     while is_open && now() < end {
@@ -320,7 +321,7 @@ impl Lane<'_> {
 }
 
 /// Sleeps until a tap or a ring has something.
-fn sleep(lanes: &mut [Lane<'_>], events: &mut Events) -> Result<(), DriverError> {
+fn sleep(lanes: &mut [Lane<'_>], events: &mut JoinEvents) -> Result<(), DriverError> {
     let mut is_ready = false;
     let mut longest = SLEEP;
     for lane in &mut *lanes {

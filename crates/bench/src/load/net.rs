@@ -1,12 +1,12 @@
 //! Frames through a vhost-user-net back-end by our own driver half: one thread polls all pairs.
 
-use super::frame::{FRAME_MAX, Flow, FlowFrame};
+use super::frame::{FRAME_MAX, FlowFrame, FlowKind};
 use super::{LoadError, STUCK};
 use crate::direction::Direction;
 use crate::measure::{now, own_cpu_seconds, pin, waited_seconds};
 use clap::Args;
 use manyring_driver::wire::net::VIRTIO_NET_F_CSUM;
-use manyring_driver::{DriverError, NetCounters, NetDriver, NetOptions, NetPair};
+use manyring_driver::{DriverError, NetCounters, NetDriver, NetDriverOptions, NetPair};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -38,8 +38,8 @@ pub(crate) struct NetLoadArgs {
     #[arg(long, default_value_t = 64)]
     pub(crate) size: usize,
     /// The flows that the frames which are sent belong to.
-    #[arg(long, value_enum, default_value_t = Flow::Apart)]
-    pub(crate) flow: Flow,
+    #[arg(long, value_enum, default_value_t = FlowKind::Apart)]
+    pub(crate) flow: FlowKind,
     /// Sleep when there is nothing to do, instead of polling (one pair).
     #[arg(long)]
     pub(crate) sleep: bool,
@@ -70,7 +70,7 @@ impl NetLoadArgs {
             burst: BURST,
             direction,
             size,
-            flow: Flow::Apart,
+            flow: FlowKind::Apart,
             sleep,
             seconds,
             cpu: None,
@@ -199,14 +199,14 @@ fn failed(error: DriverError) -> LoadError {
 
 fn connect(args: &NetLoadArgs) -> Result<NetDriver, LoadError> {
     let size = u32::try_from(args.size).map_err(|_| LoadError::Options("size is too large"))?;
-    let unfinished = if args.flow == Flow::Apart { 0 } else { VIRTIO_NET_F_CSUM };
-    let options = NetOptions {
+    let unfinished = if args.flow == FlowKind::Apart { 0 } else { VIRTIO_NET_F_CSUM };
+    let options = NetDriverOptions {
         queue_pairs: args.queue_pairs,
         queue_size: args.queue_size,
-        features: NetOptions::PLAIN | unfinished,
+        features: NetDriverOptions::PLAIN | unfinished,
         // Buffers lie close together, as a guest's do that sends small frames.
         transmit_size: size + 12,
-        ..NetOptions::default()
+        ..NetDriverOptions::default()
     };
     let connected = NetDriver::connect(&args.socket, &options);
     connected.map_err(|e| LoadError::Client { step: "connect", problem: e.to_string() })

@@ -15,7 +15,7 @@ use crate::measure::{now, own_cpu_seconds};
 use clap::Args;
 use manyring_backend::net::xdp::{XdpOptions, XdpPort};
 use manyring_backend::net::{Frames, Port, PortTx, Returned};
-use manyring_driver::wire::net::RawHeader;
+use manyring_driver::wire::net::RawNetHeader;
 use manyring_memory::{Mapping, SliceList};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
@@ -133,7 +133,7 @@ impl Sender {
         self.frames.clear();
         for n in 0..count {
             let token = u16::try_from(n).unwrap_or(0);
-            self.frames.push_as(token, &RawHeader::default(), slices.pieces(n..n + 1), 0, len);
+            self.frames.push_as(token, &RawNetHeader::default(), slices.pieces(n..n + 1), 0, len);
             self.fill(n, &frame_of(len, 0));
         }
         Ok(())

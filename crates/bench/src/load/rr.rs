@@ -87,14 +87,14 @@ impl RrResult {
 }
 
 /// A connection and the message that is coming.
-struct Peer {
+struct RrConnection {
     stream: TcpStream,
     message: Vec<u8>,
     len: usize,
     sent: Instant,
 }
 
-impl Peer {
+impl RrConnection {
     fn new(stream: TcpStream, size: usize) -> std::io::Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
@@ -194,7 +194,7 @@ impl Poller {
 
 /// A run of a client: how long it lasts, and when an answer has come last.
 #[derive(Debug)]
-struct Run {
+struct RrRun {
     start: Instant,
     end: Instant,
     last: Instant,
@@ -204,12 +204,12 @@ struct Run {
 }
 
 /// The connections that have something, and when they were asked.
-struct Ready {
+struct ReadyConnections {
     tokens: Vec<usize>,
     at: Instant,
 }
 
-impl Run {
+impl RrRun {
     fn begin(seconds: f64, in_flight: usize) -> Self {
         let duration = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let (start, max_wait) = (now(), STUCK.min(duration));
@@ -220,7 +220,7 @@ impl Run {
     ///
     /// # Errors
     /// [`LoadError::Stuck`]: nothing has come for too long.
-    fn next(&mut self, poller: &mut Poller) -> Result<Option<Ready>, LoadError> {
+    fn next(&mut self, poller: &mut Poller) -> Result<Option<ReadyConnections>, LoadError> {
         let tokens = poller.wait().map_err(poll_failed)?;
         let at = now();
         if at >= self.end {
@@ -232,7 +232,7 @@ impl Run {
             let (in_flight, seconds) = (self.in_flight, STUCK.as_secs());
             return Err(LoadError::Stuck { in_flight, seconds });
         }
-        Ok(Some(Ready { tokens, at }))
+        Ok(Some(ReadyConnections { tokens, at }))
     }
 }
 
@@ -256,12 +256,12 @@ pub(crate) fn server(args: &RrServerArgs) -> Result<(), LoadError> {
     let mut poller = Poller::new().map_err(poll_failed)?;
     poller.add(&listener, 0).map_err(poll_failed)?;
     // The first place is the listener's.
-    let (mut peers, mut free): (Vec<Option<Peer>>, Vec<usize>) = (vec![None], Vec::new());
+    let (mut peers, mut free): (Vec<Option<RrConnection>>, Vec<usize>) = (vec![None], Vec::new());
     while now() < end {
         for token in poller.wait().map_err(poll_failed)? {
             if token == 0 {
                 while let Ok((stream, _)) = listener.accept() {
-                    let peer = Peer::new(stream, args.size).map_err(failed("accept"))?;
+                    let peer = RrConnection::new(stream, args.size).map_err(failed("accept"))?;
                     let place = free.pop().unwrap_or(peers.len());
                     poller.add(&peer.stream, place).map_err(poll_failed)?;
                     if place == peers.len() {
@@ -296,11 +296,11 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
     let mut peers = Vec::with_capacity(args.connections);
     for token in 0..args.connections {
         let stream = connect(args.server)?;
-        let peer = Peer::new(stream, args.size).map_err(failed("connect"))?;
+        let peer = RrConnection::new(stream, args.size).map_err(failed("connect"))?;
         poller.add(&peer.stream, token).map_err(poll_failed)?;
         peers.push(peer);
     }
-    let (mut run, mut latencies) = (Run::begin(args.seconds, peers.len()), Latencies::new());
+    let (mut run, mut latencies) = (RrRun::begin(args.seconds, peers.len()), Latencies::new());
     // The number of a request: its connection, and the turn of that connection.
     let number = |token: usize, turn: u64| ((token as u64) << 40) | turn;
     let mut turns = vec![0; peers.len()];
@@ -308,7 +308,7 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
         peer.sent = run.start;
         peer.ask(number(token, 0)).map_err(failed("send"))?;
     }
-    while let Some(Ready { tokens, at }) = run.next(&mut poller)? {
+    while let Some(ReadyConnections { tokens, at }) = run.next(&mut poller)? {
         for token in tokens {
             let (peer, turn) = (&mut peers[token], &mut turns[token]);
             if peer.receive().map_err(failed("receive"))? {
@@ -351,14 +351,14 @@ mod tests {
     use super::*;
 
     /// A client's connection, and the other end of it.
-    fn pair(size: usize) -> (Peer, TcpStream) {
+    fn pair(size: usize) -> (RrConnection, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let peer = Peer::new(near, size).unwrap();
+        let peer = RrConnection::new(near, size).unwrap();
         (peer, listener.accept().unwrap().0)
     }
 
-    fn until_whole(peer: &mut Peer) {
+    fn until_whole(peer: &mut RrConnection) {
         while !peer.receive().unwrap() {
             std::thread::yield_now();
         }

@@ -1,6 +1,6 @@
 //! A bare loop that writes small frames to a tap: one write for each, nothing between.
 
-use super::frame::{FRAME_MAX, Flow, FlowFrame};
+use super::frame::{FRAME_MAX, FlowFrame, FlowKind};
 use super::net::NetLoadResult;
 use super::{LoadError, join};
 use crate::measure::{median_ns, now, own_cpu_seconds, waited_seconds};
@@ -26,8 +26,8 @@ pub(crate) struct TapWriteArgs {
     #[arg(long, default_value_t = 64)]
     size: usize,
     /// The flows that the frames belong to.
-    #[arg(long, value_enum, default_value_t = Flow::Apart)]
-    flow: Flow,
+    #[arg(long, value_enum, default_value_t = FlowKind::Apart)]
+    flow: FlowKind,
     /// How long, in seconds.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
@@ -94,7 +94,7 @@ pub(crate) struct TapCosts {
 pub(crate) const TAPS: [&str; 2] = ["near", "far"];
 
 /// Bytes of a frame: those that nothing can be merged with.
-const FRAME: (Flow, usize) = (Flow::Apart, 64);
+const FRAME: (FlowKind, usize) = (FlowKind::Apart, 64);
 
 /// Writes frames to one of the two taps of a bridge and reads them from the other, each by a call
 /// of its own; medians.

@@ -6,9 +6,9 @@ use super::net::NetLoadResult;
 use super::{LoadError, STUCK};
 use crate::measure::{now, own_cpu_seconds, pin, waited_seconds};
 use clap::Args;
-use manyring_driver::wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HDR_GSO_TCPV4, RawHeader};
+use manyring_driver::wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HDR_GSO_TCPV4, RawNetHeader};
 use manyring_driver::wire::virtio::VIRTIO_F_RING_PACKED;
-use manyring_driver::{DriverError, NetDriver, NetOptions};
+use manyring_driver::{DriverError, NetDriver, NetDriverOptions};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -120,13 +120,13 @@ fn result(packets: u64, size: usize, seconds: f64) -> NetLoadResult {
 fn connect(socket: &Path, args: &VmLoadArgs, queue_size: u16) -> Result<NetDriver, LoadError> {
     let size = u32::try_from(args.size).map_err(|_| LoadError::Options("size is too large"))?;
     let packed = if args.packed { VIRTIO_F_RING_PACKED } else { 0 };
-    let unfinished = if args.size > FINISHED_MAX { NetOptions::OFFLOADS } else { 0 };
-    let options = NetOptions {
+    let unfinished = if args.size > FINISHED_MAX { NetDriverOptions::OFFLOADS } else { 0 };
+    let options = NetDriverOptions {
         queue_size,
-        features: NetOptions::PLAIN | packed | unfinished,
+        features: NetDriverOptions::PLAIN | packed | unfinished,
         mergeable_size: if args.size > FINISHED_MAX { BUFFER_LONG } else { BUFFER },
         transmit_size: size + 12,
-        ..NetOptions::default()
+        ..NetDriverOptions::default()
     };
     let connected = NetDriver::connect(socket, &options);
     connected.map_err(|e| LoadError::Client { step: "connect", problem: e.to_string() })
@@ -137,7 +137,7 @@ fn failed(error: DriverError) -> LoadError {
 }
 
 /// A frame of the one guest for the other: TCP over IPv4, and how it is unfinished.
-fn frame(size: usize) -> (RawHeader, Vec<u8>) {
+fn frame(size: usize) -> (RawNetHeader, Vec<u8>) {
     let mut bytes = [&MACS[1][..], &MACS[0], &[8, 0, 0x45, 0]].concat();
     let packet = u16::try_from(size - 14).unwrap_or(u16::MAX);
     bytes.extend(packet.to_be_bytes());
@@ -145,14 +145,14 @@ fn frame(size: usize) -> (RawHeader, Vec<u8>) {
     bytes.extend([0x9c, 0x40, 20, 81, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 1, 0, 0, 0, 0, 0]);
     bytes.resize(size, 0x5a);
     let is_cut = size > FINISHED_MAX;
-    let header = RawHeader {
+    let header = RawNetHeader {
         flags: if is_cut { HDR_F_NEEDS_CSUM } else { 0 },
         gso_type: if is_cut { HDR_GSO_TCPV4 } else { HDR_GSO_NONE },
         hdr_len: u16::try_from(if is_cut { HEADERS } else { 0 }).unwrap_or(0).into(),
         gso_size: if is_cut { PIECE } else { 0 }.into(),
         csum_start: if is_cut { 34 } else { 0 }.into(),
         csum_offset: if is_cut { 16 } else { 0 }.into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     };
     (header, bytes)
 }
@@ -220,7 +220,7 @@ fn receive(to: &mut NetDriver) -> Result<usize, DriverError> {
 fn greet(to: &mut NetDriver, from: &mut NetDriver) -> Result<(), DriverError> {
     let mut hello = [&[0xff; 6][..], &MACS[1], &[0x88, 0xb5]].concat();
     hello.resize(60, 0);
-    to.pairs[0].tx.send(&RawHeader::default(), &hello)?;
+    to.pairs[0].tx.send(&RawNetHeader::default(), &hello)?;
     to.pairs[0].tx.publish(0)?;
     let start = now();
     while receive(from)? == 0 {

@@ -16,7 +16,7 @@ use manyring_driver::{
     XenDomain, XenOp, XenStore,
 };
 use manyring_memory::simgrant::GRANT_ENTRY_SIZE;
-use manyring_wire::xen::blkif::{RING_PAGE_ORDER_MAX, Status};
+use manyring_wire::xen::blkif::{BlkifStatus, RING_PAGE_ORDER_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -236,7 +236,7 @@ fn turn(
     }
     seen.last = now();
     while let Some(done) = next {
-        seen.answered(lane, done.tag, done.status == Status::Okay);
+        seen.answered(lane, done.tag, done.status == BlkifStatus::Okay);
         if seen.goes_on() {
             lane.submit(options, seen.last)?;
         }

@@ -20,7 +20,7 @@ const FAREWELL: Duration = Duration::from_millis(20);
 
 /// The disk that it serves.
 #[derive(Debug)]
-pub(crate) enum Disk {
+pub(crate) enum SpdkDisk {
     /// One that ends nowhere, and whose reads touch no data.
     Null,
     /// A file, by io_uring; always with O_DIRECT.
@@ -29,7 +29,7 @@ pub(crate) enum Disk {
     Aio(PathBuf),
 }
 
-impl Disk {
+impl SpdkDisk {
     /// The call that makes it, as SPDK's configuration has it.
     fn create(&self) -> Value {
         let file = |method, path: &Path| {
@@ -77,7 +77,7 @@ fn arguments(folder: &Path, cpu: usize) -> Vec<OsString> {
 #[derive(Debug)]
 pub(crate) struct Spdk {
     program: PathBuf,
-    disk: Disk,
+    disk: SpdkDisk,
     running: RefCell<Option<Running>>,
 }
 
@@ -88,7 +88,7 @@ struct Running {
 }
 
 impl Spdk {
-    pub(crate) fn new(program: PathBuf, disk: Disk) -> Self {
+    pub(crate) fn new(program: PathBuf, disk: SpdkDisk) -> Self {
         Self { program, disk, running: RefCell::new(None) }
     }
 
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_configuration_has_the_disk_and_a_controller_for_it() {
-        let of = |disk: Disk| {
+        let of = |disk: SpdkDisk| {
             let config = disk.config();
             let [bdev, vhost] =
                 ["bdev", "vhost_blk"].map(|name| subsystem(&config, name)[0].clone());
@@ -150,15 +150,15 @@ mod tests {
             assert_eq!(bdev["params"]["name"], "disk");
             bdev
         };
-        let null = of(Disk::Null);
+        let null = of(SpdkDisk::Null);
         assert_eq!(
             (&null["method"], &null["params"]["block_size"]),
             (&json!("bdev_null_create"), &json!(512))
         );
         assert_eq!(null["params"]["num_blocks"], 64_u64 * 1024 * 1024 * 1024 / 512);
         for (disk, method) in [
-            (Disk::Uring("/a b/\"c".into()), "bdev_uring_create"),
-            (Disk::Aio("/a b/\"c".into()), "bdev_aio_create"),
+            (SpdkDisk::Uring("/a b/\"c".into()), "bdev_uring_create"),
+            (SpdkDisk::Aio("/a b/\"c".into()), "bdev_aio_create"),
         ] {
             let file = of(disk);
             assert_eq!(file["method"], method);
@@ -193,7 +193,7 @@ mod tests {
                       touch \"$2/socket\"\nwhile :; do :; done\n";
         std::fs::write(&program, script).unwrap();
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-        let spdk = Spdk::new(program, Disk::Null);
+        let spdk = Spdk::new(program, SpdkDisk::Null);
         let mut seen = Vec::new();
         for _ in 0..2 {
             let run = spdk.awake(0, |server, socket| {

@@ -1,6 +1,8 @@
 //! The results of a scenario of disks: requests, latencies, and CPU time per million requests.
 
-use super::{Cell, Distance, Party, Placed, Sample, Spread, is_far, nearness, print_distances};
+use super::{
+    Distance, Party, Placed, ReportCell, Sample, Spread, is_far, nearness, print_distances,
+};
 use serde::Serialize;
 
 /// One run of one party.
@@ -106,7 +108,7 @@ fn lines(party: &Party<BlkSample>) -> String {
     }
 }
 
-impl Cell for BlkCell {
+impl ReportCell for BlkCell {
     type Sample = BlkSample;
 
     fn name(&self) -> &str {

@@ -1,6 +1,6 @@
 //! The columns of the tables: heading, order, and whether more or less is better.
 
-use super::document::{Cell, NORMALIZED};
+use super::document::{CellDocument, NORMALIZED};
 use serde_json::Value;
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ pub(crate) enum Better {
 
 /// A number of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Column {
+pub(crate) struct SampleColumn {
     /// The field of a sample.
     pub(crate) key: &'static str,
     /// The heading of the column.
@@ -32,15 +32,15 @@ const fn column(
     head: &'static str,
     better: Better,
     about: &'static str,
-) -> Column {
-    Column { key, head, better, about }
+) -> SampleColumn {
+    SampleColumn { key, head, better, about }
 }
 
 use Better::{Higher, Lower, Neither};
 
 /// The known ones, in the order of a table. A field that is not here stands behind them, under its
 /// own name.
-pub(crate) const KNOWN: &[Column] = &[
+pub(crate) const KNOWN: &[SampleColumn] = &[
     column("iops", "requests/s", Higher, "requests that came back in a second"),
     column("rate", "per second", Higher, "requests, frames or kicks of this guest in a second"),
     column("throughput", "throughput", Higher, "in the unit that stands with the case"),
@@ -77,12 +77,12 @@ pub(crate) const KNOWN: &[Column] = &[
 
 /// A column of a table: a known one, or a field under its own name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Head {
-    Known(&'static Column),
+pub(crate) enum ColumnHead {
+    Known(&'static SampleColumn),
     Other(String),
 }
 
-impl Head {
+impl ColumnHead {
     pub(crate) fn key(&self) -> &str {
         match self {
             Self::Known(column) => column.key,
@@ -106,7 +106,7 @@ impl Head {
 }
 
 /// The columns of some cells: every number that a sample has and that is not 0 in all of them.
-pub(crate) fn of_cells<'a>(cells: impl IntoIterator<Item = &'a Cell>) -> Vec<Head> {
+pub(crate) fn of_cells<'a>(cells: impl IntoIterator<Item = &'a CellDocument>) -> Vec<ColumnHead> {
     let mut keys: BTreeSet<&str> = BTreeSet::new();
     for sample in cells.into_iter().flat_map(|cell| &cell.parties).flat_map(|p| &p.samples) {
         let is_there = |value: &Value| value.as_f64().is_some_and(|number| number != 0.0);
@@ -115,27 +115,27 @@ pub(crate) fn of_cells<'a>(cells: impl IntoIterator<Item = &'a Cell>) -> Vec<Hea
     if keys.contains("throughput") && keys.contains("cpu") {
         keys.insert(NORMALIZED);
     }
-    let known = KNOWN.iter().filter(|column| keys.contains(column.key)).map(Head::Known);
+    let known = KNOWN.iter().filter(|column| keys.contains(column.key)).map(ColumnHead::Known);
     let is_other = |key: &&&str| KNOWN.iter().all(|column| column.key != **key);
-    let others = keys.iter().filter(is_other).map(|key| Head::Other((*key).to_owned()));
+    let others = keys.iter().filter(is_other).map(|key| ColumnHead::Other((*key).to_owned()));
     known.chain(others).collect()
 }
 
 /// The number that a cell is about: the first of which one way is better.
-pub(crate) fn main_of(cell: &Cell) -> Option<Head> {
+pub(crate) fn main_of(cell: &CellDocument) -> Option<ColumnHead> {
     of_cells([cell]).into_iter().find(|head| head.better() != Neither)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::document::Party;
+    use crate::report::document::PartyDocument;
     use serde_json::json;
 
-    fn cell(sample: &Value) -> Cell {
+    fn cell(sample: &Value) -> CellDocument {
         let samples = vec![sample.as_object().unwrap().clone()];
-        let parties = vec![Party { name: "a".into(), samples }];
-        Cell { parties, ..Cell::default() }
+        let parties = vec![PartyDocument { name: "a".into(), samples }];
+        CellDocument { parties, ..CellDocument::default() }
     }
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
         let sample = json!({"zeal": 2, "cpu": 50.0, "throughput": 9.0, "p50_us": 0.0, "an_age": 1,
             "disturbed": false});
         let cell = cell(&sample);
-        let heads: Vec<String> = of_cells([&cell]).iter().map(Head::text).collect();
+        let heads: Vec<String> = of_cells([&cell]).iter().map(ColumnHead::text).collect();
         assert_eq!(heads, ["throughput", "cpu %", "normalized", "an age", "zeal"]);
         assert_eq!(main_of(&cell).unwrap().key(), "throughput");
     }

@@ -1,8 +1,8 @@
 //! `manyring-bench compare`: two runs side by side, and what of the difference is more than noise.
 
 use super::Spread;
-use super::columns::{self, Better, Head};
-use super::document::{Cell, Document, Scenario};
+use super::columns::{self, Better, ColumnHead};
+use super::document::{CellDocument, RunDocument, ScenarioDocument};
 
 /// Medians that differ by less are the same, however close the rounds of each run lie.
 const DIFFERENCE_MIN: f64 = 0.03;
@@ -59,7 +59,7 @@ pub(crate) fn judge(before: &[f64], after: &[f64], better: Better) -> Verdict {
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) party: String,
-    pub(crate) head: Head,
+    pub(crate) head: ColumnHead,
     pub(crate) before: Spread,
     pub(crate) after: Spread,
     pub(crate) verdict: Verdict,
@@ -74,7 +74,7 @@ impl Row {
 
 /// A cell of both runs.
 #[derive(Clone, Debug)]
-pub(crate) struct Pair {
+pub(crate) struct CellPair {
     pub(crate) scenario: String,
     pub(crate) cell: String,
     pub(crate) unit: String,
@@ -84,14 +84,14 @@ pub(crate) struct Pair {
 /// Two runs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Comparison {
-    pub(crate) pairs: Vec<Pair>,
+    pub(crate) pairs: Vec<CellPair>,
     /// Cells that only one of them has.
     pub(crate) alone: Vec<String>,
 }
 
 impl Comparison {
     /// Puts the cells of the same name beside each other.
-    pub(crate) fn new(before: &Document, after: &Document) -> Self {
+    pub(crate) fn new(before: &RunDocument, after: &RunDocument) -> Self {
         let mut comparison = Self::default();
         for (scenario, cell) in cells(before) {
             let other = cells(after).find(|(s, c)| s.name == scenario.name && c.name == cell.name);
@@ -127,7 +127,7 @@ impl Comparison {
     pub(crate) fn text(&self) -> String {
         use std::fmt::Write as _;
         let mut text = String::new();
-        for Pair { scenario, cell, unit, rows } in &self.pairs {
+        for CellPair { scenario, cell, unit, rows } in &self.pairs {
             let unit = if unit.is_empty() { String::new() } else { format!(" ({unit})") };
             let _ = writeln!(text, "{scenario}: {cell}{unit}");
             let judged = rows.iter().filter(|row| row.head.better() != Better::Neither);
@@ -152,15 +152,15 @@ impl Comparison {
     }
 }
 
-fn alone(scenario: &Scenario, cell: &Cell, which: &str) -> String {
+fn alone(scenario: &ScenarioDocument, cell: &CellDocument, which: &str) -> String {
     format!("only in the {which} run: {}: {}", scenario.name, cell.name)
 }
 
-fn cells(document: &Document) -> impl Iterator<Item = (&Scenario, &Cell)> {
+fn cells(document: &RunDocument) -> impl Iterator<Item = (&ScenarioDocument, &CellDocument)> {
     document.scenarios.iter().flat_map(|s| s.report.cells.iter().map(move |cell| (s, cell)))
 }
 
-fn pair(scenario: &Scenario, before: &Cell, after: &Cell) -> Pair {
+fn pair(scenario: &ScenarioDocument, before: &CellDocument, after: &CellDocument) -> CellPair {
     let heads = columns::of_cells([before, after]);
     let mut rows = Vec::new();
     for party in &before.parties {
@@ -182,7 +182,7 @@ fn pair(scenario: &Scenario, before: &Cell, after: &Cell) -> Pair {
         }
     }
     let unit = before.unit.clone().unwrap_or_default();
-    Pair { scenario: scenario.name.clone(), cell: before.name.clone(), unit, rows }
+    CellPair { scenario: scenario.name.clone(), cell: before.name.clone(), unit, rows }
 }
 
 /// Formats a number with three digits or so.
@@ -201,8 +201,8 @@ mod tests {
     use super::*;
     use crate::report::document::tests::scenario;
 
-    fn run(parties: &[(&str, &[f64])]) -> Document {
-        Document { scenarios: vec![scenario("s", "c", parties)], ..Document::default() }
+    fn run(parties: &[(&str, &[f64])]) -> RunDocument {
+        RunDocument { scenarios: vec![scenario("s", "c", parties)], ..RunDocument::default() }
     }
 
     #[test]

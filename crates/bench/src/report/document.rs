@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// One `manyring-bench run`.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Document {
+pub(crate) struct RunDocument {
     /// The command line.
     pub(crate) command: String,
     /// When it began, in UTC.
@@ -20,7 +20,7 @@ pub(crate) struct Document {
     #[serde(default)]
     pub(crate) costs: Costs,
     /// The scenarios that have come to their end.
-    pub(crate) scenarios: Vec<Scenario>,
+    pub(crate) scenarios: Vec<ScenarioDocument>,
     /// The parts that are missing, and why.
     #[serde(default)]
     pub(crate) left_out: Vec<String>,
@@ -41,7 +41,7 @@ pub(crate) struct Machine {
 
 /// A scenario of a run.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct Scenario {
+pub(crate) struct ScenarioDocument {
     pub(crate) name: String,
     /// The purpose of the scenario, in a sentence.
     #[serde(default)]
@@ -55,15 +55,15 @@ pub(crate) struct Scenario {
     /// How long it took.
     #[serde(default)]
     pub(crate) took_seconds: f64,
-    pub(crate) report: Report,
+    pub(crate) report: ReportDocument,
     /// Promises that were broken.
     #[serde(default)]
     pub(crate) broken: Vec<String>,
 }
 
-impl Scenario {
+impl ScenarioDocument {
     /// The command that repeats a cell.
-    pub(crate) fn command_of(&self, cell: &Cell) -> String {
+    pub(crate) fn command_of(&self, cell: &CellDocument) -> String {
         if self.by_cell {
             format!("{} --only={}", self.command, quoted(&cell.name))
         } else {
@@ -74,26 +74,26 @@ impl Scenario {
 
 /// The results of a scenario, in the form of its own `--json`.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct ReportDocument {
     pub(crate) scenario: String,
     pub(crate) machine: String,
     #[serde(default)]
     pub(crate) calibration: Option<Calibration>,
     pub(crate) rounds: usize,
     pub(crate) seconds: f64,
-    pub(crate) cells: Vec<Cell>,
+    pub(crate) cells: Vec<CellDocument>,
 }
 
 /// One load, measured on each party in turn.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Cell {
+pub(crate) struct CellDocument {
     pub(crate) name: String,
     #[serde(default)]
     pub(crate) sessions: Option<usize>,
     /// Unit of `throughput`.
     #[serde(default)]
     pub(crate) unit: Option<String>,
-    pub(crate) parties: Vec<Party>,
+    pub(crate) parties: Vec<PartyDocument>,
     /// Ratios of the rounds: `party` (the first, if not named) against `peer`.
     #[serde(default)]
     pub(crate) against: Vec<Map<String, Value>>,
@@ -101,7 +101,7 @@ pub(crate) struct Cell {
 
 /// All runs of one party in one cell.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Party {
+pub(crate) struct PartyDocument {
     pub(crate) name: String,
     pub(crate) samples: Vec<Map<String, Value>>,
 }
@@ -109,7 +109,7 @@ pub(crate) struct Party {
 /// Throughput for each per cent of a CPU, as the reference tables have it: no field of a sample.
 pub(crate) const NORMALIZED: &str = "normalized";
 
-impl Party {
+impl PartyDocument {
     /// The values of this field in every round. Disturbed rounds are left out, unless all rounds
     /// are disturbed.
     pub(crate) fn rounds(&self, key: &str) -> Vec<f64> {
@@ -146,7 +146,7 @@ fn number(sample: &Map<String, Value>, key: &str) -> Option<f64> {
     Some(if cpu > 0.0 { (throughput / cpu).floor() } else { 0.0 })
 }
 
-impl Document {
+impl RunDocument {
     /// Reads a document of `run`, or what a scenario's own `--json` has printed.
     ///
     /// # Errors
@@ -162,10 +162,10 @@ impl Document {
         if value.get("scenarios").is_some() {
             return serde_json::from_value(value).map_err(|error| error.to_string());
         }
-        let report: Report = serde_json::from_value(value)
+        let report: ReportDocument = serde_json::from_value(value)
             .map_err(|error| format!("neither a run nor a scenario's report: {error}"))?;
         let machine = Machine { name: report.machine.clone(), ..Machine::default() };
-        let scenario = Scenario {
+        let scenario = ScenarioDocument {
             name: report.scenario.clone(),
             about: String::new(),
             command: format!("manyring-bench {}", report.scenario),
@@ -193,7 +193,7 @@ pub(crate) mod tests {
     use serde_json::json;
 
     /// A scenario with one cell: each party has these throughputs, at 50 % of a CPU.
-    pub(crate) fn scenario(name: &str, cell: &str, parties: &[(&str, &[f64])]) -> Scenario {
+    pub(crate) fn scenario(name: &str, cell: &str, parties: &[(&str, &[f64])]) -> ScenarioDocument {
         let sample = |throughput: &f64| json!({"throughput": throughput, "cpu": 50.0});
         let party = |(name, rounds): &(&str, &[f64])| {
             let samples: Vec<Value> = rounds.iter().map(sample).collect();
@@ -222,7 +222,7 @@ pub(crate) mod tests {
         let sample = |rate: u32, disturbed: bool| {
             json!({"rate": rate, "disturbed": disturbed}).as_object().unwrap().clone()
         };
-        let party = |samples| Party { name: String::new(), samples };
+        let party = |samples| PartyDocument { name: String::new(), samples };
         let mixed = party(vec![sample(1, true), sample(5, false)]);
         assert_eq!((mixed.rounds("rate"), mixed.disturbed()), (vec![5.0], 1));
         assert_eq!(party(vec![sample(1, true)]).rounds("rate"), [1.0]);
@@ -231,12 +231,12 @@ pub(crate) mod tests {
     #[test]
     fn the_report_of_one_scenario_is_a_document_too_and_anything_else_is_an_error() {
         let report = scenario("tcp-rr", "c", &[("a", &[1.0])]).report;
-        let document = Document::parse(&serde_json::to_string(&report).unwrap()).unwrap();
+        let document = RunDocument::parse(&serde_json::to_string(&report).unwrap()).unwrap();
         assert_eq!(document.scenarios[0].command, "manyring-bench tcp-rr");
-        let again = Document::parse(&serde_json::to_string(&document).unwrap()).unwrap();
+        let again = RunDocument::parse(&serde_json::to_string(&document).unwrap()).unwrap();
         assert_eq!(again.scenarios[0].report.cells.len(), 1);
-        assert!(Document::parse("{}").unwrap_err().contains("neither"));
-        assert!(Document::parse("no").is_err());
+        assert!(RunDocument::parse("{}").unwrap_err().contains("neither"));
+        assert!(RunDocument::parse("no").is_err());
     }
 
     #[test]

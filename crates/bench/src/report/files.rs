@@ -1,7 +1,7 @@
 //! Writes the files of `--report DIR`: the page, and its data as CSV and JSON.
 
 use super::compare::Comparison;
-use super::document::{Document, NORMALIZED};
+use super::document::{NORMALIZED, RunDocument};
 use super::{columns, page};
 use std::path::Path;
 
@@ -12,7 +12,7 @@ pub(crate) const PAGE: &str = "index.html";
 ///
 /// # Errors
 /// A file cannot be written; the sentence names it.
-pub(crate) fn write_run(folder: &Path, document: &Document) -> Result<(), String> {
+pub(crate) fn write_run(folder: &Path, document: &RunDocument) -> Result<(), String> {
     let json = serde_json::to_string_pretty(document).map_err(|error| error.to_string())?;
     let files = [(PAGE, page::of_run(document)), ("run.csv", csv(document))];
     write(folder, files.into_iter().chain([("run.json", json + "\n")]))
@@ -24,7 +24,7 @@ pub(crate) fn write_run(folder: &Path, document: &Document) -> Result<(), String
 /// As [`write_run`].
 pub(crate) fn write_comparison(
     folder: &Path,
-    (before, after): (&Document, &Document),
+    (before, after): (&RunDocument, &RunDocument),
     comparison: &Comparison,
 ) -> Result<(), String> {
     write(folder, [("compare.html", page::of_comparison(before, after, comparison))])
@@ -44,7 +44,7 @@ fn write(
 }
 
 /// A line for each number of each round.
-fn csv(document: &Document) -> String {
+fn csv(document: &RunDocument) -> String {
     let mut text = String::from("scenario,cell,party,round,number,value\n");
     for scenario in &document.scenarios {
         for cell in &scenario.report.cells {
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn every_number_of_every_round_is_a_line() {
         let one = scenario("tcp-rr", "256 B, 1 connections", &[("a \"b\"", &[7.5, 8.0])]);
-        let document = Document { scenarios: vec![one], ..Document::default() };
+        let document = RunDocument { scenarios: vec![one], ..RunDocument::default() };
         let csv = csv(&document);
         assert_eq!(csv.lines().count(), 1 + 2 * 2, "{csv}");
         let line = "tcp-rr,\"256 B, 1 connections\",\"a \"\"b\"\"\",2,throughput,8.0";
@@ -95,9 +95,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("new/folder");
         let one = scenario("s", "c", &[("a", &[1.0])]);
-        let document = Document { scenarios: vec![one], ..Document::default() };
+        let document = RunDocument { scenarios: vec![one], ..RunDocument::default() };
         write_run(&folder, &document).unwrap();
-        let again = Document::read(&folder.join("run.json")).unwrap();
+        let again = RunDocument::read(&folder.join("run.json")).unwrap();
         assert_eq!(again.scenarios[0].name, "s");
         write_comparison(&folder, (&document, &again), &Comparison::new(&document, &again))
             .unwrap();

@@ -1,6 +1,6 @@
 //! The results of an idle daemon: CPU time, memory and threads by its number of devices.
 
-use super::{Cell, Party, Sample};
+use super::{Party, ReportCell, Sample};
 use serde::Serialize;
 
 /// One daemon with this many devices, over some seconds in which nobody does anything.
@@ -47,7 +47,7 @@ impl IdleCell {
     }
 }
 
-impl Cell for IdleCell {
+impl ReportCell for IdleCell {
     type Sample = IdleSample;
 
     fn name(&self) -> &str {

@@ -1,6 +1,6 @@
 //! The results of the guests of one daemon, and the verdict on their shares.
 
-use super::{Cell, Party, Sample, Spread};
+use super::{Party, ReportCell, Sample, Spread};
 use serde::Serialize;
 
 /// Least that a guest may have of its fair share: the median of the rounds.
@@ -50,7 +50,7 @@ impl Sample for NeighbourSample {
 
 /// The results of a measured guest beside abusers, as ratios of the rounds.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Shares {
+pub(crate) struct NeighbourShares {
     /// To what it has among equals.
     pub(crate) of_equals: Spread,
     /// To what it has alone, divided by the number of guests.
@@ -65,7 +65,7 @@ pub(crate) struct NeighbourCell {
     pub(crate) name: String,
     pub(crate) parties: Vec<Party<NeighbourSample>>,
     /// None of a guest that abuses the daemon.
-    pub(crate) shares: Option<Shares>,
+    pub(crate) shares: Option<NeighbourShares>,
     /// Promises that were broken, in words.
     pub(crate) broken: Vec<String>,
 }
@@ -98,7 +98,7 @@ impl NeighbourCell {
         if p99_us.median > P99_MAX_US && p99_us.median > equals.median(|s| s.p99_us) {
             broken.push(format!("{name}: p99 of {:.0} us", p99_us.median));
         }
-        let shares = Some(Shares { of_equals, of_alone, p99_us });
+        let shares = Some(NeighbourShares { of_equals, of_alone, p99_us });
         Self { name: name.to_owned(), parties: vec![abused, equals, alone], shares, broken }
     }
 
@@ -133,7 +133,7 @@ impl NeighbourCell {
     }
 }
 
-impl Cell for NeighbourCell {
+impl ReportCell for NeighbourCell {
     type Sample = NeighbourSample;
 
     fn name(&self) -> &str {
@@ -173,7 +173,7 @@ impl Cell for NeighbourCell {
     }
 
     fn print_ratios(&self) {
-        if let Some(Shares { of_equals, of_alone, p99_us: Spread { median, min, max } }) =
+        if let Some(NeighbourShares { of_equals, of_alone, p99_us: Spread { median, min, max } }) =
             &self.shares
         {
             println!(

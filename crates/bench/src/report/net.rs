@@ -1,6 +1,6 @@
 //! The results of a network scenario: the columns of the reference tables, and ratios.
 
-use super::{Cell, Distance, Party, Placed, Sample, Spread, print_distances, ratio};
+use super::{Distance, Party, Placed, ReportCell, Sample, Spread, print_distances, ratio};
 use serde::Serialize;
 
 /// One run of one party.
@@ -140,7 +140,7 @@ fn against(one: &Party<NetSample>, peer: &Party<NetSample>) -> NetAgainst {
     }
 }
 
-impl Cell for NetCell {
+impl ReportCell for NetCell {
     type Sample = NetSample;
 
     fn name(&self) -> &str {

@@ -2,9 +2,9 @@
 //! that are compared.
 
 use super::Spread;
-use super::columns::{self, Head, KNOWN};
-use super::compare::{Comparison, Pair, Row, Verdict, number};
-use super::document::{Cell, Document, Party, Scenario};
+use super::columns::{self, ColumnHead, KNOWN};
+use super::compare::{CellPair, Comparison, Row, Verdict, number};
+use super::document::{CellDocument, PartyDocument, RunDocument, ScenarioDocument};
 use super::html::{Table, Td, escaped, page};
 use super::plot::{Kind, Plot};
 use super::{plots, references};
@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use std::fmt::Write as _;
 
 /// The page of a run.
-pub(crate) fn of_run(document: &Document) -> String {
+pub(crate) fn of_run(document: &RunDocument) -> String {
     let mut body = head(document);
     body.push_str(&how_to_read());
     for scenario in &document.scenarios {
@@ -23,8 +23,8 @@ pub(crate) fn of_run(document: &Document) -> String {
     page("Manyring: what it is worth on this machine", &body)
 }
 
-fn head(document: &Document) -> String {
-    let Document { command, began, machine, scenarios, left_out, .. } = document;
+fn head(document: &RunDocument) -> String {
+    let RunDocument { command, began, machine, scenarios, left_out, .. } = document;
     let mut text = format!("<p class=\"quiet\">{}", escaped(&machine.name));
     if machine.memory_mib > 0 {
         let _ = write!(text, ", {} MiB of memory", machine.memory_mib);
@@ -60,7 +60,7 @@ fn how_to_read() -> String {
 }
 
 /// A scenario: its sentence, its table, its plots.
-fn section(scenario: &Scenario) -> String {
+fn section(scenario: &ScenarioDocument) -> String {
     let name = escaped(&scenario.name);
     let mut text = format!("<h2 id=\"{name}\">{name}</h2>\n<p>{}.</p>\n", escaped(&scenario.about));
     let report = &scenario.report;
@@ -103,11 +103,11 @@ fn section(scenario: &Scenario) -> String {
 
 /// The throughput of several queue pairs against one, beside that of the references' queues; empty
 /// if no party repeats a cell of theirs.
-fn geomeans(scenario: &Scenario) -> String {
+fn geomeans(scenario: &ScenarioDocument) -> String {
     let mut found: Vec<(&str, Vec<f64>)> = Vec::new();
     for cell in &scenario.report.cells {
         let reference =
-            |party: &Party| references::multiqueue_tap(&scenario.name, cell, &party.name);
+            |party: &PartyDocument| references::multiqueue_tap(&scenario.name, cell, &party.name);
         let one = cell.parties.iter().find(|party| reference(party).is_some_and(|r| r.smp == 1));
         let Some(one) = one.and_then(|party| party.spread("throughput")) else { continue };
         for party in &cell.parties {
@@ -147,12 +147,13 @@ fn td(is_number: bool, text: &str) -> Td {
 
 /// The table of a scenario: `party | sessions | throughput | cpu | normalized`, what else there is,
 /// and the references' columns where a party repeats one of their cells.
-fn table(scenario: &Scenario) -> Table {
+fn table(scenario: &ScenarioDocument) -> Table {
     let cells = &scenario.report.cells;
     let heads = columns::of_cells(cells);
     let has_sessions = cells.iter().any(|cell| cell.sessions.is_some());
-    let reference =
-        |cell: &Cell, party: &Party| references::beside_party(&scenario.name, cell, &party.name);
+    let reference = |cell: &CellDocument, party: &PartyDocument| {
+        references::beside_party(&scenario.name, cell, &party.name)
+    };
     let mut all = cells.iter().flat_map(|cell| cell.parties.iter().map(move |party| (cell, party)));
     let of_reference = all.find_map(|(cell, party)| reference(cell, party));
     let of_reference = of_reference.map_or(&[][..], |columns| columns.heads);
@@ -185,7 +186,7 @@ fn table(scenario: &Scenario) -> Table {
             .iter()
             .filter_map(|ratios| against(cell, ratios))
             .for_each(|line| table.note(&line, ""));
-        let disturbed: usize = cell.parties.iter().map(Party::disturbed).sum();
+        let disturbed: usize = cell.parties.iter().map(PartyDocument::disturbed).sum();
         if disturbed > 0 {
             let all: usize = cell.parties.iter().map(|party| party.samples.len()).sum();
             let line =
@@ -196,14 +197,14 @@ fn table(scenario: &Scenario) -> Table {
     table
 }
 
-fn about(head: &Head) -> String {
+fn about(head: &ColumnHead) -> String {
     match head {
-        Head::Known(column) => column.about.to_owned(),
-        Head::Other(_) => String::new(),
+        ColumnHead::Known(column) => column.about.to_owned(),
+        ColumnHead::Other(_) => String::new(),
     }
 }
 
-fn figure(party: &Party, head: &Head) -> Td {
+fn figure(party: &PartyDocument, head: &ColumnHead) -> Td {
     let Some(spread) = party.spread(head.key()) else { return Td::word("") };
     let Spread { median, min, max } = spread;
     let title = format!("{} to {} in {} rounds", number(min), number(max), party.samples.len());
@@ -211,7 +212,7 @@ fn figure(party: &Party, head: &Head) -> Td {
 }
 
 /// `manyring against fio: IOPS 1.94x (1.81 to 2.09), ..`: all ratios of one pair.
-fn against(cell: &Cell, ratios: &Map<String, Value>) -> Option<String> {
+fn against(cell: &CellDocument, ratios: &Map<String, Value>) -> Option<String> {
     let text = |key: &str| ratios.get(key).and_then(Value::as_str);
     let first = cell.parties.first().map(|party| party.name.as_str());
     let (party, peer) = (text("party").or(first)?, text("peer")?);
@@ -253,7 +254,7 @@ fn figures(plots: &[Plot]) -> String {
 }
 
 /// The tables of the machine's basic costs, and of the columns' meanings.
-fn calibration(document: &Document) -> String {
+fn calibration(document: &RunDocument) -> String {
     let mut text = String::from(
         "<h2 id=\"machine\">The machine itself</h2>\n<p>What single steps cost here, at the start \
          of the run. A sleeping client with one request in flight measures mostly the wake.</p>\n",
@@ -275,7 +276,7 @@ fn calibration(document: &Document) -> String {
 }
 
 /// The page of two runs.
-pub(crate) fn of_comparison(before: &Document, after: &Document, all: &Comparison) -> String {
+pub(crate) fn of_comparison(before: &RunDocument, after: &RunDocument, all: &Comparison) -> String {
     let mut body = format!(
         "<p><b>{}</b>. A number counts as better or worse only if no round of one run lies among \
          those of the other, and if the medians are further apart than the rounds of either run; \
@@ -284,7 +285,7 @@ pub(crate) fn of_comparison(before: &Document, after: &Document, all: &Compariso
         escaped(&all.summary())
     );
     for (which, document) in [("Before", before), ("After", after)] {
-        let Document { machine, began, command, .. } = document;
+        let RunDocument { machine, began, command, .. } = document;
         let _ = writeln!(
             body,
             "<p class=\"quiet\">{which}: {} on {}: <code>{}</code></p>",
@@ -296,7 +297,7 @@ pub(crate) fn of_comparison(before: &Document, after: &Document, all: &Compariso
     let heads = ["party", "number"].map(Td::word).into_iter();
     let heads = heads.chain(["before", "after", "after / before", "verdict"].map(Td::number));
     let mut table = Table::new(heads.collect());
-    for Pair { scenario, cell, unit, rows } in &all.pairs {
+    for CellPair { scenario, cell, unit, rows } in &all.pairs {
         let unit = if unit.is_empty() { String::new() } else { format!(" ({unit})") };
         table.group(&format!("{scenario}: {cell}{unit}"), "");
         let judged = rows.iter().filter(|row| row.head.better() != columns::Better::Neither);
@@ -331,13 +332,13 @@ mod tests {
     use super::*;
     use crate::report::document::tests::scenario;
 
-    fn document(scenarios: Vec<Scenario>) -> Document {
+    fn document(scenarios: Vec<ScenarioDocument>) -> RunDocument {
         let left_out = vec!["fio is not installed: apt-get install fio".into()];
-        Document {
+        RunDocument {
             command: "manyring-bench run <all>".into(),
             scenarios,
             left_out,
-            ..Document::default()
+            ..RunDocument::default()
         }
     }
 

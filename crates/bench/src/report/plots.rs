@@ -6,12 +6,12 @@
 
 use super::Spread;
 use super::columns;
-use super::document::{Cell, Party, Scenario};
+use super::document::{CellDocument, PartyDocument, ScenarioDocument};
 use super::plot::{Kind, Plot, Series};
 use std::collections::BTreeMap;
 
 /// All plots of a scenario.
-pub(crate) fn of(scenario: &Scenario) -> Vec<Plot> {
+pub(crate) fn of(scenario: &ScenarioDocument) -> Vec<Plot> {
     let mut plots = Vec::new();
     for family in families(&scenario.report.cells) {
         for key in keys(family.cells[0].1) {
@@ -27,25 +27,25 @@ pub(crate) fn of(scenario: &Scenario) -> Vec<Plot> {
 }
 
 /// The histogram of each cell whose samples have one.
-pub(crate) fn latencies(scenario: &Scenario) -> Vec<Plot> {
+pub(crate) fn latencies(scenario: &ScenarioDocument) -> Vec<Plot> {
     scenario.report.cells.iter().filter_map(histogram).collect()
 }
 
 /// A field that a plot shows of a cell, with its name for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Key {
+struct PlotField {
     key: String,
     head: String,
 }
 
 /// The main field of a cell, and the field of its CPU time.
-fn keys(cell: &Cell) -> Vec<Key> {
+fn keys(cell: &CellDocument) -> Vec<PlotField> {
     let heads = columns::of_cells([cell]);
     let main = columns::main_of(cell);
     let cost = heads.iter().find(|head| ["cpu", "cpu_per_million"].contains(&head.key()));
-    let named = |head: &columns::Head| {
+    let named = |head: &columns::ColumnHead| {
         let unit = cell.unit.clone().filter(|_| head.key() == "throughput");
-        Key { key: head.key().to_owned(), head: unit.unwrap_or_else(|| head.text()) }
+        PlotField { key: head.key().to_owned(), head: unit.unwrap_or_else(|| head.text()) }
     };
     main.iter().chain(cost).map(named).collect()
 }
@@ -145,12 +145,12 @@ struct Family<'a> {
     /// Which number differs, if there are several cells.
     position: usize,
     /// The number and its cell, in order.
-    cells: Vec<(f64, &'a Cell)>,
+    cells: Vec<(f64, &'a CellDocument)>,
     template: Template,
 }
 
-fn families(cells: &[Cell]) -> Vec<Family<'_>> {
-    let mut same: Vec<(String, Vec<(Template, &Cell)>)> = Vec::new();
+fn families(cells: &[CellDocument]) -> Vec<Family<'_>> {
+    let mut same: Vec<(String, Vec<(Template, &CellDocument)>)> = Vec::new();
     for cell in cells {
         let template = Template::of(&cell.name);
         match same.iter_mut().find(|(kind, _)| *kind == template.kind) {
@@ -162,7 +162,7 @@ fn families(cells: &[Cell]) -> Vec<Family<'_>> {
 }
 
 /// Splits cells of one template into families in which one number differs: that with most values.
-fn split(group: Vec<(Template, &Cell)>) -> Vec<Family<'_>> {
+fn split(group: Vec<(Template, &CellDocument)>) -> Vec<Family<'_>> {
     let places = group.first().map_or(0, |(template, _)| template.numbers.len());
     let values = |position: usize| {
         let mut values: Vec<f64> = group.iter().map(|(t, _)| t.numbers[position]).collect();
@@ -193,7 +193,7 @@ fn split(group: Vec<(Template, &Cell)>) -> Vec<Family<'_>> {
 }
 
 /// Lines over the number in which cells differ; a line for each party.
-fn by_cells(family: &Family<'_>, key: &Key) -> Option<Plot> {
+fn by_cells(family: &Family<'_>, key: &PlotField) -> Option<Plot> {
     if family.cells.len() < 2 {
         return None;
     }
@@ -216,8 +216,8 @@ fn by_cells(family: &Family<'_>, key: &Key) -> Option<Plot> {
 }
 
 /// The parties of a cell whose names differ in one number, three at least, with their template.
-fn numbered_parties(cell: &Cell) -> Option<(Template, Vec<(f64, &Party)>)> {
-    let mut groups: BTreeMap<String, Vec<(Template, &Party)>> = BTreeMap::new();
+fn numbered_parties(cell: &CellDocument) -> Option<(Template, Vec<(f64, &PartyDocument)>)> {
+    let mut groups: BTreeMap<String, Vec<(Template, &PartyDocument)>> = BTreeMap::new();
     for party in &cell.parties {
         let template = Template::of(&party.name);
         if template.numbers.len() == 1 {
@@ -227,19 +227,20 @@ fn numbered_parties(cell: &Cell) -> Option<(Template, Vec<(f64, &Party)>)> {
     let group = groups.into_values().find(|group| group.len() >= 3)?;
     let many = group.iter().find(|(template, _)| template.numbers[0] > 1.0);
     let template = many.or(group.first())?.0.clone();
-    let mut parties: Vec<(f64, &Party)> = group.iter().map(|(t, p)| (t.numbers[0], *p)).collect();
+    let mut parties: Vec<(f64, &PartyDocument)> =
+        group.iter().map(|(t, p)| (t.numbers[0], *p)).collect();
     parties.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     Some((template, parties))
 }
 
 /// Lines over the number in which parties differ; a line for each cell of the family.
-fn by_parties(family: &Family<'_>, key: &Key) -> Option<Plot> {
+fn by_parties(family: &Family<'_>, key: &PlotField) -> Option<Plot> {
     let (template, _) = numbered_parties(family.cells[0].1)?;
     let axis = family.template.axis(family.position);
     let mut series = Vec::new();
     for (number, cell) in &family.cells {
         let Some((_, parties)) = numbered_parties(cell) else { continue };
-        let point = |(x, party): &(f64, &Party)| Some((*x, party.spread(&key.key)?));
+        let point = |(x, party): &(f64, &PartyDocument)| Some((*x, party.spread(&key.key)?));
         let points: Vec<(f64, Spread)> = parties.iter().filter_map(point).collect();
         let name =
             if family.cells.len() < 2 { template.title(0) } else { format!("{number} {axis}") };
@@ -253,8 +254,8 @@ fn by_parties(family: &Family<'_>, key: &Key) -> Option<Plot> {
 }
 
 /// A bar for each party.
-fn bars(cell: &Cell, key: &Key) -> Option<Plot> {
-    let bar = |party: &Party| {
+fn bars(cell: &CellDocument, key: &PlotField) -> Option<Plot> {
+    let bar = |party: &PartyDocument| {
         let points = vec![(0.0, party.spread(&key.key)?)];
         Some(Series { name: party.name.clone(), points })
     };
@@ -264,8 +265,8 @@ fn bars(cell: &Cell, key: &Key) -> Option<Plot> {
 }
 
 /// How many of a party's requests took how long, of all rounds together.
-fn histogram(cell: &Cell) -> Option<Plot> {
-    let line = |party: &Party| {
+fn histogram(cell: &CellDocument) -> Option<Plot> {
+    let line = |party: &PartyDocument| {
         let mut buckets: Vec<(f64, f64)> = Vec::new();
         let of_all = party.samples.iter().filter_map(|sample| sample.get("latency_us")?.as_array());
         for bucket in of_all.flatten() {

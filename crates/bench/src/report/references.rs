@@ -1,7 +1,7 @@
 //! The figures of the reference systems, to stand beside ours: public documents of 2010 to 2015 on
 //! multi-queue paravirtual I/O. Their machines are not this one: what compares is the shape.
 
-use super::document::Cell;
+use super::document::CellDocument;
 use std::sync::LazyLock;
 
 /// All cells of the multi-queue tap tables: TCP streams of a guest, by sessions and queues.
@@ -47,7 +47,11 @@ impl TapCell {
 
 /// The cell of the tap tables that a party of this run repeats: TCP streams between the guest and
 /// its host, by the number of sessions and of queue pairs.
-pub(crate) fn multiqueue_tap(scenario: &str, cell: &Cell, party: &str) -> Option<&'static TapCell> {
+pub(crate) fn multiqueue_tap(
+    scenario: &str,
+    cell: &CellDocument,
+    party: &str,
+) -> Option<&'static TapCell> {
     if !["tap-stream", "multiqueue"].contains(&scenario) {
         return None;
     }
@@ -76,7 +80,7 @@ pub(crate) struct Columns {
 }
 
 /// The reference's cell that a party of this run repeats, if there is one.
-pub(crate) fn beside_party(scenario: &str, cell: &Cell, party: &str) -> Option<Columns> {
+pub(crate) fn beside_party(scenario: &str, cell: &CellDocument, party: &str) -> Option<Columns> {
     if let Some(tap) = multiqueue_tap(scenario, cell, party) {
         return Some(Columns {
             heads: &["ref. Mbit/s", "cpu %", "normalized"],
@@ -133,7 +137,7 @@ pub(crate) fn count_before(name: &str, word: &str) -> Option<usize> {
 }
 
 /// A table of a reference that stands beside a scenario as a whole.
-pub(crate) struct Beside {
+pub(crate) struct ReferenceTable {
     pub(crate) title: &'static str,
     pub(crate) about: &'static str,
     pub(crate) heads: &'static [&'static str],
@@ -141,7 +145,7 @@ pub(crate) struct Beside {
 }
 
 /// The tables that belong to a scenario.
-pub(crate) fn beside(scenario: &str) -> &'static [Beside] {
+pub(crate) fn beside(scenario: &str) -> &'static [ReferenceTable] {
     match scenario {
         "tcp-rr" | "tcp-crr" | "tcp-ladder" => SMALL_PACKETS,
         "blk-queues" | "null-blk" => &[XEN_BLOCK],
@@ -151,7 +155,7 @@ pub(crate) fn beside(scenario: &str) -> &'static [Beside] {
     }
 }
 
-const SMALL_PACKETS: &[Beside] = &[Beside {
+const SMALL_PACKETS: &[ReferenceTable] = &[ReferenceTable {
     title: "Reference: small packets on KVM",
     about: "TCP requests and responses of 256 bytes on 100 connections, each step of the study \
             by itself. Over 60 % of the transmitted packets kicked.",
@@ -165,7 +169,7 @@ const SMALL_PACKETS: &[Beside] = &[Beside {
     ],
 }];
 
-const XEN_BLOCK: Beside = Beside {
+const XEN_BLOCK: ReferenceTable = ReferenceTable {
     title: "Reference: xen-block multi-queue",
     about: "4 KiB reads of a null device, 16 jobs by 64 requests; thousands of requests in a \
             second by the number of queues.",
@@ -177,9 +181,9 @@ const XEN_BLOCK: Beside = Beside {
     ],
 };
 
-const XEN_GRANTS: &[Beside] = &[
+const XEN_GRANTS: &[ReferenceTable] = &[
     XEN_BLOCK,
-    Beside {
+    ReferenceTable {
         title: "What is compared with the reference's steps",
         about: "The reference's back-end had one table of grants and one pool of pages for all \
                 queues of a disk, each behind a lock, and gave each queue its own. A queue of \
@@ -199,7 +203,7 @@ const XEN_GRANTS: &[Beside] = &[
     },
 ];
 
-const SLIDES: &[Beside] = &[Beside {
+const SLIDES: &[ReferenceTable] = &[ReferenceTable {
     title: "Reference: where multi-queue lost",
     about: "A guest sends TCP in writes of 512 bytes, 2 sessions. With more queues TCP batches \
             less: packets are smaller, and throughput is half.",
@@ -240,10 +244,10 @@ mod tests {
 
     #[test]
     fn a_party_finds_the_cell_that_it_repeats() {
-        let cell = |name: &str, sessions| Cell {
+        let cell = |name: &str, sessions| CellDocument {
             name: name.to_owned(),
             sessions: Some(sessions),
-            ..Cell::default()
+            ..CellDocument::default()
         };
         let stream = cell("guest to host, 2 streams by queue pairs", 2);
         let found = multiqueue_tap("tap-stream", &stream, "manyring, 4 pairs").unwrap();
@@ -257,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_null_disk_finds_the_figure_of_as_many_queues() {
-        let cell = |name: &str| Cell { name: name.to_owned(), ..Cell::default() };
+        let cell = |name: &str| CellDocument { name: name.to_owned(), ..CellDocument::default() };
         let null = cell("null disk, QD256 in all");
         let found = beside_party("blk-queues", &null, "16 queues").unwrap();
         assert_eq!((found.figures.as_slice(), found.heads.len()), (&[700.0, 1440.0][..], 2));

@@ -6,7 +6,7 @@
 
 use super::file_blk::{image, warm};
 use super::{BLOCK, Bench, Client, ScenarioArgs, Work, ours};
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::blk::BlkCell;
 use crate::report::verdict::Verdict;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ const KEPT_MIN: f64 = 0.96;
 const MEBIBYTES: usize = 256;
 
 /// Runs the scenario. The second part is the verdict.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<BlkCell>, Verdict), String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<(ScenarioReport<BlkCell>, Verdict), String> {
     let mut bench = Bench::new(args, Client::Blkio)?;
     let image = image(None, if args.smoke { MEBIBYTES / 16 } else { MEBIBYTES })?;
     warm(image.path())?;

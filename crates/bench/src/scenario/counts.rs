@@ -6,7 +6,7 @@ use std::process::Command;
 
 /// Notifications of all queues of a device so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Counts {
+pub(super) struct NotificationCounts {
     kicks: f64,
     calls: f64,
 }
@@ -25,7 +25,7 @@ pub(super) fn shown(manyring: &Path, control: &Path) -> Result<serde_json::Value
     serde_json::from_slice(&output.stdout).map_err(|e| format!("stats: {e}"))
 }
 
-impl Counts {
+impl NotificationCounts {
     /// Asks the daemon behind a control socket for what it counts of a device.
     pub(super) fn ask(manyring: &Path, control: &Path, device: &str) -> Result<Self, String> {
         Self::of(&shown(manyring, control)?, device)
@@ -70,13 +70,13 @@ mod tests {
                 {"name": "guest1", "queues": [queue(1000, 1000)]},
             ]})
         };
-        let at = |n| Counts::of(&shown(n), "guest0").unwrap();
+        let at = |n| NotificationCounts::of(&shown(n), "guest0").unwrap();
         let each = at(30).per_operation(at(10), 0.5, 10.0);
         assert_eq!(
             each,
             PerOperation { cpu_us_per_op: 50_000.0, kicks_per_op: 2.0, calls_per_op: 6.0 }
         );
         assert_eq!(at(30).per_operation(at(10), 0.5, 0.0), PerOperation::default());
-        assert!(Counts::of(&shown(1), "guest2").unwrap_err().contains("guest2"));
+        assert!(NotificationCounts::of(&shown(1), "guest2").unwrap_err().contains("guest2"));
     }
 }

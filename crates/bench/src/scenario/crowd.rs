@@ -14,12 +14,12 @@ const NET: (&str, &str) = ("net", "null = true");
 
 /// The devices of a daemon, and where they lie.
 #[derive(Clone, Debug)]
-pub(super) struct Devices {
+pub(super) struct CrowdDevices {
     folder: PathBuf,
     count: usize,
 }
 
-impl Devices {
+impl CrowdDevices {
     /// `count` devices with their sockets in `folder`.
     pub(super) fn new(folder: &Path, count: usize) -> Self {
         Self { folder: folder.to_path_buf(), count }
@@ -81,7 +81,7 @@ pub(super) struct Crowd(Child);
 impl Crowd {
     /// Connects a guest to each of these devices, and waits until all are connected.
     pub(super) fn connect(
-        devices: &Devices,
+        devices: &CrowdDevices,
         held: impl Iterator<Item = usize>,
         affinity: &Affinity,
     ) -> Result<Self, String> {
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_config_has_disks_and_networks_in_turn_and_may_begin_with_another_device() {
-        let devices = Devices::new(Path::new("/f"), 5);
+        let devices = CrowdDevices::new(Path::new("/f"), 5);
         let text = devices.config("workers = 1", None);
         let head = "[daemon]\ncontrol = '/f/control'\ndomains = 'one'\nworkers = 1\n";
         assert!(text.starts_with(head), "{text}");

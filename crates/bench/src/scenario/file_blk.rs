@@ -9,9 +9,9 @@ use super::{
     per_million, qemu_storage_daemon, spdk,
 };
 use crate::measure::{Affinity, Random};
-use crate::peer::spdk::Disk;
+use crate::peer::spdk::SpdkDisk;
 use crate::peer::{self, Peer};
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::blk::{BlkCell, BlkSample};
 use clap::Args;
 use std::io::Write;
@@ -34,7 +34,7 @@ pub(crate) struct FileBlkArgs {
 }
 
 /// Runs the scenario.
-pub(crate) fn run(args: &FileBlkArgs) -> Result<Report<BlkCell>, String> {
+pub(crate) fn run(args: &FileBlkArgs) -> Result<ScenarioReport<BlkCell>, String> {
     let scenario = &args.scenario;
     let mut bench = Bench::new(scenario, args.client)?;
     let mebibytes = args.mebibytes.unwrap_or(if scenario.smoke { 64 } else { 1024 });
@@ -89,8 +89,8 @@ fn contenders(
     }
     // SPDK knows nothing of the page cache: it opens each file with O_DIRECT.
     if direct {
-        contenders.extend(spdk(args, "spdk uring", Disk::Uring(image.to_path_buf())));
-        contenders.extend(spdk(args, "spdk aio", Disk::Aio(image.to_path_buf())));
+        contenders.extend(spdk(args, "spdk uring", SpdkDisk::Uring(image.to_path_buf())));
+        contenders.extend(spdk(args, "spdk aio", SpdkDisk::Aio(image.to_path_buf())));
     }
     Ok(contenders)
 }

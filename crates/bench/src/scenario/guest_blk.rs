@@ -13,7 +13,7 @@ use super::{Contender, How, ScenarioArgs, ours, per_million, qemu_storage_daemon
 use crate::measure::{Affinity, Calibration, machine};
 use crate::peer::{self, Server};
 use crate::progress;
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::blk::{BlkCell, BlkSample};
 use clap::Args;
 use manyring_system::guest::Kind;
@@ -59,7 +59,7 @@ struct Served {
 }
 
 /// Runs the scenario.
-pub(crate) fn run(args: &GuestBlkArgs) -> Result<Report<BlkCell>, String> {
+pub(crate) fn run(args: &GuestBlkArgs) -> Result<ScenarioReport<BlkCell>, String> {
     let scenario = &args.scenario;
     let mut cells = Vec::new();
     for (kind, word) in KINDS {
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &GuestBlkArgs) -> Result<Report<BlkCell>, String> {
             cells.extend(in_guest(args, kind, &wanted)?);
         }
     }
-    Ok(Report {
+    Ok(ScenarioReport {
         scenario: "guest-blk",
         machine: machine(),
         calibration: Calibration::measure(scenario.client_cpu, scenario.server_cpu),

@@ -3,9 +3,9 @@
 //! One daemon with one worker. Beside the crowd it has a hundred devices, fifty disks and fifty
 //! networks or one more of either kind; alone it has the busy guest's device only.
 
-use super::counts::Counts;
-use super::crowd::{Crowd, Devices, name};
-use super::net::{NetBench, Run};
+use super::counts::NotificationCounts;
+use super::crowd::{Crowd, CrowdDevices, name};
+use super::net::{NetBench, PartyRun};
 use super::null_net::drive_as;
 use super::{ScenarioArgs, WAITED_MAX};
 use crate::direction::Direction;
@@ -14,7 +14,7 @@ use crate::load::{LoadArgs, LoadOptions, LoadResult, Rw};
 use crate::measure::now;
 use crate::own_load::{own_load, result_of};
 use crate::peer::{self, Server};
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::net::{Compare, NetCell, NetSample};
 use crate::report::verdict::Verdict;
 use std::path::PathBuf;
@@ -30,14 +30,14 @@ const BLOCK: usize = 4096;
 
 /// The activity of the busy guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Busy {
+enum BusyGuest {
     /// 4 KiB reads, this many in flight; the guest polls.
     Disk(usize),
     /// Small frames.
     Net(Direction),
 }
 
-impl Busy {
+impl BusyGuest {
     fn words(self) -> String {
         match self {
             Self::Disk(depth) => format!("null disk, QD{depth}"),
@@ -60,18 +60,18 @@ impl Busy {
 }
 
 /// Runs the scenario. The second part is the verdict.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NetCell>, Verdict), String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<(ScenarioReport<NetCell>, Verdict), String> {
     let bench = NetBench::new(args)?;
     let folder = tempfile::tempdir().map_err(|e| format!("temporary folder: {e}"))?;
     let mut cells = Vec::new();
     for busy in [
-        Busy::Disk(1),
-        Busy::Disk(32),
-        Busy::Net(Direction::Receive),
-        Busy::Net(Direction::Transmit),
+        BusyGuest::Disk(1),
+        BusyGuest::Disk(32),
+        BusyGuest::Net(Direction::Receive),
+        BusyGuest::Net(Direction::Transmit),
     ] {
-        let party = |devices: usize| -> Run<'_> {
-            let (bench, devices) = (&bench, Devices::new(folder.path(), devices));
+        let party = |devices: usize| -> PartyRun<'_> {
+            let (bench, devices) = (&bench, CrowdDevices::new(folder.path(), devices));
             Box::new(move || run_once(bench, &devices, busy))
         };
         let parties = [
@@ -94,15 +94,19 @@ fn broken(cells: &[NetCell]) -> Vec<String> {
 }
 
 /// One run: the daemon, its crowd, the busy guest.
-fn run_once(bench: &NetBench<'_>, devices: &Devices, busy: Busy) -> Result<NetSample, String> {
+fn run_once(
+    bench: &NetBench<'_>,
+    devices: &CrowdDevices,
+    busy: BusyGuest,
+) -> Result<NetSample, String> {
     let manyring = peer::manyring(bench.args.manyring.as_deref()).map_err(|e| e.to_string())?;
     let (server, _crowd) = start(bench, devices, &manyring, busy)?;
-    let look = || Counts::ask(&manyring, &devices.control(), &name(0));
+    let look = || NotificationCounts::ask(&manyring, &devices.control(), &name(0));
     let (counts, cpu) = (look()?, server.cpu_seconds());
     let socket = devices.socket(0);
     let (sample, operations) = match busy {
-        Busy::Disk(depth) => read(bench, &server, socket, depth)?,
-        Busy::Net(direction) => {
+        BusyGuest::Disk(depth) => read(bench, &server, socket, depth)?,
+        BusyGuest::Net(direction) => {
             let load = NetLoadArgs::new(socket, direction, 1, bench.args.seconds());
             let sample = drive_as(bench, &server, &load)?;
             (sample, sample.throughput * 1e3 * bench.args.seconds())
@@ -113,21 +117,21 @@ fn run_once(bench: &NetBench<'_>, devices: &Devices, busy: Busy) -> Result<NetSa
     let sample = NetSample { per_operation: Some(each), ..sample };
     Ok(match busy {
         // The driver half of a disk does not count what it notifies.
-        Busy::Disk(_) => NetSample {
+        BusyGuest::Disk(_) => NetSample {
             kicks_per_packet: each.kicks_per_op,
             calls_per_packet: each.calls_per_op,
             ..sample
         },
-        Busy::Net(_) => sample,
+        BusyGuest::Net(_) => sample,
     })
 }
 
 /// Starts the daemon, and connects guests to all devices but the first.
 fn start(
     bench: &NetBench<'_>,
-    devices: &Devices,
+    devices: &CrowdDevices,
     manyring: &std::path::Path,
-    busy: Busy,
+    busy: BusyGuest,
 ) -> Result<(Server, Crowd), String> {
     let config = devices.socket(0).with_file_name("config");
     let text = devices.config("workers = 1", Some(busy.section()));

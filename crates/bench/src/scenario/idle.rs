@@ -2,11 +2,11 @@
 //! networks in turn, half of them with a guest that is connected.
 
 use super::ScenarioArgs;
-use super::crowd::{Crowd, Devices};
+use super::crowd::{Crowd, CrowdDevices};
 use crate::measure::{Affinity, Calibration, machine, now};
 use crate::peer::{self, Server};
 use crate::progress;
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::idle::{IdleCell, IdleSample};
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ const IDLE: Duration = Duration::from_secs(5);
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<IdleCell>, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<ScenarioReport<IdleCell>, String> {
     let counts = if args.smoke { &COUNTS[..2] } else { &COUNTS };
     let mut rounds = Vec::new();
     for round in 1..=args.rounds() {
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<IdleCell>, String> {
     }
     let seconds = idle(args).as_secs_f64();
     let name = format!("{seconds} s of nothing");
-    Ok(Report {
+    Ok(ScenarioReport {
         scenario: "idle",
         machine: machine(),
         calibration: Calibration::measure(args.client_cpu, args.server_cpu),
@@ -61,7 +61,7 @@ fn share(samples: &mut [IdleSample], counts: &[usize]) {
 /// Starts a daemon, connects its guests, and watches it idle.
 fn watch(args: &ScenarioArgs, count: usize) -> Result<IdleSample, String> {
     let folder = tempfile::tempdir().map_err(|e| format!("temporary folder: {e}"))?;
-    let devices = Devices::new(folder.path(), count);
+    let devices = CrowdDevices::new(folder.path(), count);
     let config = folder.path().join("config");
     std::fs::write(&config, devices.config("", None))
         .map_err(|e| format!("{}: {e}", config.display()))?;
@@ -77,10 +77,10 @@ fn watch(args: &ScenarioArgs, count: usize) -> Result<IdleSample, String> {
     let _crowd = Crowd::connect(&devices, held(count), &everywhere)?;
     let connect_seconds = start.elapsed().as_secs_f64();
     std::thread::sleep(SETTLE.min(idle(args)));
-    let before = Status::of(server.id());
+    let before = ProcStatus::of(server.id());
     let cpu = server.cpu_seconds();
     std::thread::sleep(idle(args));
-    let (cpu, after) = (server.cpu_seconds() - cpu, Status::of(server.id()));
+    let (cpu, after) = (server.cpu_seconds() - cpu, ProcStatus::of(server.id()));
     Ok(IdleSample {
         ready_seconds,
         connect_seconds,
@@ -104,14 +104,14 @@ fn ticks_per_second() -> f64 {
 
 /// The counts that the kernel reports for a process and its threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Status {
+struct ProcStatus {
     resident_kib: f64,
     threads: f64,
     /// Voluntary switches of all threads: each ends with a sleep.
     switches: f64,
 }
 
-impl Status {
+impl ProcStatus {
     fn of(pid: u32) -> Self {
         let folder = format!("/proc/{pid}");
         let text = |path: &Path| std::fs::read_to_string(path.join("status")).unwrap_or_default();
@@ -146,9 +146,9 @@ mod tests {
             format!("voluntary_ctxt_switches:\t{wakes}\nnonvoluntary_ctxt_switches:\t7\n")
         };
         let process = "Name:\tmanyring\nVmRSS:\t   5120 kB\nThreads:\t3\n";
-        let status = Status::parse(process, &[task(10), task(32)]);
-        assert_eq!(status, Status { resident_kib: 5120.0, threads: 3.0, switches: 42.0 });
-        assert_eq!(Status::parse("", &[]), Status::default());
+        let status = ProcStatus::parse(process, &[task(10), task(32)]);
+        assert_eq!(status, ProcStatus { resident_kib: 5120.0, threads: 3.0, switches: 42.0 });
+        assert_eq!(ProcStatus::parse("", &[]), ProcStatus::default());
     }
 
     #[test]

@@ -30,11 +30,11 @@ use crate::calibrate::Costs;
 use crate::load::xenblk::XenBlkLoadArgs;
 use crate::load::{LoadArgs, LoadOptions, LoadResult, Rw};
 use crate::measure::{Affinity, Calibration, machine};
-use crate::peer::spdk::{Disk, Spdk};
+use crate::peer::spdk::{Spdk, SpdkDisk};
 use crate::peer::{self, Peer, Server};
 use crate::plan::ROUNDS;
 use crate::progress;
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::blk::{BlkCell, BlkSample};
 use clap::{Args, ValueEnum};
 use manyring_driver::SimXen;
@@ -370,8 +370,8 @@ impl<'a> Bench<'a> {
         })
     }
 
-    fn report(self, scenario: &'static str) -> Report<BlkCell> {
-        Report {
+    fn report(self, scenario: &'static str) -> ScenarioReport<BlkCell> {
+        ScenarioReport {
             scenario,
             machine: machine(),
             calibration: Calibration::measure(self.args.client_cpu, self.args.server_cpu),
@@ -471,7 +471,7 @@ fn qemu_storage_daemon(nodes: &[String], num_queues: usize) -> Result<Contender,
 }
 
 /// SPDK serving this disk on one reactor, if it takes part.
-fn spdk(args: &ScenarioArgs, name: &str, disk: Disk) -> Option<Contender> {
+fn spdk(args: &ScenarioArgs, name: &str, disk: SpdkDisk) -> Option<Contender> {
     let program = args.takes_part(name).then_some(args.spdk.as_ref()).flatten()?;
     Some(Contender::new(name, How::Spdk(Spdk::new(program.clone(), disk))))
 }
@@ -499,7 +499,7 @@ mod tests {
         let (blkio, driver, each_call) = (Client::Blkio, Client::Driver, Client::EachCall);
         assert_eq!(clients(EACH_CALL, blkio, None), [Some(each_call), None]);
         assert_eq!(clients("sleeps", blkio, None), [None, None]);
-        let spdk = || Some(How::Spdk(Spdk::new("vhost".into(), Disk::Null)));
+        let spdk = || Some(How::Spdk(Spdk::new("vhost".into(), SpdkDisk::Null)));
         assert_eq!(clients("sleeps", blkio, spdk()), [Some(driver), None, Some(driver)]);
         assert_eq!(clients("sleeps", each_call, spdk()), [None, None, None]);
         assert_eq!(clients(EACH_CALL, blkio, spdk()), [Some(each_call), None, Some(each_call)]);
@@ -521,7 +521,11 @@ mod tests {
             (&["--spdk=/no/such/vhost"], false, 2),
         ] {
             let args = args(words);
-            assert_eq!(spdk(&args, "spdk uring", Disk::Null).is_some(), takes_part, "{words:?}");
+            assert_eq!(
+                spdk(&args, "spdk uring", SpdkDisk::Null).is_some(),
+                takes_part,
+                "{words:?}"
+            );
             assert_eq!(missed(), is_missed, "{words:?}");
         }
         let again = args(&[&*path]).words(1);

@@ -10,10 +10,10 @@
 //! cell is without: there each queue of four has as much room as the only queue of one.
 
 use super::ScenarioArgs;
-use super::net::{Daemon, NetBench, Ring, SHARED_ROOM, Way};
+use super::net::{Daemon, NamespaceJoin, NetBench, Ring, SHARED_ROOM};
 use super::streams;
-use super::tap_stream::Stream;
-use crate::report::Report;
+use super::tap_stream::TcpLoad;
+use crate::report::ScenarioReport;
 use crate::report::net::{Compare, NetCell};
 use crate::report::verdict::Verdict;
 
@@ -28,13 +28,13 @@ const GEOMEAN_MIN: f64 = 1.0;
 const CELL_MIN: f64 = 0.9;
 
 /// Runs the scenario. The second part is the verdict.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NetCell>, Verdict), String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<(ScenarioReport<NetCell>, Verdict), String> {
     let bench = NetBench::new(args)?;
     let mut cells = Vec::new();
     for to_guest in [true, false] {
         for (message, words) in MESSAGES {
             for sessions in if args.smoke { &SESSIONS[1..2] } else { &SESSIONS[..] } {
-                let load = Stream { to_guest, sessions: *sessions, message };
+                let load = TcpLoad { to_guest, sessions: *sessions, message };
                 let name = scene(to_guest, words);
                 cells.push(by_pairs(&bench, &name, load, &[SHARED_ROOM])?);
             }
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NetCell>, Verdict), Str
     }
     // The gain of sharing the room, which is not judged.
     let (message, words) = MESSAGES[0];
-    let load = Stream { to_guest: true, sessions: SESSIONS[3], message };
+    let load = TcpLoad { to_guest: true, sessions: SESSIONS[3], message };
     cells.push(by_pairs(&bench, &format!("each queue with its own room, {words}"), load, &[])?);
     let report = bench.report("multiqueue", cells);
     let (words, broken) = judge(&report.cells);
@@ -58,12 +58,12 @@ fn scene(to_guest: bool, message: &str) -> String {
 fn by_pairs(
     bench: &NetBench<'_>,
     scene: &str,
-    load: Stream,
+    load: TcpLoad,
     arguments: &[&str],
 ) -> Result<Option<NetCell>, String> {
     let party = |pairs: u16| {
         let ring = Ring::new(Daemon::Ours, pairs, arguments);
-        (format!("manyring, {pairs} pairs"), Way::Ring(ring))
+        (format!("manyring, {pairs} pairs"), NamespaceJoin::Ring(ring))
     };
     let name = format!("{scene}, {} sessions", load.sessions);
     streams::cell(bench, (name, "Mbit/s"), &PAIRS.map(party), load, Compare::Last)

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::measure::now;
 use crate::peer;
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::blk::BlkCell;
 use clap::Args;
 use std::os::unix::net::UnixStream;
@@ -35,7 +35,7 @@ pub(crate) struct NbdBlkArgs {
 }
 
 /// Runs the scenario.
-pub(crate) fn run(args: &NbdBlkArgs) -> Result<Report<BlkCell>, String> {
+pub(crate) fn run(args: &NbdBlkArgs) -> Result<ScenarioReport<BlkCell>, String> {
     let scenario = &args.scenario;
     let mut bench = Bench::new(scenario, args.client)?;
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;

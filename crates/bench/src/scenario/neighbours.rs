@@ -27,7 +27,7 @@ use crate::peer::{self, Server};
 use crate::progress;
 use crate::report::neighbours::{NeighbourCell, NeighbourSample};
 use crate::report::verdict::Verdict;
-use crate::report::{Party, Report};
+use crate::report::{Party, ScenarioReport};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -38,7 +38,7 @@ use std::time::Duration;
 
 /// A guest, and the device it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Role {
+struct GuestRole {
     name: &'static str,
     device: usize,
     deed: Deed,
@@ -46,12 +46,12 @@ struct Role {
     size: u32,
 }
 
-const fn role(name: &'static str, device: usize, deed: Deed, depth: u16, size: u32) -> Role {
-    Role { name, device, deed, depth, size }
+const fn role(name: &'static str, device: usize, deed: Deed, depth: u16, size: u32) -> GuestRole {
+    GuestRole { name, device, deed, depth, size }
 }
 
 /// The guests that are measured.
-const MEASURED: [Role; 6] = [
+const MEASURED: [GuestRole; 6] = [
     role("disk, 4 KiB, depth 1", 0, Deed::Read, 1, 4 << 10),
     role("disk, 4 KiB, depth 8", 1, Deed::Read, 8, 4 << 10),
     role("disk, 256 KiB, depth 1", 2, Deed::Read, 1, 256 << 10),
@@ -63,7 +63,7 @@ const MEASURED: [Role; 6] = [
 const FRAME: u32 = 1500;
 /// The abusers of the last two devices. The first one of each device takes part unless `--only`
 /// names another.
-const ABUSERS: [&[Role]; 2] = [
+const ABUSERS: [&[GuestRole]; 2] = [
     &[
         role("abuse: a flood of kicks", 6, Deed::Kicks, 1, 512),
         role("abuse: messages without end", 6, Deed::Messages, 1, 512),
@@ -72,7 +72,7 @@ const ABUSERS: [&[Role]; 2] = [
     &[role("abuse: requests of 1 GiB", 7, Deed::Giants, 8, 1 << 20)],
 ];
 /// Who takes their places: guests that use all of their share, as the busiest measured one does.
-const EQUALS: [Role; 2] = [
+const EQUALS: [GuestRole; 2] = [
     role("an equal", 6, Deed::Read, 8, 256 << 10),
     role("another equal", 7, Deed::Read, 8, 256 << 10),
 ];
@@ -80,7 +80,7 @@ const EQUALS: [Role; 2] = [
 const DEVICES: usize = MEASURED.len() + ABUSERS.len();
 
 /// Runs the scenario. The second part is the verdict: which promises were broken.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NeighbourCell>, Verdict), String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<(ScenarioReport<NeighbourCell>, Verdict), String> {
     let stage = Stage::new(args)?;
     let abusers = abusers(args.only.as_deref());
     let mut found: Vec<[Vec<NeighbourSample>; 3]> = vec![<[_; 3]>::default(); DEVICES];
@@ -96,11 +96,11 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NeighbourCell>, Verdict
             }
         }
     }
-    let is_shown = |(role, _): &(&Role, _)| !EQUALS.contains(role);
+    let is_shown = |(role, _): &(&GuestRole, _)| !EQUALS.contains(role);
     let all = MEASURED.iter().chain(&abusers).zip(found);
     let cells: Vec<_> = all.filter(is_shown).map(cell).collect();
     let broken = cells.iter().flat_map(|cell| cell.broken.clone()).collect();
-    let report = Report {
+    let report = ScenarioReport {
         scenario: "neighbours",
         machine: machine(),
         calibration: Calibration::measure(args.client_cpu, args.server_cpu),
@@ -113,8 +113,8 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<NeighbourCell>, Verdict
 
 /// Who abuses the daemon: with `--only TEXT` those whose names contain it, to tell them apart. An
 /// equal takes the place of an abuser that is not wanted.
-fn abusers(only: Option<&str>) -> [Role; 2] {
-    let is_wanted = |role: &&Role| only.is_none_or(|text| role.name.contains(text));
+fn abusers(only: Option<&str>) -> [GuestRole; 2] {
+    let is_wanted = |role: &&GuestRole| only.is_none_or(|text| role.name.contains(text));
     std::array::from_fn(|n| *ABUSERS[n].iter().find(is_wanted).unwrap_or(&EQUALS[n]))
 }
 
@@ -123,7 +123,7 @@ const ABUSED: usize = 0;
 const AMONG_EQUALS: usize = 1;
 const ALONE: usize = 2;
 
-fn cell((role, [abused, equals, alone]): (&Role, [Vec<NeighbourSample>; 3])) -> NeighbourCell {
+fn cell((role, [abused, equals, alone]): (&GuestRole, [Vec<NeighbourSample>; 3])) -> NeighbourCell {
     let party = |name: &str, samples| Party { name: name.to_owned(), samples };
     let abused = party("abused", abused);
     match role.deed {
@@ -167,7 +167,7 @@ impl<'a> Stage<'a> {
     }
 
     /// One run with these guests; again if other programs had too much of the daemon's CPU.
-    fn run(&self, roles: &[Role]) -> Result<Vec<NeighbourSample>, String> {
+    fn run(&self, roles: &[GuestRole]) -> Result<Vec<NeighbourSample>, String> {
         let tries = if self.args.smoke { 1 } else { TRIES };
         let mut samples = self.run_once(roles)?;
         for _ in 1..tries {
@@ -179,7 +179,7 @@ impl<'a> Stage<'a> {
         Ok(samples)
     }
 
-    fn run_once(&self, roles: &[Role]) -> Result<Vec<NeighbourSample>, String> {
+    fn run_once(&self, roles: &[GuestRole]) -> Result<Vec<NeighbourSample>, String> {
         let config = self.folder.path().join("config");
         let mut arguments: Vec<OsString> =
             vec!["run".into(), "--log-level=error".into(), "--config".into(), config.into()];
@@ -187,7 +187,7 @@ impl<'a> Stage<'a> {
         let (last, cpu) = (socket(self.folder.path(), DEVICES - 1), self.args.server_cpu);
         let server = Server::start(&self.manyring, &arguments, &last, &Affinity::one(cpu))
             .map_err(|e| e.to_string())?;
-        let start = |role: &Role| {
+        let start = |role: &GuestRole| {
             self.start(role, server.id()).map_err(|problem| format!("{}: {problem}", role.name))
         };
         let mut guests: Vec<Running> = roles.iter().map(start).collect::<Result<_, _>>()?;
@@ -208,7 +208,7 @@ impl<'a> Stage<'a> {
         let others = waited.min(took - ran) / took;
         // In this order: those that are measured end before those that abuse them.
         guests.iter_mut().for_each(Running::order);
-        let sample = |(guest, role): (Running, &Role)| {
+        let sample = |(guest, role): (Running, &GuestRole)| {
             let result = guest.finish().map_err(|problem| format!("{}: {problem}", role.name))?;
             let busy_ns = busy.get(&name(role.device)).copied().unwrap_or(0.0);
             Ok(sample_of(&result, busy_ns / all_busy_ns, others > WAITED_MAX))
@@ -216,7 +216,7 @@ impl<'a> Stage<'a> {
         guests.into_iter().zip(roles).map(sample).collect()
     }
 
-    fn start(&self, role: &Role, daemon: u32) -> Result<Running, String> {
+    fn start(&self, role: &GuestRole, daemon: u32) -> Result<Running, String> {
         let program = std::env::current_exe().map_err(|e| e.to_string())?;
         let is_abuser = role.deed.is_abuse();
         let mut command = if self.is_favoured && !is_abuser {
@@ -225,7 +225,7 @@ impl<'a> Stage<'a> {
             peer::apart(&program)
         };
         let socket = socket(self.folder.path(), role.device);
-        let Role { deed, depth, size, .. } = *role;
+        let GuestRole { deed, depth, size, .. } = *role;
         let daemon = Some(daemon);
         let arguments = GuestArgs { socket, deed, depth, size, daemon }.arguments();
         command.args(["load", "guest"]).args(arguments);
@@ -342,7 +342,7 @@ fn config(folder: &Path) -> String {
     let control = control(folder);
     let mut text = "[daemon]\ndomains = 'one'\nworkers = 1\n".to_owned();
     let _ = writeln!(text, "control = '{}'", control.display());
-    for Role { device, deed, .. } in MEASURED.iter().chain(&abusers(None)) {
+    for GuestRole { device, deed, .. } in MEASURED.iter().chain(&abusers(None)) {
         let (kind, more) = match deed {
             Deed::Read | Deed::Kicks | Deed::Messages | Deed::FirstMessages => {
                 ("blk", "memory = '64M'".to_owned())
@@ -364,7 +364,8 @@ mod tests {
 
     #[test]
     fn each_guest_has_a_device_of_its_own_and_equals_use_those_of_the_abusers() {
-        let devices = |roles: &[Role]| roles.iter().map(|role| role.device).collect::<Vec<_>>();
+        let devices =
+            |roles: &[GuestRole]| roles.iter().map(|role| role.device).collect::<Vec<_>>();
         assert_eq!(devices(&MEASURED), [0, 1, 2, 3, 4, 5]);
         assert_eq!(devices(&EQUALS), [6, 7]);
         for (abusers, equal) in ABUSERS.iter().zip(EQUALS) {

@@ -8,7 +8,7 @@ use crate::netns::{Netns, address};
 use crate::own_load::own_load;
 use crate::peer::{self, Server};
 use crate::progress;
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::net::{Compare, NetCell, NetSample};
 use serde::de::DeserializeOwned;
 use std::cell::Cell;
@@ -19,7 +19,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// One run of a party.
-pub(super) type Run<'a> = Box<dyn Fn() -> Result<NetSample, String> + 'a>;
+pub(super) type PartyRun<'a> = Box<dyn Fn() -> Result<NetSample, String> + 'a>;
 
 /// A network scenario while it runs.
 pub(super) struct NetBench<'a> {
@@ -69,15 +69,15 @@ impl<'a> NetBench<'a> {
     pub(super) fn cell(
         &self,
         head: (String, usize, &'static str),
-        parties: &[(String, Run<'_>)],
+        parties: &[(String, PartyRun<'_>)],
         compare: Compare,
     ) -> Result<Option<NetCell>, String> {
         if !self.wants(&head.0) {
             return Ok(None);
         }
         progress::cell(&head.0);
-        let wanted = |(name, _): &&(String, Run<'_>)| self.args.takes_part(name);
-        let run = |run: &'_ Run<'_>| {
+        let wanted = |(name, _): &&(String, PartyRun<'_>)| self.args.takes_part(name);
+        let run = |run: &'_ PartyRun<'_>| {
             let sample = run()?;
             if sample.throughput > 0.0 { Ok(sample) } else { Err("nothing came through".into()) }
         };
@@ -93,8 +93,8 @@ impl<'a> NetBench<'a> {
         self,
         scenario: &'static str,
         cells: impl IntoIterator<Item = Option<NetCell>>,
-    ) -> Report<NetCell> {
-        Report {
+    ) -> ScenarioReport<NetCell> {
+        ScenarioReport {
             scenario,
             machine: machine(),
             calibration: Calibration::measure(self.args.client_cpu, self.args.server_cpu),
@@ -245,7 +245,7 @@ fn is_listening(sockets: &str, host: Ipv4Addr, port: u16) -> bool {
 
 /// How the two namespaces are joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum NamespaceJoin {
     /// tap - our driver half - a daemon - tap.
     Ring(Ring),
     /// tap - a loop that reads and writes, into this many pages in turn - tap.
@@ -309,22 +309,22 @@ impl Road {
     /// Makes the namespaces and joins them, for this many seconds at most.
     pub(super) fn new(
         bench: &NetBench<'_>,
-        way: &Way,
+        way: &NamespaceJoin,
         affinities: (&Affinity, &Affinity),
         seconds: u32,
     ) -> Result<Self, String> {
         let (guest, host) = (Netns::new()?, Netns::new()?);
-        if *way == Way::Veth {
+        if *way == NamespaceJoin::Veth {
             guest.add_veth(("guest", GUEST), &host, ("host", HOST))?;
         } else {
-            let pairs = if let Way::Ring(ring) = way { ring.pairs } else { 1 };
+            let pairs = if let NamespaceJoin::Ring(ring) = way { ring.pairs } else { 1 };
             guest.add_tap("guest", pairs, Some(GUEST))?;
             guest.set_length("guest", TAP_FRAMES / pairs)?;
             host.add_tap("host", pairs, Some(HOST))?;
         }
         let seconds = format!("--seconds={}", seconds + 20);
         let (joiner, server) = match way {
-            Way::Ring(ring) => {
+            NamespaceJoin::Ring(ring) => {
                 let pairs = format!("--queue-pairs={}", ring.pairs);
                 let mut arguments = vec!["--tap=host".to_owned(), pairs.clone()];
                 arguments.extend(ring.arguments.iter().cloned());
@@ -338,7 +338,7 @@ impl Road {
                 command.args(&ring.driver);
                 (Some(Beside::start(&mut command, affinities.0)?), Some(server))
             }
-            Way::Bare(pages) => {
+            NamespaceJoin::Bare(pages) => {
                 let other = format!("--other-netns={}", host.path().display());
                 let pages = format!("--buffers={pages}");
                 let arguments =
@@ -346,7 +346,7 @@ impl Road {
                 let mut command = own_load(Some(&guest), &arguments)?;
                 (Some(Beside::start(&mut command, affinities.1)?), None)
             }
-            Way::Veth => (None, None),
+            NamespaceJoin::Veth => (None, None),
         };
         Ok(Self { guest, host, joiner, server, cpu: 0.0, others: 0.0, start: now() })
     }

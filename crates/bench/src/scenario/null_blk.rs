@@ -12,8 +12,8 @@ use super::{
 use crate::load::LoadResult;
 use crate::measure::Affinity;
 use crate::peer;
-use crate::peer::spdk::Disk;
-use crate::report::Report;
+use crate::peer::spdk::SpdkDisk;
+use crate::report::ScenarioReport;
 use crate::report::blk::{BlkCell, BlkSample};
 use clap::Args;
 
@@ -28,7 +28,7 @@ pub(crate) struct NullBlkArgs {
 }
 
 /// Runs the scenario.
-pub(crate) fn run(args: &NullBlkArgs) -> Result<Report<BlkCell>, String> {
+pub(crate) fn run(args: &NullBlkArgs) -> Result<ScenarioReport<BlkCell>, String> {
     let (client, args) = (args.client, &args.scenario);
     let mut bench = Bench::new(args, client)?;
     for depth in [1, 32, 64, 128] {
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &NullBlkArgs) -> Result<Report<BlkCell>, String> {
                 let node = "driver=null-co,node-name=disk,size=68719476736,read-zeroes=off";
                 contenders.push(qemu_storage_daemon(&[node.to_owned()], 1)?);
             }
-            contenders.extend(spdk(args, "spdk", Disk::Null));
+            contenders.extend(spdk(args, "spdk", SpdkDisk::Null));
             let work = Work { queues: 1, depth, size: BLOCK, poll, threads: None, pinned: true };
             bench.cell(&name, &[work], &driven(contenders, client, bench.client))?;
         }

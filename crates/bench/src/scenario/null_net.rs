@@ -4,7 +4,7 @@
 //! testpmd's vhost port, each behind our own driver half and behind testpmd's; that one once with a
 //! small pool of buffers and once with a pool larger than the TLB reaches.
 
-use super::net::{Daemon, NetBench, Run};
+use super::net::{Daemon, NetBench, PartyRun};
 use super::{ScenarioArgs, WAITED_MAX};
 use crate::direction::Direction;
 use crate::load::net::{NetLoadArgs, NetLoadResult};
@@ -12,7 +12,7 @@ use crate::measure::now;
 use crate::own_load::{own_load, result_of};
 use crate::peer::Server;
 use crate::peer::testpmd::{self, BackEnd};
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::net::{Compare, NetCell, NetSample};
 
 /// The peer, as a party.
@@ -21,7 +21,7 @@ const TESTPMD_VHOST: &str = "testpmd vhost";
 const SIZE: usize = 64;
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<ScenarioReport<NetCell>, String> {
     let bench = NetBench::new(args)?;
     let mut cells = Vec::new();
     for direction in [Direction::Transmit, Direction::Receive] {
@@ -43,13 +43,13 @@ fn by_our_driver(
     direction: Direction,
     pairs: u16,
 ) -> Result<Option<NetCell>, String> {
-    let through = |daemon: Daemon| -> Run<'_> {
+    let through = |daemon: Daemon| -> PartyRun<'_> {
         Box::new(move || {
             let server = bench.daemon(daemon, &null(pairs), None, &bench.server)?;
             drive(bench, &server, direction, pairs)
         })
     };
-    let peer: Run<'_> = Box::new(move || {
+    let peer: PartyRun<'_> = Box::new(move || {
         let cpu = bench.args.server_cpu;
         let peer = BackEnd::start(&bench.socket(), direction, pairs, cpu);
         drive(bench, &peer.map_err(|e| e.to_string())?.server, direction, pairs)
@@ -76,9 +76,9 @@ fn by_testpmd(
         let sample = NetSample { throughput, cpu, avg_pkt_size, ..NetSample::default() };
         Ok(NetSample { backend_cpu: cpu, ..sample })
     };
-    let ours: Run<'_> =
+    let ours: PartyRun<'_> =
         Box::new(move || front(&bench.daemon(Daemon::Ours, &null(1), None, &bench.server)?));
-    let peer: Run<'_> = Box::new(move || {
+    let peer: PartyRun<'_> = Box::new(move || {
         let peer = BackEnd::start(&bench.socket(), direction, 1, bench.args.server_cpu);
         front(&peer.map_err(|e| e.to_string())?.server)
     });

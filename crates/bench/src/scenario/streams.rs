@@ -25,8 +25,8 @@
 //! 5. Other properties of a connection, such as the queue of its flow, change when the ways are
 //!    made anew: that is done [`MAKES`] times a round, and each gives a sample.
 
-use super::net::{Beside, NetBench, Road, Way};
-use super::tap_stream::Stream;
+use super::net::{Beside, NamespaceJoin, NetBench, Road};
+use super::tap_stream::TcpLoad;
 use crate::load::stream::{Page, STREAMS_MAX};
 use crate::measure::{Affinity, busy_seconds, now};
 use crate::netns::address;
@@ -94,8 +94,8 @@ impl Sums {
 pub(super) fn cell(
     bench: &NetBench<'_>,
     (name, unit): (String, &'static str),
-    parties: &[(String, Way)],
-    load: Stream,
+    parties: &[(String, NamespaceJoin)],
+    load: TcpLoad,
     compare: Compare,
 ) -> Result<Option<NetCell>, String> {
     if !bench.wants(&name) {
@@ -104,7 +104,7 @@ pub(super) fn cell(
     progress::cell(&name);
     let mut found: Vec<Party<NetSample>> = Vec::new();
     found.extend(parties.iter().map(|(name, _)| Party { name: name.clone(), samples: vec![] }));
-    let ways: Vec<&Way> = parties.iter().map(|(_, way)| way).collect();
+    let ways: Vec<&NamespaceJoin> = parties.iter().map(|(_, way)| way).collect();
     let makes = if bench.args.smoke { 1 } else { MAKES };
     for number in 0..bench.args.rounds() * makes {
         let samples =
@@ -120,8 +120,8 @@ pub(super) fn cell(
 /// Makes all ways, for the `number`th time: a sample of each.
 fn make(
     bench: &NetBench<'_>,
-    ways: &[&Way],
-    load: Stream,
+    ways: &[&NamespaceJoin],
+    load: TcpLoad,
     number: usize,
 ) -> Result<Vec<NetSample>, String> {
     let mut lanes = Vec::new();
@@ -167,7 +167,7 @@ fn others(lanes: &[Lane]) -> f64 {
 }
 
 impl Lane {
-    fn start(bench: &NetBench<'_>, way: &Way, load: Stream) -> Result<Self, String> {
+    fn start(bench: &NetBench<'_>, way: &NamespaceJoin, load: TcpLoad) -> Result<Self, String> {
         let road = Road::new(bench, way, (&bench.everywhere, &bench.everywhere), ROUND_SECONDS)?;
         let path = bench.own_file("page");
         let page = Page::create(&path).map_err(|e| e.to_string())?;

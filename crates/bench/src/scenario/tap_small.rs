@@ -2,25 +2,25 @@
 //! loop with one write for each; and by several queue pairs, with and without steering.
 
 use super::ScenarioArgs;
-use super::net::{Daemon, NetBench, Run};
+use super::net::{Daemon, NetBench, PartyRun};
 use super::null_net::{drive_as, sample_of};
 use crate::direction::Direction;
-use crate::load::frame::Flow;
+use crate::load::frame::FlowKind;
 use crate::load::net::{NetLoadArgs, NetLoadResult};
 use crate::netns::Netns;
 use crate::own_load::{own_load, result_of};
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::net::{Compare, NetCell, NetSample};
 
 /// The frames that the guest sends, with their bytes: frames that cannot be merged, and frames that
 /// can be merged into one.
-const FRAMES: [(Flow, usize, &str); 6] = [
-    (Flow::Apart, 64, "64 B, each of its own flow"),
-    (Flow::Apart, 512, "512 B, each of its own flow"),
-    (Flow::TcpApart, 512, "512 B, TCP, each of its own flow"),
-    (Flow::Udp, 64, "64 B, UDP of one flow"),
-    (Flow::Udp, 512, "512 B, UDP of one flow"),
-    (Flow::Tcp, 512, "512 B, TCP of one flow"),
+const FRAMES: [(FlowKind, usize, &str); 6] = [
+    (FlowKind::Apart, 64, "64 B, each of its own flow"),
+    (FlowKind::Apart, 512, "512 B, each of its own flow"),
+    (FlowKind::TcpApart, 512, "512 B, TCP, each of its own flow"),
+    (FlowKind::Udp, 64, "64 B, UDP of one flow"),
+    (FlowKind::Udp, 512, "512 B, UDP of one flow"),
+    (FlowKind::Tcp, 512, "512 B, TCP of one flow"),
 ];
 /// Frames of a burst, and entries of the ring: the most that there is room for; and bursts of
 /// sixteen, of which the next is filled while the daemon has one.
@@ -32,14 +32,14 @@ const NO_MERGE: &str = "--merge=false";
 const NO_STEER: &str = "--steer=false";
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<ScenarioReport<NetCell>, String> {
     let bench = NetBench::new(args)?;
     let mut cells = Vec::new();
     for (burst, queue_size, per_burst) in BURSTS {
         for (flow, size, frames) in FRAMES {
             let load = NetLoadArgs::new(bench.socket(), Direction::Transmit, 1, args.seconds());
             let load = NetLoadArgs { flow, size, burst, queue_size, ..load };
-            let through = |daemon: Daemon, without: Option<&'static str>| -> Run<'_> {
+            let through = |daemon: Daemon, without: Option<&'static str>| -> PartyRun<'_> {
                 let (bench, load) = (&bench, load.clone());
                 Box::new(move || send(bench, daemon, without, &load))
             };
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
                 "manyring, merge = false".to_owned(),
                 through(Daemon::Ours, Some(NO_MERGE)),
             ));
-            let bare: Run<'_> = Box::new(|| write_bare(&bench, flow, size));
+            let bare: PartyRun<'_> = Box::new(|| write_bare(&bench, flow, size));
             parties.push(("bare write loop".to_owned(), bare));
             let name = format!("guest transmits {frames}, to a tap{per_burst}");
             cells.push(bench.cell((name, 1, "kpps"), &parties, Compare::First)?);
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
     for (flow, size, frames) in
         FRAMES.into_iter().filter(|(flow, size, _)| is_for_pairs(*flow, *size))
     {
-        let through = |daemon: Daemon, pairs: u16, without: Option<&'static str>| -> Run<'_> {
+        let through = |daemon: Daemon, pairs: u16, without: Option<&'static str>| -> PartyRun<'_> {
             let direction = Direction::Transmit;
             let load = NetLoadArgs::new(bench.socket(), direction, pairs, bench.args.seconds());
             let (bench, load) = (&bench, NetLoadArgs { flow, size, ..load });
@@ -80,8 +80,8 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
 }
 
 /// Frames that are sent by several pairs too.
-fn is_for_pairs(flow: Flow, size: usize) -> bool {
-    size == 64 && matches!(flow, Flow::Apart | Flow::Udp)
+fn is_for_pairs(flow: FlowKind, size: usize) -> bool {
+    size == 64 && matches!(flow, FlowKind::Apart | FlowKind::Udp)
 }
 
 /// Sends through a daemon to a tap of a new namespace.
@@ -101,7 +101,7 @@ fn send(
 }
 
 /// Writes the same frames to the same tap, each by a call of its own.
-fn write_bare(bench: &NetBench<'_>, flow: Flow, size: usize) -> Result<NetSample, String> {
+fn write_bare(bench: &NetBench<'_>, flow: FlowKind, size: usize) -> Result<NetSample, String> {
     let space = Netns::new()?;
     space.add_tap("host", 1, None)?;
     let options = [
@@ -124,11 +124,11 @@ mod tests {
     #[test]
     fn there_is_a_row_with_and_one_without_merging_of_each_kind_and_size() {
         let sizes = |merges: bool, is_tcp: bool| {
-            let is_one = |flow: Flow| match flow {
-                Flow::Apart => !merges && !is_tcp,
-                Flow::TcpApart => !merges && is_tcp,
-                Flow::Udp => merges && !is_tcp,
-                Flow::Tcp => merges && is_tcp,
+            let is_one = |flow: FlowKind| match flow {
+                FlowKind::Apart => !merges && !is_tcp,
+                FlowKind::TcpApart => !merges && is_tcp,
+                FlowKind::Udp => merges && !is_tcp,
+                FlowKind::Tcp => merges && is_tcp,
             };
             FRAMES.iter().filter(|(flow, ..)| is_one(*flow)).map(|f| f.1).collect::<Vec<_>>()
         };

@@ -3,13 +3,13 @@
 
 use super::ScenarioArgs;
 use super::net::{
-    Beside, Daemon, FRAME_PAGES, NetBench, RING_PAGES, Ring, Road, Run, SHARED_ROOM, WHOLE_SECONDS,
-    Way,
+    Beside, Daemon, FRAME_PAGES, NamespaceJoin, NetBench, PartyRun, RING_PAGES, Ring, Road,
+    SHARED_ROOM, WHOLE_SECONDS,
 };
 use crate::measure::Affinity;
 use crate::netns::address;
 use crate::peer;
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::net::{Compare, NetCell, NetSample};
 use std::path::Path;
 use std::process::Command;
@@ -21,7 +21,7 @@ const FIRST_PORT: u16 = 5201;
 
 /// The TCP streams of a load.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stream {
+pub(super) struct TcpLoad {
     /// From the host's side to the guest's.
     pub(super) to_guest: bool,
     /// Connections, each of a client and a server of its own.
@@ -31,7 +31,7 @@ pub(super) struct Stream {
 }
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<ScenarioReport<NetCell>, String> {
     let bench = NetBench::new(args)?;
     let mut cells = Vec::new();
     for to_guest in [false, true] {
@@ -52,16 +52,16 @@ fn way(to_guest: bool) -> &'static str {
 /// One stream, one pair, client and joiner on one CPU, back-end and server on the other.
 fn against_bare(bench: &NetBench<'_>, to_guest: bool) -> Result<Option<NetCell>, String> {
     let on = (&bench.client, &bench.server);
-    let load = Stream { to_guest, sessions: 1, message: None };
-    let party = |name: &str, way: Way| {
-        let run: Run<'_> = Box::new(move || stream(bench, &way, on, load));
+    let load = TcpLoad { to_guest, sessions: 1, message: None };
+    let party = |name: &str, way: NamespaceJoin| {
+        let run: PartyRun<'_> = Box::new(move || stream(bench, &way, on, load));
         (name.to_owned(), run)
     };
-    let ring = |daemon| Way::Ring(Ring::new(daemon, 1, &["--workers=1"]));
+    let ring = |daemon| NamespaceJoin::Ring(Ring::new(daemon, 1, &["--workers=1"]));
     let daemons = bench.daemons().into_iter();
     let mut parties: Vec<_> = daemons.map(|(name, daemon)| party(name, ring(daemon))).collect();
-    parties.push(party("bare loop", Way::Bare(FRAME_PAGES)));
-    parties.push(party("bare loop, ring's pages", Way::Bare(RING_PAGES)));
+    parties.push(party("bare loop", NamespaceJoin::Bare(FRAME_PAGES)));
+    parties.push(party("bare loop, ring's pages", NamespaceJoin::Bare(RING_PAGES)));
     let name = format!("{}, one stream, one pair", way(to_guest));
     bench.cell((name, 1, "Mbit/s"), &parties, Compare::First)
 }
@@ -72,11 +72,11 @@ fn by_pairs(
     to_guest: bool,
     sessions: usize,
 ) -> Result<Option<NetCell>, String> {
-    let load = Stream { to_guest, sessions, message: None };
+    let load = TcpLoad { to_guest, sessions, message: None };
     let party = |pairs: u16| {
-        let way = Way::Ring(Ring::new(Daemon::Ours, pairs, &[SHARED_ROOM]));
+        let way = NamespaceJoin::Ring(Ring::new(Daemon::Ours, pairs, &[SHARED_ROOM]));
         let on = (&bench.everywhere, &bench.everywhere);
-        let run: Run<'_> = Box::new(move || stream(bench, &way, on, load));
+        let run: PartyRun<'_> = Box::new(move || stream(bench, &way, on, load));
         (format!("manyring, {pairs} pairs"), run)
     };
     let name = format!("{}, {sessions} streams by queue pairs", way(to_guest));
@@ -88,9 +88,9 @@ fn by_pairs(
 /// then.
 pub(super) fn stream(
     bench: &NetBench<'_>,
-    way: &Way,
+    way: &NamespaceJoin,
     on: (&Affinity, &Affinity),
-    load: Stream,
+    load: TcpLoad,
 ) -> Result<NetSample, String> {
     let iperf3 = peer::find(IPERF3).map_err(|e| e.to_string())?;
     let seconds = WHOLE_SECONDS;
@@ -121,7 +121,7 @@ fn server(road: &Road, iperf3: &Path, port: u16) -> Command {
     command
 }
 
-fn client(road: &Road, iperf3: &Path, load: Stream, (port, seconds): (u16, u32)) -> Command {
+fn client(road: &Road, iperf3: &Path, load: TcpLoad, (port, seconds): (u16, u32)) -> Command {
     let mut command = road.guest.inside(iperf3);
     command
         .args(["--json", "--connect-timeout=2000", "--client", &address(super::net::HOST)])

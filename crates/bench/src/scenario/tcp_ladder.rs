@@ -6,9 +6,9 @@
 //! bare path, which every rung is put against.
 
 use super::ScenarioArgs;
-use super::net::{Daemon, FRAME_PAGES, NetBench, Ring, Run, Way};
+use super::net::{Daemon, FRAME_PAGES, NamespaceJoin, NetBench, PartyRun, Ring};
 use super::tcp_rr::{Transaction, transact};
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::net::{Compare, NetCell};
 
 /// A ring with some policies.
@@ -44,21 +44,21 @@ const RUNGS: [Rung; 7] = [
 ];
 
 impl Rung {
-    fn way(self) -> Way {
+    fn way(self) -> NamespaceJoin {
         let arguments = [&["--workers=1"], self.daemon].concat();
         let driver = self.driver.iter().map(|argument| (*argument).to_owned()).collect();
-        Way::Ring(Ring { driver, ..Ring::new(Daemon::Ours, 1, &arguments) })
+        NamespaceJoin::Ring(Ring { driver, ..Ring::new(Daemon::Ours, 1, &arguments) })
     }
 }
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<ScenarioReport<NetCell>, String> {
     let bench = NetBench::new(args)?;
     let mut cells = Vec::new();
     for connections in [1, 100] {
-        let party = |name: &str, way: Way, is_pinned: bool| {
+        let party = |name: &str, way: NamespaceJoin, is_pinned: bool| {
             let bench = &bench;
-            let run: Run<'_> = Box::new(move || {
+            let run: PartyRun<'_> = Box::new(move || {
                 let on = match is_pinned {
                     true => (&bench.client, &bench.server),
                     false => (&bench.everywhere, &bench.everywhere),
@@ -71,11 +71,11 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
         let mut parties: Vec<_> = rungs.collect();
         for is_pinned in [false, true] {
             let name = if is_pinned { "bare loop, pinned" } else { "bare loop" };
-            parties.push(party(name, Way::Bare(FRAME_PAGES), is_pinned));
+            parties.push(party(name, NamespaceJoin::Bare(FRAME_PAGES), is_pinned));
         }
         // The last one is what the others are put against.
-        parties.push(party("bare path, pinned", Way::Veth, true));
-        parties.push(party("bare path", Way::Veth, false));
+        parties.push(party("bare path, pinned", NamespaceJoin::Veth, true));
+        parties.push(party("bare path", NamespaceJoin::Veth, false));
         let name = format!("256 B, {connections} connections");
         cells.push(bench.cell((name, connections, "trans/s"), &parties, Compare::Last)?);
     }
@@ -105,7 +105,7 @@ mod tests {
         let polls = |rung: &Rung| rung.daemon.contains(&"--polling=auto");
         let names: Vec<_> = RUNGS.iter().filter(|rung| polls(rung)).map(|r| r.name).collect();
         assert_eq!(names, ["adaptive polling", "the same, pinned"]);
-        let Way::Ring(ring) = RUNGS[3].way() else { unreachable!("a rung is a ring") };
+        let NamespaceJoin::Ring(ring) = RUNGS[3].way() else { unreachable!("a rung is a ring") };
         assert_eq!(ring.arguments, ["--workers=1", "--polling=never"]);
         assert_eq!(ring.driver, ["--kick-packets=5", "--kick-us=100"]);
     }

@@ -2,13 +2,15 @@
 //! daemon, through one that never looks before it sleeps, one that always does, and by a bare loop.
 
 use super::ScenarioArgs;
-use super::counts::Counts;
-use super::net::{Beside, Daemon, FRAME_PAGES, NetBench, Ring, Road, Run, WHOLE_SECONDS, Way};
+use super::counts::NotificationCounts;
+use super::net::{
+    Beside, Daemon, FRAME_PAGES, NamespaceJoin, NetBench, PartyRun, Ring, Road, WHOLE_SECONDS,
+};
 use crate::load::rr::RrResult;
 use crate::measure::Affinity;
 use crate::own_load::{own_load, result_of};
 use crate::peer;
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::net::{Compare, NetCell, NetSample};
 
 /// Where the server listens.
@@ -36,18 +38,18 @@ impl Transaction {
 }
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<ScenarioReport<NetCell>, String> {
     let bench = NetBench::new(args)?;
     let mut cells = Vec::new();
     for connections in [1, 100] {
-        let run = |way: Way| -> Run<'_> {
+        let run = |way: NamespaceJoin| -> PartyRun<'_> {
             let bench = &bench;
             let on = (&bench.client, &bench.server);
             Box::new(move || transact(bench, &way, on, Transaction::Exchange, connections))
         };
         let ring = |daemon, more: &[&str]| {
             let arguments = [&["--workers=1"], more].concat();
-            run(Way::Ring(Ring::new(daemon, 1, &arguments)))
+            run(NamespaceJoin::Ring(Ring::new(daemon, 1, &arguments)))
         };
         let daemons = bench.daemons().into_iter();
         let mut parties: Vec<_> =
@@ -57,7 +59,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
         {
             parties.push((format!("manyring, {name}"), ring(Daemon::Ours, &[option])));
         }
-        parties.push(("bare loop".to_owned(), run(Way::Bare(FRAME_PAGES))));
+        parties.push(("bare loop".to_owned(), run(NamespaceJoin::Bare(FRAME_PAGES))));
         let name = format!("256 B, {connections} connections");
         cells.push(bench.cell((name, connections, "trans/s"), &parties, Compare::First)?);
     }
@@ -68,14 +70,14 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
 /// what each transaction took of our own daemon.
 pub(super) fn transact(
     bench: &NetBench<'_>,
-    way: &Way,
+    way: &NamespaceJoin,
     on: (&Affinity, &Affinity),
     transaction: Transaction,
     connections: usize,
 ) -> Result<NetSample, String> {
     let control = bench.control();
     let (mut way, mut is_asked) = (way.clone(), false);
-    if let Way::Ring(ring) = &mut way
+    if let NamespaceJoin::Ring(ring) = &mut way
         && ring.daemon == Daemon::Ours
     {
         ring.arguments.push(format!("--control={}", control.display()));
@@ -83,7 +85,7 @@ pub(super) fn transact(
     }
     let manyring = peer::manyring(bench.args.manyring.as_deref()).map_err(|e| e.to_string())?;
     let look = || match is_asked {
-        true => Counts::ask(&manyring, &control, DEVICE).map(Some),
+        true => NotificationCounts::ask(&manyring, &control, DEVICE).map(Some),
         false => Ok(None),
     };
     let mut road = Road::new(bench, &way, on, WHOLE_SECONDS)?;
@@ -103,7 +105,7 @@ pub(super) fn transact(
     let after = look()?;
     let costs = road.finish(seconds, std::slice::from_ref(&server))?;
     let cpu_seconds = costs.backend_cpu / 100.0 * seconds;
-    let each = |(after, before): (Counts, Counts)| {
+    let each = |(after, before): (NotificationCounts, NotificationCounts)| {
         after.per_operation(before, cpu_seconds, result.rate * seconds)
     };
     let per_operation = after.zip(before).map(each);

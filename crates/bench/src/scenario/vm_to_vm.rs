@@ -5,7 +5,7 @@
 //! One thread drives both guests, by the same lean driver halves for every back-end.
 
 use super::ScenarioArgs;
-use super::net::{NetBench, Run};
+use super::net::{NetBench, PartyRun};
 use super::null_net::sample_of;
 use crate::load::net::NetLoadResult;
 use crate::load::vm::{MACS, VmLoadArgs};
@@ -13,7 +13,7 @@ use crate::measure::now;
 use crate::own_load::{own_load, result_of};
 use crate::peer::Server;
 use crate::peer::testpmd::BackEnd;
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::net::{Compare, NetCell, NetSample};
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ const MEMCPY: &str = "one memcpy";
 const LONG: usize = 65_000;
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<ScenarioReport<NetCell>, String> {
     let bench = NetBench::new(args)?;
     let mut cells = Vec::new();
     let all = [(64, false), (LONG, false), (64, true), (1518, false), (1518, true)];
@@ -44,16 +44,17 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
         };
         let copied = VmLoadArgs { from: None, to: None, ..load.clone() };
         let (bench, sockets, load) = (&bench, &sockets, &load);
-        let ours: Run<'_> = Box::new(move || drive(bench, Some(&switch(bench, sockets)?), load));
+        let ours: PartyRun<'_> =
+            Box::new(move || drive(bench, Some(&switch(bench, sockets)?), load));
         let mut parties = vec![("manyring".to_owned(), ours)];
         if size < LONG {
-            let peer: Run<'_> = Box::new(move || {
+            let peer: PartyRun<'_> = Box::new(move || {
                 let peer = BackEnd::between(sockets, bench.args.server_cpu);
                 drive(bench, Some(&peer.map_err(|e| e.to_string())?.server), load)
             });
             parties.push((TESTPMD.to_owned(), peer));
         } else {
-            let peer: Run<'_> = Box::new(move || drive(bench, None, &copied));
+            let peer: PartyRun<'_> = Box::new(move || drive(bench, None, &copied));
             parties.push((MEMCPY.to_owned(), peer));
         }
         let rings = if packed { "packed" } else { "split" };

@@ -9,7 +9,7 @@
 use super::blk_queues::kept_by_queues;
 use super::{BLOCK, Bench, Client, Contender, How, ScenarioArgs, Work, ours};
 use crate::peer;
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::blk::BlkCell;
 use crate::report::verdict::Verdict;
 use std::ffi::OsString;
@@ -29,7 +29,7 @@ const LARGE: usize = 65_536;
 const VIRTIO_MAX: f64 = 1.5;
 
 /// Runs the scenario. The second part is the verdict.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<(Report<BlkCell>, Verdict), String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<(ScenarioReport<BlkCell>, Verdict), String> {
     let mut bench = Bench::new(args, Client::Blkio)?;
     let work = |queues, size| Work {
         queues,

@@ -6,9 +6,9 @@
 //! nothing of caches.
 
 use super::ScenarioArgs;
-use super::net::{NetBench, Run};
+use super::net::{NetBench, PartyRun};
 use crate::progress;
-use crate::report::Report;
+use crate::report::ScenarioReport;
 use crate::report::net::{Compare, NetCell, NetSample, PerOperation};
 use manyring_system::guest::boot_on_cable;
 use serde::Deserialize;
@@ -35,19 +35,19 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// The part of the output of `load pages` that this scenario reads.
 #[derive(Deserialize)]
-struct Counted {
+struct PagesOutput {
     /// Bytes of a frame, and nanoseconds that one takes.
     frame_ns: Vec<(usize, u64)>,
 }
 
 /// Runs the scenario.
-pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
+pub(crate) fn run(args: &ScenarioArgs) -> Result<ScenarioReport<NetCell>, String> {
     let bench = NetBench::new(args)?;
     let counted = RefCell::new(None);
     let mut cells = Vec::new();
     for size in SIZES {
         let (bench, counted) = (&bench, &counted);
-        let of_way = |way: usize| -> Run<'_> {
+        let of_way = |way: usize| -> PartyRun<'_> {
             let round = Cell::new(0);
             Box::new(move || {
                 let mut counted = counted.borrow_mut();
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
                     Some(all) => all,
                     None => counted.insert(in_machine(bench)?),
                 };
-                let of_rounds: &Vec<Counted> = &all[way];
+                let of_rounds: &Vec<PagesOutput> = &all[way];
                 let at = round.replace(round.get() + 1) % of_rounds.len().max(1);
                 sample(of_rounds.get(at), size)
             })
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &ScenarioArgs) -> Result<Report<NetCell>, String> {
 }
 
 /// Boots the machine, and lets it count every way once a round.
-fn in_machine(bench: &NetBench<'_>) -> Result<[Vec<Counted>; 2], String> {
+fn in_machine(bench: &NetBench<'_>) -> Result<[Vec<PagesOutput>; 2], String> {
     let rounds = bench.args.rounds();
     let frames = if bench.args.smoke { FRAMES_SMOKE } else { FRAMES };
     let mut script =
@@ -89,7 +89,7 @@ fn in_machine(bench: &NetBench<'_>) -> Result<[Vec<Counted>; 2], String> {
     let said = guest.finish(LIMIT * u32::try_from(rounds + 1).unwrap_or(1))?;
     let counted = WAYS.map(|(word, ..)| {
         let lines = said.lines().filter_map(|line| line.trim().strip_prefix(word));
-        lines.map(|line| serde_json::from_str(line.trim())).collect::<Result<Vec<Counted>, _>>()
+        lines.map(|line| serde_json::from_str(line.trim())).collect::<Result<Vec<PagesOutput>, _>>()
     });
     let [lent, copied] = counted.map(|all| match all {
         Ok(all) if !all.is_empty() => Ok(all),
@@ -101,8 +101,8 @@ fn in_machine(bench: &NetBench<'_>) -> Result<[Vec<Counted>; 2], String> {
 
 /// The sample for frames of this size, from the time that one takes.
 #[allow(clippy::cast_precision_loss, reason = "a few thousand instructions")]
-fn sample(counted: Option<&Counted>, size: usize) -> Result<NetSample, String> {
-    let of_size = |counted: &Counted| {
+fn sample(counted: Option<&PagesOutput>, size: usize) -> Result<NetSample, String> {
+    let of_size = |counted: &PagesOutput| {
         counted.frame_ns.iter().find(|(len, _)| *len == size).map(|(_, ns)| *ns)
     };
     let ns = counted.and_then(of_size).ok_or("the machine has not sent frames of this size")?;

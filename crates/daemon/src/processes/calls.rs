@@ -13,7 +13,7 @@
 //! no file, and receives no descriptor.
 
 use manyring_backend::sys::denied;
-use manyring_backend::sys::starter::Role;
+use manyring_backend::sys::starter::ThreadRole;
 use manyring_memory::{EVENT_REQUEST, GRANT_REQUESTS};
 use seccompiler::SeccompCmpOp::{Eq, MaskedEq, Ne};
 use seccompiler::{
@@ -23,19 +23,22 @@ use seccompiler::{
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All roles.
-pub(super) const ROLES: [Role; 7] = [
-    Role::Worker,
-    Role::Disk,
-    Role::Server,
-    Role::Janitor,
-    Role::Lookout,
-    Role::Log,
-    Role::Control,
+pub(super) const ROLES: [ThreadRole; 7] = [
+    ThreadRole::Worker,
+    ThreadRole::Disk,
+    ThreadRole::Server,
+    ThreadRole::Janitor,
+    ThreadRole::Lookout,
+    ThreadRole::Log,
+    ThreadRole::Control,
 ];
 
 /// The list of a thread of this role, or of the process, as a program for the kernel. Other calls
 /// end in a signal (`denied.rs`).
-pub(super) fn program(role: Option<Role>, is_for_xen: bool) -> Result<BpfProgram, BackendError> {
+pub(super) fn program(
+    role: Option<ThreadRole>,
+    is_for_xen: bool,
+) -> Result<BpfProgram, BackendError> {
     let mut rules = rules(is_for_xen)?;
     let with_rules = |call| (call, rules.remove(&call).unwrap_or_default());
     let calls: BTreeMap<_, _> = numbers(role).into_iter().map(with_rules).collect();
@@ -44,7 +47,7 @@ pub(super) fn program(role: Option<Role>, is_for_xen: bool) -> Result<BpfProgram
 }
 
 /// The numbers of its calls.
-fn numbers(role: Option<Role>) -> BTreeSet<i64> {
+fn numbers(role: Option<ThreadRole>) -> BTreeSet<i64> {
     let groups: &[&[i64]] = match role {
         None => &[
             RINGS,
@@ -58,13 +61,15 @@ fn numbers(role: Option<Role>) -> BTreeSet<i64> {
             PAIRS,
             THREADS,
         ],
-        Some(Role::Worker) => &[RINGS, TRANSFERS, WAITS, DOORBELLS, CONNECTIONS],
-        Some(Role::Disk) => &[TRANSFERS],
-        Some(Role::Server) => &[TRANSFERS, WAITS, DOORBELLS, CONNECTIONS, PAIRS],
-        Some(Role::Janitor) => &[TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS, CONNECTIONS],
-        Some(Role::Lookout) => &[SHOWN],
-        Some(Role::Log) => &[WAITS],
-        Some(Role::Control) => {
+        Some(ThreadRole::Worker) => &[RINGS, TRANSFERS, WAITS, DOORBELLS, CONNECTIONS],
+        Some(ThreadRole::Disk) => &[TRANSFERS],
+        Some(ThreadRole::Server) => &[TRANSFERS, WAITS, DOORBELLS, CONNECTIONS, PAIRS],
+        Some(ThreadRole::Janitor) => {
+            &[TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS, CONNECTIONS]
+        }
+        Some(ThreadRole::Lookout) => &[SHOWN],
+        Some(ThreadRole::Log) => &[WAITS],
+        Some(ThreadRole::Control) => {
             &[TRANSFERS, WAITS, DOORBELLS, SHOWN, DESCRIPTORS, SESSIONS, CONNECTIONS, PAIRS]
         }
     };
@@ -273,7 +278,7 @@ mod tests {
                 "{role:?}"
             );
         }
-        for role in [Role::Worker, Role::Disk, Role::Server, Role::Log] {
+        for role in [ThreadRole::Worker, ThreadRole::Disk, ThreadRole::Server, ThreadRole::Log] {
             let own = numbers(Some(role));
             for call in [libc::SYS_openat, libc::SYS_socket, libc::SYS_recvmsg, libc::SYS_dup3] {
                 assert!(!own.contains(&call), "{role:?} {call}");

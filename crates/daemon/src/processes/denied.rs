@@ -2,7 +2,7 @@
 
 use super::channel::watched;
 use crate::times::DENIED_LINE_EACH;
-use manyring_backend::sys::denied::{self, Denied};
+use manyring_backend::sys::denied::{self, DeniedCall};
 use manyring_engine::aside;
 use rustix::fd::OwnedFd;
 use std::io;
@@ -40,7 +40,7 @@ pub(super) async fn tell() {
                 more += calls.len() - index;
                 break;
             }
-            let Denied { call, thread } = *call;
+            let DeniedCall { call, thread } = *call;
             let name = aside(move || name_of(thread)).await.unwrap_or_default();
             tracing::warn!(call, thread, name, "system call denied by the sandbox");
             command += 1;
@@ -57,7 +57,8 @@ pub(super) async fn tell() {
 /// A text for each denied call that is noted and not logged yet.
 pub(super) fn lines() -> Vec<String> {
     let (calls, _) = denied::take();
-    let line = |Denied { call, thread }: &Denied| format!("call {call} of {}", name_of(*thread));
+    let line =
+        |DeniedCall { call, thread }: &DeniedCall| format!("call {call} of {}", name_of(*thread));
     calls.iter().map(line).collect()
 }
 

@@ -27,8 +27,8 @@ use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
-use manyring_backend::blk::{Disk, Handed, Image, ImageOptions};
-use manyring_backend::sys::starter::Role;
+use manyring_backend::blk::{Disk, Image, ImageDescriptors, ImageOptions};
+use manyring_backend::sys::starter::ThreadRole;
 use manyring_device::net::NetDevice;
 use manyring_engine::{Janitor, Pool, PoolOptions, aside};
 use manyring_transport::vhost_user::{
@@ -69,7 +69,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let pool = Pool::new(PoolOptions { workers_max, polling, uring });
     pool.has_ring().ok_or("no worker thread available")?;
     // From here on the starter thread makes all threads.
-    sandbox::confine(Role::Control);
+    sandbox::confine(ThreadRole::Control);
     manyring_memory::guard_memory();
     if let Some(refused) = identity::refused() {
         tracing::info!(refused, "isolation incomplete: shared with the daemon");
@@ -477,7 +477,7 @@ impl DeviceGrant {
                 if given.len() < 2 {
                     return Err("supervisor: a disk without the descriptors of its file".to_owned());
                 }
-                let handed = Handed { file: given.remove(0), flushes: given };
+                let handed = ImageDescriptors { file: given.remove(0), flushes: given };
                 let options = ImageOptions { read_only, direct, ..ImageOptions::default() };
                 let image = Image::handed(handed, Path::new(HANDED), options);
                 let image = image.map_err(|error| error.to_string())?;

@@ -10,7 +10,7 @@ use super::handoff::{AdoptedSession, DeviceHandoff, HandoffMessage};
 use super::outgoing::MessageFd;
 use crate::protocol::message::{Command, JournalEntry};
 use crate::times::PROCESS_BRIEF;
-use manyring_engine::{ForeignFd, Janitor, Origin, Reserve, Room as FdRoom, Surplus};
+use manyring_engine::{FdReservation as FdRoom, ForeignFd, Janitor, Origin, Reserve, Surplus};
 use manyring_transport::vhost_user::{ENTRY_FDS_MAX, entries_max};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::collections::BTreeMap;

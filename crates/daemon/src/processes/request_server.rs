@@ -13,7 +13,7 @@ use super::process::DeviceProcess;
 use crate::assemble::remote::Remote;
 use crate::protocol::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
 use crate::protocol::nbd::NbdFailure;
-use manyring_backend::blk::{Disk, Ending, Handed, ImageError, Marks};
+use manyring_backend::blk::{Disk, Ending, ImageDescriptors, ImageError, Marks};
 use manyring_backend::net::HostFilter;
 use manyring_backend::net::tap::lent::{Lent, LentTable};
 use manyring_device::Owned;
@@ -55,7 +55,7 @@ pub(super) fn handed(
         Errno::AGAIN | Errno::ACCESS => "the image is locked by another process".to_owned(),
         errno => failed(errno),
     })?;
-    let Handed { file, flushes } = handed;
+    let ImageDescriptors { file, flushes } = handed;
     Ok(([file].into_iter().chain(flushes).collect(), marks))
 }
 

@@ -22,7 +22,7 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
-use manyring_backend::sys::starter::{self, Role};
+use manyring_backend::sys::starter::{self, ThreadRole};
 use manyring_backend::sys::{denied, uring};
 use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets};
@@ -172,10 +172,10 @@ fn few_calls(is_for_xen: bool) -> Result<(), String> {
 }
 
 /// The list of calls for each role, once the list of the process is in force.
-static PROGRAMS: OnceLock<Vec<(Role, BpfProgram)>> = OnceLock::new();
+static PROGRAMS: OnceLock<Vec<(ThreadRole, BpfProgram)>> = OnceLock::new();
 
 /// The calling thread drops the calls that its role does not need, if its process has a list.
-pub(super) fn confine(role: Role) {
+pub(super) fn confine(role: ThreadRole) {
     static FAILED: Once = Once::new();
     let mut programs = PROGRAMS.get().into_iter().flatten();
     let Some((_, program)) = programs.find(|(of, _)| *of == role) else { return };
@@ -272,9 +272,11 @@ fn by_threads() -> String {
         format!("{}: {result}\n", super::denied::lines().join(" "))
     };
     let mut said = line(misbehaves());
-    for (name, role) in
-        [("worker", Role::Worker), ("janitor", Role::Janitor), ("disk-offload", Role::Disk)]
-    {
+    for (name, role) in [
+        ("worker", ThreadRole::Worker),
+        ("janitor", ThreadRole::Janitor),
+        ("disk-offload", ThreadRole::Disk),
+    ] {
         let ((tells, command), (lets_go, waits)) = (channel(), channel::<()>());
         let thread = std::thread::Builder::new().name(name.to_owned());
         let _ = starter::spawn(role, thread, move || {

@@ -4,7 +4,7 @@ use super::channel::Channel;
 use super::supervisor_client::Outgoing;
 use super::turns::{Credit, Turns};
 use crate::protocol::message::{self, Answered, JournalEntry, Report};
-use manyring_device::Later;
+use manyring_device::PendingResult;
 use manyring_transport::vhost_user::{AnswerState, Entry, JournalUpdate, SessionJournal};
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;
@@ -28,7 +28,11 @@ pub(super) struct SupervisorJournal {
 }
 
 impl SessionJournal for SupervisorJournal {
-    fn update<'a>(&'a self, note: JournalUpdate, fds: Vec<BorrowedFd<'a>>) -> Later<'a, ()> {
+    fn update<'a>(
+        &'a self,
+        note: JournalUpdate,
+        fds: Vec<BorrowedFd<'a>>,
+    ) -> PendingResult<'a, ()> {
         let JournalUpdate { puts, drops, answer } = note;
         let puts =
             puts.into_iter().map(|Entry { key, bytes }| JournalEntry { key, bytes }).collect();

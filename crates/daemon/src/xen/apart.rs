@@ -13,7 +13,7 @@ use crate::protocol::spec::XenBlkSpec;
 use crate::times::XEN_PROCESS_RETRY;
 use manyring_device::blk::blkif::Abi;
 use manyring_engine::aside;
-use manyring_transport::xenbus::state::Config;
+use manyring_transport::xenbus::state::Negotiated;
 use manyring_transport::xenbus::{Channel, Command, DeviceId, HostError, SimulatedXen};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
@@ -62,7 +62,7 @@ impl Apart {
     /// front-end, the next one takes over whatever that one has begun.
     pub(super) async fn start(
         &mut self,
-        config: &Config,
+        config: &Negotiated,
         stop: &watch::Receiver<bool>,
     ) -> Result<(XenServed, Kept), HostError> {
         let mut config = config.clone();
@@ -142,7 +142,7 @@ pub(super) async fn follow(
 }
 
 /// Opens what a device process needs of a front-end. May block.
-fn lend(id: &DeviceId, shared: &Shared, config: &Config) -> Result<Lent, HostError> {
+fn lend(id: &DeviceId, shared: &Shared, config: &Negotiated) -> Result<Lent, HostError> {
     let domain = config.assignment.frontend_id;
     let grants = Hypervisor::lend(&shared.plan.xen, domain)
         .map_err(|errno| failed(format!("cannot map pages of domain {domain}"), errno))?;

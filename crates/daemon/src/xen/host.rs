@@ -17,12 +17,12 @@ use crate::times::{XEN_FILE, XEN_FILE_RETRY};
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_device::blk::HostDisk;
 use manyring_device::blk::blkif::{XenBlkDevice, disk_nodes};
-use manyring_device::{Later, Owned};
+use manyring_device::{Owned, PendingResult};
 use manyring_engine::{Event, QueueHandle, aside};
 use manyring_transport::vhost_user::Connected;
-use manyring_transport::xenbus::state::Config;
+use manyring_transport::xenbus::state::Negotiated;
 use manyring_transport::xenbus::{
-    Assignment, Channel, Command, DeviceId, Disk as DiskNodes, Host, HostError, Offer,
+    Assignment, Channel, Command, DeviceId, DiskGeometry as DiskNodes, Host, HostError, Offer,
 };
 use std::sync::{Arc, Weak};
 use tokio::sync::{mpsc, watch};
@@ -237,7 +237,7 @@ impl XenHost {
         }
     }
 
-    async fn start_queues(&mut self, config: &Config) -> Result<(), HostError> {
+    async fn start_queues(&mut self, config: &Negotiated) -> Result<(), HostError> {
         let Some(opened) = &mut self.opened else {
             return Err(HostError::new("the disk is not open"));
         };
@@ -321,11 +321,14 @@ impl Host for XenHost {
     fn open<'a>(
         &'a mut self,
         assignment: &'a Assignment,
-    ) -> Later<'a, Result<(Offer, DiskNodes), HostError>> {
+    ) -> PendingResult<'a, Result<(Offer, DiskNodes), HostError>> {
         Box::pin(self.open_device(assignment))
     }
 
-    fn connect<'a>(&'a mut self, config: &'a Config) -> Later<'a, Result<(), HostError>> {
+    fn connect<'a>(
+        &'a mut self,
+        config: &'a Negotiated,
+    ) -> PendingResult<'a, Result<(), HostError>> {
         Box::pin(async move {
             let connected = self.start_queues(config).await;
             let passes = |error: &HostError| config.takeover && error.is_passing;
@@ -334,7 +337,7 @@ impl Host for XenHost {
         })
     }
 
-    fn disconnect(&mut self) -> Later<'_, ()> {
+    fn disconnect(&mut self) -> PendingResult<'_, ()> {
         Box::pin(self.stop_queues())
     }
 

@@ -6,7 +6,7 @@ use crate::assemble::xen::{begin, failed};
 use manyring_device::blk::blkif::{Attachment, XenBlkDevice};
 use manyring_device::is_shortage;
 use manyring_engine::{Event, QueueHandle};
-use manyring_transport::xenbus::state::Config;
+use manyring_transport::xenbus::state::Negotiated;
 use manyring_transport::xenbus::{Channel, DeviceId, HostError};
 use rustix::fd::OwnedFd;
 use tokio::sync::mpsc;
@@ -25,7 +25,7 @@ pub(super) fn start(
     shared: &Shared,
     device: &XenBlkDevice,
     hypervisor: &Hypervisor,
-    config: &Config,
+    config: &Negotiated,
     events: &mpsc::Sender<Event>,
 ) -> Started {
     let (mut started, domain) = (Started::default(), config.assignment.frontend_id);
@@ -94,7 +94,7 @@ pub(super) fn journal(
     }
 }
 
-fn bind(hypervisor: &Hypervisor, config: &Config, index: usize) -> Result<Bell, HostError> {
+fn bind(hypervisor: &Hypervisor, config: &Negotiated, index: usize) -> Result<Bell, HostError> {
     let (domain, port) =
         (config.assignment.frontend_id, config.connection.queues[index].event_channel);
     let bell = hypervisor.bind(domain, port, config.inherited);

@@ -10,9 +10,11 @@ use crate::support::prober::{NEIGHBOURS, Prober, RETRY_DELAY, SOCKETS, STALL_MAX
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::rings;
 use crate::walls::PAGE;
-use manyring_driver::hostile::{Hold, HostileRing, OddFd, Spoil, fill_eventfd};
-use manyring_driver::{BlkDriver, BlkOptions, ControlOwner, FrontEnd, NetDriver, NetOptions, Op};
-use manyring_wire::net::{CtrlStatus, RawHeader, RxMode};
+use manyring_driver::hostile::{HeldLock, HostileRing, OddFd, Spoil, fill_eventfd};
+use manyring_driver::{
+    BlkDriver, BlkDriverOptions, ControlOwner, DriverOp, FrontEnd, NetDriver, NetDriverOptions,
+};
+use manyring_wire::net::{CtrlStatus, RawNetHeader, RxMode};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
@@ -79,7 +81,7 @@ impl Beside {
 }
 
 /// Connects, as soon as not too many of those whose sessions are over wait for their end.
-fn connect(socket: &std::path::Path, options: &BlkOptions) -> BlkDriver {
+fn connect(socket: &std::path::Path, options: &BlkDriverOptions) -> BlkDriver {
     let mut guest = None;
     let connected = wait_until(|| {
         let front = FrontEnd::connect(socket, TIMEOUT);
@@ -116,7 +118,7 @@ fn a_stall_of_the_daemon_is_seen() {
 fn neighbours_of_spoiled_rings_and_floods_of_kicks_wait_for_nothing() {
     let mut beside = Beside::new();
     let bad = beside.bad();
-    let small = BlkOptions { queue_size: 16, ..BlkOptions::default() };
+    let small = BlkDriverOptions { queue_size: 16, ..BlkDriverOptions::default() };
     let mut spoils = Spoil::ALL.into_iter().cycle();
     beside.bear("spoiled rings", || {
         let mut guest = connect(&bad, &small);
@@ -135,7 +137,7 @@ fn neighbours_of_spoiled_rings_and_floods_of_kicks_wait_for_nothing() {
 fn neighbours_of_floods_of_messages_and_clients_wait_for_nothing() {
     let mut beside = Beside::new();
     let bad = beside.bad();
-    let mut guest = connect(&bad, &BlkOptions::default());
+    let mut guest = connect(&bad, &BlkDriverOptions::default());
     let (arena, mut round) = (guest.arena.clone(), 0);
     beside.bear("memory tables that are replaced", || {
         round += 1;
@@ -158,17 +160,17 @@ fn neighbours_of_floods_of_messages_and_clients_wait_for_nothing() {
 fn neighbours_of_long_requests_wait_for_nothing() {
     let mut beside = Beside::new();
     let bad = beside.bad();
-    let options = BlkOptions {
+    let options = BlkDriverOptions {
         queue_size: 16,
         buffer_size: 8 << 20,
         segment_size: 1 << 20,
-        ..BlkOptions::default()
+        ..BlkDriverOptions::default()
     };
     let mut guest = connect(&bad, &options);
     let ops = [
-        Op::Read { sector: 0, len: 8 << 20 },
-        Op::WriteAny { sector: 0, len: 8 << 20 },
-        Op::WriteZeroes { sector: 0, count: (64 << 20) / 512, unmap: false },
+        DriverOp::Read { sector: 0, len: 8 << 20 },
+        DriverOp::WriteAny { sector: 0, len: 8 << 20 },
+        DriverOp::WriteZeroes { sector: 0, count: (64 << 20) / 512, unmap: false },
     ];
     for op in ops {
         beside.bear(&format!("long requests: {op:?}"), || {
@@ -187,8 +189,9 @@ fn neighbours_of_memory_that_is_cut_or_punched_wait_for_nothing() {
     const BYTES: u64 = 32 << 20;
     let mut beside = Beside::new();
     let bad = beside.bad();
-    let options = BlkOptions { buffer_size: 1 << 20, spare: BYTES, ..BlkOptions::default() };
-    let read = Op::Read { sector: 0, len: 1 << 20 };
+    let options =
+        BlkDriverOptions { buffer_size: 1 << 20, spare: BYTES, ..BlkDriverOptions::default() };
+    let read = DriverOp::Read { sector: 0, len: 1 << 20 };
     beside.bear("memory that is cut away", || {
         let mut guest = connect(&bad, &options);
         guest.queues[0].run(read).unwrap();
@@ -215,16 +218,16 @@ fn neighbours_of_large_memory_that_goes_wait_for_nothing() {
     let mut beside = Beside::new();
     let bad = beside.bad();
     const LEN: usize = 48 << 20;
-    let options = BlkOptions {
+    let options = BlkDriverOptions {
         queue_size: 4,
         buffer_size: u32::try_from(LEN).unwrap(),
         segment_size: 1 << 20,
-        ..BlkOptions::default()
+        ..BlkDriverOptions::default()
     };
     beside.bear("large memory that is unmapped", || {
         let mut guest = connect(&bad, &options);
         let queue = &mut guest.queues[0];
-        while queue.submit(Op::Read { sector: 0, len: LEN }).unwrap().is_some() {}
+        while queue.submit(DriverOp::Read { sector: 0, len: LEN }).unwrap().is_some() {}
         queue.publish().unwrap();
         while queue.in_flight() > 0 {
             queue.wait(TIMEOUT).unwrap();
@@ -235,12 +238,12 @@ fn neighbours_of_large_memory_that_goes_wait_for_nothing() {
 #[test]
 fn neighbours_of_frames_and_commands_without_end_wait_for_nothing() {
     let mut beside = Beside::new();
-    let options = NetOptions { control: ControlOwner::Device, ..NetOptions::default() };
+    let options = NetDriverOptions { control: ControlOwner::Device, ..NetDriverOptions::default() };
     let mut guest = NetDriver::connect(&beside.daemon.socket_of("net"), &options).unwrap();
     let frame = vec![0x5a; 60_000];
     beside.bear("frames without end", || {
         let tx = &mut guest.pairs[0].tx;
-        while tx.send(&RawHeader::default(), &frame).unwrap() {}
+        while tx.send(&RawNetHeader::default(), &frame).unwrap() {}
         tx.publish(0).unwrap();
         tx.drain(TIMEOUT).unwrap();
     });
@@ -262,12 +265,12 @@ fn neighbours_of_frames_and_commands_without_end_wait_for_nothing() {
 #[test]
 fn neighbours_of_many_busy_queues_wait_for_nothing() {
     let mut beside = Beside::new();
-    let options = BlkOptions { queues: 8, buffer_size: 4096, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 8, buffer_size: 4096, ..BlkDriverOptions::default() };
     let mut guest = connect(&beside.bad(), &options);
     beside.bear("many busy queues", || {
         for queue in &mut guest.queues {
             while queue.take().is_some() {}
-            while queue.submit(Op::Read { sector: 0, len: 4096 }).unwrap().is_some() {}
+            while queue.submit(DriverOp::Read { sector: 0, len: 4096 }).unwrap().is_some() {}
             queue.publish().unwrap();
         }
     });
@@ -290,7 +293,7 @@ fn neighbours_of_front_ends_that_wait_or_hold_a_lock_wait_for_nothing() {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     front.features().unwrap();
     front.set_vring_call(0, Some(writer.as_fd())).unwrap();
-    let hold = Hold::pipe(writer).unwrap();
+    let hold = HeldLock::pipe(writer).unwrap();
     drop(front);
     beside.bear("a lock that is held", || std::thread::sleep(RETRY_DELAY));
     drop((hold, reader));
@@ -311,10 +314,10 @@ fn neighbours_of_odd_file_descriptors_wait_for_nothing() {
         drop(odd);
     });
     beside.bear("calls that block", || {
-        let mut guest = connect(&bad, &BlkOptions::default());
+        let mut guest = connect(&bad, &BlkDriverOptions::default());
         let queue = &mut guest.queues[0];
         fill_eventfd(queue.vring().call_fd()).unwrap();
-        queue.submit(Op::Flush).unwrap();
+        queue.submit(DriverOp::Flush).unwrap();
         queue.publish().unwrap();
         let _ = guest.front.is_closed_within(TIMEOUT);
     });
@@ -331,22 +334,24 @@ fn neighbours_of_a_call_with_many_waiters_wait_for_little() {
         set
     };
     let bad = beside.bad();
-    let mut guest = connect(&bad, &BlkOptions::default());
+    let mut guest = connect(&bad, &BlkDriverOptions::default());
     let call = guest.queues[0].vring().call_fd().try_clone_to_owned().unwrap();
     let waiters: Vec<_> = (0..SETS).map(|_| waits(&call)).collect();
-    beside.bear("a call with many waiters", || guest.queues[0].run(Op::Flush).map(drop).unwrap());
+    beside.bear("a call with many waiters", || {
+        guest.queues[0].run(DriverOp::Flush).map(drop).unwrap()
+    });
     drop((guest, waiters));
     // The driver half watches its own eventfd: this guest is called by a socket, and looks.
     let (theirs, ours) = std::os::unix::net::UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
     let theirs = OwnedFd::from(theirs);
-    let mut guest = connect(&bad, &BlkOptions::default());
+    let mut guest = connect(&bad, &BlkDriverOptions::default());
     guest.front.set_vring_call(0, Some(ours.as_fd())).unwrap();
     let waiters: Vec<_> = (0..SETS).map(|_| waits(&theirs)).collect();
     let mut calls = 0;
     beside.bear("a socket with many waiters", || {
         let queue = &mut guest.queues[0];
-        queue.submit(Op::Flush).unwrap();
+        queue.submit(DriverOp::Flush).unwrap();
         queue.publish().unwrap();
         while queue.take().is_none() {
             queue.vring().queue().enable_notifications();

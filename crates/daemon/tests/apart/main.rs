@@ -29,7 +29,7 @@ use manyring_backend::sys::uring::Ring;
 use manyring_device::Device;
 use manyring_device::blk::Resize;
 use manyring_device::blk::{BlkDevice, BlkOptions};
-use manyring_driver::{Arena, BlkQueue, Op};
+use manyring_driver::{Arena, BlkDriverQueue, DriverOp};
 use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_queue::RingFeatures;
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
@@ -45,13 +45,17 @@ const FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX | VIRTIO_F_INDIREC
 
 /// A guest with a disk of its own, whose queues run in `pool`.
 struct Guest {
-    queues: Vec<BlkQueue>,
+    queues: Vec<BlkDriverQueue>,
     handles: Vec<QueueHandle>,
     device: BlkDevice,
 }
 
 impl Guest {
-    fn new(pool: &Arc<Pool>, disk: Arc<dyn Disk>, options: &manyring_driver::BlkOptions) -> Self {
+    fn new(
+        pool: &Arc<Pool>,
+        disk: Arc<dyn Disk>,
+        options: &manyring_driver::BlkDriverOptions,
+    ) -> Self {
         Self::with(pool, disk, options, true)
     }
 
@@ -59,7 +63,7 @@ impl Guest {
     fn with(
         pool: &Arc<Pool>,
         disk: Arc<dyn Disk>,
-        options: &manyring_driver::BlkOptions,
+        options: &manyring_driver::BlkDriverOptions,
         has_kick: bool,
     ) -> Self {
         let device = BlkOptions {
@@ -69,15 +73,16 @@ impl Guest {
             ..BlkOptions::default()
         };
         let device = BlkDevice::new(device, disk, pool.clone());
-        let size = u64::from(options.queues) * BlkQueue::arena_size(options);
+        let size = u64::from(options.queues) * BlkDriverQueue::arena_size(options);
         let arena = Arc::new(Arena::new(size).unwrap());
         let features = RingFeatures::from_bits(FEATURES);
-        let queue = |index: u16| BlkQueue::new(&arena, index.into(), features, options).unwrap();
+        let queue =
+            |index: u16| BlkDriverQueue::new(&arena, index.into(), features, options).unwrap();
         let mut queues: Vec<_> = (0..options.queues).map(queue).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         // By this a worker tells that its queues are one guest's.
         let events = tokio::sync::mpsc::channel(16).0;
-        let start = |queue: &mut BlkQueue| {
+        let start = |queue: &mut BlkDriverQueue| {
             let mut activation = rings::activation(&arena, queue.vring(), FEATURES);
             activation.events = events.clone();
             activation.kick = activation.kick.filter(|_| has_kick);
@@ -116,7 +121,7 @@ fn pattern(guest: u64, round: u64, index: usize) -> Vec<u8> {
 fn run_all<'a>(
     guests: &mut [Guest; 2],
     depth: usize,
-    op: impl Fn(usize, usize) -> Op<'a>,
+    op: impl Fn(usize, usize) -> DriverOp<'a>,
     check: impl Fn(usize, usize, Vec<u8>),
 ) {
     let mut indexes = HashMap::new();
@@ -159,7 +164,7 @@ fn bytes_stay_apart(direct: bool, queues: u16, depth: u16) {
     let mut segment_sizes = [2048, 512].into_iter();
     let mut guests = files.each_ref().map(|file| {
         let disk = UringDisk::new(image(file.path(), direct)).unwrap();
-        let options = manyring_driver::BlkOptions {
+        let options = manyring_driver::BlkDriverOptions {
             queues,
             queue_size: depth,
             buffer_size: u32::try_from(REQUEST).unwrap(),
@@ -173,7 +178,7 @@ fn bytes_stay_apart(direct: bool, queues: u16, depth: u16) {
     for round in 1..=2 {
         let of = |guest| (0..size / REQUEST).map(move |i| pattern(guest, round, i)).collect();
         let written: [Vec<Vec<u8>>; 2] = [of(0), of(1)];
-        let write = |guest: usize, index: usize| Op::Write {
+        let write = |guest: usize, index: usize| DriverOp::Write {
             sector: sector(index),
             data: &written[guest][index],
         };
@@ -185,7 +190,7 @@ fn bytes_stay_apart(direct: bool, queues: u16, depth: u16) {
                 assert!(same, "round {round}: image {number}, request {index}");
             }
         }
-        let read = |_, index| Op::Read { sector: sector(index), len: REQUEST };
+        let read = |_, index| DriverOp::Read { sector: sector(index), len: REQUEST };
         run_all(&mut guests, depth, read, |number, index, bytes| {
             let same = bytes == written[number][index];
             assert!(same, "round {round}: memory of {number}, request {index}");
@@ -206,10 +211,10 @@ fn bytes_of_two_guests_with_many_direct_queues_stay_apart() {
 
 /// One guest with one long request, and a neighbour with a null disk that flushes again and again:
 /// the neighbour's flushes are answered while the long request is under way, not after it.
-fn neighbour_goes_on(uring: bool, disk: impl Disk + 'static, op: Op<'_>) {
+fn neighbour_goes_on(uring: bool, disk: impl Disk + 'static, op: DriverOp<'_>) {
     let pool = one_worker(uring);
     let (buffer_size, segment_size) = (LONG, 1 << 20);
-    let long = manyring_driver::BlkOptions {
+    let long = manyring_driver::BlkDriverOptions {
         queue_size: 2,
         buffer_size,
         segment_size,
@@ -217,7 +222,7 @@ fn neighbour_goes_on(uring: bool, disk: impl Disk + 'static, op: Op<'_>) {
     };
     let mut guest = Guest::new(&pool, Arc::new(disk), &long);
     let null = Arc::new(NullDisk::new(1 << 20));
-    let mut neighbour = Guest::new(&pool, null, &manyring_driver::BlkOptions::default());
+    let mut neighbour = Guest::new(&pool, null, &manyring_driver::BlkDriverOptions::default());
     // Both are served before; the worker sleeps.
     guest.queues[0].read(0, &mut [0; 512]).unwrap();
     neighbour.queues[0].flush().unwrap();
@@ -259,8 +264,8 @@ fn cached_image(direct: bool) -> (tempfile::NamedTempFile, Image) {
     (file, image)
 }
 
-const READ: Op<'_> = Op::Read { sector: 0, len: LONG as usize };
-const ZERO: Op<'_> = Op::WriteZeroes { sector: 0, count: LONG_SECTORS, unmap: false };
+const READ: DriverOp<'_> = DriverOp::Read { sector: 0, len: LONG as usize };
+const ZERO: DriverOp<'_> = DriverOp::WriteZeroes { sector: 0, count: LONG_SECTORS, unmap: false };
 
 #[test]
 fn a_neighbour_goes_on_during_write_zeroes_of_a_file_in_memory() {
@@ -289,7 +294,7 @@ fn a_neighbour_goes_on_during_a_long_read_of_the_page_cache() {
 #[test]
 fn a_neighbour_goes_on_while_a_disk_without_a_ring_writes_for_long() {
     let (_file, image) = cached_image(true);
-    let write = Op::WriteAny { sector: 0, len: LONG as usize };
+    let write = DriverOp::WriteAny { sector: 0, len: LONG as usize };
     neighbour_goes_on(false, FileDisk::new(image), write);
 }
 
@@ -306,9 +311,9 @@ fn a_disk_is_cut_when_no_request_reaches_beyond_its_new_end() {
     let disk = FaultDisk::new(Arc::new(NullDisk::new(1 << 20)), plan);
     let switch = disk.switch();
     let pool = one_worker(true);
-    let options = manyring_driver::BlkOptions::default();
+    let options = manyring_driver::BlkDriverOptions::default();
     let mut guest = Guest::new(&pool, Arc::new(disk), &options);
-    let last = Op::Write { sector: 2047, data: &[1; 512] };
+    let last = DriverOp::Write { sector: 2047, data: &[1; 512] };
     let queue = &mut guest.queues[0];
     queue.submit(last).unwrap().unwrap();
     queue.publish().unwrap();
@@ -327,7 +332,7 @@ fn a_disk_is_cut_when_no_request_reaches_beyond_its_new_end() {
         assert_eq!(device.host().disk().geometry().size, 1 << 20, "it is not cut yet");
         switch.release();
         // The request that was held is released in a turn of its queue.
-        queue.submit(Op::Flush).unwrap().unwrap();
+        queue.submit(DriverOp::Flush).unwrap().unwrap();
         queue.publish().unwrap();
         (0..2).for_each(|_| assert!(queue.wait(TIMEOUT).is_ok()));
         assert_eq!(resize.join().unwrap(), Ok(1 << 19));
@@ -413,12 +418,12 @@ fn a_neighbour_that_was_idle_waits_for_no_full_round_of_a_guest_with_many_queues
     for uring in [true, false] {
         let (pool, turns) = (one_worker(uring), Turns::default());
         let disk = |does| Arc::new(TurnsDisk(turns.clone(), does));
-        let options = manyring_driver::BlkOptions { queue_size: 2, ..Default::default() };
-        let busy = manyring_driver::BlkOptions { queues: QUEUES, ..options.clone() };
+        let options = manyring_driver::BlkDriverOptions { queue_size: 2, ..Default::default() };
+        let busy = manyring_driver::BlkDriverOptions { queues: QUEUES, ..options.clone() };
         let mut guest = Guest::new(&pool, disk(Does::Work), &busy);
         let mut neighbour = Guest::new(&pool, disk(Does::Serve), &options);
         for queue in &mut guest.queues {
-            queue.submit(Op::Flush).unwrap().expect("device process in the ring");
+            queue.submit(DriverOp::Flush).unwrap().expect("device process in the ring");
             queue.publish().unwrap();
         }
         for _ in 0..4 {
@@ -426,7 +431,7 @@ fn a_neighbour_that_was_idle_waits_for_no_full_round_of_a_guest_with_many_queues
             let began = turns.count();
             assert!(process::wait_until(|| turns.count() > began + 3 * u64::from(QUEUES)));
             let queue = &mut neighbour.queues[0];
-            queue.submit(Op::Flush).unwrap().expect("device process in the ring");
+            queue.submit(DriverOp::Flush).unwrap().expect("device process in the ring");
             queue.publish().unwrap();
             let kicked_at = turns.count();
             assert_eq!(queue.wait(TIMEOUT).unwrap().status, 0);
@@ -440,14 +445,14 @@ fn a_neighbour_that_was_idle_waits_for_no_full_round_of_a_guest_with_many_queues
 fn a_neighbour_gets_its_share_beside_many_queues_that_are_looked_at_for_ever() {
     let pool = one_worker(true);
     let (looks, work) = (Turns::default(), Turns::default());
-    let options = manyring_driver::BlkOptions { queue_size: 2, ..Default::default() };
-    let many = manyring_driver::BlkOptions { queues: 64, ..options.clone() };
+    let options = manyring_driver::BlkDriverOptions { queue_size: 2, ..Default::default() };
+    let many = manyring_driver::BlkDriverOptions { queues: 64, ..options.clone() };
     let disk = Arc::new(TurnsDisk(looks.clone(), Does::Look));
     let _guest = Guest::with(&pool, disk, &many, false);
     let disk = Arc::new(TurnsDisk(work.clone(), Does::Work));
     let mut neighbour = Guest::new(&pool, disk, &options);
     let queue = &mut neighbour.queues[0];
-    queue.submit(Op::Flush).unwrap().expect("device process in the ring");
+    queue.submit(DriverOp::Flush).unwrap().expect("device process in the ring");
     queue.publish().unwrap();
     assert!(process::wait_until(|| work.count() > 0));
     let (looked, worked) = (looks.count(), work.count());

@@ -5,7 +5,7 @@ use crate::{Guest, LONG_SECTORS, cached_image, one_worker};
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{self, Burst, Completion, Disk, DiskQueue, Geometry};
 use manyring_backend::sys::uring::Ring;
-use manyring_driver::{BlkOptions, BlkQueue, Op};
+use manyring_driver::{BlkDriverOptions, BlkDriverQueue, DriverOp};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -119,7 +119,7 @@ fn a_flush_does_not_wait_for_all_long_requests_of_another_guest() {
         })
         .into_iter()
         .unzip();
-    let options = BlkOptions {
+    let options = BlkDriverOptions {
         queues: QUEUES,
         queue_size: DEPTH,
         buffer_size: u32::try_from(LEN).unwrap(),
@@ -127,14 +127,14 @@ fn a_flush_does_not_wait_for_all_long_requests_of_another_guest() {
         ..Default::default()
     };
     let mut guest = Guest::new(&pool, disks[0].clone(), &options);
-    let default = BlkOptions::default();
+    let default = BlkDriverOptions::default();
     let mut neighbour = Guest::new(&pool, disks[1].clone(), &default);
     let mut sector = 0;
     // Keeps every queue full.
-    let mut go_on = |queues: &mut [BlkQueue]| {
+    let mut go_on = |queues: &mut [BlkDriverQueue]| {
         for queue in queues {
             while queue.take().is_some() {}
-            while queue.submit(Op::Read { sector, len: LEN }).unwrap().is_some() {
+            while queue.submit(DriverOp::Read { sector, len: LEN }).unwrap().is_some() {
                 sector = (sector + LEN as u64 / 512) % u64::from(LONG_SECTORS / 2);
             }
             queue.publish().unwrap();
@@ -148,7 +148,7 @@ fn a_flush_does_not_wait_for_all_long_requests_of_another_guest() {
             go_on(&mut guest.queues);
         }
         let queue = &mut neighbour.queues[0];
-        queue.submit(Op::Flush).unwrap().expect("device process in the ring");
+        queue.submit(DriverOp::Flush).unwrap().expect("device process in the ring");
         queue.publish().unwrap();
         while queue.take().is_none() {
             go_on(&mut guest.queues);

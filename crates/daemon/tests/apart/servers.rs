@@ -4,7 +4,7 @@
 
 use crate::support::prober::{NEIGHBOURS, Prober, SOCKETS, check};
 use crate::support::process::{Daemon, TIMEOUT};
-use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp, FrontEnd};
 use manyring_wire::nbd::{
     CAN_MULTI_CONN, COMMAND_SIZE, Chunk, ChunkKind, Command, CommandKind, HAS_FLAGS, Reply,
     SEND_FLUSH,
@@ -187,12 +187,12 @@ fn neighbours_of_a_disk_whose_server_is_bad_wait_for_nothing() {
     let daemon = daemon(&server);
     let mut prober = Prober::at(&daemon, daemon.folder());
     const LEN: usize = 256 << 10;
-    let options = BlkOptions {
+    let options = BlkDriverOptions {
         queues: 4,
         queue_size: 32,
         buffer_size: u32::try_from(LEN).unwrap(),
         segment_size: 32 << 10,
-        ..BlkOptions::default()
+        ..BlkDriverOptions::default()
     };
     for manner in MANNERS {
         let front = FrontEnd::connect(&daemon.socket_of("bad"), TIMEOUT).unwrap();
@@ -203,9 +203,9 @@ fn neighbours_of_a_disk_whose_server_is_bad_wait_for_nothing() {
                 for queue in &mut guest.queues {
                     while queue.take().is_some() {}
                     let ops = [
-                        Op::WriteAny { sector: 0, len: LEN },
-                        Op::Read { sector: 0, len: LEN },
-                        Op::Flush,
+                        DriverOp::WriteAny { sector: 0, len: LEN },
+                        DriverOp::Read { sector: 0, len: LEN },
+                        DriverOp::Flush,
                     ];
                     while ops.iter().all(|op| queue.submit(*op).unwrap().is_some()) {}
                     queue.publish().unwrap();

@@ -5,8 +5,8 @@
 use crate::support::prober::{NEIGHBOURS, Prober, SOCKETS, check};
 use crate::support::process::{Daemon, wait_until};
 use manyring_driver::hostile::{HostileRing, Spoil};
-use manyring_driver::{NetDriver, NetOptions};
-use manyring_wire::net::RawHeader;
+use manyring_driver::{NetDriver, NetDriverOptions};
+use manyring_wire::net::RawNetHeader;
 use std::sync::atomic::Ordering;
 
 /// Guests who talk: number 1 to 2, 3 to 4, 5 to 6.
@@ -55,7 +55,7 @@ impl Port {
     /// Connects, and says where it is.
     fn connect(daemon: &Daemon, n: u8) -> Self {
         let socket = daemon.socket_of(&name(n));
-        let driver = NetDriver::connect(&socket, &NetOptions::default()).unwrap();
+        let driver = NetDriver::connect(&socket, &NetDriverOptions::default()).unwrap();
         let mut port = Self { n, driver };
         port.send([0xff; 6], 1);
         port
@@ -69,7 +69,7 @@ impl Port {
         for number in 0..count {
             let mut frame = [&to[..], &mac(self.n), &[0x88, 0xb5]].concat();
             frame.resize(if number % 2 == 0 { 60 } else { 1500 }, self.n);
-            if !tx.send(&RawHeader::default(), &frame).unwrap() {
+            if !tx.send(&RawNetHeader::default(), &frame).unwrap() {
                 break;
             }
             sent += 1;

@@ -5,7 +5,7 @@
 use crate::servers::{SIZE, greet, offer};
 use crate::support::prober::{NEIGHBOURS, Prober, SOCKETS, check};
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
-use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp, FrontEnd};
 use manyring_wire::nbd::{COMMAND_SIZE, Command, CommandKind, Reply};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -241,15 +241,15 @@ fn neighbours_of_a_disk_whose_server_abuses_tls_wait_for_nothing() {
     let server = Server::start(Configs::new(folder.path()));
     let daemon = daemon(&server, folder.path());
     let mut prober = Prober::at(&daemon, daemon.folder());
-    let options = BlkOptions {
+    let options = BlkDriverOptions {
         queue_size: 32,
         buffer_size: u32::try_from(LEN).unwrap(),
         segment_size: 32 << 10,
-        ..BlkOptions::default()
+        ..BlkDriverOptions::default()
     };
     let front = FrontEnd::connect(&daemon.socket_of("bad"), TIMEOUT).unwrap();
     let mut guest = BlkDriver::start(front, &options).unwrap();
-    guest.queues[0].run(Op::Read { sector: SIZE / 512 - 1, len: 512 }).unwrap();
+    guest.queues[0].run(DriverOp::Read { sector: SIZE / 512 - 1, len: 512 }).unwrap();
     let before = resident_kib(&daemon);
     for manner in MANNERS {
         server.set(manner);
@@ -257,7 +257,10 @@ fn neighbours_of_a_disk_whose_server_abuses_tls_wait_for_nothing() {
         let stalls = prober.beside(|is_over| {
             while !is_over.load(Ordering::Relaxed) {
                 while queue.take().is_some() {}
-                let ops = [Op::WriteAny { sector: 0, len: LEN }, Op::Read { sector: 0, len: LEN }];
+                let ops = [
+                    DriverOp::WriteAny { sector: 0, len: LEN },
+                    DriverOp::Read { sector: 0, len: LEN },
+                ];
                 while ops.iter().all(|op| queue.submit(*op).unwrap().is_some()) {}
                 queue.publish().unwrap();
             }

@@ -12,7 +12,7 @@ use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{manyring, shown};
 use crate::support::rings::{Restart, replace_table};
 use crate::walls::{PAGE, Ring};
-use manyring_driver::{Arena, BlkDriver, BlkOptions, FrontEnd, Op};
+use manyring_driver::{Arena, BlkDriver, BlkDriverOptions, DriverOp, FrontEnd};
 use manyring_wire::vhost_user::Region;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
@@ -348,8 +348,9 @@ fn a_user_who_holds_his_own_device_process_keeps_no_other_from_the_daemons_that_
         let has_ended = || stat().map_or(true, |stat| stat.contains(") Z "));
         assert!(wait_until(has_ended), "{}", walled.daemon.log());
         before = running.last().unwrap().id();
-        let other = BlkDriver::connect(&walled.daemon.socket_of("other0"), &BlkOptions::default());
-        other.unwrap().queues[0].run(Op::Flush).unwrap();
+        let other =
+            BlkDriver::connect(&walled.daemon.socket_of("other0"), &BlkDriverOptions::default());
+        other.unwrap().queues[0].run(DriverOp::Flush).unwrap();
         let devices = walled.process()["devices"].clone();
         assert!(devices.is_null() || devices == serde_json::json!([]), "{devices}");
     }
@@ -382,12 +383,12 @@ fn watched_by_many(fd: impl AsFd) -> (Vec<OwnedFd>, Vec<OwnedFd>) {
 fn users_wait_for_nothing_beside_the_doorbells_and_messages_of_another_one() {
     let mut walled = Walled::new();
     let bad = walled.daemon.socket_of("bad");
-    let connect = || BlkDriver::connect(&bad, &BlkOptions::default()).unwrap();
+    let connect = || BlkDriver::connect(&bad, &BlkDriverOptions::default()).unwrap();
     let mut guest = as_nobody(connect);
     // A call or a message that takes too long ends the session: on some hosts these do.
     let sets = watched_by_many(guest.queues[0].vring().call_fd());
     walled.bear("a call with thirty thousand waiters", || {
-        let _ = guest.queues[0].run(Op::Flush);
+        let _ = guest.queues[0].run(DriverOp::Flush);
     });
     drop((sets, guest));
     guest = as_nobody(connect);
@@ -420,16 +421,16 @@ fn users_wait_for_nothing_beside_the_large_requests_and_memory_of_another_one() 
     const LEN: usize = 48 << 20;
     let mut walled = Walled::new();
     let bad = walled.daemon.socket_of("bad");
-    let options = BlkOptions {
+    let options = BlkDriverOptions {
         queue_size: 4,
         buffer_size: u32::try_from(LEN).unwrap(),
         segment_size: 1 << 20,
-        ..BlkOptions::default()
+        ..BlkDriverOptions::default()
     };
     walled.bear("large memory that is cut away while a request is under way", || {
         let mut guest = BlkDriver::connect(&bad, &options).unwrap();
         let queue = &mut guest.queues[0];
-        while queue.submit(Op::Read { sector: 0, len: LEN }).unwrap().is_some() {}
+        while queue.submit(DriverOp::Read { sector: 0, len: LEN }).unwrap().is_some() {}
         queue.publish().unwrap();
         let cut = |file| rustix::fs::ftruncate(file, 0).unwrap();
         guest.arena.table().iter().for_each(|(_, file)| cut(file));
@@ -440,7 +441,7 @@ fn users_wait_for_nothing_beside_the_large_requests_and_memory_of_another_one() 
     walled.bear("large requests whose front-end leaves", || {
         let mut guest = BlkDriver::connect(&bad, &options).unwrap();
         let queue = &mut guest.queues[0];
-        while queue.submit(Op::Read { sector: 0, len: LEN }).unwrap().is_some() {}
+        while queue.submit(DriverOp::Read { sector: 0, len: LEN }).unwrap().is_some() {}
         queue.publish().unwrap();
     });
     assert!(walled.daemon.terminate().success());

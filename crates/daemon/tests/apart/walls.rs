@@ -9,7 +9,7 @@ use crate::faults::{self, Hole};
 use crate::support::prober::{NEIGHBOURS, Prober, SOCKETS, check};
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, manyring, output_of};
-use manyring_driver::{Arena, FrontEnd, Vring};
+use manyring_driver::{Arena, FrontEnd, Virtqueue};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::VIRTIO_NET_F_CTRL_VQ;
 use manyring_wire::vhost_user::{
@@ -35,7 +35,7 @@ pub(crate) struct Ring {
     pub(crate) front: FrontEnd,
     pub(crate) arena: Arena,
     pub(crate) file: OwnedFd,
-    vring: Vring,
+    vring: Virtqueue,
 }
 
 impl Ring {
@@ -52,7 +52,7 @@ impl Ring {
         let features = front.negotiate(VIRTIO_NET_F_CTRL_VQ, required, protocol);
         let arena = Arena::in_file(file.try_clone().unwrap(), size).unwrap();
         let ring_features = RingFeatures::from_bits(features.unwrap());
-        let vring = Vring::new(&arena, index, 16, ring_features, 0).unwrap();
+        let vring = Virtqueue::new(&arena, index, 16, ring_features, 0).unwrap();
         front.set_memory(&arena).unwrap();
         Self { front, arena, file, vring }
     }

@@ -4,7 +4,7 @@
 use crate::support::foreign::Client;
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::http;
-use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use manyring_wire::blk::VIRTIO_BLK_F_SECURE_ERASE;
 use std::path::Path;
 use std::time::Duration;
@@ -22,13 +22,13 @@ fn faulty(fault: &str) -> Daemon {
 }
 
 fn connect(socket: &Path) -> BlkDriver {
-    let mut options = BlkOptions::default();
+    let mut options = BlkDriverOptions::default();
     options.features |= VIRTIO_BLK_F_SECURE_ERASE;
     BlkDriver::connect(socket, &options).unwrap()
 }
 
 /// Runs one request alone; its status.
-fn status(driver: &mut BlkDriver, op: Op<'_>) -> u8 {
+fn status(driver: &mut BlkDriver, op: DriverOp<'_>) -> u8 {
     let queue = &mut driver.queues[0];
     queue.submit(op).unwrap().unwrap();
     queue.publish().unwrap();
@@ -41,9 +41,9 @@ fn a_read_error_reaches_the_guest_and_the_queue_goes_on() {
     let mut driver = connect(&daemon.socket());
     for n in 1..=30 {
         let expected = if n % 3 == 0 { IOERR } else { OK };
-        assert_eq!(status(&mut driver, Op::Read { sector: 8, len: 4096 }), expected, "{n}");
+        assert_eq!(status(&mut driver, DriverOp::Read { sector: 8, len: 4096 }), expected, "{n}");
     }
-    assert_eq!(status(&mut driver, Op::Write { sector: 8, data: &[7; 512] }), OK);
+    assert_eq!(status(&mut driver, DriverOp::Write { sector: 8, data: &[7; 512] }), OK);
 }
 
 #[test]
@@ -55,10 +55,10 @@ fn the_operator_is_told_of_an_error_of_the_host_once_and_can_count_them() {
     );
     let mut driver = connect(&daemon.socket());
     for _ in 0..20 {
-        assert_eq!(status(&mut driver, Op::Write { sector: 24, data: &[1; 512] }), IOERR);
+        assert_eq!(status(&mut driver, DriverOp::Write { sector: 24, data: &[1; 512] }), IOERR);
     }
     // A request beyond the end is the guest's own fault, not an error of the host.
-    assert_eq!(status(&mut driver, Op::Read { sector: 1 << 40, len: 512 }), IOERR);
+    assert_eq!(status(&mut driver, DriverOp::Read { sector: 1 << 40, len: 512 }), IOERR);
     let (_, _, metrics) = http(&daemon.socket_of("control"), "GET", "/metrics", "");
     let counted = "manyring_queue_host_errors_eio_total{device=\"blk0\",queue=\"0\"} 20\n";
     assert!(metrics.contains(counted), "{metrics}");
@@ -76,22 +76,22 @@ fn a_write_error_reaches_the_guest_and_changes_nothing() {
     let daemon = faulty("write_error_every = 2");
     let mut driver = connect(&daemon.socket());
     // Requests are counted from 1: the second and the fourth fail if they are writes.
-    assert_eq!(status(&mut driver, Op::Write { sector: 0, data: &[1; 512] }), OK);
-    assert_eq!(status(&mut driver, Op::Write { sector: 0, data: &[2; 512] }), IOERR);
+    assert_eq!(status(&mut driver, DriverOp::Write { sector: 0, data: &[1; 512] }), OK);
+    assert_eq!(status(&mut driver, DriverOp::Write { sector: 0, data: &[2; 512] }), IOERR);
     let mut found = [0; 512];
     driver.queues[0].read(0, &mut found).unwrap();
     assert_eq!(found, [1; 512]);
-    assert_eq!(status(&mut driver, Op::Write { sector: 0, data: &[3; 512] }), IOERR);
-    assert_eq!(status(&mut driver, Op::Write { sector: 0, data: &[4; 512] }), OK);
+    assert_eq!(status(&mut driver, DriverOp::Write { sector: 0, data: &[3; 512] }), IOERR);
+    assert_eq!(status(&mut driver, DriverOp::Write { sector: 0, data: &[4; 512] }), OK);
 }
 
 #[test]
 fn a_flush_that_fails_is_not_told_as_done() {
     let daemon = faulty("flush_errors = true");
     let mut driver = connect(&daemon.socket());
-    assert_eq!(status(&mut driver, Op::Flush), IOERR);
-    assert_eq!(status(&mut driver, Op::Read { sector: 0, len: 512 }), OK);
-    assert_eq!(status(&mut driver, Op::Flush), IOERR);
+    assert_eq!(status(&mut driver, DriverOp::Flush), IOERR);
+    assert_eq!(status(&mut driver, DriverOp::Read { sector: 0, len: 512 }), OK);
+    assert_eq!(status(&mut driver, DriverOp::Flush), IOERR);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn secure_erase_is_offered_where_the_disk_has_it_and_erases() {
     assert_ne!(driver.features & VIRTIO_BLK_F_SECURE_ERASE, 0);
     assert!(driver.config.max_secure_erase_sectors.get() >= 8);
     driver.queues[0].write(16, &[9; 16 * 512]).unwrap();
-    assert_eq!(status(&mut driver, Op::SecureErase { sector: 20, count: 8 }), OK);
+    assert_eq!(status(&mut driver, DriverOp::SecureErase { sector: 20, count: 8 }), OK);
     let mut found = [0; 16 * 512];
     driver.queues[0].read(16, &mut found).unwrap();
     let expected = |sector: usize| if (4..12).contains(&sector) { [0; 512] } else { [9; 512] };
@@ -133,7 +133,7 @@ fn secure_erase_is_refused_where_the_disk_has_none() {
     assert_eq!(driver.features & VIRTIO_BLK_F_SECURE_ERASE, 0);
     assert_eq!(driver.config.max_secure_erase_sectors.get(), 0);
     driver.queues[0].write(16, &[9; 512]).unwrap();
-    assert_eq!(status(&mut driver, Op::SecureErase { sector: 16, count: 1 }), UNSUPP);
+    assert_eq!(status(&mut driver, DriverOp::SecureErase { sector: 16, count: 1 }), UNSUPP);
     let mut found = [0; 512];
     driver.queues[0].read(16, &mut found).unwrap();
     assert_eq!(found, [9; 512]);
@@ -151,7 +151,7 @@ fn a_disk_that_hangs_does_not_hold_another_device_up() {
         let daemon = Daemon::run(&config, &["hung", "well"]);
         let mut hung = connect(&daemon.socket_of("hung"));
         for sector in 0..8 {
-            hung.queues[0].submit(Op::Read { sector, len: 512 }).unwrap().unwrap();
+            hung.queues[0].submit(DriverOp::Read { sector, len: 512 }).unwrap().unwrap();
         }
         hung.queues[0].publish().unwrap();
         let well = || {
@@ -187,9 +187,9 @@ fn a_write_past_the_hosts_limit_for_files_fails_and_ends_nothing() {
         let mut driver = connect(&daemon.socket());
         let sector = 2 << 11;
         for _ in 0..3 {
-            assert_eq!(status(&mut driver, Op::Write { sector, data: &[1; 512] }), IOERR);
-            assert_eq!(status(&mut driver, Op::Write { sector: 8, data: &[1; 512] }), OK);
-            assert_eq!(status(&mut driver, Op::Read { sector, len: 512 }), OK);
+            assert_eq!(status(&mut driver, DriverOp::Write { sector, data: &[1; 512] }), IOERR);
+            assert_eq!(status(&mut driver, DriverOp::Write { sector: 8, data: &[1; 512] }), OK);
+            assert_eq!(status(&mut driver, DriverOp::Read { sector, len: 512 }), OK);
         }
         assert!(daemon.is_running(), "{more}");
     }

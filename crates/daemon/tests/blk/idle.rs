@@ -4,7 +4,7 @@
 
 use crate::support::process::{Daemon, wait_until};
 use crate::support::program::http;
-use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions, NetDriver, NetDriverOptions};
 use std::time::Duration;
 
 const DEVICES: usize = 100;
@@ -27,7 +27,7 @@ fn daemon(count: usize, more: &str) -> (Daemon, Vec<String>) {
 /// A guest on each disk, which has read once.
 fn guests(daemon: &Daemon, names: &[String]) -> Vec<BlkDriver> {
     let connect = |name: &String| {
-        let options = BlkOptions { queues: 2, ..BlkOptions::default() };
+        let options = BlkDriverOptions { queues: 2, ..BlkDriverOptions::default() };
         let mut guest = BlkDriver::connect(&daemon.socket_of(name), &options).unwrap();
         guest.queues.iter_mut().for_each(|queue| queue.read(0, &mut [0; 4096]).unwrap());
         guest
@@ -121,7 +121,8 @@ fn a_thousand_idle_ports_of_a_switch_take_little_memory_and_no_time() {
     let each = switched.saturating_sub(null) / PORTS as u64;
     assert!(each <= PORT_KIB << 10, "{each} bytes each: {null} without a switch, {switched} with");
     // Two of them have guests, who are connected and silent.
-    let guest = |name| NetDriver::connect(&daemon.socket_of(name), &NetOptions::default()).unwrap();
+    let guest =
+        |name| NetDriver::connect(&daemon.socket_of(name), &NetDriverOptions::default()).unwrap();
     let _guests = [guest("port0"), guest("port999")];
     let woken = || of_threads(&daemon, "voluntary_ctxt_switches:");
     let quiet = wait_until(|| {

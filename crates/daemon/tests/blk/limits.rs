@@ -2,7 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "the test measures by a clock of its own")]
 
 use crate::support::process::{self, Daemon};
-use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn daemon(limit: &str) -> Daemon {
 }
 
 fn connect(daemon: &Daemon) -> BlkDriver {
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     BlkDriver::connect(&daemon.socket_of("blk0"), &options).unwrap()
 }
 
@@ -34,7 +34,7 @@ fn set(daemon: &Daemon, key: &str) -> (bool, String) {
 fn serve(driver: &mut BlkDriver, count: u64) -> u64 {
     let began = Instant::now();
     for _ in 0..count {
-        driver.queues[0].run(Op::Read { sector: 0, len: 4096 }).unwrap();
+        driver.queues[0].run(DriverOp::Read { sector: 0, len: 4096 }).unwrap();
     }
     u64::try_from(began.elapsed().as_millis()).unwrap()
 }
@@ -85,7 +85,7 @@ fn a_wrong_limit_is_refused_with_its_key_and_value() {
 #[test]
 fn the_options_of_a_command_limit_its_disk() {
     let daemon = Daemon::blk(&["--memory=1M", "--limit=iops=20,burst_ms=100"]);
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     let mut driver = BlkDriver::connect(&daemon.socket(), &options).unwrap();
     let took_ms = serve(&mut driver, 10);
     assert!(9 <= (took_ms + 1 + 100) * 20 / 1000, "10 in {took_ms} ms");

@@ -4,7 +4,7 @@
 use crate::load::Load;
 use crate::support::process::{self, Daemon, TIMEOUT};
 use crate::support::rings::{Restart, StopAtEnd, replace_table, spare_region};
-use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use manyring_wire::vhost_user::{
     PROTOCOL_F_CONFIG, PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_MQ, PROTOCOL_F_REPLY_ACK,
 };
@@ -14,13 +14,13 @@ use std::time::Duration;
 
 const QUEUES: u16 = 2;
 fn connect(daemon: &Daemon, queues: u16) -> BlkDriver {
-    let options = BlkOptions {
+    let options = BlkDriverOptions {
         queues,
         protocol_features: PROTOCOL_F_MQ
             | PROTOCOL_F_CONFIG
             | PROTOCOL_F_REPLY_ACK
             | PROTOCOL_F_CONFIGURE_MEM_SLOTS,
-        ..BlkOptions::default()
+        ..BlkDriverOptions::default()
     };
     BlkDriver::connect(&daemon.socket(), &options).unwrap()
 }
@@ -145,7 +145,7 @@ fn a_kick_that_comes_before_enable_is_not_lost() {
         let mut driver = connect(&daemon, 1);
         driver.front.set_vring_enable(0, false).unwrap();
         let queue = &mut driver.queues[0];
-        queue.submit(Op::Read { sector: 0, len: 512 }).unwrap().unwrap();
+        queue.submit(DriverOp::Read { sector: 0, len: 512 }).unwrap().unwrap();
         queue.publish().unwrap();
         queue.vring().kick().unwrap();
         assert!(queue.wait(Duration::from_millis(20)).is_err(), "a disabled ring is not served");
@@ -163,7 +163,7 @@ fn a_queue_without_call_is_served_to_a_driver_that_polls() {
         driver.front.set_vring_call(0, None).unwrap();
         let queue = &mut driver.queues[0];
         for sector in 0..500 {
-            queue.submit(Op::Read { sector, len: 512 }).unwrap().unwrap();
+            queue.submit(DriverOp::Read { sector, len: 512 }).unwrap().unwrap();
             queue.publish().unwrap();
             assert_eq!(queue.poll(TIMEOUT).unwrap().status, 0);
         }
@@ -178,7 +178,7 @@ fn a_queue_without_kick_is_looked_at_by_the_device() {
         driver.front.set_vring_kick(0, None).unwrap();
         let queue = &mut driver.queues[0];
         for sector in 0..50 {
-            queue.submit(Op::Read { sector, len: 512 }).unwrap().unwrap();
+            queue.submit(DriverOp::Read { sector, len: 512 }).unwrap().unwrap();
             queue.vring().queue().publish();
             assert_eq!(queue.poll(TIMEOUT).unwrap().status, 0);
             // Long enough for the device to stop spinning.

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "every test program uses its own part of it")]
 
 use crate::support::process::TIMEOUT;
-use manyring_driver::{BlkQueue, Op};
+use manyring_driver::{BlkDriverQueue, DriverOp};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -37,7 +37,7 @@ pub(crate) fn pattern(block: u64, times: u64) -> Vec<u8> {
 
 /// Blocks that one queue alone reads and writes, many at once, each checked.
 pub(crate) struct Load {
-    queue: BlkQueue,
+    queue: BlkDriverQueue,
     first: u64,
     /// How often each block was written.
     times: Vec<u64>,
@@ -47,7 +47,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    pub(crate) fn new(queue: BlkQueue, index: u64, seed: u64) -> Self {
+    pub(crate) fn new(queue: BlkDriverQueue, index: u64, seed: u64) -> Self {
         let times = vec![0; usize::try_from(BLOCKS).unwrap()];
         let random = Random(seed.wrapping_add(index));
         Self { queue, first: index * BLOCKS, times, pending: HashMap::new(), random }
@@ -76,12 +76,12 @@ impl Load {
         let sector = (self.first + index) * (BLOCK as u64 / 512);
         let read = self.random.below(2) == 0;
         let tag = if read {
-            self.queue.submit(Op::Read { sector, len: BLOCK })
+            self.queue.submit(DriverOp::Read { sector, len: BLOCK })
         } else {
             let times = &mut self.times[usize::try_from(index).unwrap()];
             *times += 1;
             let data = pattern(self.first + index, *times);
-            self.queue.submit(Op::Write { sector, data: &data })
+            self.queue.submit(DriverOp::Write { sector, data: &data })
         };
         self.pending.insert(tag.unwrap().expect("device process in the ring"), (index, read));
     }

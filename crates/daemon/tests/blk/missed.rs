@@ -2,7 +2,7 @@
 
 use crate::support::process::{Daemon, TIMEOUT};
 use manyring_driver::hostile::HostileRing;
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use rustix::fd::AsFd;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -18,7 +18,8 @@ fn called(mut calls: &UnixStream) {
 #[test]
 fn the_last_call_by_a_socket_comes_once_more_when_its_queue_rests() {
     let daemon = Daemon::run(CONFIG, &["a", "control"]);
-    let mut guest = BlkDriver::connect(&daemon.socket_of("a"), &BlkOptions::default()).unwrap();
+    let mut guest =
+        BlkDriver::connect(&daemon.socket_of("a"), &BlkDriverOptions::default()).unwrap();
     let (calls, call) = UnixStream::pair().unwrap();
     calls.set_read_timeout(Some(TIMEOUT)).unwrap();
     guest.front.set_vring_call(0, Some(call.as_fd())).unwrap();

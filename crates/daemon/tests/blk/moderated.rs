@@ -3,7 +3,9 @@
 
 use crate::support::process::{Daemon, TIMEOUT};
 use crate::support::program::shown;
-use manyring_driver::{BlkDriver, BlkOptions, ControlOwner, NetDriver, NetOptions, NetRx, Op};
+use manyring_driver::{
+    BlkDriver, BlkDriverOptions, ControlOwner, DriverOp, NetDriver, NetDriverOptions, NetDriverRx,
+};
 use manyring_wire::net::{Coalescing, CtrlStatus, VIRTIO_NET_F_NOTF_COAL};
 use std::path::Path;
 
@@ -29,7 +31,7 @@ fn moderated(control: &Path, device: &str) -> u64 {
 fn a_disk_holds_back_what_it_may_and_its_guest_gets_every_answer() {
     let daemon = Daemon::run(CONFIG, &["plain", "held", "lan", "control"]);
     let control = daemon.socket_of("control");
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     let mut plain = BlkDriver::connect(&daemon.socket_of("plain"), &options).unwrap();
     let mut held = BlkDriver::connect(&daemon.socket_of("held"), &options).unwrap();
     plain.queues[0].read(0, &mut [0; 512]).unwrap();
@@ -42,7 +44,7 @@ fn a_disk_holds_back_what_it_may_and_its_guest_gets_every_answer() {
     queue.vring().clear_call().unwrap();
     assert!(!queue.vring().queue().enable_notifications());
     for _ in 0..2 {
-        queue.submit(Op::Read { sector: 0, len: 512 }).unwrap().unwrap();
+        queue.submit(DriverOp::Read { sector: 0, len: 512 }).unwrap().unwrap();
     }
     queue.publish().unwrap();
     assert!(queue.vring().wait_call(TIMEOUT).unwrap(), "the driver sleeps on");
@@ -52,7 +54,7 @@ fn a_disk_holds_back_what_it_may_and_its_guest_gets_every_answer() {
 }
 
 /// Takes frames of the port, which has more than anybody takes, until something is so.
-fn receive_until(what: &str, rx: &mut NetRx, is_so: impl Fn() -> bool) {
+fn receive_until(what: &str, rx: &mut NetDriverRx, is_so: impl Fn() -> bool) {
     let mut frame = Vec::new();
     for _ in 0..1000 {
         if is_so() {
@@ -71,9 +73,9 @@ fn receive_until(what: &str, rx: &mut NetRx, is_so: impl Fn() -> bool) {
 fn a_guest_that_wants_nothing_held_back_is_obeyed_until_its_driver_begins_anew() {
     let daemon = Daemon::run(CONFIG, &["plain", "held", "lan", "control"]);
     let control = daemon.socket_of("control");
-    let usual = NetOptions::default();
+    let usual = NetDriverOptions::default();
     let features = usual.features | VIRTIO_NET_F_NOTF_COAL;
-    let options = NetOptions { control: ControlOwner::Device, features, ..usual };
+    let options = NetDriverOptions { control: ControlOwner::Device, features, ..usual };
     let mut guest = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
     let rx = &mut guest.pairs[0].rx;
     let count = |name| count(&control, "lan", name);

@@ -11,7 +11,7 @@ use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
 use manyring_device::Device;
 use manyring_device::blk::{BlkDevice, BlkOptions};
-use manyring_driver::{Arena, BlkQueue, Op};
+use manyring_driver::{Arena, BlkDriverQueue, DriverOp};
 use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_queue::RingFeatures;
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
@@ -37,7 +37,7 @@ fn device(disk: Arc<dyn Disk>, pool: Arc<Pool>) -> BlkDevice {
 }
 
 /// Starts the device half of a queue whose driver half we have.
-fn start(device: &BlkDevice, arena: &Arena, queue: &mut BlkQueue) -> QueueHandle {
+fn start(device: &BlkDevice, arena: &Arena, queue: &mut BlkDriverQueue) -> QueueHandle {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let activation = activation(arena, queue.vring(), FEATURES);
     runtime.block_on(device.start(activation)).unwrap()
@@ -48,11 +48,12 @@ fn move_under_load(disk: Arc<dyn Disk>, uring: bool, polling: Polling, moves: us
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let pool = pool(uring, polling);
     let device = device(disk, pool.clone());
-    let options = manyring_driver::BlkOptions::default();
-    let arena = Arc::new(Arena::new(2 * BlkQueue::arena_size(&options)).unwrap());
+    let options = manyring_driver::BlkDriverOptions::default();
+    let arena = Arc::new(Arena::new(2 * BlkDriverQueue::arena_size(&options)).unwrap());
     let features = RingFeatures::from_bits(FEATURES);
-    let mut queues: Vec<_> =
-        (0..2).map(|index| BlkQueue::new(&arena, index, features, &options).unwrap()).collect();
+    let mut queues: Vec<_> = (0..2)
+        .map(|index| BlkDriverQueue::new(&arena, index, features, &options).unwrap())
+        .collect();
     let handles: Vec<_> = queues.iter_mut().map(|q| start(&device, &arena, q)).collect();
     let (stop, done) = (AtomicBool::new(false), [AtomicU64::new(0), AtomicU64::new(0)]);
     let began = SystemTime::now();
@@ -126,15 +127,15 @@ fn a_queue_with_a_request_that_hangs_stays_and_goes_on() {
         let plan = FaultPlan { hold_every: 50, ..FaultPlan::default() };
         let disk = FaultDisk::new(Arc::new(MemoryDisk::new(1 << 20).unwrap()), plan);
         let device = device(Arc::new(disk), pool(uring, Polling::default()));
-        let options = manyring_driver::BlkOptions::default();
-        let arena = Arc::new(Arena::new(BlkQueue::arena_size(&options)).unwrap());
+        let options = manyring_driver::BlkDriverOptions::default();
+        let arena = Arc::new(Arena::new(BlkDriverQueue::arena_size(&options)).unwrap());
         let features = RingFeatures::from_bits(FEATURES);
-        let mut queue = BlkQueue::new(&arena, 0, features, &options).unwrap();
+        let mut queue = BlkDriverQueue::new(&arena, 0, features, &options).unwrap();
         let handle = start(&device, &arena, &mut queue);
         // The 50th request hangs, and the 100th.
         let mut read = |count: usize, answered: usize| {
             (0..count).for_each(|_| {
-                queue.submit(Op::Read { sector: 0, len: 512 }).unwrap().unwrap();
+                queue.submit(DriverOp::Read { sector: 0, len: 512 }).unwrap().unwrap();
             });
             queue.publish().unwrap();
             (0..answered).for_each(|_| assert_eq!(queue.wait(TIMEOUT).unwrap().status, 0));
@@ -151,10 +152,10 @@ fn queues_of_workers_that_mostly_sleep_come_together_again() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let pool = pool(true, Polling::default());
     let device = device(Arc::new(MemoryDisk::new(1 << 20).unwrap()), pool.clone());
-    let options = manyring_driver::BlkOptions::default();
-    let arena = Arc::new(Arena::new(2 * BlkQueue::arena_size(&options)).unwrap());
+    let options = manyring_driver::BlkDriverOptions::default();
+    let arena = Arc::new(Arena::new(2 * BlkDriverQueue::arena_size(&options)).unwrap());
     let features = RingFeatures::from_bits(FEATURES);
-    let queue = |index| BlkQueue::new(&arena, index, features, &options).unwrap();
+    let queue = |index| BlkDriverQueue::new(&arena, index, features, &options).unwrap();
     let mut queues: Vec<_> = (0..2).map(queue).collect();
     let handles: Vec<_> = queues.iter_mut().map(|q| start(&device, &arena, q)).collect();
     assert!(runtime.block_on(handles[1].move_to(2)));

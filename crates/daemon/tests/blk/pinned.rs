@@ -2,7 +2,7 @@
 
 use crate::support::process::Daemon;
 use crate::support::program::shown;
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use manyring_engine::allowed_cpus;
 
 #[test]
@@ -14,7 +14,7 @@ fn queues_are_served_by_the_workers_that_were_chosen_on_their_cpus() {
          queue_workers = [2, 0]\n"
     );
     let daemon = Daemon::run(&config, &["disk", "control"]);
-    let options = BlkOptions { queues: 3, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 3, ..BlkDriverOptions::default() };
     let mut guest = BlkDriver::connect(&daemon.socket_of("disk"), &options).unwrap();
     for queue in &mut guest.queues {
         queue.read(0, &mut [0; 4096]).unwrap();

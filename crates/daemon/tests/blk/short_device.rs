@@ -3,7 +3,7 @@
 
 use crate::support::process::{Daemon, TIMEOUT, is_root_or_left_out, wait_until};
 use crate::support::program::shown;
-use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,7 +31,7 @@ impl Drop for LoopDevice {
 }
 
 /// Runs one request alone; its status.
-fn status(driver: &mut BlkDriver, op: Op<'_>) -> u8 {
+fn status(driver: &mut BlkDriver, op: DriverOp<'_>) -> u8 {
     let queue = &mut driver.queues[0];
     queue.submit(op).unwrap().unwrap();
     queue.publish().unwrap();
@@ -50,22 +50,25 @@ fn serve(options: &[&str]) {
     arguments.extend(["--control", control.to_str().unwrap()]);
     arguments.extend(options);
     let daemon = Daemon::blk(&arguments);
-    let large =
-        BlkOptions { buffer_size: 1 << 20, segment_size: 256 << 10, ..BlkOptions::default() };
+    let large = BlkDriverOptions {
+        buffer_size: 1 << 20,
+        segment_size: 256 << 10,
+        ..BlkDriverOptions::default()
+    };
     let mut driver = BlkDriver::connect(&daemon.socket(), &large).unwrap();
     let data: Vec<u8> = (0..MIB).map(|n| (n % 251) as u8).collect();
     for sector in [0, 2048, 4096, 6144] {
-        assert_eq!(status(&mut driver, Op::Write { sector, data: &data }), OK);
+        assert_eq!(status(&mut driver, DriverOp::Write { sector, data: &data }), OK);
     }
-    assert_eq!(status(&mut driver, Op::Flush), OK);
+    assert_eq!(status(&mut driver, DriverOp::Flush), OK);
     // The device now ends in the middle of the request that follows, and in the middle of a page.
     backing.set_len(2 * MIB + 300 * 1024 + 512).unwrap();
     let first = (2 * MIB) / SECTOR;
     // A write grows the file again, so what is read comes first. The page cache may have it all.
-    let read = status(&mut driver, Op::Read { sector: first, len: 1 << 20 });
+    let read = status(&mut driver, DriverOp::Read { sector: first, len: 1 << 20 });
     let is_direct = options.contains(&"--direct");
     assert!(read == IOERR || (read == OK && !is_direct), "{options:?}: {read}");
-    assert_eq!(status(&mut driver, Op::Read { sector: 0, len: 1 << 20 }), OK, "{options:?}");
+    assert_eq!(status(&mut driver, DriverOp::Read { sector: 0, len: 1 << 20 }), OK, "{options:?}");
     let mut bytes = vec![0; 4096];
     driver.queues[0].read(0, &mut bytes).unwrap();
     assert_eq!(bytes, data[..4096]);
@@ -80,8 +83,12 @@ fn serve(options: &[&str]) {
     }
     // The host has mended it.
     backing.set_len(4 * MIB).unwrap();
-    assert_eq!(status(&mut driver, Op::Write { sector: first, data: &data }), OK, "{options:?}");
-    assert_eq!(status(&mut driver, Op::Flush), OK, "{options:?}");
+    assert_eq!(
+        status(&mut driver, DriverOp::Write { sector: first, data: &data }),
+        OK,
+        "{options:?}"
+    );
+    assert_eq!(status(&mut driver, DriverOp::Flush), OK, "{options:?}");
     driver.queues[0].read(first, &mut bytes).unwrap();
     assert_eq!(bytes, data[..4096], "{options:?}");
     drop(driver);
@@ -99,15 +106,23 @@ fn shrink(options: &[&str]) {
     let mut arguments = vec!["--blk-file", disk, "--control", control.to_str().unwrap()];
     arguments.extend(options);
     let daemon = Daemon::blk(&arguments);
-    let mut driver = BlkDriver::connect(&daemon.socket(), &BlkOptions::default()).unwrap();
+    let mut driver = BlkDriver::connect(&daemon.socket(), &BlkDriverOptions::default()).unwrap();
     let data = [7; 4096];
     let last = 3 * MIB / SECTOR;
-    assert_eq!(status(&mut driver, Op::Write { sector: last, data: &data }), OK, "{options:?}");
-    assert_eq!(status(&mut driver, Op::Flush), OK, "{options:?}");
+    assert_eq!(
+        status(&mut driver, DriverOp::Write { sector: last, data: &data }),
+        OK,
+        "{options:?}"
+    );
+    assert_eq!(status(&mut driver, DriverOp::Flush), OK, "{options:?}");
     backing.set_len(2 * MIB).unwrap();
     assert!(Command::new("losetup").arg("-c").arg(disk).status().unwrap().success());
     // Linux reports the same error as for a device that is full.
-    assert_eq!(status(&mut driver, Op::Write { sector: last, data: &data }), IOERR, "{options:?}");
+    assert_eq!(
+        status(&mut driver, DriverOp::Write { sector: last, data: &data }),
+        IOERR,
+        "{options:?}"
+    );
     let told =
         |log: &str| log.contains("has become smaller") && log.contains("device_size=2097152");
     assert!(wait_until(|| told(&daemon.log())), "{}", daemon.log());
@@ -115,7 +130,7 @@ fn shrink(options: &[&str]) {
     let counters = &shown(&control, "/v1/devices/blk0")["queues"][0]["counters"];
     assert_eq!(counters["host_errors_enospc"], 1, "{counters}");
     assert_eq!(counters["waiting_for_room"], 0, "{counters}");
-    assert_eq!(status(&mut driver, Op::Write { sector: 0, data: &data }), OK, "{options:?}");
+    assert_eq!(status(&mut driver, DriverOp::Write { sector: 0, data: &data }), OK, "{options:?}");
     drop(driver);
     assert!(daemon.terminate().success());
 }

@@ -8,9 +8,10 @@ use crate::support::program::{http, http_json, manyring, output_of, shown};
 use crate::support::space::{
     MULTI, handing_in, has_carrier, in_own_space, link, queue, queues, run,
 };
-use manyring_driver::{ControlOwner, NetDriver, NetOptions};
+use manyring_driver::{ControlOwner, NetDriver, NetDriverOptions};
 use manyring_wire::net::{
-    Config, CtrlStatus, RawHeader, VIRTIO_NET_F_MTU, VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP,
+    CtrlStatus, NetConfig, RawNetHeader, VIRTIO_NET_F_MTU, VIRTIO_NET_S_ANNOUNCE,
+    VIRTIO_NET_S_LINK_UP,
 };
 use manyring_wire::vhost_user::{
     BACKEND_CONFIG_CHANGE_MSG, FLAG_VERSION, Header, PROTOCOL_F_BACKEND_REQ,
@@ -60,21 +61,21 @@ fn post(daemon: &Daemon, path: &str, body: Value) -> Value {
 }
 
 fn connect(daemon: &Daemon, device: &str, control: ControlOwner, queue_pairs: u16) -> NetDriver {
-    let defaults = NetOptions::default();
+    let defaults = NetDriverOptions::default();
     let protocol_features = defaults.protocol_features | PROTOCOL_F_BACKEND_REQ;
-    let options = NetOptions { control, queue_pairs, protocol_features, ..defaults };
+    let options = NetDriverOptions { control, queue_pairs, protocol_features, ..defaults };
     NetDriver::connect(&daemon.socket_of(device), &options).unwrap()
 }
 
 /// The config space of the device as it is now.
-fn config(driver: &mut NetDriver) -> Config {
-    let size = u32::try_from(size_of::<Config>()).unwrap();
-    Config::read_from_bytes(&driver.front.config(0, size).unwrap()).unwrap()
+fn config(driver: &mut NetDriver) -> NetConfig {
+    let size = u32::try_from(size_of::<NetConfig>()).unwrap();
+    NetConfig::read_from_bytes(&driver.front.config(0, size).unwrap()).unwrap()
 }
 
 fn send(driver: &mut NetDriver, count: usize) {
     for _ in 0..count {
-        assert!(driver.pairs[0].tx.send(&RawHeader::default(), &[0x55; 200]).unwrap());
+        assert!(driver.pairs[0].tx.send(&RawNetHeader::default(), &[0x55; 200]).unwrap());
     }
     driver.pairs[0].tx.publish(0).unwrap();
     driver.pairs[0].tx.drain(TIMEOUT).unwrap();
@@ -411,7 +412,7 @@ fn a_link_that_is_up_again_is_so_for_the_guest_and_the_daemon_that_come_later() 
                 // While there is no guest, and while there is one.
                 set_link(false);
                 set_link(true);
-                let _driver = NetDriver::connect(&socket, &NetOptions::default()).unwrap();
+                let _driver = NetDriver::connect(&socket, &NetDriverOptions::default()).unwrap();
                 assert!(has_carrier(name), "{name} {round}");
                 set_link(false);
                 assert!(!has_carrier(name), "{name} {round}");

@@ -5,7 +5,7 @@
 use crate::support::changes::{self, EMPTY, Supervisor, is_served};
 use crate::support::process::{Daemon, is_root_or_left_out, wait_until};
 use crate::support::program::{manyring, names_in, shown};
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use serde_json::json;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -249,7 +249,7 @@ fn image_that_does_not_close_holds_up_nobody() {
     let socket = supervisor.at("there");
     let disk = json!({ "kind": "blk", "socket_path": socket, "file": device.0, "num_queues": 1 });
     assert_eq!(supervisor.put("there", &disk).0, 201);
-    let mut guest = BlkDriver::connect(&socket, &BlkOptions::default()).unwrap();
+    let mut guest = BlkDriver::connect(&socket, &BlkDriverOptions::default()).unwrap();
     guest.queues[0].write(0, &[1; 4096]).unwrap();
     drop(guest);
     supervisor.is_left("there");

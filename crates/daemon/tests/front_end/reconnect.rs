@@ -3,7 +3,7 @@
 
 use crate::support::foreign::{Client, DEPTH, Lane, Random, SIZE_MAX};
 use crate::support::process::{Daemon, Holdings, TIMEOUT, wait_until};
-use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use manyring_wire::virtio::VIRTIO_F_RING_PACKED;
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -258,8 +258,8 @@ fn a_guest_goes_on_at_the_next_daemon_where_its_rings_stand_whatever_their_forma
     let image = image();
     let file = format!("--blk-file={}", image.path().display());
     for ring in [0, VIRTIO_F_RING_PACKED] {
-        let features = BlkOptions::default().features | ring;
-        let options = BlkOptions { queue_size: 8, features, ..BlkOptions::default() };
+        let features = BlkDriverOptions::default().features | ring;
+        let options = BlkDriverOptions { queue_size: 8, features, ..BlkDriverOptions::default() };
         let mut daemon = Daemon::blk(&[&file]);
         let mut guest = BlkDriver::connect(&daemon.socket(), &options).unwrap();
         assert_eq!(guest.features & VIRTIO_F_RING_PACKED, ring);
@@ -270,7 +270,7 @@ fn a_guest_goes_on_at_the_next_daemon_where_its_rings_stand_whatever_their_forma
             let mut back = [0; 512];
             for _ in 0..2 {
                 let queue = &mut guest.queues[0];
-                queue.submit(Op::Read { sector: 0, len: 512 }).unwrap().unwrap();
+                queue.submit(DriverOp::Read { sector: 0, len: 512 }).unwrap().unwrap();
                 queue.publish().unwrap();
             }
             daemon = Daemon::blk(&[&file]);

@@ -3,15 +3,15 @@
 
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use manyring_driver::queue::RingFeatures;
-use manyring_driver::wire::net::RawHeader;
+use manyring_driver::wire::net::RawNetHeader;
 use manyring_driver::wire::vhost_user::{
     F_PROTOCOL_FEATURES, PROTOCOL_F_BACKEND_REQ, PROTOCOL_F_CONFIG, PROTOCOL_F_MQ,
     PROTOCOL_F_REPLY_ACK, VringAddr, VringState,
 };
 use manyring_driver::wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_VERSION_1};
 use manyring_driver::{
-    Arena, BlkDriver, BlkOptions, BlkQueue, ControlOwner, DriverError, FrontEnd, NetDriver,
-    NetOptions, Op, Vring,
+    Arena, BlkDriver, BlkDriverOptions, BlkDriverQueue, ControlOwner, DriverError, DriverOp,
+    FrontEnd, NetDriver, NetDriverOptions, Virtqueue,
 };
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -28,11 +28,11 @@ fn pattern(sector: u64, round: u64) -> Vec<u8> {
 }
 
 /// Fills the ring with requests, one for each of `sectors`; they are all answered.
-fn write_and_read(queue: &mut BlkQueue, sectors: std::ops::Range<u64>, round: u64) {
+fn write_and_read(queue: &mut BlkDriverQueue, sectors: std::ops::Range<u64>, round: u64) {
     for sector in sectors.clone() {
         let data = pattern(sector, round);
         queue
-            .submit(Op::Write { sector, data: &data })
+            .submit(DriverOp::Write { sector, data: &data })
             .unwrap()
             .expect("device process in the ring");
     }
@@ -40,7 +40,7 @@ fn write_and_read(queue: &mut BlkQueue, sectors: std::ops::Range<u64>, round: u6
     sectors.clone().for_each(|_| assert_eq!(queue.wait(TIMEOUT).unwrap().status, 0));
     let mut sector_of = std::collections::HashMap::new();
     for sector in sectors.clone() {
-        let tag = queue.submit(Op::Read { sector, len: SECTOR }).unwrap().expect("process");
+        let tag = queue.submit(DriverOp::Read { sector, len: SECTOR }).unwrap().expect("process");
         sector_of.insert(tag, sector);
     }
     queue.publish().unwrap();
@@ -60,7 +60,7 @@ const CROSVM_FEATURES: u64 = VIRTIO_F_VERSION_1 | VIRTIO_F_EVENT_IDX;
 struct Crosvm {
     front: FrontEnd,
     arena: Arc<Arena>,
-    options: BlkOptions,
+    options: BlkDriverOptions,
     _channel: UnixStream,
 }
 
@@ -77,15 +77,15 @@ impl Crosvm {
         let (ours, theirs) = UnixStream::pair().unwrap();
         front.send_message(21, &[], &[theirs.as_fd()]).unwrap();
         assert_eq!(front.queue_num().unwrap(), u64::from(queues));
-        let options = BlkOptions { queue_size: CROSVM_RING, ..small_requests() };
+        let options = BlkDriverOptions { queue_size: CROSVM_RING, ..small_requests() };
         // Two activations, each with rings of its own.
-        let size = 2 * u64::from(queues) * BlkQueue::arena_size(&options);
+        let size = 2 * u64::from(queues) * BlkDriverQueue::arena_size(&options);
         let arena = Arc::new(Arena::new(size).unwrap());
         Self { front, arena, options, _channel: ours }
     }
 
     /// Sends the messages for a guest's driver that is ready: the features once in a session.
-    fn activate(&mut self, features: Option<u64>, queues: u32) -> Vec<BlkQueue> {
+    fn activate(&mut self, features: Option<u64>, queues: u32) -> Vec<BlkDriverQueue> {
         if let Some(features) = features {
             self.front.set_features(features | F_PROTOCOL_FEATURES).unwrap();
         }
@@ -94,7 +94,8 @@ impl Crosvm {
             RingFeatures { event_idx: true, indirect: false, in_order: false, packed: false };
         (0..queues)
             .map(|index| {
-                let mut queue = BlkQueue::new(&self.arena, index, ring, &self.options).unwrap();
+                let mut queue =
+                    BlkDriverQueue::new(&self.arena, index, ring, &self.options).unwrap();
                 let (front, vring) = (&mut self.front, queue.vring());
                 let at = vring.addresses();
                 front.set_vring_num(index, CROSVM_RING.into()).unwrap();
@@ -118,8 +119,8 @@ impl Crosvm {
     }
 }
 
-fn small_requests() -> BlkOptions {
-    BlkOptions { buffer_size: 512, segment_size: 512, ..BlkOptions::default() }
+fn small_requests() -> BlkDriverOptions {
+    BlkDriverOptions { buffer_size: 512, segment_size: 512, ..BlkDriverOptions::default() }
 }
 
 #[test]
@@ -161,7 +162,7 @@ fn a_guest_of_crosvm_that_looks_past_its_config_space_does_not_end_its_own_machi
 #[test]
 fn a_ring_of_32768_entries_is_filled_to_the_last_and_wraps() {
     let daemon = Daemon::blk(&["--memory", "16M", "--num-queues", "1"]);
-    let options = BlkOptions { queue_size: CROSVM_RING, ..small_requests() };
+    let options = BlkDriverOptions { queue_size: CROSVM_RING, ..small_requests() };
     let mut guest = BlkDriver::connect(&daemon.socket(), &options).unwrap();
     write_and_read(&mut guest.queues[0], 0..32768, 0);
     write_and_read(&mut guest.queues[0], 0..32768, 1);
@@ -172,19 +173,19 @@ fn a_network_device_serves_rings_of_32768_entries_both_ways() {
     let config = "[[net]]\nname = 'n'\nsocket_path = '@/n'\nnull = true\ngenerate = 64\n\
         queue_pairs = 2\n";
     let daemon = Daemon::run(config, &["n"]);
-    let options = NetOptions {
+    let options = NetDriverOptions {
         queue_pairs: 2,
         queue_size: CROSVM_RING,
         transmit_size: 2048,
         control: ControlOwner::Device,
-        ..NetOptions::default()
+        ..NetDriverOptions::default()
     };
     let mut guest = NetDriver::connect(&daemon.socket_of("n"), &options).unwrap();
     guest.set_queue_pairs(2).unwrap();
     for pair in &mut guest.pairs {
         let mut sent = 0u32;
         while sent < 40_000 {
-            while sent < 40_000 && pair.tx.send(&RawHeader::default(), &[7; 60]).unwrap() {
+            while sent < 40_000 && pair.tx.send(&RawNetHeader::default(), &[7; 60]).unwrap() {
                 sent += 1;
             }
             pair.tx.publish(0).unwrap();
@@ -211,14 +212,14 @@ fn own_memory(daemon: &Daemon) -> u64 {
 fn a_disk_with_256_idle_rings_of_32768_entries_costs_little_memory() {
     let daemon = Daemon::blk(&["--null", "1G", "--num-queues", "256"]);
     let before = own_memory(&daemon);
-    let arena = Arena::new(256 * Vring::arena_size(CROSVM_RING)).unwrap();
+    let arena = Arena::new(256 * Virtqueue::arena_size(CROSVM_RING)).unwrap();
     let mut front = FrontEnd::connect(&daemon.socket(), TIMEOUT).unwrap();
     let features = front.negotiate(0, F_PROTOCOL_FEATURES, PROTOCOL_F_REPLY_ACK).unwrap();
     front.set_memory(&arena).unwrap();
     let ring = RingFeatures::from_bits(features);
     let vrings: Vec<_> = (0..256)
         .map(|index| {
-            let vring = Vring::new(&arena, index, CROSVM_RING, ring, 0).unwrap();
+            let vring = Virtqueue::new(&arena, index, CROSVM_RING, ring, 0).unwrap();
             front.start_vring(&vring, 0).unwrap();
             vring
         })
@@ -231,11 +232,11 @@ fn a_disk_with_256_idle_rings_of_32768_entries_costs_little_memory() {
 #[test]
 fn spdk_writes_its_config_with_a_size_that_is_not_the_payloads_and_goes_on() {
     let daemon = Daemon::blk(&["--memory", "16M", "--num-queues", "4"]);
-    let options = BlkOptions {
+    let options = BlkDriverOptions {
         queues: 4,
         queue_size: 512,
         protocol_features: PROTOCOL_F_MQ | PROTOCOL_F_CONFIG,
-        ..BlkOptions::default()
+        ..BlkDriverOptions::default()
     };
     let mut guest = BlkDriver::connect(&daemon.socket(), &options).unwrap();
     assert_eq!(guest.front.config(0, 256).unwrap().len(), 256);
@@ -253,7 +254,7 @@ fn spdk_writes_its_config_with_a_size_that_is_not_the_payloads_and_goes_on() {
 #[test]
 fn what_is_not_served_is_refused_where_an_acknowledgement_is_asked_for() {
     let daemon = Daemon::blk(&["--memory", "16M", "--num-queues", "1"]);
-    let mut guest = BlkDriver::connect(&daemon.socket(), &BlkOptions::default()).unwrap();
+    let mut guest = BlkDriver::connect(&daemon.socket(), &BlkDriverOptions::default()).unwrap();
     let refused = |result: Result<(), DriverError>, request| {
         let is_refused = matches!(result, Err(DriverError::Refused { request: r }) if r == request);
         assert!(is_refused, "{request}: {result:?}");
@@ -295,7 +296,7 @@ fn a_ring_that_is_not_set_up_to_its_end_is_told_to_the_operator_once() {
     let features = VIRTIO_F_VERSION_1 | F_PROTOCOL_FEATURES;
     front.negotiate(features, features, PROTOCOL_F_REPLY_ACK).unwrap();
     let arena = Arena::new(1 << 16).unwrap();
-    let vring = Vring::new(&arena, 1, 128, RingFeatures::default(), 0).unwrap();
+    let vring = Virtqueue::new(&arena, 1, 128, RingFeatures::default(), 0).unwrap();
     front.set_memory(&arena).unwrap();
     let at = vring.addresses();
     let (descriptor, used, available) = (at.descriptor, at.used, at.available);

@@ -10,7 +10,9 @@ use manyring_driver::wire::vhost_user::{
     FLAG_VERSION, Header, PROTOCOL_F_REPLY_ACK, VringAddr, VringState,
 };
 use manyring_driver::wire::virtio::VIRTIO_F_EVENT_IDX;
-use manyring_driver::{Arena, BlkDriver, BlkOptions, BlkQueue, DriverError, FrontEnd, Op, Vring};
+use manyring_driver::{
+    Arena, BlkDriver, BlkDriverOptions, BlkDriverQueue, DriverError, DriverOp, FrontEnd, Virtqueue,
+};
 use rustix::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +32,7 @@ memory = '16M'
 
 /// The neighbour: it writes, and finds what it has written.
 fn writer(socket: &Path) -> impl FnMut() + Send + use<> {
-    let mut guest = BlkDriver::connect(socket, &BlkOptions::default()).unwrap();
+    let mut guest = BlkDriver::connect(socket, &BlkDriverOptions::default()).unwrap();
     let mut back = vec![0; 8192];
     let mut rounds = 0u64..;
     move || {
@@ -60,14 +62,14 @@ impl Supervisor {
     }
 
     fn guest(&self, features: u64) -> BlkDriver {
-        let options = BlkOptions { features, queue_size: 16, ..BlkOptions::default() };
+        let options = BlkDriverOptions { features, queue_size: 16, ..BlkDriverOptions::default() };
         BlkDriver::start(self.front(), &options).unwrap()
     }
 }
 
 impl Kind for Disks {
     fn serves_the_next_guest(supervisor: &Supervisor) {
-        let mut guest = supervisor.guest(BlkOptions::default().features);
+        let mut guest = supervisor.guest(BlkDriverOptions::default().features);
         guest.queues[0].write(8, &[9; 512]).unwrap();
         let mut back = [0; 512];
         guest.queues[0].read(8, &mut back).unwrap();
@@ -120,7 +122,7 @@ fn each_spoiled_ring_stops_its_queue_with_one_line_and_the_session_goes_on() {
     let supervisor = Supervisor::new();
     for spoil in Spoil::ALL {
         supervisor.one_line(line_of(spoil), || {
-            spoil_ring(&mut supervisor.guest(BlkOptions::default().features), spoil);
+            spoil_ring(&mut supervisor.guest(BlkDriverOptions::default().features), spoil);
         });
     }
     supervisor.one_line("indirect descriptor without the feature", || {
@@ -203,7 +205,7 @@ fn a_front_end_that_says_nothing_is_sent_away_and_one_that_leaves_in_a_message_i
 fn messages_in_a_wrong_order_do_no_harm() {
     let supervisor = Supervisor::new();
     let arena = Arena::new(1 << 20).unwrap();
-    let vring = Vring::new(&arena, 0, 16, RingFeatures::default(), 0).unwrap();
+    let vring = Virtqueue::new(&arena, 0, 16, RingFeatures::default(), 0).unwrap();
     let mut front = supervisor.front();
     front.set_vring_enable(0, true).unwrap();
     front.set_vring_kick(0, Some(vring.kick_fd())).unwrap();
@@ -216,7 +218,7 @@ fn messages_in_a_wrong_order_do_no_harm() {
     front.set_vring_num(0, 16).unwrap();
     assert_eq!(front.vring_base(0).unwrap(), 77.into());
     // The session is not broken: the front-end starts it again, now in order.
-    let mut guest = BlkDriver::start(front, &BlkOptions::default()).unwrap();
+    let mut guest = BlkDriver::start(front, &BlkDriverOptions::default()).unwrap();
     guest.queues[0].write(0, &[3; 512]).unwrap();
     supervisor.neighbour_goes_on();
     supervisor.end();
@@ -227,7 +229,7 @@ fn ring_addresses_outside_of_memory_are_refused_and_the_session_goes_on() {
     let supervisor = Supervisor::new();
     supervisor.one_line("ring is not in memory", || {
         let arena = Arena::new(1 << 20).unwrap();
-        let vring = Vring::new(&arena, 0, 16, RingFeatures::default(), 0).unwrap();
+        let vring = Virtqueue::new(&arena, 0, 16, RingFeatures::default(), 0).unwrap();
         let mut front = supervisor.front();
         front.negotiate(0, 1 << 30, PROTOCOL_F_REPLY_ACK).unwrap();
         front.set_memory(&arena).unwrap();
@@ -298,13 +300,13 @@ fn memory_in_a_file_on_a_disk_is_served_where_the_operator_allows_it() {
     for daemon in
         [Daemon::run(of_the_file, &["blk0"]), Daemon::blk(&["--memory", "16M", "--memory-on-disk"])]
     {
-        let options = BlkOptions { queue_size: 8, ..BlkOptions::default() };
+        let options = BlkDriverOptions { queue_size: 8, ..BlkDriverOptions::default() };
         let mut front = FrontEnd::connect(&daemon.socket(), LONG).unwrap();
         let protocol = options.protocol_features;
         let agreed = front.negotiate(options.features, 1 << 30, protocol).unwrap();
         let arena = Arc::new(on_disk());
         let features = RingFeatures::from_bits(agreed);
-        let mut queue = BlkQueue::new(&arena, 0, features, &options).unwrap();
+        let mut queue = BlkDriverQueue::new(&arena, 0, features, &options).unwrap();
         front.set_memory(&arena).unwrap();
         front.start_vring(queue.vring(), 0).unwrap();
         queue.write(8, &[7; 512]).unwrap();
@@ -324,7 +326,7 @@ fn memory_beyond_what_the_operator_allows_ends_the_session_and_the_line_names_th
     ] {
         let connect = |bytes| {
             let mut front = FrontEnd::connect(&daemon.socket(), LONG).unwrap();
-            let options = BlkOptions::default();
+            let options = BlkDriverOptions::default();
             let protocol = options.protocol_features;
             front.negotiate(options.features, 1 << 30, protocol).unwrap();
             let sent = front.set_memory(&Arena::new(bytes).unwrap());
@@ -345,7 +347,7 @@ fn memory_cut_away_under_a_running_ring_costs_that_session_only() {
     let supervisor = Supervisor::new();
     supervisor.one_line("guest memory was truncated", || {
         let mut guest = supervisor.guest(0);
-        guest.queues[0].run(Op::Flush).unwrap();
+        guest.queues[0].run(DriverOp::Flush).unwrap();
         rustix::fs::ftruncate(guest.arena.table()[0].1, 0).unwrap();
         // Nothing of that memory is touched here from now on.
         guest.queues[0].vring().kick().unwrap();
@@ -366,7 +368,7 @@ fn after_a_hundred_hostile_sessions_the_daemon_holds_what_it_held() {
             1 => closes(&supervisor, |f| f.send_message(3, &[], &[null.as_fd()])),
             _ => {
                 let spoil = Spoil::ALL[round % Spoil::ALL.len()];
-                spoil_ring(&mut supervisor.guest(BlkOptions::default().features), spoil);
+                spoil_ring(&mut supervisor.guest(BlkDriverOptions::default().features), spoil);
             }
         }
     }

@@ -2,7 +2,7 @@
 //! when it has left.
 
 use crate::support::process::{Daemon, wait_until};
-use manyring_driver::{BlkDriver, BlkOptions, DriverError, FrontEnd, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverError, DriverOp, FrontEnd};
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -37,8 +37,8 @@ fn front(daemon: &Daemon) -> FrontEnd {
 
 fn next_guest_is_served(daemon: &Daemon, case: &str) {
     let served = || {
-        let guest = BlkDriver::connect(&daemon.socket(), &BlkOptions::default());
-        guest.is_ok_and(|mut guest| guest.queues[0].run(Op::Flush).is_ok())
+        let guest = BlkDriver::connect(&daemon.socket(), &BlkDriverOptions::default());
+        guest.is_ok_and(|mut guest| guest.queues[0].run(DriverOp::Flush).is_ok())
     };
     assert!(wait_until(served), "{case}: {}", daemon.log());
 }

@@ -2,7 +2,7 @@
 
 use crate::support::process::{Daemon, wait_until};
 use crate::support::program::shown;
-use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp, FrontEnd};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::AsFd;
 use std::time::{Duration, SystemTime};
@@ -31,7 +31,8 @@ fn a_front_end_that_hoards_fds_stops_no_neighbour_and_goes_when_it_leaves() {
 /// How long the neighbour's answers take.
 fn beside_a_hoard() -> Duration {
     let daemon = Daemon::run_behind("ulimit -n 700; exec", CONFIG, &["bad", "good"]);
-    let mut good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
+    let mut good =
+        BlkDriver::connect(&daemon.socket_of("good"), &BlkDriverOptions::default()).unwrap();
     let mut bad = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
     let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     // More than there is room for: the last ones are never taken.
@@ -45,7 +46,7 @@ fn beside_a_hoard() -> Duration {
     }
     // Messages without fds are answered at once, and I/O goes on.
     let start = SystemTime::now();
-    good.queues[0].run(Op::Flush).unwrap();
+    good.queues[0].run(DriverOp::Flush).unwrap();
     good.front.features().expect("the neighbour's question is answered");
     good.front.vring_base(0).expect("the neighbour's queue stops");
     let took = start.elapsed().unwrap();
@@ -53,8 +54,8 @@ fn beside_a_hoard() -> Duration {
     // Whoever leaves gives back what it had, also while it waits for more.
     drop(bad);
     for name in ["bad", "good"] {
-        let mut guest = BlkDriver::connect(&daemon.socket_of(name), &BlkOptions::default());
-        guest.as_mut().expect("the next guest is served").queues[0].run(Op::Flush).unwrap();
+        let mut guest = BlkDriver::connect(&daemon.socket_of(name), &BlkDriverOptions::default());
+        guest.as_mut().expect("the next guest is served").queues[0].run(DriverOp::Flush).unwrap();
     }
     took
 }
@@ -114,8 +115,8 @@ fn a_front_end_whose_doorbells_are_pipes_leaves_fds_for_its_neighbour() {
             }
         }
     }
-    let mut good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default());
-    good.as_mut().expect("the neighbour is served").queues[0].run(Op::Flush).unwrap();
+    let mut good = BlkDriver::connect(&daemon.socket_of("good"), &BlkDriverOptions::default());
+    good.as_mut().expect("the neighbour is served").queues[0].run(DriverOp::Flush).unwrap();
 }
 
 /// A disk whose lock goes with its rings, in a domain of its own or in that which `keys` names.
@@ -151,7 +152,8 @@ fn copies_of_what_device_processes_were_given_take_nothing_of_what_the_daemon_ke
         );
     }
     let daemon = Daemon::run_behind(&format!("ulimit -n {LIMIT}; exec"), &config, &names);
-    let connect = |name: &str| BlkDriver::connect(&daemon.socket_of(name), &BlkOptions::default());
+    let connect =
+        |name: &str| BlkDriver::connect(&daemon.socket_of(name), &BlkDriverOptions::default());
     let mut guests: Vec<_> = names[..SERVED].iter().map(|name| connect(name).unwrap()).collect();
     // One further disk is not served, and its front-end is told why by the log.
     assert!(connect(names[SERVED]).is_err(), "{}", daemon.log());
@@ -171,11 +173,11 @@ fn copies_of_what_device_processes_were_given_take_nothing_of_what_the_daemon_ke
     });
     let open = open_files(&daemon);
     assert!(open < LIMIT - 64, "{open} files: {}", daemon.log());
-    connect("good").unwrap().queues[0].run(Op::Flush).unwrap();
+    connect("good").unwrap().queues[0].run(DriverOp::Flush).unwrap();
     let devices = shown(&daemon.socket_of("control"), "/v1/devices");
     assert_eq!(devices["devices"].as_array().unwrap().len(), names.len(), "{devices}");
     for guest in &mut guests {
-        guest.queues[0].run(Op::Flush).unwrap();
+        guest.queues[0].run(DriverOp::Flush).unwrap();
     }
     assert!(!daemon.log().contains("Too many open files"), "{}", daemon.log());
     drop(hoards);
@@ -199,11 +201,11 @@ fn a_disk_in_use_takes_as_many_open_files_as_the_guide_says() {
         let config = format!("[daemon]\ncontrol = '@/control'\n{tables}");
         let daemon = Daemon::run_behind("exec", &config, &names);
         let before = open_files(&daemon);
-        let options = BlkOptions { queues: QUEUES, ..BlkOptions::default() };
+        let options = BlkDriverOptions { queues: QUEUES, ..BlkDriverOptions::default() };
         let connect = |name: &&str| BlkDriver::connect(&daemon.socket_of(name), &options).unwrap();
         let mut guests: Vec<_> = names.iter().map(connect).collect();
         for queue in guests.iter_mut().flat_map(|guest| &mut guest.queues) {
-            queue.run(Op::Flush).unwrap();
+            queue.run(DriverOp::Flush).unwrap();
         }
         let took = open_files(&daemon) - before;
         println!("lock_with_rings = {locks}: {before} files, {took} more for {DISKS} guests");

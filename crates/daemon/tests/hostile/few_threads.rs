@@ -3,7 +3,7 @@
 
 use crate::support::process::{Daemon, wait_until};
 use crate::support::program::shown;
-use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use rustix::process::{Resource, getrlimit};
 use std::process::Command;
 
@@ -38,8 +38,8 @@ fn a_daemon_that_gets_no_thread_answers_when_it_gets_one() {
     std::thread::scope(|scope| {
         let asked = scope.spawn(|| shown(&control, "/v1/devices"));
         let guest = scope.spawn(|| {
-            let mut guest = BlkDriver::connect(&disk, &BlkOptions::default()).unwrap();
-            guest.queues[0].run(Op::Flush).unwrap();
+            let mut guest = BlkDriver::connect(&disk, &BlkDriverOptions::default()).unwrap();
+            guest.queues[0].run(DriverOp::Flush).unwrap();
         });
         let says = |line: &str| daemon.log().contains(line);
         let line = "no thread available for the file descriptors of a front-end; its session \
@@ -59,7 +59,8 @@ fn a_daemon_that_gets_no_thread_answers_when_it_gets_one() {
 fn a_daemon_that_gets_no_thread_ends_when_it_is_told_to() {
     for (domains, is_used) in [("one", false), ("user", false), ("user", true)] {
         let mut daemon = daemon(domains);
-        let connect = || BlkDriver::connect(&daemon.socket_of("disk"), &BlkOptions::default());
+        let connect =
+            || BlkDriver::connect(&daemon.socket_of("disk"), &BlkDriverOptions::default());
         let guest = is_used.then(|| connect().unwrap());
         limit(&daemon, Some(1));
         let (status, took) = daemon.stop();

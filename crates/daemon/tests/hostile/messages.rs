@@ -1,7 +1,7 @@
 //! Messages without end: they cost the front-end that sends them, and not its neighbours.
 
 use crate::support::process::{Daemon, TIMEOUT};
-use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp, FrontEnd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -30,7 +30,8 @@ fn flood(front: &mut FrontEnd, count: u32) {
 #[test]
 fn a_front_end_that_sends_messages_without_end_is_slowed_down_and_its_neighbour_is_not() {
     let daemon = Daemon::run(CONFIG, &["bad", "good"]);
-    let mut bad = BlkDriver::connect(&daemon.socket_of("bad"), &BlkOptions::default()).unwrap();
+    let mut bad =
+        BlkDriver::connect(&daemon.socket_of("bad"), &BlkDriverOptions::default()).unwrap();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -55,7 +56,7 @@ fn a_front_end_that_sends_messages_without_end_is_slowed_down_and_its_neighbour_
         let (mut starts, socket) = (0, daemon.socket_of("good"));
         while !is_over.load(Ordering::Relaxed) {
             let began = SystemTime::now();
-            let mut good = BlkDriver::connect(&socket, &BlkOptions::default()).unwrap();
+            let mut good = BlkDriver::connect(&socket, &BlkDriverOptions::default()).unwrap();
             good.queues[0].write(8, &[7; 512]).unwrap();
             drop(good);
             let took = began.elapsed().unwrap();
@@ -70,7 +71,7 @@ fn a_front_end_that_sends_messages_without_end_is_slowed_down_and_its_neighbour_
     });
     // Whoever is slowed down is served all the same, and the log says so once.
     bad.front.set_vring_enable(0, true).unwrap();
-    bad.queues[0].run(Op::Flush).unwrap();
+    bad.queues[0].run(DriverOp::Flush).unwrap();
     drop(bad);
     let log = daemon.log();
     let lines = log.matches(SLOWED).count();
@@ -88,6 +89,7 @@ fn clients_that_come_and_go_without_end_are_slowed_down_too() {
     }
     let took = began.elapsed().unwrap();
     assert!(took >= EACH * 1000, "{took:?}");
-    let mut good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
-    good.queues[0].run(Op::Flush).unwrap();
+    let mut good =
+        BlkDriver::connect(&daemon.socket_of("good"), &BlkDriverOptions::default()).unwrap();
+    good.queues[0].run(DriverOp::Flush).unwrap();
 }

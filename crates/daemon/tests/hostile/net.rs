@@ -9,9 +9,9 @@ use crate::support::space::{in_shared_space, run};
 use manyring_driver::hostile::{
     CtrlSpoil, HostileNet, HostileRing, Racer, RxSpoil, Spoil, TxSpoil, fill_eventfd,
 };
-use manyring_driver::{Arena, ControlOwner, FrontEnd, NetDriver, NetOptions, Vring};
+use manyring_driver::{Arena, ControlOwner, FrontEnd, NetDriver, NetDriverOptions, Virtqueue};
 use manyring_queue::RingFeatures;
-use manyring_wire::net::{CtrlStatus, RawHeader, RxMode, VIRTIO_NET_F_MQ, class};
+use manyring_wire::net::{CtrlStatus, RawNetHeader, RxMode, VIRTIO_NET_F_MQ, class};
 use manyring_wire::vhost_user::F_PROTOCOL_FEATURES;
 use manyring_wire::virtio::{VIRTIO_F_INDIRECT_DESC, VIRTIO_F_VERSION_1};
 use manyring_wire::virtqueue::{DESC_F_NEXT, DESC_F_WRITE, Descriptor};
@@ -36,13 +36,13 @@ const SIZE: u16 = 16;
 
 /// The neighbour: it sends, and receives what the host generates.
 fn sender(socket: &Path) -> impl FnMut() + Send + use<> {
-    let mut guest = NetDriver::connect(socket, &NetOptions::default()).unwrap();
+    let mut guest = NetDriver::connect(socket, &NetDriverOptions::default()).unwrap();
     let payload: Vec<u8> = (0..=u8::MAX).cycle().take(3000 - 14).collect();
     move || {
         // All of the guest lives here, its session too.
         let guest = &mut guest;
         let pair = &mut guest.pairs[0];
-        assert!(pair.tx.send(&RawHeader::default(), &[0x5a; 900]).unwrap());
+        assert!(pair.tx.send(&RawNetHeader::default(), &[0x5a; 900]).unwrap());
         pair.tx.publish(0).unwrap();
         pair.tx.drain(LONG).expect("the neighbour's frame is sent");
         let mut frame = Vec::new();
@@ -55,7 +55,7 @@ fn sender(socket: &Path) -> impl FnMut() + Send + use<> {
 struct Raw {
     front: FrontEnd,
     arena: Arc<Arena>,
-    vrings: Vec<Vring>,
+    vrings: Vec<Virtqueue>,
 }
 
 /// Both guests have networks.
@@ -71,15 +71,16 @@ impl Supervisor {
     /// A guest of all three rings, empty.
     fn guest(&self) -> Raw {
         let mut front = FrontEnd::connect(&self.daemon.socket_of("bad"), LONG).unwrap();
-        let wanted = (NetOptions::PLAIN | NetOptions::OFFLOADS | NetOptions::CONTROL)
-            & !VIRTIO_NET_F_MQ
-            | VIRTIO_F_INDIRECT_DESC;
+        let wanted =
+            (NetDriverOptions::PLAIN | NetDriverOptions::OFFLOADS | NetDriverOptions::CONTROL)
+                & !VIRTIO_NET_F_MQ
+                | VIRTIO_F_INDIRECT_DESC;
         let required = F_PROTOCOL_FEATURES | VIRTIO_F_VERSION_1;
-        let protocol = NetOptions::default().protocol_features;
+        let protocol = NetDriverOptions::default().protocol_features;
         let features =
             RingFeatures::from_bits(front.negotiate(wanted, required, protocol).unwrap());
         let arena = Arc::new(Arena::new(1 << 20).unwrap());
-        let vring = |index| Vring::new(&arena, index, SIZE, features, 0).unwrap();
+        let vring = |index| Virtqueue::new(&arena, index, SIZE, features, 0).unwrap();
         let vrings: Vec<_> = (0..3).map(vring).collect();
         front.set_memory(&arena).unwrap();
         for vring in &vrings {
@@ -105,10 +106,11 @@ impl Supervisor {
 
 impl Kind for Networks {
     fn serves_the_next_guest(supervisor: &Supervisor) {
-        let options = NetOptions { control: ControlOwner::Device, ..NetOptions::default() };
+        let options =
+            NetDriverOptions { control: ControlOwner::Device, ..NetDriverOptions::default() };
         let mut guest = NetDriver::connect(&supervisor.daemon.socket_of("bad"), &options).unwrap();
         let before = supervisor.counters(TX)["packets"];
-        assert!(guest.pairs[0].tx.send(&RawHeader::default(), &[0x5a; 900]).unwrap());
+        assert!(guest.pairs[0].tx.send(&RawNetHeader::default(), &[0x5a; 900]).unwrap());
         guest.pairs[0].tx.publish(0).unwrap();
         guest.pairs[0].tx.drain(LONG).unwrap();
         assert_eq!(supervisor.counters(TX)["packets"], before + 1);

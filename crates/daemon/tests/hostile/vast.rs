@@ -4,7 +4,7 @@ use crate::support::process::Daemon;
 use manyring_driver::wire::vhost_user::{
     PROTOCOL_F_CONFIGURE_MEM_SLOTS, PROTOCOL_F_REPLY_ACK, Region,
 };
-use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp, FrontEnd};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::time::Duration;
@@ -37,7 +37,8 @@ fn vast(daemon: &Daemon, file: &OwnedFd, sizes: &mut Vec<u64>) -> FrontEnd {
 #[test]
 fn a_front_end_of_vast_memory_leaves_room_for_its_neighbours() {
     let daemon = Daemon::run(CONFIG, &["bad", "good", "late"]);
-    let mut good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
+    let mut good =
+        BlkDriver::connect(&daemon.socket_of("good"), &BlkDriverOptions::default()).unwrap();
     let file = memfd_create("vast", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, 1 << 46).unwrap();
     // It finds out by trying how much it can have.
@@ -52,7 +53,7 @@ fn a_front_end_of_vast_memory_leaves_room_for_its_neighbours() {
     }
     let mut bad = vast(&daemon, &file, &mut sizes);
     bad.features().expect("its session goes on");
-    good.queues[0].run(Op::Flush).expect("the neighbour goes on");
-    let late = BlkDriver::connect(&daemon.socket_of("late"), &BlkOptions::default());
-    late.expect("another guest can come").queues[0].run(Op::Flush).unwrap();
+    good.queues[0].run(DriverOp::Flush).expect("the neighbour goes on");
+    let late = BlkDriver::connect(&daemon.socket_of("late"), &BlkDriverOptions::default());
+    late.expect("another guest can come").queues[0].run(DriverOp::Flush).unwrap();
 }

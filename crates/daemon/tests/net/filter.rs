@@ -4,9 +4,9 @@
 
 use crate::support::process::{Daemon, wait_until};
 use crate::support::space::{in_own_space, run};
-use manyring_driver::{ControlOwner, ControlQueue, NetDriver, NetOptions};
+use manyring_driver::{ControlDriverQueue, ControlOwner, NetDriver, NetDriverOptions};
 use manyring_wire::net::rss::{HashConfig, RssConfig, hash_type};
-use manyring_wire::net::{CtrlStatus, FilterTable, MacAddress, RawHeader, RxMode};
+use manyring_wire::net::{CtrlStatus, FilterTable, MacAddress, RawNetHeader, RxMode};
 use manyring_wire::net::{VIRTIO_NET_F_RSS, class};
 
 /// An address beside the guest's own.
@@ -137,11 +137,11 @@ impl Both {
             kind.keys, kind.far
         );
         let daemon = Daemon::run(&config, &["a", "b"]);
-        let options = |control, queue_pairs| NetOptions {
+        let options = |control, queue_pairs| NetDriverOptions {
             control,
             queue_pairs,
-            features: NetOptions::PLAIN | NetOptions::CONTROL | VIRTIO_NET_F_RSS,
-            ..NetOptions::default()
+            features: NetDriverOptions::PLAIN | NetDriverOptions::CONTROL | VIRTIO_NET_F_RSS,
+            ..NetDriverOptions::default()
         };
         let connect =
             |name: &str, options| NetDriver::connect(&daemon.socket_of(name), &options).unwrap();
@@ -164,7 +164,7 @@ impl Both {
         let tx = &mut self.far.pairs[0].tx;
         assert!(wait_until(|| {
             tx.reclaim();
-            tx.send(&RawHeader::default(), &frame).unwrap()
+            tx.send(&RawNetHeader::default(), &frame).unwrap()
         }));
         tx.publish(0).unwrap();
         self.sent
@@ -233,7 +233,7 @@ fn other_commands() -> Vec<(&'static str, u8, u8, Vec<u8>)> {
     ]
 }
 
-fn control(both: &mut Both) -> &mut ControlQueue {
+fn control(both: &mut Both) -> &mut ControlDriverQueue {
     both.guest.control.as_mut().unwrap()
 }
 
@@ -297,7 +297,7 @@ fn each_command_at_each_kind_of_port_has_its_effect_or_is_refused() {
 fn a_port_without_a_network_does_every_command() {
     let config = "[daemon]\n[[net]]\nname = 'a'\nsocket_path = '@/a'\nnull = true\n";
     let daemon = Daemon::run(config, &["a"]);
-    let options = NetOptions { control: ControlOwner::Device, ..NetOptions::default() };
+    let options = NetDriverOptions { control: ControlOwner::Device, ..NetDriverOptions::default() };
     let mut guest = NetDriver::connect(&daemon.socket_of("a"), &options).unwrap();
     let control = guest.control.as_mut().unwrap();
     for mode in RxMode::ALL {
@@ -328,7 +328,8 @@ fn groups_are_refused_where_the_daemon_may_not_join_them_until_the_operator_has(
             let config =
                 format!("[daemon]\n[[net]]\nname = 'a'\nsocket_path = '@/a'\n{}\n", kind.keys);
             let daemon = Daemon::run_behind(without_rights, &config, &["a"]);
-            let options = NetOptions { control: ControlOwner::Device, ..NetOptions::default() };
+            let options =
+                NetDriverOptions { control: ControlOwner::Device, ..NetDriverOptions::default() };
             let mut guest = NetDriver::connect(&daemon.socket_of("a"), &options).unwrap();
             let control = guest.control.as_mut().unwrap();
             let expected = if is_set { CtrlStatus::Ok } else { CtrlStatus::Err };

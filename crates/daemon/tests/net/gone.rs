@@ -4,8 +4,8 @@
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http_json, shown};
 use crate::support::space::{MULTI, handing_in, in_own_space, link, queue, queues, run};
-use manyring_driver::{ControlOwner, NetDriver, NetOptions};
-use manyring_wire::net::{Config, RawHeader, VIRTIO_NET_S_LINK_UP};
+use manyring_driver::{ControlOwner, NetDriver, NetDriverOptions};
+use manyring_wire::net::{NetConfig, RawNetHeader, VIRTIO_NET_S_LINK_UP};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use serde_json::Value;
@@ -36,15 +36,15 @@ fn device(daemon: &Daemon, name: &str) -> Value {
 
 fn connect(daemon: &Daemon, name: &str, queue_pairs: u16) -> NetDriver {
     let control = ControlOwner::FrontEnd;
-    let options = NetOptions { queue_pairs, control, ..NetOptions::default() };
+    let options = NetDriverOptions { queue_pairs, control, ..NetDriverOptions::default() };
     let mut driver = NetDriver::connect(&daemon.socket_of(name), &options).unwrap();
     driver.set_queue_pairs(queue_pairs).unwrap();
     driver
 }
 
 fn is_link_up(driver: &mut NetDriver) -> bool {
-    let size = u32::try_from(size_of::<Config>()).unwrap();
-    let config = Config::read_from_bytes(&driver.front.config(0, size).unwrap()).unwrap();
+    let size = u32::try_from(size_of::<NetConfig>()).unwrap();
+    let config = NetConfig::read_from_bytes(&driver.front.config(0, size).unwrap()).unwrap();
     config.status.get() & VIRTIO_NET_S_LINK_UP != 0
 }
 
@@ -74,7 +74,7 @@ fn assert_sends(driver: &mut NetDriver, pair: usize, byte: u8) {
 fn sends(driver: &mut NetDriver, pair: usize, byte: u8, seconds: i64) -> bool {
     let host = watch();
     let tx = &mut driver.pairs[pair].tx;
-    assert!(tx.send(&RawHeader::default(), &frame(byte)).unwrap());
+    assert!(tx.send(&RawNetHeader::default(), &frame(byte)).unwrap());
     tx.publish(0).unwrap();
     tx.drain(TIMEOUT).unwrap();
     let mut bytes = vec![0; 2048];
@@ -158,7 +158,7 @@ fn a_tap_that_goes_is_joined_again_by_its_name() {
                 assert!(lines() <= round + 1, "round {round}: {}", lines());
                 // The guest's frames are dropped and counted. Its neighbour has its network.
                 let tx = &mut lan.pairs[1].tx;
-                assert!(tx.send(&RawHeader::default(), &frame(3)).unwrap());
+                assert!(tx.send(&RawNetHeader::default(), &frame(3)).unwrap());
                 tx.publish(0).unwrap();
                 tx.drain(TIMEOUT).unwrap();
                 assert_sends(&mut other, 0, 4);

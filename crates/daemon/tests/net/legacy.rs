@@ -4,9 +4,9 @@
 use crate::support::datagram::{Host, datagram, payload};
 use crate::support::process::{Daemon, TIMEOUT};
 use crate::support::space::{in_own_space, run};
-use manyring_driver::{ControlOwner, NetDriver, NetOptions};
+use manyring_driver::{ControlOwner, NetDriver, NetDriverOptions};
 use manyring_wire::net::{
-    HDR_F_NEEDS_CSUM, HDR_GSO_NONE, RawHeader, RxMode, VIRTIO_NET_F_GUEST_CSUM,
+    HDR_F_NEEDS_CSUM, HDR_GSO_NONE, RawNetHeader, RxMode, VIRTIO_NET_F_GUEST_CSUM,
     VIRTIO_NET_F_MRG_RXBUF,
 };
 use manyring_wire::virtio::{VIRTIO_F_ANY_LAYOUT, VIRTIO_F_VERSION_1};
@@ -16,10 +16,10 @@ const CONFIG: &str =
 const OWNERS: [ControlOwner; 2] = [ControlOwner::FrontEnd, ControlOwner::Device];
 
 /// A legacy driver, without the features of `but`.
-fn legacy(control: ControlOwner, but: u64) -> NetOptions {
-    let all = NetOptions::default().features | VIRTIO_F_ANY_LAYOUT;
-    let features = all & NetOptions::LEGACY & !but;
-    NetOptions { control, features, queue_pairs: 2, ..NetOptions::default() }
+fn legacy(control: ControlOwner, but: u64) -> NetDriverOptions {
+    let all = NetDriverOptions::default().features | VIRTIO_F_ANY_LAYOUT;
+    let features = all & NetDriverOptions::LEGACY & !but;
+    NetDriverOptions { control, features, queue_pairs: 2, ..NetDriverOptions::default() }
 }
 
 /// A datagram of each length to the host, header and frame in one descriptor and each in its own;
@@ -29,9 +29,9 @@ fn talks(guest: &mut NetDriver, host: &Host) {
     for len in [1usize, 100, 1400] {
         let bytes = (0..=250).cycle().take(len).collect::<Vec<u8>>();
         let frame = datagram(1, &bytes);
-        assert!(pair.tx.send(&RawHeader::default(), &frame).unwrap());
+        assert!(pair.tx.send(&RawNetHeader::default(), &frame).unwrap());
         let (head, rest) = frame.split_at(14);
-        assert!(pair.tx.send_parts(&RawHeader::default(), &[head, rest]).unwrap());
+        assert!(pair.tx.send_parts(&RawNetHeader::default(), &[head, rest]).unwrap());
         pair.tx.publish(0).unwrap();
         pair.tx.drain(TIMEOUT).unwrap();
         assert_eq!((host.receive(), host.receive()), (bytes.clone(), bytes.clone()));
@@ -67,7 +67,8 @@ fn a_legacy_driver_has_its_network_whoever_owns_the_control_queue() {
                 }
                 talks(&mut guest, &host);
             }
-            let options = NetOptions { control, queue_pairs: 2, ..NetOptions::default() };
+            let options =
+                NetDriverOptions { control, queue_pairs: 2, ..NetDriverOptions::default() };
             let mut guest = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
             talks(&mut guest, &host);
             drop(guest);
@@ -85,11 +86,11 @@ fn a_legacy_drivers_checksums_may_be_left_to_the_host() {
         let host = Host::on("lan0");
         let options = legacy(ControlOwner::FrontEnd, VIRTIO_NET_F_MRG_RXBUF);
         let mut guest = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
-        let header = RawHeader {
+        let header = RawNetHeader {
             flags: HDR_F_NEEDS_CSUM,
             csum_start: 34.into(),
             csum_offset: 6.into(),
-            ..RawHeader::default()
+            ..RawNetHeader::default()
         };
         let tx = &mut guest.pairs[0].tx;
         // Datagrams of one length that come together: merged, and cut again.
@@ -102,7 +103,7 @@ fn a_legacy_drivers_checksums_may_be_left_to_the_host() {
         // The host leaves its own unfinished for a guest that takes it.
         host.send(1, &[7; 500]);
         let (rx, mut frame) = (&mut guest.pairs[0].rx, Vec::new());
-        let mut header = RawHeader::default();
+        let mut header = RawNetHeader::default();
         while payload(&frame) != Some(&[7; 500]) {
             frame.clear();
             header = rx.recv_wait(&mut frame, TIMEOUT).unwrap();
@@ -141,7 +142,7 @@ fn a_legacy_guest_and_a_modern_one_share_a_worker() {
         let host = Host::on("old0");
         let options = legacy(ControlOwner::FrontEnd, VIRTIO_NET_F_MRG_RXBUF);
         let mut old = NetDriver::connect(&daemon.socket_of("old"), &options).unwrap();
-        let modern = NetOptions::default();
+        let modern = NetDriverOptions::default();
         let mut new = NetDriver::connect(&daemon.socket_of("new"), &modern).unwrap();
         // The null port lends its frames: a legacy guest of one too.
         let frames = |guest: &mut NetDriver| {
@@ -156,7 +157,7 @@ fn a_legacy_guest_and_a_modern_one_share_a_worker() {
             frames(&mut new);
         }
         drop(new);
-        let options = NetOptions { queue_pairs: 1, ..options };
+        let options = NetDriverOptions { queue_pairs: 1, ..options };
         let mut new = NetDriver::connect(&daemon.socket_of("new"), &options).unwrap();
         talks(&mut old, &host);
         frames(&mut new);

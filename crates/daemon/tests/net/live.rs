@@ -11,11 +11,13 @@ use manyring_backend::net::late::{LateOptions, LatePort};
 use manyring_backend::net::tap::{TapOptions, TapPort, TapSource};
 use manyring_device::Device;
 use manyring_device::net::{NetDevice, NetOptions as DeviceOptions, Offload, Reclaim};
-use manyring_driver::{Arena, ControlOwner, NetDriver, NetOptions, NetPair, NetRx, NetTx};
-use manyring_engine::stats::Named;
+use manyring_driver::{
+    Arena, ControlOwner, NetDriver, NetDriverOptions, NetDriverRx, NetDriverTx, NetPair,
+};
+use manyring_engine::stats::NamedCounter;
 use manyring_engine::{Moderation, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_queue::RingFeatures;
-use manyring_wire::net::RawHeader;
+use manyring_wire::net::RawNetHeader;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -28,9 +30,14 @@ const CONFIG: &str =
 /// The port is done with a frame at once, or later and in any order.
 const LATE: [&str; 2] = ["", "fault = { late_tx = 5 }\n"];
 
-fn options(control: ControlOwner) -> NetOptions {
+fn options(control: ControlOwner) -> NetDriverOptions {
     // Small buffers: most frames fill several.
-    NetOptions { queue_pairs: PAIRS, control, mergeable_size: 512, ..NetOptions::default() }
+    NetDriverOptions {
+        queue_pairs: PAIRS,
+        control,
+        mergeable_size: 512,
+        ..NetDriverOptions::default()
+    }
 }
 
 /// The contents of datagram `number` of a pair.
@@ -58,7 +65,7 @@ fn drive(pair: &mut NetPair, port: u8, stop: &AtomicBool, back: &AtomicU64) {
         // Datagrams that do not come back for a while were lost.
         if sent < seen + WINDOW || idle > 50 {
             let bytes = [content(sent), vec![port]].concat();
-            if pair.tx.send(&RawHeader::default(), &datagram(port.into(), &bytes)).unwrap() {
+            if pair.tx.send(&RawNetHeader::default(), &datagram(port.into(), &bytes)).unwrap() {
                 sent += 1;
             }
             pair.tx.publish(0).unwrap();
@@ -171,7 +178,7 @@ fn a_tap_that_is_deleted_is_told_and_costs_no_cpu() {
         assert!(wait_until(|| told() == 1), "{}", daemon.log());
         // Frames to it are dropped and counted; its receiveqs ask for nothing.
         let tx = &mut driver.pairs[0].tx;
-        assert!(tx.send(&RawHeader::default(), &[0; 60]).unwrap());
+        assert!(tx.send(&RawNetHeader::default(), &[0; 60]).unwrap());
         tx.publish(0).unwrap();
         let mut used = 0;
         let rests = wait_until(|| {
@@ -299,16 +306,16 @@ impl Moving {
         };
         let device = NetDevice::new(device, port, pool.clone());
         let host = Host::on(tap);
-        let options = NetOptions { queue_pairs, ..options(ControlOwner::FrontEnd) };
-        let features = device.features() & NetOptions::PLAIN;
-        let size = NetRx::arena_size(&options) + NetTx::arena_size(&options);
+        let options = NetDriverOptions { queue_pairs, ..options(ControlOwner::FrontEnd) };
+        let features = device.features() & NetDriverOptions::PLAIN;
+        let size = NetDriverRx::arena_size(&options) + NetDriverTx::arena_size(&options);
         let arena = Arc::new(Arena::new(size * u64::from(queue_pairs) + 4096).unwrap());
         let control = runtime();
         control.block_on(device.set_features(features));
         let ring = RingFeatures::from_bits(features);
         let pair = |index| NetPair {
-            rx: NetRx::new(&arena, index, features, &options).unwrap(),
-            tx: NetTx::new(&arena, index, ring, &options).unwrap(),
+            rx: NetDriverRx::new(&arena, index, features, &options).unwrap(),
+            tx: NetDriverTx::new(&arena, index, ring, &options).unwrap(),
         };
         let mut pairs: Vec<_> = (0..queue_pairs).map(pair).collect();
         let mut handles = Vec::new();
@@ -327,7 +334,7 @@ impl Moving {
             self.control.block_on(self.device.stop(index, handle)).unwrap();
             let stats = self.device.stats(index).unwrap();
             assert!(stats.packets.value() > 0 && stats.faults.value() == 0, "queue {index}");
-            let is_lost = |c: &Named<u64>| {
+            let is_lost = |c: &NamedCounter<u64>| {
                 c.name.starts_with("dropped") && c.name != "dropped_port_full" && c.value > 0
             };
             let lost: Vec<_> = stats.counters().into_iter().filter(is_lost).collect();
@@ -365,7 +372,10 @@ fn drive_in_order(pair: &mut NetPair, stop: &AtomicBool, back: &AtomicU64) {
     while !stop.load(Ordering::Relaxed) || came < sent {
         while sent < came + WINDOW && !stop.load(Ordering::Relaxed) {
             let bytes = [content(sent), vec![1]].concat();
-            assert!(pair.tx.send(&RawHeader::default(), &datagram(1, &bytes)).unwrap(), "process");
+            assert!(
+                pair.tx.send(&RawNetHeader::default(), &datagram(1, &bytes)).unwrap(),
+                "process"
+            );
             sent += 1;
         }
         pair.tx.publish(0).unwrap();
@@ -443,7 +453,7 @@ fn both_pairs_carry_frames_both_ways() {
             // The tap answers a flow on the queue that it came from.
             let bytes = [content(u64::from(port)), vec![port]].concat();
             let echoed = wait_until(|| {
-                pair.tx.send(&RawHeader::default(), &datagram(port.into(), &bytes)).unwrap();
+                pair.tx.send(&RawNetHeader::default(), &datagram(port.into(), &bytes)).unwrap();
                 pair.tx.publish(0).unwrap();
                 pair.tx.drain(TIMEOUT).unwrap();
                 assert_eq!(host.receive(), bytes);

@@ -6,9 +6,9 @@ use crate::support::process::{Daemon, TIMEOUT};
 use crate::support::program::shown;
 use crate::support::space::{in_own_space, queue, run};
 use manyring_backend::sys::tuntap::{IFF_NO_PI, IFF_TAP};
-use manyring_driver::{NetDriver, NetOptions};
+use manyring_driver::{NetDriver, NetDriverOptions};
 use manyring_wire::net::{
-    HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HDR_GSO_UDP_L4, RawHeader,
+    HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HDR_GSO_UDP_L4, RawNetHeader,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -29,7 +29,7 @@ const MARK: u8 = 4;
 /// A frame as a guest sends it, and where its parts are.
 #[derive(Clone)]
 struct Frame {
-    header: RawHeader,
+    header: RawNetHeader,
     bytes: Vec<u8>,
     is_ipv4: bool,
     is_tcp: bool,
@@ -77,11 +77,11 @@ impl Frame {
         bytes.extend(partial.to_be_bytes());
         bytes.resize(own + own_size, 0);
         bytes.extend((0..usize::from(PIECE)).map(|at| u8::try_from((at + n * 7) % 251).unwrap()));
-        let header = RawHeader {
+        let header = RawNetHeader {
             flags: HDR_F_NEEDS_CSUM,
             csum_start: u16::try_from(own).unwrap().into(),
             csum_offset: if is_tcp { 16 } else { 6 }.into(),
-            ..RawHeader::default()
+            ..RawNetHeader::default()
         };
         Self { header, bytes, is_ipv4, is_tcp }
     }
@@ -228,7 +228,7 @@ impl Street {
         let reader = queue("reader", IFF_TAP | IFF_NO_PI);
         run("ip link set reader master br0 up");
         let guests = ["bad", "good"].map(|name| {
-            NetDriver::connect(&daemon.socket_of(name), &NetOptions::default()).unwrap()
+            NetDriver::connect(&daemon.socket_of(name), &NetDriverOptions::default()).unwrap()
         });
         Self { daemon, guests, reader }
     }
@@ -237,7 +237,7 @@ impl Street {
     fn send(&mut self, frames: &[Frame], neighbours: &[Frame]) -> Outcome {
         let before = self.counters();
         let mark = [&TO[..], &[2, 0, 0, 0, 0, MARK, 0x88, 0xb5], &[0; 50]].concat();
-        let mark = Frame { header: RawHeader::default(), bytes: mark, ..frames[0].clone() };
+        let mark = Frame { header: RawNetHeader::default(), bytes: mark, ..frames[0].clone() };
         for (guest, frames) in self.guests.iter_mut().zip([frames, neighbours]) {
             let tx = &mut guest.pairs[0].tx;
             for frames in [frames, std::slice::from_ref(&mark)] {

@@ -4,8 +4,8 @@
 use crate::support::datagram::{HOST, HOST_PORT, Host, datagram, payload};
 use crate::support::process::{Daemon, TIMEOUT};
 use crate::support::space::in_own_space;
-use manyring_driver::{ControlOwner, NetDriver, NetOptions};
-use manyring_wire::net::RawHeader;
+use manyring_driver::{ControlOwner, NetDriver, NetDriverOptions};
+use manyring_wire::net::RawNetHeader;
 
 const CONFIG: &str = "[[net]]\nname = 'lan'\nsocket_path = '@/lan'\ntap = 'lan0'\n";
 
@@ -17,11 +17,11 @@ fn a_frame_goes_out_and_one_comes_back_whoever_owns_the_control_queue() {
             let daemon = Daemon::run(CONFIG, &["lan"]);
             let host = Host::on("lan0");
             // The driver half is the guest: it connects, shares its memory, starts its rings.
-            let options = NetOptions { control, ..NetOptions::default() };
+            let options = NetDriverOptions { control, ..NetDriverOptions::default() };
             let mut guest = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
             // transmitq: a chain of header and frame is made available, and comes back when sent.
             let tx = &mut guest.pairs[0].tx;
-            assert!(tx.send(&RawHeader::default(), &datagram(1, b"hello")).unwrap());
+            assert!(tx.send(&RawNetHeader::default(), &datagram(1, b"hello")).unwrap());
             tx.publish(0).unwrap();
             tx.drain(TIMEOUT).unwrap();
             assert_eq!(host.receive(), b"hello");

@@ -3,8 +3,8 @@
 
 use crate::support::process::{Daemon, apart, wait_until};
 use crate::support::program::{http, http_json, shown};
-use manyring_driver::{NetDriver, NetOptions};
-use manyring_wire::net::RawHeader;
+use manyring_driver::{NetDriver, NetDriverOptions};
+use manyring_wire::net::RawNetHeader;
 use rustix::fs::FileType;
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +54,8 @@ struct Guest {
 
 impl Guest {
     fn connect(daemon: &Daemon, name: &str, n: u8) -> Self {
-        let driver = NetDriver::connect(&daemon.socket_of(name), &NetOptions::default()).unwrap();
+        let driver =
+            NetDriver::connect(&daemon.socket_of(name), &NetDriverOptions::default()).unwrap();
         Self { n, driver, sent: 0 }
     }
 
@@ -62,7 +63,7 @@ impl Guest {
     fn send(&mut self, to: [u8; 6]) -> bool {
         let tx = &mut self.driver.pairs[0].tx;
         tx.reclaim();
-        let is_sent = tx.send(&RawHeader::default(), &frame(to, self.n, self.sent + 1)).unwrap();
+        let is_sent = tx.send(&RawNetHeader::default(), &frame(to, self.n, self.sent + 1)).unwrap();
         tx.publish(0).unwrap();
         self.sent += u64::from(is_sent);
         is_sent
@@ -332,7 +333,7 @@ fn jumbo_frames_for_a_guest_of_a_small_mtu_are_dropped_and_those_behind_them_arr
         tx.reclaim();
         assert!(wait_until(|| {
             tx.reclaim();
-            tx.send(&RawHeader::default(), &jumbo).unwrap()
+            tx.send(&RawNetHeader::default(), &jumbo).unwrap()
         }));
         tx.publish(0).unwrap();
         a.talk(&mut b, 5);
@@ -356,7 +357,7 @@ fn a_capture_whose_disk_hangs_costs_its_frames_and_nobody_waits_for_it() {
     let body = json!({"kind": "net", "socket_path": socket, "switch": "s0", "pcap": pipe});
     let (status, answer) = http_json(&control, "PUT", path, &body.to_string());
     assert_eq!(status, 201, "{answer}");
-    let driver = NetDriver::connect(&socket, &NetOptions::default()).unwrap();
+    let driver = NetDriver::connect(&socket, &NetDriverOptions::default()).unwrap();
     let mut c = Guest { n: 3, driver, sent: 0 };
     c.greet(&mut a);
     // More than a pipe holds, in and out; the copies wait in memory.

@@ -3,8 +3,8 @@
 
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::shown;
-use manyring_driver::{NetDriver, NetOptions};
-use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV6, RawHeader};
+use manyring_driver::{NetDriver, NetDriverOptions};
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV6, RawNetHeader};
 
 const ALL: [u8; 6] = [0xff; 6];
 /// The last bytes of frames that end a step of a test.
@@ -45,22 +45,22 @@ struct Guest {
 
 impl Guest {
     fn with(daemon: &Daemon, name: &str, n: u8, features: u64) -> Self {
-        let options = NetOptions { features, ..NetOptions::default() };
+        let options = NetDriverOptions { features, ..NetDriverOptions::default() };
         let driver = NetDriver::connect(&daemon.socket_of(name), &options).unwrap();
         Self { n, driver, marks: 0 }
     }
 
     /// A guest that takes all offloads.
     fn connect(daemon: &Daemon, name: &str, n: u8) -> Self {
-        Self::with(daemon, name, n, NetOptions::default().features)
+        Self::with(daemon, name, n, NetDriverOptions::default().features)
     }
 
     /// A guest that takes no checksum that is left open.
     fn plain(daemon: &Daemon, name: &str, n: u8) -> Self {
-        Self::with(daemon, name, n, NetOptions::PLAIN)
+        Self::with(daemon, name, n, NetDriverOptions::PLAIN)
     }
 
-    fn send_with(&mut self, header: &RawHeader, frame: &[u8]) {
+    fn send_with(&mut self, header: &RawNetHeader, frame: &[u8]) {
         let tx = &mut self.driver.pairs[0].tx;
         assert!(tx.send(header, frame).unwrap());
         tx.publish(0).unwrap();
@@ -68,7 +68,7 @@ impl Guest {
     }
 
     fn send(&mut self, frame: &[u8]) {
-        self.send_with(&RawHeader::default(), frame);
+        self.send_with(&RawNetHeader::default(), frame);
     }
 
     /// What has come before frames with each of these last bytes; frames that end other steps of a
@@ -115,12 +115,12 @@ fn bad_headers(daemon: &Daemon, name: &str) -> u64 {
     queues.iter().filter_map(|queue| queue["counters"]["dropped_bad_header"].as_u64()).sum()
 }
 
-fn open(start: u16, offset: u16) -> RawHeader {
-    RawHeader {
+fn open(start: u16, offset: u16) -> RawNetHeader {
+    RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         csum_start: start.into(),
         csum_offset: offset.into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     }
 }
 
@@ -184,7 +184,7 @@ fn a_checksum_request_takes_no_guest_to_another_vlan_and_gives_it_no_other_addre
     for (header, bytes) in &from_guarded {
         guarded.send_with(header, bytes);
     }
-    let cut = RawHeader { gso_type: HDR_GSO_TCPV6, gso_size: 8.into(), ..open(54, 16) };
+    let cut = RawNetHeader { gso_type: HDR_GSO_TCPV6, gso_size: 8.into(), ..open(54, 16) };
     guarded.send_with(&cut, &frame(ALL, 1, &[], 0x86dd, &ipv6(58, &[136; 64])));
     let heard = guarded.mark(&[], &mut [&mut plain]);
     assert_eq!(heard, [Vec::<Vec<u8>>::new()]);

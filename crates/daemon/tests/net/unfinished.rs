@@ -5,11 +5,11 @@
 
 use crate::support::process::{Daemon, TIMEOUT};
 use crate::support::space::{in_own_space, run};
-use manyring_driver::{ControlOwner, NetDriver, NetOptions};
+use manyring_driver::{ControlOwner, NetDriver, NetDriverOptions};
 use manyring_wire::net::{
     Coalescing, CtrlStatus, HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6,
-    HDR_GSO_UDP_L4, QueueCoalescing, RawHeader, VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_VQ_NOTF_COAL,
-    receiveq,
+    HDR_GSO_UDP_L4, QueueCoalescing, RawNetHeader, VIRTIO_NET_F_HOST_USO,
+    VIRTIO_NET_F_VQ_NOTF_COAL, receiveq,
 };
 use std::net::UdpSocket;
 use std::time::{Duration, SystemTime};
@@ -33,7 +33,7 @@ fn serve() -> Daemon {
 }
 
 fn guest(daemon: &Daemon, name: &str, features: u64) -> NetDriver {
-    let options = NetOptions { features, ..NetOptions::default() };
+    let options = NetDriverOptions { features, ..NetDriverOptions::default() };
     NetDriver::connect(&daemon.socket_of(name), &options).unwrap()
 }
 
@@ -55,7 +55,7 @@ fn pseudo(ip: &[u8], protocol: u8, len: usize) -> Vec<u8> {
 }
 
 /// A frame whose payload counts up, uncut, its checksum open; and its header.
-fn uncut(version: u8, protocol: u8) -> (RawHeader, Vec<u8>) {
+fn uncut(version: u8, protocol: u8) -> (RawNetHeader, Vec<u8>) {
     let l4_size = if protocol == TCP { 20 } else { 8 };
     let len = u16::try_from(l4_size + PIECE * PIECES).unwrap().to_be_bytes();
     let mut ip = if version == 4 {
@@ -85,7 +85,7 @@ fn uncut(version: u8, protocol: u8) -> (RawHeader, Vec<u8>) {
     ip.extend(l4);
     ip.extend((0..=u8::MAX).cycle().take(PIECE * PIECES));
     let ether_type: [u8; 2] = if version == 4 { [0x08, 0] } else { [0x86, 0xdd] };
-    let header = RawHeader {
+    let header = RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         gso_type: match (version, protocol) {
             (4, TCP) => HDR_GSO_TCPV4,
@@ -96,12 +96,12 @@ fn uncut(version: u8, protocol: u8) -> (RawHeader, Vec<u8>) {
         gso_size: u16::try_from(PIECE).unwrap().into(),
         csum_start: u16::try_from(14 + ip_size).unwrap().into(),
         csum_offset: u16::try_from(sum_at).unwrap().into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     };
     (header, [&TO[..], &FROM, &ether_type, &ip].concat())
 }
 
-fn send(guest: &mut NetDriver, header: &RawHeader, frame: &[u8]) {
+fn send(guest: &mut NetDriver, header: &RawNetHeader, frame: &[u8]) {
     let tx = &mut guest.pairs[0].tx;
     assert!(tx.send(header, frame).unwrap());
     tx.publish(0).unwrap();
@@ -109,7 +109,7 @@ fn send(guest: &mut NetDriver, header: &RawHeader, frame: &[u8]) {
 }
 
 /// The next frame from `FROM`: the kernel says things of its own.
-fn recv(guest: &mut NetDriver) -> (RawHeader, Vec<u8>) {
+fn recv(guest: &mut NetDriver) -> (RawNetHeader, Vec<u8>) {
     loop {
         let mut frame = Vec::new();
         let header = guest.pairs[0].rx.recv_wait(&mut frame, TIMEOUT).unwrap();
@@ -125,7 +125,7 @@ const KINDS: [(u8, u8); 4] = [(4, TCP), (6, TCP), (4, UDP), (6, UDP)];
 fn who_takes_unfinished_frames_gets_them_as_they_were_sent() {
     in_own_space(|| {
         let daemon = serve();
-        let all = NetOptions::default().features;
+        let all = NetDriverOptions::default().features;
         let (mut near, mut far) = (guest(&daemon, "a", all), guest(&daemon, "b", all));
         assert!(near.features & VIRTIO_NET_F_HOST_USO != 0, "this kernel cuts datagrams");
         for (version, protocol) in KINDS {
@@ -143,8 +143,8 @@ fn who_takes_unfinished_frames_gets_them_as_they_were_sent() {
 fn who_does_not_take_them_gets_finished_ones() {
     in_own_space(|| {
         let daemon = serve();
-        let mut near = guest(&daemon, "a", NetOptions::default().features);
-        let mut far = guest(&daemon, "b", NetOptions::PLAIN);
+        let mut near = guest(&daemon, "a", NetDriverOptions::default().features);
+        let mut far = guest(&daemon, "b", NetDriverOptions::PLAIN);
         for (version, protocol) in KINDS {
             let (header, sent) = uncut(version, protocol);
             send(&mut near, &header, &sent);
@@ -171,7 +171,7 @@ fn uncut_datagrams_reach_a_socket_of_the_host_one_by_one() {
     in_own_space(|| {
         let daemon = serve();
         run("ip addr add 10.55.0.9/24 dev br0");
-        let mut near = guest(&daemon, "a", NetOptions::default().features);
+        let mut near = guest(&daemon, "a", NetDriverOptions::default().features);
         let socket = UdpSocket::bind("10.55.0.9:4661").unwrap();
         socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         let (header, mut frame) = uncut(4, UDP);
@@ -194,8 +194,9 @@ fn uncut_datagrams_reach_a_socket_of_the_host_one_by_one() {
 fn a_queue_holds_its_notifications_back_as_its_driver_wants() {
     in_own_space(|| {
         let daemon = serve();
-        let mut near = guest(&daemon, "a", NetOptions::default().features);
-        let options = NetOptions { control: ControlOwner::Device, ..NetOptions::default() };
+        let mut near = guest(&daemon, "a", NetDriverOptions::default().features);
+        let options =
+            NetDriverOptions { control: ControlOwner::Device, ..NetDriverOptions::default() };
         let mut far = NetDriver::connect(&daemon.socket_of("b"), &options).unwrap();
         assert!(far.features & VIRTIO_NET_F_VQ_NOTF_COAL != 0);
         let delay = Duration::from_millis(400);
@@ -205,7 +206,7 @@ fn a_queue_holds_its_notifications_back_as_its_driver_wants() {
         let rx = &mut far.pairs[0].rx;
         assert!(!rx.enable_notifications());
         let before = SystemTime::now();
-        send(&mut near, &RawHeader::default(), &frame);
+        send(&mut near, &RawNetHeader::default(), &frame);
         recv_called(&mut far);
         assert!(before.elapsed().unwrap() >= delay, "the call came early");
         // Eight do not, however long that time is.
@@ -213,7 +214,7 @@ fn a_queue_holds_its_notifications_back_as_its_driver_wants() {
         coalesce(&mut far, delay);
         assert!(!far.pairs[0].rx.enable_notifications());
         let before = SystemTime::now();
-        (0..8).for_each(|_| send(&mut near, &RawHeader::default(), &frame));
+        (0..8).for_each(|_| send(&mut near, &RawNetHeader::default(), &frame));
         recv_called(&mut far);
         assert!(before.elapsed().unwrap() < delay, "the eighth did not count");
     });

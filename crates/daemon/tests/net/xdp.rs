@@ -6,7 +6,7 @@ use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::shown;
 use crate::support::space::{in_own_space, link, run};
 use manyring_driver::NetDriver;
-use manyring_wire::net::RawHeader;
+use manyring_wire::net::RawNetHeader;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -207,7 +207,7 @@ fn a_guest_whose_interface_takes_nothing_costs_its_neighbour_nothing() {
                 };
                 let tx = &mut guest.pairs[0].tx;
                 tx.reclaim();
-                tx.send(&RawHeader::default(), &frame).unwrap();
+                tx.send(&RawNetHeader::default(), &frame).unwrap();
                 tx.publish(0).unwrap();
             }
             talk(&mut other, &host, 10);

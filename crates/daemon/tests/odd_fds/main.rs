@@ -7,9 +7,9 @@ mod support;
 
 use crate::support::process::{self, Daemon, wait_until};
 use crate::support::program::shown;
-use manyring_driver::hostile::{Hold, HostileRing, Spoil};
+use manyring_driver::hostile::{HeldLock, HostileRing, Spoil};
 use manyring_driver::wire::vhost_user::PROTOCOL_F_BACKEND_REQ;
-use manyring_driver::{BlkDriver, BlkOptions, DriverError, FrontEnd, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverError, DriverOp, FrontEnd};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
@@ -46,7 +46,8 @@ impl Supervisor {
     fn new() -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let daemon = Daemon::run(CONFIG, &["bad", "good", "control"]);
-        let good = BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
+        let good =
+            BlkDriver::connect(&daemon.socket_of("good"), &BlkDriverOptions::default()).unwrap();
         Self { daemon, good, _alone: alone }
     }
 
@@ -58,7 +59,7 @@ impl Supervisor {
     }
 
     fn guest(&self) -> BlkDriver {
-        let options = BlkOptions { queue_size: 16, ..BlkOptions::default() };
+        let options = BlkDriverOptions { queue_size: 16, ..BlkDriverOptions::default() };
         BlkDriver::connect(&self.daemon.socket_of("bad"), &options).unwrap()
     }
 
@@ -66,7 +67,7 @@ impl Supervisor {
     fn goes_on(&mut self, case: &str) {
         for _ in 0..ROUNDS {
             let start = SystemTime::now();
-            self.good.queues[0].run(Op::Flush).unwrap();
+            self.good.queues[0].run(DriverOp::Flush).unwrap();
             let flushed = start.elapsed().unwrap();
             shown(&self.daemon.socket_of("control"), "/v1/devices");
             let answered = start.elapsed().unwrap();
@@ -77,7 +78,7 @@ impl Supervisor {
 
     fn next_guest_is_served(&self) {
         let mut guest = self.guest();
-        guest.queues[0].run(Op::Flush).unwrap();
+        guest.queues[0].run(DriverOp::Flush).unwrap();
     }
 
     fn said(&self, what: &str) {
@@ -135,7 +136,7 @@ impl Supervisor {
     fn bears_one_that_is_held(
         &mut self,
         case: &str,
-        hold: Hold,
+        hold: HeldLock,
         send: impl FnOnce(&Self, &mut FrontEnd),
     ) {
         let mut front = self.front();
@@ -227,7 +228,7 @@ fn an_epoll_set_whose_lock_is_held_holds_its_own_device_only() {
     let mut supervisor = Supervisor::new();
     for (place, send) in PLACES {
         let (set, _event) = ready_set();
-        let hold = Hold::epoll(set.try_clone().unwrap()).unwrap();
+        let hold = HeldLock::epoll(set.try_clone().unwrap()).unwrap();
         supervisor
             .bears_one_that_is_held(place, hold, |_, front| send(front, set.as_fd()).unwrap());
     }
@@ -238,7 +239,7 @@ fn an_eventfd_in_an_epoll_set_whose_lock_is_held_holds_its_own_device_only() {
     let mut supervisor = Supervisor::new();
     for (place, send) in &PLACES[..3] {
         let (set, event) = ready_set();
-        let hold = Hold::epoll(set).unwrap();
+        let hold = HeldLock::epoll(set).unwrap();
         supervisor.bears_one_that_is_held(place, hold, |supervisor, front| {
             supervisor.daemon.while_stopped(|| {
                 send(front, event.as_fd()).unwrap();
@@ -256,12 +257,12 @@ fn a_kick_that_a_worker_watched_is_not_closed_by_the_worker() {
     let (set, event) = ready_set();
     guest.front.set_vring_kick(0, Some(event.as_fd())).unwrap();
     let queue = &mut guest.queues[0];
-    queue.submit(Op::Flush).unwrap().expect("device process in the ring");
+    queue.submit(DriverOp::Flush).unwrap().expect("device process in the ring");
     queue.publish().unwrap();
     // The queue kicks the eventfd that it began with, which the worker does not watch any more.
     rustix::io::write(&event, &1u64.to_ne_bytes()).unwrap();
     queue.wait(LONG).unwrap();
-    let hold = Hold::epoll(set).unwrap();
+    let hold = HeldLock::epoll(set).unwrap();
     drop(event);
     supervisor.goes_on("watched");
     // Another one takes its place: the worker ends its watch.
@@ -281,7 +282,7 @@ fn a_pipe_whose_lock_is_held_holds_its_own_device_only() {
     let mut supervisor = Supervisor::new();
     for (place, send) in PLACES {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        let hold = Hold::pipe(writer.try_clone().unwrap()).unwrap();
+        let hold = HeldLock::pipe(writer.try_clone().unwrap()).unwrap();
         let fd = if place == "kick" { reader.as_fd() } else { writer.as_fd() };
         supervisor.bears_one_that_is_held(place, hold, |_, front| send(front, fd).unwrap());
     }
@@ -308,7 +309,7 @@ fn a_running_queue_whose_pipes_are_held_holds_its_own_device_only() {
                 ring.offer_valid().unwrap();
                 guest.queues[0].vring().kick().unwrap();
             }
-            hold = Some(Hold::pipe(writer.try_clone().unwrap()).unwrap());
+            hold = Some(HeldLock::pipe(writer.try_clone().unwrap()).unwrap());
         });
         supervisor.goes_on("running");
         drop(guest);
@@ -474,12 +475,12 @@ fn a_daemon_that_is_held_lets_go_of_images_and_names_when_it_is_stopped() {
     for place in ["call", "kick"] {
         let mut daemon = Daemon::run(&config, &["bad", "good"]);
         let mut good =
-            BlkDriver::connect(&daemon.socket_of("good"), &BlkOptions::default()).unwrap();
-        good.queues[0].run(Op::Flush).unwrap();
+            BlkDriver::connect(&daemon.socket_of("good"), &BlkDriverOptions::default()).unwrap();
+        good.queues[0].run(DriverOp::Flush).unwrap();
         let mut front = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
         front.negotiate(0, 1 << 30, 0).unwrap();
         let (reader, writer) = rustix::pipe::pipe().unwrap();
-        let hold = Hold::pipe(writer.try_clone().unwrap()).unwrap();
+        let hold = HeldLock::pipe(writer.try_clone().unwrap()).unwrap();
         if place == "call" {
             front.set_vring_call(0, Some(writer.as_fd())).unwrap();
         } else {

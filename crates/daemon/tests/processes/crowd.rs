@@ -3,7 +3,7 @@
 
 use crate::domain::process;
 use crate::support::process::{self, Daemon};
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
@@ -26,7 +26,7 @@ fn serve(devices: &str, names: &[&str]) -> Daemon {
 }
 
 fn connect(daemon: &Daemon, name: &str) -> BlkDriver {
-    BlkDriver::connect(&daemon.socket_of(name), &BlkOptions::default()).unwrap()
+    BlkDriver::connect(&daemon.socket_of(name), &BlkDriverOptions::default()).unwrap()
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_session_begins_beside_thousands_of_messages_of_another_session_of_its_devic
         assert!(process::wait_until(|| sent.load(Ordering::Relaxed) > AT_ONCE / 8));
         while !flood.is_finished() {
             let before = sent.load(Ordering::Relaxed);
-            let options = BlkOptions { queues: 8, ..BlkOptions::default() };
+            let options = BlkDriverOptions { queues: 8, ..BlkDriverOptions::default() };
             let mut good = BlkDriver::connect(&daemon.socket_of("good"), &options).unwrap();
             good.queues[7].write(8, &[7; 512]).unwrap();
             // One that the flood's end has set free is no witness.

@@ -4,7 +4,7 @@
 use crate::domain::{counted, pid, process};
 use crate::support::process::{self, Daemon};
 use crate::support::program::{manyring, output_of, shown};
-use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions, NetDriver, NetDriverOptions};
 
 const CONFIG: &str = "[daemon]\ncontrol = '@/control'\n\
     [[blk]]\nname = 'a'\nsocket_path = '@/a'\nmemory = '1M'\n\
@@ -26,9 +26,11 @@ fn a_configuration_that_says_nothing_gets_a_supervisor_without_guest_memory_and_
         return;
     }
     let daemon = Daemon::run(CONFIG, &["a", "n", "control"]);
-    let mut guest = BlkDriver::connect(&daemon.socket_of("a"), &BlkOptions::default()).unwrap();
+    let mut guest =
+        BlkDriver::connect(&daemon.socket_of("a"), &BlkDriverOptions::default()).unwrap();
     guest.queues[0].write(8, &[7; 512]).unwrap();
-    let _network = NetDriver::connect(&daemon.socket_of("n"), &NetOptions::default()).unwrap();
+    let _network =
+        NetDriver::connect(&daemon.socket_of("n"), &NetDriverOptions::default()).unwrap();
     let own_process = process(&daemon, &own());
     assert_eq!((&own_process["state"], &own_process["starts"]), (&"serving".into(), &1.into()));
     assert_eq!(own_process["devices"], serde_json::json!(["a", "n"]));
@@ -49,7 +51,7 @@ fn a_command_that_serves_one_device_is_one_process() {
         return;
     }
     let daemon = Daemon::blk(&["--memory", "1M"]);
-    let mut guest = BlkDriver::connect(&daemon.socket(), &BlkOptions::default()).unwrap();
+    let mut guest = BlkDriver::connect(&daemon.socket(), &BlkDriverOptions::default()).unwrap();
     guest.queues[0].write(8, &[7; 512]).unwrap();
     assert!(maps_guest_memory(daemon.pid()));
 }

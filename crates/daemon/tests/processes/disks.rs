@@ -5,7 +5,7 @@ use crate::domain::{disk, pid, process, serve};
 use crate::support::foreign::Client;
 use crate::support::process::{Daemon, wait_until};
 use crate::support::program::{http_json, manyring, shown};
-use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use manyring_wire::vhost_user::{BACKEND_CONFIG_CHANGE_MSG, FLAG_VERSION, Header};
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ fn processes(daemon: &Daemon) -> Value {
 }
 
 fn connect(daemon: &Daemon, name: &str) -> BlkDriver {
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     BlkDriver::connect(&daemon.socket_of(name), &options).unwrap()
 }
 
@@ -52,7 +52,7 @@ fn a_disk_in_memory_outlives_its_device_process() {
 /// Reads so often, one after the other.
 fn read(driver: &mut BlkDriver, count: u64) {
     for _ in 0..count {
-        driver.queues[0].run(Op::Read { sector: 0, len: 4096 }).unwrap();
+        driver.queues[0].run(DriverOp::Read { sector: 0, len: 4096 }).unwrap();
     }
 }
 
@@ -161,7 +161,7 @@ fn a_lock_that_goes_with_the_rings_is_handed_over_between_device_processes() {
     let mut driver = connect(&source, "a");
     driver.queues[0].write(0, &[7; 4096]).unwrap();
     let refused = |target: &Daemon| {
-        let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+        let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
         let driver = BlkDriver::connect(&target.socket_of("b"), &options);
         driver.is_err() || driver.unwrap().queues[0].read(0, &mut [0; 512]).is_err()
     };

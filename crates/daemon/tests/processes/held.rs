@@ -5,7 +5,7 @@ use crate::domain::{self, client_works, disk, pid, process, serve};
 use crate::support::frozen::{Freezer, run};
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program;
-use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -90,7 +90,7 @@ impl Drop for Mounted {
 }
 
 fn connect(daemon: &Daemon, name: &str) -> BlkDriver {
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     BlkDriver::connect(&daemon.socket_of(name), &options).unwrap()
 }
 
@@ -109,7 +109,7 @@ fn dies_with_a_write_in_flight(daemon: &Daemon, freezer: &Freezer, ends: bool) {
     let killed = pid(daemon, "a");
     freezer.freeze();
     let queue = &mut driver.queues[0];
-    queue.submit(Op::Write { sector: 0, data: &[2; 4096] }).unwrap().unwrap();
+    queue.submit(DriverOp::Write { sector: 0, data: &[2; 4096] }).unwrap().unwrap();
     queue.publish().unwrap();
     // It is the kernel's: the guest's index has moved, and no answer has come.
     let counted = || domain::counted(daemon, "a", "in_flight");
@@ -121,7 +121,7 @@ fn dies_with_a_write_in_flight(daemon: &Daemon, freezer: &Freezer, ends: bool) {
     std::thread::scope(|scope| {
         let next = scope.spawn(|| {
             // Who was handed to a device process that had ended connects again.
-            let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+            let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
             let mut driver = None;
             let socket = daemon.socket_of("a");
             let connects = || {
@@ -184,7 +184,7 @@ fn a_disk_that_is_only_read_waits_for_the_reads_of_a_device_process_that_is_gone
     let writes = || std::fs::read_to_string(&in_flight).unwrap();
     assert!(wait_until(|| writes().split_whitespace().nth(1) == Some("1")), "{}", writes());
     let queue = &mut driver.queues[0];
-    queue.submit(Op::Read { sector: 8, len: 4096 }).unwrap().unwrap();
+    queue.submit(DriverOp::Read { sector: 8, len: 4096 }).unwrap().unwrap();
     queue.publish().unwrap();
     assert!(wait_until(|| domain::counted(&daemon, "a", "in_flight") == 1), "{}", daemon.log());
     kill_process(killed, Signal::KILL).unwrap();
@@ -225,7 +225,7 @@ fn a_disk_that_hangs_with_its_device_process_keeps_no_other_guest_from_the_daemo
     let queue = &mut held.queues[0];
     queue.write(0, &[1; 4096]).unwrap();
     freezer.freeze();
-    queue.submit(Op::Write { sector: 0, data: &[2; 4096] }).unwrap().unwrap();
+    queue.submit(DriverOp::Write { sector: 0, data: &[2; 4096] }).unwrap().unwrap();
     queue.publish().unwrap();
     assert!(wait_until(|| domain::counted(&daemon, "a", "in_flight") == 1), "{}", daemon.log());
     let its_pid = pid(&daemon, "a");
@@ -328,9 +328,9 @@ fn a_block_device_in_a_device_process_discards_and_zeroes_what_the_page_cache_ha
         let queue = &mut connect(&daemon, "a").queues[0];
         for round in 0..20_u8 {
             queue.write(0, &[round + 1; 65536]).unwrap();
-            let zeroes = Op::WriteZeroes { sector: 0, count: 64, unmap: round % 2 == 0 };
+            let zeroes = DriverOp::WriteZeroes { sector: 0, count: 64, unmap: round % 2 == 0 };
             queue.run(zeroes).unwrap();
-            queue.run(Op::Discard { sector: 64, count: 64 }).unwrap();
+            queue.run(DriverOp::Discard { sector: 64, count: 64 }).unwrap();
             let mut bytes = [9; 32768];
             queue.read(0, &mut bytes).unwrap();
             assert_eq!(bytes, [0; 32768], "round {round}");

@@ -8,7 +8,7 @@
 
 use crate::support::process::{Daemon, wait_until};
 use crate::support::program::{manyring, shown};
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use std::io::Write;
 use std::time::Duration;
 
@@ -71,7 +71,7 @@ fn memory(process: &u64) -> [u64; 2] {
 #[test]
 fn no_thread_of_a_hundred_processes_runs_while_guests_do_nothing_and_each_takes_little_memory() {
     let (daemon, names) = daemon();
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     let connect = |name: &String| {
         let mut guest = BlkDriver::connect(&daemon.socket_of(name), &options).unwrap();
         guest.queues[0].read(0, &mut [0; 4096]).unwrap();

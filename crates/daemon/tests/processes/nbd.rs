@@ -7,7 +7,7 @@ use crate::support::process::{Daemon, wait_until};
 use crate::support::program::{http_json, shown};
 use crate::support::taken::Taken;
 use crate::takeover::{has_ended, log, take_over};
-use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use manyring_wire::nbd::{
     CAN_MULTI_CONN, COMMAND_SIZE, Command, CommandKind, HAS_FLAGS, Reply, SEND_FLUSH,
 };
@@ -132,7 +132,7 @@ fn answer(
 }
 
 fn connect(daemon: &Daemon, name: &str, queues: u16) -> BlkDriver {
-    let options = BlkOptions { queues, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues, ..BlkDriverOptions::default() };
     BlkDriver::connect(&daemon.socket_of(name), &options).unwrap()
 }
 
@@ -151,7 +151,7 @@ fn sockets(process: i32) -> BTreeSet<(u32, String)> {
 fn works(guest: &mut BlkDriver, round: u8) {
     for (queue, sector) in guest.queues.iter_mut().zip((0..).step_by(8)) {
         let data = [round; 4096];
-        queue.run(Op::Write { sector, data: &data }).unwrap();
+        queue.run(DriverOp::Write { sector, data: &data }).unwrap();
         let mut read = [0; 4096];
         queue.read(sector, &mut read).unwrap();
         assert_eq!(read, data);
@@ -182,7 +182,7 @@ fn a_disk_of_a_server_is_served_in_its_device_process_and_outlives_it_and_the_co
     // Requests in flight go again when the device process dies.
     server.is_silent.store(true, Ordering::SeqCst);
     let queue = &mut guest.queues[0];
-    queue.submit(Op::Write { sector: 64, data: &[7; 4096] }).unwrap();
+    queue.submit(DriverOp::Write { sector: 64, data: &[7; 4096] }).unwrap();
     queue.publish().unwrap();
     kill_process(pid(&daemon, "a"), Signal::KILL).unwrap();
     server.is_silent.store(false, Ordering::SeqCst);
@@ -213,8 +213,9 @@ fn a_disk_of_a_server_that_has_grown_is_measured_in_another_process() {
     assert_eq!((status, &said["size"]), (200, &json!(2 * SIZE)), "{said}\n{}", daemon.log());
     // The guest reaches the new end, and so it does after a death of its device process.
     let end = (2 * SIZE / 512 - 8) as u64;
-    let reaches =
-        |guest: &mut BlkDriver| guest.queues[0].run(Op::Read { sector: end, len: 4096 }).is_ok();
+    let reaches = |guest: &mut BlkDriver| {
+        guest.queues[0].run(DriverOp::Read { sector: end, len: 4096 }).is_ok()
+    };
     assert!(wait_until(|| reaches(&mut guest)), "{}", daemon.log());
     kill_process(pid(&daemon, "a"), Signal::KILL).unwrap();
     assert!(wait_until(|| reaches(&mut guest)), "{}", daemon.log());
@@ -300,7 +301,7 @@ fn a_disk_of_a_server_and_its_requests_go_to_the_daemon_that_takes_over() {
     // The server answers nothing: the request goes along, and is sent again.
     server.is_silent.store(true, Ordering::SeqCst);
     let queue = &mut guest.queues[0];
-    queue.submit(Op::Write { sector: 64, data: &[7; 4096] }).unwrap();
+    queue.submit(DriverOp::Write { sector: 64, data: &[7; 4096] }).unwrap();
     queue.publish().unwrap();
     let mut next = take_over(&daemon, "manyring.toml");
     assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));

@@ -5,8 +5,8 @@ use crate::support::datagram::{Host, datagram, payload};
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http_json, shown};
 use crate::support::space::{has_carrier, in_own_space, link, queues};
-use manyring_driver::{ControlOwner, NetDriver, NetOptions};
-use manyring_wire::net::{RawHeader, VIRTIO_NET_F_MQ};
+use manyring_driver::{ControlOwner, NetDriver, NetDriverOptions};
+use manyring_wire::net::{RawNetHeader, VIRTIO_NET_F_MQ};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{
     Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
@@ -24,7 +24,7 @@ fn serve() -> Daemon {
 }
 
 fn connect(daemon: &Daemon, control: ControlOwner) -> NetDriver {
-    let options = NetOptions { queue_pairs: 2, control, ..NetOptions::default() };
+    let options = NetDriverOptions { queue_pairs: 2, control, ..NetDriverOptions::default() };
     let mut driver = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
     driver.set_queue_pairs(2).unwrap();
     driver
@@ -46,7 +46,7 @@ fn pid(daemon: &Daemon) -> Pid {
 fn works(driver: &mut NetDriver, host: &Host) {
     for pair in [0, 1] {
         let tx = &mut driver.pairs[pair].tx;
-        assert!(tx.send(&RawHeader::default(), &datagram(1, b"hello")).unwrap());
+        assert!(tx.send(&RawNetHeader::default(), &datagram(1, b"hello")).unwrap());
         tx.publish(0).unwrap();
         tx.drain(TIMEOUT).unwrap();
         assert_eq!(host.receive(), b"hello");
@@ -215,7 +215,7 @@ fn a_device_process_that_hangs_holds_up_no_operator_and_no_other_network() {
             let (status, _) = http_json(&control, "POST", "/v1/devices/lan/link", &body);
             assert_eq!(status, 200);
         }
-        let options = NetOptions::default();
+        let options = NetDriverOptions::default();
         let other = NetDriver::connect(&daemon.socket_of("other"), &options);
         assert!(other.is_ok(), "{}", daemon.log());
         kill_process(stopped, Signal::CONT).unwrap();
@@ -226,7 +226,7 @@ fn a_device_process_that_hangs_holds_up_no_operator_and_no_other_network() {
         for (pair, payload) in [(0, b"by 0"), (1, b"by 1")] {
             let passes = wait_until(|| {
                 let tx = &mut driver.pairs[pair].tx;
-                assert!(tx.send(&RawHeader::default(), &datagram(1, payload)).unwrap());
+                assert!(tx.send(&RawNetHeader::default(), &datagram(1, payload)).unwrap());
                 tx.publish(0).unwrap();
                 tx.drain(TIMEOUT).unwrap();
                 std::iter::from_fn(|| host.try_receive()).any(|received| received == payload)
@@ -244,7 +244,7 @@ fn the_pairs_of_a_port_that_only_the_device_process_has_are_shown_and_its_guests
         [[net]]\nname = 'lan'\nsocket_path = '@/lan'\nnull = true\nqueue_pairs = 2\ndomain = 'a'\n";
     let daemon = Daemon::run(config, &["lan", "control"]);
     for (control, at_start) in [(ControlOwner::FrontEnd, 2), (ControlOwner::Device, 1)] {
-        let options = NetOptions { queue_pairs: 2, control, ..NetOptions::default() };
+        let options = NetDriverOptions { queue_pairs: 2, control, ..NetDriverOptions::default() };
         let mut driver = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
         assert_eq!(device(&daemon)["attached_pairs"], at_start, "{control:?}");
         driver.set_queue_pairs(2).unwrap();
@@ -253,8 +253,9 @@ fn the_pairs_of_a_port_that_only_the_device_process_has_are_shown_and_its_guests
         assert!(wait_until(|| device(&daemon)["attached_pairs"] == 0), "{control:?}");
     }
     // Without multiqueue the control queue comes behind the first pair.
-    let features = NetOptions::default().features & !VIRTIO_NET_F_MQ;
-    let options = NetOptions { features, control: ControlOwner::Device, ..NetOptions::default() };
+    let features = NetDriverOptions::default().features & !VIRTIO_NET_F_MQ;
+    let options =
+        NetDriverOptions { features, control: ControlOwner::Device, ..NetDriverOptions::default() };
     let driver = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
     assert_eq!(device(&daemon)["queues"][2]["name"], "ctrl");
     drop(driver);

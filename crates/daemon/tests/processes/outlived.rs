@@ -5,7 +5,7 @@
 use crate::domain::{client_works, disk, pid, process, serve, two_domains, works, works_until};
 use crate::support::foreign::Client;
 use crate::support::process::{Daemon, wait_until};
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use rustix::process::{Signal, kill_process};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -47,7 +47,7 @@ fn a_front_end_without_an_inflight_region_loses_nothing_when_its_device_process_
 #[test]
 fn a_front_end_that_leaves_while_no_device_process_serves_it_makes_way_for_the_next() {
     let daemon = serve("", &disk("a", "memory = '1M'\ndomain = 'a'\n"), &["a"]);
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     let connect = || BlkDriver::connect(&daemon.socket_of("a"), &options).unwrap();
     for round in 1..4_u8 {
         let mut driver = connect();

@@ -7,7 +7,7 @@ use crate::support::foreign::Client;
 use crate::support::process::{self, Daemon, wait_until};
 use crate::support::program::manyring;
 use crate::support::taken::Taken;
-use manyring_driver::{BlkDriver, BlkOptions, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::{Child, Stdio};
 
@@ -101,11 +101,11 @@ fn a_device_process_whose_requests_do_not_end_is_killed_and_they_are_served_agai
     // Each second request of this disk is held back for ever.
     let keys = "file = '@/a.img'\ndomain = 'a'\nfault = { hold_every = 2 }\n";
     let daemon = serve("", &disk("a", keys), &["a"]);
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     let mut driver = BlkDriver::connect(&daemon.socket_of("a"), &options).unwrap();
     let queue = &mut driver.queues[0];
     queue.write(0, &[1; 512]).unwrap();
-    queue.submit(Op::Write { sector: 1, data: &[2; 512] }).unwrap().unwrap();
+    queue.submit(DriverOp::Write { sector: 1, data: &[2; 512] }).unwrap().unwrap();
     queue.publish().unwrap();
     assert!(wait_until(|| domain::counted(&daemon, "a", "in_flight") == 1), "{}", daemon.log());
     let next = Next::takes_over(&daemon);

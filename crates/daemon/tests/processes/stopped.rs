@@ -6,7 +6,7 @@ use crate::domain::pid;
 use crate::support::datagram::{Host, datagram, payload};
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::space::{in_own_space, run};
-use manyring_driver::{Arena, FrontEnd, Vring};
+use manyring_driver::{Arena, FrontEnd, Virtqueue};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::{HEADER_SIZE, VIRTIO_NET_F_MRG_RXBUF};
 use manyring_wire::vhost_user::{
@@ -45,7 +45,7 @@ fn serve() -> (Daemon, Host) {
 
 /// A ring of the guest, and what it has seen of it.
 struct Lane {
-    vring: Vring,
+    vring: Virtqueue,
     /// The chains that the device has not returned, the oldest first: id and address.
     given: VecDeque<(u16, u64)>,
     /// Places that no chain has.
@@ -95,7 +95,7 @@ impl Guest {
         let lanes = [0, 1].map(|index| {
             // A packed ring begins on an odd lap.
             let base = if ring.packed { 0x8000 } else { 0 };
-            let vring = Vring::new(&arena, index, SIZE, ring, base).unwrap();
+            let vring = Virtqueue::new(&arena, index, SIZE, ring, base).unwrap();
             let place = |_| arena.alloc(BUFFER.into(), 16).unwrap();
             let free = (0..POSTED).map(place).collect();
             Lane { vring, given: VecDeque::new(), free, used: 0 }

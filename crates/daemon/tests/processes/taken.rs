@@ -7,7 +7,7 @@ use crate::support::foreign::Client;
 use crate::support::process::{Daemon, copies_of, wait_until};
 use crate::support::program::{self, http};
 use crate::support::taken::Taken;
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::AsFd;
@@ -115,7 +115,8 @@ fn threads_of_a_device_process_that_are_taken_reach_nothing_and_are_told_of_and_
     let mut clients = ["a", "b"].map(|name| Client::connect(&daemon.socket_of(name), false));
     clients.iter_mut().for_each(|client| works(client, 1));
     // A janitor stays as long as it passes the calls of a front-end on that gives a pipe.
-    let mut odd = BlkDriver::connect(&daemon.socket_of("odd"), &BlkOptions::default()).unwrap();
+    let mut odd =
+        BlkDriver::connect(&daemon.socket_of("odd"), &BlkDriverOptions::default()).unwrap();
     let (_calls, call) = std::io::pipe().unwrap();
     odd.front.set_vring_call(0, Some(call.as_fd())).unwrap();
     let its_pid = pid(&daemon, "a").as_raw_nonzero().get();
@@ -158,8 +159,9 @@ fn a_taken_device_process_keeps_no_image_of_a_disk_that_is_gone_though_it_only_r
     let only_read = disk("a", "file = '@/a.img'\nread_only = true\ndomain = 'a'\n");
     let other = disk("m", "memory = '1M'\ndomain = 'a'\n");
     let daemon = serve("", &[only_read.as_str(), &other].concat(), &["a", "m"]);
-    let mut reader = BlkDriver::connect(&daemon.socket_of("a"), &BlkOptions::default()).unwrap();
-    let _other = BlkDriver::connect(&daemon.socket_of("m"), &BlkOptions::default()).unwrap();
+    let mut reader =
+        BlkDriver::connect(&daemon.socket_of("a"), &BlkDriverOptions::default()).unwrap();
+    let _other = BlkDriver::connect(&daemon.socket_of("m"), &BlkDriverOptions::default()).unwrap();
     reader.queues[0].read(0, &mut [0; 512]).unwrap();
     let process = pid(&daemon, "a").as_raw_nonzero().get();
     let open = fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
@@ -210,7 +212,7 @@ fn a_taken_device_process_has_the_supervisor_keep_no_image_of_a_disk_that_is_gon
         let (goes, stays) = (disk("a", &keys), disk("m", "memory = '1M'\ndomain = 'a'\n"));
         let daemon = serve("", &[goes.as_str(), &stays].concat(), &["a", "m"]);
         let connect = |name: &str| {
-            BlkDriver::connect(&daemon.socket_of(name), &BlkOptions::default()).unwrap()
+            BlkDriver::connect(&daemon.socket_of(name), &BlkDriverOptions::default()).unwrap()
         };
         let (mut goer, _stayer) = (connect("a"), connect("m"));
         goer.queues[0].read(0, &mut [0; 512]).unwrap();
@@ -252,8 +254,9 @@ fn an_image_that_a_vmm_has_stays_locked_and_the_change_that_removes_its_disk_goe
     let goes = disk("a", "file = '@/a.img'\ndomain = 'a'\n");
     let devices = [goes.clone(), disk("b", "memory = '1M'\ndomain = 'b'\n")];
     let daemon = serve("", &devices.concat(), &["a", "b"]);
-    let connect =
-        |name: &str| BlkDriver::connect(&daemon.socket_of(name), &BlkOptions::default()).unwrap();
+    let connect = |name: &str| {
+        BlkDriver::connect(&daemon.socket_of(name), &BlkDriverOptions::default()).unwrap()
+    };
     let (mut goer, mut other) = (connect("a"), connect("b"));
     goer.queues[0].read(0, &mut [0; 512]).unwrap();
     let (process, path) = (pid(&daemon, "a").as_raw_nonzero().get(), daemon.folder().join("a.img"));
@@ -300,7 +303,8 @@ fn a_daemon_that_ends_while_a_vmm_has_an_image_names_the_disk() {
     let goes = disk("a", "file = '@/a.img'\ndomain = 'a'\n");
     let stays = disk("b", "memory = '1M'\ndomain = 'b'\n");
     let daemon = serve("", &[goes.clone(), stays].concat(), &["a", "b"]);
-    let mut goer = BlkDriver::connect(&daemon.socket_of("a"), &BlkOptions::default()).unwrap();
+    let mut goer =
+        BlkDriver::connect(&daemon.socket_of("a"), &BlkDriverOptions::default()).unwrap();
     goer.queues[0].read(0, &mut [0; 512]).unwrap();
     let (process, path) = (pid(&daemon, "a").as_raw_nonzero().get(), daemon.folder().join("a.img"));
     let held = copies_of(process, &path);
@@ -324,7 +328,7 @@ fn a_daemon_that_ends_while_a_vmm_has_an_image_names_the_disk() {
 #[test]
 fn a_taken_device_process_sends_to_nobody_by_his_name() {
     let daemon = serve("", &disk("a", "memory = '1M'\ndomain = 'a'\n"), &["a"]);
-    let _client = BlkDriver::connect(&daemon.socket_of("a"), &BlkOptions::default()).unwrap();
+    let _client = BlkDriver::connect(&daemon.socket_of("a"), &BlkDriverOptions::default()).unwrap();
     let process = pid(&daemon, "a").as_raw_nonzero().get();
     // Everybody may send to it, as to the log of the host.
     fs::set_permissions(daemon.folder(), fs::Permissions::from_mode(0o711)).unwrap();

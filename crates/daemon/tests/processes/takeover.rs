@@ -6,7 +6,7 @@ use crate::domain::{client_works, disk, pid, process, serve, two_domains, works,
 use crate::support::foreign::Client;
 use crate::support::process::{Daemon, TIMEOUT, is_root_or_left_out, wait_until};
 use crate::support::program::{http, manyring, shown};
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, RecvFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
@@ -48,7 +48,7 @@ fn answers(daemon: &Daemon) -> bool {
 fn guests_go_on_with_the_daemon_that_takes_over_again_and_again() {
     let daemon = two_domains();
     let mut client = Client::connect(&daemon.socket_of("a"), false);
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     let mut other = BlkDriver::connect(&daemon.socket_of("b"), &options).unwrap();
     let is_over = AtomicBool::new(false);
     let mut running: Vec<Child> = Vec::new();
@@ -88,7 +88,7 @@ fn a_daemon_that_is_started_with_few_open_files_takes_over_as_many_as_there_are(
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let devices: String = names.iter().map(|name| disk(name, "memory = '1M'\n")).collect();
     let daemon = serve("domains = 'user'", &devices, &names);
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     let mut guests = [("d0", 3), ("d39", 4)].map(|(name, byte)| {
         let mut guest = BlkDriver::connect(&daemon.socket_of(name), &options).unwrap();
         guest.queues[0].write(0, &[byte; 512]).unwrap();
@@ -129,7 +129,7 @@ fn an_image_that_opens_slowly_keeps_no_guest_from_the_daemon_that_takes_over() {
         return;
     }
     let daemon = two_domains();
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     let mut other = BlkDriver::connect(&daemon.socket_of("b"), &options).unwrap();
     other.queues[0].write(0, &[1; 512]).unwrap();
     let host = opens_no_more(&daemon.folder().join("a.img"));
@@ -356,7 +356,7 @@ fn a_domain_whose_device_processes_die_again_and_again_keeps_no_other_from_a_tak
     let daemon = two_domains();
     let mut client = Client::connect(&daemon.socket_of("a"), false);
     works(&mut client, 1);
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     let _dies = BlkDriver::connect(&daemon.socket_of("b"), &options).unwrap();
     // Before each start the supervisor waits longer, and before the next one for five seconds: more
     // than a takeover does.

@@ -4,8 +4,8 @@ use crate::support::datagram::{Host, datagram};
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::space::{in_own_space, link, queues};
 use crate::takeover::{die_after, has_ended, log, take_over};
-use manyring_driver::{NetDriver, NetOptions};
-use manyring_wire::net::RawHeader;
+use manyring_driver::{NetDriver, NetDriverOptions};
+use manyring_wire::net::RawNetHeader;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Two taps, one of a single queue and one of two.
@@ -16,7 +16,7 @@ const TAPS: &str = "[daemon]\ncontrol = '@/control'\nworkers = 1\n\
 /// A datagram leaves by each pair.
 fn sends(driver: &mut NetDriver, host: &Host) {
     for pair in &mut driver.pairs {
-        assert!(pair.tx.send(&RawHeader::default(), &datagram(1, b"hello")).unwrap());
+        assert!(pair.tx.send(&RawNetHeader::default(), &datagram(1, b"hello")).unwrap());
         pair.tx.publish(0).unwrap();
         pair.tx.drain(TIMEOUT).unwrap();
         assert_eq!(host.receive(), b"hello");
@@ -29,7 +29,7 @@ fn taps_go_to_the_daemon_that_takes_over_and_stay_where_it_dies() {
         let daemon = Daemon::run(TAPS, &["one", "two", "control"]);
         let host = Host::on("two0");
         let connect = |name: &str, queue_pairs| {
-            let options = NetOptions { queue_pairs, ..NetOptions::default() };
+            let options = NetDriverOptions { queue_pairs, ..NetDriverOptions::default() };
             let mut driver = NetDriver::connect(&daemon.socket_of(name), &options).unwrap();
             driver.set_queue_pairs(queue_pairs).unwrap();
             driver

@@ -4,7 +4,7 @@
 use crate::domain::{self, disk, pid, process, serve};
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, manyring, shown};
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Signal, Uid, kill_process};
@@ -28,7 +28,7 @@ fn connect_as(daemon: &Daemon, name: &str, uid: u32) -> BlkDriver {
     let connect = move || {
         let user = Uid::from_raw(uid);
         rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-        let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+        let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
         BlkDriver::connect(&socket, &options).unwrap()
     };
     std::thread::spawn(connect).join().unwrap()
@@ -150,7 +150,7 @@ fn an_image_that_another_daemon_has_goes_to_no_further_device_process() {
     drop(roots);
     // When its rings have stopped, another daemon gets the image, by a lock of all bytes.
     let other = locks_all(&daemon);
-    let options = BlkOptions { queues: 1, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 1, ..BlkDriverOptions::default() };
     let mut others = BlkDriver::connect(&other.socket(), &options).unwrap();
     let waiting = waits(&daemon, "a", &ASKS, Vec::new());
     let is_gone = || !std::path::Path::new(&format!("/proc/{former}")).exists();

@@ -3,7 +3,7 @@
 use crate::support::process::Daemon;
 use crate::support::program::http_json;
 use crate::support::view::{View, assert_alike, table};
-use manyring_driver::{BlkDriver, BlkOptions, NetDriver, NetOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions, NetDriver, NetDriverOptions};
 use std::path::Path;
 
 const NAMES: [&str; 3] = ["disk0", "read0", "lan0"];
@@ -58,13 +58,14 @@ fn a_disk_and_a_network_are_shown_alike_in_the_daemon_and_in_a_device_process() 
         (&"down".into(), &1300.into())
     );
     let guests = daemons.each_ref().map(|daemon| {
-        let options = BlkOptions { queues: 2, ..BlkOptions::default() };
+        let options = BlkDriverOptions { queues: 2, ..BlkDriverOptions::default() };
         let mut disk = BlkDriver::connect(&daemon.socket_of("disk0"), &options).unwrap();
         for queue in &mut disk.queues {
             queue.write(0, &[7; 4096]).unwrap();
             queue.read(0, &mut [0; 4096]).unwrap();
         }
-        let net = NetDriver::connect(&daemon.socket_of("lan0"), &NetOptions::default()).unwrap();
+        let net =
+            NetDriver::connect(&daemon.socket_of("lan0"), &NetDriverOptions::default()).unwrap();
         (disk, net)
     });
     let connected = alike("guests use them");

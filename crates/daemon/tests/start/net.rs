@@ -7,8 +7,8 @@ use crate::support::space::{
     AS_NOBODY, MULTI, as_nobody, handing_in, in_own_space, link, open_taps_to_all, queue, queues,
     run,
 };
-use manyring_driver::{ControlOwner, NetDriver, NetOptions};
-use manyring_wire::net::RawHeader;
+use manyring_driver::{ControlOwner, NetDriver, NetDriverOptions};
+use manyring_wire::net::RawNetHeader;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, Mode, OFlags};
 use serde_json::{Value, json};
@@ -48,14 +48,15 @@ fn device(control: &Path, name: &str) -> Value {
 }
 
 fn connect(socket: &Path, queue_pairs: u16) -> NetDriver {
-    let options = NetOptions { queue_pairs, control: ControlOwner::Device, ..Default::default() };
+    let options =
+        NetDriverOptions { queue_pairs, control: ControlOwner::Device, ..Default::default() };
     NetDriver::connect(socket, &options).unwrap()
 }
 
 /// Sends a broadcast of no known protocol by queue pair 0, filled with `byte`.
 fn send(driver: &mut NetDriver, byte: u8) {
     let frame = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 1, 0x88, 0xb5], &[byte; 86]].concat();
-    assert!(driver.pairs[0].tx.send(&RawHeader::default(), &frame).unwrap());
+    assert!(driver.pairs[0].tx.send(&RawNetHeader::default(), &frame).unwrap());
     driver.pairs[0].tx.publish(0).unwrap();
     driver.pairs[0].tx.drain(TIMEOUT).unwrap();
 }
@@ -300,7 +301,7 @@ fn capturing() -> (Daemon, File, NetDriver) {
     let mut driver = connect(&daemon.socket_of("a"), 1);
     for _ in 0..CAPTURED {
         let frame = [0xa5; 10_000];
-        assert!(driver.pairs[0].tx.send(&RawHeader::default(), &frame).unwrap());
+        assert!(driver.pairs[0].tx.send(&RawNetHeader::default(), &frame).unwrap());
         driver.pairs[0].tx.publish(0).unwrap();
         driver.pairs[0].tx.drain(TIMEOUT).unwrap();
     }

@@ -4,7 +4,7 @@ use crate::support::process::Daemon;
 use crate::support::program::{
     manyring, misused, names_in, output_of, program_for_all, refused, refused_configuration,
 };
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use serde_json::{Value, json};
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -394,7 +394,7 @@ fn header() -> [u8; 512] {
 
 /// Sector 0 as a new front-end of a socket reads it.
 fn first_sector(socket: &Path) -> [u8; 512] {
-    let mut driver = BlkDriver::connect(socket, &BlkOptions::default()).unwrap();
+    let mut driver = BlkDriver::connect(socket, &BlkDriverOptions::default()).unwrap();
     let mut found = [0; 512];
     driver.queues[0].read(0, &mut found).unwrap();
     found
@@ -412,7 +412,7 @@ fn a_guest_that_writes_such_a_header_is_served_after_a_restart_and_so_are_others
     let config = disk("other") + &disk("writes");
     let daemon = Daemon::run(&config, &["writes", "other"]);
     let mut driver =
-        BlkDriver::connect(&daemon.socket_of("writes"), &BlkOptions::default()).unwrap();
+        BlkDriver::connect(&daemon.socket_of("writes"), &BlkDriverOptions::default()).unwrap();
     driver.queues[0].write(0, &header()).unwrap();
     driver.queues[0].flush().unwrap();
     drop(driver);

@@ -5,7 +5,7 @@ use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, names_in, shown};
 use manyring_driver::hostile::GiantRing;
 use manyring_driver::wire::blk::VIRTIO_BLK_T_IN;
-use manyring_driver::{BlkDriver, BlkOptions};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
 use rustix::process::Signal;
 use std::path::Path;
 use std::time::Duration;
@@ -175,7 +175,7 @@ fn a_guest_with_gigabytes_of_requests_in_its_rings_leaves_and_they_are_not_serve
         let daemon = Daemon::run(&config, &["a", "control"]);
         let (socket, control) = (daemon.socket_of("a"), daemon.socket_of("control"));
         let spare = u64::from(QUEUES) * GiantRing::arena_size(DEPTH);
-        let options = BlkOptions { queues: QUEUES, spare, ..BlkOptions::default() };
+        let options = BlkDriverOptions { queues: QUEUES, spare, ..BlkDriverOptions::default() };
         let mut guest = BlkDriver::connect(&socket, &options).unwrap();
         for queue in &mut guest.queues {
             let mut giant = GiantRing::new(&guest.arena, queue.vring(), DEPTH).unwrap();
@@ -185,7 +185,7 @@ fn a_guest_with_gigabytes_of_requests_in_its_rings_leaves_and_they_are_not_serve
             queue.vring().kick().unwrap();
         }
         drop(guest);
-        let mut next = BlkDriver::connect(&socket, &BlkOptions::default()).unwrap();
+        let mut next = BlkDriver::connect(&socket, &BlkDriverOptions::default()).unwrap();
         next.queues[0].read(0, &mut [0; 512]).unwrap();
         // A queue has one such request at a time, which ends after a piece; one may have ended.
         let (served, offered) = (requests_of(&control), u64::from(QUEUES) * u64::from(DEPTH));

@@ -4,7 +4,7 @@ use crate::support::client::Client;
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{manyring, names_in, output_of};
 use manyring_engine::QueueStats;
-use manyring_engine::stats::Class;
+use manyring_engine::stats::QueueClass;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -269,7 +269,7 @@ fn every_counter_is_in_the_guide_and_fixed() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(manifest.join(path)).unwrap();
     let (guide, names) = (read("../../docs/guide/net.md"), read("../../docs/design/0001-names.md"));
-    let stats = QueueStats::new(Class::Net);
+    let stats = QueueStats::new(QueueClass::Net);
     let counters: Vec<_> = stats.counters().iter().map(|c| c.name).collect();
     assert!(counters.len() > 20, "{counters:?}");
     for name in counters.into_iter().chain(stats.histograms().iter().map(|h| h.name)) {

@@ -2,8 +2,8 @@
 
 use super::process::{Daemon, TIMEOUT, wait_until};
 use super::space::run;
-use manyring_driver::{NetDriver, NetOptions};
-use manyring_wire::net::RawHeader;
+use manyring_driver::{NetDriver, NetDriverOptions};
+use manyring_wire::net::RawNetHeader;
 use std::net::{IpAddr, UdpSocket};
 
 /// Where the host is.
@@ -98,7 +98,7 @@ pub(crate) fn payload(frame: &[u8]) -> Option<&[u8]> {
 
 /// A guest at a device with one queue pair.
 pub(crate) fn connect(daemon: &Daemon, name: &str) -> NetDriver {
-    NetDriver::connect(&daemon.socket_of(name), &NetOptions::default()).unwrap()
+    NetDriver::connect(&daemon.socket_of(name), &NetDriverOptions::default()).unwrap()
 }
 
 /// Sends a frame, once there is a buffer for it.
@@ -106,7 +106,7 @@ pub(crate) fn send(guest: &mut NetDriver, frame: &[u8]) {
     let tx = &mut guest.pairs[0].tx;
     let is_sent = wait_until(|| {
         tx.reclaim();
-        tx.send(&RawHeader::default(), frame).unwrap()
+        tx.send(&RawNetHeader::default(), frame).unwrap()
     });
     assert!(is_sent, "no buffer comes back");
     tx.publish(0).unwrap();

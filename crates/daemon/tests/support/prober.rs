@@ -15,7 +15,7 @@
 
 use super::process::{Daemon, TIMEOUT};
 use super::program::http;
-use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp, FrontEnd};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -85,7 +85,7 @@ impl Prober {
     /// Probes `daemon`, whose configuration has [`NEIGHBOURS`] and a control socket, all of them in
     /// `folder`.
     pub(crate) fn at(daemon: &Daemon, folder: &Path) -> Self {
-        let guest = BlkDriver::connect(&folder.join("good"), &BlkOptions::default()).unwrap();
+        let guest = BlkDriver::connect(&folder.join("good"), &BlkDriverOptions::default()).unwrap();
         let others = SOCKETS[2..].iter().map(|name| folder.join(name)).collect();
         let control = folder.join("control");
         let mut prober = Self { pid: daemon.pid(), control, others, guest };
@@ -112,7 +112,7 @@ impl Prober {
         let mut worst = Stalls::default();
         for _ in 0..rounds {
             let queue = &mut self.guest.queues[0];
-            let flush = || queue.run(Op::Flush).map(drop).unwrap();
+            let flush = || queue.run(DriverOp::Flush).map(drop).unwrap();
             worst.guest = worst.guest.max(waited(workers, flush));
             let ask = |path| http(&self.control, "GET", path, "").0;
             let ask_in_vain = || assert_eq!(ask("/v1/nothing"), 404);

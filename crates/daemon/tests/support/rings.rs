@@ -1,7 +1,7 @@
 //! Rings that other threads drive, whatever the device: a front-end stops and starts them, or
 //! their device half is started here, without a daemon.
 
-use manyring_driver::{Arena, FrontEnd, Vring};
+use manyring_driver::{Arena, FrontEnd, Virtqueue};
 use manyring_engine::{Activation, Call, Kick};
 use manyring_queue::{DeviceQueue, QueueConfig, RingFeatures};
 use manyring_wire::vhost_user::{Region, VringAddr};
@@ -51,7 +51,7 @@ pub(crate) struct Restart {
 }
 
 impl Restart {
-    pub(crate) fn of(vring: &Vring) -> Self {
+    pub(crate) fn of(vring: &Virtqueue) -> Self {
         let at = vring.addresses();
         let addr = VringAddr {
             index: vring.index(),
@@ -84,7 +84,7 @@ impl Restart {
 }
 
 /// The device half of a queue whose driver half we have.
-pub(crate) fn activation(arena: &Arena, vring: &Vring, features: u64) -> Activation {
+pub(crate) fn activation(arena: &Arena, vring: &Virtqueue, features: u64) -> Activation {
     let (addresses, base) = (vring.addresses(), vring.base().into());
     let ring = RingFeatures::from_bits(features);
     let config = QueueConfig { size: vring.size(), addresses, base, features: ring };

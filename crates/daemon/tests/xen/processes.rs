@@ -9,7 +9,7 @@ use crate::support::view::{View, assert_alike};
 use crate::takeover::{begin, finish};
 use crate::world::{World, XVDA, break_ring, connect, small};
 use manyring_driver::{Blkfront, BlkfrontOptions, XenDisk, XenDomain, XenOp};
-use manyring_wire::xen::blkif::Status;
+use manyring_wire::xen::blkif::BlkifStatus;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::process::{Child, Stdio};
@@ -83,7 +83,7 @@ fn write(front: &mut Blkfront, sector: u64) {
     if queue.publish() {
         queue.channel().notify();
     }
-    assert_eq!(queue.wait(TIMEOUT).unwrap().status, Status::Okay);
+    assert_eq!(queue.wait(TIMEOUT).unwrap().status, BlkifStatus::Okay);
 }
 
 /// The longest of some writes, while the device process of the other guest is not well.

@@ -3,7 +3,7 @@
 use crate::support::process::wait_until;
 use crate::world::{World, XVDA, options};
 use manyring_driver::{Blkfront, XenOp};
-use manyring_wire::xen::blkif::Status;
+use manyring_wire::xen::blkif::BlkifStatus;
 use std::process::Command;
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ pub(crate) fn finish(front: &mut Blkfront, round: u8) {
     for (index, queue) in front.queues.iter_mut().enumerate() {
         for _ in 0..UNDER_WAY {
             let done = queue.wait(crate::support::process::TIMEOUT).unwrap();
-            assert_eq!(done.status, Status::Okay, "round {round}, queue {index}: {done:?}");
+            assert_eq!(done.status, BlkifStatus::Okay, "round {round}, queue {index}: {done:?}");
         }
         assert_eq!(queue.in_flight(), 0, "an answer too many or too few");
         for request in 0..UNDER_WAY {

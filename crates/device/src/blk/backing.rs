@@ -4,7 +4,7 @@
 use super::HostDisk;
 use crate::{DeviceStats, StartError};
 use manyring_backend::blk::{Disk, DiskQueue, Geometry};
-use manyring_engine::stats::Class;
+use manyring_engine::stats::QueueClass;
 use manyring_engine::{Pool, Route, aside};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) struct Backing {
 
 impl Backing {
     /// `disk`, served by workers of `pool` on this many queues.
-    pub(super) fn new(host: HostDisk, pool: Arc<Pool>, queues: usize, class: Class) -> Self {
+    pub(super) fn new(host: HostDisk, pool: Arc<Pool>, queues: usize, class: QueueClass) -> Self {
         Self {
             host: Arc::new(host),
             pool,

@@ -26,7 +26,7 @@ use super::{HostDisk, Resize};
 use crate::{DeviceStats, StartError};
 use handler::BlkifHandler;
 use manyring_backend::blk::{Disk, DiskQueue};
-use manyring_engine::stats::{Class, QueueStats};
+use manyring_engine::stats::{QueueClass, QueueStats};
 use manyring_engine::{
     Activation, Call, Event, Home, Kick, Limit, Moderation, Pool, QueueHandle, RunningQueue,
 };
@@ -34,8 +34,8 @@ use manyring_memory::{GrantLimits, GrantMapper, GrantPages, GrantRef, Persistent
 use manyring_queue::RingAddresses;
 use manyring_queue::blkif::{BackRing, RingConfig, journal_size};
 use manyring_wire::xen::blkif::{SECTOR_SIZE, VDISK_READONLY};
-use manyring_wire::xen::device::{Discard, Disk as DiskNodes, Offer};
-use queue::{BlkifQueue, Parts};
+use manyring_wire::xen::device::{Discard, DiskGeometry as DiskNodes, Offer};
+use queue::{BlkifQueue, QueueParts};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -198,7 +198,7 @@ impl XenBlkDevice {
     #[must_use]
     pub fn new(mut options: XenBlkOptions, disk: Arc<dyn Disk>, pool: Arc<Pool>) -> Self {
         let host = HostDisk::new(disk, options.logical_block_size, options.read_only);
-        let backing = Backing::new(host, pool, options.num_queues, Class::XenBlk);
+        let backing = Backing::new(host, pool, options.num_queues, QueueClass::XenBlk);
         backing.tell_geometry(&options.name);
         let geometry = backing.host.geometry();
         options.read_only = backing.host.is_read_only();
@@ -377,7 +377,7 @@ impl XenBlkDevice {
         let lot_pages = u32::try_from(LOT_PAGES).unwrap_or(u32::MAX);
         let persistent = if persistent && options.persistent { options.persistent_max } else { 0 };
         let limits = GrantLimits { persistent, lot_pages, lots };
-        Ok(BlkifHandler::new(BlkifQueue::new(Parts {
+        Ok(BlkifHandler::new(BlkifQueue::new(QueueParts {
             disk,
             shared: self.shared.clone(),
             // Every sector is served, whatever the logical block size: a front-end that was

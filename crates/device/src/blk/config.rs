@@ -3,7 +3,7 @@
 use super::BlkOptions;
 use manyring_backend::blk::Geometry;
 use manyring_wire::blk::{
-    Config, SECTOR_SHIFT, VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD,
+    BlkConfig, SECTOR_SHIFT, VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD,
     VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SECURE_ERASE,
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
@@ -56,7 +56,7 @@ pub(super) fn read(
     bytes[..n].copy_from_slice(&tail[..n]);
 }
 
-fn layout(options: &BlkOptions, geometry: &Geometry, writeback: bool) -> Config {
+fn layout(options: &BlkOptions, geometry: &Geometry, writeback: bool) -> BlkConfig {
     let sectors = |max: u64| {
         let sectors = (max >> SECTOR_SHIFT).min(RANGE_SECTORS_MAX);
         u32::try_from(sectors).unwrap_or(u32::MAX)
@@ -65,7 +65,7 @@ fn layout(options: &BlkOptions, geometry: &Geometry, writeback: bool) -> Config 
     let block_sectors = geometry.block_size >> SECTOR_SHIFT;
     let in_blocks = |bytes: u32| bytes / geometry.block_size;
     let per_physical = in_blocks(geometry.physical_block_size).max(1);
-    Config {
+    BlkConfig {
         capacity: (geometry.size >> SECTOR_SHIFT).into(),
         size_max: SIZE_MAX.into(),
         seg_max: u32::from(options.queue_size.saturating_sub(2).max(1)).into(),
@@ -84,6 +84,6 @@ fn layout(options: &BlkOptions, geometry: &Geometry, writeback: bool) -> Config 
         max_secure_erase_sectors: sectors(geometry.secure_erase_max).into(),
         max_secure_erase_seg: ranges(geometry.secure_erase_max).into(),
         secure_erase_sector_alignment: block_sectors.into(),
-        ..Config::default()
+        ..BlkConfig::default()
     }
 }

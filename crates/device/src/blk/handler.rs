@@ -3,7 +3,7 @@
 use super::BlkQueue;
 use super::requests::Completed;
 use manyring_engine::stats::QueueStats;
-use manyring_engine::{Done, Fence, Handler, Mode, QueueIo, Turn, Waits};
+use manyring_engine::{Done, Fence, Handler, QueueIo, Turn, TurnMode, Waits};
 use manyring_memory::GuestMemory;
 use manyring_queue::Chains;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ impl<R: Chains> Handler<R> for BlkQueue {
     #[inline]
     fn turn(&mut self, queue: &mut R, turn: &mut Turn<'_, '_>) -> Done {
         let mut popped = 0;
-        if turn.mode == Mode::Serve {
+        if turn.mode == TurnMode::Serve {
             let now_ns = turn.io.now_ns();
             let (mut limit, mut is_charged) = (usize::MAX, false);
             if self.gate.is_some() {

@@ -102,7 +102,7 @@ fn peek(readable: &[GuestSlice<'_>], writable: &[GuestSlice<'_>]) -> Option<(Way
     }
 }
 
-impl<R> super::requests::Requests<R> {
+impl<R> super::requests::QueueRequests<R> {
     /// The requests and bytes of the last `count` requests, by direction.
     pub(super) fn newest(&self, count: usize) -> Passed {
         let mut passed = Passed::default();

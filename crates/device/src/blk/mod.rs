@@ -19,7 +19,7 @@ pub use host_disk::{HostDisk, Resize};
 pub(crate) use virtio::BlkQueue;
 
 use crate::state::Saved;
-use crate::{ConfigError, Device, DeviceStats, Later, StartError, StateError};
+use crate::{ConfigError, Device, DeviceStats, PendingResult, StartError, StateError};
 use backing::Backing;
 use hold::Hold;
 use host::HostErrors;
@@ -29,7 +29,7 @@ use manyring_engine::Limit;
 use manyring_engine::Moderation;
 use manyring_engine::QueueHandle;
 use manyring_engine::StopError;
-use manyring_engine::stats::{Class, QueueStats};
+use manyring_engine::stats::{QueueClass, QueueStats};
 use manyring_engine::{Home, Pool};
 use manyring_queue::Base;
 use manyring_wire::blk::{CONFIG_WRITEBACK, ID_SIZE, VIRTIO_BLK_F_FLUSH};
@@ -128,7 +128,7 @@ impl BlkDevice {
             options.num_queues = queues;
         }
         let host = HostDisk::new(disk, options.logical_block_size, options.read_only);
-        let backing = Backing::new(host, pool, options.num_queues, Class::Blk);
+        let backing = Backing::new(host, pool, options.num_queues, QueueClass::Blk);
         let geometry = backing.host.geometry();
         options.read_only = backing.host.is_read_only();
         let mut serial = [0; ID_SIZE];
@@ -290,7 +290,7 @@ impl Device for BlkDevice {
         }
     }
 
-    fn set_features(&self, features: u64) -> Later<'_, ()> {
+    fn set_features(&self, features: u64) -> PendingResult<'_, ()> {
         let former = self.features.swap(features, Ordering::Relaxed);
         let can_flush = features & VIRTIO_BLK_F_FLUSH != 0;
         if features == 0 {
@@ -312,11 +312,11 @@ impl Device for BlkDevice {
         self.backing.host.changes()
     }
 
-    fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
+    fn start(&self, activation: Activation) -> PendingResult<'_, Result<QueueHandle, StartError>> {
         Box::pin(self.start_queue(activation))
     }
 
-    fn stop(&self, _: usize, queue: QueueHandle) -> Later<'_, Result<Base, StopError>> {
+    fn stop(&self, _: usize, queue: QueueHandle) -> PendingResult<'_, Result<Base, StopError>> {
         Box::pin(self.stop_queue(queue))
     }
 
@@ -324,7 +324,7 @@ impl Device for BlkDevice {
         self.saved().emit()
     }
 
-    fn restore<'a>(&'a self, state: &'a [u8]) -> Later<'a, Result<(), StateError>> {
+    fn restore<'a>(&'a self, state: &'a [u8]) -> PendingResult<'a, Result<(), StateError>> {
         let saved = Saved::parse(state, VIRTIO_ID_BLOCK, self.shared.offered);
         Box::pin(std::future::ready(saved.and_then(|saved| self.take(&saved))))
     }

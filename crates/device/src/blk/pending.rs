@@ -1,4 +1,4 @@
-//! `Pending`: the table of requests that are taken and not answered, by their chain's slot.
+//! `PendingRequests`: the table of requests that are taken and not answered, by their chain's slot.
 //!
 //! A queue that ends with requests in flight (its worker quits, as the daemon ends) cannot know
 //! when the kernel or a thread stops using their memory. So the disk's queue keeps their slices,
@@ -52,7 +52,7 @@ pub(super) struct InFlight<R> {
 }
 
 #[derive(Debug)]
-pub(super) struct Pending<R> {
+pub(super) struct PendingRequests<R> {
     /// Each with its number in the order in which they were added.
     requests: Table<(u32, InFlight<R>)>,
     /// The number of the last request: those that were put back are not counted.
@@ -62,7 +62,7 @@ pub(super) struct Pending<R> {
     bytes: u64,
 }
 
-impl<R> Pending<R> {
+impl<R> PendingRequests<R> {
     pub(super) fn new(memory: Arc<GuestMemory>) -> Self {
         Self { requests: Table::new(), last: 0, epochs: Epochs::new(memory), bytes: 0 }
     }

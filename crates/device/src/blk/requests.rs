@@ -1,5 +1,5 @@
-//! `Requests`: the requests of a queue, from parsing to the disk and back, in a form that both ring
-//! formats use.
+//! `QueueRequests`: the requests of a queue, from parsing to the disk and back, in a form that both
+//! ring formats use.
 //!
 //! ```text
 //! parse (virtio.rs, blkif/):    push slices; submit(request, op, offset, len), or
@@ -13,8 +13,8 @@
 //! flight, and the counters.
 
 use super::host::{FailedRequest, HostErrors};
-use super::pending::{InFlight, Kind, Pending};
-use super::room::Room;
+use super::pending::{InFlight, Kind, PendingRequests};
+use super::room::SpaceWaiters;
 use manyring_backend::blk::{Burst, Completion, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
 use manyring_engine::stats::QueueStats;
@@ -38,15 +38,15 @@ const RECALLS_MAX: usize = 64;
 
 /// The requests of a queue.
 #[derive(Debug)]
-pub(super) struct Requests<R> {
+pub(super) struct QueueRequests<R> {
     disk: Box<dyn DiskQueue>,
     burst_max: usize,
-    pending: Pending<R>,
+    pending: PendingRequests<R>,
     burst: Burst,
     /// Completions that are not handed out yet, of the disk and of requests answered without it.
     done: Vec<Completion>,
     /// Requests that wait for space on the host.
-    pub(super) room: Room,
+    pub(super) room: SpaceWaiters,
     /// The value of [`fault_count`] up to which guest memory has been checked.
     faults: u64,
     /// While the queue stops: requests to be put back, the last one first.
@@ -55,7 +55,7 @@ pub(super) struct Requests<R> {
     is_awaited: bool,
 }
 
-impl<R> Requests<R> {
+impl<R> QueueRequests<R> {
     pub(super) fn new(
         disk: Box<dyn DiskQueue>,
         memory: Arc<GuestMemory>,
@@ -64,10 +64,10 @@ impl<R> Requests<R> {
         Self {
             burst_max: disk.burst_max().min(BURST_MAX),
             disk,
-            pending: Pending::new(memory),
+            pending: PendingRequests::new(memory),
             burst: Burst::default(),
             done: Vec::new(),
-            room: Room::new(host),
+            room: SpaceWaiters::new(host),
             faults: fault_count(),
             recalls: Vec::new(),
             is_awaited: false,
@@ -330,7 +330,7 @@ impl<R> Requests<R> {
         }
         let now_ns = clock();
         let (mut lost, mut count) = (false, self.done.len());
-        let mut tally = Tally::default();
+        let mut tally = RequestTally::default();
         let Self { done, pending, .. } = self;
         for (at, &Completion { token, result }) in done.iter().enumerate() {
             if let Err(errno) = result {
@@ -369,14 +369,14 @@ fn is_lost(errno: Errno) -> bool {
     errno == Errno::FAULT
 }
 
-/// The result of [`Requests::finish`].
+/// The result of [`QueueRequests::finish`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finished {
     /// Requests that were answered.
     pub(super) count: usize,
     /// Guest memory was cut away.
     pub(super) lost: bool,
-    /// The caller must call [`Requests::heed_host`], and then [`Requests::finish`] again.
+    /// The caller must call [`QueueRequests::heed_host`], and then [`QueueRequests::finish`] again.
     pub(super) needs_heed: bool,
 }
 
@@ -395,7 +395,7 @@ pub(crate) struct Completed {
 
 /// Counters of a burst, added to the queue's once.
 #[derive(Default)]
-struct Tally {
+struct RequestTally {
     requests: u64,
     reads: u64,
     writes: u64,
@@ -408,7 +408,7 @@ struct Tally {
     serve_count: u64,
 }
 
-impl Tally {
+impl RequestTally {
     /// Counts a request, and returns how many bytes the guest got. A request that failed counts as
     /// no bytes, since it is unknown how many it moved.
     #[inline]

@@ -1,4 +1,4 @@
-//! `Room`: when requests of a queue for which the host has no space are tried again.
+//! `SpaceWaiters`: when requests of a queue for which the host has no space are tried again.
 
 use super::IN_FLIGHT_MAX;
 use super::host::HostErrors;
@@ -19,7 +19,7 @@ const RETRY_NS: u64 = 1_000_000_000;
 /// A second is soon enough for an operator who frees space, and costs the worker one request a
 /// second for each waiting queue.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct SpaceWaiters {
     host: Arc<HostErrors>,
     /// When requests are tried again; `u64::MAX`: none wait.
     retry_at_ns: u64,
@@ -30,7 +30,7 @@ pub(super) struct Room {
     is_waiting: bool,
 }
 
-impl Room {
+impl SpaceWaiters {
     pub(super) fn new(host: Arc<HostErrors>) -> Self {
         Self { host, retry_at_ns: u64::MAX, tried_at_ns: 0, count: 1, is_waiting: false }
     }
@@ -109,7 +109,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for SpaceWaiters {
     fn drop(&mut self) {
         if self.is_waiting {
             self.host.end(false);

@@ -2,7 +2,7 @@
 
 use super::config::{RANGE_BYTES_MAX, RANGES_MAX, SIZE_MAX};
 use super::pending::{InFlight, Kind};
-use super::requests::{Completed, Finished, Requests};
+use super::requests::{Completed, Finished, QueueRequests};
 use super::{IN_FLIGHT_MAX, Shared};
 use manyring_backend::blk::{Burst, DiskQueue, Op};
 use manyring_backend::sys::uring::Ring;
@@ -14,8 +14,8 @@ use manyring_memory::{
 };
 use manyring_queue::{Batch, Chains, QueueError};
 use manyring_wire::blk::{
-    HEADER_SIZE, ID_SIZE, RawHeader, RawSegment, RequestKind, SECTOR_SIZE, SEGMENT_SIZE, Segment,
-    Status, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_SECURE_ERASE, VIRTIO_BLK_F_SIZE_MAX,
+    HEADER_SIZE, ID_SIZE, RawBlkHeader, RawSegment, RequestKind, SECTOR_SIZE, SEGMENT_SIZE,
+    Segment, Status, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_SECURE_ERASE, VIRTIO_BLK_F_SIZE_MAX,
     VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use manyring_wire::host_size;
@@ -35,7 +35,7 @@ const GROUP: u16 = 16;
 #[derive(Debug)]
 pub(crate) struct BlkQueue {
     /// The requests, each with the place of its status byte.
-    pub(super) requests: Requests<KeptByte>,
+    pub(super) requests: QueueRequests<KeptByte>,
     pub(super) shared: Arc<Shared>,
     /// Bytes of a data descriptor at most: SIZE_MAX, if the driver has accepted it.
     slice_max: usize,
@@ -65,7 +65,7 @@ impl BlkQueue {
         memory: Arc<GuestMemory>,
     ) -> Self {
         Self {
-            requests: Requests::new(disk, memory, shared.host.clone()),
+            requests: QueueRequests::new(disk, memory, shared.host.clone()),
             slice_max: usize::MAX,
             shared,
             batch: Batch::new(),
@@ -334,12 +334,12 @@ const fn result_of(status: Status) -> Result<(), Errno> {
 
 /// Copies the header out of guest memory, once.
 #[inline]
-fn read_header(readable: &[GuestSlice]) -> Option<RawHeader> {
+fn read_header(readable: &[GuestSlice]) -> Option<RawBlkHeader> {
     let bytes = readable.first()?.read_array::<HEADER_SIZE>().or_else(|| {
         let mut bytes = [0; HEADER_SIZE];
         (copy_from_slices(readable, &mut bytes) == HEADER_SIZE).then_some(bytes)
     })?;
-    RawHeader::read_from_bytes(&bytes).ok()
+    RawBlkHeader::read_from_bytes(&bytes).ok()
 }
 
 /// Adds the data of a write to `out`: all readable bytes after the header.
@@ -363,7 +363,7 @@ fn push_writable(writable: Pieces<'_>, len: u64, out: &mut SliceList) {
 #[allow(clippy::cast_possible_truncation, reason = "at most the 20 bytes of an id")]
 fn parse(
     shared: &Shared,
-    header: RawHeader,
+    header: RawBlkHeader,
     readable: Pieces<'_>,
     writable: Pieces<'_>,
     burst: &mut Burst,

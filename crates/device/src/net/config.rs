@@ -4,8 +4,8 @@ use super::{NetOptions, State};
 use manyring_backend::net::Port;
 use manyring_wire::net::rss::{KEY_SIZE_MAX, TABLE_LEN_MAX, hash_type};
 use manyring_wire::net::{
-    CTRL_BITS, Config, Duplex, Offloads, SPEED_UNKNOWN, VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MAC,
-    VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_F_RSS,
+    CTRL_BITS, Duplex, NetConfig, Offloads, SPEED_UNKNOWN, VIRTIO_NET_F_HASH_REPORT,
+    VIRTIO_NET_F_MAC, VIRTIO_NET_F_MQ, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU, VIRTIO_NET_F_RSS,
     VIRTIO_NET_F_SPEED_DUPLEX, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP,
 };
 use manyring_wire::virtio::{
@@ -63,11 +63,11 @@ pub(super) fn features(options: &NetOptions, port: &dyn Port, mtu: Option<u16>) 
 }
 
 /// The present config space.
-pub(super) fn config(options: &NetOptions, state: &State) -> Config {
+pub(super) fn config(options: &NetOptions, state: &State) -> NetConfig {
     let status = if state.port.is_link_up() { VIRTIO_NET_S_LINK_UP } else { 0 }
         | if state.announces { VIRTIO_NET_S_ANNOUNCE } else { 0 };
     let duplex = if options.speed.is_some() { Duplex::Full } else { Duplex::Unknown };
-    Config {
+    NetConfig {
         mac: state.mac,
         status: status.into(),
         max_virtqueue_pairs: u16::try_from(options.queue_pairs).unwrap_or(u16::MAX).into(),
@@ -81,7 +81,7 @@ pub(super) fn config(options: &NetOptions, state: &State) -> Config {
 }
 
 /// Reads the config space; bytes past its end are zero.
-pub(super) fn read(config: &Config, offset: u32, bytes: &mut [u8]) {
+pub(super) fn read(config: &NetConfig, offset: u32, bytes: &mut [u8]) {
     bytes.fill(0);
     let space = config.as_bytes();
     let start = (offset as usize).min(space.len());

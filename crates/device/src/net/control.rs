@@ -3,7 +3,7 @@
 use super::effect::lacking;
 use super::pace::{REST, REST_MAX};
 use super::port::HasPort;
-use super::refusal::Refusal;
+use super::refusal::CtrlRefusal;
 use super::rules::Filter;
 use super::{Inner, State};
 use manyring_wire::net::rss::{Hasher, Rss};
@@ -158,11 +158,11 @@ impl Commands {
     /// of the frames that a receive mode or a MAC table asks for, the command is refused, and the
     /// device's own filter changes as the driver asks. A driver keeps its receive modes and its MAC
     /// table whatever the answer is, and gets those frames that the host delivers.
-    pub(super) async fn obey(&mut self, command: Command) -> Result<Reply, Refusal> {
+    pub(super) async fn obey(&mut self, command: Command) -> Result<Reply, CtrlRefusal> {
         let deadline = Instant::now() + TIMEOUT;
         let inner = &self.inner;
         if inner.state().features & needs(&command) == 0 {
-            return Err(Refusal::Feature);
+            return Err(CtrlRefusal::Feature);
         }
         if let Command::CoalesceQuery(index) = command {
             let result = inner.coalescing_of(index)?.emit().to_vec();
@@ -186,7 +186,7 @@ impl Commands {
         self.leave(kind, vec![reach.clone()]);
         let refusal = match self.settle(kind, deadline).await {
             Ok(true) => return lacks.map_or(Ok(Reply::status(CtrlStatus::Ok)), Err),
-            Ok(false) => Refusal::Port,
+            Ok(false) => CtrlRefusal::Port,
             Err(refusal) => refusal,
         };
         self.inner.put_back(driver, before);
@@ -213,10 +213,10 @@ impl Commands {
     }
 
     /// Waits for unfinished work of this kind. False: the host has refused it.
-    async fn settle(&mut self, kind: Kind, deadline: Instant) -> Result<bool, Refusal> {
+    async fn settle(&mut self, kind: Kind, deadline: Instant) -> Result<bool, CtrlRefusal> {
         let slot = &mut self.late[kind as usize];
         let Some(late) = slot else { return Ok(true) };
-        let done = timeout_at(deadline, late).await.map_err(|_| Refusal::Time)?;
+        let done = timeout_at(deadline, late).await.map_err(|_| CtrlRefusal::Time)?;
         *slot = None;
         if matches!(kind, Kind::Host) {
             let now = Instant::now();
@@ -258,7 +258,7 @@ impl State {
 
 impl Inner {
     /// The parts that must follow `command`: none if it only asks, or changes the config space.
-    fn reach(&self, command: &Command) -> Result<Option<Reach>, Refusal> {
+    fn reach(&self, command: &Command) -> Result<Option<Reach>, CtrlRefusal> {
         Ok(Some(match command {
             Command::Rx(..)
             | Command::MacTable(_)
@@ -271,21 +271,21 @@ impl Inner {
             Command::QueuePairs(pairs) => {
                 let (pairs, max) = (usize::from(*pairs), self.options.queue_pairs);
                 if !(1..=max).contains(&pairs) {
-                    return Err(Refusal::Pairs { pairs, max });
+                    return Err(CtrlRefusal::Pairs { pairs, max });
                 }
                 Reach::Pairs
             }
             Command::Rss(config) => {
                 let (pairs, max) = (config.pairs(), self.options.queue_pairs);
                 if pairs > max {
-                    return Err(Refusal::Pairs { pairs, max });
+                    return Err(CtrlRefusal::Pairs { pairs, max });
                 }
                 Reach::Pairs
             }
             Command::Hash(_) => Reach::Rules,
             Command::GuestOffloads(bits) => {
                 if bits & !self.state().features != 0 {
-                    return Err(Refusal::Offloads);
+                    return Err(CtrlRefusal::Offloads);
                 }
                 Reach::Offloads
             }
@@ -391,16 +391,16 @@ impl Inner {
         (odd..self.options.queue_pairs * 2).step_by(2)
     }
 
-    fn data_queue(&self, index: u16) -> Result<usize, Refusal> {
+    fn data_queue(&self, index: u16) -> Result<usize, CtrlRefusal> {
         let at = usize::from(index);
         let is_data = at < self.options.queue_pairs * 2;
         let runs = is_data && self.state().vqs[at].is_started;
-        if runs { Ok(at) } else { Err(Refusal::Index { index }) }
+        if runs { Ok(at) } else { Err(CtrlRefusal::Index { index }) }
     }
 
     /// The coalescing that the driver has set, zeroes if it has set none (§5.1.6.5.9.1). The
     /// operator's moderation is not reported.
-    fn coalescing_of(&self, index: u16) -> Result<Coalescing, Refusal> {
+    fn coalescing_of(&self, index: u16) -> Result<Coalescing, CtrlRefusal> {
         let at = self.data_queue(index)?;
         Ok(self.state().vqs[at].coalescing.unwrap_or_default())
     }

@@ -20,8 +20,8 @@ use super::control::{Commands, Reply};
 use crate::StartError;
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{
-    Activation, Done, Epoch, Epochs, Fence, Handler, Home, Mode, Moderation, QueueHandle, QueueIo,
-    Turn, Waits,
+    Activation, Done, Epoch, Epochs, Fence, Handler, Home, Moderation, QueueHandle, QueueIo, Turn,
+    TurnMode, Waits,
 };
 use manyring_memory::{GuestMemory, SliceList, copy_from_slices, copy_to_slices, total_len};
 use manyring_queue::{Batch, Chain, Chains, QueueError};
@@ -185,7 +185,7 @@ impl<R: Chains> Handler<R> for ControlQueue {
 
     fn turn(&mut self, queue: &mut R, turn: &mut Turn<'_, '_>) -> Done {
         let used = usize::from(self.answer(queue, turn.stats));
-        let popped = usize::from(turn.mode == Mode::Serve && self.take(queue));
+        let popped = usize::from(turn.mode == TurnMode::Serve && self.take(queue));
         let memory_lost = popped > 0 && queue.is_broken();
         Done { popped, used, told: used, memory_lost, has_more: false }
     }

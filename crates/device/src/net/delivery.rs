@@ -5,14 +5,14 @@
 //! buffers are returned in the same way.
 
 use super::posted::Posted;
-use super::rules::Fate;
+use super::rules::RxDecision;
 use super::tally::Tally;
-use super::{Rules, Turn};
+use super::{NetTurn, Rules};
 use manyring_backend::net::Frames;
 use manyring_engine::stats::QueueStats;
 use manyring_memory::GuestSlice;
 use manyring_queue::Chains;
-use manyring_wire::net::{HEADER_SIZE, RawHeader};
+use manyring_wire::net::{HEADER_SIZE, RawNetHeader};
 use std::sync::Arc;
 use zerocopy::transmute;
 
@@ -37,12 +37,12 @@ pub(super) struct Delivery {
 
 /// The frames and bytes of a turn so far.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
-    pub(super) turn: Turn,
+pub(super) struct TurnProgress {
+    pub(super) turn: NetTurn,
     bytes: usize,
 }
 
-impl Progress {
+impl TurnProgress {
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.turn.packets >= TURN_FRAMES || self.bytes >= TURN_BYTES
@@ -86,16 +86,16 @@ impl Delivery {
     #[inline]
     pub(super) fn admits(
         &self,
-        header: &RawHeader,
+        header: &RawNetHeader,
         payload: &[GuestSlice<'_>],
         len: usize,
         stats: &QueueStats,
     ) -> bool {
         let cause = match self.rules.fate(header, payload, len) {
-            Fate::Deliver => return true,
-            Fate::Filtered => &stats.dropped_filtered,
-            Fate::Offload => &stats.dropped_offload,
-            Fate::LinkDown => &stats.dropped_link_down,
+            RxDecision::Deliver => return true,
+            RxDecision::Filtered => &stats.dropped_filtered,
+            RxDecision::Offload => &stats.dropped_offload,
+            RxDecision::LinkDown => &stats.dropped_link_down,
         };
         cause.add(1);
         false
@@ -114,7 +114,12 @@ impl Delivery {
     /// Writes the header of a frame of `len` bytes before its payload, and returns the buffers of
     /// the frame to the driver. The result is their number.
     #[inline]
-    pub(super) fn push(&mut self, queue: &mut impl Chains, header: RawHeader, len: usize) -> usize {
+    pub(super) fn push(
+        &mut self,
+        queue: &mut impl Chains,
+        header: RawNetHeader,
+        len: usize,
+    ) -> usize {
         let takes_csum = self.rules.given.csum;
         self.tally.add(&header, len);
         if self.posted.header_size() > HEADER_SIZE {
@@ -141,7 +146,7 @@ impl Delivery {
         queue: &mut impl Chains,
         stats: &QueueStats,
         frames: &Frames,
-        progress: &mut Progress,
+        progress: &mut TurnProgress,
     ) -> usize {
         self.lacking = 0;
         let takes_csum = self.rules.given.csum;
@@ -189,7 +194,7 @@ impl Delivery {
         let size = self.posted.header_size() + len;
         let Some((header, payload)) = frame.split_first() else { return Lent::Done(0) };
         let Some(header) = header.read_array::<HEADER_SIZE>() else { return Lent::Done(0) };
-        let header: RawHeader = transmute!(header);
+        let header: RawNetHeader = transmute!(header);
         if !Self::is_whole(len, stats) || !self.admits(&header, payload, len, stats) {
             return Lent::Done(0);
         }

@@ -13,26 +13,26 @@
 //! as the driver asks. This process alone can carry out every other command, and every command that
 //! turns something off or removes it; or it makes a call of the port, which reports a failure.
 
-use super::refusal::Refusal;
+use super::refusal::CtrlRefusal;
 use manyring_backend::net::Port;
 use manyring_wire::net::{Command, MacAddress, RxMode};
 
 /// Why the host keeps `command` from having its whole effect for a guest whose address is `mac`;
 /// `None`: it does not. Does not block.
-pub(super) fn lacking(port: &dyn Port, mac: MacAddress, command: &Command) -> Option<Refusal> {
+pub(super) fn lacking(port: &dyn Port, mac: MacAddress, command: &Command) -> Option<CtrlRefusal> {
     let host = port.host_filter();
     // Frames to another address do not come, or must not be answered from that address.
     let other = |wanted: MacAddress| {
         let is_other = |only: Option<MacAddress>| only.is_some_and(|only| only != wanted);
         if is_other(host.only_to) {
-            return Some(Refusal::OnlyTo);
+            return Some(CtrlRefusal::OnlyTo);
         }
-        is_other(host.only_from).then_some(Refusal::OnlyFrom)
+        is_other(host.only_from).then_some(CtrlRefusal::OnlyFrom)
     };
-    let groups = host.lacks_groups.then_some(Refusal::Groups);
+    let groups = host.lacks_groups.then_some(CtrlRefusal::Groups);
     match command {
-        Command::Rx(RxMode::Promisc, true) => host.only_to.map(|_| Refusal::OnlyTo).or(groups),
-        Command::Rx(RxMode::AllUni, true) => host.only_to.map(|_| Refusal::OnlyTo),
+        Command::Rx(RxMode::Promisc, true) => host.only_to.map(|_| CtrlRefusal::OnlyTo).or(groups),
+        Command::Rx(RxMode::AllUni, true) => host.only_to.map(|_| CtrlRefusal::OnlyTo),
         Command::Rx(RxMode::AllMulti, true) => groups,
         Command::MacTable(table) => {
             let addresses = table.unicast.iter().filter(|wanted| **wanted != mac);
@@ -41,7 +41,7 @@ pub(super) fn lacking(port: &dyn Port, mac: MacAddress, command: &Command) -> Op
         }
         Command::MacAddr(wanted) if *wanted != mac => other(*wanted),
         // A driver adds VLAN 0 for frames that have only a priority.
-        Command::VlanAdd(id) if *id != 0 && !port.carries_vlan(*id) => Some(Refusal::Vlan),
+        Command::VlanAdd(id) if *id != 0 && !port.carries_vlan(*id) => Some(CtrlRefusal::Vlan),
         _ => None,
     }
 }

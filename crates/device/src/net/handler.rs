@@ -1,9 +1,9 @@
 //! `Handler` of receiveqs and transmitqs: how the engine runs them.
 
-use super::{NetRx, NetTx, Turn as Passed};
+use super::{NetRx, NetTurn as Passed, NetTx};
 use manyring_backend::net::Readiness;
 use manyring_engine::stats::QueueStats;
-use manyring_engine::{Awaited, Done, Fence, Handler, Mode, QueueIo, Turn, Waits};
+use manyring_engine::{Awaited, Done, Fence, Handler, QueueIo, Turn, TurnMode, Waits};
 use manyring_memory::GuestMemory;
 use manyring_queue::Chains;
 use rustix::fd::{AsFd, BorrowedFd};
@@ -52,7 +52,7 @@ impl<R: Chains> Handler<R> for NetTx {
     #[inline]
     fn turn(&mut self, queue: &mut R, turn: &mut Turn<'_, '_>) -> Done {
         match turn.mode {
-            Mode::Rest => {
+            TurnMode::Rest => {
                 let mut passed = Passed::default();
                 self.reap(queue, turn.stats, turn.io.now_ns(), &mut passed);
                 passed.into()
@@ -61,7 +61,7 @@ impl<R: Chains> Handler<R> for NetTx {
                 let io = &*turn.io;
                 self.burst.set_alone(io.is_alone());
                 let time = (io.now_ns(), || io.read_clock_ns());
-                self.turn(queue, turn.stats, mode == Mode::Serve, time).into()
+                self.turn(queue, turn.stats, mode == TurnMode::Serve, time).into()
             }
         }
     }
@@ -155,11 +155,11 @@ impl<R: Chains> Handler<R> for NetRx {
     #[inline]
     fn turn(&mut self, queue: &mut R, turn: &mut Turn<'_, '_>) -> Done {
         match turn.mode {
-            Mode::Serve if self.is_limited() => {
+            TurnMode::Serve if self.is_limited() => {
                 self.turn_limited(queue, turn.stats, turn.io.now_ns()).into()
             }
-            Mode::Serve => self.turn(queue, turn.stats).into(),
-            Mode::Drop | Mode::Rest => Done::default(),
+            TurnMode::Serve => self.turn(queue, turn.stats).into(),
+            TurnMode::Drop | TurnMode::Rest => Done::default(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! `Kept`: buffers of sent frames, kept for a moment so that they go back to the driver in a group.
 //! `policy/reclaim.rs` decides when buffers are kept, and why that can pay.
 
-use crate::policy::reclaim::{GROUP_BYTES_MAX, GROUP_FRAMES_MAX, KEEP_NS_MAX, Policy};
+use crate::policy::reclaim::{GROUP_BYTES_MAX, GROUP_FRAMES_MAX, KEEP_NS_MAX, ReclaimPolicy};
 use manyring_engine::stats::QueueStats;
 use manyring_queue::{Chain, Chains};
 use std::vec::Drain;
@@ -9,7 +9,7 @@ use std::vec::Drain;
 /// The chains of the present group, and the policy that says whether to keep them.
 #[derive(Debug)]
 pub(super) struct Kept {
-    policy: Policy,
+    policy: ReclaimPolicy,
     chains: Vec<Chain>,
     /// Bytes of the frames since the group began, and the time when it began.
     bytes: u64,
@@ -18,7 +18,7 @@ pub(super) struct Kept {
 
 impl Kept {
     pub(super) fn new() -> Self {
-        Self { policy: Policy::new(), chains: Vec::new(), bytes: 0, since_ns: 0 }
+        Self { policy: ReclaimPolicy::new(), chains: Vec::new(), bytes: 0, since_ns: 0 }
     }
 
     /// When the kept buffers must go back; `None`: none are kept.

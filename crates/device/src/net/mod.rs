@@ -46,11 +46,13 @@ pub use side::NetSide;
 
 use crate::live::Live;
 use crate::state::Saved;
-use crate::{ConfigError, Device, DeviceStats, Later, StartError, StateError, StateJournal};
+use crate::{
+    ConfigError, Device, DeviceStats, PendingResult, StartError, StateError, StateJournal,
+};
 use manyring_backend::net::Port;
 use manyring_engine::Activation;
 use manyring_engine::Moderation;
-use manyring_engine::stats::{Class, QueueStats};
+use manyring_engine::stats::{QueueClass, QueueStats};
 use manyring_engine::{Limit, Pool, StopError};
 use manyring_engine::{QueueHandle, Route};
 use manyring_queue::Base;
@@ -98,7 +100,7 @@ pub struct NetOptions {
 
 /// The result of a turn of a network queue.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Turn {
+pub(crate) struct NetTurn {
     /// Frames taken from the guest or the port.
     pub(crate) packets: usize,
     /// Chains returned, and frames in them: a long frame fills several receive buffers.
@@ -202,7 +204,7 @@ impl NetDevice {
             vqs,
             awaited: None,
         };
-        let stats = Arc::new(DeviceStats::new(Class::Net, vq_count));
+        let stats = Arc::new(DeviceStats::new(QueueClass::Net, vq_count));
         Self(Arc::new(Inner {
             state: Mutex::new(state),
             host: HostPort::new(port, options.queue_pairs),
@@ -278,11 +280,11 @@ impl NetSide for NetDevice {
         self.0.state().port.is_link_up()
     }
 
-    fn set_link(&self, up: bool) -> Later<'_, ()> {
+    fn set_link(&self, up: bool) -> PendingResult<'_, ()> {
         Box::pin(self.0.set_link(up))
     }
 
-    fn set_mtu(&self, mtu: u16) -> Later<'_, Result<(), Errno>> {
+    fn set_mtu(&self, mtu: u16) -> PendingResult<'_, Result<(), Errno>> {
         Box::pin(self.0.set_mtu(mtu))
     }
 
@@ -300,7 +302,7 @@ impl NetSide for NetDevice {
         self.0.host.hint.notify_one();
     }
 
-    fn look_after_port(&self) -> Later<'_, ()> {
+    fn look_after_port(&self) -> PendingResult<'_, ()> {
         Box::pin(self.0.look_after())
     }
 }
@@ -340,7 +342,7 @@ impl Device for NetDevice {
         Err(ConfigError { offset, len: bytes.len() })
     }
 
-    fn set_features(&self, features: u64) -> Later<'_, ()> {
+    fn set_features(&self, features: u64) -> PendingResult<'_, ()> {
         Box::pin(self.0.set_features(features))
     }
 
@@ -352,7 +354,7 @@ impl Device for NetDevice {
         true
     }
 
-    fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
+    fn start(&self, activation: Activation) -> PendingResult<'_, Result<QueueHandle, StartError>> {
         Box::pin(async move {
             let (index, features) = (activation.index, activation.features);
             if self.0.control_index(features) == Some(index) {
@@ -372,7 +374,7 @@ impl Device for NetDevice {
         index: usize,
         queue: &'a QueueHandle,
         enabled: bool,
-    ) -> Later<'a, ()> {
+    ) -> PendingResult<'a, ()> {
         Box::pin(async move {
             if self.is_control_queue(index) {
                 return queue.set_enabled(enabled).await;
@@ -381,7 +383,7 @@ impl Device for NetDevice {
         })
     }
 
-    fn stop(&self, index: usize, queue: QueueHandle) -> Later<'_, Result<Base, StopError>> {
+    fn stop(&self, index: usize, queue: QueueHandle) -> PendingResult<'_, Result<Base, StopError>> {
         Box::pin(async move {
             let is_control = self.is_control_queue(index);
             let base = queue.stop().await;
@@ -394,7 +396,7 @@ impl Device for NetDevice {
         self.0.host.hint.notify_one();
     }
 
-    fn send_rarp(&self, mac: MacAddress) -> Later<'_, bool> {
+    fn send_rarp(&self, mac: MacAddress) -> PendingResult<'_, bool> {
         Box::pin(self.0.send_rarp(mac))
     }
 
@@ -413,7 +415,7 @@ impl Device for NetDevice {
         *self.0.journal.lock().unwrap_or_else(PoisonError::into_inner) = journal;
     }
 
-    fn restore<'a>(&'a self, state: &'a [u8]) -> Later<'a, Result<(), StateError>> {
+    fn restore<'a>(&'a self, state: &'a [u8]) -> PendingResult<'a, Result<(), StateError>> {
         Box::pin(async move {
             let saved = Saved::parse(state, VIRTIO_ID_NET, self.features())?;
             self.0.restore(&saved).await

@@ -5,11 +5,11 @@
 //! interface, and makes the calls of the host that the guest may choose. The device process has a
 //! [`NetDevice`] with the guest's session, on a port that asks this one.
 
-use super::pace::Pace;
+use super::pace::ChangePace;
 use super::port::{HasPort, HostPort, PortState};
 use super::presence::Presence;
 use super::{NetDevice, NetOptions, NetSide};
-use crate::Later;
+use crate::PendingResult;
 use manyring_backend::net::Port;
 use manyring_wire::net::rss::{Rss, RssConfig};
 use manyring_wire::net::{MacAddress, Offloads};
@@ -186,7 +186,7 @@ impl OwnedPort {
         let _ = self.lend_offloads(Offloads::default()).await;
     }
 
-    async fn calls(&self) -> CallsGuard<'_, Pace> {
+    async fn calls(&self) -> CallsGuard<'_, ChangePace> {
         self.host.calls.lock().await
     }
 
@@ -232,11 +232,11 @@ impl NetSide for OwnedPort {
         self.state().port.is_link_up()
     }
 
-    fn set_link(&self, up: bool) -> Later<'_, ()> {
+    fn set_link(&self, up: bool) -> PendingResult<'_, ()> {
         Box::pin(HasPort::set_link(self, up))
     }
 
-    fn set_mtu(&self, mtu: u16) -> Later<'_, Result<(), Errno>> {
+    fn set_mtu(&self, mtu: u16) -> PendingResult<'_, Result<(), Errno>> {
         Box::pin(HasPort::set_mtu(self, mtu))
     }
 
@@ -254,7 +254,7 @@ impl NetSide for OwnedPort {
         self.host.hint.notify_one();
     }
 
-    fn look_after_port(&self) -> Later<'_, ()> {
+    fn look_after_port(&self) -> PendingResult<'_, ()> {
         Box::pin(self.look_after())
     }
 }

@@ -1,4 +1,4 @@
-//! `Pace`: bounds how often a device may make the host change the queues in use.
+//! `ChangePace`: bounds how often a device may make the host change the queues in use.
 //!
 //! Each change takes the host's network lock, which all guests of the host share, and waits for a
 //! grace period of the kernel. A guest whose VMM serves the control queue causes changes by
@@ -22,12 +22,12 @@ pub(super) const REST_MAX: Duration = Duration::from_millis(100);
 
 /// The changes of one device.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct ChangePace {
     free: Rate,
     rests_until: Instant,
 }
 
-impl Pace {
+impl ChangePace {
     /// The pace of a device with `pairs` queue pairs.
     pub(super) fn new(pairs: usize, now: Instant) -> Self {
         let free = FREE_OF_PAIR * u32::try_from(pairs).unwrap_or(u32::MAX / FREE_OF_PAIR);
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     /// Makes `count` changes at the pace; each takes `took`. Returns when the last one ended.
-    fn make(pace: &mut Pace, count: u32, took: Duration, mut now: Instant) -> Instant {
+    fn make(pace: &mut ChangePace, count: u32, took: Duration, mut now: Instant) -> Instant {
         for _ in 0..count {
             now = now.max(pace.next());
             pace.changed(now, now + took);
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn who_changes_without_end_has_the_host_for_a_fifth_of_the_time() {
         let (took, start) = (Duration::from_millis(5), Instant::now());
-        let mut pace = Pace::new(2, start);
+        let mut pace = ChangePace::new(2, start);
         // Some free changes are regained while these are made.
         let end = make(&mut pace, 16, took, start);
         assert_eq!(end - start, took * 16, "those are free");
@@ -75,7 +75,7 @@ mod tests {
         // One free change in each 100 ms, and a fifth of the remaining time.
         assert!((0.2..0.25).contains(&share), "{share}");
         // After a change that takes a second, the rest is 100 ms and not four seconds.
-        let mut pace = Pace::new(1, start);
+        let mut pace = ChangePace::new(1, start);
         let second = Duration::from_secs(1);
         make(&mut pace, FREE_OF_PAIR, Duration::ZERO, start);
         pace.changed(start, start + second);
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn changes_are_free_again_after_a_while() {
         let (took, start) = (Duration::from_millis(5), Instant::now());
-        let mut pace = Pace::new(1, start);
+        let mut pace = ChangePace::new(1, start);
         let end = make(&mut pace, 20, took, start);
         assert!(pace.next() > end);
         let start = end + REGAIN * 8;

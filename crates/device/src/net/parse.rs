@@ -5,7 +5,7 @@ use manyring_backend::net::{Frames, Token};
 use manyring_memory::{GuestSlice, Pieces, copy_from_slices, total_len};
 use manyring_wire::net::{
     FRAME_SIZE_MAX, HASH_HEADER_SIZE, HDR_F_NEEDS_CSUM, HEADER_SIZE, Offloads, PLACE_BYTES,
-    RawHeader, USUAL_BYTES,
+    RawNetHeader, USUAL_BYTES,
 };
 use zerocopy::FromBytes;
 
@@ -52,7 +52,7 @@ pub(super) fn add_frame<const SIZE: usize>(
             bytes
         }
     };
-    let header = RawHeader::read_from_bytes(&bytes).map_err(|_| Wrong::Header)?;
+    let header = RawNetHeader::read_from_bytes(&bytes).map_err(|_| Wrong::Header)?;
     let header = header.checked(len, taken).map_err(|_| Wrong::Header)?;
     let is_looked_at = !checks_place && header.flags & HDR_F_NEEDS_CSUM != 0;
     if is_looked_at && !is_in_place(&header, &readable, SIZE) {
@@ -75,7 +75,7 @@ pub(super) fn add_frame<const SIZE: usize>(
 /// Ethernet and IP, and their first bytes lie in one piece: these are looked at first. A place that
 /// is usual is right, so only other frames are examined as a whole.
 #[inline]
-fn is_in_place(header: &RawHeader, readable: &[GuestSlice], skip: usize) -> bool {
+fn is_in_place(header: &RawNetHeader, readable: &[GuestSlice], skip: usize) -> bool {
     let frame = match readable {
         [first, ..] if first.len() > skip => first.split_at(skip).1,
         [first, second, ..] if first.len() == skip => *second,
@@ -89,7 +89,7 @@ fn is_in_place(header: &RawHeader, readable: &[GuestSlice], skip: usize) -> bool
 
 #[cold]
 #[inline(never)]
-fn is_in_place_by_copy(header: &RawHeader, readable: &[GuestSlice], skip: usize) -> bool {
+fn is_in_place_by_copy(header: &RawNetHeader, readable: &[GuestSlice], skip: usize) -> bool {
     let mut bytes = [0; HASH_HEADER_SIZE + PLACE_BYTES];
     let known = copy_from_slices(readable, &mut bytes);
     header.is_in_place(bytes.get(skip..known).unwrap_or_default())

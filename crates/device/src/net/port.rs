@@ -2,7 +2,7 @@
 //! was last told. The device whose queues run here has one ([`super::NetDevice`]), and so has the
 //! owner of a port whose queues another process serves ([`super::OwnedPort`]).
 
-use super::pace::Pace;
+use super::pace::ChangePace;
 use manyring_backend::net::Port;
 use manyring_engine::aside;
 use manyring_wire::net::rss::Rss;
@@ -83,7 +83,7 @@ pub(super) struct HostPort {
     pub(super) port: Arc<dyn Port>,
     /// Held during calls of the host, which may take long, so that they are made one after another.
     /// Each call uses the state at that time, so that the last one has the newest state.
-    pub(super) calls: tokio::sync::Mutex<Pace>,
+    pub(super) calls: tokio::sync::Mutex<ChangePace>,
     pub(super) changes: watch::Sender<u64>,
     /// Notified when the host's interface may have been deleted, or may be back.
     pub(super) hint: Notify,
@@ -93,7 +93,7 @@ impl HostPort {
     pub(super) fn new(port: Arc<dyn Port>, queue_pairs: usize) -> Self {
         Self {
             port,
-            calls: tokio::sync::Mutex::new(Pace::new(queue_pairs, Instant::now())),
+            calls: tokio::sync::Mutex::new(ChangePace::new(queue_pairs, Instant::now())),
             changes: watch::Sender::new(0),
             hint: Notify::new(),
         }
@@ -129,7 +129,7 @@ pub(super) trait HasPort {
 
     /// Attaches the pairs that are served to the host, and detaches the others. False: the host has
     /// refused a change. The caller holds the `calls`.
-    async fn attach(&self, pace: &mut Pace) -> bool {
+    async fn attach(&self, pace: &mut ChangePace) -> bool {
         let mut is_refused = vec![false; self.with(|state| state.attached.len())];
         while self.next_pair(&is_refused).is_some() {
             sleep_until(pace.next()).await;

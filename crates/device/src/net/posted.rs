@@ -4,7 +4,7 @@ use manyring_memory::{GuestSlice, Row, SliceQueue, copy_between, total_len};
 use manyring_queue::{BATCH_CHAINS, Batch, Chain, Chains, QueueError};
 use manyring_wire::net::flow::FLOW_BYTES;
 use manyring_wire::net::rss::{Hash, Hasher};
-use manyring_wire::net::{HEADER_SIZE, LEGACY_HEADER_SIZE, RawHeader};
+use manyring_wire::net::{HEADER_SIZE, LEGACY_HEADER_SIZE, RawNetHeader};
 
 /// Pieces of one receive buffer at most: with the spill they must fit one system call.
 const PIECES_MAX: usize = 512;
@@ -17,7 +17,7 @@ const WALKED_MAX: usize = 4096;
 
 /// A receive buffer of the guest that waits for a frame.
 #[derive(Debug)]
-struct Buffer {
+struct PostedBuffer {
     /// `None` once the buffer was returned.
     chain: Option<Chain>,
     /// Pieces of [`Posted::pieces`] that belong to the buffer: most often one.
@@ -34,7 +34,7 @@ pub(super) struct Posted {
     header_size: usize,
     ring_size: usize,
     batch: Batch,
-    buffers: Row<Buffer>,
+    buffers: Row<PostedBuffer>,
     /// The pieces of all buffers, in order.
     pieces: SliceQueue,
     /// Bytes of all buffers.
@@ -172,7 +172,7 @@ impl Posted {
             self.pieces.extend(writable);
         }
         self.size = self.size.saturating_add(size);
-        self.buffers.push(Buffer { chain: Some(chain), pieces: writable.len(), size });
+        self.buffers.push(PostedBuffer { chain: Some(chain), pieces: writable.len(), size });
     }
 
     /// Copies the payload of a frame that fits to the next buffers, behind the place of its header.
@@ -249,7 +249,7 @@ impl Posted {
             return false;
         }
         let Some(bytes) = header.read_array::<HEADER_SIZE>() else { return false };
-        let Some(bytes) = RawHeader::plain_to_driver(bytes, takes_csum) else { return false };
+        let Some(bytes) = RawNetHeader::plain_to_driver(bytes, takes_csum) else { return false };
         let Some(target) = self.pieces.piece(0) else { return false };
         let Some(chain) = buffer.chain.take() else { return false };
         target[0].write_array(&bytes);

@@ -1,8 +1,8 @@
-//! `Refusal`: why a command of the control queue is refused.
+//! `CtrlRefusal`: why a command of the control queue is refused.
 
 /// Why a command is answered with `VIRTIO_NET_ERR`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Refusal {
+pub(super) enum CtrlRefusal {
     #[error("its feature was not negotiated")]
     Feature,
     #[error("{pairs} queue pairs of a device with {max}")]

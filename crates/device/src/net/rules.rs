@@ -4,7 +4,7 @@ use manyring_memory::{GuestSlice, copy_from_slices};
 use manyring_wire::net::rss::Hasher;
 use manyring_wire::net::{
     FilterTable, HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6,
-    HDR_GSO_UDP_L4, MacAddress, Offloads, RawHeader, RxMode, VLAN_COUNT,
+    HDR_GSO_UDP_L4, MacAddress, Offloads, RawNetHeader, RxMode, VLAN_COUNT,
 };
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) struct Rules {
 
 /// Whether a frame from the port is delivered to the guest, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum RxDecision {
     Deliver,
     Filtered,
     Offload,
@@ -47,24 +47,33 @@ impl Rules {
     /// delivered. A frame that was queued before the guest changed its offloads may have one that
     /// the guest does not accept any more.
     #[inline]
-    pub(crate) fn fate(&self, header: &RawHeader, frame: &[GuestSlice<'_>], len: usize) -> Fate {
+    pub(crate) fn fate(
+        &self,
+        header: &RawNetHeader,
+        frame: &[GuestSlice<'_>],
+        len: usize,
+    ) -> RxDecision {
         let (flags, gso_type) = (header.flags, header.gso_type);
         if !self.link_up {
-            return Fate::LinkDown;
+            return RxDecision::LinkDown;
         }
         if flags & HDR_F_NEEDS_CSUM != 0 && !self.given.csum {
-            return Fate::Offload;
+            return RxDecision::Offload;
         }
         if gso_type == HDR_GSO_NONE {
             if len > self.frame_size_max {
-                return Fate::Filtered;
+                return RxDecision::Filtered;
             }
         } else if !takes(self.given, gso_type) {
-            return Fate::Offload;
+            return RxDecision::Offload;
         }
-        let Some(filter) = &self.filter else { return Fate::Deliver };
+        let Some(filter) = &self.filter else { return RxDecision::Deliver };
         let start = read_start::<FILTER_SIZE>(frame);
-        if filter.passes(&start[..FILTER_SIZE.min(len)]) { Fate::Deliver } else { Fate::Filtered }
+        if filter.passes(&start[..FILTER_SIZE.min(len)]) {
+            RxDecision::Deliver
+        } else {
+            RxDecision::Filtered
+        }
     }
 }
 
@@ -257,9 +266,9 @@ mod tests {
             let filter = filters[filter].clone();
             let rules = Rules { link_up, frame_size_max: 1518, filter, ..Rules::default() };
             for len in [14, 1518, 1519] {
-                let fate = rules.fate(&RawHeader::default(), &[], len);
+                let fate = rules.fate(&RawNetHeader::default(), &[], len);
                 let is_plain = len <= rules.plain_max();
-                assert!(!is_plain || fate == Fate::Deliver, "{rules:?} {len}");
+                assert!(!is_plain || fate == RxDecision::Deliver, "{rules:?} {len}");
                 let needs_no_look = link_up && rules.filter.is_none() && len <= 1518;
                 assert_eq!(is_plain, needs_no_look, "{rules:?} {len}");
             }

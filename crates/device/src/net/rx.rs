@@ -22,10 +22,10 @@
 
 mod limited;
 
-use super::delivery::{Delivery, Progress};
+use super::delivery::{Delivery, TurnProgress};
 use super::posted::Posted;
 use super::tally::Tally;
-use super::{Rules, Turn};
+use super::{NetTurn, Rules};
 use crate::live::Live;
 use limited::Passing;
 use manyring_backend::net::{FRAMES_MAX, GROUP_FRAMES, Incoming, PortRx, Readiness};
@@ -33,7 +33,7 @@ use manyring_engine::stats::QueueStats;
 use manyring_engine::{Gate, Limit};
 use manyring_memory::{Gather, Mapping, MemoryError, copy_from_slices};
 use manyring_queue::Chains;
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawHeader};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawNetHeader};
 use rustix::io::Errno;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -185,8 +185,8 @@ impl NetRx {
     /// Receives arrived frames, up to the bounds of a turn. Not inlined, because queues of other
     /// kinds would pay for its registers.
     #[inline(never)]
-    pub(crate) fn turn(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> Turn {
-        let mut progress = Progress::default();
+    pub(crate) fn turn(&mut self, queue: &mut impl Chains, stats: &QueueStats) -> NetTurn {
+        let mut progress = TurnProgress::default();
         if queue.is_faulted() || self.broken {
             return progress.turn;
         }
@@ -247,7 +247,7 @@ impl NetRx {
 
     /// Delivers the frame that waits in the spill, if enough buffers are posted now.
     #[cold]
-    fn resume(&mut self, queue: &mut impl Chains, stats: &QueueStats, progress: &mut Progress) {
+    fn resume(&mut self, queue: &mut impl Chains, stats: &QueueStats, progress: &mut TurnProgress) {
         let size = std::mem::take(&mut self.waiting);
         let used = self.take_frame(queue, stats, size);
         progress.add_used(used);
@@ -290,7 +290,7 @@ impl NetRx {
         &mut self,
         queue: &mut impl Chains,
         stats: &QueueStats,
-        progress: &mut Progress,
+        progress: &mut TurnProgress,
     ) -> bool {
         let mut left = self.group_max;
         loop {
@@ -313,7 +313,7 @@ impl NetRx {
         &mut self,
         queue: &mut impl Chains,
         stats: &QueueStats,
-        progress: &mut Progress,
+        progress: &mut TurnProgress,
     ) -> bool {
         self.make_offer();
         let size = match self.port.recv(self.offer.as_slices()) {
@@ -400,7 +400,7 @@ impl NetRx {
         if !Delivery::is_whole(len, stats) {
             return 0;
         }
-        let mut header = RawHeader::default();
+        let mut header = RawNetHeader::default();
         let (own, payload) = self.offer.as_slices().split_at(1);
         copy_from_slices(own, header.as_mut_bytes());
         if !self.to.admits(&header, payload, len, stats) {

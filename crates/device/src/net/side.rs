@@ -1,7 +1,7 @@
 //! `NetSide`: what host and operator see of a network device and ask of it, in whichever process
 //! its queues run.
 
-use crate::Later;
+use crate::PendingResult;
 use manyring_backend::net::Port;
 use manyring_wire::net::MacAddress;
 use rustix::io::Errno;
@@ -36,14 +36,14 @@ pub trait NetSide: Debug + Send + Sync {
     /// Switches the guest's link on or off. While it is off, no frame passes. A driver sends as
     /// soon as it sees its link up, so the guest sees the link up only when its queues already pass
     /// frames, and sees it down before its queues drop frames.
-    fn set_link(&self, up: bool) -> Later<'_, ()>;
+    fn set_link(&self, up: bool) -> PendingResult<'_, ()>;
 
     /// Sets the host's MTU, and the MTU that the guest is told when it next starts its device: a
     /// running driver keeps the MTU that it was told (§5.1.4.2). A port may have no MTU.
     ///
     /// # Errors
     /// `EINVAL`: `mtu` is below 68. Any other: the error of the host.
-    fn set_mtu(&self, mtu: u16) -> Later<'_, Result<(), Errno>>;
+    fn set_mtu(&self, mtu: u16) -> PendingResult<'_, Result<(), Errno>>;
 
     /// Asks the guest to announce itself (§5.1.6.5.4). False if its driver cannot.
     #[must_use]
@@ -54,5 +54,5 @@ pub trait NetSide: Debug + Send + Sync {
 
     /// Watches the port for ever: takes the guest's link down while the host's interface is gone,
     /// and joins the interface again.
-    fn look_after_port(&self) -> Later<'_, ()>;
+    fn look_after_port(&self) -> PendingResult<'_, ()>;
 }

@@ -8,7 +8,7 @@ use super::control::needs;
 use super::port::HasPort;
 use super::rules::{Filter, VLAN_BYTES};
 use super::{Inner, State};
-use crate::state::{Record, Saved, StateError};
+use crate::state::{Saved, StateError, StateRecord};
 use manyring_engine::Activation;
 use manyring_queue::RingFeatures;
 use manyring_wire::net::{
@@ -201,7 +201,7 @@ impl Inner {
     }
 
     /// Parses a command, if this device would obey it for a driver with these features.
-    fn command_of(&self, record: &Record, features: u64) -> Result<Command, StateError> {
+    fn command_of(&self, record: &StateRecord, features: u64) -> Result<Command, StateError> {
         let command = Command::parse(&record.bytes).map_err(|_| record.wrong())?;
         let data_queues = self.options.queue_pairs * 2;
         let is_obeyed = match &command {

@@ -2,7 +2,7 @@
 
 use manyring_backend::net::Sent;
 use manyring_engine::stats::QueueStats;
-use manyring_wire::net::{HDR_GSO_NONE, RawHeader};
+use manyring_wire::net::{HDR_GSO_NONE, RawNetHeader};
 
 /// The counts of some frames.
 #[derive(Debug, Default)]
@@ -14,7 +14,7 @@ pub(super) struct Tally {
 
 impl Tally {
     #[inline]
-    pub(super) fn add(&mut self, header: &RawHeader, len: usize) {
+    pub(super) fn add(&mut self, header: &RawNetHeader, len: usize) {
         self.packets += 1;
         self.bytes += len as u64;
         self.gso += u64::from(header.gso_type != HDR_GSO_NONE);

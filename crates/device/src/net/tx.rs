@@ -22,10 +22,10 @@ mod take;
 
 use super::kept::Kept;
 use super::tally::{Tally, count_gains};
-use super::{Reclaim, Rules, Turn};
+use super::{NetTurn, Reclaim, Rules};
 use crate::live::Live;
-use crate::policy::burst::{self, Burst, Spent};
-use late::Late;
+use crate::policy::burst::{self, BurstBounds, Spent};
+use late::PortFrames;
 use manyring_backend::net::{Frames, GROUP_BYTES, PortTx, Readiness, Sent, Stop};
 use manyring_engine::stats::{Counter, QueueStats};
 use manyring_engine::{Gate, Limit};
@@ -69,9 +69,9 @@ pub(crate) struct NetTx {
     last: Tally,
     lost: Tally,
     /// Bounds the frames and bytes that a turn sends.
-    pub(super) burst: Burst,
+    pub(super) burst: BurstBounds,
     /// Frames that the port has taken and still uses; `None` until it keeps the first one.
-    late: Option<Box<Late>>,
+    late: Option<Box<PortFrames>>,
     /// Buffers of sent frames that go back in groups; `None`: each goes back at once.
     kept: Option<Box<Kept>>,
     /// The device's name and the queue's index, for log messages.
@@ -102,7 +102,7 @@ impl NetTx {
             tries: 0,
             last: Tally::default(),
             lost: Tally::default(),
-            burst: Burst::new(),
+            burst: BurstBounds::new(),
             late: None,
             kept: None,
             place: (String::new(), 0),
@@ -188,8 +188,8 @@ impl NetTx {
         stats: &QueueStats,
         is_enabled: bool,
         (now_ns, clock): (u64, impl Fn() -> u64),
-    ) -> Turn {
-        let mut turn = Turn::default();
+    ) -> NetTurn {
+        let mut turn = NetTurn::default();
         if self.late.is_some() {
             self.reap(queue, stats, now_ns, &mut turn);
         }
@@ -268,7 +268,7 @@ impl NetTx {
         queue: &mut impl Chains,
         stats: &QueueStats,
         (now_ns, clock): (u64, impl Fn() -> u64),
-        turn: &mut Turn,
+        turn: &mut NetTurn,
     ) {
         let mut spent = Spent::default();
         loop {
@@ -291,7 +291,7 @@ impl NetTx {
         queue: &mut impl Chains,
         stats: &QueueStats,
         now_ns: u64,
-        turn: &mut Turn,
+        turn: &mut NetTurn,
     ) -> bool {
         let sent = self.send_rest(stats);
         let taken = sent.taken.min(self.chains.len());
@@ -453,7 +453,7 @@ impl NetTx {
             }
             let header = self.frames.header(index);
             self.lost.add(&header, self.frames.len(index));
-            let late = self.late.get_or_insert_with(|| Late::new(queue.memory().clone()));
+            let late = self.late.get_or_insert_with(|| PortFrames::new(queue.memory().clone()));
             late.add(chain, &self.frames, index, header);
         }
         returned

@@ -1,4 +1,4 @@
-//! `Burst`: bounds the frames and bytes that a transmitq sends in a turn.
+//! `BurstBounds`: bounds the frames and bytes that a transmitq sends in a turn.
 //!
 //! ```text
 //! beside other guests:  256 KiB, then the rest of the burst waits for the next turn
@@ -24,7 +24,7 @@ pub(crate) const FRAMES_MAX: usize = 64;
 
 /// The bounds of a transmitq's turns.
 #[derive(Debug)]
-pub(crate) struct Burst {
+pub(crate) struct BurstBounds {
     frames_max: usize,
     shared_bytes: usize,
     is_alone: bool,
@@ -37,7 +37,7 @@ pub(crate) struct Spent {
     end_ns: Option<u64>,
 }
 
-impl Burst {
+impl BurstBounds {
     /// The bounds of a queue that has sent nothing yet.
     pub(crate) const fn new() -> Self {
         Self { frames_max: FRAMES_MAX, shared_bytes: SHARED_BYTES, is_alone: false }
@@ -100,7 +100,7 @@ mod tests {
             (true, 1 << 20, 4),
             (true, 0, 64),
         ] {
-            let mut burst = Burst { is_alone, ..Burst::new() };
+            let mut burst = BurstBounds { is_alone, ..BurstBounds::new() };
             burst.learn(mean);
             assert_eq!(burst.frames_max(), frames, "{is_alone} {mean}");
             burst.set_alone(is_alone);
@@ -125,7 +125,7 @@ mod tests {
             (true, 256, 3_000_000, Some(2)),
             (true, 2048, 0, Some(1)),
         ] {
-            let burst = Burst { is_alone, ..Burst::new() };
+            let burst = BurstBounds { is_alone, ..BurstBounds::new() };
             let mut spent = Spent::default();
             let mut groups = 1..=64;
             let ends = groups.find(|group| burst.is_over(&mut spent, kib * KIB, || group * ns));

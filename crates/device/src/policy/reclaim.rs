@@ -61,7 +61,7 @@ const ON_MAX: u32 = 16;
 
 /// The treatment of buffers in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum ReclaimPhase {
     /// Buffers go back at once.
     Off,
     /// They are kept, to see whether the frames become longer.
@@ -72,8 +72,8 @@ enum Phase {
 
 /// The policy of one transmitq.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Policy {
-    phase: Phase,
+pub(crate) struct ReclaimPolicy {
+    phase: ReclaimPhase,
     /// Mean bytes of a frame in the last epoch in which buffers were not kept.
     size_without: u64,
     /// Epochs that `phase` has lasted.
@@ -87,10 +87,10 @@ pub(crate) struct Policy {
     bytes: u64,
 }
 
-impl Policy {
+impl ReclaimPolicy {
     pub(crate) fn new() -> Self {
         Self {
-            phase: Phase::Off,
+            phase: ReclaimPhase::Off,
             size_without: 0,
             lasted: 0,
             wait: 0,
@@ -104,21 +104,23 @@ impl Policy {
     /// True while the buffers of sent frames must be kept for a moment.
     #[inline]
     pub(crate) fn keeps(&self) -> bool {
-        self.phase != Phase::Off
+        self.phase != ReclaimPhase::Off
     }
 
     /// Notes that a burst of `frames` frames and `bytes` bytes was taken from the driver.
     #[inline]
     pub(crate) fn on_burst(&mut self, now_ns: u64, frames: u64, bytes: u64) {
         if now_ns.saturating_sub(self.last_ns) >= PAUSE_NS {
-            self.enter(Phase::Off, now_ns);
+            self.enter(ReclaimPhase::Off, now_ns);
         }
         self.last_ns = now_ns;
         self.frames += frames;
         self.bytes += bytes;
         if self.frames >= EPOCH_FRAMES {
             self.end_epoch(now_ns);
-        } else if self.phase == Phase::Trial && self.frames >= GLANCE_FRAMES && !self.has_grown(64)
+        } else if self.phase == ReclaimPhase::Trial
+            && self.frames >= GLANCE_FRAMES
+            && !self.has_grown(64)
         {
             self.give_up(now_ns);
         }
@@ -127,23 +129,23 @@ impl Policy {
     fn end_epoch(&mut self, now_ns: u64) {
         self.lasted = self.lasted.saturating_add(1);
         match self.phase {
-            Phase::Off => {
+            ReclaimPhase::Off => {
                 let is_fast = now_ns.saturating_sub(self.began_ns) <= self.frames * GAP_NS_MAX;
                 let is_small = self.bytes <= self.frames * SMALL_BYTES;
                 self.size_without = self.bytes / self.frames;
                 if is_fast && is_small && self.lasted > self.wait {
-                    self.enter(Phase::Trial, now_ns);
+                    self.enter(ReclaimPhase::Trial, now_ns);
                 }
             }
-            Phase::Trial if self.has_grown(16) => self.enter(Phase::On, now_ns),
-            Phase::On if self.has_grown(16) => {
+            ReclaimPhase::Trial if self.has_grown(16) => self.enter(ReclaimPhase::On, now_ns),
+            ReclaimPhase::On if self.has_grown(16) => {
                 if self.lasted >= ON_MAX {
                     // Keeping has paid so far: the epoch without it is followed by a trial.
                     self.wait = 0;
-                    self.enter(Phase::Off, now_ns);
+                    self.enter(ReclaimPhase::Off, now_ns);
                 }
             }
-            Phase::Trial | Phase::On => self.give_up(now_ns),
+            ReclaimPhase::Trial | ReclaimPhase::On => self.give_up(now_ns),
         }
         self.begin_epoch(now_ns);
     }
@@ -157,10 +159,10 @@ impl Policy {
     /// Stops keeping buffers, since it does not pay at present.
     fn give_up(&mut self, now_ns: u64) {
         self.wait = (self.wait * 2).clamp(WAIT_MIN, WAIT_MAX);
-        self.enter(Phase::Off, now_ns);
+        self.enter(ReclaimPhase::Off, now_ns);
     }
 
-    fn enter(&mut self, phase: Phase, now_ns: u64) {
+    fn enter(&mut self, phase: ReclaimPhase, now_ns: u64) {
         if self.phase != phase {
             (self.phase, self.lasted) = (phase, 0);
         }

@@ -5,7 +5,7 @@ use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::{Image, ImageOptions};
 use manyring_device::blk::Resize;
 use manyring_device::blk::blkif::{XenBlkOptions, disk_nodes};
-use manyring_driver::wire::xen::blkif::Status;
+use manyring_driver::wire::xen::blkif::BlkifStatus;
 use manyring_driver::{BlkfrontOptions, XenOp};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn a_queue_stops_when_nothing_is_in_flight_and_its_pages_are_let_go_of() {
         assert_eq!(base.bits(), 3);
         for _ in 0..3 {
             let done = guest.queue.wait(TIMEOUT).unwrap();
-            assert_eq!(done.status, Status::Error, "what this disk has held fails");
+            assert_eq!(done.status, BlkifStatus::Error, "what this disk has held fails");
         }
         assert_eq!(guest.queue.end_grants(), 0);
     }
@@ -66,7 +66,7 @@ fn a_queue_goes_on_on_another_worker() {
         let handle = guest.handle.as_ref().unwrap();
         let to = usize::from(round % 2 == 0);
         assert!(guest.runtime.block_on(handle.move_to(to)));
-        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, BlkifStatus::Okay);
         let mut read = vec![0; 16 << 10];
         guest.queue.read(round * 32, &mut read).unwrap();
         assert!(read == data, "round {round}");
@@ -84,14 +84,14 @@ fn a_disk_that_has_become_smaller_refuses_what_lies_behind_its_end() {
     let mut guest = world.guest(1, Arc::new(FileDisk::new(image)), &BlkfrontOptions::default());
     let changes = guest.device.host().changes();
     let last = XenOp::Read { sector: SECTORS - 1, len: 512 };
-    assert_eq!(guest.status(last), Status::Okay);
+    assert_eq!(guest.status(last), BlkifStatus::Okay);
     guest.device.resize(Some((SECTORS - 8) * 512)).unwrap();
     assert!(changes.has_changed().unwrap());
     assert_eq!(disk_nodes(guest.device.host()).sectors, SECTORS - 8);
-    assert_eq!(guest.status(last), Status::Error);
-    assert_eq!(guest.status(XenOp::Read { sector: SECTORS - 9, len: 512 }), Status::Okay);
+    assert_eq!(guest.status(last), BlkifStatus::Error);
+    assert_eq!(guest.status(XenOp::Read { sector: SECTORS - 9, len: 512 }), BlkifStatus::Okay);
     guest.device.resize(Some(2 * SECTORS * 512)).unwrap();
-    assert_eq!(guest.status(XenOp::Read { sector: 2 * SECTORS - 1, len: 512 }), Status::Okay);
+    assert_eq!(guest.status(XenOp::Read { sector: 2 * SECTORS - 1, len: 512 }), BlkifStatus::Okay);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
 use manyring_device::blk::blkif::{XenBlkOptions, disk_nodes};
-use manyring_driver::wire::xen::blkif::{Abi, Status};
+use manyring_driver::wire::xen::blkif::{Abi, BlkifStatus};
 use manyring_driver::{BlkfrontOptions, XenOp};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ fn rings_of_all_sizes_are_served() {
             let data: Vec<_> = (0..ring).map(|n| pattern(512, n as u8 ^ seed)).collect();
             let write = |(n, data)| XenOp::Write { sector: n as u64, data };
             let writes: Vec<_> = data.iter().map(Vec::as_slice).enumerate().map(write).collect();
-            assert!(guest.run_all(&writes).iter().all(|status| *status == Status::Okay));
+            assert!(guest.run_all(&writes).iter().all(|status| *status == BlkifStatus::Okay));
             let mut read = vec![0; 512];
             for (n, data) in data.iter().enumerate() {
                 guest.queue.read(n as u64, &mut read).unwrap();
@@ -125,11 +125,12 @@ fn many_requests_in_flight_are_answered_each_with_its_own_data() {
         let mut read = vec![0; len];
         guest.queue.read_data(done.tag, &mut read).unwrap();
         let at = usize::try_from(sector * 512).unwrap();
-        assert!(done.status == Status::Okay && read == all[at..at + len], "{len} at {sector}");
+        assert!(done.status == BlkifStatus::Okay && read == all[at..at + len], "{len} at {sector}");
         taken += 1;
     }
     let left = guest.queue.in_flight();
-    (0..left).for_each(|_| assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay));
+    (0..left)
+        .for_each(|_| assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, BlkifStatus::Okay));
     assert_eq!(guest.stop().1, 0);
 }
 
@@ -142,7 +143,7 @@ fn requests_count_as_those_of_a_virtio_disk_do() {
     guest.queue.flush().unwrap();
     guest.queue.discard(0, 8).unwrap();
     let past = XenOp::Read { sector: SECTORS, len: 512 };
-    assert_eq!(guest.status(past), Status::Error);
+    assert_eq!(guest.status(past), BlkifStatus::Error);
     guest.sync();
     let stats = guest.stats();
     let counts = [&stats.requests, &stats.reads, &stats.writes, &stats.flushes, &stats.discards];
@@ -162,10 +163,10 @@ fn nothing_writes_to_a_read_only_disk() {
     assert!(guest.device.offer().discard.is_none());
     assert_eq!(disk_nodes(guest.device.host()).info, 4, "VDISK_READONLY");
     let data = &[7; 512][..];
-    assert_eq!(guest.status(XenOp::Write { sector: 0, data }), Status::Error);
-    assert_eq!(guest.status(XenOp::Barrier { sector: 0, data }), Status::Error);
+    assert_eq!(guest.status(XenOp::Write { sector: 0, data }), BlkifStatus::Error);
+    assert_eq!(guest.status(XenOp::Barrier { sector: 0, data }), BlkifStatus::Error);
     let discard = XenOp::Discard { sector: 0, count: 1, secure: false };
-    assert_eq!(guest.status(discard), Status::Unsupported);
+    assert_eq!(guest.status(discard), BlkifStatus::Unsupported);
     let mut read = [1; 512];
     guest.queue.read(0, &mut read).unwrap();
     assert_eq!(read, [0; 512]);
@@ -176,11 +177,11 @@ fn sectors_outside_of_the_disk_are_refused_and_the_ring_goes_on() {
     let world = World::new();
     let mut guest = world.guest(1, null(), &BlkfrontOptions::default());
     for (sector, sectors, status) in [
-        (SECTORS - 1, 1, Status::Okay),
-        (SECTORS - 1, 2, Status::Error),
-        (SECTORS - 8, 100, Status::Error),
-        (SECTORS, 1, Status::Error),
-        (u64::MAX, 1, Status::Error),
+        (SECTORS - 1, 1, BlkifStatus::Okay),
+        (SECTORS - 1, 2, BlkifStatus::Error),
+        (SECTORS - 8, 100, BlkifStatus::Error),
+        (SECTORS, 1, BlkifStatus::Error),
+        (u64::MAX, 1, BlkifStatus::Error),
     ] {
         let len = sectors * 512;
         assert_eq!(guest.status(XenOp::Read { sector, len }), status, "{sectors} at {sector}");

@@ -2,7 +2,7 @@
 
 use crate::guest::{TIMEOUT, World, holding, memory, null, pattern, until, usual};
 use manyring_device::blk::blkif::XenBlkOptions;
-use manyring_driver::wire::xen::blkif::{OP_READ, OP_WRITE, RawRequest, Segment, Status};
+use manyring_driver::wire::xen::blkif::{BlkifStatus, OP_READ, OP_WRITE, RawRequest, Segment};
 use manyring_driver::{BlkfrontOptions, XenOp};
 use manyring_memory::GrantAccess;
 
@@ -68,7 +68,7 @@ fn more_persistent_grants_than_the_limit_are_mapped_for_their_request_and_some_a
     }
     // Two requests at a time use more pages than are kept.
     let both = [XenOp::Write { sector: 0, data: &data }, XenOp::Write { sector: 500, data: &data }];
-    assert_eq!(guest.run_all(&both), [Status::Okay; 2]);
+    assert_eq!(guest.run_all(&both), [BlkifStatus::Okay; 2]);
     guest.sync();
     let stats = guest.stats();
     assert!(stats.grants_transient.value() > 0);
@@ -94,7 +94,7 @@ fn a_grant_that_cannot_be_mapped_fails_its_request_alone() {
         guest.queue.publish();
         let mut done = [guest.queue.wait(TIMEOUT).unwrap(), guest.queue.wait(TIMEOUT).unwrap()];
         done.sort_by_key(|done| done.tag != bad);
-        assert_eq!(done.map(|done| done.status), [Status::Error, Status::Okay]);
+        assert_eq!(done.map(|done| done.status), [BlkifStatus::Error, BlkifStatus::Okay]);
         assert_eq!(Some(done[1].tag), good);
         guest.sync();
         assert_eq!(guest.stats().grants_refused.value(), 1);
@@ -114,7 +114,7 @@ fn a_page_that_was_granted_read_only_is_written_to_the_disk_and_never_read_into(
     guest.domain.page(page).unwrap().write_from(&[3; 4096]);
     let gref = guest.domain.grant(0, page, GrantAccess::Read).unwrap();
     let abi = guest.queue.options().abi;
-    for (operation, status) in [(OP_WRITE, Status::Okay), (OP_READ, Status::Error)] {
+    for (operation, status) in [(OP_WRITE, BlkifStatus::Okay), (OP_READ, BlkifStatus::Error)] {
         let request = |id, _: &[_], _: &[_]| {
             RawRequest::data(abi, operation, id, 0, &[Segment::page(gref.0)])
         };
@@ -147,7 +147,11 @@ fn a_grant_whose_entry_is_overwritten_while_it_is_mapped_stays_the_page_that_it_
     switch.release();
     guest.queue.publish();
     guest.queue.channel().notify();
-    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Error, "what was held fails");
+    assert_eq!(
+        guest.queue.wait(TIMEOUT).unwrap().status,
+        BlkifStatus::Error,
+        "what was held fails"
+    );
     guest.queue.write(0, &[2; 512]).unwrap();
     let mut read = [0; 512];
     guest.queue.read(0, &mut read).unwrap();
@@ -176,7 +180,7 @@ fn requests_that_need_more_pages_than_a_queue_has_addresses_for_wait_and_none_fa
         let done = guest.queue.wait(TIMEOUT).unwrap();
         let mut read = vec![0; len as usize];
         guest.queue.read_data(done.tag, &mut read).unwrap();
-        assert!(done.status == Status::Okay && read == data);
+        assert!(done.status == BlkifStatus::Okay && read == data);
     }
     guest.sync();
     assert_eq!((guest.stats().errors.value(), guest.stats().grants_refused.value()), (0, 0));

@@ -5,7 +5,7 @@ use manyring_backend::blk::fault::{FaultDisk, FaultPlan, FaultSwitch};
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_device::blk::blkif::{Attachment, XenBlkDevice, XenBlkOptions};
-use manyring_driver::wire::xen::blkif::Status;
+use manyring_driver::wire::xen::blkif::BlkifStatus;
 use manyring_driver::{
     BlkfrontOptions, BlkfrontQueue, SimXen, XenCalls, XenDomain, XenDone, XenOp,
 };
@@ -111,13 +111,13 @@ impl Guest {
         self.device.stats(0).unwrap()
     }
 
-    pub(crate) fn status(&mut self, op: XenOp<'_>) -> Status {
+    pub(crate) fn status(&mut self, op: XenOp<'_>) -> BlkifStatus {
         self.queue.run(op).unwrap().status
     }
 
     /// Adds requests, publishes them together, and returns how each of them ended, in the order in
     /// which they were added.
-    pub(crate) fn run_all(&mut self, ops: &[XenOp<'_>]) -> Vec<Status> {
+    pub(crate) fn run_all(&mut self, ops: &[XenOp<'_>]) -> Vec<BlkifStatus> {
         let tags: Vec<_> = ops.iter().map(|op| self.queue.submit(*op).unwrap().unwrap()).collect();
         self.queue.publish();
         let done: Vec<XenDone> = tags.iter().map(|_| self.queue.wait(TIMEOUT).unwrap()).collect();

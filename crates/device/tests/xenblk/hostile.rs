@@ -2,7 +2,7 @@
 
 use crate::guest::{Guest, TIMEOUT, World, memory, null, pattern};
 use manyring_driver::wire::xen::blkif::{
-    OP_READ, OP_WRITE, RawRequest, RequestError, Segment, SegmentError, Status,
+    BlkifSegmentError, BlkifStatus, OP_READ, OP_WRITE, RawRequest, RequestError, Segment,
 };
 use manyring_driver::{BlkfrontOptions, XEN_PAGE_SIZE, XenOp};
 use manyring_engine::EventKind;
@@ -49,7 +49,7 @@ fn a_segment_that_ends_before_it_begins_stops_the_ring_and_what_came_before_is_a
     guest.queue.submit(XenOp::Flush).unwrap();
     guest.queue.publish();
     assert_eq!(guest.queue.wait(TIMEOUT).map(|done| Some(done.tag)).unwrap(), first);
-    let error = RequestError::Segment(SegmentError { first: 7, last: 3 });
+    let error = RequestError::Segment(BlkifSegmentError { first: 7, last: 3 });
     assert_stopped(&mut guest, fault_of(error));
 }
 
@@ -71,7 +71,7 @@ fn indirect_counts_and_segments_that_lie_stop_the_ring() {
     let world = World::new();
     let abi = BlkfrontOptions::default().abi;
     let too_many = RequestError::Segments { count: 300, max: 256 };
-    let segment = RequestError::Segment(SegmentError { first: 8, last: 9 });
+    let segment = RequestError::Segment(BlkifSegmentError { first: 8, last: 9 });
     for (number, count, error) in [(1, 300, too_many), (2, 16, segment)] {
         for persistent in [true, false] {
             let front = BlkfrontOptions { persistent, ..Default::default() };
@@ -91,7 +91,7 @@ fn indirect_counts_and_segments_that_lie_stop_the_ring() {
             guest.queue.submit(XenOp::Flush).unwrap();
             guest.queue.publish();
             let done = guest.queue.wait(TIMEOUT).unwrap();
-            assert_eq!((Some(done.tag), done.status), (first, Status::Okay));
+            assert_eq!((Some(done.tag), done.status), (first, BlkifStatus::Okay));
             assert_stopped(&mut guest, fault_of(error));
         }
     }
@@ -105,7 +105,7 @@ fn an_indirect_page_that_cannot_be_mapped_fails_its_request_alone() {
     let raw = |id, _: &[_], _: &[_]| RawRequest::indirect(abi, OP_WRITE, id, 0, (16, &[20_000]));
     guest.queue.submit_raw(OP_WRITE, raw).unwrap();
     guest.queue.publish();
-    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Error);
+    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, BlkifStatus::Error);
     guest.queue.flush().unwrap();
 }
 
@@ -133,7 +133,7 @@ fn operations_that_nobody_knows_are_unsupported_and_empty_ones_are_errors() {
     let mut guest = world.guest(1, null(), &BlkfrontOptions::default());
     let abi = guest.queue.options().abi;
     for (operation, status) in
-        [(4, Status::Unsupported), (99, Status::Unsupported), (0, Status::Error)]
+        [(4, BlkifStatus::Unsupported), (99, BlkifStatus::Unsupported), (0, BlkifStatus::Error)]
     {
         let raw = |id, _: &[_], _: &[_]| RawRequest::data(abi, operation, id, 0, &[]);
         guest.queue.submit_raw(operation, raw).unwrap();
@@ -178,7 +178,7 @@ fn a_guest_goes_on_beside_one_that_misuses_its_ring_on_the_same_worker() {
                 bad.queue.publish();
                 (0..10).for_each(|_| bad.queue.channel().notify());
                 match bad.queue.wait(TIMEOUT / 10) {
-                    Ok(done) => assert_eq!(done.status, Status::Error),
+                    Ok(done) => assert_eq!(done.status, BlkifStatus::Error),
                     // Its data was no list of segments: its ring has stopped.
                     Err(_) => break,
                 }

@@ -7,7 +7,7 @@ use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
 use manyring_device::blk::blkif::XenBlkOptions;
 use manyring_driver::wire::xen::blkif::{
-    Abi, OP_DISCARD, OP_READ, OP_WRITE, RawRequest, Segment, Status,
+    Abi, BlkifStatus, OP_DISCARD, OP_READ, OP_WRITE, RawRequest, Segment,
 };
 use manyring_driver::{BlkfrontOptions, XEN_PAGE_SIZE, XenOp};
 use manyring_engine::EventKind;
@@ -35,7 +35,7 @@ impl Dice {
 /// A request in flight: its tag, how it is to end, and what it is to read.
 struct Expected {
     tag: u16,
-    status: Status,
+    status: BlkifStatus,
     read: Option<Vec<u8>>,
 }
 
@@ -66,7 +66,7 @@ fn sound(guest: &mut Guest, twin: &mut Twin, dice: &mut Dice, sector: u64) -> Ex
         twin.bytes(sector, data.len()).copy_from_slice(data);
     }
     let tag = guest.queue.submit(op).unwrap().unwrap();
-    Expected { tag, status: Status::Okay, read }
+    Expected { tag, status: BlkifStatus::Okay, read }
 }
 
 /// Adds a request that fails.
@@ -104,7 +104,7 @@ fn unsound(guest: &mut Guest, dice: &mut Dice, sector: u64) -> Expected {
         let place = guest.domain.memory().slice(page as usize * XEN_PAGE_SIZE, bytes.len());
         place.unwrap().write_from(&bytes);
     }
-    let status = if kind == 0 { Status::Unsupported } else { Status::Error };
+    let status = if kind == 0 { BlkifStatus::Unsupported } else { BlkifStatus::Error };
     Expected { tag, status, read: None }
 }
 
@@ -205,7 +205,7 @@ fn end_in_the_midst(guest: &mut Guest) {
     guest.queue.publish();
     while !before.is_empty() {
         let done = guest.queue.wait(TIMEOUT).unwrap();
-        assert_eq!(done.status, Status::Okay);
+        assert_eq!(done.status, BlkifStatus::Okay);
         before.retain(|tag| *tag != done.tag);
     }
     assert!(matches!(guest.next_event(), EventKind::Fault(QueueError::Blkif(_))));

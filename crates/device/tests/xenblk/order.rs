@@ -6,7 +6,7 @@ use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::{Burst, Completion, Disk, DiskQueue, Geometry, Op};
 use manyring_backend::sys::uring::Ring;
 use manyring_device::blk::blkif::XenBlkOptions;
-use manyring_driver::wire::xen::blkif::{OP_WRITE_BARRIER, RawRequest, Status};
+use manyring_driver::wire::xen::blkif::{BlkifStatus, OP_WRITE_BARRIER, RawRequest};
 use manyring_driver::{BlkfrontOptions, XenOp};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -91,7 +91,7 @@ fn a_barrier_comes_after_all_writes_before_it_and_before_all_after_it() {
     let write = |sector| XenOp::Write { sector, data };
     let barrier = XenOp::Barrier { sector: 50, data };
     let ops = [write(1), write(2), write(3), barrier, write(60), write(61)];
-    assert_eq!(guest.run_all(&ops), [Status::Okay; 6]);
+    assert_eq!(guest.run_all(&ops), [BlkifStatus::Okay; 6]);
     for before in ["end write 1", "end write 2", "end write 3"] {
         assert!(at(&log, before) < at(&log, "begin flush"), "{before}");
     }
@@ -113,7 +113,7 @@ fn a_flush_with_data_flushes_and_then_writes() {
         world.guest(1, Arc::new(Slow { log: log.clone() }), &BlkfrontOptions::default());
     let data = &[1; 512][..];
     let flush = XenOp::FlushWrite { sector: 7, data };
-    assert_eq!(guest.run_all(&[XenOp::Write { sector: 1, data }, flush]), [Status::Okay; 2]);
+    assert_eq!(guest.run_all(&[XenOp::Write { sector: 1, data }, flush]), [BlkifStatus::Okay; 2]);
     assert!(at(&log, "end write 1") < at(&log, "begin flush"));
     assert!(at(&log, "end flush") < at(&log, "begin write 7"));
 }
@@ -127,7 +127,7 @@ fn barriers_write_what_they_carry_with_and_without_persistent_grants() {
         let (first, second) = (pattern(8192, 1), pattern(4096, 2));
         let barrier = XenOp::Barrier { sector: 8, data: &first };
         let flush = XenOp::FlushWrite { sector: 100, data: &second };
-        assert_eq!(guest.run_all(&[barrier, flush]), [Status::Okay; 2]);
+        assert_eq!(guest.run_all(&[barrier, flush]), [BlkifStatus::Okay; 2]);
         let mut read = vec![0; 8192];
         guest.queue.read(8, &mut read).unwrap();
         assert!(read == first);
@@ -146,7 +146,7 @@ fn a_barrier_whose_flush_fails_is_answered_with_an_error_and_opens_the_ring_agai
     let mut guest = world.guest(1, Arc::new(disk), &BlkfrontOptions::default());
     let data = &[1; 512][..];
     let ops = [XenOp::Barrier { sector: 0, data }, XenOp::Write { sector: 1, data }];
-    assert_eq!(guest.run_all(&ops), [Status::Error, Status::Okay]);
+    assert_eq!(guest.run_all(&ops), [BlkifStatus::Error, BlkifStatus::Okay]);
     let mut read = [9; 512];
     guest.queue.read(0, &mut read).unwrap();
     assert_eq!(read, [0; 512], "it was not written");
@@ -162,7 +162,7 @@ fn writes_are_durable_when_answered_unless_the_cache_is_write_back() {
         let options = XenBlkOptions { writeback, ..usual() };
         let disk = Arc::new(Slow { log: log.clone() });
         let mut guest = world.guest_of(number, disk, &BlkfrontOptions::default(), options);
-        assert_eq!(guest.status(XenOp::Write { sector: 3, data }), Status::Okay);
+        assert_eq!(guest.status(XenOp::Write { sector: 3, data }), BlkifStatus::Okay);
         at(&log, wanted);
     }
 }
@@ -173,9 +173,9 @@ fn what_is_not_offered_is_unsupported() {
     let options = XenBlkOptions { barrier: false, discard: false, ..usual() };
     let mut guest = world.guest_of(1, memory(), &BlkfrontOptions::default(), options);
     let data = &[1; 512][..];
-    assert_eq!(guest.status(XenOp::Barrier { sector: 0, data }), Status::Unsupported);
+    assert_eq!(guest.status(XenOp::Barrier { sector: 0, data }), BlkifStatus::Unsupported);
     let discard = XenOp::Discard { sector: 0, count: 1, secure: false };
-    assert_eq!(guest.status(discard), Status::Unsupported);
+    assert_eq!(guest.status(discard), BlkifStatus::Unsupported);
     guest.queue.flush().unwrap();
 }
 
@@ -192,7 +192,7 @@ fn discarded_sectors_read_as_zeroes_and_their_neighbours_stay() {
     // The flag is of no meaning where erasing is not offered.
     assert!(!guest.device.offer().discard.unwrap().secure);
     let secure = XenOp::Discard { sector: 0, count: 1, secure: true };
-    assert_eq!(guest.status(secure), Status::Okay);
+    assert_eq!(guest.status(secure), BlkifStatus::Okay);
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn a_secure_discard_erases_where_that_is_offered() {
     assert!(guest.device.offer().discard.unwrap().secure);
     guest.queue.write(0, &[5; 1024]).unwrap();
     let secure = XenOp::Discard { sector: 1, count: 1, secure: true };
-    assert_eq!(guest.status(secure), Status::Okay);
+    assert_eq!(guest.status(secure), BlkifStatus::Okay);
     let mut read = [1; 1024];
     guest.queue.read(0, &mut read).unwrap();
     assert_eq!((&read[..512], &read[512..]), (&[5; 512][..], &[0; 512][..]));
@@ -220,12 +220,12 @@ fn a_discard_of_terabytes_is_cut_into_pieces_and_answered_once() {
     let data = &[1; 512][..];
     // Others are served beside it.
     let write = XenOp::Write { sector: 0, data };
-    assert_eq!(guest.run_all(&[whole, write, XenOp::Flush]), [Status::Okay; 3]);
+    assert_eq!(guest.run_all(&[whole, write, XenOp::Flush]), [BlkifStatus::Okay; 3]);
     assert!(guest.queue.take().unwrap().is_none(), "answered once");
     guest.sync();
     assert_eq!(guest.stats().discards.value(), 1);
     let past = XenOp::Discard { sector: 1, count: sectors, secure: false };
-    assert_eq!(guest.status(past), Status::Error);
+    assert_eq!(guest.status(past), BlkifStatus::Error);
     assert!(SECTORS < sectors && guest.queue.wait(TIMEOUT / 1000).is_err());
 }
 
@@ -244,7 +244,7 @@ fn a_barrier_without_data_comes_after_all_writes_before_it_and_before_all_after_
     guest.queue.submit(XenOp::Write { sector: 60, data }).unwrap();
     guest.queue.publish();
     for _ in 0..4 {
-        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, BlkifStatus::Okay);
     }
     for before in ["end write 1", "end write 2"] {
         assert!(at(&log, before) < at(&log, "begin flush"), "{before}: {log:?}");

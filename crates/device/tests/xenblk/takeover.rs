@@ -9,7 +9,7 @@ use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageOptions};
 use manyring_device::StartError;
 use manyring_device::blk::blkif::{Attachment, XenBlkDevice};
-use manyring_driver::wire::xen::blkif::Status;
+use manyring_driver::wire::xen::blkif::BlkifStatus;
 use manyring_driver::{BlkfrontOptions, BlkfrontQueue, SimXen, XenCalls, XenDomain, XenOp};
 use manyring_engine::{Call, Kick, Polling, Pool, PoolOptions, QueueHandle};
 use manyring_memory::GrantMapper;
@@ -127,14 +127,14 @@ fn requests_of_a_back_end_that_ended_are_served_by_the_next_one_and_a_barrier_af
     guest.queue.submit(XenOp::Discard { sector: 0, count: 8, secure: false }).unwrap().unwrap();
     guest.queue.publish();
     for _ in 0..6 {
-        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, BlkifStatus::Okay);
     }
     let stats = first.device.stats(0).unwrap();
     until("two writes and the barrier are in flight", || stats.in_flight.value() == 3);
     first.end();
     let mut next = Back::start(disk.clone(), guest.attachment(true)).unwrap();
     for _ in 0..4 {
-        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, BlkifStatus::Okay);
     }
     let stats = next.device.stats(0).unwrap();
     assert_eq!((stats.writes.value(), stats.discards.value()), (3, 1), "and no other again");
@@ -167,7 +167,7 @@ fn a_front_end_that_missed_its_notification_or_whose_kick_was_lost_is_served() {
     assert_eq!(guest.queue.in_flight(), 1);
     let mut next = Back::start(disk.clone(), guest.attachment(true)).unwrap();
     guest.queue.channel().wait(TIMEOUT).expect("a notification");
-    assert_eq!(guest.queue.take().unwrap().unwrap().status, Status::Okay);
+    assert_eq!(guest.queue.take().unwrap().unwrap().status, BlkifStatus::Okay);
     next.end();
     // A request that is published and kicked while no process serves the ring is found later.
     guest.queue.submit(XenOp::Read { sector: 0, len: 512 }).unwrap();
@@ -175,7 +175,7 @@ fn a_front_end_that_missed_its_notification_or_whose_kick_was_lost_is_served() {
     let mut attachment = guest.attachment(true);
     attachment.kick = Kick::new(nobodys()).unwrap();
     let mut last = Back::start(disk, attachment).unwrap();
-    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
+    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, BlkifStatus::Okay);
     last.end();
 }
 
@@ -204,7 +204,7 @@ fn a_ring_whose_requests_are_not_written_down_is_not_taken_over_and_one_without_
     guest.journal.write_all_at(&head, 0).unwrap();
     // Whole again.
     let mut next = Back::start(disk.clone(), guest.attachment(true)).unwrap();
-    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
+    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, BlkifStatus::Okay);
     next.end();
     // Cut off, and nothing is left to be answered.
     guest.journal.set_len(100).unwrap();
@@ -394,7 +394,7 @@ impl Load {
     fn take(&mut self) {
         let done = self.queue.wait(TIMEOUT).unwrap();
         let (area, asked) = self.in_flight.remove(&done.tag).unwrap();
-        assert_eq!(done.status, Status::Okay);
+        assert_eq!(done.status, BlkifStatus::Okay);
         let holds = &mut self.holds[area as usize];
         match asked {
             Asked::Write(data) => holds[..data.len()].copy_from_slice(&data),

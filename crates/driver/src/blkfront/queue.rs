@@ -6,9 +6,9 @@ use crate::{DriverError, EventChannel, XEN_PAGE_SIZE, XenDomain};
 use manyring_memory::{GrantAccess, GrantRef, GuestSlice, Words};
 use manyring_queue::blkif::{FrontRing, RingConfig};
 use manyring_wire::xen::blkif::{
-    DISCARD_SECURE, INDIRECT_SEGMENTS_MAX, OP_DISCARD, OP_FLUSH_DISKCACHE, OP_READ, OP_WRITE,
-    OP_WRITE_BARRIER, PAGE_SIZE, RawRequest, Response, SECTOR_SIZE, SECTORS_PER_PAGE, SEGMENT_SIZE,
-    SEGMENTS_MAX, SEGMENTS_PER_PAGE, Segment, Status, ring_bytes,
+    BlkifStatus, DISCARD_SECURE, INDIRECT_SEGMENTS_MAX, OP_DISCARD, OP_FLUSH_DISKCACHE, OP_READ,
+    OP_WRITE, OP_WRITE_BARRIER, PAGE_SIZE, RawRequest, Response, SECTOR_SIZE, SECTORS_PER_PAGE,
+    SEGMENT_SIZE, SEGMENTS_MAX, SEGMENTS_PER_PAGE, Segment, ring_bytes,
 };
 use manyring_wire::xen::device::Queue;
 use rustix::io::Errno;
@@ -370,7 +370,7 @@ impl BlkfrontQueue {
 
     fn run_well(&mut self, op: XenOp<'_>) -> Result<u16, DriverError> {
         match self.run(op)? {
-            XenDone { tag, status: Status::Okay } => Ok(tag),
+            XenDone { tag, status: BlkifStatus::Okay } => Ok(tag),
             XenDone { status, .. } => Err(DriverError::XenStatus(status)),
         }
     }

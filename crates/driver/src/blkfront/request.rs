@@ -1,6 +1,6 @@
 //! Options of a Xen block front-end, its requests, and their results.
 
-use manyring_wire::xen::blkif::{Abi, Status};
+use manyring_wire::xen::blkif::{Abi, BlkifStatus};
 use std::time::Duration;
 
 /// How a front-end drives.
@@ -94,5 +94,5 @@ pub struct XenDone {
     /// The tag that [`super::BlkfrontQueue::submit`] returned.
     pub tag: u16,
     /// How it ended.
-    pub status: Status,
+    pub status: BlkifStatus,
 }

@@ -60,24 +60,24 @@ impl OddFd {
     ///
     /// # Errors
     /// [`DriverError::System`], [`DriverError::Io`]: the system refuses (no terminal, no loopback).
-    pub fn open(self) -> Result<Odd, DriverError> {
+    pub fn open(self) -> Result<OddDescriptor, DriverError> {
         Ok(match self {
             Self::TcpLinger => tcp_linger()?,
             Self::Epoll => nested_epolls()?,
             Self::FullEventfd => {
                 let event = eventfd(0, EventfdFlags::CLOEXEC)?;
                 fill_eventfd(&event)?;
-                Odd::new(event, [])
+                OddDescriptor::new(event, [])
             }
             Self::FullPipe => {
                 let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
                 fill(&write)?;
                 set_blocking(&write)?;
-                Odd::new(write, [read])
+                OddDescriptor::new(write, [read])
             }
             Self::EmptyPipe => {
                 let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-                Odd::new(read, [write])
+                OddDescriptor::new(read, [write])
             }
             Self::FullSocket => {
                 let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -85,34 +85,34 @@ impl OddFd {
                     socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
                 fill(&one)?;
                 set_blocking(&one)?;
-                Odd::new(one, [other])
+                OddDescriptor::new(one, [other])
             }
             Self::File => {
                 let file = memfd_create("odd", MemfdFlags::CLOEXEC)?;
                 ftruncate(&file, 4096)?;
-                Odd::new(file, [])
+                OddDescriptor::new(file, [])
             }
-            Self::Tty => Odd::new(open("/dev/ptmx", OFlags::RDWR | OFlags::NOCTTY)?, []),
+            Self::Tty => OddDescriptor::new(open("/dev/ptmx", OFlags::RDWR | OFlags::NOCTTY)?, []),
             Self::Timerfd => {
                 let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
-                Odd::new(timer, [])
+                OddDescriptor::new(timer, [])
             }
-            Self::Folder => Odd::new(open("/", OFlags::RDONLY | OFlags::DIRECTORY)?, []),
-            Self::PathOnly => Odd::new(open("/", OFlags::PATH)?, []),
+            Self::Folder => OddDescriptor::new(open("/", OFlags::RDONLY | OFlags::DIRECTORY)?, []),
+            Self::PathOnly => OddDescriptor::new(open("/", OFlags::PATH)?, []),
         })
     }
 }
 
 /// An odd file descriptor, and the other ends that must stay open so that it stays odd.
 #[derive(Debug)]
-pub struct Odd {
+pub struct OddDescriptor {
     /// The other ends. They are dropped first, so that the close of `fd` here does not wait.
     pub rest: Vec<OwnedFd>,
     /// The fd to pass. Once this is dropped too, the receiver holds the last copy.
     pub fd: OwnedFd,
 }
 
-impl Odd {
+impl OddDescriptor {
     fn new<const N: usize>(fd: OwnedFd, rest: [OwnedFd; N]) -> Self {
         Self { fd, rest: rest.into() }
     }
@@ -160,7 +160,7 @@ fn open(path: &str, flags: OFlags) -> Result<OwnedFd, DriverError> {
 /// How long the close of a lingering socket may wait.
 const LINGER: Duration = Duration::from_secs(3);
 
-fn tcp_linger() -> Result<Odd, DriverError> {
+fn tcp_linger() -> Result<OddDescriptor, DriverError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let mut stream = TcpStream::connect(listener.local_addr()?)?;
     stream.set_nonblocking(true)?;
@@ -173,11 +173,11 @@ fn tcp_linger() -> Result<Odd, DriverError> {
     }
     stream.set_nonblocking(false)?;
     sockopt::set_socket_linger(&stream, Some(LINGER))?;
-    Ok(Odd::new(stream.into(), [listener.into()]))
+    Ok(OddDescriptor::new(stream.into(), [listener.into()]))
 }
 
 /// An epoll instance over a chain of four: the kernel walks all of them for each question.
-fn nested_epolls() -> Result<Odd, DriverError> {
+fn nested_epolls() -> Result<OddDescriptor, DriverError> {
     let mut inner = eventfd(1, EventfdFlags::CLOEXEC)?;
     let mut rest = Vec::new();
     for _ in 0..4 {
@@ -185,7 +185,7 @@ fn nested_epolls() -> Result<Odd, DriverError> {
         epoll::add(&outer, &inner, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         rest.push(std::mem::replace(&mut inner, outer));
     }
-    Ok(Odd { fd: inner, rest })
+    Ok(OddDescriptor { fd: inner, rest })
 }
 
 #[cfg(test)]

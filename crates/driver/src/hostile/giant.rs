@@ -1,9 +1,9 @@
 //! Requests as large as a queue's limits allow, whose data all lies in one small buffer.
 
 use super::HostileRing;
-use crate::{Arena, DriverError, Vring};
+use crate::{Arena, DriverError, Virtqueue};
 use manyring_memory::Words;
-use manyring_wire::blk::{HEADER_SIZE, RawHeader, RawSegment, SEGMENT_SIZE};
+use manyring_wire::blk::{HEADER_SIZE, RawBlkHeader, RawSegment, SEGMENT_SIZE};
 use manyring_wire::virtqueue::{
     DESC_ALIGN, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, DESCRIPTOR_SIZE, Descriptor,
 };
@@ -32,7 +32,7 @@ impl GiantRing {
     ///
     /// # Errors
     /// [`DriverError::ArenaFull`] without [`Self::arena_size`] bytes, [`DriverError::Memory`].
-    pub fn new(arena: &Arc<Arena>, vring: &Vring, depth: u16) -> Result<Self, DriverError> {
+    pub fn new(arena: &Arc<Arena>, vring: &Virtqueue, depth: u16) -> Result<Self, DriverError> {
         let bytes = usize::from(TABLE_ENTRIES) * DESCRIPTOR_SIZE;
         let table = |_| {
             let addr = arena.alloc(bytes as u64, DESC_ALIGN)?;
@@ -48,7 +48,7 @@ impl GiantRing {
         })
     }
 
-    /// Bytes of arena that this takes at most, for [`crate::BlkOptions::spare`].
+    /// Bytes of arena that this takes at most, for [`crate::BlkDriverOptions::spare`].
     #[must_use]
     pub const fn arena_size(depth: u16) -> u64 {
         let table = TABLE_ENTRIES as u64 * DESCRIPTOR_SIZE as u64;
@@ -100,7 +100,7 @@ impl GiantRing {
         data: &[(u64, u32, u16)],
     ) -> Result<(), DriverError> {
         let (table, words) = self.tables.get(usize::from(slot)).ok_or(DriverError::RingFull)?;
-        let raw = RawHeader { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
+        let raw = RawBlkHeader { kind: kind.into(), reserved: 0.into(), sector: sector.into() };
         let header = self.parts + u64::from(slot) * PART;
         let status = header + PART - 1;
         self.arena.write(header, raw.as_bytes())?;
@@ -138,7 +138,7 @@ mod tests {
     fn requests_have_the_size_that_was_asked_for_and_need_little_memory() {
         let arena = Arc::new(Arena::new(4 << 20).unwrap());
         let features = RingFeatures { indirect: true, ..RingFeatures::default() };
-        let vring = Vring::new(&arena, 0, 16, features, 0).unwrap();
+        let vring = Virtqueue::new(&arena, 0, 16, features, 0).unwrap();
         let (addresses, base) = (vring.addresses(), vring.base().into());
         let config = QueueConfig { size: 16, addresses, base, features };
         let mut queue = DeviceQueue::new(config, arena.memory().clone()).unwrap();

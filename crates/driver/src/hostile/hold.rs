@@ -1,6 +1,6 @@
 //! Makes threads wait in the kernel until they are let go, by pages that userfaultfd keeps back:
-//! behind [`Hold`] a thread of this process waits inside a system call, with a lock of the kernel;
-//! behind [`Withheld`] every thread that touches a file that this process has mapped.
+//! behind [`HeldLock`] a thread of this process waits inside a system call, with a lock of the
+//! kernel; behind [`Withheld`] every thread that touches a file that this process has mapped.
 #![allow(unsafe_code, reason = "allow-listed: a page that is missing, and calls that touch it")]
 
 use crate::DriverError;
@@ -25,14 +25,14 @@ const TIMEOUT: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 
 /// A lock that is held until this is dropped. Needs root, since it is the kernel that waits.
 #[derive(Debug)]
-pub struct Hold {
+pub struct HeldLock {
     /// Closed first: then the page is there, and the call goes on.
     faults: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     page: usize,
 }
 
-impl Hold {
+impl HeldLock {
     /// Holds the lock of a pipe, by its writing end.
     ///
     /// # Errors
@@ -152,7 +152,7 @@ fn wait_for_fault(faults: &OwnedFd) -> Result<(), DriverError> {
     }
 }
 
-impl Drop for Hold {
+impl Drop for HeldLock {
     fn drop(&mut self) {
         self.faults = None;
         if let Some(thread) = self.thread.take() {

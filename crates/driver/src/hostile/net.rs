@@ -10,8 +10,8 @@ pub use rx::RxSpoil;
 pub use tx::TxSpoil;
 
 use super::HostileRing;
-use crate::{Arena, DriverError, Vring};
-use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawHeader};
+use crate::{Arena, DriverError, Virtqueue};
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawNetHeader};
 use manyring_wire::virtqueue::{DESC_F_NEXT, DESC_F_WRITE, Descriptor};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
@@ -41,7 +41,7 @@ impl HostileNet {
     ///
     /// # Errors
     /// [`DriverError::ArenaFull`], [`DriverError::Memory`].
-    pub fn new(arena: &Arc<Arena>, vring: &Vring) -> Result<Self, DriverError> {
+    pub fn new(arena: &Arc<Arena>, vring: &Virtqueue) -> Result<Self, DriverError> {
         let ring = HostileRing::new(arena, vring)?;
         let area = arena.alloc(AREA_SIZE as u64, 4096)?;
         Ok(Self { ring, arena: arena.clone(), area, status: area })
@@ -97,7 +97,7 @@ impl HostileNet {
     /// # Errors
     /// [`DriverError::Memory`].
     pub fn send_valid(&mut self) -> Result<(), DriverError> {
-        self.offer(&frame(RawHeader::default()), &[HEADER_BYTES, FRAME_BYTES], &[])
+        self.offer(&frame(RawNetHeader::default()), &[HEADER_BYTES, FRAME_BYTES], &[])
     }
 
     /// Offers a frame that is wrong in one way.
@@ -164,7 +164,7 @@ const FRAME_BYTES: u32 = 64;
 const _: () = assert!(HEADER_BYTES as usize == HEADER_SIZE && FRAME_BYTES as usize == FRAME_SIZE);
 
 /// `header` and the frame.
-fn frame(header: RawHeader) -> Vec<u8> {
+fn frame(header: RawNetHeader) -> Vec<u8> {
     let count = FRAME_SIZE - ETHERNET.len();
     let payload: Vec<u8> = (0..=u8::MAX).take(count).collect();
     let mut bytes = [header.as_bytes(), &ETHERNET, &payload].concat();
@@ -196,7 +196,7 @@ mod tests {
         fn new() -> Self {
             let arena = Arc::new(Arena::new(1 << 20).unwrap());
             let features = RingFeatures::default();
-            let vring = Vring::new(&arena, 0, 16, features, 0).unwrap();
+            let vring = Virtqueue::new(&arena, 0, 16, features, 0).unwrap();
             let addresses = vring.addresses();
             let config = QueueConfig { size: 16, addresses, base: 0.into(), features };
             let memory = arena.memory().clone();
@@ -224,7 +224,7 @@ mod tests {
 
     fn is_header_right(bytes: &[u8]) -> bool {
         let header = zerocopy::FromBytes::read_from_prefix(bytes);
-        let (header, rest): (RawHeader, _) = header.unwrap();
+        let (header, rest): (RawNetHeader, _) = header.unwrap();
         header.checked(rest.len(), ALL).is_ok_and(|header| header.is_in_place(rest))
     }
 

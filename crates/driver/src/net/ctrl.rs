@@ -1,6 +1,6 @@
-//! `ControlQueue`: the driver's commands to a device that serves its own control queue.
+//! `ControlDriverQueue`: the driver's commands to a device that serves its own control queue.
 
-use crate::{Arena, DriverError, Vring};
+use crate::{Arena, DriverError, Virtqueue};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::{
     Coalescing, CtrlStatus, FilterTable, MacAddress, QueueCoalescing, RxMode, class,
@@ -30,15 +30,15 @@ pub struct CtrlAnswer {
 
 /// The control queue (virtio 1.3 §5.1.6.5). One command at a time.
 #[derive(Debug)]
-pub struct ControlQueue {
+pub struct ControlDriverQueue {
     arena: Arc<Arena>,
-    vring: Vring,
+    vring: Virtqueue,
     command: u64,
     answer: u64,
     timeout: Duration,
 }
 
-impl ControlQueue {
+impl ControlDriverQueue {
     /// Makes the control queue in `arena`, as virtqueue `index`.
     ///
     /// # Errors
@@ -50,7 +50,7 @@ impl ControlQueue {
     ) -> Result<Self, DriverError> {
         Ok(Self {
             arena: arena.clone(),
-            vring: Vring::new(arena, index, SIZE, features, 0)?,
+            vring: Virtqueue::new(arena, index, SIZE, features, 0)?,
             command: arena.alloc(AREA.into(), 8)?,
             answer: arena.alloc(AREA.into(), 8)?,
             timeout: TIMEOUT,
@@ -60,12 +60,12 @@ impl ControlQueue {
     /// Bytes of arena that a control queue takes at most.
     #[must_use]
     pub const fn arena_size() -> u64 {
-        Vring::arena_size(SIZE) + 2 * (AREA as u64 + 8)
+        Virtqueue::arena_size(SIZE) + 2 * (AREA as u64 + 8)
     }
 
     /// The ring below.
     #[must_use]
-    pub fn vring(&mut self) -> &mut Vring {
+    pub fn vring(&mut self) -> &mut Virtqueue {
         &mut self.vring
     }
 

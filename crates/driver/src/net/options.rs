@@ -24,7 +24,7 @@ pub enum ControlOwner {
 
 /// How a net driver drives.
 #[derive(Clone, Debug)]
-pub struct NetOptions {
+pub struct NetDriverOptions {
     /// Queue pairs to set up.
     pub queue_pairs: u16,
     /// Entries of each receiveq and transmitq.
@@ -53,7 +53,7 @@ pub struct NetOptions {
     pub max_wait: Duration,
 }
 
-impl NetOptions {
+impl NetDriverOptions {
     /// Checksums and segments left to the other side, both ways.
     pub const OFFLOADS: u64 = VIRTIO_NET_F_CSUM
         | VIRTIO_NET_F_HOST_TSO4
@@ -89,7 +89,7 @@ impl NetOptions {
     }
 }
 
-impl Default for NetOptions {
+impl Default for NetDriverOptions {
     /// One pair of 256, `EVENT_IDX`, mergeable buffers of 1536 bytes, every offload, the control
     /// queue read by the front-end, kicks at once.
     fn default() -> Self {

@@ -1,12 +1,13 @@
-//! `NetRx`: a receiveq: frames out of mergeable buffers or big ones, buffers given back in bursts.
+//! `NetDriverRx`: a receiveq: frames out of mergeable buffers or big ones, buffers given back in
+//! bursts.
 
 use super::options::NetCounters;
 use super::slab::Slab;
-use crate::{Arena, DriverError, NetOptions, Vring};
+use crate::{Arena, DriverError, NetDriverOptions, Virtqueue};
 use manyring_memory::{GuestSlice, SliceList, copy_from_slices};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::{
-    LEGACY_HEADER_SIZE, RawHeader, VIRTIO_NET_F_MRG_RXBUF, header_size, receiveq,
+    LEGACY_HEADER_SIZE, RawNetHeader, VIRTIO_NET_F_MRG_RXBUF, header_size, receiveq,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +15,8 @@ use zerocopy::IntoBytes;
 
 /// The receiveq of a queue pair. Owned by one thread.
 #[derive(Debug)]
-pub struct NetRx {
-    vring: Vring,
+pub struct NetDriverRx {
+    vring: Virtqueue,
     slab: Slab,
     is_mergeable: bool,
     /// Bytes of the header before each frame.
@@ -25,7 +26,7 @@ pub struct NetRx {
     counters: NetCounters,
 }
 
-impl NetRx {
+impl NetDriverRx {
     /// Makes the receiveq of pair `pair` in `arena` and fills it.
     ///
     /// # Errors
@@ -34,13 +35,13 @@ impl NetRx {
         arena: &Arc<Arena>,
         pair: u16,
         features: u64,
-        options: &NetOptions,
+        options: &NetDriverOptions,
     ) -> Result<Self, DriverError> {
         let index = u32::try_from(receiveq(pair.into())).unwrap_or(u32::MAX);
         let size = options.queue_size;
         let is_mergeable = features & VIRTIO_NET_F_MRG_RXBUF != 0;
         let buffer_size = if is_mergeable { options.mergeable_size } else { options.big_size };
-        let mut vring = Vring::new(arena, index, size, RingFeatures::from_bits(features), 0)?;
+        let mut vring = Virtqueue::new(arena, index, size, RingFeatures::from_bits(features), 0)?;
         vring.queue().disable_notifications();
         let slab = Slab::new(arena, size, buffer_size)?;
         let (slices, counters) = (SliceList::new(), NetCounters::default());
@@ -52,15 +53,15 @@ impl NetRx {
 
     /// Bytes of arena that a receiveq takes at most.
     #[must_use]
-    pub fn arena_size(options: &NetOptions) -> u64 {
+    pub fn arena_size(options: &NetDriverOptions) -> u64 {
         let buffer_size = options.mergeable_size.max(options.big_size);
         let buffers = Slab::arena_size(options.queue_size, buffer_size);
-        Vring::arena_size(options.queue_size) + buffers
+        Virtqueue::arena_size(options.queue_size) + buffers
     }
 
     /// The ring below.
     #[must_use]
-    pub fn vring(&mut self) -> &mut Vring {
+    pub fn vring(&mut self) -> &mut Virtqueue {
         &mut self.vring
     }
 
@@ -76,10 +77,10 @@ impl NetRx {
     ///
     /// # Errors
     /// See [`Self::recv_slices`].
-    pub fn recv(&mut self, frame: &mut Vec<u8>) -> Result<Option<RawHeader>, DriverError> {
+    pub fn recv(&mut self, frame: &mut Vec<u8>) -> Result<Option<RawNetHeader>, DriverError> {
         let mut skip = self.header_size;
         let Some(slices) = self.recv_slices()? else { return Ok(None) };
-        let mut header = RawHeader::default();
+        let mut header = RawNetHeader::default();
         copy_from_slices(slices, &mut header.as_mut_bytes()[..skip]);
         for slice in slices {
             let rest = slice.split_at(skip).1;
@@ -201,7 +202,7 @@ impl NetRx {
         &mut self,
         frame: &mut Vec<u8>,
         timeout: Duration,
-    ) -> Result<RawHeader, DriverError> {
+    ) -> Result<RawNetHeader, DriverError> {
         loop {
             if let Some(header) = self.recv(frame)? {
                 self.refill()?;

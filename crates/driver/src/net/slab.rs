@@ -1,5 +1,5 @@
 //! `Slab`: the buffers of one queue, of equal size, each with the chain it is in. They may be those
-//! of a `Pool` that several queues have.
+//! of a `BufferPool` that several queues have.
 
 use crate::{Arena, DriverError};
 use manyring_memory::{GuestAddr, GuestSlice, LastHit, Pieces, SliceList};
@@ -25,7 +25,7 @@ impl<'a> Buffer<'a> {
 
 /// Buffers of equal size, for one queue or for several.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct BufferPool {
     addrs: Vec<u64>,
     /// One of each buffer.
     slices: SliceList,
@@ -34,7 +34,7 @@ pub(super) struct Pool {
     spare: Mutex<Vec<u16>>,
 }
 
-impl Pool {
+impl BufferPool {
     /// `count` buffers of `size` bytes.
     pub(super) fn new(arena: &Arena, count: u16, size: u32) -> Result<Self, DriverError> {
         let (mut addrs, mut slices) = (Vec::new(), SliceList::new());
@@ -59,7 +59,7 @@ impl Pool {
 /// The buffers of a queue; which are in no chain; which chain has which.
 #[derive(Debug)]
 pub(super) struct Slab {
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
     /// Other queues have buffers of this pool as well: one that comes back is for all of them.
     is_shared: bool,
     free: Vec<u16>,
@@ -72,13 +72,13 @@ pub(super) struct Slab {
 impl Slab {
     /// `count` buffers of `size` bytes for this queue alone.
     pub(super) fn new(arena: &Arena, count: u16, size: u32) -> Result<Self, DriverError> {
-        let pool = Pool::new(arena, count, size)?;
+        let pool = BufferPool::new(arena, count, size)?;
         let free = std::mem::take(&mut *pool.spare());
         Ok(Self { free, is_shared: false, ..Self::sharing(Arc::new(pool), count) })
     }
 
     /// Buffers of `pool`, for a ring of `count` entries: none until [`Self::refill`].
-    pub(super) fn sharing(pool: Arc<Pool>, count: u16) -> Self {
+    pub(super) fn sharing(pool: Arc<BufferPool>, count: u16) -> Self {
         let of_head = vec![0; count.into()];
         Self { pool, is_shared: true, free: Vec::new(), of_head, bound: 0 }
     }

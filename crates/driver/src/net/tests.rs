@@ -1,11 +1,11 @@
 //! Queue pairs against a device half in the same process; the session against a script.
 
 use super::*;
-use crate::Vring;
+use crate::Virtqueue;
 use manyring_memory::{copy_from_slices, copy_to_slices, total_len};
 use manyring_queue::{BATCH_CHAINS, Batch, DeviceQueue, QueueConfig};
 use manyring_wire::net::{
-    Coalescing, HEADER_SIZE, MacAddress, RawHeader, VIRTIO_NET_F_MRG_RXBUF, class,
+    Coalescing, HEADER_SIZE, MacAddress, RawNetHeader, VIRTIO_NET_F_MRG_RXBUF, class,
 };
 use manyring_wire::vhost_user::{FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, Header};
 use manyring_wire::virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_VERSION_1};
@@ -16,9 +16,15 @@ use std::time::Duration;
 
 const SHORT: Duration = Duration::from_millis(1);
 
-fn options(queue_size: u16) -> NetOptions {
+fn options(queue_size: u16) -> NetDriverOptions {
     let (mergeable_size, big_size, transmit_size) = (64, 256, 256);
-    NetOptions { queue_size, mergeable_size, big_size, transmit_size, ..NetOptions::default() }
+    NetDriverOptions {
+        queue_size,
+        mergeable_size,
+        big_size,
+        transmit_size,
+        ..NetDriverOptions::default()
+    }
 }
 
 fn arena() -> Arc<Arena> {
@@ -32,7 +38,7 @@ struct Device {
 }
 
 impl Device {
-    fn new(arena: &Arc<Arena>, vring: &Vring, features: u64) -> Self {
+    fn new(arena: &Arc<Arena>, vring: &Virtqueue, features: u64) -> Self {
         let features = RingFeatures::from_bits(features);
         let (size, addresses) = (vring.size(), vring.addresses());
         let config = QueueConfig { size, addresses, base: 0.into(), features };
@@ -70,29 +76,29 @@ impl Device {
     }
 }
 
-fn tx_rig(options: &NetOptions, features: u64) -> (NetTx, Device) {
+fn tx_rig(options: &NetDriverOptions, features: u64) -> (NetDriverTx, Device) {
     let arena = arena();
-    let mut tx = NetTx::new(&arena, 0, RingFeatures::from_bits(features), options).unwrap();
+    let mut tx = NetDriverTx::new(&arena, 0, RingFeatures::from_bits(features), options).unwrap();
     let device = Device::new(&arena, tx.vring(), features);
     (tx, device)
 }
 
-fn rx_rig(features: u64) -> (NetRx, Device) {
+fn rx_rig(features: u64) -> (NetDriverRx, Device) {
     let arena = arena();
-    let mut rx = NetRx::new(&arena, 0, features, &options(8)).unwrap();
+    let mut rx = NetDriverRx::new(&arena, 0, features, &options(8)).unwrap();
     let device = Device::new(&arena, rx.vring(), features);
     (rx, device)
 }
 
 fn with_buffers(num_buffers: u16, frame: &[u8]) -> Vec<u8> {
-    let header = RawHeader { num_buffers: num_buffers.into(), ..RawHeader::default() };
+    let header = RawNetHeader { num_buffers: num_buffers.into(), ..RawNetHeader::default() };
     [header.as_bytes(), frame].concat()
 }
 
 #[test]
 fn frames_reach_the_device_whole_whichever_way_they_were_added() {
     let (mut tx, mut device) = tx_rig(&options(8), 0);
-    let header = RawHeader { flags: 1, csum_start: 34.into(), ..RawHeader::default() };
+    let header = RawNetHeader { flags: 1, csum_start: 34.into(), ..RawNetHeader::default() };
     assert!(tx.send(&header, b"one").unwrap());
     assert!(tx.send_parts(&header, &[b"tw", b"", b"o"]).unwrap());
     let room = tx.room().unwrap();
@@ -112,7 +118,7 @@ fn frames_reach_the_device_whole_whichever_way_they_were_added() {
 fn a_frame_longer_than_a_buffer_is_refused_and_nothing_is_added() {
     let (mut tx, mut device) = tx_rig(&options(8), 0);
     let long = [0; 256 - HEADER_SIZE + 1];
-    let header = RawHeader::default();
+    let header = RawNetHeader::default();
     assert!(matches!(tx.send(&header, &long), Err(DriverError::TooLong { len: 257, max: 256 })));
     assert!(tx.send_parts(&header, &[&long[..200], &long[200..]]).is_err());
     assert!(!tx.publish(0).unwrap());
@@ -123,39 +129,39 @@ fn a_frame_longer_than_a_buffer_is_refused_and_nothing_is_added() {
 fn sent_buffers_are_freed_when_more_than_half_the_ring_is_used_and_not_before() {
     let (mut tx, mut device) = tx_rig(&options(8), 0);
     for sent in 1..=5 {
-        assert!(tx.send(&RawHeader::default(), b"frame").unwrap());
+        assert!(tx.send(&RawNetHeader::default(), b"frame").unwrap());
         tx.publish(0).unwrap();
         assert_eq!(device.take_frames().len(), 1);
         assert_eq!(tx.in_flight(), sent, "freed too early");
     }
-    assert!(tx.send(&RawHeader::default(), b"frame").unwrap());
+    assert!(tx.send(&RawNetHeader::default(), b"frame").unwrap());
     assert_eq!(tx.in_flight(), 1);
 }
 
 #[test]
 fn a_full_transmitq_says_so_until_the_device_has_sent() {
     let (mut tx, mut device) = tx_rig(&options(4), VIRTIO_F_EVENT_IDX);
-    while tx.send(&RawHeader::default(), b"frame").unwrap() {}
+    while tx.send(&RawNetHeader::default(), b"frame").unwrap() {}
     assert_eq!((tx.in_flight(), tx.room().is_none()), (4, true));
     tx.publish(0).unwrap();
     assert!(matches!(tx.wait_sent(SHORT), Err(DriverError::Timeout)));
     assert_eq!(device.take_frames().len(), 4);
     tx.drain(SHORT).unwrap();
-    assert!(tx.send(&RawHeader::default(), b"frame").unwrap());
+    assert!(tx.send(&RawNetHeader::default(), b"frame").unwrap());
 }
 
 #[test]
 fn queues_of_one_pool_never_have_the_same_buffer_and_take_the_last_that_came_back() {
     let (arena, options) = (arena(), options(4));
-    let pool = Arc::new(Pool::new(&arena, 8, options.transmit_size).unwrap());
+    let pool = Arc::new(BufferPool::new(&arena, 8, options.transmit_size).unwrap());
     let rig = |pair| {
         let ring = RingFeatures::from_bits(0);
-        let mut tx = NetTx::sharing(&pool, &arena, pair, ring, &options).unwrap();
+        let mut tx = NetDriverTx::sharing(&pool, &arena, pair, ring, &options).unwrap();
         let device = Device::new(&arena, tx.vring(), 0);
         (tx, device)
     };
     let ((mut one, mut its_device), (mut two, mut other_device)) = (rig(0), rig(1));
-    let header = RawHeader::default();
+    let header = RawNetHeader::default();
     // Both are filled, in turns: no frame is written over another one.
     for number in 0..4 {
         assert!(one.send(&header, &[b'a', number]).unwrap());
@@ -180,9 +186,9 @@ fn queues_of_one_pool_never_have_the_same_buffer_and_take_the_last_that_came_bac
 #[test]
 fn a_kick_waits_for_packets_or_time_whichever_comes_first() {
     let kicks = Coalescing { packets_max: 3, delay_us_max: 50 };
-    let (mut tx, mut device) = tx_rig(&NetOptions { kicks, ..options(16) }, 0);
+    let (mut tx, mut device) = tx_rig(&NetDriverOptions { kicks, ..options(16) }, 0);
     let mut send_at = |now_ns| {
-        assert!(tx.send(&RawHeader::default(), b"frame").unwrap());
+        assert!(tx.send(&RawNetHeader::default(), b"frame").unwrap());
         (tx.publish(now_ns).unwrap(), tx.kick_due_ns())
     };
     // Only the kick waits: a device that looks finds the frame.
@@ -205,7 +211,7 @@ fn a_kick_that_the_device_does_not_want_is_counted_and_not_sent() {
     let (mut tx, mut device) = tx_rig(&options(16), VIRTIO_F_EVENT_IDX);
     device.queue.enable_notifications();
     for _ in 0..3 {
-        tx.send(&RawHeader::default(), b"frame").unwrap();
+        tx.send(&RawNetHeader::default(), b"frame").unwrap();
         tx.publish(0).unwrap();
     }
     let counters = tx.counters();
@@ -294,7 +300,7 @@ fn a_frame_that_nobody_announced_is_a_lost_call_only_if_it_was_asked_for() {
 #[test]
 fn a_command_carries_its_class_its_data_and_room_for_the_answer() {
     let arena = arena();
-    let mut control = ControlQueue::new(&arena, 2, RingFeatures::default()).unwrap();
+    let mut control = ControlDriverQueue::new(&arena, 2, RingFeatures::default()).unwrap();
     let mut device = Device::new(&arena, control.vring(), 0);
     let kick = control.vring().kick_fd().try_clone_to_owned().unwrap();
     let call = control.vring().call_fd().try_clone_to_owned().unwrap();
@@ -346,7 +352,7 @@ fn scripted(pairs: u16) -> (FrontEnd, JoinHandle<Heard>) {
                 1 | 15 => u64::MAX.to_ne_bytes().to_vec(),
                 24 => {
                     let max_virtqueue_pairs = pairs.into();
-                    let config = Config { max_virtqueue_pairs, ..Config::default() };
+                    let config = NetConfig { max_virtqueue_pairs, ..NetConfig::default() };
                     [&payload[..12], config.as_bytes()].concat()
                 }
                 _ => vec![0; 8],
@@ -391,7 +397,7 @@ fn a_call_that_is_on_its_way_when_the_time_is_over_is_not_lost() {
 #[test]
 fn a_front_end_that_owns_the_control_queue_enables_the_pairs_in_use_ring_by_ring() {
     let (front, thread) = scripted(2);
-    let options = NetOptions { queue_pairs: 2, ..options(8) };
+    let options = NetDriverOptions { queue_pairs: 2, ..options(8) };
     let mut driver = NetDriver::start(front, &options).unwrap();
     assert_eq!((driver.queue_pairs_max(), driver.features & VIRTIO_NET_F_CTRL_VQ), (2, 0));
     assert!(matches!(driver.control(), Err(DriverError::NoControlQueue)));
@@ -411,7 +417,7 @@ fn a_front_end_that_owns_the_control_queue_enables_the_pairs_in_use_ring_by_ring
 #[test]
 fn the_control_queue_of_a_device_lies_behind_all_its_pairs() {
     let (front, thread) = scripted(4);
-    let options = NetOptions { queue_pairs: 2, control: ControlOwner::Device, ..options(8) };
+    let options = NetDriverOptions { queue_pairs: 2, control: ControlOwner::Device, ..options(8) };
     let mut driver = NetDriver::start(front, &options).unwrap();
     assert_eq!(driver.control().unwrap().vring().index(), 8);
     drop(driver);

@@ -1,32 +1,32 @@
-//! `NetTx`: a transmitq: frames in, kicks coalesced, buffers freed late.
+//! `NetDriverTx`: a transmitq: frames in, kicks coalesced, buffers freed late.
 
 use super::options::NetCounters;
-use super::slab::{Buffer, Pool, Slab};
-use crate::{Arena, DriverError, NetOptions, Vring};
+use super::slab::{Buffer, BufferPool, Slab};
+use crate::{Arena, DriverError, NetDriverOptions, Virtqueue};
 use manyring_memory::GuestSlice;
 use manyring_queue::RingFeatures;
-use manyring_wire::net::{Coalescing, HEADER_SIZE, RawHeader, header_size, transmitq};
+use manyring_wire::net::{Coalescing, HEADER_SIZE, RawNetHeader, header_size, transmitq};
 use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// A kick that the device wants and that waits.
 #[derive(Clone, Copy, Debug)]
-struct Owed {
+struct OwedKick {
     since_ns: u64,
     packets: u64,
 }
 
 /// The transmitq of a queue pair. Owned by one thread.
 #[derive(Debug)]
-pub struct NetTx {
-    vring: Vring,
+pub struct NetDriverTx {
+    vring: Virtqueue,
     slab: Slab,
     parts: Vec<(u64, u32)>,
     /// Bytes of the header before each frame.
     header_size: usize,
     coalescing: Coalescing,
-    owed: Option<Owed>,
+    owed: Option<OwedKick>,
     /// Frames added and not published.
     unpublished: u64,
     /// Sent buffers were looked for since the last publish.
@@ -34,7 +34,7 @@ pub struct NetTx {
     counters: NetCounters,
 }
 
-impl NetTx {
+impl NetDriverTx {
     /// Makes the transmitq of pair `pair` in `arena`.
     ///
     /// # Errors
@@ -43,7 +43,7 @@ impl NetTx {
         arena: &Arc<Arena>,
         pair: u16,
         features: RingFeatures,
-        options: &NetOptions,
+        options: &NetDriverOptions,
     ) -> Result<Self, DriverError> {
         let slab = Slab::new(arena, options.queue_size, options.transmit_size)?;
         Self::with(slab, arena, pair, features, options)
@@ -51,11 +51,11 @@ impl NetTx {
 
     /// Makes the transmitq as [`Self::new`] does, with buffers of `pool`.
     pub(super) fn sharing(
-        pool: &Arc<Pool>,
+        pool: &Arc<BufferPool>,
         arena: &Arc<Arena>,
         pair: u16,
         features: RingFeatures,
-        options: &NetOptions,
+        options: &NetDriverOptions,
     ) -> Result<Self, DriverError> {
         let slab = Slab::sharing(pool.clone(), options.queue_size);
         Self::with(slab, arena, pair, features, options)
@@ -66,11 +66,11 @@ impl NetTx {
         arena: &Arc<Arena>,
         pair: u16,
         features: RingFeatures,
-        options: &NetOptions,
+        options: &NetDriverOptions,
     ) -> Result<Self, DriverError> {
         let index = u32::try_from(transmitq(pair.into())).unwrap_or(u32::MAX);
         let size = options.queue_size;
-        let mut vring = Vring::new(arena, index, size, features, 0)?;
+        let mut vring = Virtqueue::new(arena, index, size, features, 0)?;
         // Used buffers are looked for; nobody need call.
         vring.queue().disable_notifications();
         Ok(Self {
@@ -96,14 +96,14 @@ impl NetTx {
 
     /// Bytes of arena that a transmitq takes at most.
     #[must_use]
-    pub fn arena_size(options: &NetOptions) -> u64 {
+    pub fn arena_size(options: &NetDriverOptions) -> u64 {
         let buffers = Slab::arena_size(options.queue_size, options.transmit_size);
-        Vring::arena_size(options.queue_size) + buffers
+        Virtqueue::arena_size(options.queue_size) + buffers
     }
 
     /// The ring below.
     #[must_use]
-    pub fn vring(&mut self) -> &mut Vring {
+    pub fn vring(&mut self) -> &mut Virtqueue {
         &mut self.vring
     }
 
@@ -119,7 +119,7 @@ impl NetTx {
     /// # Errors
     /// [`DriverError::TooLong`] for a frame that no buffer holds.
     #[inline]
-    pub fn send(&mut self, header: &RawHeader, frame: &[u8]) -> Result<bool, DriverError> {
+    pub fn send(&mut self, header: &RawNetHeader, frame: &[u8]) -> Result<bool, DriverError> {
         let (len, header_size) = (self.check(frame.len())?, self.header_size);
         let Some(room) = self.room() else { return Ok(false) };
         room.write_from(&header.as_bytes()[..header_size]);
@@ -132,7 +132,11 @@ impl NetTx {
     ///
     /// # Errors
     /// [`DriverError::TooLong`] for a frame that no buffer holds.
-    pub fn send_parts(&mut self, header: &RawHeader, parts: &[&[u8]]) -> Result<bool, DriverError> {
+    pub fn send_parts(
+        &mut self,
+        header: &RawNetHeader,
+        parts: &[&[u8]],
+    ) -> Result<bool, DriverError> {
         let len = parts.iter().map(|part| part.len()).sum();
         self.check(len)?;
         self.room();
@@ -232,7 +236,7 @@ impl NetTx {
             let is_wanted = self.vring.queue().publish();
             match &mut self.owed {
                 Some(owed) => owed.packets += packets,
-                None if is_wanted => self.owed = Some(Owed { since_ns: now_ns, packets }),
+                None if is_wanted => self.owed = Some(OwedKick { since_ns: now_ns, packets }),
                 None => self.counters.kicks_suppressed += 1,
             }
         }
@@ -246,11 +250,11 @@ impl NetTx {
         }
     }
 
-    fn is_due(&self, owed: Owed, now_ns: u64) -> bool {
+    fn is_due(&self, owed: OwedKick, now_ns: u64) -> bool {
         owed.packets >= u64::from(self.coalescing.packets_max) || now_ns >= self.due_ns(owed)
     }
 
-    fn due_ns(&self, owed: Owed) -> u64 {
+    fn due_ns(&self, owed: OwedKick) -> u64 {
         owed.since_ns.saturating_add(u64::from(self.coalescing.delay_us_max) * 1000)
     }
 

@@ -1,7 +1,7 @@
 //! How a session starts: features, memory, rings.
 
 use super::FrontEnd;
-use crate::{Arena, DriverError, Vring};
+use crate::{Arena, DriverError, Virtqueue};
 use manyring_queue::{Base, RingFeatures};
 use manyring_wire::vhost_user::VringAddr;
 use manyring_wire::virtio::{
@@ -67,7 +67,11 @@ impl FrontEnd {
     /// # Errors
     /// See [`Self::features`]; and [`DriverError::RingFeatures`], before anything is sent: the
     /// back-end would read the ring by other rules than those that its driver half keeps.
-    pub fn start_vring(&mut self, vring: &Vring, base: impl Into<Base>) -> Result<(), DriverError> {
+    pub fn start_vring(
+        &mut self,
+        vring: &Virtqueue,
+        base: impl Into<Base>,
+    ) -> Result<(), DriverError> {
         let index = vring.index();
         let (serves, set) = (vring.features(), RingFeatures::from_bits(self.features));
         if serves != set {
@@ -104,7 +108,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let mut front = FrontEnd::from_stream(ours).unwrap();
         front.set_features(features).unwrap();
-        let vring = Vring::new(&arena, 3, 16, RingFeatures::from_bits(serves), 0).unwrap();
+        let vring = Virtqueue::new(&arena, 3, 16, RingFeatures::from_bits(serves), 0).unwrap();
         let started = front.start_vring(&vring, 0);
         drop(front);
         let mut sent = Vec::new();

@@ -3,7 +3,7 @@
 
 use crate::DriverError;
 use manyring_memory::simgrant::SimGrants;
-use manyring_wire::xen::hypercall::{CALL_SIZE, Call, Outcome, SOCKET_SUFFIX};
+use manyring_wire::xen::hypercall::{CALL_SIZE, Hypercall, Outcome, SOCKET_SUFFIX};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -47,7 +47,7 @@ impl XenCalls {
     /// # Errors
     /// [`DriverError::System`]: the server's reason, or the socket's (`EPIPE`: the server has
     /// left).
-    pub fn call(&self, call: Call) -> Result<(Outcome, Vec<OwnedFd>), DriverError> {
+    pub fn call(&self, call: Hypercall) -> Result<(Outcome, Vec<OwnedFd>), DriverError> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         stream.write_all(&call.emit())?;
         let mut bytes = [0; CALL_SIZE];
@@ -77,7 +77,7 @@ impl XenCalls {
     /// # Errors
     /// [`DriverError::System`]: `ESRCH` without the domain, `EBUSY` without a free seat.
     pub fn attach(&self, domain: u16) -> Result<SimGrants, DriverError> {
-        let (outcome, fds) = self.call(Call::Attach { domain })?;
+        let (outcome, fds) = self.call(Hypercall::Attach { domain })?;
         let file = fds.into_iter().next().ok_or(Errno::PROTO)?;
         let seat = u8::try_from(outcome.second).map_err(|_| Errno::PROTO)?;
         Ok(SimGrants::new(file, outcome.first, 0, seat)?)
@@ -88,7 +88,7 @@ impl XenCalls {
     /// # Errors
     /// [`DriverError::System`].
     pub fn alloc_unbound(&self, remote: u16) -> Result<EventChannel, DriverError> {
-        EventChannel::of(self.call(Call::AllocUnbound { remote })?)
+        EventChannel::of(self.call(Hypercall::AllocUnbound { remote })?)
     }
 
     /// Binds to a port that `remote` has made for us.
@@ -96,7 +96,7 @@ impl XenCalls {
     /// # Errors
     /// [`DriverError::System`]: `EINVAL` if there is no such port, or if it is bound already.
     pub fn bind(&self, remote: u16, port: u32) -> Result<EventChannel, DriverError> {
-        EventChannel::of(self.call(Call::Bind { remote, port })?)
+        EventChannel::of(self.call(Hypercall::Bind { remote, port })?)
     }
 
     /// Closes a port of this domain.
@@ -104,7 +104,7 @@ impl XenCalls {
     /// # Errors
     /// [`DriverError::System`].
     pub fn close(&self, channel: EventChannel) -> Result<(), DriverError> {
-        self.call(Call::Close { port: channel.port }).map(drop)
+        self.call(Hypercall::Close { port: channel.port }).map(drop)
     }
 }
 

@@ -4,7 +4,7 @@ use super::calls::{EventChannel, XenCalls};
 use crate::DriverError;
 use manyring_memory::simgrant::{GRANT_ENTRY_SIZE, GrantEntry, GrantTable};
 use manyring_memory::{GrantAccess, GrantError, GrantRef, GuestSlice, Mapping};
-use manyring_wire::xen::hypercall::Call;
+use manyring_wire::xen::hypercall::Hypercall;
 use rustix::io::Errno;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -43,7 +43,7 @@ impl XenDomain {
         entries: u32,
     ) -> Result<Self, DriverError> {
         let calls = XenCalls::connect(store_socket)?;
-        let (_, fds) = calls.call(Call::Create { domain, pages, entries })?;
+        let (_, fds) = calls.call(Hypercall::Create { domain, pages, entries })?;
         let mut fds = fds.into_iter();
         let (file, store) = fds.next().zip(fds.next()).ok_or(Errno::PROTO)?;
         let size = u64::from(pages) * XEN_PAGE_SIZE as u64;

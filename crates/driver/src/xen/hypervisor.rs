@@ -1,4 +1,5 @@
-//! `Hypervisor`: domains with their memory, who maps it, and event channels, as real Xen has them.
+//! `SimulatedHypervisor`: domains with their memory, who maps it, and event channels, as real Xen
+//! has them.
 //!
 //! **Memory.** A domain's memory is one memfd, made here and sealed, so that nobody can cut it
 //! away; its first pages are the grant table (`manyring_memory::simgrant`). The domain gets the
@@ -12,7 +13,7 @@
 //! new end is signalled once when it is bound, since it may have missed something.
 
 use manyring_memory::simgrant::{GRANT_ENTRY_SIZE, GrantTable, SEATS};
-use manyring_wire::xen::hypercall::{Call, Outcome};
+use manyring_wire::xen::hypercall::{Hypercall, Outcome};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -41,7 +42,7 @@ struct Domain {
 
 /// A port of a domain.
 #[derive(Debug)]
-struct Port {
+struct DomainPort {
     owner: u64,
     /// The domain at the other end.
     remote: u16,
@@ -57,29 +58,31 @@ pub(super) type Reply = (Outcome, Vec<OwnedFd>);
 
 /// Domains, seats and ports.
 #[derive(Debug, Default)]
-pub(super) struct Hypervisor {
+pub(super) struct SimulatedHypervisor {
     domains: BTreeMap<u16, Domain>,
     /// By domain and port.
-    ports: BTreeMap<(u16, u32), Port>,
+    ports: BTreeMap<(u16, u32), DomainPort>,
     /// Which connections are domains other than 0.
     callers: BTreeMap<u64, u16>,
 }
 
-impl Hypervisor {
+impl SimulatedHypervisor {
     /// The domain that a connection is.
     fn domain_of(&self, caller: u64) -> u16 {
         self.callers.get(&caller).copied().unwrap_or(0)
     }
 
     /// Serves a call.
-    pub(super) fn serve(&mut self, caller: u64, call: Call) -> Reply {
+    pub(super) fn serve(&mut self, caller: u64, call: Hypercall) -> Reply {
         let served = match call {
-            Call::Create { domain, pages, entries } => self.create(caller, domain, pages, entries),
-            Call::Attach { domain } => self.attach(caller, domain),
-            Call::Detach { domain } => self.detach(caller, domain),
-            Call::AllocUnbound { remote } => self.alloc_unbound(caller, remote),
-            Call::Bind { remote, port } => self.bind(caller, remote, port),
-            Call::Close { port } => self.close(caller, port),
+            Hypercall::Create { domain, pages, entries } => {
+                self.create(caller, domain, pages, entries)
+            }
+            Hypercall::Attach { domain } => self.attach(caller, domain),
+            Hypercall::Detach { domain } => self.detach(caller, domain),
+            Hypercall::AllocUnbound { remote } => self.alloc_unbound(caller, remote),
+            Hypercall::Bind { remote, port } => self.bind(caller, remote, port),
+            Hypercall::Close { port } => self.close(caller, port),
         };
         served.unwrap_or_else(refused)
     }
@@ -163,7 +166,7 @@ impl Hypervisor {
         let port = self.free_port(caller)?;
         let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
         let (own, other) = (event()?, event()?);
-        let ends = Port { owner: caller, remote, peer: None, own, other };
+        let ends = DomainPort { owner: caller, remote, peer: None, own, other };
         self.open(caller, port, ends)
     }
 
@@ -174,7 +177,7 @@ impl Hypervisor {
             return Err(Errno::INVAL);
         }
         let (own, other) = (far.other.clone(), far.own.clone());
-        let ends = Port { owner: caller, remote, peer: Some(port), own, other };
+        let ends = DomainPort { owner: caller, remote, peer: Some(port), own, other };
         signal(&ends.own);
         let reply = self.open(caller, local, ends)?;
         if let Some(far) = self.ports.get_mut(&(remote, port)) {
@@ -183,7 +186,7 @@ impl Hypervisor {
         Ok(reply)
     }
 
-    fn open(&mut self, caller: u64, port: u32, ends: Port) -> Result<Reply, Errno> {
+    fn open(&mut self, caller: u64, port: u32, ends: DomainPort) -> Result<Reply, Errno> {
         let copy = |fd: &OwnedFd| fd.try_clone().map_err(|_| Errno::MFILE);
         let fds = vec![copy(&ends.own)?, copy(&ends.other)?];
         self.ports.insert((self.domain_of(caller), port), ends);
@@ -201,7 +204,8 @@ impl Hypervisor {
     }
 
     fn close_port(&mut self, domain: u16, port: u32) {
-        let Some(Port { remote, peer: Some(peer), .. }) = self.ports.remove(&(domain, port)) else {
+        let Some(DomainPort { remote, peer: Some(peer), .. }) = self.ports.remove(&(domain, port))
+        else {
             return;
         };
         if let Some(far) = self.ports.get_mut(&(remote, peer)) {

@@ -4,9 +4,9 @@
 //! wait in another way is disconnected: if it has more events waiting than it may have, if it sends
 //! a message that is too long, or if it does not take the answers to its calls.
 
-use super::hypervisor::{Hypervisor, Reply, refused};
-use super::store::{OUTPUT_SIZE_FULL, Store};
-use manyring_wire::xen::hypercall::{CALL_SIZE, Call};
+use super::hypervisor::{Reply, SimulatedHypervisor, refused};
+use super::store::{OUTPUT_SIZE_FULL, SimulatedStore};
+use manyring_wire::xen::hypercall::{CALL_SIZE, Hypercall};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -34,7 +34,7 @@ enum Speaks {
 }
 
 #[derive(Debug)]
-struct Peer {
+struct ServedPeer {
     /// Names the connection to the hypervisor.
     id: u64,
     stream: UnixStream,
@@ -47,12 +47,12 @@ struct Peer {
 /// The server's thread.
 #[derive(Debug)]
 pub(super) struct Server {
-    store: Store,
-    hypervisor: Hypervisor,
+    store: SimulatedStore,
+    hypervisor: SimulatedHypervisor,
     stop: OwnedFd,
     store_socket: UnixListener,
     call_socket: UnixListener,
-    peers: Vec<Peer>,
+    peers: Vec<ServedPeer>,
     last_peer: u64,
     /// The process had no file descriptor for a connection that waits.
     is_short: bool,
@@ -64,7 +64,8 @@ impl Server {
         store_socket: UnixListener,
         call_socket: UnixListener,
     ) -> Self {
-        let (store, hypervisor, peers) = (Store::new(), Hypervisor::default(), Vec::new());
+        let (store, hypervisor, peers) =
+            (SimulatedStore::new(), SimulatedHypervisor::default(), Vec::new());
         let (last_peer, is_short) = (0, false);
         Self { store, hypervisor, stop, store_socket, call_socket, peers, last_peer, is_short }
     }
@@ -147,7 +148,13 @@ impl Server {
     fn add(&mut self, stream: UnixStream, speaks: Speaks) {
         self.last_peer += 1;
         let is_over = stream.set_nonblocking(true).is_err();
-        self.peers.push(Peer { id: self.last_peer, stream, speaks, input: Vec::new(), is_over });
+        self.peers.push(ServedPeer {
+            id: self.last_peer,
+            stream,
+            speaks,
+            input: Vec::new(),
+            is_over,
+        });
     }
 
     /// Reads the bytes that a peer has sent, and serves it.
@@ -180,13 +187,13 @@ impl Server {
 
     fn serve_calls(&mut self, at: usize) {
         while let Some((bytes, rest)) = self.peers[at].input.split_first_chunk::<CALL_SIZE>() {
-            let (call, rest) = (Call::parse(bytes), rest.to_vec());
+            let (call, rest) = (Hypercall::parse(bytes), rest.to_vec());
             let caller = self.peers[at].id;
             let (outcome, mut fds) = match call {
                 Some(call) => self.hypervisor.serve(caller, call),
                 None => refused(Errno::NOSYS),
             };
-            if let (Some(Call::Create { domain, .. }), 0) = (call, outcome.errno) {
+            if let (Some(Hypercall::Create { domain, .. }), 0) = (call, outcome.errno) {
                 match UnixStream::pair() {
                     Ok((ours, theirs)) => {
                         self.store.introduce(domain);

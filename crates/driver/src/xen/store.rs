@@ -1,9 +1,10 @@
-//! `Store`: the simulated xenstore: its clients, their requests, watches and transactions. No I/O.
+//! `SimulatedStore`: the simulated xenstore: its clients, their requests, watches and transactions.
+//! No I/O.
 //!
-//! Bytes of a client go in by [`Store::receive`], bytes for it come out of [`Store::output`]: the
-//! answers to its requests, in their order, and the events of its watches. Events of a change stand
-//! before the answer to the request that made it, as xenstored sends them; the first event of a new
-//! watch stands behind the answer.
+//! Bytes of a client go in by [`SimulatedStore::receive`], bytes for it come out of
+//! [`SimulatedStore::output`]: the answers to its requests, in their order, and the events of its
+//! watches. Events of a change stand before the answer to the request that made it, as xenstored
+//! sends them; the first event of a new watch stands behind the answer.
 //!
 //! **A client costs itself only.** A malformed request is refused. Everything that a client can
 //! make grow has a bound: nodes and their values, permissions (see the tree), watches,
@@ -11,11 +12,11 @@
 //! is disconnected.
 
 use super::transaction::Transaction;
-use super::tree::{Change, Changed, DOM0, Node, Tree};
+use super::tree::{Change, ChangedNode, DOM0, Node, Tree};
 use manyring_wire::xen::path::{ABS_PATH_MAX, Path, Watched};
 use manyring_wire::xen::store::{
-    Access, Answer, ErrorName, Header, PAYLOAD_SIZE_MAX, Permission, Request, event, refuse, reply,
-    split,
+    Access, Answer, ErrorName, PAYLOAD_SIZE_MAX, Permission, Request, StoreHeader, event, refuse,
+    reply, split,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -107,7 +108,7 @@ impl Client {
 
 /// The simulated xenstore.
 #[derive(Debug)]
-pub(super) struct Store {
+pub(super) struct SimulatedStore {
     tree: Tree,
     clients: BTreeMap<u64, Client>,
     introduced: BTreeSet<u16>,
@@ -118,7 +119,7 @@ pub(super) struct Store {
 /// The answer to a request.
 type Served = Result<Vec<u8>, ErrorName>;
 
-impl Store {
+impl SimulatedStore {
     pub(super) fn new() -> Self {
         let introduced = BTreeSet::from([DOM0]);
         let (tree, clients) = (Tree::new(), BTreeMap::new());
@@ -178,7 +179,7 @@ impl Store {
         stream.drain(..taken);
     }
 
-    fn answer(&mut self, id: u64, header: &Header, request: Result<Request<'_>, ErrorName>) {
+    fn answer(&mut self, id: u64, header: &StoreHeader, request: Result<Request<'_>, ErrorName>) {
         let watch = match &request {
             Ok(Request::Watch { watched, token, .. }) => Some((*watched, *token)),
             _ => None,
@@ -301,8 +302,8 @@ impl Store {
     }
 
     /// Tells all watches of changes.
-    fn fire(&mut self, changes: Vec<Changed>) {
-        for Changed { path, removed } in changes {
+    fn fire(&mut self, changes: Vec<ChangedNode>) {
+        for ChangedNode { path, removed } in changes {
             let Ok(path) = Path::parse(path.as_bytes()) else { continue };
             let removed = removed.as_deref();
             let (_, nearest) = self.tree.nearest(path);

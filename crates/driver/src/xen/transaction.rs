@@ -10,7 +10,7 @@
 //! A node that is created notes the nearest one above it, since that has a new child: two
 //! transactions that add children to one node collide, as with xenstored.
 
-use super::tree::{Change, Changed, Node, Tree};
+use super::tree::{Change, ChangedNode, Node, Tree};
 use manyring_wire::xen::path::Path;
 use manyring_wire::xen::store::ErrorName;
 use std::collections::BTreeSet;
@@ -74,7 +74,7 @@ impl Transaction {
     }
 
     /// Makes all changes on `tree`, unless somebody changed a node that this transaction has seen.
-    pub(super) fn commit(self, tree: &mut Tree) -> Result<Vec<Changed>, ErrorName> {
+    pub(super) fn commit(self, tree: &mut Tree) -> Result<Vec<ChangedNode>, ErrorName> {
         let generation = |tree: &Tree, noted: &String| {
             Path::parse(noted.as_bytes()).ok().and_then(|path| tree.generation(path))
         };

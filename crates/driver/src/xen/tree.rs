@@ -80,7 +80,7 @@ pub(super) enum Change {
 
 /// A change that was made, for the watches that see it.
 #[derive(Clone, Debug)]
-pub(super) struct Changed {
+pub(super) struct ChangedNode {
     pub(super) path: String,
     /// The node that was removed.
     pub(super) removed: Option<Arc<Node>>,
@@ -144,7 +144,7 @@ impl Tree {
         domain: u16,
         path: Path<'_>,
         change: &Change,
-    ) -> Result<Option<Changed>, ErrorName> {
+    ) -> Result<Option<ChangedNode>, ErrorName> {
         let removed = match change {
             Change::Write(value) => {
                 if domain != DOM0 && value.len() > VALUE_SIZE_MAX {
@@ -170,7 +170,7 @@ impl Tree {
                 None
             }
         };
-        Ok(Some(Changed { path: path.as_str().to_owned(), removed }))
+        Ok(Some(ChangedNode { path: path.as_str().to_owned(), removed }))
     }
 
     /// Sees to it that `path` exists, and that `domain` may write there. A new node has the

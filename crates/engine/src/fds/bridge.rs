@@ -55,7 +55,7 @@ pub(crate) enum OddKind {
 }
 
 #[derive(Debug)]
-enum Direction {
+enum BridgeDirection {
     /// From the front-end. `is_over`: its other end is closed and it is empty, so no kick can come.
     Kick { is_over: bool },
     /// To the front-end: these bytes are written for each call.
@@ -71,7 +71,7 @@ struct OddBell<F> {
     set: Option<OwnedFd>,
     theirs: F,
     ours: Arc<OwnedFd>,
-    direction: Direction,
+    direction: BridgeDirection,
     /// For `ours` and `set`.
     _stand_ins: StandIns,
 }
@@ -108,7 +108,7 @@ impl<F: Sent> Bridge<F> {
     /// # Errors
     /// Those of [`Self::add`].
     pub(crate) fn add_kick(&mut self, fd: F, kind: OddKind) -> Result<OurSide, Errno> {
-        self.add(fd, kind, Direction::Kick { is_over: false })
+        self.add(fd, kind, BridgeDirection::Kick { is_over: false })
     }
 
     /// Takes a pipe or socket to which `bytes` are written whenever our end is rung.
@@ -121,14 +121,19 @@ impl<F: Sent> Bridge<F> {
         kind: OddKind,
         bytes: Vec<u8>,
     ) -> Result<OurSide, Errno> {
-        self.add(fd, kind, Direction::Call(bytes))
+        self.add(fd, kind, BridgeDirection::Call(bytes))
     }
 
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM`: the system has no eventfd to give, or front-ends have all
     /// the fds that the budget allows. `ENOBUFS`: a call has more to be read than it should hold.
     /// The error of `fcntl` or `shutdown`.
-    fn add(&mut self, theirs: F, kind: OddKind, direction: Direction) -> Result<OurSide, Errno> {
+    fn add(
+        &mut self,
+        theirs: F,
+        kind: OddKind,
+        direction: BridgeDirection,
+    ) -> Result<OurSide, Errno> {
         let stand_ins = StandIns::take(if kind == OddKind::Event { 2 } else { 1 })?;
         let mut set = None;
         match (kind, &direction) {
@@ -137,8 +142,8 @@ impl<F: Sent> Bridge<F> {
                 let flags = rustix::fs::fcntl_getfl(&theirs)?;
                 rustix::fs::fcntl_setfl(&theirs, flags | OFlags::NONBLOCK)?;
             }
-            (OddKind::Socket, Direction::Call(_)) => refuse_input(&theirs)?,
-            (OddKind::Socket, Direction::Kick { .. }) => {}
+            (OddKind::Socket, BridgeDirection::Call(_)) => refuse_input(&theirs)?,
+            (OddKind::Socket, BridgeDirection::Kick { .. }) => {}
         }
         let ours = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         self.last_id += 1;
@@ -205,16 +210,16 @@ impl<F: Sent> OddBell<F> {
     fn watched(&self) -> PollFd<'_> {
         let is_costly = self.kind == OddKind::Event && self.theirs.is_blocked();
         match self.direction {
-            Direction::Kick { is_over: false } if !is_costly => {
+            BridgeDirection::Kick { is_over: false } if !is_costly => {
                 PollFd::from_borrowed_fd(self.kicked(), PollFlags::IN)
             }
-            Direction::Kick { .. } => PollFd::new(&*self.ours, PollFlags::empty()),
-            Direction::Call(_) => PollFd::new(&*self.ours, PollFlags::IN),
+            BridgeDirection::Kick { .. } => PollFd::new(&*self.ours, PollFlags::empty()),
+            BridgeDirection::Call(_) => PollFd::new(&*self.ours, PollFlags::IN),
         }
     }
 
     fn pass_on(&mut self, events: PollFlags) {
-        if let Direction::Call(bytes) = &self.direction {
+        if let BridgeDirection::Call(bytes) = &self.direction {
             let _ = rustix::io::read(&self.ours, &mut [0; 8]);
             // EAGAIN: the pipe is full, so the front-end has a call to read already. EPIPE: the
             // front-end is gone.
@@ -234,7 +239,7 @@ impl<F: Sent> OddBell<F> {
                 Drained::Some => return,
             }
         }
-        self.direction = Direction::Kick { is_over };
+        self.direction = BridgeDirection::Kick { is_over };
     }
 
     fn write(&self, bytes: &[u8]) -> Result<usize, Errno> {

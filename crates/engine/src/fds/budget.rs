@@ -73,15 +73,15 @@ impl Reserve {
         Self(Arc::new(Part { free, _permit: permit }))
     }
 
-    /// Room for this many descriptors that are here already: of the part, and then of the surplus
-    /// of the domain that sent them. `None` if there is too little.
+    /// FdReservation for this many descriptors that are here already: of the part, and then of the
+    /// surplus of the domain that sent them. `None` if there is too little.
     #[must_use]
-    pub fn room(&self, count: usize, surplus: &Surplus) -> Option<Room> {
+    pub fn room(&self, count: usize, surplus: &Surplus) -> Option<FdReservation> {
         let count = u32::try_from(count).ok()?;
         let own = Share::of(&self.0, count);
         let more = count - own.count;
         if more == 0 {
-            return Some(Room { own: Some(own), ..Room::default() });
+            return Some(FdReservation { own: Some(own), ..FdReservation::default() });
         }
         let left = budget().available_permits().checked_sub(more as usize)?;
         if left < surplus.taken().saturating_add(more) as usize {
@@ -89,7 +89,7 @@ impl Reserve {
         }
         let common = budget().try_acquire_many(more).ok()?;
         let surplus = Share::of(&surplus.0, more);
-        Some(Room { own: Some(own), surplus: Some(surplus), common: Some(common) })
+        Some(FdReservation { own: Some(own), surplus: Some(surplus), common: Some(common) })
     }
 }
 
@@ -153,13 +153,13 @@ impl StandIns {
     }
 }
 
-/// Room for the file descriptors of one message.
+/// FdReservation for the file descriptors of one message.
 ///
 /// If a process has no number left for an fd, the kernel closes that fd on the thread that receives
 /// the message, and such a close may block. Therefore nobody receives a message with fds unless
 /// there is room for [`MESSAGE_FDS_MAX`] of them.
 #[derive(Debug, Default)]
-pub struct Room {
+pub struct FdReservation {
     own: Option<Share>,
     surplus: Option<Share>,
     common: Option<SemaphorePermit<'static>>,
@@ -169,14 +169,14 @@ pub struct Room {
 const ROOM: u32 = 253;
 const _: () = assert!(ROOM as usize == MESSAGE_FDS_MAX);
 
-impl Room {
+impl FdReservation {
     /// Waits until there is room for a message. Other sessions may keep their fds for ever: call
     /// this with a timeout.
     pub async fn for_message() -> Self {
         Self { common: budget().acquire_many(ROOM).await.ok(), ..Self::default() }
     }
 
-    /// Room for a message; `None` if there is too little now.
+    /// FdReservation for a message; `None` if there is too little now.
     #[must_use]
     pub fn at_once() -> Option<Self> {
         let common = budget().try_acquire_many(ROOM).ok()?;

@@ -58,7 +58,7 @@ impl From<Errno> for DoorbellError {
 
 /// The file behind a doorbell, by who made it.
 #[derive(Debug)]
-enum Bell {
+enum BellFile {
     /// An eventfd that this process has made.
     Own(OwnedFd),
     /// An eventfd that a domain of the simulated Xen may hold too, and whether a write to it has
@@ -72,7 +72,7 @@ enum Bell {
     Port(Arc<EventPort>),
 }
 
-impl AsFd for Bell {
+impl AsFd for BellFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
             Self::Own(fd) | Self::Shared(fd, _) => fd.as_fd(),
@@ -184,7 +184,7 @@ fn make_nonblocking(fd: &impl AsFd) -> Result<(), Errno> {
 /// Available buffer notifications of a queue. Its eventfd is watched and never read; a port of Xen
 /// is read at each event (`hear`). A clone is the same doorbell.
 #[derive(Clone, Debug)]
-pub struct Kick(Arc<Bell>);
+pub struct Kick(Arc<BellFile>);
 
 impl Kick {
     /// Takes an eventfd of this process, for a queue without a front-end.
@@ -195,7 +195,7 @@ impl Kick {
         own(fd).map(Self::of)
     }
 
-    fn of(bell: Bell) -> Self {
+    fn of(bell: BellFile) -> Self {
         Self(Arc::new(bell))
     }
 
@@ -217,7 +217,7 @@ impl Kick {
                 None => bridge.add_kick(fd, OddKind::Event)?,
                 Some(kind) => bridge.add_kick(fd, kind)?,
             };
-            Ok(Bell::Bridged(OurEnd::of(side, theirs)))
+            Ok(BellFile::Bridged(OurEnd::of(side, theirs)))
         });
         bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self::of)
     }
@@ -225,13 +225,13 @@ impl Kick {
     /// The events of a Xen queue's channel.
     #[must_use]
     pub fn of_port(port: Arc<EventPort>) -> Self {
-        Self::of(Bell::Port(port))
+        Self::of(BellFile::Port(port))
     }
 
     /// Takes an event that was seen. An event of a Xen port masks the port until it is taken.
     #[inline]
     pub(crate) fn hear(&self) {
-        if let Bell::Port(port) = &*self.0 {
+        if let BellFile::Port(port) = &*self.0 {
             port.hear();
         }
     }
@@ -244,7 +244,7 @@ impl Kick {
         io: &mut QueueIo<'_>,
         call: impl FnOnce(&mut QueueIo<'_>) -> T,
     ) -> T {
-        let Bell::Foreign(theirs) = &*self.0 else { return call(io) };
+        let BellFile::Foreign(theirs) = &*self.0 else { return call(io) };
         // Submit the entries of other queues first: their time is not this queue's.
         io.submit();
         let before = cpu_time();
@@ -271,7 +271,7 @@ impl AsFd for Kick {
 
 /// Used buffer notifications of a queue, or its error notifications.
 #[derive(Debug)]
-pub struct Call(Bell);
+pub struct Call(BellFile);
 
 impl Call {
     /// Takes an eventfd of this process, for a queue without a front-end, or that of an event
@@ -283,7 +283,7 @@ impl Call {
     pub fn new(fd: OwnedFd) -> Result<Self, DoorbellError> {
         make_nonblocking(&fd)?;
         match kind_of(&fd, Use::Call)? {
-            None => Ok(Self(Bell::Shared(fd, AtomicBool::new(false)))),
+            None => Ok(Self(BellFile::Shared(fd, AtomicBool::new(false)))),
             Some(_) => Err(DoorbellError::Kind),
         }
     }
@@ -291,7 +291,7 @@ impl Call {
     /// Signals the other end of a Xen queue's channel.
     #[must_use]
     pub fn of_port(port: Arc<EventPort>) -> Self {
-        Self(Bell::Port(port))
+        Self(BellFile::Port(port))
     }
 
     /// Checks the call of a front-end, and makes it non-blocking.
@@ -312,7 +312,7 @@ impl Call {
             }
             Some(kind) => {
                 let side = bridge.add_call(fd, kind, 1u64.to_ne_bytes().into())?;
-                Ok(Bell::Bridged(OurEnd::of(side, theirs)))
+                Ok(BellFile::Bridged(OurEnd::of(side, theirs)))
             }
         });
         bell.await.unwrap_or(Err(DoorbellError::NoThread)).map(Self)
@@ -331,8 +331,8 @@ impl Call {
     #[allow(clippy::inline_always, reason = "on the way of every turn that answers something")]
     pub fn ring(&self) {
         let (fd, is_odd) = match &self.0 {
-            Bell::Foreign(theirs) => (theirs.fd.as_fd(), theirs.is_odd()),
-            Bell::Shared(fd, is_blocked) => (fd.as_fd(), is_blocked.load(Ordering::Relaxed)),
+            BellFile::Foreign(theirs) => (theirs.fd.as_fd(), theirs.is_odd()),
+            BellFile::Shared(fd, is_blocked) => (fd.as_fd(), is_blocked.load(Ordering::Relaxed)),
             other => return other.ring(),
         };
         if is_odd {
@@ -345,15 +345,15 @@ impl Call {
 
     /// True for a pipe or a socket: a front-end that is User Mode Linux can miss a call.
     pub(crate) fn may_be_missed(&self) -> bool {
-        matches!(&self.0, Bell::Foreign(theirs) if theirs.is_socket)
-            || matches!(&self.0, Bell::Bridged(_))
+        matches!(&self.0, BellFile::Foreign(theirs) if theirs.is_socket)
+            || matches!(&self.0, BellFile::Bridged(_))
     }
 
     /// Rings from a thread that must not pay for the waiters of a front-end: its janitor writes.
     pub fn ring_aside(&self) {
         match &self.0 {
-            Bell::Foreign(theirs) if theirs.fd.origin().is_blocked() => {}
-            Bell::Foreign(theirs) => theirs.pass_on(),
+            BellFile::Foreign(theirs) if theirs.fd.origin().is_blocked() => {}
+            BellFile::Foreign(theirs) => theirs.pass_on(),
             _ => self.ring(),
         }
     }
@@ -369,9 +369,9 @@ struct Theirs {
 }
 
 impl Theirs {
-    fn bell(fd: ForeignFd, is_socket: bool) -> Bell {
+    fn bell(fd: ForeignFd, is_socket: bool) -> BellFile {
         let is_passed_on = AtomicBool::new(false);
-        Bell::Foreign(Arc::new(Self { fd, is_socket, is_passed_on }))
+        BellFile::Foreign(Arc::new(Self { fd, is_socket, is_passed_on }))
     }
 
     /// True if a plain write is not enough: the doorbell is a socket, or its writes have been odd.
@@ -413,7 +413,7 @@ impl Theirs {
     }
 }
 
-impl Bell {
+impl BellFile {
     /// Rings a doorbell that nobody else can make blocking: an eventfd of this process, or a port
     /// of Xen. This is a function of its own, so that [`Call::ring`] stays small enough to be
     /// inlined.
@@ -489,9 +489,9 @@ impl Channel {
     }
 }
 
-fn own(fd: OwnedFd) -> Result<Bell, DoorbellError> {
+fn own(fd: OwnedFd) -> Result<BellFile, DoorbellError> {
     match kind_of(&fd, Use::Kick)? {
-        None => Ok(Bell::Own(fd)),
+        None => Ok(BellFile::Own(fd)),
         Some(_) => Err(DoorbellError::Kind),
     }
 }

@@ -16,10 +16,10 @@
 
 use crate::accounts::Cost;
 use crate::fds::bridge::{Bridge, Sent};
-use crate::fds::budget::{JOBS_MAX, Permit, Room};
+use crate::fds::budget::{FdReservation, JOBS_MAX, Permit};
 use crate::watch::{Post, Serves};
 use manyring_backend::sys::interrupt::Interruptible;
-use manyring_backend::sys::starter::{self, Role};
+use manyring_backend::sys::starter::{self, ThreadRole};
 use manyring_memory::{Duty, take_duty};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,7 +40,7 @@ const JOB_COST_MAX: Duration = Duration::from_millis(10);
 /// A close that takes longer than this is interrupted, and once more after each such period.
 const NUDGE: Duration = Duration::from_secs(1);
 
-type Job = Box<dyn FnOnce(&mut Bridge<ForeignFd>) + Send>;
+type ForeignWrite = Box<dyn FnOnce(&mut Bridge<ForeignFd>) + Send>;
 
 /// A device's thread for all calls on fds of its front-ends that may block. The thread runs only
 /// while it has jobs or odd doorbells (`bridge.rs`).
@@ -56,7 +56,7 @@ pub struct Janitor {
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<ForeignWrite>,
     /// How many jobs wait or run.
     pending: usize,
     /// The eventfd that wakes the thread; `None` while no thread runs.
@@ -111,7 +111,7 @@ impl Janitor {
     }
 
     /// Lets the thread do `job`, after all jobs that it was given before.
-    fn push(self: &Arc<Self>, job: Job) {
+    fn push(self: &Arc<Self>, job: ForeignWrite) {
         let mut state = self.lock();
         state.jobs.push_back(job);
         state.pending += 1;
@@ -143,7 +143,7 @@ impl Janitor {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (janitor, theirs) = (self.clone(), wake.clone());
         let builder = std::thread::Builder::new().name("janitor".to_owned()).stack_size(STACK_SIZE);
-        starter::spawn(Role::Janitor, builder, move || janitor.work(&theirs))?;
+        starter::spawn(ThreadRole::Janitor, builder, move || janitor.work(&theirs))?;
         Ok(wake)
     }
 
@@ -316,7 +316,7 @@ impl Origin {
 
     /// Takes over a received fd, with its part of the message's room.
     #[must_use]
-    pub fn adopt(self: &Arc<Self>, fd: OwnedFd, room: &mut Room) -> ForeignFd {
+    pub fn adopt(self: &Arc<Self>, fd: OwnedFd, room: &mut FdReservation) -> ForeignFd {
         let permit = room.split();
         ForeignFd { fd: Some((fd, permit)), origin: self.clone() }
     }

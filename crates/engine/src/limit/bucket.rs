@@ -45,12 +45,12 @@ impl Cost {
 
     /// Lets this many units pass in a second (0: any number). Returns how a time that units cost
     /// before is to be changed to the time that they cost now.
-    pub(super) fn set(&self, per_second: u64) -> Changed {
+    pub(super) fn set(&self, per_second: u64) -> CostChange {
         let to = match per_second {
             0 => 0,
             per_second => ((SECOND_NS << 32) / per_second).max(1),
         };
-        Changed { from: self.unit_q32.swap(to, Ordering::Relaxed), to }
+        CostChange { from: self.unit_q32.swap(to, Ordering::Relaxed), to }
     }
 
     /// True if there is a limit.
@@ -69,12 +69,12 @@ impl Cost {
 
 /// A former cost and the present one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Changed {
+pub(super) struct CostChange {
     from: u64,
     to: u64,
 }
 
-impl Changed {
+impl CostChange {
     /// True if the rate is what it was.
     pub(super) fn is_none(self) -> bool {
         self.from == self.to

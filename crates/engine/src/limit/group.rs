@@ -27,7 +27,7 @@
 //! spare. A request that passes looks at its own member only. Its thread divides if nobody has for
 //! [`LATE_NS`], or if the member has given more back than it may keep; it waits for no lock.
 
-use super::bucket::{Changed, Cost};
+use super::bucket::{Cost, CostChange};
 use super::{CHARGES_MAX, CREDIT_MS, Charges, Rates};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -271,7 +271,7 @@ impl Account {
 
     /// Another rate: what is owed stays owed in units, and who waited looks again. A first rate
     /// begins with empty accounts: units that were free may be given back, and bring nothing then.
-    fn change(&self, changed: Changed) {
+    fn change(&self, changed: CostChange) {
         self.waits_until_ns.store(0, Ordering::Relaxed);
         let owed_ns = changed.of(self.owed_ns());
         if changed.is_first() {

@@ -53,7 +53,7 @@ pub enum Cause {
 
 /// A decision about a notification that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum ModerationDecision {
     /// Send it.
     Send(Cause),
     /// Hold it back until this time, in nanoseconds, or until there is more to tell.
@@ -113,29 +113,33 @@ impl Moderator {
     /// Decides about `untold` requests or frames. `left`: chains that the driver has made available
     /// and not got back.
     #[must_use]
-    pub fn decide(&self, now_ns: u64, untold: &Untold, left: u64) -> Decision {
+    pub fn decide(&self, now_ns: u64, untold: &Untold, left: u64) -> ModerationDecision {
         match &self.present {
-            Present::Off => Decision::Send(Cause::Unmoderated),
+            Present::Off => ModerationDecision::Send(Cause::Unmoderated),
             Present::Driver(limits) => limits.decide(now_ns, untold),
-            Present::Operator(_) if left == 0 => Decision::Send(Cause::Dry),
+            Present::Operator(_) if left == 0 => ModerationDecision::Send(Cause::Dry),
             Present::Operator(limits) => limits.decide(now_ns, untold),
         }
     }
 }
 
 impl Limits {
-    fn decide(self, now_ns: u64, untold: &Untold) -> Decision {
+    fn decide(self, now_ns: u64, untold: &Untold) -> ModerationDecision {
         let Self { count_max, delay_us_max } = self;
         if count_max != 0 && untold.count >= u64::from(count_max) {
-            return Decision::Send(Cause::Count);
+            return ModerationDecision::Send(Cause::Count);
         }
         hold_for(u64::from(delay_us_max) * 1000, now_ns, untold)
     }
 }
 
-fn hold_for(delay_ns: u64, now_ns: u64, untold: &Untold) -> Decision {
+fn hold_for(delay_ns: u64, now_ns: u64, untold: &Untold) -> ModerationDecision {
     let due_ns = untold.since_ns.saturating_add(delay_ns);
-    if now_ns >= due_ns { Decision::Send(Cause::Time) } else { Decision::Hold(due_ns) }
+    if now_ns >= due_ns {
+        ModerationDecision::Send(Cause::Time)
+    } else {
+        ModerationDecision::Hold(due_ns)
+    }
 }
 
 #[cfg(test)]

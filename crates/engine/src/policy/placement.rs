@@ -88,7 +88,7 @@ pub struct QueueLoad {
 
 /// One window of measurement, on which a decision is based.
 #[derive(Clone, Debug, Default)]
-pub struct Window {
+pub struct PlacementWindow {
     /// When it ended.
     pub now_ns: u64,
     /// How long it was.
@@ -101,7 +101,7 @@ pub struct Window {
     pub idle_ns: BTreeMap<usize, u64>,
 }
 
-impl Window {
+impl PlacementWindow {
     fn percent(&self, percent: u64) -> u64 {
         self.len_ns * percent / 100
     }
@@ -145,7 +145,7 @@ impl Default for Placement {
 impl Placement {
     /// The queues that should move now.
     #[must_use]
-    pub fn decide(&mut self, window: &Window) -> Vec<Move> {
+    pub fn decide(&mut self, window: &PlacementWindow) -> Vec<Move> {
         self.gathered_before_ns = self.gathered_at_ns;
         let moves = spread(window);
         if !moves.is_empty() {
@@ -174,7 +174,7 @@ impl Placement {
 }
 
 /// The units of each worker. A pair whose halves are on different workers is two units.
-fn units(window: &Window) -> Vec<Unit> {
+fn units(window: &PlacementWindow) -> Vec<Unit> {
     let mut units: BTreeMap<(usize, usize), Unit> = BTreeMap::new();
     for queue in &window.queues {
         let QueueLoad { key, worker, unit, busy_ns, is_pinned } = *queue;
@@ -188,7 +188,7 @@ fn units(window: &Window) -> Vec<Unit> {
 }
 
 /// The queues of a unit, each on its own.
-fn apart(unit: &Unit, window: &Window) -> Vec<Unit> {
+fn apart(unit: &Unit, window: &PlacementWindow) -> Vec<Unit> {
     let of_unit = window.queues.iter().filter(|queue| unit.keys.contains(&queue.key));
     of_unit
         .map(|queue| Unit { keys: vec![queue.key], busy_ns: queue.busy_ns, ..unit.clone() })
@@ -196,14 +196,14 @@ fn apart(unit: &Unit, window: &Window) -> Vec<Unit> {
 }
 
 /// True if the workers' threads wait for CPUs.
-fn is_contended(window: &Window) -> bool {
+fn is_contended(window: &PlacementWindow) -> bool {
     let sum = |of: fn(&WorkerLoad) -> u64| window.workers.iter().map(of).sum::<u64>();
     let (ran_ns, delayed_ns) = (sum(|w| w.ran_ns), sum(|w| w.delayed_ns));
     delayed_ns * 100 > (ran_ns + delayed_ns) * CONTENDED_PERCENT
 }
 
 /// The units of a worker that is saturated and can give some away.
-fn units_to_give(window: &Window, worker: usize, units: &[Unit]) -> Option<Vec<Unit>> {
+fn units_to_give(window: &PlacementWindow, worker: usize, units: &[Unit]) -> Option<Vec<Unit>> {
     if window.workers.get(worker)?.worked_ns < window.percent(BUSY_PERCENT) {
         return None;
     }
@@ -218,7 +218,7 @@ fn units_to_give(window: &Window, worker: usize, units: &[Unit]) -> Option<Vec<U
 }
 
 /// Moves units of saturated workers to others, one target for each free CPU.
-fn spread(window: &Window) -> Vec<Move> {
+fn spread(window: &PlacementWindow) -> Vec<Move> {
     let units = units(window);
     let mut donors = BTreeMap::new();
     for worker in 0..window.workers.len() {
@@ -257,7 +257,7 @@ fn spread(window: &Window) -> Vec<Move> {
 
 /// Workers that a spread may fill, at most `count`, each with the time that it has worked. Each
 /// takes a CPU that idles and that it may use.
-fn targets(window: &Window, donors: &[usize], count: usize) -> BTreeMap<usize, u64> {
+fn targets(window: &PlacementWindow, donors: &[usize], count: usize) -> BTreeMap<usize, u64> {
     let is_target = |index: &usize, worker: &WorkerLoad| {
         let has_room = worker.worked_ns <= window.percent(TARGET_PERCENT);
         worker.is_open && has_room && !donors.contains(index)
@@ -277,7 +277,7 @@ fn targets(window: &Window, donors: &[usize], count: usize) -> BTreeMap<usize, u
 
 /// Takes the time of one CPU out of `idle_ns`, if the CPUs that are allowed idle long enough.
 fn takes_cpu(
-    window: &Window,
+    window: &PlacementWindow,
     idle_ns: &mut BTreeMap<usize, u64>,
     allowed: Option<&[usize]>,
 ) -> bool {
@@ -306,7 +306,7 @@ fn least(loads: &BTreeMap<usize, u64>) -> Option<(usize, u64)> {
 }
 
 /// Workers that mostly sleep give all they have to one that still sleeps enough with it.
-fn gather(window: &Window) -> Vec<Move> {
+fn gather(window: &PlacementWindow) -> Vec<Move> {
     let units = units(window);
     let mut loads = BTreeMap::new();
     for unit in &units {

@@ -26,7 +26,7 @@ mod numbers;
 mod trial;
 
 pub use self::choice::{Decision, Mode, Polling};
-pub use self::numbers::{Arm, Numbers};
+pub use self::numbers::{Arm, PollingNumbers};
 
 use self::trial::{Cost, Found, Next, Trial};
 
@@ -115,7 +115,7 @@ pub struct Policy {
     disk_cap_ns: u64,
     /// The arm in use between trials.
     base: Arm,
-    numbers: Numbers,
+    numbers: PollingNumbers,
     /// Time in which a disk answered, averaged.
     service_ns: u64,
     awaits_disk: bool,
@@ -161,7 +161,7 @@ impl Policy {
     #[must_use]
     pub fn new(polling: Polling, wake_ns: u64, seed: u64) -> Self {
         let wake_ns = wake_ns.max(1);
-        let numbers = Numbers { gain: 1000, effort: 1000, ..Numbers::default() };
+        let numbers = PollingNumbers { gain: 1000, effort: 1000, ..PollingNumbers::default() };
         Self {
             mode: polling.mode,
             wake_ns,
@@ -170,7 +170,7 @@ impl Policy {
             base: Arm::Spin,
             numbers: match polling.mode {
                 Mode::Auto | Mode::Always => numbers,
-                Mode::Never => Numbers { arm: Arm::Sleep, ..numbers },
+                Mode::Never => PollingNumbers { arm: Arm::Sleep, ..numbers },
             },
             service_ns: 0,
             awaits_disk: false,
@@ -202,15 +202,15 @@ impl Policy {
 
     /// Goes on with the counts of `before`: those of the worker that this one succeeds.
     #[must_use]
-    pub fn counted(mut self, before: &Numbers) -> Self {
-        let Numbers { arm, gain, effort, gap_ns, .. } = self.numbers;
-        self.numbers = Numbers { arm, gain, effort, gap_ns, ..*before };
+    pub fn counted(mut self, before: &PollingNumbers) -> Self {
+        let PollingNumbers { arm, gain, effort, gap_ns, .. } = self.numbers;
+        self.numbers = PollingNumbers { arm, gain, effort, gap_ns, ..*before };
         self
     }
 
     /// The numbers that the policy has measured, decided and counted so far.
     #[must_use]
-    pub fn numbers(&self) -> Numbers {
+    pub fn numbers(&self) -> PollingNumbers {
         self.numbers
     }
 

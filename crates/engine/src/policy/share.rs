@@ -39,7 +39,7 @@ pub const ALONE_NS: u64 = 100_000_000;
 
 /// Whether a guest has work in the present round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Came {
+enum RoundWork {
     /// It had turns, if any, without work.
     #[default]
     Idle,
@@ -56,7 +56,7 @@ struct Guest {
     round: u64,
     /// The round in which it takes no further turns.
     rests_in: u64,
-    came: Came,
+    came: RoundWork,
 }
 
 impl Guest {
@@ -119,7 +119,8 @@ impl Shares {
     /// ahead of anybody from now on.
     fn level(&mut self) {
         let Self { guests, seen, now_ns, .. } = self;
-        let busy = seen.iter().map(|guest| guests[*guest]).filter(|guest| guest.came == Came::Busy);
+        let busy =
+            seen.iter().map(|guest| guests[*guest]).filter(|guest| guest.came == RoundWork::Busy);
         let lowest_ns = busy.map(|guest| guest.lead_ns).min().unwrap_or(u64::MAX);
         for guest in &*seen {
             // An idle guest below the lowest lead is at 0 then: it was lifted.
@@ -145,7 +146,7 @@ impl Shares {
         }
         let known = &self.guests[guest];
         if self.is_divided && (known.lead_ns >= LEAD_NS || known.rests_in == self.round) {
-            self.guests[guest].came = Came::Busy;
+            self.guests[guest].came = RoundWork::Busy;
             return false;
         }
         true
@@ -157,7 +158,7 @@ impl Shares {
         let known = self.known(guest);
         // Nothing is taken off a lead that was levelled when this round began.
         known.wait_until(now_ns);
-        (known.round, known.came) = (round, Came::Idle);
+        (known.round, known.came) = (round, RoundWork::Idle);
         self.seen.push(guest);
     }
 
@@ -176,7 +177,7 @@ impl Shares {
         if let Some(known) = self.guests.get_mut(guest).filter(|_| self.is_divided) {
             known.add(ns);
             if worked {
-                known.came = Came::Busy;
+                known.came = RoundWork::Busy;
             }
         }
     }

@@ -15,7 +15,7 @@ mod tests;
 
 use crate::accounts::{ThreadTimes, idle_ns};
 use crate::blocking::aside;
-use crate::policy::placement::{Move, Placement, QueueLoad, Window, WorkerLoad};
+use crate::policy::placement::{Move, Placement, PlacementWindow, QueueLoad, WorkerLoad};
 use crate::pool::handle::Route;
 use crate::pool::{Home, Pool};
 use std::collections::{BTreeMap, HashMap};
@@ -32,7 +32,7 @@ const LONG_WINDOW: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Numbers that only grow; two samples make a window.
-struct Sample {
+struct LoadSample {
     at: Instant,
     workers: Vec<WorkerSample>,
     /// Nanoseconds that each queue has worked, with its worker.
@@ -90,12 +90,12 @@ impl Pool {
     }
 
     /// A sample, read beside the control thread: /proc may take long.
-    async fn sampled(self: &Arc<Self>, routes: &Arc<[Arc<Route>]>) -> Option<Sample> {
+    async fn sampled(self: &Arc<Self>, routes: &Arc<[Arc<Route>]>) -> Option<LoadSample> {
         let (pool, routes) = (self.clone(), routes.clone());
         aside(move || pool.sample(&routes)).await
     }
 
-    fn sample(&self, routes: &[Arc<Route>]) -> Sample {
+    fn sample(&self, routes: &[Arc<Route>]) -> LoadSample {
         let workers = self.views().into_iter().map(|view| WorkerSample {
             thread_id: view.thread_id,
             times: view.times,
@@ -103,7 +103,7 @@ impl Pool {
             cpus: view.cpus,
             is_open: view.is_open,
         });
-        Sample {
+        LoadSample {
             at: Instant::now(),
             workers: workers.collect(),
             queues: routes.iter().map(|r| (r.worker(), r.stats().busy_ns.value())).collect(),
@@ -112,7 +112,12 @@ impl Pool {
     }
 }
 
-fn window(now_ns: u64, routes: &[Arc<Route>], before: &Sample, after: &Sample) -> Window {
+fn window(
+    now_ns: u64,
+    routes: &[Arc<Route>],
+    before: &LoadSample,
+    after: &LoadSample,
+) -> PlacementWindow {
     let workers = after.workers.iter().enumerate().map(|(index, after)| {
         let before = before.workers.get(index).filter(|b| b.thread_id == after.thread_id);
         let since = |of: fn(&WorkerSample) -> u64| {
@@ -143,7 +148,7 @@ fn window(now_ns: u64, routes: &[Arc<Route>], before: &Sample, after: &Sample) -
         let before = before.idle_ns.get(cpu).unwrap_or(ns);
         (*cpu, ns.saturating_sub(*before))
     });
-    Window {
+    PlacementWindow {
         now_ns,
         len_ns: nanoseconds(after.at.duration_since(before.at)),
         workers: workers.collect(),

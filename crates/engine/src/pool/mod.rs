@@ -15,8 +15,8 @@ use crate::stats::WorkerStats;
 use crate::watch::{Post, Serves};
 use crate::worker::mailbox::{Command, Lease, Mailbox};
 use crate::worker::reports::Reports;
-use crate::worker::{Lot, Worker};
-use manyring_backend::sys::starter::{self, Role};
+use crate::worker::{Worker, WorkerContext};
+use manyring_backend::sys::starter::{self, ThreadRole};
 use manyring_backend::sys::uring::are_reserved;
 use manyring_memory::{Duty, take_duty};
 use rustix::thread::CpuSet;
@@ -367,7 +367,7 @@ impl Pool {
         let pool = self.me.clone();
         let device_of = move |queue| pool.upgrade()?.device_of(QueueId(queue));
         let post = Post::new(Serves::Queues(Box::new(device_of)));
-        let lot = Lot {
+        let lot = WorkerContext {
             reports: self.reports.clone(),
             stays: index == 0,
             is_irreplaceable: uring && are_reserved(),
@@ -395,7 +395,7 @@ impl Pool {
             }
         };
         let thread = std::thread::Builder::new().name(format!("worker-{index}"));
-        let thread = starter::spawn(Role::Worker, thread, run).ok()?;
+        let thread = starter::spawn(ThreadRole::Worker, thread, run).ok()?;
         let (has_ring, thread_id) = started.recv().ok().flatten()?;
         if uring && !has_ring {
             tracing::warn!("io_uring is unavailable; disks use plain reads and writes");

@@ -11,9 +11,9 @@
 //! takes a worker many milliseconds. If the order dropped all of them at once, no other guest would
 //! have a turn until that was done. The turns are charged to the guest that filled the ring.
 
-use super::{Look, RunningQueue};
+use super::{RingLook, RunningQueue};
 use crate::io::QueueIo;
-use crate::running::handler::{Handler, Mode};
+use crate::running::handler::{Handler, TurnMode};
 use crate::running::orders::Fence;
 use crate::running::run::Run;
 use manyring_queue::Ring;
@@ -82,20 +82,20 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     /// Counts the `popped` chains of a turn while an order waits. The emptying ends when the turn
     /// found the ring empty, or when the chains of a full ring were dropped.
     #[cold]
-    pub(super) fn go_on_emptying(&mut self, popped: usize, mode: Mode, now_ns: u64) {
+    pub(super) fn go_on_emptying(&mut self, popped: usize, mode: TurnMode, now_ns: u64) {
         let Some(Emptying { left, .. }) = &mut self.emptying else { return };
         *left = left.saturating_sub(popped);
-        if mode == Mode::Drop && popped > 0 && *left > 0 {
+        if mode == TurnMode::Drop && popped > 0 && *left > 0 {
             return;
         }
         // Chains that are found now were added after the queue was disabled: its driver still fills
         // the ring. Further turns drop what the driver adds, until it adds nothing for a while.
-        let goes_on = self.life.mode() == Mode::Drop && self.ring.enable_notifications();
+        let goes_on = self.life.mode() == TurnMode::Drop && self.ring.enable_notifications();
         if goes_on && self.notifier.has_kick() {
             self.make_hot(now_ns);
         } else {
             self.life.leave_alone();
-            self.look = Look::Armed;
+            self.look = RingLook::Armed;
         }
         self.end_emptying();
     }

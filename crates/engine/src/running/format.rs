@@ -14,9 +14,9 @@ use manyring_queue::{DeviceQueue, packed, split};
 use std::sync::Arc;
 
 /// A handler for the chains of a virtqueue of any format.
-pub trait AnyFormat: Handler<split::DeviceHalf> + Handler<packed::DeviceHalf> {}
+pub trait AnyFormat: Handler<split::SplitDeviceHalf> + Handler<packed::PackedDeviceHalf> {}
 
-impl<H: Handler<split::DeviceHalf> + Handler<packed::DeviceHalf>> AnyFormat for H {}
+impl<H: Handler<split::SplitDeviceHalf> + Handler<packed::PackedDeviceHalf>> AnyFormat for H {}
 
 impl Activation {
     /// The queue as a worker runs it: `handler` serves its ring, and notifications are held back as

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// A turn's permission to use the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum TurnMode {
     /// Take chains and serve them.
     Serve,
     /// Take chains and return them unserved: the queue is disabled, and its driver still fills it
@@ -32,7 +32,7 @@ pub struct Turn<'a, 'w> {
     /// The queue's counters.
     pub stats: &'a QueueStats,
     /// How the ring may be used.
-    pub mode: Mode,
+    pub mode: TurnMode,
 }
 
 /// The result of a turn.
@@ -125,8 +125,8 @@ pub trait Handler<R: Ring>: Send + std::fmt::Debug + 'static {
     /// The events and times for which a queue waits that takes chains.
     fn waits(&self, ring: &R) -> Waits;
 
-    /// The events and times for which a queue waits that takes no chains ([`Mode::Rest`]): the end
-    /// of the requests or frames in flight.
+    /// The events and times for which a queue waits that takes no chains ([`TurnMode::Rest`]): the
+    /// end of the requests or frames in flight.
     fn waits_at_rest(&self) -> Waits {
         Waits::default()
     }

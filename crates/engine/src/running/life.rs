@@ -2,7 +2,7 @@
 //! events that its session gets.
 
 use crate::fds::doorbell::Call;
-use crate::running::handler::Mode;
+use crate::running::handler::TurnMode;
 use crate::stats::QueueStats;
 use manyring_queue::{QueueError, Ring};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ enum Discard {
 #[derive(Debug)]
 pub(crate) struct Life {
     /// A turn's permission to use the ring. Follows from the fields below, and is kept up to date.
-    mode: Mode,
+    mode: TurnMode,
     /// The handler drops the chains of a disabled queue.
     drops: bool,
     /// Index of the virtqueue in its device.
@@ -75,7 +75,7 @@ impl Life {
         events: mpsc::Sender<Event>,
     ) -> Self {
         Self {
-            mode: if is_enabled { Mode::Serve } else { Mode::Rest },
+            mode: if is_enabled { TurnMode::Serve } else { TurnMode::Rest },
             drops,
             index,
             is_enabled,
@@ -92,23 +92,23 @@ impl Life {
 
     /// A turn's permission to use the ring.
     #[inline]
-    pub(crate) fn mode(&self) -> Mode {
+    pub(crate) fn mode(&self) -> TurnMode {
         self.mode
     }
 
     fn work_out_mode(&mut self) {
         self.mode = if self.is_memory_lost || self.is_fault_told {
-            Mode::Rest
+            TurnMode::Rest
         } else if self.serves_owed {
-            Mode::Serve
+            TurnMode::Serve
         } else if self.is_draining {
-            Mode::Rest
+            TurnMode::Rest
         } else if self.is_enabled {
-            Mode::Serve
+            TurnMode::Serve
         } else if self.drops && self.discard != Discard::No {
-            Mode::Drop
+            TurnMode::Drop
         } else {
-            Mode::Rest
+            TurnMode::Rest
         };
     }
 
@@ -156,7 +156,7 @@ impl Life {
 
     /// True while chains that a former process has taken are popped in spite of the queue's end.
     pub(crate) fn serves_owed(&self) -> bool {
-        self.serves_owed && self.mode == Mode::Serve
+        self.serves_owed && self.mode == TurnMode::Serve
     }
 
     /// The driver has kicked.

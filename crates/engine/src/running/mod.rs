@@ -50,7 +50,7 @@ use crate::Activation;
 use crate::io::QueueIo;
 use crate::policy::moderation::Moderation;
 use crate::policy::polling::Decision;
-use crate::running::handler::{Awaited, Done, Handler, Mode, Turn, Waits};
+use crate::running::handler::{Awaited, Done, Handler, Turn, TurnMode, Waits};
 use crate::running::life::{Event, Life};
 use crate::running::notifier::{Moment, Notifier};
 use crate::running::orders::Order;
@@ -68,7 +68,7 @@ use tokio::sync::mpsc;
 
 /// Whether the worker looks at the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Look {
+enum RingLook {
     /// In every round.
     Hot,
     /// Only after an event: the driver was asked for a kick, or the port is watched.
@@ -94,7 +94,7 @@ pub struct RunningQueue<R: Ring, H: Handler<R>> {
     notifier: Notifier,
     life: Life,
     stats: Arc<QueueStats>,
-    look: Look,
+    look: RingLook,
     worked_at_ns: u64,
     looked_at_ns: u64,
     /// The port is watched, and has not reported yet.
@@ -118,7 +118,7 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
             notifier: Notifier::new(kick, call),
             life: Life::new(index, enabled, H::DROPS_WHEN_DISABLED, err, events),
             stats,
-            look: Look::Hot,
+            look: RingLook::Hot,
             worked_at_ns: 0,
             looked_at_ns: 0,
             watches_port: false,
@@ -135,8 +135,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     }
 
     fn make_hot(&mut self, now_ns: u64) {
-        if self.look != Look::Hot {
-            self.look = Look::Hot;
+        if self.look != RingLook::Hot {
+            self.look = RingLook::Hot;
             // A disabled ring is not written: its driver may use the memory for something else.
             if self.life.is_enabled() {
                 self.ring.disable_notifications();
@@ -148,8 +148,8 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     /// The events and times for which the queue waits, in its present mode.
     fn waits(&self) -> Waits {
         match self.life.mode() {
-            Mode::Rest => self.handler.waits_at_rest(),
-            Mode::Serve | Mode::Drop => self.handler.waits(&self.ring),
+            TurnMode::Rest => self.handler.waits_at_rest(),
+            TurnMode::Serve | TurnMode::Drop => self.handler.waits(&self.ring),
         }
     }
 
@@ -172,21 +172,21 @@ impl<R: Ring, H: Handler<R>> RunningQueue<R, H> {
     /// Publishes the chains that a turn returned, notifies the driver, and counts.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "a part of each turn")]
-    fn finish(&mut self, done: Done, mode: Mode, now_ns: u64) {
+    fn finish(&mut self, done: Done, mode: TurnMode, now_ns: u64) {
         if done.memory_lost {
             self.life.lose_memory(&self.stats);
         }
         if done.popped > 0 {
             self.count_batch(done.popped, now_ns);
         }
-        if mode != Mode::Rest {
+        if mode != TurnMode::Rest {
             self.looked_at_ns = now_ns;
         }
-        let moment = Moment { now_ns, is_served: mode == Mode::Serve };
+        let moment = Moment { now_ns, is_served: mode == TurnMode::Serve };
         if done.used > 0 {
             // Chains that this turn popped show that the driver still fills the ring, so the ring
             // may be written. Chains of earlier turns that a port returns now do not show this.
-            if mode == Mode::Drop && done.popped > 0 {
+            if mode == TurnMode::Drop && done.popped > 0 {
                 self.life.dropped_some();
             }
             self.notifier.publish(&mut self.ring, done.told, moment, &self.stats);
@@ -265,7 +265,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         if worked {
             self.worked_at_ns = now_ns;
         }
-        if done.has_more && self.look != Look::Hot {
+        if done.has_more && self.look != RingLook::Hot {
             // No kick and no event will announce the rest of the work.
             self.make_hot(now_ns);
         }
@@ -296,7 +296,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
         if !self.watch_port(io) || !self.handler.arm() {
             return false;
         }
-        self.look = Look::Armed;
+        self.look = RingLook::Armed;
         self.notifier.rest(io.now_ns());
         // A turn may have popped buffers ahead and received no frame: `finish` has not counted it.
         self.note_in_flight();
@@ -310,7 +310,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
                 let is_enabled = self.life.is_enabled();
                 if self.notifier.on_kick(watch, event, is_enabled, io, &self.stats) {
                     self.life.kicked();
-                    if self.look == Look::Armed {
+                    if self.look == RingLook::Armed {
                         self.looked_at_ns = now_ns;
                     }
                     self.make_hot(now_ns);
@@ -341,7 +341,7 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
     }
 
     fn is_in_burst(&self) -> bool {
-        self.life.mode() == Mode::Serve && self.handler.is_in_burst()
+        self.life.mode() == TurnMode::Serve && self.handler.is_in_burst()
     }
 
     fn heed(&mut self, order: Order, io: &mut QueueIo<'_>) {
@@ -425,13 +425,13 @@ impl<R: Ring, H: Handler<R>> Run for RunningQueue<R, H> {
 
     #[inline]
     fn is_hot(&self) -> bool {
-        self.look == Look::Hot
+        self.look == RingLook::Hot
     }
 
     #[inline]
     fn is_overdue(&self, now_ns: u64) -> bool {
         let idle_ns = now_ns.saturating_sub(self.worked_at_ns);
-        self.look == Look::Armed || idle_ns >= BUSY_REST_NS || self.handler.is_stuck()
+        self.look == RingLook::Armed || idle_ns >= BUSY_REST_NS || self.handler.is_stuck()
     }
 
     fn looks_at_ring(&self, decision: Decision, now_ns: u64) -> bool {

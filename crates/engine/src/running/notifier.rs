@@ -3,7 +3,7 @@
 
 use crate::fds::doorbell::{Call, Kick};
 use crate::io::QueueIo;
-use crate::policy::moderation::{Cause, Decision, Limits, Moderation, Moderator, Untold};
+use crate::policy::moderation::{Cause, Limits, Moderation, ModerationDecision, Moderator, Untold};
 use crate::stats::QueueStats;
 use crate::wait::Woken;
 use manyring_queue::Ring;
@@ -252,15 +252,15 @@ impl Notifier {
         held.untold.count += count;
         let decide = |left| self.moderator.decide(now_ns, &held.untold, left);
         let decision = match decide(left_in(ring)) {
-            _ if !is_served => Decision::Send(Cause::Unmoderated),
+            _ if !is_served => ModerationDecision::Send(Cause::Unmoderated),
             // Dry, as of the last look at the ring. The driver may have made chains available
             // since: look again before the call is sent for that reason.
-            Decision::Send(Cause::Dry) if ring.has_available() => decide(left_in(ring)),
+            ModerationDecision::Send(Cause::Dry) if ring.has_available() => decide(left_in(ring)),
             decision => decision,
         };
         match decision {
-            Decision::Send(cause) => self.send(cause, stats),
-            Decision::Hold(due_ns) => {
+            ModerationDecision::Send(cause) => self.send(cause, stats),
+            ModerationDecision::Hold(due_ns) => {
                 held.due_ns = due_ns;
                 stats.calls_held.add(1);
             }

@@ -33,14 +33,14 @@ pub(crate) enum Command {
 /// Commands on their way to a worker, and the eventfd that wakes it.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
-    commands: Mutex<Commands>,
+    commands: Mutex<CommandList>,
     pending: AtomicBool,
     /// The leases of those who are about to give the worker a queue.
     leases: Leases,
 }
 
 #[derive(Debug)]
-struct Commands {
+struct CommandList {
     waiting: VecDeque<Command>,
     /// None: the worker has ended.
     event: Option<Arc<OwnedFd>>,
@@ -50,7 +50,7 @@ impl Mailbox {
     pub(crate) fn new() -> Result<Self, Errno> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self {
-            commands: Mutex::new(Commands {
+            commands: Mutex::new(CommandList {
                 waiting: VecDeque::new(),
                 event: Some(Arc::new(event)),
             }),
@@ -75,7 +75,7 @@ impl Mailbox {
         let _ = rustix::io::write(event, &1u64.to_ne_bytes());
     }
 
-    fn lock(&self) -> MutexGuard<'_, Commands> {
+    fn lock(&self) -> MutexGuard<'_, CommandList> {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

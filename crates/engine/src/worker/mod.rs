@@ -51,12 +51,12 @@ use crate::policy::share::Shares;
 use crate::running::orders::QueueId;
 use crate::running::run::{Happened, Run};
 use crate::stats::WorkerStats;
-use crate::wait::{SLOTS_MAX, Source, Wait, Woken};
+use crate::wait::{EventSource, SLOTS_MAX, Wait, Woken};
 use crate::watch::Post;
 use crate::worker::mailbox::Mailbox;
 use crate::worker::reports::Reports;
 use manyring_backend::sys::denied;
-use obey::{Ending, Guests, Task};
+use obey::{DrainAction, Guests, QueueTask};
 use round::{Bill, Round};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -67,7 +67,7 @@ use tell::Rest;
 
 /// The things that a worker shares with its pool, and the pool's rules for its end.
 #[derive(Debug)]
-pub(crate) struct Lot {
+pub(crate) struct WorkerContext {
     /// Where the worker tells the balance that it is saturated or mostly sleeps.
     pub(crate) reports: Arc<Reports>,
     /// The thread goes on when it has had no queue for a minute.
@@ -83,9 +83,9 @@ pub(crate) struct Lot {
 struct Slot {
     generation: u32,
     entry: Option<(QueueId, Box<dyn Run>)>,
-    ending: Option<Ending>,
+    ending: Option<DrainAction>,
     /// The tasks that were put off (`obey.rs`), the oldest first.
-    put_off: VecDeque<Task>,
+    put_off: VecDeque<QueueTask>,
     /// Whose queue it is: a number that all queues of a session share.
     guest: usize,
     /// In the list of hot slots.
@@ -137,7 +137,7 @@ pub(crate) struct Worker {
     now_ns: u64,
     /// When its last sleep ended, or when it last told the balance that it is saturated.
     awake_since_ns: u64,
-    lot: Lot,
+    lot: WorkerContext,
     rest: Rest,
     quit: bool,
 }
@@ -149,11 +149,11 @@ impl Worker {
         policy: Policy,
         mailbox: Arc<Mailbox>,
         stats: Arc<WorkerStats>,
-        lot: Lot,
+        lot: WorkerContext,
     ) -> Result<Self, Errno> {
         let mut wait = Wait::new(uring)?;
         if let Some(event) = mailbox.event() {
-            wait.watch(event.as_fd(), Source::Mailbox);
+            wait.watch(event.as_fd(), EventSource::Mailbox);
         }
         wait.submit();
         let now_ns = wait.now_ns();
@@ -294,27 +294,27 @@ impl Worker {
         let any = !woken.is_empty();
         for event in woken.drain(..) {
             match event.source {
-                Source::Kick { slot, watch } => {
+                EventSource::Kick { slot, watch } => {
                     self.on_event(slot, None, Happened::Kick(watch), event);
                 }
-                Source::Disk { slot, token } => {
+                EventSource::Disk { slot, token } => {
                     self.on_event(slot, None, Happened::Disk(token), event);
                 }
-                Source::Port { slot, generation } => {
+                EventSource::Port { slot, generation } => {
                     self.on_event(slot, Some(generation), Happened::Port, event);
                 }
-                Source::Offload { slot, generation } => {
+                EventSource::Offload { slot, generation } => {
                     self.on_event(slot, Some(generation), Happened::Offload, event);
                 }
-                Source::Mailbox if event.ended => {
+                EventSource::Mailbox if event.ended => {
                     if let Some(event) = self.mailbox.event() {
-                        self.wait.watch(event.as_fd(), Source::Mailbox);
+                        self.wait.watch(event.as_fd(), EventSource::Mailbox);
                     }
                 }
                 // No entry of this program is refused by the ring: somebody else's code runs in
                 // this thread.
-                Source::Ended if event.result == REFUSED => denied::note(IO_URING_ENTER),
-                Source::Mailbox | Source::Ended => {}
+                EventSource::Ended if event.result == REFUSED => denied::note(IO_URING_ENTER),
+                EventSource::Mailbox | EventSource::Ended => {}
             }
         }
         self.woken = woken;

@@ -30,7 +30,7 @@ use tokio::sync::mpsc;
 
 /// The action that follows when a queue is drained.
 #[derive(Debug)]
-pub(super) enum Ending {
+pub(super) enum DrainAction {
     Stop(Reply<Base>),
     /// The queue goes to another worker. The time is when it took its last requests here.
     Move(Lease, Reply<()>, u64),
@@ -38,7 +38,7 @@ pub(super) enum Ending {
 
 /// A task for a queue.
 #[derive(Debug)]
-pub(super) enum Task {
+pub(super) enum QueueTask {
     /// An order of the queue's session or device.
     Order(Order),
     /// The balance gives it to the worker of this lease.
@@ -47,7 +47,7 @@ pub(super) enum Task {
     Stay,
 }
 
-impl Task {
+impl QueueTask {
     /// True if the queue gives back, for this task, the chains of frames that it holds.
     fn ends_burst(&self) -> bool {
         matches!(self, Self::Order(order) if order.ends_burst())
@@ -102,9 +102,9 @@ impl Worker {
         for command in self.mailbox.take() {
             match command {
                 Command::Start(id, queue, left_ns) => self.start(id, queue, left_ns),
-                Command::Order(id, order) => self.heed(id, Task::Order(order)),
-                Command::Move(id, lease, reply) => self.heed(id, Task::Move(lease, reply)),
-                Command::Stay(id) => self.heed(id, Task::Stay),
+                Command::Order(id, order) => self.heed(id, QueueTask::Order(order)),
+                Command::Move(id, lease, reply) => self.heed(id, QueueTask::Move(lease, reply)),
+                Command::Stay(id) => self.heed(id, QueueTask::Stay),
                 Command::Quit => self.quit = true,
             }
         }
@@ -113,7 +113,7 @@ impl Worker {
     }
 
     /// Tells a queue what to do, if it is here, and looks at the queue afterwards.
-    fn heed(&mut self, id: QueueId, task: Task) {
+    fn heed(&mut self, id: QueueId, task: QueueTask) {
         let Some(&slot) = self.by_id.get(&id) else { return };
         let Slot { entry, put_off, guest, .. } = &mut self.slots[slot];
         let must_wait = task.ends_burst() && is_in_burst(entry.as_ref())
@@ -129,16 +129,18 @@ impl Worker {
     }
 
     /// Carries out a task for the queue in `slot`, in the time of its guest.
-    fn carry_out(&mut self, slot: usize, task: Task) {
+    fn carry_out(&mut self, slot: usize, task: QueueTask) {
         let began_ns = self.wait.now_ns();
         if let Some((id, _)) = &self.slots[slot].entry {
             self.lot.post.serve(id.0);
         }
         match task {
-            Task::Order(Order::Stop(reply)) => self.end(slot, Ending::Stop(reply)),
-            Task::Move(lease, reply) => self.end(slot, Ending::Move(lease, reply, self.now_ns)),
-            Task::Stay => self.stay(slot),
-            Task::Order(order) => {
+            QueueTask::Order(Order::Stop(reply)) => self.end(slot, DrainAction::Stop(reply)),
+            QueueTask::Move(lease, reply) => {
+                self.end(slot, DrainAction::Move(lease, reply, self.now_ns))
+            }
+            QueueTask::Stay => self.stay(slot),
+            QueueTask::Order(order) => {
                 let Slot { entry, generation, .. } = &mut self.slots[slot];
                 if let Some((_, queue)) = entry {
                     let (slot, now_ns) = (index_of(slot), self.now_ns);
@@ -212,12 +214,12 @@ impl Worker {
 
     /// Drains a queue; `ending` says what happens when nothing is in flight. A queue that is to
     /// move and holds frames first goes on until it holds none: a pause would drop them.
-    pub(super) fn end(&mut self, slot: usize, ending: Ending) {
+    pub(super) fn end(&mut self, slot: usize, ending: DrainAction) {
         if let Some((_, queue)) = &mut self.slots[slot].entry {
             match ending {
-                Ending::Stop(_) => queue.drain(),
-                Ending::Move(..) if queue.pauses_without_loss() => queue.pause(),
-                Ending::Move(..) => {}
+                DrainAction::Stop(_) => queue.drain(),
+                DrainAction::Move(..) if queue.pauses_without_loss() => queue.pause(),
+                DrainAction::Move(..) => {}
             }
         }
         self.slots[slot].ending = Some(ending);
@@ -226,7 +228,7 @@ impl Worker {
     /// Takes a move back: the queue pops again, and the mover is told so.
     fn stay(&mut self, slot: usize) {
         let now_ns = self.now_ns;
-        if let Some(Ending::Move(..)) = self.slots[slot].ending
+        if let Some(DrainAction::Move(..)) = self.slots[slot].ending
             && let Some((_, queue)) = &mut self.slots[slot].entry
         {
             queue.resume(now_ns);
@@ -245,7 +247,9 @@ impl Worker {
                 continue;
             }
             if let Slot {
-                entry: Some((_, queue)), ending: Some(Ending::Move(_, _, left_ns)), ..
+                entry: Some((_, queue)),
+                ending: Some(DrainAction::Move(_, _, left_ns)),
+                ..
             } = &mut self.slots[slot]
                 && queue.pauses_without_loss()
             {
@@ -277,13 +281,13 @@ impl Worker {
         self.slots[slot].put_off.clear();
         self.note_queues();
         match self.slots[slot].ending.take() {
-            Some(Ending::Stop(reply)) => {
+            Some(DrainAction::Stop(reply)) => {
                 let base = queue.base();
                 // The queue's fds and memory are gone before the reply is sent.
                 drop(queue);
                 let _ = reply.send(base);
             }
-            Some(Ending::Move(lease, reply, left_ns)) => {
+            Some(DrainAction::Move(lease, reply, left_ns)) => {
                 lease.start(id, queue, Some(left_ns));
                 let _ = reply.send(());
             }

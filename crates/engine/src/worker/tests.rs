@@ -21,7 +21,12 @@ fn new_worker() -> Worker {
 
 fn worker(uring: bool) -> Worker {
     let mailbox = Arc::new(Mailbox::new().unwrap());
-    let lot = Lot { reports: Arc::default(), stays: true, is_irreplaceable: false, post: post() };
+    let lot = WorkerContext {
+        reports: Arc::default(),
+        stays: true,
+        is_irreplaceable: false,
+        post: post(),
+    };
     let policy = Policy::new(Polling::NEVER, 0, 0);
     Worker::new(uring, policy, mailbox, Arc::default(), lot).unwrap()
 }
@@ -78,7 +83,7 @@ fn a_guest_that_has_left_is_nobody_beside_whom_the_other_must_be_short() {
     worker.start(QueueId(2), Box::new(stays), None);
     worker.now_ns = 1_000_000_000;
     worker.turn_hot();
-    worker.end(worker.by_id[&QueueId(1)], Ending::Stop(tokio::sync::oneshot::channel().0));
+    worker.end(worker.by_id[&QueueId(1)], DrainAction::Stop(tokio::sync::oneshot::channel().0));
     worker.finish_drained();
     // The other one always has work, so that no queue settles.
     worker.turn_hot();
@@ -136,7 +141,7 @@ fn a_queue_pays_nothing_for_the_one_that_had_its_slot_before() {
     at(&mut worker, 1_000_400);
     // It leaves in the round in which it has worked, and another one comes to its slot.
     let slot = worker.by_id[&QueueId(1)];
-    worker.end(slot, Ending::Stop(tokio::sync::oneshot::channel().0));
+    worker.end(slot, DrainAction::Stop(tokio::sync::oneshot::channel().0));
     worker.finish_drained();
     worker.start(QueueId(3), Box::new(next), None);
     assert_eq!(worker.by_id[&QueueId(3)], slot);
@@ -172,7 +177,7 @@ fn orders_that_would_end_a_burst_wait_for_its_end_and_later_ones_behind_them() {
     burst.store(9, Ordering::Relaxed);
     let mut late = give(&mut worker, false);
     let slot = worker.by_id[&QueueId(1)];
-    worker.end(slot, Ending::Stop(tokio::sync::oneshot::channel().0));
+    worker.end(slot, DrainAction::Stop(tokio::sync::oneshot::channel().0));
     worker.finish_drained();
     worker.turn_hot();
     assert_eq!(late.try_recv(), Err(tokio::sync::oneshot::error::TryRecvError::Closed));
@@ -223,7 +228,7 @@ fn an_order_is_charged_to_its_queue_and_its_guest_waits_for_it() {
     assert_eq!(burst.load(Ordering::Relaxed), 1, "the other guest is behind");
     // It stops its only queue, and starts another one: it has not waited long enough.
     let slot = worker.by_id[&QueueId(1)];
-    worker.end(slot, Ending::Stop(tokio::sync::oneshot::channel().0));
+    worker.end(slot, DrainAction::Stop(tokio::sync::oneshot::channel().0));
     worker.finish_drained();
     let next = |guest| Still { works: true, guest, ..Still::default() };
     let (stranger, again) = (next(Still::default().guest), next(guest));
@@ -258,7 +263,7 @@ fn a_guest_whose_queue_leaves_slowly_waits_for_that_with_its_other_queue() {
         worker.start(QueueId(2), Box::new(other), None);
         worker.start(QueueId(3), Box::new(stranger), None);
         let slot = worker.by_id[&QueueId(1)];
-        worker.end(slot, Ending::Stop(tokio::sync::oneshot::channel().0));
+        worker.end(slot, DrainAction::Stop(tokio::sync::oneshot::channel().0));
         worker.finish_drained();
         turns.iter().for_each(|turns| turns.store(1, Ordering::Relaxed));
         worker.now_ns = worker.wait.now_ns();

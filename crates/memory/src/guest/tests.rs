@@ -177,7 +177,7 @@ fn two_regions_are_remembered_whichever_came_last() {
 }
 
 /// The plain version of `blocks`.
-fn blocks_searched(regions: &[Region], count: usize) -> Vec<u8> {
+fn blocks_searched(regions: &[MappedRegion], count: usize) -> Vec<u8> {
     let block = |number: u64| {
         let first = number << BLOCK_SHIFT;
         let found = searched(regions, first);

@@ -38,12 +38,12 @@ struct Entry {
 }
 
 /// The table of a queue. The references are a guest's choice, so they are hashed with keys that it
-/// does not know ([`Keys`]).
+/// does not know ([`HashKeys`]).
 #[derive(Debug)]
 pub(super) struct Table {
     entries: Vec<Entry>,
     free: Vec<u32>,
-    by_gref: HashMap<GrantRef, u32, Keys>,
+    by_gref: HashMap<GrantRef, u32, HashKeys>,
     /// By the low bits of a reference: the entry that was found by them last, if it is in use.
     places: Box<[u32]>,
     oldest: u32,
@@ -59,7 +59,7 @@ impl Table {
         Self {
             entries: vec![entry; size as usize],
             free: (0..size).rev().collect(),
-            by_gref: HashMap::with_capacity_and_hasher(size as usize, Keys::new()),
+            by_gref: HashMap::with_capacity_and_hasher(size as usize, HashKeys::new()),
             places: vec![NONE; places].into(),
             oldest: NONE,
             newest: NONE,
@@ -221,20 +221,20 @@ impl Table {
 /// makes its own requests slower: the table is one queue's and has a bounded number of entries,
 /// and the time of a turn is its guest's.
 #[derive(Clone, Copy, Debug)]
-struct Keys {
+struct HashKeys {
     added: u64,
     /// Odd, so that no two references have one product.
     factor: u64,
 }
 
-impl Keys {
+impl HashKeys {
     fn new() -> Self {
         let random = RandomState::new();
         Self { added: random.hash_one(0), factor: random.hash_one(1) | 1 }
     }
 }
 
-impl BuildHasher for Keys {
+impl BuildHasher for HashKeys {
     type Hasher = Product;
 
     #[inline]
@@ -246,7 +246,7 @@ impl BuildHasher for Keys {
 /// The hash of one reference: products, both halves of which hang on all bits of both factors.
 #[derive(Clone, Copy, Debug)]
 struct Product {
-    keys: Keys,
+    keys: HashKeys,
     hash: u64,
 }
 
@@ -257,7 +257,7 @@ impl Hasher for Product {
 
     #[inline]
     fn write_u32(&mut self, number: u32) {
-        let Keys { added, factor } = self.keys;
+        let HashKeys { added, factor } = self.keys;
         let first = fold((self.hash ^ added).wrapping_add(number.into()), factor);
         // References in steps of one size lie in steps of one size still: not after the second.
         self.hash = fold(first ^ added, factor.rotate_left(32) | 1);
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn references_of_any_pattern_are_spread_over_a_table_and_each_table_does_it_otherwise() {
-        let keys = Keys::new();
+        let keys = HashKeys::new();
         for step in [1, 2, 3, 64, 4096, 65_536, 1 << 20] {
             // As the map uses it: the low bits choose a place, the high ones tell entries apart.
             let hashes: Vec<u64> = (0..1024).map(|n| keys.hash_one(GrantRef(n * step))).collect();
@@ -298,7 +298,7 @@ mod tests {
             tags.dedup();
             assert!(tags.len() > 16, "step {step}: {} tags", tags.len());
         }
-        let other = Keys::new();
+        let other = HashKeys::new();
         assert!((0..16).any(|n| keys.hash_one(GrantRef(n)) != other.hash_one(GrantRef(n))));
     }
 }

@@ -5,8 +5,8 @@ use super::share::Share;
 use super::{BACKOFF_MIN, EXTRA_LIMIT, Reconnector, State};
 use crate::channel::Channel;
 use crate::clock::now;
-use crate::join::Joined;
-use crate::line::{Line, News};
+use crate::join::JoinedConnection;
+use crate::line::{News, QueueConnection};
 use manyring_wire::nbd::{CAN_MULTI_CONN, Export};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) enum Holds {
 
 impl Reconnector {
     /// A queue goes on with another connection, and has nothing in flight on this one.
-    pub(crate) fn release(&self, line: &Arc<Line>, mut channel: Channel) {
+    pub(crate) fn release(&self, line: &Arc<QueueConnection>, mut channel: Channel) {
         let mut state = self.lock();
         let is_yielded = state.yielding.as_ref().is_some_and(|(other, _)| Arc::ptr_eq(other, line));
         match &state.share {
@@ -107,7 +107,7 @@ impl Reconnector {
 
     /// Finds a queue whose connection can be shared, unless there is a shared one.
     fn find_share(self: &Arc<Self>, state: &mut State, now: Duration) -> Result<(), Errno> {
-        let is_coming = |(_, since): &(Arc<Line>, Duration)| now < *since + YIELD_LIMIT;
+        let is_coming = |(_, since): &(Arc<QueueConnection>, Duration)| now < *since + YIELD_LIMIT;
         if state.share.is_some() && state.yielding.as_ref().is_none_or(is_coming) {
             return Ok(());
         }
@@ -153,8 +153,9 @@ impl Reconnector {
         let fit = joined.ok().filter(|joined| {
             self.fits(&state.told, &joined.export).is_ok() && !state.lacks_multi(&joined.export)
         });
-        let shares =
-            |(line, holds): &&(Arc<Line>, Holds)| matches!(holds, Holds::Shared) && line.is_told();
+        let shares = |(line, holds): &&(Arc<QueueConnection>, Holds)| {
+            matches!(holds, Holds::Shared) && line.is_told()
+        };
         let line = state.lines.iter().find(shares).map(|(line, _)| line.clone());
         match (fit, line) {
             (Some(joined), Some(line)) if state.share.is_some() && state.yielding.is_none() => {
@@ -187,13 +188,13 @@ impl State {
         self.told.flags & CAN_MULTI_CONN > export.flags & CAN_MULTI_CONN
     }
 
-    pub(super) fn holds(&mut self, line: &Arc<Line>, holds: Holds) {
+    pub(super) fn holds(&mut self, line: &Arc<QueueConnection>, holds: Holds) {
         let own = self.lines.iter_mut().find(|(other, _)| Arc::ptr_eq(other, line));
         own.into_iter().for_each(|own| own.1 = holds);
     }
 
     /// Gives a queue a connection of its own.
-    pub(super) fn give(&mut self, line: &Arc<Line>, joined: Joined) {
+    pub(super) fn give(&mut self, line: &Arc<QueueConnection>, joined: JoinedConnection) {
         self.holds(line, Holds::Own(joined.export));
         self.absence.grant(now());
         line.tell(News::Joined(joined));
@@ -211,17 +212,17 @@ impl State {
     }
 
     /// Lets a queue share a connection.
-    fn let_share(&mut self, share: &Share, line: &Arc<Line>) -> Result<(), Errno> {
+    fn let_share(&mut self, share: &Share, line: &Arc<QueueConnection>) -> Result<(), Errno> {
         #[cfg(test)]
         self.ask_the_host()?;
         let (socket, export) = (share.add()?, share.export);
         self.holds(line, Holds::Shared);
-        line.tell(News::Joined(Joined { socket, export, tls: None, is_shared: true }));
+        line.tell(News::Joined(JoinedConnection { socket, export, tls: None, is_shared: true }));
         Ok(())
     }
 
     /// A queue has no connection that it could give up. Those that were to share it ask again.
-    pub(super) fn yields_no_more(&mut self, line: &Arc<Line>) {
+    pub(super) fn yields_no_more(&mut self, line: &Arc<QueueConnection>) {
         if self.yielding.take_if(|(other, _)| Arc::ptr_eq(other, line)).is_some() {
             self.share.take().into_iter().for_each(|share| share.end());
         }

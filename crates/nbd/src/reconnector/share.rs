@@ -20,7 +20,7 @@
 use super::Reconnector;
 use crate::channel::Channel;
 use crate::session::Broken;
-use manyring_backend::sys::starter::{self, Role};
+use manyring_backend::sys::starter::{self, ThreadRole};
 use manyring_backend::sys::uring::Stream;
 use manyring_wire::nbd::{Command, CommandKind, Export, Message, Relay};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -63,7 +63,7 @@ impl Share {
     ) -> Result<Arc<Self>, Errno> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let share = Arc::new(Self { export, orders: Mutex::default(), wake });
-        let carrier = Carrier {
+        let carrier = ShareThread {
             share: share.clone(),
             server: None,
             members: Vec::new(),
@@ -72,7 +72,7 @@ impl Share {
         };
         let reconnector = reconnector.clone();
         let thread = std::thread::Builder::new().name("disk-nbd-share".to_owned());
-        let spawned = starter::spawn(Role::Server, thread, move || carrier.run(&reconnector));
+        let spawned = starter::spawn(ThreadRole::Server, thread, move || carrier.run(&reconnector));
         spawned.map(|_| share).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::AGAIN))
     }
 
@@ -113,7 +113,7 @@ impl Share {
 }
 
 /// A queue that shares the connection: the thread's end of its pair.
-struct Member {
+struct SharingQueue {
     number: u16,
     stream: Stream,
     has_ended: bool,
@@ -122,7 +122,7 @@ struct Member {
 /// Why a connection ends of which a queue has closed its end with commands in flight.
 const OVERDUE: &str = "a queue has waited for too long for its answer";
 
-impl Member {
+impl SharingQueue {
     /// True if the queue, which has closed its end, has had no answer to a command. That command
     /// may not be read yet, because the server does not read.
     fn has_unanswered(&mut self, relay: &Relay) -> bool {
@@ -137,16 +137,16 @@ impl Member {
 }
 
 /// The state of the thread.
-struct Carrier {
+struct ShareThread {
     share: Arc<Share>,
     server: Option<Channel>,
-    members: Vec<Member>,
+    members: Vec<SharingQueue>,
     relay: Relay,
     /// The number of the latest member.
     latest: u16,
 }
 
-impl Carrier {
+impl ShareThread {
     fn run(mut self, reconnector: &Reconnector) {
         let end = loop {
             if let Err(reason) = self.turn() {
@@ -215,7 +215,7 @@ impl Carrier {
             self.latest = self.latest % (u16::MAX - 1) + 1;
         }
         let stream = Stream::new(socket);
-        self.members.push(Member { number: self.latest, stream, has_ended: false });
+        self.members.push(SharingQueue { number: self.latest, stream, has_ended: false });
     }
 
     /// Waits. Returns the numbers of the members from which bytes have come, and [`SERVER`]; and
@@ -226,7 +226,7 @@ impl Carrier {
         let has_room = |stream: &Stream| stream.unsent() < UNSENT_MAX;
         let is_sent = self.server.as_ref().is_some_and(|server| has_room(&server.stream));
         // A member's end is told without being asked for: each member is always watched.
-        for Member { number, stream, .. } in &self.members {
+        for SharingQueue { number, stream, .. } in &self.members {
             fds.push(watch(stream, is_sent));
             numbers.push(*number);
         }
@@ -266,7 +266,7 @@ const WAKE: u16 = u16::MAX;
 /// Sends what the members have written, and gives each the replies that have come for it.
 fn carry(
     server: &mut Channel,
-    members: &mut [Member],
+    members: &mut [SharingQueue],
     relay: &mut Relay,
     has_come: bool,
 ) -> Result<(), String> {

@@ -1,11 +1,11 @@
-//! `Trial`: what a test wants of the reconnector, and counts of it.
+//! `ConnectTrial`: what a test wants of the reconnector, and counts of it.
 
 use super::{Job, Reconnector, State};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 
 #[derive(Debug, Default)]
-pub(super) struct Trial {
+pub(super) struct ConnectTrial {
     /// For each of the next threads and pairs of sockets for sharing: the host refuses it.
     refusals: VecDeque<bool>,
     /// Jobs of the thread so far, ticks left out.

@@ -23,7 +23,7 @@ mod logged;
 mod trailed;
 mod walked;
 
-use self::kept::Slots;
+use self::kept::KeptChains;
 use self::walked::walk_table;
 use crate::aside::Aside;
 use crate::base::Base;
@@ -36,7 +36,7 @@ use crate::place::{
     EVENT_DESC, EVENT_DISABLE, EVENT_ENABLE, F_USED, LAP, Place, event_word, wants_event,
 };
 use crate::record::inflight::clear_inflight;
-use crate::record::marks::Marks;
+use crate::record::marks::DirtyMarks;
 use crate::record::packed::PackedInflight;
 use crate::ring::{Chains, Ring};
 use crate::walk::Walk;
@@ -46,7 +46,7 @@ use std::sync::Arc;
 
 /// The device half.
 #[derive(Debug)]
-pub struct DeviceHalf {
+pub struct PackedDeviceHalf {
     areas: RingAreas,
     memory: Arc<GuestMemory>,
     last_hit: LastHit,
@@ -77,7 +77,7 @@ pub struct DeviceHalf {
     has_begun: bool,
     /// The base is 0: front-ends that do not think of packed rings say so for a new one.
     is_unsure: bool,
-    slots: Slots,
+    slots: KeptChains,
     aside: Aside,
     order: Order,
     record: Option<Box<PackedInflight>>,
@@ -88,8 +88,8 @@ pub struct DeviceHalf {
     former: Option<Box<Words>>,
     /// Marks of the writes to the ring, and to the device's event suppression area, in the
     /// migration log, while the front-end wants them.
-    marks: Option<Box<Marks>>,
-    event_marks: Option<Box<Marks>>,
+    marks: Option<Box<DirtyMarks>>,
+    event_marks: Option<Box<DirtyMarks>>,
     /// Chains that a former process has taken and that are not popped again, the oldest last.
     owed: Vec<u16>,
     /// Those of them that were popped again and are not answered.
@@ -101,7 +101,7 @@ pub struct DeviceHalf {
     fault: Option<QueueError>,
 }
 
-impl DeviceHalf {
+impl PackedDeviceHalf {
     /// The two words of the descriptor at a place, if it has the flags `lap` of one that is
     /// available there.
     #[inline]
@@ -197,7 +197,7 @@ impl DeviceHalf {
     }
 }
 
-impl Ring for DeviceHalf {
+impl Ring for PackedDeviceHalf {
     fn begin(&mut self) -> bool {
         if std::mem::replace(&mut self.has_begun, true) {
             return false;
@@ -344,7 +344,7 @@ impl Ring for DeviceHalf {
     }
 }
 
-impl Chains for DeviceHalf {
+impl Chains for PackedDeviceHalf {
     #[inline]
     fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
         batch.restart(&self.memory);

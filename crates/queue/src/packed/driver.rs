@@ -24,14 +24,14 @@ use std::collections::VecDeque;
 
 /// A chain that the device has returned: its id, and the bytes that were written.
 #[derive(Clone, Copy, Debug)]
-struct Returned {
+struct UsedChain {
     id: u16,
     written: u32,
 }
 
 /// The driver half.
 #[derive(Debug)]
-pub struct DriverHalf {
+pub struct PackedDriverHalf {
     areas: RingAreas,
     size: u16,
     features: RingFeatures,
@@ -43,10 +43,10 @@ pub struct DriverHalf {
     /// Descriptors that were made available and whose chains were not seen.
     unseen: u16,
     /// Chains that were seen and not taken.
-    seen: VecDeque<Returned>,
+    seen: VecDeque<UsedChain>,
     /// The chains in flight that were not seen, in their order and as if they had been written to
     /// their ends. Empty unless chains come back in that order.
-    expected: VecDeque<Returned>,
+    expected: VecDeque<UsedChain>,
     /// Descriptors of the chain of each id; 0 if it is not in flight.
     counts: Vec<u16>,
     /// The first descriptor of the chains that were added and not published: the others stand in
@@ -55,7 +55,7 @@ pub struct DriverHalf {
     moved: u16,
 }
 
-impl DriverHalf {
+impl PackedDriverHalf {
     /// Builds an empty queue of `config` in `memory` and clears its ring.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl DriverHalf {
         self.moved += count;
         if self.features.in_order {
             let written = writable.iter().map(|&(_, len)| len).sum();
-            self.expected.push_back(Returned { id, written });
+            self.expected.push_back(UsedChain { id, written });
         }
     }
 
@@ -175,11 +175,11 @@ impl DriverHalf {
 
     /// The used descriptor behind the chains that were seen, if there is one.
     #[allow(clippy::cast_possible_truncation, reason = "the fields are taken out by shifts")]
-    fn next_used(&self) -> Option<Returned> {
+    fn next_used(&self) -> Option<UsedChain> {
         // Acquire: the device's writes from before it showed this descriptor are read after it.
         let high = self.areas.desc.load_u64_acquire(byte_of(self.used) + 8);
         let is_used = self.unseen > 0 && self.used.is_used((high >> 48) as u16);
-        is_used.then_some(Returned { id: (high >> 32) as u16, written: high as u32 })
+        is_used.then_some(UsedChain { id: (high >> 32) as u16, written: high as u32 })
     }
 
     /// Passes over all chains that are used.
@@ -196,7 +196,7 @@ impl DriverHalf {
         }
     }
 
-    fn see(&mut self, returned: Returned) {
+    fn see(&mut self, returned: UsedChain) {
         let count = self.counts.get(usize::from(returned.id)).copied().unwrap_or(0);
         // A device that returns a chain twice would corrupt the list of ids.
         let is_open = count > 0 && count <= self.unseen;
@@ -211,7 +211,7 @@ impl DriverHalf {
         if self.seen.is_empty() {
             self.look();
         }
-        let Returned { id, written } = self.seen.pop_front()?;
+        let UsedChain { id, written } = self.seen.pop_front()?;
         let count = std::mem::take(&mut self.counts[usize::from(id)]);
         assert!(count > 0, "the device returned chain {id} twice");
         self.free_ids.push(id);

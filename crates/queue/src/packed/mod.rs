@@ -5,5 +5,5 @@ mod driver;
 pub(crate) mod trail;
 
 pub use crate::config::RingAreas;
-pub use device::DeviceHalf;
-pub use driver::DriverHalf;
+pub use device::PackedDeviceHalf;
+pub use driver::PackedDriverHalf;

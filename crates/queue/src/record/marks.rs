@@ -1,4 +1,4 @@
-//! `Marks`: marks the pages that a device half writes in the migration log.
+//! `DirtyMarks`: marks the pages that a device half writes in the migration log.
 //!
 //! A snapshot of guest memory that has a log says so (`GuestMemory::log`), and its rings mark what
 //! is written, at the points of `record/mod.rs`:
@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 /// The log of a ring, and the pages that are noted for it.
 #[derive(Debug)]
-pub(crate) struct Marks {
+pub(crate) struct DirtyMarks {
     log: Arc<DirtyLog>,
     /// Where the area of the ring lies that the device writes, as a guest address, and its bytes.
     area: (u64, u64),
@@ -39,7 +39,7 @@ pub(crate) struct Marks {
     burst: Vec<DirtyPages>,
 }
 
-impl Marks {
+impl DirtyMarks {
     /// For a ring in `memory` whose device writes the `len` bytes at the front-end's address
     /// `addr`; `former`: its marks in a former snapshot. `None`: the snapshot has no log.
     pub(crate) fn new(

@@ -74,11 +74,11 @@ pub(crate) struct Recorded {
 #[derive(Debug)]
 pub(crate) struct Resumed {
     pub(crate) used: Place,
-    pub(crate) owed: Vec<Owed>,
+    pub(crate) owed: Vec<OwedChain>,
 }
 
 /// A chain that is owed, and its descriptors as the two words of each.
-pub(crate) type Owed = (Recorded, Vec<(u64, u64)>);
+pub(crate) type OwedChain = (Recorded, Vec<(u64, u64)>);
 
 /// The in-flight region of a packed ring that is served.
 #[derive(Debug)]
@@ -205,7 +205,11 @@ impl PackedInflight {
 
     /// Finds the chains that are in flight. Each entry is free, or belongs to one of them: if one
     /// were lost, the free ones would not be enough for all chains that the ring can hold.
-    fn find_owed(&mut self, size: u16, is_seen: &mut [bool]) -> Result<Vec<Owed>, InflightError> {
+    fn find_owed(
+        &mut self,
+        size: u16,
+        is_seen: &mut [bool],
+    ) -> Result<Vec<OwedChain>, InflightError> {
         let mut heads = Vec::new();
         for (head, _) in (0u16..).zip(&self.next) {
             if self.words.load_u16(entry(head) + STATE) & 0xff != 0 {

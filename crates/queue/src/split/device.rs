@@ -30,7 +30,7 @@ use crate::error::QueueError;
 use crate::features::RingFeatures;
 use crate::order::Order;
 use crate::record::inflight::{Inflight, clear_inflight};
-use crate::record::marks::Marks;
+use crate::record::marks::DirtyMarks;
 use crate::ring::{Chains, Ring};
 use crate::split::heads::Heads;
 use crate::walk::{Table, Walk, gather, table_entries};
@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 /// The device half.
 #[derive(Debug)]
-pub struct DeviceHalf {
+pub struct SplitDeviceHalf {
     areas: RingAreas,
     memory: Arc<GuestMemory>,
     last_hit: LastHit,
@@ -75,7 +75,7 @@ pub struct DeviceHalf {
     /// The record of a ring before this one, which is emptied when this one begins.
     former: Option<Box<Words>>,
     /// The marks of the device's writes in the migration log, while the front-end wants them.
-    marks: Option<Box<Marks>>,
+    marks: Option<Box<DirtyMarks>>,
     /// There is an order to restore, a record to keep or a log to mark in.
     is_noted: bool,
     /// There is no fault, and nothing is owed: all available chains lie in the ring.
@@ -83,7 +83,7 @@ pub struct DeviceHalf {
     fault: Option<QueueError>,
 }
 
-impl DeviceHalf {
+impl SplitDeviceHalf {
     /// Reads the next head and walks its chain.
     #[inline]
     fn pop_chain(
@@ -210,7 +210,7 @@ impl DeviceHalf {
     }
 }
 
-impl Ring for DeviceHalf {
+impl Ring for SplitDeviceHalf {
     fn begin(&mut self) -> bool {
         if std::mem::replace(&mut self.has_begun, true) {
             return false;
@@ -378,7 +378,7 @@ impl Ring for DeviceHalf {
     }
 }
 
-impl Chains for DeviceHalf {
+impl Chains for SplitDeviceHalf {
     #[inline]
     fn pop_batch(&mut self, batch: &mut Batch, max: usize) -> usize {
         batch.restart(&self.memory);

@@ -14,7 +14,7 @@ use manyring_wire::virtqueue::{
 
 /// The driver half.
 #[derive(Debug)]
-pub struct DriverHalf {
+pub struct SplitDriverHalf {
     areas: RingAreas,
     size: u16,
     features: RingFeatures,
@@ -33,7 +33,7 @@ pub struct DriverHalf {
     used_idx: u16,
 }
 
-impl DriverHalf {
+impl SplitDriverHalf {
     /// Builds an empty queue of `config` in `memory` and clears its ring.
     ///
     /// # Errors

@@ -5,5 +5,5 @@ mod driver;
 mod heads;
 
 pub use crate::config::RingAreas;
-pub use device::DeviceHalf;
-pub use driver::DriverHalf;
+pub use device::SplitDeviceHalf;
+pub use driver::SplitDriverHalf;

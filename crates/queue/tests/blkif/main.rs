@@ -12,9 +12,9 @@ use manyring_memory::{GuestMemory, Mapping, Words};
 use manyring_queue::blkif::{BackRing, FrontRing, Requests, RingConfig};
 use manyring_queue::{BATCH_CHAINS, Base, Chain, QueueError, Ring, RingAddresses};
 use manyring_wire::xen::blkif::{
-    Abi, ENTRY_WORDS, OP_FLUSH_DISKCACHE, OP_READ, OP_WRITE, PAGE_SIZE, REQ_EVENT, REQ_PROD,
-    RING_ENTRIES, RING_PAGE_ORDER_MAX, RSP_EVENT, RSP_PROD, RawRequest, Response, Segment, Status,
-    ring_bytes,
+    Abi, BlkifStatus, ENTRY_WORDS, OP_FLUSH_DISKCACHE, OP_READ, OP_WRITE, PAGE_SIZE, REQ_EVENT,
+    REQ_PROD, RING_ENTRIES, RING_PAGE_ORDER_MAX, RSP_EVENT, RSP_PROD, RawRequest, Response,
+    Segment, ring_bytes,
 };
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -74,7 +74,7 @@ fn full_ring() -> (Rig, FrontRing, BackRing, Requests) {
 }
 
 fn response(id: u64) -> Response {
-    let status = if id.is_multiple_of(3) { Status::Error } else { Status::Okay };
+    let status = if id.is_multiple_of(3) { BlkifStatus::Error } else { BlkifStatus::Okay };
     Response { id, operation: u8::try_from(id % 7).unwrap(), status }
 }
 

@@ -5,7 +5,7 @@
 pub(crate) mod model;
 
 use manyring_memory::{GuestMemory, Mapping, RegionSpec, Words};
-use manyring_queue::split::{DeviceHalf, DriverHalf};
+use manyring_queue::split::{SplitDeviceHalf, SplitDriverHalf};
 use manyring_queue::{
     Base, DeviceQueue, DriverQueue, IndirectTable, QueueConfig, RingAddresses, RingFeatures,
 };
@@ -53,8 +53,8 @@ impl Rig {
         }
     }
 
-    pub(crate) fn driver(&self) -> DriverHalf {
-        DriverHalf::new(self.config, &self.memory).unwrap()
+    pub(crate) fn driver(&self) -> SplitDriverHalf {
+        SplitDriverHalf::new(self.config, &self.memory).unwrap()
     }
 
     /// The driver half of a ring of either format.
@@ -68,8 +68,8 @@ impl Rig {
     }
 
     /// The device half; build the driver half first, which clears the ring.
-    pub(crate) fn device(&self) -> DeviceHalf {
-        DeviceHalf::new(self.config, self.memory.clone()).unwrap()
+    pub(crate) fn device(&self) -> SplitDeviceHalf {
+        SplitDeviceHalf::new(self.config, self.memory.clone()).unwrap()
     }
 
     pub(crate) fn write(&self, addr: u64, bytes: &[u8]) {

@@ -1,7 +1,7 @@
 //! Obeys, answers and consumes a message; goes on with a session whose process has died
 //! (`saved_session.rs`).
 
-use super::requests::{Front, Sent};
+use super::requests::{Sent, ServedFrontEnd};
 use super::saved_session::{AnswerState, SavedEntry};
 use super::socket::{Connection, Message};
 use super::socket_error::SocketError;
@@ -51,7 +51,7 @@ impl Server {
     pub(super) async fn attend(
         &self,
         connection: &mut Connection,
-        front: &mut Front,
+        front: &mut ServedFrontEnd,
         message: Result<Message, SocketError>,
     ) -> Result<(), SessionEnd> {
         self.meter.count_message();
@@ -76,7 +76,7 @@ impl Server {
     async fn answer(
         &self,
         connection: &mut Connection,
-        front: &mut Front,
+        front: &mut ServedFrontEnd,
         message: Result<Message, SocketError>,
     ) -> Result<(), SessionEnd> {
         let message = message?;
@@ -111,7 +111,7 @@ impl Server {
     pub(super) async fn resume(
         &self,
         connection: &mut Connection,
-        front: &mut Front,
+        front: &mut ServedFrontEnd,
     ) -> Result<bool, SessionEnd> {
         let Some(journal) = connection.journal() else { return Ok(false) };
         front.keep(journal.clone());

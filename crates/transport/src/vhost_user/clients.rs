@@ -1,4 +1,4 @@
-//! `Endpoint`: where the front-end of a device comes from; `Clients`: the clients that connect
+//! `Endpoint`: where the front-end of a device comes from; `ClientSource`: the clients that connect
 //! there.
 
 use super::saved_session::Client;
@@ -41,12 +41,12 @@ pub enum Endpoint {
 
 /// The source of clients: a socket that listens, or the other process or task that accepts.
 #[derive(Debug)]
-pub(super) enum Clients {
+pub(super) enum ClientSource {
     Listens(UnixListener),
     Handed(Mutex<mpsc::Receiver<Client>>),
 }
 
-impl Clients {
+impl ClientSource {
     /// The next client. If those who hand clients over are gone, this waits for ever.
     pub(super) async fn accept(&self) -> io::Result<Client> {
         poll_fn(|context| self.poll_accept(context)).await

@@ -10,7 +10,7 @@ mod removal;
 pub use removal::{names_left, remove_name};
 
 use manyring_engine::aside_for;
-use removal::Made;
+use removal::BoundName;
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Stat, Uid};
 use rustix::fs::{chmodat, chownat, renameat, statat, unlinkat};
@@ -164,7 +164,7 @@ pub struct SocketName {
     /// While this is set the name stays: somebody else has the socket too, and goes on with it.
     stays: Option<Arc<AtomicBool>>,
     is_removed: bool,
-    _made: Made,
+    _made: BoundName,
 }
 
 /// How long a name that is removed is waited for.
@@ -239,7 +239,7 @@ impl Listener {
         permissions: SocketPermissions,
     ) -> Result<Self, ListenError> {
         let failed = || ListenError::Slow { path: path.clone() };
-        let (bound, made) = (path.clone(), Made::new(path.clone()));
+        let (bound, made) = (path.clone(), BoundName::new(path.clone()));
         let bind = move || {
             let _made = made;
             Self::bind(&bound, permissions)
@@ -322,7 +322,7 @@ impl Listener {
 struct OwnFolder {
     names: Arc<Names>,
     is_removed: bool,
-    _made: Made,
+    _made: BoundName,
 }
 
 #[derive(Debug)]
@@ -340,7 +340,7 @@ const OWN_NAME: &str = "s";
 impl OwnFolder {
     /// For the socket that gets the name `path`.
     fn new(parent: std::fs::File, path: &Path) -> Result<Self, Errno> {
-        let made = Made::new(path.to_path_buf());
+        let made = BoundName::new(path.to_path_buf());
         let name = Self::make(&parent)?;
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = rustix::fs::openat(&parent, &name, flags, Mode::empty())?;
@@ -453,7 +453,7 @@ impl SocketName {
 
     /// The name with this device and inode.
     fn new(path: PathBuf, device: u64, inode: u64) -> Self {
-        let made = Made::new(path.clone());
+        let made = BoundName::new(path.clone());
         Self { path, device, inode, stays: None, is_removed: false, _made: made }
     }
 

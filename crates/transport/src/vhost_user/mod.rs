@@ -35,12 +35,12 @@ pub use saved_session::{
 };
 pub use socket_error::SocketError;
 
-use clients::{Clients, connect_now};
+use clients::{ClientSource, connect_now};
 use manyring_device::Device;
 use manyring_engine::{Event, EventKind, Janitor, Origin, aside_for, cpu_time};
 use manyring_memory::MemoryRules;
 use meter::Meter;
-use requests::{Front, told_if_slow};
+use requests::{ServedFrontEnd, told_if_slow};
 use socket::{Connection, ForeignStream, has_left};
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ use std::time::Duration;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
-use unsent::Awaited;
+use unsent::SessionLack;
 
 /// How a device is served.
 #[derive(Clone, Copy, Debug)]
@@ -117,7 +117,7 @@ pub async fn serve(
         Endpoint::Bound(listener) => server.listen(listener).await,
         Endpoint::Connect { path } => server.connect_for_ever(&path).await,
         Endpoint::Handed(clients) => {
-            server.accept_for_ever(&Clients::Handed(Mutex::new(clients))).await;
+            server.accept_for_ever(&ClientSource::Handed(Mutex::new(clients))).await;
         }
         Endpoint::Inherited { socket } => {
             let failed = |source| ListenError::Io { path: PathBuf::from("--fd"), source };
@@ -158,7 +158,7 @@ impl Server {
     async fn listen(&self, mut listener: Listener) {
         tracing::info!(device = self.device.name(), path = %listener.path(), "listening");
         let name = listener.take_name();
-        let clients = Clients::Listens(listener.into_socket());
+        let clients = ClientSource::Listens(listener.into_socket());
         let (ends, ended) = oneshot::channel::<()>();
         let without_name = async {
             tokio::select! {
@@ -177,7 +177,7 @@ impl Server {
         self.close(clients);
     }
 
-    async fn accept_for_ever(&self, clients: &Clients) {
+    async fn accept_for_ever(&self, clients: &ClientSource) {
         let mut waiting = None;
         while !*self.stop.borrow() {
             let stream = Arc::new(tokio::select! {
@@ -220,8 +220,8 @@ impl Server {
         }
     }
 
-    fn close(&self, clients: Clients) {
-        if let Clients::Listens(listener) = clients
+    fn close(&self, clients: ClientSource) {
+        if let ClientSource::Listens(listener) = clients
             && let Ok(listener) = listener.into_std()
         {
             self.janitor.dispose(listener);
@@ -231,7 +231,7 @@ impl Server {
     /// The next client to serve: the one that waits, or the next one that connects. A client that
     /// has left is passed over if another one is behind it. The last client gets a session even if
     /// it has left: the session logs how it ended.
-    async fn next(&self, clients: &Clients, waiting: Option<ForeignStream>) -> ForeignStream {
+    async fn next(&self, clients: &ClientSource, waiting: Option<ForeignStream>) -> ForeignStream {
         let mut next = match waiting {
             Some(stream) => stream,
             None => self.accept(clients).await,
@@ -247,7 +247,7 @@ impl Server {
 
     /// Accepts the next client, once few enough of the refused ones wait to be closed. If the
     /// process has no fd left it pauses, instead of spinning on a socket that stays readable.
-    async fn accept(&self, clients: &Clients) -> ForeignStream {
+    async fn accept(&self, clients: &ClientSource) -> ForeignStream {
         loop {
             self.janitor.room().await;
             self.meter.paid().await;
@@ -308,7 +308,7 @@ impl Server {
         if listening {
             let listener = std::os::unix::net::UnixListener::from(socket);
             listener.set_nonblocking(true)?;
-            let clients = Clients::Listens(UnixListener::from_std(listener)?);
+            let clients = ClientSource::Listens(UnixListener::from_std(listener)?);
             self.accept_for_ever(&clients).await;
             self.close(clients);
         } else {
@@ -380,7 +380,8 @@ impl Server {
         let (sender, mut events) = mpsc::channel(EVENTS_MAX);
         let origin = Origin::new(self.janitor.clone());
         let rules = self.options.memory;
-        let mut front = Front::new(self.device.clone(), rules, sender, self.janitor.clone());
+        let mut front =
+            ServedFrontEnd::new(self.device.clone(), rules, sender, self.janitor.clone());
         let mut changes = self.device.config_changes();
         changes.mark_unchanged();
         let mut connection = Connection::new(stream, origin.clone());
@@ -389,7 +390,7 @@ impl Server {
         self.meter.begin_message();
         self.connected.send_replace(true);
         tracing::info!(device, "front-end connected");
-        let mut awaited = Awaited::default();
+        let mut awaited = SessionLack::default();
         match self.resume(&mut connection, &mut front).await {
             Ok(false) => {}
             Ok(true) => {
@@ -469,7 +470,7 @@ impl Server {
 
 /// A session that has ended, to be torn down.
 struct Ended {
-    front: Front,
+    front: ServedFrontEnd,
     /// Kept open if the daemon stops, so that the front-end sees the end of the connection only
     /// when its requests are done.
     connection: Option<Connection>,

@@ -6,7 +6,7 @@ mod start;
 
 use super::inflight::{self, InflightRegion, OwnRegion};
 use super::session::{
-    Answer, Effect, MemoryChange, OFFERED, Offer, Outcome, Session, SessionError, Unsent,
+    Answer, DeviceOffer, Effect, MemoryChange, OFFERED, Outcome, Session, SessionError, Unsent,
 };
 use super::socket::Message;
 use super::transfer::Transfer;
@@ -54,7 +54,7 @@ pub(super) struct Sent {
 
 /// One front-end: its session, its memory, its queues.
 #[derive(Debug)]
-pub(super) struct Front {
+pub(super) struct ServedFrontEnd {
     device: Arc<dyn Device>,
     session: Session,
     /// The rules for the files and the size of the guest's memory.
@@ -78,14 +78,14 @@ pub(super) struct Front {
     journal_writer: Option<JournalWriter>,
 }
 
-impl Front {
+impl ServedFrontEnd {
     pub(super) fn new(
         device: Arc<dyn Device>,
         rules: MemoryRules,
         events: mpsc::Sender<Event>,
         janitor: Arc<Janitor>,
     ) -> Self {
-        let offer = Offer {
+        let offer = DeviceOffer {
             features: device.features(),
             protocol: OFFERED | device.protocol_features(),
             queue_count: device.queue_count(),

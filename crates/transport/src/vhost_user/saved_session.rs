@@ -28,7 +28,7 @@
 //! A message that arrives in pieces cannot be read without being consumed. Such a message is obeyed
 //! as it would be without a keeper, and a kill before that is done ends the session.
 
-use manyring_device::Later;
+use manyring_device::PendingResult;
 use manyring_wire::vhost_user::{CONFIG_SIZE_MAX, MEM_SLOTS};
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -54,7 +54,8 @@ pub const ENTRY_FDS_MAX: usize = 8;
 pub trait SessionJournal: Send + Sync + std::fmt::Debug {
     /// Keeps a note; returns when a death of this process cannot undo that. `fds` belong to the
     /// first entry that the note puts.
-    fn update<'a>(&'a self, note: JournalUpdate, fds: Vec<BorrowedFd<'a>>) -> Later<'a, ()>;
+    fn update<'a>(&'a self, note: JournalUpdate, fds: Vec<BorrowedFd<'a>>)
+    -> PendingResult<'a, ()>;
 
     /// The session has ended, and its connection is shut down. Called where it may block.
     fn forget(&self);

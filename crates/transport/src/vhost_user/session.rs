@@ -38,7 +38,7 @@ const OF_TRANSPORT: u64 = F_PROTOCOL_FEATURES | F_LOG_ALL;
 
 /// The features and queues of a device, as its side of the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offer {
+pub struct DeviceOffer {
     /// The virtio features that are offered.
     pub features: u64,
     /// The protocol features that are offered.
@@ -107,7 +107,7 @@ impl Vring {
 /// A session's state.
 #[derive(Debug)]
 pub struct Session {
-    offer: Offer,
+    offer: DeviceOffer,
     features: Option<u64>,
     protocol: u64,
     vrings: Vec<Vring>,
@@ -120,7 +120,7 @@ pub struct Session {
 impl Session {
     /// A session that has received no message yet.
     #[must_use]
-    pub fn new(offer: Offer) -> Self {
+    pub fn new(offer: DeviceOffer) -> Self {
         let vrings = vec![Vring::default(); offer.queue_count];
         let log = LogState::default();
         Self { offer, features: None, protocol: 0, vrings, regions: Vec::new(), status: 0, log }

@@ -5,7 +5,7 @@ mod peek;
 use super::meter::Meter;
 use super::saved_session::{Client, SavedSession, SessionJournal};
 use super::socket_error::SocketError;
-use manyring_engine::{ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, Room, SessionSocket};
+use manyring_engine::{FdReservation, ForeignFd, Janitor, MESSAGE_FDS_MAX, Origin, SessionSocket};
 use manyring_wire::vhost_user::{HEADER_SIZE, Header, ParseError, TABLE_REGIONS_MAX, row_of};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -292,18 +292,21 @@ impl Connection {
     /// If other sessions have taken all room, bytes without fds are received all the same. So the
     /// session can go on, stop its queues and end, and thereby give its own fds back. Bytes with
     /// fds wait for room; if there is none in time, the session ends.
-    async fn room_for(&self, missing: usize) -> Result<Option<(Room, usize)>, SocketError> {
-        if let Some(room) = Room::at_once() {
+    async fn room_for(
+        &self,
+        missing: usize,
+    ) -> Result<Option<(FdReservation, usize)>, SocketError> {
+        if let Some(room) = FdReservation::at_once() {
             return Ok(Some((room, missing)));
         }
         let stream = &self.stream;
         match stream.try_io(Interest::READABLE, || peek_plain(stream.as_fd(), missing)) {
-            Ok(Some(len)) => return Ok(Some((Room::none(), len))),
+            Ok(Some(len)) => return Ok(Some((FdReservation::none(), len))),
             Ok(None) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(error) => return Err(error.into()),
         }
-        match tokio::time::timeout(MESSAGE_TIMEOUT, Room::for_message()).await {
+        match tokio::time::timeout(MESSAGE_TIMEOUT, FdReservation::for_message()).await {
             Ok(room) => Ok(Some((room, missing))),
             Err(_) => Err(SocketError::NoRoom),
         }

@@ -211,7 +211,7 @@ impl Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use manyring_engine::{Origin, Room};
+    use manyring_engine::{FdReservation, Origin};
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::fd::OwnedFd;
     use rustix::pipe::{PipeFlags, pipe_with};
@@ -235,7 +235,7 @@ mod tests {
         let janitor = Arc::new(Janitor::of("test"));
         let origin = Origin::new(janitor.clone());
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let theirs = origin.adopt(reader, &mut Room::none());
+        let theirs = origin.adopt(reader, &mut FdReservation::none());
         let began = Instant::now();
         let mut transfer = Transfer::begin(janitor.clone(), theirs, None).await.unwrap();
         rustix::io::write(&writer, b"a part").unwrap();

@@ -14,7 +14,7 @@ const TIMEOUT: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(10)]
 
 /// What a session lacks, and when the operator must be told.
 #[derive(Debug, Default)]
-pub(super) struct Awaited {
+pub(super) struct SessionLack {
     what: Option<Unsent>,
     due: Option<Instant>,
     is_told: [bool; 2],
@@ -25,7 +25,7 @@ fn kind(what: &Unsent) -> usize {
     usize::from(*what != Unsent::Memory)
 }
 
-impl Awaited {
+impl SessionLack {
     /// Notes, after a message, what is lacking.
     pub(super) fn note(&mut self, what: Option<Unsent>, now: Instant) {
         let what = what.filter(|what| !self.is_told[kind(what)]);
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn what_is_lacking_is_told_once_of_each_kind_after_its_time() {
-        let (mut awaited, now) = (Awaited::default(), Instant::now());
+        let (mut awaited, now) = (SessionLack::default(), Instant::now());
         let [memory, ring] = [Unsent::Memory, Unsent::OfVring(0, vec!["SET_VRING_KICK"])];
         for (what, max_wait) in [(memory, TIMEOUT[0]), (ring, TIMEOUT[1])] {
             awaited.note(None, now);

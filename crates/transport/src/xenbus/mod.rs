@@ -25,11 +25,11 @@ pub mod state;
 mod store;
 
 pub use discovery::{DEVICES_MAX, Discovery, Known, Presence, listing};
-pub use manyring_wire::xen::device::{Assignment, Disk, Offer, QUEUES_MAX};
+pub use manyring_wire::xen::device::{Assignment, DiskGeometry, Offer, QUEUES_MAX};
 pub use serve::{Command, Host, HostError, ServeError, serve};
 pub use simulated::{Channel, Lent, Seat, SimulatedXen};
 pub use store::{
-    Changed, DEVICE, Endpoint, SOCKET, Store, StoreError, Transaction, Tries, Watch,
+    Changed, DEVICE, SOCKET, Store, StoreEndpoint, StoreError, Transaction, Tries, Watch,
     default_endpoint,
 };
 

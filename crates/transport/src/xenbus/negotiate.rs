@@ -5,7 +5,7 @@
 
 use super::DeviceId;
 use manyring_wire::xen::blkif::{RING_PAGE_ORDER_MAX, VDISK_READONLY, VDISK_REMOVABLE};
-use manyring_wire::xen::device::{Assignment, Connection, Disk, Nodes, Offer, QUEUES_MAX};
+use manyring_wire::xen::device::{Assignment, Connection, DiskGeometry, Nodes, Offer, QUEUES_MAX};
 use manyring_wire::xen::keys::{self, Folder, Key, KeyError, KeyFault, Writer};
 use manyring_wire::xen::path::{Path, PathError};
 use manyring_wire::xen::state::XenbusState;
@@ -188,7 +188,7 @@ pub(super) fn offer_to(assignment: &Assignment, mut offer: Offer) -> Offer {
 }
 
 /// The disk as this front-end is to see it.
-pub(super) fn disk_for(assignment: &Assignment, mut disk: Disk) -> Disk {
+pub(super) fn disk_for(assignment: &Assignment, mut disk: DiskGeometry) -> DiskGeometry {
     if !assignment.writable {
         disk.info |= VDISK_READONLY;
     }
@@ -200,14 +200,14 @@ pub(super) fn disk_for(assignment: &Assignment, mut disk: Disk) -> Disk {
 
 /// The disk for a front-end that a former process has left connected: its sectors are as large as
 /// that process said, because the front-end reads the node once, when it connects.
-pub(super) fn disk_left(back: &Nodes, disk: Disk) -> Disk {
+pub(super) fn disk_left(back: &Nodes, disk: DiskGeometry) -> DiskGeometry {
     let sector_size = match value(back, keys::SECTOR_SIZE.name) {
         Some(b"512") => 512,
         Some(b"4096") => 4096,
         _ => return disk,
     };
     let physical_sector_size = disk.physical_sector_size.max(sector_size);
-    Disk { sector_size, physical_sector_size, ..disk }
+    DiskGeometry { sector_size, physical_sector_size, ..disk }
 }
 
 pub(super) fn value<'a>(nodes: &'a Nodes, name: &str) -> Option<&'a [u8]> {

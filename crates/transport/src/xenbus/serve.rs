@@ -5,10 +5,10 @@ use super::negotiate::{
     Reason, Seen, back_names, front_names, queue_names, queues_offered, state_of,
 };
 use super::readings::Readings;
-use super::state::{Action, Back, Change, Config, Event};
+use super::state::{Action, Back, Change, Event, Negotiated};
 use super::store::{Store, StoreError, Transaction, Tries, Watch};
-use manyring_device::Later;
-use manyring_wire::xen::device::{Assignment, Disk, Nodes, Offer};
+use manyring_device::PendingResult;
+use manyring_wire::xen::device::{Assignment, DiskGeometry, Nodes, Offer};
 use manyring_wire::xen::keys;
 use manyring_wire::xen::path::Path;
 use manyring_wire::xen::state::XenbusState;
@@ -59,7 +59,7 @@ pub trait Host: Send {
     fn open<'a>(
         &'a mut self,
         assignment: &'a Assignment,
-    ) -> Later<'a, Result<(Offer, Disk), HostError>>;
+    ) -> PendingResult<'a, Result<(Offer, DiskGeometry), HostError>>;
 
     /// Maps the rings, binds the event channels, starts the queues.
     ///
@@ -67,10 +67,13 @@ pub trait Host: Send {
     /// [`HostError`]; nothing of the front-end may be in use any more then. If rings were to be
     /// taken over and the error passes, it is only logged, and the disk is opened again later: the
     /// implementation must leave the rings as they were.
-    fn connect<'a>(&'a mut self, config: &'a Config) -> Later<'a, Result<(), HostError>>;
+    fn connect<'a>(
+        &'a mut self,
+        config: &'a Negotiated,
+    ) -> PendingResult<'a, Result<(), HostError>>;
 
     /// Stops the queues; returns when nothing of the front-end is in use any more.
-    fn disconnect(&mut self) -> Later<'_, ()>;
+    fn disconnect(&mut self) -> PendingResult<'_, ()>;
 
     /// Closes the disk that was opened.
     fn close(&mut self);
@@ -80,10 +83,10 @@ pub trait Host: Send {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Its disk has another size.
-    Resized(Disk),
+    Resized(DiskGeometry),
     /// A queue met a fault of the front-end.
     Fault {
-        /// [`Config::number`] of its connection.
+        /// [`Negotiated::number`] of its connection.
         number: u32,
         /// The fault, in words for the log and the `error` node.
         text: String,

@@ -5,7 +5,7 @@
 //! waits for its answer, so it must not be made on a thread that may not wait.
 
 use manyring_memory::simgrant::SimGrants;
-use manyring_wire::xen::hypercall::{CALL_SIZE, Call, Outcome, SOCKET_SUFFIX};
+use manyring_wire::xen::hypercall::{CALL_SIZE, Hypercall, Outcome, SOCKET_SUFFIX};
 use rustix::fd::OwnedFd;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -90,7 +90,7 @@ impl SimulatedXen {
                 let grants = self.seat(domain).inspect_err(|_| {
                     // The server may have given us the seat and its answer was lost: give it back.
                     // No other share needs it, since this process has none in that domain.
-                    let _ = self.call(Call::Detach { domain });
+                    let _ = self.call(Hypercall::Detach { domain });
                 })?;
                 let grants = Arc::new(grants);
                 seats.insert(domain, (grants.clone(), 1));
@@ -111,7 +111,7 @@ impl SimulatedXen {
     /// # Errors
     /// As for [`Self::attach`].
     pub fn lend(&self, domain: u16) -> Result<Lent, Errno> {
-        let (outcome, fds) = self.call(Call::Attach { domain })?;
+        let (outcome, fds) = self.call(Hypercall::Attach { domain })?;
         let file = fds.into_iter().next().ok_or(Errno::MFILE)?;
         let seat = u8::try_from(outcome.second).map_err(|_| Errno::PROTO)?;
         Ok(Lent { file, entries: outcome.first, seat })
@@ -128,7 +128,7 @@ impl SimulatedXen {
         domain: u16,
         remote_port: u32,
     ) -> Result<(Channel, OwnedFd, OwnedFd), Errno> {
-        let (outcome, fds) = self.call(Call::Bind { remote: domain, port: remote_port })?;
+        let (outcome, fds) = self.call(Hypercall::Bind { remote: domain, port: remote_port })?;
         let channel = Channel { xen: self.clone(), port: outcome.first };
         let mut fds = fds.into_iter();
         let (own, other) = fds.next().zip(fds.next()).ok_or(Errno::MFILE)?;
@@ -137,7 +137,7 @@ impl SimulatedXen {
 
     /// Makes a call. Returns its outcome and the file descriptors that came with it: fewer than
     /// the server has sent, if this process can have no more.
-    fn call(&self, call: Call) -> Result<(Outcome, Vec<OwnedFd>), Errno> {
+    fn call(&self, call: Hypercall) -> Result<(Outcome, Vec<OwnedFd>), Errno> {
         let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         stream.write_all(&call.emit()).map_err(failed)?;
@@ -186,7 +186,7 @@ impl Drop for Seat {
         if *shares == 0 {
             seats.remove(&self.domain);
             // An error means that the server is gone, and with it the seat.
-            let _ = self.xen.call(Call::Detach { domain: self.domain });
+            let _ = self.xen.call(Hypercall::Detach { domain: self.domain });
         }
     }
 }
@@ -194,6 +194,6 @@ impl Drop for Seat {
 impl Drop for Channel {
     fn drop(&mut self) {
         // An error means that the server is gone, and with it the channel.
-        let _ = self.xen.call(Call::Close { port: self.port });
+        let _ = self.xen.call(Hypercall::Close { port: self.port });
     }
 }

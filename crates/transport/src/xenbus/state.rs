@@ -52,11 +52,11 @@ mod event;
 mod open;
 mod tell;
 
-pub use event::{Action, Change, Config, Event};
+pub use event::{Action, Change, Event, Negotiated};
 
 use super::DeviceId;
 use super::negotiate::{self, Reason, Seen, front_state, state_of};
-use manyring_wire::xen::device::{Assignment, Disk, Nodes, Offer};
+use manyring_wire::xen::device::{Assignment, DiskGeometry, Nodes, Offer};
 use manyring_wire::xen::keys;
 use manyring_wire::xen::state::XenbusState;
 
@@ -86,7 +86,7 @@ enum Phase {
 /// A connection, and the front-end's nodes from which it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Running {
-    config: Config,
+    config: Negotiated,
     front: Nodes,
 }
 
@@ -95,7 +95,7 @@ struct Running {
 struct Opened {
     assignment: Assignment,
     offer: Offer,
-    disk: Disk,
+    disk: DiskGeometry,
 }
 
 /// The back-end of one device.
@@ -123,7 +123,7 @@ pub struct Back {
     /// A former process has offered the device, and this one has neither offered nor connected it
     /// yet.
     inherited: bool,
-    /// The number of the last connection ([`Config::number`]).
+    /// The number of the last connection ([`Negotiated::number`]).
     number: u32,
 }
 
@@ -162,7 +162,7 @@ impl Back {
 
     /// The present connection, while the device is connected.
     #[must_use]
-    pub fn connected(&self) -> Option<&Config> {
+    pub fn connected(&self) -> Option<&Negotiated> {
         match &self.phase {
             Phase::Connected(running) => Some(&running.config),
             _ => None,
@@ -216,7 +216,7 @@ impl Back {
         actions
     }
 
-    fn opened(&mut self, offer: Offer, disk: Disk, actions: &mut Vec<Action>) {
+    fn opened(&mut self, offer: Offer, disk: DiskGeometry, actions: &mut Vec<Action>) {
         if self.phase != Phase::Opening {
             return;
         }
@@ -282,12 +282,12 @@ impl Back {
         }
     }
 
-    fn resized(&mut self, disk: Disk, actions: &mut Vec<Action>) {
+    fn resized(&mut self, disk: DiskGeometry, actions: &mut Vec<Action>) {
         let Some(opened) = &mut self.opened else { return };
         // A front-end may have been told other blocks than the disk has (`disk_left`).
-        let Disk { sector_size, physical_sector_size, .. } = opened.disk;
+        let DiskGeometry { sector_size, physical_sector_size, .. } = opened.disk;
         let disk = negotiate::disk_for(&opened.assignment, disk);
-        opened.disk = Disk { sector_size, physical_sector_size, ..disk };
+        opened.disk = DiskGeometry { sector_size, physical_sector_size, ..disk };
         if matches!(self.phase, Phase::Connected(_)) {
             self.write_disk(self.told, actions);
         }

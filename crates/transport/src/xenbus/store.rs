@@ -14,7 +14,7 @@ pub use watch::{Changed, Watch};
 
 use connection::{Order, Table};
 use manyring_wire::xen::path::{Path, PathError, Watched};
-use manyring_wire::xen::store::{self as wire, ErrorName, MessageError, Op, Request};
+use manyring_wire::xen::store::{self as wire, ErrorName, Request, StoreMessageError, StoreOp};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,14 +43,14 @@ const TRANSACTIONS_MAX: usize = 5;
 
 /// Where xenstore is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Endpoint {
+pub enum StoreEndpoint {
     /// A unix socket: xenstored's, or a simulated Xen's.
     Socket(PathBuf),
     /// The kernel's device file.
     Device(PathBuf),
 }
 
-impl std::fmt::Display for Endpoint {
+impl std::fmt::Display for StoreEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (Self::Socket(path) | Self::Device(path)) = self;
         path.display().fmt(f)
@@ -59,12 +59,12 @@ impl std::fmt::Display for Endpoint {
 
 /// The endpoint of this machine: the socket, or else the device. `None`: there is no Xen here.
 #[must_use]
-pub fn default_endpoint() -> Option<Endpoint> {
+pub fn default_endpoint() -> Option<StoreEndpoint> {
     let exists = |path: &str| std::path::Path::new(path).exists();
     if exists(SOCKET) {
-        Some(Endpoint::Socket(SOCKET.into()))
+        Some(StoreEndpoint::Socket(SOCKET.into()))
     } else {
-        exists(DEVICE).then(|| Endpoint::Device(DEVICE.into()))
+        exists(DEVICE).then(|| StoreEndpoint::Device(DEVICE.into()))
     }
 }
 
@@ -86,7 +86,7 @@ pub enum StoreError {
     #[error("xenstore {name} of {path} does not fit into a message")]
     TooLong { name: &'static str, path: String },
     #[error("xenstore request: {0}")]
-    Message(#[from] MessageError),
+    Message(#[from] StoreMessageError),
     #[error("xenstore's answer to {name} is malformed")]
     Answer { name: &'static str },
     #[error("reading xenstore failed: it changed during each of {TRIES_MAX} tries")]
@@ -148,7 +148,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Open`]: the socket or device file cannot be opened.
-    pub fn open(endpoint: &Endpoint, domain: u16) -> Result<Self, StoreError> {
+    pub fn open(endpoint: &StoreEndpoint, domain: u16) -> Result<Self, StoreError> {
         let fd = connection::open(endpoint).map_err(|error| StoreError::Open {
             endpoint: endpoint.to_string(),
             text: error.to_string(),
@@ -197,7 +197,7 @@ impl Store {
     /// with the generation of the node, so that a change between two parts is seen: then the list
     /// is read again from its start. The last part ends with an empty name.
     async fn many_children(&self, path: &str) -> Result<Option<Vec<String>>, StoreError> {
-        let name = Op::DirectoryPart.name();
+        let name = StoreOp::DirectoryPart.name();
         let (mut list, mut generation) = (Vec::new(), None);
         for _ in 0..CHILDREN_SIZE_MAX / wire::PAYLOAD_SIZE_MAX * TRIES_MAX as usize {
             let offset = u32::try_from(list.len()).map_err(|_| StoreError::Answer { name })?;
@@ -251,7 +251,7 @@ impl Store {
     /// [`StoreError::Contended`]: the server had no room in 16 tries. Any other: xenstore refuses,
     /// does not answer, or is lost.
     pub async fn begin(&self) -> Result<Transaction, StoreError> {
-        let silent = StoreError::Silent { name: Op::TransactionStart.name() };
+        let silent = StoreError::Silent { name: StoreOp::TransactionStart.name() };
         let mut tries = Tries::default();
         while tries.left > 0 {
             let permit = self.transactions.clone().acquire_owned();
@@ -343,7 +343,7 @@ impl Store {
         let mut message = Vec::new();
         let is_too_long = match request.emit(req_id, tx_id, &mut message) {
             Ok(()) => message.len() > MESSAGE_SIZE_MAX,
-            Err(MessageError::TooLong { .. }) => true,
+            Err(StoreMessageError::TooLong { .. }) => true,
             Err(error) => return Err(error.into()),
         };
         if is_too_long {

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 #![allow(clippy::disallowed_methods, reason = "the server has a thread, the front-end the test's")]
 
-use manyring_device::{ConfigError, Device, Later, StartError, StateError};
+use manyring_device::{ConfigError, Device, PendingResult, StartError, StateError};
 use manyring_engine::{
     Activation, Done, Handler, Home, Moderation, Pool, QueueHandle, QueueStats, StopError, Turn,
     Waits,
@@ -165,7 +165,7 @@ impl Device for Recorder {
         if self.agrees { Ok(()) } else { Err(ConfigError { offset, len: bytes.len() }) }
     }
 
-    fn set_features(&self, features: u64) -> Later<'_, ()> {
+    fn set_features(&self, features: u64) -> PendingResult<'_, ()> {
         self.note(Asked::Features(features));
         Box::pin(std::future::ready(()))
     }
@@ -174,7 +174,7 @@ impl Device for Recorder {
         self.changes.subscribe()
     }
 
-    fn start(&self, activation: Activation) -> Later<'_, Result<QueueHandle, StartError>> {
+    fn start(&self, activation: Activation) -> PendingResult<'_, Result<QueueHandle, StartError>> {
         if let Some(pool) = self.pool.clone() {
             return Box::pin(async move { self.run(&pool, activation) });
         }
@@ -188,12 +188,12 @@ impl Device for Recorder {
         Box::pin(std::future::ready(Err(error)))
     }
 
-    fn stop(&self, _: usize, queue: QueueHandle) -> Later<'_, Result<Base, StopError>> {
+    fn stop(&self, _: usize, queue: QueueHandle) -> PendingResult<'_, Result<Base, StopError>> {
         self.stops.fetch_add(1, Ordering::Relaxed);
         Box::pin(queue.stop())
     }
 
-    fn send_rarp(&self, mac: [u8; 6]) -> Later<'_, bool> {
+    fn send_rarp(&self, mac: [u8; 6]) -> PendingResult<'_, bool> {
         self.note(Asked::Rarp(mac));
         Box::pin(std::future::ready(self.agrees))
     }
@@ -207,7 +207,7 @@ impl Device for Recorder {
         STATE.to_vec()
     }
 
-    fn restore<'a>(&'a self, state: &'a [u8]) -> Later<'a, Result<(), StateError>> {
+    fn restore<'a>(&'a self, state: &'a [u8]) -> PendingResult<'a, Result<(), StateError>> {
         self.note(Asked::Restore(state.to_vec()));
         let refused = StateError::NoState { size: state.len() };
         Box::pin(std::future::ready(if self.agrees { Ok(()) } else { Err(refused) }))

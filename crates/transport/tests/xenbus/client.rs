@@ -1,14 +1,14 @@
 //! The xenstore client against a server: one that keeps the protocol, and ones that do not.
 
 use crate::server::{Server, TIMEOUT, await_until};
-use manyring_transport::xenbus::{Changed, Endpoint, Store, StoreError, Transaction, Tries};
-use manyring_wire::xen::store::{ErrorName, Header, Op};
+use manyring_transport::xenbus::{Changed, Store, StoreEndpoint, StoreError, Transaction, Tries};
+use manyring_wire::xen::store::{ErrorName, StoreHeader, StoreOp};
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 fn connect(server: &Server) -> Store {
-    Store::open(&Endpoint::Socket(server.socket.clone()), 0).unwrap()
+    Store::open(&StoreEndpoint::Socket(server.socket.clone()), 0).unwrap()
 }
 
 /// A store whose server is this function.
@@ -17,7 +17,7 @@ fn store_of(serve: impl FnOnce(UnixStream) + Send + 'static) -> (Store, tempfile
     let socket = folder.path().join("xenstore");
     let listener = UnixListener::bind(&socket).unwrap();
     std::thread::spawn(move || serve(listener.accept().unwrap().0));
-    (Store::open(&Endpoint::Socket(socket), 0).unwrap(), folder)
+    (Store::open(&StoreEndpoint::Socket(socket), 0).unwrap(), folder)
 }
 
 /// Does something in a transaction until nobody comes between.
@@ -36,10 +36,10 @@ async fn transaction<T>(
 }
 
 /// Reads one request.
-fn request(stream: &mut UnixStream) -> (Header, Vec<u8>) {
+fn request(stream: &mut UnixStream) -> (StoreHeader, Vec<u8>) {
     let mut header = [0; 16];
     stream.read_exact(&mut header).unwrap();
-    let header = Header::parse(&header).unwrap();
+    let header = StoreHeader::parse(&header).unwrap();
     let mut payload = vec![0; header.size as usize];
     stream.read_exact(&mut payload).unwrap();
     (header, payload)
@@ -47,7 +47,7 @@ fn request(stream: &mut UnixStream) -> (Header, Vec<u8>) {
 
 fn reply(kind: u32, req_id: u32, payload: &[u8]) -> Vec<u8> {
     let size = u32::try_from(payload.len()).unwrap();
-    [&Header { kind, req_id, tx_id: 0, size }.emit()[..], payload].concat()
+    [&StoreHeader { kind, req_id, tx_id: 0, size }.emit()[..], payload].concat()
 }
 
 /// Until the client closes.
@@ -175,9 +175,9 @@ async fn answers_in_another_order_and_in_single_bytes_reach_who_asked() {
     let (store, _folder) = store_of(|mut stream| {
         let (first, _) = request(&mut stream);
         let (second, _) = request(&mut stream);
-        let event = reply(Op::WatchEvent.id(), 0, b"somewhere\x0099\0");
-        let one = reply(Op::Read.id(), first.req_id, b"one");
-        let two = reply(Op::Read.id(), second.req_id, b"two");
+        let event = reply(StoreOp::WatchEvent.id(), 0, b"somewhere\x0099\0");
+        let one = reply(StoreOp::Read.id(), first.req_id, b"one");
+        let two = reply(StoreOp::Read.id(), second.req_id, b"two");
         for byte in [two, event, one].concat() {
             stream.write_all(&[byte]).unwrap();
         }
@@ -193,8 +193,8 @@ async fn event_that_comes_before_a_reply_is_kept_for_its_watch() {
         let (watch, payload) = request(&mut stream);
         let token = payload.split(|byte| *byte == 0).nth(1).unwrap().to_vec();
         let event = [&b"a/b\0"[..], &token, b"\0"].concat();
-        let ok = reply(Op::Watch.id(), watch.req_id, b"OK\0");
-        stream.write_all(&[reply(Op::WatchEvent.id(), 0, &event), ok].concat()).unwrap();
+        let ok = reply(StoreOp::Watch.id(), watch.req_id, b"OK\0");
+        stream.write_all(&[reply(StoreOp::WatchEvent.id(), 0, &event), ok].concat()).unwrap();
         hold(stream);
     });
     let mut watch = store.watch();
@@ -225,19 +225,19 @@ async fn server_that_goes_away_fails_all_who_wait_and_all_who_come() {
 
 #[tokio::test]
 async fn server_that_lies_is_left_with_what_it_did() {
-    let read = Op::Read.id();
-    let long = Header { kind: read, req_id: 1, tx_id: 0, size: 4097 }.emit().to_vec();
+    let read = StoreOp::Read.id();
+    let long = StoreHeader { kind: read, req_id: 1, tx_id: 0, size: 4097 }.emit().to_vec();
     type Lie = (&'static str, fn(u32) -> Vec<u8>, Option<Vec<u8>>);
     let cases: [Lie; 6] = [
         (
             "the server sent an answer without a request (READ)",
-            |id| reply(Op::Read.id(), id + 9, b""),
+            |id| reply(StoreOp::Read.id(), id + 9, b""),
             None,
         ),
-        ("the server answered READ with WRITE", |id| reply(Op::Write.id(), id, b"OK\0"), None),
+        ("the server answered READ with WRITE", |id| reply(StoreOp::Write.id(), id, b"OK\0"), None),
         ("message 99 is no reply", |id| reply(99, id, b""), None),
-        ("WATCH_EVENT reply is malformed", |_| reply(Op::WatchEvent.id(), 0, b"only\0"), None),
-        ("ERROR reply is malformed", |id| reply(Op::Error.id(), id, b""), None),
+        ("WATCH_EVENT reply is malformed", |_| reply(StoreOp::WatchEvent.id(), 0, b"only\0"), None),
+        ("ERROR reply is malformed", |id| reply(StoreOp::Error.id(), id, b""), None),
         ("message 2 has a payload of 4097 bytes, 4096 at most", |_| Vec::new(), Some(long)),
     ];
     for (expected, answer, bytes) in cases {
@@ -256,7 +256,7 @@ async fn error_without_a_name_is_a_refusal_and_no_end() {
     let (store, _folder) = store_of(|mut stream| {
         for _ in 0..2 {
             let (header, _) = request(&mut stream);
-            stream.write_all(&reply(Op::Error.id(), header.req_id, b"ENEW\0")).unwrap();
+            stream.write_all(&reply(StoreOp::Error.id(), header.req_id, b"ENEW\0")).unwrap();
         }
         hold(stream);
     });
@@ -296,10 +296,10 @@ async fn more_requests_than_wait_at_a_time_are_all_answered() {
 
 #[tokio::test]
 async fn xenstore_that_is_not_there_is_named() {
-    let endpoint = Endpoint::Socket("/no/such/socket".into());
+    let endpoint = StoreEndpoint::Socket("/no/such/socket".into());
     let error = Store::open(&endpoint, 0).unwrap_err().to_string();
     assert!(error.starts_with("cannot open xenstore at /no/such/socket: No such file"), "{error}");
-    let endpoint = Endpoint::Device("/no/such/device".into());
+    let endpoint = StoreEndpoint::Device("/no/such/device".into());
     let error = Store::open(&endpoint, 0).unwrap_err().to_string();
     assert!(error.starts_with("cannot open xenstore at /no/such/device: No such file"), "{error}");
 }

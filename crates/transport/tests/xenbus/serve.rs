@@ -1,12 +1,12 @@
 //! A device from its nodes to its end, by the runner, against a server and hand-written nodes.
 
 use crate::server::{Server, await_until};
-use manyring_device::Later;
-use manyring_transport::xenbus::state::Config;
+use manyring_device::PendingResult;
+use manyring_transport::xenbus::state::Negotiated;
 use manyring_transport::xenbus::{
-    Command, DeviceId, Discovery, Endpoint, Host, HostError, Presence, Store, serve,
+    Command, DeviceId, Discovery, Host, HostError, Presence, Store, StoreEndpoint, serve,
 };
-use manyring_wire::xen::device::{Assignment, Disk, Offer};
+use manyring_wire::xen::device::{Assignment, DiskGeometry, Offer};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -39,7 +39,7 @@ impl Host for Recorder {
     fn open<'a>(
         &'a mut self,
         assignment: &'a Assignment,
-    ) -> Later<'a, Result<(Offer, Disk), HostError>> {
+    ) -> PendingResult<'a, Result<(Offer, DiskGeometry), HostError>> {
         self.note(format!("open {}", assignment.params));
         let offer = Offer {
             flush: true,
@@ -48,17 +48,21 @@ impl Host for Recorder {
             queues_max: 64,
             ..Offer::default()
         };
-        let disk = Disk { sectors: 64, sector_size: 512, physical_sector_size: 512, info: 0 };
+        let disk =
+            DiskGeometry { sectors: 64, sector_size: 512, physical_sector_size: 512, info: 0 };
         Box::pin(std::future::ready(Ok((offer, disk))))
     }
 
-    fn connect<'a>(&'a mut self, config: &'a Config) -> Later<'a, Result<(), HostError>> {
+    fn connect<'a>(
+        &'a mut self,
+        config: &'a Negotiated,
+    ) -> PendingResult<'a, Result<(), HostError>> {
         let (queues, takeover) = (config.connection.queues.len(), config.takeover);
         self.note(format!("connect {queues} queues, takeover {takeover}"));
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn disconnect(&mut self) -> Later<'_, ()> {
+    fn disconnect(&mut self) -> PendingResult<'_, ()> {
         self.note("disconnect");
         Box::pin(std::future::ready(()))
     }
@@ -112,7 +116,7 @@ fn write_rings(server: &Server) {
 }
 
 fn connect(server: &Server) -> Store {
-    Store::open(&Endpoint::Socket(server.socket.clone()), 0).unwrap()
+    Store::open(&StoreEndpoint::Socket(server.socket.clone()), 0).unwrap()
 }
 
 #[tokio::test]
@@ -172,7 +176,7 @@ async fn process_that_ends_leaves_the_nodes_and_the_next_takes_the_rings_over() 
     let next = start(&store);
     let expected = "open /d.img, connect 2 queues, takeover true";
     await_until("the next process connects", || next.host.asked() == expected).await;
-    let disk = Disk { sectors: 128, sector_size: 512, physical_sector_size: 512, info: 0 };
+    let disk = DiskGeometry { sectors: 128, sector_size: 512, physical_sector_size: 512, info: 0 };
     next.commands.send(Command::Resized(disk)).await.unwrap();
     server.await_node(&format!("{BACK}/sectors"), "128").await;
     server.write(&format!("{FRONT}/state"), "6");
@@ -217,7 +221,7 @@ async fn device_that_is_told_late_of_a_folder_that_is_there_again_runs_on() {
     let device = running(&server, &store).await;
     let before = device.host.asked();
     device.commands.send(Command::Vanished).await.unwrap();
-    let disk = Disk { sectors: 128, sector_size: 512, physical_sector_size: 512, info: 0 };
+    let disk = DiskGeometry { sectors: 128, sector_size: 512, physical_sector_size: 512, info: 0 };
     device.commands.send(Command::Resized(disk)).await.unwrap();
     server.await_node(&format!("{BACK}/sectors"), "128").await;
     assert_eq!(device.host.asked(), before);

@@ -46,7 +46,7 @@ const BLOCKS: Blocks = Blocks { min: 1, preferred: 4096, max: 32 << 20 };
 
 /// The export that a client asks the server for, and whether the connection is encrypted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct ExportRequest {
     /// The name of the export; empty: the server's default.
     pub name: String,
     /// The negotiation goes on under TLS.
@@ -125,7 +125,7 @@ enum State {
 /// A negotiation.
 #[derive(Clone, Debug)]
 pub struct Handshake {
-    wish: Wish,
+    wish: ExportRequest,
     state: State,
     replies: u32,
     structured: bool,
@@ -138,7 +138,7 @@ impl Handshake {
     ///
     /// # Errors
     /// [`NbdError::Handshake`]: the name is longer than 4096 bytes.
-    pub fn new(wish: Wish) -> Result<Self, NbdError> {
+    pub fn new(wish: ExportRequest) -> Result<Self, NbdError> {
         if wish.name.len() > NAME_MAX {
             return Err(NbdError::Handshake("the name of the export is too long"));
         }

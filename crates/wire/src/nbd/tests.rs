@@ -26,7 +26,7 @@ fn info_blocks(sizes: [u32; 3]) -> Vec<u8> {
 }
 
 /// Feeds a whole conversation; returns what the client has sent, and how it ended.
-fn converse(wish: Wish, server: &[u8]) -> (Vec<u8>, Result<Progress, NbdError>) {
+fn converse(wish: ExportRequest, server: &[u8]) -> (Vec<u8>, Result<Progress, NbdError>) {
     let (mut handshake, mut out) = (Handshake::new(wish).unwrap(), Vec::new());
     let mut rest = server;
     let mut last = Ok(Progress::More);
@@ -43,12 +43,12 @@ fn converse(wish: Wish, server: &[u8]) -> (Vec<u8>, Result<Progress, NbdError>) 
 
 fn go(replies: &[Vec<u8>]) -> Result<Progress, NbdError> {
     let server = [greeting(3), reply(8, 1, &[])].concat();
-    converse(Wish::default(), &[server, replies.concat()].concat()).1
+    converse(ExportRequest::default(), &[server, replies.concat()].concat()).1
 }
 
 #[test]
 fn a_negotiation_ends_with_the_export() {
-    let wish = Wish { name: "vm".to_owned(), tls: false };
+    let wish = ExportRequest { name: "vm".to_owned(), tls: false };
     let flags = HAS_FLAGS | SEND_FLUSH | CAN_MULTI_CONN;
     let server = [
         greeting(3),
@@ -78,7 +78,7 @@ fn a_server_without_structured_replies_or_block_sizes_is_served_as_the_specifica
         reply(7, 3, &info_export(512, HAS_FLAGS)),
         reply(7, 1, &[]),
     ];
-    let Ok(Progress::Done(export)) = converse(Wish::default(), &server.concat()).1 else {
+    let Ok(Progress::Done(export)) = converse(ExportRequest::default(), &server.concat()).1 else {
         panic!("no export");
     };
     assert!(!export.structured);
@@ -87,7 +87,7 @@ fn a_server_without_structured_replies_or_block_sizes_is_served_as_the_specifica
 
 #[test]
 fn tls_begins_after_the_server_has_agreed_and_never_without() {
-    let wish = Wish { name: String::new(), tls: true };
+    let wish = ExportRequest { name: String::new(), tls: true };
     let agreed = [greeting(3), reply(5, 1, &[])].concat();
     assert_eq!(converse(wish.clone(), &agreed).1, Ok(Progress::StartTls));
     for kind in [1, 2, 5].map(|error| 1 << 31 | error) {
@@ -114,24 +114,28 @@ fn refusals_are_told_apart() {
 
 #[test]
 fn reply_without_the_error_bit_is_no_refusal() {
-    let tls = Wish { name: String::new(), tls: true };
+    let tls = ExportRequest { name: String::new(), tls: true };
     // The last one has all bits but that of errors.
     for kind in [0, 2, 4, 5, 6, 1 << 30, !(1 << 31)] {
         let unknown = Err(NbdError::Handshake("a reply of an unknown kind"));
         let starttls = [greeting(3), reply(5, kind, &[])].concat();
         assert_eq!(converse(tls.clone(), &starttls).1, unknown, "STARTTLS, {kind:#x}");
         let structured = [greeting(3), reply(8, kind, &[])].concat();
-        assert_eq!(converse(Wish::default(), &structured).1, unknown, "STRUCTURED, {kind:#x}");
+        assert_eq!(
+            converse(ExportRequest::default(), &structured).1,
+            unknown,
+            "STRUCTURED, {kind:#x}"
+        );
         assert_eq!(go(&[reply(7, kind, &[])]), unknown, "GO, {kind:#x}");
     }
 }
 
 #[test]
 fn what_is_no_negotiation_is_an_error() {
-    assert_eq!(converse(Wish::default(), &[0; 18]).1, Err(NbdError::NoServer));
-    assert_eq!(converse(Wish::default(), &greeting(0)).1, Err(NbdError::OldStyle));
+    assert_eq!(converse(ExportRequest::default(), &[0; 18]).1, Err(NbdError::NoServer));
+    assert_eq!(converse(ExportRequest::default(), &greeting(0)).1, Err(NbdError::OldStyle));
     let old = [&b"NBDMAGIC"[..], &0x0000_4202_8186_1253u64.to_be_bytes(), &[0, 0]].concat();
-    assert_eq!(converse(Wish::default(), &old).1, Err(NbdError::OldStyle));
+    assert_eq!(converse(ExportRequest::default(), &old).1, Err(NbdError::OldStyle));
     let long = reply(7, 3, &[0; 8193]);
     let export = reply(7, 3, &info_export(512, HAS_FLAGS));
     let spoiled: &[&[Vec<u8>]] = &[
@@ -154,7 +158,7 @@ fn what_is_no_negotiation_is_an_error() {
         assert!(matches!(go(replies), Err(NbdError::Handshake(_))), "{replies:?}");
     }
     let name = "n".repeat(4097);
-    assert!(Handshake::new(Wish { name, tls: false }).is_err());
+    assert!(Handshake::new(ExportRequest { name, tls: false }).is_err());
 }
 
 #[test]
@@ -252,7 +256,7 @@ proptest! {
         bytes in proptest::collection::vec(any::<u8>(), 0..400),
     ) {
         let start = if begins { greeting(3) } else { Vec::new() };
-        let wish = Wish { name: String::new(), tls };
+        let wish = ExportRequest { name: String::new(), tls };
         let (out, _) = converse(wish, &[start, bytes].concat());
         prop_assert!(out.len() < 4096);
     }
@@ -358,18 +362,18 @@ fn what_is_as_long_or_as_large_as_it_may_be_is_taken() {
         assert!(!blocks(sizes), "{sizes:?}");
     }
     let name = "n".repeat(4096);
-    assert!(Handshake::new(Wish { name, tls: false }).is_ok());
+    assert!(Handshake::new(ExportRequest { name, tls: false }).is_ok());
     // Flags that this client does not know are not answered with.
-    let (out, _) = converse(Wish::default(), &greeting(0x8003));
+    let (out, _) = converse(ExportRequest::default(), &greeting(0x8003));
     assert_eq!(out[..4], [0, 0, 0, 3]);
-    let (out, _) = converse(Wish::default(), &greeting(1));
+    let (out, _) = converse(ExportRequest::default(), &greeting(1));
     assert_eq!(out[..4], [0, 0, 0, 1]);
     assert_eq!(go(&[reply(7, 1 << 31 | 8, &[])]), Err(NbdError::Refused(OptionRefused::Other(8))));
 }
 
 #[test]
 fn a_negotiation_that_has_ended_takes_nothing_more() {
-    let (mut handshake, mut out) = (Handshake::new(Wish::default()).unwrap(), Vec::new());
+    let (mut handshake, mut out) = (Handshake::new(ExportRequest::default()).unwrap(), Vec::new());
     let export = reply(7, 3, &info_export(512, HAS_FLAGS));
     for bytes in [greeting(3), reply(8, 1, &[]), export[..20].to_vec(), export[20..].to_vec()] {
         assert_eq!(handshake.take(&bytes, &mut out), Ok(Progress::More));

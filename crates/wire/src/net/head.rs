@@ -16,7 +16,7 @@
 //! the flow, and are never joined.
 
 use super::{
-    HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HDR_GSO_UDP_L4, RawHeader,
+    HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HDR_GSO_UDP_L4, RawNetHeader,
 };
 
 /// Bytes of the longest headers: Ethernet with a tag, IPv4 or IPv6, TCP with all its options.
@@ -119,7 +119,7 @@ impl Head {
     /// [`Alone`].
     #[inline]
     pub fn parse(
-        header: &RawHeader,
+        header: &RawNetHeader,
         start: &[u8; HEAD_SIZE_MAX],
         known: usize,
         len: usize,
@@ -398,7 +398,7 @@ impl Joined {
 
     /// Writes the headers of all into `bytes`, and returns the virtio header before them.
     #[inline]
-    pub fn write(&self, bytes: &mut [u8; HEAD_SIZE_MAX]) -> RawHeader {
+    pub fn write(&self, bytes: &mut [u8; HEAD_SIZE_MAX]) -> RawNetHeader {
         let Head { kind, network, transport, size, .. } = self.head;
         *bytes = self.head.bytes;
         let own_size = size - transport + self.payload;
@@ -422,14 +422,14 @@ impl Joined {
             UDP_CHECKSUM
         };
         bytes[transport + checksum_at..][..2].copy_from_slice(&checksum);
-        RawHeader {
+        RawNetHeader {
             flags: HDR_F_NEEDS_CSUM,
             gso_type: kind.gso_type(),
             hdr_len: low_half(size).into(),
             gso_size: low_half(self.head.payload).into(),
             csum_start: low_half(transport).into(),
             csum_offset: low_half(checksum_at).into(),
-            ..RawHeader::default()
+            ..RawNetHeader::default()
         }
     }
 }

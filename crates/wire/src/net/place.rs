@@ -16,7 +16,9 @@
 //! A tunnel of the guest's (VXLAN, GRE, IP in IP) has the checksum in the packet that it carries.
 
 use super::flow::{ETHERNET, IPV6, VLAN_TAG};
-use super::{HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, RawHeader};
+use super::{
+    HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, RawNetHeader,
+};
 
 /// Bytes of a frame that are examined, at most. Tags and the IP header lie in them and each
 /// extension header begins in them, or the frame has no place for a checksum. The header that has
@@ -51,13 +53,13 @@ const PROTOCOLS: [(u8, usize, usize); 8] = [
     (136, 6, 8),
 ];
 
-/// Bytes of a frame that [`RawHeader::is_in_usual_place`] examines.
+/// Bytes of a frame that [`RawNetHeader::is_in_usual_place`] examines.
 pub const USUAL_BYTES: usize = 24;
 /// Where TCP and UDP begin behind an Ethernet header and an IP header alone.
 const BEHIND_IPV4: usize = ETHERNET + IPV4;
 const BEHIND_IPV6: usize = ETHERNET + IPV6;
 
-impl RawHeader {
+impl RawNetHeader {
     /// True if the partial checksum of the frame that begins with `start` is that of TCP or UDP
     /// directly behind Ethernet and IP, as in nearly all frames: [`Self::is_in_place`] holds then.
     /// False says nothing.

@@ -10,7 +10,9 @@
 //! refused, and no frame becomes more than [`SEGMENTS_MAX`] pieces.
 
 use super::head::{TYPE_IPV4, TYPE_IPV6, TYPE_VLAN, array, fold};
-use super::{HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, RawHeader};
+use super::{
+    HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, RawNetHeader,
+};
 
 /// Segments of a frame at most: the longest frame with an MSS of 128 bytes has 512.
 pub const SEGMENTS_MAX: usize = 512;
@@ -43,7 +45,7 @@ pub enum SegmentError {
 /// # Errors
 /// [`SegmentError`]: `each` was not called.
 pub fn finish(
-    header: &RawHeader,
+    header: &RawNetHeader,
     frame: &mut [u8],
     mut each: impl FnMut(&[u8]),
 ) -> Result<usize, SegmentError> {
@@ -72,7 +74,7 @@ struct Cut {
 }
 
 impl Cut {
-    fn new(header: &RawHeader, frame: &[u8]) -> Result<Self, SegmentError> {
+    fn new(header: &RawNetHeader, frame: &[u8]) -> Result<Self, SegmentError> {
         let is_ipv4 = match header.gso_type & !HDR_GSO_ECN {
             HDR_GSO_TCPV4 => true,
             HDR_GSO_TCPV6 => false,
@@ -210,7 +212,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// A TCP frame over IPv4 or IPv6 with `payload` bytes that count up, to be cut at `mss`.
-    fn frame(is_ipv4: bool, tagged: bool, payload: usize, mss: u16) -> (RawHeader, Vec<u8>) {
+    fn frame(is_ipv4: bool, tagged: bool, payload: usize, mss: u16) -> (RawNetHeader, Vec<u8>) {
         let mut frame = vec![2; 12];
         if tagged {
             frame.extend([0x81, 0, 0, 5]);
@@ -235,18 +237,18 @@ mod tests {
         if is_ipv4 {
             put(&mut frame, network + 2, total.to_be_bytes()).unwrap();
         }
-        let header = RawHeader {
+        let header = RawNetHeader {
             flags: HDR_F_NEEDS_CSUM,
             gso_type: if is_ipv4 { HDR_GSO_TCPV4 } else { HDR_GSO_TCPV6 },
             gso_size: mss.into(),
             csum_start: low(transport).into(),
             csum_offset: 16.into(),
-            ..RawHeader::default()
+            ..RawNetHeader::default()
         };
         (header, frame)
     }
 
-    fn pieces(header: &RawHeader, mut frame: Vec<u8>) -> Result<Vec<Vec<u8>>, SegmentError> {
+    fn pieces(header: &RawNetHeader, mut frame: Vec<u8>) -> Result<Vec<Vec<u8>>, SegmentError> {
         let mut all = Vec::new();
         finish(header, &mut frame, |piece| all.push(piece.to_vec()))?;
         Ok(all)
@@ -326,11 +328,11 @@ mod tests {
     fn a_partial_checksum_is_completed_where_the_header_says() {
         let mut bytes = vec![0xaa; 21];
         bytes[16..18].copy_from_slice(&[0, 7]);
-        let header = RawHeader {
+        let header = RawNetHeader {
             flags: HDR_F_NEEDS_CSUM,
             csum_start: 14.into(),
             csum_offset: 2.into(),
-            ..RawHeader::default()
+            ..RawNetHeader::default()
         };
         let all = pieces(&header, bytes.clone()).unwrap();
         assert_eq!(all[0][16..18], checksum(0, &bytes[14..]).to_be_bytes());
@@ -339,7 +341,7 @@ mod tests {
     #[test]
     fn a_frame_that_lies_is_refused() {
         let (header, good) = frame(true, false, 3000, 1000);
-        let with = |change: &dyn Fn(&mut RawHeader, &mut Vec<u8>)| {
+        let with = |change: &dyn Fn(&mut RawNetHeader, &mut Vec<u8>)| {
             let (mut header, mut frame) = (header, good.clone());
             change(&mut header, &mut frame);
             pieces(&header, frame)
@@ -362,7 +364,7 @@ mod tests {
         ) {
             let mut raw = [0; 12];
             raw.copy_from_slice(&head);
-            let mut header: RawHeader = zerocopy::transmute!(raw);
+            let mut header: RawNetHeader = zerocopy::transmute!(raw);
             header.gso_type = if kind { HDR_GSO_TCPV4 } else { HDR_GSO_TCPV6 };
             bytes[12..14].copy_from_slice(if kind { &TYPE_IPV4 } else { &TYPE_IPV6 });
             let mut count = 0;
@@ -377,13 +379,13 @@ mod tests {
     #[test]
     fn a_finished_frame_stays_as_it_is_and_a_checksum_past_the_end_is_refused() {
         let bytes = vec![0xaa; 21];
-        let plain = RawHeader { csum_start: 14.into(), ..RawHeader::default() };
+        let plain = RawNetHeader { csum_start: 14.into(), ..RawNetHeader::default() };
         assert_eq!(pieces(&plain, bytes.clone()).unwrap(), [&bytes[..]]);
-        let csum = RawHeader { flags: HDR_F_NEEDS_CSUM, csum_offset: 5.into(), ..plain };
+        let csum = RawNetHeader { flags: HDR_F_NEEDS_CSUM, csum_offset: 5.into(), ..plain };
         assert_eq!(pieces(&csum, bytes.clone()).unwrap().len(), 1);
-        let late = RawHeader { csum_offset: 6.into(), ..csum };
+        let late = RawNetHeader { csum_offset: 6.into(), ..csum };
         assert_eq!(pieces(&late, bytes.clone()), Err(SegmentError::Lengths));
-        let far = RawHeader { csum_start: 22.into(), csum_offset: 0.into(), ..csum };
+        let far = RawNetHeader { csum_start: 22.into(), csum_offset: 0.into(), ..csum };
         assert_eq!(pieces(&far, bytes), Err(SegmentError::Lengths));
         // A sum of zero is written as its other form: zero says that there is no checksum.
         assert_eq!((checksum(0, &[0xff, 0xff]), checksum(0, &[])), (0xffff, 0xffff));
@@ -396,14 +398,14 @@ mod tests {
         assert_eq!(pieces(&header, most).unwrap().len(), SEGMENTS_MAX);
         let (header, more) = frame(true, false, SEGMENTS_MAX + 1, 1);
         assert_eq!(pieces(&header, more), Err(SegmentError::Pieces));
-        let lengths = |header: RawHeader, frame: Vec<u8>| {
+        let lengths = |header: RawNetHeader, frame: Vec<u8>| {
             assert_eq!(pieces(&header, frame), Err(SegmentError::Lengths));
         };
         let (header, good) = frame(true, false, 100, 50);
-        lengths(RawHeader { gso_size: 0.into(), ..header }, good.clone());
+        lengths(RawNetHeader { gso_size: 0.into(), ..header }, good.clone());
         let mut short = good.clone();
         short[14] = 0x44;
-        lengths(RawHeader { csum_start: 30.into(), ..header }, short);
+        lengths(RawNetHeader { csum_start: 30.into(), ..header }, short);
         let mut cut = good[..34 + 40].to_vec();
         cut[46] = 0xf0;
         lengths(header, cut);
@@ -411,6 +413,6 @@ mod tests {
         options[46] = 0xf0;
         assert_eq!(pieces(&header, options).unwrap().len(), 1, "headers and no payload");
         let (header, six) = frame(false, false, 100, 50);
-        lengths(RawHeader { csum_start: 53.into(), ..header }, six);
+        lengths(RawNetHeader { csum_start: 53.into(), ..header }, six);
     }
 }

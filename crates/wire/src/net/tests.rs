@@ -5,8 +5,8 @@ use super::*;
 const ALL: Offloads =
     Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: true, uso6: true };
 
-fn gso(gso_type: u8) -> RawHeader {
-    RawHeader {
+fn gso(gso_type: u8) -> RawNetHeader {
+    RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         gso_type,
         hdr_len: 54.into(),
@@ -20,11 +20,11 @@ fn gso(gso_type: u8) -> RawHeader {
 #[test]
 fn a_header_for_a_driver_is_the_same_but_for_flags_and_buffers() {
     for (flags, gso_type) in [(0, 0), (1, 0), (2, 0), (0, 1), (3, 0x83), (0xfe, 0), (0xff, 0xff)] {
-        let header = RawHeader { flags, ..gso(gso_type) };
+        let header = RawNetHeader { flags, ..gso(gso_type) };
         for takes_csum in [false, true] {
             let kept = if takes_csum { flags } else { 0 };
             let with = |count: u16| {
-                let expected = RawHeader { flags: kept, num_buffers: count.into(), ..header };
+                let expected = RawNetHeader { flags: kept, num_buffers: count.into(), ..header };
                 <[u8; HEADER_SIZE]>::try_from(expected.as_bytes()).unwrap()
             };
             for count in [0, 1, 0x1234, u16::MAX] {
@@ -32,36 +32,36 @@ fn a_header_for_a_driver_is_the_same_but_for_flags_and_buffers() {
             }
             let bytes: [u8; HEADER_SIZE] = header.as_bytes().try_into().unwrap();
             let is_plain = flags & HDR_F_NEEDS_CSUM == 0 && gso_type == HDR_GSO_NONE;
-            assert_eq!(RawHeader::plain_to_driver(bytes, takes_csum), is_plain.then(|| with(1)));
+            assert_eq!(RawNetHeader::plain_to_driver(bytes, takes_csum), is_plain.then(|| with(1)));
         }
     }
 }
 
 #[test]
 fn layouts_are_the_specifications() {
-    assert_eq!((size_of::<RawHeader>(), size_of::<Config>()), (HEADER_SIZE, 24));
-    assert_eq!(std::mem::offset_of!(RawHeader, num_buffers), NUM_BUFFERS_OFFSET);
+    assert_eq!((size_of::<RawNetHeader>(), size_of::<NetConfig>()), (HEADER_SIZE, 24));
+    assert_eq!(std::mem::offset_of!(RawNetHeader, num_buffers), NUM_BUFFERS_OFFSET);
 }
 
 #[test]
 fn a_plain_header_hands_nothing_on() {
     let header =
-        RawHeader { flags: HDR_F_DATA_VALID, hdr_len: 9999.into(), ..RawHeader::default() };
-    assert_eq!(header.checked(60, ALL), Ok(RawHeader::default()));
+        RawNetHeader { flags: HDR_F_DATA_VALID, hdr_len: 9999.into(), ..RawNetHeader::default() };
+    assert_eq!(header.checked(60, ALL), Ok(RawNetHeader::default()));
 }
 
 #[test]
 fn every_lie_of_a_header_is_named() {
     let ok = gso(HDR_GSO_TCPV4);
-    let clean = RawHeader { num_buffers: 0.into(), ..ok };
+    let clean = RawNetHeader { num_buffers: 0.into(), ..ok };
     assert_eq!(ok.checked(1514, ALL), Ok(clean));
     let cases = [
         (ok, 51, ALL, HeaderError::CsumRange),
         (ok, 1514, Offloads { tso4: false, ..ALL }, HeaderError::GsoType),
         (ok, 1514, Offloads::default(), HeaderError::Csum),
-        (RawHeader { gso_size: 0.into(), ..ok }, 1514, ALL, HeaderError::GsoSize),
-        (RawHeader { flags: 0, ..ok }, 1514, ALL, HeaderError::GsoCsum),
-        (RawHeader { csum_start: 65535.into(), ..ok }, 1514, ALL, HeaderError::CsumRange),
+        (RawNetHeader { gso_size: 0.into(), ..ok }, 1514, ALL, HeaderError::GsoSize),
+        (RawNetHeader { flags: 0, ..ok }, 1514, ALL, HeaderError::GsoCsum),
+        (RawNetHeader { csum_start: 65535.into(), ..ok }, 1514, ALL, HeaderError::CsumRange),
         (gso(3), 1514, ALL, HeaderError::GsoType),
         (gso(HDR_GSO_ECN), 1514, ALL, HeaderError::GsoType),
         (gso(HDR_GSO_UDP_L4 | HDR_GSO_ECN), 1514, ALL, HeaderError::GsoType),
@@ -81,11 +81,11 @@ fn every_lie_of_a_header_is_named() {
 fn headers_said_to_be_longer_than_their_frame_are_cut_to_it() {
     let header = gso(HDR_GSO_TCPV4);
     for (said, len, handed_on) in [(54, 54, 54), (55, 54, 54), (u16::MAX, 1514, 1514), (0, 60, 0)] {
-        let clean = RawHeader { hdr_len: said.into(), ..header }.checked(len, ALL).unwrap();
+        let clean = RawNetHeader { hdr_len: said.into(), ..header }.checked(len, ALL).unwrap();
         assert_eq!(clean.hdr_len.get(), handed_on, "{said} of {len}");
     }
     // The length of the longest frame still fits into the field.
-    let clean = RawHeader { hdr_len: u16::MAX.into(), ..header }.checked(65_549, ALL).unwrap();
+    let clean = RawNetHeader { hdr_len: u16::MAX.into(), ..header }.checked(65_549, ALL).unwrap();
     assert_eq!(clean.hdr_len.get(), u16::MAX);
 }
 

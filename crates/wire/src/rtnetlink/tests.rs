@@ -46,12 +46,12 @@ fn report(flags: u32, list: &[(u16, &[u8])]) -> Vec<u8> {
     request.emit(9)
 }
 
-fn parsed(flags: u32, list: &[(u16, &[u8])]) -> Link {
+fn parsed(flags: u32, list: &[(u16, &[u8])]) -> InterfaceInfo {
     parse_answer(&report(flags, list), 9).unwrap().unwrap().unwrap()
 }
 
 /// The link of a kind, with these properties of its own.
-fn of_kind(kind: &str, data: &[(u16, &[u8])]) -> Link {
+fn of_kind(kind: &str, data: &[(u16, &[u8])]) -> InterfaceInfo {
     let (name, data) = ([kind.as_bytes(), b"\0"].concat(), nested(data));
     // The kernel marks an attribute that has others in it.
     let info = nested(&[(IFLA_INFO_KIND, &name), (IFLA_INFO_DATA | 1 << 15, &data)]);
@@ -86,7 +86,7 @@ fn answers_are_a_link_an_error_or_nothing_and_only_those_to_the_request_count() 
     };
     assert_eq!(error(0), Some(Ok(None)));
     assert_eq!((error(-19), error(i32::MIN)), (Some(Err(19)), Some(Err(i32::MAX))));
-    let link = Link { index: 7, is_up: true, ..Link::default() };
+    let link = InterfaceInfo { index: 7, is_up: true, ..InterfaceInfo::default() };
     assert_eq!(parse_answer(&report(1, &[]), 9), Some(Ok(Some(link))));
     assert_eq!(parse_answer(&report(1, &[]), 8), None, "of another request");
     assert_eq!(parse_answer(&report(1, &[])[..28], 9), Some(Err(5)), "cut short");
@@ -99,8 +99,9 @@ fn a_link_has_the_properties_that_the_kernel_reports() {
     let [mtu, master, one] = [9000u32, 3, 1].map(u32::to_ne_bytes);
     let link =
         parsed(2, &[(IFLA_ADDRESS, &[2, 0, 0, 0, 0, 5]), (IFLA_MTU, &mtu), (IFLA_MASTER, &master)]);
-    let expected = Link { index: 7, address: Some([2, 0, 0, 0, 0, 5]), ..Link::default() };
-    assert_eq!(link, Link { mtu: 9000, master: Some(3), ..expected });
+    let expected =
+        InterfaceInfo { index: 7, address: Some([2, 0, 0, 0, 0, 5]), ..InterfaceInfo::default() };
+    assert_eq!(link, InterfaceInfo { mtu: 9000, master: Some(3), ..expected });
     assert_eq!(parsed(0, &[(IFLA_ADDRESS, &[0; 20])]).address, None, "of InfiniBand");
     let is_up = |flags| parsed(flags, &[]).is_up;
     assert!(is_up(1) && is_up(0x1003) && !is_up(0) && !is_up(!1));

@@ -14,8 +14,8 @@ mod request;
 mod segment;
 
 pub use raw::RawRequest;
-pub use request::{Data, DataOp, Indirect, Kind, Limits, Refusal, Request, RequestError};
-pub use segment::{SEGMENT_SIZE, SEGMENTS_PER_PAGE, Segment, SegmentError};
+pub use request::{Data, DataOp, Indirect, Kind, Limits, RefusedRequest, Request, RequestError};
+pub use segment::{BlkifSegmentError, SEGMENT_SIZE, SEGMENTS_PER_PAGE, Segment};
 
 /// Bytes of a page that a grant reference names, on every machine.
 pub const PAGE_SIZE: usize = 4096;
@@ -211,33 +211,33 @@ macro_rules! check_layout {
     ($layout:ident, $($packed:tt)*) => {
         const _: () = {
             #[$($packed)*]
-            struct Segment(u32, u8, u8);
+            struct SegmentFields(u32, u8, u8);
             #[$($packed)*]
-            struct Request(u8, u8, u16, u64, u64, [Segment; SEGMENTS_MAX]);
+            struct RequestFields(u8, u8, u16, u64, u64, [SegmentFields; SEGMENTS_MAX]);
             #[$($packed)*]
-            struct Discard(u8, u8, u16, u64, u64, u64);
+            struct DiscardFields(u8, u8, u16, u64, u64, u64);
             #[$($packed)*]
-            struct Indirect(u8, u8, u16, u64, u64, u16, [u32; INDIRECT_PAGES_MAX]);
+            struct IndirectFields(u8, u8, u16, u64, u64, u16, [u32; INDIRECT_PAGES_MAX]);
             #[$($packed)*]
-            struct Response(u64, u8, i16);
+            struct ResponseFields(u64, u8, i16);
 
             use std::mem::offset_of;
-            assert!(size_of::<Segment>() == SEGMENT_SIZE);
-            assert!(offset_of!(Request, 3) == $layout.id);
-            assert!(offset_of!(Request, 4) == $layout.sector);
-            assert!(offset_of!(Request, 5) == $layout.segments);
-            assert!(size_of::<Request>() == $layout.entry_size);
-            assert!(offset_of!(Discard, 3) == $layout.id);
-            assert!(offset_of!(Discard, 4) == $layout.sector);
-            assert!(offset_of!(Discard, 5) == $layout.discard_sectors);
-            assert!(offset_of!(Indirect, 2) == 2);
-            assert!(offset_of!(Indirect, 3) == $layout.id);
-            assert!(offset_of!(Indirect, 4) == $layout.sector);
-            assert!(offset_of!(Indirect, 5) == $layout.indirect_handle);
-            assert!(offset_of!(Indirect, 6) == $layout.indirect_grefs);
-            assert!(size_of::<Indirect>() <= $layout.entry_size);
-            assert!(offset_of!(Response, 1) == 8 && offset_of!(Response, 2) == 10);
-            assert!(size_of::<Response>() == $layout.response_size);
+            assert!(size_of::<SegmentFields>() == SEGMENT_SIZE);
+            assert!(offset_of!(RequestFields, 3) == $layout.id);
+            assert!(offset_of!(RequestFields, 4) == $layout.sector);
+            assert!(offset_of!(RequestFields, 5) == $layout.segments);
+            assert!(size_of::<RequestFields>() == $layout.entry_size);
+            assert!(offset_of!(DiscardFields, 3) == $layout.id);
+            assert!(offset_of!(DiscardFields, 4) == $layout.sector);
+            assert!(offset_of!(DiscardFields, 5) == $layout.discard_sectors);
+            assert!(offset_of!(IndirectFields, 2) == 2);
+            assert!(offset_of!(IndirectFields, 3) == $layout.id);
+            assert!(offset_of!(IndirectFields, 4) == $layout.sector);
+            assert!(offset_of!(IndirectFields, 5) == $layout.indirect_handle);
+            assert!(offset_of!(IndirectFields, 6) == $layout.indirect_grefs);
+            assert!(size_of::<IndirectFields>() <= $layout.entry_size);
+            assert!(offset_of!(ResponseFields, 1) == 8 && offset_of!(ResponseFields, 2) == 10);
+            assert!(size_of::<ResponseFields>() == $layout.response_size);
             // Entries and fields begin at words of 32 bits.
             assert!($layout.entry_size % 4 == 0 && $layout.entry_size <= 4 * ENTRY_WORDS);
         };
@@ -254,7 +254,7 @@ const _: () = assert!(SECTORS_PER_PAGE as u64 * SECTOR_SIZE == PAGE_SIZE as u64)
 /// How a request ended (`BLKIF_RSP_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i16)]
-pub enum Status {
+pub enum BlkifStatus {
     /// `BLKIF_RSP_OKAY`
     Okay = 0,
     /// `BLKIF_RSP_ERROR`
@@ -263,7 +263,7 @@ pub enum Status {
     Unsupported = -2,
 }
 
-impl Status {
+impl BlkifStatus {
     /// The status of this number. `None`: the specification has none.
     #[must_use]
     pub const fn parse(number: i16) -> Option<Self> {
@@ -285,7 +285,7 @@ pub struct Response {
     /// operation; with any other, a Linux front-end gives the disk up.
     pub operation: u8,
     /// How the request ended.
-    pub status: Status,
+    pub status: BlkifStatus,
 }
 
 impl Response {
@@ -306,7 +306,7 @@ impl Response {
     pub const fn parse(words: [u32; RESPONSE_WORDS]) -> Option<Self> {
         let id = words[0] as u64 | (words[1] as u64) << 32;
         let [operation, _, low, high] = words[2].to_le_bytes();
-        match Status::parse(u16::from_le_bytes([low, high]) as i16) {
+        match BlkifStatus::parse(u16::from_le_bytes([low, high]) as i16) {
             Some(status) => Some(Self { id, operation, status }),
             None => None,
         }

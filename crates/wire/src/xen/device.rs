@@ -155,7 +155,7 @@ impl Offer {
     /// The borders that requests are checked against, of a front-end that was offered this and is
     /// connected to `disk`.
     #[must_use]
-    pub fn limits(&self, disk: &Disk, writable: bool) -> Limits {
+    pub fn limits(&self, disk: &DiskGeometry, writable: bool) -> Limits {
         let block = (u64::from(disk.sector_size) / SECTOR_SIZE).max(1);
         Limits {
             sectors: disk.sectors,
@@ -363,7 +363,7 @@ fn parse_own(
 
 /// A disk's size and block sizes, told when the back-end connects and again when the size changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Disk {
+pub struct DiskGeometry {
     /// Size in sectors of 512 bytes.
     pub sectors: u64,
     /// Bytes of a logical block.
@@ -374,7 +374,7 @@ pub struct Disk {
     pub info: u32,
 }
 
-impl Disk {
+impl DiskGeometry {
     /// The nodes of the disk.
     #[must_use]
     pub fn emit(&self) -> Writes {

@@ -3,8 +3,8 @@
 //! The server of the simulated Xen listens on two sockets. One speaks xenstore's protocol
 //! ([`super::store`]); the other, whose name has [`SOCKET_SUFFIX`] behind it, these calls. A call
 //! and its answer are four words each, in the host's byte order; an answer may bring file
-//! descriptors. A connection that calls [`Call::Create`] is that domain from then on, until the
-//! connection ends and the domain with it; everybody else is domain 0.
+//! descriptors. A connection that calls [`Hypercall::Create`] is that domain from then on, until
+//! the connection ends and the domain with it; everybody else is domain 0.
 
 /// The suffix by which the second socket's path differs from the first's.
 pub const SOCKET_SUFFIX: &str = ".hypercall";
@@ -13,7 +13,7 @@ pub const CALL_SIZE: usize = 16;
 
 /// A call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum Hypercall {
     /// Creates a domain and becomes it. Answered with its memory (a file that begins with the grant
     /// table) and its connection to xenstore.
     Create {
@@ -42,7 +42,7 @@ pub enum Call {
         remote: u16,
     },
     /// Makes a port that is joined with an unbound one of another domain. Answered like
-    /// [`Call::AllocUnbound`].
+    /// [`Hypercall::AllocUnbound`].
     Bind {
         /// Whose port.
         remote: u16,
@@ -67,7 +67,7 @@ pub struct Outcome {
     pub second: u32,
 }
 
-impl Call {
+impl Hypercall {
     /// Parses a call. `None`: the number names no call, or an argument is out of its range.
     #[must_use]
     pub fn parse(bytes: &[u8; CALL_SIZE]) -> Option<Self> {
@@ -131,14 +131,14 @@ mod tests {
     #[test]
     fn calls_and_answers_are_parsed_as_they_were_emitted() {
         for call in [
-            Call::Create { domain: 7, pages: 1000, entries: 512 },
-            Call::Attach { domain: u16::MAX },
-            Call::Detach { domain: 0 },
-            Call::AllocUnbound { remote: 3 },
-            Call::Bind { remote: 3, port: u32::MAX },
-            Call::Close { port: 5 },
+            Hypercall::Create { domain: 7, pages: 1000, entries: 512 },
+            Hypercall::Attach { domain: u16::MAX },
+            Hypercall::Detach { domain: 0 },
+            Hypercall::AllocUnbound { remote: 3 },
+            Hypercall::Bind { remote: 3, port: u32::MAX },
+            Hypercall::Close { port: 5 },
         ] {
-            assert_eq!(Call::parse(&call.emit()), Some(call));
+            assert_eq!(Hypercall::parse(&call.emit()), Some(call));
         }
         let outcome = Outcome { errno: 22, first: 1, second: u32::MAX };
         assert_eq!(Outcome::parse(&outcome.emit()), outcome);
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn a_call_that_does_not_exist_or_names_no_domain_is_none() {
         for words in [[0, 1, 1, 1], [7, 1, 1, 1], [2, 0x1_0000, 0, 0], [u32::MAX; 4]] {
-            assert_eq!(Call::parse(&bytes(words)), None, "{words:?}");
+            assert_eq!(Hypercall::parse(&bytes(words)), None, "{words:?}");
         }
     }
 }

@@ -27,9 +27,9 @@ macro_rules! operations {
         /// The operation of a message: a request's own, which its reply repeats.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
-        pub enum Op { $($(#[$doc])* $name = $id),* }
+        pub enum StoreOp { $($(#[$doc])* $name = $id),* }
 
-        impl Op {
+        impl StoreOp {
             /// Every operation of the pinned specification.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
@@ -187,7 +187,7 @@ error_names! {
 /// Why a message cannot be read or written. The connection cannot go on after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the Display text says what each field is")]
-pub enum MessageError {
+pub enum StoreMessageError {
     #[error("message {kind} has a payload of {size} bytes, {PAYLOAD_SIZE_MAX} at most")]
     TooLong { kind: u32, size: usize },
     #[error("{name}: a string has a nul byte inside")]
@@ -200,8 +200,8 @@ pub enum MessageError {
 
 /// A message header (`struct xsd_sockmsg`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
-    /// The operation's id: [`Op::from_id`] tells whether there is one.
+pub struct StoreHeader {
+    /// The operation's id: [`StoreOp::from_id`] tells whether there is one.
     pub kind: u32,
     /// The client's number of the request; its reply carries the same.
     pub req_id: u32,
@@ -211,18 +211,18 @@ pub struct Header {
     pub size: u32,
 }
 
-impl Header {
+impl StoreHeader {
     /// Parses the 16 bytes of a header.
     ///
     /// # Errors
-    /// [`MessageError::TooLong`].
-    pub fn parse(bytes: &[u8; HEADER_SIZE]) -> Result<Self, MessageError> {
+    /// [`StoreMessageError::TooLong`].
+    pub fn parse(bytes: &[u8; HEADER_SIZE]) -> Result<Self, StoreMessageError> {
         let [kind, req_id, tx_id, size] = std::array::from_fn(|i| {
             let at = 4 * i;
             u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         });
         if size as usize > PAYLOAD_SIZE_MAX {
-            return Err(MessageError::TooLong { kind, size: size as usize });
+            return Err(StoreMessageError::TooLong { kind, size: size as usize });
         }
         Ok(Self { kind, req_id, tx_id, size })
     }
@@ -243,7 +243,7 @@ impl Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
     /// The header.
-    pub header: Header,
+    pub header: StoreHeader,
     /// The payload.
     pub payload: &'a [u8],
 }
@@ -259,10 +259,10 @@ impl Message<'_> {
 /// Cuts the first message off `stream`. `None`: it is not there as a whole yet.
 ///
 /// # Errors
-/// [`MessageError::TooLong`]: the stream cannot be read any further.
-pub fn split(stream: &[u8]) -> Result<Option<Message<'_>>, MessageError> {
+/// [`StoreMessageError::TooLong`]: the stream cannot be read any further.
+pub fn split(stream: &[u8]) -> Result<Option<Message<'_>>, StoreMessageError> {
     let Some((bytes, rest)) = stream.split_first_chunk() else { return Ok(None) };
-    let header = Header::parse(bytes)?;
+    let header = StoreHeader::parse(bytes)?;
     Ok(rest.get(..header.size as usize).map(|payload| Message { header, payload }))
 }
 
@@ -337,7 +337,7 @@ pub(super) fn number<N: std::str::FromStr>(text: &[u8]) -> Option<N> {
 pub enum Answer<'a> {
     /// The request was served; the payload depends on its operation: a value for `READ`, the
     /// [`strings`] for `DIRECTORY`, [`Answer::OK`] where there is nothing to tell.
-    Done(Op, &'a [u8]),
+    Done(StoreOp, &'a [u8]),
     /// The request was refused.
     Refused(ErrorName),
     /// A watch saw a change; no request is answered.
@@ -356,18 +356,20 @@ impl<'a> Answer<'a> {
     /// Parses a message of the server.
     ///
     /// # Errors
-    /// [`MessageError::NotAReply`] for an operation that does not exist,
-    /// [`MessageError::Malformed`] for an error or an event that is not whole.
-    pub fn parse(message: &Message<'a>) -> Result<Self, MessageError> {
+    /// [`StoreMessageError::NotAReply`] for an operation that does not exist,
+    /// [`StoreMessageError::Malformed`] for an error or an event that is not whole.
+    pub fn parse(message: &Message<'a>) -> Result<Self, StoreMessageError> {
         let kind = message.header.kind;
-        let op = Op::from_id(kind).ok_or(MessageError::NotAReply { kind })?;
-        let malformed = MessageError::Malformed { name: op.name() };
+        let op = StoreOp::from_id(kind).ok_or(StoreMessageError::NotAReply { kind })?;
+        let malformed = StoreMessageError::Malformed { name: op.name() };
         let mut strings = strings(message.payload);
         match op {
-            Op::Error => strings.next().map(ErrorName::parse).map(Self::Refused),
-            Op::WatchEvent => strings.next().zip(strings.next()).and_then(|(watched, token)| {
-                Some(Self::Event { watched: Watched::parse(watched).ok()?, token })
-            }),
+            StoreOp::Error => strings.next().map(ErrorName::parse).map(Self::Refused),
+            StoreOp::WatchEvent => {
+                strings.next().zip(strings.next()).and_then(|(watched, token)| {
+                    Some(Self::Event { watched: Watched::parse(watched).ok()?, token })
+                })
+            }
             _ => Some(Self::Done(op, message.payload)),
         }
         .ok_or(malformed)
@@ -384,17 +386,21 @@ pub fn transaction_id(payload: &[u8]) -> Option<u32> {
 /// Appends the reply that `request` was served.
 ///
 /// # Errors
-/// [`MessageError::TooLong`]: nothing was appended, and the request is to be refused with
+/// [`StoreMessageError::TooLong`]: nothing was appended, and the request is to be refused with
 /// [`ErrorName::E2big`].
-pub fn reply(out: &mut Vec<u8>, request: &Header, payload: &[u8]) -> Result<(), MessageError> {
+pub fn reply(
+    out: &mut Vec<u8>,
+    request: &StoreHeader,
+    payload: &[u8],
+) -> Result<(), StoreMessageError> {
     append(out, *request, payload)
 }
 
 /// Appends the reply that `request` was refused.
-pub fn refuse(out: &mut Vec<u8>, request: &Header, error: ErrorName) {
+pub fn refuse(out: &mut Vec<u8>, request: &StoreHeader, error: ErrorName) {
     let payload = [error.name().as_bytes(), b"\0"].concat();
     let size = u32::try_from(payload.len()).unwrap_or(u32::MAX);
-    let header = Header { kind: Op::Error.id(), size, ..*request };
+    let header = StoreHeader { kind: StoreOp::Error.id(), size, ..*request };
     out.extend_from_slice(&header.emit());
     out.extend_from_slice(&payload);
 }
@@ -402,25 +408,29 @@ pub fn refuse(out: &mut Vec<u8>, request: &Header, error: ErrorName) {
 /// Appends the event that the watch with `token` saw a change at `watched`.
 ///
 /// # Errors
-/// [`MessageError::TooLong`], [`MessageError::Nul`]: nothing was appended.
-pub fn event(out: &mut Vec<u8>, watched: Watched<'_>, token: &[u8]) -> Result<(), MessageError> {
-    let name = Op::WatchEvent.name();
+/// [`StoreMessageError::TooLong`], [`StoreMessageError::Nul`]: nothing was appended.
+pub fn event(
+    out: &mut Vec<u8>,
+    watched: Watched<'_>,
+    token: &[u8],
+) -> Result<(), StoreMessageError> {
+    let name = StoreOp::WatchEvent.name();
     if token.contains(&0) {
-        return Err(MessageError::Nul { name });
+        return Err(StoreMessageError::Nul { name });
     }
     let payload = [watched.as_str().as_bytes(), b"\0", token, b"\0"].concat();
-    let header = Header { kind: Op::WatchEvent.id(), req_id: 0, tx_id: 0, size: 0 };
+    let header = StoreHeader { kind: StoreOp::WatchEvent.id(), req_id: 0, tx_id: 0, size: 0 };
     append(out, header, &payload)
 }
 
 /// Appends a message with `header`, whose size becomes that of `payload`.
-fn append(out: &mut Vec<u8>, header: Header, payload: &[u8]) -> Result<(), MessageError> {
-    let too_long = MessageError::TooLong { kind: header.kind, size: payload.len() };
+fn append(out: &mut Vec<u8>, header: StoreHeader, payload: &[u8]) -> Result<(), StoreMessageError> {
+    let too_long = StoreMessageError::TooLong { kind: header.kind, size: payload.len() };
     if payload.len() > PAYLOAD_SIZE_MAX {
         return Err(too_long);
     }
     let size = u32::try_from(payload.len()).map_err(|_| too_long)?;
-    out.extend_from_slice(&Header { size, ..header }.emit());
+    out.extend_from_slice(&StoreHeader { size, ..header }.emit());
     out.extend_from_slice(payload);
     Ok(())
 }

@@ -7,7 +7,7 @@ use crate::soak::random::{Random, stamp};
 use crate::soak::stage::is_direct;
 use crate::{Context, Outcome, check};
 use manyring_driver::wire::blk::VIRTIO_BLK_F_WRITE_ZEROES;
-use manyring_driver::{BlkDriver, BlkOptions, BlkQueue, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, BlkDriverQueue, DriverOp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use std::os::unix::fs::FileExt;
@@ -94,8 +94,8 @@ pub(super) fn run(orders: &Orders, stop: &AtomicBool) -> Outcome<Value> {
 
 impl Guest {
     fn new(orders: &Orders) -> Outcome<Self> {
-        let defaults = BlkOptions::default();
-        let options = BlkOptions {
+        let defaults = BlkDriverOptions::default();
+        let options = BlkDriverOptions {
             queues: QUEUES,
             queue_size: 16,
             features: defaults.features | VIRTIO_BLK_F_WRITE_ZEROES,
@@ -182,13 +182,13 @@ impl Guest {
             }
         }
         let request = match op {
-            Kind::Read => Op::Read { sector, len },
-            Kind::Write => Op::Write { sector, data: &self.pattern[..len] },
+            Kind::Read => DriverOp::Read { sector, len },
+            Kind::Write => DriverOp::Write { sector, data: &self.pattern[..len] },
             Kind::Zeroes => {
                 let count = u32::try_from(blocks * 8).unwrap_or(8);
-                Op::WriteZeroes { sector, count, unmap: false }
+                DriverOp::WriteZeroes { sector, count, unmap: false }
             }
-            Kind::Flush => Op::Flush,
+            Kind::Flush => DriverOp::Flush,
         };
         let tag = self.driver.queues[queue].submit(request).context("a request")?;
         let tag = tag.ok_or("the ring is full")?;
@@ -281,7 +281,7 @@ impl Guest {
 }
 
 /// Asks all queues for calls, looks again, and sleeps until one comes (100 ms at most).
-fn sleep_until_called(queues: &mut [BlkQueue]) -> Outcome {
+fn sleep_until_called(queues: &mut [BlkDriverQueue]) -> Outcome {
     let mut is_there = false;
     for queue in queues.iter_mut().filter(|queue| queue.in_flight() > 0) {
         is_there |= queue.vring().queue().enable_notifications();

@@ -5,8 +5,8 @@ use super::late::{FAR_END, Latencies, Mark, Route};
 use super::{Orders, say};
 use crate::soak::random::Random;
 use crate::{Context, Outcome};
-use manyring_driver::wire::net::RawHeader;
-use manyring_driver::{NetDriver, NetOptions};
+use manyring_driver::wire::net::RawNetHeader;
+use manyring_driver::{NetDriver, NetDriverOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -99,12 +99,12 @@ fn echo(socket: &UdpSocket, guest: u8, far: &Far, stop: &AtomicBool) -> Outcome 
 impl Guest {
     fn new(orders: &Orders) -> Outcome<Self> {
         // One guest takes its frames as they are, the other leaves checksums to the host.
-        let offloads = if orders.number.is_multiple_of(2) { NetOptions::OFFLOADS } else { 0 };
-        let options = NetOptions {
+        let offloads = if orders.number.is_multiple_of(2) { NetDriverOptions::OFFLOADS } else { 0 };
+        let options = NetDriverOptions {
             queue_pairs: PAIRS,
-            features: NetOptions::PLAIN | offloads,
+            features: NetDriverOptions::PLAIN | offloads,
             transmit_size: 2048,
-            ..NetOptions::default()
+            ..NetDriverOptions::default()
         };
         let driver = NetDriver::connect(&orders.socket, &options).context("the session")?;
         Ok(Self {
@@ -140,7 +140,7 @@ impl Guest {
             let note = Note { guest: self.number, way: Way::Out, number: self.next_number };
             let len = usize::try_from(self.random.below(1464)).unwrap_or(0);
             let frame = frame::frame(self.number, &note.payload(len));
-            if !tx.send(&RawHeader::default(), &frame).context("a frame")? {
+            if !tx.send(&RawNetHeader::default(), &frame).context("a frame")? {
                 break;
             }
             burst.push(note.number);

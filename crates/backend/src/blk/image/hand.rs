@@ -31,7 +31,7 @@ const FLUSHES_MAX: usize = 200;
 /// The descriptors that the supervisor sends to a device process, so that the device process can
 /// serve an image which the supervisor has opened and keeps locked.
 #[derive(Debug)]
-pub struct Handed {
+pub struct ImageDescriptors {
     /// The description for reads and writes.
     pub file: OwnedFd,
     /// The first flushes for the image itself, each further one for a queue.
@@ -43,7 +43,7 @@ impl Image {
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM`: the host has no further descriptor or memory.
-    pub fn hand(&self, queues: usize) -> Result<Handed, Errno> {
+    pub fn hand(&self, queues: usize) -> Result<ImageDescriptors, Errno> {
         let path = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let access = if self.geometry.read_only { OFlags::RDONLY } else { OFlags::RDWR };
         let direct = if self.direct { OFlags::DIRECT } else { OFlags::empty() };
@@ -56,7 +56,7 @@ impl Image {
             self.let_go_of_mark()?;
             flushes.iter().chain([&file]).try_for_each(|fd| sys::mark(fd, Mark::GIVEN))?;
         }
-        Ok(Handed { file, flushes })
+        Ok(ImageDescriptors { file, flushes })
     }
 
     /// True if descriptions are marked as long as they live; false if they are marked while rings
@@ -105,7 +105,7 @@ impl Image {
     /// mark.
     pub fn marks(
         &self,
-        handed: &Handed,
+        handed: &ImageDescriptors,
         part: impl Any + Send + Sync,
     ) -> Result<Option<Marks>, Errno> {
         if self.is_marked_at_once() {
@@ -159,9 +159,13 @@ impl Image {
     ///
     /// # Errors
     /// [`ImageError`]: `handed` has no description for flushes, or the image has no size.
-    pub fn handed(handed: Handed, path: &Path, options: ImageOptions) -> Result<Self, ImageError> {
+    pub fn handed(
+        handed: ImageDescriptors,
+        path: &Path,
+        options: ImageOptions,
+    ) -> Result<Self, ImageError> {
         let ImageOptions { read_only, direct, .. } = options;
-        let Handed { file, mut flushes } = handed;
+        let ImageDescriptors { file, mut flushes } = handed;
         let stat = rustix::fs::fstat(&file).map(|stat| FileType::from_raw_mode(stat.st_mode));
         let block_device = stat == Ok(FileType::BlockDevice);
         let at = || path.to_path_buf();
@@ -338,7 +342,7 @@ mod tests {
         let open = || Image::open(file.path(), ImageOptions::default());
         let image = open().unwrap();
         assert_eq!(image.is_let_go(), Ok(true));
-        let Handed { file: given, flushes } = image.hand(2).unwrap();
+        let ImageDescriptors { file: given, flushes } = image.hand(2).unwrap();
         assert_eq!(flushes.len(), 3);
         assert_eq!(image.is_let_go(), Ok(false));
         drop(flushes);

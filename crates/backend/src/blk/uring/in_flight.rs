@@ -1,4 +1,5 @@
-//! `InFlight`: a request that the kernel has, and the step that follows each result of the kernel.
+//! `IoInFlight`: a request that the kernel has, and the step that follows each result of the
+//! kernel.
 
 use super::{PUNCH_HOLE, ZERO_RANGE};
 use crate::blk::quota::Retries;
@@ -26,7 +27,7 @@ pub(super) enum Stage {
 
 /// The part of a request that is not done yet.
 #[derive(Debug)]
-pub(super) struct InFlight {
+pub(super) struct IoInFlight {
     pub(super) op: Op,
     pub(super) stage: Stage,
     pub(super) offset: u64,
@@ -55,7 +56,7 @@ pub(super) enum Step {
     Failed(Errno),
 }
 
-impl Default for InFlight {
+impl Default for IoInFlight {
     fn default() -> Self {
         let (op, stage) = (Op::Flush, Stage::Flush);
         let retries = Retries::default();
@@ -75,7 +76,7 @@ impl Default for InFlight {
     }
 }
 
-impl InFlight {
+impl IoInFlight {
     /// Nobody works on the request any more. True if guest memory has changed while it was in
     /// flight, so that `rest` has released its snapshot.
     pub(super) fn close(&mut self) -> bool {

@@ -230,12 +230,12 @@ fn zeroes_are_written_where_no_call_makes_them() {
     let image = Image::open_again(file.path(), ImageOptions::default());
     let disk = UringDisk::new(image).unwrap();
     let mut ring = Ring::new().unwrap();
-    let mut entry = InFlight {
+    let mut entry = IoInFlight {
         op: Op::WriteZeroes { unmap: false, durable: true },
         stage: Stage::Fallocate(ZERO_RANGE),
         offset: 512,
         len: 1 << 17,
-        ..InFlight::default()
+        ..IoInFlight::default()
     };
     assert!(matches!(entry.failed(Errno::OPNOTSUPP), Step::Again));
     assert_eq!(entry.stage, Stage::Zeroes);

@@ -41,7 +41,7 @@ fn case(calls_max: u32) -> (Case, u64) {
     for n in 0..64u8 {
         let at = usize::from(n);
         memory.slice(at, 1).unwrap().write_byte(n);
-        frames.push_as(n.into(), &RawHeader::default(), slices.pieces(at..at + 1), 0, 1);
+        frames.push_as(n.into(), &RawNetHeader::default(), slices.pieces(at..at + 1), 0, 1);
     }
     let options = LateOptions { seed: 5, calls_max, tells: false };
     let port = LatePort::new(Arc::new(NullPort::new(1, 0)), options);

@@ -1,6 +1,6 @@
 //! `Channel`: the bursts on their way from one transmitq to one receiveq, and back.
 
-use super::handoff::Handoff;
+use super::handoff::SpscQueue;
 use crate::net::{Frames, Outcome, Returned, Token};
 use crate::ready::Doorbell;
 use manyring_memory::MemoryError;
@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 /// Frames that a sender lends to one receiver together.
 #[derive(Debug)]
-pub(super) struct Burst {
+pub(super) struct LentFrames {
     pub(super) frames: Frames,
     /// Tokens of frames that the receiver has copied.
     passed: Vec<Token>,
@@ -19,7 +19,7 @@ pub(super) struct Burst {
     is_touched: bool,
 }
 
-impl Burst {
+impl LentFrames {
     pub(super) fn new() -> Result<Box<Self>, MemoryError> {
         let frames = Frames::for_channel()?;
         Ok(Box::new(Self {
@@ -63,8 +63,8 @@ impl Burst {
 #[derive(Debug)]
 pub(super) struct Channel {
     /// Bursts for the receiver; then those that it has finished with.
-    pub(super) full: Handoff<Box<Burst>>,
-    pub(super) back: Handoff<Box<Burst>>,
+    pub(super) full: SpscQueue<Box<LentFrames>>,
+    pub(super) back: SpscQueue<Box<LentFrames>>,
     /// The channel's bit in the receiver's doorbell, and in the sender's.
     pub(super) bit: u64,
     pub(super) back_bit: u64,
@@ -77,8 +77,8 @@ pub(super) struct Channel {
 impl Channel {
     pub(super) fn new(bit: u64, back_bit: u64, home: Arc<Doorbell>) -> Arc<Self> {
         Arc::new(Self {
-            full: Handoff::new(),
-            back: Handoff::new(),
+            full: SpscQueue::new(),
+            back: SpscQueue::new(),
             bit,
             back_bit,
             home,
@@ -87,7 +87,7 @@ impl Channel {
     }
 
     /// Receiver: returns the burst that is out. The caller must ring [`Self::home`] afterwards.
-    pub(super) fn give_back(&self, burst: Box<Burst>) {
+    pub(super) fn give_back(&self, burst: Box<LentFrames>) {
         self.full.finish();
         let is_back = self.back.put(burst).is_ok();
         debug_assert!(is_back, "a channel has no more bursts than places");

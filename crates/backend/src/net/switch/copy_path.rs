@@ -1,7 +1,7 @@
 //! `CopyPath`: carries copies of frames to ports: of flooded frames, and of those no channel can
 //! carry.
 
-use super::copy_queue::{COPIES, FrameCopy, Inbox};
+use super::copy_queue::{COPIES, CopyInbox, FrameCopy};
 use super::guard::{Change, TAG_AT, Tag, VLAN_TAG};
 use super::{
     Destination, Map, PortId, Shared, Switch, TAKES_CSUM, TAKES_ECN, TAKES_TSO4, TAKES_TSO6,
@@ -10,7 +10,7 @@ use super::{
 use manyring_wire::net::segment::finish;
 use manyring_wire::net::{
     HDR_F_NEEDS_CSUM, HDR_GSO_ECN, HDR_GSO_NONE, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HEADER_SIZE,
-    RawHeader,
+    RawNetHeader,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,12 +28,12 @@ const HEAD: usize = HEADER_SIZE;
 /// A copy of a frame for all ports that need the same change of its tag.
 struct Copy {
     frame_copy: FrameCopy,
-    pieces: Pieces,
+    pieces: FrameSegments,
 }
 
 /// The segments of a frame copy for guests who do not accept it as it is, made when the first such
 /// guest gets it. The inner `None`: the frame cannot be segmented.
-type Pieces = Option<Option<Vec<FrameCopy>>>;
+type FrameSegments = Option<Option<Vec<FrameCopy>>>;
 
 /// Carries copies of the frames that one port sends.
 #[derive(Debug)]
@@ -45,13 +45,13 @@ pub struct CopyPath {
     pub(super) map: Arc<Map>,
     generation: u64,
     /// Inboxes that have new copies, and whose receivers were not woken yet.
-    told: Vec<Arc<Inbox>>,
+    told: Vec<Arc<CopyInbox>>,
     /// The work of copying for the present burst, in bytes, with `LETTER_COST` for each frame copy.
     pub(super) spent: usize,
 }
 
 /// The `TAKES_*` bits that a guest must have set to get a frame with this header unchanged.
-pub(super) fn needs(header: &RawHeader) -> u8 {
+pub(super) fn needs(header: &RawNetHeader) -> u8 {
     let gso = match header.gso_type & !HDR_GSO_ECN {
         HDR_GSO_NONE => 0,
         HDR_GSO_TCPV4 => TAKES_TSO4,
@@ -82,7 +82,7 @@ impl CopyPath {
     pub fn send(&mut self, frame_copy: &[u8]) {
         self.refresh();
         self.spent = 0;
-        let Ok((header, frame)) = RawHeader::read_from_prefix(frame_copy) else { return };
+        let Ok((header, frame)) = RawNetHeader::read_from_prefix(frame_copy) else { return };
         let second = self.switch.clock.now().second();
         let (verdict, vlan, tag) =
             self.switch.judge(&self.own, &self.map, (&header, frame), second);
@@ -142,14 +142,19 @@ impl CopyPath {
 
     /// Puts a frame copy into the inbox of a port, or its segments if the guest does not accept it
     /// as it is. False: it was dropped, and is counted.
-    fn deliver(&mut self, to: &Destination, frame_copy: &FrameCopy, pieces: &mut Pieces) -> bool {
+    fn deliver(
+        &mut self,
+        to: &Destination,
+        frame_copy: &FrameCopy,
+        pieces: &mut FrameSegments,
+    ) -> bool {
         let counters = &to.port.counters;
         let start = frame_copy.get(HEAD..).unwrap_or_default();
         let Some((_, inbox)) = to.inbox(self.index, start) else {
             counters.dropped_no_queue.add(1);
             return false;
         };
-        let Ok((header, _)) = RawHeader::read_from_prefix(frame_copy) else { return false };
+        let Ok((header, _)) = RawNetHeader::read_from_prefix(frame_copy) else { return false };
         let is_put = if needs(&header) & !to.port.takes() == 0 {
             let is_put = inbox.put(frame_copy.clone());
             (if is_put { &counters.mailed } else { &counters.dropped_full }).add(1);
@@ -179,7 +184,7 @@ impl CopyPath {
 
 /// Segments a frame copy and completes its checksums. `None`: its header does not allow it, or
 /// would have a checksum written into what was judged.
-fn finished(header: &RawHeader, frame_copy: &[u8]) -> Option<Vec<FrameCopy>> {
+fn finished(header: &RawNetHeader, frame_copy: &[u8]) -> Option<Vec<FrameCopy>> {
     let mut frame = frame_copy[HEAD..].to_vec();
     if !header.is_in_place(&frame) {
         return None;
@@ -196,8 +201,8 @@ fn finished(header: &RawHeader, frame_copy: &[u8]) -> Option<Vec<FrameCopy>> {
 /// Puts the segments of a frame copy into an inbox. True if at least one found room.
 fn put_all(
     to: &Destination,
-    inbox: &Inbox,
-    header: &RawHeader,
+    inbox: &CopyInbox,
+    header: &RawNetHeader,
     pieces: Option<&[FrameCopy]>,
 ) -> bool {
     let counters = &to.port.counters;
@@ -224,7 +229,7 @@ fn changed(frame_copy: &[u8], change: Change) -> Option<Vec<u8>> {
     let mut copy = frame_copy.to_vec();
     let at = HEAD + TAG_AT;
     let shift = |copy: &mut Vec<u8>, by: i32| {
-        let (mut header, _) = RawHeader::read_from_prefix(copy).ok()?;
+        let (mut header, _) = RawNetHeader::read_from_prefix(copy).ok()?;
         let moved = |n: u16| u16::try_from(i32::from(n) + by).ok();
         if header.flags & HDR_F_NEEDS_CSUM != 0 {
             header.csum_start = moved(header.csum_start.get())?.into();
@@ -265,7 +270,7 @@ fn changed(frame_copy: &[u8], change: Change) -> Option<Vec<u8>> {
 
 impl Shared {
     /// True if the port takes frames with this header as they are.
-    pub(super) fn takes_all_of(&self, header: &RawHeader) -> bool {
+    pub(super) fn takes_all_of(&self, header: &RawNetHeader) -> bool {
         needs(header) & !self.takes.load(Ordering::Acquire) == 0
     }
 }

@@ -1,4 +1,4 @@
-//! `Inbox`: the new channels of a receiveq, and copies of frames that no channel can carry.
+//! `CopyInbox`: the new channels of a receiveq, and copies of frames that no channel can carry.
 
 use super::channel::Channel;
 use crate::ready::Doorbell;
@@ -27,7 +27,7 @@ pub(super) type FrameCopy = Arc<[u8]>;
 
 /// New channels and copies of one receiveq, which any sender adds to.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(super) struct CopyInbox {
     pub(super) doorbell: Doorbell,
     /// Channels that the receiver has not seen yet.
     channels: Mutex<Vec<Arc<Channel>>>,
@@ -53,7 +53,7 @@ fn soon<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     None
 }
 
-impl Inbox {
+impl CopyInbox {
     /// # Errors
     /// Those of [`Doorbell::new`].
     pub(super) fn new() -> Result<Arc<Self>, Errno> {

@@ -1,6 +1,6 @@
 //! The rules by which a port accepts and emits frames of VLANs. Pure.
 
-use super::table::Key;
+use super::table::VlanAddress;
 use manyring_wire::net::TYPES_TAG;
 
 /// Bytes of an Ethernet header.
@@ -135,9 +135,9 @@ pub(super) fn reserved_group(head: &[u8]) -> Option<u8> {
 /// The destination and source of a frame as keys of the table; `None` for a group address.
 #[must_use]
 #[inline]
-pub(super) fn keys(head: &[u8], vlan: u16) -> Option<(Option<Key>, Option<Key>)> {
+pub(super) fn keys(head: &[u8], vlan: u16) -> Option<(Option<VlanAddress>, Option<VlanAddress>)> {
     let (to, from) = addresses(head)?;
-    Some((Key::new(to, vlan), Key::new(from, vlan)))
+    Some((VlanAddress::new(to, vlan), VlanAddress::new(from, vlan)))
 }
 
 #[cfg(test)]

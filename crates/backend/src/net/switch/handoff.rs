@@ -1,4 +1,5 @@
-//! `Handoff`: a queue of at most eight things from one thread to another, in order. Neither waits.
+//! `SpscQueue`: a queue of at most eight things from one thread to another, in order. Neither
+//! waits.
 //!
 //! ```text
 //! put        (giver)   the next place becomes full
@@ -38,9 +39,9 @@ enum Place<T> {
     Out,
 }
 
-/// The result of [`Handoff::take`].
+/// The result of [`SpscQueue::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found<T> {
+pub enum TakeResult<T> {
     /// The oldest thing.
     Thing(T),
     /// Nothing is on its way.
@@ -51,14 +52,14 @@ pub enum Found<T> {
 
 /// Things on their way from a giver to a taker: one thread each at any time.
 #[derive(Debug)]
-pub struct Handoff<T> {
+pub struct SpscQueue<T> {
     places: [Mutex<Place<T>>; PLACES],
     /// How many were put, and how many places the taker is done with. Both wrap around.
     put: AtomicUsize,
     done: AtomicUsize,
 }
 
-impl<T> Handoff<T> {
+impl<T> SpscQueue<T> {
     /// A handoff with nothing on its way.
     #[must_use]
     pub fn new() -> Self {
@@ -129,15 +130,15 @@ impl<T> Handoff<T> {
     }
 
     /// Taker: takes the oldest thing. The taker must have finished the one before, or put it back.
-    pub fn take(&self) -> Found<T> {
+    pub fn take(&self) -> TakeResult<T> {
         loop {
             let done = self.done.load(Ordering::Relaxed);
             if done == self.put.load(Ordering::Acquire) {
-                return Found::Nothing;
+                return TakeResult::Nothing;
             }
-            let Ok(mut place) = self.place(done).try_lock() else { return Found::Busy };
+            let Ok(mut place) = self.place(done).try_lock() else { return TakeResult::Busy };
             match std::mem::replace(&mut *place, Place::Out) {
-                Place::Full(thing) => return Found::Thing(thing),
+                Place::Full(thing) => return TakeResult::Thing(thing),
                 // Point 2 above: skip the place while its lock is held.
                 Place::Empty | Place::Out => {
                     *place = Place::Empty;
@@ -166,7 +167,7 @@ impl<T> Handoff<T> {
     }
 }
 
-impl<T> Default for Handoff<T> {
+impl<T> Default for SpscQueue<T> {
     fn default() -> Self {
         Self::new()
     }
@@ -187,20 +188,20 @@ fn empty<T>(place: &mut Place<T>) -> Option<T> {
 mod tests {
     use super::*;
 
-    fn take_all(handoff: &Handoff<u32>) -> Vec<u32> {
+    fn take_all(handoff: &SpscQueue<u32>) -> Vec<u32> {
         let one = || match handoff.take() {
-            Found::Thing(thing) => {
+            TakeResult::Thing(thing) => {
                 handoff.finish();
                 Some(thing)
             }
-            Found::Nothing | Found::Busy => None,
+            TakeResult::Nothing | TakeResult::Busy => None,
         };
         std::iter::from_fn(one).collect()
     }
 
     #[test]
     fn things_arrive_in_order_and_no_more_than_there_is_room_for() {
-        let handoff = Handoff::new();
+        let handoff = SpscQueue::new();
         for lap in 0..3 {
             for n in 0..8 {
                 handoff.put(lap * 10 + n).unwrap();
@@ -212,9 +213,9 @@ mod tests {
 
     #[test]
     fn what_is_put_back_is_the_oldest_again_and_what_is_recalled_never_arrives() {
-        let handoff = Handoff::new();
+        let handoff = SpscQueue::new();
         (0..4).for_each(|n| handoff.put(n).unwrap());
-        assert_eq!(handoff.take(), Found::Thing(0));
+        assert_eq!(handoff.take(), TakeResult::Thing(0));
         let mut recalled = Vec::new();
         handoff.recall(|thing| recalled.push(thing));
         assert_eq!(recalled, [1, 2, 3], "0 is out");
@@ -226,25 +227,25 @@ mod tests {
 
     #[test]
     fn the_newest_can_be_added_to_until_it_is_taken() {
-        let handoff = Handoff::new();
+        let handoff = SpscQueue::new();
         assert_eq!(handoff.take_last(), None);
         handoff.put(1).unwrap();
         assert_eq!(handoff.take_last(), Some(1));
         handoff.put(2).unwrap();
-        assert_eq!(handoff.take(), Found::Thing(2));
+        assert_eq!(handoff.take(), TakeResult::Thing(2));
         assert_eq!(handoff.take_last(), None, "it is out");
         handoff.finish();
         // The taker skips the place of a thing that was taken back; the next one goes behind it.
         handoff.put(3).unwrap();
         assert_eq!(handoff.take_last(), Some(3));
-        assert_eq!(handoff.take(), Found::Nothing);
+        assert_eq!(handoff.take(), TakeResult::Nothing);
         handoff.put(4).unwrap();
         assert_eq!(take_all(&handoff), [4]);
     }
 
     #[test]
     fn a_taker_that_does_not_come_leaves_no_room_until_it_does() {
-        let handoff = Handoff::new();
+        let handoff = SpscQueue::new();
         (0..8).for_each(|n| handoff.put(n).unwrap());
         let mut count = 0;
         handoff.recall(|_| count += 1);

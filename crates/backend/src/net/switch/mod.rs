@@ -14,7 +14,7 @@
 //!    slices of its sender's memory behind a head that was copied when it was checked; a short
 //!    frame is copied whole, and its sender is done with it. The receiver's worker copies it to its
 //!    guest.
-//! 2. **Nobody waits for anybody.** A channel is a [`Handoff`]; the copy queue's lock is only
+//! 2. **Nobody waits for anybody.** A channel is a [`SpscQueue`]; the copy queue's lock is only
 //!    tried. A receiver that does not take its frames costs them, and its senders at most a part of
 //!    their credit, for a bounded time (`sender.rs`).
 //! 3. **Order.** Frames from one transmitq to one station go by the channel, or by the copy queue
@@ -39,15 +39,15 @@ pub mod uplink;
 pub use copy_path::CopyPath;
 pub use counters::{Count, Counted, PortCounters};
 pub use guard::Vlans;
-pub use handoff::{Found, Handoff};
+pub use handoff::{SpscQueue, TakeResult};
 pub use port::SwitchPort;
 pub use table::{ADDRESSES_MAX, PORTS_MAX, Station};
 
-use copy_queue::Inbox;
+use copy_queue::CopyInbox;
 use guard::{Change, Tag};
 use manyring_wire::net::rss::Rss;
 use manyring_wire::net::sender::is_own;
-use manyring_wire::net::{MacAddress, Offloads, RawHeader};
+use manyring_wire::net::{MacAddress, Offloads, RawNetHeader};
 use rustix::time::{ClockId, clock_gettime};
 use shared::{Shared, TAKES_ALL, TAKES_CSUM, TAKES_ECN, TAKES_TSO4, TAKES_TSO6};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,8 +89,8 @@ impl Clock {
     }
 
     #[inline]
-    fn now(&self) -> Moment {
-        Moment((self.0)())
+    fn now(&self) -> SwitchTime {
+        SwitchTime((self.0)())
     }
 }
 
@@ -113,9 +113,9 @@ impl std::fmt::Debug for Clock {
 
 /// A time of the switch's clock, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Moment(u64);
+struct SwitchTime(u64);
 
-impl Moment {
+impl SwitchTime {
     #[allow(clippy::cast_possible_truncation, reason = "32 bits of it")]
     fn second(self) -> u32 {
         (self.0 / 1000) as u32
@@ -188,7 +188,7 @@ struct Map {
 #[derive(Debug)]
 struct Destination {
     port: Arc<Shared>,
-    inboxes: Vec<Option<Arc<Inbox>>>,
+    inboxes: Vec<Option<Arc<CopyInbox>>>,
     rss: Option<Arc<Rss>>,
 }
 
@@ -234,7 +234,7 @@ impl Destination {
     /// guest's hash chooses; without a hash, that of the pair on which the guest sends the flow;
     /// for a frame without a flow, that of the sender's queue, `index`.
     #[inline]
-    fn inbox(&self, index: usize, start: &[u8]) -> Option<(usize, &Arc<Inbox>)> {
+    fn inbox(&self, index: usize, start: &[u8]) -> Option<(usize, &Arc<CopyInbox>)> {
         let in_use = self.port.in_use.load(Ordering::Acquire);
         let pair = match (in_use, &self.rss) {
             (0, _) => return None,
@@ -332,7 +332,7 @@ impl Switch {
         if ports.len() <= at {
             ports.resize(at + 1, None);
         }
-        let inbox = |slot: &Mutex<Option<Arc<Inbox>>>| {
+        let inbox = |slot: &Mutex<Option<Arc<CopyInbox>>>| {
             slot.lock().unwrap_or_else(PoisonError::into_inner).clone()
         };
         let inboxes = port.inboxes.iter().map(inbox).collect();
@@ -370,7 +370,7 @@ impl Switch {
         &self,
         port: &Shared,
         map: &Map,
-        (header, head): (&RawHeader, &[u8]),
+        (header, head): (&RawNetHeader, &[u8]),
         second: u32,
     ) -> (Verdict, u16, Tag) {
         let (counters, tag) = (&port.counters, Tag::of(head));
@@ -416,7 +416,7 @@ impl Switch {
         &self,
         from: PortId,
         map: &'a Map,
-        (key, address, vlan): (table::Key, &[u8], u16),
+        (key, address, vlan): (table::VlanAddress, &[u8], u16),
         second: u32,
     ) -> Option<&'a Arc<Destination>> {
         match map.owner(address, vlan) {
@@ -430,7 +430,7 @@ impl Switch {
         }
     }
 
-    fn learn(&self, port: &Shared, map: &Map, from: table::Key, second: u32) {
+    fn learn(&self, port: &Shared, map: &Map, from: table::VlanAddress, second: u32) {
         let counters = &port.counters;
         let learner = Learner { port: port.id, count: &port.macs, max: port.options.macs_max };
         let count_of = |id| map.get(id).map(|destination| &destination.port.macs);

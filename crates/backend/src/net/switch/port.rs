@@ -1,6 +1,6 @@
 //! `SwitchPort`: the [`Port`] of a device or uplink on a switch.
 
-use super::copy_queue::Inbox;
+use super::copy_queue::CopyInbox;
 use super::receiver::SwitchRx;
 use super::sender::SwitchTx;
 use super::{CopyPath, OFFLOADS, PortCounters, Shared, Switch, Vlans};
@@ -36,7 +36,7 @@ impl SwitchPort {
 
     /// The inbox of the port's first receiveq.
     #[cfg(test)]
-    pub(super) fn inbox(&self) -> Arc<Inbox> {
+    pub(super) fn inbox(&self) -> Arc<CopyInbox> {
         let slot = self.shared.inboxes[0].lock().unwrap_or_else(PoisonError::into_inner);
         slot.clone().unwrap()
     }
@@ -87,7 +87,7 @@ impl Port for SwitchPort {
 
     fn open_rx(&self, index: usize) -> Result<Box<dyn PortRx>, Errno> {
         let slot = self.shared.inboxes.get(index).ok_or(Errno::INVAL)?;
-        let inbox = Inbox::new()?;
+        let inbox = CopyInbox::new()?;
         let rx = SwitchRx::new(inbox.clone())?;
         *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(inbox);
         self.redraw();

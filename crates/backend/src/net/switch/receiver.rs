@@ -1,9 +1,9 @@
 //! `SwitchRx`: the receiving half of a pair: lends bursts of its channels in turn, and reads its
 //! copy queue.
 
-use super::channel::{Burst, Channel};
-use super::copy_queue::{CHANNELS, COPIES, FrameCopy, Inbox};
-use super::handoff::Found;
+use super::channel::{Channel, LentFrames};
+use super::copy_queue::{CHANNELS, COPIES, CopyInbox, FrameCopy};
+use super::handoff::TakeResult;
 use crate::net::{Frames, Incoming, Outcome, PortRx, Readiness};
 use manyring_memory::{GuestSlice, copy_between, copy_to_slices};
 use rustix::io::Errno;
@@ -14,12 +14,12 @@ use std::sync::atomic::Ordering;
 /// A receiving half.
 #[derive(Debug)]
 pub(super) struct SwitchRx {
-    inbox: Arc<Inbox>,
+    inbox: Arc<CopyInbox>,
     channels: Vec<Arc<Channel>>,
     /// The index of the channel that is asked first in the next turn.
     next: usize,
     /// The burst that is lent, with the index of its channel: for one turn of the queue at most.
-    out: Option<(Box<Burst>, usize)>,
+    out: Option<(Box<LentFrames>, usize)>,
     frame_copies: VecDeque<FrameCopy>,
     /// The last frame came from the copy queue, so the channels are served next.
     had_copies: bool,
@@ -31,7 +31,7 @@ pub(super) struct SwitchRx {
 impl SwitchRx {
     /// # Errors
     /// `ENOMEM`: the host has no memory for the empty burst.
-    pub(super) fn new(inbox: Arc<Inbox>) -> Result<Self, Errno> {
+    pub(super) fn new(inbox: Arc<CopyInbox>) -> Result<Self, Errno> {
         let nothing = Frames::new().map_err(|_| Errno::NOMEM)?;
         Ok(Self {
             inbox,
@@ -88,7 +88,7 @@ impl SwitchRx {
             }
             loop {
                 match channel.full.take() {
-                    Found::Thing(mut burst) => {
+                    TakeResult::Thing(mut burst) => {
                         if burst.frames.is_broken() {
                             // Guest memory was cut away: the burst's zeroes were never sent.
                             burst.give_up(Outcome::Faulted);
@@ -100,11 +100,11 @@ impl SwitchRx {
                         self.out = Some((burst, at));
                         return true;
                     }
-                    Found::Busy => {
+                    TakeResult::Busy => {
                         is_busy = true;
                         break;
                     }
-                    Found::Nothing => break,
+                    TakeResult::Nothing => break,
                 }
             }
         }

@@ -19,19 +19,19 @@
 mod back;
 mod own;
 
-use super::channel::{Burst, Channel};
+use super::channel::{Channel, LentFrames};
 use super::copy_path::CopyPath;
 use super::copy_queue::CHANNELS;
 use super::guard::{Change, ETHERNET};
-use super::{Moment, PortId, Shared, Switch, TAKES_ALL, Verdict};
+use super::{PortId, Shared, Switch, SwitchTime, TAKES_ALL, Verdict};
 use crate::net::frames::{Added, INLINE_MAX};
 use crate::net::{Frames, PortTx, Readiness, Returned, Sent};
 use crate::ready::Doorbell;
 use manyring_memory::copy_from_slices;
 use manyring_wire::net::flow::FLOW_BYTES;
 use manyring_wire::net::sender::{LOOK_MAX, needs_look};
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawHeader};
-use own::{OwnChannel, OwnWay, Way};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawNetHeader};
+use own::{CachedDestination, OwnChannel, OwnWay};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -66,10 +66,10 @@ pub(super) struct SwitchTx {
     copy_path: CopyPath,
     doorbell: Arc<Doorbell>,
     channels: Vec<OwnChannel>,
-    last: Option<Way>,
-    now: Moment,
+    last: Option<CachedDestination>,
+    now: SwitchTime,
     #[allow(clippy::vec_box, reason = "bursts move between threads as they are")]
-    free: Vec<Box<Burst>>,
+    free: Vec<Box<LentFrames>>,
     made: usize,
     /// Frames that receivers are lent.
     lent: usize,
@@ -91,7 +91,7 @@ impl SwitchTx {
             doorbell: Arc::new(Doorbell::new()?),
             channels: Vec::new(),
             last: None,
-            now: Moment::default(),
+            now: SwitchTime::default(),
             free: Vec::new(),
             made: 0,
             lent: 0,
@@ -158,7 +158,7 @@ impl SwitchTx {
         let head = &bytes[..len];
         // Of other frames the Ethernet header and a tag are judged: no checksum begins there, as
         // the device has checked, whatever the guest has written behind them since.
-        let header = if self.is_guarded { frames.header(index) } else { RawHeader::default() };
+        let header = if self.is_guarded { frames.header(index) } else { RawNetHeader::default() };
         let CopyPath { switch, own, map, .. } = &self.copy_path;
         let (verdict, vlan, tag) = switch.judge(own, map, (&header, head), self.now.second());
         match verdict {
@@ -178,7 +178,7 @@ impl SwitchTx {
                 Some(OwnWay { channel, takes_all, is_steered }) => {
                     let mut addresses = [0; 12];
                     addresses.copy_from_slice(&head[..12]);
-                    let way = Way { addresses, channel, takes_all };
+                    let way = CachedDestination { addresses, channel, takes_all };
                     // The next frame to these addresses may belong to another flow.
                     self.last = (!tag.is_tagged && !is_steered).then_some(way);
                     self.lend(frames, index, (head, way), sent);
@@ -223,7 +223,7 @@ impl SwitchTx {
             must_ring: false,
             // While there was no channel, frames went by the copy queue: it must be read first.
             mailed: inbox.last(),
-            rests_until: Moment(destination.port.rests_until.load(Ordering::Relaxed)),
+            rests_until: SwitchTime(destination.port.rests_until.load(Ordering::Relaxed)),
         });
         Some(way(self.channels.len() - 1))
     }
@@ -238,7 +238,13 @@ impl SwitchTx {
 
     /// Adds a frame to the burst of its channel, or calls [`Self::divert`] if the channel is full.
     #[inline]
-    fn lend(&mut self, frames: &Frames, index: usize, (head, way): (&[u8], Way), sent: &mut Sent) {
+    fn lend(
+        &mut self,
+        frames: &Frames,
+        index: usize,
+        (head, way): (&[u8], CachedDestination),
+        sent: &mut Sent,
+    ) {
         let is_long = frames.len(index) > INLINE_MAX;
         let own = &self.channels[way.channel];
         let is_as_taken = way.takes_all || self.is_as_taken(frames, index, own.to);
@@ -300,11 +306,11 @@ impl SwitchTx {
     }
 
     #[cold]
-    fn make(&mut self) -> Option<Box<Burst>> {
+    fn make(&mut self) -> Option<Box<LentFrames>> {
         if self.made == BURSTS_MAX {
             return None;
         }
-        let burst = Burst::new().ok()?;
+        let burst = LentFrames::new().ok()?;
         self.made += 1;
         Some(burst)
     }
@@ -322,7 +328,7 @@ impl SwitchTx {
     /// Handles a burst that finds no place in its channel, which cannot happen: the channel was
     /// asked for room before the burst was opened. Its frames are lost.
     #[cold]
-    fn lose(&mut self, channel: usize, burst: Box<Burst>) {
+    fn lose(&mut self, channel: usize, burst: Box<LentFrames>) {
         debug_assert!(false, "a burst without a place");
         self.take_back(channel, burst);
     }

@@ -1,7 +1,7 @@
 //! `Shared`: the state that all queues of a port share: limits, counters, and the guest's choices.
 
-use super::copy_queue::Inbox;
-use super::{Moment, PortCounters, PortId, PortOptions};
+use super::copy_queue::CopyInbox;
+use super::{PortCounters, PortId, PortOptions, SwitchTime};
 use crate::net::steer::Steer;
 use manyring_wire::net::Offloads;
 use manyring_wire::net::rss::Rss;
@@ -29,7 +29,7 @@ pub(super) struct Shared {
     /// Which pairs the guest uses, and how many in a row from the first one on.
     pub(super) attached: Vec<AtomicBool>,
     pub(super) in_use: AtomicUsize,
-    pub(super) inboxes: Vec<Mutex<Option<Arc<Inbox>>>>,
+    pub(super) inboxes: Vec<Mutex<Option<Arc<CopyInbox>>>>,
     /// The pair on which the guest sends each flow, if it uses several.
     pub(super) steer: Steer,
     /// The RSS configuration of the guest, if it has set one: `steer` learns no flows then.
@@ -92,18 +92,18 @@ impl Shared {
     /// Starts a rest of the guest, which has held lent frames for too long: until the returned time
     /// it gets only copies. Held frames can stall a sender with `IN_ORDER`, so each rest is twice
     /// as long as the last: a guest cannot stall its senders most of the time.
-    pub(super) fn rest(&self, now: Moment) -> Moment {
+    pub(super) fn rest(&self, now: SwitchTime) -> SwitchTime {
         let until = self.rests_until.load(Ordering::Relaxed);
         if now.0 < until {
             // Another sender has started this rest.
-            return Moment(until);
+            return SwitchTime(until);
         }
         let is_new = now.0.saturating_sub(until) > FORGIVEN_MS;
         let last = if is_new { 0 } else { self.rest.load(Ordering::Relaxed) };
         let rest = (last * 2).clamp(REST_MS, REST_MAX_MS);
         self.rest.store(rest, Ordering::Relaxed);
         self.rests_until.store(now.0 + rest, Ordering::Relaxed);
-        Moment(now.0 + rest)
+        SwitchTime(now.0 + rest)
     }
 
     /// True if the guest uses several queues.

@@ -40,9 +40,9 @@ pub const PORTS_MAX: usize = 4000;
 
 /// An address in a VLAN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Key(u64);
+pub(super) struct VlanAddress(u64);
 
-impl Key {
+impl VlanAddress {
     /// The address of a station in `vlan`, 0 to 4095; `None` for the address of a group, and for
     /// the address that is all zeroes.
     #[must_use]
@@ -111,12 +111,12 @@ pub(super) struct Table {
 struct Value(u64);
 
 impl Value {
-    fn new(key: Key, port: PortId, second: u32, moves: u64) -> Self {
+    fn new(key: VlanAddress, port: PortId, second: u32, moves: u64) -> Self {
         let second = (u64::from(second) & SECOND_MASK) << SECOND_SHIFT;
         Self(key.tag() << TAG_SHIFT | second | moves << MOVES_SHIFT | u64::from(port))
     }
 
-    fn is_of(self, key: Key) -> bool {
+    fn is_of(self, key: VlanAddress) -> bool {
         self.0 != BUSY && self.0 != FREE && self.0 >> TAG_SHIFT == key.tag()
     }
 
@@ -149,15 +149,15 @@ impl Table {
 
     #[inline]
     #[allow(clippy::cast_possible_truncation, reason = "the low bits")]
-    fn set(&self, key: Key) -> &[Entry] {
-        let low = Key(key.0 ^ self.secret).mixed() as usize & (SETS - 1);
+    fn set(&self, key: VlanAddress) -> &[Entry] {
+        let low = VlanAddress(key.0 ^ self.secret).mixed() as usize & (SETS - 1);
         &self.entries[low * WAYS..(low + 1) * WAYS]
     }
 
     /// The port that `key` was learnt behind, if it was seen in the last `age` seconds.
     #[must_use]
     #[inline]
-    pub(super) fn find(&self, key: Key, second: u32) -> Option<PortId> {
+    pub(super) fn find(&self, key: VlanAddress, second: u32) -> Option<PortId> {
         for entry in self.set(key) {
             if entry.key.load(Ordering::Acquire) == key.0 {
                 let value = Value(entry.value.load(Ordering::Acquire));
@@ -171,7 +171,7 @@ impl Table {
     /// port's addresses, from which one is taken if that port loses the address.
     pub(super) fn learn<'a>(
         &self,
-        key: Key,
+        key: VlanAddress,
         learner: &Learner<'_>,
         second: u32,
         count_of: impl Fn(PortId) -> Option<&'a AtomicU32>,
@@ -216,7 +216,7 @@ impl Table {
         &self,
         entry: &Entry,
         old: Value,
-        (key, learner, second): (Key, &Learner<'_>, u32),
+        (key, learner, second): (VlanAddress, &Learner<'_>, u32),
         count_of: impl Fn(PortId) -> Option<&'a AtomicU32>,
     ) -> Learnt {
         let is_now = old.age(second) == 0;
@@ -270,7 +270,7 @@ impl Table {
     #[allow(clippy::cast_possible_truncation, reason = "twelve bits")]
     pub(super) fn list(&self, second: u32) -> Vec<Station> {
         let of = |entry: &Entry| {
-            let key = Key(entry.key.load(Ordering::Acquire));
+            let key = VlanAddress(entry.key.load(Ordering::Acquire));
             let value = Value(entry.value.load(Ordering::Acquire));
             let is_there = value.is_of(key) && value.age(second) <= self.age;
             let [_, _, address @ ..] = (key.0 >> 12).to_be_bytes();
@@ -319,7 +319,14 @@ mod tests {
             Self(std::array::from_fn(|_| AtomicU32::new(0)))
         }
 
-        fn learn(&self, table: &Table, key: Key, port: PortId, max: u32, second: u32) -> Learnt {
+        fn learn(
+            &self,
+            table: &Table,
+            key: VlanAddress,
+            port: PortId,
+            max: u32,
+            second: u32,
+        ) -> Learnt {
             let count = &self.0[usize::from(port)];
             let learner = Learner { port, count, max };
             table.learn(key, &learner, second, |port| self.0.get(usize::from(port)))
@@ -330,14 +337,21 @@ mod tests {
         }
     }
 
-    fn key(n: u8) -> Key {
-        Key::new([2, 0, 0, 0, 0, n], 0).unwrap()
+    fn key(n: u8) -> VlanAddress {
+        VlanAddress::new([2, 0, 0, 0, 0, n], 0).unwrap()
     }
 
     #[test]
     fn groups_and_the_address_of_nobody_are_no_stations() {
-        assert!(Key::new([1, 0, 0, 0, 0, 0], 0).is_none() && Key::new([0; 6], 7).is_none());
-        assert_ne!(Key::new([2; 6], 1), Key::new([2; 6], 2), "a station of each VLAN");
+        assert!(
+            VlanAddress::new([1, 0, 0, 0, 0, 0], 0).is_none()
+                && VlanAddress::new([0; 6], 7).is_none()
+        );
+        assert_ne!(
+            VlanAddress::new([2; 6], 1),
+            VlanAddress::new([2; 6], 2),
+            "a station of each VLAN"
+        );
     }
 
     #[test]
@@ -371,7 +385,7 @@ mod tests {
         let (table, ports) = (Table::new(300), Ports::new());
         for n in 0..10_000u32 {
             let [_, b, c, d] = n.to_be_bytes();
-            ports.learn(&table, Key::new([2, 9, 9, b, c, d], 0).unwrap(), 0, 8, 1);
+            ports.learn(&table, VlanAddress::new([2, 9, 9, b, c, d], 0).unwrap(), 0, 8, 1);
         }
         assert_eq!(ports.counts()[0], 8);
         assert_eq!(ports.learn(&table, key(200), 1, 8, 1), Learnt::New, "others have room");
@@ -384,13 +398,13 @@ mod tests {
         let (table, ports) = (Table::new(300), Ports::new());
         let own = key(2);
         ports.learn(&table, own, 1, 8, 1);
-        let at = |table: &Table, key: Key| {
+        let at = |table: &Table, key: VlanAddress| {
             table.set(key).as_ptr().addr() - table.entries.as_ptr().addr()
         };
         let victim = key(1);
         let keys = (0..u32::MAX).map(|n| {
             let [_, b, c, d] = n.to_be_bytes();
-            Key::new([2, 9, 9, b, c, d], 0).unwrap()
+            VlanAddress::new([2, 9, 9, b, c, d], 0).unwrap()
         });
         let colliding: Vec<_> =
             keys.filter(|key| at(&table, *key) == at(&table, victim)).take(2 * WAYS).collect();
@@ -412,7 +426,7 @@ mod tests {
         let (table, ports) = (Table::new(300), Ports::new());
         for n in 0..60_000u32 {
             let [_, b, c, d] = n.to_be_bytes();
-            ports.learn(&table, Key::new([2, 9, b, c, d, 0], 0).unwrap(), 0, 60_000, 1);
+            ports.learn(&table, VlanAddress::new([2, 9, b, c, d, 0], 0).unwrap(), 0, 60_000, 1);
         }
         assert_eq!(ports.counts()[0], 4096, "every set is full");
         assert_eq!(ports.learn(&table, key(1), 1, 8, 1), Learnt::New);
@@ -421,7 +435,7 @@ mod tests {
         // The first address of a port stays: no other port takes the last address that a port has.
         for n in 0..60_000u32 {
             let [_, b, c, d] = n.to_be_bytes();
-            ports.learn(&table, Key::new([2, 8, b, c, d, 0], 0).unwrap(), 2, 60_000, 1);
+            ports.learn(&table, VlanAddress::new([2, 8, b, c, d, 0], 0).unwrap(), 2, 60_000, 1);
         }
         assert_eq!((table.find(key(1), 1), ports.counts()), (Some(1), [4094, 1, 1, 0]));
     }

@@ -9,7 +9,7 @@ use super::*;
 use crate::net::{Frames, Outcome};
 use crate::net::{Incoming, Port, PortRx, PortTx, Returned, Sent};
 use manyring_memory::{GuestMemory, Mapping, SliceList, copy_from_slices};
-use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawHeader};
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HEADER_SIZE, RawNetHeader};
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
 use zerocopy::little_endian::U16;
@@ -112,7 +112,7 @@ fn number(frame_seen: &[u8]) -> u32 {
 }
 
 /// The header of a frame as by [`unsummed`], whose checksum is left open.
-const OPEN: RawHeader = RawHeader {
+const OPEN: RawNetHeader = RawNetHeader {
     flags: HDR_F_NEEDS_CSUM,
     gso_type: 0,
     hdr_len: U16::ZERO,
@@ -131,7 +131,7 @@ fn unsummed(mut frame: Vec<u8>) -> Vec<u8> {
 
 impl Guest {
     /// Makes a burst of these frames in pages of this guest's memory that are not lent.
-    fn burst(&mut self, header: &RawHeader, frames: &[Vec<u8>]) {
+    fn burst(&mut self, header: &RawNetHeader, frames: &[Vec<u8>]) {
         self.frames.clear();
         self.tokens.clear();
         for bytes in frames {
@@ -160,11 +160,11 @@ impl Guest {
     }
 
     fn send_all(&mut self, frames: &[Vec<u8>]) -> Sent {
-        self.send_with(&RawHeader::default(), frames)
+        self.send_with(&RawNetHeader::default(), frames)
     }
 
     /// Sends these frames, each behind the same header.
-    fn send_with(&mut self, header: &RawHeader, frames: &[Vec<u8>]) -> Sent {
+    fn send_with(&mut self, header: &RawNetHeader, frames: &[Vec<u8>]) -> Sent {
         self.burst(header, frames);
         let mut all = Sent::default();
         while all.taken < frames.len() {
@@ -181,7 +181,7 @@ impl Guest {
     }
 
     /// Sends a frame whose first bytes lie in slices of these lengths.
-    fn send_in_pieces(&mut self, header: &RawHeader, bytes: &[u8], pieces: &[usize]) {
+    fn send_in_pieces(&mut self, header: &RawNetHeader, bytes: &[u8], pieces: &[usize]) {
         self.mapping.slice(0, bytes.len()).unwrap().write_from(bytes);
         let mut slices = SliceList::new();
         slices.restart(&self.memory);

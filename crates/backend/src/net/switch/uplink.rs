@@ -17,7 +17,7 @@ use super::{CopyPath, OFFLOADS, SwitchPort};
 use crate::net::{Frames, Incoming, Port, PortRx, PortTx, Readiness, Returned, Sent};
 use crate::ready::Doorbell;
 use manyring_memory::{Duty, Mapping, SliceList, take_duty};
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawHeader};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawNetHeader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -237,7 +237,7 @@ impl Carrier {
         else {
             return;
         };
-        let Ok(header) = RawHeader::read_from_bytes(&header) else { return };
+        let Ok(header) = RawNetHeader::read_from_bytes(&header) else { return };
         let place = (HEADER_SIZE as u64, len as u32);
         let Ok(slices) = SliceList::of_mapping(&self.room, &[place]) else { return };
         self.frame.clear();

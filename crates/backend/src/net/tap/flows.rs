@@ -156,7 +156,7 @@ pub(super) fn steer(name: &str, tap: BorrowedFd<'_>) -> Option<Arc<Flows>> {
 
 /// Notes the flows that one sending half sends.
 #[derive(Debug)]
-pub(super) struct Steering {
+pub(super) struct FlowRecorder {
     flows: Arc<Flows>,
     pair: u8,
     /// The second in which the present burst began; `None`: flows need not be noted.
@@ -165,7 +165,7 @@ pub(super) struct Steering {
     steered: usize,
 }
 
-impl Steering {
+impl FlowRecorder {
     /// The notes of pair `pair`; `None` if the table has no place for the pair.
     pub(super) fn new(flows: Arc<Flows>, pair: usize) -> Option<Self> {
         Some(Self { flows, pair: u8::try_from(pair).ok()?, second: None, steered: 0 })
@@ -330,7 +330,7 @@ pub(super) mod tests {
             prop_assert_eq!(said, expected, "before it is sent");
             let flow = flow_of(&frame, flows.key);
             let is_noted = flow.is_some_and(|flow| flow.is_connection);
-            let mut steering = Steering::new(Arc::new(flows), pair.into()).unwrap();
+            let mut steering = FlowRecorder::new(Arc::new(flows), pair.into()).unwrap();
             steering.begin();
             if let (true, Some(flow)) = (is_second, flow) {
                 // Another flow has the first of its slots.

@@ -14,7 +14,7 @@
 //! has joined it again: new queues ------> LentPort::renew, which `join_again` takes
 //! ```
 
-use super::flows::{Flows, Steering};
+use super::flows::{FlowRecorder, Flows};
 use super::queue::{TapRx, TapTx};
 use super::queues::Queues;
 use super::{TapError, TapPort};
@@ -237,7 +237,7 @@ impl Port for LentPort {
     fn open_tx(&self, index: usize) -> Result<Box<dyn PortTx>, Errno> {
         let own = self.queues.duplicate(index)?;
         let merger = self.merges.then(|| Merger::new(self.facts.offloads.uso4));
-        let steering = self.flows.clone().and_then(|flows| Steering::new(flows, index));
+        let steering = self.flows.clone().and_then(|flows| FlowRecorder::new(flows, index));
         Ok(Box::new(TapTx::new(own, merger, steering)))
     }
 

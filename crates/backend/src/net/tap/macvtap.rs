@@ -9,7 +9,7 @@ use super::find::{find, open_links};
 use super::open::{check_mtu, check_name, check_queue_pairs, join_error};
 use super::settings::Settings;
 use super::{Opened, QUEUE_FLAGS, TapError, TapPort};
-use crate::sys::link::{Link, Links};
+use crate::sys::link::{InterfaceInfo, Links};
 use crate::sys::tuntap as sys;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat, stat, unlink};
@@ -89,7 +89,7 @@ pub(super) fn open_by_name(name: &str, queue_pairs: usize) -> Result<Opened, Tap
     })
 }
 
-fn find_macvtap(links: &Links, name: &str) -> Result<Link, TapError> {
+fn find_macvtap(links: &Links, name: &str) -> Result<InterfaceInfo, TapError> {
     let link = find(links, name)?.ok_or_else(|| TapError::Missing(name.to_owned()))?;
     if matches!(link.kind.as_str(), "macvtap" | "ipvtap") {
         return Ok(link);
@@ -106,7 +106,7 @@ pub fn look(name: &str) -> Result<(), TapError> {
 }
 
 /// Opens a queue of interface `name`, and checks that it belongs to this interface.
-fn open_queue(name: &str, link: &Link) -> Result<OwnedFd, TapError> {
+fn open_queue(name: &str, link: &InterfaceInfo) -> Result<OwnedFd, TapError> {
     let failed = |errno| match errno {
         // The interface has all the queues that it can have, and other processes have opened them.
         Errno::BUSY => TapError::Busy(name.to_owned()),

@@ -5,7 +5,7 @@
 //! long as this copy of 1500 bytes (98 ns of 1500). A long frame that the merger has joined of
 //! short ones is copied too, since its iovec would have a slice for each of them.
 
-use super::flows::Steering;
+use super::flows::FlowRecorder;
 use crate::net::merge::{Merger, bits};
 use crate::net::{Frames, GROUP_BYTES, GROUP_FRAMES, PortRx, PortTx, Readiness, Sent, Stop};
 use crate::sys::tuntap as sys;
@@ -13,7 +13,7 @@ use manyring_memory::{
     GuestSlice, Mapping, copy_from_slices, copy_to_slices, fault_count, total_len,
 };
 use manyring_wire::net::head::HEAD_SIZE_MAX;
-use manyring_wire::net::{FRAME_SIZE_MAX, HDR_F_NEEDS_CSUM, HEADER_SIZE, RawHeader};
+use manyring_wire::net::{FRAME_SIZE_MAX, HDR_F_NEEDS_CSUM, HEADER_SIZE, RawNetHeader};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::{Errno, retry_on_intr};
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use zerocopy::FromBytes;
 
 /// A private copy of a frame with more slices than one system call takes (`IOV_MAX`).
 #[derive(Debug, Default)]
-struct Bounce {
+struct FrameBounce {
     memory: Option<Mapping>,
     /// The bytes on their way from slices to slices: safe code cannot copy between them directly.
     bytes: Vec<u8>,
 }
 
-impl Bounce {
+impl FrameBounce {
     /// The first `len` bytes of [`Self::memory`], and [`Self::bytes`] of the same length.
     fn parts(&mut self, len: usize) -> Result<(GuestSlice<'_>, &mut Vec<u8>), Errno> {
         if self.memory.is_none() {
@@ -72,7 +72,7 @@ const SHORT: usize = 2048;
 #[derive(Debug)]
 struct Outlet {
     queue: Arc<OwnedFd>,
-    bounce: Bounce,
+    bounce: FrameBounce,
     /// The copy of one short frame, in the daemon's memory.
     own: Vec<u8>,
     /// A long frame whose headers were copied; `None` until the first one.
@@ -80,12 +80,12 @@ struct Outlet {
     /// The value of [`fault_count`] up to which the frames' memory has been checked.
     faults: u64,
     /// Notes the pair of each flow that the guest sends; `None`: the kernel learns flows by itself.
-    steering: Option<Steering>,
+    steering: Option<FlowRecorder>,
 }
 
 impl Outlet {
-    fn new(queue: Arc<OwnedFd>, steering: Option<Steering>) -> Self {
-        let (bounce, own) = (Bounce::default(), vec![0; SHORT]);
+    fn new(queue: Arc<OwnedFd>, steering: Option<FlowRecorder>) -> Self {
+        let (bounce, own) = (FrameBounce::default(), vec![0; SHORT]);
         Self { queue, bounce, own, held: None, faults: fault_count(), steering }
     }
 
@@ -211,7 +211,7 @@ impl TapTx {
     pub(super) fn new(
         queue: Arc<OwnedFd>,
         merger: Option<Merger>,
-        steering: Option<Steering>,
+        steering: Option<FlowRecorder>,
     ) -> Self {
         Self { outlet: Outlet::new(queue, steering), merger }
     }
@@ -338,7 +338,7 @@ const MISPLACED: Errno = Errno::BADMSG;
 /// [`MISPLACED`]: the checksum would be written into what the host judges.
 #[inline]
 fn check_place(frame: &[u8]) -> Result<(), Errno> {
-    let read = RawHeader::read_from_prefix(frame);
+    let read = RawNetHeader::read_from_prefix(frame);
     let is_right = read.is_ok_and(|(header, frame)| header.is_in_place(frame));
     if is_right { Ok(()) } else { Err(MISPLACED) }
 }
@@ -384,12 +384,12 @@ fn count_error(sent: &mut Sent, index: usize, errno: Errno) -> Option<Stop> {
 #[derive(Debug)]
 pub(super) struct TapRx {
     queue: Arc<OwnedFd>,
-    bounce: Bounce,
+    bounce: FrameBounce,
 }
 
 impl TapRx {
     pub(super) fn new(queue: Arc<OwnedFd>) -> Self {
-        Self { queue, bounce: Bounce::default() }
+        Self { queue, bounce: FrameBounce::default() }
     }
 
     #[cold]
@@ -420,7 +420,7 @@ impl PortRx for TapRx {
 mod tests {
     use super::*;
     use manyring_memory::SliceList;
-    use manyring_wire::net::RawHeader;
+    use manyring_wire::net::RawNetHeader;
 
     #[test]
     fn a_copy_holds_the_longest_frame_and_no_longer_one() {
@@ -428,7 +428,7 @@ mod tests {
         let bytes: Vec<_> = (0..=u8::MAX).cycle().take(HEADER_SIZE + FRAME_SIZE_MAX).collect();
         guest.slice(0, bytes.len()).unwrap().write_from(&bytes);
         let pieces: Vec<_> = (0..bytes.len()).map(|at| guest.slice(at, 1).unwrap()).collect();
-        let mut bounce = Bounce::default();
+        let mut bounce = FrameBounce::default();
         let own = bounce.gather(&pieces).unwrap();
         let mut copy = vec![0; bytes.len()];
         assert_eq!(own.read_into(&mut copy), bytes.len());
@@ -450,7 +450,7 @@ mod tests {
         let memory = Arc::new(Mapping::anonymous(4096).unwrap());
         let slices = SliceList::of_mapping(&memory, &[(0, 60)]).unwrap();
         let mut frames = Frames::new().unwrap();
-        (0..40).for_each(|_| assert!(frames.push(&RawHeader::default(), slices.all(), 0, 60)));
+        (0..40).for_each(|_| assert!(frames.push(&RawNetHeader::default(), slices.all(), 0, 60)));
         let taken: Vec<_> = [0, 16, 32].map(|first| tx.send(&frames, first)).to_vec();
         assert_eq!(taken, [16, 16, 8].map(|taken| Sent { taken, ..Sent::default() }));
     }
@@ -467,7 +467,7 @@ mod tests {
         let list = SliceList::of_mapping(&memory, &places).unwrap();
         let mut frames = Frames::new().unwrap();
         (0..2).for_each(|_| assert!(frames.push(&header, list.pieces(1..2), 0, len)));
-        let long = RawHeader::default();
+        let long = RawNetHeader::default();
         (2..64).for_each(|_| assert!(frames.push(&long, list.pieces(0..1), 0, 64_000)));
         let sent = tx.send(&frames, 0);
         let bytes: usize = (0..sent.taken).map(|index| frames.len(index)).sum();
@@ -490,7 +490,7 @@ mod tests {
     }
 
     /// A UDP datagram over IPv6 of the flow from `port`, which is the last byte of its payload too.
-    fn datagram(port: u8, payload: usize) -> (RawHeader, Vec<u8>) {
+    fn datagram(port: u8, payload: usize) -> (RawNetHeader, Vec<u8>) {
         let len = u16::try_from(8 + payload).unwrap();
         let mut bytes = vec![0; 12];
         bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
@@ -503,11 +503,11 @@ mod tests {
         bytes.resize(bytes.len() + payload, port);
         let flags = HDR_F_NEEDS_CSUM;
         let (csum_start, csum_offset) = (54.into(), 6.into());
-        (RawHeader { flags, csum_start, csum_offset, ..RawHeader::default() }, bytes)
+        (RawNetHeader { flags, csum_start, csum_offset, ..RawNetHeader::default() }, bytes)
     }
 
     /// A burst of frames that lie in a guest's memory.
-    fn burst(of: &[(RawHeader, Vec<u8>)]) -> Frames {
+    fn burst(of: &[(RawNetHeader, Vec<u8>)]) -> Frames {
         let memory = Arc::new(Mapping::anonymous(1 << 22).unwrap());
         let mut places = Vec::new();
         for (at, (_, bytes)) in (0..).step_by(1 << 15).zip(of) {

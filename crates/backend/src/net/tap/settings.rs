@@ -2,7 +2,7 @@
 
 use super::find::{find, find_bridge};
 use super::{Opened, TapError};
-use crate::sys::link::{Change, Link, Links};
+use crate::sys::link::{Change, InterfaceInfo, Links};
 use rustix::io::Errno;
 
 /// The settings for a tap or macvtap; `None` leaves the interface's own unchanged.
@@ -53,7 +53,7 @@ pub(super) fn apply(opened: &Opened, settings: &Settings<'_>) -> Result<Option<u
 /// Makes interface `name` a port of `bridge`, unless it is one already.
 pub(super) fn join_bridge(
     links: &Links,
-    (name, link): (&str, &Link),
+    (name, link): (&str, &InterfaceInfo),
     bridge: &str,
 ) -> Result<(), TapError> {
     let found = find_bridge(links, bridge)?;

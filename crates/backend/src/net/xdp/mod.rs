@@ -30,7 +30,7 @@ mod socket;
 use super::reception::Reception;
 use super::tap::{TapError, check_mtu, check_name, check_queue_pairs, find, open_links};
 use super::{HostFilter, Port, PortRx, PortTx};
-use crate::sys::link::{Change, Link, LinkEvent, Links};
+use crate::sys::link::{Change, InterfaceInfo, LinkEvent, Links};
 use manyring_memory::{copy_to_slices, in_own_memory};
 use manyring_wire::net::Offloads;
 use pair::{Left, Pair};
@@ -39,7 +39,7 @@ use queue::{XdpRx, XdpTx};
 use replacer::SocketReplacer;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
-use socket::{Kick, Socket, Wanted, frame_size_max, while_busy};
+use socket::{TxWakeup, Wanted, XdpSocket, frame_size_max, while_busy};
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -97,9 +97,9 @@ pub struct XdpPort {
 
 /// An interface that was opened: its link, the XDP program on it, and a socket for each queue.
 struct Opened {
-    link: Link,
+    link: InterfaceInfo,
     program: Program,
-    sockets: Vec<Socket>,
+    sockets: Vec<XdpSocket>,
 }
 
 /// Looks for the interface `name`, without opening it.
@@ -110,7 +110,7 @@ pub fn look(name: &str) -> Result<(), TapError> {
     find_link(&open_links(name)?, name).map(drop)
 }
 
-fn find_link(links: &Links, name: &str) -> Result<Link, TapError> {
+fn find_link(links: &Links, name: &str) -> Result<InterfaceInfo, TapError> {
     find(links, name)?.ok_or_else(|| TapError::Missing(name.to_owned()))
 }
 
@@ -207,7 +207,7 @@ fn threshold() -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX).clamp(256, 1024)
 }
 
-fn mtu_of(link: &Link) -> u16 {
+fn mtu_of(link: &InterfaceInfo) -> u16 {
     u16::try_from(link.mtu).unwrap_or(u16::MAX)
 }
 
@@ -243,8 +243,11 @@ fn open(links: &Links, options: &XdpOptions, change: &Change) -> Result<Opened, 
     let sockets = (0..count).map(|queue| {
         let wanted = Wanted { interface: link.index, queue, frame_size };
         let opened = in_own_memory(|| {
-            let socket =
-                if zero_copy { Socket::lending(wanted, None) } else { Socket::copying(wanted) };
+            let socket = if zero_copy {
+                XdpSocket::lending(wanted, None)
+            } else {
+                XdpSocket::copying(wanted)
+            };
             socket.and_then(|socket| socket.bind().map(|()| socket))
         });
         opened.map_err(|errno| match errno {
@@ -390,9 +393,9 @@ impl Port for XdpPort {
                 return Err(Errno::NOBUFS);
             }
             match end.kick() {
-                Kick::Done => Ok(()),
-                Kick::Full => Err(Errno::NOBUFS),
-                Kick::Down => Err(Errno::NETDOWN),
+                TxWakeup::Done => Ok(()),
+                TxWakeup::Full => Err(Errno::NOBUFS),
+                TxWakeup::Down => Err(Errno::NETDOWN),
             }
         })
     }

@@ -6,7 +6,7 @@
 //! no memory. Workers watch an epoll instance of the pair: it stays while the socket, which must be
 //! closed before its queue can be bound again, is replaced.
 
-use super::socket::{RxEnd, Socket, TxEnd};
+use super::socket::{RxEnd, TxEnd, XdpSocket};
 use crate::net::Token;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The socket of a queue pair.
 #[derive(Debug)]
 pub(super) struct Pair {
-    tx: Mutex<Outlet>,
+    tx: Mutex<XdpSender>,
     rx: Mutex<Inlet>,
     /// Readable while a frame has arrived at the socket.
     watched: OwnedFd,
@@ -24,7 +24,7 @@ pub(super) struct Pair {
 
 /// The sending side.
 #[derive(Debug, Default)]
-pub(super) struct Outlet {
+pub(super) struct XdpSender {
     /// `None`: the socket is being replaced, or its interface was deleted.
     pub(super) end: Option<TxEnd>,
     pub(super) is_gone: bool,
@@ -58,7 +58,7 @@ pub(super) struct Left {
 impl Pair {
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`: the host has no file descriptor or memory for the epoll.
-    pub(super) fn new(socket: Socket) -> Result<Self, Errno> {
+    pub(super) fn new(socket: XdpSocket) -> Result<Self, Errno> {
         let (tx, rx) = Default::default();
         let watched = epoll::create(CreateFlags::CLOEXEC)?;
         let pair = Self { tx, rx, watched };
@@ -66,7 +66,7 @@ impl Pair {
         Ok(pair)
     }
 
-    pub(super) fn tx(&self) -> MutexGuard<'_, Outlet> {
+    pub(super) fn tx(&self) -> MutexGuard<'_, XdpSender> {
         self.tx.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -96,7 +96,7 @@ impl Pair {
     ///
     /// # Errors
     /// `ENOMEM`, `ENOSPC`: the host has no memory to watch the socket.
-    pub(super) fn open(&self, socket: Socket, left: Left) -> Result<(), Errno> {
+    pub(super) fn open(&self, socket: XdpSocket, left: Left) -> Result<(), Errno> {
         let fd = socket.tx.fd();
         epoll::add(&self.watched, fd, EventData::new_u64(0), EventFlags::IN)?;
         let mut inlet = self.rx();
@@ -122,7 +122,7 @@ impl Pair {
     }
 }
 
-impl Outlet {
+impl XdpSender {
     /// Frames of the present half that the device has, or may have.
     pub(super) fn out(&self) -> usize {
         self.limbo + self.end.as_ref().map_or(0, TxEnd::out)

@@ -2,7 +2,7 @@
 
 use super::pair::{Inlet, Pair};
 use super::replacer::ReplaceRequests;
-use super::socket::{FRAME_SIZE_MIN, Kick, TxEnd};
+use super::socket::{FRAME_SIZE_MIN, TxEnd, TxWakeup};
 use crate::net::{
     FRAMES_MAX, Frames, GROUP_BYTES, Incoming, Outcome, PortRx, PortTx, Readiness, Returned, Sent,
     Stop, Token,
@@ -10,7 +10,7 @@ use crate::net::{
 use manyring_memory::{
     GuestAddr, GuestSlice, LastHit, SliceList, copy_between, fault_count, in_own_memory,
 };
-use manyring_wire::net::RawHeader;
+use manyring_wire::net::RawNetHeader;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 use rustix::time::{ClockId, clock_gettime};
@@ -198,8 +198,8 @@ impl PortTx for XdpTx {
             }
         }
         let kick = end.kick();
-        *is_down = kick == Kick::Down;
-        if kick == Kick::Full && asks.is_none() {
+        *is_down = kick == TxWakeup::Down;
+        if kick == TxWakeup::Full && asks.is_none() {
             // The last frame that was taken is reported by `reap`, which calls the kernel again.
             let last = (first..first + sent.taken).rfind(|index| sent.lost >> index & 1 == 0);
             if let Some(last) = last {
@@ -227,7 +227,7 @@ impl PortTx for XdpTx {
             end.reap();
             let passed = |token| Returned { token, outcome: Outcome::Passed };
             let kick = end.kick();
-            if kick != Kick::Full {
+            if kick != TxWakeup::Full {
                 done.extend(self.asks.take().map(passed));
             }
             done.extend(end.done().map(passed));
@@ -338,7 +338,7 @@ impl XdpRx {
             let (addr, last) = (GuestAddr(*addr), &mut LastHit::default());
             // `Chunks` has checked that each frame lies in a chunk.
             if self.memory.resolve(addr, *len, last).is_ok() {
-                self.frames.push(&RawHeader::default(), self.memory.all(), 0, *len as usize);
+                self.frames.push(&RawNetHeader::default(), self.memory.all(), 0, *len as usize);
             }
         }
         self.memory.clear();

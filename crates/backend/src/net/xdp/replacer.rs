@@ -20,7 +20,7 @@
 
 use super::Shared;
 use super::pair::Pair;
-use super::socket::{Socket, Wanted, while_busy};
+use super::socket::{Wanted, XdpSocket, while_busy};
 use manyring_memory::{Duty, GuestMemory, take_duty};
 use rustix::io::Errno;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -185,7 +185,7 @@ fn replace(
         Ok(socket) => pair.open(socket, left),
         Err(errno) => {
             // The interface is gone, or memory is short: only wait until the device has let go.
-            let _ = while_busy(|| Socket::copying(wanted)?.bind());
+            let _ = while_busy(|| XdpSocket::copying(wanted)?.bind());
             pair.let_go(left, true);
             Err(errno)
         }
@@ -208,9 +208,9 @@ fn make(
     shared: &Shared,
     wanted: Wanted,
     memory: Option<&GuestMemory>,
-) -> (Result<Socket, Errno>, bool) {
+) -> (Result<XdpSocket, Errno>, bool) {
     if let Some(memory) = memory {
-        match Socket::lending(wanted, Some(memory)) {
+        match XdpSocket::lending(wanted, Some(memory)) {
             Ok(socket) => return (Ok(socket), true),
             Err(errno) => tracing::warn!(
                 name = shared.name,
@@ -219,5 +219,5 @@ fn make(
             ),
         }
     }
-    (Socket::lending(wanted, None), false)
+    (XdpSocket::lending(wanted, None), false)
 }

@@ -28,7 +28,7 @@ pub(super) struct Place {
 
 /// The position of a ring in the kernel's mapping, and the size of its entries.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub(super) struct RingLayout {
     /// The offset for `mmap` by which the socket offers the ring.
     pub(super) offset: u64,
     /// The offsets of indexes, flags and entries in the mapping.
@@ -57,7 +57,7 @@ impl Ring {
     ///
     /// # Errors
     /// The error of `mmap`; `EOVERFLOW`: an offset does not fit this machine.
-    pub(super) fn map(socket: BorrowedFd<'_>, layout: &Layout) -> Result<Self, Errno> {
+    pub(super) fn map(socket: BorrowedFd<'_>, layout: &RingLayout) -> Result<Self, Errno> {
         let at = |offset: u64| usize::try_from(offset).map_err(|_| Errno::OVERFLOW);
         let entries = at(layout.parts.desc)?;
         let len = entries + layout.size as usize * layout.entry;

@@ -19,7 +19,7 @@
 
 use super::chunks::Chunks;
 use super::pages::Pages;
-use super::ring::{Layout, Place, Ring};
+use super::ring::{Place, Ring, RingLayout};
 use crate::net::Token;
 use crate::sys::child::in_child;
 use manyring_memory::{GuestMemory, GuestSlice, Mapping};
@@ -70,14 +70,14 @@ pub(super) fn frame_size_max() -> u32 {
 
 /// A socket, split into its two ends.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(super) struct XdpSocket {
     pub(super) tx: TxEnd,
     pub(super) rx: RxEnd,
     wanted: Wanted,
     flags: SocketAddrXdpFlags,
 }
 
-impl Socket {
+impl XdpSocket {
     /// A socket whose frames the kernel copies from and to its memory.
     ///
     /// # Errors
@@ -128,7 +128,7 @@ impl Socket {
         set_xdp_tx_ring_size(&fd, RING_SIZE)?;
         let parts = xdp_mmap_offsets(&fd)?;
         let ring = |offset, parts, entry| {
-            Ring::map(fd.as_fd(), &Layout { offset, parts, entry, size: RING_SIZE })
+            Ring::map(fd.as_fd(), &RingLayout { offset, parts, entry, size: RING_SIZE })
         };
         let half = MEMORY_SIZE / size / 2;
         let mut rx = RxEnd {
@@ -209,7 +209,7 @@ pub(super) fn while_busy<T>(call: impl Fn() -> Result<T, Errno>) -> Result<T, Er
 
 /// Whether the kernel has sent the frames that were given to it, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kick {
+pub(super) enum TxWakeup {
     /// The kernel has taken all frames.
     Done,
     /// The kernel has no memory or room for some frames now.
@@ -351,45 +351,45 @@ impl TxEnd {
 
     /// True if the kernel cannot send the frames in the ring, since the interface is down or gone.
     pub(super) fn is_down(&mut self) -> bool {
-        self.kick() == Kick::Down
+        self.kick() == TxWakeup::Down
     }
 
     /// Publishes the frames that were put into the ring, and makes the kernel send them.
-    pub(super) fn kick(&mut self) -> Kick {
+    pub(super) fn kick(&mut self) -> TxWakeup {
         self.ring.publish();
         if self.lent.is_some() { self.wake() } else { self.have_copied() }
     }
 
     /// Wakes the driver, if it does not look at the ring by itself.
-    fn wake(&mut self) -> Kick {
+    fn wake(&mut self) -> TxWakeup {
         if self.ring.left() == 0 || !self.ring.needs_wakeup() {
-            return Kick::Done;
+            return TxWakeup::Done;
         }
         match send(&self.fd, &[], SendFlags::DONTWAIT) {
-            Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::BUSY | Errno::NOBUFS) => Kick::Done,
-            Err(_) => Kick::Down,
+            Ok(_) | Err(Errno::INTR | Errno::AGAIN | Errno::BUSY | Errno::NOBUFS) => TxWakeup::Done,
+            Err(_) => TxWakeup::Down,
         }
     }
 
     /// Makes the kernel copy the frames in the ring, 32 in each call.
-    fn have_copied(&mut self) -> Kick {
+    fn have_copied(&mut self) -> TxWakeup {
         let mut left = self.ring.left();
         while left > 0 {
             let result = send(&self.fd, &[], SendFlags::DONTWAIT);
             let before = std::mem::replace(&mut left, self.ring.left());
             match result {
-                Ok(_) if left == before => return Kick::Full,
+                Ok(_) if left == before => return TxWakeup::Full,
                 Ok(_) | Err(Errno::INTR) => {}
                 // The ring has more frames than the kernel sends in a call, or than the completion
                 // ring has room for.
                 Err(Errno::AGAIN) if left < before => self.reap(),
                 Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::NOMEM) => {
-                    return Kick::Full;
+                    return TxWakeup::Full;
                 }
-                Err(_) => return Kick::Down,
+                Err(_) => return TxWakeup::Down,
             }
         }
-        Kick::Done
+        TxWakeup::Done
     }
 }
 

@@ -1,5 +1,5 @@
-//! `Devices`: to which devices of the host a worker may submit requests itself. Pure: the time is
-//! an argument.
+//! `ImageDevices`: to which devices of the host a worker may submit requests itself. Pure: the time
+//! is an argument.
 //!
 //! The cheapest submission is one that the worker makes itself, told not to wait. Some calls wait
 //! all the same: for a free tag of a device whose queue is full (direct I/O of a file, the
@@ -36,7 +36,7 @@ pub(super) struct DeviceSlot(usize);
 
 /// The devices on which the images of a worker lie.
 #[derive(Debug, Default)]
-pub(super) struct Devices {
+pub(super) struct ImageDevices {
     devices: Vec<Device>,
     /// The flushes and other long calls under way, by `user_data`, with their devices.
     owed: HashMap<u64, DeviceSlot>,
@@ -57,7 +57,7 @@ struct Device {
     owing_since_ns: u64,
 }
 
-impl Devices {
+impl ImageDevices {
     /// The slot of the device with this number.
     pub(super) fn open(&mut self, number: u64) -> DeviceSlot {
         let known = self.devices.iter().position(|device| device.number == number);
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_device_that_made_the_worker_wait_gets_nothing_by_hand_for_longer_each_time() {
-        let mut devices = Devices::default();
+        let mut devices = ImageDevices::default();
         let (slow, other) = (devices.open(1), devices.open(2));
         assert_eq!((devices.open(1), devices.open(2)), (slow, other), "one slot for each");
         let mut now = 1000 * MS;
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_was_interrupted_learns_to_tell_that_from_waiting() {
-        let mut devices = Devices::default();
+        let mut devices = ImageDevices::default();
         let device = devices.open(1);
         let mut now = 1000 * MS;
         assert!(!devices.is_watchful(now));
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_device_with_an_old_flush_is_not_calm_until_flushes_come_back_again() {
-        let mut devices = Devices::default();
+        let mut devices = ImageDevices::default();
         let (device, other) = (devices.open(1), devices.open(2));
         devices.owes(device, 10, 0);
         devices.owes(device, 11, 4 * MS);

@@ -1,4 +1,4 @@
-//! `Slots`: bounds the requests of each disk that the kernel's threads have at a time.
+//! `EntrySlots`: bounds the requests of each disk that the kernel's threads have at a time.
 //!
 //! The threads of a ring are bounded, and take its entries in one order, of whichever guest: a
 //! guest with thousands of long requests would make the flush of another guest wait for all of
@@ -27,8 +27,8 @@ const NARROW_MAX: usize = 4;
 /// As deep as most guests' queues are used, so that the device sees all requests.
 const WIDE_MAX: usize = 32;
 
-/// How many of the last entries [`Slots::recall`] searches: the entries of a queue that stops are
-/// the last ones, apart from those of the disk's other queues.
+/// How many of the last entries [`EntrySlots::recall`] searches: the entries of a queue that stops
+/// are the last ones, apart from those of the disk's other queues.
 const RECALL_REACH: usize = 4096;
 
 impl Width {
@@ -45,7 +45,7 @@ pub(super) type SlotId = (u64, Width);
 
 /// The slots of a ring; `T` is an entry that waits.
 #[derive(Debug)]
-pub(super) struct Slots<T> {
+pub(super) struct EntrySlots<T> {
     slots: HashMap<SlotId, Slot<T>>,
     /// The slot of each entry that a kernel thread has, by `user_data`.
     under_way: HashMap<u64, SlotId>,
@@ -57,13 +57,13 @@ struct Slot<T> {
     waiting: VecDeque<T>,
 }
 
-impl<T> Default for Slots<T> {
+impl<T> Default for EntrySlots<T> {
     fn default() -> Self {
         Self { slots: HashMap::new(), under_way: HashMap::new() }
     }
 }
 
-impl<T> Slots<T> {
+impl<T> EntrySlots<T> {
     /// Entries that kernel threads have, of all slots.
     pub(super) fn under_way(&self) -> usize {
         self.under_way.len()
@@ -118,7 +118,7 @@ impl<T> Slots<T> {
 }
 
 #[cfg(test)]
-impl<T> Slots<T> {
+impl<T> EntrySlots<T> {
     pub(super) fn waiting(&self) -> usize {
         self.slots.values().map(|slot| slot.waiting.len()).sum()
     }
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_full_slot_lets_one_in_for_each_that_leaves_and_stops_no_other_slot() {
         for width in [Width::Narrow, Width::Wide] {
-            let mut slots = Slots::default();
+            let mut slots = EntrySlots::default();
             let (max, mine) = (width.max() as u64, (1, width));
             assert!((0..max).all(|n| slots.enter(mine, n)));
             for n in [max, max + 1] {

@@ -16,7 +16,7 @@
 #![allow(unsafe_code, reason = "allow-listed: answers for memory that the kernel has")]
 
 use super::entry::Work;
-use super::{Ring, Task};
+use super::{Ring, UnwrittenEntry};
 use libc::iovec;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -134,7 +134,7 @@ impl Stream {
         let rest = &mut self.sending[self.sent..];
         let slice = iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
         let work = Work::Send { fd: self.socket.as_raw_fd() };
-        ring.place(Task { work, user_data, waits_for: None }, &[slice]);
+        ring.place(UnwrittenEntry { work, user_data, waits_for: None }, &[slice]);
     }
 
     /// Notes the result of the send. Bytes left over leave with [`Self::start_send`].
@@ -164,7 +164,7 @@ impl Stream {
         let slice = iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
         self.is_receiving = true;
         let work = Work::Receive { fd: self.socket.as_raw_fd() };
-        ring.place(Task { work, user_data, waits_for: None }, &[slice]);
+        ring.place(UnwrittenEntry { work, user_data, waits_for: None }, &[slice]);
     }
 
     /// Notes the result of the receive.

@@ -123,7 +123,7 @@ fn a_task_that_was_parked_goes_out_with_its_own_slices_and_in_its_turn() {
     // As if the kernel had taken nothing just now.
     let work = Work::Transfer { op, file: file_of_ring, offset: 0, submitter: Submitter::Own };
     let parked = as_iovecs(&[piece(0), piece(512)]).to_vec();
-    ring.parked.push_back((Task { work, user_data: 1, waits_for: None }, parked));
+    ring.parked.push_back((UnwrittenEntry { work, user_data: 1, waits_for: None }, parked));
     transfer(&mut ring, op, (file_of_ring, 1024), &[piece(1024), piece(1536)], false, 2);
     let mut events = Vec::new();
     while events.len() < 2 {

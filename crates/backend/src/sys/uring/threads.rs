@@ -1,4 +1,4 @@
-//! `Threads`: how many kernel threads a ring may use. Pure.
+//! `IoWorkers`: how many kernel threads a ring may use. Pure.
 //!
 //! A request keeps its thread while its device makes it wait. If fewer threads were allowed than
 //! the slots admit entries, a few disks of a device that has stopped could hold all threads, and a
@@ -16,19 +16,19 @@ const MAX: u32 = 512;
 
 /// The disks that a ring serves, and the number of threads that the kernel may use for them.
 #[derive(Debug)]
-pub(super) struct Threads {
+pub(super) struct IoWorkers {
     /// The number of queues that each disk has on this ring, by the disk's number.
     disks: HashMap<u64, usize>,
     allowed: u32,
 }
 
-impl Default for Threads {
+impl Default for IoWorkers {
     fn default() -> Self {
         Self { disks: HashMap::new(), allowed: MIN }
     }
 }
 
-impl Threads {
+impl IoWorkers {
     /// Adds a queue of the disk with this number. Returns the number of threads that the kernel
     /// must be allowed from now on; `None`: it is unchanged.
     pub(super) fn open(&mut self, number: u64) -> Option<u32> {
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn every_disk_has_threads_of_its_own_up_to_a_limit_and_gives_its_share_back() {
-        let mut threads = Threads::default();
+        let mut threads = IoWorkers::default();
         assert_eq!([1, 1, 1, 1, 2, 3].map(|disk| threads.open(disk)), [None; 6], "there are some");
         assert_eq!([4, 4, 5].map(|disk| threads.open(disk)), [Some(144), None, Some(180)]);
         threads.close(5);

@@ -7,7 +7,7 @@
 #![allow(unsafe_code, reason = "allow-listed: `getrusage` of a thread")]
 
 use super::Event;
-use super::fast::{DeviceSlot, Devices};
+use super::fast::{DeviceSlot, ImageDevices};
 
 /// The beginning of a call that may wait for a device, although it is told not to.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub struct Began {
 /// The calls of a worker that may wait for a device.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    devices: Devices,
+    devices: ImageDevices,
     /// The time at which the last such call began or ended.
     called_ns: u64,
     /// The devices of the calls since the last [`Self::took`].

@@ -5,7 +5,9 @@ use crate::load::LoadError;
 use manyring_driver::hostile::GiantRing;
 use manyring_driver::wire::blk::{VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES};
 use manyring_driver::wire::vhost_user::{PROTOCOL_F_CONFIG, PROTOCOL_F_MQ};
-use manyring_driver::{BlkDriver, BlkOptions, BlkQueue, DriverError, FrontEnd, Op};
+use manyring_driver::{
+    BlkDriver, BlkDriverOptions, BlkDriverQueue, DriverError, DriverOp, FrontEnd,
+};
 use rustix::io::Errno;
 use std::time::Duration;
 
@@ -21,7 +23,7 @@ pub(super) struct Kicker {
 
 impl Kicker {
     pub(super) fn connect(args: &GuestArgs) -> Result<Self, LoadError> {
-        let options = BlkOptions { queues: KICKED_QUEUES, ..BlkOptions::default() };
+        let options = BlkDriverOptions { queues: KICKED_QUEUES, ..BlkDriverOptions::default() };
         Ok(Self { driver: BlkDriver::connect(&args.socket, &options).map_err(failed)? })
     }
 }
@@ -31,7 +33,7 @@ impl Guest for Kicker {
         for queue in &mut self.driver.queues {
             while queue.take().is_some() {}
             if queue.in_flight() == 0 {
-                queue.submit(Op::Read { sector: 8, len: 512 }).map_err(failed)?;
+                queue.submit(DriverOp::Read { sector: 8, len: 512 }).map_err(failed)?;
                 queue.publish().map_err(failed)?;
             }
             for _ in 0..KICKS {
@@ -57,7 +59,7 @@ const MESSAGES: u32 = 64;
 /// the time, on another queue.
 pub(super) struct Messenger {
     front: FrontEnd,
-    asked: BlkQueue,
+    asked: BlkDriverQueue,
     /// The state that the next message gives the first queue.
     enables: bool,
     /// No message is sent before the measurement begins.
@@ -70,8 +72,11 @@ impl Messenger {
     pub(super) fn connect(args: &GuestArgs) -> Result<Self, LoadError> {
         // Without acknowledgements (REPLY_ACK) the next message need not wait for the last one.
         let protocol_features = PROTOCOL_F_MQ | PROTOCOL_F_CONFIG;
-        let options =
-            BlkOptions { queues: TOLD_QUEUES, protocol_features, ..BlkOptions::default() };
+        let options = BlkDriverOptions {
+            queues: TOLD_QUEUES,
+            protocol_features,
+            ..BlkDriverOptions::default()
+        };
         let BlkDriver { front, mut queues, .. } =
             BlkDriver::connect(&args.socket, &options).map_err(failed)?;
         let asked = queues.pop().ok_or(LoadError::Options("a disk without a queue"))?;
@@ -98,7 +103,7 @@ impl Guest for Messenger {
             check(done)?;
         }
         if self.asked.in_flight() == 0 {
-            self.asked.submit(Op::Read { sector: 8, len: 512 }).map_err(failed)?;
+            self.asked.submit(DriverOp::Read { sector: 8, len: 512 }).map_err(failed)?;
             self.asked.publish().map_err(failed)?;
         }
         if self.is_late && watch.began.is_none() {
@@ -138,7 +143,7 @@ pub(super) struct Giant {
 impl Giant {
     pub(super) fn connect(args: &GuestArgs) -> Result<Self, LoadError> {
         let spare = GiantRing::arena_size(GIANTS);
-        let options = BlkOptions { spare, ..BlkOptions::default() };
+        let options = BlkDriverOptions { spare, ..BlkDriverOptions::default() };
         let mut driver = BlkDriver::connect(&args.socket, &options).map_err(failed)?;
         let queue =
             driver.queues.first_mut().ok_or(LoadError::Options("a disk without a queue"))?;

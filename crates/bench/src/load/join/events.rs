@@ -1,5 +1,5 @@
-//! `Events`: what the queue pairs of a join sleep on: their taps and their calls, in one epoll, so
-//! that the price of a sleep is that of the pairs that something has happened to.
+//! `JoinEvents`: what the queue pairs of a join sleep on: their taps and their calls, in one epoll,
+//! so that the price of a sleep is that of the pairs that something has happened to.
 
 use super::Lane;
 use manyring_driver::DriverError;
@@ -18,13 +18,13 @@ const TX_CALL: u64 = 2;
 const KIND_BITS: u32 = 2;
 
 /// Reports taps that have frames, calls, and the end of the standard input.
-pub(super) struct Events {
+pub(super) struct JoinEvents {
     epoll: OwnedFd,
     reported: Vec<epoll::Event>,
     is_open: bool,
 }
 
-impl Events {
+impl JoinEvents {
     /// Watches all that these pairs may wait for.
     pub(super) fn new(lanes: &mut [Lane<'_>]) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -88,19 +88,19 @@ impl Events {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use manyring_driver::{Arena, NetOptions, NetPair, NetRx, NetTx};
+    use manyring_driver::{Arena, NetDriverOptions, NetDriverRx, NetDriverTx, NetPair};
     use manyring_queue::RingFeatures;
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::fd::BorrowedFd;
     use std::sync::Arc;
 
     fn lane<'a>(tap: BorrowedFd<'a>, index: u16) -> Lane<'a> {
-        let options = NetOptions { queue_size: 4, ..NetOptions::default() };
-        let size = NetRx::arena_size(&options) + NetTx::arena_size(&options);
+        let options = NetDriverOptions { queue_size: 4, ..NetDriverOptions::default() };
+        let size = NetDriverRx::arena_size(&options) + NetDriverTx::arena_size(&options);
         let arena = Arc::new(Arena::new(size).unwrap());
-        let rx = NetRx::new(&arena, index, options.features, &options).unwrap();
+        let rx = NetDriverRx::new(&arena, index, options.features, &options).unwrap();
         let ring = RingFeatures::from_bits(options.features);
-        let tx = NetTx::new(&arena, index, ring, &options).unwrap();
+        let tx = NetDriverTx::new(&arena, index, ring, &options).unwrap();
         let pair = NetPair { rx, tx };
         Lane { pair, tap, tap_is_ready: false, start: None, is_suppressed: true, lost: 0 }
     }
@@ -113,7 +113,7 @@ mod tests {
             rustix::io::write(fd, &1u64.to_ne_bytes()).unwrap();
         };
         let mut lanes = [lane(taps[0].as_fd(), 0), lane(taps[1].as_fd(), 1)];
-        let mut events = Events::new(&mut lanes).unwrap();
+        let mut events = JoinEvents::new(&mut lanes).unwrap();
         let ready = |lanes: &[Lane<'_>; 2]| lanes.each_ref().map(|lane| lane.tap_is_ready);
         events.look(&mut lanes).unwrap();
         assert_eq!(ready(&lanes), [false; 2]);

@@ -4,7 +4,10 @@
 //! late segments is then the server's, and the client never runs out of ports. A transaction ends
 //! when the client has read the answer and the end behind it.
 
-use super::{Peer, Poller, Ready, RrArgs, RrResult, Run, check, connect, failed, poll_failed};
+use super::{
+    Poller, ReadyConnections, RrArgs, RrConnection, RrResult, RrRun, check, connect, failed,
+    poll_failed,
+};
 use crate::load::LoadError;
 use crate::measure::{Latencies, now};
 use rustix::event::epoll::EventFlags;
@@ -25,7 +28,7 @@ enum Stage {
 
 /// One transaction, and its number.
 struct Transaction {
-    peer: Peer,
+    peer: RrConnection,
     stage: Stage,
     number: u64,
 }
@@ -35,7 +38,7 @@ impl Transaction {
     fn begin(server: SocketAddr, size: usize, number: u64) -> Result<Self, LoadError> {
         let begun = now();
         let stream = connecting(server).map_err(|errno| failed("connect")(errno.into()))?;
-        let mut peer = Peer::new(stream, size).map_err(failed("connect"))?;
+        let mut peer = RrConnection::new(stream, size).map_err(failed("connect"))?;
         peer.sent = begun;
         Ok(Self { peer, stage: Stage::Connecting, number })
     }
@@ -90,10 +93,10 @@ pub(crate) fn client(args: &RrArgs) -> Result<RrResult, LoadError> {
         poller.add_for(stream, token, EventFlags::OUT).map_err(poll_failed)?;
         Ok::<_, LoadError>(transaction)
     };
-    let (mut run, mut latencies) = (Run::begin(args.seconds, args.connections), Latencies::new());
+    let (mut run, mut latencies) = (RrRun::begin(args.seconds, args.connections), Latencies::new());
     let mut all: Vec<Transaction> =
         (0..args.connections).map(|token| begin(&poller, token)).collect::<Result<_, _>>()?;
-    while let Some(Ready { tokens, at }) = run.next(&mut poller)? {
+    while let Some(ReadyConnections { tokens, at }) = run.next(&mut poller)? {
         for token in tokens {
             let transaction = &mut all[token];
             let was_connecting = transaction.stage == Stage::Connecting;

@@ -5,7 +5,7 @@ use crate::report::document::tests::scenario;
 use serde_json::json;
 
 /// A scenario of several cells with the same parties.
-fn of_cells(cells: &[&str], parties: &[&str]) -> Scenario {
+fn of_cells(cells: &[&str], parties: &[&str]) -> ScenarioDocument {
     let parties: Vec<(&str, &[f64])> = parties.iter().map(|name| (*name, &[5.0][..])).collect();
     let mut all = scenario("s", cells[0], &parties);
     for name in &cells[1..] {
@@ -14,7 +14,7 @@ fn of_cells(cells: &[&str], parties: &[&str]) -> Scenario {
     all
 }
 
-fn found(scenario: &Scenario) -> Vec<(String, String, usize, Kind)> {
+fn found(scenario: &ScenarioDocument) -> Vec<(String, String, usize, Kind)> {
     let plots = of(scenario).into_iter().filter(|plot| plot.y == "kpps");
     plots.map(|plot| (plot.title, plot.x, plot.series.len(), plot.kind)).collect()
 }

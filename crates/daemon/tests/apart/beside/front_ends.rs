@@ -6,7 +6,7 @@ use crate::support::prober::RETRY_DELAY;
 use crate::support::process::TIMEOUT;
 use crate::support::rings::{Restart, spare_region};
 use manyring_driver::hostile::OddFd;
-use manyring_driver::{BlkDriver, BlkOptions, FrontEnd, Op};
+use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp, FrontEnd};
 use manyring_wire::vhost_user::{
     F_LOG_ALL, F_PROTOCOL_FEATURES, InflightArea, LogArea, PROTOCOL_F_CONFIGURE_MEM_SLOTS,
     PROTOCOL_F_DEVICE_STATE, PROTOCOL_F_INFLIGHT_SHMFD, PROTOCOL_F_LOG_SHMFD, PROTOCOL_F_REPLY_ACK,
@@ -43,9 +43,9 @@ fn watched_by_many(fd: impl AsFd) -> Vec<OwnedFd> {
     (0..SETS).map(|_| watch()).collect()
 }
 
-fn with_protocol(bits: u64) -> BlkOptions {
-    let options = BlkOptions::default();
-    BlkOptions { protocol_features: options.protocol_features | bits, ..options }
+fn with_protocol(bits: u64) -> BlkDriverOptions {
+    let options = BlkDriverOptions::default();
+    BlkDriverOptions { protocol_features: options.protocol_features | bits, ..options }
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn neighbours_of_doorbells_that_are_rung_watched_or_shared_without_end_wait_for_
         let own = front.stream().try_clone().unwrap();
         let _ = front.set_vring_kick(0, Some(own.as_fd()));
     });
-    let options = BlkOptions { queues: 8, ..BlkOptions::default() };
+    let options = BlkDriverOptions { queues: 8, ..BlkDriverOptions::default() };
     let mut guest = connect(&bad, &options);
     let kick = guest.queues[0].vring().kick_fd().try_clone_to_owned().unwrap();
     for queue in 0..8 {
@@ -187,23 +187,23 @@ fn neighbours_of_regions_and_logs_that_their_front_end_spoils_wait_for_nothing()
         for at in 0..SIZE {
             rustix::io::pwrite(&region, &[byte], at).unwrap();
             if at % 64 == 0 {
-                let _ = guest.queues[0].submit(Op::Flush);
+                let _ = guest.queues[0].submit(DriverOp::Flush);
                 let _ = guest.queues[0].publish();
             }
         }
         let _ = guest.front.vring_base(0);
     });
     let logged = with_protocol(PROTOCOL_F_LOG_SHMFD);
-    let logged = BlkOptions { features: logged.features | F_LOG_ALL, ..logged };
+    let logged = BlkDriverOptions { features: logged.features | F_LOG_ALL, ..logged };
     beside.bear("a migration log that is cut away", || {
         let mut guest = connect(&bad, &logged);
         let log = memory(1 << 20);
         let area = LogArea { size: 1 << 20, offset: 0 };
         guest.front.send_message(SET_LOG_BASE, area.as_bytes(), &[log.as_fd()]).unwrap();
-        let _ = guest.queues[0].submit(Op::Read { sector: 0, len: 4096 });
+        let _ = guest.queues[0].submit(DriverOp::Read { sector: 0, len: 4096 });
         let _ = guest.queues[0].publish();
         ftruncate(&log, 0).unwrap();
-        let _ = guest.queues[0].submit(Op::Read { sector: 0, len: 4096 });
+        let _ = guest.queues[0].submit(DriverOp::Read { sector: 0, len: 4096 });
         let _ = guest.queues[0].publish();
         let _ = guest.front.is_closed_within(RETRY_DELAY);
     });

@@ -6,12 +6,12 @@ use crate::support::process::TIMEOUT;
 use manyring_driver::hostile::{
     CtrlSpoil, GiantRing, HostileNet, HostileRing, Racer, RxSpoil, TxSpoil,
 };
-use manyring_driver::{BlkOptions, ControlOwner, NetDriver, NetOptions, Op};
+use manyring_driver::{BlkDriverOptions, ControlOwner, DriverOp, NetDriver, NetDriverOptions};
 use manyring_wire::blk::{
     VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_IN,
     VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
 };
-use manyring_wire::net::RawHeader;
+use manyring_wire::net::RawNetHeader;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Requests of a giant's ring.
@@ -26,7 +26,7 @@ const SECTORS: u32 = (64 << 20) / 512;
 #[test]
 fn neighbours_of_headers_that_change_while_they_are_read_wait_for_nothing() {
     let mut beside = Beside::new();
-    let mut guest = connect(&beside.bad(), &BlkOptions::default());
+    let mut guest = connect(&beside.bad(), &BlkDriverOptions::default());
     let queue = &mut guest.queues[0];
     let mut ring = HostileRing::new(&guest.arena, queue.vring()).unwrap();
     let (read, write) = ([VIRTIO_BLK_T_IN.into(), 0], [VIRTIO_BLK_T_OUT.into(), u64::MAX - 3]);
@@ -44,10 +44,12 @@ fn neighbours_of_headers_that_change_while_they_are_read_wait_for_nothing() {
 fn neighbours_of_requests_of_a_gigabyte_wait_for_nothing() {
     let mut beside = Beside::new();
     let bad = beside.bad();
-    let options = BlkOptions {
+    let options = BlkDriverOptions {
         spare: GiantRing::arena_size(GIANTS),
-        features: BlkOptions::default().features | VIRTIO_BLK_F_DISCARD | VIRTIO_BLK_F_WRITE_ZEROES,
-        ..BlkOptions::default()
+        features: BlkDriverOptions::default().features
+            | VIRTIO_BLK_F_DISCARD
+            | VIRTIO_BLK_F_WRITE_ZEROES,
+        ..BlkDriverOptions::default()
     };
     let offers: [(&str, Offer); 4] = [
         ("reads", |ring, slot| ring.offer_data(slot, VIRTIO_BLK_T_IN, 0, GIANT_MIB, true).unwrap()),
@@ -92,7 +94,8 @@ fn neighbours_of_a_submission_queue_that_is_always_full_wait_for_nothing() {
     for direct in [false, true] {
         let (_file, config) = disk(direct);
         let mut beside = Beside::with(&["file"], &config);
-        let options = BlkOptions { queues: 8, buffer_size: 4096, ..BlkOptions::default() };
+        let options =
+            BlkDriverOptions { queues: 8, buffer_size: 4096, ..BlkDriverOptions::default() };
         let mut guest = connect(&beside.daemon.socket_of("file"), &options);
         let mut sector = 0;
         for is_write in [false, true] {
@@ -103,8 +106,8 @@ fn neighbours_of_a_submission_queue_that_is_always_full_wait_for_nothing() {
                     loop {
                         sector = (sector + 8) % (SIZE / 512);
                         let op = match is_write {
-                            true => Op::WriteAny { sector, len: LEN },
-                            false => Op::Read { sector, len: LEN },
+                            true => DriverOp::WriteAny { sector, len: LEN },
+                            false => DriverOp::Read { sector, len: LEN },
                         };
                         if queue.submit(op).unwrap().is_none() {
                             break;
@@ -130,7 +133,7 @@ generate = 1500
 fn neighbours_of_receive_buffers_in_pieces_wait_for_nothing() {
     let mut beside = Beside::with(&["endless"], ENDLESS);
     let socket = beside.daemon.socket_of("endless");
-    let mergeable = NetOptions::default();
+    let mergeable = NetDriverOptions::default();
     beside.bear("receive buffers in pieces of one byte", || {
         let mut guest = NetDriver::connect(&socket, &mergeable).unwrap();
         let rx = &mut guest.pairs[0].rx;
@@ -151,7 +154,8 @@ fn neighbours_of_receive_buffers_in_pieces_wait_for_nothing() {
         let _ = rx.vring().wait_err(crate::support::prober::RETRY_DELAY);
     });
     // Each frame fills more than a hundred of them.
-    let small = NetOptions { mergeable_size: 13, queue_size: 256, ..NetOptions::default() };
+    let small =
+        NetDriverOptions { mergeable_size: 13, queue_size: 256, ..NetDriverOptions::default() };
     let mut guest = NetDriver::connect(&socket, &small).unwrap();
     let mut frame = Vec::new();
     beside.bear("receive buffers of one byte behind the header", || {
@@ -167,7 +171,7 @@ fn neighbours_of_receive_buffers_in_pieces_wait_for_nothing() {
 fn neighbours_of_frames_that_are_none_and_of_rings_that_are_disabled_wait_for_nothing() {
     let mut beside = Beside::new();
     let socket = beside.daemon.socket_of("net");
-    let options = NetOptions { control: ControlOwner::Device, ..NetOptions::default() };
+    let options = NetDriverOptions { control: ControlOwner::Device, ..NetDriverOptions::default() };
     let (mut frames, mut commands) =
         (TxSpoil::ALL.into_iter().cycle(), CtrlSpoil::ALL.into_iter().cycle());
     beside.bear("frames that are none", || {
@@ -187,14 +191,15 @@ fn neighbours_of_frames_that_are_none_and_of_rings_that_are_disabled_wait_for_no
         vring.kick().unwrap();
         let _ = vring.wait_err(crate::support::prober::RETRY_DELAY);
     });
-    let large = NetOptions { queue_size: 1024, transmit_size: 2048, ..NetOptions::default() };
+    let large =
+        NetDriverOptions { queue_size: 1024, transmit_size: 2048, ..NetDriverOptions::default() };
     let mut guest = NetDriver::connect(&socket, &large).unwrap();
     let (frame, is_full) = (vec![0x5a; 1500], AtomicBool::new(false));
     beside.bear("a full ring that is disabled and enabled", || {
         let pair = &mut guest.pairs[0];
         let index = pair.tx.vring().index();
         guest.front.set_vring_enable(index, false).unwrap();
-        while pair.tx.send(&RawHeader::default(), &frame).unwrap() {
+        while pair.tx.send(&RawNetHeader::default(), &frame).unwrap() {
             is_full.store(true, Ordering::Relaxed);
         }
         pair.tx.publish(0).unwrap();

@@ -3,8 +3,8 @@
 
 use super::Beside;
 use crate::support::prober::RETRY_DELAY;
-use manyring_driver::{NetDriver, NetOptions};
-use manyring_wire::net::RawHeader;
+use manyring_driver::{NetDriver, NetDriverOptions};
+use manyring_wire::net::RawNetHeader;
 
 const SWITCH: &str = "
 [[switch]]
@@ -30,7 +30,7 @@ fn frame(to: u64, from: u64) -> Vec<u8> {
 fn flood(guest: &mut NetDriver, mut next: impl FnMut() -> Vec<u8>) {
     let tx = &mut guest.pairs[0].tx;
     tx.reclaim();
-    while tx.send(&RawHeader::default(), &next()).unwrap() {}
+    while tx.send(&RawNetHeader::default(), &next()).unwrap() {}
     tx.publish(0).unwrap();
 }
 
@@ -38,7 +38,7 @@ fn flood(guest: &mut NetDriver, mut next: impl FnMut() -> Vec<u8>) {
 fn neighbours_of_guests_that_abuse_their_switch_wait_for_nothing() {
     let mut beside = Beside::with(&["sender", "taker"], SWITCH);
     let [sender, taker] = ["sender", "taker"].map(|name| beside.daemon.socket_of(name));
-    let connect = |socket| NetDriver::connect(socket, &NetOptions::default()).unwrap();
+    let connect = |socket| NetDriver::connect(socket, &NetDriverOptions::default()).unwrap();
     let mut guest = connect(&sender);
     // It takes no frame: its buffers are full for ever.
     let mut other = connect(&taker);

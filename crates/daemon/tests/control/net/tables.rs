@@ -3,7 +3,7 @@
 use super::{command, connect, get, post, send, serve, wait_for};
 use crate::support::process::Daemon;
 use crate::support::program::fetch;
-use manyring_driver::{ControlOwner, NetDriver, NetOptions};
+use manyring_driver::{ControlOwner, NetDriver, NetDriverOptions};
 use manyring_wire::net::VIRTIO_NET_F_MQ;
 use serde_json::{Value, json};
 use std::os::unix::net::UnixStream;
@@ -41,9 +41,9 @@ fn the_control_queue_is_called_so_where_the_driver_has_it() {
     };
     assert_eq!(names(&daemon), ["rx0", "tx0", "rx1", "tx1", "ctrl"]);
     // Without MQ it is the third.
-    let defaults = NetOptions::default();
+    let defaults = NetDriverOptions::default();
     let features = defaults.features & !VIRTIO_NET_F_MQ;
-    let options = NetOptions { control: ControlOwner::Device, features, ..defaults };
+    let options = NetDriverOptions { control: ControlOwner::Device, features, ..defaults };
     let driver = NetDriver::connect(&daemon.socket_of("lan"), &options).unwrap();
     let (_, table, _) = command(&daemon, &["stats", "lan"]);
     let shown = table.lines().skip(1).map(|line| line.split_whitespace().nth(1).unwrap());

@@ -15,7 +15,7 @@
 //! front-end names it at the other one, while it is in use.
 
 use crate::support::process::TIMEOUT;
-use manyring_driver::{Arena, FrontEnd, Vring};
+use manyring_driver::{Arena, FrontEnd, Virtqueue};
 use manyring_memory::{LOG_PAGE, Mapping, Words};
 use manyring_queue::{IndirectTable, RingFeatures};
 use manyring_wire::vhost_user::{
@@ -98,7 +98,7 @@ impl Log {
 /// A ring of the guest.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    pub(crate) vring: Vring,
+    pub(crate) vring: Virtqueue,
     /// Chains that the device has.
     pub(crate) in_flight: usize,
     /// Where the device was told that it lies.
@@ -139,7 +139,7 @@ impl Guest {
         let lanes = (0..start.queues).map(|index| {
             // No two rings share a page.
             arena.alloc(LOG_PAGE, LOG_PAGE).unwrap();
-            let vring = Vring::new(&arena, index.into(), start.size, ring, 0).unwrap();
+            let vring = Virtqueue::new(&arena, index.into(), start.size, ring, 0).unwrap();
             Lane { vring, in_flight: 0, is_alias: false }
         });
         let lanes = lanes.collect();

@@ -12,14 +12,14 @@ use manyring_engine::stats::QueueStats;
 use manyring_memory::{GrantAccess, LastHit};
 use manyring_queue::Ring;
 use manyring_queue::blkif::BackRing;
-use manyring_wire::xen::blkif::{Response, Status};
+use manyring_wire::xen::blkif::{BlkifStatus, Response};
 use rustix::io::Errno;
 
 /// The status that answers a request which failed with `errno`.
 #[cold]
 #[inline(never)]
-fn status_of(errno: Errno) -> Status {
-    if errno == Errno::OPNOTSUPP { Status::Unsupported } else { Status::Error }
+fn status_of(errno: Errno) -> BlkifStatus {
+    if errno == Errno::OPNOTSUPP { BlkifStatus::Unsupported } else { BlkifStatus::Error }
 }
 
 /// Writes the response to a request.
@@ -27,7 +27,7 @@ fn status_of(errno: Errno) -> Status {
 #[allow(clippy::inline_always, reason = "the rare caller must not make it a call for the other")]
 fn respond(ring: &mut BackRing, request: InFlight<Reply>, result: Result<(), Errno>) {
     let (chain, Reply { id, echo: operation, .. }) = (request.chain, request.reply);
-    let status = result.map_or_else(status_of, |()| Status::Okay);
+    let status = result.map_or_else(status_of, |()| BlkifStatus::Okay);
     ring.push_response(chain, Response { id, operation, status });
 }
 

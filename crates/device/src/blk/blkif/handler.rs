@@ -2,7 +2,7 @@
 
 use super::queue::BlkifQueue;
 use crate::blk::requests::Completed;
-use manyring_engine::{Done, Fence, Handler, Mode, QueueIo, Turn, Waits};
+use manyring_engine::{Done, Fence, Handler, QueueIo, Turn, TurnMode, Waits};
 use manyring_queue::blkif::{BackRing, Requests};
 
 /// The queue, and the requests that it popped last. The requests are not a field of the queue, so
@@ -38,7 +38,7 @@ impl Handler<BackRing> for BlkifHandler {
     #[inline]
     fn turn(&mut self, ring: &mut BackRing, turn: &mut Turn<'_, '_>) -> Done {
         let (mut popped, now_ns) = (0, turn.io.now_ns());
-        if turn.mode == Mode::Serve {
+        if turn.mode == TurnMode::Serve {
             let batch = &mut self.batch;
             let (mut limit, mut is_charged) = (usize::MAX, false);
             if self.queue.gate.is_some() {

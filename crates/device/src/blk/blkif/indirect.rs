@@ -1,6 +1,6 @@
 //! Indirect requests: their segments are copied out of the granted pages that hold them.
 
-use super::plan::{What, access_of, errno_of};
+use super::plan::{IoKind, access_of, errno_of};
 use super::queue::BlkifQueue;
 use manyring_memory::{GrantAccess, GrantRef, copy_from_slices};
 use manyring_queue::blkif::BackRing;
@@ -16,7 +16,7 @@ impl BlkifQueue {
     pub(super) fn read_segments(&mut self, ring: &mut BackRing, now_ns: u64) {
         self.lists.clear();
         for planned in &self.planned {
-            if let What::Indirect(indirect) = &planned.what {
+            if let IoKind::Indirect(indirect) = &planned.what {
                 for gref in indirect.grefs() {
                     self.lists.push(GrantRef(*gref), GrantAccess::Read);
                 }
@@ -30,7 +30,7 @@ impl BlkifQueue {
         self.page.restart(self.grants.pages().memory());
         let (mut number, mut fault) = (0, None);
         for index in 0..self.planned.len() {
-            let What::Indirect(indirect) = self.planned[index].what else { continue };
+            let IoKind::Indirect(indirect) = self.planned[index].what else { continue };
             let numbers = number..number + indirect.grefs().len();
             number = numbers.end;
             match self.segments_of(&indirect, numbers) {
@@ -60,7 +60,7 @@ impl BlkifQueue {
         &mut self,
         indirect: &Indirect,
         numbers: Range<usize>,
-    ) -> Result<What, RequestError> {
+    ) -> Result<IoKind, RequestError> {
         let first = self.segments.len();
         for (index, number) in numbers.enumerate() {
             let len = indirect.page_bytes(index);
@@ -75,7 +75,7 @@ impl BlkifQueue {
                 .and_then(|page| self.grants.resolve(page, range, GrantAccess::Read, last, list));
             if let Err(error) = found {
                 self.segments.truncate(first);
-                return Ok(What::Answer(errno_of(error)));
+                return Ok(IoKind::Answer(errno_of(error)));
             }
             copy_from_slices(list.as_slices(), bytes);
             for segment in Segment::parse_page(bytes) {
@@ -90,12 +90,12 @@ impl BlkifQueue {
                     self.grants.ask(&mut self.asks, GrantRef(segment.gref()), access_of(op));
                 }
                 self.asks.end_request();
-                Ok(What::Data { op, sector, segments })
+                Ok(IoKind::Data { op, sector, segments })
             }
             Err(error) if error.is_fault() => Err(error),
             Err(_) => {
                 self.segments.truncate(first);
-                Ok(What::Answer(Errno::IO))
+                Ok(IoKind::Answer(Errno::IO))
             }
         }
     }

@@ -6,7 +6,7 @@ use manyring_backend::blk::Op;
 use manyring_memory::{GrantAccess, GrantError, GrantPage, MemoryError};
 use manyring_queue::Chain;
 use manyring_wire::xen::blkif::{
-    DataOp, Indirect, Kind as Asked, RequestError, SEGMENTS_MAX, Segment,
+    BlkifStatus, DataOp, Indirect, Kind as Asked, RequestError, SEGMENTS_MAX, Segment,
 };
 use rustix::io::Errno;
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub(super) struct Reply {
 
 /// The next action for a request that was popped in this turn.
 #[derive(Debug)]
-pub(super) enum What {
+pub(super) enum IoKind {
     /// Fail it with this error, without the disk.
     Answer(Errno),
     Flush,
@@ -49,10 +49,10 @@ pub(super) enum What {
 pub(super) struct Planned {
     pub(super) chain: Chain,
     pub(super) reply: Reply,
-    pub(super) what: What,
+    pub(super) what: IoKind,
 }
 
-impl What {
+impl IoKind {
     /// The numbers of the request's segments, which are those of its pages.
     pub(super) fn numbers(&self) -> Range<usize> {
         if let Self::Data { segments, .. } = self { segments.clone() } else { 0..0 }
@@ -82,6 +82,14 @@ pub(super) fn errno_of(error: GrantError) -> Errno {
     match error {
         GrantError::NoRoom { .. } | GrantError::Memory(MemoryError::Pieces { .. }) => SHORT,
         _ => UNMAPPED,
+    }
+}
+
+/// The errno that answers a request which the ring's format does not allow.
+pub(super) fn answer_of(error: &RequestError) -> Errno {
+    match error.status() {
+        BlkifStatus::Unsupported => Errno::OPNOTSUPP,
+        _ => Errno::IO,
     }
 }
 

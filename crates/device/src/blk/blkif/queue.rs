@@ -18,12 +18,13 @@
 //!    the grants of its request.
 
 use super::plan::{
-    InUse, Planned, Reply, SHORT, What, access_of, bytes_of, errno_of, is_ordered, segment_count,
+    InUse, IoKind, Planned, Reply, SHORT, access_of, answer_of, bytes_of, errno_of, is_ordered,
+    segment_count,
 };
-use super::stages::{Gate, Stages, UNMAPPED};
+use super::stages::{OrderedWrite, Stages, UNMAPPED};
 use super::{LOT_PAGES, Shared};
 use crate::blk::pending::{InFlight, Kind};
-use crate::blk::requests::Requests;
+use crate::blk::requests::QueueRequests;
 use manyring_backend::blk::{DiskQueue, Op};
 use manyring_backend::sys::uring::Ring as DiskRing;
 use manyring_memory::{
@@ -34,7 +35,6 @@ use manyring_queue::blkif::{BackRing, Requests as Popped};
 use manyring_queue::{Chain, QueueError, Ring};
 use manyring_wire::xen::blkif::{
     Data, DataOp, Kind as Asked, Limits, PAGE_SIZE, Request, RequestError, SECTOR_SIZE, Segment,
-    Status,
 };
 use rustix::io::Errno;
 use std::ops::Range;
@@ -50,7 +50,7 @@ const RETRY_NS: u64 = 1_000_000;
 /// A queue of a Xen block device, as its worker runs it.
 #[derive(Debug)]
 pub(super) struct BlkifQueue {
-    pub(super) requests: Requests<Reply>,
+    pub(super) requests: QueueRequests<Reply>,
     pub(super) shared: Arc<Shared>,
     /// The limit of the device on this queue; `None`: there is no limit.
     pub(super) gate: Option<Box<manyring_engine::Gate>>,
@@ -93,7 +93,7 @@ pub(super) struct BlkifQueue {
 }
 
 /// The parts of which a new queue is made.
-pub(super) struct Parts {
+pub(super) struct QueueParts {
     pub(super) disk: Box<dyn DiskQueue>,
     pub(super) shared: Arc<Shared>,
     pub(super) limits: Limits,
@@ -105,10 +105,11 @@ pub(super) struct Parts {
 }
 
 impl BlkifQueue {
-    pub(super) fn new(parts: Parts) -> Self {
-        let Parts { disk, shared, limits, write_through, grants, ring_pages, .. } = parts;
+    pub(super) fn new(parts: QueueParts) -> Self {
+        let QueueParts { disk, shared, limits, write_through, grants, ring_pages, .. } = parts;
+        let memory = grants.pages().memory().clone();
         Self {
-            requests: Requests::new(disk, grants.pages().memory().clone(), shared.host.clone()),
+            requests: QueueRequests::new(disk, memory, shared.host.clone()),
             shared,
             gate: None,
             limits,
@@ -295,7 +296,8 @@ impl BlkifQueue {
         if self.asks.are_found() && self.planned.is_empty() {
             self.submit_data((chain, reply), (op, sector), segments, now_ns);
         } else {
-            self.planned.push(Planned { chain, reply, what: What::Data { op, sector, segments } });
+            let what = IoKind::Data { op, sector, segments };
+            self.planned.push(Planned { chain, reply, what });
         }
         is_ordered(op)
     }
@@ -309,7 +311,7 @@ impl BlkifQueue {
     ) -> bool {
         let what = self.what(kind);
         let is_gate = what.is_gate();
-        let waits = matches!(what, What::Indirect(_));
+        let waits = matches!(what, IoKind::Indirect(_));
         let planned = Planned { chain, reply, what };
         if waits || !self.planned.is_empty() {
             self.planned.push(planned);
@@ -319,20 +321,19 @@ impl BlkifQueue {
         is_gate
     }
 
-    fn what(&self, kind: Result<Asked<'_>, RequestError>) -> What {
+    fn what(&self, kind: Result<Asked<'_>, RequestError>) -> IoKind {
         match kind {
-            Err(error) if error.status() == Status::Unsupported => What::Answer(Errno::OPNOTSUPP),
-            Err(_) => What::Answer(Errno::IO),
-            Ok(Asked::Flush) => What::Flush,
-            Ok(Asked::Barrier) => What::Barrier,
+            Err(error) => IoKind::Answer(answer_of(&error)),
+            Ok(Asked::Flush) => IoKind::Flush,
+            Ok(Asked::Barrier) => IoKind::Barrier,
             Ok(Asked::Discard { sector, count, secure }) => {
                 let op = if secure { Op::SecureErase } else { Op::Discard };
-                What::Discard { op, offset: sector * SECTOR_SIZE, len: count * SECTOR_SIZE }
+                IoKind::Discard { op, offset: sector * SECTOR_SIZE, len: count * SECTOR_SIZE }
             }
-            Ok(Asked::Indirect(indirect)) => What::Indirect(indirect),
+            Ok(Asked::Indirect(indirect)) => IoKind::Indirect(indirect),
             Ok(Asked::Data(_)) => {
                 debug_assert!(false, "it is planned by `plan_data`");
-                What::Answer(Errno::IO)
+                IoKind::Answer(Errno::IO)
             }
         }
     }
@@ -358,7 +359,7 @@ impl BlkifQueue {
         let asks = &self.asks;
         let has_no_room =
             |number: usize| asks.page(number).is_err_and(|error| errno_of(error) == SHORT);
-        let is_short = |what: &What| what.is_short() || what.numbers().into_iter().any(has_no_room);
+        let is_short = |io: &IoKind| io.is_short() || io.numbers().into_iter().any(has_no_room);
         if let Some(index) = self.planned.iter().position(|planned| is_short(&planned.what)) {
             self.give_up(index, now_ns, |chain| ring.unpop(chain));
             self.is_held = true;
@@ -371,27 +372,27 @@ impl BlkifQueue {
     fn submit(&mut self, Planned { chain, reply, what }: Planned, now_ns: u64) {
         let slot = chain.slot();
         let offset = match what {
-            What::Discard { offset, .. } => offset,
+            IoKind::Discard { offset, .. } => offset,
             _ => 0,
         };
         let in_flight =
             |kind| InFlight { chain, reply, kind, len: 0, popped_at_ns: now_ns, offset };
         match what {
-            What::Data { op, sector, segments } => {
+            IoKind::Data { op, sector, segments } => {
                 let InFlight { chain, reply, .. } = in_flight(Kind::Other);
                 self.submit_data((chain, reply), (op, sector), segments, now_ns);
             }
-            What::Answer(errno) => self.requests.answer(in_flight(Kind::Other), Err(errno)),
-            What::Flush => self.requests.submit(in_flight(Kind::Flush), (Op::Flush, 0, 0)),
-            What::Barrier => {
+            IoKind::Answer(errno) => self.requests.answer(in_flight(Kind::Other), Err(errno)),
+            IoKind::Flush => self.requests.submit(in_flight(Kind::Flush), (Op::Flush, 0, 0)),
+            IoKind::Barrier => {
                 let token = self.requests.hold(in_flight(Kind::Flush));
-                self.stages.close_gate(Gate { token, durable: true, offset: 0, len: 0 });
+                self.stages.close_gate(OrderedWrite { token, durable: true, offset: 0, len: 0 });
             }
-            What::Discard { op, offset, len } => {
+            IoKind::Discard { op, offset, len } => {
                 let first = self.stages.cut_discard(slot.into(), op, offset, len);
                 self.requests.submit(in_flight(Kind::Range), (op, offset, first));
             }
-            What::Indirect(_) => debug_assert!(false, "its segments were not read"),
+            IoKind::Indirect(_) => debug_assert!(false, "its segments were not read"),
         }
     }
 
@@ -449,7 +450,7 @@ impl BlkifQueue {
         let pages = numbers.filter_map(|number| self.asks.page(number).ok());
         self.stages.pieces.clear();
         self.stages.pieces.extend(pages.zip(segments));
-        self.stages.close_gate(Gate { token, durable, offset: sector * SECTOR_SIZE, len });
+        self.stages.close_gate(OrderedWrite { token, durable, offset: sector * SECTOR_SIZE, len });
     }
 
     /// Pushes the slices of a request to the burst, and marks its pages as in use. Returns the

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 /// The event that an ordered write waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wait {
+enum WriteWait {
     /// The answers to all earlier requests.
     Others,
     /// The flush of the earlier writes.
@@ -25,7 +25,7 @@ enum Wait {
 
 /// An ordered write. With `len` 0 it is a barrier without data, and ends with its flush.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Gate {
+pub(super) struct OrderedWrite {
     pub(super) token: u32,
     pub(super) durable: bool,
     pub(super) offset: u64,
@@ -34,7 +34,7 @@ pub(super) struct Gate {
 
 /// The part of a discard that the disk has not been given yet.
 #[derive(Clone, Copy, Debug)]
-struct Rest {
+struct RemainingDiscard {
     token: u32,
     op: Op,
     offset: u64,
@@ -53,10 +53,10 @@ pub(super) enum Step {
 /// The requests that have further steps.
 #[derive(Debug, Default)]
 pub(super) struct Stages {
-    gate: Option<(Gate, Wait)>,
+    gate: Option<(OrderedWrite, WriteWait)>,
     /// The pages that the gate writes, each with the range (offset, length) of its bytes.
     pub(super) pieces: Vec<(GrantPage, (u32, u32))>,
-    discards: Vec<Rest>,
+    discards: Vec<RemainingDiscard>,
 }
 
 impl Stages {
@@ -73,17 +73,17 @@ impl Stages {
     }
 
     /// Begins an ordered write, whose pages are in [`Self::pieces`].
-    pub(super) fn close_gate(&mut self, gate: Gate) {
+    pub(super) fn close_gate(&mut self, gate: OrderedWrite) {
         debug_assert!(self.gate.is_none(), "two gates");
-        self.gate = Some((gate, Wait::Others));
+        self.gate = Some((gate, WriteWait::Others));
     }
 
     /// All requests before the gate are answered. Returns the token of the gate, whose flush is now
     /// due; `None`: the flush has begun already.
     pub(super) fn others_are_done(&mut self) -> Option<u32> {
         match &mut self.gate {
-            Some((gate, wait)) if *wait == Wait::Others => {
-                *wait = Wait::Flush;
+            Some((gate, wait)) if *wait == WriteWait::Others => {
+                *wait = WriteWait::Flush;
                 Some(gate.token)
             }
             _ => None,
@@ -94,7 +94,12 @@ impl Stages {
     pub(super) fn cut_discard(&mut self, token: u32, op: Op, offset: u64, len: u64) -> u64 {
         let first = len.min(RANGE_BYTES_MAX);
         if first < len {
-            self.discards.push(Rest { token, op, offset: offset + first, len: len - first });
+            self.discards.push(RemainingDiscard {
+                token,
+                op,
+                offset: offset + first,
+                len: len - first,
+            });
         }
         first
     }
@@ -104,9 +109,9 @@ impl Stages {
         if let Some((gate, wait)) = &mut self.gate
             && gate.token == token
         {
-            let (Gate { durable, offset, len, .. }, step) = (*gate, *wait);
-            if step == Wait::Flush && result.is_ok() && len > 0 {
-                *wait = Wait::Write;
+            let (OrderedWrite { durable, offset, len, .. }, step) = (*gate, *wait);
+            if step == WriteWait::Flush && result.is_ok() && len > 0 {
+                *wait = WriteWait::Write;
                 return Some(Step::Write(Op::Write { durable }, offset, len));
             }
             self.open_gate();
@@ -118,7 +123,7 @@ impl Stages {
             return None;
         }
         let rest = &mut self.discards[at];
-        let Rest { op, offset, len, .. } = *rest;
+        let RemainingDiscard { op, offset, len, .. } = *rest;
         let piece = len.min(RANGE_BYTES_MAX);
         (rest.offset, rest.len) = (offset + piece, len - piece);
         if rest.len == 0 {

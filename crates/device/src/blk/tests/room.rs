@@ -10,8 +10,8 @@ use manyring_engine::Order;
 use manyring_engine::QueueIo;
 use manyring_engine::RunningQueue;
 use manyring_engine::policy::polling::Decision;
+use manyring_engine::solo::{EventSource, Woken};
 use manyring_engine::solo::{Happened, Run};
-use manyring_engine::solo::{Source, Woken};
 use manyring_memory::Words;
 use manyring_queue::Ring as _;
 use rustix::io::Errno;
@@ -276,7 +276,7 @@ fn a_queue_whose_disk_has_answered_is_looked_at_again_without_a_kick() {
     assert!(settles(&mut queue, &mut wait, false, late));
     assert!(!queue.is_hot());
     gate.store(true, Ordering::Relaxed);
-    let source = Source::Disk { slot: 0, token: 0 };
+    let source = EventSource::Disk { slot: 0, token: 0 };
     let answer = Woken { source, result: 0, ended: false };
     queue.on_event(Happened::Disk(0), answer, &mut QueueIo::new(&mut wait, 0, 0, late));
     assert!(turn(&mut queue, &mut wait, late));
@@ -357,7 +357,7 @@ fn order_of_memory(disk: &dyn Disk, is_ring: bool, head: u16) -> u64 {
     while stats.requests.value() == 0 {
         wait.sleep(&mut woken, Some(std::time::Duration::from_millis(100)));
         for event in woken.drain(..) {
-            if let Source::Disk { token, .. } = event.source {
+            if let EventSource::Disk { token, .. } = event.source {
                 let io = &mut QueueIo::new(&mut wait, 0, 0, 0);
                 queue.on_event(Happened::Disk(token), event, io);
             }

@@ -1,7 +1,7 @@
 //! A receiveq with a limit: takes one frame at a time from its port, each when it may pass.
 
 use super::NetRx;
-use crate::net::Turn;
+use crate::net::NetTurn;
 use manyring_backend::net::{FRAMES_MAX, GROUP_FRAMES};
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Limit, Way};
@@ -51,10 +51,10 @@ impl NetRx {
         queue: &mut impl Chains,
         stats: &QueueStats,
         now_ns: u64,
-    ) -> Turn {
+    ) -> NetTurn {
         if let Some(gate) = &mut self.gate {
             if gate.is_closed(now_ns) {
-                return Turn::default();
+                return NetTurn::default();
             }
             gate.open();
         }

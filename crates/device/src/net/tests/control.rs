@@ -9,7 +9,7 @@ use super::*;
 use crate::Device;
 use manyring_engine::EventKind;
 use manyring_engine::{Call, Kick};
-use manyring_engine::{Origin, Room};
+use manyring_engine::{FdReservation, Origin};
 use manyring_wire::net::*;
 use manyring_wire::virtio::VIRTIO_F_VERSION_1;
 use rustix::event::{EventfdFlags, eventfd};
@@ -265,7 +265,7 @@ fn a_kick_whose_other_end_is_closed_costs_nothing() {
     let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let origin = Origin::new(Arc::default());
     let kick = guest.runtime.block_on(async {
-        let reader = origin.adopt(reader, &mut Room::for_message().await);
+        let reader = origin.adopt(reader, &mut FdReservation::for_message().await);
         Some(Kick::of_front_end(reader, COUNT).await.unwrap())
     });
     guest.control = Some(guest.start(&guest.ring, COUNT, kick, call));

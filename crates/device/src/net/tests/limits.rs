@@ -186,7 +186,7 @@ fn a_frame_that_waited_for_buffers_counts_as_one_of_a_driver_that_coalesces() {
     // One packet is enough, and the time never comes.
     let data = [&1u32.to_le_bytes()[..], &u32::MAX.to_le_bytes()].concat();
     assert_eq!(guest.command(class::NOTF_COAL, class::NOTF_COAL_RX_SET, &data), OK);
-    guest.port.arrive(RawHeader::default(), &frame(0, 5000));
+    guest.port.arrive(RawNetHeader::default(), &frame(0, 5000));
     let ring = &mut guest.data[0].0;
     ring.driver.add(&[], &[(DATA, 2048)]).unwrap();
     ring.driver.publish();
@@ -215,7 +215,7 @@ fn buffers_in_many_pieces_are_offered_as_far_as_a_system_call_goes() {
         ring.driver.add_indirect(&[], &pieces, &table).unwrap();
     }
     ring.driver.publish();
-    port.arrive(RawHeader::default(), &frame(0, 5000));
+    port.arrive(RawNetHeader::default(), &frame(0, 5000));
     rx.turn(&mut queue, &ring.stats);
     queue.publish();
     let spill = HEADER_SIZE + FRAME_SIZE_MAX;
@@ -243,7 +243,7 @@ fn a_turn_ends_after_so_many_pieces_however_short_they_are() {
         // The buffers are popped in several turns, before a frame comes.
         while rx.turn(&mut queue, &ring.stats).has_more {}
         for number in 0..10 {
-            port.arrive(RawHeader::default(), &frame(number, 1500));
+            port.arrive(RawNetHeader::default(), &frame(number, 1500));
         }
         // Three buffers of 512 pieces for each frame: the third one is beyond 4096.
         let frames: Vec<_> = (0..4)
@@ -318,7 +318,7 @@ fn a_turn_ends_after_so_many_descriptors_however_little_room_they_have() {
         let rules = Arc::new(open_rules());
         let mut rx = NetRx::new(Box::new(port.clone()), rules, true, 1024).unwrap();
         let mut queue = ring.device_half();
-        port.arrive(RawHeader::default(), &frame(7, 6000));
+        port.arrive(RawNetHeader::default(), &frame(7, 6000));
         if waits {
             // The frame is read, or looked at, and waits for further buffers.
             offer_long_and_empty(&mut ring, 1);

@@ -33,13 +33,13 @@ use manyring_backend::net::{
     Frames, GROUP_FRAMES, HostFilter, Incoming, Port, PortRx, PortTx, Readiness, Sent, Stop,
 };
 use manyring_engine::Moderation;
-use manyring_engine::stats::{Class, QueueStats};
+use manyring_engine::stats::{QueueClass, QueueStats};
 use manyring_memory::{
     GuestMemory, GuestSlice, Mapping, RegionSpec, copy_from_slices, copy_to_slices, total_len,
 };
 use manyring_queue::{DeviceQueue, DriverQueue, QueueConfig, RingAddresses, RingFeatures};
 use manyring_wire::net::rss::{Rss, RssConfig};
-use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawHeader};
+use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, Offloads, RawNetHeader};
 use manyring_wire::virtqueue::RING_IDX;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -163,7 +163,7 @@ impl Scripted {
         self.0.lock().unwrap()
     }
 
-    fn arrive(&self, header: RawHeader, frame: &[u8]) {
+    fn arrive(&self, header: RawNetHeader, frame: &[u8]) {
         self.script().arrives.push_back(Ok([header.as_bytes(), frame].concat()));
     }
 
@@ -425,7 +425,7 @@ impl Ring {
             memory: Arc::new(memory),
             mapping,
             config,
-            stats: Arc::new(QueueStats::new(Class::Net)),
+            stats: Arc::new(QueueStats::new(QueueClass::Net)),
         }
     }
 

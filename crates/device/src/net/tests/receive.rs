@@ -67,7 +67,7 @@ impl Guest {
         self.post(usize::from(self.ring.driver.free_count()));
     }
 
-    fn turn(&mut self) -> crate::net::Turn {
+    fn turn(&mut self) -> crate::net::NetTurn {
         let turn = self.rx.turn(&mut self.queue, &self.ring.stats);
         self.queue.publish();
         turn
@@ -78,11 +78,11 @@ impl Guest {
     }
 
     fn arrive(&self, number: u64, len: usize) {
-        self.port.arrive(RawHeader::default(), &frame(number, len));
+        self.port.arrive(RawNetHeader::default(), &frame(number, len));
     }
 
     /// The next frame that the driver sees: header, frame, buffers. All of them must be there.
-    fn take(&mut self) -> Option<(RawHeader, Vec<u8>, usize)> {
+    fn take(&mut self) -> Option<(RawNetHeader, Vec<u8>, usize)> {
         let mut bytes = self.take_buffer()?;
         let count = match self.header_size {
             HEADER_SIZE | HASH_HEADER_SIZE => {
@@ -97,8 +97,10 @@ impl Guest {
         }
         let frame = bytes.split_off(self.header_size);
         bytes.resize(HEADER_SIZE, 0);
-        let header =
-            RawHeader { num_buffers: 0.into(), ..RawHeader::read_from_bytes(&bytes).unwrap() };
+        let header = RawNetHeader {
+            num_buffers: 0.into(),
+            ..RawNetHeader::read_from_bytes(&bytes).unwrap()
+        };
         Some((header, frame, count.into()))
     }
 
@@ -111,7 +113,7 @@ impl Guest {
 
     fn expect(&mut self, number: u64, len: usize, buffers: usize) {
         let (header, bytes, count) = self.take().expect("a frame");
-        assert!(header == RawHeader::default() && bytes == frame(number, len), "frame {number}");
+        assert!(header == RawNetHeader::default() && bytes == frame(number, len), "frame {number}");
         assert_eq!(count, buffers, "buffers of {len} bytes");
     }
 }
@@ -304,16 +306,16 @@ fn buffers_that_wait_are_put_back_and_serve_again() {
 
 #[test]
 fn the_header_says_only_what_the_guest_takes() {
-    let valid = RawHeader { flags: HDR_F_DATA_VALID, ..RawHeader::default() };
-    let csum = RawHeader { flags: 1, csum_start: 34.into(), ..RawHeader::default() };
-    let tso = RawHeader { gso_type: HDR_GSO_TCPV4, gso_size: 9.into(), ..csum };
-    let uso = RawHeader { gso_type: HDR_GSO_UDP_L4, ..tso };
-    let ecn = RawHeader { gso_type: HDR_GSO_TCPV4 | 0x80, ..tso };
-    let unknown = RawHeader { gso_type: 99, ..tso };
+    let valid = RawNetHeader { flags: HDR_F_DATA_VALID, ..RawNetHeader::default() };
+    let csum = RawNetHeader { flags: 1, csum_start: 34.into(), ..RawNetHeader::default() };
+    let tso = RawNetHeader { gso_type: HDR_GSO_TCPV4, gso_size: 9.into(), ..csum };
+    let uso = RawNetHeader { gso_type: HDR_GSO_UDP_L4, ..tso };
+    let ecn = RawNetHeader { gso_type: HDR_GSO_TCPV4 | 0x80, ..tso };
+    let unknown = RawNetHeader { gso_type: 99, ..tso };
     let csum_only = Offloads { csum: true, ..Offloads::default() };
     let tso4 = Offloads { tso4: true, ..csum_only };
     let (uso4, uso6) = (Offloads { uso4: true, ..csum_only }, Offloads { uso6: true, ..csum_only });
-    let plain = RawHeader::default();
+    let plain = RawNetHeader::default();
     for (given, header, seen) in [
         (Offloads::default(), valid, Some(plain)),
         (Offloads::default(), csum, None),
@@ -346,7 +348,7 @@ fn what_the_guest_does_not_want_is_counted_by_cause() {
     guest.post_all();
     let mut other = frame(1, 60);
     other[..6].copy_from_slice(&[2, 9, 9, 9, 9, 9]);
-    guest.port.arrive(RawHeader::default(), &other);
+    guest.port.arrive(RawNetHeader::default(), &other);
     guest.arrive(2, 1518);
     guest.arrive(3, 1519);
     guest.arrive(4, 13);
@@ -355,8 +357,12 @@ fn what_the_guest_does_not_want_is_counted_by_cause() {
     guest.expect(2, 1518, 1);
     assert!(guest.take().is_none());
     // A frame that is to be cut may be longer than the MTU.
-    let tso =
-        RawHeader { flags: 1, gso_type: HDR_GSO_TCPV4, gso_size: 9.into(), ..RawHeader::default() };
+    let tso = RawNetHeader {
+        flags: 1,
+        gso_type: HDR_GSO_TCPV4,
+        gso_size: 9.into(),
+        ..RawNetHeader::default()
+    };
     guest.port.arrive(tso, &frame(6, 5000));
     guest.turn();
     assert_eq!(guest.take(), Some((tso, frame(6, 5000), 3)));

@@ -30,8 +30,8 @@ use manyring_engine::QueueIo;
 use manyring_engine::RunningQueue;
 use manyring_engine::policy::moderation::Limits;
 use manyring_engine::policy::polling::Decision;
+use manyring_engine::solo::{EventSource, Wait, Woken};
 use manyring_engine::solo::{Happened, Run};
-use manyring_engine::solo::{Source, Wait, Woken};
 use manyring_engine::{Call, Kick, Limit};
 use manyring_engine::{Event, EventKind};
 use manyring_wire::virtqueue::{RING_IDX, avail_ring_size};
@@ -181,7 +181,7 @@ impl Guest {
 
     /// The queue hears of an event of its kick.
     fn hear(&mut self, event: Woken, now_ns: u64) {
-        let Source::Kick { slot, watch } = event.source else { panic!("a kick") };
+        let EventSource::Kick { slot, watch } = event.source else { panic!("a kick") };
         let mut io = QueueIo::new(&mut self.wait, slot, 1, now_ns);
         self.running.on_event(Happened::Kick(watch), event, &mut io);
     }
@@ -235,12 +235,12 @@ fn a_frame_in_many_buffers_is_one_packet_of_a_driver_that_coalesces() {
         let mut guest = Guest::receiving(lends);
         guest.post();
         guest.coalesce(3, 1000);
-        guest.port.arrive(RawHeader::default(), &frame(0, 20_000));
+        guest.port.arrive(RawNetHeader::default(), &frame(0, 20_000));
         guest.turn(1);
         assert_eq!(guest.returned(), 10);
         assert!(!guest.is_called(), "ten buffers are one packet");
-        guest.port.arrive(RawHeader::default(), &frame(1, 60));
-        guest.port.arrive(RawHeader::default(), &frame(2, 60));
+        guest.port.arrive(RawNetHeader::default(), &frame(1, 60));
+        guest.port.arrive(RawNetHeader::default(), &frame(2, 60));
         guest.turn(2);
         assert!(guest.is_called(), "three packets");
     }
@@ -251,14 +251,14 @@ fn a_frame_that_is_dropped_is_no_packet_of_a_driver_that_coalesces() {
     let mut guest = Guest::new(true);
     guest.post();
     guest.coalesce(3, 1000);
-    guest.port.arrive(RawHeader::default(), &frame(0, 60));
+    guest.port.arrive(RawNetHeader::default(), &frame(0, 60));
     // Too short for an Ethernet header: dropped.
-    (0..8).for_each(|_| guest.port.arrive(RawHeader::default(), &[0; 4]));
-    guest.port.arrive(RawHeader::default(), &frame(1, 60));
+    (0..8).for_each(|_| guest.port.arrive(RawNetHeader::default(), &[0; 4]));
+    guest.port.arrive(RawNetHeader::default(), &frame(1, 60));
     guest.turn(1);
     assert_eq!((guest.returned(), guest.ring.stats.dropped_short.value()), (2, 8));
     assert!(!guest.is_called(), "two packets");
-    guest.port.arrive(RawHeader::default(), &frame(2, 60));
+    guest.port.arrive(RawNetHeader::default(), &frame(2, 60));
     guest.turn(2);
     assert!(guest.is_called(), "three packets");
 }
@@ -273,7 +273,7 @@ fn a_driver_that_looks_by_itself_is_not_called() {
             }
             let pass = |guest: &mut Guest, number| {
                 if is_rx {
-                    guest.port.arrive(RawHeader::default(), &frame(number, 60));
+                    guest.port.arrive(RawNetHeader::default(), &frame(number, 60));
                 } else {
                     guest.send(1);
                 }
@@ -331,10 +331,10 @@ fn other_memory_under_a_receiveq_loses_nothing() {
     for lends in [false, true] {
         let mut guest = Guest::receiving(lends);
         guest.post();
-        guest.port.arrive(RawHeader::default(), &frame(0, 5000));
+        guest.port.arrive(RawNetHeader::default(), &frame(0, 5000));
         guest.turn(1);
         guest.set_memory(2);
-        guest.port.arrive(RawHeader::default(), &frame(1, 5000));
+        guest.port.arrive(RawNetHeader::default(), &frame(1, 5000));
         guest.turn(3);
         guest.drain(4);
         assert_eq!((guest.running.base(), guest.returned()), (6.into(), 6));
@@ -431,7 +431,7 @@ fn a_receiveq_whose_port_is_gone_lets_its_worker_sleep_whatever_the_driver_posts
         assert!(settles(&mut guest, 5), "it would look for ever");
         assert!(guest.events.try_recv().is_err(), "said once");
         // It may be there again when the driver enables the queue.
-        guest.port.arrive(RawHeader::default(), &frame(0, 60));
+        guest.port.arrive(RawNetHeader::default(), &frame(0, 60));
         assert_eq!(guest.heed(|fence| Order::Enable(true, fence), 6), Ok(()));
         guest.turn(7);
         assert_eq!(guest.returned(), 1);
@@ -445,7 +445,7 @@ fn a_frame_that_stays_with_its_port_wakes_nobody_until_the_driver_posts_more() {
     guest.set_kick(Kick::new(kick).unwrap());
     guest.ring.driver.add(&[], &[(DATA, 2048)]).unwrap();
     guest.ring.driver.publish();
-    guest.port.arrive(RawHeader::default(), &frame(0, 5000));
+    guest.port.arrive(RawNetHeader::default(), &frame(0, 5000));
     guest.turn(1);
     let settles = |guest: &mut Guest, now_ns| guest.settles((Decision::Sleep, false), now_ns);
     assert!(settles(&mut guest, 2), "the port would say for ever that there is something");

@@ -14,7 +14,7 @@ mod turns;
 
 use super::*;
 use crate::net::NetTx;
-use crate::policy::burst::Burst;
+use crate::policy::burst::BurstBounds;
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4};
 use proptest::prelude::*;
 use std::cell::Cell;
@@ -89,7 +89,7 @@ impl Guest {
     }
 
     /// One turn.
-    fn look(&mut self) -> super::super::Turn {
+    fn look(&mut self) -> super::super::NetTurn {
         let now_ns = self.now_ns;
         let clock = || {
             self.clock_ns.set(self.clock_ns.get() + self.look_ns);
@@ -101,14 +101,14 @@ impl Guest {
     }
 
     /// One turn, and what comes of it later.
-    fn turn(&mut self) -> super::super::Turn {
+    fn turn(&mut self) -> super::super::NetTurn {
         let mut turn = self.look();
         self.finish(&mut turn);
         turn
     }
 
     /// Takes back what the port finishes, until it has nothing any more.
-    fn finish(&mut self, turn: &mut super::super::Turn) {
+    fn finish(&mut self, turn: &mut super::super::NetTurn) {
         while self.tx.late_count() > 0 {
             self.tx.reap(&mut self.queue, &self.ring.stats, self.now_ns, turn);
             self.queue.publish();
@@ -130,7 +130,7 @@ impl Guest {
     fn let_go(&mut self) {
         self.tx.let_go(&mut self.queue, &self.ring.stats);
         self.queue.publish();
-        self.finish(&mut super::super::Turn::default());
+        self.finish(&mut super::super::NetTurn::default());
     }
 
     /// Lets go, and waits for nothing.
@@ -348,20 +348,20 @@ fn chains_that_are_no_frames_come_back_counted_and_the_next_one_passes() {
 #[test]
 fn bytes_and_segments_are_counted_of_the_frames_that_were_passed_on_only() {
     use Next::{Block, Down, Fault, NoMemory, Refuse, Take};
-    let gso = RawHeader {
+    let gso = RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         gso_type: HDR_GSO_TCPV4,
         gso_size: 10.into(),
         csum_start: 34.into(),
         csum_offset: 16.into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     };
     let lens = [100, 200, 300, 400, 500, 600];
     let counts = |sends: &[Next], then: Option<Next>| {
         let mut guest = Guest::new(sends.iter().copied());
         guest.port.script().then = then;
         for (number, len) in (0..).zip(lens) {
-            let header = if number % 2 == 0 { gso } else { RawHeader::default() };
+            let header = if number % 2 == 0 { gso } else { RawNetHeader::default() };
             guest.offer(&[header.as_bytes(), &tcp_frame(number, len)].concat(), &[12, len]);
         }
         for _ in 0..1000 {
@@ -429,7 +429,7 @@ proptest! {
     ) {
         let mut guest = Guest::new(sends);
         guest.port.script().group = group;
-        guest.tx.burst = Burst::of(turn_bytes);
+        guest.tx.burst = BurstBounds::of(turn_bytes);
         let (mut number, mut shorts, mut back) = (0, 0, 0);
         for step in steps {
             match step {

@@ -1,4 +1,5 @@
-//! `Late`: frames whose memory a port still uses after `send`, and the waits for their return.
+//! `PortFrames`: frames whose memory a port still uses after `send`, and the waits for their
+//! return.
 //!
 //! ```text
 //! add              the port has taken a frame and goes on using its memory
@@ -9,16 +10,16 @@
 //! retire, barrier  a change of memory; a disabled queue or a stop: acknowledged when all frames
 //!                  that are with the port are back
 //! ```
-//! A queue whose port finishes every frame in `send` has no `Late`.
+//! A queue whose port finishes every frame in `send` has no `PortFrames`.
 
-use super::{NetTx, Turn};
+use super::{NetTurn, NetTx};
 use crate::net::tally::Tally;
 use manyring_backend::net::{Frames, Outcome, PortTx, Readiness, Returned};
 use manyring_engine::stats::QueueStats;
 use manyring_engine::{Epochs, Fence, Table};
 use manyring_memory::GuestMemory;
 use manyring_queue::{Chain, Chains};
-use manyring_wire::net::RawHeader;
+use manyring_wire::net::RawNetHeader;
 use std::sync::Arc;
 
 /// If a port cannot report finished frames, `reap` is called this long after the last call while it
@@ -34,7 +35,7 @@ const TIMEOUT_NS: u64 = 1_000_000_000;
 #[derive(Debug)]
 struct Held {
     chain: Chain,
-    header: RawHeader,
+    header: RawNetHeader,
     len: usize,
 }
 
@@ -47,7 +48,7 @@ struct Waiting {
 
 /// The frames of a transmitq that its port has.
 #[derive(Debug)]
-pub(super) struct Late {
+pub(super) struct PortFrames {
     frames: Table<Held>,
     count: usize,
     /// Keeps the memory of the frames mapped until they are back.
@@ -58,7 +59,7 @@ pub(super) struct Late {
     waiting: Option<Waiting>,
 }
 
-impl Late {
+impl PortFrames {
     /// For a queue in `memory`, none of whose frames the port has.
     #[cold]
     pub(super) fn new(memory: Arc<GuestMemory>) -> Box<Self> {
@@ -74,7 +75,13 @@ impl Late {
     }
 
     /// Adds frame `index` of the burst, with this header, which the port has taken and keeps.
-    pub(super) fn add(&mut self, chain: Chain, frames: &Frames, index: usize, header: RawHeader) {
+    pub(super) fn add(
+        &mut self,
+        chain: Chain,
+        frames: &Frames,
+        index: usize,
+        header: RawNetHeader,
+    ) {
         let epoch = self.epochs.begin();
         debug_assert!(
             frames.payload(index).is_some_and(|payload| std::ptr::eq(
@@ -95,7 +102,7 @@ impl Late {
         queue: &mut impl Chains,
         stats: &QueueStats,
         now_ns: u64,
-        turn: &mut Turn,
+        turn: &mut NetTurn,
     ) {
         self.asked_at_ns = now_ns;
         if self.count > 0 {
@@ -227,7 +234,7 @@ impl NetTx {
         queue: &mut impl Chains,
         stats: &QueueStats,
         now_ns: u64,
-        turn: &mut Turn,
+        turn: &mut NetTurn,
     ) {
         let Some(late) = &mut self.late else { return };
         late.reap(&mut *self.port, queue, stats, now_ns, turn);

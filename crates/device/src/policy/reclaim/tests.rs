@@ -15,13 +15,13 @@ const MERGING: Guest = Guest { size_without: 300, size_with: 500, gap_ns: 20_000
 const ASKING: Guest = Guest { size_without: 300, size_with: 300, gap_ns: 20_000 };
 
 struct Scene {
-    policy: Policy,
+    policy: ReclaimPolicy,
     now_ns: u64,
 }
 
 impl Scene {
     fn new() -> Self {
-        Self { policy: Policy::new(), now_ns: 1 }
+        Self { policy: ReclaimPolicy::new(), now_ns: 1 }
     }
 
     /// Sends this many frames one by one. Returns for how many of them buffers were kept.

@@ -5,7 +5,7 @@ use crate::guest::{TIMEOUT, World, memory, pattern, until};
 use manyring_backend::blk::Disk;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan, FaultSwitch};
 use manyring_driver::XenOp;
-use manyring_driver::wire::xen::blkif::Status;
+use manyring_driver::wire::xen::blkif::BlkifStatus;
 use std::sync::Arc;
 
 /// A disk that is full until its switch is turned, on another one.
@@ -38,7 +38,7 @@ fn writes_for_which_the_host_has_no_room_wait_and_a_barrier_waits_for_them() {
     assert_eq!(stats.writes.value(), 0);
     switch.release();
     for _ in 0..3 {
-        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
+        assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, BlkifStatus::Okay);
     }
     for (sector, data) in [(0, &last), (128, &data[1])] {
         let mut found = vec![0; data.len()];
@@ -68,7 +68,7 @@ fn writes_that_wait_for_room_are_served_by_the_next_back_end() {
         .unwrap();
     first.end();
     let _second = Back::start(disk, guest.attachment(true)).unwrap();
-    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, Status::Okay);
+    assert_eq!(guest.queue.wait(TIMEOUT).unwrap().status, BlkifStatus::Okay);
     let mut found = vec![0; data.len()];
     guest.queue.read(8, &mut found).unwrap();
     assert_eq!(found, data);

@@ -1,7 +1,7 @@
 //! How a frame that a driver sends can be wrong: headers that lie, chains that are no frame.
 
 use super::FRAME_SIZE;
-use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4, HDR_GSO_UDP_L4, RawHeader};
+use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV4, HDR_GSO_UDP_L4, RawNetHeader};
 
 /// One way for a frame that a driver sends to be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,31 +95,31 @@ impl TxSpoil {
     }
 
     /// The header: of a frame of [`FRAME_SIZE`] bytes, and right unless it is to lie.
-    pub(super) fn header(self) -> RawHeader {
-        let csum = RawHeader {
+    pub(super) fn header(self) -> RawNetHeader {
+        let csum = RawNetHeader {
             flags: HDR_F_NEEDS_CSUM,
             hdr_len: 54.into(),
             csum_start: 34.into(),
             csum_offset: 16.into(),
-            ..RawHeader::default()
+            ..RawNetHeader::default()
         };
-        let gso = RawHeader { gso_type: HDR_GSO_TCPV4, gso_size: 10.into(), ..csum };
+        let gso = RawNetHeader { gso_type: HDR_GSO_TCPV4, gso_size: 10.into(), ..csum };
         let end = u16::try_from(FRAME_SIZE).unwrap_or(0);
         match self {
-            Self::HdrLenPastEnd => RawHeader { hdr_len: (end + 1).into(), ..gso },
-            Self::GsoSizeZero => RawHeader { gso_size: 0.into(), ..gso },
-            Self::GsoUnknown => RawHeader { gso_type: 0x7f, ..gso },
-            Self::GsoWithoutCsum => RawHeader { flags: 0, ..gso },
-            Self::GsoUdpEcn => RawHeader { gso_type: HDR_GSO_UDP_L4 | 0x80, ..gso },
-            Self::CsumStartPastEnd => RawHeader { csum_start: end.into(), ..csum },
-            Self::CsumOffsetPastEnd => RawHeader { csum_offset: (end - 34 - 1).into(), ..csum },
+            Self::HdrLenPastEnd => RawNetHeader { hdr_len: (end + 1).into(), ..gso },
+            Self::GsoSizeZero => RawNetHeader { gso_size: 0.into(), ..gso },
+            Self::GsoUnknown => RawNetHeader { gso_type: 0x7f, ..gso },
+            Self::GsoWithoutCsum => RawNetHeader { flags: 0, ..gso },
+            Self::GsoUdpEcn => RawNetHeader { gso_type: HDR_GSO_UDP_L4 | 0x80, ..gso },
+            Self::CsumStartPastEnd => RawNetHeader { csum_start: end.into(), ..csum },
+            Self::CsumOffsetPastEnd => RawNetHeader { csum_offset: (end - 34 - 1).into(), ..csum },
             Self::CsumWraps => {
-                RawHeader { csum_start: u16::MAX.into(), csum_offset: u16::MAX.into(), ..csum }
+                RawNetHeader { csum_start: u16::MAX.into(), csum_offset: u16::MAX.into(), ..csum }
             }
-            Self::CsumInEthernet => RawHeader { csum_start: 10.into(), ..csum },
-            Self::CsumInNetwork => RawHeader { csum_start: 16.into(), ..csum },
-            Self::CsumInPorts => RawHeader { csum_offset: 2.into(), ..csum },
-            _ => RawHeader::default(),
+            Self::CsumInEthernet => RawNetHeader { csum_start: 10.into(), ..csum },
+            Self::CsumInNetwork => RawNetHeader { csum_start: 16.into(), ..csum },
+            Self::CsumInPorts => RawNetHeader { csum_offset: 2.into(), ..csum },
+            _ => RawNetHeader::default(),
         }
     }
 }

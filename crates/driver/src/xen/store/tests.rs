@@ -7,11 +7,11 @@ use manyring_wire::xen::store::transaction_id;
 
 /// A store, and what its clients have received.
 struct Bed {
-    store: Store,
+    store: SimulatedStore,
 }
 
 fn bed() -> Bed {
-    Bed { store: Store::new() }
+    Bed { store: SimulatedStore::new() }
 }
 
 fn path(text: &str) -> Path<'_> {
@@ -368,7 +368,7 @@ fn what_is_no_request_is_refused_and_what_is_no_message_ends_the_connection() {
     let mut bed = bed();
     let (client, other) = (bed.store.connect(None), bed.store.connect(None));
     let message = |kind: u32, size: u32, payload: &[u8]| {
-        [&Header { kind, req_id: 1, tx_id: 0, size }.emit()[..], payload].concat()
+        [&StoreHeader { kind, req_id: 1, tx_id: 0, size }.emit()[..], payload].concat()
     };
     for (kind, payload, error) in [
         (2, &b"/a"[..], ErrorName::Einval),

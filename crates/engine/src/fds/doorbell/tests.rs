@@ -3,7 +3,7 @@
 mod refused;
 
 use super::*;
-use crate::fds::budget::Room;
+use crate::fds::budget::FdReservation;
 use crate::fds::foreign::{Janitor, Origin};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::os::unix::net::UnixStream;
@@ -29,7 +29,7 @@ impl Session {
     }
 
     fn send(&self, fd: impl Into<OwnedFd>) -> ForeignFd {
-        let mut room = self.runtime.block_on(Room::for_message());
+        let mut room = self.runtime.block_on(FdReservation::for_message());
         self.origin.adopt(fd.into(), &mut room)
     }
 
@@ -83,10 +83,10 @@ fn an_eventfd_is_rung_itself() {
     let session = Session::new();
     let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
     let call = session.call(theirs.try_clone().unwrap()).unwrap();
-    assert!(matches!(call.0, Bell::Foreign(_)));
+    assert!(matches!(call.0, BellFile::Foreign(_)));
     call.ring();
     assert!(is_rung(&theirs));
-    assert!(matches!(*session.kick(theirs).unwrap().0, Bell::Foreign(_)));
+    assert!(matches!(*session.kick(theirs).unwrap().0, BellFile::Foreign(_)));
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_worker_watches_an_eventfd_for_one_ring_only_and_each_kick_is_heard_by_all()
     let session = Session::new();
     let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
     let kick_of = |ring| session.kick_of(ring, theirs.try_clone().unwrap()).unwrap();
-    let is_watched = |kick: &Kick| matches!(*kick.0, Bell::Foreign(_));
+    let is_watched = |kick: &Kick| matches!(*kick.0, BellFile::Foreign(_));
     let first = kick_of(0);
     assert!(is_watched(&first));
     let others = [kick_of(1), kick_of(2)];
@@ -144,7 +144,7 @@ fn a_call_by_a_socket_is_sent_by_whoever_rings_and_by_the_janitor_after_a_long_o
     let (theirs, ours) = pair();
     let call = session.call(ours).unwrap();
     let is_sent_at_once = bridge::sends_never_wait();
-    assert_eq!(matches!(call.0, Bell::Foreign(_)), is_sent_at_once);
+    assert_eq!(matches!(call.0, BellFile::Foreign(_)), is_sent_at_once);
     let is_here = || {
         let mut fds = [PollFd::new(&theirs, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec::default())) == Ok(1)
@@ -333,7 +333,7 @@ fn a_front_end_whose_eventfd_took_far_too_long_gets_no_worker_to_touch_another()
         assert!(!second.origin.is_blocked());
         let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
         let kick = second.kick(theirs.try_clone().unwrap()).unwrap();
-        assert!(matches!(*kick.0, Bell::Bridged(_)), "a worker would watch it");
+        assert!(matches!(*kick.0, BellFile::Bridged(_)), "a worker would watch it");
         rustix::io::write(&theirs, &1u64.to_ne_bytes()).unwrap();
         rings_once(&second, &kick);
         let call = second.call(theirs.try_clone().unwrap()).unwrap();

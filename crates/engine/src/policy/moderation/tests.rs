@@ -1,7 +1,7 @@
 //! The policy of moderation: its decisions as a table.
 
 use super::Cause::{Count, Dry, Time, Unmoderated};
-use super::Decision::{Hold, Send};
+use super::ModerationDecision::{Hold, Send};
 use super::*;
 
 const OFF: Limits = Limits { count_max: 0, delay_us_max: 0 };

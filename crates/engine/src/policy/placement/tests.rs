@@ -6,7 +6,7 @@ const WINDOW_NS: u64 = 50_000_000;
 const LONG_NS: u64 = 1_000_000_000;
 
 /// A window in percent: each worker's load, each queue's worker, unit and load, each CPU's idling.
-fn window(workers: &[u64], queues: &[(usize, usize, u64)], idle: &[u64]) -> Window {
+fn window(workers: &[u64], queues: &[(usize, usize, u64)], idle: &[u64]) -> PlacementWindow {
     let ns = |percent: u64| WINDOW_NS * percent / 100;
     let worker = |percent: &u64| WorkerLoad {
         worked_ns: ns(*percent),
@@ -22,7 +22,7 @@ fn window(workers: &[u64], queues: &[(usize, usize, u64)], idle: &[u64]) -> Wind
         busy_ns: ns(*busy),
         is_pinned: false,
     };
-    Window {
+    PlacementWindow {
         now_ns: 0,
         len_ns: WINDOW_NS,
         workers: workers.iter().map(worker).collect(),
@@ -32,7 +32,7 @@ fn window(workers: &[u64], queues: &[(usize, usize, u64)], idle: &[u64]) -> Wind
 }
 
 /// Which queue goes where, of a placement that has decided nothing before.
-fn decided(window: &Window) -> Vec<(usize, usize)> {
+fn decided(window: &PlacementWindow) -> Vec<(usize, usize)> {
     Placement::default().decide(window).iter().map(|m| (m.queue, m.to)).collect()
 }
 
@@ -85,7 +85,7 @@ fn nothing_is_spread_without_need_gain_or_a_free_cpu() {
         ("the others are too busy", window(&[99, 61], &two, &[100; 4])),
         ("they would only swap", window(&[99, 60], &[(0, 0, 49), (0, 1, 49)], &[100; 4])),
         ("there is no worker", window(&[], &[], &[100; 4])),
-        ("nothing was measured", Window::default()),
+        ("nothing was measured", PlacementWindow::default()),
     ];
     let mut closed = window(&[99, 0], &two, &[100; 4]);
     closed.workers[1].is_open = false;
@@ -320,7 +320,7 @@ fn queues_stay_together_where_others_use_the_cpus() {
 fn a_gathering_that_did_not_come_about_was_not_wrong() {
     for came_about in [true, false] {
         let mut placement = Placement::default();
-        let long = |now_ns, at: usize| Window {
+        let long = |now_ns, at: usize| PlacementWindow {
             now_ns,
             len_ns: LONG_NS,
             ..window(&[5, 5], &[(0, 0, 1), (at, 1, 1)], &[100, 100])

@@ -1,4 +1,4 @@
-//! `Numbers`: the measurements, decisions and counts of a policy of polling.
+//! `PollingNumbers`: the measurements, decisions and counts of a policy of polling.
 
 /// The ways in which a worker waits between two requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl Arm {
 
 /// The measurements, decisions and counts of the policy. Counts only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Numbers {
+pub struct PollingNumbers {
     /// The arm in use; during a trial the one that is tried.
     pub arm: Arm,
     /// Cost of a request when sleeping, in thousandths of its cost when spinning.

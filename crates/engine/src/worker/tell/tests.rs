@@ -1,6 +1,6 @@
 //! A worker's reports to the balance, and its end, without its thread.
 
-use super::super::Lot;
+use super::super::WorkerContext;
 use super::*;
 use crate::policy::polling::{Policy, Polling};
 use crate::running::orders::QueueId;
@@ -19,7 +19,8 @@ fn post() -> Arc<crate::watch::Post> {
 
 /// A worker without queues, whose time has come.
 fn empty(mailbox: &Arc<Mailbox>, stays: bool) -> Worker {
-    let lot = Lot { reports: Arc::default(), stays, is_irreplaceable: false, post: post() };
+    let lot =
+        WorkerContext { reports: Arc::default(), stays, is_irreplaceable: false, post: post() };
     let (policy, stats) = (Policy::new(Polling::NEVER, 0, 0), Arc::default());
     let mut worker = Worker::new(false, policy, mailbox.clone(), stats, lot).unwrap();
     worker.rest.leaves_at_ns = Some(worker.now_ns);
@@ -75,7 +76,12 @@ fn a_worker_that_begins_again_goes_on_with_its_counts_and_has_not_slept_yet() {
     stats.policy.trials.set(7);
     stats.policy.spins_hit.set(9);
     stats.policy.gap_ns.set(11);
-    let lot = Lot { reports: Arc::default(), stays: true, is_irreplaceable: false, post: post() };
+    let lot = WorkerContext {
+        reports: Arc::default(),
+        stays: true,
+        is_irreplaceable: false,
+        post: post(),
+    };
     let policy = Policy::new(Polling::NEVER, 0, 0);
     let worker = Worker::new(false, policy, mailbox, stats.clone(), lot).unwrap();
     assert_eq!(worker.rest.slept_ns, 1 << 40, "it would seem to have slept all the time");
@@ -102,7 +108,8 @@ fn the_first_worker_has_no_such_time() {
 
 /// A worker that had a queue, and has it no more.
 fn emptied(mailbox: &Arc<Mailbox>, stays: bool) -> Worker {
-    let lot = Lot { reports: Arc::default(), stays, is_irreplaceable: false, post: post() };
+    let lot =
+        WorkerContext { reports: Arc::default(), stays, is_irreplaceable: false, post: post() };
     let (policy, stats) = (Policy::new(Polling::NEVER, 0, 0), Arc::default());
     let mut worker = Worker::new(true, policy, mailbox.clone(), stats, lot).unwrap();
     assert_eq!(worker.rest.looks_at_ns, None, "it has submitted nothing yet");

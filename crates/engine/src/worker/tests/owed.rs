@@ -2,7 +2,7 @@
 //! them whatever happens, and a receiveq's only when a frame comes.
 
 use super::*;
-use crate::running::handler::{Done, Handler, Mode, Turn, Waits};
+use crate::running::handler::{Done, Handler, Turn, TurnMode, Waits};
 use crate::{Activation, RunningQueue};
 use manyring_memory::GuestMemory;
 use manyring_queue::{Base, QueueError, Ring, RingAddresses};
@@ -99,7 +99,7 @@ impl<const WAITS: bool> Handler<Owing> for Serves<WAITS> {
     const WAITS_FOR_INPUT: bool = WAITS;
 
     fn turn(&mut self, ring: &mut Owing, turn: &mut Turn<'_, '_>) -> Done {
-        if turn.mode == Mode::Serve && self.has_input {
+        if turn.mode == TurnMode::Serve && self.has_input {
             ring.owed.store(0, Ordering::Relaxed);
         }
         Done::default()
@@ -150,7 +150,7 @@ impl Served {
     /// Stops the queue as `GET_VRING_BASE` does, and returns where the answer arrives.
     fn stop(&mut self) -> tokio::sync::oneshot::Receiver<Base> {
         let (reply, base) = tokio::sync::oneshot::channel();
-        self.worker.end(self.worker.by_id[&QueueId(1)], Ending::Stop(reply));
+        self.worker.end(self.worker.by_id[&QueueId(1)], DrainAction::Stop(reply));
         self.worker.finish_drained();
         base
     }

@@ -1,17 +1,17 @@
 //! Chains of a packed ring that do not lie in it: set aside, owed by a former process, recorded.
 
-use super::{DeviceHalf, byte_of, walk_table};
+use super::{PackedDeviceHalf, byte_of, walk_table};
 use crate::aside::{pop_again, touch_owed};
 use crate::chain::{Batch, Chain, Entry};
 use crate::error::QueueError;
-use crate::order::Used;
+use crate::order::UsedEntry;
 use crate::place::{F_AVAIL, F_USED};
 use crate::ring::Ring;
 use crate::walk::Walk;
 use manyring_memory::fence_compiler;
 use manyring_wire::virtqueue::Descriptor;
 
-impl DeviceHalf {
+impl PackedDeviceHalf {
     /// As [`DeviceQueue::is_new`](crate::DeviceQueue::is_new).
     pub(crate) fn has_only_base(&self) -> bool {
         self.trail.is_none() && self.record.as_ref().is_none_or(|record| record.is_new())
@@ -275,7 +275,7 @@ impl DeviceHalf {
         if let Some(marks) = &mut self.marks {
             marks.answered(slot);
         }
-        if self.features.in_order && !self.order.is_due(Used { slot, written }, self.given) {
+        if self.features.in_order && !self.order.is_due(UsedEntry { slot, written }, self.given) {
             return;
         }
         self.return_noted(slot, written);
@@ -300,7 +300,7 @@ impl DeviceHalf {
 
     /// As [`Ring::publish`], of a ring that notes something.
     pub(super) fn publish_noted(&mut self) -> u16 {
-        while let Some(Used { slot, written }) = self.order.take(self.given) {
+        while let Some(UsedEntry { slot, written }) = self.order.take(self.given) {
             self.return_noted(slot, written);
         }
         if let Some(marks) = &mut self.marks {

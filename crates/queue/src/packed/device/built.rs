@@ -1,7 +1,7 @@
 //! How the device half of a packed ring is built.
 
-use super::DeviceHalf;
-use super::kept::Slots;
+use super::PackedDeviceHalf;
+use super::kept::KeptChains;
 use crate::aside::Aside;
 use crate::config::{QueueConfig, RingAreas};
 use crate::error::QueueError;
@@ -11,7 +11,7 @@ use crate::ring::Ring;
 use manyring_memory::{GuestMemory, LastHit, Words};
 use std::sync::Arc;
 
-impl DeviceHalf {
+impl PackedDeviceHalf {
     /// Builds the queue of `config` in `memory`.
     ///
     /// # Errors
@@ -65,7 +65,7 @@ impl DeviceHalf {
             unshown: 0,
             has_begun: false,
             is_unsure: config.base.bits() == 0,
-            slots: Slots::default(),
+            slots: KeptChains::default(),
             aside: Aside::default(),
             order: Order::new(if in_order { size.next_power_of_two() } else { 0 }),
             record: None,

@@ -1,4 +1,5 @@
-//! `Slots`: the descriptors of each chain of a packed ring that was popped and has not gone back.
+//! `KeptChains`: the descriptors of each chain of a packed ring that was popped and has not gone
+//! back.
 //!
 //! A slot has room for a short chain. The further descriptors of longer ones lie in one list that
 //! all slots share, and leave it when their chain goes back. The list is never longer than the
@@ -17,7 +18,7 @@ const NONE: u16 = u16::MAX;
 /// The chains that have not gone back, by their slots. The free slots form a list, in which each
 /// one names the next: a chain that begins or ends touches its slot anyhow.
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(super) struct KeptChains {
     /// Reaches as far as the highest slot that was used.
     kept: Vec<Kept>,
     /// The slot that the next chain gets, which is the one that was freed last.
@@ -25,13 +26,13 @@ pub(super) struct Slots {
     further: Further,
 }
 
-impl Default for Slots {
+impl Default for KeptChains {
     fn default() -> Self {
         Self { kept: Vec::new(), first_free: NONE, further: Further::default() }
     }
 }
 
-impl Slots {
+impl KeptChains {
     /// The slot that the next chain gets ([`Self::begin`]).
     #[inline]
     pub(super) fn next(&mut self) -> u16 {
@@ -227,7 +228,7 @@ mod tests {
     use super::*;
 
     /// Takes a slot for a chain of `count` descriptors, the words of each a number from `from` on.
-    fn keep(slots: &mut Slots, count: u16, from: u64) -> u16 {
+    fn keep(slots: &mut KeptChains, count: u16, from: u64) -> u16 {
         let slot = slots.next();
         let (kept, further) = slots.begin(None);
         (0..count).zip(from..).for_each(|(n, word)| kept.keep(n, word, word, further));
@@ -235,14 +236,14 @@ mod tests {
         slot
     }
 
-    fn are(slots: &Slots, slot: u16, count: u16, from: u64) -> bool {
+    fn are(slots: &KeptChains, slot: u16, count: u16, from: u64) -> bool {
         let expected = (from..).take(count.into()).map(|word| (word, word));
         slots.descs(slot).copied().eq(expected)
     }
 
     #[test]
     fn each_chain_keeps_its_descriptors_though_others_come_and_go() {
-        let mut slots = Slots::default();
+        let mut slots = KeptChains::default();
         let counts = [1, 4, 5, 40, 6];
         let chains: Vec<_> = counts.map(|n| keep(&mut slots, n, u64::from(n) * 100)).into();
         assert_eq!(slots.free_used(chains[3]), (7, 40));
@@ -256,7 +257,7 @@ mod tests {
 
     #[test]
     fn long_chains_in_every_slot_need_room_for_the_longest_alone() {
-        let mut slots = Slots::default();
+        let mut slots = KeptChains::default();
         let mut short = Vec::new();
         for _ in 0..64 {
             let long = keep(&mut slots, 64, 0);

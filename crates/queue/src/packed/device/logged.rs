@@ -1,19 +1,19 @@
 //! A packed ring whose front-end wants to know which pages are written (docs/design/0020).
 
-use super::{DeviceHalf, byte_of};
+use super::{PackedDeviceHalf, byte_of};
 use crate::chain::Batch;
 use crate::config::RingAddresses;
 use crate::place::Place;
-use crate::record::marks::Marks;
+use crate::record::marks::DirtyMarks;
 use manyring_wire::virtqueue::{DESCRIPTOR_SIZE, EVENT_SIZE, desc_table_size};
 
-impl DeviceHalf {
+impl PackedDeviceHalf {
     /// From now on marks the writes to a ring at these addresses in the snapshot's log, if it has
     /// one. Called once the ring has begun: before that nothing may be written.
     pub(super) fn log_from_here(&mut self, addresses: RingAddresses) {
         let (ring, len) = (addresses.descriptor, desc_table_size(self.size));
-        self.marks = Marks::new(&self.memory, ring, len, self.marks.take());
-        self.event_marks = Marks::new(&self.memory, addresses.used, EVENT_SIZE, None);
+        self.marks = DirtyMarks::new(&self.memory, ring, len, self.marks.take());
+        self.event_marks = DirtyMarks::new(&self.memory, addresses.used, EVENT_SIZE, None);
         self.is_noted = self.features.in_order || self.record.is_some() || self.marks.is_some();
         if self.has_begun {
             self.mark_all();

@@ -1,13 +1,13 @@
 //! A packed ring that tells its own place, for the process that follows (`packed/trail.rs`).
 
-use super::{DeviceHalf, byte_of};
+use super::{PackedDeviceHalf, byte_of};
 use crate::order::Order;
 use crate::packed::trail::{self, Found};
 use crate::place::{F_AVAIL, F_USED, Place};
 use manyring_memory::fence_compiler;
 use manyring_wire::virtqueue::{DESC_F_NEXT, Descriptor};
 
-impl DeviceHalf {
+impl PackedDeviceHalf {
     /// As [`DeviceQueue::trailed`](crate::DeviceQueue::trailed).
     #[must_use]
     pub fn trailed(mut self) -> Self {

@@ -1,7 +1,7 @@
 //! A walk along a chain of a packed ring, which keeps its descriptors, and along an indirect table.
 
 use super::kept::FEW;
-use super::{DeviceHalf, counted};
+use super::{PackedDeviceHalf, counted};
 use crate::error::QueueError;
 use crate::features::RingFeatures;
 use crate::place::Place;
@@ -17,7 +17,7 @@ enum Walked {
     Part { at: u16, low: u64, high: u64, walk: Walk },
 }
 
-impl DeviceHalf {
+impl PackedDeviceHalf {
     /// Walks the chain of the ring that begins at a place, where these two words stand, and keeps
     /// its descriptors in `slot`, which is the next free one and becomes the chain's. Returns the
     /// number of descriptors, which is never more than the ring has free.

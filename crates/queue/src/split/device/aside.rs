@@ -1,13 +1,13 @@
 //! The chains of a split ring that were set aside: popped again, or put back.
 
-use super::DeviceHalf;
+use super::SplitDeviceHalf;
 use crate::aside::pop_again;
 use crate::chain::{Batch, Chain, Entry};
 use crate::error::QueueError;
 use crate::walk::Walk;
 use manyring_wire::virtqueue::avail_entry;
 
-impl DeviceHalf {
+impl SplitDeviceHalf {
     /// As [`Chains::pop_aside`](crate::Chains::pop_aside).
     pub(super) fn walk_aside(&mut self, batch: &mut Batch, max: usize) -> usize {
         batch.restart(&self.memory);

@@ -1,6 +1,6 @@
 //! How the device half of a split ring is built.
 
-use super::DeviceHalf;
+use super::SplitDeviceHalf;
 use crate::aside::Aside;
 use crate::config::{QueueConfig, RingAreas};
 use crate::error::QueueError;
@@ -10,7 +10,7 @@ use crate::split::heads::Heads;
 use manyring_memory::{GuestMemory, LastHit};
 use std::sync::Arc;
 
-impl DeviceHalf {
+impl SplitDeviceHalf {
     /// Builds the queue of `config` in `memory`, and reads where its ring stands.
     ///
     /// # Errors

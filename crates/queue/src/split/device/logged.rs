@@ -1,17 +1,17 @@
 //! A split ring whose front-end wants to know which pages are written.
 
-use super::DeviceHalf;
+use super::SplitDeviceHalf;
 use crate::chain::Batch;
-use crate::record::marks::Marks;
+use crate::record::marks::DirtyMarks;
 use manyring_wire::virtqueue::{RING_IDX, used_entry, used_ring_size};
 
-impl DeviceHalf {
+impl SplitDeviceHalf {
     /// From now on marks the writes to the ring, whose used ring lies at the front-end's address
     /// `used`, in the snapshot's log, if it has one. Called once the ring has begun: before that
     /// nothing may be written.
     pub(super) fn log_from_here(&mut self, used: u64) {
         let len = used_ring_size(self.size);
-        self.marks = Marks::new(&self.memory, used, len, self.marks.take());
+        self.marks = DirtyMarks::new(&self.memory, used, len, self.marks.take());
         self.is_noted = self.features.in_order || self.record.is_some() || self.marks.is_some();
         if let (true, Some(marks)) = (self.has_begun, &self.marks) {
             marks.wrote_all();

@@ -1,16 +1,16 @@
 //! A split ring with a record: owed chains are popped first, and each step is written down.
 
-use super::DeviceHalf;
+use super::SplitDeviceHalf;
 use crate::aside::{pop_again, touch_owed};
 use crate::chain::Batch;
 use crate::error::QueueError;
-use crate::order::Used;
+use crate::order::UsedEntry;
 use crate::record::inflight::Inflight;
 use crate::ring::Ring;
 use manyring_memory::Words;
 use manyring_wire::virtqueue::avail_entry;
 
-impl DeviceHalf {
+impl SplitDeviceHalf {
     /// Records the chains that are taken and not returned in `region`, of
     /// [`inflight_size`](crate::inflight_size) bytes. If a former process has left a record there,
     /// the ring goes on where that process was killed. Nothing is read before [`Ring::begin`].
@@ -135,7 +135,7 @@ impl DeviceHalf {
     /// As [`Ring::publish`], of a ring that notes something. Cold as well.
     #[cold]
     pub(super) fn publish_noted(&mut self) -> u16 {
-        while let Some(Used { slot: head, written }) = self.order.take(self.used_idx) {
+        while let Some(UsedEntry { slot: head, written }) = self.order.take(self.used_idx) {
             if let Some(record) = &mut self.record {
                 record.answered(head);
             }
@@ -172,7 +172,8 @@ impl DeviceHalf {
         if let Some(marks) = &mut self.marks {
             marks.answered(head);
         }
-        if self.features.in_order && !self.order.is_due(Used { slot: head, written }, self.used_idx)
+        if self.features.in_order
+            && !self.order.is_due(UsedEntry { slot: head, written }, self.used_idx)
         {
             return;
         }

@@ -22,16 +22,16 @@ static REMOVED: Condvar = Condvar::new();
 
 /// A name that there is, or will be, as long as this lives.
 #[derive(Debug)]
-pub(super) struct Made(PathBuf);
+pub(super) struct BoundName(PathBuf);
 
-impl Made {
+impl BoundName {
     pub(super) fn new(path: PathBuf) -> Self {
         NAMES.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
         Self(path)
     }
 }
 
-impl Drop for Made {
+impl Drop for BoundName {
     fn drop(&mut self) {
         let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = names.iter().position(|name| *name == self.0) {

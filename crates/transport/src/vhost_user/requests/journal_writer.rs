@@ -1,15 +1,15 @@
 //! `JournalWriter`: the notes of a session for the process that goes on with it
 //! (`saved_session.rs`), and how that process goes on.
 
-use super::{Front, FrontError};
+use super::{FrontError, ServedFrontEnd};
 use crate::vhost_user::inflight::{self, InflightRegion, OwnRegion};
 use crate::vhost_user::saved_session::{
     AnswerState, Entry, JournalUpdate, MEM_SLOTS_MAX, PLACES, SessionJournal,
 };
 use crate::vhost_user::session::Session;
 use crate::vhost_user::socket::Message;
-use manyring_device::{Device, Later, StateJournal};
-use manyring_engine::{Origin, Room};
+use manyring_device::{Device, PendingResult, StateJournal};
+use manyring_engine::{FdReservation, Origin};
 use manyring_wire::vhost_user::{
     FLAG_VERSION, Header, InflightArea, Region, Request, VringState, row_of,
 };
@@ -240,7 +240,7 @@ fn parsed(message: &Message) -> Option<Request> {
 struct OfDevice(Arc<dyn SessionJournal>);
 
 impl StateJournal for OfDevice {
-    fn keep_state(&self, bytes: Vec<u8>) -> Later<'_, ()> {
+    fn keep_state(&self, bytes: Vec<u8>) -> PendingResult<'_, ()> {
         let puts = vec![Entry { key: Place::State.key(0), bytes }];
         self.0.update(JournalUpdate { puts, ..JournalUpdate::default() }, Vec::new())
     }
@@ -249,9 +249,9 @@ impl StateJournal for OfDevice {
 /// The request of a message that is being obeyed: its consequences must be noted afterwards.
 /// `None`: there are none to note.
 #[derive(Debug)]
-pub(in crate::vhost_user) struct Pending(Option<Request>);
+pub(in crate::vhost_user) struct PendingNote(Option<Request>);
 
-impl Front {
+impl ServedFrontEnd {
     /// The session is kept from now on.
     pub(in crate::vhost_user) fn keep(&mut self, journal: Arc<dyn SessionJournal>) {
         self.device.keep_state_by(Some(Arc::new(OfDevice(journal.clone()))));
@@ -266,10 +266,10 @@ impl Front {
     }
 
     /// Notes the settings of a message, before it is obeyed.
-    pub(in crate::vhost_user) async fn journal_before(&mut self, message: &Message) -> Pending {
+    pub(in crate::vhost_user) async fn journal_before(&mut self, message: &Message) -> PendingNote {
         let queues = self.device.queue_count();
         let Some(request) = self.journal_writer.as_ref().and_then(|_| parsed(message)) else {
-            return Pending(None);
+            return PendingNote(None);
         };
         if let Request::SetVringKick { index, .. } = &request {
             self.prepare_region(*index).await;
@@ -290,16 +290,17 @@ impl Front {
                     .await;
             }
         }
-        Pending(Some(request))
+        PendingNote(Some(request))
     }
 
     /// Notes the changes that an obeyed message has made, and that its answer is under way.
     pub(in crate::vhost_user) async fn journal_after(
         &mut self,
-        pending: Pending,
+        pending: PendingNote,
         answer: AnswerState,
     ) {
-        let (Pending(Some(request)), Some(journal_writer)) = (pending, &mut self.journal_writer)
+        let (PendingNote(Some(request)), Some(journal_writer)) =
+            (pending, &mut self.journal_writer)
         else {
             return;
         };
@@ -373,7 +374,7 @@ impl Front {
         origin: &Arc<Origin>,
     ) -> Result<(), FrontError> {
         let Entry { key, bytes } = entry;
-        let mut room = Room::at_once().unwrap_or(Room::none());
+        let mut room = FdReservation::at_once().unwrap_or(FdReservation::none());
         match Place::of(key) {
             Some(Place::State) => {
                 // A state of other features is that of a driver before this one.

@@ -1,7 +1,7 @@
 //! Starts vrings. Those for which the host lacks something are tried again while their session
 //! lives.
 
-use super::{Effect, Front};
+use super::{Effect, ServedFrontEnd};
 use manyring_device::StartError;
 use manyring_engine::Activation;
 use manyring_memory::Words;
@@ -51,7 +51,7 @@ impl Waiting {
     }
 }
 
-impl Front {
+impl ServedFrontEnd {
     /// When [`Self::start_waiting`] is to be called; `None`: no vring waits.
     pub(in crate::vhost_user) fn start_due(&self) -> Option<Instant> {
         self.waiting.due

@@ -15,8 +15,12 @@ use zerocopy::IntoBytes;
 const OFFERED_NET: u64 = PROTOCOL_F_RARP | PROTOCOL_F_MTU;
 /// The protocol features of disks.
 const OFFERED_BLK: u64 = PROTOCOL_F_INFLIGHT_SHMFD;
-const OFFER: Offer =
-    Offer { protocol: OFFERED, features: 1 << 32 | 1 << 29, queue_count: 4, queue_size_max: 32768 };
+const OFFER: DeviceOffer = DeviceOffer {
+    protocol: OFFERED,
+    features: 1 << 32 | 1 << 29,
+    queue_count: 4,
+    queue_size_max: 32768,
+};
 const REGION: Region =
     Region { guest_addr: 0, size: 0x10_0000, user_addr: 0x7000_0000, mmap_offset: 0 };
 

@@ -3,7 +3,7 @@
 
 use super::{Connection, Message, SocketError};
 use crate::vhost_user::meter::Meter;
-use manyring_engine::{MESSAGE_FDS_MAX, Room};
+use manyring_engine::{FdReservation, MESSAGE_FDS_MAX};
 use manyring_wire::vhost_user::{HEADER_SIZE, Header, Request, row_of};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
@@ -82,7 +82,7 @@ impl Connection {
         loop {
             self.stream.readable().await?;
             self.origin.janitor().room().await;
-            let Some(mut room) = Room::at_once() else { return Ok(None) };
+            let Some(mut room) = FdReservation::at_once() else { return Ok(None) };
             let stream = &self.stream;
             let look = || stream.try_io(Interest::READABLE, || peek_once(stream.as_fd()));
             let seen = match meter.measure(look) {

@@ -2,7 +2,7 @@
 //! checks that the nodes still name the rings that run.
 
 use super::super::negotiate::{self, Reason, state_of};
-use super::{Action, Back, Config, Phase, Running};
+use super::{Action, Back, Negotiated, Phase, Running};
 use manyring_wire::xen::state::XenbusState;
 
 impl Back {
@@ -21,7 +21,7 @@ impl Back {
                 let assignment = opened.assignment.clone();
                 self.number = self.number.wrapping_add(1);
                 let number = self.number;
-                let config = Config {
+                let config = Negotiated {
                     number,
                     assignment,
                     connection,

@@ -1,6 +1,6 @@
 //! The events that the state machine of a device is given, and the actions that it answers with.
 
-use manyring_wire::xen::device::{Assignment, Connection, Disk, Offer};
+use manyring_wire::xen::device::{Assignment, Connection, DiskGeometry, Offer};
 
 use super::super::negotiate::Seen;
 
@@ -14,7 +14,7 @@ pub enum Event {
         /// The features that can be offered to the front-end.
         offer: Offer,
         /// The disk that was opened.
-        disk: Disk,
+        disk: DiskGeometry,
     },
     /// The answer to [`Action::Connect`]: its queues run.
     Started,
@@ -27,13 +27,14 @@ pub enum Event {
     Delayed(String),
     /// A queue has met a fault of the front-end.
     Fault {
-        /// [`Config::number`] of the queue's connection: a fault of a former connection is ignored.
+        /// [`Negotiated::number`] of the queue's connection: a fault of a former connection is
+        /// ignored.
         number: u32,
         /// The fault, in words for the log and the `error` node.
         text: String,
     },
     /// The disk has another size.
-    Resized(Disk),
+    Resized(DiskGeometry),
     /// The operator takes the device away: the front-end is asked to close it.
     Detach,
     /// The operator takes the device away, whatever the front-end does.
@@ -52,7 +53,7 @@ pub enum Action {
     Write(Vec<Change>),
     /// Map the rings, bind the event channels and start the queues, then answer with
     /// [`Event::Started`], [`Event::Failed`] or [`Event::Delayed`].
-    Connect(Config),
+    Connect(Negotiated),
     /// Stop the queues and unmap everything, then answer with [`Event::Stopped`].
     Disconnect,
     /// The device is over: close the disk. There is no answer.
@@ -70,7 +71,7 @@ pub struct Change {
 
 /// A negotiated connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct Negotiated {
     /// Tells this connection of the device from its other connections.
     pub number: u32,
     /// The tool stack's nodes of the device.

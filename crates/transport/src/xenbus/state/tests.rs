@@ -30,8 +30,8 @@ fn offer() -> Offer {
     }
 }
 
-fn disk(sectors: u64) -> Disk {
-    Disk { sectors, sector_size: 512, physical_sector_size: 4096, info: 0 }
+fn disk(sectors: u64) -> DiskGeometry {
+    DiskGeometry { sectors, sector_size: 512, physical_sector_size: 4096, info: 0 }
 }
 
 /// A device, its nodes, and a host that does what it is asked.
@@ -41,7 +41,7 @@ struct World {
     /// The actions that were carried out, in short.
     done: Vec<String>,
     /// The configuration of the last `Connect`.
-    config: Option<Config>,
+    config: Option<Negotiated>,
     is_running: bool,
     /// The host's answer to `Open` and `Connect`, if it refuses.
     refuses: Option<&'static str>,

@@ -1,8 +1,8 @@
 //! The task that owns a connection to xenstore: sends requests, hands out replies and events.
 
 use super::watch::WatchState;
-use super::{Endpoint, StoreError};
-use manyring_wire::xen::store::{Answer, ErrorName, Message, Op, split};
+use super::{StoreEndpoint, StoreError};
+use manyring_wire::xen::store::{Answer, ErrorName, Message, StoreOp, split};
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -27,7 +27,7 @@ pub(super) struct Order {
     /// The id of the request, which its reply carries too.
     pub(super) req_id: u32,
     /// The operation.
-    pub(super) op: Op,
+    pub(super) op: StoreOp,
     /// Where the reply goes; `None`: nobody needs it.
     pub(super) reply: Option<oneshot::Sender<Result<Vec<u8>, ErrorName>>>,
     /// Its place among the requests that wait to be sent.
@@ -99,16 +99,16 @@ impl Table {
 
 /// Opens the endpoint without blocking.
 #[allow(deprecated, reason = "its replacement is unsafe; an `OwnedFd` never changes its fd")]
-pub(super) fn open(endpoint: &Endpoint) -> Result<AsyncFd<OwnedFd>, std::io::Error> {
+pub(super) fn open(endpoint: &StoreEndpoint) -> Result<AsyncFd<OwnedFd>, std::io::Error> {
     let fd = match endpoint {
-        Endpoint::Socket(path) => {
+        StoreEndpoint::Socket(path) => {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
             let socket = rustix::net::socket_with(family, kind, flags, None)?;
             rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
             socket
         }
-        Endpoint::Device(path) => {
+        StoreEndpoint::Device(path) => {
             let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
             rustix::fs::open(path, flags, Mode::empty())?
         }
@@ -118,13 +118,13 @@ pub(super) fn open(endpoint: &Endpoint) -> Result<AsyncFd<OwnedFd>, std::io::Err
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
-enum End {
+enum ConnectionEnd {
     #[error("the server has closed the connection")]
     Closed,
     #[error("{0}")]
     Io(#[from] std::io::Error),
     #[error("{0}")]
-    Message(#[from] manyring_wire::xen::store::MessageError),
+    Message(#[from] manyring_wire::xen::store::StoreMessageError),
     #[error("the server sent an answer without a request ({name})")]
     Unasked { name: &'static str },
     #[error("the server answered {asked} with {answered}")]
@@ -132,8 +132,8 @@ enum End {
 }
 
 /// A request whose reply is awaited.
-struct Awaited {
-    op: Op,
+struct AwaitedReply {
+    op: StoreOp,
     reply: Option<oneshot::Sender<Result<Vec<u8>, ErrorName>>>,
 }
 
@@ -146,7 +146,7 @@ struct Connection {
     sent: usize,
     /// Bytes that were read and are no whole message yet.
     input: Vec<u8>,
-    awaited: BTreeMap<u32, Awaited>,
+    awaited: BTreeMap<u32, AwaitedReply>,
 }
 
 /// Serves the connection until it is over, or the last handle is dropped.
@@ -172,7 +172,10 @@ pub(super) async fn run(
 }
 
 impl Connection {
-    async fn serve(&mut self, orders: &mut mpsc::UnboundedReceiver<Order>) -> Result<(), End> {
+    async fn serve(
+        &mut self,
+        orders: &mut mpsc::UnboundedReceiver<Order>,
+    ) -> Result<(), ConnectionEnd> {
         loop {
             let is_open = self.awaited.len() < AWAITED_MAX;
             let interest = match self.output.is_empty() {
@@ -191,12 +194,12 @@ impl Connection {
                     let mut read = Vec::new();
                     if ready.is_readable() {
                         match read_some(self.fd.get_ref()) {
-                            Ok(bytes) if bytes.is_empty() => return Err(End::Closed),
+                            Ok(bytes) if bytes.is_empty() => return Err(ConnectionEnd::Closed),
                             Ok(bytes) => read = bytes,
                             Err(Errno::AGAIN) => {
                                 guard.clear_ready_matching(tokio::io::Ready::READABLE);
                             }
-                            Err(errno) => return Err(End::Io(errno.into())),
+                            Err(errno) => return Err(ConnectionEnd::Io(errno.into())),
                         }
                     }
                     if ready.is_writable() {
@@ -216,19 +219,19 @@ impl Connection {
         }
     }
 
-    fn take(&mut self, order: Order) -> Result<(), End> {
+    fn take(&mut self, order: Order) -> Result<(), ConnectionEnd> {
         let Order { message, req_id, op, reply, permit } = order;
         drop(permit);
-        self.awaited.insert(req_id, Awaited { op, reply });
+        self.awaited.insert(req_id, AwaitedReply { op, reply });
         self.output.push_back(message);
         match send_all(self.fd.get_ref(), &mut self.output, &mut self.sent) {
             Ok(()) | Err(Errno::AGAIN) => Ok(()),
-            Err(errno) => Err(End::Io(errno.into())),
+            Err(errno) => Err(ConnectionEnd::Io(errno.into())),
         }
     }
 
     /// Hands out all whole messages of the input.
-    fn receive(&mut self) -> Result<(), End> {
+    fn receive(&mut self) -> Result<(), ConnectionEnd> {
         let mut input = std::mem::take(&mut self.input);
         let mut at = 0;
         while let Some(message) = split(&input[at..])? {
@@ -240,7 +243,7 @@ impl Connection {
         Ok(())
     }
 
-    fn hand_out(&mut self, message: &Message<'_>) -> Result<(), End> {
+    fn hand_out(&mut self, message: &Message<'_>) -> Result<(), ConnectionEnd> {
         let answer = Answer::parse(message)?;
         let (answered, result) = match answer {
             Answer::Event { watched, token } => {
@@ -253,14 +256,14 @@ impl Connection {
                 return Ok(());
             }
             Answer::Done(op, payload) => (op, Ok(payload.to_vec())),
-            Answer::Refused(error) => (Op::Error, Err(error)),
+            Answer::Refused(error) => (StoreOp::Error, Err(error)),
         };
         let awaited = self.awaited.remove(&message.header.req_id);
-        let Some(Awaited { op, reply }) = awaited else {
-            return Err(End::Unasked { name: answered.name() });
+        let Some(AwaitedReply { op, reply }) = awaited else {
+            return Err(ConnectionEnd::Unasked { name: answered.name() });
         };
-        if answered != op && answered != Op::Error {
-            return Err(End::Other { asked: op.name(), answered: answered.name() });
+        if answered != op && answered != StoreOp::Error {
+            return Err(ConnectionEnd::Other { asked: op.name(), answered: answered.name() });
         }
         if let Some(reply) = reply {
             let _ = reply.send(result);

@@ -21,7 +21,7 @@ pub enum Changed {
 
 /// The changes that the owner of the watches has not taken yet.
 #[derive(Debug, Default)]
-struct Pending {
+struct PendingChanges {
     paths: BTreeSet<String>,
     many: bool,
 }
@@ -29,7 +29,7 @@ struct Pending {
 /// The state that the owner of some watches shares with the connection's task.
 #[derive(Debug, Default)]
 pub(super) struct WatchState {
-    pending: Mutex<Pending>,
+    pending: Mutex<PendingChanges>,
     pub(super) fired: Notify,
 }
 
@@ -47,7 +47,7 @@ impl WatchState {
 
     fn take(&self) -> Option<Changed> {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        let Pending { paths, many } = std::mem::take(&mut *pending);
+        let PendingChanges { paths, many } = std::mem::take(&mut *pending);
         match many {
             true => Some(Changed::Many),
             false => (!paths.is_empty()).then_some(Changed::Paths(paths)),

@@ -45,7 +45,7 @@ impl Frame {
     }
 
     /// As the guest sends it: its checksum is left to the host.
-    fn bytes(&self) -> (RawHeader, Vec<u8>) {
+    fn bytes(&self) -> (RawNetHeader, Vec<u8>) {
         let mut bytes = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
         if self.tagged {
             bytes.extend([0x81, 0x00, 0x00, 0x07]);
@@ -87,11 +87,11 @@ impl Frame {
         }
         let partial = fold(sum(&addresses) + u32::from(protocol) + len as u32);
         own[checksum_at..checksum_at + 2].copy_from_slice(&partial.to_be_bytes());
-        let header = RawHeader {
+        let header = RawNetHeader {
             flags: HDR_F_NEEDS_CSUM,
             csum_start: (bytes.len() as u16).into(),
             csum_offset: (checksum_at as u16).into(),
-            ..RawHeader::default()
+            ..RawNetHeader::default()
         };
         bytes.extend(own);
         bytes.extend(&self.payload);
@@ -104,7 +104,7 @@ impl Frame {
     }
 }
 
-fn parse(header: &RawHeader, bytes: &[u8]) -> Result<Head, Alone> {
+fn parse(header: &RawNetHeader, bytes: &[u8]) -> Result<Head, Alone> {
     let mut start = [0xa5; HEAD_SIZE_MAX];
     let known = bytes.len().min(HEAD_SIZE_MAX);
     start[..known].copy_from_slice(&bytes[..known]);
@@ -113,7 +113,7 @@ fn parse(header: &RawHeader, bytes: &[u8]) -> Result<Head, Alone> {
 
 /// Joins the first frame with those that follow, up to the first that cannot be joined; returns how
 /// many were joined, and the long frame's headers and bytes.
-fn join(frames: &[Frame]) -> (usize, RawHeader, Vec<u8>) {
+fn join(frames: &[Frame]) -> (usize, RawNetHeader, Vec<u8>) {
     let mut joined = Joined::new(frames[0].head().unwrap());
     let rest = frames[1..].iter().take_while(|frame| frame.head().is_ok_and(|h| joined.add(&h)));
     let count = rest.count() + 1;
@@ -127,7 +127,7 @@ fn join(frames: &[Frame]) -> (usize, RawHeader, Vec<u8>) {
 
 /// Cuts a long frame as Linux does (`tcp_gso_segment`, `__udp_gso_segment`): the IP identification
 /// counts on, PSH is left to the last.
-fn cut(header: &RawHeader, bytes: &[u8]) -> Vec<Vec<u8>> {
+fn cut(header: &RawNetHeader, bytes: &[u8]) -> Vec<Vec<u8>> {
     let own = usize::from(header.csum_start.get());
     let is_tcp = header.gso_type != HDR_GSO_UDP_L4;
     let size = own + if is_tcp { usize::from(bytes[own + 12] >> 4) * 4 } else { UDP };
@@ -233,11 +233,11 @@ proptest! {
         if let Some(kind) = bytes.get_mut(12..14) {
             kind.copy_from_slice(&[TYPE_IPV4, TYPE_IPV6, TYPE_VLAN][ethernet]);
         }
-        let header = RawHeader {
+        let header = RawNetHeader {
             flags: HDR_F_NEEDS_CSUM,
             csum_start: csum_start.into(),
             csum_offset: csum_offset.into(),
-            ..RawHeader::default()
+            ..RawNetHeader::default()
         };
         if let Ok(head) = parse(&header, &bytes) {
             let mut joined = Joined::new(head.clone());
@@ -305,11 +305,11 @@ fn a_header_that_lies_is_left_as_it_is() {
         let mut wrong = bytes.clone();
         wrong[at] ^= 1;
         assert_eq!(parse(&header, &wrong).err(), Some(Alone::Wrong), "{kind:?}: checksum");
-        let elsewhere = RawHeader { csum_start: 40.into(), ..header };
+        let elsewhere = RawNetHeader { csum_start: 40.into(), ..header };
         assert_eq!(parse(&elsewhere, &bytes).err(), Some(Alone::Checksum), "{kind:?}");
-        let finished = RawHeader::default();
+        let finished = RawNetHeader::default();
         assert_eq!(parse(&finished, &bytes).err(), Some(Alone::Checksum), "{kind:?}");
-        let long = RawHeader { gso_type: HDR_GSO_TCPV4, ..header };
+        let long = RawNetHeader { gso_type: HDR_GSO_TCPV4, ..header };
         assert_eq!(parse(&long, &bytes).err(), Some(Alone::Kind), "{kind:?}");
         for len in 0..bytes.len() {
             assert!(parse(&header, &bytes[..len]).is_err(), "{kind:?}: {len}");

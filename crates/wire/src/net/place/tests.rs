@@ -38,10 +38,10 @@ fn ipv6(extensions: &[(u8, &[u8])], protocol: u8) -> Vec<u8> {
     ip
 }
 
-fn csum(start: usize, offset: u16) -> RawHeader {
+fn csum(start: usize, offset: u16) -> RawNetHeader {
     let csum_start = u16::try_from(start).unwrap().into();
     let flags = HDR_F_NEEDS_CSUM;
-    RawHeader { flags, csum_start, csum_offset: offset.into(), ..RawHeader::default() }
+    RawNetHeader { flags, csum_start, csum_offset: offset.into(), ..RawNetHeader::default() }
 }
 
 /// The first place at which this frame may have a checksum whose offset is `offset`.
@@ -162,19 +162,19 @@ fn segments_are_of_tcp_or_udp_as_their_type_says() {
     ];
     for (right, start, offset, frame) in &frames {
         for gso_type in [HDR_GSO_TCPV4, HDR_GSO_TCPV6, HDR_GSO_UDP_L4] {
-            let header = RawHeader { gso_type, ..csum(*start, *offset) };
+            let header = RawNetHeader { gso_type, ..csum(*start, *offset) };
             assert_eq!(header.is_in_place(frame), gso_type == *right, "{gso_type} {right}");
         }
-        let with_ecn = RawHeader { gso_type: right | HDR_GSO_ECN, ..csum(*start, *offset) };
+        let with_ecn = RawNetHeader { gso_type: right | HDR_GSO_ECN, ..csum(*start, *offset) };
         assert!(with_ecn.is_in_place(frame));
-        let inner = RawHeader { gso_type: *right, ..csum(start + 30, *offset) };
+        let inner = RawNetHeader { gso_type: *right, ..csum(start + 30, *offset) };
         assert!(!inner.is_in_place(frame), "segments of a tunnel are not offered");
     }
 }
 
 #[test]
 fn a_finished_frame_needs_no_place() {
-    let header = RawHeader { flags: 2, csum_start: 3.into(), ..RawHeader::default() };
+    let header = RawNetHeader { flags: 2, csum_start: 3.into(), ..RawNetHeader::default() };
     assert!(header.is_in_place(&[]) && header.is_in_place(&ethernet(&[], ARP, &[])));
 }
 
@@ -192,7 +192,7 @@ fn a_usual_place_is_a_right_one_and_is_that_of_tcp_and_udp_behind_ethernet_and_i
                 let start = frame.first_chunk().unwrap();
                 for (at, offset) in (14..=60).flat_map(|at| (0..=20).map(move |n| (at, n))) {
                     for gso_type in [0, HDR_GSO_TCPV4, HDR_GSO_TCPV6, HDR_GSO_UDP_L4, 0x81, 0x84] {
-                        let header = RawHeader { gso_type, ..csum(at, offset) };
+                        let header = RawNetHeader { gso_type, ..csum(at, offset) };
                         if header.is_in_usual_place(start) {
                             assert!(header.is_in_place(&frame), "{header:?} {frame:?}");
                             usual.push((kind, protocol, at, offset, gso_type));

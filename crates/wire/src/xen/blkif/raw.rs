@@ -54,13 +54,13 @@ impl RawRequest {
 
     /// The fields that every request has, and the place where a read or write has its segments.
     #[inline]
-    pub(super) fn fields(&self) -> Fields<'_> {
+    pub(super) fn fields(&self) -> RawFields<'_> {
         // The numbers are those of the layouts: constants, so that no place in `words` is checked.
-        const fn fields<const LAYOUT_32: bool>(words: &[u32; ENTRY_WORDS]) -> Fields<'_> {
+        const fn fields<const LAYOUT_32: bool>(words: &[u32; ENTRY_WORDS]) -> RawFields<'_> {
             let layout = if LAYOUT_32 { Abi::X86_32.layout() } else { Abi::X86_64.layout() };
             let (_, segments) = words.split_at(layout.segments / 4);
             let (id, sector) = (u64_of(words, layout.id), u64_of(words, layout.sector));
-            Fields { id, sector, segments: segments.as_chunks().0 }
+            RawFields { id, sector, segments: segments.as_chunks().0 }
         }
         match self.abi {
             Abi::X86_32 => fields::<true>(&self.words),
@@ -128,7 +128,7 @@ impl RawRequest {
 
 /// The fields of a request, wherever its layout has them.
 #[derive(Clone, Copy)]
-pub(super) struct Fields<'a> {
+pub(super) struct RawFields<'a> {
     pub(super) id: u64,
     pub(super) sector: u64,
     /// The words of the segments, and others if it has fewer than it could.

@@ -1,10 +1,10 @@
 //! `Request`: a front-end's request, checked once.
 
-use super::raw::{Fields, RawRequest};
+use super::raw::{RawFields, RawRequest};
 use super::{
-    DISCARD_SECURE, INDIRECT_PAGES_MAX, INDIRECT_SEGMENTS_MAX, OP_DISCARD, OP_FLUSH_DISKCACHE,
-    OP_INDIRECT, OP_READ, OP_WRITE, OP_WRITE_BARRIER, SEGMENT_SIZE, SEGMENTS_MAX,
-    SEGMENTS_PER_PAGE, Segment, SegmentError, Status,
+    BlkifSegmentError, BlkifStatus, DISCARD_SECURE, INDIRECT_PAGES_MAX, INDIRECT_SEGMENTS_MAX,
+    OP_DISCARD, OP_FLUSH_DISKCACHE, OP_INDIRECT, OP_READ, OP_WRITE, OP_WRITE_BARRIER, SEGMENT_SIZE,
+    SEGMENTS_MAX, SEGMENTS_PER_PAGE, Segment,
 };
 
 /// The borders that requests are checked against: the features that the back-end has offered, and
@@ -40,7 +40,7 @@ pub enum RequestError {
     #[error("{count} segments, {max} at most")]
     Segments { count: u16, max: u16 },
     #[error(transparent)]
-    Segment(#[from] SegmentError),
+    Segment(#[from] BlkifSegmentError),
     #[error("indirect request of the operation {operation}: only reads and writes can be")]
     IndirectOperation { operation: u8 },
     #[error("{count} segments in the pages of an indirect request of {expected}")]
@@ -74,10 +74,10 @@ impl RequestError {
 
     /// The status of the response to a request that is refused for this reason.
     #[must_use]
-    pub const fn status(&self) -> Status {
+    pub const fn status(&self) -> BlkifStatus {
         match self {
-            Self::NotOffered { .. } => Status::Unsupported,
-            _ => Status::Error,
+            Self::NotOffered { .. } => BlkifStatus::Unsupported,
+            _ => BlkifStatus::Error,
         }
     }
 }
@@ -85,7 +85,7 @@ impl RequestError {
 /// A request that is not served, with the fields that its response needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("request: {error}")]
-pub struct Refusal {
+pub struct RefusedRequest {
     /// That of the request.
     pub id: u64,
     /// The operation of the response.
@@ -259,11 +259,11 @@ impl<'a> Request<'a> {
     /// Parses a request and checks it against `limits`.
     ///
     /// # Errors
-    /// [`Refusal`], which says how the request is to be answered, and whether the front-end is at
-    /// fault ([`RequestError::is_fault`]).
+    /// [`RefusedRequest`], which says how the request is to be answered, and whether the front-end
+    /// is at fault ([`RequestError::is_fault`]).
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "a look before must not make it a call for the turn")]
-    pub fn parse(raw: &'a RawRequest, limits: &Limits) -> Result<Self, Refusal> {
+    pub fn parse(raw: &'a RawRequest, limits: &Limits) -> Result<Self, RefusedRequest> {
         let [operation, count, low, high] = raw.words[0].to_le_bytes();
         let echo = if operation == OP_INDIRECT { count } else { operation };
         let fields = raw.fields();
@@ -291,14 +291,14 @@ impl<'a> Request<'a> {
         let id = fields.id;
         match kind {
             Ok(kind) => Ok(Self { id, echo, kind }),
-            Err(error) => Err(Refusal { id, echo, error }),
+            Err(error) => Err(RefusedRequest { id, echo, error }),
         }
     }
 }
 
 #[inline]
 fn parse_data<'a>(
-    fields: &Fields<'a>,
+    fields: &RawFields<'a>,
     op: DataOp,
     [operation, count]: [u8; 2],
     limits: &Limits,

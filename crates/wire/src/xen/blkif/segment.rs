@@ -10,7 +10,7 @@ pub const SEGMENTS_PER_PAGE: usize = PAGE_SIZE / SEGMENT_SIZE;
 /// A segment that lies outside of its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("segment of the sectors {first} to {last} of a page of {SECTORS_PER_PAGE}")]
-pub struct SegmentError {
+pub struct BlkifSegmentError {
     /// `first_sect`.
     pub first: u8,
     /// `last_sect`.
@@ -29,11 +29,11 @@ impl Segment {
     /// The sectors `first` to `last`, both included, of the page that `gref` grants.
     ///
     /// # Errors
-    /// [`SegmentError`]: the sectors end before they begin, or behind the page.
+    /// [`BlkifSegmentError`]: the sectors end before they begin, or behind the page.
     #[inline]
-    pub const fn new(gref: u32, first: u8, last: u8) -> Result<Self, SegmentError> {
+    pub const fn new(gref: u32, first: u8, last: u8) -> Result<Self, BlkifSegmentError> {
         if first > last || last >= SECTORS_PER_PAGE {
-            return Err(SegmentError { first, last });
+            return Err(BlkifSegmentError { first, last });
         }
         Ok(Self { gref, first, last })
     }
@@ -49,7 +49,7 @@ impl Segment {
     /// # Errors
     /// As for [`Segment::new`].
     #[inline]
-    pub const fn parse(words: [u32; 2]) -> Result<Self, SegmentError> {
+    pub const fn parse(words: [u32; 2]) -> Result<Self, BlkifSegmentError> {
         let [first, last, ..] = words[1].to_le_bytes();
         Self::new(words[0], first, last)
     }
@@ -67,7 +67,7 @@ impl Segment {
     ///
     /// # Errors
     /// As for [`Segment::new`], of the first segment that is wrong.
-    pub fn parse_page(bytes: &[u8]) -> impl Iterator<Item = Result<Self, SegmentError>> {
+    pub fn parse_page(bytes: &[u8]) -> impl Iterator<Item = Result<Self, BlkifSegmentError>> {
         bytes.chunks_exact(SEGMENT_SIZE).map(|chunk| {
             let word = |at: usize| {
                 u32::from_le_bytes([chunk[at], chunk[at + 1], chunk[at + 2], chunk[at + 3]])

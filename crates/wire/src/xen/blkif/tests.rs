@@ -106,9 +106,9 @@ fn indirect_request_of_either_abi_is_parsed_at_its_offsets_and_echoes_its_inner_
 
 #[test]
 fn response_has_12_bytes_that_are_the_same_in_every_abi() {
-    let response = Response { id: 0x0102_0304_0506_0708, operation: 6, status: Status::Error };
+    let response = Response { id: 0x0102_0304_0506_0708, operation: 6, status: BlkifStatus::Error };
     assert_eq!(response.emit(), [0x0506_0708, 0x0102_0304, 0xffff_0006]);
-    for status in [Status::Okay, Status::Error, Status::Unsupported] {
+    for status in [BlkifStatus::Okay, BlkifStatus::Error, BlkifStatus::Unsupported] {
         let response = Response { status, ..response };
         assert_eq!(Response::parse(response.emit()), Some(response));
     }
@@ -141,8 +141,8 @@ fn segment_that_ends_before_it_begins_or_behind_its_page_is_a_fault() {
     for (first, last) in [(1, 0), (0, 8), (8, 8), (255, 255), (7, 255)] {
         let raw = by_hand(Abi::X86_64, &[(0, &[OP_READ, 1]), (24, &[1, 0, 0, 0, first, last])]);
         let error = refused(&raw, &limits());
-        assert_eq!(error, RequestError::Segment(SegmentError { first, last }));
-        assert!(error.is_fault() && error.status() == Status::Error);
+        assert_eq!(error, RequestError::Segment(BlkifSegmentError { first, last }));
+        assert!(error.is_fault() && error.status() == BlkifStatus::Error);
     }
     assert_eq!(Segment::new(3, 0, 7), Ok(Segment::page(3)));
 }
@@ -166,7 +166,7 @@ fn sectors_past_the_end_are_out_of_range_even_where_the_sum_wraps() {
     for sector in [DISK - 7, DISK, u64::MAX - 7, u64::MAX] {
         let error = refused(&data(OP_READ, sector, &page), &limits());
         assert_eq!(error, RequestError::Range { sector, count: 8, sectors: DISK });
-        assert!(!error.is_fault() && error.status() == Status::Error);
+        assert!(!error.is_fault() && error.status() == BlkifStatus::Error);
     }
     let discard = |sector, count| RawRequest::discard(Abi::X86_32, 0, 1, sector, count);
     assert!(Request::parse(&discard(0, DISK), &limits()).is_ok());
@@ -215,7 +215,7 @@ fn what_was_not_offered_is_answered_as_unsupported() {
     for (operation, raw) in requests {
         let error = refused(&raw, &nothing);
         assert_eq!(error, RequestError::NotOffered { operation });
-        assert!(!error.is_fault() && error.status() == Status::Unsupported);
+        assert!(!error.is_fault() && error.status() == BlkifStatus::Unsupported);
     }
 }
 
@@ -292,7 +292,7 @@ fn segments_of_indirect_pages_are_checked_as_those_of_a_request() {
     assert_eq!(indirect.check(&page, &small), Err(range));
     let spoiled = [&bytes[..12], &[9, 1, 0, 0]].concat();
     let parsed: Result<Vec<_>, _> = Segment::parse_page(&spoiled).collect();
-    assert_eq!(parsed, Err(SegmentError { first: 9, last: 1 }));
+    assert_eq!(parsed, Err(BlkifSegmentError { first: 9, last: 1 }));
 }
 
 #[test]

@@ -177,28 +177,29 @@ fn offer_of_a_back_end_that_writes_nothing_is_that_of_the_defaults() {
 
 #[test]
 fn requests_are_checked_against_what_was_offered_and_what_the_disk_is() {
-    let disk = Disk { sectors: 16, sector_size: 4096, physical_sector_size: 4096, info: 0 };
+    let disk = DiskGeometry { sectors: 16, sector_size: 4096, physical_sector_size: 4096, info: 0 };
     let limits = offer().limits(&disk, false);
     assert_eq!((limits.sectors, limits.block_shift, limits.writable), (16, 3, false));
     assert!(limits.flush && limits.discard && !limits.barrier && !limits.discard_secure);
     assert_eq!(limits.indirect_segments_max, 256);
-    let plain = Offer::default().limits(&Disk { sector_size: 512, ..disk }, true);
+    let plain = Offer::default().limits(&DiskGeometry { sector_size: 512, ..disk }, true);
     assert!(plain.writable && !plain.discard && plain.block_shift == 0);
 }
 
 #[test]
 fn disk_whose_size_is_not_in_whole_blocks_is_refused() {
-    let disk = Disk { sectors: 16, sector_size: 4096, physical_sector_size: 8192, info: 4 };
-    assert_eq!(Disk::parse(&read_back(disk.emit())), Ok(disk));
-    let error = |disk: Disk| Disk::parse(&read_back(disk.emit())).unwrap_err().to_string();
+    let disk = DiskGeometry { sectors: 16, sector_size: 4096, physical_sector_size: 8192, info: 4 };
+    assert_eq!(DiskGeometry::parse(&read_back(disk.emit())), Ok(disk));
+    let error =
+        |disk: DiskGeometry| DiskGeometry::parse(&read_back(disk.emit())).unwrap_err().to_string();
     let text = "sectors: 8704 is no multiple of 4096";
-    assert_eq!(error(Disk { sectors: 17, ..disk }), text);
+    assert_eq!(error(DiskGeometry { sectors: 17, ..disk }), text);
     let text = "physical-sector-size: 6144 is no multiple of 4096";
-    assert_eq!(error(Disk { physical_sector_size: 6144, ..disk }), text);
+    assert_eq!(error(DiskGeometry { physical_sector_size: 6144, ..disk }), text);
     let text = "sector-size: 1536 is not a power of two";
-    assert_eq!(error(Disk { sector_size: 1536, ..disk }), text);
-    assert!(error(Disk { sectors: u64::MAX, ..disk }).starts_with("sectors: "));
-    let least = Disk::parse(&nodes(&[("sectors", "3")])).unwrap();
+    assert_eq!(error(DiskGeometry { sector_size: 1536, ..disk }), text);
+    assert!(error(DiskGeometry { sectors: u64::MAX, ..disk }).starts_with("sectors: "));
+    let least = DiskGeometry::parse(&nodes(&[("sectors", "3")])).unwrap();
     assert_eq!((least.sector_size, least.physical_sector_size), (512, 512));
 }
 
@@ -256,6 +257,6 @@ proptest! {
                 prop_assert!(queue.event_channel > 0);
             }
         }
-        let _ = (Offer::parse(&list), Disk::parse(&list), Assignment::parse(&list));
+        let _ = (Offer::parse(&list), DiskGeometry::parse(&list), Assignment::parse(&list));
     }
 }

@@ -1,6 +1,8 @@
 //! `Request`: a client's request to xenstore, parsed and emitted.
 
-use super::{ErrorName, Header, Message, MessageError, Op, Path, Permission, Watched};
+use super::{
+    ErrorName, Message, Path, Permission, StoreHeader, StoreMessageError, StoreOp, Watched,
+};
 use super::{append, number, strings};
 
 /// A request, parsed: its paths, numbers and permissions are right.
@@ -54,7 +56,7 @@ pub enum Request<'a> {
     },
     ResetWatches,
     /// An operation that a server may leave out: `CONTROL`, features and quotas.
-    Optional(Op, &'a [u8]),
+    Optional(StoreOp, &'a [u8]),
 }
 
 impl<'a> Request<'a> {
@@ -64,26 +66,26 @@ impl<'a> Request<'a> {
     /// The error of the refusal: [`ErrorName::Enosys`] for an operation that no client can ask for,
     /// else [`ErrorName::Einval`].
     pub fn parse(message: &Message<'a>) -> Result<Self, ErrorName> {
-        let op = Op::from_id(message.header.kind).ok_or(ErrorName::Enosys)?;
+        let op = StoreOp::from_id(message.header.kind).ok_or(ErrorName::Enosys)?;
         match op {
-            Op::Error | Op::WatchEvent => Err(ErrorName::Enosys),
-            Op::TransactionStart if message.header.tx_id != 0 => Err(ErrorName::Ebusy),
+            StoreOp::Error | StoreOp::WatchEvent => Err(ErrorName::Enosys),
+            StoreOp::TransactionStart if message.header.tx_id != 0 => Err(ErrorName::Ebusy),
             _ => Self::parse_payload(op, message.payload).ok_or(ErrorName::Einval),
         }
     }
 
-    fn parse_payload(op: Op, payload: &'a [u8]) -> Option<Self> {
+    fn parse_payload(op: StoreOp, payload: &'a [u8]) -> Option<Self> {
         let path = || Path::parse(only(payload)?).ok();
         let domain = || number(only(payload)?);
         Some(match op {
-            Op::Directory => Self::Directory(path()?),
-            Op::DirectoryPart => {
+            StoreOp::Directory => Self::Directory(path()?),
+            StoreOp::DirectoryPart => {
                 let [path, offset] = first(payload)?;
                 Self::DirectoryPart { path: Path::parse(path).ok()?, offset: number(offset)? }
             }
-            Op::Read => Self::Read(path()?),
-            Op::GetPerms => Self::GetPerms(path()?),
-            Op::Watch => {
+            StoreOp::Read => Self::Read(path()?),
+            StoreOp::GetPerms => Self::GetPerms(path()?),
+            StoreOp::Watch => {
                 let [watched, token] = first(payload)?;
                 // An empty third string is the reserved field of a client that knows of no depth.
                 let depth = match strings(payload).nth(2) {
@@ -92,71 +94,73 @@ impl<'a> Request<'a> {
                 };
                 Self::Watch { watched: Watched::parse(watched).ok()?, token, depth }
             }
-            Op::Unwatch => {
+            StoreOp::Unwatch => {
                 let [watched, token] = first(payload)?;
                 Self::Unwatch { watched: Watched::parse(watched).ok()?, token }
             }
-            Op::TransactionStart => Self::TransactionStart,
-            Op::TransactionEnd => match only(payload)? {
+            StoreOp::TransactionStart => Self::TransactionStart,
+            StoreOp::TransactionEnd => match only(payload)? {
                 b"T" => Self::TransactionEnd { commit: true },
                 b"F" => Self::TransactionEnd { commit: false },
                 _ => return None,
             },
-            Op::Introduce => {
+            StoreOp::Introduce => {
                 let [domain, gfn, port] = first(payload)?;
                 Self::Introduce { domain: number(domain)?, gfn: signed(gfn)?, port: number(port)? }
             }
-            Op::Release => Self::Release(domain()?),
-            Op::GetDomainPath => Self::GetDomainPath(domain()?),
-            Op::Write => {
+            StoreOp::Release => Self::Release(domain()?),
+            StoreOp::GetDomainPath => Self::GetDomainPath(domain()?),
+            StoreOp::Write => {
                 let end = payload.iter().position(|byte| *byte == 0)?;
                 Self::Write { path: Path::parse(&payload[..end]).ok()?, value: &payload[end + 1..] }
             }
-            Op::Mkdir => Self::Mkdir(path()?),
-            Op::Rm => Self::Rm(path()?),
-            Op::SetPerms => {
+            StoreOp::Mkdir => Self::Mkdir(path()?),
+            StoreOp::Rm => Self::Rm(path()?),
+            StoreOp::SetPerms => {
                 let mut strings = strings(payload);
                 let path = Path::parse(strings.next()?).ok()?;
                 let permissions: Vec<_> = strings.map(Permission::parse).collect::<Option<_>>()?;
                 (!permissions.is_empty()).then_some(Self::SetPerms { path, permissions })?
             }
-            Op::IsDomainIntroduced => Self::IsDomainIntroduced(domain()?),
-            Op::Resume => Self::Resume(domain()?),
-            Op::SetTarget => {
+            StoreOp::IsDomainIntroduced => Self::IsDomainIntroduced(domain()?),
+            StoreOp::Resume => Self::Resume(domain()?),
+            StoreOp::SetTarget => {
                 let [domain, target] = first(payload)?;
                 Self::SetTarget { domain: number(domain)?, target: number(target)? }
             }
-            Op::ResetWatches => Self::ResetWatches,
-            Op::Control | Op::GetFeature | Op::SetFeature | Op::GetQuota | Op::SetQuota => {
-                Self::Optional(op, payload)
-            }
-            Op::WatchEvent | Op::Error => return None,
+            StoreOp::ResetWatches => Self::ResetWatches,
+            StoreOp::Control
+            | StoreOp::GetFeature
+            | StoreOp::SetFeature
+            | StoreOp::GetQuota
+            | StoreOp::SetQuota => Self::Optional(op, payload),
+            StoreOp::WatchEvent | StoreOp::Error => return None,
         })
     }
 
     /// The operation.
     #[must_use]
-    pub const fn op(&self) -> Op {
+    pub const fn op(&self) -> StoreOp {
         match self {
-            Self::Directory(_) => Op::Directory,
-            Self::DirectoryPart { .. } => Op::DirectoryPart,
-            Self::Read(_) => Op::Read,
-            Self::GetPerms(_) => Op::GetPerms,
-            Self::Watch { .. } => Op::Watch,
-            Self::Unwatch { .. } => Op::Unwatch,
-            Self::TransactionStart => Op::TransactionStart,
-            Self::TransactionEnd { .. } => Op::TransactionEnd,
-            Self::Introduce { .. } => Op::Introduce,
-            Self::Release(_) => Op::Release,
-            Self::GetDomainPath(_) => Op::GetDomainPath,
-            Self::Write { .. } => Op::Write,
-            Self::Mkdir(_) => Op::Mkdir,
-            Self::Rm(_) => Op::Rm,
-            Self::SetPerms { .. } => Op::SetPerms,
-            Self::IsDomainIntroduced(_) => Op::IsDomainIntroduced,
-            Self::Resume(_) => Op::Resume,
-            Self::SetTarget { .. } => Op::SetTarget,
-            Self::ResetWatches => Op::ResetWatches,
+            Self::Directory(_) => StoreOp::Directory,
+            Self::DirectoryPart { .. } => StoreOp::DirectoryPart,
+            Self::Read(_) => StoreOp::Read,
+            Self::GetPerms(_) => StoreOp::GetPerms,
+            Self::Watch { .. } => StoreOp::Watch,
+            Self::Unwatch { .. } => StoreOp::Unwatch,
+            Self::TransactionStart => StoreOp::TransactionStart,
+            Self::TransactionEnd { .. } => StoreOp::TransactionEnd,
+            Self::Introduce { .. } => StoreOp::Introduce,
+            Self::Release(_) => StoreOp::Release,
+            Self::GetDomainPath(_) => StoreOp::GetDomainPath,
+            Self::Write { .. } => StoreOp::Write,
+            Self::Mkdir(_) => StoreOp::Mkdir,
+            Self::Rm(_) => StoreOp::Rm,
+            Self::SetPerms { .. } => StoreOp::SetPerms,
+            Self::IsDomainIntroduced(_) => StoreOp::IsDomainIntroduced,
+            Self::Resume(_) => StoreOp::Resume,
+            Self::SetTarget { .. } => StoreOp::SetTarget,
+            Self::ResetWatches => StoreOp::ResetWatches,
             Self::Optional(op, _) => *op,
         }
     }
@@ -165,16 +169,21 @@ impl<'a> Request<'a> {
     /// outside of any with 0.
     ///
     /// # Errors
-    /// [`MessageError::TooLong`], [`MessageError::Nul`]: nothing was appended.
-    pub fn emit(&self, req_id: u32, tx_id: u32, out: &mut Vec<u8>) -> Result<(), MessageError> {
-        let header = Header { kind: self.op().id(), req_id, tx_id, size: 0 };
+    /// [`StoreMessageError::TooLong`], [`StoreMessageError::Nul`]: nothing was appended.
+    pub fn emit(
+        &self,
+        req_id: u32,
+        tx_id: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<(), StoreMessageError> {
+        let header = StoreHeader { kind: self.op().id(), req_id, tx_id, size: 0 };
         append(out, header, &self.payload()?)
     }
 
-    fn payload(&self) -> Result<Vec<u8>, MessageError> {
+    fn payload(&self) -> Result<Vec<u8>, StoreMessageError> {
         let token_of = |watched: &Watched<'_>, token: &[u8]| {
             if token.contains(&0) {
-                return Err(MessageError::Nul { name: self.op().name() });
+                return Err(StoreMessageError::Nul { name: self.op().name() });
             }
             Ok([watched.as_str().as_bytes(), b"\0", token, b"\0"].concat())
         };

@@ -18,7 +18,7 @@ fn bytes(kind: u32, payload: &[u8]) -> Vec<u8> {
 /// Parses the request `kind` with this payload outside of a transaction, as a server does.
 fn request(kind: u32, payload: &[u8]) -> Result<Request<'_>, ErrorName> {
     let size = u32::try_from(payload.len()).unwrap();
-    Request::parse(&Message { header: Header { kind, req_id: 7, tx_id: 0, size }, payload })
+    Request::parse(&Message { header: StoreHeader { kind, req_id: 7, tx_id: 0, size }, payload })
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn stream_is_split_where_messages_are_whole_and_nowhere_else() {
         assert_eq!(message.is_some(), end >= HEADER_SIZE + 3, "{end} bytes");
     }
     let message = split(&stream).unwrap().unwrap();
-    assert_eq!(message.header, Header { kind: 2, req_id: 7, tx_id: 9, size: 3 });
+    assert_eq!(message.header, StoreHeader { kind: 2, req_id: 7, tx_id: 9, size: 3 });
     assert_eq!((message.payload, message.size()), (&b"/a\0"[..], 19));
     let second = split(&stream[message.size()..]).unwrap().unwrap();
     assert_eq!((second.header.kind, second.payload), (1, &b""[..]));
@@ -39,23 +39,26 @@ fn stream_is_split_where_messages_are_whole_and_nowhere_else() {
 fn payload_of_4096_bytes_is_read_and_one_byte_more_ends_the_stream() {
     assert!(split(&bytes(11, &[1; PAYLOAD_SIZE_MAX])).unwrap().is_some());
     let size = PAYLOAD_SIZE_MAX + 1;
-    let too_long = MessageError::TooLong { kind: 11, size };
+    let too_long = StoreMessageError::TooLong { kind: 11, size };
     assert_eq!(split(&bytes(11, &vec![1; size])), Err(too_long));
-    let header = Header { kind: 11, req_id: 0, tx_id: 0, size: u32::MAX };
-    let too_long = MessageError::TooLong { kind: 11, size: u32::MAX as usize };
+    let header = StoreHeader { kind: 11, req_id: 0, tx_id: 0, size: u32::MAX };
+    let too_long = StoreMessageError::TooLong { kind: 11, size: u32::MAX as usize };
     assert_eq!(split(&header.emit()), Err(too_long));
 }
 
 #[test]
 fn ids_of_operations_are_those_of_the_specification() {
-    let ids: Vec<u32> = Op::ALL.iter().map(|op| op.id()).collect();
+    let ids: Vec<u32> = StoreOp::ALL.iter().map(|op| op.id()).collect();
     let expected: Vec<u32> = (0..=26).filter(|id| *id != 20).collect();
     assert_eq!(ids, expected);
-    for op in Op::ALL {
-        assert_eq!(Op::from_id(op.id()), Some(*op));
+    for op in StoreOp::ALL {
+        assert_eq!(StoreOp::from_id(op.id()), Some(*op));
     }
-    assert_eq!((Op::from_id(20), Op::from_id(27), Op::from_id(0xffff)), (None, None, None));
-    assert_eq!((Op::Error.id(), Op::WatchEvent.id(), Op::Write.id()), (16, 15, 11));
+    assert_eq!(
+        (StoreOp::from_id(20), StoreOp::from_id(27), StoreOp::from_id(0xffff)),
+        (None, None, None)
+    );
+    assert_eq!((StoreOp::Error.id(), StoreOp::WatchEvent.id(), StoreOp::Write.id()), (16, 15, 11));
 }
 
 #[test]
@@ -70,29 +73,29 @@ fn strings_are_cut_at_every_nul_and_what_has_no_nul_is_left_out() {
 
 #[test]
 fn request_with_a_wrong_payload_is_refused_as_invalid() {
-    let invalid: &[(Op, &[u8])] = &[
-        (Op::Read, b""),
-        (Op::Read, b"/a"),
-        (Op::Read, b"/a\0b\0"),
-        (Op::Read, b"/a b\0"),
-        (Op::Write, b"/a"),
-        (Op::Write, b"\0value"),
-        (Op::Watch, b"/a\0"),
-        (Op::Watch, b"/a\0token\0one\0"),
-        (Op::Watch, b"/a//b\0token\0"),
-        (Op::Unwatch, b"@\x01\0token\0"),
-        (Op::TransactionEnd, b"t\0"),
-        (Op::TransactionEnd, b"T"),
-        (Op::Introduce, b"1\x002\0"),
-        (Op::Introduce, b"65536\x002\x003\0"),
-        (Op::Introduce, b"1\0--2\x003\0"),
-        (Op::GetDomainPath, b"+1\0"),
-        (Op::Release, b"\0"),
-        (Op::SetPerms, b"/a\0"),
-        (Op::SetPerms, b"/a\0x1\0"),
-        (Op::SetPerms, b"/a\0r1\0r\0"),
-        (Op::SetTarget, b"1\0"),
-        (Op::DirectoryPart, b"/a\0-1\0"),
+    let invalid: &[(StoreOp, &[u8])] = &[
+        (StoreOp::Read, b""),
+        (StoreOp::Read, b"/a"),
+        (StoreOp::Read, b"/a\0b\0"),
+        (StoreOp::Read, b"/a b\0"),
+        (StoreOp::Write, b"/a"),
+        (StoreOp::Write, b"\0value"),
+        (StoreOp::Watch, b"/a\0"),
+        (StoreOp::Watch, b"/a\0token\0one\0"),
+        (StoreOp::Watch, b"/a//b\0token\0"),
+        (StoreOp::Unwatch, b"@\x01\0token\0"),
+        (StoreOp::TransactionEnd, b"t\0"),
+        (StoreOp::TransactionEnd, b"T"),
+        (StoreOp::Introduce, b"1\x002\0"),
+        (StoreOp::Introduce, b"65536\x002\x003\0"),
+        (StoreOp::Introduce, b"1\0--2\x003\0"),
+        (StoreOp::GetDomainPath, b"+1\0"),
+        (StoreOp::Release, b"\0"),
+        (StoreOp::SetPerms, b"/a\0"),
+        (StoreOp::SetPerms, b"/a\0x1\0"),
+        (StoreOp::SetPerms, b"/a\0r1\0r\0"),
+        (StoreOp::SetTarget, b"1\0"),
+        (StoreOp::DirectoryPart, b"/a\0-1\0"),
     ];
     for (op, payload) in invalid {
         let name = op.name();
@@ -109,7 +112,7 @@ fn operation_that_no_client_can_ask_for_is_refused_as_unknown() {
 
 #[test]
 fn transaction_inside_a_transaction_is_refused() {
-    let header = Header { kind: Op::TransactionStart.id(), req_id: 1, tx_id: 3, size: 1 };
+    let header = StoreHeader { kind: StoreOp::TransactionStart.id(), req_id: 1, tx_id: 3, size: 1 };
     let message = Message { header, payload: b"\0" };
     assert_eq!(Request::parse(&message), Err(ErrorName::Ebusy));
 }
@@ -132,7 +135,7 @@ fn watch_with_a_reserved_string_has_no_depth() {
 
 #[test]
 fn server_sends_what_a_client_understands() {
-    let asked = Header { kind: Op::Read.id(), req_id: 4, tx_id: 2, size: 3 };
+    let asked = StoreHeader { kind: StoreOp::Read.id(), req_id: 4, tx_id: 2, size: 3 };
     let mut out = Vec::new();
     reply(&mut out, &asked, b"value").unwrap();
     refuse(&mut out, &asked, ErrorName::Eagain);
@@ -146,7 +149,7 @@ fn server_sends_what_a_client_understands() {
     }
     let watched = Watched::RELEASE_DOMAIN;
     let expected = [
-        ((4, 2), Answer::Done(Op::Read, b"value")),
+        ((4, 2), Answer::Done(StoreOp::Read, b"value")),
         ((4, 2), Answer::Refused(ErrorName::Eagain)),
         ((0, 0), Answer::Event { watched, token: b"dom" }),
     ];
@@ -159,15 +162,15 @@ fn what_is_too_long_or_has_a_nul_inside_is_not_sent_at_all() {
     let mut out = Vec::new();
     let value = vec![b'x'; PAYLOAD_SIZE_MAX - 2];
     let write = Request::Write { path: path("/a"), value: &value };
-    let too_long = MessageError::TooLong { kind: 11, size: PAYLOAD_SIZE_MAX + 1 };
+    let too_long = StoreMessageError::TooLong { kind: 11, size: PAYLOAD_SIZE_MAX + 1 };
     assert_eq!(write.emit(1, 0, &mut out), Err(too_long));
     let write = Request::Write { path: path("/a"), value: &value[1..] };
-    let asked = Header { kind: 2, req_id: 0, tx_id: 0, size: 0 };
+    let asked = StoreHeader { kind: 2, req_id: 0, tx_id: 0, size: 0 };
     assert!(reply(&mut out, &asked, &[0; PAYLOAD_SIZE_MAX + 1]).is_err());
-    let nul = Err(MessageError::Nul { name: "WATCH_EVENT" });
+    let nul = Err(StoreMessageError::Nul { name: "WATCH_EVENT" });
     assert_eq!(event(&mut out, Watched::RELEASE_DOMAIN, b"a\0b"), nul);
     let watch = Request::Watch { watched: Watched::RELEASE_DOMAIN, token: b"\0", depth: None };
-    assert_eq!(watch.emit(1, 0, &mut out), Err(MessageError::Nul { name: "WATCH" }));
+    assert_eq!(watch.emit(1, 0, &mut out), Err(StoreMessageError::Nul { name: "WATCH" }));
     assert!(out.is_empty());
     write.emit(1, 0, &mut out).unwrap();
     assert_eq!(out.len(), HEADER_SIZE + PAYLOAD_SIZE_MAX);
@@ -176,14 +179,14 @@ fn what_is_too_long_or_has_a_nul_inside_is_not_sent_at_all() {
 #[test]
 fn reply_that_is_not_whole_is_malformed() {
     let answer = |kind, payload| {
-        let header = Header { kind, req_id: 0, tx_id: 0, size: 0 };
+        let header = StoreHeader { kind, req_id: 0, tx_id: 0, size: 0 };
         Answer::parse(&Message { header, payload })
     };
-    let malformed = |name| Err(MessageError::Malformed { name });
+    let malformed = |name| Err(StoreMessageError::Malformed { name });
     assert_eq!(answer(16, b"ENOENT"), malformed("ERROR"));
     assert_eq!(answer(15, b"/a\0token"), malformed("WATCH_EVENT"));
     assert_eq!(answer(15, b"/a b\0token\0"), malformed("WATCH_EVENT"));
-    assert_eq!(answer(20, b""), Err(MessageError::NotAReply { kind: 20 }));
+    assert_eq!(answer(20, b""), Err(StoreMessageError::NotAReply { kind: 20 }));
     assert_eq!(answer(16, b"EWHATEVER\0"), Ok(Answer::Refused(ErrorName::Unknown)));
 }
 
@@ -246,7 +249,7 @@ proptest! {
             16 => Request::IsDomainIntroduced(low),
             17 => Request::Resume(low),
             18 => Request::SetTarget { domain: low, target: high },
-            _ => Request::Optional(Op::Control, &value),
+            _ => Request::Optional(StoreOp::Control, &value),
         };
         let mut out = Vec::new();
         request.emit(number, 0, &mut out).unwrap();

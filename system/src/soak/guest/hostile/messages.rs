@@ -1,9 +1,9 @@
 //! Tricks with messages: pieces of them, fds that are odd, memory that moves or is cut away.
 
 use super::{Driver, Hostile, Played};
-use manyring_driver::hostile::{Hold, OddFd, fill_eventfd};
+use manyring_driver::hostile::{HeldLock, OddFd, fill_eventfd};
 use manyring_driver::wire::vhost_user::{FLAG_VERSION, Header, PROTOCOL_F_MQ};
-use manyring_driver::{Arena, DriverError, FrontEnd, Op, Vring};
+use manyring_driver::{Arena, DriverError, DriverOp, FrontEnd, Virtqueue};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FallocateFlags, fallocate, ftruncate};
@@ -34,7 +34,7 @@ impl Driver {
     }
 
     /// The first queue that the driver fills.
-    fn vring(&mut self) -> Option<&mut Vring> {
+    fn vring(&mut self) -> Option<&mut Virtqueue> {
         match self {
             Self::Blk(driver) => driver.queues.first_mut().map(|queue| queue.vring()),
             Self::Net(driver) => driver.pairs.first_mut().map(|pair| pair.tx.vring()),
@@ -47,12 +47,12 @@ impl Driver {
             Self::Blk(driver) => {
                 let queue = &mut driver.queues[0];
                 while queue.take().is_some() {}
-                while queue.submit(Op::Read { sector: 0, len: 32 << 10 })?.is_some() {}
+                while queue.submit(DriverOp::Read { sector: 0, len: 32 << 10 })?.is_some() {}
                 queue.publish()?;
             }
             Self::Net(driver) => {
                 let tx = &mut driver.pairs[0].tx;
-                while tx.send(&manyring_driver::wire::net::RawHeader::default(), &[255; 200])? {}
+                while tx.send(&manyring_driver::wire::net::RawNetHeader::default(), &[255; 200])? {}
                 tx.publish(0)?;
             }
         }
@@ -230,7 +230,7 @@ pub(super) fn held_lock(hostile: &mut Hostile<'_>) -> Played {
     let (_reader, writer) = rustix::pipe::pipe()?;
     driver.front().set_vring_call(0, Some(writer.as_fd()))?;
     driver.work()?;
-    let hold = Hold::pipe(writer)?;
+    let hold = HeldLock::pipe(writer)?;
     drop(driver);
     hostile.pause();
     drop(hold);

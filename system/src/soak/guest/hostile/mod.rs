@@ -9,7 +9,9 @@ use super::{Orders, Role};
 use crate::soak::random::Random;
 use crate::{Outcome, check};
 use manyring_driver::wire::blk::{VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_WRITE_ZEROES};
-use manyring_driver::{BlkDriver, BlkOptions, DriverError, FrontEnd, NetDriver, NetOptions};
+use manyring_driver::{
+    BlkDriver, BlkDriverOptions, DriverError, FrontEnd, NetDriver, NetDriverOptions,
+};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -148,15 +150,18 @@ impl Hostile<'_> {
         FrontEnd::connect(self.socket, TIMEOUT)
     }
 
-    fn blk(&self, options: BlkOptions) -> Result<BlkDriver, DriverError> {
+    fn blk(&self, options: BlkDriverOptions) -> Result<BlkDriver, DriverError> {
         let features = options.features | VIRTIO_BLK_F_DISCARD | VIRTIO_BLK_F_WRITE_ZEROES;
-        let options = BlkOptions { features, max_wait: TIMEOUT, ..options };
+        let options = BlkDriverOptions { features, max_wait: TIMEOUT, ..options };
         BlkDriver::connect(self.socket, &options)
     }
 
     fn net(&self) -> Result<NetDriver, DriverError> {
-        let options =
-            NetOptions { transmit_size: 2048, max_wait: TIMEOUT, ..NetOptions::default() };
+        let options = NetDriverOptions {
+            transmit_size: 2048,
+            max_wait: TIMEOUT,
+            ..NetDriverOptions::default()
+        };
         NetDriver::connect(self.socket, &options)
     }
 
@@ -164,7 +169,7 @@ impl Hostile<'_> {
     fn driver(&self) -> Result<Driver, DriverError> {
         Ok(match self.role {
             Role::HostileNet | Role::Net => Driver::Net(Box::new(self.net()?)),
-            _ => Driver::Blk(Box::new(self.blk(BlkOptions::default())?)),
+            _ => Driver::Blk(Box::new(self.blk(BlkDriverOptions::default())?)),
         })
     }
 }

@@ -7,8 +7,8 @@ use manyring_driver::hostile::{
 use manyring_driver::wire::blk::{
     VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
 };
-use manyring_driver::wire::net::RawHeader;
-use manyring_driver::{BlkOptions, Op};
+use manyring_driver::wire::net::RawNetHeader;
+use manyring_driver::{BlkDriverOptions, DriverOp};
 use std::time::Duration;
 
 /// Requests of a giant's ring in flight.
@@ -34,7 +34,7 @@ pub(super) fn kick_flood(hostile: &mut Hostile<'_>) -> Played {
 /// A session for each way to spoil a request; a broken ring takes no more.
 pub(super) fn spoiled_requests(hostile: &mut Hostile<'_>) -> Played {
     while !hostile.is_over() {
-        let mut driver = hostile.blk(BlkOptions::default())?;
+        let mut driver = hostile.blk(BlkDriverOptions::default())?;
         let queue = &mut driver.queues[0];
         let mut ring = HostileRing::new(&driver.arena, queue.vring())?;
         for _ in 0..1 + hostile.random.below(4) {
@@ -48,7 +48,7 @@ pub(super) fn spoiled_requests(hostile: &mut Hostile<'_>) -> Played {
 
 /// A request whose header changes while the device reads it.
 pub(super) fn racing_header(hostile: &mut Hostile<'_>) -> Played {
-    let mut driver = hostile.blk(BlkOptions::default())?;
+    let mut driver = hostile.blk(BlkDriverOptions::default())?;
     let queue = &mut driver.queues[0];
     let mut ring = HostileRing::new(&driver.arena, queue.vring())?;
     let (read, write) = ([VIRTIO_BLK_T_IN.into(), 0], [VIRTIO_BLK_T_OUT.into(), u64::MAX - 3]);
@@ -84,7 +84,7 @@ const SECTORS: u32 = (DISK_SIZE / 512) as u32;
 
 fn giants(hostile: &mut Hostile<'_>, offer: fn(&mut GiantRing, u16) -> Played) -> Played {
     let spare = GiantRing::arena_size(DEPTH);
-    let mut driver = hostile.blk(BlkOptions { spare, ..BlkOptions::default() })?;
+    let mut driver = hostile.blk(BlkDriverOptions { spare, ..BlkDriverOptions::default() })?;
     let queue = &mut driver.queues[0];
     let mut ring = GiantRing::new(&driver.arena, queue.vring(), DEPTH)?;
     let mut offered = ring.ring.used_idx();
@@ -103,11 +103,11 @@ fn giants(hostile: &mut Hostile<'_>, offer: fn(&mut GiantRing, u16) -> Played) -
 
 /// Small requests, the ring always full.
 pub(super) fn request_flood(hostile: &mut Hostile<'_>) -> Played {
-    let mut driver = hostile.blk(BlkOptions { queues: 4, ..BlkOptions::default() })?;
+    let mut driver = hostile.blk(BlkDriverOptions { queues: 4, ..BlkDriverOptions::default() })?;
     while !hostile.is_over() {
         for queue in &mut driver.queues {
             while queue.take().is_some() {}
-            while queue.submit(Op::Read { sector: 8, len: 512 })?.is_some() {}
+            while queue.submit(DriverOp::Read { sector: 8, len: 512 })?.is_some() {}
             queue.publish()?;
         }
     }
@@ -139,7 +139,7 @@ pub(super) fn frame_flood(hostile: &mut Hostile<'_>) -> Played {
     let mut driver = hostile.net()?;
     let tx = &mut driver.pairs[0].tx;
     while !hostile.is_over() {
-        while tx.send(&RawHeader::default(), &[255; 1400])? {}
+        while tx.send(&RawNetHeader::default(), &[255; 1400])? {}
         tx.publish(0)?;
     }
     Ok(())

@@ -93,7 +93,7 @@ fn a_write_that_the_kernel_would_queue_is_made_by_the_disks_own_thread_if_it_wou
 #[test]
 fn a_transfer_that_cannot_be_refused_at_once_is_tried_once_more_by_who_may_wait() {
     for op in [Op::Read, Op::Write { durable: false }] {
-        let mut entry = InFlight { op, stage: Stage::Transfer, ..InFlight::default() };
+        let mut entry = IoInFlight { op, stage: Stage::Transfer, ..IoInFlight::default() };
         assert!(matches!(entry.failed(Errno::OPNOTSUPP), Step::Again), "{op:?}");
         assert!(entry.retries.is_tried(), "{op:?}");
         assert!(matches!(entry.failed(Errno::OPNOTSUPP), Step::Failed(Errno::OPNOTSUPP)), "{op:?}");

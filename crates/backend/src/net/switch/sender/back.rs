@@ -2,9 +2,9 @@
 
 use super::SwitchTx;
 use crate::net::Outcome;
-use crate::net::switch::Found;
-use crate::net::switch::Moment;
-use crate::net::switch::channel::Burst;
+use crate::net::switch::SwitchTime;
+use crate::net::switch::TakeResult;
+use crate::net::switch::channel::LentFrames;
 use crate::net::switch::guard::Change;
 use manyring_wire::net::HEADER_SIZE;
 
@@ -17,7 +17,7 @@ impl SwitchTx {
         let now = self.copy_path.switch.clock.now();
         for at in 0..self.channels.len() {
             let own = &self.channels[at];
-            let is_old = |since: &Moment| now.0.saturating_sub(since.0) >= ms;
+            let is_old = |since: &SwitchTime| now.0.saturating_sub(since.0) >= ms;
             if own.handed.front().is_some_and(is_old) {
                 self.empty(at);
             }
@@ -59,7 +59,7 @@ impl SwitchTx {
     }
 
     /// Ends a burst that has come back from a channel.
-    pub(super) fn take_back(&mut self, at: usize, mut burst: Box<Burst>) {
+    pub(super) fn take_back(&mut self, at: usize, mut burst: Box<LentFrames>) {
         self.lent -= burst.settle(&mut self.done);
         self.channels[at].handed.pop_front();
         self.free.push(burst);
@@ -86,12 +86,12 @@ impl SwitchTx {
             }
             loop {
                 match self.channels[at].channel.back.take() {
-                    Found::Thing(burst) => {
+                    TakeResult::Thing(burst) => {
                         self.channels[at].channel.back.finish();
                         self.take_back(at, burst);
                     }
-                    Found::Nothing => break,
-                    Found::Busy => {
+                    TakeResult::Nothing => break,
+                    TakeResult::Busy => {
                         self.doorbell.alarm().put_off(self.channels[at].channel.back_bit);
                         break;
                     }

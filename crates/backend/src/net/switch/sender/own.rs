@@ -1,9 +1,9 @@
 //! The channels of a sender as the sender sees them, and the cached way of the last frame.
 
-use crate::net::switch::channel::{Burst, Channel};
-use crate::net::switch::copy_queue::Inbox;
+use crate::net::switch::channel::{Channel, LentFrames};
+use crate::net::switch::copy_queue::CopyInbox;
 use crate::net::switch::guard::ETHERNET;
-use crate::net::switch::{Moment, PortId};
+use crate::net::switch::{PortId, SwitchTime};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_NONE, HEADER_SIZE};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct OwnChannel {
     pub(super) channel: Arc<Channel>,
-    pub(super) inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<CopyInbox>,
     pub(super) to: PortId,
     pub(super) pair: usize,
     /// The burst that frames of the present call are added to.
-    pub(super) open: Option<Box<Burst>>,
+    pub(super) open: Option<Box<LentFrames>>,
     /// The time at which each burst that is out was handed over.
-    pub(super) handed: VecDeque<Moment>,
+    pub(super) handed: VecDeque<SwitchTime>,
     /// Bursts were handed over, and the receiver was not woken for them yet.
     pub(super) must_ring: bool,
     /// The number of a frame copy: the channel is not used before the receiver has read that one.
     pub(super) mailed: u64,
     /// The receiver has held frames for too long, and gets only copies until this time.
-    pub(super) rests_until: Moment,
+    pub(super) rests_until: SwitchTime,
 }
 
 impl OwnChannel {
@@ -35,14 +35,14 @@ impl OwnChannel {
 
     /// True if its receiver exists, has read the earlier copies, and is not resting.
     #[inline]
-    pub(super) fn is_served(&self, now: Moment) -> bool {
+    pub(super) fn is_served(&self, now: SwitchTime) -> bool {
         self.inbox.has_done(self.mailed) && !self.inbox.is_closed() && now.0 >= self.rests_until.0
     }
 }
 
 /// The destination of the last frame, cached for the next one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way {
+pub(super) struct CachedDestination {
     /// The Ethernet addresses, destination first.
     pub(super) addresses: [u8; 12],
     pub(super) channel: usize,
@@ -50,7 +50,7 @@ pub(super) struct Way {
     pub(super) takes_all: bool,
 }
 
-impl Way {
+impl CachedDestination {
     /// True if a frame that begins with `head` goes this way: it has the same addresses, and no
     /// tag.
     #[inline]

@@ -291,14 +291,14 @@ fn a_flood_of_segments_costs_no_more_than_a_bounded_number_of_frame_copies() {
     bytes.extend([0x45, 0, 0, 0, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
     bytes.extend([0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0, 0]);
     bytes.resize(54 + 512 * 4, 7);
-    let header = RawHeader {
+    let header = RawNetHeader {
         flags: 1,
         gso_type: 1,
         gso_size: 4.into(),
         hdr_len: 54.into(),
         csum_start: 34.into(),
         csum_offset: 16.into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     };
     a.send_with(&header, &[bytes]);
     let got: Vec<_> = others.iter_mut().map(|other| other.receive().len()).collect();

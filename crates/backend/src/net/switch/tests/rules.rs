@@ -101,7 +101,7 @@ fn a_hint_of_the_driver_shorter_than_a_tag_costs_no_frame_whose_tag_is_taken_off
     let mut trunk = on(9, Vlans::Trunk(vec![5]));
     let (mut a, mut b) = (on(1, Vlans::Access(5)), on(2, Vlans::Access(5)));
     for hdr_len in [0, 2, 3, 4, 5, 60] {
-        let header = RawHeader { hdr_len: hdr_len.into(), ..RawHeader::default() };
+        let header = RawNetHeader { hdr_len: hdr_len.into(), ..RawNetHeader::default() };
         let bytes = tagged(9, 5, 7);
         trunk.send_with(&header, std::slice::from_ref(&bytes));
         let plain = [&bytes[..12], &bytes[16..]].concat();
@@ -264,8 +264,8 @@ fn an_address_is_configured_for_one_port_of_each_vlan_or_for_nobody() {
 }
 
 /// A header that asks for a checksum from `start` on, to be put at `start + offset`.
-fn open(start: u16, offset: u16) -> RawHeader {
-    RawHeader { csum_start: start.into(), csum_offset: offset.into(), ..OPEN }
+fn open(start: u16, offset: u16) -> RawNetHeader {
+    RawNetHeader { csum_start: start.into(), csum_offset: offset.into(), ..OPEN }
 }
 
 /// Neighbour advertisement over IPv6 of guest `n`, whose link-layer address is `link`.
@@ -319,8 +319,9 @@ fn what_an_uplink_brings_is_checked_as_what_a_guest_sends() {
     let up = world.guest(9);
     let (mut b, mut takes) = (world.guest(2), world.guest(3));
     b.port.set_offloads(Offloads::default()).unwrap();
-    let frame_copy =
-        |header: &RawHeader, bytes: &[u8]| [zerocopy::IntoBytes::as_bytes(header), bytes].concat();
+    let frame_copy = |header: &RawNetHeader, bytes: &[u8]| {
+        [zerocopy::IntoBytes::as_bytes(header), bytes].concat()
+    };
     let (lie, right) = (frame([0xff; 6], mac(9), 90, 1), unsummed(frame([0xff; 6], mac(9), 90, 2)));
     let mut copy_path = up.port.copy_path();
     copy_path.send(&frame_copy(&open(10, 0), &lie));
@@ -340,19 +341,19 @@ fn a_group_sends_nothing() {
 }
 
 /// A TCP frame over IPv4 with `payload` bytes, uncut.
-fn tcp(payload: usize) -> (RawHeader, Vec<u8>) {
+fn tcp(payload: usize) -> (RawNetHeader, Vec<u8>) {
     let mut bytes = [&mac(2)[..], &mac(1), &[8, 0, 0x45, 0]].concat();
     bytes.extend(u16::try_from(40 + payload).unwrap().to_be_bytes());
     bytes.extend([0, 1, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
     bytes.extend([0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x10, 1, 0, 0, 0, 0, 0]);
     bytes.extend(vec![0x5a; payload]);
-    let header = RawHeader {
+    let header = RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         gso_type: HDR_GSO_TCPV4,
         gso_size: 1000.into(),
         csum_start: 34.into(),
         csum_offset: 16.into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     };
     (header, bytes)
 }
@@ -382,7 +383,7 @@ fn segments_are_whole_for_a_guest_who_takes_them_and_cut_for_one_who_does_not() 
         assert_eq!(again, lens, "{piece}");
     }
     assert_eq!(b.counter("segmented"), 6);
-    let lie = RawHeader { gso_size: 1.into(), ..header };
+    let lie = RawNetHeader { gso_size: 1.into(), ..header };
     a.send_with(&lie, &[bytes]);
     assert_eq!((b.receive().len(), b.counter("dropped_unfinished")), (0, 1));
 }

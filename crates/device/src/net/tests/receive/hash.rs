@@ -37,7 +37,7 @@ fn each_frame_has_its_hash_however_many_buffers_it_fills() {
         for len in [60, 61, 200, 1514] {
             let mut guest = guest(buffer, Some(Arc::new(hasher())));
             guest.post_all();
-            guest.port.arrive(RawHeader::default(), &segment(7, len));
+            guest.port.arrive(RawNetHeader::default(), &segment(7, len));
             guest.turn();
             let expected = hasher().hash_of(&segment(7, len));
             assert_eq!(expected.report, HashReport::Tcpv4);
@@ -59,7 +59,7 @@ fn a_frame_without_a_hash_says_so() {
         guest.ring.write(at, &[0xff; 64]);
         // No IP packet; and a TCP segment, for which no hash may have been set.
         let arrives = if is_set { frame(1, 60) } else { segment(1, 60) };
-        guest.port.arrive(RawHeader::default(), &arrives);
+        guest.port.arrive(RawNetHeader::default(), &arrives);
         guest.turn();
         let (hash, frame, _) = take(&mut guest);
         assert!(hash == [0; 8] && frame == arrives);
@@ -70,7 +70,7 @@ fn a_frame_without_a_hash_says_so() {
 fn a_buffer_without_room_for_the_hash_breaks_the_queue() {
     let mut guest = guest(HASH_HEADER_SIZE - 1, None);
     guest.post(1);
-    guest.port.arrive(RawHeader::default(), &segment(1, 60));
+    guest.port.arrive(RawNetHeader::default(), &segment(1, 60));
     guest.turn();
     assert!(guest.queue.fault().is_some());
 }

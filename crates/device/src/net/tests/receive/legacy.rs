@@ -74,7 +74,7 @@ fn nothing_is_written_behind_a_legacy_drivers_frame() {
         guest.arrive(1, len);
         guest.turn();
         let (header, bytes, _) = guest.take().unwrap();
-        assert!(header == RawHeader::default() && bytes == frame(1, len));
+        assert!(header == RawNetHeader::default() && bytes == frame(1, len));
         let rest = guest.ring.read(DATA, 2048).split_off(LEGACY_HEADER_SIZE + len);
         assert!(rest.iter().all(|byte| *byte == 0xee), "{len}");
     }
@@ -82,7 +82,7 @@ fn nothing_is_written_behind_a_legacy_drivers_frame() {
 
 #[test]
 fn a_legacy_driver_gets_unfinished_frames_with_their_header() {
-    let cut = RawHeader {
+    let cut = RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         gso_type: HDR_GSO_TCPV4,
         hdr_len: 54.into(),

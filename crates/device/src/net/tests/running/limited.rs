@@ -84,7 +84,7 @@ fn a_receiveq_leaves_in_its_port_what_may_not_pass() {
         guest.post();
         limit(&mut guest, [0, 100, 0], [0, 100_000, 0], SECOND_NS);
         for number in 0..10 {
-            guest.port.arrive(RawHeader::default(), &frame(number, 500));
+            guest.port.arrive(RawNetHeader::default(), &frame(number, 500));
         }
         guest.turn(SECOND_NS);
         assert_eq!((guest.returned(), guest.port.script().arrives.len()), (1, 9), "{lends}");
@@ -95,8 +95,8 @@ fn a_receiveq_leaves_in_its_port_what_may_not_pass() {
         assert_eq!(guest.returned(), 2, "{lends}");
         // A frame of 3000 bytes is 30 ms of the bytes.
         guest.port.script().arrives.clear();
-        guest.port.arrive(RawHeader::default(), &frame(10, 3000));
-        guest.port.arrive(RawHeader::default(), &frame(11, 60));
+        guest.port.arrive(RawNetHeader::default(), &frame(10, 3000));
+        guest.port.arrive(RawNetHeader::default(), &frame(11, 60));
         let now_ns = 5 * SECOND_NS;
         limit(&mut guest, [0; 3], [0; 3], now_ns);
         limit(&mut guest, [0; 3], [0, 0, 100_000], now_ns);

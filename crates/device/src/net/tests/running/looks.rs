@@ -8,7 +8,7 @@ fn a_port_is_looked_at_only_while_its_worker_looks_at_rings_anyway() {
     let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     guest.set_kick(Kick::new(kick).unwrap());
     guest.post();
-    guest.port.arrive(RawHeader::default(), &frame(0, 60));
+    guest.port.arrive(RawNetHeader::default(), &frame(0, 60));
     guest.turn(1000);
     assert_eq!(guest.returned(), 1);
     let settles = |guest: &mut Guest, looks_on, now_ns| guest.settles((LOOK, looks_on), now_ns);
@@ -33,7 +33,7 @@ fn kick_events(wait: &mut Wait) -> Vec<Woken> {
         wait.sleep(&mut woken, Some(std::time::Duration::from_millis(10)));
         all.append(&mut woken);
     }
-    all.retain(|event| matches!(event.source, Source::Kick { .. }));
+    all.retain(|event| matches!(event.source, EventSource::Kick { .. }));
     all
 }
 
@@ -189,7 +189,7 @@ fn the_count_of_buffers_in_flight_is_that_of_a_queue_that_rests_too() {
     assert!(guest.settles((Decision::Sleep, false), 2));
     let waiting = guest.ring.stats.in_flight.value();
     assert!(waiting > 0, "buffers wait for a frame");
-    guest.port.arrive(RawHeader::default(), &frame(0, 60));
+    guest.port.arrive(RawNetHeader::default(), &frame(0, 60));
     guest.running.wake(3);
     guest.turn(3);
     assert_eq!(guest.ring.stats.in_flight.value(), waiting - 1);

@@ -15,7 +15,7 @@ fn fixed(is_rx: bool, count_max: u32, delay_us_max: u32) -> Guest {
 
 /// A frame of its port for the driver; true if the driver was called.
 fn arrive(guest: &mut Guest, now_ns: u64) -> bool {
-    guest.port.arrive(RawHeader::default(), &frame(0, 60));
+    guest.port.arrive(RawNetHeader::default(), &frame(0, 60));
     guest.turn(now_ns);
     guest.is_called()
 }
@@ -71,7 +71,8 @@ fn a_transmitq_tells_at_once_what_was_all_of_its_ring_and_else_waits_for_its_por
     guest.send(4);
     guest.turn(2000);
     assert!(!guest.is_called() && guest.returned() == 5);
-    let ready = Woken { source: Source::Port { slot: 0, generation: 1 }, result: 4, ended: false };
+    let ready =
+        Woken { source: EventSource::Port { slot: 0, generation: 1 }, result: 4, ended: false };
     let mut io = QueueIo::new(&mut guest.wait, 0, 1, 3000);
     guest.running.on_event(Happened::Port, ready, &mut io);
     guest.turn(3000);
@@ -182,7 +183,8 @@ fn seven_behind_one_that_is_blocked(in_order: bool, is_held: bool) -> Vec<(usize
     guest.ring.driver.publish();
     guest.turn(1000);
     let blocked = look(&mut guest);
-    let ready = Woken { source: Source::Port { slot: 0, generation: 1 }, result: 4, ended: false };
+    let ready =
+        Woken { source: EventSource::Port { slot: 0, generation: 1 }, result: 4, ended: false };
     let mut io = QueueIo::new(&mut guest.wait, 0, 1, 3000);
     guest.running.on_event(Happened::Port, ready, &mut io);
     guest.turn(3000);

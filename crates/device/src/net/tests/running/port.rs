@@ -35,7 +35,7 @@ fn port_events(wait: &mut Wait) -> Vec<Woken> {
         wait.sleep(&mut woken, Some(std::time::Duration::from_millis(10)));
         all.append(&mut woken);
     }
-    all.retain(|event| matches!(event.source, Source::Port { .. }));
+    all.retain(|event| matches!(event.source, EventSource::Port { .. }));
     all
 }
 
@@ -75,7 +75,8 @@ fn a_port_is_gone_if_its_event_says_so_and_brings_nothing() {
         let mut guest = Guest::receiving(false);
         guest.set_kick(Kick::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()).unwrap());
         guest.post();
-        let event = Woken { source: Source::Port { slot: 0, generation: 1 }, result, ended: true };
+        let event =
+            Woken { source: EventSource::Port { slot: 0, generation: 1 }, result, ended: true };
         let mut io = QueueIo::new(&mut guest.wait, 0, 1, 1);
         guest.running.on_event(Happened::Port, event, &mut io);
         guest.turn(2);

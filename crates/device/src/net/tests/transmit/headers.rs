@@ -4,11 +4,11 @@ use super::*;
 
 #[test]
 fn a_header_in_pieces_is_read_whole_and_its_frame_follows() {
-    let header = RawHeader {
+    let header = RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         csum_start: 34.into(),
         csum_offset: 16.into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     };
     let bytes = [header.as_bytes(), &tcp_frame(7, 60)].concat();
     for pieces in [&[72][..], &[5, 67], &[5, 7, 60], &[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 59, 1]] {
@@ -21,19 +21,19 @@ fn a_header_in_pieces_is_read_whole_and_its_frame_follows() {
 
 #[test]
 fn a_header_that_lies_or_was_not_negotiated_is_counted() {
-    let csum = RawHeader {
+    let csum = RawNetHeader {
         flags: 1,
         csum_start: 34.into(),
         csum_offset: 16.into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     };
-    let gso = RawHeader { gso_type: HDR_GSO_TCPV4, gso_size: 10.into(), ..csum };
+    let gso = RawNetHeader { gso_type: HDR_GSO_TCPV4, gso_size: 10.into(), ..csum };
     let lies = [
-        RawHeader { csum_start: 60.into(), ..csum },
-        RawHeader { csum_start: u16::MAX.into(), csum_offset: u16::MAX.into(), ..csum },
-        RawHeader { gso_size: 0.into(), ..gso },
-        RawHeader { gso_type: 77, ..gso },
-        RawHeader { flags: 0, ..gso },
+        RawNetHeader { csum_start: 60.into(), ..csum },
+        RawNetHeader { csum_start: u16::MAX.into(), csum_offset: u16::MAX.into(), ..csum },
+        RawNetHeader { gso_size: 0.into(), ..gso },
+        RawNetHeader { gso_type: 77, ..gso },
+        RawNetHeader { flags: 0, ..gso },
     ];
     let mut guest = Guest::new([]);
     for header in lies {
@@ -53,11 +53,11 @@ fn a_header_that_lies_or_was_not_negotiated_is_counted() {
 
 #[test]
 fn a_checksum_within_what_a_switch_or_host_judges_is_counted_and_its_frame_dropped() {
-    let csum = |start: u16, offset: u16| RawHeader {
+    let csum = |start: u16, offset: u16| RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         csum_start: start.into(),
         csum_offset: offset.into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     };
     let tcp = tcp_frame(1, 80);
     let mut tagged = tcp.clone();
@@ -104,11 +104,11 @@ fn a_checksum_within_what_a_switch_or_host_judges_is_counted_and_its_frame_dropp
 
 #[test]
 fn a_port_that_looks_at_the_place_of_checksums_decides_and_its_verdict_is_counted() {
-    let header = |start: u16| RawHeader {
+    let header = |start: u16| RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         csum_start: start.into(),
         csum_offset: 16.into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     };
     for (checks_place, packets, wrong) in [(false, 1, 1), (true, 2, 1)] {
         let mut guest = Guest::new([Next::Take, Next::Take, Next::Misplaced]);
@@ -125,19 +125,19 @@ fn a_port_that_looks_at_the_place_of_checksums_decides_and_its_verdict_is_counte
 
 #[test]
 fn a_header_longer_than_its_frame_is_cut_and_the_frame_is_sent() {
-    let header = RawHeader {
+    let header = RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         gso_type: HDR_GSO_TCPV4,
         hdr_len: 61.into(),
         gso_size: 10.into(),
         csum_start: 34.into(),
         csum_offset: 16.into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     };
     let mut guest = Guest::new([]);
     guest.offer(&[header.as_bytes(), &tcp_frame(0, 60)].concat(), &[12, 60]);
     guest.turn();
-    let cut = RawHeader { hdr_len: 60.into(), ..header };
+    let cut = RawNetHeader { hdr_len: 60.into(), ..header };
     assert_eq!(guest.port.passed()[0][..HEADER_SIZE], *cut.as_bytes());
     assert_eq!((guest.returned(), guest.ring.stats.packets.value()), (1, 1));
 }

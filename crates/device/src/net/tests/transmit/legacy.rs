@@ -11,7 +11,7 @@ fn guest(taken: Offloads) -> Guest {
 
 #[test]
 fn a_legacy_drivers_frame_is_sent_whole_whatever_the_layout() {
-    let header = RawHeader {
+    let header = RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         gso_type: HDR_GSO_TCPV4,
         hdr_len: 54.into(),
@@ -20,7 +20,7 @@ fn a_legacy_drivers_frame_is_sent_whole_whatever_the_layout() {
         csum_offset: 16.into(),
         num_buffers: 0.into(),
     };
-    for header in [RawHeader::default(), header] {
+    for header in [RawNetHeader::default(), header] {
         let short = &header.as_bytes()[..LEGACY_HEADER_SIZE];
         let whole = [header.as_bytes(), &tcp_frame(7, 60)].concat();
         for pieces in [
@@ -44,13 +44,13 @@ fn a_legacy_drivers_frame_is_sent_whole_whatever_the_layout() {
 
 #[test]
 fn a_legacy_drivers_header_is_checked_by_what_was_negotiated() {
-    let csum = RawHeader {
+    let csum = RawNetHeader {
         flags: HDR_F_NEEDS_CSUM,
         csum_start: 34.into(),
         csum_offset: 16.into(),
-        ..RawHeader::default()
+        ..RawNetHeader::default()
     };
-    let past = RawHeader { csum_start: 43.into(), ..csum };
+    let past = RawNetHeader { csum_start: 43.into(), ..csum };
     for (taken, header, passes) in
         [(ALL, csum, true), (Offloads::default(), csum, false), (ALL, past, false)]
     {
@@ -89,7 +89,7 @@ fn a_legacy_drivers_chain_without_a_whole_frame_is_counted() {
 /// A driver that has hashes reported has longer headers both ways (§5.1.6).
 #[test]
 fn a_frame_behind_a_header_with_room_for_a_hash_is_sent_whole() {
-    let long = [RawHeader::default().as_bytes(), &[0xee; 8], &frame(3, 60)].concat();
+    let long = [RawNetHeader::default().as_bytes(), &[0xee; 8], &frame(3, 60)].concat();
     for pieces in [&[80][..], &[20, 60], &[12, 8, 60], &[13, 67], &[70, 10]] {
         let mut guest = Guest::with([], ALL);
         guest.tx.set_headers(HASH_HEADER_SIZE);

@@ -20,7 +20,7 @@ proptest! {
         for (kind, tx_id, at, rest) in messages {
             let payload = [at.as_bytes(), b"\0", &rest].concat();
             let size = u32::try_from(payload.len()).unwrap();
-            let header = Header { kind, req_id: 1, tx_id, size }.emit();
+            let header = StoreHeader { kind, req_id: 1, tx_id, size }.emit();
             bed.store.receive(hostile, &mut [&header[..], &payload].concat());
             bed.store.output(hostile).unwrap().clear();
         }

@@ -10,7 +10,7 @@ fn bytes_of(region: Region) -> Vec<u8> {
 }
 
 impl Peer {
-    fn with_offer(offer: Offer) -> Self {
+    fn with_offer(offer: DeviceOffer) -> Self {
         Self(Session::new(offer))
     }
 
@@ -147,20 +147,20 @@ fn a_request_does_nothing_where_its_feature_is_not_offered() {
         disk.negotiate();
         let refused = disk.send(name, payload, &[]);
         assert!(!refused.is_ok_and(|outcome| outcome.effects.contains(&effect)), "{name}");
-        let offer = Offer { protocol: OFFERED | OFFERED_NET, ..OFFER };
+        let offer = DeviceOffer { protocol: OFFERED | OFFERED_NET, ..OFFER };
         let mut card = Peer::with_offer(offer);
         card.negotiate();
         assert_eq!(card.effects(name, payload, &[]), [effect]);
     }
     // Requests that need no feature are served by every device.
-    let mut bare = Peer::with_offer(Offer { protocol: 0, ..OFFER });
+    let mut bare = Peer::with_offer(DeviceOffer { protocol: 0, ..OFFER });
     assert!(bare.send("SET_OWNER", &[], &[]).is_ok());
     assert_eq!(bare.reply("GET_PROTOCOL_FEATURES"), Answer::Reply(Reply::U64(0)));
 }
 
 #[test]
 fn what_is_offered_is_told() {
-    let mut peer = Peer::with_offer(Offer { queue_count: 3, ..OFFER });
+    let mut peer = Peer::with_offer(DeviceOffer { queue_count: 3, ..OFFER });
     let told = |value| Answer::Reply(Reply::U64(value));
     assert_eq!(peer.reply("GET_FEATURES"), told(OFFER.features | OF_TRANSPORT));
     assert_eq!(peer.reply("GET_PROTOCOL_FEATURES"), told(OFFERED));
