@@ -387,7 +387,12 @@ impl DeviceProcess {
             if let Ok(report @ (Report::Journal { .. } | Report::Gone { .. })) =
                 message::parse(&bytes)
             {
+                let has_fds = !fds.is_empty();
                 let _ = self.handle(report, fds);
+                // A front-end chose the descriptors, and how long their close takes.
+                if has_fds && timeout(PROCESS_ANSWER, self.closes()).await.is_err() {
+                    break;
+                }
             }
         }
         if let Some(outgoing) = outgoing {
