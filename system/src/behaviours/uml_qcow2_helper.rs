@@ -157,6 +157,11 @@ fn run(scene: &Scene<'_>) -> Outcome {
 /// A guest sees its image become larger, and uses the new part; smaller it becomes only if told so.
 fn grow(scene: &Scene<'_>, daemon: &Daemon) -> Outcome {
     let (child, socket) = (child_of(daemon)?, scene.file("run0.sock"));
+    let status = std::fs::read_to_string(format!("/proc/{child}/status")).context("the child")?;
+    for set in ["CapPrm:\t", "CapEff:\t", "CapBnd:\t"] {
+        let has_none = status.contains(&format!("{set}0000000000000000"));
+        check(has_none, || format!("the child has capabilities: {status}"))?;
+    }
     // The daemon that was killed has left the name of this socket, too.
     wait_for("the device's socket", LIMIT, || Ok(UnixStream::connect(&socket).ok().map(drop)))?;
     let script = SCRIPT.replace("GROWN", &(GROWN_MIB << 20).to_string());

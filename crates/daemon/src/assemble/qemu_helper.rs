@@ -338,6 +338,10 @@ impl Watch {
 
     fn start(&self) -> io::Result<Child> {
         let mut command = Command::new(WRAPPER[0]);
+        if rustix::process::geteuid().is_root() {
+            // The kernel gives a program that root starts every capability of this set.
+            command.arg("--bounding-set=-all");
+        }
         command.args(&WRAPPER[1..]).arg(std::process::id().to_string()).arg(PROGRAM);
         command.args(arguments(&self.options));
         command.stdin(OwnedFd::from(self.listener.try_clone()?));

@@ -179,9 +179,14 @@ pub(crate) fn image_error(place: &Place, source: ImageError) -> AssembleError {
         ImageError::Container { format, .. } => {
             let insist = place.setting("format", "raw");
             let by_helper = helped(format).map_or_else(String::new, |format| {
-                format!(" or have a helper read it (format = {format:?} in `manyring run`'s file),")
+                format!(", or have a helper read it (format = {format:?} in `manyring run`'s file)")
             });
-            format!("; convert it (qemu-img convert -O raw),{by_helper} or insist: {insist}")
+            // A guest writes what it likes into its raw disk, also such a header that names a file
+            // of the host, which a program that reads the format opens.
+            format!(
+                "; if a guest may have written these bytes into its raw disk: {insist}; only if \
+                 you made the image in that format: convert it (qemu-img convert -O raw){by_helper}"
+            )
         }
         ImageError::Sectors { .. } => {
             "; if it is an image of another format (qemu-img info), convert it".to_owned()

@@ -34,7 +34,7 @@ impl Format {
 
 /// The format for a file that looks like this one, if a helper reads it.
 pub(crate) fn helped(format: &str) -> Option<&'static str> {
-    HELPED.into_iter().find(|helped| *helped == format)
+    HELPED.into_iter().find(|helped| helped.eq_ignore_ascii_case(format))
 }
 
 impl RawBlk {
