@@ -9,14 +9,16 @@
 #[cfg(target_env = "gnu")]
 const BOUND: libc::c_int = 128 << 10;
 
-/// Bounds the memory that is kept though nobody uses it. The calling thread is the only one of the
+/// Bounds the free memory behind the last piece in use. Free memory before that stays, for later
+/// pieces. The calling thread is the only one of the
 /// process.
 ///
 /// All threads allocate from one arena, where the C library has up to eight for each CPU. It gives
 /// the free end of the first arena back when it is told to, and that of no other one. A thread that
 /// gives memory of another arena back opens a file below /proc before that, which the list of calls
-/// of a worker does not have. The arena has one lock. A worker does not wait for it: the path of a
-/// request or frame allocates nothing once its queue has grown.
+/// of a worker does not have. The arena has one lock, also during the system calls by which the
+/// arena grows and shrinks. A worker takes the lock at the first values of a queue's histograms,
+/// and where flushes join; no other request or frame allocates once its queue has grown.
 pub fn bound() {
     #[cfg(target_env = "gnu")]
     for (setting, value) in
