@@ -61,16 +61,17 @@ pub(crate) struct DeviceManager {
     plan: Plan,
     /// The plans that take the place of devices when their sessions have ended, by name.
     pending: HashMap<String, Wanted>,
-    /// How many changes this process has seen.
+    /// Number of changes that this process has carried out.
     generation: u64,
     kept: Kept,
     /// Changes that wait for the end of devices.
     retiring: Retiring,
     changes: ChangeSender,
     orders: mpsc::Receiver<Order>,
-    /// The generation and the plan, for whoever shows them.
+    /// The generation, and the plan that is in effect.
     shown: watch::Sender<(u64, Arc<Plan>)>,
-    /// Dropped when every device of the start listens, or waits.
+    /// Dropped when each device of the start listens or waits; the process then reports that it is
+    /// ready.
     begins: Option<mpsc::Sender<()>>,
     begun: Option<mpsc::Receiver<()>>,
     /// Ends with the supervisor.
@@ -156,8 +157,9 @@ impl DeviceManager {
         &self.changes
     }
 
-    /// Tries to open each device. `may_wait`: one that cannot be had is an error, but for these, as
-    /// long as another process goes on with it if this one ends (`is_last`: nobody does).
+    /// Tries to open each device of the plan. Without `may_wait` a device that cannot be opened is
+    /// an error. With it, so is a device that `may_wait` does not name: the running daemon serves
+    /// that device. Once `is_last` is set no other daemon runs, and every device may wait.
     async fn try_all(
         plan: &Plan,
         shared: &Arc<Shared>,
@@ -190,7 +192,7 @@ impl DeviceManager {
         Ok(tried)
     }
 
-    /// Shows a device that was tried, or why it waits.
+    /// Adds a device that was tried to those that are shown: it is opened, or waits for a reason.
     fn add_front(&mut self, Tried { wanted, served, first }: Tried) -> Result<(), AssembleError> {
         let mut wait = Wait::new(self.shared.clone(), wanted.clone());
         let stage = match wait.begin(first) {
@@ -272,7 +274,7 @@ impl DeviceManager {
         while !(self.tasks.is_empty() && (has_ended || !may_come)) {
             tokio::select! {
                 Some((name, result)) = self.tasks.ended() => match result {
-                    Ok(()) => has_ended |= !self.is_over(&name),
+                    Ok(()) => has_ended |= !self.remove_one_off(&name),
                     Err(error) if self.shared.keeps_on => self.failed(&name, &error),
                     Err(error) => return Err(error),
                 },
@@ -338,9 +340,9 @@ impl DeviceManager {
 }
 
 impl DeviceManager {
-    /// Removes a device that has served its only session. False: the process serves no others but
-    /// those that it began with, and ends with the last of them.
-    fn is_over(&mut self, name: &str) -> bool {
+    /// Removes a device of the API whose only session has ended. False: the device is of the
+    /// configuration, and the process ends with the last such device.
+    fn remove_one_off(&mut self, name: &str) -> bool {
         let is_of_api = self.find(name).is_some_and(|device| device.is_of_api());
         if is_of_api {
             let (changes, name) = (self.changes.clone(), name.to_owned());

@@ -22,7 +22,8 @@ pub(crate) struct State {
     pub(crate) shown: watch::Receiver<(u64, Arc<Plan>)>,
     /// The configuration file, if there is one.
     pub(crate) file: Option<PathBuf>,
-    /// Held from when that file is read until it is carried out: what was read first comes first.
+    /// Locked from the reading of the file until its plan is carried out: no reload overtakes
+    /// another one.
     pub(crate) reads: Arc<tokio::sync::Mutex<()>>,
     /// One configuration at a time is taken from a client.
     pub(crate) bodies: Arc<tokio::sync::Mutex<()>>,

@@ -57,8 +57,8 @@ pub(crate) const DEVICE_CLOSE: Duration = Duration::from_secs(10);
 pub(crate) const DEVICE_CLOSE_LOOK: Duration = Duration::from_millis(1);
 /// Queues see a new limit. Over: the change is answered; a queue that moves sees the limit later.
 pub(crate) const LIMIT_SEEN: Duration = Duration::from_millis(100);
-/// The host opens one device, or makes its socket, at the start. Over: the start goes on, and the
-/// device waits.
+/// The host opens one device, or makes its socket, at the start or in a change. Over: the start or
+/// the change goes on, and the device waits.
 pub(crate) const DEVICE_OPEN: Duration = Duration::from_secs(1);
 /// The same for all slow devices together.
 pub(crate) const DEVICES_OPEN: Duration = Duration::from_secs(5);
@@ -67,8 +67,8 @@ pub(crate) const DEVICE_OPEN_MIN: Duration = Duration::from_millis(20);
 /// First and longest back-off before a device that waits is tried again.
 pub(crate) const DEVICE_BACKOFF: (Duration, Duration) =
     (Duration::from_millis(20), Duration::from_secs(1));
-/// A killed process releases an image, tap or socket, at the start. Over: the device is shown as
-/// waiting.
+/// A killed process releases an image, tap or socket, at the start or in a change. Over: the device
+/// is shown as waiting.
 pub(crate) const DEVICE_HELD: Duration = Duration::from_millis(500);
 
 // Disks behind helpers and NBD servers.
@@ -84,7 +84,8 @@ pub(crate) const NBD_CONNECT_EACH: Duration = Duration::from_millis(10);
 pub(crate) const NBD_MEASURE: Duration = Duration::from_secs(10);
 /// A helper answers a command of its monitor. Over: the command fails, and the helper is replaced.
 pub(crate) const HELPER_MONITOR: Duration = Duration::from_secs(5);
-/// One of the steps in which the first start of a helper is waited for.
+/// One of the hundred steps in which the first start of a helper is waited for: five seconds. Over:
+/// the helper counts as silent, and the disk is not served.
 pub(crate) const HELPER_START_STEP: Duration = Duration::from_millis(50);
 /// First and longest back-off before a helper is started again.
 pub(crate) const HELPER_BACKOFF: (Duration, Duration) =
@@ -129,10 +130,13 @@ pub(crate) const DENIED_LINE_EACH: Duration = Duration::from_secs(10);
 
 // Device processes: commands and reports.
 
-/// A process reads commands, answers questions, and starts. Over: it is killed.
+/// A process reads commands, answers questions, and starts; the descriptors that it sent are
+/// closed. Over: it is killed. An image is released before the kill, and the size of a disk known,
+/// in the same time. Over: the change goes on without.
 pub(crate) const PROCESS_ANSWER: Duration = Duration::from_secs(10);
 /// A process writes its counters for a reader. Over: it is shown as unresponsive, with its last
-/// counters, and nobody waits for it before it has answered.
+/// counters, and nobody waits for it before it has answered. The end of all device processes waits
+/// as long for their last counters.
 pub(crate) const PROCESS_COUNT: Duration = Duration::from_millis(200);
 /// Sessions of a device get credit for journal updates once in this time.
 pub(crate) const CREDIT_INTERVAL: Duration = Duration::from_secs(1);
@@ -146,7 +150,8 @@ pub(crate) const CHANNEL_RETRY: Duration = Duration::from_millis(10);
 pub(crate) const FRONT_RETRY: Duration = Duration::from_millis(200);
 /// Requests in flight end before a disk becomes smaller. Over: the resize fails with EBUSY.
 pub(crate) const SHRINK: Duration = Duration::from_secs(10);
-/// Requests outlast their device process. Over: that is logged, and they are waited for.
+/// Requests outlast their device process. Over: that is logged, and they are waited for. Where the
+/// journals of a device are forgotten, its front-ends are disconnected then.
 pub(crate) const RECLAIM: Duration = Duration::from_secs(1);
 /// Queues of a process see a new limit. Over: a queue that moves sees it later.
 pub(crate) const PROCESS_LIMIT_SEEN: Duration = Duration::from_secs(1);
@@ -159,9 +164,11 @@ pub(crate) const QUIESCE: Duration = Duration::from_secs(1);
 /// for it.
 pub(crate) const HAND_OFF_DISK: Duration = Duration::from_millis(300);
 /// All device processes have quiesced or ended. Over: the takeover fails; a process that the kernel
-/// does not end goes to the next supervisor.
+/// does not end goes to the next supervisor. A change under way, the end of the running supervisor
+/// and its control socket are waited for as long.
 pub(crate) const HANDOFF_END: Duration = Duration::from_secs(3);
-/// The next supervisor opens everything in its plan. Over: the running one goes on.
+/// The next supervisor opens everything in its plan, and takes each message. Over: the running one
+/// goes on.
 pub(crate) const HANDOFF_OPEN: Duration = Duration::from_secs(15);
 /// Room in the socket for a last message. Over: the message is not sent.
 pub(crate) const HANDOFF_LAST: Duration = Duration::from_millis(100);

@@ -229,7 +229,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// a device like this one in another process. No ring runs.
     fn save(&self) -> Vec<u8>;
 
-    /// Sets the keeper of the settings that the driver makes by a control queue. It gets them
+    /// Sets the journal of the settings that the driver makes by a control queue. It gets them
     /// before the driver learns that a command was obeyed. `None`: nobody keeps them.
     fn keep_state_by(&self, journal: Option<Arc<dyn StateJournal>>) {
         let _ = journal;

@@ -158,7 +158,7 @@ impl Monitor {
     }
 }
 
-/// The socket, with one deadline for all reads and writes of a wait.
+/// The monitor's socket. All reads and writes for one answer share a deadline.
 #[derive(Debug)]
 struct Timed {
     stream: UnixStream,

@@ -65,7 +65,7 @@ pub(crate) fn of_net(name: &str, settings: &NetSettings) -> NetOptions {
         reclaim,
         offload,
         hash_report,
-        // Around the port: see `port::faulty`.
+        // A wrapper of the port makes the faults: `port::faulty`.
         fault: _,
     } = settings;
     NetOptions {

@@ -1,4 +1,5 @@
-//! Another process takes the daemon over (`processes/handoff/source.rs`).
+//! `POST /v1/takeover`: the next daemon asks this one to hand everything over
+//! (`processes/handoff/source.rs`).
 
 use super::asked::Body;
 use super::refusal::{Problem, Refusal};

@@ -202,7 +202,7 @@ pub(crate) struct WorkerInfo {
     /// How long each queue paused that came from another worker.
     #[serde(default)]
     pub(crate) pause_ns: Summary,
-    /// The numbers of its law of polling, by the names that [`manyring_engine::stats`] gives them.
+    /// The numbers of its polling policy, by the names that [`manyring_engine::stats`] gives them.
     #[serde(default)]
     pub(crate) polling: BTreeMap<String, u64>,
 }

@@ -115,7 +115,7 @@ impl CompromisedProcess {
     }
 
     /// The supervisor takes a device away, and the device process says that it has stopped. False:
-    /// the device process is ended for it.
+    /// the report was invalid, and the device process is killed.
     pub fn removes(&self, device: usize) -> bool {
         let _guard = self.runtime.enter();
         let name = DEVICES[device % DEVICES.len()];

@@ -234,7 +234,8 @@ impl JournalStore {
         }
         let size_max = most * ENTRY_SIZE_MEAN + LONG_SIZE_MAX;
         if count.max(held) > SESSIONS_MAX * most || size > SESSIONS_MAX * size_max {
-            let all = format!("{count} notes of {size} bytes and {held} file descriptors");
+            let all =
+                format!("{count} journal entries of {size} bytes and {held} file descriptors");
             return Err(format!("a device with {all}"));
         }
         for key in change.drops {
@@ -242,12 +243,12 @@ impl JournalStore {
         }
         for JournalEntry { key, bytes } in change.puts {
             if bytes.len() > ENTRY_SIZE_MAX {
-                return Err(format!("a note of {} bytes", bytes.len()));
+                return Err(format!("a journal entry of {} bytes", bytes.len()));
             }
             client.entries.insert(key, Entry { bytes, fds: std::mem::take(&mut fds) });
         }
         if client.entries.len() > most {
-            return Err(format!("{} notes of a session", client.entries.len()));
+            return Err(format!("{} journal entries of a session", client.entries.len()));
         }
         match change.answer {
             Answered::Unchanged => {}

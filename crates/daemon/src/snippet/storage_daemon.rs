@@ -1,4 +1,5 @@
-//! The server of a disk that lies elsewhere: a unit for it, and the device that it serves.
+//! `manyring snippet helper`: a systemd unit that runs qemu-storage-daemon or nbdkit, and the
+//! `[[blk]]` that uses the unit.
 
 /// The kinds of storage that a disk can be kept in.
 const KINDS: [&str; 3] = ["ceph", "qcow2", "s3"];

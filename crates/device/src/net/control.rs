@@ -145,7 +145,7 @@ impl Commands {
         commands
     }
 
-    /// Lets the keeper keep the driver's settings, for a process that continues with its guest.
+    /// Lets the journal keep the driver's settings, for a process that continues with its guest.
     pub(super) async fn keep_state(&self) {
         let journal = self.inner.journal.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(journal) = journal {

@@ -175,7 +175,7 @@ struct Inner {
     /// host. Where both locks are taken, this one is taken second.
     told: tokio::sync::Mutex<()>,
     stats: Arc<DeviceStats>,
-    /// The keeper of the settings that the driver makes by the control queue.
+    /// The journal of the settings that the driver makes by the control queue.
     journal: Mutex<Option<Arc<dyn StateJournal>>>,
 }
 

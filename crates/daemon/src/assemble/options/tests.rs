@@ -126,7 +126,7 @@ const NET: [Example; 47] = [
     ("domain", Supervisor, PORT, "null = true\ndomain = 'd'"),
     ("pcap", Supervisor, PORT, "null = true\npcap = '/p'"),
     ("fault", Spec, PORT, "null = true\nfault = {}"),
-    // The merging of packets is of a tap alone.
+    // Only a tap merges packets, and `offload = 'none'` ends that.
     ("offload", Spec, TAP, "tap = 't'\noffload = 'none'"),
     ("fault", Spec, PORT, "null = true\nfault = { late_tx = 3 }"),
 ];

@@ -54,7 +54,7 @@ pub(crate) struct XenBlkPlan {
     pub(crate) ring_page_order_max: u32,
     pub(crate) moderation: ModerationPlan,
     pub(crate) state_dir: PathBuf,
-    /// Of each disk.
+    /// The limit of each disk by itself.
     #[serde(skip_serializing_if = "LimitPlan::is_none")]
     pub(crate) limit: LimitPlan,
     #[serde(skip_serializing_if = "Option::is_none")]

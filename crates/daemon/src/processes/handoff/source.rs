@@ -141,7 +141,7 @@ impl Processes {
         service: &Arc<Service>,
         waits: Vec<String>,
     ) -> Result<(), String> {
-        tracing::info!("takeover by another process; parking the device processes");
+        tracing::info!("takeover by another process; device processes quiesce");
         let (mut shares, mut waiting) = (Vec::new(), Vec::new());
         for front in self.fronts() {
             let (reply, replied) = oneshot::channel();
