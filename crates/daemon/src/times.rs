@@ -146,6 +146,9 @@ pub(crate) const REPORTS_WINDOW: Duration = Duration::from_millis(320);
 pub(crate) const UPDATE_EACH: Duration = Duration::from_micros(500);
 /// Delay before a message is sent again after the kernel had no room for its descriptors.
 pub(crate) const CHANNEL_RETRY: Duration = Duration::from_millis(10);
+/// First and longest delay before a front-end that listens is connected to again.
+pub(crate) const FRONT_CONNECT: (Duration, Duration) =
+    (Duration::from_millis(50), Duration::from_secs(2));
 /// Delay before a client, or a device process, is tried again.
 pub(crate) const FRONT_RETRY: Duration = Duration::from_millis(200);
 /// Requests in flight end before a disk becomes smaller. Over: the resize fails with EBUSY.

@@ -28,7 +28,7 @@ pub(crate) use super::place::{Place, PlanError, Source};
 pub(crate) use access::AccessPlan;
 pub(crate) use blk::{BlkPlan, DiskPlan, NUM_QUEUES};
 pub(crate) use daemon::{DaemonPlan, Domains};
-pub(crate) use domain::{ANY_USER, XEN};
+pub(crate) use domain::{ANY_USER, PROCESS_WORKERS_MAX, XEN};
 pub(crate) use format::{Format, HelperPlan, helped};
 pub(crate) use key_class::{Class, class_of};
 pub(crate) use limit::{GroupPlan, LimitPlan};
@@ -48,7 +48,7 @@ pub(crate) use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 use super::limit_keys::Of;
 use super::numbers;
 use super::raw::{RawConfig, RawDaemon, RawSize, RawSocket};
-use crate::protocol::spec::FrontEndSpec;
+use crate::protocol::spec::{DeviceSpec, FrontEndSpec, KindSpec};
 use manyring_engine::Pins;
 use manyring_transport::vhost_user::PATH_LEN_MAX;
 use serde::Serialize;
@@ -234,6 +234,13 @@ impl Plan {
 }
 
 impl DevicePlan {
+    /// The device for a device process.
+    pub(crate) fn spec(&self, kind: KindSpec) -> DeviceSpec {
+        let number = |worker: &usize| u16::try_from(*worker).unwrap_or(u16::MAX);
+        let queue_workers = self.queue_workers.iter().map(number).collect();
+        DeviceSpec { front_end: self.front_end(), queue_workers, kind }
+    }
+
     /// The bounds of the device's front-ends, in whichever process they are served.
     pub(crate) fn front_end(&self) -> FrontEndSpec {
         let Self {
@@ -244,10 +251,10 @@ impl DevicePlan {
             moderation: _,
             // Each message has the name of its device.
             name: _,
-            // The supervisor listens, and gives connections.
+            // The supervisor listens or connects, gives connections, and sees the last one end.
             socket: _,
-            // The plan refuses them where a device process is to serve the device.
             one_off: _,
+            // The spec has it.
             queue_workers: _,
             // Messages of their own: a limit changes while the device is served.
             limit: _,

@@ -3,6 +3,7 @@
 
 mod handing_off;
 mod reclaim;
+mod source;
 
 pub(super) use reclaim::release;
 
@@ -24,14 +25,14 @@ use manyring_device::Owned;
 use manyring_device::blk::Resize;
 use manyring_device::net::{NetSide, OwnedPort};
 use manyring_engine::{ForeignFd, StandIns, aside};
-use manyring_transport::vhost_user::{Endpoint, ListenError, Listener};
+use manyring_transport::vhost_user::{Endpoint, ListenError};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
+use source::Source;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 use tokio::io::Interest;
-use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -53,14 +54,9 @@ pub(crate) async fn serve(
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), ListenError> {
     let mut stopping = stop.clone();
-    let mut listener = match endpoint {
-        Endpoint::Listen { path, permissions } => {
-            Listener::bind_aside(&wanted.plan().name, path, permissions).await?
-        }
-        Endpoint::Bound(listener) => listener,
-        _ => return Err(io_error(io::ErrorKind::InvalidInput.into())),
-    };
     let (view, domain) = (&part.view, part.view.process.as_deref().unwrap_or_default());
+    let (mut source, name) = Source::of(endpoint, &wanted.plan().name, domain).await?;
+    let is_single = source.is_single() || wanted.plan().one_off;
     let counts = Counts::new(view.side.stats.clone(), part.remote.clone());
     let counts = Arc::new(counts.map_err(|errno| io_error(errno.into()))?);
     let device = wanted.plan().name.as_str();
@@ -91,15 +87,17 @@ pub(crate) async fn serve(
         owner,
         waiting,
         asks,
+        is_single,
     };
-    tracing::info!(device, process = domain, path = %listener.path(), "listening");
-    let (name, socket) = (listener.take_name(), listener.into_socket());
     loop {
         let next = tokio::select! {
             biased;
             () = stopped(&mut stop) => break,
-            next = front.next(&socket) => next,
+            next = front.next(&mut source) => next,
         };
+        if matches!(next, Next::Over) {
+            break;
+        }
         // The future is on the heap: most devices have no front-end, and their tasks stay small.
         tokio::select! {
             () = Box::pin(front.handle(next)) => {}
@@ -110,9 +108,7 @@ pub(crate) async fn serve(
         name.removed(device).await;
     }
     front.close().await;
-    // The kernel closes the descriptors that unaccepted clients have sent with the socket.
-    let socket = socket.into_std();
-    aside(move || drop(socket)).await;
+    source.close().await;
     Ok(())
 }
 
@@ -143,19 +139,6 @@ fn inherited(journals: &JournalStore, adopted_sessions: Vec<AdoptedSession>) -> 
         }
     }
     waiting
-}
-
-async fn accept(socket: &UnixListener, device: &str, journals: &JournalStore) -> Arc<ForeignFd> {
-    loop {
-        let accepted = socket.accept().await;
-        match accepted.and_then(|(stream, _)| stream.into_std()) {
-            Ok(stream) => return journals.hold(stream.into()),
-            Err(error) => {
-                tracing::warn!(device, %error, "accept failed; retrying");
-                sleep(FRONT_RETRY).await;
-            }
-        }
-    }
 }
 
 /// Returns when a front-end has lost its device process.
@@ -210,6 +193,8 @@ struct Front<'a> {
     waiting: Option<Waiting>,
     /// Requests for which the device process ends first.
     asks: mpsc::Receiver<Asked>,
+    /// The device ends with its first session.
+    is_single: bool,
 }
 
 /// The next event of a device's front.
@@ -220,6 +205,10 @@ enum Next {
     Ready,
     /// The device process of the front-ends has ended.
     Orphaned,
+    /// The only session of the device has ended.
+    Over,
+    /// The front-end has left, and may be connected to again.
+    Free,
     /// The device goes to another supervisor, or its disk becomes smaller.
     Asked(Asked),
 }
@@ -235,7 +224,7 @@ struct DeviceGrant {
 impl Front<'_> {
     /// Front-ends that lost their device process come first. One client waits here; further clients
     /// stay in the kernel's backlog.
-    async fn next(&mut self, socket: &UnixListener) -> Next {
+    async fn next(&mut self, source: &mut Source) -> Next {
         let is_paused = self.processes.is_paused();
         if is_paused {
             tokio::select! {
@@ -246,12 +235,18 @@ impl Front<'_> {
         let asks = &mut self.asks;
         let (journals, process, owner, waiting) =
             (&self.journals, &self.process, &self.owner, &self.waiting);
+        let has_served = owner.is_some();
+        let (is_over, is_busy) =
+            (self.is_single && has_served, source.is_exclusive() && journals.is_used());
+        let accepts = waiting.is_none() && !is_over && !is_busy;
         tokio::select! {
             biased;
             Some(asked) = asks.recv() => Next::Asked(asked),
+            () = journals.unused(), if is_over => Next::Over,
+            () = journals.unused(), if is_busy => Next::Free,
             () = orphaned(journals, process.as_ref()) => Next::Orphaned,
             () = ready(journals, owner.as_ref(), waiting.as_ref()) => Next::Ready,
-            came = accept(socket, &self.wanted.plan().name, journals), if waiting.is_none() => {
+            came = source.next(&self.wanted.plan().name, journals), if accepts => {
                 Next::Came(came)
             }
         }
@@ -272,6 +267,7 @@ impl Front<'_> {
                 }
             }
             Next::Orphaned => self.go_on().await,
+            Next::Over | Next::Free => {}
             Next::Asked(Asked::HandoffRequest(handoff_request)) => {
                 self.hand_off(handoff_request).await
             }

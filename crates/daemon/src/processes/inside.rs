@@ -2,6 +2,7 @@
 //! ends with its channel.
 
 mod nbd;
+mod pins;
 mod xen;
 
 use super::channel::{Channel, NO_FDS};
@@ -30,10 +31,11 @@ use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageDescriptors, ImageOptions};
 use manyring_backend::sys::starter::ThreadRole;
 use manyring_device::net::NetDevice;
-use manyring_engine::{Janitor, Pool, PoolOptions, aside};
+use manyring_engine::{Janitor, Pins, Pool, PoolOptions, aside};
 use manyring_transport::vhost_user::{
     Client, Endpoint, Entry, SavedEntry, SavedSession, SessionJournal,
 };
+use pins::QueueWorkers;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
 use std::path::Path;
@@ -66,7 +68,8 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let channel = channel.map_err(|error| format!("channel: {error}"))?;
     let (uring, polling) = (plan.io_uring, plan.polling.policy());
     let workers_max = sandbox::workers_max(plan.workers);
-    let pool = Pool::new(PoolOptions { workers_max, polling, uring });
+    let pins = Pins { worker_cpus: plan.worker_cpus.clone(), ..Pins::default() };
+    let pool = Pool::pinned(PoolOptions { workers_max, polling, uring }, pins);
     pool.has_ring().ok_or("no worker thread available")?;
     // From here on the starter thread makes all threads.
     sandbox::confine(ThreadRole::Control);
@@ -83,6 +86,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let (outgoing, queued) = mpsc::channel(SAID_MAX);
     let (tasks, devices, xens, groups, unanswered) = Default::default();
     let (threads, quiesces, turns) = Default::default();
+    let queue_workers = QueueWorkers::new(pool.clone(), workers_max);
     let mut process = Inside {
         channel,
         pool,
@@ -96,6 +100,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
         threads,
         quiesces,
         turns,
+        queue_workers,
     };
     // The supervisor may be unable to open /proc/PID of a process of another user.
     let stat: Vec<_> = std::fs::File::open("/proc/self/stat").into_iter().collect();
@@ -131,6 +136,7 @@ struct Inside {
     quiesces: Arc<AtomicBool>,
     /// Orders the journal updates of all sessions.
     turns: Arc<Turns>,
+    queue_workers: QueueWorkers,
 }
 
 struct Device {
@@ -278,7 +284,8 @@ impl Inside {
         grant: DeviceGrant,
         counters: OwnedFd,
     ) -> Result<(), String> {
-        let DeviceSpec { front_end, kind } = spec;
+        let DeviceSpec { front_end, queue_workers, kind } = spec;
+        self.queue_workers.choose(name, queue_workers);
         let (supervisor, uring, of) = (self.supervisor(name), self.uring, kind.clone());
         let opened = aside(move || grant.opened(of, uring, supervisor)).await;
         let (opened, given) = opened.ok_or("internal error: the device was not created")??;
@@ -365,6 +372,7 @@ impl Inside {
     fn close(&mut self, name: &str) -> Option<impl Future<Output = ()> + Send + use<>> {
         let device = self.devices.remove(name)?;
         self.unanswered.connects_no_more(name);
+        self.queue_workers.forget(name);
         let stopping = self.tasks.stop(name);
         Some(async move {
             if let Some(mut stopping) = stopping {

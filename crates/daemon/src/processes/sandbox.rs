@@ -17,7 +17,7 @@
 //! a file that landlock refuses is a line of the log, as any other call is.
 
 use super::calls::{self, rule};
-use crate::config::plan::Sandbox;
+use crate::config::plan::{PROCESS_WORKERS_MAX, Sandbox};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
@@ -36,8 +36,8 @@ use std::sync::{Once, OnceLock};
 
 /// The option with which the device process of Xen guests is started.
 pub(super) const XEN_OPTION: &str = "--xen";
-/// Most workers of a device process. Each has a ring of 220 KiB from the start.
-const RINGS_MAX: usize = 16;
+/// Rings of a device process, of 220 KiB each: one for each worker that it may have.
+const RINGS_MAX: usize = PROCESS_WORKERS_MAX;
 
 /// The number of rings that exist.
 static RINGS: OnceLock<usize> = OnceLock::new();

@@ -10,8 +10,8 @@ use super::nbd::NbdSpec;
 use serde::{Deserialize, Serialize};
 
 /// Longest spec as JSON, in bytes. Nothing in a spec is of any length but a serial, which is short,
-/// and the names of an NBD server's disk, which the plan bounds.
-pub const SPEC_SIZE_MAX: usize = 6144;
+/// the names of an NBD server's disk and a worker for each queue, which the plan bounds.
+pub const SPEC_SIZE_MAX: usize = 7168;
 
 /// A vhost-user device.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
@@ -19,6 +19,8 @@ pub const SPEC_SIZE_MAX: usize = 6144;
 pub struct DeviceSpec {
     /// The bounds of its front-ends.
     pub front_end: FrontEndSpec,
+    /// The worker of each of its queues, or queue pairs, as far as the operator has chosen them.
+    pub queue_workers: Vec<u16>,
     /// The device itself.
     pub kind: KindSpec,
 }
@@ -298,7 +300,8 @@ impl DeviceSpec {
             fault: None,
         };
         let port = PortSpec::Null { generate: 0 };
-        Self { front_end, kind: KindSpec::Net(NetSpec { port, settings }) }
+        let kind = KindSpec::Net(NetSpec { port, settings });
+        Self { front_end, queue_workers: Vec::new(), kind }
     }
 }
 

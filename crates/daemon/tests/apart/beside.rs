@@ -27,6 +27,7 @@ const BAD_BESIDE: &str = "
 [daemon]
 control = '@/control'
 workers = 1
+domains = 'one'
 [[blk]]
 name = 'bad'
 socket_path = '@/bad'

@@ -33,7 +33,8 @@ fn mac(n: u8) -> [u8; 6] {
 
 fn serve() -> Daemon {
     let mut config =
-        "[daemon]\ncontrol = '@/control'\nworkers = 1\n[[switch]]\nname = 's0'\n".to_owned();
+        "[daemon]\ncontrol = '@/control'\nworkers = 1\ndomains = 'one'\n[[switch]]\nname = 's0'\n"
+            .to_owned();
     let names: Vec<_> = (1..=BAD).map(name).collect();
     for name in &names {
         // Who is killed says again and again where it is.

@@ -9,7 +9,8 @@ use manyring_engine::allowed_cpus;
 fn queues_are_served_by_the_workers_that_were_chosen_on_their_cpus() {
     let cpu = *allowed_cpus().last().unwrap();
     let config = format!(
-        "[daemon]\ncontrol = '@/control'\nworkers = 3\nworker_cpus = ['{cpu}', '{cpu}', '{cpu}']\n\
+        "[daemon]\ncontrol = '@/control'\nworkers = 3\ndomains = 'one'\n\
+         worker_cpus = ['{cpu}', '{cpu}', '{cpu}']\n\
          [[blk]]\nname = 'disk'\nsocket_path = '@/disk'\nmemory = '16M'\nnum_queues = 3\n\
          queue_workers = [2, 0]\n"
     );
@@ -28,9 +29,10 @@ fn queues_are_served_by_the_workers_that_were_chosen_on_their_cpus() {
     let of = |n: usize| (seen[n]["index"].as_u64(), seen[n]["queues"].as_u64());
     assert_eq!((of(0), of(1), seen.len()), ((Some(0), Some(2)), (Some(2), Some(1)), 2));
     assert!(seen.iter().all(|worker| worker["cpus"] == serde_json::json!([cpu])));
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let processes = daemon.processes().into_iter();
+    let tasks = processes.map(|process| std::fs::read_dir(format!("/proc/{process}/task")));
     let mut bound = 0;
-    for task in tasks {
+    for task in tasks.flat_map(Result::unwrap) {
         // The thread of a connection to `control` may end while it is looked at.
         let Ok(status) = std::fs::read_to_string(task.unwrap().path().join("status")) else {
             continue;

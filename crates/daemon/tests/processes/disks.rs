@@ -218,20 +218,3 @@ fn an_image_that_is_only_read_is_served_in_several_device_processes_and_by_other
         assert!(daemon.terminate().success());
     }
 }
-
-#[test]
-fn what_no_device_process_can_serve_is_refused_by_its_key() {
-    for (keys, named) in [
-        ("null = '1M'\none_off = true\n", "one_off"),
-        ("null = '1M'\nclient = true\n", "client"),
-        ("null = '1M'\nqueue_workers = [0]\n", "queue_workers"),
-    ] {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("manyring.toml");
-        let text = disk("a", &format!("{keys}domain = 'a'\n"));
-        std::fs::write(&file, text.replace('@', "/nowhere")).unwrap();
-        let output = manyring().arg("run").arg("--config").arg(&file).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && said.contains(named), "{said}");
-    }
-}

@@ -27,3 +27,4 @@ mod takeover_died;
 mod takeover_taps;
 mod users;
 mod view;
+mod ways;

@@ -70,7 +70,10 @@ impl ClientSource {
 
 /// Connects to the socket at `path`, or fails: a front-end that is slow to accept is not waited
 /// for, only the file system in which the name is looked up.
-pub(super) fn connect_now(path: &Path) -> io::Result<UnixStream> {
+///
+/// # Errors
+/// `ENOENT`, `ECONNREFUSED`: nobody listens. `EAGAIN`: the front-end does not accept now.
+pub fn connect_now(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;

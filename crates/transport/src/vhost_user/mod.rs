@@ -23,7 +23,7 @@ mod transfer;
 mod unsent;
 mod vring;
 
-pub use clients::Endpoint;
+pub use clients::{Endpoint, connect_now};
 pub use listener::{
     ListenError, Listener, PATH_LEN_MAX, SocketName, SocketPermissions, Unnamed, check_path,
     look_at_path, names_left, remove_name,
@@ -35,7 +35,7 @@ pub use saved_session::{
 };
 pub use socket_error::SocketError;
 
-use clients::{ClientSource, connect_now};
+use clients::ClientSource;
 use manyring_device::Device;
 use manyring_engine::{Event, EventKind, Janitor, Origin, aside_for, cpu_time};
 use manyring_memory::MemoryRules;

@@ -53,7 +53,7 @@ const BLK: [Example; 33] = [
     ("logical_block_size", Spec, NULL, "null = '1G'\nlogical_block_size = 4096"),
     ("num_queues", Spec, NULL, "null = '1G'\nnum_queues = 3"),
     ("queue_size", Spec, NULL, "null = '1G'\nqueue_size = 64"),
-    ("queue_workers", Supervisor, NULL, "null = '1G'\nqueue_workers = [0]"),
+    ("queue_workers", Spec, NULL, "null = '1G'\nqueue_workers = [0]"),
     ("moderation", Spec, NULL, "null = '1G'\nmoderation = '32/100us'"),
     ("serial", Spec, NULL, "null = '1G'\nserial = 's'"),
     ("cache", Spec, NULL, "null = '1G'\ncache = 'writethrough'"),
@@ -109,7 +109,7 @@ const NET: [Example; 47] = [
     ("macs_max", NoProcess, PORT, "macs_max = 5\nswitch = 's'\n[[switch]]\nname = 's'"),
     ("floods_max", NoProcess, PORT, "floods_max = 5\nswitch = 's'\n[[switch]]\nname = 's'"),
     ("queue_pairs", Spec, PORT, "null = true\nqueue_pairs = 2"),
-    ("queue_workers", Supervisor, PORT, "null = true\nqueue_workers = [0]"),
+    ("queue_workers", Spec, PORT, "null = true\nqueue_workers = [0]"),
     ("moderation", Spec, PORT, "null = true\nmoderation = '32/100us'"),
     ("reclaim", Spec, PORT, "null = true\nreclaim = 'auto'"),
     ("offload", Spec, PORT, "null = true\noffload = 'csum'"),
@@ -228,7 +228,7 @@ fn options_there(command: Command) -> String {
         Command::XenDisk { device, spec: XenBlkSpec { settings, .. } } => {
             format!("{:?} {:?}", of_xen(&device, &settings), settings.fault)
         }
-        Command::Device { device, spec: DeviceSpec { front_end, kind }, .. } => {
+        Command::Device { device, spec: DeviceSpec { front_end, kind, .. }, .. } => {
             let served = of_front_end(&front_end);
             match kind {
                 KindSpec::Blk(BlkSpec { settings, .. }) => {
@@ -247,9 +247,9 @@ fn options_there(command: Command) -> String {
 fn backend(command: &Command) -> String {
     match command {
         Command::XenDisk { spec, .. } => format!("{:?}", spec.disk),
-        Command::Device { spec, .. } => match &spec.kind {
-            KindSpec::Blk(blk) => format!("{:?}", blk.disk),
-            KindSpec::Net(net) => format!("{:?}", net.port),
+        Command::Device { spec: DeviceSpec { queue_workers, kind, .. }, .. } => match kind {
+            KindSpec::Blk(blk) => format!("{queue_workers:?} {:?}", blk.disk),
+            KindSpec::Net(net) => format!("{queue_workers:?} {:?}", net.port),
         },
         other => panic!("{other:?}"),
     }

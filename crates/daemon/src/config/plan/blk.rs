@@ -111,7 +111,7 @@ impl BlkPlan {
     pub(crate) fn spec(&self, told: Option<ExportSpec>) -> Option<DeviceSpec> {
         let disk = self.disk.spec(&self.device.name, told)?;
         let blk = BlkSpec { disk, settings: self.settings() };
-        Some(DeviceSpec { front_end: self.device.front_end(), kind: KindSpec::Blk(blk) })
+        Some(self.device.spec(KindSpec::Blk(blk)))
     }
 
     /// How the disk is served, in whichever process.

@@ -1,13 +1,13 @@
 //! Which process serves a device: the key `domain`, and what a device process cannot serve.
 
-use super::{
-    BlkPlan, DevicePlan, Domains, NetPlan, Plan, PlanError, PortPlan, SocketPlan, XenBlkPlan,
-};
+use super::{BlkPlan, DevicePlan, Domains, NetPlan, Plan, PlanError, PortPlan, XenBlkPlan};
 use super::{Wanted, is_device_name};
 use std::collections::BTreeMap;
 
 /// The domain of a device that is served for whichever user connects to it.
 pub(crate) const ANY_USER: &str = "user:";
+/// Workers of a device process at most.
+pub(crate) const PROCESS_WORKERS_MAX: usize = 16;
 /// Prefix of the domains of Xen guests. A domain that a configuration names has no colon.
 pub(crate) const XEN: &str = "xen:";
 
@@ -35,13 +35,8 @@ impl DevicePlan {
 
     /// The key that makes the device one which only the daemon itself can serve.
     fn needs_the_supervisor(&self) -> Option<&'static str> {
-        match &self.socket {
-            SocketPlan::Connect { .. } => Some("client"),
-            SocketPlan::Fd(_) => Some("fd"),
-            _ if self.one_off => Some("one_off"),
-            _ if !self.queue_workers.is_empty() => Some("queue_workers"),
-            SocketPlan::Listen { .. } => None,
-        }
+        let is_beyond = |worker: &usize| *worker >= PROCESS_WORKERS_MAX;
+        self.queue_workers.iter().any(is_beyond).then_some("queue_workers")
     }
 }
 
@@ -189,8 +184,7 @@ mod tests {
         for (daemon, device, key) in [
             ("domains = 'users'", "null = '1G'", "domains"),
             ("", "null = '1G'\ndomain = 'a:b'", "domain"),
-            ("", "null = '1G'\none_off = true\ndomain = 'b'", "one_off"),
-            ("", "null = '1G'\nqueue_workers = [0]\ndomain = 'b'", "queue_workers"),
+            ("workers = 17", "null = '1G'\nqueue_workers = [16]\ndomain = 'b'", "queue_workers"),
             ("", "null = true\npcap = '/p'\ndomain = 'b'", "pcap"),
         ] {
             let error = domain_of(daemon, device).unwrap_err();
@@ -201,14 +195,15 @@ mod tests {
     #[test]
     fn what_no_device_process_serves_is_told_with_its_key() {
         let devices = "[[blk]]\nname = 'a'\nsocket_path = '/a'\nnull = '1G'\n\
-            [[blk]]\nname = 'b'\nsocket_path = '/b'\nclient = true\nnull = '1G'\n\
+            [[blk]]\nname = 'b'\nsocket_path = '/b'\nqueue_workers = [16]\nnull = '1G'\n\
             [[net]]\nname = 'c'\nsocket_path = '/c'\nnull = true\npcap = '/p'\n\
             [[limit]]\nname = 'g'\niops = 5\n[[xen_blk]]\nname = 'd'\nsimulated = '/d'\n\
             [[xen_blk]]\nname = 'e'\nsimulated = '/e'\nlimit = { group = 'g' }\n";
-        let unisolated =
-            |daemon: &str| parse(&format!("[daemon]\n{daemon}\n{devices}")).unwrap().unisolated();
+        let unisolated = |daemon: &str| {
+            parse(&format!("[daemon]\nworkers = 17\n{daemon}\n{devices}")).unwrap().unisolated()
+        };
         assert_eq!(unisolated("domains = 'one'"), []);
-        let apart = [("b", "client"), ("c", "pcap"), ("e", "limit.group")];
+        let apart = [("b", "queue_workers"), ("c", "pcap"), ("e", "limit.group")];
         let apart = apart.map(|(name, key)| (name.to_owned(), key));
         for daemon in ["", "domains = 'user'", "domains = 'device'"] {
             assert_eq!(unisolated(daemon), apart, "{daemon}");

@@ -125,7 +125,7 @@ impl NetPlan {
     /// device process serves such a port.
     pub(crate) fn spec(&self, mac: MacAddress, mtu: Option<u16>) -> Option<DeviceSpec> {
         let net = NetSpec { port: self.port_spec()?, settings: self.settings(mac, mtu) };
-        Some(DeviceSpec { front_end: self.device.front_end(), kind: KindSpec::Net(net) })
+        Some(self.device.spec(KindSpec::Net(net)))
     }
 
     fn port_spec(&self) -> Option<PortSpec> {

@@ -38,6 +38,7 @@ fn a_front_that_stops_while_it_gives_a_device_knows_which_device_process_has_it(
             owner: None,
             waiting: None,
             asks: mpsc::channel(1).1,
+            is_single: false,
         };
         let mut giving = Box::pin(front.give(process));
         // Polled here alone: the runtime would start the device process.

@@ -22,7 +22,7 @@ fn with_any_memory(kind: KindSpec) -> DeviceSpec {
         memory_on_disk: false,
         memory_max: Some(u64::MAX),
     };
-    DeviceSpec { front_end, kind }
+    DeviceSpec { front_end, queue_workers: vec![15; 256], kind }
 }
 
 /// A disk whose numbers are as long as numbers get, with a serial of characters that JSON escapes.

@@ -1,0 +1,185 @@
+//! Front-ends that come by other ways than a socket of the daemon, and workers that the operator
+//! has chosen: a device process serves them as any others.
+
+use crate::domain::{disk, pid, process, serve};
+use crate::support::client::Client;
+use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::program::{manyring, output_of, shown};
+use manyring_driver::{BlkDriver, BlkDriverOptions};
+use manyring_engine::allowed_cpus;
+use rustix::process::{Signal, kill_process};
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+/// GET_FEATURES: request 1, version 1, no payload.
+const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+/// The header of its answer: a reply with 8 bytes.
+const FEATURES: [u8; 12] = [1, 0, 0, 0, 5, 0, 0, 0, 8, 0, 0, 0];
+
+/// True if whoever is at the other end answers like a back-end.
+fn is_served(mut stream: &UnixStream) -> bool {
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let mut reply = [0; 20];
+    stream.write_all(&GET_FEATURES).is_ok()
+        && stream.read_exact(&mut reply).is_ok()
+        && reply[..12] == FEATURES
+}
+
+fn accepted(listener: &UnixListener) -> UnixStream {
+    listener.set_nonblocking(true).unwrap();
+    let mut front = None;
+    assert!(wait_until(|| {
+        front = listener.accept().ok();
+        front.is_some()
+    }));
+    front.unwrap().0
+}
+
+/// The process of a device, as the API shows it.
+fn process_of(daemon: &Daemon, device: &str) -> serde_json::Value {
+    shown(&daemon.socket_of("control"), &format!("/v1/devices/{device}"))["process"].clone()
+}
+
+#[test]
+fn a_front_end_that_listens_is_connected_to_after_each_session_and_outlives_its_device_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("front");
+    let table = format!(
+        "[[blk]]\nname = 'c'\nnull = '1G'\nclient = true\ndomain = 'c'\nsocket_path = '{}'\n",
+        path.display()
+    );
+    let devices = [table, disk("a", "null = '1G'\n")].concat();
+    let daemon = serve("", &devices, &["a"]);
+    assert_eq!(process_of(&daemon, "c"), "c");
+    for _ in 0..2 {
+        let listener = UnixListener::bind(&path).unwrap();
+        let front = accepted(&listener);
+        assert!(is_served(&front), "{}", daemon.log());
+        assert_eq!(process(&daemon, "c")["devices"], serde_json::json!(["c"]));
+        // One connection at a time.
+        assert!(listener.accept().is_err());
+        kill_process(pid(&daemon, "c"), Signal::KILL).unwrap();
+        assert!(is_served(&front), "{}", daemon.log());
+        drop((front, listener));
+        std::fs::remove_file(&path).unwrap();
+    }
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_device_that_ends_with_its_session_ends_with_it_and_not_with_its_device_process() {
+    let daemon = serve("", &disk("a", "null = '1G'\none_off = true\ndomain = 'a'\n"), &["a"]);
+    let mut daemon = daemon;
+    let mut guest =
+        BlkDriver::connect(&daemon.socket_of("a"), &BlkDriverOptions::default()).unwrap();
+    guest.queues[0].read(0, &mut [0; 512]).unwrap();
+    kill_process(pid(&daemon, "a"), Signal::KILL).unwrap();
+    guest.queues[0].read(0, &mut [0; 512]).unwrap();
+    assert!(daemon.is_running());
+    drop(guest);
+    assert!(daemon.wait().success(), "{}", daemon.log());
+    assert!(!daemon.socket_of("a").exists());
+}
+
+/// A child that is killed when dropped.
+struct Started(Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts `manyring run` with a disk whose socket is handed in as descriptor 7.
+fn with_fd_7(socket: impl Into<OwnedFd>, folder: &Path) -> Started {
+    let file = folder.join("manyring.toml");
+    let control = folder.join("control");
+    let text = format!(
+        "[daemon]\ncontrol = '{}'\n[[blk]]\nname = 'f'\nnull = '1G'\nfd = 7\ndomain = 'f'\n",
+        control.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    // It comes as the shell's input, and goes on under its number.
+    let program = env!("CARGO_BIN_EXE_manyring");
+    let script = format!("exec {program} run --config {} 7<&0 </dev/null", file.display());
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(script).stdin(Stdio::from(socket.into()));
+    Started(command.spawn().unwrap())
+}
+
+#[test]
+fn a_socket_that_is_handed_in_listens_for_a_device_process_and_keeps_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let mut started = with_fd_7(UnixListener::bind(&path).unwrap(), folder.path());
+    for _ in 0..2 {
+        let mut client = Client::connect(&path, 1);
+        client.submit_reads(0, 1);
+        assert_eq!(client.wait_for(0, 1, TIMEOUT), 1);
+    }
+    let control = folder.path().join("control");
+    assert_eq!(shown(&control, "/v1/devices/f")["process"], "f");
+    kill_process(rustix::process::Pid::from_child(&started.0), Signal::TERM).unwrap();
+    assert!(wait_until(|| started.0.try_wait().unwrap().is_some()));
+    assert!(path.exists());
+}
+
+#[test]
+fn a_connection_that_is_handed_in_is_served_to_its_end_by_a_device_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut started = with_fd_7(theirs, folder.path());
+    assert!(is_served(&ours));
+    let control = folder.path().join("control");
+    let processes = shown(&control, "/v1/processes");
+    assert_eq!(processes["processes"][0]["devices"], serde_json::json!(["f"]), "{processes}");
+    drop(ours);
+    assert!(wait_until(|| started.0.try_wait().unwrap().is_some()));
+    assert!(started.0.wait().unwrap().success());
+}
+
+#[test]
+fn workers_of_a_device_process_serve_the_queues_and_have_the_cpus_that_were_chosen() {
+    let cpu = *allowed_cpus().last().unwrap();
+    let keys = format!("workers = 3\nworker_cpus = ['{cpu}', '{cpu}', '{cpu}']\n");
+    let table = disk("a", "memory = '16M'\nqueue_workers = [2, 0]\ndomain = 'a'\n");
+    let daemon = serve(&keys, &table, &["a"]);
+    let options = BlkDriverOptions { queues: 3, ..BlkDriverOptions::default() };
+    for _ in 0..2 {
+        let mut guest = BlkDriver::connect(&daemon.socket_of("a"), &options).unwrap();
+        for queue in &mut guest.queues {
+            queue.read(0, &mut [0; 4096]).unwrap();
+        }
+        let shown = shown(&daemon.socket_of("control"), "/v1/devices/a");
+        let workers: Vec<_> = (0..3).map(|n| &shown["queues"][n]["counters"]["worker"]).collect();
+        assert_eq!(workers, [2, 0, 0]);
+        let process = pid(&daemon, "a");
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero())).unwrap();
+        let status = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("status"));
+        let tasks = tasks.flatten().filter_map(|task| status(task).ok());
+        let workers: Vec<_> = tasks.filter(|status| status.starts_with("Name:\tworker-")).collect();
+        assert_eq!(workers.len(), 2, "{workers:?}");
+        let bound = format!("Cpus_allowed_list:\t{cpu}\n");
+        assert!(workers.iter().all(|status| status.contains(&bound)), "{workers:?}");
+        drop(guest);
+        kill_process(process, Signal::KILL).unwrap();
+    }
+    assert!(daemon.terminate().success());
+}
+
+#[test]
+fn a_worker_that_no_device_process_has_is_refused_by_its_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("manyring.toml");
+    let table = disk("a", "null = '1M'\nqueue_workers = [16]\ndomain = 'a'\n");
+    let text = format!("[daemon]\nworkers = 17\n{table}");
+    std::fs::write(&file, text.replace('@', "/nowhere")).unwrap();
+    let output = output_of(manyring().args(["run", "--config"]).arg(&file));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("queue_workers"), "{said}");
+}
