@@ -171,10 +171,10 @@ pub(crate) trait ReadWrite: Read + Write {}
 
 impl<T: Read + Write> ReadWrite for T {}
 
-fn daemon(server: &Server) -> Daemon {
+fn daemon(server: &Server, domains: &str) -> Daemon {
     let port = server.port;
     let text = format!(
-        "[daemon]\ncontrol = '@/control'\nworkers = 1\ndomains = 'one'\n\
+        "[daemon]\ncontrol = '@/control'\nworkers = 1\ndomains = '{domains}'\n\
          [[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nnbd = 'nbd://127.0.0.1:{port}/'\n\
          num_queues = 4\n{NEIGHBOURS}"
     );
@@ -183,8 +183,15 @@ fn daemon(server: &Server) -> Daemon {
 
 #[test]
 fn neighbours_of_a_disk_whose_server_is_bad_wait_for_nothing() {
+    for domains in ["one", "user"] {
+        neighbours_wait_for_nothing(domains);
+    }
+}
+
+/// In the daemon itself, or in the device process of the neighbours.
+fn neighbours_wait_for_nothing(domains: &str) {
     let server = Server::start();
-    let daemon = daemon(&server);
+    let daemon = daemon(&server, domains);
     let mut prober = Prober::at(&daemon, daemon.folder());
     const LEN: usize = 256 << 10;
     let options = BlkDriverOptions {

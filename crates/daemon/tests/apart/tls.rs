@@ -218,10 +218,10 @@ fn ask_for_keys(socket: &mut TcpStream, connection: &mut ServerConnection) -> Op
     }
 }
 
-fn daemon(server: &Server, folder: &Path) -> Daemon {
+fn daemon(server: &Server, folder: &Path, domains: &str) -> Daemon {
     let (port, folder) = (server.port, folder.display());
     let text = format!(
-        "[daemon]\ncontrol = '@/control'\nworkers = 1\ndomains = 'one'\n\
+        "[daemon]\ncontrol = '@/control'\nworkers = 1\ndomains = '{domains}'\n\
          [[blk]]\nname = 'bad'\nsocket_path = '@/bad'\nnum_queues = 1\nnbd = \
          'nbds://127.0.0.1:{port}/?tls-certificates={folder}&tls-hostname={HOST}'\n{NEIGHBOURS}"
     );
@@ -229,17 +229,27 @@ fn daemon(server: &Server, folder: &Path) -> Daemon {
 }
 
 fn resident_kib(daemon: &Daemon) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.split_whitespace().next().unwrap().parse().unwrap()
+    let of = |process: u32| -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.map_or(0, |line| line.split_whitespace().next().unwrap().parse().unwrap())
+    };
+    daemon.processes().into_iter().map(of).sum()
 }
 
 #[test]
 fn neighbours_of_a_disk_whose_server_abuses_tls_wait_for_nothing() {
+    for domains in ["one", "user"] {
+        neighbours_wait_for_nothing(domains);
+    }
+}
+
+/// In the daemon itself, or in the device process of the neighbours.
+fn neighbours_wait_for_nothing(domains: &str) {
     const LEN: usize = 256 << 10;
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(Configs::new(folder.path()));
-    let daemon = daemon(&server, folder.path());
+    let daemon = daemon(&server, folder.path(), domains);
     let mut prober = Prober::at(&daemon, daemon.folder());
     let options = BlkDriverOptions {
         queue_size: 32,
