@@ -7,8 +7,9 @@
 //! wait      until they have ended, and what they had is closed       beside it
 //! go on     prepare what needs what they had; commit; start; answer   by the manager
 //! ```
-//! A change that names one of these devices, or that needs what one of them has, is put off until
-//! then, and so are those behind it that name the same device.
+//! Until then the change has all that it touches: what goes, what comes, and what it has changed
+//! already. A change that names one of these devices, or that needs what one of them has or will
+//! have, is put off, and so are those behind it that name the same device.
 
 use super::DeviceManager;
 use super::carried::{Outcome, Rest, in_words};
@@ -38,9 +39,55 @@ struct Client {
 /// A change whose devices end.
 #[derive(Debug)]
 struct Held {
-    devices: Vec<Wanted>,
+    leaving: Vec<Wanted>,
     rest: Rest,
     client: Client,
+}
+
+impl Held {
+    fn steps(&self) -> &[Step] {
+        match &self.rest {
+            Rest::Change(carried) => &carried.steps,
+            Rest::Settle { .. } => &[],
+        }
+    }
+
+    /// True if it is the plan of a whole file: it has all groups of the file.
+    fn is_whole(&self) -> bool {
+        matches!(&self.rest, Rest::Change(carried) if carried.is_whole)
+    }
+
+    /// True if it touches what has this name.
+    fn names(&self, name: &str) -> bool {
+        let leaves = self.leaving.iter().any(|device| device.plan().name == name);
+        leaves || self.steps().iter().any(|step| step.name == name)
+    }
+
+    /// True if the device needs what one has that goes, or that comes.
+    fn is_needed_by(&self, device: &Wanted) -> bool {
+        let coming = self.steps().iter().filter_map(coming);
+        self.leaving.iter().chain(coming).any(|other| device.needs_what_of(other))
+            || self.steps().iter().any(|step| is_used(step, device))
+    }
+}
+
+/// The device as it is after a step.
+fn coming(step: &Step) -> Option<&Wanted> {
+    match &step.what {
+        What::Add(device) | What::Change(device, ..) => Some(device),
+        _ => None,
+    }
+}
+
+/// True if the step changes the switch or the group of limits that the device uses.
+fn is_used(step: &Step, device: &Wanted) -> bool {
+    match &step.what {
+        What::AddSwitch(_) | What::RemoveSwitch => device.switch() == Some(&step.name),
+        What::Limits(groups) => {
+            device.plan().limit.group.as_ref().is_some_and(|group| groups.contains(group))
+        }
+        _ => false,
+    }
 }
 
 /// What the device manager does next.
@@ -82,32 +129,27 @@ impl Retiring {
         }
     }
 
-    fn devices(&self) -> impl Iterator<Item = &Wanted> {
-        self.held.values().flat_map(|held| &held.devices)
-    }
-
     /// True if a change has to wait whatever its steps are. A plan of the whole file has to wait
-    /// for each device of the file that ends: no step tells that it is to stay as it was.
+    /// for each device of the file that ends: no step tells that it is to stay as it was. A whole
+    /// plan has the rates of all groups.
     fn holds(&self, change: &Change) -> bool {
-        if matches!(change, Change::All { .. }) {
-            return self.devices().any(|device| !device.is_of_api());
+        let mut held = self.held.values();
+        match change.device() {
+            Some(name) => {
+                held.any(|held| held.names(name))
+                    || self.put_off.iter().any(|order| order.change.device() == Some(name))
+            }
+            None if matches!(change, Change::Limit { .. }) => held.any(Held::is_whole),
+            None => held.any(|held| held.leaving.iter().any(|device| !device.is_of_api())),
         }
-        let Some(name) = change.device() else { return false };
-        self.devices().any(|device| device.plan().name == name)
-            || self.put_off.iter().any(|order| order.change.device() == Some(name))
     }
 
-    /// True if a step touches a device that ends, or needs what that one has.
+    /// True if a step touches what a held change does, or needs what that has.
     pub(super) fn holds_up(&self, steps: &[Step]) -> bool {
-        let touches = |step: &Step, other: &Wanted| {
-            let comes = match &step.what {
-                What::Add(device) | What::Change(device, ..) => Some(device),
-                _ => None,
-            };
-            step.name == other.plan().name
-                || comes.is_some_and(|device| device.needs_what_of(other))
+        let touches = |step: &Step, held: &Held| {
+            held.names(&step.name) || coming(step).is_some_and(|device| held.is_needed_by(device))
         };
-        steps.iter().any(|step| self.devices().any(|other| touches(step, other)))
+        steps.iter().any(|step| self.held.values().any(|held| touches(step, held)))
     }
 }
 
@@ -138,7 +180,7 @@ impl DeviceManager {
                 let ended = self.begin_to_retire(&leaving, replaced);
                 let number = self.retiring.next;
                 self.retiring.next += 1;
-                self.retiring.held.insert(number, Held { devices: leaving, rest, client });
+                self.retiring.held.insert(number, Held { leaving, rest, client });
                 self.retiring.ends.spawn(async move {
                     ended.await;
                     number

@@ -19,6 +19,7 @@ mod net;
 mod outlived;
 mod parked;
 mod reaped;
+mod reserved;
 mod silent;
 mod stopped;
 mod taken;

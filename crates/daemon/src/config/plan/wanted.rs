@@ -111,6 +111,17 @@ impl Wanted {
         own.iter().any(|need| others.contains(need))
     }
 
+    /// The switch that it is a port of.
+    pub(crate) fn switch(&self) -> Option<&String> {
+        match self {
+            Self::Net(net) => match &net.port {
+                PortPlan::Switch(port) => Some(&port.switch),
+                _ => None,
+            },
+            Self::Blk(_) => None,
+        }
+    }
+
     fn needs(&self) -> Vec<(&'static str, &OsStr)> {
         let mut needs = Vec::new();
         if let Some(path) = self.plan().socket.path() {
