@@ -284,7 +284,7 @@ impl DeviceManager {
                         self.shared.refuse_if_none_is_served()?;
                     }
                 }
-                Some(next) = self.retiring.next(&mut self.orders) => {
+                Some(next) = self.retiring.next(&mut self.orders, &self.shared.processes) => {
                     tokio::select! {
                         () = self.act(next) => {}
                         _ = stops.wait_for(|stop| *stop) => {}

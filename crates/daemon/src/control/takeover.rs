@@ -51,16 +51,19 @@ pub(super) async fn begin(
         let xen = view.side.as_blk().filter(|blk| blk.is_xen);
         xen.is_some_and(|blk| view.process.is_some() || blk.host.disk().kind() != "memory")
     };
-    let served = state.devices.served();
-    let others = served.iter().filter(|device| !is_left(&device.view));
-    let devices = others.map(|device| device.view.name().to_owned()).collect();
-    // Whoever asks may die at any time: the device processes go on all the same.
-    let waits = state.devices.all().into_iter().filter_map(|entry| match entry {
-        Entry::Waiting(waiting) => Some(waiting.name.clone()),
-        Entry::Served(_) => None,
-    });
-    let shown = Shown { served: devices, waits: waits.collect() };
+    let devices = state.devices;
+    let shown = move || {
+        let (served, all) = (devices.served(), devices.all());
+        let others = served.iter().filter(|device| !is_left(&device.view));
+        let served = others.map(|device| device.view.name().to_owned()).collect();
+        let waits = all.into_iter().filter_map(|entry| match entry {
+            Entry::Waiting(waiting) => Some(waiting.name.clone()),
+            Entry::Served(_) => None,
+        });
+        Shown { served, waits: waits.collect() }
+    };
     let (processes, service) = (state.processes, state.service);
+    // Whoever asks may die at any time: the device processes go on all the same.
     let handing = async move { processes.hand_over(&socket, &service, shown).await };
     let problem = match tokio::spawn(handing).await {
         Ok(Ok(never)) => match never {},

@@ -9,14 +9,17 @@
 //! ```
 //! Until then the change has all that it touches: what goes, what comes, and what it has changed
 //! already. A change that names one of these devices, or that needs what one of them has or will
-//! have, is put off, and so are those behind it that name the same device.
+//! have, is put off, and so are those behind it that name the same device. Each user has few of
+//! these, so that a user whose device does not stop holds up nobody else.
 
 use super::DeviceManager;
+use super::admit::is_bound;
 use super::carried::{Outcome, Rest, in_words};
 use crate::assemble::Tasks;
 use crate::config::diff::{Step, What};
 use crate::config::plan::{Plan, Wanted};
 use crate::model::{Change, Done, Entry, Order, Refused, Who, closed};
+use crate::processes::Processes;
 use crate::times::{DEVICE_CLOSE, DEVICE_CLOSE_LOOK};
 use manyring_device::{DiskSide, SideKind};
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -25,8 +28,14 @@ use tokio::sync::{OwnedRwLockReadGuard, mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Most changes that are put off. Further ones wait in the queue of all.
-const PUT_OFF_MAX: usize = 16;
+/// Changes of one user to one device that are put off at a time. Further ones are refused.
+const OF_DEVICE_MAX: usize = 2;
+/// Changes of one user that are put off at a time.
+const OF_USER_MAX: usize = 4;
+/// The same of root and the daemon's user, who ask for the devices of many.
+const OF_ROOT_MAX: usize = 16;
+/// Changes of all other users that are put off at a time.
+const PUT_OFF_MAX: usize = 64;
 
 /// Who waits for the answer to a change. No takeover begins before the answer.
 #[derive(Debug)]
@@ -93,7 +102,8 @@ fn is_used(step: &Step, device: &Wanted) -> bool {
 /// What the device manager does next.
 #[derive(Debug)]
 pub(super) enum Next {
-    Asked(Order),
+    /// A change, for which no takeover begins.
+    Asked(Order, OwnedRwLockReadGuard<()>),
     /// The devices of the change with this number have ended.
     Ended(u64),
 }
@@ -105,17 +115,29 @@ pub(super) struct Retiring {
     held: HashMap<u64, Held>,
     next: u64,
     put_off: VecDeque<Order>,
+    /// Those whose turn it is. They were asked for after those that are put off.
+    turn: VecDeque<Order>,
 }
 
 impl Retiring {
-    /// What is to be done next; `None`: nothing can come.
-    pub(super) async fn next(&mut self, orders: &mut mpsc::Receiver<Order>) -> Option<Next> {
-        // Further changes wait in the queue of all while many are put off.
-        let has_room = self.put_off.len() < PUT_OFF_MAX;
-        tokio::select! {
-            Some(ended) = self.ended() => Some(Next::Ended(ended)),
-            Some(order) = orders.recv(), if has_room => Some(Next::Asked(order)),
-            else => None,
+    /// What is to be done next; `None`: nothing can come. While another daemon takes over, or
+    /// waits to, no change begins: the next daemon would not know of it, and the client must not
+    /// be told that it is done. A change that was begun goes on.
+    pub(super) async fn next(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        processes: &Processes,
+    ) -> Option<Next> {
+        loop {
+            let is_asked = !self.turn.is_empty();
+            tokio::select! {
+                Some(ended) = self.ended() => return Some(Next::Ended(ended)),
+                begun = processes.change(), if is_asked => {
+                    return Some(Next::Asked(self.turn.pop_front()?, begun));
+                }
+                Some(order) = orders.recv(), if !is_asked => self.turn.push_back(order),
+                else => return None,
+            }
         }
     }
 
@@ -151,26 +173,55 @@ impl Retiring {
         };
         steps.iter().any(|step| self.held.values().any(|held| touches(step, held)))
     }
+
+    /// Puts a change off until a held one is done; refuses it if its user has too many of these.
+    fn put_off(&mut self, order: Order) {
+        if self.has_room(&order) {
+            self.put_off.push_back(order);
+        } else {
+            let _ = order.answer.send(Err(Refused::Busy));
+        }
+    }
+
+    fn has_room(&self, Order { change, who, follows, .. }: &Order) -> bool {
+        let asked = || self.put_off.iter().filter(|order| !order.follows);
+        let of_user = asked().filter(|order| order.who.uid == who.uid);
+        // There is one change of each device that follows from another, and nobody asks again.
+        if *follows {
+            return true;
+        }
+        if !is_bound(who.uid) {
+            return of_user.count() < OF_ROOT_MAX;
+        }
+        let is_of_device = |order: &&Order| order.change.device() == change.device();
+        let of_device = of_user.clone().filter(is_of_device).count();
+        let all = asked().filter(|order| is_bound(order.who.uid)).count();
+        of_device < OF_DEVICE_MAX && of_user.count() < OF_USER_MAX && all < PUT_OFF_MAX
+    }
+
+    /// The devices that changes wait for.
+    fn awaited(&self) -> Vec<String> {
+        let leaving = self.held.values().flat_map(|held| &held.leaving);
+        let mut names: Vec<_> = leaving.map(|device| device.plan().name.clone()).collect();
+        names.sort_unstable();
+        names
+    }
 }
 
 impl DeviceManager {
     pub(super) async fn act(&mut self, next: Next) {
         match next {
-            Next::Asked(order) => self.handle(order).await,
+            Next::Asked(order, begun) => self.handle(order, begun).await,
             Next::Ended(number) => self.go_on(number).await,
         }
     }
 
     /// Does what is asked, and answers; or begins with it, and goes on when devices have ended.
-    async fn handle(&mut self, order: Order) {
-        // During a takeover the change waits here: the next daemon would not know of it, and the
-        // client must not be told that it is done.
-        let begun = self.processes().change().await;
+    async fn handle(&mut self, order: Order, begun: OwnedRwLockReadGuard<()>) {
         if self.retiring.holds(&order.change) {
-            self.retiring.put_off.push_back(order);
-            return;
+            return self.retiring.put_off(order);
         }
-        let Order { change, who, answer } = order;
+        let Order { change, who, follows, answer } = order;
         let again = (!self.retiring.held.is_empty()).then(|| change.clone());
         let outcome = self.change(change, &who).await;
         let client = Client { who, answer, _begun: begun };
@@ -181,6 +232,7 @@ impl DeviceManager {
                 let number = self.retiring.next;
                 self.retiring.next += 1;
                 self.retiring.held.insert(number, Held { leaving, rest, client });
+                self.processes().changes_wait_for(self.retiring.awaited());
                 self.retiring.ends.spawn(async move {
                     ended.await;
                     number
@@ -188,7 +240,7 @@ impl DeviceManager {
             }
             (Ok(Outcome::PutOff), Some(change)) => {
                 let Client { who, answer, .. } = client;
-                self.retiring.put_off.push_back(Order { change, who, answer });
+                self.retiring.put_off(Order { change, who, follows, answer });
             }
             // Nothing is put off while no device ends.
             (Ok(Outcome::PutOff), None) => self.answer(client, Err(Refused::Busy)),
@@ -209,10 +261,11 @@ impl DeviceManager {
                 Ok(self.done(&[]))
             }
         };
+        self.processes().changes_wait_for(self.retiring.awaited());
         self.answer(client, done);
-        for order in std::mem::take(&mut self.retiring.put_off) {
-            self.handle(order).await;
-        }
+        let mut turn = std::mem::take(&mut self.retiring.put_off);
+        turn.append(&mut self.retiring.turn);
+        self.retiring.turn = turn;
     }
 
     fn answer(&self, client: Client, done: Result<Done, Refused>) {

@@ -83,6 +83,8 @@ pub(crate) enum Refused {
 pub(crate) struct Order {
     pub(crate) change: Change,
     pub(crate) who: Who,
+    /// The daemon itself asks, since another change or a session has ended.
+    pub(crate) follows: bool,
     pub(crate) answer: oneshot::Sender<Result<Done, Refused>>,
 }
 
@@ -103,17 +105,19 @@ impl ChangeSender {
     pub(crate) async fn ask(&self, change: Change, who: Who) -> Result<Done, Refused> {
         let (answer, answered) = oneshot::channel();
         let ends = || Refused::Host("the daemon is stopping".to_owned());
-        self.0.try_send(Order { change, who, answer }).map_err(|error| match error {
-            TrySendError::Full(_) => Refused::Busy,
-            TrySendError::Closed(_) => ends(),
-        })?;
+        self.0.try_send(Order { change, who, follows: false, answer }).map_err(
+            |error| match error {
+                TrySendError::Full(_) => Refused::Busy,
+                TrySendError::Closed(_) => ends(),
+            },
+        )?;
         answered.await.unwrap_or_else(|_| Err(ends()))
     }
 
     /// Asks for a change that follows from another one: it waits for its turn, however many do.
     pub(crate) async fn follow(&self, change: Change) {
         let (answer, answered) = oneshot::channel();
-        let order = Order { change, who: Who::default(), answer };
+        let order = Order { change, who: Who::default(), follows: true, answer };
         if self.0.send(order).await.is_ok() {
             let _ = answered.await;
         }

@@ -33,6 +33,7 @@
 mod assigned;
 mod begin;
 mod calls;
+mod changes;
 mod channel;
 mod counts;
 mod credentials;
@@ -78,6 +79,7 @@ pub(crate) use xen_front::{
 use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};
 use crate::model::snapshot::Workers;
 use assigned::DomainMembers;
+use changes::Changes;
 use channel::Channel;
 use counts::Counts;
 use journal_store::JournalStore;
@@ -92,7 +94,7 @@ use std::ffi::OsString;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedRwLockReadGuard, RwLock, mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -112,9 +114,7 @@ pub(crate) struct Processes {
     pauses: Arc<watch::Sender<bool>>,
     /// The channel to the supervisor that takes over.
     successor: Arc<Mutex<Option<Arc<Channel>>>>,
-    /// Read-locked by each change; write-locked while another supervisor takes over, since that one
-    /// has read its configuration already.
-    changes: Arc<RwLock<()>>,
+    changes: Arc<Changes>,
     /// Front-ends that an earlier supervisor handed over, by device.
     adopted_sessions: Arc<Mutex<HashMap<String, Vec<AdoptedSession>>>>,
     /// Processes and requests of an earlier supervisor that have not ended, by device.
@@ -336,17 +336,6 @@ impl Processes {
             () = waits => {}
             () = self.paused() => {}
         }
-    }
-
-    /// Locks for a change. While another supervisor takes over this waits, and returns only if that
-    /// fails.
-    pub(crate) async fn change(&self) -> OwnedRwLockReadGuard<()> {
-        self.changes.clone().read_owned().await
-    }
-
-    /// As [`Self::change`]; `None`: another supervisor takes over.
-    pub(crate) fn change_now(&self) -> Option<OwnedRwLockReadGuard<()>> {
-        self.changes.clone().try_read_owned().ok()
     }
 
     /// Returns when no device process may start.

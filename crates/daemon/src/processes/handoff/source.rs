@@ -53,7 +53,7 @@ impl HandoffRequest {
 
 impl Processes {
     /// Hands everything over to the supervisor that listens at `path`. Returns only if that fails:
-    /// then this supervisor goes on.
+    /// then this supervisor goes on. `shown`: the devices, which changes that are waited for change.
     ///
     /// # Errors
     /// One line: some devices are served by no device process, or the takeover failed.
@@ -61,14 +61,10 @@ impl Processes {
         &self,
         path: &Path,
         service: &Arc<Service>,
-        Shown { served, waits }: Shown,
+        shown: impl Fn() -> Shown,
     ) -> Result<std::convert::Infallible, String> {
-        let unisolated: Vec<_> =
-            served.into_iter().filter(|device| !self.has_front(device)).collect();
-        if !unisolated.is_empty() {
-            let names = unisolated.join(", ");
-            return Err(format!("not served by a device process: {names}"));
-        }
+        let retiring = self.changes.awaited();
+        self.all_isolated(shown().served.into_iter().filter(|device| !retiring.contains(device)))?;
         let away = |xen: &Xen| !*xen.is_there.borrow();
         if let Some(Xen { name, .. }) = self.xens().into_iter().find(away) {
             return Err(format!("the xenstore of {name} is unavailable; try again later"));
@@ -101,9 +97,9 @@ impl Processes {
         if self.is_paused() {
             return Err(refused("another takeover is under way"));
         }
-        let Ok(_alone) = timeout(HANDOFF_END, self.changes.write()).await else {
-            return Err(refused("a change is under way"));
-        };
+        let _alone = self.changes.takeover().await.map_err(|problem| refused(&problem))?;
+        let Shown { served, waits } = shown();
+        self.all_isolated(served.into_iter())?;
         self.pauses.send_replace(true);
         *self.successor() = Some(channel.clone());
         let result = self.hand_off(&channel, service, waits).await;
@@ -122,6 +118,15 @@ impl Processes {
         self.tell_successor().await;
         self.pauses.send_replace(false);
         Err(problem)
+    }
+
+    /// Refuses a takeover of devices without a device process.
+    fn all_isolated(&self, served: impl Iterator<Item = String>) -> Result<(), String> {
+        let unisolated: Vec<_> = served.filter(|device| !self.has_front(device)).collect();
+        match unisolated.join(", ") {
+            names if names.is_empty() => Ok(()),
+            names => Err(format!("not served by a device process: {names}")),
+        }
     }
 
     /// Sends `GoesOn` to the supervisor that takes over, if there is one: this process goes on, or
