@@ -61,6 +61,30 @@ pub(super) struct JournalStore {
 #[derive(Debug, Default)]
 struct Kept {
     clients: BTreeMap<u64, Client>,
+    /// Of the entries of all clients. Reports come by the thousand, so nobody counts again.
+    sums: Sums,
+}
+
+/// What some entries come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sums {
+    entries: usize,
+    fds: usize,
+    bytes: usize,
+}
+
+impl Sums {
+    fn add(&mut self, entry: &Entry) {
+        self.entries += 1;
+        self.fds += entry.fds.len();
+        self.bytes += entry.bytes.len();
+    }
+
+    fn take(&mut self, entry: &Entry) {
+        self.entries -= 1;
+        self.fds -= entry.fds.len();
+        self.bytes -= entry.bytes.len();
+    }
 }
 
 #[derive(Debug)]
@@ -144,15 +168,18 @@ impl JournalStore {
     /// Forgets a front-end: its session is over, or it was refused.
     pub(super) fn forget(&self, number: u64) {
         let mut kept = self.lock();
+        let Kept { clients, sums } = &mut *kept;
         // The janitor closes its descriptors.
-        kept.clients.remove(&number);
+        if let Some(client) = clients.remove(&number) {
+            client.entries.values().for_each(|entry| sums.take(entry));
+        }
         self.count.send_replace(kept.clients.len());
     }
 
     /// Releases all front-ends: their connections end when the device process has ended, too.
     pub(super) fn forget_all(&self) {
         let mut kept = self.lock();
-        kept.clients.clear();
+        *kept = Kept::default();
         self.count.send_replace(0);
     }
 
@@ -217,12 +244,10 @@ impl JournalStore {
         }
         let mut kept = self.lock();
         let most = entries_max(self.queues);
-        let entries = kept.clients.values().flat_map(|client| client.entries.values());
-        let (count, held, size) = entries.fold((0, 0, 0), |(count, held, size), entry| {
-            (count + 1, held + entry.fds.len(), size + entry.bytes.len())
-        });
+        let Kept { clients, sums } = &mut *kept;
+        let Sums { entries: count, fds: held, bytes: size } = *sums;
         // Updates of a front-end that was released may still arrive.
-        let Some(client) = kept.clients.get_mut(&number) else { return Ok(()) };
+        let Some(client) = clients.get_mut(&number) else { return Ok(()) };
         if !has_room {
             if !std::mem::replace(&mut client.is_lost, true) {
                 let problem = "too few open files are allowed (ulimit -n) to keep all that a \
@@ -239,13 +264,19 @@ impl JournalStore {
             return Err(format!("a device with {all}"));
         }
         for key in change.drops {
-            client.entries.remove(&key);
+            if let Some(entry) = client.entries.remove(&key) {
+                sums.take(&entry);
+            }
         }
         for JournalEntry { key, bytes } in change.puts {
             if bytes.len() > ENTRY_SIZE_MAX {
                 return Err(format!("a journal entry of {} bytes", bytes.len()));
             }
-            client.entries.insert(key, Entry { bytes, fds: std::mem::take(&mut fds) });
+            let entry = Entry { bytes, fds: std::mem::take(&mut fds) };
+            sums.add(&entry);
+            if let Some(former) = client.entries.insert(key, entry) {
+                sums.take(&former);
+            }
         }
         if client.entries.len() > most {
             return Err(format!("{} journal entries of a session", client.entries.len()));
@@ -271,7 +302,8 @@ impl JournalStore {
     /// go on are released.
     pub(super) fn orphan(&self) {
         let mut kept = self.lock();
-        kept.clients.retain(|_, client| {
+        let Kept { clients, sums } = &mut *kept;
+        clients.retain(|_, client| {
             let is_brief = client.handed_at.elapsed() < PROCESS_BRIEF;
             client.brief_lives = if is_brief { client.brief_lives + 1 } else { 0 };
             let problem = match () {
@@ -282,6 +314,7 @@ impl JournalStore {
                 () => return true,
             };
             tracing::warn!(device = self.device, "front-end disconnected: {problem}");
+            client.entries.values().for_each(|entry| sums.take(entry));
             false
         });
         self.count.send_replace(kept.clients.len());
@@ -459,6 +492,60 @@ mod tests {
         let known = Answered::UnderWay(vec![0; ANSWERING_MAX + 1]);
         let known = Change { answer: known, ..Change::default() };
         assert!(note(&journals, number, known, Vec::new()).is_err());
+    }
+
+    /// The sums of a walk over all entries.
+    fn walked(journals: &JournalStore) -> Sums {
+        let (kept, mut sums) = (journals.lock(), Sums::default());
+        let entries = kept.clients.values().flat_map(|client| client.entries.values());
+        entries.for_each(|entry| sums.add(entry));
+        sums
+    }
+
+    #[test]
+    fn sums_are_those_of_a_walk_over_all_entries_after_any_update() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let _entered = runtime.enter();
+        let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+        let mut next = |n: u64| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            u32::try_from(seed % n).unwrap()
+        };
+        let (journals, mut most) = (journals(), Sums::default());
+        let (mut numbers, mut refused) = (Vec::new(), 0);
+        for step in 0..20_000 {
+            while numbers.len() < 3 {
+                numbers.push(journals.add(journals.hold(fd())));
+            }
+            let index = next(3) as usize;
+            match next(300) {
+                0 => journals.forget(numbers.swap_remove(index)),
+                // Those that are lost go, and others after 8 times.
+                1 => journals.orphan(),
+                2 if next(8) == 0 => journals.forget_all(),
+                3 => {
+                    let mut kept = journals.lock();
+                    kept.clients.values_mut().take(1).for_each(|client| client.is_lost = true);
+                }
+                _ => {
+                    let mut keys = || (0..next(3)).map(|_| next(64)).collect::<Vec<_>>();
+                    let (puts, drops) = (keys(), keys());
+                    let size = if next(50) == 0 { ENTRY_SIZE_MAX + 1 } else { next(300) as usize };
+                    let put = |key| JournalEntry { key, bytes: vec![0; size] };
+                    let puts = puts.into_iter().map(put).collect();
+                    let change = Change { puts, drops, answer: Answered::Unchanged };
+                    let fds = (0..next(3)).map(|_| fd()).collect();
+                    refused += u32::from(note(&journals, numbers[index], change, fds).is_err());
+                }
+            }
+            numbers.retain(|number| journals.lock().clients.contains_key(number));
+            let sums = journals.lock().sums;
+            assert_eq!(sums, walked(&journals), "step {step}");
+            most = if sums.entries > most.entries { sums } else { most };
+        }
+        assert!(most.entries > 100 && most.fds > 10 && refused > 10, "{most:?} {refused}");
     }
 
     #[test]
