@@ -17,9 +17,10 @@ use crate::reaper::reap;
 use crate::times::{HELPER_BACKOFF, HELPER_END, HELPER_LASTS, HELPER_NEXT, HELPER_START_STEP};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
 use manyring_nbd::{Host, JoinError, Uri};
-use manyring_transport::vhost_user::SocketName;
+use manyring_transport::vhost_user::{ListenError, SocketName, check_path};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -96,7 +97,8 @@ impl HelperError {
         match self {
             Self::Ended(said) => said.contains(" lock"),
             Self::Silent => true,
-            Self::System { .. } | Self::Join(_) => false,
+            Self::System { source, .. } => source.kind() == io::ErrorKind::AddrInUse,
+            Self::Join(_) => false,
         }
     }
 }
@@ -291,9 +293,20 @@ fn lock(ended: &Ended) -> MutexGuard<'_, Option<String>> {
 }
 
 /// A socket that only this user may connect to, and its name.
+///
+/// # Errors
+/// `AddrInUse`: a helper listens there; of this process, whose device may just have been removed,
+/// or of another one.
 fn listen(folder: &Path, socket: &Path) -> io::Result<(UnixListener, SocketName)> {
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     std::fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+    // Nobody else names a socket here between the look and the removal.
+    let alone = std::fs::File::open(folder)?;
+    rustix::fs::flock(&alone, FlockOperation::LockExclusive)?;
+    match check_path(socket) {
+        Err(ListenError::Taken { .. }) => return Err(io::ErrorKind::AddrInUse.into()),
+        checked => checked.map_err(io::Error::other)?,
+    }
     // That of a process that was killed is still there.
     match std::fs::remove_file(socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -479,8 +492,16 @@ mod tests {
         // That of a process that was killed is still there.
         std::fs::create_dir(&folder).unwrap();
         drop(UnixListener::bind(&socket).unwrap());
-        let (_first, name) = listen(&folder, &socket).unwrap();
+        let (first, name) = listen(&folder, &socket).unwrap();
         assert_eq!((mode(&folder), mode(&socket)), (0o700, 0o600));
+        // Nobody takes the name of one that listens, of this process or of another.
+        let refused = listen(&folder, &socket).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        assert!(HelperError::System { what: String::new(), source: refused }.is_held());
+        UnixStream::connect(&socket).unwrap();
+        drop(first);
+        // The file stays, so that the next one has another number.
+        std::fs::hard_link(&socket, folder.join("first")).unwrap();
         let (_second, last) = listen(&folder, &socket).unwrap();
         drop(name);
         assert!(socket.exists(), "the helper before the last one has removed the socket");

@@ -100,7 +100,8 @@ impl Wanted {
             }
             _ => unreachable!("a disk is opened for a block device, a port for a network device"),
         };
-        let view = DeviceView::new(owned.side(&plan.name, queues), shown, domain);
+        let mut view = DeviceView::new(owned.side(&plan.name, queues), shown, domain);
+        view.has_helper = matches!(self, Self::Blk(blk) if matches!(blk.disk, DiskPlan::Helper(_)));
         Made::Owned(Part { owned, view, remote })
     }
 }

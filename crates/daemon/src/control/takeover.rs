@@ -54,13 +54,15 @@ pub(super) async fn begin(
     let devices = state.devices;
     let shown = move || {
         let (served, all) = (devices.served(), devices.all());
+        let helped = served.iter().filter(|device| device.view.has_helper);
+        let helped = helped.map(|device| device.view.name().to_owned()).collect();
         let others = served.iter().filter(|device| !is_left(&device.view));
         let served = others.map(|device| device.view.name().to_owned()).collect();
         let waits = all.into_iter().filter_map(|entry| match entry {
             Entry::Waiting(waiting) => Some(waiting.name.clone()),
             Entry::Served(_) => None,
         });
-        Shown { served, waits: waits.collect() }
+        Shown { served, helped, waits: waits.collect() }
     };
     let (processes, service) = (state.processes, state.service);
     // Whoever asks may die at any time: the device processes go on all the same.

@@ -15,6 +15,8 @@ pub(crate) struct DeviceView {
     pub(crate) origin: &'static str,
     /// The trust domain whose device process serves it.
     pub(crate) process: Option<String>,
+    /// A child of this supervisor reads its image.
+    pub(crate) has_helper: bool,
 }
 
 impl DeviceView {
@@ -25,7 +27,8 @@ impl DeviceView {
         (socket, origin): (String, &'static str),
         process: Option<String>,
     ) -> Self {
-        Self { side: side.into(), connected: Connected::new(false), socket, origin, process }
+        let connected = Connected::new(false);
+        Self { side: side.into(), connected, socket, origin, process, has_helper: false }
     }
 
     /// The device's name in the configuration.

@@ -18,6 +18,7 @@ mod nbd;
 mod net;
 mod outlived;
 mod parked;
+mod qcow2;
 mod reaped;
 mod reserved;
 mod silent;

@@ -21,6 +21,8 @@ use tokio::time::timeout;
 #[derive(Debug)]
 pub(crate) struct Shown {
     pub(crate) served: Vec<String>,
+    /// Those of them whose image a child of this supervisor reads.
+    pub(crate) helped: Vec<String>,
     /// Devices that wait for a resource, and are tried again.
     pub(crate) waits: Vec<String>,
 }
@@ -56,7 +58,8 @@ impl Processes {
     /// then this supervisor goes on. `shown`: the devices, which changes that are waited for change.
     ///
     /// # Errors
-    /// One line: some devices are served by no device process, or the takeover failed.
+    /// One line: some devices are served by no device process, or by a helper; or the takeover
+    /// failed.
     pub(crate) async fn hand_over(
         &self,
         path: &Path,
@@ -64,7 +67,7 @@ impl Processes {
         shown: impl Fn() -> Shown,
     ) -> Result<std::convert::Infallible, String> {
         let retiring = self.changes.awaited();
-        self.all_isolated(shown().served.into_iter().filter(|device| !retiring.contains(device)))?;
+        self.can_hand_over(&shown(), |device| !retiring.contains(device))?;
         let away = |xen: &Xen| !*xen.is_there.borrow();
         if let Some(Xen { name, .. }) = self.xens().into_iter().find(away) {
             return Err(format!("the xenstore of {name} is unavailable; try again later"));
@@ -98,11 +101,11 @@ impl Processes {
             return Err(refused("another takeover is under way"));
         }
         let _alone = self.changes.takeover().await.map_err(|problem| refused(&problem))?;
-        let Shown { served, waits } = shown();
-        self.all_isolated(served.into_iter())?;
+        let shown = shown();
+        self.can_hand_over(&shown, |_| true)?;
         self.pauses.send_replace(true);
         *self.successor() = Some(channel.clone());
-        let result = self.hand_off(&channel, service, waits).await;
+        let result = self.hand_off(&channel, service, shown.waits).await;
         let Err(problem) = result else {
             // The device processes have quiesced and are killed, and none is started again. The
             // next supervisor does not wait until this process has closed its descriptors.
@@ -120,12 +123,26 @@ impl Processes {
         Err(problem)
     }
 
-    /// Refuses a takeover of devices without a device process.
-    fn all_isolated(&self, served: impl Iterator<Item = String>) -> Result<(), String> {
-        let unisolated: Vec<_> = served.filter(|device| !self.has_front(device)).collect();
-        match unisolated.join(", ") {
-            names if names.is_empty() => Ok(()),
-            names => Err(format!("not served by a device process: {names}")),
+    /// Refuses a takeover of devices without a device process, or with a helper. A helper has its
+    /// image locked and its socket named as long as this supervisor runs: the helper of the next
+    /// one could have neither, so the next supervisor would end.
+    fn can_hand_over(
+        &self,
+        shown: &Shown,
+        is_meant: impl Fn(&String) -> bool,
+    ) -> Result<(), String> {
+        let is_here = |device: &&String| is_meant(device);
+        let served = shown.served.iter().filter(is_here);
+        let unisolated: Vec<_> = served.filter(|device| !self.has_front(device)).cloned().collect();
+        let helped: Vec<_> = shown.helped.iter().filter(is_here).cloned().collect();
+        match (unisolated.join(", "), helped.join(", ")) {
+            (names, _) if !names.is_empty() => {
+                Err(format!("not served by a device process: {names}"))
+            }
+            (_, names) if !names.is_empty() => {
+                Err(format!("images of helpers are not handed over: {names}"))
+            }
+            _ => Ok(()),
         }
     }
 
