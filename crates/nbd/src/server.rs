@@ -1,8 +1,8 @@
 //! `Server`: where the connections of a disk come from, and the certificates for TLS on them.
 //!
 //! A process that may connect makes its sockets itself ([`Address`]). One that may not has another
-//! process connect, and gets the socket and the certificates of it: then neither the address nor a
-//! path is known to the process that reads what the server sends.
+//! process connect, and gets the socket and the certificates of it: then no path is known to the
+//! process that reads what the server sends.
 
 use super::clock::now;
 use super::credentials::Credentials;
