@@ -41,6 +41,10 @@ impl Brought {
         self.fds.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.fds.len()
+    }
+
     pub(super) fn take(&mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.fds)
     }
@@ -183,7 +187,7 @@ fn receive(socket: &OwnedFd, janitor: &Arc<Janitor>) -> io::Result<Option<Came>>
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::time::Duration;
 
@@ -224,7 +228,7 @@ mod tests {
     }
 
     /// A TCP connection whose close waits for its peer, which reads nothing.
-    fn lingers() -> (OwnedFd, std::net::TcpStream) {
+    pub(in crate::processes) fn lingers() -> (OwnedFd, std::net::TcpStream) {
         use std::io::Write;
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

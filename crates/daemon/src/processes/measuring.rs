@@ -1,24 +1,35 @@
 //! `Measuring`: the supervisor gets to know the export of an NBD server without reading what the
 //! server sends. A process with the rights of a device process, and without a device, negotiates on
 //! a socket of the supervisor, answers, and is killed.
+//!
+//! The process reads what a hostile server sends, so it is taken for compromised. It may say two
+//! things: that it is ready, and its answer. Anything else ends it, as a descriptor does. What it
+//! sent is closed beside the runtime's thread, since it chose how long a close takes; the next
+//! process of the same disk starts when that is done and when the process itself has ended.
 
 use super::begin::{self, Spawned};
-use super::channel::Channel;
+use super::channel::{Channel, watched};
 use super::credentials;
 use super::stderr_relay::StderrRelay;
 use crate::assemble::remote::Measurer;
 use crate::protocol::message::{self, Command, Report};
 use crate::protocol::nbd::{ExportSpec, NbdFailure, NbdFound, NbdTarget};
 use crate::reaper::reap;
-use crate::times::{NBD_CONNECT, NBD_MEASURE};
-use manyring_engine::Janitor;
+use crate::times::{NBD_CONNECT, NBD_MEASURE, PROCESS_END};
+use manyring_engine::{Janitor, aside};
 use manyring_nbd::Connected;
 use rustix::fd::OwnedFd;
+use rustix::process::{Signal, pidfd_send_signal};
+use std::collections::HashMap;
 use std::ffi::OsString;
-use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::io::Interest;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
+
+/// Disks that are remembered beyond their measurement at most.
+const DISKS_MAX: usize = 4096;
 
 /// Starts a process for each measurement.
 #[derive(Debug)]
@@ -26,12 +37,44 @@ pub(crate) struct Measuring {
     /// The options of the process.
     arguments: Arc<[OsString]>,
     runtime: Handle,
+    disks: Mutex<HashMap<String, Arc<Measured>>>,
+}
+
+/// What one process of a disk leaves to the next one.
+#[derive(Debug)]
+struct Measured {
+    /// The name of the processes.
+    name: String,
+    /// Closes the descriptors that they have sent.
+    janitor: Arc<Janitor>,
+    /// Bounds what they log, over all starts.
+    stderr_relay: Arc<StderrRelay>,
+    /// Held from the start of a process to its end.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Measured {
+    fn of(device: &str) -> Self {
+        let name = format!("measure:{device}");
+        let (janitor, stderr_relay) = (Arc::new(Janitor::of(&name)), StderrRelay::new());
+        Self { name, janitor, stderr_relay, turn: tokio::sync::Mutex::default() }
+    }
 }
 
 impl Measuring {
     /// Needs a tokio runtime, which serves the processes.
     pub(crate) fn new(arguments: Vec<OsString>) -> Self {
-        Self { arguments: arguments.into(), runtime: Handle::current() }
+        let disks = Mutex::default();
+        Self { arguments: arguments.into(), runtime: Handle::current(), disks }
+    }
+
+    fn disk(&self, device: &str) -> Arc<Measured> {
+        let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
+        if disks.len() >= DISKS_MAX {
+            disks.retain(|_, disk| Arc::strong_count(disk) > 1);
+        }
+        let disk = disks.entry(device.to_owned());
+        disk.or_insert_with(|| Arc::new(Measured::of(device))).clone()
     }
 }
 
@@ -44,9 +87,10 @@ impl Measurer for Measuring {
     ) -> Result<ExportSpec, NbdFailure> {
         let (tells, told) = sync_channel(1);
         let fds = credentials::given(connected).map_err(|errno| failed(errno.to_string()))?;
-        let (arguments, process) = (self.arguments.clone(), format!("measure:{device}"));
+        let (arguments, disk) = (self.arguments.clone(), self.disk(device));
         self.runtime.spawn(async move {
-            let _ = tells.send(measured(arguments, process, target, fds).await);
+            let found = disk.found(arguments, target, fds, |found| drop(tells.send(found)));
+            found.await;
         });
         // A runtime that ends drops the task.
         match told.recv() {
@@ -64,30 +108,69 @@ fn failed(problem: String) -> NbdFailure {
     NbdFailure { text, is_limit: false, passes: true }
 }
 
-async fn measured(
-    arguments: Arc<[OsString]>,
-    process: String,
-    target: NbdTarget,
-    fds: Vec<OwnedFd>,
-) -> Result<NbdFound, String> {
-    let started = begin::spawned(arguments).await;
-    let Spawned { mut child, socket, pidfd: _ } = started.map_err(|error| error.to_string())?;
-    let stderr = child.stderr.take();
-    let relay = stderr.map(|stderr| StderrRelay::new().follow(stderr, process.clone()));
-    let answer = async {
-        let channel = Channel::new(socket, Arc::new(Janitor::of(&process)));
-        let channel = channel.map_err(|error| error.to_string())?;
-        timeout(NBD_MEASURE, answer(&channel, target, fds))
-            .await
-            .map_err(|_| "no answer in time")?
-    };
-    let answer = answer.await;
-    let _ = child.kill();
-    reap(child);
-    if let Some(relay) = relay {
-        relay.end().await;
+impl Measured {
+    /// Starts a process, tells what it has found, and looks after it until it has ended.
+    async fn found(
+        &self,
+        arguments: Arc<[OsString]>,
+        target: NbdTarget,
+        fds: Vec<OwnedFd>,
+        tell: impl FnOnce(Result<NbdFound, String>),
+    ) {
+        let free = timeout(NBD_MEASURE, async {
+            let turn = self.turn.lock().await;
+            self.janitor.idle().await;
+            turn
+        });
+        let Ok(_turn) = free.await else {
+            return tell(Err("the process that asked it last has not ended".to_owned()));
+        };
+        match begin::spawned(arguments).await {
+            Ok(spawned) => self.attend(spawned, target, fds, tell).await,
+            Err(error) => tell(Err(error.to_string())),
+        }
     }
-    answer
+
+    async fn attend(
+        &self,
+        Spawned { mut child, socket, pidfd }: Spawned,
+        target: NbdTarget,
+        fds: Vec<OwnedFd>,
+        tell: impl FnOnce(Result<NbdFound, String>),
+    ) {
+        let stderr = child.stderr.take();
+        let relay = stderr.map(|stderr| self.stderr_relay.follow(stderr, self.name.clone()));
+        let channel = Channel::new(socket, self.janitor.clone());
+        let found = match &channel {
+            Ok(channel) => {
+                let answered = timeout(NBD_MEASURE, answer(channel, target, fds)).await;
+                answered.unwrap_or_else(|_| Err("no answer in time".to_owned()))
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+        // The kernel closes the descriptors of unread messages with the socket.
+        if let Ok(channel) = channel {
+            self.janitor.dispose(channel.into_socket());
+        }
+        tell(found);
+        let ended = watched(pidfd, Interest::READABLE);
+        if let Ok(ended) = &ended
+            && timeout(PROCESS_END, ended.readable()).await.is_err()
+        {
+            let (process, pid) = (&self.name, child.id());
+            tracing::error!(
+                process,
+                pid,
+                "killed, but the kernel has not ended it; its disk waits"
+            );
+            let _ = ended.readable().await;
+        }
+        reap(child);
+        if let Some(relay) = relay {
+            relay.end().await;
+        }
+    }
 }
 
 async fn answer(
@@ -98,15 +181,104 @@ async fn answer(
     let limit_ms = u32::try_from(NBD_CONNECT.as_millis()).unwrap_or(u32::MAX);
     let command = message::emit(&Command::Export { target, limit_ms });
     let command = command.map_err(|error| error.to_string())?;
-    channel.send(&command, &fds).await.map_err(|error| error.to_string())?;
-    drop(fds);
+    let sent = channel.send(&command, &fds).await.map_err(|error| error.to_string());
+    // The process may have closed its copy of the socket by now.
+    aside(move || drop(fds)).await;
+    sent?;
+    let mut is_ready = false;
     loop {
         let came = channel.receive().await.map_err(|error| error.to_string())?;
-        let (bytes, _) = came.ok_or("its process has ended")?;
+        let (bytes, fds) = came.ok_or("its process has ended")?;
         match message::parse(&bytes).map_err(|error| error.to_string())? {
-            Report::Ready {} => {}
-            Report::Export { found } => return Ok(found),
+            // A descriptor of a file in /proc comes with it, which nobody needs here.
+            Report::Ready {} if !is_ready && fds.len() <= 1 => is_ready = true,
+            Report::Export { found } if fds.is_empty() => return Ok(found),
             _ => return Err("its process answers something else".to_owned()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::processes::channel::pair;
+    use crate::processes::channel::tests::lingers;
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use std::process::{Command as Program, Stdio};
+
+    const EXPORT: NbdFound = NbdFound::Export(ExportSpec {
+        size: 1 << 20,
+        flags: 1,
+        block_min: 1,
+        block_preferred: 4096,
+        block_max: 1 << 20,
+        structured: true,
+    });
+
+    /// What is found by a process that sends these reports, each with so many descriptors. `last`:
+    /// a descriptor of a message that nobody reads.
+    async fn found(
+        disk: &Measured,
+        reports: &[(Report, usize)],
+        last: Option<OwnedFd>,
+    ) -> Result<NbdFound, String> {
+        let (socket, theirs) = pair().unwrap();
+        let theirs = Channel::new(theirs, Arc::new(Janitor::of("test"))).unwrap();
+        let child = Program::new("sleep").arg("600").stderr(Stdio::piped()).spawn().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::NONBLOCK).unwrap();
+        for (report, fds) in reports {
+            let fds: Vec<_> = (0..*fds).map(|_| pidfd.try_clone().unwrap()).collect();
+            theirs.send(&message::emit(report).unwrap(), &fds).await.unwrap();
+        }
+        if let Some(fd) = last {
+            theirs.send(b"last", &[fd]).await.unwrap();
+        }
+        let (target, mut told) = (NbdTarget { export: "a".to_owned(), tls: None }, None);
+        let spawned = Spawned { child, socket, pidfd };
+        disk.attend(spawned, target, Vec::new(), |found| told = Some(found)).await;
+        told.unwrap()
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(test);
+    }
+
+    #[test]
+    fn a_process_that_says_more_than_its_answer_is_not_believed() {
+        run(async {
+            let disk = Measured::of("a");
+            let (ready, answer) = (|| Report::Ready {}, || Report::Export { found: EXPORT });
+            for reports in [vec![(ready(), 1), (answer(), 0)], vec![(answer(), 0)]] {
+                assert_eq!(found(&disk, &reports, None).await, Ok(EXPORT), "{reports:?}");
+            }
+            for reports in [
+                vec![(ready(), 2), (answer(), 0)],
+                vec![(ready(), 1), (ready(), 0), (answer(), 0)],
+                vec![(answer(), 1)],
+                vec![(Report::Quiesced {}, 0), (answer(), 0)],
+            ] {
+                let refused = found(&disk, &reports, None).await;
+                assert_eq!(refused, Err("its process answers something else".to_owned()));
+            }
+        });
+    }
+
+    #[test]
+    fn what_a_process_leaves_unread_is_closed_on_no_thread_of_the_runtime() {
+        run(async {
+            let (disk, (fd, _peer)) = (Measured::of("a"), lingers());
+            let refused = found(&disk, &[(Report::Quiesced {}, 0)], Some(fd)).await;
+            assert!(refused.is_err());
+            // The janitor has the socket, and waits for the peer of the descriptor in it.
+            let idle = disk.janitor.idle();
+            tokio::pin!(idle);
+            let is_idle = std::future::poll_fn(|context| {
+                std::task::Poll::Ready(idle.as_mut().poll(context).is_ready())
+            });
+            assert!(!is_idle.await, "closed by the runtime's thread");
+            // The next process waits until the janitor has been interrupted.
+            idle.await;
+        });
     }
 }
