@@ -14,6 +14,7 @@ pub(crate) mod xen;
 
 pub(crate) use look::look;
 pub(crate) use qemu_helper::HelperError;
+pub(crate) use remote::AdoptedExports;
 pub(crate) use switch::{AdoptedFds, Host, Switches};
 pub(crate) use tasks::Tasks;
 pub(crate) use wanted::{Here, Made, Opened, Part};

@@ -53,7 +53,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The largest block size in bytes that a guest is told.
-const BLOCK_MAX: u32 = 4096;
+pub const BLOCK_MAX: u32 = 4096;
 
 /// A disk that an NBD server serves.
 #[derive(Debug)]

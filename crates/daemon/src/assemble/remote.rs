@@ -9,9 +9,11 @@ use crate::times::{NBD_CONNECT, NBD_CONNECT_EACH};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
 use manyring_engine::aside_for;
 use manyring_nbd::{
-    Address, Blocks, Connected, Export, JoinError, Server, Target, Uri, fits, geometry, queues_max,
+    Address, BLOCK_MAX, Blocks, Connected, Export, JoinError, Server, Target, Uri, fits, geometry,
+    queues_max,
 };
 use rustix::io::Errno;
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -44,6 +46,24 @@ pub(crate) trait Measurer: Debug + Send + Sync {
 pub(crate) struct Remotely {
     pub(crate) measurer: Arc<dyn Measurer>,
     pub(crate) queues: usize,
+    /// What the supervisor before this one has told the disk's guest, and has asked the server for.
+    pub(crate) told: Option<(NbdTarget, ExportSpec)>,
+}
+
+/// The exports that the supervisor before this one has told guests of, by device. Clones share
+/// them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AdoptedExports(Arc<Mutex<HashMap<String, (NbdTarget, ExportSpec)>>>);
+
+impl AdoptedExports {
+    pub(crate) fn new(all: HashMap<String, (NbdTarget, ExportSpec)>) -> Self {
+        Self(Arc::new(Mutex::new(all)))
+    }
+
+    /// Takes that of a device. A disk that is opened later is measured.
+    pub(super) fn take(&self, device: &str) -> Option<(NbdTarget, ExportSpec)> {
+        lock(&self.0).remove(device)
+    }
 }
 
 /// The disk of a server.
@@ -63,7 +83,8 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// The disk of `uri`, measured. May block for some seconds.
+    /// The disk of `uri`, measured, unless its guest was told of it before. May block for some
+    /// seconds.
     ///
     /// # Errors
     /// [`JoinError`].
@@ -71,12 +92,16 @@ impl Remote {
         device: &str,
         uri: &Uri,
         read_only: bool,
-        Remotely { measurer, queues }: Remotely,
+        Remotely { measurer, queues, told }: Remotely,
     ) -> Result<Arc<Self>, JoinError> {
         let Target { export, tls } = Target::of(uri);
         let (device, address) = (device.to_owned(), Address::of(uri));
         let target = NbdTarget { export, tls };
-        let told = measured(&*measurer, &device, &address, &target)?;
+        let told = told.filter(|(asked, _)| *asked == target).and_then(|(_, told)| export_of(told));
+        let told = match told {
+            Some(told) => told,
+            None => measured(&*measurer, &device, &address, &target)?,
+        };
         let queues = u32::try_from(queues).unwrap_or(u32::MAX);
         let pace = Pace::new(queues.saturating_add(CONNECTS_MORE), Instant::now());
         let (connections, connecting) = Default::default();
@@ -97,6 +122,12 @@ impl Remote {
     /// The export that the guest is told of.
     pub(crate) fn told(&self) -> ExportSpec {
         spec_of(&lock(&self.told))
+    }
+
+    /// What the next supervisor needs to serve the disk as it is: what the server was asked for,
+    /// and the export that the guest is told of.
+    pub(crate) fn left(&self) -> (NbdTarget, ExportSpec) {
+        (self.target.clone(), self.told())
     }
 
     /// Connects for the device process, when it is its turn; gives up after `limit`.
@@ -178,8 +209,12 @@ pub(crate) fn spec_of(export: &Export) -> ExportSpec {
 pub(crate) fn export_of(spec: ExportSpec) -> Option<Export> {
     let ExportSpec { size, flags, block_min, block_preferred, block_max, structured } = spec;
     let blocks = Blocks { min: block_min, preferred: block_preferred, max: block_max };
-    let is_unit = |size: u32| size.is_power_of_two();
-    let is_possible = is_unit(block_min) && is_unit(block_preferred) && block_max >= block_min;
+    // As the handshake takes them, and a guest can be told of them.
+    let is_possible = block_min.is_power_of_two()
+        && block_min <= BLOCK_MAX
+        && block_preferred.is_power_of_two()
+        && block_preferred >= block_min.max(512)
+        && block_max >= block_preferred;
     (is_possible && size < SIZE_END).then_some(Export { size, flags, blocks, structured })
 }
 
@@ -279,7 +314,10 @@ mod tests {
             ExportSpec { size: u64::MAX, ..good },
             ExportSpec { block_min: 0, ..good },
             ExportSpec { block_min: 3, ..good },
+            ExportSpec { block_min: 8192, block_preferred: 8192, ..good },
             ExportSpec { block_preferred: 0, ..good },
+            ExportSpec { block_preferred: 256, ..good },
+            ExportSpec { block_max: 2048, ..good },
             ExportSpec { block_max: 0, ..good },
         ] {
             assert_eq!(export_of(bad), None, "{bad:?}");

@@ -1,7 +1,7 @@
 //! Plan -> switches, with their uplinks; and the ports of devices.
 
 use super::AssembleError;
-use super::remote::Measurer;
+use super::remote::{AdoptedExports, Measurer};
 use crate::config::plan::{Domains, NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind};
 use manyring_backend::net::Port;
 use manyring_backend::net::switch::uplink::Uplink;
@@ -26,6 +26,7 @@ pub(crate) struct Host {
     pub(crate) io_uring: bool,
     pub(crate) switches: Switches,
     pub(crate) adopted_fds: AdoptedFds,
+    pub(crate) adopted_exports: AdoptedExports,
     /// The folder of the sockets of helpers.
     pub(crate) helpers: Option<PathBuf>,
     /// Which devices are served by a process of their own.

@@ -154,7 +154,11 @@ fn open_disk(
             io_uring: host.io_uring,
             held: host.adopted_fds.take(&blk.device.name).pop(),
             helpers: host.helpers.as_deref(),
-            remotely: measurer.map(|measurer| Remotely { measurer, queues: blk.num_queues }),
+            remotely: measurer.map(|measurer| Remotely {
+                measurer,
+                queues: blk.num_queues,
+                told: host.adopted_exports.take(&blk.device.name),
+            }),
         },
     );
     opened.map_err(|error| match error {

@@ -1,7 +1,9 @@
 //! `Shared`: the parts of the process that all devices share.
 
 use super::process_arguments;
-use crate::assemble::{AdoptedFds, AssembleError, Host, Made, Opened, Switches, free, served};
+use crate::assemble::{
+    AdoptedExports, AdoptedFds, AssembleError, Host, Made, Opened, Switches, free, served,
+};
 use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
 use crate::limits::Groups;
 use crate::model::{Entry, Registry};
@@ -56,6 +58,7 @@ impl Shared {
             io_uring: plan.daemon.io_uring,
             switches: Switches::new(&plan.switch)?,
             adopted_fds: AdoptedFds::new(std::mem::take(&mut handoff.opened)),
+            adopted_exports: AdoptedExports::new(std::mem::take(&mut handoff.exports)),
             helpers: plan.daemon.state_dir.as_ref().map(|folder| folder.join("helpers")),
             domains: plan.daemon.domains,
             measurer: Some(Arc::new(Measuring::new(process_arguments(&plan.daemon)))),

@@ -29,6 +29,8 @@ struct Server {
     came: Arc<AtomicUsize>,
     /// Commands are read, and none is answered.
     is_silent: Arc<AtomicBool>,
+    /// Connections that come are ended at once.
+    is_deaf: Arc<AtomicBool>,
     sockets: Arc<Mutex<Vec<TcpStream>>>,
 }
 
@@ -43,14 +45,19 @@ impl Server {
             size: Arc::new(AtomicU64::new(SIZE as u64)),
             came: Arc::default(),
             is_silent: Arc::default(),
+            is_deaf: Arc::default(),
             sockets: Arc::default(),
         };
         let (came, sockets) = (server.came.clone(), server.sockets.clone());
         let (size, is_silent) = (server.size.clone(), server.is_silent.clone());
+        let is_deaf = server.is_deaf.clone();
         let bytes = Arc::new(Mutex::new(vec![0; 2 * SIZE]));
         let accept = move || {
             for socket in listener.incoming().flatten() {
                 came.fetch_add(1, Ordering::SeqCst);
+                if is_deaf.load(Ordering::SeqCst) {
+                    continue;
+                }
                 sockets.lock().unwrap().push(socket.try_clone().unwrap());
                 let (size, bytes, is_silent) = (size.clone(), bytes.clone(), is_silent.clone());
                 let serve = move || answer(socket, &size, &bytes, &is_silent);
@@ -307,6 +314,32 @@ fn a_disk_of_a_server_and_its_requests_go_to_the_daemon_that_takes_over() {
     assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
     server.is_silent.store(false, Ordering::SeqCst);
     server.ends_connections();
+    assert_eq!(queue.wait(Duration::from_secs(60)).unwrap().status, 0, "{}", log(&daemon));
+    works(&mut guest, 2);
+    kill_process(rustix::process::Pid::from_child(&next), Signal::TERM).unwrap();
+    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+#[test]
+fn a_disk_whose_server_is_away_or_another_is_taken_over_as_the_guest_was_told_of_it() {
+    let server = Server::start();
+    let daemon = serve("", &disk("a", &format!("{}domain = 'a'\n", server.uri())), &["a"]);
+    let mut guest = connect(&daemon, "a", 1);
+    works(&mut guest, 1);
+    // The server takes no connection to the end, and has a smaller disk then.
+    server.is_deaf.store(true, Ordering::SeqCst);
+    server.size.store(SIZE as u64 / 2, Ordering::SeqCst);
+    server.ends_connections();
+    let mut next = take_over(&daemon, "manyring.toml");
+    assert!(wait_until(|| has_ended(daemon.pid())), "{} {}", daemon.log(), log(&daemon));
+    let queue = &mut guest.queues[0];
+    queue.submit(DriverOp::Write { sector: 64, data: &[7; 4096] }).unwrap();
+    queue.publish().unwrap();
+    server.is_deaf.store(false, Ordering::SeqCst);
+    // Its device process refuses the other disk, as it does when a connection is lost.
+    assert!(wait_until(|| log(&daemon).contains("the guest was told")), "{}", log(&daemon));
+    server.size.store(SIZE as u64, Ordering::SeqCst);
+    let queue = &mut guest.queues[0];
     assert_eq!(queue.wait(Duration::from_secs(60)).unwrap().status, 0, "{}", log(&daemon));
     works(&mut guest, 2);
     kill_process(rustix::process::Pid::from_child(&next), Signal::TERM).unwrap();

@@ -81,6 +81,10 @@ impl Front<'_> {
                 unmarked,
             ));
         }
+        share.extend(self.part.remote.as_deref().map(|remote| {
+            let (device, (target, told)) = (device.clone(), remote.left());
+            (HandoffMessage::Export { device, target, told }, Vec::new())
+        }));
         let owned = self.part.owned.clone();
         let left = aside(move || left_of(&owned)).await.ok_or("internal error")?;
         let left = left.map_err(|errno| errno.to_string())?;

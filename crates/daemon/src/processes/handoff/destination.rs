@@ -8,6 +8,7 @@ use super::{OfXen, Reply, XenBytes};
 use crate::processes::begin;
 use crate::processes::channel::{Came, Channel, NO_FDS, watched};
 use crate::protocol::message;
+use crate::protocol::nbd::{ExportSpec, NbdTarget};
 use crate::service::HandedSocket;
 use crate::times::{HANDOFF_END, HANDOFF_OPEN};
 use manyring_engine::{Janitor, aside};
@@ -29,6 +30,8 @@ pub(crate) struct Handoff {
     pub(crate) sockets: Vec<HandedSocket>,
     /// The description that holds a disk, or the queues of a tap, by device.
     pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
+    /// The exports of NBD servers that guests were told of, by device.
+    pub(crate) exports: HashMap<String, (NbdTarget, ExportSpec)>,
     pub(in crate::processes) clients: HashMap<String, Vec<AdoptedSession>>,
     pub(crate) xen: OfXen,
     /// Devices that the running supervisor does not serve either.
@@ -127,6 +130,9 @@ impl Handoff {
                 }
                 HandoffMessage::Disk { device } | HandoffMessage::Queues { device } => {
                     handoff.opened.entry(device).or_default().extend(fds.take());
+                }
+                HandoffMessage::Export { device, target, told } => {
+                    handoff.exports.insert(device, (target, told));
                 }
                 HandoffMessage::Locks {} => handoff.xen.locks.extend(fds.take()),
                 HandoffMessage::XenMemory { kind, domain, device, params } => {

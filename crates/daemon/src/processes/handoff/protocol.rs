@@ -2,6 +2,7 @@
 
 use crate::processes::outgoing::MessageFd;
 use crate::protocol::message::JournalEntry;
+use crate::protocol::nbd::{ExportSpec, NbdTarget};
 use manyring_engine::StandIns;
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,16 @@ pub enum HandoffMessage {
     Disk {
         /// The device's name.
         device: String,
+    },
+    /// The export of an NBD server that the guest of a disk was told of. The next supervisor need
+    /// not ask the server, which may be away or have another disk by now.
+    Export {
+        /// The device's name.
+        device: String,
+        /// What the server was asked for.
+        target: NbdTarget,
+        /// Its answer, with the size of the last resize.
+        told: ExportSpec,
     },
     /// The queues of a tap, as file descriptors in the order of the pairs; the first of them, or
     /// more of them.
