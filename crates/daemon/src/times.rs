@@ -82,6 +82,9 @@ pub(crate) const NBD_CONNECT: Duration = Duration::from_secs(5);
 pub(crate) const NBD_CONNECT_EACH: Duration = Duration::from_millis(10);
 /// A process starts, and asks a server for its export. Over: the device waits, and is tried again.
 pub(crate) const NBD_MEASURE: Duration = Duration::from_secs(10);
+/// The connections of a device are shut when its device process has it no more. Over: a thread goes
+/// on with that, and the device goes on.
+pub(crate) const NBD_SHUT: Duration = Duration::from_millis(500);
 /// A helper answers a command of its monitor. Over: the command fails, and the helper is replaced.
 pub(crate) const HELPER_MONITOR: Duration = Duration::from_secs(5);
 /// One of the hundred steps in which the first start of a helper is waited for: five seconds. Over:

@@ -1,12 +1,12 @@
 //! `Channel`: a connection as its queue has it: the socket's stream, and the TLS session on it if
 //! there is one.
 
-use super::join::JoinedConnection;
 use super::session::{Broken, NbdSession};
 use super::tls::Tls;
 use manyring_backend::blk::Completion;
 use manyring_backend::sys::uring::Stream;
 use manyring_wire::nbd::{Command, CommandKind};
+use rustix::fd::OwnedFd;
 
 /// A connection in the transmission phase.
 #[derive(Debug)]
@@ -16,8 +16,8 @@ pub(super) struct Channel {
 }
 
 impl Channel {
-    pub(super) fn new(joined: JoinedConnection) -> Self {
-        Self { stream: Stream::new(joined.socket), tls: joined.tls }
+    pub(super) fn new(socket: OwnedFd, tls: Option<Box<Tls>>) -> Self {
+        Self { stream: Stream::new(socket), tls }
     }
 
     /// The buffer to which commands are appended, before [`Self::seal`].
@@ -99,5 +99,13 @@ impl Channel {
             tls.close(self.stream.out());
         }
         let _ = self.stream.send_now();
+    }
+}
+
+impl Drop for Channel {
+    /// The process that has connected may keep a copy of the socket, with which the connection
+    /// would stay open for the server.
+    fn drop(&mut self) {
+        self.stream.shut();
     }
 }

@@ -1,5 +1,6 @@
 //! `join`: connects to the server and negotiates until transmission, for a limited time. Blocks.
 
+use super::channel::Channel;
 use super::clock::now;
 use super::credentials::Credentials;
 use super::error::JoinError;
@@ -9,7 +10,7 @@ use manyring_wire::nbd::{Export, ExportRequest, Handshake, Progress};
 use rustix::event::PollFlags;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
@@ -19,10 +20,8 @@ const RECEIVE: usize = 16 << 10;
 /// A connection in the transmission phase.
 #[derive(Debug)]
 pub(super) struct JoinedConnection {
-    pub(super) socket: OwnedFd,
+    pub(super) channel: Channel,
     pub(super) export: Export,
-    /// The TLS session of the connection, if it has one.
-    pub(super) tls: Option<Box<Tls>>,
     /// The connection is one that other queues use as well.
     pub(super) is_shared: bool,
 }
@@ -46,10 +45,16 @@ pub(super) fn negotiated(
 ) -> Result<JoinedConnection, JoinError> {
     let Connected { socket, credentials } = connected;
     let mut talk = Talk { socket, deadline, tls: None, is_answered: false };
-    let export = negotiate(&mut talk, target, credentials.as_ref())?;
-    let Talk { socket, tls, .. } = talk;
-    rustix::io::ioctl_fionbio(&socket, false).map_err(|e| JoinError::Connect(e.into()))?;
-    Ok(JoinedConnection { socket, export, tls, is_shared: false })
+    let negotiated = negotiate(&mut talk, target, credentials.as_ref()).and_then(|export| {
+        rustix::io::ioctl_fionbio(&talk.socket, false).map_err(|e| JoinError::Connect(e.into()))?;
+        Ok(export)
+    });
+    // The process that has connected may have a copy of the socket.
+    let negotiated = negotiated.inspect_err(|_| {
+        let _ = shutdown(&talk.socket, Shutdown::Both);
+    });
+    let (export, Talk { socket, tls, .. }) = (negotiated?, talk);
+    Ok(JoinedConnection { channel: Channel::new(socket, tls), export, is_shared: false })
 }
 
 /// Negotiates with the server until transmission begins.

@@ -43,7 +43,6 @@ pub use reconnector::{NbdOptions, fits};
 pub use server::{Address, Connected, Server, Target};
 pub use tls::TlsError;
 
-use channel::Channel;
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
 use manyring_wire::nbd::{CAN_MULTI_CONN, READ_ONLY, SEND_TRIM, SEND_WRITE_ZEROES};
 use queue::NbdQueue;
@@ -90,9 +89,9 @@ pub fn measure(
     target: &Target,
     limit: Duration,
 ) -> Result<Export, JoinError> {
-    let joined = join::negotiated(connected, target, clock::now() + limit)?;
+    let mut joined = join::negotiated(connected, target, clock::now() + limit)?;
     let export = joined.export;
-    Channel::new(joined).leave();
+    joined.channel.leave();
     check(&export).map(|()| export)
 }
 

@@ -110,8 +110,7 @@ impl NbdQueue {
     /// Begins with a connection.
     fn go_up(&mut self, joined: JoinedConnection) {
         self.session.start_again(&joined.export);
-        let is_shared = joined.is_shared;
-        let channel = Channel::new(joined);
+        let JoinedConnection { channel, is_shared, .. } = joined;
         if let Some(watched) = &self.watched
             && let Err(errno) = watched.watch(channel.stream.socket())
         {

@@ -24,7 +24,6 @@ mod share;
 #[cfg(test)]
 mod trial;
 
-use super::channel::Channel;
 use super::clock::now;
 use super::error::JoinError;
 use super::join::{JoinedConnection, join};
@@ -271,10 +270,10 @@ impl Reconnector {
 
     /// Connects to see the export as it is now.
     pub(super) fn export(&self) -> Result<Export, JoinError> {
-        let joined = self.options.join(JOIN_LIMIT)?;
+        let mut joined = self.options.join(JOIN_LIMIT)?;
         let export = joined.export;
         // The server may take few connections: this one is not kept for a queue.
-        Channel::new(joined).leave();
+        joined.channel.leave();
         Ok(export)
     }
 
@@ -405,7 +404,7 @@ impl Reconnector {
         if is_last && (state.is_alone || state.asking.len() > 1) {
             match state.start_share(self, joined.export) {
                 Ok(share) => {
-                    share.serve(Channel::new(joined));
+                    share.serve(joined.channel);
                     state.share = Some(share);
                     self.share_out(state);
                 }

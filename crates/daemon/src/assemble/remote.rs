@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until};
 
 /// Longest text of another process about a server, in characters.
 const TEXT_MAX: usize = 512;
-/// Connections that a disk may make at once, beside one for each of its queues.
+/// Connections that a disk may make at once, and have, beside one for each of its queues.
 const CONNECTS_MORE: u32 = 16;
 /// The size of a disk ends below this.
 const SIZE_END: u64 = 1 << 63;
@@ -77,6 +77,7 @@ pub(crate) struct Remote {
     told: Mutex<Export>,
     /// The counters of the connections, as the device process shows them.
     connections: Mutex<Vec<Connection>>,
+    connections_max: usize,
     pace: Mutex<Pace>,
     /// Held while the host connects: it may take long over a name.
     connecting: Arc<tokio::sync::Mutex<()>>,
@@ -103,7 +104,9 @@ impl Remote {
             None => measured(&*measurer, &device, &address, &target)?,
         };
         let queues = u32::try_from(queues).unwrap_or(u32::MAX);
-        let pace = Pace::new(queues.saturating_add(CONNECTS_MORE), Instant::now());
+        let at_once = queues.saturating_add(CONNECTS_MORE);
+        let connections_max = at_once as usize;
+        let pace = Pace::new(at_once, Instant::now());
         let (connections, connecting) = Default::default();
         let (told, pace) = (Mutex::new(told), Mutex::new(pace));
         Ok(Arc::new(Self {
@@ -114,6 +117,7 @@ impl Remote {
             measurer,
             told,
             connections,
+            connections_max,
             pace,
             connecting,
         }))
@@ -122,6 +126,11 @@ impl Remote {
     /// The export that the guest is told of.
     pub(crate) fn told(&self) -> ExportSpec {
         spec_of(&lock(&self.told))
+    }
+
+    /// Connections that may be open at once.
+    pub(crate) fn connections_max(&self) -> usize {
+        self.connections_max
     }
 
     /// What the next supervisor needs to serve the disk as it is: what the server was asked for,

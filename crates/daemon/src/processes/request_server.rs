@@ -5,6 +5,8 @@
 //! its own guests (`net/pace`). A device process that sends a request before the one before it was
 //! answered is killed.
 
+mod connections;
+
 use super::assigned::PendingRequest;
 use super::credentials;
 use super::limits::Limits;
@@ -13,6 +15,9 @@ use super::process::DeviceProcess;
 use crate::assemble::remote::Remote;
 use crate::protocol::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
 use crate::protocol::nbd::NbdFailure;
+use crate::times::NBD_SHUT;
+
+use connections::Connections;
 use manyring_backend::blk::{Disk, Ending, ImageDescriptors, ImageError, Marks};
 use manyring_backend::net::HostFilter;
 use manyring_backend::net::tap::lent::{Lent, LentTable};
@@ -26,6 +31,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 
 /// Queues of a tap that one message hands to the next supervisor.
 const QUEUES_MAX: usize = 64;
@@ -151,15 +157,16 @@ impl RequestServer {
         let mut limit = Limits::default().of(&self.device);
         self.limits.mark_changed();
         let mut connecting: Option<Connecting> = None;
+        let server = self.server();
         loop {
             tokio::select! {
                 ask = asks.recv() => {
                     let Some(PendingRequest { number, request }) = ask else { break };
-                    if let (PrivilegedRequest::Connect { limit_ms }, Some(remote), None) =
-                        (&request, &self.remote, &connecting)
+                    if let (PrivilegedRequest::Connect { limit_ms }, Some(server), None) =
+                        (&request, &server, &connecting)
                     {
                         let limit = Duration::from_millis((*limit_ms).into());
-                        connecting = Some(Box::pin(connect(remote.clone(), number, limit)));
+                        connecting = Some(Box::pin(connect(server.clone(), number, limit)));
                         continue;
                     }
                     let error = self.done(request).await.map_or_else(Errno::raw_os_error, |()| 0);
@@ -178,6 +185,10 @@ impl RequestServer {
                     }
                 }
             }
+        }
+        drop(connecting);
+        if let Some((_, connections)) = server {
+            self.shut(connections).await;
         }
         let host = match self.owned {
             Owned::Port(net) => {
@@ -198,6 +209,24 @@ impl RequestServer {
             ending
         });
         ended.await.flatten()
+    }
+
+    /// The server of the disk, and the connections to it.
+    fn server(&self) -> Option<(Arc<Remote>, Arc<Connections>)> {
+        let remote = self.remote.clone()?;
+        let connections = Connections::new(&self.device, remote.connections_max());
+        Some((remote, Arc::new(connections)))
+    }
+
+    /// Shuts the connections of the device process, which has the device no more.
+    async fn shut(&self, connections: Arc<Connections>) {
+        let ends = connections.clone();
+        // Who has a socket may keep it busy, and has no other use of it then.
+        if timeout(NBD_SHUT, aside(move || ends.end())).await.is_err() {
+            tracing::warn!(device = self.device, "shutting its connections takes long");
+        }
+        // This interrupts a close that lingers; nobody waits for it.
+        tokio::spawn(async move { connections.closed().await });
     }
 
     async fn tell_changes(&mut self) {
@@ -257,16 +286,25 @@ impl RequestServer {
 }
 
 /// Connects to the server of a disk, for the device process that has asked with this number.
-async fn connect(remote: Arc<Remote>, number: u64, limit: Duration) -> OutgoingMessage {
+async fn connect(
+    (remote, connections): (Arc<Remote>, Arc<Connections>),
+    number: u64,
+    limit: Duration,
+) -> OutgoingMessage {
     let failed = |errno: Errno| NbdFailure {
         text: format!("is not asked: {errno}"),
         is_limit: false,
         passes: true,
     };
+    connections.closed().await;
     let given = match remote.connect(limit).await {
         Ok(connected) => {
             // Certificates may be long.
-            let given = aside(move || credentials::given(connected)).await;
+            let given = aside(move || {
+                connections.keep(&connected.socket)?;
+                credentials::given(connected)
+            });
+            let given = given.await;
             given.unwrap_or(Err(Errno::IO)).map_err(failed)
         }
         Err(failure) => Err(failure),

@@ -4,7 +4,7 @@
 
 use crate::domain::{disk, pid, process, serve};
 use crate::support::process::{Daemon, wait_until};
-use crate::support::program::{http_json, shown};
+use crate::support::program::{http, http_json, shown};
 use crate::support::taken::Taken;
 use crate::takeover::{has_ended, log, take_over};
 use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
@@ -13,8 +13,6 @@ use manyring_wire::nbd::{
 };
 use rustix::process::{Signal, kill_process};
 use serde_json::json;
-use std::collections::BTreeSet;
-use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -27,6 +25,8 @@ struct Server {
     size: Arc<AtomicU64>,
     /// Connections that have come.
     came: Arc<AtomicUsize>,
+    /// Connections that are open.
+    open: Arc<AtomicUsize>,
     /// Commands are read, and none is answered.
     is_silent: Arc<AtomicBool>,
     /// Connections that come are ended at once.
@@ -44,13 +44,14 @@ impl Server {
             port,
             size: Arc::new(AtomicU64::new(SIZE as u64)),
             came: Arc::default(),
+            open: Arc::default(),
             is_silent: Arc::default(),
             is_deaf: Arc::default(),
             sockets: Arc::default(),
         };
         let (came, sockets) = (server.came.clone(), server.sockets.clone());
         let (size, is_silent) = (server.size.clone(), server.is_silent.clone());
-        let is_deaf = server.is_deaf.clone();
+        let (is_deaf, open) = (server.is_deaf.clone(), server.open.clone());
         let bytes = Arc::new(Mutex::new(vec![0; 2 * SIZE]));
         let accept = move || {
             for socket in listener.incoming().flatten() {
@@ -60,7 +61,12 @@ impl Server {
                 }
                 sockets.lock().unwrap().push(socket.try_clone().unwrap());
                 let (size, bytes, is_silent) = (size.clone(), bytes.clone(), is_silent.clone());
-                let serve = move || answer(socket, &size, &bytes, &is_silent);
+                let open = open.clone();
+                open.fetch_add(1, Ordering::SeqCst);
+                let serve = move || {
+                    answer(socket, &size, &bytes, &is_silent);
+                    open.fetch_sub(1, Ordering::SeqCst);
+                };
                 std::thread::Builder::new().spawn(serve).unwrap();
             }
         };
@@ -74,6 +80,10 @@ impl Server {
 
     fn came(&self) -> usize {
         self.came.load(Ordering::SeqCst)
+    }
+
+    fn open(&self) -> usize {
+        self.open.load(Ordering::SeqCst)
     }
 
     fn ends_connections(&self) {
@@ -143,17 +153,6 @@ fn connect(daemon: &Daemon, name: &str, queues: u16) -> BlkDriver {
     BlkDriver::connect(&daemon.socket_of(name), &options).unwrap()
 }
 
-/// The sockets of a process: their numbers, with those of the files.
-fn sockets(process: i32) -> BTreeSet<(u32, String)> {
-    let open = fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
-    let socket = |fd: fs::DirEntry| {
-        let target = fs::read_link(fd.path()).ok()?.to_str()?.to_owned();
-        let number = fd.file_name().to_str()?.parse().ok()?;
-        target.starts_with("socket:").then_some((number, target))
-    };
-    open.filter_map(socket).collect()
-}
-
 /// Writes and reads back on each queue.
 fn works(guest: &mut BlkDriver, round: u8) {
     for (queue, sector) in guest.queues.iter_mut().zip((0..).step_by(8)) {
@@ -173,19 +172,18 @@ fn a_disk_of_a_server_is_served_in_its_device_process_and_outlives_it_and_the_co
     assert_eq!(server.came(), 1, "the disk was measured");
     let mut guest = connect(&daemon, "a", 4);
     works(&mut guest, 1);
-    // The supervisor has no socket to the server: all are in the device process.
     let control = daemon.socket_of("control");
     let connections = || shown(&control, "/v1/devices/a")["connections"].clone();
     let up = |connection: &serde_json::Value| connection["up"] == true;
     let count = |all: &Vec<serde_json::Value>| all.iter().filter(|of| up(of)).count();
     let are_up = || connections().as_array().is_some_and(|all| count(all) == 4);
     assert!(wait_until(are_up), "{}", connections());
-    let ports = |process: u32| sockets(i32::try_from(process).unwrap()).len();
-    let before = ports(daemon.pid());
+    assert!(wait_until(|| server.open() == 4), "{}", server.open());
     // Connections that end are made anew, and nothing is lost.
     server.ends_connections();
     works(&mut guest, 2);
-    assert_eq!(ports(daemon.pid()), before);
+    // The server sees the end of connections that a device process leaves.
+    assert!(wait_until(|| server.open() == 4), "{}", server.open());
     // Requests in flight go again when the device process dies.
     server.is_silent.store(true, Ordering::SeqCst);
     let queue = &mut guest.queues[0];
@@ -241,15 +239,26 @@ fn says(thread: &mut Taken, text: &str) -> bool {
     sent == i64::try_from(text.len()).ok()
 }
 
-/// Has the control thread of a device process read commands until one answers a connect.
-fn is_answered(thread: &mut Taken) {
-    let at = thread.scratch() + 512;
-    let is_told = |thread: &mut Taken| {
-        let count = thread.call(libc::SYS_recvfrom, [0, at, 256, 0, 0, 0]);
-        // The second word of the text `{"connected": ..` behind the version.
-        count > 0 && thread.load(at + 4) == u32::from_ne_bytes(*b"onne")
+/// Has the control thread of a device process read commands until one has `word` as its second
+/// word, and keep the descriptors that come with it.
+fn hears(thread: &mut Taken, word: [u8; 4]) {
+    const DONTWAIT: u64 = 0x40;
+    let (bytes, head, parts, control) =
+        (thread.scratch() + 512, thread.scratch() + 1024, thread.scratch() + 1104, 1152);
+    let control = thread.scratch() + control;
+    let words = |at: u64, values: &[u64], thread: &mut Taken| {
+        for (at, value) in (at..).step_by(8).zip(values) {
+            thread.store(at, u32::try_from(value & 0xffff_ffff).unwrap());
+            thread.store(at + 4, u32::try_from(value >> 32).unwrap());
+        }
     };
-    assert!(wait_until(|| is_told(thread)), "no answer");
+    let is_told = |thread: &mut Taken| {
+        words(parts, &[bytes, 256], thread);
+        words(head, &[0, 0, parts, 1, control, 64, 0], thread);
+        let count = thread.call(libc::SYS_recvmsg, [0, head, DONTWAIT, 0, 0, 0]);
+        count > 0 && thread.load(bytes + 4) == u32::from_ne_bytes(word)
+    };
+    assert!(wait_until(|| is_told(thread)), "no command");
 }
 
 #[test]
@@ -280,12 +289,15 @@ fn a_taken_device_process_is_connected_to_its_own_server_alone_and_at_a_bounded_
     const ASKED: u32 = 100;
     for number in 1..=ASKED {
         assert!(asks(&mut taken, "a", 1000 + u64::from(number)), "{}", daemon.log());
-        is_answered(&mut taken);
+        // `{"connected": ..` behind the version.
+        hears(&mut taken, *b"onne");
     }
     // 4 queues and 16 more at once; then one in 10 ms.
     let least = Duration::from_millis(10) * (ASKED - 4 - 16 - 1);
     assert!(began.elapsed() >= least, "{ASKED} connections in {:?}", began.elapsed());
     assert!(wait_until(|| own.came() - own_before == ASKED as usize), "{}", own.came());
+    // It has kept all of them, and the server has no more than the disk may have.
+    assert!(wait_until(|| own.open() == 4 + 16), "{}", own.open());
     // It has no device of this name, and is ended for the question.
     assert_eq!(other.came(), other_before, "nor is another server connected to");
     asks(&mut taken, "b", 5000);
@@ -344,4 +356,34 @@ fn a_disk_whose_server_is_away_or_another_is_taken_over_as_the_guest_was_told_of
     works(&mut guest, 2);
     kill_process(rustix::process::Pid::from_child(&next), Signal::TERM).unwrap();
     assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+}
+
+#[test]
+fn a_taken_device_process_keeps_no_connection_of_a_disk_that_is_gone() {
+    let server = Server::start();
+    let other = disk("b", "memory = '1M'\ndomain = 'a'\n");
+    let daemon = serve("workers = 1\n", &other, &["b"]);
+    let (control, socket) = (daemon.socket_of("control"), daemon.socket_of("a"));
+    let uri = format!("nbd://127.0.0.1:{}/", server.port);
+    let device = json!({
+        "kind": "blk", "socket_path": socket, "nbd": uri, "num_queues": 4, "domain": "a",
+    });
+    let (status, said) = http_json(&control, "PUT", "/v1/devices/a", &device.to_string());
+    assert_eq!(status, 201, "{said}");
+    let mut guests = ["a", "b"].map(|name| connect(&daemon, name, 4));
+    guests.iter_mut().for_each(|guest| works(guest, 1));
+    let its_pid = pid(&daemon, "a").as_raw_nonzero().get();
+    assert!(wait_until(|| server.open() == 4), "{}", server.open());
+    let mut taken = Taken::take(its_pid, its_pid);
+    std::thread::scope(|scope| {
+        let removed = scope.spawn(|| http(&control, "DELETE", "/v1/devices/a?force=true", ""));
+        // It says that it has stopped the disk, and keeps the sockets.
+        hears(&mut taken, *b"emov");
+        assert!(says(&mut taken, "\u{1}{\"removed\":{\"device\":\"a\"}}"));
+        assert!(wait_until(|| server.open() == 0), "{} {}", server.open(), daemon.log());
+        drop(taken);
+        assert_eq!(removed.join().unwrap().0, 204, "{}", daemon.log());
+    });
+    works(&mut guests[1], 2);
+    assert!(daemon.terminate().success());
 }

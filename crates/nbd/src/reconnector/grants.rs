@@ -170,7 +170,7 @@ impl Reconnector {
                 state.more_at = now() + state.more_pause;
                 state.more_pause = (state.more_pause * 2).min(MORE_MAX);
                 drop(state);
-                fit.into_iter().for_each(|joined| Channel::new(joined).leave());
+                fit.into_iter().for_each(|mut joined| joined.channel.leave());
             }
         }
     }
@@ -217,7 +217,8 @@ impl State {
         self.ask_the_host()?;
         let (socket, export) = (share.add()?, share.export);
         self.holds(line, Holds::Shared);
-        line.tell(News::Joined(JoinedConnection { socket, export, tls: None, is_shared: true }));
+        let channel = Channel::new(socket, None);
+        line.tell(News::Joined(JoinedConnection { channel, export, is_shared: true }));
         Ok(())
     }
 

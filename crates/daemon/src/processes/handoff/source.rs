@@ -55,7 +55,8 @@ impl HandoffRequest {
 
 impl Processes {
     /// Hands everything over to the supervisor that listens at `path`. Returns only if that fails:
-    /// then this supervisor goes on. `shown`: the devices, which changes that are waited for change.
+    /// then this supervisor goes on. `shown`: the devices, which changes that are waited for
+    /// change.
     ///
     /// # Errors
     /// One line: some devices are served by no device process, or by a helper; or the takeover
