@@ -101,6 +101,10 @@ impl Shared {
     pub(super) fn made(&self, wanted: &Wanted, opened: Opened) -> Made {
         self.processes.limit(&wanted.plan().name, &wanted.plan().limit);
         let made = wanted.made(opened, wanted.domain(self.domains), &self.pool);
+        if let Made::Owned(part) = &made {
+            let queues = part.view.side.stats.count();
+            self.processes.set_apart(&wanted.plan().name, queues);
+        }
         if let Some(limit) = &made.view().side.limit {
             self.groups.limit(limit, &wanted.plan().limit);
         }

@@ -45,8 +45,8 @@ pub(super) struct DomainMembers {
 }
 
 impl DomainMembers {
-    pub(super) fn of(domain: &str) -> Self {
-        let (janitor, surplus) = (Arc::new(Janitor::of(domain)), Surplus::default());
+    pub(super) fn of(domain: &str, surplus: Surplus) -> Self {
+        let janitor = Arc::new(Janitor::of(domain));
         Self { janitor, stderr_relay: StderrRelay::new(), surplus }
     }
 }

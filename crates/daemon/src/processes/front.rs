@@ -55,15 +55,15 @@ pub(crate) async fn serve(
 ) -> Result<(), ListenError> {
     let mut stopping = stop.clone();
     let (view, domain) = (&part.view, part.view.process.as_deref().unwrap_or_default());
+    let device = wanted.plan().name.as_str();
+    let journals = processes.budgets.store(device, view.side.stats.count());
     let (mut source, name) = Source::of(endpoint, &wanted.plan().name, domain).await?;
     let is_single = source.is_single() || wanted.plan().one_off;
     let counts = Counts::new(view.side.stats.clone(), part.remote.clone());
     let counts = Arc::new(counts.map_err(|errno| io_error(errno.into()))?);
-    let device = wanted.plan().name.as_str();
-    let journals = JournalStore::new(device, view.side.stats.count());
     let (asks, adopted_sessions) = processes.register(device);
     let owner = adopted_sessions.first().map(|adopted_session| adopted_session.domain.clone());
-    let waiting = inherited(&journals, adopted_sessions);
+    let waiting = inherited(processes, &journals, adopted_sessions);
     let LingeringIo { held, marks, part: _ } = processes.lingering_io(device);
     let counted = |count: usize| StandIns::up_to(u32::try_from(count).unwrap_or(u32::MAX));
     let ending = |Locked { byte, only_reads, unmarked }: Locked| {
@@ -127,12 +127,16 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 
 /// Goes on with the front-ends that another supervisor handed over. The domain of the first one has
 /// the device; a front-end of another domain waits, as it did there.
-fn inherited(journals: &JournalStore, adopted_sessions: Vec<AdoptedSession>) -> Option<Waiting> {
+fn inherited(
+    processes: &Processes,
+    journals: &JournalStore,
+    adopted_sessions: Vec<AdoptedSession>,
+) -> Option<Waiting> {
     let owner = adopted_sessions.first()?.domain.clone();
-    let mut waiting = None;
+    let (mut waiting, surplus) = (None, processes.budgets.surplus(&owner));
     for adopted_session in adopted_sessions {
         if adopted_session.domain == owner {
-            journals.inherit(adopted_session);
+            journals.inherit(adopted_session, &surplus);
         } else {
             let AdoptedSession { domain, socket, .. } = adopted_session;
             waiting = Some(Waiting { socket: journals.hold(socket), domain });

@@ -14,7 +14,7 @@ use crate::protocol::spec::DeviceSpec;
 use manyring_backend::net::null::NullPort;
 use manyring_device::Owned;
 use manyring_device::net::{NetOptions, Offload, OwnedPort, Reclaim};
-use manyring_engine::{Janitor, Moderation};
+use manyring_engine::{Janitor, Moderation, Surplus};
 use rustix::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl CompromisedProcess {
     pub fn new() -> Option<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
         let guard = runtime.enter();
-        let members = DomainMembers::of("taken");
+        let members = DomainMembers::of("taken", Surplus::default());
         let janitor = members.janitor.clone();
         // Nobody polls the task that would start the process.
         let process = DeviceProcess::start("taken", Arc::new([]), members);

@@ -142,7 +142,12 @@ impl JournalStore {
     /// Takes the socket of a front-end that has connected. The janitor closes the socket, since the
     /// kernel closes unread messages' descriptors with it.
     pub(super) fn hold(&self, socket: OwnedFd) -> Arc<ForeignFd> {
-        let room = self.reserve.room(1, &Surplus::default());
+        // Nobody has asked whose the front-end is.
+        self.hold_for(socket, &Surplus::default())
+    }
+
+    fn hold_for(&self, socket: OwnedFd, surplus: &Surplus) -> Arc<ForeignFd> {
+        let room = self.reserve.room(1, surplus);
         self.adopt(socket, &mut room.unwrap_or(FdRoom::none()))
     }
 
@@ -211,6 +216,12 @@ impl JournalStore {
     /// Returns when the device may have another front-end.
     pub(super) async fn has_place(&self) {
         let _ = self.count.subscribe().wait_for(|count| *count < CLIENTS_MAX).await;
+    }
+
+    /// The descriptors that are set apart and free.
+    #[cfg(test)]
+    pub(super) fn part(&self) -> usize {
+        self.reserve.free()
     }
 
     #[cfg(test)]
@@ -327,13 +338,13 @@ impl JournalStore {
         clients.flat_map(|(number, client)| self.command(*number, client)).collect()
     }
 
-    /// Keeps a front-end that another supervisor handed over.
-    pub(super) fn inherit(&self, adopted_session: AdoptedSession) {
+    /// Keeps a front-end that another supervisor handed over. `surplus`: of its domain.
+    pub(super) fn inherit(&self, adopted_session: AdoptedSession, surplus: &Surplus) {
         let AdoptedSession { socket, entries, answering, .. } = adopted_session;
-        let (number, surplus) = (self.add(self.hold(socket)), Surplus::default());
+        let number = self.add(self.hold_for(socket, surplus));
         for (entry, fds) in entries {
             let change = Change { puts: vec![entry], ..Change::default() };
-            if let Err(problem) = self.note(number, change, fds, &surplus) {
+            if let Err(problem) = self.note(number, change, fds, surplus) {
                 tracing::warn!(device = self.device, problem, "resuming a front-end failed");
                 return self.forget(number);
             }

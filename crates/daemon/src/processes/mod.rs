@@ -32,6 +32,7 @@
 
 mod assigned;
 mod begin;
+mod budgets;
 mod calls;
 mod changes;
 mod channel;
@@ -79,6 +80,7 @@ pub(crate) use xen_front::{
 use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};
 use crate::model::snapshot::Workers;
 use assigned::DomainMembers;
+use budgets::Budgets;
 use changes::Changes;
 use channel::Channel;
 use counts::Counts;
@@ -115,6 +117,7 @@ pub(crate) struct Processes {
     /// The channel to the supervisor that takes over.
     successor: Arc<Mutex<Option<Arc<Channel>>>>,
     changes: Arc<Changes>,
+    budgets: Arc<Budgets>,
     /// Front-ends that an earlier supervisor handed over, by device.
     adopted_sessions: Arc<Mutex<HashMap<String, Vec<AdoptedSession>>>>,
     /// Processes and requests of an earlier supervisor that have not ended, by device.
@@ -184,9 +187,15 @@ impl Processes {
             pauses: Arc::new(watch::Sender::new(false)),
             successor: Arc::default(),
             changes: Arc::default(),
+            budgets: Arc::default(),
             adopted_sessions: Arc::new(Mutex::new(std::mem::take(&mut handoff.clients))),
             lingering_io: Arc::new(Mutex::new(std::mem::take(&mut handoff.lingering_io))),
         }
+    }
+
+    /// Sets apart what sessions of a device need, before anybody serves it.
+    pub(crate) fn set_apart(&self, device: &str, queues: usize) {
+        self.budgets.set_apart(device, queues);
     }
 
     /// Registers the front of a device. Returns the queue of requests to the front, and the
@@ -397,7 +406,8 @@ impl Processes {
             if kept.get(domain).is_some_and(|kept| kept.process.state() != State::Ended) {
                 continue;
             }
-            let members = members.unwrap_or_else(|| DomainMembers::of(domain));
+            let members =
+                members.unwrap_or_else(|| DomainMembers::of(domain, self.budgets.surplus(domain)));
             let is_xen = |domain: &str| domain.starts_with(XEN);
             let arguments = if is_xen(domain) { &self.xen_arguments } else { &self.arguments };
             let process = DeviceProcess::start(domain, arguments.clone(), members);

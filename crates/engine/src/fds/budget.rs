@@ -56,7 +56,15 @@ impl Default for Surplus {
 }
 
 impl Surplus {
-    fn taken(&self) -> u32 {
+    /// True if a device process or a session of the domain has it.
+    #[must_use]
+    pub fn is_used(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
+    /// The descriptors that the domain has beyond the parts of its devices.
+    #[must_use]
+    pub fn taken(&self) -> u32 {
         u32::MAX - self.0.free.load(Ordering::Relaxed)
     }
 }
@@ -73,7 +81,13 @@ impl Reserve {
         Self(Arc::new(Part { free, _permit: permit }))
     }
 
-    /// FdReservation for this many descriptors that are here already: of the part, and then of the
+    /// The permits of the part that are free.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.0.free.load(Ordering::Relaxed) as usize
+    }
+
+    /// Room for this many descriptors that are here already: of the part, and then of the
     /// surplus of the domain that sent them. `None` if there is too little.
     #[must_use]
     pub fn room(&self, count: usize, surplus: &Surplus) -> Option<FdReservation> {
@@ -203,20 +217,16 @@ impl FdReservation {
 mod tests {
     use super::*;
 
-    fn free(part: &Reserve) -> usize {
-        part.0.free.load(Ordering::Relaxed) as usize
-    }
-
     /// One test, since the budget is that of the process.
     #[test]
     fn who_keeps_all_that_he_can_leaves_others_their_parts_and_half_of_the_rest() {
         let parts: Vec<_> = (0..64).map(|_| Reserve::of(usize::MAX)).collect();
-        assert_eq!(free(&parts[0]), size() / 64);
-        assert!(parts.iter().map(free).sum::<usize>() <= size() - size() / 4);
-        assert_eq!(free(&parts[63]), 0, "a quarter stays common");
+        assert_eq!(parts[0].free(), size() / 64);
+        assert!(parts.iter().map(Reserve::free).sum::<usize>() <= size() - size() / 4);
+        assert_eq!(parts[63].free(), 0, "a quarter stays common");
         drop(parts);
         let (bad, good) = (Reserve::of(8), Reserve::of(4));
-        assert_eq!((free(&bad), free(&good)), (8, 4));
+        assert_eq!((bad.free(), good.free()), (8, 4));
         let (hoarder, honest) = (Surplus::default(), Surplus::default());
         let before = budget().available_permits();
         let mut hoarded = Vec::new();
@@ -228,9 +238,9 @@ mod tests {
         assert!((before / 2 - 8..=before / 2).contains(&surplus), "{surplus} of {before}");
         // What exceeds the part of another device is still to be had.
         let room = good.room(12, &honest).unwrap();
-        assert_eq!((free(&good), honest.taken()), (0, 8));
+        assert_eq!((good.free(), honest.taken()), (0, 8));
         drop((room, hoarded));
-        assert_eq!((free(&bad), hoarder.taken(), honest.taken()), (8, 0, 0));
+        assert_eq!((bad.free(), hoarder.taken(), honest.taken()), (8, 0, 0));
         assert_eq!(budget().available_permits(), before);
     }
 }

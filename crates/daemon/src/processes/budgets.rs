@@ -1,0 +1,84 @@
+//! `Budgets`: the descriptors that the supervisor keeps for sessions, by device and by domain.
+
+use super::journal_store::JournalStore;
+use manyring_engine::Surplus;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What is set apart for devices, and what domains have beyond that.
+#[derive(Debug, Default)]
+pub(super) struct Budgets {
+    /// The stores of devices that are not served yet: their parts are set apart before a session
+    /// of another device may have what is left.
+    stores: Mutex<HashMap<String, Arc<JournalStore>>>,
+    /// A domain has one surplus for all its devices, sessions and device processes, also for those
+    /// that an earlier supervisor handed over.
+    surpluses: Mutex<HashMap<String, Surplus>>,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Budgets {
+    /// Sets the part of a device apart, which has this many queues.
+    pub(super) fn set_apart(&self, device: &str, queues: usize) {
+        lock(&self.stores).insert(device.to_owned(), JournalStore::new(device, queues));
+    }
+
+    /// The store of a device that is about to be served.
+    pub(super) fn store(&self, device: &str, queues: usize) -> Arc<JournalStore> {
+        let store = lock(&self.stores).remove(device);
+        let store = store.filter(|store| store.queues() == queues);
+        store.unwrap_or_else(|| JournalStore::new(device, queues))
+    }
+
+    /// The surplus of a domain.
+    pub(super) fn surplus(&self, domain: &str) -> Surplus {
+        let mut surpluses = lock(&self.surpluses);
+        if let Some(surplus) = surpluses.get(domain) {
+            return surplus.clone();
+        }
+        // Each boot of a Xen guest is a domain with a new number.
+        surpluses.retain(|_, surplus| surplus.is_used());
+        surpluses.entry(domain.to_owned()).or_default().clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::processes::handoff::AdoptedSession;
+    use crate::protocol::message::JournalEntry;
+
+    fn session(entries: u32) -> AdoptedSession {
+        let fd = || std::fs::File::open("/dev/null").unwrap().into();
+        let entry = |key| (JournalEntry { key, bytes: Vec::new() }, vec![fd(), fd()]);
+        let entries = (0..entries).map(entry).collect();
+        AdoptedSession { domain: "bad".to_owned(), socket: fd(), entries, answering: None }
+    }
+
+    #[test]
+    fn what_a_domain_had_before_a_takeover_counts_against_it_after_that() {
+        let budgets = Budgets::default();
+        // Each has six descriptors and three for each queue.
+        ["a", "b"].iter().for_each(|device| budgets.set_apart(device, 2));
+        let stores = ["a", "b"].map(|device| budgets.store(device, 2));
+        for store in &stores {
+            store.inherit(session(10), &budgets.surplus("bad"));
+        }
+        assert_eq!(budgets.surplus("bad").taken(), 2 * (1 + 20 - 12));
+        assert_eq!(budgets.surplus("good").taken(), 0);
+    }
+
+    #[test]
+    fn a_device_that_waits_to_be_served_has_its_part_already() {
+        let budgets = Budgets::default();
+        budgets.set_apart("a", 2);
+        let (kept, other) = (budgets.store("a", 2), budgets.store("a", 2));
+        assert_eq!((kept.part(), other.part()), (12, 12), "both have one");
+        drop(kept);
+        budgets.set_apart("a", 4);
+        assert_eq!(budgets.store("a", 2).part(), 12, "the device came again with other queues");
+    }
+}
