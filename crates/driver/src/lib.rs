@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! Arena     guest memory in files, a bump allocator of guest addresses
-//! Vring     a driver queue in an arena, with its kick, call and err eventfds
+//! Virtqueue a driver queue in an arena, with its kick, call and err eventfds
 //! FrontEnd  the vhost-user front-end over a blocking socket
 //! BlkDriver a virtio-blk driver over the three
 //! NetDriver a virtio-net driver: queue pairs, each movable to a thread; the control queue

@@ -46,7 +46,7 @@
 //!
 //! A handler that returns every chain as it came:
 //! ```
-//! use manyring_engine::{Done, Handler, Mode, Turn, Waits};
+//! use manyring_engine::{Done, Handler, TurnMode, Turn, Waits};
 //! use manyring_queue::{BATCH_CHAINS, Batch, Chains};
 //!
 //! #[derive(Debug, Default)]
@@ -56,7 +56,7 @@
 //!
 //! impl<R: Chains> Handler<R> for Returns {
 //!     fn turn(&mut self, ring: &mut R, turn: &mut Turn<'_, '_>) -> Done {
-//!         if turn.mode == Mode::Rest {
+//!         if turn.mode == TurnMode::Rest {
 //!             return Done::default();
 //!         }
 //!         let popped = ring.pop_batch(&mut self.batch, BATCH_CHAINS);

@@ -45,12 +45,12 @@
 //! A session as messages, with names in the place of file descriptors:
 //!
 //! ```
-//! use manyring_transport::vhost_user::session::{Answer, Effect, OFFERED, Offer, Session};
+//! use manyring_transport::vhost_user::session::{Answer, Effect, OFFERED, DeviceOffer, Session};
 //! use manyring_wire::vhost_user::{FLAG_VERSION, Header, REQUESTS, Region, VringAddr};
 //! use zerocopy::IntoBytes;
 //!
 //! let features = 1 << 32; // VIRTIO_F_VERSION_1
-//! let offer = Offer { features, protocol: OFFERED, queue_count: 1, queue_size_max: 256 };
+//! let offer = DeviceOffer { features, protocol: OFFERED, queue_count: 1, queue_size_max: 256 };
 //! let mut session = Session::new(offer);
 //! let mut send = |name: &str, payload: &[u8], fds: Vec<&'static str>| {
 //!     let request = REQUESTS.iter().find(|row| row.name == name).unwrap().id;

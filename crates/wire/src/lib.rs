@@ -8,10 +8,10 @@
 //! vhost_user  a front-end's messages                   Header -> Row (THE TABLE) -> Request; Reply
 //! virtio      feature, status and device numbers       constants
 //! virtqueue   descriptors and flags of both rings      constants (the crate queue reads the rings)
-//! blk         a driver's requests to a disk            RawHeader -> RequestKind; Segment; Config
-//! net         a driver's frames and commands           RawHeader, Offloads; Command; flow, segment
+//! blk         a driver's requests to a disk            RawBlkHeader -> RequestKind; Segment
+//! net         a driver's frames and commands           RawNetHeader, Offloads; Command; segment
 //! nbd         an NBD server's answers                  Handshake, replies; commands emitted
-//! xen         xenstore, and a Xen disk's nodes, ring   Path, Message; Offer, Disk; blkif requests
+//! xen         xenstore, and a Xen disk's nodes, ring   Message; Offer, DiskGeometry; requests
 //! rtnetlink   the kernel's news of interfaces          Request emitted; Link, LinkEvent parsed
 //! ```
 //! Bytes that were copied out of a socket or of guest memory flow in, a valid value or an error
@@ -30,7 +30,7 @@
 //! as documented in QEMU 11.0, plus the request and the two feature bits of 11.1.
 //!
 //! ```
-//! use manyring_wire::blk::{RawHeader, RequestKind, VIRTIO_BLK_T_IN};
+//! use manyring_wire::blk::{RawBlkHeader, RequestKind, VIRTIO_BLK_T_IN};
 //! use manyring_wire::vhost_user::{FLAG_VERSION, Header, ParseError, Request, row_of};
 //!
 //! // A message of a front-end: a header of 12 bytes, then the payload of its row.
@@ -46,7 +46,7 @@
 //! // A request of a driver: its sector becomes an offset in bytes, which cannot overflow.
 //! let of = |kind: u32, sector: u64| {
 //!     let (kind, sector) = (kind.into(), sector.into());
-//!     RequestKind::parse(&RawHeader { kind, sector, ..RawHeader::default() })
+//!     RequestKind::parse(&RawBlkHeader { kind, sector, ..RawBlkHeader::default() })
 //! };
 //! assert_eq!(of(VIRTIO_BLK_T_IN, 8), RequestKind::In { offset: 4096 });
 //! assert_eq!(of(VIRTIO_BLK_T_IN, u64::MAX), RequestKind::OutOfRange);

@@ -228,7 +228,7 @@ pub(super) mod tests {
     }
 
     /// A TCP connection whose close waits for its peer, which reads nothing.
-    pub(in crate::processes) fn lingers() -> (OwnedFd, std::net::TcpStream) {
+    fn lingers() -> (OwnedFd, std::net::TcpStream) {
         use std::io::Write;
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -202,9 +202,12 @@ async fn answer(
 mod tests {
     use super::*;
     use crate::processes::channel::pair;
-    use crate::processes::channel::tests::lingers;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use std::io::ErrorKind::WouldBlock;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
     use std::process::{Command as Program, Stdio};
+    use std::sync::mpsc::{Receiver, channel};
 
     const EXPORT: NbdFound = NbdFound::Export(ExportSpec {
         size: 1 << 20,
@@ -264,21 +267,29 @@ mod tests {
         });
     }
 
+    /// Holds the janitor until the sender is dropped.
+    struct Held(Receiver<()>);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            let _ = self.0.recv();
+        }
+    }
+
     #[test]
     fn what_a_process_leaves_unread_is_closed_on_no_thread_of_the_runtime() {
         run(async {
-            let (disk, (fd, _peer)) = (Measured::of("a"), lingers());
-            let refused = found(&disk, &[(Report::Quiesced {}, 0)], Some(fd)).await;
+            let (disk, (fd, mut peer)) = (Measured::of("a"), UnixStream::pair().unwrap());
+            let (release, held) = channel();
+            disk.janitor.dispose(Held(held));
+            let refused = found(&disk, &[(Report::Quiesced {}, 0)], Some(fd.into())).await;
             assert!(refused.is_err());
-            // The janitor has the socket, and waits for the peer of the descriptor in it.
-            let idle = disk.janitor.idle();
-            tokio::pin!(idle);
-            let is_idle = std::future::poll_fn(|context| {
-                std::task::Poll::Ready(idle.as_mut().poll(context).is_ready())
-            });
-            assert!(!is_idle.await, "closed by the runtime's thread");
-            // The next process waits until the janitor has been interrupted.
-            idle.await;
+            peer.set_nonblocking(true).unwrap();
+            let is_open = peer.read(&mut [0]).is_err_and(|error| error.kind() == WouldBlock);
+            assert!(is_open, "the runtime's thread has closed it");
+            drop(release);
+            disk.janitor.idle().await;
+            assert_eq!(peer.read(&mut [0]).unwrap(), 0);
         });
     }
 }
