@@ -23,8 +23,9 @@ use std::time::{Duration, Instant};
 
 /// Where the container has the sockets and the images.
 const INSIDE: [&str; 2] = ["/supervisor", "/images"];
-/// A worker that hangs for so long would end the daemon.
-const WATCHDOG: Duration = Duration::from_secs(3);
+/// A supervisor that hangs for so long would be ended. A busy host gives it no turn for three
+/// seconds at times; a device process that is stopped for longer than ten is killed.
+const WATCHDOG: Duration = Duration::from_secs(7);
 const UNIT: &str = "manyring";
 /// Words of the journal that nothing of this may cause.
 const FAULTS: [&str; 4] = ["ERROR ", "panicked", "queue stopped: ", "sandbox incomplete"];
