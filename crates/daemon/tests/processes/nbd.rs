@@ -200,6 +200,8 @@ fn a_disk_of_a_server_is_served_in_its_device_process_and_outlives_it_and_the_co
     assert!(wait_until(are_up), "{}", connections());
     // Connections go with the device process.
     drop(guest);
+    // The next process would serve a connection whose end the supervisor has not heard of.
+    assert!(wait_until(|| shown(&control, "/v1/devices/a")["connected"] == false));
     kill_process(pid(&daemon, "a"), Signal::KILL).unwrap();
     assert!(wait_until(|| process(&daemon, "a")["state"] == "ended"), "{}", daemon.log());
     assert!(connections().is_null(), "{}", connections());

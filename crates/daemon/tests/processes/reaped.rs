@@ -10,6 +10,8 @@ use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{PidfdFlags, pidfd_open};
 
 /// A process that has ended and cannot be reaped before this is dropped: its tracer, which is the
 /// test, has not looked at its end.
@@ -20,7 +22,14 @@ impl Unreaped {
         let unreaped = Self(Pid::from_raw(process));
         ptrace::seize(unreaped.0, ptrace::Options::empty()).unwrap();
         kill(unreaped.0, Signal::SIGKILL).unwrap();
-        assert!(wait_until(|| has_ended(process.cast_unsigned())));
+        // /proc shows the end of the first thread, a pidfd that of the last one.
+        let process = rustix::process::Pid::from_raw(process).unwrap();
+        let pidfd = pidfd_open(process, PidfdFlags::empty()).unwrap();
+        let has_ended = || {
+            let mut polled = [PollFd::new(&pidfd, PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec::default())).unwrap() == 1
+        };
+        assert!(wait_until(has_ended));
         unreaped
     }
 
@@ -100,6 +109,6 @@ fn a_warm_process_that_was_killed_serves_nobody_though_it_is_not_reaped() {
     let warm = daemon.processes()[1];
     let unreaped = Unreaped::kill(warm.cast_signed());
     client_works(&daemon.socket_of("a"), 1);
-    assert_eq!(process(&daemon, "a")["starts"], 1);
+    assert_eq!(process(&daemon, "a")["starts"], 1, "{}", daemon.log());
     assert!(unreaped.is_there());
 }
