@@ -377,7 +377,8 @@ fn listening(plan: &Plan) -> impl Iterator<Item = (Whose<'_>, PathBuf, SocketPer
     plan.daemon.controls().map(control).chain(plan.devices().filter_map(device))
 }
 
-/// The command-line options of each device process, which has as many workers as the daemon.
+/// The command line of a device process, without its name. A device process starts as many workers
+/// as the plan gives the daemon.
 pub(crate) fn process_arguments(plan: &DaemonPlan) -> Vec<OsString> {
     // The sandbox stands first: a device process looks at it before any other argument.
     let sandbox = format!("--sandbox={}", plan.sandbox.name());

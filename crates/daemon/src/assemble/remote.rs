@@ -46,7 +46,8 @@ pub(crate) trait Measurer: Debug + Send + Sync {
 pub(crate) struct Remotely {
     pub(crate) measurer: Arc<dyn Measurer>,
     pub(crate) queues: usize,
-    /// What the supervisor before this one has told the disk's guest, and has asked the server for.
+    /// The target and the export that the former supervisor handed over: the name that it asked the
+    /// server for, and the size and flags that it told the guest.
     pub(crate) told: Option<(NbdTarget, ExportSpec)>,
 }
 
@@ -133,8 +134,8 @@ impl Remote {
         self.connections_max
     }
 
-    /// What the next supervisor needs to serve the disk as it is: what the server was asked for,
-    /// and the export that the guest is told of.
+    /// The target and the export for the next supervisor, which serves the disk by them without
+    /// asking the server again.
     pub(crate) fn left(&self) -> (NbdTarget, ExportSpec) {
         (self.target.clone(), self.told())
     }
@@ -302,7 +303,7 @@ mod tests {
         for nth in 1..4 {
             assert_eq!(pace.next(now), now + NBD_CONNECT_EACH * nth);
         }
-        // After a pause, as many as at the beginning.
+        // After a minute without connections the whole burst is allowed again.
         let later = now + Duration::from_secs(60);
         assert!((0..5).all(|_| pace.next(later) == later));
         assert_eq!(pace.next(later), later + NBD_CONNECT_EACH);

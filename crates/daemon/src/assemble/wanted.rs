@@ -57,7 +57,8 @@ impl Wanted {
         }
     }
 
-    /// What measures the disk of a server, if a device process serves the device.
+    /// The measurer that asks an NBD server for the size of its disk. `None`: this process serves
+    /// the device, and asks the server itself.
     fn remotely(&self, host: &Host) -> Option<Arc<dyn Measurer>> {
         host.measurer.clone().filter(|_| self.domain(host.domains).is_some())
     }

@@ -233,8 +233,8 @@ fn user(stream: &UnixStream) -> Who {
     Who { uid: peer.uid(), pid: peer.pid().unwrap_or_default(), ..Who::default() }
 }
 
-/// The same with the name of its program, if /proc tells that at once. Where many programs read
-/// /proc, it may take seconds.
+/// Adds the name of the client's program to `who`, if a thread reads the name in /proc within
+/// [`CLIENT_NAME`]. A read of /proc may take seconds while many programs read there.
 async fn named(who: Who) -> Who {
     /// Threads that read a name at a time.
     static THREADS: Semaphore = Semaphore::const_new(4);

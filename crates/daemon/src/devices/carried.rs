@@ -38,12 +38,13 @@ pub(super) enum Rest {
 pub(super) struct Carried {
     pub(super) desired: Plan,
     pub(super) steps: Vec<Step>,
-    /// It is the plan of a whole file; otherwise one device or group changes.
+    /// True for the plan of a whole file, false for a change of one device or group.
     pub(super) is_whole: bool,
-    /// The generation from which on other changes were carried out meanwhile.
+    /// The daemon's generation when this change began to wait. A greater one at the end of the wait
+    /// means that other changes were carried out meanwhile.
     pub(super) generation: u64,
     pub(super) leaving: Vec<Wanted>,
-    /// The names of those that others of their names replace.
+    /// The names of leaving devices that another device of the same name replaces.
     pub(super) replaced: HashSet<String>,
     pub(super) live: Vec<(Wanted, Wanted)>,
     pub(super) deferred: Vec<(Wanted, Vec<String>)>,

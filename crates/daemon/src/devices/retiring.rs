@@ -32,7 +32,8 @@ use tokio::time::{Instant, sleep, timeout};
 const OF_DEVICE_MAX: usize = 2;
 /// Changes of one user that are put off at a time.
 const OF_USER_MAX: usize = 4;
-/// The same of root and the daemon's user, who ask for the devices of many.
+/// Changes of root, and of the daemon's user, that are put off at a time: tools run as these users
+/// change the devices of many guests.
 const OF_ROOT_MAX: usize = 16;
 /// Changes of all other users that are put off at a time.
 const PUT_OFF_MAX: usize = 64;
@@ -99,7 +100,7 @@ fn is_used(step: &Step, device: &Wanted) -> bool {
     }
 }
 
-/// What the device manager does next.
+/// An event for the device manager.
 #[derive(Debug)]
 pub(super) enum Next {
     /// A change, for which no takeover begins.
@@ -120,9 +121,10 @@ pub(super) struct Retiring {
 }
 
 impl Retiring {
-    /// What is to be done next; `None`: nothing can come. While another daemon takes over, or
-    /// waits to, no change begins: the next daemon would not know of it, and the client must not
-    /// be told that it is done. A change that was begun goes on.
+    /// Waits for the next change or the end of the devices of a held one. `None`: no change can
+    /// come, and none is held. While another daemon takes over, or waits to, no change begins: the
+    /// next daemon would not know of the change, whose client would yet be told that it is done. A
+    /// change that was begun goes on.
     pub(super) async fn next(
         &mut self,
         orders: &mut mpsc::Receiver<Order>,
