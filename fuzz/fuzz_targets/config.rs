@@ -2,7 +2,7 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|text: &str| {
-    match manyring_daemon::config::parse(text) {
+    match manyring_config::parse(text) {
         Ok(plan) => drop(plan),
         Err(error) => assert!(!error.is_empty()),
     }

@@ -2,7 +2,7 @@
 //! was written.
 #![no_main]
 
-use manyring_daemon::protocol::message::{Report, emit, parse};
+use manyring_protocol::message::{Report, emit, parse};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok(report) = parse::<Report>(bytes)

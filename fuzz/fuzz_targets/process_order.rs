@@ -2,7 +2,7 @@
 //! as it was written.
 #![no_main]
 
-use manyring_daemon::protocol::message::{Command, emit, parse};
+use manyring_protocol::message::{Command, emit, parse};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok(command) = parse::<Command>(bytes)

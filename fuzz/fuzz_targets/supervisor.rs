@@ -5,7 +5,7 @@
 
 use arbitrary::Arbitrary;
 use manyring_daemon::processes::fuzzing::{CompromisedProcess, DEVICES};
-use manyring_daemon::protocol::message::{
+use manyring_protocol::message::{
     Answered, JournalEntry, PrivilegedRequest, Report, XenReport, emit,
 };
 

@@ -3,7 +3,7 @@
 #![no_main]
 
 use manyring_daemon::processes::HandoffMessage;
-use manyring_daemon::protocol::message::{emit, parse};
+use manyring_protocol::message::{emit, parse};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     if let Ok(left) = parse::<HandoffMessage>(bytes)

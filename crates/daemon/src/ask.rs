@@ -6,13 +6,13 @@ use crate::cli::{
     ResizeArgs, SetArgs,
 };
 use crate::client::{self, look};
-use crate::config::diff::{RESTART, StepInfo};
-use crate::config::plan::{is_device_name, parse_size};
-use crate::config::raw::RawConfig;
 use crate::model::Done;
 use crate::output::{Failure, print};
 use crate::times::{CLIENT_AT_ONCE, CLIENT_OPEN, CLIENT_OPEN_ALL, CLIENT_RESIZE};
 use hyper::Method;
+use manyring_config::diff::{RESTART, StepInfo};
+use manyring_config::plan::{is_device_name, parse_size};
+use manyring_config::raw::RawConfig;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;

@@ -17,12 +17,12 @@ pub(crate) use qemu_helper::HelperError;
 pub(crate) use remote::AdoptedExports;
 pub(crate) use switch::{AdoptedFds, Host, Switches};
 pub(crate) use tasks::Tasks;
-pub(crate) use wanted::{Here, Made, Opened, Part};
+pub(crate) use wanted::{Assemble, Here, Made, Opened, Part};
 
-use crate::config::plan::{DevicePlan, Place, SocketPlan, Unfound};
 use manyring_backend::blk::ImageError;
 use manyring_backend::net::switch::SwitchError;
 use manyring_backend::net::tap::TapError;
+use manyring_config::plan::{DevicePlan, Place, SocketPlan, Unfound};
 use manyring_memory::MemoryError;
 use manyring_nbd::JoinError;
 use manyring_transport::vhost_user::{Endpoint, ListenError, ServeOptions, check_path};

@@ -9,14 +9,14 @@ pub(crate) use ask::{
 };
 pub(crate) use net::NetArgs;
 
-use crate::config::numbers;
-use crate::config::plan::Sandbox;
-use crate::config::raw::{
-    RawBlk, RawConfig, RawDaemon, RawLimit, RawLimitOption, RawSize, RawSocket, RawXenBlk,
-};
 use crate::log::LogFormat;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use manyring_config::numbers;
+use manyring_config::plan::Sandbox;
+use manyring_config::raw::{
+    RawBlk, RawConfig, RawDaemon, RawLimit, RawLimitOption, RawSize, RawSocket, RawXenBlk,
+};
 use std::path::PathBuf;
 
 /// What stands below the help of the program.

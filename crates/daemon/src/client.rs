@@ -1,12 +1,12 @@
 //! The asking half: one request to a running daemon.
 
-use crate::config::plan::unexpanded;
 use crate::times::{CLIENT_ANSWER, CLIENT_RETRY};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::handshake;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use manyring_config::plan::unexpanded;
 use serde::de::DeserializeOwned;
 use std::error::Error;
 use std::io::{self, ErrorKind};

@@ -23,8 +23,7 @@ mod waiting;
 
 pub(crate) use admit::{Denied, admitted, is_bound};
 
-use crate::assemble::{AssembleError, Tasks, listens_at};
-use crate::config::plan::{DaemonPlan, DevicePlan, Plan, Wanted};
+use crate::assemble::{Assemble, AssembleError, Tasks, listens_at};
 use crate::links::HostLinks;
 use crate::log;
 use crate::model::{Change, ChangeSender, Order, Registry};
@@ -34,6 +33,7 @@ use crate::times::DEVICES_END;
 use crate::xen::XenDisks;
 use front::{Front, Stage};
 use kept::{Kept, with_kept};
+use manyring_config::plan::{DaemonPlan, DevicePlan, Plan, Wanted};
 use manyring_engine::{AsideRow, Pool, PoolOptions};
 use manyring_transport::vhost_user::{Endpoint, SocketPermissions};
 use retiring::Retiring;

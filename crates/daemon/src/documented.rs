@@ -2,11 +2,11 @@
 //! out. Tests take each fragment of README and of the guides through them.
 
 use crate::cli::{AddedDevice, Cli, Command};
-use crate::config::plan::Source;
-use crate::config::raw::RawConfig;
-use crate::config::{self, Plan};
 use crate::model::Keys;
 use clap::Parser;
+use manyring_config::plan::Source;
+use manyring_config::raw::RawConfig;
+use manyring_config::{self, Plan};
 use std::ffi::OsString;
 
 /// Checks a command line, the program's name first: its options, and what they mean together.
@@ -38,7 +38,7 @@ pub fn command_line(words: Vec<OsString>) -> Result<(), String> {
 /// # Errors
 /// The message that the answer would have.
 pub fn device(name: &str, body: &str) -> Result<(), String> {
-    config::device(name, body).map(drop)
+    manyring_config::device(name, body).map(drop)
 }
 
 /// Checks the body of `PATCH /v1/devices/{name}`: an object of keys.

@@ -1,6 +1,6 @@
 //! The groups whose devices share a limit, as the process has them.
 
-use crate::config::plan::{GroupPlan, LimitPlan};
+use manyring_config::plan::{GroupPlan, LimitPlan};
 use manyring_engine::clock_now_ns;
 use manyring_engine::limit::{Group, Limit, Rates};
 use std::collections::BTreeMap;

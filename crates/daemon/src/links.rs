@@ -1,9 +1,9 @@
 //! The host's interfaces: tells network devices which of them come and go.
 
-use crate::config::Plan;
-use crate::config::plan::PortPlan;
 use crate::model::{DeviceView, Registry};
 use manyring_backend::sys::link::LinkEvents;
+use manyring_config::Plan;
+use manyring_config::plan::PortPlan;
 use manyring_device::net::NetSide;
 use rustix::io::Errno;
 use std::io;

@@ -1,6 +1,7 @@
 //! Output for the process that started the program, and the exit status.
 
 use crate::log;
+use manyring_config::ConfigError;
 use std::fmt;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
@@ -21,6 +22,15 @@ impl fmt::Display for Failure {
         match self {
             Self::Wrong(message) | Self::Refused(message) => f.write_str(message),
             Self::Unread => f.write_str("standard output is closed"),
+        }
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        match error {
+            ConfigError::Wrong(message) => Self::Wrong(message),
+            ConfigError::Unreadable(message) => Self::Refused(message),
         }
     }
 }

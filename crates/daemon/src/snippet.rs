@@ -11,8 +11,8 @@ mod storage_daemon;
 mod tests;
 
 use crate::cli::{SnippetArgs, Vmm};
-use crate::config::plan::{BlkPlan, DevicePlan, NetPlan, PortPlan, SocketPlan};
-use crate::config::plan::{NUM_QUEUES, is_device_name};
+use manyring_config::plan::{BlkPlan, DevicePlan, NetPlan, PortPlan, SocketPlan};
+use manyring_config::plan::{NUM_QUEUES, is_device_name};
 use manyring_device::net::MacAddress;
 use qemu::Version;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ fn wanted(args: &SnippetArgs) -> Result<Wanted, String> {
         return of_socket(args, socket);
     }
     let file = args.config.as_ref().ok_or("--config: is missing (or --socket-path)")?;
-    let plan = crate::config::read(file).map_err(|failure| failure.to_string())?;
+    let plan = manyring_config::read(file).map_err(|failure| failure.to_string())?;
     let name = args.device.as_ref().ok_or_else(|| plan.devices_of(file))?;
     if let Some(blk) = plan.blk.iter().find(|blk| blk.device.name == *name) {
         return of_blk(blk, args);

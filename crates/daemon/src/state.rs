@@ -1,10 +1,10 @@
 //! `State`: all parts of a process that its control API and its metrics show and change.
 
-use crate::config::Plan;
 use crate::model::snapshot::{DeviceInfo, Devices, Workers};
 use crate::model::{ChangeSender, Entry, Registry};
 use crate::processes::Processes;
 use crate::service::Service;
+use manyring_config::Plan;
 use manyring_engine::Pool;
 use std::path::PathBuf;
 use std::sync::Arc;

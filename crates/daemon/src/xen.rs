@@ -21,7 +21,6 @@ pub(crate) use hypervisor::HypervisorError;
 pub(crate) use state_dir::StateDirError;
 
 use crate::assemble::AssembleError;
-use crate::config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
 use crate::limits::Groups;
 use crate::model::Registry;
 use crate::processes::{HandoffRequest, OfXen, Processes, XenEndings};
@@ -29,6 +28,7 @@ use crate::times::{XEN_STOP, XENSTORE_RETRY};
 use host::XenHost;
 use hypervisor::Hypervisor;
 use journals::Journals;
+use manyring_config::plan::{Domains, STATE_DIR, XenBlkPlan, XenPlan};
 use manyring_engine::Pool;
 use manyring_transport::xenbus::{
     Command, DEVICE, DeviceId, Discovery, Presence, SOCKET, ServeError, Store, StoreEndpoint,

@@ -7,15 +7,17 @@ use super::{Offence, source};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All crates: that holds for each.
-const CRATES: [&str; 11] = [
+const CRATES: [&str; 13] = [
     "backend",
     "bench",
+    "config",
     "daemon",
     "device",
     "driver",
     "engine",
     "memory",
     "nbd",
+    "protocol",
     "queue",
     "transport",
     "wire",

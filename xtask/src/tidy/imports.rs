@@ -15,9 +15,11 @@ const TABLE: &[Row] = &[
     ("engine", &["memory", "queue", "backend"], &[]),
     ("device", &["wire", "memory", "queue", "backend", "engine"], &["driver"]),
     ("transport", &["wire", "memory", "queue", "engine", "device"], &[]),
+    ("protocol", &[], &[]),
+    ("config", &["transport", "device", "engine", "backend", "nbd", "protocol"], &[]),
     (
         "daemon",
-        &["transport", "device", "engine", "backend", "nbd", "memory"],
+        &["config", "protocol", "transport", "device", "engine", "backend", "nbd", "memory"],
         &["driver", "queue", "wire"],
     ),
     ("driver", &["wire", "memory", "queue"], &[]),

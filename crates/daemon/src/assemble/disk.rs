@@ -2,8 +2,6 @@
 
 use super::qemu_helper::{HelperDisk, HelperError, HelperOptions};
 use super::remote::{Remote, Remotely};
-use crate::config::plan::{DiskPlan, Format, HelperPlan, NbdPlan, Pinned};
-use crate::protocol::spec::DiskFaultSpec;
 use crate::times::NBD_REQUEST;
 use manyring_backend::blk::fault::{FaultDisk, FaultPlan};
 use manyring_backend::blk::file::FileDisk;
@@ -11,8 +9,10 @@ use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
+use manyring_config::plan::{DiskPlan, Format, HelperPlan, NbdPlan, Pinned};
 use manyring_memory::MemoryError;
 use manyring_nbd::{Address, JoinError, NbdDisk, NbdOptions, Target, Uri};
+use manyring_protocol::spec::DiskFaultSpec;
 use rustix::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;

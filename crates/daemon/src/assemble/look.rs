@@ -2,8 +2,8 @@
 //! interfaces; it opens no file and no device, changes nothing, and needs no privilege.
 
 use super::{AssembleError, port, wanted::image_error};
-use crate::config::plan::{BlkPlan, NetPlan, Place, Plan, SocketPlan};
 use manyring_backend::blk::Image;
+use manyring_config::plan::{BlkPlan, NetPlan, Place, Plan, SocketPlan};
 use manyring_transport::vhost_user::{ListenError, look_at_path};
 use std::io;
 use std::path::Path;

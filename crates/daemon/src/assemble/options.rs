@@ -1,15 +1,15 @@
 //! Spec -> options: how a device is made and served, in whichever process that is.
 
-use crate::protocol::spec::{
-    BlkSettings, FrontEndSpec, ModerationSpec, NetSettings, OffloadSpec, OnFullSpec, ReclaimSpec,
-    XenBlkSettings,
-};
 use manyring_device::blk::blkif::XenBlkOptions;
 use manyring_device::blk::{BlkOptions, OnFull};
 use manyring_device::net::{NetOptions, Offload, Reclaim};
 use manyring_engine::Moderation;
 use manyring_engine::policy::moderation::Limits;
 use manyring_memory::{MemoryFiles, MemoryRules};
+use manyring_protocol::spec::{
+    BlkSettings, FrontEndSpec, ModerationSpec, NetSettings, OffloadSpec, OnFullSpec, ReclaimSpec,
+    XenBlkSettings,
+};
 use manyring_transport::vhost_user::ServeOptions;
 use std::time::Duration;
 

@@ -1,8 +1,6 @@
 //! Plan -> port: the host's side of a network device, and the address that goes with it.
 
 use super::{AssembleError, Host};
-use crate::config::plan::{NetPlan, PortPlan, mac_text};
-use crate::protocol::spec::NetFaultSpec;
 use manyring_backend::net::Port;
 use manyring_backend::net::fault::{FaultOptions, FaultPort};
 use manyring_backend::net::late::{LateOptions, LatePort};
@@ -11,7 +9,9 @@ use manyring_backend::net::pcap::PcapPort;
 use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::tap::{self, TapError, TapOptions, TapPort, TapSource};
 use manyring_backend::net::xdp::{self, XdpOptions, XdpPort};
+use manyring_config::plan::{NetPlan, PortPlan, mac_text};
 use manyring_device::net::MacAddress;
+use manyring_protocol::spec::NetFaultSpec;
 use std::sync::Arc;
 
 /// Opens the port of `net`; gives the address of its guest too.

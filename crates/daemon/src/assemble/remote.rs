@@ -4,7 +4,6 @@
 //! plan alone. It never reads what the server sends: another process negotiates, also to find out
 //! how large the disk is ([`Measurer`]).
 
-use crate::protocol::nbd::{ExportSpec, NbdFailure, NbdTarget};
 use crate::times::{NBD_CONNECT, NBD_CONNECT_EACH};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
 use manyring_engine::aside_for;
@@ -12,6 +11,7 @@ use manyring_nbd::{
     Address, BLOCK_MAX, Blocks, Connected, Export, JoinError, Server, Target, Uri, fits, geometry,
     queues_max,
 };
+use manyring_protocol::nbd::{ExportSpec, NbdFailure, NbdTarget};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fmt::Debug;

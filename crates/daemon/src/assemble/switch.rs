@@ -2,13 +2,13 @@
 
 use super::AssembleError;
 use super::remote::{AdoptedExports, Measurer};
-use crate::config::plan::{Domains, NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind};
 use manyring_backend::net::Port;
 use manyring_backend::net::switch::uplink::Uplink;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, SwitchPort};
 use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
 use manyring_backend::net::xdp::{XdpOptions, XdpPort};
+use manyring_config::plan::{Domains, NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind};
 use manyring_device::net::MacAddress;
 use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, HashMap};

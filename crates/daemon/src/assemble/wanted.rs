@@ -3,10 +3,10 @@
 use super::disk::{self, DiskError, Means};
 use super::remote::{Measurer, Remote, Remotely};
 use super::{AssembleError, Host, options, port};
-use crate::config::plan::{BlkPlan, DiskPlan, Place, Unfound, Wanted, helped};
 use crate::model::DeviceView;
 use manyring_backend::blk::{Disk, ImageError};
 use manyring_backend::net::Port;
+use manyring_config::plan::{BlkPlan, DiskPlan, Place, Unfound, Wanted, helped};
 use manyring_device::blk::{BlkDevice, BlkOptions, HostDisk};
 use manyring_device::net::{MacAddress, NetDevice, NetOptions, OwnedPort};
 use manyring_device::{Device, Owned};
@@ -45,26 +45,31 @@ pub(crate) enum Made {
     Owned(Part),
 }
 
-impl Wanted {
+/// A device of the plan, opened and made.
+pub(crate) trait Assemble {
     /// Opens the disk or the port; the socket's folder is found then, too. May block.
-    pub(crate) fn open(&self, host: &Host) -> Result<Opened, AssembleError> {
+    fn open(&self, host: &Host) -> Result<Opened, AssembleError>;
+
+    /// Puts around it what goes wrong on purpose and what captures. May block.
+    fn decorated(&self, opened: Opened) -> Result<Opened, AssembleError>;
+
+    /// Makes the device of what was opened for it, or the supervisor's part if the device process
+    /// of `domain` serves it.
+    fn made(&self, opened: Opened, domain: Option<String>, pool: &Arc<Pool>) -> Made;
+}
+
+impl Assemble for Wanted {
+    fn open(&self, host: &Host) -> Result<Opened, AssembleError> {
         let unfound = |unfound| AssembleError::unfound(&self.plan().place, unfound);
         self.find().map_err(unfound)?;
         match self {
-            Self::Blk(blk) => open_disk(blk, self.remotely(host), host)
+            Self::Blk(blk) => open_disk(blk, remotely(self, host), host)
                 .map(|(disk, remote)| Opened::Disk(disk, remote)),
             Self::Net(net) => port::open(net, host).map(|(port, mac)| Opened::Port(port, mac)),
         }
     }
 
-    /// The measurer that asks an NBD server for the size of its disk. `None`: this process serves
-    /// the device, and asks the server itself.
-    fn remotely(&self, host: &Host) -> Option<Arc<dyn Measurer>> {
-        host.measurer.clone().filter(|_| self.domain(host.domains).is_some())
-    }
-
-    /// Puts around it what goes wrong on purpose and what captures. May block.
-    pub(crate) fn decorated(&self, opened: Opened) -> Result<Opened, AssembleError> {
+    fn decorated(&self, opened: Opened) -> Result<Opened, AssembleError> {
         match (self, opened) {
             (Self::Blk(blk), Opened::Disk(disk, remote)) => {
                 Ok(Opened::Disk(disk::decorated(disk, blk.fault), remote))
@@ -76,9 +81,7 @@ impl Wanted {
         }
     }
 
-    /// Makes the device of what was opened for it, or the supervisor's part if the device process
-    /// of `domain` serves it.
-    pub(crate) fn made(&self, opened: Opened, domain: Option<String>, pool: &Arc<Pool>) -> Made {
+    fn made(&self, opened: Opened, domain: Option<String>, pool: &Arc<Pool>) -> Made {
         let (plan, shown) = (self.plan(), (self.socket(), self.plan().place.origin()));
         let (owned, queues, remote) = match (self, opened) {
             (Self::Blk(blk), Opened::Disk(disk, remote)) => {
@@ -105,6 +108,12 @@ impl Wanted {
         view.has_helper = matches!(self, Self::Blk(blk) if matches!(blk.disk, DiskPlan::Helper(_)));
         Made::Owned(Part { owned, view, remote })
     }
+}
+
+/// The measurer that asks an NBD server for the size of its disk. `None`: this process serves
+/// the device, and asks the server itself.
+fn remotely(wanted: &Wanted, host: &Host) -> Option<Arc<dyn Measurer>> {
+    host.measurer.clone().filter(|_| wanted.domain(host.domains).is_some())
 }
 
 impl Made {

@@ -1,8 +1,8 @@
 //! `manyring net`: its options, and what they mean.
 
 use super::DaemonArgs;
-use crate::config::raw::{RawConfig, RawLimit, RawLimitOption, RawNet, RawSocket};
 use clap::Args;
+use manyring_config::raw::{RawConfig, RawLimit, RawLimitOption, RawNet, RawSocket};
 use std::path::PathBuf;
 
 /// `manyring net`

@@ -46,7 +46,7 @@ pub(super) fn routes() -> OpenApiRouter<State> {
         .routes(routes!(change::link))
         .routes(routes!(change::mtu))
         .routes(routes!(change::announce))
-        .routes(whole.layer(DefaultBodyLimit::max(crate::config::SIZE_MAX)))
+        .routes(whole.layer(DefaultBodyLimit::max(manyring_config::SIZE_MAX)))
         .routes(routes!(config::read_again))
         .routes(routes!(limits::show))
         .routes(routes!(limits::set))

@@ -2,12 +2,12 @@
 //! JSON with one sentence, like every refusal of this API.
 
 use super::refusal::Refusal;
-use crate::config::SIZE_MAX;
 use crate::model::Keys;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
+use manyring_config::SIZE_MAX;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

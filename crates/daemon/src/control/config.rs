@@ -3,7 +3,6 @@
 use super::asked::{Asked, Body, bad};
 use super::devices::refuse;
 use super::refusal::{Problem, Refusal, aside};
-use crate::config;
 use crate::devices::is_bound;
 use crate::model::{Change, Done, Who};
 use crate::state::State;
@@ -12,6 +11,7 @@ use axum::extract::{Extension, FromRequest, Request, State as Extract};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use manyring_backend::sys::heap;
+use manyring_config as config;
 use serde::Deserialize;
 use utoipa::IntoParams;
 

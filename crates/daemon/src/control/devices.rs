@@ -4,8 +4,6 @@
 use super::asked::{Asked, Body, Name};
 use super::openapi::{DeviceKeys, LiveKeys};
 use super::refusal::{Problem, Refusal, aside};
-use crate::config;
-use crate::config::plan::Unfound;
 use crate::devices::{Denied, admitted, is_bound};
 use crate::model::{Change, Done, Refused, Who};
 use crate::state::State;
@@ -13,6 +11,8 @@ use axum::Json;
 use axum::extract::{Extension, State as Extract};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use manyring_config as config;
+use manyring_config::plan::Unfound;
 use serde::Deserialize;
 use utoipa::IntoParams;
 

@@ -3,12 +3,12 @@
 use super::asked::{Body, Name};
 use super::devices::refuse;
 use super::refusal::{Problem, Refusal, aside};
-use crate::config::plan::{GroupPlan, Plan};
-use crate::config::raw::RawLimit;
 use crate::model::{Change, Done, Who};
 use crate::state::State;
 use axum::Json;
 use axum::extract::{Extension, State as Extract};
+use manyring_config::plan::{GroupPlan, Plan};
+use manyring_config::raw::RawLimit;
 use serde::Serialize;
 use utoipa::ToSchema;
 

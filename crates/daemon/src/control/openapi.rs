@@ -2,8 +2,8 @@
 //! their types; here is what all of them have in common. `GET /v1`: where a reader begins.
 
 use super::refusal::Problem;
-use crate::config::plan::{Class, class_of};
-use crate::config::raw::{RawBlk, RawNet};
+use manyring_config::plan::{Class, class_of};
+use manyring_config::raw::{RawBlk, RawNet};
 use serde_json::json;
 use utoipa::openapi::path::{Operation, Parameter, ParameterIn};
 use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Type};

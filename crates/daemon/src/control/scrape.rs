@@ -6,7 +6,6 @@
 use super::answer::answer;
 use super::places::Places;
 use super::refusal::{Refusal, aside};
-use crate::config::plan::DaemonPlan;
 use crate::metrics::{Format, text};
 use crate::state::State;
 use crate::times::SCRAPE_RETRY;
@@ -17,6 +16,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use manyring_config::plan::DaemonPlan;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use tokio::net::TcpListener;

@@ -2,7 +2,7 @@
 //! they could open it themselves. Whoever else may ask for changes has the process open files with
 //! rights that he lacks, so that his paths must lie where the operator allows it.
 
-use crate::config::plan::{DiskPlan, Pinned, PortPlan, SocketPlan, Wanted};
+use manyring_config::plan::{DiskPlan, Pinned, PortPlan, SocketPlan, Wanted};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -75,7 +75,7 @@ pub(crate) fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config;
+    use manyring_config as config;
 
     const OTHER: u32 = 4711;
 

@@ -2,9 +2,9 @@
 
 use super::kept::Keep;
 use super::prepare::{Prepared, Ready};
-use crate::config::diff::{Step, StepInfo};
-use crate::config::plan::{Plan, Wanted};
 use crate::model::Done;
+use manyring_config::diff::{Step, StepInfo};
+use manyring_config::plan::{Plan, Wanted};
 use std::collections::HashSet;
 
 /// How far a change is.

@@ -3,10 +3,10 @@
 
 use super::DeviceManager;
 use super::carried::{Outcome, Rest};
-use crate::config::diff::{Step, What};
-use crate::config::plan::{Class, LimitPlan, Plan, Wanted};
 use crate::model::{Change, Entry, Refused};
 use crate::times::LIMIT_SEEN;
+use manyring_config::diff::{Step, What};
+use manyring_config::plan::{Class, LimitPlan, Plan, Wanted};
 use rustix::io::Errno;
 use std::collections::HashSet;
 

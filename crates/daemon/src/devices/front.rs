@@ -3,11 +3,11 @@
 use super::Shared;
 use super::waiting::{Later, Wait};
 use crate::assemble::{AssembleError, Here, Made, Served, listens_at, socket_key};
-use crate::config::plan::{Plan, PortPlan, Wanted};
 use crate::links;
 use crate::processes;
 use crate::service::{Kept, Whose};
 use crate::times::DEVICE_OPEN;
+use manyring_config::plan::{Plan, PortPlan, Wanted};
 use manyring_transport::vhost_user::{Endpoint, ListenError, serve};
 use std::sync::Arc;
 use tokio::sync::{mpsc, watch};

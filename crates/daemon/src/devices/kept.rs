@@ -2,9 +2,9 @@
 
 use super::admit::admitted;
 use crate::assemble::AssembleError;
-use crate::config;
-use crate::config::plan::{Found, Plan, Wanted, is_device_name};
 use crate::model::Keys;
+use manyring_config as config;
+use manyring_config::plan::{Found, Plan, Wanted, is_device_name};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fs::{DirBuilder, File, OpenOptions};

@@ -4,10 +4,10 @@
 use super::Shared;
 use super::front::{Front, Stage};
 use super::waiting::{Wait, failed};
-use crate::assemble::{AssembleError, Made, Opened, Served, served};
-use crate::config::plan::Wanted;
+use crate::assemble::{Assemble, AssembleError, Made, Opened, Served, served};
 use crate::model::Refused;
 use crate::times::{DEVICE_BACKOFF, DEVICE_HELD, DEVICES_OPEN};
+use manyring_config::plan::Wanted;
 use manyring_engine::{AsideRow, aside_for};
 use manyring_transport::vhost_user::{Endpoint, ListenError, Listener, SocketPermissions, Unnamed};
 use std::path::PathBuf;

@@ -2,13 +2,13 @@
 
 use super::process_arguments;
 use crate::assemble::{
-    AdoptedExports, AdoptedFds, AssembleError, Host, Made, Opened, Switches, free, served,
+    AdoptedExports, AdoptedFds, Assemble, AssembleError, Host, Made, Opened, Switches, free, served,
 };
-use crate::config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
 use crate::limits::Groups;
 use crate::model::{Entry, Registry};
 use crate::processes::{Handoff, Measuring, Processes};
 use crate::service::{Service, Whose};
+use manyring_config::plan::{DaemonPlan, DevicePlan, Domains, Place, Plan, Wanted};
 use manyring_engine::Pool;
 use manyring_transport::vhost_user::Endpoint;
 use std::sync::Arc;

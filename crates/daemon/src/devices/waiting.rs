@@ -17,11 +17,11 @@
 //! every error is waited out: the process has other guests by then.
 
 use super::Shared;
-use crate::assemble::{AssembleError, Host, Made, Opened, Served, served};
-use crate::config::plan::Wanted;
+use crate::assemble::{Assemble, AssembleError, Host, Made, Opened, Served, served};
 use crate::model::Waiting;
 use crate::service::Whose;
 use crate::times::{DEVICE_BACKOFF, DEVICE_HELD, DEVICE_OPEN, DEVICE_OPEN_MIN, DEVICES_OPEN};
+use manyring_config::plan::Wanted;
 use manyring_engine::{AsideRow, aside_for};
 use manyring_transport::vhost_user::{Endpoint, ListenError, check_path};
 use std::sync::Arc;

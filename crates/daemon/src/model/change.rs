@@ -1,8 +1,8 @@
 //! Changes while the process runs: what can be asked, and what is answered.
 
 use super::Who;
-use crate::config::diff::StepInfo;
-use crate::config::plan::{Plan, Wanted};
+use manyring_config::diff::StepInfo;
+use manyring_config::plan::{Plan, Wanted};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};

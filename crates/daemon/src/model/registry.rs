@@ -43,7 +43,7 @@ pub(crate) struct Waiting {
     pub(crate) reason: String,
     /// Nobody holds it: something is wrong, and is tried again all the same.
     pub(crate) is_failed: bool,
-    /// Who has asked for the device: see [`crate::config::plan::Place::origin`].
+    /// Who has asked for the device: see [`manyring_config::plan::Place::origin`].
     pub(crate) origin: &'static str,
 }
 

@@ -3,9 +3,9 @@
 #![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
 
 use super::{Controlled, Entry, Waiting};
-use crate::config::plan::mac_text;
 use manyring_backend::blk::Connection;
 use manyring_backend::net::switch::PortCounters;
+use manyring_config::plan::mac_text;
 use manyring_device::SideKind;
 use manyring_device::net::NetSide;
 use manyring_engine::stats::Histogram;

@@ -11,7 +11,7 @@ pub(crate) struct DeviceView {
     pub(crate) connected: Connected,
     /// How the device can be reached, for people.
     pub(crate) socket: String,
-    /// Who has asked for it: see [`crate::config::plan::Place::origin`].
+    /// Who has asked for it: see [`manyring_config::plan::Place::origin`].
     pub(crate) origin: &'static str,
     /// The trust domain whose device process serves it.
     pub(crate) process: Option<String>,

@@ -49,7 +49,7 @@ impl Budgets {
 mod tests {
     use super::*;
     use crate::processes::handoff::AdoptedSession;
-    use crate::protocol::message::JournalEntry;
+    use manyring_protocol::message::JournalEntry;
 
     fn session(entries: u32) -> AdoptedSession {
         let fd = || std::fs::File::open("/dev/null").unwrap().into();

@@ -1,8 +1,8 @@
 //! `Channel`: whole messages with file descriptors over a pair of sockets, without waiting.
 
-use crate::protocol::message::{FDS_MAX, SIZE_MAX};
 use crate::times::CHANNEL_RETRY;
 use manyring_engine::{Janitor, MESSAGE_FDS_MAX};
+use manyring_protocol::message::{FDS_MAX, SIZE_MAX};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{

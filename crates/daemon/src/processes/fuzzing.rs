@@ -9,12 +9,13 @@ use super::process::DeviceProcess;
 use super::xen_line::XenLine;
 use crate::assemble::Part;
 use crate::model::DeviceView;
-use crate::protocol::message::{self, Command, FDS_MAX, Report, SIZE_MAX};
-use crate::protocol::spec::DeviceSpec;
 use manyring_backend::net::null::NullPort;
 use manyring_device::Owned;
 use manyring_device::net::{NetOptions, Offload, OwnedPort, Reclaim};
 use manyring_engine::{Janitor, Moderation, Surplus};
+use manyring_protocol::message::{self, Command, FDS_MAX, Report, SIZE_MAX};
+use manyring_protocol::spec::{DeviceSpec, FrontEndSpec, KindSpec, ModerationSpec, NetSettings};
+use manyring_protocol::spec::{NetSpec, OffloadSpec, PortSpec, ReclaimSpec};
 use rustix::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::Arc;
@@ -46,6 +47,25 @@ pub(super) fn network(name: &str) -> Part {
     Part { owned, view, remote: None }
 }
 
+/// A network on a port that keeps nothing, of this many pairs.
+fn null_network(queue_pairs: usize) -> DeviceSpec {
+    let front_end = FrontEndSpec { handshake_timeout: 10, memory_on_disk: false, memory_max: None };
+    let settings = NetSettings {
+        queue_pairs,
+        mac: [2, 0, 0, 0, 0, 9],
+        mtu: None,
+        speed: None,
+        moderation: ModerationSpec::Off,
+        reclaim: ReclaimSpec::Off,
+        offload: OffloadSpec::All,
+        hash_report: true,
+        fault: None,
+    };
+    let port = PortSpec::Null { generate: 0 };
+    let kind = KindSpec::Net(NetSpec { port, settings });
+    DeviceSpec { front_end, queue_workers: Vec::new(), kind }
+}
+
 /// A device process that a guest controls, with the records that the supervisor keeps of it.
 #[derive(Debug)]
 pub struct CompromisedProcess {
@@ -73,11 +93,8 @@ impl CompromisedProcess {
             counts.push((counted.clone(), counted.begin().ok()?));
             let kept = JournalStore::new(name, 2 * PAIRS + 1);
             journals.push(kept.clone());
-            let order = Command::Device {
-                device: name.to_owned(),
-                spec: DeviceSpec::null_network(PAIRS),
-                port: None,
-            };
+            let order =
+                Command::Device { device: name.to_owned(), spec: null_network(PAIRS), port: None };
             let connected = watch::Sender::new(false);
             let (asks, _) = mpsc::channel(1);
             // One has the connection of a Xen disk, which begins, and no sessions.

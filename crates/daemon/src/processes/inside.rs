@@ -18,10 +18,7 @@ use super::supervisor_client::{Answer, Outgoing, SupervisorClient, Unanswered};
 use super::threads;
 use super::turns::{Credit, Turns};
 use crate::assemble::{Here, Opened, Tasks, disk, options, port};
-use crate::config::plan::DaemonPlan;
 use crate::model::DeviceView;
-use crate::protocol::message::{self, Command, JournalEntry, PortFacts, Report};
-use crate::protocol::spec::{BlkSpec, DeviceSpec, DiskSpec, KindSpec, NetSpec};
 use crate::signals;
 use crate::times::{PROCESS_LIMIT_SEEN, PROCESS_QUIT};
 use manyring_backend::blk::file::FileDisk;
@@ -30,8 +27,11 @@ use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageDescriptors, ImageOptions};
 use manyring_backend::sys::starter::ThreadRole;
+use manyring_config::plan::DaemonPlan;
 use manyring_device::net::NetDevice;
 use manyring_engine::{Janitor, Pins, Pool, PoolOptions, aside};
+use manyring_protocol::message::{self, Command, JournalEntry, PortFacts, Report};
+use manyring_protocol::spec::{BlkSpec, DeviceSpec, DiskSpec, KindSpec, NetSpec};
 use manyring_transport::vhost_user::{
     Client, Endpoint, Entry, SavedEntry, SavedSession, SessionJournal,
 };

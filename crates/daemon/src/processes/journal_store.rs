@@ -8,9 +8,9 @@
 
 use super::handoff::{AdoptedSession, DeviceHandoff, HandoffMessage};
 use super::outgoing::MessageFd;
-use crate::protocol::message::{Command, JournalEntry};
 use crate::times::PROCESS_BRIEF;
 use manyring_engine::{FdReservation as FdRoom, ForeignFd, Janitor, Origin, Reserve, Surplus};
+use manyring_protocol::message::{Command, JournalEntry};
 use manyring_transport::vhost_user::{ENTRY_FDS_MAX, entries_max};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::collections::BTreeMap;
@@ -110,7 +110,7 @@ struct Entry {
 pub(super) struct Change {
     pub(super) puts: Vec<JournalEntry>,
     pub(super) drops: Vec<u32>,
-    pub(super) answer: crate::protocol::message::Answered,
+    pub(super) answer: manyring_protocol::message::Answered,
 }
 
 /// The messages that hand front-ends to a device process, with the file descriptors of each
@@ -245,7 +245,7 @@ impl JournalStore {
         fds: Vec<OwnedFd>,
         surplus: &Surplus,
     ) -> Result<(), String> {
-        use crate::protocol::message::Answered;
+        use manyring_protocol::message::Answered;
         let room = self.reserve.room(fds.len(), surplus);
         let has_room = room.is_some();
         let mut room = room.unwrap_or(FdRoom::none());
@@ -405,7 +405,7 @@ fn name_of(fd: BorrowedFd<'_>) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::message::Answered;
+    use manyring_protocol::message::Answered;
 
     fn journals() -> Arc<JournalStore> {
         JournalStore::new("d", 2)

@@ -1,10 +1,10 @@
 //! Limits per second of devices in device processes, as the operator set them. A device process
 //! counts the work of its devices and of a group: all members of a group are in one device process.
 
-use crate::config::plan::{GroupPlan, LimitPlan};
-use crate::protocol::message::{Command, GroupRates, LimitRates};
+use manyring_config::plan::{GroupPlan, LimitPlan};
 use manyring_engine::clock_now_ns;
 use manyring_engine::limit::{Group, Limit, Rates};
+use manyring_protocol::message::{Command, GroupRates, LimitRates};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 

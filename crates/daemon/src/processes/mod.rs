@@ -18,7 +18,7 @@
 //! stderr_relay.rs     passes log lines on   sandbox.rs, identity.rs, calls.rs
 //!                                                                 what a process gives up
 //!
-//! both: crate::protocol commands, reports   channel.rs            messages with descriptors
+//! both: manyring_protocol commands, reports   channel.rs            messages with descriptors
 //!                       a device            counts.rs, threads.rs counters, state of workers
 //!
 //! the next supervisor (a takeover)
@@ -77,7 +77,6 @@ pub(crate) use xen_front::{
     XenEndings, XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
 };
 
-use crate::config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};
 use crate::model::snapshot::Workers;
 use assigned::DomainMembers;
 use budgets::Budgets;
@@ -86,6 +85,7 @@ use channel::Channel;
 use counts::Counts;
 use journal_store::JournalStore;
 use limits::Limits;
+use manyring_config::plan::{ANY_USER, GroupPlan, LimitPlan, XEN};
 use manyring_engine::aside;
 use process::DeviceProcess;
 use rustix::io::Errno;

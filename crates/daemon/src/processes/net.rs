@@ -4,14 +4,14 @@
 use super::supervisor_client::SupervisorClient;
 use crate::links;
 use crate::model::DeviceView;
-use crate::protocol::message::{PortFacts, PortFilter, Report};
-use crate::protocol::spec::PortSpec;
 use manyring_backend::net::null::NullPort;
 use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable};
 use manyring_backend::net::{HostFilter, Port};
 use manyring_device::Device;
 use manyring_device::net::Offloads;
 use manyring_device::net::{Guest, NetDevice, NetSide};
+use manyring_protocol::message::{PortFacts, PortFilter, Report};
+use manyring_protocol::spec::PortSpec;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::Arc;

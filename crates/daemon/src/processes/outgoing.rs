@@ -1,9 +1,9 @@
 //! Commands on their way to a device process, with their file descriptors.
 
 use super::channel::Channel;
-use crate::protocol::message::Command;
 use crate::times::PROCESS_ANSWER;
 use manyring_engine::{ForeignFd, aside};
+use manyring_protocol::message::Command;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;

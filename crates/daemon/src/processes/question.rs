@@ -1,8 +1,8 @@
 //! `Question`: what a device process was asked and has not answered; `Messages`: how many reports
 //! it sends.
 
-use crate::protocol::message::{Command, Report};
 use crate::times::{CREDIT_INTERVAL, PROCESS_ANSWER, REPORTS_WINDOW};
+use manyring_protocol::message::{Command, Report};
 use tokio::time::{Instant, sleep_until};
 
 /// Most reports of a device process in a [`REPORTS_WINDOW`], beside those at the beginning of its

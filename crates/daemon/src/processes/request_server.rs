@@ -13,9 +13,9 @@ use super::limits::Limits;
 use super::outgoing::OutgoingMessage;
 use super::process::DeviceProcess;
 use crate::assemble::remote::Remote;
-use crate::protocol::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
-use crate::protocol::nbd::NbdFailure;
 use crate::times::NBD_SHUT;
+use manyring_protocol::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
+use manyring_protocol::nbd::NbdFailure;
 
 use connections::Connections;
 use manyring_backend::blk::{Disk, Ending, ImageDescriptors, ImageError, Marks};

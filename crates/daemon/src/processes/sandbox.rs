@@ -17,13 +17,13 @@
 //! a file that landlock refuses is a line of the log, as any other call is.
 
 use super::calls::{self, rule};
-use crate::config::plan::{PROCESS_WORKERS_MAX, Sandbox};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
 use manyring_backend::sys::starter::{self, ThreadRole};
 use manyring_backend::sys::{denied, uring};
+use manyring_config::plan::{PROCESS_WORKERS_MAX, Sandbox};
 use rustix::fd::AsFd;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::SeccompCmpOp::MaskedEq;

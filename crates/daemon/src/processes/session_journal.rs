@@ -3,8 +3,8 @@
 use super::channel::Channel;
 use super::supervisor_client::Outgoing;
 use super::turns::{Credit, Turns};
-use crate::protocol::message::{self, Answered, JournalEntry, Report};
 use manyring_device::PendingResult;
+use manyring_protocol::message::{self, Answered, JournalEntry, Report};
 use manyring_transport::vhost_user::{AnswerState, Entry, JournalUpdate, SessionJournal};
 use rustix::fd::BorrowedFd;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Privileged requests of a device process: threads ask the supervisor, and wait for its answer.
 
-use crate::protocol::message::PrivilegedRequest;
-use crate::protocol::nbd::NbdFailure;
 use manyring_backend::net::tap::lent::Owner;
 use manyring_device::net::{Offloads, RssConfig};
+use manyring_protocol::message::PrivilegedRequest;
+use manyring_protocol::nbd::NbdFailure;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! `XenLine`: the state of the connection of a Xen disk in a device process, by the supervisor's
 //! commands and the process's reports. A report that does not fit ends the process.
 
-use crate::protocol::message::XenReport;
+use manyring_protocol::message::XenReport;
 use tokio::sync::{mpsc, watch};
 
 /// Most faults that wait to be handled.

@@ -5,7 +5,7 @@ use super::{
     uml,
 };
 use crate::cli::Vmm;
-use crate::config::plan::mac_text;
+use manyring_config::plan::mac_text;
 use manyring_device::net::MacAddress;
 
 /// The device ID of a network device (virtio 1.2 §5).

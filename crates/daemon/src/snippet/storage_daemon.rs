@@ -73,7 +73,7 @@ fn storage_daemon(node: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config;
+    use manyring_config as config;
 
     #[test]
     fn each_helper_has_a_unit_and_a_device() {

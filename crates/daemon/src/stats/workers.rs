@@ -1,8 +1,8 @@
 //! The table of the workers, and of what moves between them.
 
 use super::table::{align, us};
-use crate::config::plan::in_words;
 use crate::model::snapshot::{StuckInfo, WorkerInfo, as_float};
+use manyring_config::plan::in_words;
 
 /// A line for each worker that runs or has run; with the workers as they were, and the seconds
 /// since then, what has happened in these seconds.

@@ -9,16 +9,16 @@ use super::{Shared, disk_name};
 use crate::assemble::disk::{self, DiskError};
 use crate::assemble::xen::{fault_of, stop_all};
 use crate::assemble::{Part, options};
-use crate::config::plan::DiskPlan;
 use crate::model::DeviceView;
 use crate::processes::XenMeasures;
-use crate::protocol::spec::XenBlkSpec;
 use crate::times::{XEN_FILE, XEN_FILE_RETRY};
 use manyring_backend::blk::{Disk, ImageError};
+use manyring_config::plan::DiskPlan;
 use manyring_device::blk::HostDisk;
 use manyring_device::blk::blkif::{XenBlkDevice, disk_nodes};
 use manyring_device::{Owned, PendingResult};
 use manyring_engine::{Event, QueueHandle, aside};
+use manyring_protocol::spec::XenBlkSpec;
 use manyring_transport::vhost_user::Connected;
 use manyring_transport::xenbus::state::Negotiated;
 use manyring_transport::xenbus::{

@@ -1,11 +1,11 @@
 //! `Hypervisor`: who lends pages of domains and binds event channels: this machine's Xen, or a
 //! simulated one. Its calls may block.
 
-use crate::config::plan::XenPlan;
-use crate::protocol::message::XenSeat;
 use crate::times::{XEN_BIND, XEN_BIND_RETRY};
+use manyring_config::plan::XenPlan;
 use manyring_engine::{Call, DoorbellError, Kick};
 use manyring_memory::{EventPort, GrantDevice, GrantError, GrantMapper};
+use manyring_protocol::message::XenSeat;
 use manyring_transport::xenbus::{Channel, Lent, Seat, SimulatedXen};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;

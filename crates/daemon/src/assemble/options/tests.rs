@@ -3,11 +3,11 @@
 
 use super::*;
 use crate::assemble::served;
-use crate::config;
-use crate::config::plan::{NetPlan, Plan};
-use crate::protocol::message::{Command, emit, parse};
-use crate::protocol::nbd::ExportSpec;
-use crate::protocol::spec::{BlkSpec, DeviceSpec, KindSpec, NetSpec, XenBlkSpec};
+use manyring_config as config;
+use manyring_config::plan::{NetPlan, Plan};
+use manyring_protocol::message::{Command, emit, parse};
+use manyring_protocol::nbd::ExportSpec;
+use manyring_protocol::spec::{BlkSpec, DeviceSpec, KindSpec, NetSpec, XenBlkSpec};
 
 /// Where the value of a key goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

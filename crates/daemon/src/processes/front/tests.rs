@@ -1,9 +1,9 @@
 //! A front that is stopped while it gives its device to a device process.
 
 use super::*;
-use crate::config;
 use crate::processes::Handoff;
 use crate::processes::fuzzing::{CompromisedProcess, network};
+use manyring_config as config;
 use std::task::{Context, Waker};
 
 const NAME: &str = "d";

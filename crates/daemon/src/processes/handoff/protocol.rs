@@ -1,9 +1,9 @@
 //! Messages by which the running supervisor hands its devices to the next one.
 
 use crate::processes::outgoing::MessageFd;
-use crate::protocol::message::JournalEntry;
-use crate::protocol::nbd::{ExportSpec, NbdTarget};
 use manyring_engine::StandIns;
+use manyring_protocol::message::JournalEntry;
+use manyring_protocol::nbd::{ExportSpec, NbdTarget};
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -167,7 +167,7 @@ pub(in crate::processes) struct Locked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::message::{emit, parse};
+    use manyring_protocol::message::{emit, parse};
 
     #[test]
     fn a_mark_of_requests_that_may_write_reads_as_it_did_before_there_were_others() {

@@ -4,8 +4,8 @@
 
 use super::DeviceProcess;
 use crate::processes::state::State;
-use crate::protocol::message::Command;
 use crate::times::QUIESCE;
+use manyring_protocol::message::Command;
 use rustix::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,9 +6,9 @@ use crate::processes::channel::Brought;
 use crate::processes::journal_store::{Change, JournalStore};
 use crate::processes::state::State;
 use crate::processes::xen_line::XenLine;
-use crate::protocol::message::{PrivilegedRequest, Report};
 use crate::times::PROCESS_ANSWER;
 use manyring_device::net::{Guest, NetSide, OwnedPort};
+use manyring_protocol::message::{PrivilegedRequest, Report};
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use crate::processes::channel::{pair, watched};
     use crate::processes::fuzzing::{CompromisedProcess, DEVICES};
-    use crate::protocol::message::{Answered, XenReport, emit};
+    use manyring_protocol::message::{Answered, XenReport, emit};
     use std::sync::mpsc::{Receiver, channel};
     use tokio::io::Interest;
 

@@ -1,0 +1,81 @@
+//! The keys of a limit, of a device or a group.
+
+use super::place::{Place, PlanError};
+
+/// The kind of device that a limit is for.
+/// The kind of device that a limit is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Of {
+    Disk,
+    Net,
+    /// Disks or networks, as its keys say.
+    Group,
+}
+
+/// Where a key counts in the `Rates` of the engine: requests or bytes, and which of the three.
+#[derive(Clone, Copy)]
+pub(super) enum Slot {
+    Ops(usize),
+    Bytes(usize),
+    Burst,
+}
+
+pub(super) const DISK: [(&str, Slot); 6] = [
+    ("read_iops", Slot::Ops(0)),
+    ("write_iops", Slot::Ops(1)),
+    ("iops", Slot::Ops(2)),
+    ("read_bps", Slot::Bytes(0)),
+    ("write_bps", Slot::Bytes(1)),
+    ("bps", Slot::Bytes(2)),
+];
+pub(super) const NET: [(&str, Slot); 4] = [
+    ("tx_pps", Slot::Ops(0)),
+    ("rx_pps", Slot::Ops(1)),
+    ("tx_bps", Slot::Bytes(0)),
+    ("rx_bps", Slot::Bytes(1)),
+];
+const BOTH: [(&str, Slot); 1] = [("burst_ms", Slot::Burst)];
+
+impl Of {
+    fn keys(self) -> Vec<(&'static str, Slot)> {
+        let own: &[&[_]] = match self {
+            Self::Disk => &[&DISK, &BOTH],
+            Self::Net => &[&NET, &BOTH],
+            Self::Group => &[&DISK, &NET, &BOTH],
+        };
+        own.concat()
+    }
+
+    /// The name of a key in errors.
+    pub(super) fn path(self, key: &str) -> String {
+        if self == Self::Group { key.to_owned() } else { format!("limit.{key}") }
+    }
+
+    /// The key of this name; none: it is the `group` of a device.
+    pub(super) fn find(
+        self,
+        key: &str,
+        place: &Place,
+    ) -> Result<Option<(&'static str, Slot)>, PlanError> {
+        let known = self.keys();
+        let is_group = key == "group" && self != Self::Group;
+        let found = known.iter().find(|(name, _)| *name == key).copied();
+        if found.is_some() || is_group {
+            return Ok(found);
+        }
+        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
+        let group = if self == Self::Group { "" } else { ", group" };
+        let problem = format!("unknown key; there are {}{group}", names.join(", "));
+        place.error(&self.path(key), problem)
+    }
+}
+
+/// The names of all keys of a limit, of a device or a group.
+/// The keys of a table `limit`, in the order of the documentation.
+pub(crate) fn limit_keys() -> impl Iterator<Item = &'static str> {
+    Of::Group.keys().into_iter().map(|(name, _)| name).chain(["group"])
+}
+
+pub(super) fn slot_of(key: &str) -> Option<Slot> {
+    Of::Group.keys().into_iter().find(|(name, _)| *name == key).map(|(_, slot)| slot)
+}

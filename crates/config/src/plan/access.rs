@@ -1,0 +1,96 @@
+//! Who may connect to a socket: owner and group by name or number, and mode.
+
+use crate::place::{Place, PlanError};
+use crate::raw::{RawAccount, RawSocket};
+use manyring_transport::vhost_user::SocketPermissions;
+use nix::errno::Errno;
+use nix::unistd::{Group, User};
+use serde::{Serialize, Serializer};
+
+/// Owner, group and mode of a socket that the daemon makes. Values that are not given are those of
+/// any file that the process makes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct AccessPlan {
+    /// A user id.
+    owner: Option<u32>,
+    /// A group id.
+    group: Option<u32>,
+    #[serde(serialize_with = "serialize_mode")]
+    mode: Option<u32>,
+}
+
+impl AccessPlan {
+    pub(super) fn new(raw: &RawSocket, place: &Place) -> Result<Self, PlanError> {
+        let accounts = [raw.socket_owner.as_ref(), raw.socket_group.as_ref()];
+        let keys = ["socket_owner", "socket_group", "socket_mode"];
+        Self::of(accounts, raw.socket_mode.as_deref(), place, keys)
+    }
+
+    /// Owner, group and mode of a socket, and the keys by which they were given.
+    pub(super) fn of(
+        [owner, socket_group]: [Option<&RawAccount>; 2],
+        socket_mode: Option<&str>,
+        place: &Place,
+        keys: [&'static str; 3],
+    ) -> Result<Self, PlanError> {
+        let user = |name: &str| Ok(User::from_name(name)?.map(|user| user.uid.as_raw()));
+        let group = |name: &str| Ok(Group::from_name(name)?.map(|group| group.gid.as_raw()));
+        Ok(Self {
+            owner: id(owner, place, keys[0], "user", user)?,
+            group: id(socket_group, place, keys[1], "group", group)?,
+            mode: mode(socket_mode, place, keys[2])?,
+        })
+    }
+
+    /// Those of a socket for the owner of the process alone, unless a group or a mode is given.
+    pub fn private(&self) -> SocketPermissions {
+        let mode = if self.group.is_some() { 0o660 } else { 0o600 };
+        SocketPermissions { mode: self.mode.or(Some(mode)), ..self.permissions() }
+    }
+
+    /// True if nothing of it was given.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Owner, group and mode as the transport sets them.
+    pub fn permissions(&self) -> SocketPermissions {
+        SocketPermissions { owner: self.owner, group: self.group, mode: self.mode }
+    }
+}
+
+/// The id of an account: a number, or the name of one that the host knows.
+fn id(
+    account: Option<&RawAccount>,
+    place: &Place,
+    key: &'static str,
+    kind: &str,
+    find: impl Fn(&str) -> Result<Option<u32>, Errno>,
+) -> Result<Option<u32>, PlanError> {
+    let Some(RawAccount(text)) = account else { return Ok(None) };
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        // The largest number means "leave it as it is" where an owner is set.
+        return match text.parse() {
+            Ok(id) if id != u32::MAX => Ok(Some(id)),
+            _ => place.error(key, format!("{text} is not between 0 and {}", u32::MAX - 1)),
+        };
+    }
+    match find(text) {
+        Ok(Some(id)) => Ok(Some(id)),
+        Ok(None) => place.error(key, format!("there is no {kind} {text:?}")),
+        Err(errno) => place.error(key, format!("cannot look up the {kind} {text:?}: {errno}")),
+    }
+}
+
+fn mode(text: Option<&str>, place: &Place, key: &'static str) -> Result<Option<u32>, PlanError> {
+    let Some(text) = text else { return Ok(None) };
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(Some(mode)),
+        _ => place.error(key, format!("{text:?} is not an octal mode up to 0777")),
+    }
+}
+
+#[allow(clippy::ref_option, reason = "what serde gives")]
+fn serialize_mode<S: Serializer>(mode: &Option<u32>, serializer: S) -> Result<S::Ok, S::Error> {
+    mode.map(|mode| format!("{mode:04o}")).serialize(serializer)
+}

@@ -1,0 +1,446 @@
+//! The plan of a network device.
+
+use super::LimitPlan;
+use super::switch::SwitchPortPlan;
+use super::{DevicePlan, Place, PlanError, SocketPlan, Source, device_place, pins};
+use crate::limit_keys::Of;
+use crate::numbers;
+use crate::raw::RawNet;
+use manyring_backend::net::tap::check_name;
+use manyring_device::net::{MacAddress, is_mtu, parse_mac};
+use manyring_protocol::spec::{
+    DeviceSpec, KindSpec, NetFaultSpec, NetSettings, NetSpec, OffloadSpec, PortSpec, ReclaimSpec,
+};
+use serde::{Serialize, Serializer};
+use std::path::PathBuf;
+
+/// A network device.
+#[derive(Clone, Debug, Serialize)]
+pub struct NetPlan {
+    /// What every device has.
+    #[serde(flatten)]
+    pub device: DevicePlan,
+    /// Where the guest's frames go.
+    pub port: PortPlan,
+    /// Pairs of a receive and a transmit queue.
+    pub queue_pairs: usize,
+    /// When the guest gets its transmitted buffers back.
+    pub reclaim: ReclaimSpec,
+    /// The checksums and segments that the host does for the guest.
+    pub offload: OffloadSpec,
+    /// None: the interface's, if its guest must have that one, else made from name and socket.
+    #[serde(serialize_with = "serialize_mac")]
+    pub mac: Option<MacAddress>,
+    /// MTU that the guest is told, in bytes.
+    pub mtu: Option<u16>,
+    /// Speed that the guest is told, in Mbit/s.
+    pub speed: Option<u32>,
+    /// The bridge that the interface joins.
+    pub bridge: Option<String>,
+    /// Whether the interface is brought up or down; `None`: left as it is.
+    pub up: Option<bool>,
+    /// Bytes of frames that the tap holds at most.
+    pub sndbuf: Option<u32>,
+    /// Frames that wait in the interface for the guest.
+    pub txqueuelen: Option<u32>,
+    /// A frame for the guest may lie in several buffers.
+    pub merge: bool,
+    /// Flows return on the pair on which the guest sends.
+    pub steer: bool,
+    /// The guest may read each frame's hash.
+    pub hash_report: bool,
+    /// The file that captures the frames.
+    pub pcap: Option<PathBuf>,
+    /// What goes wrong on purpose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fault: Option<NetFaultSpec>,
+}
+
+/// The port of the host to which a network device is connected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PortPlan {
+    /// A tap, made unless the interface must exist.
+    Tap {
+        /// Name of the interface.
+        name: String,
+        /// Whether the interface must exist.
+        must_exist: bool,
+    },
+    /// Queues of a tap that were opened by whoever started the daemon.
+    TapFds(Vec<i32>),
+    /// A macvtap that exists.
+    Macvtap {
+        /// Name of the interface.
+        name: String,
+    },
+    /// Queues of an interface, by AF_XDP.
+    Xdp {
+        /// Name of the interface.
+        name: String,
+        /// Whether the interface's driver must use the guest's buffers itself.
+        zero_copy: bool,
+    },
+    /// No host: frames of the guest are dropped.
+    Null {
+        /// Frames for the guest that are made in a turn.
+        generate: usize,
+    },
+    /// A port of a switch of the daemon.
+    Switch(SwitchPortPlan),
+}
+
+impl NetPlan {
+    pub(crate) fn new(raw: RawNet, index: usize, source: Source) -> Result<Self, PlanError> {
+        let name = raw.name.clone().unwrap_or_else(|| format!("net{index}"));
+        let place = device_place(&name, "[[net]]", source)?;
+        let port = PortPlan::new(&raw, &place)?;
+        let default_pairs = if let PortPlan::TapFds(fds) = &port { fds.len() } else { 1 };
+        let queue_pairs = raw.queue_pairs.unwrap_or(default_pairs);
+        numbers::check("queue_pairs", queue_pairs as u64, &place)?;
+        if raw.zero_copy && queue_pairs > 1 {
+            let problem = format!(
+                "{queue_pairs} queue pairs, but a device with {} has one",
+                place.key("zero_copy")
+            );
+            return place.error("queue_pairs", problem);
+        }
+        let mac = match raw.mac.as_deref() {
+            None => None,
+            Some(text) => match parse_mac(text) {
+                Some(mac) => Some(mac),
+                None => {
+                    return place.error("mac", no_mac(text));
+                }
+            },
+        };
+        let mtu = match raw.mtu {
+            None => None,
+            Some(mtu) => match u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) {
+                Some(mtu) => Some(mtu),
+                None => return place.error("mtu", format!("{mtu} is not between 68 and 65535")),
+            },
+        };
+        for (key, value) in
+            [("speed", raw.speed), ("sndbuf", raw.sndbuf), ("txqueuelen", raw.txqueuelen)]
+        {
+            value.map_or(Ok(()), |value| numbers::check(key, value, &place))?;
+        }
+        let reclaim = reclaim(raw.reclaim.as_deref(), &place)?;
+        let offload = offload(&raw, &place)?;
+        let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;
+        let limit = LimitPlan::new(raw.limit.as_ref(), Of::Net, &place)?;
+        let served = (queue_workers, raw.moderation.as_deref(), limit);
+        let net = Self {
+            device: DevicePlan::new(name, place, raw.socket(), served)?.within(raw.domain)?,
+            queue_pairs,
+            reclaim,
+            offload,
+            mac,
+            mtu,
+            speed: raw.speed,
+            bridge: raw.bridge,
+            up: raw.up,
+            sndbuf: raw.sndbuf,
+            txqueuelen: raw.txqueuelen,
+            // A merged frame is one that the host must cut.
+            merge: raw.merge.unwrap_or(true) && offload == OffloadSpec::All,
+            steer: raw.steer.unwrap_or(true),
+            hash_report: raw.hash_report.unwrap_or(false),
+            pcap: raw.pcap,
+            fault: raw.fault.map(Into::into),
+            port,
+        };
+        net.check_domain()?;
+        Ok(net)
+    }
+
+    /// The device for a device process, with its address and its MTU as they are now; `None`: no
+    /// device process serves such a port.
+    pub fn spec(&self, mac: MacAddress, mtu: Option<u16>) -> Option<DeviceSpec> {
+        let net = NetSpec { port: self.port_spec()?, settings: self.settings(mac, mtu) };
+        Some(self.device.spec(KindSpec::Net(net)))
+    }
+
+    fn port_spec(&self) -> Option<PortSpec> {
+        match &self.port {
+            PortPlan::Null { generate } => Some(PortSpec::Null { generate: *generate }),
+            // The supervisor opens the interface, and hands over its queues and properties.
+            PortPlan::Tap { name: _, must_exist: _ }
+            | PortPlan::TapFds(_)
+            | PortPlan::Macvtap { name: _ } => Some(PortSpec::Interface { merge: self.merge }),
+            // The supervisor itself serves them.
+            PortPlan::Switch(_) | PortPlan::Xdp { name: _, zero_copy: _ } => None,
+        }
+    }
+
+    /// How the device is served, in whichever process, with this address and this MTU.
+    pub fn settings(&self, mac: MacAddress, mtu: Option<u16>) -> NetSettings {
+        let Self {
+            device,
+            queue_pairs,
+            reclaim,
+            offload,
+            speed,
+            hash_report,
+            fault,
+            // The interface may have another address, and the operator changes the MTU.
+            mac: _,
+            mtu: _,
+            // A spec has a part for them.
+            port: _,
+            merge: _,
+            // The supervisor sets these on the interface when it opens the interface.
+            bridge: _,
+            up: _,
+            sndbuf: _,
+            txqueuelen: _,
+            steer: _,
+            // The plan refuses it where a device process is to serve the device.
+            pcap: _,
+        } = self;
+        NetSettings {
+            queue_pairs: *queue_pairs,
+            mac,
+            mtu,
+            speed: *speed,
+            moderation: device.moderation.spec(),
+            reclaim: *reclaim,
+            offload: *offload,
+            hash_report: *hash_report,
+            fault: *fault,
+        }
+    }
+
+    /// The address of a guest that was given none: it stays the same for this name and socket.
+    /// Devices of several processes may have the same name.
+    pub fn made_mac(&self) -> MacAddress {
+        let socket = match &self.device.socket {
+            SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
+                path.display().to_string()
+            }
+            SocketPlan::Fd(fd) => fd.to_string(),
+        };
+        made_from(&format!("{}@{socket}", self.device.name))
+    }
+}
+
+impl PortPlan {
+    fn new(raw: &RawNet, place: &Place) -> Result<Self, PlanError> {
+        Self::check_keys(raw, place)?;
+        let is_other = raw.tap.is_some()
+            || raw.macvtap.is_some()
+            || raw.tap_fds.is_some()
+            || raw.xdp.is_some()
+            || raw.null;
+        match SwitchPortPlan::new(raw, place)? {
+            Some(port) if !is_other => return Ok(Self::Switch(port)),
+            Some(_) => return Self::several(place),
+            None => {}
+        }
+        match (&raw.tap, &raw.tap_fds, &raw.macvtap, &raw.xdp, raw.null) {
+            (Some(name), None, None, None, false) => {
+                Ok(Self::Tap { name: name.clone(), must_exist: raw.must_exist })
+            }
+            (None, Some(fds), None, None, false) if fds.is_empty() => {
+                place.error("tap_fds", "is empty")
+            }
+            (None, Some(fds), None, None, false) => match fds.iter().find(|fd| **fd < 3) {
+                Some(fd) => place.error("tap_fds", format!("{fd} was not passed to this process")),
+                None => Ok(Self::TapFds(fds.clone())),
+            },
+            (None, None, Some(name), None, false) => Ok(Self::Macvtap { name: name.clone() }),
+            (None, None, None, Some(name), false) => {
+                Ok(Self::Xdp { name: name.clone(), zero_copy: raw.zero_copy })
+            }
+            (None, None, None, None, true) => {
+                let generate = raw.generate.unwrap_or(0);
+                if generate != 0 && !(60..=65_553).contains(&generate) {
+                    let problem = format!("{generate} is not between 60 and 65553 bytes");
+                    return place.error("generate", problem);
+                }
+                Ok(Self::Null { generate })
+            }
+            (None, None, None, None, false) => {
+                let others = place.keys(&Self::keys(place)[1..], "or");
+                place.error("tap", format!("is missing (or {others})"))
+            }
+            _ => Self::several(place),
+        }
+    }
+
+    /// The keys that name a port.
+    fn keys(place: &Place) -> &'static [&'static str] {
+        match place {
+            // A command has one device: nobody is there to be switched to.
+            Place::CommandLine => &["tap", "tap_fds", "macvtap", "xdp", "null"],
+            _ => &["tap", "tap_fds", "macvtap", "xdp", "null", "switch"],
+        }
+    }
+
+    /// Checks that each key which belongs to ports of a kind has such a port.
+    fn check_keys(raw: &RawNet, place: &Place) -> Result<(), PlanError> {
+        if raw.bridge.is_some() && raw.macvtap.is_some() {
+            return place.error("bridge", "a macvtap cannot be in a bridge");
+        }
+        let [tap, tap_fds, macvtap, xdp] =
+            [raw.tap.is_some(), raw.tap_fds.is_some(), raw.macvtap.is_some(), raw.xdp.is_some()];
+        let (taps, queues) = (["tap", "tap_fds"].as_slice(), ["tap", "tap_fds", "macvtap"]);
+        let interfaces = ["tap", "tap_fds", "macvtap", "xdp"];
+        let is_queue = tap || tap_fds || macvtap;
+        for (key, is_set, needs, is_there) in [
+            ("steer", raw.steer.is_some(), taps, tap || tap_fds),
+            ("bridge", raw.bridge.is_some(), &queues, is_queue),
+            ("up", raw.up.is_some(), &interfaces, is_queue || xdp),
+            ("sndbuf", raw.sndbuf.is_some(), &queues, is_queue),
+            ("txqueuelen", raw.txqueuelen.is_some(), &queues, is_queue),
+            ("merge", raw.merge.is_some(), &queues, is_queue),
+            ("must_exist", raw.must_exist, &["tap"], tap),
+            ("generate", raw.generate.is_some(), &["null"], raw.null),
+            ("zero_copy", raw.zero_copy, &["xdp"], xdp),
+        ] {
+            if is_set && !is_there {
+                return place.error(key, format!("needs {}", place.keys(needs, "or")));
+            }
+        }
+        for (key, name) in [
+            ("tap", &raw.tap),
+            ("macvtap", &raw.macvtap),
+            ("xdp", &raw.xdp),
+            ("bridge", &raw.bridge),
+        ] {
+            if let Some(Err(error)) = name.as_deref().map(check_name) {
+                return place.error(key, error.to_string());
+            }
+        }
+        Ok(())
+    }
+
+    fn several<T>(place: &Place) -> Result<T, PlanError> {
+        let all = place.keys(Self::keys(place), "and");
+        place.error("tap", format!("only one of {all} can be served"))
+    }
+}
+
+fn reclaim(raw: Option<&str>, place: &Place) -> Result<ReclaimSpec, PlanError> {
+    match raw {
+        None | Some("off") => Ok(ReclaimSpec::Off),
+        Some("auto") => Ok(ReclaimSpec::Auto),
+        Some(text) => place.error("reclaim", format!("{text:?} is neither \"off\" nor \"auto\"")),
+    }
+}
+
+fn offload(raw: &RawNet, place: &Place) -> Result<OffloadSpec, PlanError> {
+    let offload = match raw.offload.as_deref() {
+        None | Some("all") => return Ok(OffloadSpec::All),
+        Some("csum") => OffloadSpec::Csum,
+        Some("none") => OffloadSpec::None,
+        Some(text) => {
+            let problem = format!("{text:?} is not one of \"all\", \"csum\" and \"none\"");
+            return place.error("offload", problem);
+        }
+    };
+    if raw.merge == Some(true) {
+        let problem =
+            format!("needs {} = \"all\": the host segments what was merged", place.key("offload"));
+        return place.error("merge", problem);
+    }
+    Ok(offload)
+}
+
+/// A local address that stays the same for this text (FNV-1a of 64 bits).
+fn made_from(text: &str) -> MacAddress {
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
+    let [a, b, c, d, e, ..] = hash.to_be_bytes();
+    [0x02, a, b, c, d, e]
+}
+
+/// Why `text` is no address of a guest.
+fn no_mac(text: &str) -> String {
+    let first = text.split(':').next().and_then(|byte| u8::from_str_radix(byte, 16).ok());
+    let is_group = first.is_some_and(|first| first & 1 == 1) && text.split(':').count() == 6;
+    let group = if is_group { " (it is the address of a group, multicast)" } else { "" };
+    format!("{text:?} is not an address like 52:54:00:12:34:56{group}")
+}
+
+/// An address as people write it.
+pub fn mac_text(mac: MacAddress) -> String {
+    let [a, b, c, d, e, f] = mac;
+    format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+}
+
+#[allow(clippy::ref_option, reason = "what serde gives")]
+fn serialize_mac<S: Serializer>(
+    mac: &Option<MacAddress>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    mac.map(mac_text).serialize(serializer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::plan;
+
+    #[test]
+    fn a_short_file_gets_its_defaults() {
+        let short = plan("[[net]]\nsocket_path = '/s'\ntap_fds = [7, 8]\n").unwrap();
+        let net = &short.net[0];
+        assert_eq!((net.device.name.as_str(), net.queue_pairs), ("net0", 2));
+        assert_eq!((net.mac, net.made_mac()[0]), (None, 2));
+        let made = |socket: &str| {
+            let text = format!("[[net]]\nsocket_path = '{socket}'\nnull = true\n");
+            plan(&text).unwrap().net[0].made_mac()
+        };
+        assert_eq!(made("/run/a"), made("/run/a"));
+        assert_ne!(made("/run/a"), made("/run/b"), "two processes, a device net0 each");
+    }
+
+    #[test]
+    fn every_error_names_its_key() {
+        let base = "[[net]]\nname = 'a'\nsocket_path = '/s'\n";
+        for (more, key) in [
+            ("", "tap"),
+            ("tap = 't'\nnull = true", "tap"),
+            ("tap = 't'\nqueue_pairs = 0", "queue_pairs"),
+            ("tap = 't'\nqueue_pairs = 128", "queue_pairs"),
+            ("tap = 't'\nmac = '01:00:00:00:00:00'", "mac"),
+            ("tap = 't'\nmtu = 67", "mtu"),
+            ("tap = 't'\nmtu = 65536", "mtu"),
+            ("tap = 't'\nspeed = 0", "speed"),
+            ("tap = 't'\nsndbuf = 0", "sndbuf"),
+            ("tap = 't'\nmac = '33:33:00:00:00:01'", "(it is the address of a group, multicast)"),
+            ("tap = 't'\nspeed = 2147483648", "speed"),
+            ("macvtap = 't'\nbridge = 'b'", "bridge"),
+            ("xdp = 't'\nbridge = 'b'", "bridge: needs tap, tap_fds or macvtap"),
+            ("xdp = 't'\nmerge = true", "merge"),
+            (
+                "xdp = 't'\nzero_copy = true\nqueue_pairs = 2",
+                "queue_pairs: 2 queue pairs, but a device with zero_copy has one",
+            ),
+            ("tap = 't'\nzero_copy = true", "zero_copy: needs xdp"),
+            ("xdp = 't'\ntap = 'u'", "tap: only one of tap, tap_fds, macvtap, xdp, null"),
+            ("xdp = 'a/b'", "xdp"),
+            ("xdp = 't'\ndomain = 'b'", "domain: cannot be combined with xdp"),
+            ("tap = 't'\ngenerate = 64", "generate"),
+            ("null = true\ngenerate = 59", "generate"),
+            ("null = true\nbridge = 'b'", "bridge"),
+            ("null = true\nmust_exist = true", "must_exist"),
+            ("tap_fds = []", "tap_fds"),
+            ("tap_fds = [1]", "tap_fds"),
+            ("tap_fds = [7, 7]", "tap_fds"),
+            ("tap = 't'\nfd = 3", "fd"),
+            ("tap = 't'\nmoderation = '0/10us'", "moderation"),
+            ("tap = 't'\nreclaim = 'on'", "reclaim: \"on\" is neither \"off\" nor \"auto\""),
+            ("tap = 't'\noffload = 'tso'", "offload: \"tso\" is not one of"),
+            ("tap = 't'\noffload = 'csum'\nmerge = true", "merge"),
+            ("tap = 't'\ncolour = 1", "colour"),
+        ] {
+            let message = plan(&format!("{base}{more}\n")).expect_err(more);
+            assert!(message.contains(key), "{more}\n-> {message}");
+        }
+        let twice =
+            format!("{base}tap = 't'\n[[net]]\nname = 'b'\nsocket_path = '/t'\ntap = 't'\n");
+        assert!(plan(&twice).expect_err("twice").contains("b: tap"));
+    }
+}

@@ -1,0 +1,15 @@
+//! The fate of a guest's writes on a full host: the key `on_full`.
+
+use super::{Place, PlanError};
+use manyring_protocol::spec::OnFullSpec;
+
+pub(super) fn on_full(raw: Option<&str>, place: &Place) -> Result<OnFullSpec, PlanError> {
+    match raw {
+        None | Some("wait") => Ok(OnFullSpec::Wait),
+        Some("report") => Ok(OnFullSpec::Report),
+        Some(other) => {
+            let problem = format!("{other:?} is neither \"wait\" nor \"report\"");
+            place.error("on_full", problem)
+        }
+    }
+}

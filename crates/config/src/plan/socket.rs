@@ -1,0 +1,108 @@
+//! Where the front-end of a device comes from.
+
+use super::{AccessPlan, Pinned, Place, PlanError, check_len};
+use crate::raw::RawSocket;
+use manyring_transport::vhost_user::ListenError;
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Where the front-end comes from.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SocketPlan {
+    /// The daemon listens, the front-end connects.
+    Listen {
+        /// Path of the socket.
+        path: PathBuf,
+        /// How its folder is found and held, if a user has named it whom `allow_paths` binds.
+        #[serde(skip)]
+        folder: Option<Pinned>,
+        /// Owner and mode of the socket.
+        #[serde(flatten)]
+        access: AccessPlan,
+    },
+    /// The front-end listens, the daemon connects.
+    Connect {
+        /// Path of the socket.
+        path: PathBuf,
+    },
+    /// A listening socket that was passed when the daemon started.
+    Fd(i32),
+}
+
+impl SocketPlan {
+    pub(super) fn new(raw: RawSocket, place: &Place) -> Result<Self, PlanError> {
+        let access = AccessPlan::new(&raw, place)?;
+        let key = |key| place.key(key);
+        if raw.client || raw.fd.is_some() {
+            // The socket is somebody else's: nothing of it is ours to set.
+            let whose = key(if raw.client { "client" } else { "fd" });
+            for (name, is_set) in [
+                ("socket_owner", raw.socket_owner.is_some()),
+                ("socket_group", raw.socket_group.is_some()),
+                ("socket_mode", raw.socket_mode.is_some()),
+            ] {
+                if is_set {
+                    let problem =
+                        format!("cannot be combined with {whose}: the socket is created elsewhere");
+                    return place.error(name, problem);
+                }
+            }
+        }
+        match (raw.socket_path, raw.fd) {
+            (Some(_), Some(_)) => {
+                place.error("fd", format!("cannot be combined with {}", key("socket_path")))
+            }
+            (None, None) => place.error("socket_path", format!("is missing (or {})", key("fd"))),
+            (None, Some(_)) if raw.client => {
+                place.error("client", format!("needs {}", key("socket_path")))
+            }
+            (None, Some(fd)) if fd < 3 => {
+                place.error("fd", format!("{fd} is not a socket that was passed to this process"))
+            }
+            (None, Some(fd)) => Ok(Self::Fd(fd)),
+            (Some(path), None) => {
+                check_len(&path, place, "socket_path")?;
+                if raw.client {
+                    return Ok(Self::Connect { path });
+                }
+                Ok(Self::Listen { path, folder: None, access })
+            }
+        }
+    }
+
+    /// The socket's name, if it has one.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Listen { path, .. } | Self::Connect { path } => Some(path),
+            Self::Fd(_) => None,
+        }
+    }
+
+    /// The error of this socket, which calls it as the plan does, also where it is found otherwise.
+    pub fn error(&self, mut error: ListenError) -> ListenError {
+        let Some(name) = self.path() else { return error };
+        match &mut error {
+            ListenError::PathTooLong { path }
+            | ListenError::Taken { path }
+            | ListenError::NotASocket { path }
+            | ListenError::OpenFolder { path, .. }
+            | ListenError::Owner { path, .. }
+            | ListenError::Group { path, .. }
+            | ListenError::Slow { path }
+            | ListenError::Io { path, .. } => *path = name.to_path_buf(),
+        }
+        error
+    }
+
+    /// Where we listen: by name, or by the folder that was found; none before it is found.
+    pub fn listens_at(&self) -> Option<PathBuf> {
+        match self {
+            Self::Listen { path, folder: None, .. } => Some(path.clone()),
+            Self::Listen { path, folder: Some(folder), .. } => {
+                Some(folder.found()?.join(path.file_name().unwrap_or_default()))
+            }
+            Self::Connect { .. } | Self::Fd(_) => None,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The plan of a switch, and of a port of one.
+
+use super::{Place, PlanError, Source, device_place};
+use crate::numbers;
+use crate::raw::{RawNet, RawSwitch};
+use manyring_backend::net::switch::{AGE, FLOODS_MAX, MACS_MAX, Vlans};
+use manyring_backend::net::tap::check_name;
+use serde::Serialize;
+
+/// The bit of the group that PAUSE frames go to.
+const RETRY_DELAY: u32 = 1 << 1;
+
+/// A switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SwitchPlan {
+    /// The table of the configuration.
+    #[serde(skip)]
+    pub place: Place,
+    /// Name of the switch, unique.
+    pub name: String,
+    /// Seconds.
+    pub age: u32,
+    /// The groups of bridges whose frames are passed on: bit n is 01:80:c2:00:00:0n.
+    pub group_fwd_mask: u16,
+    /// The interface that leads to the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<String>,
+    /// What the uplink's interface is.
+    pub uplink_kind: UplinkKind,
+}
+
+/// How frames come from an uplink, and go there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UplinkKind {
+    /// A tap, made if it is missing.
+    #[default]
+    Tap,
+    /// A macvtap that exists.
+    Macvtap,
+    /// Any interface, by AF_XDP.
+    Xdp,
+}
+
+/// A port of a switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SwitchPortPlan {
+    /// Name of the switch.
+    pub switch: String,
+    /// The VLAN of untagged frames.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
+    /// The VLANs that the guest may tag.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub trunk: Vec<u16>,
+    /// The port reaches the uplink alone.
+    pub isolated: bool,
+    /// Frames with another source than the port's own are dropped.
+    pub anti_spoof: bool,
+    /// Source addresses that are learned from the port at most.
+    pub macs_max: u32,
+    /// Frames a second to all ports that the port may send.
+    pub floods_max: u32,
+}
+
+impl SwitchPlan {
+    pub(super) fn new(raw: RawSwitch, index: usize, source: Source) -> Result<Self, PlanError> {
+        let name = raw.name.unwrap_or_else(|| format!("switch{index}"));
+        let place = device_place(&name, "[[switch]]", source)?;
+        let age = raw.age.unwrap_or(AGE);
+        numbers::check("age", age, &place)?;
+        let mask = raw.group_fwd_mask.unwrap_or(0);
+        numbers::check("group_fwd_mask", mask, &place)?;
+        if mask & RETRY_DELAY != 0 {
+            let problem = format!("{mask:#x} has bit 1: PAUSE frames end at every port (802.3)");
+            return place.error("group_fwd_mask", problem);
+        }
+        let group_fwd_mask = u16::try_from(mask).unwrap_or(0);
+        if let Some(Err(error)) = raw.uplink.as_deref().map(check_name) {
+            return place.error("uplink", error.to_string());
+        }
+        let uplink_kind = match raw.uplink_kind.as_deref() {
+            Some(_) if raw.uplink.is_none() => {
+                return place.error("uplink_kind", format!("needs {}", place.key("uplink")));
+            }
+            None | Some("tap") => UplinkKind::Tap,
+            Some("macvtap") => UplinkKind::Macvtap,
+            Some("xdp") => UplinkKind::Xdp,
+            Some(text) => {
+                let problem = format!("{text:?} is not one of \"tap\", \"macvtap\" and \"xdp\"");
+                return place.error("uplink_kind", problem);
+            }
+        };
+        Ok(Self { place, name, age, group_fwd_mask, uplink: raw.uplink, uplink_kind })
+    }
+}
+
+impl SwitchPortPlan {
+    /// The port that the keys of a device ask for; `None` if it is not on a switch.
+    pub(super) fn new(raw: &RawNet, place: &Place) -> Result<Option<Self>, PlanError> {
+        let Some(switch) = raw.switch.clone() else {
+            for (key, is_set) in [
+                ("vlan", raw.vlan.is_some()),
+                ("trunk", raw.trunk.is_some()),
+                ("isolated", raw.isolated),
+                ("anti_spoof", raw.anti_spoof),
+                ("macs_max", raw.macs_max.is_some()),
+                ("floods_max", raw.floods_max.is_some()),
+            ] {
+                if is_set {
+                    return place.error(key, format!("needs {}", place.key("switch")));
+                }
+            }
+            return Ok(None);
+        };
+        let trunk = raw.trunk.clone().unwrap_or_default();
+        let vlans = raw.vlan.iter().map(|vlan| ("vlan", *vlan));
+        for (key, vlan) in vlans.chain(trunk.iter().map(|vlan| ("trunk", *vlan))) {
+            if !(1..=4094).contains(&vlan) {
+                return place.error(key, format!("{vlan} is not a VLAN from 1 to 4094"));
+            }
+        }
+        if raw.trunk.as_ref().is_some_and(Vec::is_empty) {
+            return place.error("trunk", "is empty");
+        }
+        if raw.vlan.is_some() && raw.trunk.is_some() {
+            return place.error("vlan", format!("cannot be combined with {}", place.key("trunk")));
+        }
+        let macs_max = raw.macs_max.unwrap_or(MACS_MAX);
+        let floods_max = raw.floods_max.unwrap_or(FLOODS_MAX);
+        for (key, value) in [("macs_max", macs_max), ("floods_max", floods_max)] {
+            numbers::check(key, value, place)?;
+        }
+        Ok(Some(Self {
+            switch,
+            vlan: raw.vlan,
+            trunk,
+            isolated: raw.isolated,
+            anti_spoof: raw.anti_spoof,
+            macs_max,
+            floods_max,
+        }))
+    }
+
+    /// Its VLANs.
+    pub fn vlans(&self) -> Vlans {
+        match self.vlan {
+            Some(vlan) => Vlans::Access(vlan),
+            None if self.trunk.is_empty() => Vlans::All,
+            None => Vlans::Trunk(self.trunk.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::plan;
+
+    const SWITCH: &str = "[[switch]]\nname = 's0'\n";
+    const NET: &str = "[[net]]\nname = 'a'\nsocket_path = '/s'\n";
+
+    #[test]
+    fn a_port_names_a_switch_that_there_is() {
+        let good = plan(&format!("{SWITCH}age = 60\n{NET}switch = 's0'\nvlan = 5\n")).unwrap();
+        assert_eq!((good.switch[0].age, good.net[0].queue_pairs), (60, 1));
+        for (text, words) in [
+            (format!("{NET}switch = 's0'"), "a: switch: no [[switch]] is named \"s0\""),
+            (
+                format!("{SWITCH}{SWITCH}{NET}switch = 's0'"),
+                "s0: name: is already used by another [[switch]]",
+            ),
+            (format!("{SWITCH}age = 0\n{NET}switch = 's0'"), "s0: age"),
+            (
+                format!("{SWITCH}group_fwd_mask = 0x1_0000\n{NET}switch = 's0'"),
+                "s0: group_fwd_mask",
+            ),
+            (format!("{SWITCH}group_fwd_mask = 0x4002\n{NET}switch = 's0'"), "has bit 1: PAUSE"),
+            (format!("{SWITCH}uplink = 't/t'\n{NET}switch = 's0'"), "s0: uplink"),
+            (
+                format!("{SWITCH}uplink = 't'\n{NET}tap = 't'"),
+                "a: tap: is already used as the uplink of a [[switch]]",
+            ),
+            (
+                format!("{SWITCH}uplink = 't'\n{NET}xdp = 't'"),
+                "a: xdp: is already used as the uplink of a [[switch]]",
+            ),
+            (format!("{SWITCH}uplink_kind = 'xdp'\n{NET}tap = 't'"), "uplink_kind: needs uplink"),
+            (
+                format!("{SWITCH}uplink = 't'\nuplink_kind = 'veth'\n{NET}tap = 't'"),
+                "s0: uplink_kind: \"veth\" is not one of \"tap\", \"macvtap\" and \"xdp\"",
+            ),
+        ] {
+            let error = plan(&text).expect_err(words);
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_keys_of_a_port_contradict_what_is_none() {
+        for (keys, words) in [
+            ("tap = 't'\nvlan = 5", "vlan: needs switch"),
+            ("tap = 't'\nswitch = 's0'", "only one of"),
+            ("switch = 's0'\nvlan = 4095", "vlan: 4095"),
+            ("switch = 's0'\nvlan = 5\ntrunk = [6]", "vlan: cannot be combined with trunk"),
+            ("switch = 's0'\ntrunk = []", "trunk: is empty"),
+            ("switch = 's0'\ntrunk = [0]", "trunk: 0"),
+            ("switch = 's0'\nmacs_max = 0", "macs_max"),
+            ("switch = 's0'\nbridge = 'b'", "bridge: needs tap"),
+            ("switch = 's0'\ndomain = 'd'", "domain: cannot be combined with switch"),
+        ] {
+            let error = plan(&format!("{SWITCH}{NET}{keys}\n")).expect_err(keys);
+            assert!(error.contains(words), "{keys}: {error}");
+        }
+    }
+}

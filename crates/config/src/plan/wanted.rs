@@ -1,0 +1,202 @@
+//! `Wanted`: a device of the plan, whatever its kind.
+
+use super::{
+    BlkPlan, Class, DevicePlan, DiskPlan, NetPlan, Pinned, Place, PortPlan, SocketPlan, class_of,
+};
+use crate::limit_keys::Of;
+use manyring_device::net::is_mtu;
+use serde_json::{Map, Value};
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+/// A thing that a user's device names and that is absent, or where the operator forbids it.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {problem}")]
+pub struct Unfound {
+    /// The key that names it.
+    pub key: &'static str,
+    /// One sentence.
+    pub problem: String,
+}
+
+/// A device that is to be served. Clones share the plan.
+#[derive(Clone, Debug)]
+pub enum Wanted {
+    /// A vhost-user block device.
+    Blk(Arc<BlkPlan>),
+    /// A vhost-user network device.
+    Net(Arc<NetPlan>),
+}
+
+impl Wanted {
+    /// The part of the plan that devices of every kind have.
+    pub fn plan(&self) -> &DevicePlan {
+        match self {
+            Self::Blk(blk) => &blk.device,
+            Self::Net(net) => &net.device,
+        }
+    }
+
+    /// The kind of the device, as the control API names it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Blk(_) => "blk",
+            Self::Net(_) => "net",
+        }
+    }
+
+    /// The key that names what `assemble` opens.
+    pub fn key(&self) -> &'static str {
+        match self {
+            Self::Blk(blk) => match blk.disk {
+                DiskPlan::Nbd(_) => "nbd",
+                DiskPlan::Helper(_) => "format",
+                _ => "file",
+            },
+            Self::Net(net) => match &net.port {
+                PortPlan::Macvtap { .. } => "macvtap",
+                PortPlan::Xdp { .. } => "xdp",
+                _ => "tap",
+            },
+        }
+    }
+
+    /// How the device can be reached, for people.
+    pub fn socket(&self) -> String {
+        match &self.plan().socket {
+            SocketPlan::Listen { path, .. } | SocketPlan::Connect { path } => {
+                path.display().to_string()
+            }
+            SocketPlan::Fd(fd) => format!("fd {fd}"),
+        }
+    }
+
+    /// True if what it passes is written to a file.
+    pub fn has_capture(&self) -> bool {
+        matches!(self, Self::Net(net) if net.pcap.is_some())
+    }
+
+    /// Finds and holds what a user has named whom `allow_paths` binds; a device of anybody else
+    /// names nothing that must be found before it is opened. May block.
+    ///
+    /// # Errors
+    /// [`Unfound`]. It can be tried again.
+    pub fn find(&self) -> Result<(), Unfound> {
+        let find = |pinned: &Option<Pinned>, key| {
+            let found = pinned.as_ref().map_or(Ok(()), |pinned| pinned.find().map(drop));
+            found.map_err(|problem| Unfound { key, problem })
+        };
+        if let SocketPlan::Listen { folder, .. } = &self.plan().socket {
+            find(folder, "socket_path")?;
+        }
+        match self {
+            Self::Blk(blk) => match &blk.disk {
+                DiskPlan::File { pinned, .. } => find(pinned, "file"),
+                DiskPlan::Null { .. }
+                | DiskPlan::Memory { .. }
+                | DiskPlan::Nbd(_)
+                | DiskPlan::Helper(_) => Ok(()),
+            },
+            Self::Net(_) => Ok(()),
+        }
+    }
+
+    /// True if the control API has asked for it.
+    pub fn is_of_api(&self) -> bool {
+        matches!(self.plan().place, Place::Api(_))
+    }
+
+    /// True if the device can only be had when `other` is gone: they share a name of a socket, a
+    /// file or an interface, as it is written.
+    pub fn needs_what_of(&self, other: &Self) -> bool {
+        let (own, others) = (self.needs(), other.needs());
+        own.iter().any(|need| others.contains(need))
+    }
+
+    /// The switch that it is a port of.
+    pub fn switch(&self) -> Option<&String> {
+        match self {
+            Self::Net(net) => match &net.port {
+                PortPlan::Switch(port) => Some(&port.switch),
+                _ => None,
+            },
+            Self::Blk(_) => None,
+        }
+    }
+
+    fn needs(&self) -> Vec<(&'static str, &OsStr)> {
+        let mut needs = Vec::new();
+        if let Some(path) = self.plan().socket.path() {
+            needs.push(("socket", path.as_os_str()));
+        }
+        match self {
+            Self::Blk(blk) => {
+                if let Some(path) = blk.disk.path() {
+                    needs.push(("file", path.as_os_str()));
+                }
+                match &blk.disk {
+                    DiskPlan::Nbd(nbd) => needs.push(("nbd", OsStr::new(&nbd.text))),
+                    // Its socket is named after the device.
+                    DiskPlan::Helper(_) => needs.push(("format", OsStr::new(&self.plan().name))),
+                    DiskPlan::File { .. } | DiskPlan::Null { .. } | DiskPlan::Memory { .. } => {}
+                }
+            }
+            Self::Net(net) => {
+                needs.extend(net.pcap.as_ref().map(|path| ("file", path.as_os_str())));
+                match &net.port {
+                    PortPlan::Tap { name, .. }
+                    | PortPlan::Macvtap { name }
+                    | PortPlan::Xdp { name, .. } => needs.push(("interface", OsStr::new(name))),
+                    PortPlan::TapFds(_) | PortPlan::Null { .. } | PortPlan::Switch(_) => {}
+                }
+            }
+        }
+        needs
+    }
+
+    fn patch_limit(&mut self, with: &Value) -> Result<(), String> {
+        let (device, of) = match self {
+            Self::Blk(blk) => (&mut Arc::make_mut(blk).device, Of::Disk),
+            Self::Net(net) => (&mut Arc::make_mut(net).device, Of::Net),
+        };
+        let limit = device.limit.patched(with, of, &device.place);
+        device.limit = limit.map_err(|error| error.to_string())?;
+        Ok(())
+    }
+
+    /// When another value of the key takes effect, which is not at once, and where it is changed.
+    fn not_live(&self, key: &str, class: Class) -> String {
+        let when = match class {
+            Class::Live => return format!("{key}: a disk has no such key"),
+            Class::Reconnect => "when the guest reconnects",
+            Class::Replace => "when the device is removed and added again",
+        };
+        let how = match self.is_of_api() {
+            true => "PUT the whole device",
+            false => "change it in the file and run \"manyring reload\"",
+        };
+        format!("{key} takes effect {when}; {how}")
+    }
+
+    /// The device with other values of live keys.
+    ///
+    /// # Errors
+    /// One line: a key is not one of these, or its value is wrong.
+    pub fn patched(&self, keys: &Map<String, Value>) -> Result<Self, String> {
+        let mut device = self.clone();
+        for (key, value) in keys {
+            let class = class_of(key).ok_or_else(|| format!("{key}: unknown key"))?;
+            if key == "limit" {
+                device.patch_limit(value)?;
+                continue;
+            }
+            let (Class::Live, Self::Net(net)) = (class, &mut device) else {
+                return Err(self.not_live(key, class));
+            };
+            let mtu = value.as_u64().and_then(|mtu| u16::try_from(mtu).ok());
+            let bad = || format!("{key}: {value} is not between 68 and 65535");
+            Arc::make_mut(net).mtu = Some(mtu.filter(|mtu| is_mtu(*mtu)).ok_or_else(bad)?);
+        }
+        Ok(device)
+    }
+}

@@ -1,0 +1,336 @@
+//! Disks of Xen guests: where they are announced, and how they are served. Which disks there are,
+//! and what each one is, the tool stack writes into xenstore.
+
+use super::{DiskPlan, Format, LimitPlan, ModerationPlan, Place, PlanError, Source};
+use super::{cache, check_len, device_place, logical_block_size, on_full, size};
+use crate::limit_keys::Of;
+use crate::numbers;
+use crate::raw::RawXenBlk;
+use manyring_device::blk::blkif::RING_PAGE_ORDER_MAX;
+use manyring_protocol::spec::{DiskFaultSpec, OnFullSpec, XenBlkSettings};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+
+/// Kinds that are served if none is named: one that no kernel and no tool stack uses.
+const KIND: &str = "manyring";
+/// Where it is written down how far the rings of disks are served, unless the key says another
+/// folder: in memory, since no ring outlives its host. The locks of this machine's disks are
+/// always there.
+pub const STATE_DIR: &str = "/run/manyring";
+/// Longest name of a kind.
+const KIND_LEN_MAX: usize = 32;
+/// Grants of a queue that stay mapped, as the kernel's back-end has it: 96 segments for each of 11
+/// requests.
+const PERSISTENT: u32 = 1056;
+/// Prefixes with which tool stacks say in `params` how a file is to be served.
+const FILE_PREFIXES: [&str; 4] = ["aio:", "raw:", "file:", "phy:"];
+/// Those that say that the file's bytes are those of the disk, whatever they look like.
+const RAW_PREFIXES: [&str; 2] = ["aio:", "raw:"];
+
+/// The disks of one xenstore.
+#[derive(Clone, Debug, Serialize)]
+pub struct XenBlkPlan {
+    /// The table of the configuration.
+    #[serde(skip)]
+    pub place: Place,
+    /// Name of the back-end, unique.
+    pub name: String,
+    /// The hypervisor.
+    pub xen: XenPlan,
+    /// The domain in which this process runs.
+    pub domain: u16,
+    /// The words under which a toolstack names the back-end in XenStore.
+    pub kinds: Vec<String>,
+    /// The host's page cache is not used (`O_DIRECT`).
+    pub direct: bool,
+    /// None: raw, and refused if it looks like another format.
+    pub format: Option<Format>,
+    /// None: that of each disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logical_block_size: Option<u32>,
+    /// Rings of a disk at most.
+    pub num_queues: usize,
+    /// Writes are complete in the host's cache; the guest flushes.
+    pub writeback: bool,
+    /// What a write does on a full host.
+    pub on_full: OnFullSpec,
+    /// The guest may discard.
+    pub discard: bool,
+    /// The guest may send write barriers.
+    pub barrier: bool,
+    /// Grants stay mapped between requests.
+    pub persistent: bool,
+    /// Grants of a ring that stay mapped at most.
+    pub persistent_max: u32,
+    /// Segments of an indirect request at most.
+    pub indirect_segments_max: u16,
+    /// Logarithm to base two of a ring's pages at most.
+    pub ring_page_order_max: u32,
+    /// How interrupts for the guest are put together.
+    pub moderation: ModerationPlan,
+    /// The folder of what outlives the daemon.
+    pub state_dir: PathBuf,
+    /// The limit of each disk by itself.
+    #[serde(skip_serializing_if = "LimitPlan::is_none")]
+    pub limit: LimitPlan,
+    /// What goes wrong on purpose.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fault: Option<DiskFaultSpec>,
+}
+
+/// Which Xen it is.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum XenPlan {
+    /// That of this machine.
+    Real {
+        /// Socket of the XenStore; `None`: where it usually is.
+        xenstore: Option<PathBuf>,
+    },
+    /// A simulated one.
+    Simulated {
+        /// Socket of the simulation.
+        socket: PathBuf,
+    },
+}
+
+impl XenBlkPlan {
+    /// Plans a table `xen_blk`.
+    pub fn new(raw: RawXenBlk, index: usize, source: Source) -> Result<Self, PlanError> {
+        let name = match (raw.name, index) {
+            (Some(name), _) => name,
+            (None, 0) => "xen".to_owned(),
+            (None, index) => format!("xen{index}"),
+        };
+        let place = device_place(&name, "[[xen_blk]]", source)?;
+        let xen = xen(raw.xenstore, raw.simulated, &place)?;
+        let kinds = kinds(raw.kinds, &place)?;
+        let num_queues = raw.num_queues.unwrap_or(8);
+        numbers::check("num_queues", num_queues as u64, &place)?;
+        let persistent_max = raw.persistent_max.unwrap_or(PERSISTENT);
+        numbers::check("persistent_max", persistent_max, &place)?;
+        let indirect_segments_max = raw.indirect_segments_max.unwrap_or(256);
+        numbers::check("indirect_segments_max", indirect_segments_max, &place)?;
+        let ring_page_order_max = raw.ring_page_order_max.unwrap_or(RING_PAGE_ORDER_MAX);
+        numbers::check("ring_page_order_max", ring_page_order_max, &place)?;
+        let moderation = ModerationPlan::new(raw.moderation.as_deref(), &place)?;
+        Ok(Self {
+            xen,
+            domain: raw.domain.unwrap_or(0),
+            kinds,
+            direct: raw.direct,
+            format: Format::new(raw.format.as_deref(), &place)?,
+            logical_block_size: logical_block_size(raw.logical_block_size, &place)?,
+            num_queues,
+            writeback: cache(raw.cache.as_deref(), &place)?,
+            on_full: on_full::on_full(raw.on_full.as_deref(), &place)?,
+            discard: raw.discard.unwrap_or(true),
+            barrier: raw.barrier,
+            persistent: raw.persistent.unwrap_or(true),
+            persistent_max,
+            indirect_segments_max,
+            ring_page_order_max,
+            moderation,
+            state_dir: raw.state_dir.unwrap_or_else(|| STATE_DIR.into()),
+            limit: LimitPlan::new(raw.limit.as_ref(), Of::Disk, &place)?,
+            fault: raw.fault.map(Into::into),
+            name,
+            place,
+        })
+    }
+
+    /// How a disk is served, in whichever process, whose guest may only read or also write, and
+    /// discard, as the tool stack says.
+    pub fn settings(&self, (read_only, allows_discard): (bool, bool)) -> XenBlkSettings {
+        let Self {
+            logical_block_size,
+            num_queues,
+            writeback,
+            on_full,
+            discard,
+            barrier,
+            persistent,
+            persistent_max,
+            indirect_segments_max,
+            ring_page_order_max,
+            moderation,
+            fault,
+            // The supervisor talks to xenstore, finds the disks, names them, and keeps journals.
+            place: _,
+            name: _,
+            xen: _,
+            domain: _,
+            kinds: _,
+            state_dir: _,
+            // Parts of the plan of each disk: see `disk`.
+            direct: _,
+            format: _,
+            // Messages of their own: a limit changes while the disk is served.
+            limit: _,
+        } = self;
+        XenBlkSettings {
+            num_queues: *num_queues,
+            read_only,
+            writeback: *writeback,
+            logical_block_size: *logical_block_size,
+            on_full: *on_full,
+            discard: *discard && allows_discard,
+            barrier: *barrier,
+            persistent: *persistent,
+            persistent_max: *persistent_max,
+            indirect_segments_max: *indirect_segments_max,
+            ring_page_order_max: *ring_page_order_max,
+            moderation: moderation.spec(),
+            fault: *fault,
+        }
+    }
+
+    /// The disk that the tool stack means by a node `params`.
+    ///
+    /// # Errors
+    /// The problem with `params`, in words that begin with this name.
+    pub fn disk(&self, params: &str) -> Result<DiskPlan, String> {
+        let in_sectors = |text: &str| {
+            size(text).ok_or_else(|| format!("params: {text:?} is not a size in whole sectors"))
+        };
+        if let Some(text) = params.strip_prefix("null:") {
+            return self.in_blocks(DiskPlan::Null { size: in_sectors(text)? });
+        }
+        if let Some(text) = params.strip_prefix("memory:") {
+            return self.in_blocks(DiskPlan::Memory { size: in_sectors(text)? });
+        }
+        let plain = FILE_PREFIXES.iter().find_map(|prefix| params.strip_prefix(prefix));
+        let path = Path::new(plain.unwrap_or(params));
+        if !path.is_absolute() {
+            return Err(format!("params: {params:?} is not an absolute path"));
+        }
+        let is_raw = RAW_PREFIXES.iter().any(|prefix| params.starts_with(prefix));
+        let format = if is_raw { Some(Format::Raw) } else { self.format };
+        let (path, direct, lock_with_rings) = (path.to_owned(), self.direct, false);
+        Ok(DiskPlan::File { path, pinned: None, direct, lock_with_rings, format })
+    }
+}
+
+impl XenBlkPlan {
+    fn in_blocks(&self, disk: DiskPlan) -> Result<DiskPlan, String> {
+        let checked = disk.in_blocks(self.logical_block_size, &self.place);
+        checked.map_err(|error| format!("params: {error}"))
+    }
+}
+
+fn xen(
+    xenstore: Option<PathBuf>,
+    simulated: Option<PathBuf>,
+    place: &Place,
+) -> Result<XenPlan, PlanError> {
+    match (xenstore, simulated) {
+        (Some(_), Some(_)) => {
+            place.error("simulated", format!("cannot be combined with {}", place.key("xenstore")))
+        }
+        (None, Some(socket)) => {
+            check_len(&socket, place, "simulated")?;
+            Ok(XenPlan::Simulated { socket })
+        }
+        (xenstore, None) => {
+            if let Some(path) = &xenstore {
+                check_len(path, place, "xenstore")?;
+            }
+            Ok(XenPlan::Real { xenstore })
+        }
+    }
+}
+
+fn kinds(raw: Option<Vec<String>>, place: &Place) -> Result<Vec<String>, PlanError> {
+    let kinds = raw.unwrap_or_else(|| vec![KIND.to_owned()]);
+    if kinds.is_empty() {
+        return place.error("kinds", "is empty; name at least one");
+    }
+    for (index, kind) in kinds.iter().enumerate() {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        if !(1..=KIND_LEN_MAX).contains(&kind.len()) || !kind.chars().all(is_plain) {
+            let problem =
+                format!("{kind:?} is not 1 to {KIND_LEN_MAX} letters, digits, '-' or '_'");
+            return place.error("kinds", problem);
+        }
+        if kinds[..index].contains(kind) {
+            return place.error("kinds", format!("{kind:?} is given twice"));
+        }
+    }
+    Ok(kinds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::plan;
+    use super::*;
+
+    fn xen(keys: &str) -> Result<XenBlkPlan, String> {
+        plan(&format!("[[xen_blk]]\n{keys}")).map(|mut plan| plan.xen_blk.remove(0))
+    }
+
+    #[test]
+    fn a_table_without_keys_serves_our_own_kind_of_this_machines_xen() {
+        let plan = xen("").unwrap();
+        assert_eq!((plan.name.as_str(), &plan.kinds), ("xen", &vec!["manyring".to_owned()]));
+        assert!(matches!(plan.xen, XenPlan::Real { xenstore: None }));
+        assert!(plan.persistent && plan.writeback && plan.discard && !plan.barrier);
+    }
+
+    #[test]
+    fn params_name_a_file_with_or_without_the_tool_stacks_prefix_or_no_file() {
+        let plan = xen("direct = true").unwrap();
+        for (params, format) in [
+            ("/d.img", None),
+            ("phy:/d.img", None),
+            ("file:/d.img", None),
+            ("raw:/d.img", Some(Format::Raw)),
+            ("aio:/d.img", Some(Format::Raw)),
+        ] {
+            let disk = plan.disk(params).unwrap();
+            let DiskPlan::File { path, direct: true, format: found, .. } = disk else { panic!() };
+            assert_eq!((path.as_path(), found), (Path::new("/d.img"), format), "{params}");
+        }
+        assert!(matches!(plan.disk("null:1G"), Ok(DiskPlan::Null { size: 0x4000_0000 })));
+        assert!(matches!(plan.disk("memory:64K"), Ok(DiskPlan::Memory { size: 65536 })));
+        for params in ["", "d.img", "aio:d.img", "nbd://host/", "null:", "null:1", "memory:x"] {
+            let error = plan.disk(params).expect_err(params);
+            assert!(error.starts_with("params: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_error_names_its_key() {
+        for (keys, key) in [
+            ("kinds = []", "kinds"),
+            ("kinds = ['a/b']", "kinds"),
+            ("kinds = ['vbd', 'vbd']", "kinds"),
+            ("num_queues = 0", "num_queues"),
+            ("num_queues = 257", "num_queues"),
+            ("persistent_max = 0", "persistent_max"),
+            ("indirect_segments_max = 4097", "indirect_segments_max"),
+            ("ring_page_order_max = 5", "ring_page_order_max"),
+            ("simulated = '/s'\nxenstore = '/x'", "simulated"),
+            ("cache = 'none'", "cache"),
+            ("on_full = 'stop'", "on_full"),
+            ("logical_block_size = 8192", "logical_block_size"),
+            ("format = 'qcow2'", "format"),
+            ("moderation = 'on'", "moderation"),
+            ("name = 'a b'", "name"),
+        ] {
+            let error = xen(keys).expect_err(keys);
+            assert!(error.starts_with("[[xen_blk]] ") && error.contains(key), "{keys}\n-> {error}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_the_disks_of_a_xen_could_have_is_refused() {
+        let blk = |name: &str| {
+            format!("[[xen_blk]]\n[[blk]]\nname = '{name}'\nsocket_path = '/s'\nnull = '1G'\n")
+        };
+        assert!(plan(&blk("xenon")).is_ok());
+        for name in ["xen", "xen-vbd-1-51712"] {
+            let error = plan(&blk(name)).expect_err(name);
+            assert!(error.contains("name"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! The configuration as the user writes it: the keys of `manyring.toml`. Names are fixed in
+//! `docs/design/0001`; unknown keys are refused.
+
+mod limit;
+mod schema;
+mod switch;
+mod text;
+
+pub use limit::{RawLimit, RawLimitOption, RawScalar};
+pub use switch::RawSwitch;
+pub use text::{RawAccount, RawSize};
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use utoipa::ToSchema;
+
+/// The whole file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawConfig {
+    /// What concerns the whole process.
+    pub daemon: RawDaemon,
+    /// Block devices.
+    pub blk: Vec<RawBlk>,
+    /// Network devices.
+    pub net: Vec<RawNet>,
+    /// Disks of Xen guests.
+    pub xen_blk: Vec<RawXenBlk>,
+    /// Limits that devices share.
+    pub limit: Vec<RawLimit>,
+    /// Switches between network devices.
+    pub switch: Vec<RawSwitch>,
+}
+
+/// `[daemon]`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawDaemon {
+    /// Workers at most; default: the CPUs this process may use.
+    pub workers: Option<usize>,
+    /// The CPUs of each worker, like `0-3,8`; default: all that this process may use.
+    pub worker_cpus: Option<Vec<String>>,
+    /// Whether workers look for work before they sleep: "auto", "always" or "never".
+    pub polling: Option<String>,
+    /// Microseconds for which they look at most, 0 to 1000; default: as waking them costs here.
+    pub spin_us: Option<u32>,
+    /// Use io_uring where the kernel allows it; default true.
+    pub io_uring: Option<bool>,
+    /// Path of the control socket; default: none.
+    pub control: Option<PathBuf>,
+    /// Owner, group and mode of the control socket; default: the owner of the process alone.
+    pub control_owner: Option<RawAccount>,
+    /// Group of the control socket.
+    pub control_group: Option<RawAccount>,
+    /// Mode of the control socket, in octal.
+    pub control_mode: Option<String>,
+    /// Path of a control socket that only shows; default: none.
+    pub control_read: Option<PathBuf>,
+    /// Owner of the control socket that only shows.
+    pub control_read_owner: Option<RawAccount>,
+    /// Group of the control socket that only shows.
+    pub control_read_group: Option<RawAccount>,
+    /// Mode of the control socket that only shows, in octal.
+    pub control_read_mode: Option<String>,
+    /// Address of the host's loopback at which metrics can be scraped; default: none.
+    pub metrics_listen: Option<SocketAddr>,
+    /// Folders below which other users than root and that of the process may name files and
+    /// sockets over the control API; default: none.
+    #[serde(default)]
+    pub allow_paths: Vec<PathBuf>,
+    /// Devices that each of those users may have at a time, 0 to 65536; default 256.
+    pub user_devices_max: Option<u64>,
+    /// Folder in which devices of the control API are kept; default: they end with the process.
+    pub state_dir: Option<PathBuf>,
+    /// Seconds to wait for what another process holds; 0: none; default: for ever.
+    pub wait: Option<u32>,
+    /// Which devices share a device process: of a "user" (default), each "device" alone, or "one".
+    pub domains: Option<String>,
+    /// What these processes give up: "none", "auto" or "seccomp"; default "auto".
+    pub sandbox: Option<String>,
+}
+
+impl RawDaemon {
+    /// An option of the command line that was given, if any; apart from `control`.
+    pub fn given(&self) -> Option<&'static str> {
+        let given = [
+            ("--workers", self.workers.is_some()),
+            ("--worker-cpus", self.worker_cpus.is_some()),
+            ("--polling", self.polling.is_some()),
+            ("--spin-us", self.spin_us.is_some()),
+            ("--no-io-uring", self.io_uring.is_some()),
+            ("--wait", self.wait.is_some()),
+        ];
+        given.iter().find(|(_, is_given)| *is_given).map(|(option, _)| *option)
+    }
+}
+
+/// Where the front-end of a device comes from, and what is taken from it: keys of every device,
+/// and options of every command that serves one.
+#[derive(Args, Clone, Debug)]
+pub struct RawSocket {
+    /// Path of the vhost-user socket, at which the VMM connects.
+    #[arg(long, value_name = "PATH")]
+    pub socket_path: Option<PathBuf>,
+    /// Instead of a path: the file descriptor of a socket, listening or connected.
+    #[arg(long, value_name = "N")]
+    pub fd: Option<i32>,
+    /// Connect to the socket, at which the VMM listens, and again whenever the connection ends.
+    #[arg(long)]
+    pub client: bool,
+    /// Owner of the socket, by name or number.
+    #[arg(long, value_name = "USER")]
+    pub socket_owner: Option<RawAccount>,
+    /// Group of the socket, by name or number.
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<RawAccount>,
+    /// Mode of the socket, in octal, like 0660.
+    #[arg(long, value_name = "MODE")]
+    pub socket_mode: Option<String>,
+    /// End when the first VMM has left.
+    #[arg(long)]
+    pub one_off: bool,
+    /// Seconds that a VMM has from connecting to its first message, 1 to 3600 [default: 10].
+    #[arg(long, value_name = "SECONDS")]
+    pub handshake_timeout: Option<u64>,
+    /// Accept guest memory that lies in files on a local disk. Waiting for that disk can hold up
+    /// other guests of this process.
+    #[arg(long)]
+    pub memory_on_disk: bool,
+    /// Refuse a VMM that shares more memory than this, like 16G [default: 8T].
+    #[arg(long, value_name = "SIZE")]
+    pub memory_max: Option<RawSize>,
+}
+
+/// The table of a kind of device: the keys of every device, then its own. (With
+/// `serde(flatten)` an error would name neither its line nor the keys that there are.)
+macro_rules! device_table {
+    ($(#[$about:meta])* $table:ident { $($own:tt)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $table {
+            /// Name of the device, unique.
+            pub name: Option<String>,
+            /// Path of the socket at which the front-end is met.
+            #[schema(value_type = Option<String>)]
+            pub socket_path: Option<PathBuf>,
+            /// Number of a listening socket that was passed when the daemon started.
+            #[schema(ignore)]
+            pub fd: Option<i32>,
+            /// The front-end listens at the socket, the daemon connects.
+            pub client: bool,
+            /// Owner of the socket.
+            pub socket_owner: Option<RawAccount>,
+            /// Group of the socket.
+            pub socket_group: Option<RawAccount>,
+            /// Mode of the socket, in octal.
+            pub socket_mode: Option<String>,
+            /// The device ends with its first session.
+            pub one_off: bool,
+            /// Seconds in which a front-end sets its device up, or is closed.
+            pub handshake_timeout: Option<u64>,
+            /// The guest's memory may lie in files on a disk.
+            pub memory_on_disk: bool,
+            /// Bytes of guest memory that a front-end may share at most.
+            pub memory_max: Option<RawSize>,
+            /// The operations and bytes per second that the daemon serves for the device at most.
+            pub limit: Option<RawLimit>,
+            $($own)*
+        }
+
+        impl $table {
+            /// A device with the keys that all have, and none of its own.
+            pub fn new(name: String, socket: RawSocket) -> Self {
+                Self {
+                    name: Some(name),
+                    socket_path: socket.socket_path,
+                    fd: socket.fd,
+                    client: socket.client,
+                    socket_owner: socket.socket_owner,
+                    socket_group: socket.socket_group,
+                    socket_mode: socket.socket_mode,
+                    one_off: socket.one_off,
+                    handshake_timeout: socket.handshake_timeout,
+                    memory_on_disk: socket.memory_on_disk,
+                    memory_max: socket.memory_max,
+                    ..Self::default()
+                }
+            }
+
+            /// Those keys.
+            pub fn socket(&self) -> RawSocket {
+                RawSocket {
+                    socket_path: self.socket_path.clone(),
+                    fd: self.fd,
+                    client: self.client,
+                    socket_owner: self.socket_owner.clone(),
+                    socket_group: self.socket_group.clone(),
+                    socket_mode: self.socket_mode.clone(),
+                    one_off: self.one_off,
+                    handshake_timeout: self.handshake_timeout,
+                    memory_on_disk: self.memory_on_disk,
+                    memory_max: self.memory_max.clone(),
+                }
+            }
+        }
+    };
+}
+
+device_table! {
+    /// `[[blk]]`
+    RawBlk {
+        /// Serve this file or block device.
+        #[schema(value_type = Option<String>)]
+        pub file: Option<PathBuf>,
+        /// Serve it from the process of this trust domain; default: as `domains` says.
+        pub domain: Option<String>,
+        /// Serve a disk of this size that keeps nothing.
+        pub null: Option<RawSize>,
+        /// Serve a disk of this size in memory.
+        pub memory: Option<RawSize>,
+        /// Serve the disk of the NBD server at this address.
+        pub nbd: Option<String>,
+        /// How long requests wait for that server when it is gone: `forever` (default) or like
+        /// `60s`.
+        pub reconnect: Option<String>,
+        /// The guest may not write.
+        pub read_only: bool,
+        /// Pass the host's page cache by (`O_DIRECT`).
+        pub direct: bool,
+        /// Lock the file while a guest's rings run, not as long as it is open: for migration.
+        pub lock_with_rings: bool,
+        /// `raw`: serve the file's bytes even if they look like an image of another format.
+        /// `qcow2`, `vmdk`, `vdi`, `vhdx`: a helper reads the file, which needs a state_dir in
+        /// `[daemon]`.
+        pub format: Option<String>,
+        /// Bytes of a sector of the guest, 512 or 4096; default 512, but 4096 for a block device
+        /// that has such sectors itself.
+        pub logical_block_size: Option<u32>,
+        /// Request queues, 1 to 256; default 8.
+        pub num_queues: Option<usize>,
+        /// Entries of a ring that the limits of a request are made for; default 128.
+        pub queue_size: Option<u16>,
+        /// The worker of each queue, by its index; default: it goes where it is best served.
+        pub queue_workers: Option<Vec<usize>>,
+        /// How interrupts are held back: "off" (default), or like "32/100us".
+        pub moderation: Option<String>,
+        /// The device id string, at most 20 bytes; default: the name.
+        pub serial: Option<String>,
+        /// `writeback` (default) or `writethrough`.
+        pub cache: Option<String>,
+        /// What becomes of writes for which the host has no room: `wait` (default) or `report`.
+        pub on_full: Option<String>,
+        /// What goes wrong, to test guests.
+        pub fault: Option<RawFault>,
+    }
+}
+
+device_table! {
+    /// `[[net]]`
+    RawNet {
+        /// Serve this tap: joined if it exists, else created.
+        pub tap: Option<String>,
+        /// The tap must exist.
+        pub must_exist: bool,
+        /// Serve the tap whose queues were handed in, by their numbers.
+        #[schema(ignore)]
+        pub tap_fds: Option<Vec<i32>>,
+        /// Serve this macvtap.
+        pub macvtap: Option<String>,
+        /// Serve this interface by AF_XDP, in the place of the host's network stack.
+        pub xdp: Option<String>,
+        /// Have the device of `xdp` read long frames in the guest's memory, all of which is pinned.
+        pub zero_copy: bool,
+        /// Serve a port that takes everything and keeps nothing.
+        pub null: bool,
+        /// The null port also delivers frames of this many bytes, as fast as they are taken.
+        pub generate: Option<usize>,
+        /// Serve a port of this `[[switch]]`.
+        pub switch: Option<String>,
+        /// The VLAN of the port, 1 to 4094, without tags; default: every VLAN, with its tag.
+        pub vlan: Option<u16>,
+        /// The VLANs of the port, with their tags.
+        pub trunk: Option<Vec<u16>>,
+        /// The port exchanges no frames with other isolated ports.
+        pub isolated: bool,
+        /// The guest may only send as its own MAC address.
+        pub anti_spoof: bool,
+        /// Addresses that the switch learns behind the port, 1 to 4096; default 8.
+        pub macs_max: Option<u32>,
+        /// Frames that the port may send to all others in a second, 1 to 1000000; default 1000.
+        pub floods_max: Option<u32>,
+        /// Queue pairs, 1 to 127; default 1, or the number of `tap_fds`.
+        pub queue_pairs: Option<usize>,
+        /// The worker of each queue pair, by its index; default: it goes where it is best served.
+        pub queue_workers: Option<Vec<usize>>,
+        /// How interrupts are held back: "off" (default), or like "32/100us".
+        pub moderation: Option<String>,
+        /// When buffers of sent frames go back: "off" (default: at once) or "auto" (in groups where
+        /// the guest then sends longer frames).
+        pub reclaim: Option<String>,
+        /// What either side may leave unfinished for the other: "all" (default), "csum" (checksums
+        /// alone, no segments) or "none".
+        pub offload: Option<String>,
+        /// MAC address; default: that of a macvtap or of `xdp`, else made from name and socket.
+        pub mac: Option<String>,
+        /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.
+        pub mtu: Option<u32>,
+        /// Speed that the guest is told, in Mbit/s.
+        pub speed: Option<u32>,
+        /// The bridge that the interface joins.
+        pub bridge: Option<String>,
+        /// Set the interface up; default: true if it is created here.
+        pub up: Option<bool>,
+        /// Bytes on their way through the host at most, for each queue of the tap.
+        pub sndbuf: Option<u32>,
+        /// Frames that wait in the tap for the guest at most, in all the queues together that it
+        /// uses, 1 to 1000000.
+        pub txqueuelen: Option<u32>,
+        /// Join consecutive packets of one flow into one GSO packet before it is written to the
+        /// tap; default true.
+        pub merge: Option<bool>,
+        /// Deliver a flow to the queue pair on which the guest sends it, with a BPF program; false:
+        /// the kernel's tap driver learns flows, at about 20 % more a short packet; default true.
+        pub steer: Option<bool>,
+        /// Offer to report the hash of each frame to the guest, which costs time; default false.
+        pub hash_report: Option<bool>,
+        /// Serve it from the process of this trust domain; default: as `domains` says.
+        pub domain: Option<String>,
+        /// Write every frame to this file.
+        #[schema(value_type = Option<String>)]
+        pub pcap: Option<PathBuf>,
+        /// What goes wrong, to test guests.
+        pub fault: Option<RawNetFault>,
+    }
+}
+
+/// `[[xen_blk]]`: keys of a Xen's disks, and options of the command that serves them.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawXenBlk {
+    /// First part of the disks' names in logs, counters and the control API [default: xen].
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Serve the disks below backend/KIND in xenstore; once for each kind [default: manyring].
+    #[arg(long = "kind", value_name = "KIND")]
+    pub kinds: Option<Vec<String>>,
+    /// The socket or the device of xenstore [default: where it is found].
+    #[arg(long, value_name = "PATH")]
+    pub xenstore: Option<PathBuf>,
+    /// For tests: a simulated Xen, whose xenstore is this socket, instead of this machine's.
+    #[arg(long, value_name = "SOCKET")]
+    pub simulated: Option<PathBuf>,
+    /// The domain in which this process runs [default: 0].
+    #[arg(long, value_name = "N")]
+    pub domain: Option<u16>,
+    /// Read and write past the host's page cache (O_DIRECT).
+    #[arg(long)]
+    pub direct: bool,
+    /// raw: serve a file as it is, even if it looks like an image of another format (qcow2, ..).
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<String>,
+    /// The sector size that guests see, 512 or 4096 bytes [default: 512, but 4096 for a block
+    /// device that has such sectors itself].
+    #[arg(long, value_name = "BYTES")]
+    pub logical_block_size: Option<u32>,
+    /// Queues that each guest may use, 1 to 256 [default: 8].
+    #[arg(long, alias = "queues", value_name = "N")]
+    pub num_queues: Option<usize>,
+    /// When a write is durable: after the guest's flush (writeback), or when it is answered
+    /// (writethrough) [default: writeback].
+    #[arg(long, value_name = "MODE")]
+    pub cache: Option<String>,
+    /// When the host's disk is full: let the guest's writes wait until there is room (wait), or
+    /// give it I/O errors (report) [default: wait].
+    #[arg(long, value_name = "MODE")]
+    pub on_full: Option<String>,
+    /// Offer discards, where the disk and the tool stack allow them [default: true].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub discard: Option<bool>,
+    /// Offer write barriers, each of which waits for all requests before it.
+    #[arg(long)]
+    pub barrier: bool,
+    /// Keep pages mapped that a guest uses again and again, which spares most of the cost of a
+    /// request [default: true].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub persistent: Option<bool>,
+    /// Pages of a queue that stay mapped, at most, 1 to 1048576 [default: 1056].
+    #[arg(long, value_name = "N")]
+    pub persistent_max: Option<u32>,
+    /// Segments of an indirect request, at most, up to 4096; 0: offer no such requests [default:
+    /// 256].
+    #[arg(long, value_name = "N")]
+    pub indirect_segments_max: Option<u16>,
+    /// The largest ring, as log2 of its pages, 0 to 4: 4 is 16 pages [default: 4].
+    #[arg(long, value_name = "N")]
+    pub ring_page_order_max: Option<u32>,
+    /// Send fewer notifications to the guest: off, or like 32/100us, which sends one when 32
+    /// answers are there or 100 us have passed [default: off].
+    #[arg(long, value_name = "MODE")]
+    pub moderation: Option<String>,
+    /// Folder in which this process records what the next one needs to go on serving guests that
+    /// stay connected, also after a SIGKILL [default: /run/manyring].
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// What each disk may pass in a second.
+    #[arg(skip)]
+    pub limit: Option<RawLimit>,
+    /// What goes wrong, to test guests.
+    #[arg(skip)]
+    pub fault: Option<RawFault>,
+}
+
+/// `[blk.fault]`, `[xen_blk.fault]`
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawFault {
+    /// Every n-th request, if it is a read, fails.
+    pub read_error_every: u64,
+    /// Every n-th request, if it is a write, fails.
+    pub write_error_every: u64,
+    /// Flushes fail.
+    pub flush_errors: bool,
+    /// Every n-th request never completes.
+    pub hold_every: u64,
+    /// Offer secure erase, which writes zeroes.
+    pub secure_erase: bool,
+}
+
+/// `[net.fault]`: every n-th time, 0 = never.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RawNetFault {
+    /// A frame of the guest is lost.
+    pub drop_tx_every: u64,
+    /// A frame for the guest is lost.
+    pub drop_rx_every: u64,
+    /// A frame for the guest has a wrong byte.
+    pub corrupt_rx_every: u64,
+    /// The port is full for a moment.
+    pub block_tx_every: u64,
+    /// The host is out of memory for a moment.
+    pub no_memory_every: u64,
+    /// Receiving fails.
+    pub recv_error_every: u64,
+    /// Not every n-th: the port is done with each frame of the guest after 0 to this many looks at
+    /// it, in any order; 0 = as soon as it is taken.
+    pub late_tx: u32,
+}
