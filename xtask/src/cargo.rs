@@ -64,6 +64,15 @@ pub(crate) fn build_bench(profile: &str) -> Outcome<PathBuf> {
     build("manyring-bench", "manyring-bench", profile)
 }
 
+/// Builds the daemon and `manyring-bench` with the features that the workspace's tests have, and
+/// says where they are: so cargo takes all crates as it built them for those tests.
+pub(crate) fn build_beside_tests() -> Outcome<(PathBuf, PathBuf)> {
+    let programs = ["--bin", "manyring", "--bin", "manyring-bench"];
+    see(cargo(&["build", "--workspace", "--tests"]).args(programs))?;
+    let folder = target()?.join("debug");
+    Ok((folder.join("manyring"), folder.join("manyring-bench")))
+}
+
 fn build(package: &str, program: &str, profile: &str) -> Outcome<PathBuf> {
     see(&mut cargo(&["build", "--package", package, "--profile", profile]))?;
     let folder = if profile == "dev" { "debug" } else { profile };

@@ -61,6 +61,10 @@ struct Part {
     form: Form,
 }
 
+/// Programs whose tests wait for most of their time, and the threads that they run on; others have
+/// one for each CPU.
+const WAITING: [(&str, &str); 1] = [("nbd/src/lib.rs", "6")];
+
 /// The programs whose modules run one after another: their tests measure how long others wait, and
 /// do to the machine what makes others wait.
 const WHOLE: [&str; 1] = ["daemon/tests/apart/main.rs"];
@@ -87,6 +91,9 @@ impl Program {
         let mut command = Command::new(&self.path);
         forget_our_package(&mut command);
         command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        if let Some((_, threads)) = WAITING.iter().find(|(source, _)| *source == self.source) {
+            command.env("RUST_TEST_THREADS", threads);
+        }
         if self.part.as_ref().is_some_and(|part| part.form.is_isolated()) {
             command.env(ISOLATE, "1");
         }

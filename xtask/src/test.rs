@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every test there is, and their totals on one line.
 
 use crate::beside::Busy;
-use crate::cargo::{self, build_bench, build_daemon};
+use crate::cargo::{self, build_bench, build_beside_tests, build_daemon};
 use crate::programs;
 use manyring_system::behaviours::ALL;
 use manyring_system::runner::{self, Totals};
@@ -36,7 +36,10 @@ pub(crate) fn all(only: Option<&str>) -> Outcome<Totals> {
     check(!chosen.is_empty(), || format!("no system test's name holds {only:?}"))?;
     println!("\nrunning {} system tests", chosen.len());
     let logs = cargo::target()?.join("system-logs");
-    let (daemon, bench) = (build_daemon("dev")?, build_bench("dev")?);
+    let (daemon, bench) = match only {
+        Some(_) => (build_daemon("dev")?, build_bench("dev")?),
+        None => build_beside_tests()?,
+    };
     totals.add(runner::run(&chosen, daemon, bench, &logs)?);
     Ok(totals)
 }

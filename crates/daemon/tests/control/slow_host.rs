@@ -50,6 +50,8 @@ impl Freezer {
         let thaw = "sleep 90; fsfreeze -u \"$0\" 2>/dev/null";
         let mut thaws = Command::new("sh");
         thaws.args(["-c", thaw]).arg(&self.mounted).stdin(Stdio::null()).stdout(Stdio::null());
+        // `sleep` outlives the shell, and whoever reads the test's output waits for its end.
+        thaws.stderr(Stdio::null());
         self.thaws.borrow_mut().push(thaws.spawn().unwrap());
     }
 
