@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod digits;
 pub mod message;
 pub mod nbd;
 pub mod spec;

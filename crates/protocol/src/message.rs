@@ -4,6 +4,7 @@
 //! that it was given, and request only what a guest may choose ([`PrivilegedRequest`]), one request
 //! at a time.
 
+use crate::digits;
 use crate::nbd::{NbdFailure, NbdFound, NbdTarget};
 use crate::spec::{DeviceSpec, XenBlkSpec};
 use serde::de::DeserializeOwned;
@@ -286,27 +287,6 @@ pub struct JournalEntry {
     /// The content. Device processes parse it; the supervisor only stores it.
     #[serde(with = "digits")]
     pub bytes: Vec<u8>,
-}
-
-/// Bytes as hexadecimal digits, which take half the space of a list of numbers.
-mod digits {
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
-        let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-        let digits = digits.filter_map(|digit| char::from_digit(digit.into(), 16));
-        to.serialize_str(&digits.collect::<String>())
-    }
-
-    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Vec<u8>, D::Error> {
-        let text = String::deserialize(from)?;
-        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-        let digit = |digit: u8| char::from(digit).to_digit(16);
-        let byte = |[high, low]: &[u8; 2]| u8::try_from(digit(*high)? * 16 + digit(*low)?).ok();
-        let bytes: Option<Vec<u8>> = pairs.iter().map(byte).collect();
-        bytes.filter(|_| rest.is_empty()).ok_or_else(|| D::Error::custom("no pairs of digits"))
-    }
 }
 
 /// The state of the answer to a front-end's message.

@@ -1,6 +1,7 @@
 //! `manyring device-process`: the process of a domain. It serves the devices that it is given, and
 //! ends with its channel.
 
+mod grant;
 mod nbd;
 mod pins;
 mod xen;
@@ -10,35 +11,29 @@ use super::counts;
 use super::denied;
 use super::identity;
 use super::limits::ProcessGroups;
-use super::locked::RingLocked;
-use super::net::{self, PortGrant, ProcessNet};
+use super::net::{self, ProcessNet};
 use super::sandbox;
 use super::session_journal::SupervisorJournal;
 use super::supervisor_client::{Answer, Outgoing, SupervisorClient, Unanswered};
 use super::threads;
 use super::turns::{Credit, Turns};
-use crate::assemble::{Here, Opened, Tasks, disk, options, port};
+use crate::assemble::{Here, Opened, Tasks, options};
 use crate::model::DeviceView;
 use crate::signals;
 use crate::times::{PROCESS_LIMIT_SEEN, PROCESS_QUIT};
-use manyring_backend::blk::file::FileDisk;
-use manyring_backend::blk::memory::MemoryDisk;
-use manyring_backend::blk::null::NullDisk;
-use manyring_backend::blk::uring::UringDisk;
-use manyring_backend::blk::{Disk, Image, ImageDescriptors, ImageOptions};
+use grant::DeviceGrant;
 use manyring_backend::sys::starter::ThreadRole;
 use manyring_config::plan::DaemonPlan;
 use manyring_device::net::NetDevice;
 use manyring_engine::{Janitor, Pins, Pool, PoolOptions, aside};
-use manyring_protocol::message::{self, Command, JournalEntry, PortFacts, Report};
-use manyring_protocol::spec::{BlkSpec, DeviceSpec, DiskSpec, KindSpec, NetSpec};
+use manyring_protocol::message::{self, Command, JournalEntry, Report};
+use manyring_protocol::spec::{BlkSpec, DeviceSpec, KindSpec, NetSpec};
 use manyring_transport::vhost_user::{
     Client, Endpoint, Entry, SavedEntry, SavedSession, SessionJournal,
 };
 use pins::QueueWorkers;
 use rustix::fd::{AsFd, OwnedFd};
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::UnixStream;
@@ -50,8 +45,6 @@ use xen::ProcessXen;
 const SAID_MAX: usize = 64;
 /// Most clients of one device that wait.
 const CLIENTS_MAX: usize = 16;
-/// The name in log lines of a file that the supervisor has opened, whose path is not told.
-const HANDED: &str = "handed";
 
 /// Serves until the supervisor is gone.
 ///
@@ -434,67 +427,5 @@ pub(super) async fn say(channel: &Channel, report: &Report) {
     if let Ok(bytes) = message::emit(report) {
         // The supervisor is gone: the next read of the channel ends this process.
         let _ = channel.send(&bytes, NO_FDS).await;
-    }
-}
-
-/// The files and the port of a device that the supervisor has opened for this device process.
-pub(super) struct DeviceGrant {
-    pub(super) port: Option<PortFacts>,
-    pub(super) fds: Vec<OwnedFd>,
-}
-
-impl DeviceGrant {
-    /// Opens the disk or the port of a device on the descriptors of the grant. May block.
-    fn opened(
-        self,
-        kind: KindSpec,
-        uring: bool,
-        supervisor: SupervisorClient,
-    ) -> Result<(Opened, Option<PortGrant>), String> {
-        Ok(match kind {
-            KindSpec::Blk(BlkSpec { disk, settings }) => {
-                let disk = self.disk((disk, settings.read_only), uring, supervisor)?;
-                (Opened::Disk(disk::decorated(disk, settings.fault), None), None)
-            }
-            KindSpec::Net(NetSpec { port, settings }) => {
-                let of = (port, settings.queue_pairs);
-                let given = PortGrant::new(of, self.port, self.fds, supervisor)?;
-                let port = port::faulty(given.port(), settings.fault);
-                (Opened::Port(port, settings.mac), Some(given))
-            }
-        })
-    }
-
-    /// Opens the disk of a device on the descriptors from the supervisor; a null disk needs none.
-    pub(super) fn disk(
-        self,
-        (disk, read_only): (DiskSpec, bool),
-        uring: bool,
-        supervisor: SupervisorClient,
-    ) -> Result<Arc<dyn Disk>, String> {
-        let mut given = self.fds;
-        match disk {
-            DiskSpec::Null { size } => Ok(Arc::new(NullDisk::new(size))),
-            DiskSpec::Memory { size } => {
-                let file = given.pop().ok_or("supervisor: a disk in memory without its memory")?;
-                let disk = MemoryDisk::handed(file, size);
-                Ok(Arc::new(disk.map_err(|error| error.to_string())?))
-            }
-            DiskSpec::Nbd(spec) => nbd::disk(spec, read_only, supervisor),
-            DiskSpec::File { direct, lock_with_rings } => {
-                if given.len() < 2 {
-                    return Err("supervisor: a disk without the descriptors of its file".to_owned());
-                }
-                let handed = ImageDescriptors { file: given.remove(0), flushes: given };
-                let options = ImageOptions { read_only, direct, ..ImageOptions::default() };
-                let image = Image::handed(handed, Path::new(HANDED), options);
-                let image = image.map_err(|error| error.to_string())?;
-                let inner: Arc<dyn Disk> = match uring {
-                    true => Arc::new(UringDisk::new(image).map_err(|error| error.to_string())?),
-                    false => Arc::new(FileDisk::new(image)),
-                };
-                Ok(if lock_with_rings { Arc::new(RingLocked { inner, supervisor }) } else { inner })
-            }
-        }
     }
 }
