@@ -18,7 +18,7 @@ use std::thread::{Builder, JoinHandle};
 /// The task of a thread, from which its list of calls follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadRole {
-    /// Serves queues.
+    /// Serves queues, or carries the frames of an uplink.
     Worker,
     /// Serves the requests of one disk that may wait.
     Disk,

@@ -37,6 +37,15 @@ macro_rules! port_counters {
                     value: self.$counter.value(),
                 },)*]
             }
+
+            /// Shows these values, in the order of [`Self::all`], of a port that another process
+            /// has; a counter whose value is missing keeps its own.
+            pub fn show(&self, values: &[u64]) {
+                let mut values = values.iter();
+                $(if let Some(value) = values.next() {
+                    self.$counter.0.store(*value, Ordering::Relaxed);
+                })*
+            }
         }
     };
 }

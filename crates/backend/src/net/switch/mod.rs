@@ -172,7 +172,7 @@ pub enum SwitchError {
 }
 
 /// The offloads of a port, both ways: checksums and TCP segmentation.
-const OFFLOADS: Offloads =
+pub const OFFLOADS: Offloads =
     Offloads { csum: true, tso4: true, tso6: true, ecn: true, uso4: false, uso6: false };
 
 /// The ports of a switch as a sender sees them, until they change.

@@ -16,6 +16,7 @@
 use super::{CopyPath, OFFLOADS, SwitchPort};
 use crate::net::{Frames, Incoming, Port, PortRx, PortTx, Readiness, Returned, Sent};
 use crate::ready::Doorbell;
+use crate::sys::starter::{ThreadRole, spawn};
 use manyring_memory::{Duty, Mapping, SliceList, take_duty};
 use manyring_wire::net::{FRAME_SIZE_MAX, HEADER_SIZE, RawNetHeader};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -113,7 +114,8 @@ impl Uplink {
             looked_at: None,
         };
         let thread = std::thread::Builder::new().name(name.to_owned());
-        let thread = thread.spawn(move || carrier.run()).map_err(|_| Errno::AGAIN)?;
+        let thread = spawn(ThreadRole::Worker, thread, move || carrier.run());
+        let thread = thread.map_err(|_| Errno::AGAIN)?;
         Ok(Self { ends, doorbell, thread: Some(thread) })
     }
 }
