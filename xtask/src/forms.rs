@@ -23,13 +23,16 @@ pub(crate) enum Form {
 }
 
 /// The modules that run in both forms.
-const BOTH: [&str; 7] = [
+const BOTH: [&str; 10] = [
     "blk/fault",
     "blk/limits",
     "control/change",
     "control/held",
     "front_end/blkio",
     "hostile/doorbells",
+    "net/switch",
+    "net/switch_rules",
+    "net/switch_uplink",
     "start/stop",
 ];
 /// The modules that run in device processes alone. A device process does for them all that a daemon

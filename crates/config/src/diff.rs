@@ -237,6 +237,7 @@ impl Plan {
             Wanted::Blk(blk) => plan.blk.push((**blk).clone()),
             Wanted::Net(net) => plan.net.push((**net).clone()),
         }
+        plan.place_ports();
         plan
     }
 }

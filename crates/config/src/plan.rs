@@ -28,7 +28,7 @@ pub use super::place::{Place, PlanError, Source};
 pub use access::AccessPlan;
 pub use blk::{BlkPlan, DiskPlan, NUM_QUEUES};
 pub use daemon::{DaemonPlan, Domains};
-pub use domain::{ANY_USER, PROCESS_WORKERS_MAX, XEN};
+pub use domain::{ANY_USER, PROCESS_WORKERS_MAX, SWITCH, XEN, domain_of_switch};
 pub use format::{Format, HelperPlan, helped};
 pub use key_class::{Class, class_of};
 pub use limit::{GroupPlan, LimitPlan};
@@ -148,7 +148,8 @@ impl Plan {
         let switch = raw.switch.into_iter().enumerate();
         let switch = switch.map(|(index, raw)| SwitchPlan::new(raw, index, source));
         let switch = switch.collect::<Result<Vec<_>, _>>()?;
-        let plan = Self { daemon, blk, net, xen_blk, limit, switch };
+        let mut plan = Self { daemon, blk, net, xen_blk, limit, switch };
+        plan.place_ports();
         plan.check_limits()?;
         plan.check_helpers()?;
         unique::check(&plan)?;
@@ -173,6 +174,7 @@ impl Plan {
         let xens = self.xen_blk.iter().map(|xen| (&xen.place, &xen.limit, Of::Disk));
         limit::check(&self.limit, blks.chain(nets).chain(xens))?;
         uplinks::check(self)?;
+        self.check_ports()?;
         self.check_groups()
     }
 

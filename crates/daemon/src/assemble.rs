@@ -7,7 +7,8 @@ pub(crate) mod options;
 pub(crate) mod port;
 mod qemu_helper;
 pub(crate) mod remote;
-mod switch;
+pub(crate) mod switch;
+mod switched;
 mod tasks;
 pub(crate) mod wanted;
 pub(crate) mod xen;
@@ -16,6 +17,7 @@ pub(crate) use look::look;
 pub(crate) use qemu_helper::HelperError;
 pub(crate) use remote::AdoptedExports;
 pub(crate) use switch::{AdoptedFds, Host, Switches};
+pub(crate) use switched::{Ports, SwitchHost};
 pub(crate) use tasks::Tasks;
 pub(crate) use wanted::{Assemble, Here, Made, Opened, Part};
 

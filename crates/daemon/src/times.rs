@@ -154,6 +154,8 @@ pub(crate) const FRONT_CONNECT: (Duration, Duration) =
     (Duration::from_millis(50), Duration::from_secs(2));
 /// Delay before a client, or a device process, is tried again.
 pub(crate) const FRONT_RETRY: Duration = Duration::from_millis(200);
+/// Delay before a device process tries again to start the uplink of its switch.
+pub(crate) const UPLINK_RETRY: Duration = Duration::from_secs(1);
 /// Requests in flight end before a disk becomes smaller. Over: the resize fails with EBUSY.
 pub(crate) const SHRINK: Duration = Duration::from_secs(10);
 /// Requests outlast their device process. Over: that is logged, and they are waited for. Where the

@@ -7,6 +7,7 @@
 use crate::digits;
 use crate::nbd::{NbdFailure, NbdFound, NbdTarget};
 use crate::spec::{DeviceSpec, XenBlkSpec};
+use crate::switch::{SwitchPortSpec, SwitchSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,24 @@ pub enum Command {
         spec: DeviceSpec,
         /// Its frames go to an interface of the host.
         port: Option<PortFacts>,
+    },
+    /// The switch whose ports the process serves, before the first of them. File descriptors: the
+    /// queue of its uplink, if it has one.
+    Switch {
+        /// The name by which commands and reports about the uplink name it.
+        device: String,
+        /// The switch.
+        spec: SwitchSpec,
+        /// Its uplink.
+        uplink: Option<PortFacts>,
+    },
+    /// A port of the switch, whether or not its device is given to the process: it takes the place
+    /// of an earlier one of its name.
+    SwitchPort {
+        /// The device's name.
+        device: String,
+        /// The port; `None`: it is no port any more.
+        port: Option<SwitchPortSpec>,
     },
     /// A disk of a Xen guest to serve. File descriptors: as for [`Self::Device`].
     XenDisk {
@@ -471,6 +490,7 @@ mod tests {
     use super::*;
     use crate::spec::SPEC_SIZE_MAX;
     use crate::spec::tests::{largest_blk, largest_nbd, largest_net, largest_xen};
+    use crate::switch::tests::largest_switch_port;
 
     /// Pseudo-random bits (xorshift).
     fn next(seed: &mut u64) -> u64 {
@@ -525,13 +545,30 @@ mod tests {
         Report::Guest { device, mac, announces, control, pairs }
     }
 
+    fn facts(number: u64) -> PortFacts {
+        PortFacts {
+            interface: "up0".to_owned(),
+            is_macvtap: number.is_multiple_of(3),
+            offloads: number,
+            mtu: None,
+            table_key: Some(number),
+            can_hash: !number.is_multiple_of(3),
+            filter: PortFilter::default(),
+        }
+    }
+
     /// Any command to a device process but those of Xen guests' disks.
     fn command(number: u64, device: String, name: String) -> Command {
         let is_open = number.is_multiple_of(2);
         let mtu = is_open.then_some(1500);
         let filter = PortFilter { only_to: Some([2; 6]), lacks_groups: !is_open };
         let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
-        match number % 12 {
+        match number % 14 {
+            12 => {
+                let spec = SwitchSpec { name, age: 300, group_fwd_mask: 8 };
+                Command::Switch { device, spec, uplink: is_open.then(|| facts(number)) }
+            }
+            13 => Command::SwitchPort { device, port: is_open.then(largest_switch_port) },
             10 => {
                 let failure = NbdFailure { text: name, is_limit: is_open, passes: !is_open };
                 Command::Connected { number, failed: is_open.then_some(failure) }
@@ -541,11 +578,8 @@ mod tests {
                 Command::Export { target, limit_ms: 5 }
             }
             0 => {
-                let (is_macvtap, can_hash, table_key) = (!is_open, is_open, Some(number));
-                let (interface, offloads) = (name, number);
-                let port =
-                    PortFacts { interface, is_macvtap, offloads, mtu, table_key, can_hash, filter };
-                match number.is_multiple_of(24) {
+                let port = PortFacts { interface: name, mtu, filter, ..facts(number) };
+                match number.is_multiple_of(28) {
                     true => Command::Device { device, spec: largest_blk(), port: None },
                     false => Command::Device { device, spec: largest_net(), port: Some(port) },
                 }
@@ -570,7 +604,7 @@ mod tests {
                 let entry = JournalEntry { key: 7, bytes: vec![0, 255] };
                 Command::SavedEntry { device, entry }
             }
-            _ if number % 24 > 12 => Command::Count { number },
+            _ if number % 28 > 14 => Command::Count { number },
             _ => Command::Ping { number },
         }
     }
@@ -640,6 +674,7 @@ mod tests {
             Command::Device { device: device.clone(), spec: largest_nbd(), port: None },
             Command::Device { device, spec: largest_net(), port: Some(port) },
             Command::XenDisk { device: disk, spec: largest_xen() },
+            Command::SwitchPort { device: "a".repeat(64), port: Some(largest_switch_port()) },
         ] {
             let bytes = emit(&command).unwrap();
             assert!(bytes.len() < SPEC_SIZE_MAX + 1024, "{} bytes", bytes.len());

@@ -130,6 +130,8 @@ pub enum PortSpec {
         /// Consecutive packets of a flow are joined before they are written.
         merge: bool,
     },
+    /// The port of its name on the switch of the process.
+    Switch,
 }
 
 /// How a network device is served, and what its guest is told.

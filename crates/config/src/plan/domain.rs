@@ -1,11 +1,14 @@
 //! Which process serves a device: the key `domain`, and what a device process cannot serve.
 
 use super::{BlkPlan, DevicePlan, Domains, NetPlan, Plan, PlanError, PortPlan, XenBlkPlan};
-use super::{Wanted, is_device_name};
-use std::collections::BTreeMap;
+use super::{SwitchPlan, Wanted, is_device_name};
+use std::collections::{BTreeMap, HashSet};
 
 /// The domain of a device that is served for whichever user connects to it.
 pub const ANY_USER: &str = "user:";
+/// Prefix of the domains of switches: all ports of one share a device process, since one copy
+/// needs the memory of all their guests.
+pub const SWITCH: &str = "switch:";
 /// Workers of a device process at most.
 pub const PROCESS_WORKERS_MAX: usize = 16;
 /// Prefix of the domains of Xen guests. A domain that a configuration names has no colon.
@@ -59,8 +62,8 @@ impl NetPlan {
 
     fn needs_the_supervisor(&self) -> Option<&'static str> {
         self.device.needs_the_supervisor().or(match &self.port {
-            // A switch carries frames between the guests of one process.
-            PortPlan::Switch(_) => Some("switch"),
+            // Its switch has a domain already.
+            PortPlan::Switch(port) if !port.is_apart => Some("switch"),
             // A device process may not open sockets, and those of AF_XDP cannot be lent without
             // their memory.
             PortPlan::Xdp { .. } => Some("xdp"),
@@ -77,6 +80,9 @@ impl Wanted {
         let device = self.plan();
         match (&device.domain, domains) {
             (Some(domain), _) => Some(domain.clone()),
+            (None, Domains::Device | Domains::User) if self.switch_apart().is_some() => {
+                self.switch_apart().map(domain_of_switch)
+            }
             (None, Domains::One) => None,
             (None, Domains::Device | Domains::User) => {
                 // No domain that is named has a colon.
@@ -85,6 +91,17 @@ impl Wanted {
                     _ => format!("device:{}", device.name),
                 })
             }
+        }
+    }
+
+    /// The switch whose device process serves the device.
+    fn switch_apart(&self) -> Option<&str> {
+        match self {
+            Self::Net(net) => match &net.port {
+                PortPlan::Switch(port) if port.is_apart => Some(&port.switch),
+                _ => None,
+            },
+            Self::Blk(_) => None,
         }
     }
 
@@ -117,7 +134,41 @@ impl XenBlkPlan {
     }
 }
 
+/// The domain of a switch.
+#[must_use]
+pub fn domain_of_switch(name: &str) -> String {
+    format!("{SWITCH}{name}")
+}
+
 impl Plan {
+    /// Notes at each port of a switch whether a device process can serve the switch.
+    pub(crate) fn place_ports(&mut self) {
+        let is_apart = |switch: &&SwitchPlan| switch.is_apart();
+        let apart: HashSet<_> = self.switch.iter().filter(is_apart).map(|s| &s.name).collect();
+        for net in &mut self.net {
+            if let PortPlan::Switch(port) = &mut net.port {
+                port.is_apart = apart.contains(&port.switch);
+            }
+        }
+    }
+
+    /// Checks that the device process of a switch can serve each of its ports.
+    pub(super) fn check_ports(&self) -> Result<(), PlanError> {
+        if self.daemon.domains == Domains::One {
+            return Ok(());
+        }
+        for net in &self.net {
+            let PortPlan::Switch(port) = &net.port else { continue };
+            let key = net.needs_the_supervisor().filter(|_| port.is_apart);
+            if let Some(key) = key {
+                let problem = "the device process of a switch cannot serve it, which serves all \
+                               ports of the switch";
+                return net.device.place.error(key, problem);
+            }
+        }
+        Ok(())
+    }
+
     /// The devices that the daemon itself serves although its guests are to be apart, each with the
     /// key that no device process can serve.
     pub fn unisolated(&self) -> Vec<(String, &'static str)> {

@@ -169,8 +169,10 @@ impl NetPlan {
             PortPlan::Tap { name: _, must_exist: _ }
             | PortPlan::TapFds(_)
             | PortPlan::Macvtap { name: _ } => Some(PortSpec::Interface { merge: self.merge }),
-            // The supervisor itself serves them.
-            PortPlan::Switch(_) | PortPlan::Xdp { name: _, zero_copy: _ } => None,
+            // A command of its own says which port of the switch it is.
+            PortPlan::Switch(port) => port.is_apart.then_some(PortSpec::Switch),
+            // The supervisor itself serves it.
+            PortPlan::Xdp { name: _, zero_copy: _ } => None,
         }
     }
 

@@ -3,8 +3,10 @@
 use super::{Place, PlanError, Source, device_place};
 use crate::numbers;
 use crate::raw::{RawNet, RawSwitch};
-use manyring_backend::net::switch::{AGE, FLOODS_MAX, MACS_MAX, Vlans};
+use manyring_backend::net::switch::{AGE, FLOODS_MAX, MACS_MAX};
 use manyring_backend::net::tap::check_name;
+use manyring_device::net::MacAddress;
+use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec, VlanSet, VlansSpec};
 use serde::Serialize;
 
 /// The bit of the group that PAUSE frames go to.
@@ -61,9 +63,35 @@ pub struct SwitchPortPlan {
     pub macs_max: u32,
     /// Frames a second to all ports that the port may send.
     pub floods_max: u32,
+    /// A device process can serve the switch. Known once the port is in a plan.
+    #[serde(skip)]
+    pub is_apart: bool,
 }
 
 impl SwitchPlan {
+    /// True if a device process can serve the switch, and so all of its ports.
+    #[must_use]
+    pub fn is_apart(&self) -> bool {
+        // The socket of an AF_XDP uplink is not lent to device processes.
+        self.uplink.is_none() || self.uplink_kind != UplinkKind::Xdp
+    }
+
+    /// The switch for its device process.
+    #[must_use]
+    pub fn spec(&self) -> SwitchSpec {
+        let Self {
+            name,
+            age,
+            group_fwd_mask,
+            // Messages name the keys of devices, and those of switches to the operator alone.
+            place: _,
+            // The supervisor opens the interface, and hands over its queue and properties.
+            uplink: _,
+            uplink_kind: _,
+        } = self;
+        SwitchSpec { name: name.clone(), age: *age, group_fwd_mask: *group_fwd_mask }
+    }
+
     pub(super) fn new(raw: RawSwitch, index: usize, source: Source) -> Result<Self, PlanError> {
         let name = raw.name.unwrap_or_else(|| format!("switch{index}"));
         let place = device_place(&name, "[[switch]]", source)?;
@@ -139,15 +167,43 @@ impl SwitchPortPlan {
             anti_spoof: raw.anti_spoof,
             macs_max,
             floods_max,
+            is_apart: false,
         }))
     }
 
-    /// Its VLANs.
-    pub fn vlans(&self) -> Vlans {
-        match self.vlan {
-            Some(vlan) => Vlans::Access(vlan),
-            None if self.trunk.is_empty() => Vlans::All,
-            None => Vlans::Trunk(self.trunk.clone()),
+    /// The port of a guest that has this address, in whichever process: `mac` is the one that is
+    /// configured.
+    #[must_use]
+    pub fn spec(
+        &self,
+        queue_pairs: usize,
+        mac: Option<MacAddress>,
+        has: MacAddress,
+    ) -> SwitchPortSpec {
+        let Self {
+            vlan,
+            trunk,
+            isolated,
+            anti_spoof,
+            macs_max,
+            floods_max,
+            // The process has one switch.
+            switch: _,
+            is_apart: _,
+        } = self;
+        let vlans = match vlan {
+            Some(vlan) => VlansSpec::Access(*vlan),
+            None if trunk.is_empty() => VlansSpec::All,
+            None => VlansSpec::Trunk(VlanSet::of(trunk)),
+        };
+        SwitchPortSpec {
+            queue_pairs,
+            vlans,
+            isolated: *isolated,
+            mac,
+            only: anti_spoof.then_some(has),
+            macs_max: *macs_max,
+            floods_max: *floods_max,
         }
     }
 }

@@ -147,7 +147,9 @@ impl Wanted {
                     PortPlan::Tap { name, .. }
                     | PortPlan::Macvtap { name }
                     | PortPlan::Xdp { name, .. } => needs.push(("interface", OsStr::new(name))),
-                    PortPlan::TapFds(_) | PortPlan::Null { .. } | PortPlan::Switch(_) => {}
+                    // A switch knows its ports by the names of their devices.
+                    PortPlan::Switch(_) => needs.push(("port", OsStr::new(&self.plan().name))),
+                    PortPlan::TapFds(_) | PortPlan::Null { .. } => {}
                 }
             }
         }

@@ -27,7 +27,7 @@ pub(super) fn open(
         }
         PortPlan::Switch(plan) => {
             let mac = net.mac.unwrap_or_else(|| net.made_mac());
-            return Ok((Arc::new(host.switches.port(net, plan, mac)?), mac));
+            return Ok((host.switches.port(net, plan, mac)?, mac));
         }
         PortPlan::Tap { name, must_exist } => {
             let (name, must_exist) = (name.clone(), *must_exist);

@@ -2,15 +2,20 @@
 
 use super::AssembleError;
 use super::remote::{AdoptedExports, Measurer};
+use super::switched::SwitchHost;
 use manyring_backend::net::Port;
 use manyring_backend::net::switch::uplink::Uplink;
-use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, SwitchPort};
+use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, Vlans};
 use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
 use manyring_backend::net::xdp::{XdpOptions, XdpPort};
-use manyring_config::plan::{Domains, NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind};
+use manyring_config::plan::{
+    Domains, NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind, domain_of_switch,
+};
 use manyring_device::net::MacAddress;
+use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec, VlansSpec};
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -58,23 +63,36 @@ impl AdoptedFds {
     }
 }
 
-/// The switches of the process, by name. Clones are the same switches.
+/// The switches that this process has, by name. Clones are the same switches.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Switches(Arc<Mutex<BTreeMap<String, Running>>>);
+pub(crate) struct Switches {
+    all: Arc<Mutex<BTreeMap<String, Running>>>,
+    /// Device processes serve those that they can.
+    are_apart: bool,
+    adopted_fds: AdoptedFds,
+}
 
 #[derive(Debug)]
-struct Running {
-    switch: Arc<Switch>,
-    _uplink: Option<Uplink>,
+enum Running {
+    /// This process serves it.
+    Here { switch: Arc<Switch>, _uplink: Option<Uplink> },
+    /// A device process does.
+    Apart(Arc<SwitchHost>),
 }
 
 impl Switches {
-    /// Makes the switches of a plan. May block.
+    /// Makes the switches of a plan; device processes serve them as `domains` says. `adopted_fds`:
+    /// the queues of uplinks that another process has left, among others. May block.
     ///
     /// # Errors
     /// An uplink cannot be opened.
-    pub(crate) fn new(plans: &[SwitchPlan]) -> Result<Self, AssembleError> {
-        let switches = Self::default();
+    pub(crate) fn new(
+        plans: &[SwitchPlan],
+        domains: Domains,
+        adopted_fds: &AdoptedFds,
+    ) -> Result<Self, AssembleError> {
+        let (are_apart, adopted_fds) = (domains != Domains::One, adopted_fds.clone());
+        let switches = Self { all: Arc::default(), are_apart, adopted_fds };
         switches.add(plans)?;
         Ok(switches)
     }
@@ -84,7 +102,7 @@ impl Switches {
     /// # Errors
     /// An uplink cannot be opened.
     pub(crate) fn add(&self, plans: &[SwitchPlan]) -> Result<(), AssembleError> {
-        let made = plans.iter().map(|plan| Ok((plan.name.clone(), Running::new(plan)?)));
+        let made = plans.iter().map(|plan| Ok((plan.name.clone(), self.made(plan)?)));
         let made = made.collect::<Result<Vec<_>, AssembleError>>()?;
         self.all().extend(made);
         Ok(())
@@ -99,8 +117,44 @@ impl Switches {
         drop(gone);
     }
 
+    /// The switch of this name, if a device process serves it.
+    pub(crate) fn apart(&self, name: &str) -> Option<Arc<SwitchHost>> {
+        match self.all().get(name)? {
+            Running::Apart(host) => Some(host.clone()),
+            Running::Here { .. } => None,
+        }
+    }
+
+    /// The switches that device processes serve.
+    pub(crate) fn all_apart(&self) -> Vec<Arc<SwitchHost>> {
+        let apart = |running: &Running| match running {
+            Running::Apart(host) => Some(host.clone()),
+            Running::Here { .. } => None,
+        };
+        self.all().values().filter_map(apart).collect()
+    }
+
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, Running>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn made(&self, plan: &SwitchPlan) -> Result<Running, AssembleError> {
+        let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
+        let is_apart = self.are_apart && plan.is_apart();
+        let left = || self.adopted_fds.take(&domain_of_switch(&plan.name));
+        let open = |name: &str| interface(name, plan.uplink_kind, left()).map_err(failed);
+        let host = plan.uplink.as_deref().map(open).transpose()?;
+        if is_apart {
+            return Ok(Running::Apart(SwitchHost::new(plan, host)));
+        }
+        let switch = Switch::new(of_switch(&plan.spec()));
+        let carried = |host: Arc<dyn Port>| {
+            let name = plan.uplink.clone().unwrap_or_default();
+            let what = "carry frames for a switch to and from it";
+            carried(&switch, &name, host).map_err(|errno| TapError::system(&name, what, errno))
+        };
+        let uplink = host.map(carried).transpose().map_err(failed)?;
+        Ok(Running::Here { switch, _uplink: uplink })
     }
 
     /// A port for a device.
@@ -112,60 +166,72 @@ impl Switches {
         net: &NetPlan,
         plan: &SwitchPortPlan,
         mac: MacAddress,
-    ) -> Result<SwitchPort, AssembleError> {
-        let at = |key: &str| net.device.place.at(key);
-        let switch = self.all().get(&plan.switch).map(|running| running.switch.clone());
-        let Some(switch) = switch else {
-            return Err(AssembleError::NoSwitch { at: at("switch"), name: plan.switch.clone() });
-        };
-        let options = PortOptions {
-            name: net.device.name.clone(),
-            queue_pairs: net.queue_pairs,
-            vlans: plan.vlans(),
-            isolated: plan.isolated,
-            mac: net.mac,
-            only: plan.anti_spoof.then_some(mac),
-            is_uplink: false,
-            macs_max: plan.macs_max,
-            floods_max: plan.floods_max,
-        };
-        let full = |source| AssembleError::Switch { at: at("switch"), source };
-        switch.port(options).map_err(full)
+    ) -> Result<Arc<dyn Port>, AssembleError> {
+        let at = || net.device.place.at("switch");
+        let full = |source| AssembleError::Switch { at: at(), source };
+        let (name, spec) = (&net.device.name, plan.spec(net.queue_pairs, net.mac, mac));
+        match self.all().get(&plan.switch) {
+            None => Err(AssembleError::NoSwitch { at: at(), name: plan.switch.clone() }),
+            Some(Running::Here { switch, .. }) => {
+                Ok(Arc::new(switch.port(of_switch_port(name, &spec)).map_err(full)?))
+            }
+            Some(Running::Apart(host)) => Ok(Arc::new(host.port(name, spec).map_err(full)?)),
+        }
     }
 }
 
-impl Running {
-    fn new(plan: &SwitchPlan) -> Result<Self, AssembleError> {
-        let SwitchPlan { age, group_fwd_mask, .. } = *plan;
-        let (name, clock) = (plan.name.clone(), Clock::default());
-        let switch = Switch::new(SwitchOptions { name, age, group_fwd_mask, clock });
-        let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
-        let open = |name| uplink(&switch, name, plan.uplink_kind).map_err(failed);
-        let uplink = plan.uplink.as_deref().map(open);
-        Ok(Self { switch, _uplink: uplink.transpose()? })
+/// How a switch works, in whichever process.
+pub(crate) fn of_switch(spec: &SwitchSpec) -> SwitchOptions {
+    let SwitchSpec { name, age, group_fwd_mask } = spec;
+    let (age, group_fwd_mask, clock) = (*age, *group_fwd_mask, Clock::default());
+    SwitchOptions { name: name.clone(), age, group_fwd_mask, clock }
+}
+
+/// The port of the device `name`, in whichever process.
+pub(crate) fn of_switch_port(name: &str, spec: &SwitchPortSpec) -> PortOptions {
+    let SwitchPortSpec { queue_pairs, vlans, isolated, mac, only, macs_max, floods_max } = spec;
+    PortOptions {
+        name: name.to_owned(),
+        queue_pairs: *queue_pairs,
+        vlans: match vlans {
+            VlansSpec::All => Vlans::All,
+            VlansSpec::Access(vlan) => Vlans::Access(*vlan),
+            VlansSpec::Trunk(vlans) => Vlans::Trunk(vlans.all()),
+        },
+        isolated: *isolated,
+        mac: *mac,
+        only: *only,
+        is_uplink: false,
+        macs_max: *macs_max,
+        floods_max: *floods_max,
     }
 }
 
-/// Opens an interface as the uplink of a switch.
-fn uplink(switch: &Arc<Switch>, name: &str, kind: UplinkKind) -> Result<Uplink, TapError> {
-    let system = |errno| TapError::system(name, "carry frames for a switch to and from it", errno);
-    let host = interface(name, kind)?;
+/// Carries frames between a switch and the interface `name`, in whichever process. May block.
+///
+/// # Errors
+/// The error of the host. `ENOSPC`: the switch is full.
+pub(crate) fn carried(
+    switch: &Arc<Switch>,
+    name: &str,
+    host: Arc<dyn Port>,
+) -> Result<Uplink, Errno> {
     let port = switch.port(PortOptions {
         macs_max: UPLINK_MACS_MAX,
         floods_max: UPLINK_FLOODS_MAX,
         is_uplink: true,
         ..PortOptions::new(name, 1)
     });
-    let port = port.map_err(|_| system(rustix::io::Errno::NOSPC))?;
-    let thread = format!("uplink-{}", switch.name());
-    Uplink::start(port, host, &thread).map_err(system)
+    let port = port.map_err(|_| Errno::NOSPC)?;
+    Uplink::start(port, host, &format!("uplink-{}", switch.name()))
 }
 
-/// Opens an interface with one queue, and leaves it as it is.
-fn interface(name: &str, kind: UplinkKind) -> Result<Arc<dyn Port>, TapError> {
+/// Opens an interface with one queue, and leaves it as it is. `left`: the queue of the tap that
+/// another process has left, if there is one.
+fn interface(name: &str, kind: UplinkKind, left: Vec<OwnedFd>) -> Result<Arc<dyn Port>, TapError> {
     let (name, queue_pairs, mtu, up) = (name.to_owned(), 1, None, None);
     Ok(match kind {
-        UplinkKind::Tap => Arc::new(tap(name)?),
+        UplinkKind::Tap => Arc::new(tap(name, left)?),
         UplinkKind::Macvtap => {
             let (sndbuf, txqueuelen, merge) = (None, None, false);
             let options = MacvtapOptions { name, queue_pairs, sndbuf, txqueuelen, merge, mtu, up };
@@ -177,9 +243,13 @@ fn interface(name: &str, kind: UplinkKind) -> Result<Arc<dyn Port>, TapError> {
     })
 }
 
-fn tap(name: String) -> Result<TapPort, TapError> {
+fn tap(name: String, fds: Vec<OwnedFd>) -> Result<TapPort, TapError> {
+    let must_exist = false;
     TapPort::open(TapOptions {
-        source: TapSource::Name { name, must_exist: false },
+        source: match fds.is_empty() {
+            true => TapSource::Name { name, must_exist },
+            false => TapSource::Left { name, must_exist, fds },
+        },
         queue_pairs: 1,
         sndbuf: None,
         txqueuelen: None,

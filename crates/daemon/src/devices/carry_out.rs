@@ -234,6 +234,10 @@ impl DeviceManager {
         };
         let gone: Vec<_> = steps.iter().filter(goes).map(|step| step.name.clone()).collect();
         if !gone.is_empty() {
+            for name in &gone {
+                let ends = self.shared.processes.end_switch(name);
+                let _ = tokio::time::timeout(DEVICE_CLOSE, ends).await;
+            }
             let switches = self.shared.host.switches.clone();
             aside(move || switches.remove(&gone)).await;
         }

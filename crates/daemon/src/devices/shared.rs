@@ -52,12 +52,15 @@ impl Shared {
         controls_are_free(&plan.daemon, &service)?;
         let groups = Groups::default();
         groups.follow(&plan.limit);
-        let processes = Processes::new(process_arguments(&plan.daemon), handoff);
+        let adopted_fds = AdoptedFds::new(std::mem::take(&mut handoff.opened));
+        let switches = Switches::new(&plan.switch, plan.daemon.domains, &adopted_fds)?;
+        let arguments = process_arguments(&plan.daemon);
+        let processes = Processes::new(arguments, handoff, switches.clone());
         processes.follow_groups(&plan.limit);
         let host = Host {
             io_uring: plan.daemon.io_uring,
-            switches: Switches::new(&plan.switch)?,
-            adopted_fds: AdoptedFds::new(std::mem::take(&mut handoff.opened)),
+            switches,
+            adopted_fds,
             adopted_exports: AdoptedExports::new(std::mem::take(&mut handoff.exports)),
             helpers: plan.daemon.state_dir.as_ref().map(|folder| folder.join("helpers")),
             domains: plan.daemon.domains,

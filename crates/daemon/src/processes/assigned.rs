@@ -5,12 +5,14 @@ use super::counts::Counts;
 use super::journal_store::JournalStore;
 use super::stderr_relay::StderrRelay;
 use super::xen_line::XenLine;
+use crate::assemble::SwitchHost;
 use manyring_device::net::OwnedPort;
 use manyring_engine::{Janitor, Surplus};
 use manyring_protocol::message::PrivilegedRequest;
 use manyring_transport::vhost_user::Connected;
-use std::sync::Arc;
-use tokio::sync::mpsc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{mpsc, watch};
 
 /// A privileged request that waits for its turn.
 #[derive(Clone, Debug)]
@@ -34,6 +36,42 @@ pub(super) struct AssignedDevice {
     pub(super) xen: Option<Arc<XenLine>>,
 }
 
+/// The switch of a device process, and what the process was told of it.
+#[derive(Debug)]
+pub(super) struct ServedSwitch {
+    pub(super) host: Arc<SwitchHost>,
+    /// The process was given the switch.
+    pub(super) is_given: watch::Sender<bool>,
+    /// Locked while the process is told of ports.
+    pub(super) told: tokio::sync::Mutex<BTreeMap<String, u64>>,
+    /// The queue of requests for the uplink, of which one at a time is served.
+    asks: Mutex<Option<mpsc::Sender<PendingRequest>>>,
+    pub(super) asked: Mutex<Option<mpsc::Receiver<PendingRequest>>>,
+}
+
+impl ServedSwitch {
+    pub(super) fn new(host: Arc<SwitchHost>) -> Self {
+        let (asks, asked) = mpsc::channel(1);
+        let (is_given, told) = Default::default();
+        Self { host, is_given, told, asks: Mutex::new(Some(asks)), asked: Mutex::new(Some(asked)) }
+    }
+
+    /// Its uplink.
+    pub(super) fn uplink(&self) -> Option<&Arc<OwnedPort>> {
+        self.host.uplink()
+    }
+
+    /// Queues a request for the uplink. False: the one before was not answered.
+    pub(super) fn ask(&self, request: PendingRequest) -> bool {
+        lock(&self.asks).as_ref().is_some_and(|asks| asks.try_send(request).is_ok())
+    }
+
+    /// Serves no further request for the uplink.
+    pub(super) fn closes_asks(&self) {
+        *lock(&self.asks) = None;
+    }
+}
+
 /// The objects that the supervisor passes from one device process of a domain to the next.
 #[derive(Clone, Debug)]
 pub(super) struct DomainMembers {
@@ -49,4 +87,8 @@ impl DomainMembers {
         let janitor = Arc::new(Janitor::of(domain));
         Self { janitor, stderr_relay: StderrRelay::new(), surplus }
     }
+}
+
+pub(super) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,6 +5,8 @@
 
 use crate::assemble::remote::Remote;
 use manyring_backend::blk::Connection;
+use manyring_backend::net::Port;
+use manyring_backend::net::switch::PortCounters;
 use manyring_device::{DeviceStats, HostSide};
 use manyring_engine::QueueStats;
 use rustix::fd::{AsFd, OwnedFd};
@@ -17,9 +19,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) struct Counts {
     shown: Arc<DeviceStats>,
     remote: Option<Arc<Remote>>,
+    /// The port, which may be one of a switch.
+    port: Option<Arc<dyn Port>>,
     file: Mutex<OwnedFd>,
     /// The counters of earlier device processes, by queue.
     before: Mutex<Vec<Vec<u64>>>,
+    /// Those of the switch's port.
+    of_port_before: Mutex<Vec<u64>>,
 }
 
 impl Counts {
@@ -27,7 +33,18 @@ impl Counts {
     pub(super) fn new(shown: Arc<DeviceStats>, remote: Option<Arc<Remote>>) -> Result<Self, Errno> {
         let before = vec![Vec::new(); shown.count()];
         let file = Mutex::new(blank(before.len())?);
-        Ok(Self { shown, remote, file, before: Mutex::new(before) })
+        let of_port_before = Mutex::default();
+        let (before, port) = (Mutex::new(before), None);
+        Ok(Self { shown, remote, port, file, before, of_port_before })
+    }
+
+    /// Shows also the counters of this port, if it is one of a switch.
+    pub(super) fn of_port(self, port: Option<Arc<dyn Port>>) -> Self {
+        Self { port, ..self }
+    }
+
+    fn port(&self) -> Option<&PortCounters> {
+        self.port.as_ref()?.counted()
     }
 
     /// A file for the next device process, whose counters begin at zero.
@@ -47,6 +64,13 @@ impl Counts {
             let all = (0..before.len()).map_while(|at| connection(&file, before.len(), at));
             remote.show(all.collect());
         }
+        if let Some(port) = self.port() {
+            let of_before = self.of_port_before.lock().unwrap_or_else(PoisonError::into_inner);
+            let of_before = of_before.iter().copied().chain(std::iter::repeat(0));
+            let now = port_numbers(&file, before.len(), port.all().len());
+            let sums = now.into_iter().zip(of_before).map(|(now, before)| now.wrapping_add(before));
+            port.show(&sums.collect::<Vec<_>>());
+        }
         for (index, (before, stats)) in before.iter().zip(&*self.shown.all()).enumerate() {
             let mut bytes = vec![0; size()];
             let at = u64::try_from(index * size()).unwrap_or(u64::MAX);
@@ -63,6 +87,10 @@ impl Counts {
         self.read();
         // Its connections have ended with it.
         self.remote.iter().for_each(|remote| remote.show(Vec::new()));
+        if let Some(port) = self.port() {
+            let now = port.all().into_iter().map(|counter| counter.value).collect();
+            *self.of_port_before.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        }
         let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
         for (before, stats) in before.iter_mut().zip(&*self.shown.all()) {
             *before = stats.numbers();
@@ -100,8 +128,23 @@ fn connection(file: &OwnedFd, queues: usize, index: usize) -> Option<Connection>
     (count == bytes.len()).then_some(connection)
 }
 
+/// Counters of a switch's port that a file has room for, behind all connections.
+const OF_PORT_MAX: usize = 32;
+
+/// The counters of the switch's port; none if the file cannot be read.
+fn port_numbers(file: &OwnedFd, queues: usize, count: usize) -> Vec<u64> {
+    let mut bytes = vec![0; count.min(OF_PORT_MAX) * size_of::<u64>()];
+    match rustix::io::pread(file, &mut bytes, place(queues, queues)) {
+        Ok(read) if read == bytes.len() => {
+            bytes.as_chunks().0.iter().map(|n| u64::from_ne_bytes(*n)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
 fn blank(queues: usize) -> Result<OwnedFd, Errno> {
-    sealed("counters", usize::try_from(place(queues, queues)).unwrap_or(usize::MAX))
+    let size = usize::try_from(place(queues, queues)).unwrap_or(usize::MAX);
+    sealed("counters", size.saturating_add(OF_PORT_MAX * size_of::<u64>()))
 }
 
 /// Makes a file in memory of `bytes` bytes, sealed so that nobody can change its length.
@@ -117,6 +160,11 @@ pub(super) fn sealed(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
 pub(super) fn write(file: impl AsFd, side: &HostSide) {
     let connections = side.as_blk().map(|blk| blk.host.disk().connections()).unwrap_or_default();
     let all = side.stats.all();
+    if let Some(port) = side.as_net().and_then(|net| net.port().counted()) {
+        let numbers = port.all().into_iter().take(OF_PORT_MAX);
+        let bytes: Vec<_> = numbers.flat_map(|counter| counter.value.to_ne_bytes()).collect();
+        let _ = rustix::io::pwrite(&file, &bytes, place(all.len(), all.len()));
+    }
     for (index, connection) in connections.into_iter().take(all.len()).enumerate() {
         let Connection { is_up, is_shared, losses, in_flight, bytes_sent, bytes_received } =
             connection;

@@ -60,7 +60,8 @@ pub(crate) async fn serve(
     let (mut source, name) = Source::of(endpoint, &wanted.plan().name, domain).await?;
     let is_single = source.is_single() || wanted.plan().one_off;
     let counts = Counts::new(view.side.stats.clone(), part.remote.clone());
-    let counts = Arc::new(counts.map_err(|errno| io_error(errno.into()))?);
+    let counts = counts.map_err(|errno| io_error(errno.into()))?;
+    let counts = Arc::new(counts.of_port(part.owned.as_port().map(|net| net.port().clone())));
     let (asks, adopted_sessions) = processes.register(device);
     let owner = adopted_sessions.first().map(|adopted_session| adopted_session.domain.clone());
     let waiting = inherited(processes, &journals, adopted_sessions);
@@ -405,6 +406,7 @@ impl Front<'_> {
             () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
         }
         self.processes.unless_paused(self.journals.closes()).await;
+        processes.unless_paused(process.knows_ports()).await;
         let joins = self.net().map_or(0, |net| net.outside().joins);
         // Opening an image may take the host long.
         let mut grant = tokio::select! {

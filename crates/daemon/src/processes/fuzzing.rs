@@ -85,7 +85,7 @@ impl CompromisedProcess {
         let members = DomainMembers::of("taken", Surplus::default());
         let janitor = members.janitor.clone();
         // Nobody polls the task that would start the process.
-        let process = DeviceProcess::start("taken", Arc::new([]), members);
+        let process = DeviceProcess::start("taken", Arc::new([]), members, None);
         let (mut journals, mut counts) = (Vec::new(), Vec::new());
         for name in DEVICES {
             let Part { owned, view, .. } = network(name);

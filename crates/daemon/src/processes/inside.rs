@@ -4,6 +4,7 @@
 mod grant;
 mod nbd;
 mod pins;
+mod switch;
 mod xen;
 
 use super::channel::{Channel, NO_FDS};
@@ -26,16 +27,18 @@ use manyring_backend::sys::starter::ThreadRole;
 use manyring_config::plan::DaemonPlan;
 use manyring_device::net::NetDevice;
 use manyring_engine::{Janitor, Pins, Pool, PoolOptions, aside};
-use manyring_protocol::message::{self, Command, JournalEntry, Report};
+use manyring_protocol::message::{self, Command, JournalEntry, PortFilter, Report};
 use manyring_protocol::spec::{BlkSpec, DeviceSpec, KindSpec, NetSpec};
 use manyring_transport::vhost_user::{
     Client, Endpoint, Entry, SavedEntry, SavedSession, SessionJournal,
 };
 use pins::QueueWorkers;
 use rustix::fd::{AsFd, OwnedFd};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use switch::ProcessSwitch;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -78,7 +81,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let channel = Arc::new(channel);
     let (outgoing, queued) = mpsc::channel(SAID_MAX);
     let (tasks, devices, xens, groups, unanswered) = Default::default();
-    let (threads, quiesces, turns) = Default::default();
+    let (threads, quiesces, turns, switch) = Default::default();
     let queue_workers = QueueWorkers::new(pool.clone(), workers_max);
     let mut process = Inside {
         channel,
@@ -94,6 +97,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
         quiesces,
         turns,
         queue_workers,
+        switch,
     };
     // The supervisor may be unable to open /proc/PID of a process of another user.
     let stat: Vec<_> = std::fs::File::open("/proc/self/stat").into_iter().collect();
@@ -130,6 +134,8 @@ struct Inside {
     /// Orders the journal updates of all sessions.
     turns: Arc<Turns>,
     queue_workers: QueueWorkers,
+    /// The switch whose ports the devices are.
+    switch: Option<ProcessSwitch>,
 }
 
 struct Device {
@@ -182,7 +188,8 @@ impl Inside {
                     return Err("supervisor: a device without its counters".to_owned());
                 }
                 let counters = fds.remove(0);
-                self.add(&device, spec, DeviceGrant { port, fds }, counters).await?;
+                let switched = self.switch.as_ref().and_then(|switch| switch.port(&device));
+                self.add(&device, spec, DeviceGrant { port, fds, switched }, counters).await?;
             }
             Command::SavedEntry { device, entry: JournalEntry { key, bytes } } => {
                 if let Some(device) = self.devices.get_mut(&device) {
@@ -195,22 +202,25 @@ impl Inside {
             Command::Quiesce {} => self.quiesce(),
             Command::Remove { device } => self.remove(device),
             Command::Measure { device } => self.measure(&device),
+            Command::Switch { device, spec, uplink } => {
+                let supervisor = self.supervisor(&device);
+                self.switch = Some(ProcessSwitch::new(&spec, uplink, fds, supervisor)?);
+            }
+            Command::SwitchPort { device, port } => {
+                let switch = self.switch.as_mut();
+                switch.ok_or("supervisor: a port without its switch")?.set(device, port)?;
+            }
             Command::Outside { device, link_up, is_gone, mtu, announcements } => {
-                if let Some(net) = self.net(&device) {
-                    net.handle(is_gone, net::Wanted { link_up, mtu, announcements });
-                }
+                self.outside(&device, is_gone, net::Wanted { link_up, mtu, announcements });
             }
             Command::Queues { device, filter } => {
-                let renewed = self.net(&device).map_or(Ok(()), |net| net.renew(fds, filter));
+                let renewed = self.renew(&device, fds, filter);
                 renewed.map_err(|errno| format!("supervisor: queues of {device}: {errno}"))?;
             }
             Command::Limit { device, rates, group } => {
                 if let Some(limit) = self.view(&device).and_then(|view| view.side.limit.clone()) {
                     self.groups.limit(&limit, rates, group);
-                    let pool = self.pool.clone();
-                    let refresh =
-                        async move { pool.refresh(|of| of == device, PROCESS_LIMIT_SEEN).await };
-                    tokio::spawn(refresh);
+                    self.refresh(device);
                 }
             }
             Command::Done { number, error } => {
@@ -257,6 +267,12 @@ impl Inside {
         self.say(&Report::Counted { number }).await;
     }
 
+    /// Has the queues of a device read its limit again.
+    fn refresh(&self, device: String) {
+        let pool = self.pool.clone();
+        tokio::spawn(async move { pool.refresh(|of| of == device, PROCESS_LIMIT_SEEN).await });
+    }
+
     fn supervisor(&self, device: &str) -> SupervisorClient {
         SupervisorClient { device: device.to_owned(), outgoing: self.outgoing.clone() }
     }
@@ -264,6 +280,29 @@ impl Inside {
     fn view(&self, device: &str) -> Option<&DeviceView> {
         let here = self.devices.get(device).map(|device| &device.here.view);
         here.or_else(|| self.xens.get(device).map(ProcessXen::view))
+    }
+
+    /// The switch, if this is the name of its uplink.
+    fn uplink(&self, device: &str) -> Option<&ProcessSwitch> {
+        self.switch.as_ref().filter(|switch| switch.is_uplink(device))
+    }
+
+    /// Takes what has happened to an interface, and the operator's settings.
+    fn outside(&self, device: &str, is_gone: bool, wanted: net::Wanted) {
+        match (self.uplink(device), self.net(device)) {
+            (Some(switch), _) if is_gone => switch.lose(),
+            (None, Some(net)) => net.handle(is_gone, wanted),
+            _ => {}
+        }
+    }
+
+    /// Goes on with the queues of another interface.
+    fn renew(&self, device: &str, fds: Vec<OwnedFd>, filter: PortFilter) -> Result<(), Errno> {
+        match (self.uplink(device), self.net(device)) {
+            (Some(switch), _) => switch.renew(fds, filter),
+            (None, Some(net)) => net.renew(fds, filter),
+            (None, None) => Ok(()),
+        }
     }
 
     fn net(&self, device: &str) -> Option<&ProcessNet> {
@@ -354,9 +393,12 @@ impl Inside {
         self.quiesces.store(true, Ordering::Relaxed);
         let names: Vec<_> = self.devices.keys().cloned().collect();
         let closing: JoinSet<_> = names.iter().filter_map(|name| self.close(name)).collect();
-        let outgoing = self.outgoing.clone();
+        let (outgoing, switch) = (self.outgoing.clone(), self.switch.take());
         tokio::spawn(async move {
             closing.join_all().await;
+            if let Some(switch) = switch {
+                switch.close().await;
+            }
             let _ = outgoing.send(Outgoing::Quiesced).await;
         });
     }

@@ -15,6 +15,8 @@
 //!                     journals                                    turns.rs orders the writers
 //! measuring.rs        has disks measured    inside/nbd.rs         talks to the server of a disk
 //! xen_front.rs        hands disks over  <-> xen_line.rs           checks the answers
+//! switches.rs         tells of ports,   ->  inside/switch.rs      carries frames between ports
+//!                     opens uplinks                               and the uplink
 //! stderr_relay.rs     passes log lines on   sandbox.rs, identity.rs, calls.rs
 //!                                                                 what a process gives up
 //!
@@ -60,6 +62,7 @@ mod shown;
 mod state;
 mod stderr_relay;
 mod supervisor_client;
+mod switches;
 mod threads;
 mod turns;
 mod xen_front;
@@ -79,6 +82,7 @@ pub(crate) use xen_front::{
     XenEndings, XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
 };
 
+use crate::assemble::Switches;
 use assigned::DomainMembers;
 use budgets::Budgets;
 use changes::Changes;
@@ -86,7 +90,7 @@ use channel::Channel;
 use counts::Counts;
 use journal_store::JournalStore;
 use limits::Limits;
-use manyring_config::plan::{GroupPlan, LimitPlan, XEN};
+use manyring_config::plan::{GroupPlan, LimitPlan, SWITCH, XEN};
 use manyring_engine::aside;
 use process::DeviceProcess;
 use rustix::io::Errno;
@@ -118,6 +122,7 @@ pub(crate) struct Processes {
     successor: Arc<Mutex<Option<Arc<Channel>>>>,
     changes: Arc<Changes>,
     budgets: Arc<Budgets>,
+    switches: Switches,
     /// Front-ends that an earlier supervisor handed over, by device.
     adopted_sessions: Arc<Mutex<HashMap<String, Vec<AdoptedSession>>>>,
     /// Processes and requests of an earlier supervisor that have not ended, by device.
@@ -154,8 +159,8 @@ struct Serving {
 
 impl Processes {
     /// `arguments`: the options of each device process. `handoff`: what an earlier supervisor
-    /// handed over.
-    pub(crate) fn new(arguments: Vec<OsString>, handoff: &mut Handoff) -> Self {
+    /// handed over. `switches`: those that the supervisor has.
+    pub(crate) fn new(arguments: Vec<OsString>, handoff: &mut Handoff, switches: Switches) -> Self {
         handoff.lingering_io.values_mut().for_each(LingeringIo::count);
         let of_xen = arguments.iter().cloned().chain([sandbox::XEN_OPTION.into()]).collect();
         Self {
@@ -169,6 +174,7 @@ impl Processes {
             successor: Arc::default(),
             changes: Arc::default(),
             budgets: Arc::default(),
+            switches,
             adopted_sessions: Arc::new(Mutex::new(std::mem::take(&mut handoff.clients))),
             lingering_io: Arc::new(Mutex::new(std::mem::take(&mut handoff.lingering_io))),
         }
@@ -381,6 +387,11 @@ impl Processes {
             if self.is_paused() {
                 return None;
             }
+            // A switch that is removed gets no device process.
+            let switch = match domain.strip_prefix(SWITCH) {
+                Some(name) => Some(self.switches.apart(name)?),
+                None => None,
+            };
             // Another device of the domain may have started it meanwhile.
             let mut kept = self.lock();
             let starts = kept.get(domain).map_or(0, |kept| kept.starts);
@@ -391,7 +402,10 @@ impl Processes {
                 members.unwrap_or_else(|| DomainMembers::of(domain, self.budgets.surplus(domain)));
             let is_xen = |domain: &str| domain.starts_with(XEN);
             let arguments = if is_xen(domain) { &self.xen_arguments } else { &self.arguments };
-            let process = DeviceProcess::start(domain, arguments.clone(), members);
+            let process = DeviceProcess::start(domain, arguments.clone(), members, switch);
+            if process.switch().is_some() {
+                tokio::spawn(switches::keep_switch(process.clone()));
+            }
             let (started, starts) = (Instant::now(), starts + 1);
             // Each boot of a guest is a domain with a new number: forget the old ones.
             kept.retain(|name, kept| {

@@ -5,6 +5,7 @@ use super::supervisor_client::SupervisorClient;
 use crate::links;
 use crate::model::DeviceView;
 use manyring_backend::net::null::NullPort;
+use manyring_backend::net::switch::SwitchPort;
 use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable};
 use manyring_backend::net::{HostFilter, Port};
 use manyring_device::Device;
@@ -23,6 +24,7 @@ use tokio::task::JoinSet;
 pub(super) enum PortGrant {
     Null(Arc<NullPort>),
     Lent(Arc<LentPort>),
+    Switch(Arc<SwitchPort>),
 }
 
 impl PortGrant {
@@ -47,16 +49,16 @@ impl PortGrant {
             (Some(_), PortSpec::Null { .. }) => {
                 return Err("supervisor: queues of an interface for a port without one".to_owned());
             }
+            (_, PortSpec::Switch) => {
+                return Err("supervisor: a device of a switch without its port".to_owned());
+            }
         };
         let table = facts.table_key.and_then(|key| Some(LentTable { map: queues.pop()?, key }));
         if queues.len() != queue_pairs {
             return Err(format!("supervisor: {} queues for {queue_pairs} pairs", queues.len()));
         }
-        let host_filter = host_filter(facts.filter);
-        let PortFacts { interface, is_macvtap, offloads, mtu, can_hash, .. } = facts;
-        let offloads = Offloads::of_guest(offloads);
-        let facts = Facts { interface, is_macvtap, offloads, mtu, can_hash, host_filter };
-        let port = LentPort::new(Lent { facts, queues, table }, merge, Arc::new(supervisor));
+        let lent = Lent { facts: facts_of(facts), queues, table };
+        let port = LentPort::new(lent, merge, Arc::new(supervisor));
         Ok(Self::Lent(Arc::new(port.map_err(|errno| errno.to_string())?)))
     }
 
@@ -64,12 +66,20 @@ impl PortGrant {
         match self {
             Self::Null(port) => port.clone(),
             Self::Lent(port) => port.clone(),
+            Self::Switch(port) => port.clone(),
         }
     }
 }
 
+/// The properties of an interface, as the supervisor says.
+pub(super) fn facts_of(facts: PortFacts) -> Facts {
+    let PortFacts { interface, is_macvtap, offloads, mtu, table_key: _, can_hash, filter } = facts;
+    let (offloads, host_filter) = (Offloads::of_guest(offloads), host_filter(filter));
+    Facts { interface, is_macvtap, offloads, mtu, can_hash, host_filter }
+}
+
 /// What the host keeps from the interface, as the supervisor says.
-fn host_filter(PortFilter { only_to, lacks_groups }: PortFilter) -> HostFilter {
+pub(super) fn host_filter(PortFilter { only_to, lacks_groups }: PortFilter) -> HostFilter {
     HostFilter { only_to, only_from: None, lacks_groups }
 }
 
@@ -125,10 +135,10 @@ impl ProcessNet {
 
     /// The guest's choices as a report; `None` if the supervisor knows them.
     pub(super) fn news(&mut self, name: &str) -> Option<Report> {
-        // The supervisor attaches the pairs of an interface, and does not know those of a null
-        // port.
+        // The supervisor attaches the pairs of an interface, and does not know those of other
+        // ports.
         let pairs = match self.given {
-            PortGrant::Null(_) => Some(self.device.attached_pairs()),
+            PortGrant::Null(_) | PortGrant::Switch(_) => Some(self.device.attached_pairs()),
             PortGrant::Lent(_) => None,
         };
         let guest = Guest { pairs, ..self.device.guest() };

@@ -5,7 +5,7 @@ mod lost;
 mod quiesce;
 mod reports;
 
-use super::assigned::{AssignedDevice, DomainMembers};
+use super::assigned::{AssignedDevice, DomainMembers, ServedSwitch};
 use super::begin::Spawned;
 use super::channel::{Channel, watched};
 use super::counts::Counts;
@@ -15,6 +15,7 @@ use super::question::{Granted, Messages, Question};
 use super::state::State;
 use super::threads::Threads;
 use super::turns;
+use crate::assemble::SwitchHost;
 use crate::model::snapshot::Workers;
 use crate::reaper::{has_ended, reap};
 use crate::times::{PROCESS_ANSWER, PROCESS_END, PROCESS_IDLE};
@@ -57,6 +58,8 @@ pub(super) struct DeviceProcess {
     answers: AtomicBool,
     quiescing: Quiescing,
     members: DomainMembers,
+    /// The switch whose ports the process serves.
+    switch: Option<ServedSwitch>,
 }
 
 /// A device that the process has.
@@ -72,12 +75,13 @@ struct Device {
 pub(super) struct Unresponsive;
 
 impl DeviceProcess {
-    /// Starts a process for a domain. Commands wait until it has started. `members`: what the
-    /// domain's processes share.
+    /// Starts a process for a domain, which is that of a switch if there is one. Commands wait
+    /// until it has started. `members`: what the domain's processes share.
     pub(super) fn start(
         name: &str,
         arguments: Arc<[OsString]>,
         members: DomainMembers,
+        switch: Option<Arc<SwitchHost>>,
     ) -> Arc<Self> {
         let (orders, ordered) = mpsc::channel(ORDERS_MAX);
         let process = Arc::new(Self {
@@ -95,6 +99,7 @@ impl DeviceProcess {
             answers: AtomicBool::new(true),
             quiescing: Quiescing::new(),
             members,
+            switch: switch.map(ServedSwitch::new),
         });
         let threads = process.threads.given().into_iter().map(MessageFd::from).collect();
         let _ = process.tell(Command::Threads {}, threads);
@@ -160,6 +165,11 @@ impl DeviceProcess {
     pub(super) fn closes_asks(&self) {
         let closed = || mpsc::channel(1).0;
         self.lock().values_mut().for_each(|device| device.assigned.asks = closed());
+        self.switch.iter().for_each(ServedSwitch::closes_asks);
+    }
+
+    pub(super) fn switch(&self) -> Option<&ServedSwitch> {
+        self.switch.as_ref()
     }
 
     pub(super) fn has(&self, device: &str) -> bool {
@@ -283,6 +293,7 @@ impl DeviceProcess {
         // The descriptors of unsent commands are closed where a close may block.
         orders.close();
         aside(move || while orders.try_recv().is_ok() {}).await;
+        self.switch.iter().for_each(ServedSwitch::closes_asks);
         let gone = std::mem::take(&mut *self.lock());
         // A front-end in the journal store goes on with the next process.
         for device in gone.values().filter(|device| !device.assigned.journals.is_used()) {

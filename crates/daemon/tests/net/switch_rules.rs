@@ -1,7 +1,7 @@
 //! The rules between guests of one switch, from the guests' side: what a hostile guest sends past
 //! its VLAN and its address, and what no bridge passes on. Without a VM and without root.
 
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, domains, wait_until};
 use crate::support::program::shown;
 use manyring_driver::{NetDriver, NetDriverOptions};
 use manyring_wire::net::{HDR_F_NEEDS_CSUM, HDR_GSO_TCPV6, RawNetHeader};
@@ -12,7 +12,10 @@ const END: &[u8] = b"the end of what is to be heard in this step of the test";
 
 /// A device on the switch for each of these names, with these keys.
 fn serve(switch: &str, devices: &[(&str, &str)]) -> Daemon {
-    let mut config = format!("[daemon]\ncontrol = '@/control'\n[[switch]]\nname = 's0'\n{switch}");
+    let mut config = format!(
+        "[daemon]\ncontrol = '@/control'\n{}\n[[switch]]\nname = 's0'\n{switch}",
+        domains()
+    );
     for (name, keys) in devices {
         let device = format!("name = '{name}'\nsocket_path = '@/{name}'\nswitch = 's0'\n{keys}\n");
         config += &format!("[[net]]\n{device}");

@@ -3,7 +3,7 @@
 //! namespaces of its own.
 
 use crate::support::datagram::{Host, connect, datagram, payload, send};
-use crate::support::process::{Daemon, wait_until};
+use crate::support::process::{Daemon, domains, wait_until};
 use crate::support::space::{in_own_space, run};
 use manyring_driver::NetDriver;
 
@@ -34,8 +34,9 @@ fn make_macvtap() {
 
 fn serve(kind: &str) -> Daemon {
     let mut config = format!(
-        "[daemon]\ncontrol = '@/control'\n\
-         [[switch]]\nname = 's0'\nuplink = 'up0'\nuplink_kind = '{kind}'\n"
+        "[daemon]\ncontrol = '@/control'\n{}\n\
+         [[switch]]\nname = 's0'\nuplink = 'up0'\nuplink_kind = '{kind}'\n",
+        domains()
     );
     for name in ["a", "b"] {
         config += &format!(

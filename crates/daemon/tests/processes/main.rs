@@ -23,6 +23,7 @@ mod reaped;
 mod reserved;
 mod silent;
 mod stopped;
+mod switched;
 mod taken;
 mod takeover;
 mod takeover_died;

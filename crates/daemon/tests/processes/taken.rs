@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 
 /// The threads of a process: their names and numbers.
-fn threads(process: i32) -> Vec<(String, i32)> {
+pub(crate) fn threads(process: i32) -> Vec<(String, i32)> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
     let thread = |task: fs::DirEntry| {
         let name = fs::read_to_string(task.path().join("comm")).ok()?;
@@ -25,7 +25,7 @@ fn threads(process: i32) -> Vec<(String, i32)> {
 
 /// Tries forbidden calls on a taken thread of this name. Returns the numbers of the calls that the
 /// log names.
-fn misbehaves(thread: &mut Taken, name: &str) -> Vec<i64> {
+pub(crate) fn misbehaves(thread: &mut Taken, name: &str) -> Vec<i64> {
     let path = thread.text("/etc/passwd");
     let (folder, scratch) = (i64::from(libc::AT_FDCWD).cast_unsigned(), thread.scratch());
     let executable = u64::from((libc::PROT_READ | libc::PROT_EXEC).unsigned_abs());
@@ -34,7 +34,7 @@ fn misbehaves(thread: &mut Taken, name: &str) -> Vec<i64> {
     // A worker opens no file at all, others look into /proc. What other threads of the device
     // process do is on the list of the process, and not on this thread's.
     let (refused, of_others) = match name {
-        "worker-0" => (libc::EPERM, libc::SYS_recvmsg),
+        "worker-0" | "uplink-s0" => (libc::EPERM, libc::SYS_recvmsg),
         "janitor" => (libc::EACCES, libc::SYS_recvmsg),
         _ => (libc::EACCES, libc::SYS_io_uring_enter),
     };
@@ -184,6 +184,26 @@ fn a_taken_device_process_keeps_no_image_of_a_disk_that_is_gone_though_it_only_r
     let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
     assert!(!open.into_iter().any(|fd| is_image(&fd)), "{}", daemon.log());
     assert!(daemon.terminate().success());
+}
+
+/// Has the control thread of a device process say this to the supervisor.
+pub(crate) fn says_alone(thread: &mut Taken, text: &str) {
+    let (at, len) = (thread.scratch(), text.len() as u64);
+    let mut bytes: Vec<_> = [at + 16, len, 0, 0, at, 1, 0, 0, 0]
+        .iter()
+        .flat_map(|word: &u64| word.to_ne_bytes())
+        .collect();
+    // `struct iovec`, whose bytes are behind `struct msghdr`.
+    bytes[..8].copy_from_slice(&(at + 72).to_ne_bytes());
+    bytes.extend_from_slice(text.as_bytes());
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    for (index, word) in bytes.chunks(4).enumerate() {
+        thread.store(at + 4 * index as u64, u32::from_ne_bytes(word.try_into().unwrap()));
+    }
+    assert_eq!(
+        thread.call(libc::SYS_sendmsg, [0, at + 16, 0, 0, 0, 0]),
+        i64::try_from(text.len()).unwrap()
+    );
 }
 
 /// Has a thread of a device process say this to the supervisor, with a descriptor: the result of

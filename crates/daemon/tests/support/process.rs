@@ -160,6 +160,12 @@ pub(crate) fn is_isolated() -> bool {
     std::env::var_os(ISOLATE).is_some()
 }
 
+/// The key of a daemon whose devices are served by the daemon itself, or by device processes in
+/// the run that is meant for these.
+pub(crate) fn domains() -> &'static str {
+    if is_isolated() { "domains = 'device'" } else { "domains = 'one'" }
+}
+
 /// Whether daemons have the form that they have by default. A test of that form alone (what one
 /// process holds, or that a configuration says nothing of domains) does nothing otherwise, and this
 /// line says so past the test harness: `cargo xtask test` counts the test where it was made.

@@ -3,8 +3,9 @@
 
 use super::*;
 use crate::assemble::served;
+use crate::assemble::switch::of_switch_port;
 use manyring_config as config;
-use manyring_config::plan::{NetPlan, Plan};
+use manyring_config::plan::{NetPlan, Plan, PortPlan};
 use manyring_protocol::message::{Command, emit, parse};
 use manyring_protocol::nbd::ExportSpec;
 use manyring_protocol::spec::{BlkSpec, DeviceSpec, KindSpec, NetSpec, XenBlkSpec};
@@ -101,13 +102,13 @@ const NET: [Example; 47] = [
     ("zero_copy", NoProcess, PORT, "xdp = 't'\nzero_copy = true"),
     ("null", Spec, TAP, PORT),
     ("generate", Spec, PORT, "null = true\ngenerate = 64"),
-    ("switch", NoProcess, PORT, SWITCH),
-    ("vlan", NoProcess, PORT, "vlan = 5\nswitch = 's'\n[[switch]]\nname = 's'"),
-    ("trunk", NoProcess, PORT, "trunk = [5]\nswitch = 's'\n[[switch]]\nname = 's'"),
-    ("isolated", NoProcess, PORT, "isolated = true\nswitch = 's'\n[[switch]]\nname = 's'"),
-    ("anti_spoof", NoProcess, PORT, "anti_spoof = true\nswitch = 's'\n[[switch]]\nname = 's'"),
-    ("macs_max", NoProcess, PORT, "macs_max = 5\nswitch = 's'\n[[switch]]\nname = 's'"),
-    ("floods_max", NoProcess, PORT, "floods_max = 5\nswitch = 's'\n[[switch]]\nname = 's'"),
+    ("switch", Spec, PORT, SWITCH),
+    ("vlan", Spec, SWITCH, "vlan = 5\nswitch = 's'\n[[switch]]\nname = 's'"),
+    ("trunk", Spec, SWITCH, "trunk = [5]\nswitch = 's'\n[[switch]]\nname = 's'"),
+    ("isolated", Spec, SWITCH, "isolated = true\nswitch = 's'\n[[switch]]\nname = 's'"),
+    ("anti_spoof", Spec, SWITCH, "anti_spoof = true\nswitch = 's'\n[[switch]]\nname = 's'"),
+    ("macs_max", Spec, SWITCH, "macs_max = 5\nswitch = 's'\n[[switch]]\nname = 's'"),
+    ("floods_max", Spec, SWITCH, "floods_max = 5\nswitch = 's'\n[[switch]]\nname = 's'"),
     ("queue_pairs", Spec, PORT, "null = true\nqueue_pairs = 2"),
     ("queue_workers", Spec, PORT, "null = true\nqueue_workers = [0]"),
     ("moderation", Spec, PORT, "null = true\nmoderation = '32/100us'"),
@@ -255,10 +256,25 @@ fn backend(command: &Command) -> String {
     }
 }
 
+/// The port of a switch that the device process is told of, and is here.
+fn switch_port(plan: &Plan) -> Option<String> {
+    let net = plan.net.first()?;
+    let PortPlan::Switch(port) = &net.port else { return None };
+    let port = port.spec(net.queue_pairs, net.mac, mac(net));
+    let sent = Command::SwitchPort { device: "a".to_owned(), port: Some(port) };
+    match parse(&emit(&sent).unwrap()).unwrap() {
+        Command::SwitchPort { device, port: Some(port) } => {
+            Some(format!("{:?}", of_switch_port(&device, &port)))
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Checks that a device is in a device process what it would be here; describes what it is.
 fn checked(table: &str, device: &str) -> Option<String> {
     let plan = plan(table, device);
     let sent = command(&plan)?;
+    let port = switch_port(&plan);
     let read: Command = parse(&emit(&sent).unwrap()).unwrap();
     assert_eq!(read, sent, "{device}");
     let (backend, options) = (backend(&read), options_there(read));
@@ -266,7 +282,7 @@ fn checked(table: &str, device: &str) -> Option<String> {
     if !device.contains("fd = ") {
         assert_eq!(options, options_here(&plan), "{device}");
     }
-    Some(format!("{backend} {options}"))
+    Some(format!("{backend} {port:?} {options}"))
 }
 
 fn check(table: &str, examples: &[Example]) {

@@ -1,6 +1,7 @@
 //! A front that is stopped while it gives its device to a device process.
 
 use super::*;
+use crate::assemble::Switches;
 use crate::processes::Handoff;
 use crate::processes::fuzzing::{CompromisedProcess, network};
 use manyring_config as config;
@@ -19,7 +20,7 @@ fn a_front_that_stops_while_it_gives_a_device_knows_which_device_process_has_it(
         while process.places() > places {
             process.tell(Command::Ping { number: 0 }, Vec::new()).unwrap();
         }
-        let processes = Processes::new(Vec::new(), &mut Handoff::default());
+        let processes = Processes::new(Vec::new(), &mut Handoff::default(), Switches::default());
         let keys = format!("[[net]]\nname = '{NAME}'\nsocket_path = '/s'\nnull = true\n");
         let wanted = config::parse(&keys).unwrap().wanted().next().unwrap();
         let part = network(NAME);

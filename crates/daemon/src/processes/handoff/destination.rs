@@ -249,6 +249,7 @@ async fn accept(listener: &tokio::io::unix::AsyncFd<OwnedFd>) -> io::Result<Befo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::assemble::Switches;
     use crate::processes::Processes;
     use crate::processes::channel::pair;
     use crate::service::Service;
@@ -338,7 +339,7 @@ mod tests {
         let mut handoff = Handoff { lingering_io: of_device.into(), ..Handoff::default() };
         // Each supervisor is taken over twice: after a failed takeover it still has everything.
         for supervisor in 2..5 {
-            let runs = Processes::new(Vec::new(), &mut handoff);
+            let runs = Processes::new(Vec::new(), &mut handoff, Switches::default());
             for _ in 0..2 {
                 with_channels(async |next, channel| {
                     handoff = taken_over(&runs, (next, channel)).await;

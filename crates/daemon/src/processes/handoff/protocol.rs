@@ -37,7 +37,7 @@ pub enum HandoffMessage {
     /// The queues of a tap, as file descriptors in the order of the pairs; the first of them, or
     /// more of them.
     Queues {
-        /// The device's name.
+        /// The device's name, or the domain of the switch whose uplink the tap is.
         device: String,
     },
     /// The locks by which nobody else serves the disks of a Xen, each a file descriptor.

@@ -120,6 +120,7 @@ impl Processes {
         // The next supervisor must get `GoesOn` before a device process starts here, even if this
         // supervisor dies then.
         self.tell_successor().await;
+        self.keep_uplinks().await;
         self.pauses.send_replace(false);
         Err(problem)
     }
@@ -192,8 +193,7 @@ impl Processes {
                 // The disks of this Xen are not served any more.
                 Err(TrySendError::Closed(_)) => {}
                 Err(TrySendError::Full(_)) => {
-                    let name = xen.name;
-                    return Err(format!("the last takeover is still being undone for {name}"));
+                    return Err(format!("the last takeover of {} is being undone", xen.name));
                 }
             }
         }
@@ -211,6 +211,7 @@ impl Processes {
                     all.extend(share?);
                 }
             }
+            all.extend(self.share_uplinks().await?);
             Ok::<_, String>(())
         });
         gathered.await.map_err(|_| "a device process did not end in time".to_owned())??;

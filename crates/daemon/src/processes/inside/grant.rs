@@ -10,8 +10,9 @@ use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageDescriptors, ImageOptions};
+use manyring_backend::net::switch::SwitchPort;
 use manyring_protocol::message::PortFacts;
-use manyring_protocol::spec::{BlkSpec, DiskSpec, KindSpec, NetSpec};
+use manyring_protocol::spec::{BlkSpec, DiskSpec, KindSpec, NetSpec, PortSpec};
 use rustix::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ const HANDED: &str = "handed";
 pub(super) struct DeviceGrant {
     pub(super) port: Option<PortFacts>,
     pub(super) fds: Vec<OwnedFd>,
+    /// Its port on the switch of this process.
+    pub(super) switched: Option<Arc<SwitchPort>>,
 }
 
 impl DeviceGrant {
@@ -40,7 +43,10 @@ impl DeviceGrant {
             }
             KindSpec::Net(NetSpec { port, settings }) => {
                 let of = (port, settings.queue_pairs);
-                let given = PortGrant::new(of, self.port, self.fds, supervisor)?;
+                let given = match self.switched.filter(|_| port == PortSpec::Switch) {
+                    Some(switched) => PortGrant::Switch(switched),
+                    None => PortGrant::new(of, self.port, self.fds, supervisor)?,
+                };
                 let port = port::faulty(given.port(), settings.fault);
                 (Opened::Port(port, settings.mac), Some(given))
             }

@@ -65,7 +65,8 @@ impl ProcessXen {
             return Err("supervisor: a disk without counters".to_owned());
         }
         let counters = fds.remove(0);
-        let (grant, read_only) = (DeviceGrant { port: None, fds }, settings.read_only);
+        let (grant, read_only) =
+            (DeviceGrant { port: None, fds, switched: None }, settings.read_only);
         let opened = aside(move || grant.disk((disk, read_only), uring, supervisor)).await;
         let opened = opened.ok_or("internal error: the disk was not created")??;
         let opened = disk::decorated(opened, settings.fault);

@@ -72,7 +72,7 @@ impl DeviceProcess {
             Report::Request { device, number, request } => {
                 self.handle_request(&device, number, request)?
             }
-            Report::Suspect { device } => self.net(&device)?.port_may_have_changed(),
+            Report::Suspect { device } => self.port(&device)?.port_may_have_changed(),
             Report::Guest { device, mac, announces, control, pairs } => {
                 let [control, pairs] = [control, pairs].map(|number| number.map(usize::from));
                 self.net(&device)?.show_guest(Guest { mac, announces, control, pairs });
@@ -113,6 +113,16 @@ impl DeviceProcess {
             return false;
         };
         !self.has(device) && self.lost.has(device)
+    }
+
+    /// The uplink of the process's switch, which has the name of the process.
+    fn uplink(&self, name: &str) -> Option<Arc<OwnedPort>> {
+        self.switch().filter(|_| name == self.name())?.uplink().cloned()
+    }
+
+    /// The network device of this name, or the uplink.
+    fn port(&self, name: &str) -> Result<Arc<OwnedPort>, String> {
+        self.uplink(name).map_or_else(|| self.net(name), Ok)
     }
 
     /// The network device of this name.
@@ -163,10 +173,14 @@ impl DeviceProcess {
         number: u64,
         request: PrivilegedRequest,
     ) -> Result<(), String> {
+        let early = || format!("{name:?}: a request before the answer to the last one");
+        let request = PendingRequest { number, request };
+        if let Some(switch) = self.switch().filter(|_| self.uplink(name).is_some()) {
+            return if switch.ask(request) { Ok(()) } else { Err(early()) };
+        }
         let devices = self.lock();
         let device = devices.get(name).ok_or_else(|| format!("it was not given {name:?}"))?;
-        let asked = device.assigned.asks.try_send(PendingRequest { number, request });
-        asked.map_err(|_| format!("{name:?}: a request before the answer to the last one"))
+        device.assigned.asks.try_send(request).map_err(|_| early())
     }
 }
 
