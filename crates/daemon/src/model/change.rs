@@ -52,6 +52,7 @@ impl Change {
 pub(crate) struct Done {
     /// How many changes the process has seen.
     pub(crate) generation: u64,
+    /// What was done to each device.
     pub(crate) steps: Vec<StepInfo>,
 }
 

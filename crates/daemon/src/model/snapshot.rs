@@ -18,14 +18,18 @@ use utoipa::ToSchema;
 /// `GET /v1/devices`
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct Devices {
+    /// All devices, in the order of their names.
     pub(crate) devices: Vec<DeviceInfo>,
 }
 
 /// `GET /v1/devices/{name}`
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct DeviceInfo {
+    /// Name of the device.
     pub(crate) name: String,
+    /// `blk` or `net`.
     pub(crate) kind: String,
+    /// What only devices of its kind have.
     #[serde(flatten)]
     pub(crate) detail: Detail,
     /// `serving`; `waiting`: another process holds something that the device needs; `failed`: it
@@ -38,6 +42,7 @@ pub(crate) struct DeviceInfo {
     /// While it waits: the key of the configuration that names what is missing, and why it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) waits_for: Option<String>,
+    /// Why it is missing, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
     /// Keys whose new values the next session will have.
@@ -47,8 +52,11 @@ pub(crate) struct DeviceInfo {
     /// decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) process: Option<String>,
+    /// Whether a front-end is connected.
     pub(crate) connected: bool,
+    /// Path of the socket at which the front-end is met.
     pub(crate) socket: String,
+    /// Its queues, by their index.
     pub(crate) queues: Vec<QueueInfo>,
 }
 
@@ -56,24 +64,31 @@ pub(crate) struct DeviceInfo {
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum Detail {
+    /// A disk.
     Blk {
+        /// What the disk's bytes lie in.
         disk: String,
         /// Bytes.
         size: u64,
+        /// The guest may not write.
         read_only: bool,
         /// Bytes: what the guest is told.
         #[serde(default)]
         logical_block_size: u32,
+        /// Bytes: what the host writes at once.
         #[serde(default)]
         physical_block_size: u32,
         /// Those of its queues to the server of the disk, if it has one.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         connections: Vec<ConnectionInfo>,
     },
+    /// A network device.
     Net {
+        /// What the frames go to.
         port: String,
         /// The host's interface.
         interface: Option<String>,
+        /// Address of the guest.
         mac: String,
         /// Bytes; what the guest is told.
         mtu: Option<u16>,
@@ -81,6 +96,7 @@ pub(crate) enum Detail {
         host_mtu: Option<u16>,
         /// `up` or `down`.
         link: String,
+        /// Pairs that the device has.
         queue_pairs: usize,
         /// Those that the host may use now.
         attached_pairs: usize,
@@ -95,6 +111,7 @@ pub(crate) enum Detail {
 /// The connection of a queue to the server of its disk.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct ConnectionInfo {
+    /// Whether there is a connection.
     pub(crate) up: bool,
     /// The queue shares it with others, because the server takes no more connections.
     #[serde(default)]
@@ -103,13 +120,16 @@ pub(crate) struct ConnectionInfo {
     pub(crate) losses: u64,
     /// Requests that the server has not answered.
     pub(crate) in_flight: u64,
+    /// Bytes to the server.
     pub(crate) bytes_sent: u64,
+    /// Bytes from the server.
     pub(crate) bytes_received: u64,
 }
 
 /// One queue of a device.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 pub(crate) struct QueueInfo {
+    /// Index of the queue in its device.
     pub(crate) index: usize,
     /// The usual name of a network queue: `rx0`, `tx0`, .. from the guest's side, and `ctrl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -120,25 +140,35 @@ pub(crate) struct QueueInfo {
     /// The share of a network queue's packets that are to be segmented, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gso_share: Option<f64>,
+    /// Its counters, by their names.
     pub(crate) counters: BTreeMap<String, u64>,
+    /// Its histograms, by their names.
     pub(crate) histograms: BTreeMap<String, Summary>,
 }
 
 /// A histogram: its percentiles, and its filled buckets as pairs of largest value and count.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize, ToSchema)]
 pub(crate) struct Summary {
+    /// Values that were counted.
     pub(crate) count: u64,
+    /// Sum of all values.
     pub(crate) sum: u64,
+    /// Median.
     pub(crate) p50: u64,
+    /// 90 % of the values are at most this.
     pub(crate) p90: u64,
+    /// 99 % of the values are at most this.
     pub(crate) p99: u64,
+    /// The largest value.
     pub(crate) max: u64,
+    /// Pairs of a largest value and a count.
     pub(crate) buckets: Vec<(u64, u64)>,
 }
 
 /// `GET /v1/workers`
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 pub(crate) struct Workers {
+    /// The workers of the daemon and of its device processes.
     pub(crate) workers: Vec<WorkerInfo>,
     /// Workers and janitors that do not come back.
     #[serde(default)]
@@ -151,6 +181,7 @@ pub(crate) struct StuckInfo {
     /// The device process whose thread it is; none: the daemon's own.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) process: String,
+    /// Name of the thread.
     pub(crate) thread: String,
     /// The device that it served then; empty if these were several.
     pub(crate) device: String,
@@ -158,6 +189,7 @@ pub(crate) struct StuckInfo {
     pub(crate) state: String,
     /// The function of the kernel in which it waits.
     pub(crate) waits_in: String,
+    /// Nanoseconds since it began what it does not come back from.
     pub(crate) stuck_ns: u64,
 }
 
@@ -180,6 +212,7 @@ pub(crate) struct WorkerInfo {
     /// The device process whose worker it is; none: the daemon's own.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) process: String,
+    /// Index of the worker in its process.
     pub(crate) index: usize,
     /// Its thread runs: it ends for want of queues, and is started again on demand.
     #[serde(default)]
@@ -187,8 +220,11 @@ pub(crate) struct WorkerInfo {
     /// The CPUs that it is bound to.
     #[serde(default)]
     pub(crate) cpus: Option<Vec<usize>>,
+    /// Queues that it runs.
     pub(crate) queues: u64,
+    /// How often it slept.
     pub(crate) sleeps: u64,
+    /// Nanoseconds for which it slept.
     pub(crate) slept_ns: u64,
     /// CPU time of its thread, as the kernel counts it.
     #[serde(default)]
