@@ -1,6 +1,6 @@
 //! Two plans -> the steps from the one to the other. Pure: nothing is looked at or opened.
 
-use super::plan::{Class, DevicePlan, Plan, SwitchPlan, Wanted, class_of};
+use super::plan::{Class, DevicePlan, Domains, Plan, SwitchPlan, Wanted, class_of};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
@@ -25,6 +25,9 @@ pub enum What {
     Change(Wanted, Class, Vec<String>),
     /// A switch comes, before the devices that are its ports.
     AddSwitch(SwitchPlan),
+    /// A switch has other values of these keys: the next device process of its ports takes them,
+    /// and follows at once.
+    ChangeSwitch(SwitchPlan, Vec<String>),
     /// A switch goes, after its ports.
     RemoveSwitch,
     /// These groups of `[[limit]]` have other rates.
@@ -56,6 +59,7 @@ impl Step {
             What::Add(_) | What::AddSwitch(_) => ("add", Vec::new()),
             What::Remove | What::RemoveSwitch => ("remove", Vec::new()),
             What::Change(_, class, keys) => (class.name(), keys.clone()),
+            What::ChangeSwitch(_, keys) => (Class::Live.name(), keys.clone()),
             What::Limits(names) => (Class::Live.name(), names.clone()),
             What::NeedsRestart(keys) => (RESTART, keys.clone()),
         };
@@ -98,7 +102,9 @@ fn changed_device(former: &Wanted, device: &Wanted) -> Option<What> {
 pub fn diff(running: &Plan, desired: &Plan) -> Vec<Step> {
     let [mut steps, gone] = switches(running, desired);
     let now: Vec<_> = running.wanted().collect();
-    let then: Vec<_> = desired.wanted().collect();
+    let mut until_restart = desired.clone();
+    until_restart.keep_switches(running);
+    let then: Vec<_> = until_restart.wanted().collect();
     let find = |all: &[Wanted], name: &str| all.iter().find(|d| d.plan().name == name).cloned();
     for device in &now {
         let name = &device.plan().name;
@@ -156,21 +162,29 @@ fn changed_xen(running: &Plan, desired: &Plan) -> Vec<String> {
     if all(running) == all(desired) { Vec::new() } else { vec!["xen_blk".to_owned()] }
 }
 
-/// The switches that come, and those that go.
+/// The switches that come or change, and those that go.
 fn switches(running: &Plan, desired: &Plan) -> [Vec<Step>; 2] {
     let lacks = |plan: &Plan, name: &str| plan.switch.iter().all(|switch| switch.name != name);
     let step = |of: &SwitchPlan, what| Step { name: of.name.clone(), what };
     let come = desired.switch.iter().filter(|of| lacks(running, &of.name));
     let go = running.switch.iter().filter(|of| lacks(desired, &of.name));
     let come = come.map(|of| step(of, What::AddSwitch(of.clone())));
-    [come.collect(), go.map(|of| step(of, What::RemoveSwitch)).collect()]
+    let change = |of: &SwitchPlan| {
+        let now = running.switch_now(of, true)?;
+        let keys = changed(&value(now), &value(of));
+        (!keys.is_empty()).then(|| step(of, What::ChangeSwitch(of.clone(), keys)))
+    };
+    [
+        come.chain(desired.switch.iter().filter_map(change)).collect(),
+        go.map(|of| step(of, What::RemoveSwitch)).collect(),
+    ]
 }
 
-/// The keys of switches in both plans that differ.
+/// The keys of switches in both plans that differ, and that are taken at the start alone.
 fn changed_switches(running: &Plan, desired: &Plan) -> Vec<String> {
     let mut keys = BTreeSet::new();
     for then in &desired.switch {
-        if let Some(now) = running.switch.iter().find(|now| now.name == then.name) {
+        if let Some(now) = running.switch_now(then, false) {
             keys.extend(changed(&value(now), &value(then)));
         }
     }
@@ -223,6 +237,24 @@ impl Plan {
         wanted.or_else(|| net().map(|net| Wanted::Net(net.clone().into())))
     }
 
+    /// The switch as it is now that is to be as `then`, if that can be while the daemon runs
+    /// (`is_live`), or if it cannot: the daemon's own switches are made at its start.
+    fn switch_now(&self, then: &SwitchPlan, is_live: bool) -> Option<&SwitchPlan> {
+        let now = self.switch.iter().find(|now| now.name == then.name)?;
+        let are_apart = self.daemon.domains != Domains::One && now.is_apart() && then.is_apart();
+        (are_apart == is_live).then_some(now)
+    }
+
+    /// Leaves switches as they are in the running plan, which cannot change while the daemon runs.
+    pub fn keep_switches(&mut self, running: &Self) {
+        for then in &mut self.switch {
+            if let Some(now) = running.switch_now(then, false) {
+                then.clone_from(now);
+            }
+        }
+        self.place_ports();
+    }
+
     /// The plan without the devices for which `goes` is true.
     pub fn without(mut self, goes: impl Fn(&DevicePlan) -> bool) -> Self {
         self.blk.retain(|blk| !goes(&blk.device));
@@ -263,6 +295,7 @@ mod tests {
                 What::Add(device) | What::Change(device, ..) => plan.with(device),
                 What::Remove => plan.without(|device| device.name == step.name),
                 What::AddSwitch(_)
+                | What::ChangeSwitch(..)
                 | What::RemoveSwitch
                 | What::Limits(_)
                 | What::NeedsRestart(_) => plan,
@@ -337,7 +370,31 @@ mod tests {
         assert_eq!(told(&both, s1), [("s0".to_owned(), "remove".to_owned(), none())]);
         let older = format!("{s0}age = 7\n");
         let keys = vec!["age".to_owned()];
-        assert_eq!(told(s0, &older), [("[[switch]]".to_owned(), "restart".to_owned(), keys)]);
+        assert_eq!(told(s0, &older), [("s0".to_owned(), "live".to_owned(), keys.clone())]);
+        // One that the daemon serves itself is made at its start.
+        for (a, b) in [
+            ("[daemon]\ndomains = 'one'\n", "[daemon]\ndomains = 'one'\n"),
+            ("uplink = 't'\nuplink_kind = 'xdp'\n", "uplink = 't'\nuplink_kind = 'xdp'\n"),
+            ("uplink = 't'\nuplink_kind = 'xdp'\n", "uplink = 't'\n"),
+            ("uplink = 't'\n", "uplink = 't'\nuplink_kind = 'xdp'\n"),
+        ] {
+            let [a, b] = [format!("{s0}{a}"), format!("{s0}age = 7\n{b}")];
+            let keys = told(&a, &b);
+            assert!(keys.len() == 1 && keys[0].1 == "restart" && keys[0].2[0] == "age", "{keys:?}");
+            // A port that comes is served where the others are.
+            let port = "[[net]]\nname = 'p'\nsocket_path = '/p'\nswitch = 's0'\n";
+            let (now, then) = (switches(&a), switches(&format!("{b}{port}")));
+            let where_of = |plan: &Plan, device: &Wanted| device.domain(plan.daemon.domains);
+            let steps = diff(&now, &then);
+            let added = |step: &Step| match &step.what {
+                What::Add(device) if step.name == "p" => Some(device.clone()),
+                _ => None,
+            };
+            let device = steps.iter().find_map(added).unwrap();
+            let same = switches(&format!("{a}{port}"));
+            let other = same.device("p").unwrap();
+            assert_eq!(where_of(&now, &device), where_of(&now, &other), "{b}");
+        }
         let restart = "[daemon]\nworkers = 3\n";
         let text = "[[blk]]\nname = 'a'\nsocket_path = '/s'\nnull = '1G'\n";
         let steps = diff(&parse(text).unwrap(), &parse(&format!("{restart}{text}")).unwrap());

@@ -19,6 +19,7 @@ mod kept;
 mod prepare;
 mod retiring;
 mod shared;
+mod switched;
 mod waiting;
 
 pub(crate) use admit::{Denied, admitted, is_bound};

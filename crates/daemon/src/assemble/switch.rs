@@ -2,7 +2,7 @@
 
 use super::AssembleError;
 use super::remote::{AdoptedExports, Measurer};
-use super::switched::SwitchHost;
+use super::switched::{SwitchHost, owned};
 use manyring_backend::net::Port;
 use manyring_backend::net::switch::uplink::Uplink;
 use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, Vlans};
@@ -108,6 +108,32 @@ impl Switches {
         Ok(())
     }
 
+    /// Gives a switch that a device process serves other settings, which the next process takes.
+    /// May block.
+    ///
+    /// # Errors
+    /// Its uplink cannot be opened; nothing has changed.
+    pub(crate) fn change(&self, plan: &SwitchPlan) -> Result<(), AssembleError> {
+        let Some(host) = self.apart(&plan.name) else {
+            let (at, name) = (plan.place.at("name"), plan.name.clone());
+            return Err(AssembleError::NoSwitch { at, name });
+        };
+        let uplink = match host.has_uplink_of(plan) {
+            true => host.uplink(),
+            false => self.opened(plan)?.map(|port| owned(plan, port)),
+        };
+        host.change(plan, uplink);
+        Ok(())
+    }
+
+    /// Lets go of the former settings of a switch that has others, or takes them back if the change
+    /// has failed. May block.
+    pub(crate) fn settle(&self, name: &str, is_done: bool) {
+        if let Some(host) = self.apart(name) {
+            host.settle(is_done);
+        }
+    }
+
     /// Removes these switches, whose devices have gone. Waits for their uplinks, so it may block.
     pub(crate) fn remove(&self, names: &[String]) {
         let gone: Vec<_> = {
@@ -139,13 +165,10 @@ impl Switches {
     }
 
     fn made(&self, plan: &SwitchPlan) -> Result<Running, AssembleError> {
-        let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
-        let is_apart = self.are_apart && plan.is_apart();
-        let left = || self.adopted_fds.take(&domain_of_switch(&plan.name));
-        let open = |name: &str| interface(name, plan.uplink_kind, left()).map_err(failed);
-        let host = plan.uplink.as_deref().map(open).transpose()?;
-        if is_apart {
-            return Ok(Running::Apart(SwitchHost::new(plan, host)));
+        let host = self.opened(plan)?;
+        if self.are_apart && plan.is_apart() {
+            let uplink = host.map(|port| owned(plan, port));
+            return Ok(Running::Apart(SwitchHost::new(plan, uplink)));
         }
         let switch = Switch::new(of_switch(&plan.spec()));
         let carried = |host: Arc<dyn Port>| {
@@ -153,8 +176,17 @@ impl Switches {
             let what = "carry frames for a switch to and from it";
             carried(&switch, &name, host).map_err(|errno| TapError::system(&name, what, errno))
         };
+        let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
         let uplink = host.map(carried).transpose().map_err(failed)?;
         Ok(Running::Here { switch, _uplink: uplink })
+    }
+
+    /// The interface of the uplink, if there is one.
+    fn opened(&self, plan: &SwitchPlan) -> Result<Option<Arc<dyn Port>>, AssembleError> {
+        let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
+        let left = || self.adopted_fds.take(&domain_of_switch(&plan.name));
+        let open = |name: &str| interface(name, plan.uplink_kind, left()).map_err(failed);
+        plan.uplink.as_deref().map(open).transpose()
     }
 
     /// A port for a device.

@@ -9,20 +9,45 @@ use manyring_engine::Moderation;
 use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedMutexGuard, watch};
 use tokio::task::JoinSet;
 
 /// A switch that a device process serves.
 #[derive(Debug)]
 pub(crate) struct SwitchHost {
-    spec: SwitchSpec,
-    uplink: Option<Arc<OwnedPort>>,
+    name: String,
+    settings: Mutex<Settings>,
+    /// The settings before a change that may still fail, with their uplink.
+    former: Mutex<Option<Settings>>,
     ports: watch::Sender<Ports>,
     /// Held as long as a device process has the uplink.
     lent: Arc<tokio::sync::Mutex<()>>,
     /// The task that watches the uplink's interface.
     watches: Mutex<JoinSet<()>>,
+}
+
+/// What a change of the configuration changes, and the next device process takes.
+#[derive(Clone, Debug)]
+struct Settings {
+    plan: SwitchPlan,
+    uplink: Option<Arc<OwnedPort>>,
+}
+
+/// The interface of the uplink of a switch, which its device process asks for.
+pub(super) fn owned(plan: &SwitchPlan, port: Arc<dyn Port>) -> Arc<OwnedPort> {
+    let options = NetOptions {
+        name: domain_of_switch(&plan.name),
+        queue_pairs: 1,
+        mac: [0; 6],
+        mtu: None,
+        speed: None,
+        moderation: Moderation::Off,
+        reclaim: Reclaim::Off,
+        offload: Offload::All,
+        hash_report: false,
+    };
+    Arc::new(OwnedPort::new(options, port))
 }
 
 /// The ports of a switch, by device. The number tells a port from an earlier one of its name.
@@ -53,34 +78,64 @@ impl Ports {
 
 impl SwitchHost {
     /// The switch of a plan, whose uplink this process has opened.
-    pub(super) fn new(plan: &SwitchPlan, uplink: Option<Arc<dyn Port>>) -> Arc<Self> {
-        let owned = |port| {
-            let options = NetOptions {
-                name: domain_of_switch(&plan.name),
-                queue_pairs: 1,
-                mac: [0; 6],
-                mtu: None,
-                speed: None,
-                moderation: Moderation::Off,
-                reclaim: Reclaim::Off,
-                offload: Offload::All,
-                hash_report: false,
-            };
-            Arc::new(OwnedPort::new(options, port))
-        };
-        let (uplink, ports) = (uplink.map(owned), watch::Sender::default());
-        let (lent, watches) = Default::default();
-        Arc::new(Self { spec: plan.spec(), uplink, ports, lent, watches })
+    pub(super) fn new(plan: &SwitchPlan, uplink: Option<Arc<OwnedPort>>) -> Arc<Self> {
+        let settings = Mutex::new(Settings { plan: plan.clone(), uplink });
+        let (name, ports) = (plan.name.clone(), watch::Sender::default());
+        let (former, lent, watches) = Default::default();
+        Arc::new(Self { name, settings, former, ports, lent, watches })
     }
 
-    /// The switch for a device process.
-    pub(crate) fn spec(&self) -> &SwitchSpec {
-        &self.spec
+    fn settings(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its name in the configuration.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The switch for a device process, and the interface that leads to the host.
+    pub(crate) fn given(&self) -> (SwitchSpec, Option<Arc<OwnedPort>>) {
+        let Settings { plan, uplink } = &*self.settings();
+        (plan.spec(), uplink.clone())
     }
 
     /// The interface that leads to the host.
-    pub(crate) fn uplink(&self) -> Option<&Arc<OwnedPort>> {
-        self.uplink.as_ref()
+    pub(crate) fn uplink(&self) -> Option<Arc<OwnedPort>> {
+        self.settings().uplink.clone()
+    }
+
+    /// True if the uplink of this plan is the one that the switch has.
+    pub(super) fn has_uplink_of(&self, plan: &SwitchPlan) -> bool {
+        let now = &self.settings().plan;
+        (&now.uplink, now.uplink_kind) == (&plan.uplink, plan.uplink_kind)
+    }
+
+    /// Takes other settings, for the next device process.
+    pub(super) fn change(&self, plan: &SwitchPlan, uplink: Option<Arc<OwnedPort>>) {
+        let settings = Settings { plan: plan.clone(), uplink };
+        let now = self.replace(settings);
+        let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        former.get_or_insert(now);
+    }
+
+    /// Lets go of the settings before the last change, or takes them back. May block.
+    pub(super) fn settle(&self, is_done: bool) {
+        let former = self.former.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let (Some(former), false) = (former, is_done) {
+            drop(self.replace(former));
+        }
+    }
+
+    fn replace(&self, settings: Settings) -> Settings {
+        let interface = |of: &Settings| of.uplink.as_ref().map(Arc::as_ptr);
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.settings();
+        if interface(&now) != interface(&settings) {
+            // That which is let go of is watched no more.
+            *watches = JoinSet::new();
+        }
+        std::mem::replace(&mut *now, settings)
     }
 
     /// The ports, as they are and as they change.
@@ -96,7 +151,7 @@ impl SwitchHost {
     /// Watches the interface of the uplink from now on, as long as the switch is there.
     pub(crate) fn watch(&self) {
         let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (true, Some(uplink)) = (watches.is_empty(), self.uplink.clone()) {
+        if let (true, Some(uplink)) = (watches.is_empty(), self.uplink()) {
             watches.spawn(async move { uplink.look_after_port().await });
         }
     }
@@ -110,7 +165,7 @@ impl SwitchHost {
         name: &str,
         spec: SwitchPortSpec,
     ) -> Result<SwitchedPort, SwitchError> {
-        let (queue_pairs, of_uplink) = (spec.queue_pairs, usize::from(self.uplink.is_some()));
+        let (queue_pairs, of_uplink) = (spec.queue_pairs, usize::from(self.uplink().is_some()));
         let mut number = None;
         self.ports.send_if_modified(|ports| {
             let has_room = ports.all.len() + of_uplink < PORTS_MAX;
@@ -153,7 +208,7 @@ impl Port for SwitchedPort {
     }
 
     fn interface(&self) -> Option<&str> {
-        Some(&self.switch.spec.name)
+        Some(&self.switch.name)
     }
 
     fn queue_pairs(&self) -> usize {

@@ -209,40 +209,6 @@ impl DeviceManager {
         done
     }
 
-    async fn add_switches(&self, steps: &[Step]) -> Result<(), Refused> {
-        let plan_of = |step: &Step| match &step.what {
-            What::AddSwitch(plan) => Some(plan.clone()),
-            _ => None,
-        };
-        let comes: Vec<_> = steps.iter().filter_map(plan_of).collect();
-        if comes.is_empty() {
-            return Ok(());
-        }
-        let switches = self.shared.host.switches.clone();
-        let opened = aside(move || switches.add(&comes));
-        let opened = tokio::time::timeout(DEVICE_CLOSE, opened).await.ok().flatten();
-        let slow = || Refused::Host("timed out; a host call is blocked".to_owned());
-        opened.ok_or_else(slow)?.map_err(|error| refused(&error))
-    }
-
-    /// Removes the switches that go; or those that came, if the change has failed.
-    async fn remove_switches(&self, steps: &[Step], is_done: bool) {
-        let goes = |step: &&Step| match &step.what {
-            What::AddSwitch(_) => !is_done,
-            What::RemoveSwitch => is_done,
-            _ => false,
-        };
-        let gone: Vec<_> = steps.iter().filter(goes).map(|step| step.name.clone()).collect();
-        if !gone.is_empty() {
-            for name in &gone {
-                let ends = self.shared.processes.end_switch(name);
-                let _ = tokio::time::timeout(DEVICE_CLOSE, ends).await;
-            }
-            let switches = self.shared.host.switches.clone();
-            aside(move || switches.remove(&gone)).await;
-        }
-    }
-
     /// Makes the part of a change for which no device has to end.
     async fn begin(
         &mut self,
@@ -318,13 +284,9 @@ impl DeviceManager {
         let done = self.done(&steps);
         // Keys that need a restart keep their former values: the next look tells of them again.
         let daemon = std::mem::replace(&mut self.plan, desired);
+        self.plan.keep_switches(&daemon);
         self.plan.daemon = daemon.daemon;
         self.plan.xen_blk = daemon.xen_blk;
-        for switch in &mut self.plan.switch {
-            if let Some(same) = daemon.switch.iter().find(|former| former.name == switch.name) {
-                switch.clone_from(same);
-            }
-        }
         self.shown.send_replace((self.generation, Arc::new(self.plan.clone())));
         self.wait_anew(live).await;
         Ok(done)

@@ -43,6 +43,7 @@ impl DeviceManager {
                 }
                 What::Add(_)
                 | What::AddSwitch(_)
+                | What::ChangeSwitch(..)
                 | What::RemoveSwitch
                 | What::Limits(_)
                 | What::NeedsRestart(_) => {}

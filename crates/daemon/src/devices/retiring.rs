@@ -92,7 +92,9 @@ fn coming(step: &Step) -> Option<&Wanted> {
 /// True if the step changes the switch or the group of limits that the device uses.
 fn is_used(step: &Step, device: &Wanted) -> bool {
     match &step.what {
-        What::AddSwitch(_) | What::RemoveSwitch => device.switch() == Some(&step.name),
+        What::AddSwitch(_) | What::ChangeSwitch(..) | What::RemoveSwitch => {
+            device.switch() == Some(&step.name)
+        }
         What::Limits(groups) => {
             device.plan().limit.group.as_ref().is_some_and(|group| groups.contains(group))
         }

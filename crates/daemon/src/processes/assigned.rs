@@ -57,7 +57,7 @@ impl ServedSwitch {
     }
 
     /// Its uplink.
-    pub(super) fn uplink(&self) -> Option<&Arc<OwnedPort>> {
+    pub(super) fn uplink(&self) -> Option<Arc<OwnedPort>> {
         self.host.uplink()
     }
 

@@ -17,7 +17,7 @@ use super::request_server::{RequestServer, left_of, lent};
 use crate::assemble::{Ports, SwitchHost};
 use manyring_config::plan::domain_of_switch;
 use manyring_device::Owned;
-use manyring_device::net::NetSide;
+use manyring_device::net::{NetSide, OwnedPort};
 use manyring_engine::aside;
 use manyring_protocol::message::Command;
 use std::sync::Arc;
@@ -28,24 +28,25 @@ pub(super) async fn keep_switch(process: Arc<DeviceProcess>) {
     let Some(ServedSwitch { host, is_given, asked, .. }) = process.switch() else { return };
     let Some(asked) = lock(asked).take() else { return };
     let _lent = host.unlent().await;
-    let joins = host.uplink().map_or(0, |uplink| uplink.outside().joins);
-    let (uplink, fds) = match host.uplink() {
+    let (spec, owned) = host.given();
+    let joins = owned.as_ref().map_or(0, |uplink| uplink.outside().joins);
+    let (uplink, fds) = match &owned {
         None => (None, Vec::new()),
         Some(uplink) => match lent(uplink).await {
             Ok(lent) => lent,
             Err(error) => {
-                let switch = &host.spec().name;
+                let switch = host.name();
                 tracing::error!(switch, error, "handing over the uplink failed");
                 return process.end("it has no uplink");
             }
         },
     };
-    let (device, spec) = (process.name().to_owned(), host.spec().clone());
+    let device = process.name().to_owned();
     let fds = fds.into_iter().map(Into::into).collect();
     process.tell_in_turn(Command::Switch { device, spec, uplink }, fds).await;
     is_given.send_replace(true);
     tokio::select! {
-        () = serve_uplink(&process, host, joins, asked) => {}
+        () = serve_uplink(&process, host, (owned, joins), asked) => {}
         () = process.follow_ports() => {}
     }
 }
@@ -54,10 +55,10 @@ pub(super) async fn keep_switch(process: Arc<DeviceProcess>) {
 async fn serve_uplink(
     process: &Arc<DeviceProcess>,
     host: &SwitchHost,
-    joins: u64,
+    (uplink, joins): (Option<Arc<OwnedPort>>, u64),
     asked: mpsc::Receiver<PendingRequest>,
 ) {
-    let Some(uplink) = host.uplink().cloned() else { return process.ended().await };
+    let Some(uplink) = uplink else { return process.ended().await };
     host.watch();
     // Nobody has looked at the interface while no process had it.
     uplink.port_may_have_changed();
@@ -123,6 +124,14 @@ impl Processes {
         self.lock().remove(&domain);
     }
 
+    /// Has the next device process of a switch follow the one that runs now.
+    pub(crate) fn restart_switch(&self, name: &str) {
+        let process = self.lock().get(&domain_of_switch(name)).map(|kept| kept.process.clone());
+        if let Some(process) = process {
+            process.leave("its switch has other settings");
+        }
+    }
+
     /// The messages that hand the uplinks of all switches to another supervisor. The device
     /// processes of ports have quiesced.
     ///
@@ -131,8 +140,8 @@ impl Processes {
     pub(super) async fn share_uplinks(&self) -> Result<DeviceHandoff, String> {
         let mut share = DeviceHandoff::new();
         for host in self.switches.all_apart() {
-            let Some(uplink) = host.uplink().cloned() else { continue };
-            let domain = domain_of_switch(&host.spec().name);
+            let Some(uplink) = host.uplink() else { continue };
+            let domain = domain_of_switch(host.name());
             let process = self.lock().get(&domain).map(|kept| kept.process.clone());
             // One that has no front-end now has not quiesced.
             if let Some(process) = process.filter(|process| process.serves()) {

@@ -3,10 +3,10 @@
 
 use crate::domain::{pid, process};
 use crate::support::datagram::{Host, datagram, payload};
-use crate::support::process::{Daemon, wait_until};
+use crate::support::process::{Daemon, states, wait_until};
 use crate::support::program::{http, http_json, shown};
 use crate::support::space::{in_own_space, link, run};
-use crate::support::view::{View, assert_alike};
+use crate::support::view::{View, assert_alike, table};
 use crate::takeover::{die_after, has_ended, log, take_over};
 use manyring_driver::{NetDriver, NetDriverOptions};
 use manyring_wire::net::RawNetHeader;
@@ -107,6 +107,8 @@ fn what_a_port_may_do_holds_from_the_first_frame_of_each_device_process() {
         // All of these wait in the rings when the next process begins.
         let its_pid = pid(&daemon, SWITCH);
         kill_process(its_pid, Signal::STOP).unwrap();
+        let stands = || states(its_pid.as_raw_nonzero().get().unsigned_abs());
+        assert!(wait_until(|| stands().into_iter().all(|state| state == 'T')));
         put(&mut a, &frame([0xff; 6], 9, round));
         put(&mut a, &frame(mac(4), 1, round));
         put(&mut b, &frame(mac(4), 2, round));
@@ -174,6 +176,11 @@ fn a_switch_is_shown_alike_in_the_daemon_and_in_a_device_process() {
         here
     };
     alike("nobody uses it");
+    for name in ["a", "b"] {
+        let of = |daemon: &Daemon| table(&daemon.socket_of("control"), name, daemon.folder());
+        let [here, apart] = daemons.each_ref().map(of);
+        assert_eq!(here, apart);
+    }
     let guests = daemons.each_ref().map(|daemon| {
         let (mut a, mut b) = (connect(daemon, "a"), connect(daemon, "b"));
         put(&mut b, &frame(mac(1), 9, 1));
@@ -304,6 +311,22 @@ fn a_change_of_the_configuration_reaches_the_device_process_of_a_switch() {
         assert!(wait_until(|| replace(UPLINK, &PORTS) == 200));
         says(&mut a, 0x22, (&mut b, 2), 5);
         assert_eq!(pid(&daemon, SWITCH), first, "it has served all of this");
+        // Other settings of the switch, and another uplink: its ports go on in the next process.
+        let other = "uplink = 'up1'\nage = 9";
+        assert_eq!(replace(other, &PORTS), 200);
+        let host = Host::on("up1");
+        reaches(&mut a, &host, b"another");
+        says(&mut b, 2, (&mut a, 0x22), 6);
+        assert!(wait_until(|| link("up0").is_none()), "{}", daemon.log());
+        assert_eq!(process(&daemon, SWITCH)["starts"], 2, "{}", daemon.log());
+        // One that cannot be had changes nothing.
+        assert_eq!(replace("uplink = 'no-such-bridge-port-here'", &PORTS), 422);
+        assert_ne!(replace("uplink = 'lo'", &PORTS), 200);
+        reaches(&mut a, &host, b"as before");
+        assert_eq!(process(&daemon, SWITCH)["starts"], 2, "{}", daemon.log());
+        drop(host);
+        assert_eq!(replace(UPLINK, &PORTS), 200);
+        reaches(&mut a, &Host::on("up0"), b"back");
         // The switch goes, with its process and its interface; another one gets the interface.
         drop((a, b));
         assert!(wait_until(|| replace("", &[]) == 200));

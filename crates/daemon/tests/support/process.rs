@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The states of a process's threads.
-fn states(process: u32) -> Vec<char> {
+pub(crate) fn states(process: u32) -> Vec<char> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
     let stats = tasks.flat_map(|task| std::fs::read_to_string(task.path().join("stat")));
     stats.flat_map(|stat| stat.rsplit_once(") ")?.1.chars().next()).collect()

@@ -117,7 +117,7 @@ impl DeviceProcess {
 
     /// The uplink of the process's switch, which has the name of the process.
     fn uplink(&self, name: &str) -> Option<Arc<OwnedPort>> {
-        self.switch().filter(|_| name == self.name())?.uplink().cloned()
+        self.switch().filter(|_| name == self.name())?.uplink()
     }
 
     /// The network device of this name, or the uplink.
