@@ -1,5 +1,6 @@
 //! Plan -> running parts: the only place that names every part.
 
+mod capture;
 pub(crate) mod disk;
 mod look;
 mod monitor;
@@ -13,6 +14,7 @@ mod tasks;
 pub(crate) mod wanted;
 pub(crate) mod xen;
 
+pub(crate) use capture::Capture;
 pub(crate) use look::look;
 pub(crate) use qemu_helper::HelperError;
 pub(crate) use remote::AdoptedExports;

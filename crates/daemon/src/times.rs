@@ -82,6 +82,9 @@ pub(crate) const NBD_CONNECT: Duration = Duration::from_secs(5);
 pub(crate) const NBD_CONNECT_EACH: Duration = Duration::from_millis(10);
 /// A process starts, and asks a server for its export. Over: the device waits, and is tried again.
 pub(crate) const NBD_MEASURE: Duration = Duration::from_secs(10);
+/// What was captured of a device is written to its file when the device is handed over or goes.
+/// Over: the end of the capture is lost.
+pub(crate) const CAPTURE_SETTLE: Duration = Duration::from_secs(2);
 /// The connections of a device are shut when its device process has it no more. Over: a thread goes
 /// on with that, and the device goes on.
 pub(crate) const NBD_SHUT: Duration = Duration::from_millis(500);

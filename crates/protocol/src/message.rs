@@ -25,7 +25,8 @@ pub const FDS_MAX: usize = 240;
 pub enum Command {
     /// A device to serve. File descriptors: one for the counters; of a disk in a file, one for
     /// transfers and all others for flushes, of a disk in memory one; if it has a `port`, one for
-    /// each of its queue pairs, and one for the table of flows if that has a key.
+    /// each of its queue pairs, and one for the table of flows if that has a key; one for the
+    /// frames that are captured, if they are.
     Device {
         /// Its name.
         device: String,

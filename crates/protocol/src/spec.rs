@@ -112,6 +112,9 @@ pub struct BlkSettings {
 pub struct NetSpec {
     /// Where its frames go.
     pub port: PortSpec,
+    /// Its frames are captured: the last descriptor is a pipe, to the supervisor that writes the
+    /// file.
+    pub captures: bool,
     /// How it is served.
     pub settings: NetSettings,
 }

@@ -3,11 +3,16 @@
 //! Frames are copied into a bounded buffer, which a thread writes to the file, so that no worker
 //! waits for a disk: if the buffer is full, a frame passes and is not captured. Frames are captured
 //! as they cross the port: a guest's checksums may be partial, its segments large.
+//!
+//! A process that may write no file sends its records through a pipe. Who reads the pipe has
+//! created the file ([`create`]), and writes to it what [`whole`] lets pass.
 
 use super::decorator::{Decorated, Decorator};
 use super::{Frames, Port, PortRx, PortTx, Readiness, Returned, Sent};
+use crate::sys::starter::{self, ThreadRole};
 use manyring_memory::{GuestSlice, copy_from_slices};
 use manyring_wire::net::HEADER_SIZE;
+use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
@@ -28,11 +33,57 @@ const VERSION: [u16; 2] = [2, 4];
 const SNAPLEN: u32 = 262_144;
 const LINKTYPE_ETHERNET: u32 = 1;
 const RECORD_HEADER_SIZE: usize = 16;
+/// Bytes of the longest record.
+pub const RECORD_SIZE_MAX: usize = RECORD_HEADER_SIZE + SNAPLEN as usize;
+
+/// Bytes that are no record of a capture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not a record of a capture, after {after} bytes of records")]
+pub struct BadRecord {
+    /// Bytes of the whole records in front of them.
+    pub after: usize,
+}
+
+/// Creates the capture file at `path`, or empties it, and writes its header. May block.
+///
+/// # Errors
+/// The error of the host.
+pub fn create(path: &Path) -> io::Result<File> {
+    let mut file = File::create(path)?;
+    let mut header = MAGIC.to_le_bytes().to_vec();
+    header.extend(VERSION.iter().flat_map(|word| word.to_le_bytes()));
+    // Two words that are always 0: time zone and accuracy.
+    header.extend([0, 0, SNAPLEN, LINKTYPE_ETHERNET].iter().flat_map(|w| w.to_le_bytes()));
+    file.write_all(&header)?;
+    Ok(file)
+}
+
+/// How many of `bytes`, which begin with a record, are whole records.
+///
+/// # Errors
+/// [`BadRecord`]: a record is longer than [`RECORD_SIZE_MAX`], has two lengths, or a time that is
+/// none.
+pub fn whole(bytes: &[u8]) -> Result<usize, BadRecord> {
+    let mut at = 0;
+    while let Some((header, rest)) = bytes[at..].split_first_chunk::<RECORD_HEADER_SIZE>() {
+        let [_, nanoseconds, len, full] = [0, 4, 8, 12]
+            .map(|n| u32::from_le_bytes([header[n], header[n + 1], header[n + 2], header[n + 3]]));
+        if len > SNAPLEN || len != full || nanoseconds >= 1_000_000_000 {
+            return Err(BadRecord { after: at });
+        }
+        let len = len as usize;
+        if rest.len() < len {
+            break;
+        }
+        at += RECORD_HEADER_SIZE + len;
+    }
+    Ok(at)
+}
 
 /// The state that the halves and the writing thread share.
 #[derive(Debug, Default)]
 struct Capture {
-    /// The file, as messages name it.
+    /// The file, or the device of a process that has no file, as messages name it.
     path: String,
     buffer: Mutex<PcapBuffer>,
     changed: Condvar,
@@ -149,16 +200,24 @@ impl PcapPort {
     /// # Errors
     /// The error of the host: the file cannot be created, or the thread not be started.
     pub fn new(port: Arc<dyn Port>, path: &Path) -> io::Result<Self> {
-        let mut file = File::create(path)?;
-        let mut header = MAGIC.to_le_bytes().to_vec();
-        header.extend(VERSION.iter().flat_map(|word| word.to_le_bytes()));
-        // Two words that are always 0: time zone and accuracy.
-        header.extend([0, 0, SNAPLEN, LINKTYPE_ETHERNET].iter().flat_map(|w| w.to_le_bytes()));
-        file.write_all(&header)?;
-        let capture = Arc::new(Capture { path: path.display().to_string(), ..Capture::default() });
+        Self::writing(port, create(path)?, path.display().to_string())
+    }
+
+    /// Decorates `port`. Records go into `pipe`, whose other end has a process that has created the
+    /// file. `device` names the capture in messages.
+    ///
+    /// # Errors
+    /// The host has no thread.
+    pub fn piped(port: Arc<dyn Port>, pipe: OwnedFd, device: &str) -> io::Result<Self> {
+        Self::writing(port, File::from(pipe), format!("handed for {device}"))
+    }
+
+    fn writing(port: Arc<dyn Port>, file: File, path: String) -> io::Result<Self> {
+        let capture = Arc::new(Capture { path, ..Capture::default() });
         let shared = capture.clone();
         // This thread only waits for a file and serves no queue, so it does not come from the pool.
-        std::thread::Builder::new().name("capture".into()).spawn(move || {
+        let thread = std::thread::Builder::new().name("capture".into());
+        starter::spawn(ThreadRole::Log, thread, move || {
             shared.write_to(file);
             shared.lock().is_done = true;
             shared.changed.notify_all();
@@ -317,6 +376,52 @@ mod tests {
         capture.add((0..fit + 2).map(|_| (65_553, |bytes: &mut [u8]| bytes.fill(1))));
         assert_eq!(capture.missed.load(Ordering::Relaxed), 2);
         assert_eq!(capture.lock().bytes.len(), fit * (RECORD_HEADER_SIZE + 65_553));
+    }
+
+    fn record(seconds: u32, nanoseconds: u32, lens: [u32; 2]) -> Vec<u8> {
+        let words = [seconds, nanoseconds, lens[0], lens[1]];
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.resize(bytes.len() + (lens[0] as usize).min(SNAPLEN as usize), 7);
+        bytes
+    }
+
+    #[test]
+    fn only_whole_records_pass_whatever_their_bytes_are_split_into() {
+        let (first, second) = (record(1, 999_999_999, [60; 2]), record(u32::MAX, 0, [0; 2]));
+        let longest = record(2, 1, [SNAPLEN; 2]);
+        assert_eq!(longest.len(), RECORD_SIZE_MAX);
+        let all = [&first[..], &second, &longest].concat();
+        let ends = [0, 76, 92, 92 + RECORD_SIZE_MAX];
+        for len in (0..200).chain(all.len() - 20..=all.len()) {
+            let is_before = |end: &&usize| **end <= len;
+            let end = ends.iter().rfind(is_before).unwrap();
+            assert_eq!(whole(&all[..len]), Ok(*end), "{len}");
+        }
+        for bad in [
+            record(1, 1_000_000_000, [60; 2]),
+            record(1, 1, [60, 61]),
+            record(1, 1, [SNAPLEN + 1; 2]),
+            record(1, 1, [u32::MAX; 2]),
+        ] {
+            assert_eq!(whole(&bad[..RECORD_HEADER_SIZE]), Err(BadRecord { after: 0 }));
+            assert_eq!(whole(&[&first[..], &bad].concat()), Err(BadRecord { after: 76 }));
+        }
+    }
+
+    #[test]
+    fn frames_go_through_a_pipe_as_into_a_file_and_without_its_header() {
+        let (reads, writes) = rustix::pipe::pipe().unwrap();
+        let port = PcapPort::piped(Arc::new(NullPort::new(1, 64)), writes, "lan").unwrap();
+        let memory = Arc::new(Mapping::anonymous(4096).unwrap());
+        let buffers = [memory.slice(0, 1000).unwrap()];
+        for _ in 0..3 {
+            assert_eq!(port.open_rx(0).unwrap().recv(&buffers), Ok(HEADER_SIZE + 64));
+        }
+        drop(port);
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut File::from(reads), &mut bytes).unwrap();
+        assert_eq!(bytes.len(), 3 * (RECORD_HEADER_SIZE + 64));
+        assert_eq!(whole(&bytes), Ok(bytes.len()));
     }
 
     #[test]

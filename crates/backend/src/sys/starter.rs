@@ -28,7 +28,7 @@ pub enum ThreadRole {
     Janitor,
     /// Looks at other threads.
     Lookout,
-    /// Writes the log.
+    /// Writes the log, or the frames of a capture.
     Log,
     /// The control thread, and each call beside it that may block.
     Control,

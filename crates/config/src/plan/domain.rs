@@ -67,9 +67,11 @@ impl NetPlan {
             // A device process may not open sockets, and those of AF_XDP cannot be lent without
             // their memory.
             PortPlan::Xdp { .. } => Some("xdp"),
-            // A device process writes no file, and one that it was given could be filled by whoever
-            // takes it.
-            _ => self.pcap.as_ref().map(|_| "pcap"),
+            PortPlan::Switch(_)
+            | PortPlan::Null { .. }
+            | PortPlan::Tap { .. }
+            | PortPlan::TapFds(_)
+            | PortPlan::Macvtap { .. } => None,
         })
     }
 }
@@ -215,7 +217,8 @@ mod tests {
     fn a_device_is_served_where_its_domain_says_or_else_where_the_daemon_says() {
         let domain_of = |daemon: &str, device: &str| {
             let head = "name = 'a'\nsocket_path = '/a'\n";
-            let kind = if device.contains("null = true") { "net" } else { "blk" };
+            let is_net = ["null = true", "xdp"].iter().any(|key| device.contains(key));
+            let kind = if is_net { "net" } else { "blk" };
             let text = format!("[daemon]\n{daemon}\n[[{kind}]]\n{head}{device}");
             let plan = parse(&text)?;
             Ok::<_, String>(plan.wanted().next().unwrap().domain(plan.daemon.domains))
@@ -225,7 +228,7 @@ mod tests {
         assert_eq!(domain_of("domains = 'one'", "null = '1G'"), Ok(None));
         assert_eq!(domain_of("domains = 'device'", "null = '1G'"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "null = true"), is("device:a"));
-        assert_eq!(domain_of("domains = 'device'", "null = true\npcap = '/p'"), Ok(None));
+        assert_eq!(domain_of("domains = 'device'", "null = true\npcap = '/p'"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "memory = '1G'"), is("device:a"));
         let limited = "null = '1G'\nlimit = { iops = 5 }\n";
         assert_eq!(domain_of("domains = 'device'", limited), is("device:a"));
@@ -236,7 +239,7 @@ mod tests {
             ("domains = 'users'", "null = '1G'", "domains"),
             ("", "null = '1G'\ndomain = 'a:b'", "domain"),
             ("workers = 17", "null = '1G'\nqueue_workers = [16]\ndomain = 'b'", "queue_workers"),
-            ("", "null = true\npcap = '/p'\ndomain = 'b'", "pcap"),
+            ("", "xdp = 'x'\ndomain = 'b'", "xdp"),
         ] {
             let error = domain_of(daemon, device).unwrap_err();
             assert!(error.contains(key), "{error}");
@@ -247,14 +250,14 @@ mod tests {
     fn what_no_device_process_serves_is_told_with_its_key() {
         let devices = "[[blk]]\nname = 'a'\nsocket_path = '/a'\nnull = '1G'\n\
             [[blk]]\nname = 'b'\nsocket_path = '/b'\nqueue_workers = [16]\nnull = '1G'\n\
-            [[net]]\nname = 'c'\nsocket_path = '/c'\nnull = true\npcap = '/p'\n\
+            [[net]]\nname = 'c'\nsocket_path = '/c'\nxdp = 'x'\npcap = '/p'\n\
             [[limit]]\nname = 'g'\niops = 5\n[[xen_blk]]\nname = 'd'\nsimulated = '/d'\n\
             [[xen_blk]]\nname = 'e'\nsimulated = '/e'\nlimit = { group = 'g' }\n";
         let unisolated = |daemon: &str| {
             parse(&format!("[daemon]\nworkers = 17\n{daemon}\n{devices}")).unwrap().unisolated()
         };
         assert_eq!(unisolated("domains = 'one'"), []);
-        let apart = [("b", "queue_workers"), ("c", "pcap"), ("e", "limit.group")];
+        let apart = [("b", "queue_workers"), ("c", "xdp"), ("e", "limit.group")];
         let apart = apart.map(|(name, key)| (name.to_owned(), key));
         for daemon in ["", "domains = 'user'", "domains = 'device'"] {
             assert_eq!(unisolated(daemon), apart, "{daemon}");

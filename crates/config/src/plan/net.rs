@@ -158,7 +158,8 @@ impl NetPlan {
     /// The device for a device process, with its address and its MTU as they are now; `None`: no
     /// device process serves such a port.
     pub fn spec(&self, mac: MacAddress, mtu: Option<u16>) -> Option<DeviceSpec> {
-        let net = NetSpec { port: self.port_spec()?, settings: self.settings(mac, mtu) };
+        let (port, captures) = (self.port_spec()?, self.pcap.is_some());
+        let net = NetSpec { port, captures, settings: self.settings(mac, mtu) };
         Some(self.device.spec(KindSpec::Net(net)))
     }
 
@@ -198,7 +199,7 @@ impl NetPlan {
             sndbuf: _,
             txqueuelen: _,
             steer: _,
-            // The plan refuses it where a device process is to serve the device.
+            // The supervisor writes the file; a spec says that there is one.
             pcap: _,
         } = self;
         NetSettings {

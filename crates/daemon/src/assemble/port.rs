@@ -1,5 +1,6 @@
 //! Plan -> port: the host's side of a network device, and the address that goes with it.
 
+use super::capture::{Capture, CaptureFile};
 use super::{AssembleError, Host};
 use manyring_backend::net::Port;
 use manyring_backend::net::fault::{FaultOptions, FaultPort};
@@ -120,21 +121,29 @@ pub(crate) fn faulty(port: Arc<dyn Port>, fault: Option<NetFaultSpec>) -> Arc<dy
     Arc::new(FaultPort::new(port, options))
 }
 
-/// The port with what goes wrong and what is captured around it.
+/// The port with what goes wrong and what is captured around it, or with the file to which its
+/// device process has its frames written. May block.
 pub(super) fn decorated(
     net: &NetPlan,
     port: Arc<dyn Port>,
-) -> Result<Arc<dyn Port>, AssembleError> {
-    let mut port = faulty(port, net.fault);
-    if let Some(path) = &net.pcap {
+    capture: Capture,
+) -> Result<(Arc<dyn Port>, Capture), AssembleError> {
+    let port = faulty(port, net.fault);
+    let Some(path) = &net.pcap else { return Ok((port, capture)) };
+    let failed = |source| {
+        let (at, path) = (net.device.place.at("pcap"), path.clone());
+        AssembleError::Pcap { at, path, source }
+    };
+    Ok(match capture {
+        Capture::Supervisor(left) => {
+            let file = CaptureFile::begin(path, left).map_err(failed)?;
+            (port, Capture::Begun(Arc::new(file)))
+        }
         // Outermost: what the guest sends and gets is captured.
-        let pcap = PcapPort::new(port, path).map_err(|source| {
-            let (at, path) = (net.device.place.at("pcap"), path.clone());
-            AssembleError::Pcap { at, path, source }
-        })?;
-        port = Arc::new(pcap);
-    }
-    Ok(port)
+        Capture::Port | Capture::Begun(_) => {
+            (Arc::new(PcapPort::new(port, path).map_err(failed)?), Capture::Port)
+        }
+    })
 }
 
 fn adopted(net: &NetPlan, fds: &[i32]) -> Result<Vec<rustix::fd::OwnedFd>, AssembleError> {

@@ -32,6 +32,8 @@ pub(crate) struct Host {
     pub(crate) switches: Switches,
     pub(crate) adopted_fds: AdoptedFds,
     pub(crate) adopted_exports: AdoptedExports,
+    /// The capture files that another supervisor has left.
+    pub(crate) captures: AdoptedFds,
     /// The folder of the sockets of helpers.
     pub(crate) helpers: Option<PathBuf>,
     /// Which devices are served by a process of their own.
@@ -41,7 +43,7 @@ pub(crate) struct Host {
 }
 
 /// The file descriptors that another process has left to this one, by device: the description that
-/// holds a disk, or the queues of a tap. Clones share them.
+/// holds a disk, the queues of a tap, or the capture file. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AdoptedFds(Arc<Mutex<HashMap<String, Vec<OwnedFd>>>>);
 

@@ -1,5 +1,6 @@
 //! Opens the files and ports of a device of the plan, and makes the device of them.
 
+use super::capture::{Capture, CaptureFile};
 use super::disk::{self, DiskError, Means};
 use super::remote::{Measurer, Remote, Remotely};
 use super::{AssembleError, Host, options, port};
@@ -18,7 +19,7 @@ use std::sync::Arc;
 pub(crate) enum Opened {
     /// With the server that has it, if a device process talks to that one.
     Disk(Arc<dyn Disk>, Option<Arc<Remote>>),
-    Port(Arc<dyn Port>, MacAddress),
+    Port(Arc<dyn Port>, MacAddress, Capture),
 }
 
 /// A device whose queues run in this process, and what is shown of it.
@@ -36,6 +37,8 @@ pub(crate) struct Part {
     pub(crate) view: DeviceView,
     /// The server of the disk, if the device process talks to it.
     pub(crate) remote: Option<Arc<Remote>>,
+    /// The file to which the frames of the port are written.
+    pub(crate) capture: Option<Arc<CaptureFile>>,
 }
 
 /// A device that is put together.
@@ -65,7 +68,14 @@ impl Assemble for Wanted {
         match self {
             Self::Blk(blk) => open_disk(blk, remotely(self, host), host)
                 .map(|(disk, remote)| Opened::Disk(disk, remote)),
-            Self::Net(net) => port::open(net, host).map(|(port, mac)| Opened::Port(port, mac)),
+            Self::Net(net) => {
+                let (port, mac) = port::open(net, host)?;
+                let capture = match self.domain(host.domains) {
+                    None => Capture::Port,
+                    Some(_) => Capture::Supervisor(host.captures.take(&net.device.name).pop()),
+                };
+                Ok(Opened::Port(port, mac, capture))
+            }
         }
     }
 
@@ -74,8 +84,9 @@ impl Assemble for Wanted {
             (Self::Blk(blk), Opened::Disk(disk, remote)) => {
                 Ok(Opened::Disk(disk::decorated(disk, blk.fault), remote))
             }
-            (Self::Net(net), Opened::Port(port, mac)) => {
-                Ok(Opened::Port(port::decorated(net, port)?, mac))
+            (Self::Net(net), Opened::Port(port, mac, capture)) => {
+                let (port, capture) = port::decorated(net, port, capture)?;
+                Ok(Opened::Port(port, mac, capture))
             }
             (_, opened) => Ok(opened),
         }
@@ -83,6 +94,7 @@ impl Assemble for Wanted {
 
     fn made(&self, opened: Opened, domain: Option<String>, pool: &Arc<Pool>) -> Made {
         let (plan, shown) = (self.plan(), (self.socket(), self.plan().place.origin()));
+        let mut begun = None;
         let (owned, queues, remote) = match (self, opened) {
             (Self::Blk(blk), Opened::Disk(disk, remote)) => {
                 let options = options::of_blk(&plan.name, &blk.settings());
@@ -93,10 +105,13 @@ impl Assemble for Wanted {
                 let disk = HostDisk::new(disk, options.logical_block_size, options.read_only);
                 (Owned::Disk(Arc::new(disk)), queues, remote)
             }
-            (Self::Net(net), Opened::Port(port, mac)) => {
+            (Self::Net(net), Opened::Port(port, mac, capture)) => {
                 let options = options::of_net(&plan.name, &net.settings(mac, net.mtu));
                 if domain.is_none() {
                     return Made::Here(Here::net(options, port, pool, shown).0);
+                }
+                if let Capture::Begun(capture) = capture {
+                    begun = Some(capture);
                 }
                 // Two for each pair, and the control queue.
                 let queues = options.queue_pairs * 2 + 1;
@@ -106,7 +121,7 @@ impl Assemble for Wanted {
         };
         let mut view = DeviceView::new(owned.side(&plan.name, queues), shown, domain);
         view.has_helper = matches!(self, Self::Blk(blk) if matches!(blk.disk, DiskPlan::Helper(_)));
-        Made::Owned(Part { owned, view, remote })
+        Made::Owned(Part { owned, view, remote, capture: begun })
     }
 }
 

@@ -121,6 +121,7 @@ impl Shared {
             Wanted::Net(net) => matches!(net.port, PortPlan::Tap { .. }),
         };
         self.host.adopted_fds.keep(|name| of(name).is_some_and(takes));
+        self.host.captures.keep(|name| of(name).is_some_and(|wanted| wanted.has_capture()));
     }
 
     /// Listens for a device, however long the host takes to make its socket. From the second second

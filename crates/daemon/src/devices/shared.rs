@@ -61,6 +61,7 @@ impl Shared {
             io_uring: plan.daemon.io_uring,
             switches,
             adopted_fds,
+            captures: AdoptedFds::new(std::mem::take(&mut handoff.captures)),
             adopted_exports: AdoptedExports::new(std::mem::take(&mut handoff.exports)),
             helpers: plan.daemon.state_dir.as_ref().map(|folder| folder.join("helpers")),
             domains: plan.daemon.domains,

@@ -462,7 +462,11 @@ impl Front<'_> {
                 Ok(DeviceGrant { spec, port: None, fds, marks })
             }
             (Wanted::Net(net), Owned::Port(shown)) => {
-                let (port, fds) = request_server::lent(shown).await?;
+                let (port, mut fds) = request_server::lent(shown).await?;
+                if let Some(capture) = self.part.capture.clone() {
+                    let pipe = aside(move || capture.lend()).await.ok_or("internal error")?;
+                    fds.push(pipe.map_err(|error| error.to_string())?);
+                }
                 let spec = net.spec(shown.mac(), shown.mtu()).ok_or(UNSERVED)?;
                 Ok(DeviceGrant { spec, port, fds, marks: None })
             }

@@ -44,7 +44,7 @@ pub(super) fn network(name: &str) -> Part {
     let owned = Owned::Port(Arc::new(port));
     let side = owned.side(name, 2 * PAIRS + 1);
     let view = DeviceView::new(side, (String::new(), "taken"), Some("taken".to_owned()));
-    Part { owned, view, remote: None }
+    Part { owned, view, remote: None, capture: None }
 }
 
 /// A network on a port that keeps nothing, of this many pairs.
@@ -62,7 +62,7 @@ fn null_network(queue_pairs: usize) -> DeviceSpec {
         fault: None,
     };
     let port = PortSpec::Null { generate: 0 };
-    let kind = KindSpec::Net(NetSpec { port, settings });
+    let kind = KindSpec::Net(NetSpec { port, captures: false, settings });
     DeviceSpec { front_end, queue_workers: Vec::new(), kind }
 }
 

@@ -447,7 +447,7 @@ fn made(
         (KindSpec::Blk(BlkSpec { settings, .. }), Opened::Disk(disk, _)) => {
             (Here::blk(options::of_blk(name, settings), disk, pool, shown), None)
         }
-        (KindSpec::Net(NetSpec { settings, .. }), Opened::Port(port, _)) => {
+        (KindSpec::Net(NetSpec { settings, .. }), Opened::Port(port, ..)) => {
             let (here, net) = Here::net(options::of_net(name, settings), port, pool, shown);
             (here, Some(net))
         }

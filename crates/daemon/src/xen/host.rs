@@ -175,7 +175,7 @@ impl XenHost {
                 let owned = Owned::XenDisk(host.clone());
                 let side = owned.side(&options.name, options.num_queues);
                 let view = DeviceView::new(side, shown, Some(domain));
-                let part = Part { owned, view: view.clone(), remote: None };
+                let part = Part { owned, view: view.clone(), remote: None, capture: None };
                 let spec = XenBlkSpec { disk: disk_spec, settings };
                 let apart = Apart::new(&self.id, &self.shared, part, spec);
                 (host, view, Served::Apart(Box::new(apart)))

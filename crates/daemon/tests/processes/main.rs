@@ -6,6 +6,7 @@
 mod support;
 
 mod apart;
+mod captured;
 mod confined;
 mod crowd;
 mod default;

@@ -83,7 +83,7 @@ pub(crate) fn largest_net() -> DeviceSpec {
         fault: Some(fault),
     };
     let port = PortSpec::Null { generate: usize::MAX };
-    with_any_memory(KindSpec::Net(NetSpec { port, settings }))
+    with_any_memory(KindSpec::Net(NetSpec { port, captures: false, settings }))
 }
 
 /// As [`largest_blk`], the disk of a Xen guest.

@@ -125,7 +125,7 @@ const NET: [Example; 47] = [
     ("steer", Supervisor, TAP, "tap = 't'\nsteer = false"),
     ("hash_report", Spec, PORT, "null = true\nhash_report = true"),
     ("domain", Supervisor, PORT, "null = true\ndomain = 'd'"),
-    ("pcap", Supervisor, PORT, "null = true\npcap = '/p'"),
+    ("pcap", Spec, PORT, "null = true\npcap = '/p'"),
     ("fault", Spec, PORT, "null = true\nfault = {}"),
     // Only a tap merges packets, and `offload = 'none'` ends that.
     ("offload", Spec, TAP, "tap = 't'\noffload = 'none'"),
@@ -250,7 +250,7 @@ fn backend(command: &Command) -> String {
         Command::XenDisk { spec, .. } => format!("{:?}", spec.disk),
         Command::Device { spec: DeviceSpec { queue_workers, kind, .. }, .. } => match kind {
             KindSpec::Blk(blk) => format!("{queue_workers:?} {:?}", blk.disk),
-            KindSpec::Net(net) => format!("{queue_workers:?} {:?}", net.port),
+            KindSpec::Net(net) => format!("{queue_workers:?} {:?} {}", net.port, net.captures),
         },
         other => panic!("{other:?}"),
     }

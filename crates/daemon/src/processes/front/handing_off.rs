@@ -98,6 +98,12 @@ impl Front<'_> {
             };
             share.push((of, fds.into_iter().map(Into::into).collect()));
         }
+        if let Some(capture) = self.part.capture.clone() {
+            let left = aside(move || capture.left()).await.ok_or("internal error")?;
+            let left = left.map_err(|error| error.to_string())?;
+            let device = device.clone();
+            share.push((HandoffMessage::Capture { device }, vec![left.into()]));
+        }
         if let Some(owner) = &self.owner {
             share.extend(self.journals.share(owner));
         }

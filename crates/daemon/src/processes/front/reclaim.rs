@@ -219,5 +219,8 @@ impl Front<'_> {
                 "waiting for the requests in flight failed; image released"
             );
         }
+        if let Some(capture) = self.part.capture.clone() {
+            aside(move || capture.finish()).await;
+        }
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct Handoff {
     pub(crate) sockets: Vec<HandedSocket>,
     /// The description that holds a disk, or the queues of a tap, by device.
     pub(crate) opened: HashMap<String, Vec<OwnedFd>>,
+    /// Capture files, by device.
+    pub(crate) captures: HashMap<String, Vec<OwnedFd>>,
     /// The exports of NBD servers that guests were told of, by device.
     pub(crate) exports: HashMap<String, (NbdTarget, ExportSpec)>,
     pub(in crate::processes) clients: HashMap<String, Vec<AdoptedSession>>,
@@ -130,6 +132,9 @@ impl Handoff {
                 }
                 HandoffMessage::Disk { device } | HandoffMessage::Queues { device } => {
                     handoff.opened.entry(device).or_default().extend(fds.take());
+                }
+                HandoffMessage::Capture { device } => {
+                    handoff.captures.insert(device, fds.take());
                 }
                 HandoffMessage::Export { device, target, told } => {
                     handoff.exports.insert(device, (target, told));

@@ -40,6 +40,11 @@ pub enum HandoffMessage {
         /// The device's name, or the domain of the switch whose uplink the tap is.
         device: String,
     },
+    /// The file to which the frames of a network device are captured.
+    Capture {
+        /// The device's name.
+        device: String,
+    },
     /// The locks by which nobody else serves the disks of a Xen, each a file descriptor.
     Locks {},
     /// The bytes of a Xen guest's disk that is in memory: the file descriptor.

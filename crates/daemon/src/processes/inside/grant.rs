@@ -1,7 +1,7 @@
 //! What the supervisor has opened of a device, and the disk or port on it.
 
 use super::nbd;
-use crate::assemble::{Opened, disk, port};
+use crate::assemble::{Capture, Opened, disk, port};
 use crate::processes::locked::RingLocked;
 use crate::processes::net::PortGrant;
 use crate::processes::supervisor_client::SupervisorClient;
@@ -10,6 +10,8 @@ use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
 use manyring_backend::blk::{Disk, Image, ImageDescriptors, ImageOptions};
+use manyring_backend::net::Port;
+use manyring_backend::net::pcap::PcapPort;
 use manyring_backend::net::switch::SwitchPort;
 use manyring_protocol::message::PortFacts;
 use manyring_protocol::spec::{BlkSpec, DiskSpec, KindSpec, NetSpec, PortSpec};
@@ -41,14 +43,19 @@ impl DeviceGrant {
                 let disk = self.disk((disk, settings.read_only), uring, supervisor)?;
                 (Opened::Disk(disk::decorated(disk, settings.fault), None), None)
             }
-            KindSpec::Net(NetSpec { port, settings }) => {
-                let of = (port, settings.queue_pairs);
+            KindSpec::Net(NetSpec { port, captures, settings }) => {
+                let (of, mut fds) = ((port, settings.queue_pairs), self.fds);
+                let device = supervisor.device.clone();
+                let pipe =
+                    captures.then(|| fds.pop().ok_or("supervisor: a capture without a pipe"));
+                let pipe = pipe.transpose()?;
                 let given = match self.switched.filter(|_| port == PortSpec::Switch) {
                     Some(switched) => PortGrant::Switch(switched),
-                    None => PortGrant::new(of, self.port, self.fds, supervisor)?,
+                    None => PortGrant::new(of, self.port, fds, supervisor)?,
                 };
                 let port = port::faulty(given.port(), settings.fault);
-                (Opened::Port(port, settings.mac), Some(given))
+                let port = captured(port, pipe, &device)?;
+                (Opened::Port(port, settings.mac, Capture::Port), Some(given))
             }
         })
     }
@@ -85,4 +92,18 @@ impl DeviceGrant {
             }
         }
     }
+}
+
+/// The port with what is captured around it, if there is a pipe for that.
+///
+/// # Errors
+/// One line: the system has no thread.
+fn captured(
+    port: Arc<dyn Port>,
+    pipe: Option<OwnedFd>,
+    device: &str,
+) -> Result<Arc<dyn Port>, String> {
+    let Some(pipe) = pipe else { return Ok(port) };
+    let port = PcapPort::piped(port, pipe, device).map_err(|error| error.to_string())?;
+    Ok(Arc::new(port))
 }
