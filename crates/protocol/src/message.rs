@@ -25,8 +25,8 @@ pub const FDS_MAX: usize = 240;
 pub enum Command {
     /// A device to serve. File descriptors: one for the counters; of a disk in a file, one for
     /// transfers and all others for flushes, of a disk in memory one; if it has a `port`, one for
-    /// each of its queue pairs, and one for the table of flows if that has a key; one for the
-    /// frames that are captured, if they are.
+    /// each of its queue pairs, and one for the table of flows if that has a key, or one for the
+    /// memory of its sockets by AF_XDP; one for the frames that are captured, if they are.
     Device {
         /// Its name.
         device: String,
@@ -200,6 +200,8 @@ pub struct PortFacts {
     pub can_hash: bool,
     /// What the host keeps from the interface.
     pub filter: PortFilter,
+    /// Bytes of a chunk of its sockets, if it is one by AF_XDP.
+    pub chunk: Option<u32>,
 }
 
 /// The frames that the host keeps from an interface.
@@ -555,6 +557,7 @@ mod tests {
             table_key: Some(number),
             can_hash: !number.is_multiple_of(3),
             filter: PortFilter::default(),
+            chunk: number.is_multiple_of(2).then_some(2048),
         }
     }
 
@@ -669,6 +672,7 @@ mod tests {
             table_key: Some(u64::MAX),
             can_hash: false,
             filter: PortFilter { only_to: Some([u8::MAX; 6]), lacks_groups: false },
+            chunk: Some(u32::MAX),
         };
         for command in [
             Command::Device { device: device.clone(), spec: largest_blk(), port: None },

@@ -135,6 +135,8 @@ pub enum PortSpec {
     },
     /// The port of its name on the switch of the process.
     Switch,
+    /// Queues of an interface of the host by AF_XDP, whose sockets the supervisor has made.
+    Xdp,
 }
 
 /// How a network device is served, and what its guest is told.

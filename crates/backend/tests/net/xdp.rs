@@ -6,11 +6,14 @@ use crate::guest::{
 };
 use crate::space::{TIMEOUT, in_own_space, link, opened_again, run, wait_until_gone};
 use manyring_backend::net::tap::TapError;
+use manyring_backend::net::tap::lent::{Lent, Owner};
+use manyring_backend::net::xdp::lent::XdpLentPort;
 use manyring_backend::net::xdp::{XdpOptions, XdpPort};
 use manyring_backend::net::{Frames, HostFilter, Incoming, Port, Sent, Stop};
 use manyring_backend::sys::link::LinkEvent;
 use manyring_memory::{Mapping, SliceList, copy_from_slices};
-use manyring_wire::net::{HEADER_SIZE, RawNetHeader};
+use manyring_wire::net::rss::RssConfig;
+use manyring_wire::net::{HEADER_SIZE, Offloads, RawNetHeader};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +22,8 @@ use std::time::Duration;
 const LONG: usize = 4000;
 
 fn options(name: &str, queue_pairs: usize) -> XdpOptions {
-    XdpOptions { name: name.into(), queue_pairs, mtu: None, up: Some(true), zero_copy: false }
+    let (mtu, up) = (None, Some(true));
+    XdpOptions { name: name.into(), queue_pairs, mtu, up, zero_copy: false, lends: false }
 }
 
 /// Makes a cable from `v0` to `v1`, which has the host's address and leaves no checksum unfinished.
@@ -33,11 +37,17 @@ fn make_veth(more: &str) {
 
 /// Frames that have arrived at the other end since it was made.
 fn arrived() -> usize {
-    std::fs::read_to_string("/sys/class/net/v1/statistics/rx_packets")
-        .unwrap()
-        .trim()
-        .parse()
-        .unwrap()
+    packets_of("v1")
+}
+
+/// Frames that have arrived at our end.
+fn received() -> usize {
+    packets_of("v0")
+}
+
+fn packets_of(name: &str) -> usize {
+    let path = format!("/sys/class/net/{name}/statistics/rx_packets");
+    std::fs::read_to_string(path).unwrap().trim().parse().unwrap()
 }
 
 fn wait_for(what: &str, is_so: impl Fn() -> bool) {
@@ -60,7 +70,7 @@ fn wait_until_up() {
 }
 
 /// Asks the host for its address, and has an echo of `len` bytes come back whole.
-fn echoes(port: &XdpPort, pair: usize, len: usize) {
+fn echoes(port: &dyn Port, pair: usize, len: usize) {
     wait_until_up();
     let (mut tx, mut rx) = halves(port, pair);
     let mut guest = Guest::new();
@@ -337,5 +347,115 @@ fn an_interface_receives_all_groups_as_long_as_a_port_has_it_and_says_which_addr
         run("ip link set v0 promisc on");
         let port = opened_again(|| XdpPort::open(&options("v0", 1)));
         assert_eq!(port.host_filter(), HostFilter::default());
+    });
+}
+
+/// The process that owns the interface, as one that serves its queues reaches it.
+#[derive(Debug)]
+struct Local(Arc<XdpPort>);
+
+impl Owner for Local {
+    fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
+        self.0.set_attached(index, attached)
+    }
+
+    fn set_offloads(&self, offloads: Offloads) -> Result<(), Errno> {
+        self.0.set_offloads(offloads)
+    }
+
+    fn set_rss(&self, _rss: Option<&RssConfig>) -> Result<(), Errno> {
+        Err(Errno::INVAL)
+    }
+
+    fn suspect(&self) {}
+}
+
+fn lending(name: &str, queue_pairs: usize) -> Arc<XdpPort> {
+    Arc::new(XdpPort::open(&XdpOptions { lends: true, ..options(name, queue_pairs) }).unwrap())
+}
+
+fn borrowed(owner: &Arc<XdpPort>) -> XdpLentPort {
+    let lent = owner.lend().unwrap().unwrap();
+    XdpLentPort::new(lent, Arc::new(Local(owner.clone()))).unwrap()
+}
+
+#[test]
+fn lent_sockets_carry_frames_and_the_next_borrower_has_others() {
+    in_own_space(|| {
+        make_veth("");
+        let owner = lending("v0", 1);
+        assert!(owner.open_tx(0).is_err() && owner.open_rx(0).is_err(), "its queues are lent");
+        for _ in 0..3 {
+            let port = borrowed(&owner);
+            assert_eq!(
+                (port.kind(), port.interface(), port.mtu()),
+                ("xdp", Some("v0"), Some(1500))
+            );
+            // A frame that is sent before the pair is in use waits, and is not lost.
+            let (mut tx, _rx) = halves(&port, 0);
+            let early = tx.send(&burst(1, 100), 0);
+            assert_eq!((early.taken, early.stop), (0, Some(Stop::NoMemory)));
+            port.set_attached(0, true).unwrap();
+            assert_eq!(port.set_attached(1, true), Err(Errno::INVAL));
+            for len in [1, 1400] {
+                echoes(&port, 0, len);
+            }
+            port.set_attached(0, false).unwrap();
+            port.set_attached(0, true).unwrap();
+            echoes(&port, 0, 100);
+            let before = arrived();
+            port.transmit(&ethernet([0xff; 6], GUEST_MAC, 0x88b5, &[0; 50])).unwrap();
+            wait_for("the frame of the device itself arrives", || arrived() > before);
+        }
+        // One that keeps its sockets keeps the queue, and hears nothing of it any more.
+        let kept = borrowed(&owner);
+        kept.set_attached(0, true).unwrap();
+        let next = borrowed(&owner);
+        assert_eq!(next.set_attached(0, true), Err(Errno::BUSY));
+        let (tx, mut rx) = halves(&kept, 0);
+        let mut guest = Guest::new();
+        // The host asks everybody for the address.
+        let before = received();
+        let socket = std::net::UdpSocket::bind("10.77.0.1:0").unwrap();
+        socket.send_to(b"hello", "10.77.0.2:9").unwrap();
+        wait_for("the question arrives", || received() > before);
+        assert_eq!(guest.try_recv(&mut *rx).err(), Some(Errno::AGAIN));
+        drop((tx, rx, kept));
+        next.set_attached(0, true).unwrap();
+        echoes(&next, 0, 300);
+    });
+}
+
+#[test]
+fn a_borrower_goes_on_with_the_sockets_of_the_interface_that_was_joined() {
+    in_own_space(|| {
+        make_veth("");
+        let owner = lending("v0", 1);
+        let port = borrowed(&owner);
+        port.set_attached(0, true).unwrap();
+        let (mut tx, mut rx) = halves(&port, 0);
+        for _ in 0..3 {
+            wait_until_up();
+            tx.send(&burst(64, 100), 0);
+            run("ip link del v0");
+            wait_until_gone("v0");
+            assert!(owner.is_gone() && !port.is_gone());
+            port.lose();
+            assert!(port.is_gone());
+            assert!(matches!(port.join_again(), Err(TapError::Missing(_))));
+            make_veth("");
+            owner.join_again().unwrap();
+            let Lent { facts, queues, .. } = owner.lend().unwrap().unwrap();
+            assert_eq!(port.renew(Vec::new(), facts.host_filter), Err(Errno::INVAL));
+            port.renew(queues, facts.host_filter).unwrap();
+            port.join_again().unwrap();
+            assert!(!port.is_gone());
+            port.set_attached(0, true).unwrap();
+            wait_until_up();
+            let mut guest = Guest::new();
+            guest.send(&mut *tx, &arp_request(GUEST, HOST));
+            let (_, reply) = guest.recv(&mut *rx, |frame| ether_type(frame) == 0x0806);
+            assert_eq!(reply[28..32], HOST);
+        }
     });
 }

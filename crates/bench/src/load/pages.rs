@@ -101,6 +101,7 @@ impl Sender {
             mtu: None,
             up: Some(true),
             zero_copy: args.zero_copy,
+            lends: false,
         };
         let port = XdpPort::open(&options).map_err(|error| failed("open the interface", error))?;
         let tx = port.open_tx(0).map_err(|errno| failed("open its queue", errno))?;

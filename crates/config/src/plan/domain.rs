@@ -64,10 +64,10 @@ impl NetPlan {
         self.device.needs_the_supervisor().or(match &self.port {
             // Its switch has a domain already.
             PortPlan::Switch(port) if !port.is_apart => Some("switch"),
-            // A device process may not open sockets, and those of AF_XDP cannot be lent without
-            // their memory.
-            PortPlan::Xdp { .. } => Some("xdp"),
+            // A guest's memory is registered where it is mapped, and the supervisor maps none.
+            PortPlan::Xdp { zero_copy: true, .. } => Some("zero_copy"),
             PortPlan::Switch(_)
+            | PortPlan::Xdp { .. }
             | PortPlan::Null { .. }
             | PortPlan::Tap { .. }
             | PortPlan::TapFds(_)
@@ -229,6 +229,7 @@ mod tests {
         assert_eq!(domain_of("domains = 'device'", "null = '1G'"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "null = true"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "null = true\npcap = '/p'"), is("device:a"));
+        assert_eq!(domain_of("domains = 'device'", "xdp = 'x'"), is("device:a"));
         assert_eq!(domain_of("domains = 'device'", "memory = '1G'"), is("device:a"));
         let limited = "null = '1G'\nlimit = { iops = 5 }\n";
         assert_eq!(domain_of("domains = 'device'", limited), is("device:a"));
@@ -239,7 +240,7 @@ mod tests {
             ("domains = 'users'", "null = '1G'", "domains"),
             ("", "null = '1G'\ndomain = 'a:b'", "domain"),
             ("workers = 17", "null = '1G'\nqueue_workers = [16]\ndomain = 'b'", "queue_workers"),
-            ("", "xdp = 'x'\ndomain = 'b'", "xdp"),
+            ("", "xdp = 'x'\nzero_copy = true\ndomain = 'b'", "zero_copy"),
         ] {
             let error = domain_of(daemon, device).unwrap_err();
             assert!(error.contains(key), "{error}");
@@ -250,14 +251,14 @@ mod tests {
     fn what_no_device_process_serves_is_told_with_its_key() {
         let devices = "[[blk]]\nname = 'a'\nsocket_path = '/a'\nnull = '1G'\n\
             [[blk]]\nname = 'b'\nsocket_path = '/b'\nqueue_workers = [16]\nnull = '1G'\n\
-            [[net]]\nname = 'c'\nsocket_path = '/c'\nxdp = 'x'\npcap = '/p'\n\
+            [[net]]\nname = 'c'\nsocket_path = '/c'\nxdp = 'x'\nzero_copy = true\npcap = '/p'\n\
             [[limit]]\nname = 'g'\niops = 5\n[[xen_blk]]\nname = 'd'\nsimulated = '/d'\n\
             [[xen_blk]]\nname = 'e'\nsimulated = '/e'\nlimit = { group = 'g' }\n";
         let unisolated = |daemon: &str| {
             parse(&format!("[daemon]\nworkers = 17\n{daemon}\n{devices}")).unwrap().unisolated()
         };
         assert_eq!(unisolated("domains = 'one'"), []);
-        let apart = [("b", "queue_workers"), ("c", "xdp"), ("e", "limit.group")];
+        let apart = [("b", "queue_workers"), ("c", "zero_copy"), ("e", "limit.group")];
         let apart = apart.map(|(name, key)| (name.to_owned(), key));
         for daemon in ["", "domains = 'user'", "domains = 'device'"] {
             assert_eq!(unisolated(daemon), apart, "{daemon}");

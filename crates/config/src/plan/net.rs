@@ -172,8 +172,8 @@ impl NetPlan {
             | PortPlan::Macvtap { name: _ } => Some(PortSpec::Interface { merge: self.merge }),
             // A command of its own says which port of the switch it is.
             PortPlan::Switch(port) => port.is_apart.then_some(PortSpec::Switch),
-            // The supervisor itself serves it.
-            PortPlan::Xdp { name: _, zero_copy: _ } => None,
+            // The supervisor itself serves a guest whose memory it registers.
+            PortPlan::Xdp { name: _, zero_copy } => (!zero_copy).then_some(PortSpec::Xdp),
         }
     }
 
@@ -424,7 +424,10 @@ mod tests {
             ("tap = 't'\nzero_copy = true", "zero_copy: needs xdp"),
             ("xdp = 't'\ntap = 'u'", "tap: only one of tap, tap_fds, macvtap, xdp, null"),
             ("xdp = 'a/b'", "xdp"),
-            ("xdp = 't'\ndomain = 'b'", "domain: cannot be combined with xdp"),
+            (
+                "xdp = 't'\nzero_copy = true\ndomain = 'b'",
+                "domain: cannot be combined with zero_copy",
+            ),
             ("tap = 't'\ngenerate = 64", "generate"),
             ("null = true\ngenerate = 59", "generate"),
             ("null = true\nbridge = 'b'", "bridge"),

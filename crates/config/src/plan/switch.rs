@@ -72,7 +72,7 @@ impl SwitchPlan {
     /// True if a device process can serve the switch, and so all of its ports.
     #[must_use]
     pub fn is_apart(&self) -> bool {
-        // The socket of an AF_XDP uplink is not lent to device processes.
+        // The process of a switch takes no socket of AF_XDP.
         self.uplink.is_none() || self.uplink_kind != UplinkKind::Xdp
     }
 

@@ -15,10 +15,12 @@ use manyring_device::net::MacAddress;
 use manyring_protocol::spec::NetFaultSpec;
 use std::sync::Arc;
 
-/// Opens the port of `net`; gives the address of its guest too.
+/// Opens the port of `net`; gives the address of its guest too. `lends`: a device process serves
+/// its queues.
 pub(super) fn open(
     net: &NetPlan,
     host: &Host,
+    lends: bool,
 ) -> Result<(Arc<dyn Port>, MacAddress), AssembleError> {
     let failed = |key, source| failed(net, key, source);
     let port = match &net.port {
@@ -62,6 +64,7 @@ pub(super) fn open(
                 mtu: net.mtu,
                 up: net.up,
                 zero_copy: *zero_copy,
+                lends,
             };
             let port = XdpPort::open(&options).map_err(|error| failed("xdp", error))?;
             let mac = mac(net, port.guest_mac());

@@ -271,9 +271,14 @@ fn interface(name: &str, kind: UplinkKind, left: Vec<OwnedFd>) -> Result<Arc<dyn
             let options = MacvtapOptions { name, queue_pairs, sndbuf, txqueuelen, merge, mtu, up };
             Arc::new(macvtap::open(&options)?)
         }
-        UplinkKind::Xdp => {
-            Arc::new(XdpPort::open(&XdpOptions { name, queue_pairs, mtu, up, zero_copy: false })?)
-        }
+        UplinkKind::Xdp => Arc::new(XdpPort::open(&XdpOptions {
+            name,
+            queue_pairs,
+            mtu,
+            up,
+            zero_copy: false,
+            lends: false,
+        })?),
     })
 }
 

@@ -69,10 +69,11 @@ impl Assemble for Wanted {
             Self::Blk(blk) => open_disk(blk, remotely(self, host), host)
                 .map(|(disk, remote)| Opened::Disk(disk, remote)),
             Self::Net(net) => {
-                let (port, mac) = port::open(net, host)?;
-                let capture = match self.domain(host.domains) {
-                    None => Capture::Port,
-                    Some(_) => Capture::Supervisor(host.captures.take(&net.device.name).pop()),
+                let is_apart = self.domain(host.domains).is_some();
+                let (port, mac) = port::open(net, host, is_apart)?;
+                let capture = match is_apart {
+                    false => Capture::Port,
+                    true => Capture::Supervisor(host.captures.take(&net.device.name).pop()),
                 };
                 Ok(Opened::Port(port, mac, capture))
             }

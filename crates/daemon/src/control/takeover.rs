@@ -56,13 +56,17 @@ pub(super) async fn begin(
         let (served, all) = (devices.served(), devices.all());
         let helped = served.iter().filter(|device| device.view.has_helper);
         let helped = helped.map(|device| device.view.name().to_owned()).collect();
+        let is_xdp =
+            |view: &DeviceView| view.side.as_net().is_some_and(|net| net.port().kind() == "xdp");
+        let bound = served.iter().filter(|device| is_xdp(&device.view));
+        let bound = bound.map(|device| device.view.name().to_owned()).collect();
         let others = served.iter().filter(|device| !is_left(&device.view));
         let served = others.map(|device| device.view.name().to_owned()).collect();
         let waits = all.into_iter().filter_map(|entry| match entry {
             Entry::Waiting(waiting) => Some(waiting.name.clone()),
             Entry::Served(_) => None,
         });
-        Shown { served, helped, waits: waits.collect() }
+        Shown { served, helped, bound, waits: waits.collect() }
     };
     let (processes, service) = (state.processes, state.service);
     // Whoever asks may die at any time: the device processes go on all the same.

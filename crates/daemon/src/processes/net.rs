@@ -7,6 +7,7 @@ use crate::model::DeviceView;
 use manyring_backend::net::null::NullPort;
 use manyring_backend::net::switch::SwitchPort;
 use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable};
+use manyring_backend::net::xdp::lent::XdpLentPort;
 use manyring_backend::net::{HostFilter, Port};
 use manyring_device::Device;
 use manyring_device::net::Offloads;
@@ -25,6 +26,7 @@ pub(super) enum PortGrant {
     Null(Arc<NullPort>),
     Lent(Arc<LentPort>),
     Switch(Arc<SwitchPort>),
+    Xdp(Arc<XdpLentPort>),
 }
 
 impl PortGrant {
@@ -38,12 +40,14 @@ impl PortGrant {
         mut queues: Vec<OwnedFd>,
         supervisor: SupervisorClient,
     ) -> Result<Self, String> {
+        let is_xdp = matches!(port, PortSpec::Xdp);
         let (facts, merge) = match (facts, port) {
             (Some(facts), PortSpec::Interface { merge }) => (facts, merge),
+            (Some(facts), PortSpec::Xdp) => (facts, false),
             (None, PortSpec::Null { generate }) => {
                 return Ok(Self::Null(Arc::new(NullPort::new(queue_pairs, generate))));
             }
-            (None, PortSpec::Interface { .. }) => {
+            (None, PortSpec::Interface { .. } | PortSpec::Xdp) => {
                 return Err("supervisor: a device without the queues of its interface".to_owned());
             }
             (Some(_), PortSpec::Null { .. }) => {
@@ -54,12 +58,37 @@ impl PortGrant {
             }
         };
         let table = facts.table_key.and_then(|key| Some(LentTable { map: queues.pop()?, key }));
-        if queues.len() != queue_pairs {
+        if queues.len() != queue_pairs + usize::from(is_xdp) {
             return Err(format!("supervisor: {} queues for {queue_pairs} pairs", queues.len()));
         }
         let lent = Lent { facts: facts_of(facts), queues, table };
-        let port = LentPort::new(lent, merge, Arc::new(supervisor));
-        Ok(Self::Lent(Arc::new(port.map_err(|errno| errno.to_string())?)))
+        let owner = Arc::new(supervisor);
+        let port = match is_xdp {
+            true => XdpLentPort::new(lent, owner).map(|port| Self::Xdp(Arc::new(port))),
+            false => LentPort::new(lent, merge, owner).map(|port| Self::Lent(Arc::new(port))),
+        };
+        port.map_err(|errno| errno.to_string())
+    }
+
+    /// Called when the interface is gone.
+    fn lose(&self) {
+        match self {
+            Self::Null(_) | Self::Switch(_) => {}
+            Self::Lent(port) => port.lose(),
+            Self::Xdp(port) => port.lose(),
+        }
+    }
+
+    /// Called with the queues of another interface, which the supervisor joined.
+    ///
+    /// # Errors
+    /// `EINVAL`: it has no interface, or another number of queues.
+    fn renew(&self, queues: Vec<OwnedFd>, filter: HostFilter) -> Result<(), Errno> {
+        match self {
+            Self::Null(_) | Self::Switch(_) => Err(Errno::INVAL),
+            Self::Lent(port) => port.renew(queues, filter),
+            Self::Xdp(port) => port.renew(queues, filter),
+        }
     }
 
     pub(super) fn port(&self) -> Arc<dyn Port> {
@@ -67,15 +96,17 @@ impl PortGrant {
             Self::Null(port) => port.clone(),
             Self::Lent(port) => port.clone(),
             Self::Switch(port) => port.clone(),
+            Self::Xdp(port) => port.clone(),
         }
     }
 }
 
 /// The properties of an interface, as the supervisor says.
 pub(super) fn facts_of(facts: PortFacts) -> Facts {
-    let PortFacts { interface, is_macvtap, offloads, mtu, table_key: _, can_hash, filter } = facts;
+    let PortFacts { interface, is_macvtap, offloads, mtu, table_key: _, can_hash, filter, chunk } =
+        facts;
     let (offloads, host_filter) = (Offloads::of_guest(offloads), host_filter(filter));
-    Facts { interface, is_macvtap, offloads, mtu, can_hash, host_filter }
+    Facts { interface, is_macvtap, offloads, mtu, can_hash, host_filter, chunk }
 }
 
 /// What the host keeps from the interface, as the supervisor says.
@@ -115,8 +146,8 @@ impl ProcessNet {
 
     /// Takes a command about the interface and the operator's settings.
     pub(super) fn handle(&self, is_gone: bool, wanted: Wanted) {
-        if let (PortGrant::Lent(port), true) = (&self.given, is_gone) {
-            port.lose();
+        if is_gone {
+            self.given.lose();
             self.device.port_may_have_changed();
         }
         self.wanted.send_if_modified(|known| std::mem::replace(known, wanted) != wanted);
@@ -127,8 +158,7 @@ impl ProcessNet {
     /// # Errors
     /// The device has no interface, or another number of queues.
     pub(super) fn renew(&self, queues: Vec<OwnedFd>, filter: PortFilter) -> Result<(), Errno> {
-        let PortGrant::Lent(port) = &self.given else { return Err(Errno::INVAL) };
-        port.renew(queues, host_filter(filter))?;
+        self.given.renew(queues, host_filter(filter))?;
         self.device.port_may_have_changed();
         Ok(())
     }
@@ -139,7 +169,7 @@ impl ProcessNet {
         // ports.
         let pairs = match self.given {
             PortGrant::Null(_) | PortGrant::Switch(_) => Some(self.device.attached_pairs()),
-            PortGrant::Lent(_) => None,
+            PortGrant::Lent(_) | PortGrant::Xdp(_) => None,
         };
         let guest = Guest { pairs, ..self.device.guest() };
         if std::mem::replace(&mut self.shown, guest) == guest {

@@ -110,6 +110,7 @@ pub(super) async fn lent(net: &OwnedPort) -> Result<(Option<PortFacts>, Vec<Owne
         table_key,
         can_hash: facts.can_hash,
         filter: said(facts.host_filter),
+        chunk: facts.chunk,
     };
     Ok((Some(facts), queues))
 }
@@ -246,8 +247,9 @@ impl RequestServer {
     async fn renew(&self, net: &OwnedPort) {
         let device = self.device.clone();
         match lent(net).await {
-            Ok((Some(PortFacts { filter, .. }), mut queues)) => {
-                queues.truncate(net.queue_pairs());
+            Ok((Some(PortFacts { filter, chunk, .. }), mut queues)) => {
+                // Without the table of flows, which stays; sockets come with their memory.
+                queues.truncate(net.queue_pairs() + usize::from(chunk.is_some()));
                 let queues = queues.into_iter().map(Into::into).collect();
                 self.process.tell_in_turn(Command::Queues { device, filter }, queues).await;
             }

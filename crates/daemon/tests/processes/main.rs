@@ -32,3 +32,4 @@ mod takeover_taps;
 mod users;
 mod view;
 mod ways;
+mod xdp;

@@ -44,6 +44,9 @@ pub struct Facts {
     pub can_hash: bool,
     /// The frames that the host keeps from the interface.
     pub host_filter: HostFilter,
+    /// Bytes of a chunk of the sockets of AF_XDP, which are lent in the place of queues; `None`:
+    /// the queues of a tap.
+    pub chunk: Option<u32>,
 }
 
 /// The steering table of a lent interface: its memory, and the key of its hash.
@@ -60,7 +63,7 @@ pub struct LentTable {
 pub struct Lent {
     /// The properties of the interface.
     pub facts: Facts,
-    /// A descriptor for each queue pair.
+    /// A descriptor for each queue pair; of AF_XDP also the memory of all sockets.
     pub queues: Vec<OwnedFd>,
     /// The table in which the borrower notes the flows that the guest sends; `None`: there is none.
     pub table: Option<LentTable>,
@@ -109,6 +112,7 @@ impl TapPort {
             mtu: self.mtu(),
             can_hash: self.can_hash(),
             host_filter: self.host_filter(),
+            chunk: None,
         };
         let queues = self.queues.iter().map(|queue| copy(queue)).collect::<Result<_, _>>()?;
         let table = self.flows.as_ref().map(|flows| {
@@ -361,6 +365,7 @@ mod tests {
             mtu: Some(1400),
             can_hash: true,
             host_filter: HostFilter { lacks_groups: true, ..HostFilter::default() },
+            chunk: None,
         };
         Lent { facts, queues, table: None }
     }

@@ -12,13 +12,18 @@
 //! A port with `zero_copy` does not copy long frames: the device reads them in the guest's memory.
 //! The thread of `replacer` registers that memory, and gets frames back that must return.
 //!
+//! A port that `lends` has no halves: another process serves its queues, by sockets of this one
+//! (`lent`).
+//!
 //! `socket` has the memory and the rings, `pair` both ends of a socket while it is replaced,
 //! `pages` a guest's memory as the kernel sees it, `program` the XDP program, `queue` the two
 //! halves.
 
+mod busy;
 mod chunks;
 #[cfg(fuzzing)]
 pub mod fuzzing;
+pub mod lent;
 mod pages;
 mod pair;
 mod program;
@@ -28,10 +33,14 @@ mod ring;
 mod socket;
 
 use super::reception::Reception;
+use super::tap::lent::{Facts, Lent};
 use super::tap::{TapError, check_mtu, check_name, check_queue_pairs, find, open_links};
 use super::{HostFilter, Port, PortRx, PortTx};
 use crate::sys::link::{Change, InterfaceInfo, LinkEvent, Links};
-use manyring_memory::{copy_to_slices, in_own_memory};
+use busy::while_busy;
+use chunks::Chunks;
+use lent::LentSockets;
+use manyring_memory::in_own_memory;
 use manyring_wire::net::Offloads;
 use pair::{Left, Pair};
 use program::Program;
@@ -39,7 +48,7 @@ use queue::{XdpRx, XdpTx};
 use replacer::SocketReplacer;
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
-use socket::{TxWakeup, Wanted, XdpSocket, frame_size_max, while_busy};
+use socket::{Wanted, XdpSocket, frame_size_max};
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -60,6 +69,8 @@ pub struct XdpOptions {
     /// Have the device read long frames in the guest's memory, all of which is pinned. One pair
     /// only, and only with drivers that can.
     pub zero_copy: bool,
+    /// Another process serves the queues ([`lent::XdpLentPort`]). Not with `zero_copy`.
+    pub lends: bool,
 }
 
 /// The part of a port that changes while the port runs. Its lock is held during system calls.
@@ -68,6 +79,8 @@ struct State {
     /// The program of the interface; `None`: the interface was deleted.
     program: Option<Program>,
     attached: Vec<bool>,
+    /// The sockets of the process that serves the queues.
+    lent: Option<LentSockets>,
     /// The MTU that the operator has set last; `None`: as the interface has it.
     mtu: Option<u16>,
 }
@@ -134,7 +147,7 @@ impl XdpPort {
     /// # Errors
     /// [`TapError`], in words for an operator.
     pub fn open(options: &XdpOptions) -> Result<Self, TapError> {
-        let XdpOptions { name, queue_pairs, mtu, up, zero_copy } = options;
+        let XdpOptions { name, queue_pairs, mtu, up, zero_copy, lends } = options;
         check_queue_pairs(*queue_pairs)?;
         check_mtu(*mtu)?;
         check_name(name)?;
@@ -142,7 +155,9 @@ impl XdpPort {
         let links = open_links(name)?;
         let change = Change { mtu: mtu.map(u32::from), up: *up, ..Change::default() };
         let Opened { link, program, sockets } = open(&links, options, &change)?;
-        let pairs = sockets.into_iter().map(|socket| Pair::new(socket).map(Arc::new));
+        // A port that lends has seen that it can have the queues, and makes other sockets for them.
+        let sockets = sockets.into_iter().filter(|_| !lends);
+        let pairs = sockets.map(|socket| Pair::new(socket).map(Arc::new));
         let pairs = pairs.collect::<Result<_, _>>().map_err(|errno| system("watch it", errno))?;
         let attached = vec![false; *queue_pairs];
         let shared = Arc::new(Shared {
@@ -150,7 +165,7 @@ impl XdpPort {
             links,
             index: AtomicU32::new(link.index),
             pairs,
-            state: Mutex::new(State { program: Some(program), attached, mtu: *mtu }),
+            state: Mutex::new(State { program: Some(program), attached, lent: None, mtu: *mtu }),
             mtu: AtomicU16::new(mtu_of(&link)),
         });
         let replacer = zero_copy.then(|| {
@@ -173,6 +188,71 @@ impl XdpPort {
 
     fn pair(&self, index: usize) -> Result<&Arc<Pair>, Errno> {
         self.shared.pairs.get(index).ok_or(Errno::INVAL)
+    }
+
+    /// New sockets for another process. Those that were lent before are closed: whoever had them
+    /// may have kept copies.
+    fn lent(&self) -> Result<Lent, Errno> {
+        let mut state = self.shared.state();
+        for index in 0..self.options.queue_pairs {
+            self.detach(&mut state, index)?;
+        }
+        state.lent = None;
+        let mtu = self.shared.mtu.load(Ordering::Relaxed);
+        let made = LentSockets::make(self.options.queue_pairs, u32::from(mtu) + AROUND);
+        let (sockets, memory) = made?;
+        let facts = Facts {
+            interface: self.options.name.clone(),
+            is_macvtap: false,
+            offloads: Offloads::default(),
+            mtu: Some(mtu),
+            can_hash: false,
+            host_filter: self.host_filter(),
+            chunk: Some(sockets.chunk),
+        };
+        let queues = sockets.copies()?.into_iter().chain([memory]).collect();
+        state.lent = Some(sockets);
+        Ok(Lent { facts, queues, table: None })
+    }
+
+    /// Has the frames of a queue go to the host.
+    fn detach(&self, state: &mut State, index: usize) -> Result<(), Errno> {
+        let number = u32::try_from(index).map_err(|_| Errno::INVAL)?;
+        if let Some(program) = state.program.as_ref().filter(|_| state.attached[index]) {
+            program.set(number, None)?;
+        }
+        state.attached[index] = false;
+        Ok(())
+    }
+
+    /// Has the frames of a queue go to its socket.
+    fn attach(&self, state: &mut State, index: usize) -> Result<(), Errno> {
+        let number = u32::try_from(index).map_err(|_| Errno::INVAL)?;
+        let State { program, lent, .. } = state;
+        if let Some(program) = program {
+            if self.options.lends {
+                let interface = self.shared.index.load(Ordering::Relaxed);
+                let lent = lent.as_mut().ok_or(Errno::INVAL)?;
+                program.set(number, Some(lent.bound(index, interface)?))?;
+            } else if let Some(end) = &self.pair(index)?.tx().end {
+                program.set(number, Some(end.fd()))?;
+            }
+        }
+        state.attached[index] = true;
+        Ok(())
+    }
+
+    /// Bytes of the longest frame that the chunks hold. They are for frames of the MTU that the
+    /// interface had when they were made.
+    fn room(&self, state: &State) -> u32 {
+        let pair = self.shared.pairs.first();
+        let own = pair.and_then(|pair| pair.tx().end.as_ref().map(|end| end.room));
+        match (own, &state.lent) {
+            (Some(room), _) => u32::try_from(room).unwrap_or(0),
+            (None, Some(lent)) => Chunks::room(lent.chunk),
+            (None, None) if self.options.lends => frame_size_max(),
+            (None, None) => 0,
+        }
     }
 }
 
@@ -274,7 +354,7 @@ impl Port for XdpPort {
     }
 
     fn queue_pairs(&self) -> usize {
-        self.shared.pairs.len()
+        self.options.queue_pairs
     }
 
     fn taken(&self) -> Offloads {
@@ -303,17 +383,16 @@ impl Port for XdpPort {
     }
 
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
-        let pair = self.pair(index)?;
         let mut state = self.shared.state();
-        if state.attached[index] == attached {
-            return Ok(());
+        match state.attached.get(index) {
+            None => return Err(Errno::INVAL),
+            Some(is_attached) if *is_attached == attached => return Ok(()),
+            Some(_) if attached => return self.attach(&mut state, index),
+            Some(_) => self.detach(&mut state, index)?,
         }
-        let number = u32::try_from(index).map_err(|_| Errno::INVAL)?;
-        if let (Some(program), Some(end)) = (&state.program, &pair.tx().end) {
-            program.set(number, attached.then_some(end.fd()))?;
-        }
-        state.attached[index] = attached;
-        if !attached && let Some(end) = &mut pair.rx().end {
+        if let Some(pair) = self.shared.pairs.get(index)
+            && let Some(end) = &mut pair.rx().end
+        {
             in_own_memory(|| end.drain());
         }
         Ok(())
@@ -324,13 +403,10 @@ impl Port for XdpPort {
     }
 
     fn set_mtu(&self, mtu: u16) -> Result<(), Errno> {
-        // The chunks are for frames of the MTU that the interface had at the start.
-        let room = |pair: &Arc<Pair>| pair.tx().end.as_ref().map(|end| end.room);
-        let room = self.shared.pairs.first().and_then(room).unwrap_or(0);
-        if u32::from(mtu) + AROUND > u32::try_from(room).unwrap_or(0) {
+        let mut state = self.shared.state();
+        if u32::from(mtu) + AROUND > self.room(&state) {
             return Err(Errno::MSGSIZE);
         }
-        let mut state = self.shared.state();
         if state.program.is_some() {
             let index = self.shared.index.load(Ordering::Relaxed);
             let change = Change { mtu: Some(mtu.into()), ..Change::default() };
@@ -342,6 +418,10 @@ impl Port for XdpPort {
     }
 
     fn set_link(&self, _up: bool) {}
+
+    fn lend(&self) -> Option<Result<Lent, Errno>> {
+        self.options.lends.then(|| self.lent())
+    }
 
     fn heeds(&self, event: &LinkEvent) -> bool {
         match self.shared.index.load(Ordering::Relaxed) {
@@ -373,6 +453,8 @@ impl Port for XdpPort {
             let opened = pair.open(socket, left);
             opened.map_err(|errno| TapError::system(&options.name, "watch it", errno))?;
         }
+        // The process that serves the queues gets others.
+        state.lent = None;
         self.shared.mtu.store(mtu_of(&link), Ordering::Relaxed);
         self.shared.index.store(link.index, Ordering::Relaxed);
         self.reception.begin(&options.name, &link);
@@ -382,21 +464,6 @@ impl Port for XdpPort {
     }
 
     fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
-        let mut outlet = self.pair(0)?.tx();
-        let end = outlet.end.as_mut().ok_or(Errno::NETDOWN)?;
-        in_own_memory(|| {
-            end.reap();
-            if frame.len() > end.room {
-                return Err(Errno::MSGSIZE);
-            }
-            if !end.put(frame.len(), |chunk| copy_to_slices(&[chunk], frame)) {
-                return Err(Errno::NOBUFS);
-            }
-            match end.kick() {
-                TxWakeup::Done => Ok(()),
-                TxWakeup::Full => Err(Errno::NOBUFS),
-                TxWakeup::Down => Err(Errno::NETDOWN),
-            }
-        })
+        self.pair(0)?.transmit(frame)
     }
 }

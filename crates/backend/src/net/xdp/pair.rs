@@ -6,8 +6,9 @@
 //! no memory. Workers watch an epoll instance of the pair: it stays while the socket, which must be
 //! closed before its queue can be bound again, is replaced.
 
-use super::socket::{RxEnd, TxEnd, XdpSocket};
+use super::socket::{RxEnd, TxEnd, TxWakeup, XdpSocket};
 use crate::net::Token;
+use manyring_memory::{copy_to_slices, in_own_memory};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -59,11 +60,18 @@ impl Pair {
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`: the host has no file descriptor or memory for the epoll.
     pub(super) fn new(socket: XdpSocket) -> Result<Self, Errno> {
-        let (tx, rx) = Default::default();
-        let watched = epoll::create(CreateFlags::CLOEXEC)?;
-        let pair = Self { tx, rx, watched };
+        let pair = Self::without_socket()?;
         pair.open(socket, Left::default())?;
         Ok(pair)
+    }
+
+    /// A pair whose frames wait until it has a socket.
+    ///
+    /// # Errors
+    /// Those of [`Self::new`].
+    pub(super) fn without_socket() -> Result<Self, Errno> {
+        let (tx, rx) = Default::default();
+        Ok(Self { tx, rx, watched: epoll::create(CreateFlags::CLOEXEC)? })
     }
 
     pub(super) fn tx(&self) -> MutexGuard<'_, XdpSender> {
@@ -109,6 +117,30 @@ impl Pair {
         drop(outlet);
         self.let_go(left, false);
         Ok(())
+    }
+
+    /// Sends a frame by the socket.
+    ///
+    /// # Errors
+    /// `EMSGSIZE`: no chunk holds it. `ENOBUFS`: there is no room now. `ENETDOWN`: the interface is
+    /// down or gone.
+    pub(super) fn transmit(&self, frame: &[u8]) -> Result<(), Errno> {
+        let mut outlet = self.tx();
+        let end = outlet.end.as_mut().ok_or(Errno::NETDOWN)?;
+        in_own_memory(|| {
+            end.reap();
+            if frame.len() > end.room {
+                return Err(Errno::MSGSIZE);
+            }
+            if !end.put(frame.len(), |chunk| copy_to_slices(&[chunk], frame)) {
+                return Err(Errno::NOBUFS);
+            }
+            match end.kick() {
+                TxWakeup::Done => Ok(()),
+                TxWakeup::Full => Err(Errno::NOBUFS),
+                TxWakeup::Down => Err(Errno::NETDOWN),
+            }
+        })
     }
 
     /// Returns the frames of a closed socket, of which the device has let go, to their half.

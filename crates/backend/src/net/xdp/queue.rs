@@ -12,7 +12,6 @@ use manyring_memory::{
 };
 use manyring_wire::net::RawNetHeader;
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_error;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -350,8 +349,7 @@ impl XdpRx {
         self.idle_looks = self.idle_looks.wrapping_add(1);
         if self.idle_looks.is_multiple_of(IDLE_LOOKS) {
             let outlet = self.pair.tx();
-            let fd = outlet.end.as_ref().map(TxEnd::fd);
-            inlet.is_broken |= fd.is_some_and(|fd| !matches!(socket_error(fd), Ok(Ok(()))));
+            inlet.is_broken |= outlet.end.as_ref().is_some_and(TxEnd::is_unbound);
             self.is_broken = inlet.is_broken;
         }
     }

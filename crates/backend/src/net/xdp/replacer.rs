@@ -19,8 +19,9 @@
 //!    is done frames are copied.
 
 use super::Shared;
+use super::busy::while_busy;
 use super::pair::Pair;
-use super::socket::{Wanted, XdpSocket, while_busy};
+use super::socket::{Wanted, XdpSocket};
 use manyring_memory::{Duty, GuestMemory, take_duty};
 use rustix::io::Errno;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

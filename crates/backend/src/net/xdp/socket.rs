@@ -17,6 +17,7 @@
 //! 3. Frames have no virtio-net header here, and no offloads: the kernel would read a request for a
 //!    checksum from the bytes in front of a frame, and reports none for frames that arrive.
 
+use super::busy::while_busy;
 use super::chunks::Chunks;
 use super::pages::Pages;
 use super::ring::{Place, Ring, RingLayout};
@@ -36,19 +37,13 @@ use rustix::net::xdp::{
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, send, socket_with};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Bytes of memory that a socket shares with the kernel.
-const MEMORY_SIZE: u32 = 1 << 20;
+pub(super) const MEMORY_SIZE: u32 = 1 << 20;
 /// Entries of each ring: one for each chunk, as there are at most 512 chunks.
 const RING_SIZE: u32 = 512;
 /// Bytes of a chunk: 2048 if every frame of the interface fits, otherwise 4096.
 const CHUNK_SIZES: [u32; 2] = [2048, 4096];
-/// The kernel frees a queue, or an interface's place for a program, only a little after its former
-/// owner has closed it: the number of tries, and the pause between two.
-const BUSY_TRIES: u32 = 50;
-const BUSY_RETRY_DELAY: Duration = Duration::from_millis(10);
-
 /// Bytes of an Ethernet header: a shorter frame is not sent.
 pub(super) const FRAME_SIZE_MIN: usize = 14;
 
@@ -84,8 +79,7 @@ impl XdpSocket {
     /// * `ENOBUFS`: `RLIMIT_MEMLOCK` allows no more locked memory.
     /// * `EPERM`: CAP_NET_RAW is needed. `EMSGSIZE`: the frames are too long for a chunk.
     pub(super) fn copying(wanted: Wanted) -> Result<Self, Errno> {
-        let fits = |size: &&u32| Chunks::room(**size) >= wanted.frame_size;
-        let size = *CHUNK_SIZES.iter().find(fits).ok_or(Errno::MSGSIZE)?;
+        let size = chunk_size(wanted.frame_size)?;
         let own = Mapping::anonymous(MEMORY_SIZE.into()).map_err(|_| Errno::NOMEM)?;
         let own = Arc::new(own);
         let fd = register(&own, size, |fd, registered| set_xdp_umem_reg(fd, registered))?;
@@ -122,10 +116,21 @@ impl XdpSocket {
         wanted: Wanted,
         pages: Option<Pages>,
     ) -> Result<Self, Errno> {
-        set_xdp_umem_fill_ring_size(&fd, RING_SIZE)?;
-        set_xdp_umem_completion_ring_size(&fd, RING_SIZE)?;
-        set_xdp_rx_ring_size(&fd, RING_SIZE)?;
-        set_xdp_tx_ring_size(&fd, RING_SIZE)?;
+        make_rings(&fd)?;
+        Self::mapped(fd, own, size, wanted, pages)
+    }
+
+    /// Maps the rings of the socket `fd`, whose chunks of `size` bytes lie in `own`.
+    ///
+    /// # Errors
+    /// The rings cannot be mapped.
+    pub(super) fn mapped(
+        fd: OwnedFd,
+        own: Arc<Mapping>,
+        size: u32,
+        wanted: Wanted,
+        pages: Option<Pages>,
+    ) -> Result<Self, Errno> {
         let parts = xdp_mmap_offsets(&fd)?;
         let ring = |offset, parts, entry| {
             Ring::map(fd.as_fd(), &RingLayout { offset, parts, entry, size: RING_SIZE })
@@ -166,10 +171,48 @@ impl XdpSocket {
     /// * `EBUSY`: another socket has the queue, or the device still uses the last one's memory.
     /// * `EOPNOTSUPP`: the driver has no zero-copy. `ENODEV`: there is no such interface.
     pub(super) fn bind(&self) -> Result<(), Errno> {
-        let Wanted { interface, queue, .. } = self.wanted;
-        let address = SocketAddrXdp::new(self.flags, interface, queue);
-        while_busy(|| bind(&self.tx.fd, &address))
+        bind_to(&self.tx.fd, self.flags, self.wanted)
     }
+}
+
+/// Binds a socket whose frames the kernel copies, as [`XdpSocket::bind`].
+///
+/// # Errors
+/// Those of [`XdpSocket::bind`].
+pub(super) fn bind_copying(socket: &OwnedFd, wanted: Wanted) -> Result<(), Errno> {
+    bind_to(socket, SocketAddrXdpFlags::XDP_COPY, wanted)
+}
+
+fn bind_to(socket: &OwnedFd, flags: SocketAddrXdpFlags, wanted: Wanted) -> Result<(), Errno> {
+    let Wanted { interface, queue, .. } = wanted;
+    let address = SocketAddrXdp::new(flags, interface, queue);
+    while_busy(|| bind(socket, &address))
+}
+
+/// Bytes of the chunks that hold a frame of `frame_size` bytes.
+///
+/// # Errors
+/// `EMSGSIZE`: none holds it.
+pub(super) fn chunk_size(frame_size: u32) -> Result<u32, Errno> {
+    let fits = |size: &&u32| Chunks::room(**size) >= frame_size;
+    CHUNK_SIZES.iter().find(fits).copied().ok_or(Errno::MSGSIZE)
+}
+
+/// Makes a socket with the memory `range` and with rings, for another process to map.
+///
+/// # Errors
+/// `EPERM`: the process needs CAP_NET_RAW. `ENOBUFS`: so much memory may not be locked.
+pub(super) fn register_lent(range: &Mapping, size: u32) -> Result<OwnedFd, Errno> {
+    let fd = register(range, size, |fd, registered| set_xdp_umem_reg(fd, registered))?;
+    make_rings(&fd)?;
+    Ok(fd)
+}
+
+fn make_rings(fd: &OwnedFd) -> Result<(), Errno> {
+    set_xdp_umem_fill_ring_size(fd, RING_SIZE)?;
+    set_xdp_umem_completion_ring_size(fd, RING_SIZE)?;
+    set_xdp_rx_ring_size(fd, RING_SIZE)?;
+    set_xdp_tx_ring_size(fd, RING_SIZE)
 }
 
 /// Makes a socket with the memory `range`, in chunks of `size` bytes. `tell` registers the memory.
@@ -191,20 +234,6 @@ fn register(
     };
     tell(fd.as_fd(), registered)?;
     Ok(fd)
-}
-
-/// Repeats `call` while it fails with `EBUSY`, for half a second.
-///
-/// # Errors
-/// Those of `call`.
-pub(super) fn while_busy<T>(call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
-    for _ in 0..BUSY_TRIES {
-        match call() {
-            Err(Errno::BUSY) => std::thread::sleep(BUSY_RETRY_DELAY),
-            result => return result,
-        }
-    }
-    Err(Errno::BUSY)
 }
 
 /// Whether the kernel has sent the frames that were given to it, and if not, why.
@@ -347,6 +376,12 @@ impl TxEnd {
             lent.out.into_iter().filter_map(|(_, token)| token).chain(lent.done).collect()
         };
         self.lent.map_or_else(Vec::new, tokens)
+    }
+
+    /// True if the kernel has taken the queue from the socket, since its interface is gone. An
+    /// option of the socket would say so too, and is denied to a device process.
+    pub(super) fn is_unbound(&self) -> bool {
+        send(&self.fd, &[], SendFlags::DONTWAIT) == Err(Errno::NXIO)
     }
 
     /// True if the kernel cannot send the frames in the ring, since the interface is down or gone.

@@ -98,7 +98,7 @@ const NET: [Example; 47] = [
     ("must_exist", Supervisor, TAP, "tap = 't'\nmust_exist = true"),
     ("tap_fds", Spec, PORT, "tap_fds = [7]"),
     ("macvtap", Spec, PORT, "macvtap = 't'"),
-    ("xdp", NoProcess, PORT, "xdp = 't'"),
+    ("xdp", Spec, PORT, "xdp = 't'"),
     ("zero_copy", NoProcess, PORT, "xdp = 't'\nzero_copy = true"),
     ("null", Spec, TAP, PORT),
     ("generate", Spec, PORT, "null = true\ngenerate = 64"),

@@ -23,6 +23,8 @@ pub(crate) struct Shown {
     pub(crate) served: Vec<String>,
     /// Those of them whose image a child of this supervisor reads.
     pub(crate) helped: Vec<String>,
+    /// Those of them whose interface has a program of this supervisor.
+    pub(crate) bound: Vec<String>,
     /// Devices that wait for a resource, and are tried again.
     pub(crate) waits: Vec<String>,
 }
@@ -125,7 +127,8 @@ impl Processes {
         Err(problem)
     }
 
-    /// Refuses a takeover of devices without a device process, or with a helper. A helper has its
+    /// Refuses a takeover of devices without a device process, with a helper, or with an interface
+    /// by AF_XDP, which has one program at a time. A helper has its
     /// image locked and its socket named as long as this supervisor runs: the helper of the next
     /// one could have neither, so the next supervisor would end.
     fn can_hand_over(
@@ -136,16 +139,17 @@ impl Processes {
         let is_here = |device: &&String| is_meant(device);
         let served = shown.served.iter().filter(is_here);
         let unisolated: Vec<_> = served.filter(|device| !self.has_front(device)).cloned().collect();
-        let helped: Vec<_> = shown.helped.iter().filter(is_here).cloned().collect();
-        match (unisolated.join(", "), helped.join(", ")) {
-            (names, _) if !names.is_empty() => {
-                Err(format!("not served by a device process: {names}"))
+        let names = |of: &[String]| of.iter().filter(is_here).cloned().collect::<Vec<_>>();
+        for (names, problem) in [
+            (unisolated, "not served by a device process"),
+            (names(&shown.helped), "images of helpers are not handed over"),
+            (names(&shown.bound), "interfaces by AF_XDP are not handed over"),
+        ] {
+            if !names.is_empty() {
+                return Err(format!("{problem}: {}", names.join(", ")));
             }
-            (_, names) if !names.is_empty() => {
-                Err(format!("images of helpers are not handed over: {names}"))
-            }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// Sends `GoesOn` to the supervisor that takes over, if there is one: this process goes on, or
