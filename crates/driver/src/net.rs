@@ -14,7 +14,8 @@ pub use tx::NetDriverTx;
 use crate::{Arena, DriverError, FrontEnd};
 use manyring_queue::RingFeatures;
 use manyring_wire::net::{
-    CtrlStatus, NetConfig, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ, controlq, receiveq, transmitq,
+    CtrlStatus, NetConfig, VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_MQ, VIRTIO_NET_F_RSS, controlq,
+    receiveq, transmitq,
 };
 use manyring_wire::vhost_user::{F_PROTOCOL_FEATURES, PROTOCOL_F_CONFIG};
 use slab::BufferPool;
@@ -171,7 +172,7 @@ impl NetDriver {
     /// Queue pairs the device has, as its config space says; 1 where it does not.
     #[must_use]
     pub fn queue_pairs_max(&self) -> u16 {
-        match self.features & VIRTIO_NET_F_MQ {
+        match self.features & (VIRTIO_NET_F_MQ | VIRTIO_NET_F_RSS) {
             0 => 1,
             _ => self.config.max_virtqueue_pairs.get().max(1),
         }

@@ -122,10 +122,11 @@ pub const fn transmitq(pair: usize) -> usize {
     pair * 2 + 1
 }
 
-/// Index of the control queue (§5.1.2): behind all pairs, or behind the first without `MQ`.
+/// Index of the control queue (§5.1.2): behind all pairs, or behind the first with neither `MQ` nor
+/// `RSS`.
 #[must_use]
 pub const fn controlq(features: u64, queue_pairs_max: usize) -> usize {
-    if features & VIRTIO_NET_F_MQ == 0 { 2 } else { queue_pairs_max * 2 }
+    if features & (VIRTIO_NET_F_MQ | VIRTIO_NET_F_RSS) == 0 { 2 } else { queue_pairs_max * 2 }
 }
 
 /// `duplex` of the config space (§5.1.4).

@@ -8,7 +8,7 @@ use manyring_wire::net::{
     VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
     VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6, VIRTIO_NET_F_HOST_ECN,
     VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6, VIRTIO_NET_F_HOST_USO, VIRTIO_NET_F_MQ,
-    controlq, is_mtu, parse_mac, receiveq, transmitq,
+    VIRTIO_NET_F_RSS, controlq, is_mtu, parse_mac, receiveq, transmitq,
 };
 
 const NONE: Offloads =
@@ -296,5 +296,7 @@ fn queues_lie_where_the_specification_puts_them() {
     assert_eq!([0, 1, 5].map(receiveq), [0, 2, 10]);
     assert_eq!([0, 1, 5].map(transmitq), [1, 3, 11]);
     assert_eq!((controlq(0, 4), controlq(VIRTIO_NET_F_MQ, 4)), (2, 8));
-    assert_eq!((controlq(!VIRTIO_NET_F_MQ, 4), controlq(u64::MAX, 1)), (2, 2));
+    let neither = !(VIRTIO_NET_F_MQ | VIRTIO_NET_F_RSS);
+    assert_eq!((controlq(neither, 4), controlq(u64::MAX, 1)), (2, 2));
+    assert_eq!(controlq(VIRTIO_NET_F_RSS, 4), 8, "RSS has all pairs, too");
 }

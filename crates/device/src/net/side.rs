@@ -26,8 +26,8 @@ pub trait NetSide: Debug + Send + Sync {
     fn attached_pairs(&self) -> usize;
 
     /// True if virtqueue `index` is the control queue that the back-end serves, or was at its last
-    /// start. Its index depends on the features (§5.1.2): without `VIRTIO_NET_F_MQ` it is the third
-    /// queue.
+    /// start. Its index depends on the features (§5.1.2): with neither `VIRTIO_NET_F_MQ` nor
+    /// `VIRTIO_NET_F_RSS` it is the third queue.
     fn is_control_queue(&self, index: usize) -> bool;
 
     /// True if the guest's link is up.

@@ -31,7 +31,8 @@ fn the_control_queue_is_the_one_that_was_negotiated() {
     };
     assert_eq!(control(&Guest::new(EVERYTHING)), [COUNT]);
     assert_eq!(control(&Guest::new(VIRTIO_F_VERSION_1)), [COUNT], "no other can be it");
-    let mut guest = Guest::new(EVERYTHING & !VIRTIO_NET_F_MQ);
+    assert_eq!(control(&Guest::new(EVERYTHING & !VIRTIO_NET_F_MQ)), [COUNT], "RSS has all pairs");
+    let mut guest = Guest::new(EVERYTHING & !(VIRTIO_NET_F_MQ | VIRTIO_NET_F_RSS));
     assert_eq!((control(&guest), guest.device.guest().control), (vec![2, COUNT], Some(2)));
     // A queue stays the control queue that it was, until a guest uses its index for data.
     guest.stop_control();
