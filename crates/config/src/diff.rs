@@ -79,7 +79,7 @@ pub fn diff_of(name: &str, running: &Plan, desired: &Plan) -> Vec<Step> {
     what.map(step).into_iter().collect()
 }
 
-/// The step of the groups whose rates differ.
+/// The step that gives groups of limits their new rates; `None` if no rate differs.
 pub fn limits(running: &Plan, desired: &Plan) -> Option<Step> {
     let names = running.limit.iter().chain(&desired.limit).map(|group| &group.name);
     let names: BTreeSet<_> = names.collect();

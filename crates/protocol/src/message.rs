@@ -271,7 +271,7 @@ pub enum XenReport {
     },
     /// A queue met a fault of the front-end.
     Fault {
-        /// The fault.
+        /// What the front-end did wrong, one sentence for the log.
         text: String,
     },
     /// Its rings are not served any more: nothing of the front-end is in use.

@@ -4,6 +4,7 @@ mod circles;
 mod files;
 mod imports;
 mod parameters;
+mod quoted;
 mod sizes;
 mod source;
 mod tree;
@@ -61,8 +62,14 @@ const RULES: &[Rule] = &[
 type RuleOfAll = fn(&[File]) -> Vec<Offence>;
 
 /// Rules that need to see all files.
-const RULES_OF_ALL: &[RuleOfAll] =
-    &[circles::modules, sizes::src_folder, sizes::test_programs, tree::tree, readme];
+const RULES_OF_ALL: &[RuleOfAll] = &[
+    circles::modules,
+    quoted::quoted,
+    sizes::src_folder,
+    sizes::test_programs,
+    tree::tree,
+    readme,
+];
 
 /// README shows the figures that are kept beside it.
 fn readme(files: &[File]) -> Vec<Offence> {

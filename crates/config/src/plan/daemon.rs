@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// Devices of another user, unless the operator says how many.
+/// Devices that a user other than the daemon's may have, unless `user_devices_max` says how many.
 const USER_DEVICES: u64 = 256;
 
 /// The plan of the whole process: the keys of `[daemon]`.

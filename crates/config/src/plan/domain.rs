@@ -36,7 +36,7 @@ impl DevicePlan {
         }
     }
 
-    /// The key that makes the device one which only the daemon itself can serve.
+    /// The key, if any, for which only the supervisor can serve the device.
     fn needs_the_supervisor(&self) -> Option<&'static str> {
         let is_beyond = |worker: &usize| *worker >= PROCESS_WORKERS_MAX;
         self.queue_workers.iter().any(is_beyond).then_some("queue_workers")

@@ -1,4 +1,4 @@
-//! The control socket: HTTP with JSON over a unix socket, for the owner of the process.
+//! The control socket: HTTP with JSON over a unix socket, for the users whom its mode admits.
 //!
 //! Runs on the control thread and never blocks it: what may block or take long (a resize, all
 //! counters of many queues) runs on a thread of its own. Names are fixed in `docs/design/0001`.

@@ -176,7 +176,7 @@ impl Clients {
         self.reserve.refill();
     }
 
-    /// Answers for ever.
+    /// Accepts clients and answers their requests until the daemon ends.
     async fn serve(&self, socket: &UnixListener, router: &Router) {
         let mut tasks = JoinSet::new();
         loop {

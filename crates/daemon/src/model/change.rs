@@ -71,7 +71,7 @@ pub(crate) enum Refused {
     /// The configuration has changed since the caller looked at it.
     #[error("the generation has changed to {0}")]
     Moved(u64),
-    /// The host refuses, or does not answer.
+    /// The host refuses what the change needs, or does not answer in time.
     #[error("{0}")]
     Host(String),
     /// Too many others wait for their changes: asked again later, this one may be done.

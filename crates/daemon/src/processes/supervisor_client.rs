@@ -122,7 +122,7 @@ struct Waiting {
 }
 
 impl Unanswered {
-    /// The number of a new request of a device.
+    /// Notes a new request of a device, and gives the number by which its answer is found.
     pub(super) fn ask(
         &mut self,
         device: &str,

@@ -18,7 +18,8 @@ pub(super) fn size(bytes: f64) -> String {
     scaled(bytes, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
 }
 
-/// Three digits and a unit, the smallest unit that needs no more; the first one has no fraction.
+/// A number of at most three digits with its unit: the smallest unit that needs no more digits, or
+/// four digits without a unit. Numbers of the first unit have no fraction.
 fn scaled(value: f64, step: f64, units: &[&str]) -> String {
     let mut value = value.max(0.0);
     let mut unit = 0;

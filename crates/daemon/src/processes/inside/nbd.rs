@@ -16,7 +16,7 @@ use rustix::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// The supervisor, of which a disk has its connections.
+/// The server of an NBD disk: the supervisor connects, and hands the sockets over.
 #[derive(Debug)]
 struct FromSupervisor {
     supervisor: SupervisorClient,
