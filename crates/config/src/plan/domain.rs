@@ -62,7 +62,7 @@ impl NetPlan {
 
     fn needs_the_supervisor(&self) -> Option<&'static str> {
         self.device.needs_the_supervisor().or(match &self.port {
-            // Its switch has a domain already.
+            // The daemon itself serves its switch.
             PortPlan::Switch(port) if !port.is_apart => Some("switch"),
             // A guest's memory is registered where it is mapped, and the supervisor maps none.
             PortPlan::Xdp { zero_copy: true, .. } => Some("zero_copy"),

@@ -1,7 +1,7 @@
 //! Guests of one switch, without a VM and without root: what they send each other arrives once,
 //! whole and in order; devices come and go; who is killed, stalls or lies costs others nothing.
 
-use crate::support::process::{Daemon, domains, is_isolated, only_in_default_form, wait_until};
+use crate::support::process::{Daemon, domains, is_isolated, wait_until};
 use crate::support::program::{http, http_json, shown};
 use manyring_driver::{NetDriver, NetDriverOptions};
 use manyring_wire::net::RawNetHeader;
@@ -345,10 +345,6 @@ fn jumbo_frames_for_a_guest_of_a_small_mtu_are_dropped_and_those_behind_them_arr
 
 #[test]
 fn a_capture_whose_disk_hangs_costs_its_frames_and_nobody_waits_for_it() {
-    // No device process writes a capture.
-    if !only_in_default_form() {
-        return;
-    }
     let daemon = serve(&["a", "b"], "");
     let (mut a, mut b) = (Guest::connect(&daemon, "a", 1), Guest::connect(&daemon, "b", 2));
     a.greet(&mut b);
