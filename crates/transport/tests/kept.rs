@@ -26,6 +26,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 use tokio::sync::{Notify, mpsc, watch};
 use zerocopy::IntoBytes;
 
@@ -90,7 +91,7 @@ impl Store {
             fds: kept.fds.iter().map(copy).collect(),
         };
         let entries = state.entries.values().map(copied).collect();
-        SavedSession { entries, answering: state.answering.take() }
+        SavedSession { entries, answering: state.answering.clone() }
     }
 }
 
@@ -320,6 +321,32 @@ fn a_session_goes_on_wherever_its_process_dies() {
         }
     }
     assert!(answers > 10 && answers < whole.journal_writer);
+}
+
+/// Whoever dies next must not be taken for the process that had the answer under way: a front-end
+/// may send the same message again.
+#[test]
+fn a_session_whose_answer_was_sent_before_a_death_has_none_under_way_any_more() {
+    let device = Arc::new(Recorder::new(VIRTIO_ID_BLOCK, true, None));
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_read_timeout(Some(TIMEOUT)).unwrap();
+    // Note 0: the answer is under way. Note 1: it was sent, before which the process dies.
+    let store = Store::new(Some((1, false)));
+    let mut front = FrontEnd(ours);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| process(device.clone(), &theirs, &store));
+        front.ask("GET_FEATURES", &[], &[]).unwrap();
+        assert!(first.join().unwrap(), "it has died");
+        assert!(store.state.lock().unwrap().answering.is_some());
+        let next = scope.spawn(|| process(device.clone(), &theirs, &store));
+        let began = Instant::now();
+        while store.state.lock().unwrap().answering.is_some() {
+            assert!(began.elapsed() < TIMEOUT, "the next process has not noted that it was sent");
+            std::thread::yield_now();
+        }
+        front.0.shutdown(std::net::Shutdown::Both).unwrap();
+        assert!(!next.join().unwrap());
+    });
 }
 
 /// Runs a session in a process that quiesces while the front-end has sent `rest` and no more; then

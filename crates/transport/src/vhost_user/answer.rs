@@ -129,7 +129,12 @@ impl Server {
             Some(message) if message.is_empty() || connection.begins_with(&message) => {
                 Err(SessionEnd::Unanswered)
             }
-            _ => Ok(count > 0),
+            Some(_) => {
+                // The next process of the session must not take another message for this one.
+                self.meter.of(front.journal_answered()).await;
+                Ok(count > 0)
+            }
+            None => Ok(count > 0),
         }
     }
 }

@@ -28,7 +28,7 @@ pub use listener::{
     ListenError, Listener, PATH_LEN_MAX, SocketName, SocketPermissions, Unnamed, check_path,
     look_at_path, names_left, remove_name,
 };
-pub use requests::FrontError;
+pub use requests::{FrontError, is_of_vring};
 pub use saved_session::{
     AnswerState, Client, ENTRY_FDS_MAX, Entry, JournalUpdate, SavedEntry, SavedSession,
     SessionJournal, entries_max,

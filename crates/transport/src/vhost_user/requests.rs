@@ -12,6 +12,7 @@ use super::socket::Message;
 use super::transfer::Transfer;
 use super::vring::VringHost;
 use journal_writer::JournalWriter;
+pub use journal_writer::is_of_vring;
 use manyring_device::Device;
 use manyring_engine::{Call, Channel, DoorbellError, Event, ForeignFd, Janitor, Kick};
 use manyring_memory::{DirtyLog, GuestMemory, MemoryError, MemoryRules, RegionSpec};

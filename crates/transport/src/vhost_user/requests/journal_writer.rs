@@ -89,6 +89,12 @@ impl Place {
     }
 }
 
+/// True if the file descriptors of an entry with this key belong to a vring: they keep no memory.
+#[must_use]
+pub fn is_of_vring(key: u32) -> bool {
+    Place::of(key).is_some_and(|place| place >= Place::Size)
+}
+
 /// The notes of the session that runs in this process.
 #[derive(Debug)]
 pub(super) struct JournalWriter {
