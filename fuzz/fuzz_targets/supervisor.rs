@@ -5,9 +5,7 @@
 
 use arbitrary::Arbitrary;
 use manyring_daemon::processes::fuzzing::{CompromisedProcess, DEVICES};
-use manyring_protocol::message::{
-    Answered, JournalEntry, PrivilegedRequest, Report, XenReport, emit,
-};
+use manyring_protocol::message::{PrivilegedRequest, Report, XenReport, emit};
 
 #[derive(Arbitrary, Debug)]
 enum Act {
@@ -23,7 +21,7 @@ enum Act {
 enum Outgoing {
     Ready,
     Session(bool),
-    JournalUpdate { puts: Vec<(u8, u16)>, drops: Vec<u8>, answer: Option<u16>, sent: bool },
+    SessionFds { keep: Option<u8>, release: Vec<u8> },
     Gone,
     Removed,
     Pair(u16, bool),
@@ -41,19 +39,9 @@ impl Outgoing {
         match self {
             Self::Ready => Report::Ready {},
             Self::Session(is_open) => Report::Session { device, is_open },
-            Self::JournalUpdate { puts, drops, answer, sent } => {
-                let written = |(key, size): (u8, u16)| JournalEntry {
-                    key: key.into(),
-                    bytes: vec![key; usize::from(size) % 8000],
-                };
-                let answer = match (answer, sent) {
-                    (Some(size), _) => Answered::UnderWay(vec![1; usize::from(size) % 600]),
-                    (None, true) => Answered::Sent,
-                    (None, false) => Answered::Unchanged,
-                };
-                let puts = puts.into_iter().map(written).collect();
-                let drops = drops.into_iter().map(u32::from).collect();
-                Report::Journal { device, number, puts, drops, answer }
+            Self::SessionFds { keep, release } => {
+                let release = release.into_iter().map(u64::from).collect();
+                Report::SessionFds { device, number, keep: keep.map(u64::from), release }
             }
             Self::Gone => Report::Gone { device, number },
             Self::Removed => Report::Removed { device },

@@ -144,12 +144,10 @@ pub(crate) const PROCESS_ANSWER: Duration = Duration::from_secs(10);
 /// counters, and nobody waits for it before it has answered. The end of all device processes waits
 /// as long for their last counters.
 pub(crate) const PROCESS_COUNT: Duration = Duration::from_millis(200);
-/// Sessions of a device get credit for journal updates once in this time.
-pub(crate) const CREDIT_INTERVAL: Duration = Duration::from_secs(1);
-/// The window in which the reports of a process are counted. Over: the count begins anew.
-pub(crate) const REPORTS_WINDOW: Duration = Duration::from_millis(320);
-/// One more journal update passes the queue of a process.
-pub(crate) const UPDATE_EACH: Duration = Duration::from_micros(500);
+/// One more report of a domain is read.
+pub(crate) const REPORT_EACH: Duration = Duration::from_micros(320);
+/// One more report of the sessions of a domain is sent: a quarter slower than reports are read.
+pub(crate) const SESSION_REPORT_EACH: Duration = Duration::from_micros(400);
 /// Delay before a message is sent again after the kernel had no room for its descriptors.
 pub(crate) const CHANNEL_RETRY: Duration = Duration::from_millis(10);
 /// First and longest delay before a front-end that listens is connected to again.

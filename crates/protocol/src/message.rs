@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 /// The version of all messages. Supervisor and device process are one program: another version is
 /// refused.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Longest message, in bytes.
 pub const SIZE_MAX: usize = 16384;
 /// Most file descriptors of a message.
@@ -136,24 +136,20 @@ pub enum Command {
         /// For how many milliseconds.
         limit_ms: u32,
     },
-    /// An entry of the journal of the client that comes next, with the entry's file descriptors.
-    SavedEntry {
+    /// File descriptors that the journal of the client that comes next names.
+    SavedFds {
         /// The device's name.
         device: String,
-        /// As a device process wrote it.
-        entry: JournalEntry,
+        /// Their names, in the order of the descriptors.
+        named: Vec<NamedFds>,
     },
-    /// A client has connected to a device, or has lost the device process that served it. One file
-    /// descriptor: the socket.
+    /// A client has connected to a device, or has lost the device process that served it. Two file
+    /// descriptors: the socket, and the journal of its session (`protocol/journal.rs`).
     Client {
         /// The device's name.
         device: String,
-        /// Journal updates name the client by this number.
+        /// Reports name the client by this number.
         number: u64,
-        /// The message whose answer was under way when its device process died.
-        answering: Option<Vec<u8>>,
-        /// The first journal updates of its session need not wait for a turn (`turns.rs`).
-        has_credit: bool,
     },
     /// Quiesce for another supervisor: queues stop, descriptors and mappings are closed, and
     /// front-ends stay connected.
@@ -300,28 +296,14 @@ pub struct GroupRates {
     pub rates: LimitRates,
 }
 
-/// An entry of the journal of a session.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+/// Some of a message's file descriptors, which belong to an entry of a session's journal.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct JournalEntry {
-    /// The key: an entry replaces the one with the same key.
-    pub key: u32,
-    /// The content. Device processes parse it; the supervisor only stores it.
-    #[serde(with = "digits")]
-    pub bytes: Vec<u8>,
-}
-
-/// The state of the answer to a front-end's message.
-#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Answered {
-    /// Unchanged.
-    #[default]
-    Unchanged,
-    /// The answer to the message that begins with these bytes is under way.
-    UnderWay(Vec<u8>),
-    /// The answer was sent.
-    Sent,
+pub struct NamedFds {
+    /// By which the entry names them.
+    pub name: u64,
+    /// How many there are.
+    pub count: usize,
 }
 
 /// A request of a device process for what its guest may choose and only the supervisor may do.
@@ -358,7 +340,7 @@ pub enum PrivilegedRequest {
     },
 }
 
-/// A message of a device process to the supervisor. Only a [`Self::Journal`] has file descriptors.
+/// A message of a device process to the supervisor. Only [`Self::SessionFds`] has file descriptors.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Report {
@@ -374,19 +356,17 @@ pub enum Report {
         /// It has connected.
         is_open: bool,
     },
-    /// An update of the journal of a client's session. The file descriptors are those of the first
-    /// entry of `puts`.
-    Journal {
+    /// The file descriptors of a client's session: those of this message are kept for the next
+    /// device process, and some that came before are not needed any more.
+    SessionFds {
         /// The device's name.
         device: String,
         /// The number of the client.
         number: u64,
-        /// Entries to store, each in the place of the entry with its key.
-        puts: Vec<JournalEntry>,
-        /// The keys of entries to remove.
-        drops: Vec<u32>,
-        /// The state of the answer.
-        answer: Answered,
+        /// The name under which those of the message are kept, if it has any.
+        keep: Option<u64>,
+        /// The names of those that may be closed.
+        release: Vec<u64>,
     },
     /// The session of a client has ended, or the client was refused.
     Gone {
@@ -588,10 +568,7 @@ mod tests {
                     false => Command::Device { device, spec: largest_net(), port: Some(port) },
                 }
             }
-            1 => {
-                let answering = is_open.then(|| vec![1, 2]);
-                Command::Client { device, number, answering, has_credit: !is_open }
-            }
+            1 => Command::Client { device, number },
             2 => Command::Remove { device },
             3 => Command::Measure { device },
             4 => Command::Queues { device, filter },
@@ -605,8 +582,8 @@ mod tests {
                 Command::Limit { device, rates, group }
             }
             8 => {
-                let entry = JournalEntry { key: 7, bytes: vec![0, 255] };
-                Command::SavedEntry { device, entry }
+                let named = vec![NamedFds { name: number, count: 1 }; 2];
+                Command::SavedFds { device, named }
             }
             _ if number % 28 > 14 => Command::Count { number },
             _ => Command::Ping { number },
@@ -633,9 +610,8 @@ mod tests {
             8 => ask(device, PrivilegedRequest::Rss { config: vec![7; 307] }),
             9 => Report::Gone { device, number },
             10 => {
-                let puts = vec![JournalEntry { key: 1, bytes: vec![9; 40] }];
-                let answer = Answered::UnderWay(vec![3]);
-                Report::Journal { device, number, puts, drops: vec![5, 6], answer }
+                let keep = is_open.then_some(number);
+                Report::SessionFds { device, number, keep, release: vec![5, 6] }
             }
             11 | 12 => Report::Xen { device, number, said: report_of_xen(number) },
             _ => Report::Counted { number },
@@ -692,12 +668,12 @@ mod tests {
     fn what_is_no_message_is_refused_and_named() {
         let said = |bytes: &[u8]| parse::<Report>(bytes).unwrap_err().to_string();
         assert_eq!(said(&[]), "an empty message");
-        assert_eq!(said(b"\x02{}"), "message version 2 instead of 1");
-        assert!(said(&[1; SIZE_MAX + 1]).contains("the maximum is 16384"));
-        assert!(said(b"\x01{\"counted\":{\"number\":1,\"more\":2}}").contains("unknown field"));
-        let spec = parse::<Command>(b"\x01{\"device\":{\"device\":\"a\",\"spec\":{}}}");
+        assert_eq!(said(b"\x01{}"), "message version 1 instead of 2");
+        assert!(said(&[VERSION; SIZE_MAX + 1]).contains("the maximum is 16384"));
+        assert!(said(b"\x02{\"counted\":{\"number\":1,\"more\":2}}").contains("unknown field"));
+        let spec = parse::<Command>(b"\x02{\"device\":{\"device\":\"a\",\"spec\":{}}}");
         assert!(spec.unwrap_err().to_string().contains("missing field `front_end`"));
-        assert!(said(b"\x01{\"remove\":{\"device\":\"a\"}}").contains("unknown variant"));
+        assert!(said(b"\x02{\"remove\":{\"device\":\"a\"}}").contains("unknown variant"));
         let long = Command::Remove { device: "x".repeat(SIZE_MAX) };
         assert!(matches!(emit(&long), Err(MessageError::Long { .. })));
     }

@@ -1,6 +1,7 @@
 //! The supervisor's state for a device that a device process serves, and for the device processes
 //! of a domain.
 
+use super::bucket::Bucket;
 use super::counts::Counts;
 use super::journal_store::JournalStore;
 use super::stderr_relay::StderrRelay;
@@ -80,12 +81,15 @@ pub(super) struct DomainMembers {
     pub(super) stderr_relay: Arc<StderrRelay>,
     /// What the supervisor keeps for their sessions beyond the parts of their devices.
     pub(super) surplus: Surplus,
+    /// The tokens of their reports.
+    pub(super) bucket: Arc<Bucket>,
 }
 
 impl DomainMembers {
     pub(super) fn of(domain: &str, surplus: Surplus) -> Self {
         let janitor = Arc::new(Janitor::of(domain));
-        Self { janitor, stderr_relay: StderrRelay::new(), surplus }
+        let (stderr_relay, bucket) = (StderrRelay::new(), Arc::new(Bucket::of_reader()));
+        Self { janitor, stderr_relay, surplus, bucket }
     }
 }
 

@@ -49,25 +49,23 @@ impl Budgets {
 mod tests {
     use super::*;
     use crate::processes::handoff::AdoptedSession;
-    use manyring_protocol::message::JournalEntry;
 
-    fn session(entries: u32) -> AdoptedSession {
+    fn session(entries: u64) -> AdoptedSession {
         let fd = || std::fs::File::open("/dev/null").unwrap().into();
-        let entry = |key| (JournalEntry { key, bytes: Vec::new() }, vec![fd(), fd()]);
-        let entries = (0..entries).map(entry).collect();
-        AdoptedSession { domain: "bad".to_owned(), socket: fd(), entries, answering: None }
+        let named = (1..=entries).map(|name| (name, vec![fd(), fd()])).collect();
+        AdoptedSession { domain: "bad".to_owned(), socket: fd(), journal: Some(fd()), named }
     }
 
     #[test]
     fn what_a_domain_had_before_a_takeover_counts_against_it_after_that() {
         let budgets = Budgets::default();
-        // Each has six descriptors and three for each queue.
+        // Each has eight descriptors and three for each queue.
         ["a", "b"].iter().for_each(|device| budgets.set_apart(device, 2));
         let stores = ["a", "b"].map(|device| budgets.store(device, 2));
         for store in &stores {
             store.inherit(session(10), &budgets.surplus("bad"));
         }
-        assert_eq!(budgets.surplus("bad").taken(), 2 * (1 + 20 - 12));
+        assert_eq!(budgets.surplus("bad").taken(), 2 * (2 + 20 - 14));
         assert_eq!(budgets.surplus("good").taken(), 0);
     }
 
@@ -76,9 +74,9 @@ mod tests {
         let budgets = Budgets::default();
         budgets.set_apart("a", 2);
         let (kept, other) = (budgets.store("a", 2), budgets.store("a", 2));
-        assert_eq!((kept.part(), other.part()), (12, 12), "both have one");
+        assert_eq!((kept.part(), other.part()), (14, 14), "both have one");
         drop(kept);
         budgets.set_apart("a", 4);
-        assert_eq!(budgets.store("a", 2).part(), 12, "the device came again with other queues");
+        assert_eq!(budgets.store("a", 2).part(), 14, "the device came again with other queues");
     }
 }

@@ -310,8 +310,16 @@ impl Front<'_> {
             return;
         };
         let Waiting { socket, domain } = client;
+        let surplus = self.processes.budgets.surplus(&domain);
         (self.process, self.owner) = (Some(process.clone()), Some(domain));
-        let number = self.journals.add(socket);
+        let number = match self.journals.add(socket, &surplus) {
+            Ok(number) => number,
+            Err(error) => {
+                let device = self.wanted.plan().name.as_str();
+                tracing::warn!(device, %error, "client refused: no file for its journal");
+                return sleep(FRONT_RETRY).await;
+            }
+        };
         let handing = self.journals.handing(number);
         self.tell(&process, handing).await;
     }

@@ -128,7 +128,7 @@ impl CompromisedProcess {
     pub fn connects(&self, device: usize) -> Option<u64> {
         let socket = std::fs::File::open("/dev/null").ok()?;
         let journals = &self.journals[device % DEVICES.len()];
-        Some(journals.add(journals.hold(socket.into())))
+        journals.add(journals.hold(socket.into()), &Surplus::default()).ok()
     }
 
     /// The supervisor takes a device away, and the device process says that it has stopped. False:

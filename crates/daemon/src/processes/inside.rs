@@ -1,23 +1,24 @@
 //! `manyring device-process`: the process of a domain. It serves the devices that it is given, and
 //! ends with its channel.
 
+mod clients;
 mod grant;
 mod nbd;
 mod pins;
 mod switch;
 mod xen;
 
+use super::bucket::Bucket;
 use super::channel::{Channel, NO_FDS};
 use super::counts;
 use super::denied;
 use super::identity;
 use super::limits::ProcessGroups;
 use super::net::{self, ProcessNet};
+use super::outgoing::by_name;
 use super::sandbox;
-use super::session_journal::SupervisorJournal;
 use super::supervisor_client::{Answer, Outgoing, SupervisorClient, Unanswered};
 use super::threads;
-use super::turns::{Credit, Turns};
 use crate::assemble::{Here, Opened, Tasks, options};
 use crate::model::DeviceView;
 use crate::signals;
@@ -27,19 +28,16 @@ use manyring_backend::sys::starter::ThreadRole;
 use manyring_config::plan::DaemonPlan;
 use manyring_device::net::NetDevice;
 use manyring_engine::{Janitor, Pins, Pool, PoolOptions, aside};
-use manyring_protocol::message::{self, Command, JournalEntry, PortFilter, Report};
+use manyring_protocol::message::{self, Command, PortFilter, Report};
 use manyring_protocol::spec::{BlkSpec, DeviceSpec, KindSpec, NetSpec};
-use manyring_transport::vhost_user::{
-    Client, Endpoint, Entry, SavedEntry, SavedSession, SessionJournal,
-};
+use manyring_transport::vhost_user::{Client, Endpoint};
 use pins::QueueWorkers;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use switch::ProcessSwitch;
-use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use xen::ProcessXen;
@@ -81,7 +79,8 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
     let channel = Arc::new(channel);
     let (outgoing, queued) = mpsc::channel(SAID_MAX);
     let (tasks, devices, xens, groups, unanswered) = Default::default();
-    let (threads, quiesces, turns, switch) = Default::default();
+    let (threads, quiesces, switch) = Default::default();
+    let bucket = Arc::new(Bucket::of_sessions());
     let queue_workers = QueueWorkers::new(pool.clone(), workers_max);
     let mut process = Inside {
         channel,
@@ -95,7 +94,7 @@ pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
         unanswered,
         threads,
         quiesces,
-        turns,
+        bucket,
         queue_workers,
         switch,
     };
@@ -131,8 +130,8 @@ struct Inside {
     threads: Option<OwnedFd>,
     /// Set when the devices quiesce for the next supervisor.
     quiesces: Arc<AtomicBool>,
-    /// Orders the journal updates of all sessions.
-    turns: Arc<Turns>,
+    /// The tokens of the reports of all sessions.
+    bucket: Arc<Bucket>,
     queue_workers: QueueWorkers,
     /// The switch whose ports the devices are.
     switch: Option<ProcessSwitch>,
@@ -144,8 +143,8 @@ struct Device {
     here: Here,
     clients: mpsc::Sender<Client>,
     counters: OwnedFd,
-    /// The journal of the client that the supervisor hands over next.
-    saved: SavedSession,
+    /// The descriptors of the client that the supervisor hands over next, by their names.
+    saved: BTreeMap<u64, Vec<OwnedFd>>,
 }
 
 impl Inside {
@@ -191,14 +190,12 @@ impl Inside {
                 let switched = self.switch.as_ref().and_then(|switch| switch.port(&device));
                 self.add(&device, spec, DeviceGrant { port, fds, switched }, counters).await?;
             }
-            Command::SavedEntry { device, entry: JournalEntry { key, bytes } } => {
+            Command::SavedFds { device, named } => {
                 if let Some(device) = self.devices.get_mut(&device) {
-                    device.saved.entries.push(SavedEntry { entry: Entry { key, bytes }, fds });
+                    device.saved.extend(by_name(named, fds));
                 }
             }
-            Command::Client { device, number, answering, has_credit } => {
-                self.connect(&device, fds.pop(), (number, answering), has_credit);
-            }
+            Command::Client { device, number } => self.connect(&device, fds, number),
             Command::Quiesce {} => self.quiesce(),
             Command::Remove { device } => self.remove(device),
             Command::Measure { device } => self.measure(&device),
@@ -327,7 +324,7 @@ impl Inside {
         self.tasks.serve(&here, Endpoint::Handed(handed), options::of_front_end(&front_end));
         self.tell_of_sessions(name, &here.view);
         let net = net.zip(given).map(|(net, given)| ProcessNet::new(net, &here.view, given));
-        let saved = SavedSession::default();
+        let saved = BTreeMap::new();
         self.devices.insert(name.to_owned(), Device { net, here, clients, counters, saved });
         Ok(())
     }
@@ -341,37 +338,6 @@ impl Inside {
                 say(&channel, &Report::Session { device: device.clone(), is_open }).await;
             }
         });
-    }
-
-    fn connect(
-        &mut self,
-        name: &str,
-        socket: Option<OwnedFd>,
-        (number, answering): (u64, Option<Vec<u8>>),
-        has_credit: bool,
-    ) {
-        let (Some(device), Some(socket)) = (self.devices.get_mut(name), socket) else { return };
-        let mut saved = std::mem::take(&mut device.saved);
-        saved.answering = answering;
-        let (channel, outgoing, quiesces) =
-            (self.channel.clone(), self.outgoing.clone(), self.quiesces.clone());
-        let credit = match has_credit {
-            true => Credit::of(device.here.view.side.stats.count()),
-            false => Credit::default(),
-        };
-        let (turns, named) = (self.turns.clone(), name.to_owned());
-        let journal =
-            SupervisorJournal { device: named, number, channel, turns, credit, outgoing, quiesces };
-        let kept = Some((Arc::new(journal) as Arc<dyn SessionJournal>, saved));
-        let stream = std::os::unix::net::UnixStream::from(socket);
-        let Ok(stream) = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream))
-        else {
-            return;
-        };
-        if let Err(refused) = device.clients.try_send(Client { stream, kept }) {
-            tracing::warn!(device = name, "client refused: too many are waiting");
-            tokio::spawn(aside(move || refuse(refused.into_inner())));
-        }
     }
 
     /// Stops a device, and reports when all its descriptors and mappings are closed.
@@ -452,16 +418,6 @@ fn made(
             (here, Some(net))
         }
         _ => unreachable!("a disk is opened for a block device, a port for a network device"),
-    }
-}
-
-/// Ends a connection that no session serves. May block.
-fn refuse(client: Client) {
-    if let Ok(stream) = client.stream.into_std() {
-        let _ = stream.shutdown(std::net::Shutdown::Both);
-    }
-    if let Some((journal, _)) = client.kept {
-        journal.forget();
     }
 }
 

@@ -9,10 +9,8 @@
 //! process.rs          commands, reports,    xen: inside/xen.rs    maps a front-end's rings, serves
 //!                     the end of a process
 //! begin.rs            starts processes
-//! request_server.rs   does privileged   <-  supervisor_client.rs  asks for them, and waits
-//!                     requests
-//! journal_store.rs    keeps sockets and <-  session_journal.rs    writes the journal of a session;
-//!                     journals                                    turns.rs orders the writers
+//! request_server.rs   serves requests   <-  supervisor_client.rs  asks for what needs rights
+//! journal_store.rs    keeps journals    <-  session_journal.rs    writes the journal of a session
 //! measuring.rs        has disks measured    inside/nbd.rs         talks to the server of a disk
 //! xen_front.rs        hands disks over  <-> xen_line.rs           checks the answers
 //! switches.rs         tells of ports,   ->  inside/switch.rs      carries frames between ports
@@ -20,8 +18,8 @@
 //! stderr_relay.rs     passes log lines on   sandbox.rs, identity.rs, calls.rs
 //!                                                                 what a process gives up
 //!
-//! both: manyring_protocol commands, reports   channel.rs            messages with descriptors
-//!                       a device            counts.rs, threads.rs counters, state of workers
+//! both: manyring_protocol commands, reports   channel.rs, bucket.rs messages with descriptors
+//!                       a device, a journal counts.rs, threads.rs counters, state of workers
 //!
 //! the next supervisor (a takeover)
 //! handoff/            source.rs hands over to destination.rs in the next one, by protocol.rs
@@ -34,6 +32,7 @@
 
 mod assigned;
 mod begin;
+mod bucket;
 mod budgets;
 mod calls;
 mod changes;
@@ -64,7 +63,6 @@ mod stderr_relay;
 mod supervisor_client;
 mod switches;
 mod threads;
-mod turns;
 mod xen_front;
 mod xen_line;
 

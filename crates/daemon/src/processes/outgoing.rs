@@ -1,9 +1,9 @@
-//! Commands on their way to a device process, with their file descriptors.
+//! Commands on their way to a device process, with their file descriptors, and the names of some.
 
 use super::channel::Channel;
 use crate::times::PROCESS_ANSWER;
 use manyring_engine::{ForeignFd, aside};
-use manyring_protocol::message::Command;
+use manyring_protocol::message::{Command, NamedFds};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,6 +33,17 @@ impl AsFd for MessageFd {
             Self::Foreign(fd) => fd.as_fd(),
         }
     }
+}
+
+/// The descriptors of a message by their names.
+pub(super) fn by_name(
+    named: Vec<NamedFds>,
+    fds: Vec<OwnedFd>,
+) -> impl Iterator<Item = (u64, Vec<OwnedFd>)> {
+    let mut fds = fds.into_iter();
+    named
+        .into_iter()
+        .map(move |NamedFds { name, count }| (name, fds.by_ref().take(count).collect()))
 }
 
 /// A command that is being sent. An error says why the process ends.

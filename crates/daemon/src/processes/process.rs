@@ -11,10 +11,9 @@ use super::channel::{Channel, watched};
 use super::counts::Counts;
 use super::journal_store::{Handing, JournalStore};
 use super::outgoing::{MessageFd, OutgoingMessage, Sending, send, sent};
-use super::question::{Granted, Messages, Question};
+use super::question::Question;
 use super::state::State;
 use super::threads::Threads;
-use super::turns;
 use crate::assemble::SwitchHost;
 use crate::model::snapshot::Workers;
 use crate::reaper::{has_ended, reap};
@@ -51,6 +50,8 @@ pub(super) struct DeviceProcess {
     pub(super) threads: Threads,
     /// Number of sessions that have begun.
     sessions: AtomicU64,
+    /// Number of reports that were read.
+    reports: AtomicU64,
     /// The number of the last question, and of the last question for counters.
     asked: AtomicU64,
     counts: AtomicU64,
@@ -67,7 +68,6 @@ pub(super) struct DeviceProcess {
 struct Device {
     assigned: AssignedDevice,
     removed: Option<oneshot::Sender<()>>,
-    granted: Granted,
 }
 
 /// The process takes no more commands: it ends, or does not read them.
@@ -93,6 +93,7 @@ impl DeviceProcess {
             lost: Lost::default(),
             threads: Threads::new(),
             sessions: AtomicU64::new(0),
+            reports: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             counts: AtomicU64::new(0),
             answered: watch::Sender::new(0),
@@ -138,6 +139,11 @@ impl DeviceProcess {
         let devices = self.lock();
         let meant = devices.iter().filter(|(name, _)| is_meant(name));
         meant.map(|(_, device)| device.assigned.counts.clone()).collect()
+    }
+
+    /// The number of reports that were read of it.
+    pub(super) fn reports(&self) -> u64 {
+        self.reports.load(Ordering::Relaxed)
     }
 
     /// The state of its workers, from its last report.
@@ -213,8 +219,7 @@ impl DeviceProcess {
         if !self.serves() {
             return Err(Unresponsive);
         }
-        let granted = Granted::default();
-        self.lock().insert(name, Device { assigned, removed: None, granted });
+        self.lock().insert(name, Device { assigned, removed: None });
         let more = more.into_iter().map(|command| (command, Vec::new()));
         let orders = [(order, fds)].into_iter().chain(more);
         places.zip(orders).for_each(|(place, order)| place.send(order));
@@ -344,12 +349,12 @@ impl DeviceProcess {
             let _ = pidfd.readable().await;
             tracing::info!(process, pid, "device process ended");
         }
-        // Reads the journal updates that the process sent before its end.
-        let mut messages = Messages::new();
+        // Reads the descriptors of sessions that the process sent before its end. Its next process
+        // waits for no token of these.
         for _ in 0..LAST_MESSAGES_MAX {
             let Some((bytes, fds)) = channel.receive_buffered() else { break };
-            messages.count(bytes.len()).await;
-            if let Ok(report @ (Report::Journal { .. } | Report::Gone { .. })) =
+            tokio::task::yield_now().await;
+            if let Ok(report @ (Report::SessionFds { .. } | Report::Gone { .. })) =
                 message::parse(&bytes)
             {
                 let has_fds = !fds.is_empty();
@@ -370,20 +375,6 @@ impl DeviceProcess {
         aside(move || drop(socket)).await;
     }
 
-    /// The reports that the process may send at once after this command: a session may begin. The
-    /// process learns whether its session has credit, and never uses more than the supervisor
-    /// grants.
-    fn credit(&self, command: &mut Command) -> usize {
-        let Command::Client { device, has_credit, .. } = command else { return 0 };
-        let mut devices = self.lock();
-        let Some(device) = devices.get_mut(device) else { return 0 };
-        *has_credit = device.granted.is_due();
-        match *has_credit {
-            true => turns::credit(device.assigned.journals.queues()),
-            false => 0,
-        }
-    }
-
     /// Sends commands and handles reports until the process ends; returns why it did. Reports are
     /// read while a command is being sent: otherwise both processes might wait for each other.
     async fn attend(
@@ -396,13 +387,12 @@ impl DeviceProcess {
         tokio::pin!(begun);
         let mut idle = interval_at(Instant::now() + PROCESS_IDLE, PROCESS_IDLE);
         let (mut sessions, mut state) = (0, self.state.subscribe());
-        let (mut question, mut messages) = (Question::default(), Messages::new());
+        let mut question = Question::default();
         let mut sending: Option<Sending<'_>> = None;
         loop {
             tokio::select! {
-                Some((mut order, fds)) = orders.recv(), if sending.is_none() => {
+                Some((order, fds)) = orders.recv(), if sending.is_none() => {
                     question.ask(&order);
-                    messages.grant(self.credit(&mut order));
                     let Ok(bytes) = message::emit(&order) else {
                         return "a command is too long".to_owned();
                     };
@@ -429,7 +419,9 @@ impl DeviceProcess {
                     if has_fds && let Err(reason) = self.closed(pidfd).await {
                         return reason;
                     }
-                    messages.count(bytes.len()).await;
+                    self.reports.fetch_add(1, Ordering::Relaxed);
+                    tokio::task::yield_now().await;
+                    self.members.bucket.pass(bytes.len()).await;
                 }
                 _ = pidfd.readable() => return "its process has ended".to_owned(),
                 () = question.max_wait(), if question.is_asked() => {

@@ -18,6 +18,8 @@ pub(crate) struct ProcessInfo {
     pub(crate) pid: u32,
     pub(crate) devices: Vec<String>,
     pub(crate) starts: u64,
+    /// Messages of the present process to the daemon.
+    pub(crate) reports: u64,
     /// It has answered the last question.
     pub(crate) answers: bool,
     /// Bytes of memory that its process uses; 0 while there is no process.
@@ -63,6 +65,7 @@ impl Processes {
                 pid: process.pid(),
                 devices: process.devices(),
                 starts,
+                reports: process.reports(),
                 answers: process.answers(),
                 resident_bytes: used.resident_bytes,
                 cpu_ns: used.cpu_ns,

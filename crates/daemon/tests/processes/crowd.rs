@@ -4,16 +4,13 @@
 use crate::domain::process;
 use crate::support::process::{self, Daemon};
 use manyring_driver::{BlkDriver, BlkDriverOptions};
+use rustix::fd::AsFd;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
 const SET_VRING_NUM: u32 = 8;
-/// Messages that a device takes at once.
-const AT_ONCE: u32 = 8192;
-/// Messages of a flood that may be taken while a session begins which has some hundred notes to
-/// make. Where each of these stood behind the flood's, three quarters of the flood were.
-const FEW: u32 = AT_ONCE / 2;
+const SET_VRING_CALL: u32 = 13;
 
 /// A disk in memory of this name.
 fn disk(name: &str) -> String {
@@ -57,12 +54,18 @@ fn the_front_ends_of_a_hundred_devices_that_connect_at_once_are_all_served() {
     assert!(!log.contains("timed out"), "{log}");
 }
 
-/// Sends messages to a device, each of which is an order to nobody, and a note: the size of a ring
-/// that does not run. Returns when they were obeyed.
-fn flood(bad: &mut BlkDriver, count: u32, sent: &AtomicU32) {
+/// Sends messages to a device, each of which is an order to nobody: the size of a ring that does
+/// not run, which is written to its journal, or an eventfd to call, which goes to the supervisor.
+/// Returns when they were obeyed.
+fn flood(bad: &mut BlkDriver, count: u32, has_fds: bool, sent: &AtomicU32) {
+    let call = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
     for n in 0..count {
         let state = [7u32, 64 << (n % 2)].map(u32::to_ne_bytes).concat();
-        bad.front.send_message(SET_VRING_NUM, &state, &[]).unwrap();
+        let message = match has_fds {
+            true => bad.front.send_message(SET_VRING_CALL, &7u64.to_ne_bytes(), &[call.as_fd()]),
+            false => bad.front.send_message(SET_VRING_NUM, &state, &[]),
+        };
+        message.unwrap();
         sent.fetch_add(1, Ordering::Relaxed);
     }
     // This one is answered when those before it were obeyed.
@@ -71,15 +74,22 @@ fn flood(bad: &mut BlkDriver, count: u32, sent: &AtomicU32) {
 
 #[test]
 fn a_session_begins_beside_thousands_of_messages_of_another_session_of_its_device_process() {
-    let daemon = serve(&(disk("bad") + &disk("good")), &["bad", "good"]);
+    // With descriptors they pass at a pace, and others at once.
+    begins_beside_a_flood(8192, true);
+    begins_beside_a_flood(32_768, false);
+}
+
+fn begins_beside_a_flood(count: u32, has_fds: bool) {
+    let config = disk("bad") + "num_queues = 8\n" + &disk("good");
+    let daemon = serve(&config, &["bad", "good"]);
     let mut bad = connect(&daemon, "bad");
     connect(&daemon, "good").queues[0].write(8, &[7; 512]).unwrap();
     let sent = AtomicU32::new(0);
     let mut beside = Vec::new();
     std::thread::scope(|scope| {
-        let flood = scope.spawn(|| flood(&mut bad, AT_ONCE, &sent));
-        // Its credit is used up by then.
-        assert!(process::wait_until(|| sent.load(Ordering::Relaxed) > AT_ONCE / 8));
+        let flood = scope.spawn(|| flood(&mut bad, count, has_fds, &sent));
+        // What passes at once is used up by then.
+        assert!(process::wait_until(|| sent.load(Ordering::Relaxed) > count / 4));
         while !flood.is_finished() {
             let before = sent.load(Ordering::Relaxed);
             let options = BlkDriverOptions { queues: 8, ..BlkDriverOptions::default() };
@@ -93,31 +103,31 @@ fn a_session_begins_beside_thousands_of_messages_of_another_session_of_its_devic
     });
     // A busy host may take the CPU from some of them.
     let least = beside.iter().min().expect("no session began before the flood was over");
-    assert!(*least <= FEW, "messages of the flood beside each session that began: {beside:?}");
+    // Where each message of a session stood behind the flood's, three quarters of these were.
+    assert!(*least <= count / 2, "of the flood beside each session that began: {beside:?}");
     assert!(daemon.terminate().success());
 }
 
 #[test]
-fn a_front_end_that_connects_again_at_once_has_no_further_notes_that_pass_at_once() {
-    /// Fewer than the notes that pass at once of a session with credit on a device of 64 queues.
-    const NOTES: u32 = 2000;
-    /// Notes of a device process that pass without credit, and the time after which one more does.
-    const WITHOUT: u32 = 256;
-    const EACH: Duration = Duration::from_micros(500);
-    let daemon = serve(&(disk("bad") + "num_queues = 64\n"), &["bad"]);
-    let connects_again = || {
-        let began = SystemTime::now();
-        drop(connect(&daemon, "bad"));
-        let bad = connect(&daemon, "bad");
-        // The sessions of a device have credit once a second.
-        let is_at_once = began.elapsed().unwrap() < Duration::from_secs(1);
-        std::thread::sleep(Duration::from_secs(u64::from(!is_at_once)));
-        is_at_once.then_some(bad)
-    };
-    let mut bad = (0..20).find_map(|_| connects_again()).expect("a faster host");
-    let began = SystemTime::now();
-    flood(&mut bad, NOTES, &AtomicU32::new(0));
+fn the_descriptors_that_a_front_end_sends_without_end_reach_the_supervisor_at_a_pace() {
+    /// Reports of a device process's sessions that pass at once, and the time after which one more
+    /// does.
+    const AT_ONCE: u32 = 1024;
+    const EACH: Duration = Duration::from_micros(400);
+    const MESSAGES: u32 = 3000;
+    let daemon = serve(&(disk("bad") + "num_queues = 8\n"), &["bad"]);
+    let mut bad = connect(&daemon, "bad");
+    let own = format!("user:{}", rustix::process::getuid().as_raw());
+    let reports = || process(&daemon, &own)["reports"].as_u64().unwrap();
+    let (before, began) = (reports(), SystemTime::now());
+    flood(&mut bad, MESSAGES, true, &AtomicU32::new(0));
     let took = began.elapsed().unwrap();
-    assert!(took >= EACH * (NOTES - WITHOUT), "{took:?}");
+    assert!(took >= EACH * (MESSAGES - AT_ONCE), "{took:?}");
+    // One for each message: the call that is replaced is released with the next one.
+    assert!(process::wait_until(|| reports() - before >= u64::from(MESSAGES)));
+    // What needs no descriptors reaches the supervisor not at all.
+    let before = reports();
+    flood(&mut bad, MESSAGES, false, &AtomicU32::new(0));
+    assert!(reports() - before < 50, "{} reports", reports() - before);
     assert!(daemon.terminate().success());
 }

@@ -28,7 +28,7 @@ impl Channel {
 
     /// Sends a report with this many descriptors of a file. False: the process was ended.
     fn send(&self, report: &serde_json::Value, file: &OwnedFd, count: usize) -> bool {
-        let bytes = [&[1], report.to_string().as_bytes()].concat();
+        let bytes = [&[2], report.to_string().as_bytes()].concat();
         let fds: Vec<_> = std::iter::repeat_n(file.as_fd(), count).collect();
         loop {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(ENTRY_FDS))];
@@ -48,16 +48,17 @@ impl Channel {
     }
 }
 
-/// Has the device process of `bad` fill its journal, as far as the supervisor keeps it.
+/// Has the device process of `bad` send descriptors for its journal, as far as the supervisor keeps
+/// them.
 fn hoards(daemon: &Daemon, entries: usize) {
     let compromised = pid(daemon, "bad");
     let channel = Channel::of(compromised);
     kill_process(compromised, Signal::STOP).unwrap();
     let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
     for key in 0..entries {
-        let puts = serde_json::json!([{ "key": key, "bytes": "" }]);
-        let report = serde_json::json!({ "journal": { "device": "bad", "number": 1, "puts": puts,
-                                         "drops": [], "answer": "unchanged" } });
+        let name = (1_u64 << 32) + key as u64;
+        let report = serde_json::json!({ "session_fds": { "device": "bad", "number": 1,
+                                         "keep": name, "release": [] } });
         assert!(channel.send(&report, &file, ENTRY_FDS), "{}", daemon.log());
     }
     // Once this shows, all reports before it were read.

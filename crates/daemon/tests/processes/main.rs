@@ -15,6 +15,7 @@ mod domain;
 mod held;
 mod hoard;
 mod idle;
+mod journal;
 mod nbd;
 mod net;
 mod outlived;

@@ -279,7 +279,7 @@ fn a_taken_device_process_is_connected_to_its_own_server_alone_and_at_a_bounded_
     let asks = |taken: &mut Taken, device: &str, number: u64| {
         let request = "{\"connect\":{\"limit_ms\":4294967295}}";
         let asked = format!("\"number\":{number},\"request\":{request}");
-        let text = format!("\u{1}{{\"request\":{{\"device\":\"{device}\",{asked}}}}}");
+        let text = format!("\u{2}{{\"request\":{{\"device\":\"{device}\",{asked}}}}}");
         says(taken, &text)
     };
     let mut taken = Taken::take(its_pid, its_pid);
@@ -381,7 +381,7 @@ fn a_taken_device_process_keeps_no_connection_of_a_disk_that_is_gone() {
         let removed = scope.spawn(|| http(&control, "DELETE", "/v1/devices/a?force=true", ""));
         // It says that it has stopped the disk, and keeps the sockets.
         hears(&mut taken, *b"emov");
-        assert!(says(&mut taken, "\u{1}{\"removed\":{\"device\":\"a\"}}"));
+        assert!(says(&mut taken, "\u{2}{\"removed\":{\"device\":\"a\"}}"));
         assert!(wait_until(|| server.open() == 0), "{} {}", server.open(), daemon.log());
         drop(taken);
         assert_eq!(removed.join().unwrap().0, 204, "{}", daemon.log());

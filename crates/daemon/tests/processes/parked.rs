@@ -125,7 +125,7 @@ fn says(process: &mut Taken, text: &str) {
     assert!(said.is_none_or(|said| said == len.cast_signed()), "{said:?}");
 }
 
-const PARKED: &str = "\u{1}{\"quiesced\":{}}";
+const PARKED: &str = "\u{2}{\"quiesced\":{}}";
 
 #[test]
 fn a_device_process_that_says_unasked_that_it_has_parked_is_ended() {
@@ -154,7 +154,7 @@ fn a_device_process_that_lies_that_it_has_parked_is_gone_before_the_next_daemon_
     let mut taken = Taken::take(liar, liar);
     let next = Next::takes_over(&daemon);
     let scratch = taken.scratch();
-    let park = "\u{1}{\"quiesce\":{}}".len();
+    let park = "\u{2}{\"quiesce\":{}}".len();
     let is_asked = || {
         let flags = u64::from(libc::MSG_DONTWAIT.unsigned_abs());
         taken.call(libc::SYS_recvfrom, [0, scratch, 512, flags, 0, 0])

@@ -396,7 +396,7 @@ fn threads_of_a_switchs_device_process_that_are_taken_reach_nothing_and_guests_g
         assert_eq!(taps(pid(&daemon, "other").as_raw_nonzero().get()), ["other0"]);
         // What it may not say ends it, and the next one goes on.
         assert_eq!(process(&daemon, SWITCH)["starts"], 1, "{}", daemon.log());
-        let says = "\u{1}{\"suspect\":{\"device\":\"o\"}}";
+        let says = "\u{2}{\"suspect\":{\"device\":\"o\"}}";
         let mut taken = Taken::take(its_pid, its_pid);
         crate::taken::says_alone(&mut taken, says);
         drop(taken);

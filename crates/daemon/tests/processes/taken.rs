@@ -244,10 +244,15 @@ fn a_taken_device_process_has_the_supervisor_keep_no_image_of_a_disk_that_is_gon
             images.collect::<Vec<_>>()
         };
         let mut taken = Taken::take(its_pid, its_pid);
-        let note = "\u{1}{\"journal\":{\"device\":\"m\",\"number\":1,\"puts\":[{\"key\":4294901760,\
-                    \"bytes\":\"\"}],\"drops\":[],\"answer\":\"unchanged\"}}";
-        let sent = says(&mut taken, note, images(its_pid)[0].parse().unwrap());
-        assert_eq!(sent, i64::try_from(note.len()).unwrap());
+        // Of either front-end: one of them is that of `m`.
+        for number in 1..3 {
+            let note = format!(
+                "\u{2}{{\"session_fds\":{{\"device\":\"m\",\"number\":{number},\"keep\":4294901760,\
+                 \"release\":[]}}}}"
+            );
+            let sent = says(&mut taken, &note, images(its_pid)[0].parse().unwrap());
+            assert_eq!(sent, i64::try_from(note.len()).unwrap());
+        }
         drop((taken, goer));
         let control = daemon.socket_of("control");
         let is_used = || program::shown(&control, "/v1/devices/a")["connected"] == true;

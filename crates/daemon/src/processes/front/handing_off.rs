@@ -109,9 +109,8 @@ impl Front<'_> {
         }
         // Clients of other domains come last: they wait at the next supervisor, too.
         if let Some(Waiting { socket, domain }) = &self.waiting {
-            let (domain, answering) = (domain.clone(), None);
-            let outgoing = MessageFd::Foreign(socket.clone());
-            share.push((HandoffMessage::Client { device, domain, answering }, vec![outgoing]));
+            let (domain, outgoing) = (domain.clone(), MessageFd::Foreign(socket.clone()));
+            share.push((HandoffMessage::Client { device, domain }, vec![outgoing]));
         }
         Ok(share)
     }

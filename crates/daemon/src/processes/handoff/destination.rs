@@ -7,6 +7,7 @@ use super::protocol::{AdoptedSession, HandoffMessage, LingeringIo, Locked};
 use super::{OfXen, Reply, XenBytes};
 use crate::processes::begin;
 use crate::processes::channel::{Came, Channel, NO_FDS, watched};
+use crate::processes::outgoing::by_name;
 use crate::service::HandedSocket;
 use crate::times::{HANDOFF_END, HANDOFF_OPEN};
 use manyring_engine::{Janitor, aside};
@@ -154,11 +155,12 @@ impl Handoff {
                     let lingering_io = handoff.lingering_io.entry(device).or_default();
                     lingering_io.marks.push(Locked { byte, only_reads, unmarked: fds.take() });
                 }
-                HandoffMessage::Kept { entry, .. } => kept.push((entry, fds.take())),
-                HandoffMessage::Client { device, domain, answering } => {
-                    let entries = std::mem::take(&mut kept);
-                    let Some(socket) = pop() else { continue };
-                    let adopted_session = AdoptedSession { domain, socket, entries, answering };
+                HandoffMessage::SavedFds { named, .. } => kept.extend(by_name(named, fds.take())),
+                HandoffMessage::Client { device, domain } => {
+                    let named = std::mem::take(&mut kept);
+                    let mut fds = fds.take().into_iter();
+                    let (Some(socket), journal) = (fds.next(), fds.next()) else { continue };
+                    let adopted_session = AdoptedSession { domain, socket, journal, named };
                     handoff.clients.entry(device).or_default().push(adopted_session);
                 }
                 HandoffMessage::End {} => return Ok(()),

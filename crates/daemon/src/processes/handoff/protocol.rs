@@ -2,7 +2,7 @@
 
 use crate::processes::outgoing::MessageFd;
 use manyring_engine::StandIns;
-use manyring_protocol::message::JournalEntry;
+use manyring_protocol::message::NamedFds;
 use manyring_protocol::nbd::{ExportSpec, NbdTarget};
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
@@ -58,22 +58,19 @@ pub enum HandoffMessage {
         /// The key `params` of the disk in xenstore, by which the tool stack names its image.
         params: String,
     },
-    /// An entry of the journal of the session of the client that comes next, with the entry's file
-    /// descriptors.
-    Kept {
+    /// File descriptors that the journal of the client that comes next names.
+    SavedFds {
         /// The device's name.
         device: String,
-        /// As a device process wrote it.
-        entry: JournalEntry,
+        /// Their names, in the order of the descriptors.
+        named: Vec<NamedFds>,
     },
-    /// A front-end: its socket.
+    /// A front-end: its socket, and the journal of its session if it is served.
     Client {
         /// The device's name.
         device: String,
         /// The domain of its user.
         domain: String,
-        /// The message whose answer was under way.
-        answering: Option<Vec<u8>>,
     },
     /// The pidfd of a device process that was killed and still exists. Until its exit nobody else
     /// may use the device.
@@ -113,8 +110,10 @@ pub(in crate::processes) struct AdoptedSession {
     /// The domain of its user.
     pub(in crate::processes) domain: String,
     pub(in crate::processes) socket: OwnedFd,
-    pub(in crate::processes) entries: Vec<(JournalEntry, Vec<OwnedFd>)>,
-    pub(in crate::processes) answering: Option<Vec<u8>>,
+    /// `None`: the front-end waits.
+    pub(in crate::processes) journal: Option<OwnedFd>,
+    /// The descriptors that the journal names.
+    pub(in crate::processes) named: Vec<(u64, Vec<OwnedFd>)>,
 }
 
 /// Device processes of an earlier supervisor, and their requests, that may still use a device. The

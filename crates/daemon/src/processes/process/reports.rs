@@ -3,7 +3,7 @@
 use super::{Device, DeviceProcess, is};
 use crate::processes::assigned::PendingRequest;
 use crate::processes::channel::Brought;
-use crate::processes::journal_store::{Change, JournalStore};
+use crate::processes::journal_store::JournalStore;
 use crate::processes::state::State;
 use crate::processes::xen_line::XenLine;
 use crate::times::PROCESS_ANSWER;
@@ -32,9 +32,9 @@ impl DeviceProcess {
             return Ok(());
         }
         match report {
-            Report::Journal { device, number, puts, drops, answer } => {
-                let change = Change { puts, drops, answer };
-                return self.note(&device, number, change, fds.take());
+            Report::SessionFds { device, number, keep, release } => {
+                let (fds, surplus) = (fds.take(), &self.members.surplus);
+                return self.journals(&device)?.keep(number, (keep, &release), fds, surplus);
             }
             // It cannot be compromised yet: this is its first report, before any command.
             Report::Ready {} if self.state() == State::Starting => {
@@ -89,20 +89,10 @@ impl DeviceProcess {
         Ok(())
     }
 
-    fn note(
-        &self,
-        device: &str,
-        number: u64,
-        change: Change,
-        fds: Vec<OwnedFd>,
-    ) -> Result<(), String> {
-        self.journals(device)?.note(number, change, fds, &self.members.surplus)
-    }
-
     /// True if the report is about a device that was taken from the process. The last reports of
     /// the device's sessions and janitor may follow the report that the device has stopped.
     fn is_late(&self, report: &Report) -> bool {
-        let (Report::Journal { device, .. }
+        let (Report::SessionFds { device, .. }
         | Report::Gone { device, .. }
         | Report::Session { device, .. }
         | Report::Suspect { device }
@@ -189,7 +179,7 @@ mod tests {
     use super::*;
     use crate::processes::channel::{pair, watched};
     use crate::processes::fuzzing::{CompromisedProcess, DEVICES};
-    use manyring_protocol::message::{Answered, XenReport, emit};
+    use manyring_protocol::message::{XenReport, emit};
     use std::sync::mpsc::{Receiver, channel};
     use tokio::io::Interest;
 
@@ -243,13 +233,12 @@ mod tests {
     /// All reports about a device that may come before the report that it has stopped.
     fn said_of(device: &str) -> Vec<Report> {
         let (device, number) = (|| device.to_owned(), 1);
-        let (puts, drops, answer) = (Vec::new(), Vec::new(), Answered::Sent);
         let (mac, announces, control, pairs) = (None, false, None, None);
         vec![
             Report::Session { device: device(), is_open: false },
             Report::Gone { device: device(), number },
             Report::Suspect { device: device() },
-            Report::Journal { device: device(), number, puts, drops, answer },
+            Report::SessionFds { device: device(), number, keep: None, release: vec![7] },
             Report::Guest { device: device(), mac, announces, control, pairs },
             Report::Request {
                 device: device(),
@@ -277,11 +266,18 @@ mod tests {
             assert!(!hears(&report, 0), "{report:?}");
         }
         for report in said_of(other) {
-            let may_have = matches!(report, Report::Journal { .. });
-            assert!(may_have || !hears(&report, 1), "{report:?} with a descriptor");
+            assert!(!hears(&report, 1), "{report:?} with a descriptor");
         }
         // A device that the process has is served as before.
         let number = process.connects(1).unwrap();
+        let keeps = |keep| Report::SessionFds {
+            device: other.to_owned(),
+            number,
+            keep,
+            release: Vec::new(),
+        };
+        assert!(hears(&keeps(Some(1)), 2) && !hears(&keeps(Some(1)), 2), "a name is used once");
+        assert!(!hears(&keeps(Some(2)), 0) && !hears(&keeps(None), 1));
         assert!(hears(&Report::Gone { device: other.to_owned(), number }, 0));
         let session = Report::Session { device: other.to_owned(), is_open: true };
         assert!(!hears(&session, 0), "a disk of a Xen guest has no sessions");
