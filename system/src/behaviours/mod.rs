@@ -32,6 +32,7 @@ mod qemu_net_legacy;
 mod qemu_net_survives;
 mod qemu_packed_rings;
 mod qemu_process_dies;
+mod qemu_reports;
 mod qemu_survives_daemon_sigkill;
 mod qemu_survives_sigkills_under_load;
 mod qemu_switch;
@@ -147,6 +148,7 @@ pub const ALL: &[Behaviour] = &[
     uml_nbd_servers_killed::BEHAVIOUR,
     uml_rss::BEHAVIOUR,
     qemu_process_dies::BEHAVIOUR,
+    qemu_reports::BEHAVIOUR,
     direct_past_the_cache::BEHAVIOUR,
     qemu_survives_daemon_sigkill::BEHAVIOUR,
     uml_nbd_under_tls::BEHAVIOUR,

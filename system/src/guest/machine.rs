@@ -101,6 +101,9 @@ pub(super) fn qemu(
             command.args(["-device", &device]);
         }
     }
+    if options.is_traced {
+        command.args(["-trace", "enable=vhost_user_write"]);
+    }
     if let Some(incoming) = options.incoming {
         command.arg("-incoming").arg(format!("unix:{}", incoming.display()));
     }

@@ -74,6 +74,8 @@ pub struct GuestOptions<'a> {
     pub can_reboot: bool,
     /// Devices can be plugged into `port0` and `port1`: where QEMU takes commands (QMP).
     pub monitor: Option<&'a Path>,
+    /// The console also has a line for each message to a back-end (QEMU).
+    pub is_traced: bool,
     /// It boots nothing: a guest that migrates comes in here (QEMU).
     pub incoming: Option<&'a Path>,
 }
@@ -97,6 +99,7 @@ impl Default for GuestOptions<'_> {
             is_shown: false,
             can_reboot: false,
             monitor: None,
+            is_traced: false,
             incoming: None,
         }
     }
