@@ -6,7 +6,7 @@
 
 use crate::times::{NBD_CONNECT, NBD_CONNECT_EACH};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
-use manyring_engine::aside_for;
+use manyring_engine::{Rate, aside_for};
 use manyring_nbd::{
     Address, BLOCK_MAX, Blocks, Connected, Export, JoinError, Server, Target, Uri, fits, geometry,
     queues_max,
@@ -79,7 +79,7 @@ pub(crate) struct Remote {
     /// The counters of the connections, as the device process shows them.
     connections: Mutex<Vec<Connection>>,
     connections_max: usize,
-    pace: Mutex<Pace>,
+    pace: Mutex<Rate>,
     /// Held while the host connects: it may take long over a name.
     connecting: Arc<tokio::sync::Mutex<()>>,
 }
@@ -107,7 +107,7 @@ impl Remote {
         let queues = u32::try_from(queues).unwrap_or(u32::MAX);
         let at_once = queues.saturating_add(CONNECTS_MORE);
         let connections_max = at_once as usize;
-        let pace = Pace::new(at_once, Instant::now());
+        let pace = pace(at_once, Instant::now());
         let (connections, connecting) = Default::default();
         let (told, pace) = (Mutex::new(told), Mutex::new(pace));
         Ok(Arc::new(Self {
@@ -143,7 +143,7 @@ impl Remote {
     /// Connects for the device process, when it is its turn; gives up after `limit`.
     pub(crate) async fn connect(self: Arc<Self>, limit: Duration) -> Result<Connected, NbdFailure> {
         let turn = self.connecting.clone().lock_owned().await;
-        let at = lock(&self.pace).next(Instant::now());
+        let at = turn_of(&mut lock(&self.pace), Instant::now());
         sleep_until(at).await;
         let (device, limit) = (self.device.clone(), limit.min(NBD_CONNECT));
         let connected = aside_for(&device, move || {
@@ -268,27 +268,17 @@ impl Disk for Remote {
     }
 }
 
-/// The pace at which a disk is connected to its server: some connections at once, and one in each
-/// [`NBD_CONNECT_EACH`] after that.
-#[derive(Debug)]
-struct Pace {
-    /// How far behind the next free place a connection may be made.
-    credit: Duration,
-    /// The next free place.
-    free: Instant,
+/// The pace at which a disk is connected to its server: one connection, `more` at once, and one in
+/// each [`NBD_CONNECT_EACH`] after that.
+fn pace(more: u32, now: Instant) -> Rate {
+    Rate::of(more.saturating_add(1), NBD_CONNECT_EACH, now)
 }
 
-impl Pace {
-    fn new(at_once: u32, now: Instant) -> Self {
-        Self { credit: NBD_CONNECT_EACH * at_once, free: now }
-    }
-
-    /// When the next connection may be made, which takes a place.
-    fn next(&mut self, now: Instant) -> Instant {
-        let place = self.free.max(now);
-        self.free = place + NBD_CONNECT_EACH;
-        now.max(place.checked_sub(self.credit).unwrap_or(now))
-    }
+/// When the next connection may be made, which is charged.
+fn turn_of(pace: &mut Rate, now: Instant) -> Instant {
+    let due = pace.due().max(now);
+    pace.charge(NBD_CONNECT_EACH, now);
+    due
 }
 
 #[cfg(test)]
@@ -298,15 +288,15 @@ mod tests {
     #[test]
     fn connections_of_all_queues_come_at_once_and_others_one_by_one() {
         let now = Instant::now();
-        let mut pace = Pace::new(4, now);
-        assert!((0..5).all(|_| pace.next(now) == now));
+        let mut pace = pace(4, now);
+        assert!((0..5).all(|_| turn_of(&mut pace, now) == now));
         for nth in 1..4 {
-            assert_eq!(pace.next(now), now + NBD_CONNECT_EACH * nth);
+            assert_eq!(turn_of(&mut pace, now), now + NBD_CONNECT_EACH * nth);
         }
         // After a minute without connections the whole burst is allowed again.
         let later = now + Duration::from_secs(60);
-        assert!((0..5).all(|_| pace.next(later) == later));
-        assert_eq!(pace.next(later), later + NBD_CONNECT_EACH);
+        assert!((0..5).all(|_| turn_of(&mut pace, later) == later));
+        assert_eq!(turn_of(&mut pace, later), later + NBD_CONNECT_EACH);
     }
 
     #[test]
