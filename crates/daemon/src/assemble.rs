@@ -2,6 +2,7 @@
 
 mod capture;
 pub(crate) mod disk;
+mod helper_walls;
 mod look;
 mod monitor;
 pub(crate) mod options;

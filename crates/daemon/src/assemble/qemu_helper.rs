@@ -6,12 +6,14 @@
 //!             as its standard input: a client that connects while there is no child waits in the
 //!             backlog
 //! monitor     the child's QMP, by which its image gets another size (`monitor.rs`)
+//! walls       of all files the child has the image and what it names (`helper_walls.rs`)
 //! thread      starts the child, hears what it says, waits for its end; starts the next one, after
 //!             a pause that grows while children do not live long
 //! ```
 //! The thread is the parent of its children, and lives as long as each of them: so the kernel ends
 //! a child when the whole process ends, however that happens, and not before.
 
+use super::helper_walls::{self, ImageFiles};
 use super::monitor::{Monitor, MonitorError};
 use crate::reaper::reap;
 use crate::times::{HELPER_BACKOFF, HELPER_END, HELPER_LASTS, HELPER_NEXT, HELPER_START_STEP};
@@ -330,6 +332,11 @@ struct Watch {
 
 impl Watch {
     fn run(self) {
+        let HelperOptions { name: device, image, format, read_only, .. } = &self.options;
+        // From here on the thread has what its children need, and no more.
+        if let Err(lacks) = helper_walls::enter(&ImageFiles::of(image, format), *read_only) {
+            tracing::warn!(device, lacks, "sandbox of {PROGRAM} incomplete: refused by the kernel");
+        }
         let mut pause = HELPER_BACKOFF.0;
         loop {
             let (is_lasting, reason) = match self.start() {

@@ -1,11 +1,30 @@
 //! Images that a helper reads, in device processes: the helper is a child of the supervisor.
 
 use crate::domain::{disk, pid, process, serve};
-use crate::support::process::wait_until;
+use crate::support::process::{Daemon, is_root_or_left_out, wait_until};
 use crate::takeover::{has_ended, log, take_over};
 use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use rustix::process::{Signal, kill_process};
 use std::process::{Command, Stdio};
+
+/// The helper is in a namespace of its own, where the daemon may make one.
+fn helper_has_no_network(daemon: &Daemon) {
+    if !is_root_or_left_out() {
+        return;
+    }
+    let is_helper = |pid: &&u32| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name.starts_with("qemu-storage-da")
+    };
+    let processes = daemon.processes();
+    let helper = processes.iter().find(is_helper).expect("no helper runs");
+    let network = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();
+    assert_ne!(network(*helper), network(daemon.pid()));
+    let status = std::fs::read_to_string(format!("/proc/{helper}/status")).unwrap();
+    for line in ["CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1"] {
+        assert!(status.contains(line), "{status}");
+    }
+}
 
 #[test]
 fn a_daemon_with_a_helper_is_not_taken_over_and_its_disk_outlives_the_try() {
@@ -35,6 +54,7 @@ fn a_daemon_with_a_helper_is_not_taken_over_and_its_disk_outlives_the_try() {
         assert_eq!(read, [byte; 4096]);
     };
     works(1);
+    helper_has_no_network(&daemon);
     let before = pid(&daemon, "a");
     assert!(!take_over(&daemon, "manyring.toml").wait().unwrap().success());
     let said = "images of helpers are not handed over: a";
