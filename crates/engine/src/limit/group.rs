@@ -23,23 +23,29 @@
 //! 5. A member that gives units back keeps no more than [`LATE_NS`] of what it was granted for
 //!    them, and the group no more than the credit.
 //!
+//! A group that other processes share has a [`Lease`] instead of a clock: the time that passes is
+//! what was granted, and what is spare stays until it is used.
+//!
 //! The thread of a queue that is refused divides, at most once in [`SHARE_NS`] while nothing is
 //! spare. A request that passes looks at its own member only. Its thread divides if nobody has for
 //! [`LATE_NS`], or if the member has given more back than it may keep; it waits for no lock.
 
 use super::bucket::{Cost, CostChange};
+use super::lease::{Lease, Leased, Usage};
 use super::{CHARGES_MAX, CREDIT_MS, Charges, Rates};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A member that was refused and does not look for this long after its time is granted no more.
-const LATE_NS: u64 = 20_000_000;
+pub(super) const LATE_NS: u64 = 20_000_000;
 /// Time between two divisions, at least: so much, and so much for each member.
 const SHARE_NS: u64 = 200_000;
 const SHARE_EACH_NS: u64 = 4_000;
 /// A member that is refused comes again after this long, at most, unless it owes more: others that
 /// leave make its time come earlier, and it is to come before the credit is full.
 const PAUSE_MAX_NS: u64 = 20_000_000;
+/// The same in a group with a lease, at least: its time comes in parts of some milliseconds.
+const LEASED_PAUSE_NS: u64 = 2_000_000;
 /// Rounds of a division. Each one satisfies a member, or divides all; what is left waits.
 const ROUNDS_MAX: usize = 8;
 
@@ -55,6 +61,7 @@ pub struct Group {
     spare: AtomicU64,
     /// By bucket: how many members wanted time at the last division.
     wanting: [AtomicU64; CHARGES_MAX],
+    is_leased: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -66,6 +73,8 @@ struct State {
     /// By bucket: time that is not granted yet.
     left_ns: [u64; CHARGES_MAX],
     credit_ns: u64,
+    /// `None`: all members are in this process, and the clock gives the time.
+    lease: Option<Leased>,
 }
 
 /// A device in its group. All queues of the device share it.
@@ -100,6 +109,7 @@ impl Group {
             share_at_ns: AtomicU64::new(0),
             spare: AtomicU64::new(0),
             wanting: Default::default(),
+            is_leased: AtomicBool::new(false),
         };
         group.set(rates, now_ns);
         Arc::new(group)
@@ -149,6 +159,18 @@ impl Group {
         member
     }
 
+    /// From now on the group has the time that `lease` grants, and no other: other processes have
+    /// members of it, too. Queues that wait look again within some milliseconds.
+    pub fn lease(&self, lease: Arc<dyn Lease>, now_ns: u64) {
+        let mut state = self.state();
+        // What came until now came by the clock.
+        state.share(self, now_ns);
+        state.left_ns = Default::default();
+        state.lease = Some(Leased::new(lease));
+        self.is_leased.store(true, Ordering::Relaxed);
+        state.share(self, now_ns);
+    }
+
     /// Divides the time since the last division, on the thread of a queue that is refused by the
     /// buckets of these bits, unless that was just done.
     fn share(&self, short: u64, now_ns: u64) {
@@ -185,17 +207,41 @@ impl State {
         let share_at_ns = now_ns.saturating_add(each_ns.max(SHARE_NS));
         group.share_at_ns.store(share_at_ns, Ordering::Relaxed);
         let mut spare = 0;
+        let came_ns = self.lease.as_mut().map(Leased::came_ns);
         for (index, cost) in group.costs.iter().enumerate() {
+            if !cost.is_set() && came_ns.is_none() {
+                continue;
+            }
+            let came_ns = came_ns.map_or(elapsed_ns, |came_ns| came_ns[index]);
+            self.left_ns[index] = self.left_ns[index].saturating_add(came_ns);
             if !cost.is_set() {
                 continue;
             }
-            self.left_ns[index] = self.left_ns[index].saturating_add(elapsed_ns);
             let (wanting, is_spare) = self.share_one(index, now_ns);
             group.wanting[index].store(wanting, Ordering::Relaxed);
             spare |= u64::from(is_spare) << index;
         }
         group.spare.store(spare, Ordering::Relaxed);
+        self.tell(group, now_ns);
         self.present.clear();
+    }
+
+    /// Tells whoever divides the time of a group with a lease what members have done with it.
+    fn tell(&mut self, group: &Group, now_ns: u64) {
+        let Some(mut leased) = self.lease.take() else { return };
+        let accounts = |index: usize| self.present.iter().map(move |m| &m.accounts[index]);
+        let needs = |index: usize| {
+            let lead_ns = LATE_NS / group.wanting[index].load(Ordering::Relaxed).max(1);
+            let is_set = group.costs[index].is_set();
+            accounts(index).filter(move |_| is_set).map(move |of| of.needs_ns(lead_ns, now_ns))
+        };
+        let is_needy = (0..CHARGES_MAX).any(|index| needs(index).any(|need_ns| need_ns > 0));
+        leased.tell(is_needy, now_ns, |index, seen_ns| {
+            let led_ns = accounts(index).map(Account::lead_ns).fold(0, u64::saturating_add);
+            let held_ns = self.left_ns[index].saturating_add(led_ns);
+            Usage::new(seen_ns, held_ns, needs(index))
+        });
+        self.lease = Some(leased);
     }
 
     /// Divides the time that is left in one bucket. Returns how many members want time, and whether
@@ -226,8 +272,10 @@ impl State {
         if needy > 0 {
             return (wanting, false);
         }
-        let led_ns = accounts().map(Account::lead_ns).fold(0, u64::saturating_add);
-        *left_ns = (*left_ns).min(self.credit_ns.saturating_sub(led_ns));
+        if self.lease.is_none() {
+            let led_ns = accounts().map(Account::lead_ns).fold(0, u64::saturating_add);
+            *left_ns = (*left_ns).min(self.credit_ns.saturating_sub(led_ns));
+        }
         (wanting, *left_ns > 0)
     }
 }
@@ -320,11 +368,15 @@ impl Member {
             self.accounts[index].waits_until_ns.fetch_max(now_ns, Ordering::Relaxed);
         }
         self.group.share(bits, now_ns);
+        let least_ns = match self.group.is_leased.load(Ordering::Relaxed) {
+            true => LEASED_PAUSE_NS,
+            false => 0,
+        };
         let mut due_ns = 0;
         for (index, short_ns) in self.short(charges, place).filter(|(_, short_ns)| *short_ns > 0) {
             let wanting = self.group.wanting[index].load(Ordering::Relaxed).max(1);
             let most_ns = short_ns.max(PAUSE_MAX_NS).max(wanting.saturating_mul(SHARE_NS));
-            let pause_ns = short_ns.saturating_mul(wanting).min(most_ns);
+            let pause_ns = short_ns.saturating_mul(wanting).min(most_ns).max(least_ns);
             due_ns = due_ns.max(now_ns.saturating_add(pause_ns));
         }
         let until_ns = due_ns.saturating_add(LATE_NS);

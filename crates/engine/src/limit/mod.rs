@@ -11,7 +11,9 @@
 //! Queues without a limit have no [`Gate`], and pay one branch in a turn.
 
 mod bucket;
+pub mod divide;
 mod group;
+pub mod lease;
 mod rate;
 
 pub use bucket::Bucket;

@@ -1,6 +1,8 @@
 //! The promise of docs/guide/limits.md in simulated time: members get equal parts of the bytes,
 //! whatever their requests, queues and neighbours are.
 
+mod leased;
+
 use super::*;
 use crate::limit::{Gate, Limit, Passed, Way};
 use crate::stats::QueueStats;
