@@ -113,6 +113,12 @@ pub enum Command {
         /// That of the group which it is in.
         group: Option<GroupRates>,
     },
+    /// Devices of other processes share a group with those of this one: its time comes from a
+    /// lease. File descriptors: what was granted, and what is used.
+    Lease {
+        /// The group.
+        group: String,
+    },
     /// The answer to [`Report::Request`].
     Done {
         /// The number of the request.
@@ -394,6 +400,8 @@ pub enum Report {
         /// The device's name.
         device: String,
     },
+    /// Devices of a group with a lease need something while the supervisor sleeps.
+    Needs {},
     /// What the guest of a network device chose, for the API to show.
     Guest {
         /// The device's name.
@@ -547,11 +555,12 @@ mod tests {
         let mtu = is_open.then_some(1500);
         let filter = PortFilter { only_to: Some([2; 6]), lacks_groups: !is_open };
         let rates = LimitRates { ops: [number; 3], bytes: [1, 2, 3], burst_ms: 100 };
-        match number % 14 {
+        match number % 15 {
             12 => {
                 let spec = SwitchSpec { name, age: 300, group_fwd_mask: 8 };
                 Command::Switch { device, spec, uplink: is_open.then(|| facts(number)) }
             }
+            14 => Command::Lease { group: name },
             13 => Command::SwitchPort { device, port: is_open.then(largest_switch_port) },
             10 => {
                 let failure = NbdFailure { text: name, is_limit: is_open, passes: !is_open };
@@ -563,7 +572,7 @@ mod tests {
             }
             0 => {
                 let port = PortFacts { interface: name, mtu, filter, ..facts(number) };
-                match number.is_multiple_of(28) {
+                match number.is_multiple_of(30) {
                     true => Command::Device { device, spec: largest_blk(), port: None },
                     false => Command::Device { device, spec: largest_net(), port: Some(port) },
                 }
@@ -585,7 +594,7 @@ mod tests {
                 let named = vec![NamedFds { name: number, count: 1 }; 2];
                 Command::SavedFds { device, named }
             }
-            _ if number % 28 > 14 => Command::Count { number },
+            _ if number % 30 > 14 => Command::Count { number },
             _ => Command::Ping { number },
         }
     }
@@ -613,6 +622,7 @@ mod tests {
                 let keep = is_open.then_some(number);
                 Report::SessionFds { device, number, keep, release: vec![5, 6] }
             }
+            13 if number % 32 > 16 => Report::Needs {},
             11 | 12 => Report::Xen { device, number, said: report_of_xen(number) },
             _ => Report::Counted { number },
         }

@@ -43,6 +43,7 @@ const PROC: &[&str] = &[
     "crates/daemon/src/processes/denied.rs",
     "crates/daemon/src/processes/inside.rs",
     "crates/daemon/src/processes/journal_store.rs",
+    "crates/daemon/src/processes/lease_file.rs",
     "crates/daemon/src/processes/sandbox.rs",
     "crates/daemon/src/reaper.rs",
     "crates/daemon/src/xen/state_dir.rs",

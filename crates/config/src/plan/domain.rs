@@ -2,7 +2,7 @@
 
 use super::{BlkPlan, DevicePlan, Domains, NetPlan, Plan, PlanError, PortPlan, XenBlkPlan};
 use super::{SwitchPlan, Wanted, is_device_name};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 
 /// The domain of a device that is served for whichever user connects to it.
 pub const ANY_USER: &str = "user:";
@@ -110,8 +110,6 @@ impl Wanted {
     /// The key for which no device process serves a device that names no domain.
     fn needs_the_supervisor(&self) -> Option<&'static str> {
         match self {
-            // A device process would count for itself alone what the group may pass.
-            _ if self.plan().limit.group.is_some() => Some("limit.group"),
             Self::Blk(blk) => blk.needs_the_supervisor(),
             Self::Net(net) => net.needs_the_supervisor(),
         }
@@ -124,15 +122,10 @@ impl XenBlkPlan {
     pub fn domain(&self, domains: Domains, guest: u16) -> Option<String> {
         let name = &self.name;
         match domains {
-            _ if self.needs_the_supervisor().is_some() => None,
             Domains::One => None,
             Domains::User => Some(format!("{XEN}{name}")),
             Domains::Device => Some(format!("{XEN}{name}:{guest}")),
         }
-    }
-
-    fn needs_the_supervisor(&self) -> Option<&'static str> {
-        self.limit.group.as_ref().map(|_| "limit.group")
     }
 }
 
@@ -182,27 +175,35 @@ impl Plan {
             let key = wanted.needs_the_supervisor().filter(|_| wanted.domain(domains).is_none())?;
             Some((wanted.plan().name.clone(), key))
         };
-        let of_xen = |xen: &XenBlkPlan| Some((xen.name.clone(), xen.needs_the_supervisor()?));
-        let xens = self.xen_blk.iter().filter_map(of_xen);
-        self.wanted().filter_map(of).chain(xens).collect()
+        self.wanted().filter_map(of).collect()
     }
 
-    /// Checks that all devices of a group of limits are served by one process: each process counts
-    /// by itself what its devices pass.
+    /// Checks that no group of limits has devices of the daemon itself beside those of device
+    /// processes: a group is divided among device processes, and the daemon counts by itself.
     pub(super) fn check_groups(&self) -> Result<(), PlanError> {
-        let mut domains = BTreeMap::new();
-        for xen in &self.xen_blk {
-            xen.limit.group.iter().for_each(|group| _ = domains.insert(group.clone(), None));
-        }
-        for wanted in self.wanted() {
+        let domains = self.daemon.domains;
+        let apart = |xen: &&XenBlkPlan| xen.domain(domains, 0).is_some();
+        let of_xen = self.xen_blk.iter().filter(apart).filter_map(|xen| xen.limit.group.clone());
+        let in_group = |wanted: &Wanted| wanted.plan().limit.group.clone();
+        let is_apart = |wanted: &Wanted| wanted.domain(domains).is_some();
+        let divided: BTreeSet<_> = self
+            .wanted()
+            .filter(is_apart)
+            .filter_map(|wanted| in_group(&wanted))
+            .chain(of_xen)
+            .collect();
+        let is_mixed =
+            |wanted: &Wanted| in_group(wanted).is_some_and(|name| divided.contains(&name));
+        let mut mixed = self.wanted().filter(|wanted| !is_apart(wanted) && is_mixed(wanted));
+        if let Some(wanted) = mixed.next() {
             let DevicePlan { place, limit, .. } = wanted.plan();
-            let Some(group) = &limit.group else { continue };
-            let domain = wanted.domain(self.daemon.domains);
-            let others = domains.entry(group.clone()).or_insert_with(|| domain.clone());
-            if *others != domain {
-                let problem = format!("{group:?} has devices of another domain");
-                return place.error("limit.group", problem);
-            }
+            let reason = match wanted.needs_the_supervisor() {
+                None => "give it a domain, too".to_owned(),
+                Some(key) => format!("no device process serves {}", place.key(key)),
+            };
+            let group = limit.group.as_deref().unwrap_or_default();
+            let problem = format!("{group:?} has devices of device processes: {reason}");
+            return place.error("limit.group", problem);
         }
         Ok(())
     }
@@ -258,7 +259,7 @@ mod tests {
             parse(&format!("[daemon]\nworkers = 17\n{daemon}\n{devices}")).unwrap().unisolated()
         };
         assert_eq!(unisolated("domains = 'one'"), []);
-        let apart = [("b", "queue_workers"), ("c", "zero_copy"), ("e", "limit.group")];
+        let apart = [("b", "queue_workers"), ("c", "zero_copy")];
         let apart = apart.map(|(name, key)| (name.to_owned(), key));
         for daemon in ["", "domains = 'user'", "domains = 'device'"] {
             assert_eq!(unisolated(daemon), apart, "{daemon}");
@@ -277,32 +278,34 @@ mod tests {
         assert_eq!(domains("", Domains::User), is(["xen:xen", "xen:xen"]));
         assert_eq!(domains("", Domains::Device), is(["xen:xen:7", "xen:xen:8"]));
         let shared = "limit = { group = 'g' }";
-        assert_eq!(domains(shared, Domains::Device), [None, None]);
+        assert_eq!(domains(shared, Domains::Device), is(["xen:xen:7", "xen:xen:8"]));
     }
 
     #[test]
-    fn a_group_of_limits_is_in_one_domain() {
-        let plan = |daemon: &str, domains: [&str; 2]| {
+    fn a_group_of_limits_has_any_domains_but_not_the_daemon_beside_them() {
+        let plan = |daemon: &str, devices: [&str; 2]| {
             let mut text = format!("[daemon]\n{daemon}\n[[limit]]\nname = 'g'\niops = 5\n");
-            for (name, domain) in ["a", "b"].into_iter().zip(domains) {
-                let domain = match domain {
-                    "" => String::new(),
-                    domain => format!("domain = '{domain}'\n"),
-                };
+            for (name, more) in ["a", "b"].into_iter().zip(devices) {
                 text += &format!(
                     "[[blk]]\nname = '{name}'\nsocket_path = '/{name}'\nnull = '1G'\n\
-                     limit = {{ group = 'g' }}\n{domain}"
+                     limit = {{ group = 'g' }}\n{more}\n"
                 );
             }
             parse(&text).map(drop)
         };
-        assert_eq!(plan("", ["x", "x"]), Ok(()));
-        assert_eq!(plan("", ["", ""]), Ok(()));
-        // The daemon serves what would have domains of its own.
-        assert_eq!(plan("domains = 'device'", ["", ""]), Ok(()));
-        for domains in [["x", "y"], ["x", ""], ["", "y"]] {
-            let error = plan("", domains).unwrap_err();
-            assert!(error.contains("\"g\" has devices of another domain"), "{error}");
+        let (x, y, wide) = ("domain = 'x'", "domain = 'y'", "queue_workers = [16]");
+        for daemon in ["", "domains = 'device'", "workers = 17"] {
+            for devices in [[x, x], ["", ""], [x, y], [x, ""], ["", y]] {
+                assert_eq!(plan(daemon, devices), Ok(()), "{daemon} {devices:?}");
+            }
         }
+        assert_eq!(plan("workers = 17", [wide, wide]), Ok(()));
+        assert_eq!(plan("domains = 'one'", ["", ""]), Ok(()));
+        let said = |daemon, devices| plan(daemon, devices).unwrap_err();
+        let error = said("workers = 17", [x, wide]);
+        assert!(error.contains("b: limit.group: \"g\" has devices of device processes"), "{error}");
+        assert!(error.contains("serves queue_workers"), "{error}");
+        let error = said("domains = 'one'", ["", y]);
+        assert!(error.contains("a: limit.group") && error.contains("a domain, too"), "{error}");
     }
 }

@@ -89,12 +89,6 @@ impl DeviceManager {
         }
         let limit = &device.plan().limit;
         if former.is_some_and(|former| former.plan().limit != *limit) {
-            let process = device.domain(self.shared.domains);
-            if served.view.process.is_some() && served.view.process != process {
-                let problem = "limit.group: the group is served by another process; remove the \
-                               device and add it again";
-                return Err(Refused::Conflict(format!("{name}: {problem}")));
-            }
             self.shared.processes.limit(name, limit);
             if let Some(own) = &served.view.side.limit {
                 self.shared.groups.limit(own, limit);

@@ -446,9 +446,11 @@ impl Front<'_> {
         self.process = Some(process.clone());
         let Part { owned, remote, .. } = self.part.clone();
         let (process, marks) = (process.clone(), marks.map(Arc::new));
+        let leases = self.processes.leases.clone();
         self.marks = marks.as_ref().map_or_else(Weak::new, Arc::downgrade);
         self.request_servers.spawn(
-            RequestServer { device, owned, process, limits, joins, marks, remote }.attend(asked),
+            RequestServer { device, owned, process, limits, leases, joins, marks, remote }
+                .attend(asked),
         );
         Ok(())
     }

@@ -10,15 +10,11 @@ mod xen;
 
 use super::bucket::Bucket;
 use super::channel::{Channel, NO_FDS};
-use super::counts;
-use super::denied;
-use super::identity;
 use super::limits::ProcessGroups;
 use super::net::{self, ProcessNet};
 use super::outgoing::by_name;
-use super::sandbox;
 use super::supervisor_client::{Answer, Outgoing, SupervisorClient, Unanswered};
-use super::threads;
+use super::{counts, denied, identity, sandbox, threads};
 use crate::assemble::{Here, Opened, Tasks, options};
 use crate::model::DeviceView;
 use crate::signals;
@@ -28,7 +24,7 @@ use manyring_backend::sys::starter::ThreadRole;
 use manyring_config::plan::DaemonPlan;
 use manyring_device::net::NetDevice;
 use manyring_engine::{Janitor, Pins, Pool, PoolOptions, aside};
-use manyring_protocol::message::{self, Command, PortFilter, Report};
+use manyring_protocol::message::{self, Command, GroupRates, LimitRates, PortFilter, Report};
 use manyring_protocol::spec::{BlkSpec, DeviceSpec, KindSpec, NetSpec};
 use manyring_transport::vhost_user::{Client, Endpoint};
 use pins::QueueWorkers;
@@ -169,6 +165,7 @@ impl Inside {
                         Outgoing::Suspect { device } => Report::Suspect { device },
                         Outgoing::Gone { device, number } => Report::Gone { device, number },
                         Outgoing::Quiesced => Report::Quiesced {},
+                        Outgoing::Needs => Report::Needs {},
                         Outgoing::Request { device, request, answer } => {
                             let number = self.unanswered.ask(&device, &request, answer);
                             Report::Request { device, number, request }
@@ -214,12 +211,8 @@ impl Inside {
                 let renewed = self.renew(&device, fds, filter);
                 renewed.map_err(|errno| format!("supervisor: queues of {device}: {errno}"))?;
             }
-            Command::Limit { device, rates, group } => {
-                if let Some(limit) = self.view(&device).and_then(|view| view.side.limit.clone()) {
-                    self.groups.limit(&limit, rates, group);
-                    self.refresh(device);
-                }
-            }
+            Command::Limit { device, rates, group } => self.limit(device, rates, group),
+            Command::Lease { group } => self.groups.lease(group, fds, &self.outgoing)?,
             Command::Done { number, error } => {
                 self.unanswered.answer(number, Answer { error, ..Answer::default() });
             }
@@ -262,6 +255,13 @@ impl Inside {
             self.say(&report).await;
         }
         self.say(&Report::Counted { number }).await;
+    }
+
+    fn limit(&mut self, device: String, rates: LimitRates, group: Option<GroupRates>) {
+        if let Some(limit) = self.view(&device).and_then(|view| view.side.limit.clone()) {
+            self.groups.limit(&limit, rates, group);
+            self.refresh(device);
+        }
     }
 
     /// Has the queues of a device read its limit again.

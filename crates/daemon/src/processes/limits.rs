@@ -1,12 +1,18 @@
 //! Limits per second of devices in device processes, as the operator set them. A device process
-//! counts the work of its devices and of a group: all members of a group are in one device process.
+//! counts the work of its devices, and of a group that no other process has devices of. If others
+//! have some, it has a lease (`leases.rs`).
 
+use super::Processes;
+use super::lease_file::ProcessLease;
+use super::supervisor_client::Outgoing;
 use manyring_config::plan::{GroupPlan, LimitPlan};
 use manyring_engine::clock_now_ns;
 use manyring_engine::limit::{Group, Limit, Rates};
 use manyring_protocol::message::{Command, GroupRates, LimitRates};
+use rustix::fd::OwnedFd;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
 
 /// The limits of all devices, and the rates of all groups.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +47,23 @@ impl Limits {
     }
 }
 
+impl Processes {
+    /// Sets the limit of a device.
+    pub(crate) fn limit(&self, device: &str, limit: &LimitPlan) {
+        self.limits.send_if_modified(|limits| Arc::make_mut(limits).set(device, limit));
+    }
+
+    /// Sets the groups of limits.
+    pub(crate) fn follow_groups(&self, groups: &[GroupPlan]) {
+        self.leases.follow(groups);
+        self.limits.send_if_modified(|limits| Arc::make_mut(limits).follow(groups));
+    }
+
+    pub(super) fn limits(&self) -> watch::Receiver<Arc<Limits>> {
+        self.limits.subscribe()
+    }
+}
+
 /// Rates for a command.
 fn said(Rates { ops, bytes, burst_ms }: Rates) -> LimitRates {
     LimitRates { ops, bytes, burst_ms }
@@ -67,5 +90,20 @@ impl ProcessGroups {
             group.clone()
         });
         limit.set(rates_of(rates), group.as_ref(), now_ns);
+    }
+
+    /// From here on the supervisor divides a group among this process and others.
+    pub(super) fn lease(
+        &mut self,
+        name: String,
+        fds: Vec<OwnedFd>,
+        outgoing: &mpsc::Sender<Outgoing>,
+    ) -> Result<(), String> {
+        let lease = ProcessLease::new(fds, outgoing.clone())
+            .ok_or("supervisor: a lease without its files")?;
+        let now_ns = clock_now_ns();
+        let group = self.0.entry(name).or_insert_with(|| Group::new(Rates::default(), now_ns));
+        group.lease(Arc::new(lease), now_ns);
+        Ok(())
     }
 }

@@ -11,6 +11,7 @@
 //! begin.rs            starts processes
 //! request_server.rs   serves requests   <-  supervisor_client.rs  asks for what needs rights
 //! journal_store.rs    keeps journals    <-  session_journal.rs    writes the journal of a session
+//! leases.rs           divides limits    <-  lease_file.rs         what it was granted and used
 //! measuring.rs        has disks measured    inside/nbd.rs         talks to the server of a disk
 //! xen_front.rs        hands disks over  <-> xen_line.rs           checks the answers
 //! switches.rs         tells of ports,   ->  inside/switch.rs      carries frames between ports
@@ -47,6 +48,9 @@ mod handoff;
 mod identity;
 mod inside;
 mod journal_store;
+mod lease_file;
+mod lease_ring;
+mod leases;
 mod limits;
 mod locked;
 mod measuring;
@@ -87,8 +91,9 @@ use changes::Changes;
 use channel::Channel;
 use counts::Counts;
 use journal_store::JournalStore;
+use leases::Leases;
 use limits::Limits;
-use manyring_config::plan::{GroupPlan, LimitPlan, SWITCH, XEN};
+use manyring_config::plan::{SWITCH, XEN};
 use manyring_engine::aside;
 use process::DeviceProcess;
 use rustix::io::Errno;
@@ -111,6 +116,7 @@ pub(crate) struct Processes {
     /// The options of device processes for Xen guests.
     xen_arguments: Arc<[OsString]>,
     limits: Arc<watch::Sender<Arc<Limits>>>,
+    leases: Leases,
     /// The request queue of each device's front.
     fronts: Arc<Mutex<HashMap<String, mpsc::Sender<Asked>>>>,
     xens: Arc<Mutex<Vec<Xen>>>,
@@ -166,6 +172,7 @@ impl Processes {
             arguments: arguments.into(),
             xen_arguments: of_xen,
             limits: Arc::default(),
+            leases: Leases::default(),
             fronts: Arc::default(),
             xens: Arc::default(),
             pauses: Arc::new(watch::Sender::new(false)),
@@ -340,20 +347,6 @@ impl Processes {
     /// Returns when device processes may start.
     async fn go_on(&self) {
         let _ = self.pauses.subscribe().wait_for(|pauses| !pauses).await;
-    }
-
-    /// Sets the limit of a device.
-    pub(crate) fn limit(&self, device: &str, limit: &LimitPlan) {
-        self.limits.send_if_modified(|limits| Arc::make_mut(limits).set(device, limit));
-    }
-
-    /// Sets the groups of limits.
-    pub(crate) fn follow_groups(&self, groups: &[GroupPlan]) {
-        self.limits.send_if_modified(|limits| Arc::make_mut(limits).follow(groups));
-    }
-
-    fn limits(&self) -> watch::Receiver<Arc<Limits>> {
-        self.limits.subscribe()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Serving>> {

@@ -10,6 +10,7 @@ use super::begin::Spawned;
 use super::channel::{Channel, watched};
 use super::counts::Counts;
 use super::journal_store::{Handing, JournalStore};
+use super::lease_ring::Ring;
 use super::outgoing::{MessageFd, OutgoingMessage, Sending, send, sent};
 use super::question::Question;
 use super::state::State;
@@ -48,6 +49,7 @@ pub(super) struct DeviceProcess {
     devices: Mutex<BTreeMap<String, Device>>,
     lost: Lost,
     pub(super) threads: Threads,
+    pub(super) ring: Ring,
     /// Number of sessions that have begun.
     sessions: AtomicU64,
     /// Number of reports that were read.
@@ -92,6 +94,7 @@ impl DeviceProcess {
             devices: Mutex::default(),
             lost: Lost::default(),
             threads: Threads::new(),
+            ring: Ring::default(),
             sessions: AtomicU64::new(0),
             reports: AtomicU64::new(0),
             asked: AtomicU64::new(0),

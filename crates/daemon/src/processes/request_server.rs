@@ -9,6 +9,7 @@ mod connections;
 
 use super::assigned::PendingRequest;
 use super::credentials;
+use super::leases::Leases;
 use super::limits::Limits;
 use super::outgoing::OutgoingMessage;
 use super::process::DeviceProcess;
@@ -126,6 +127,7 @@ pub(super) struct RequestServer {
     pub(super) owned: Owned,
     pub(super) process: Arc<DeviceProcess>,
     pub(super) limits: watch::Receiver<Arc<Limits>>,
+    pub(super) leases: Leases,
     /// How often an interface was joined before its queues were handed over.
     pub(super) joins: u64,
     /// For a disk whose lock goes with the rings, or that is only read.
@@ -155,7 +157,7 @@ impl RequestServer {
             Owned::Disk(disk) | Owned::XenDisk(disk) => disk.changes(),
         };
         // A device process starts without a limit.
-        let mut limit = Limits::default().of(&self.device);
+        let (mut limit, mut group) = (Limits::default().of(&self.device), self.leases.of_device());
         self.limits.mark_changed();
         let mut connecting: Option<Connecting> = None;
         let server = self.server();
@@ -181,13 +183,14 @@ impl RequestServer {
                 Ok(()) = self.limits.changed() => {
                     let now = self.limits.borrow_and_update().of(&self.device);
                     if limit != now {
+                        group.follow(&now, &self.process);
                         limit = now.clone();
                         self.process.tell_in_turn(now, Vec::new()).await;
                     }
                 }
             }
         }
-        drop(connecting);
+        drop((connecting, group));
         if let Some((_, connections)) = server {
             self.shut(connections).await;
         }

@@ -30,6 +30,8 @@ pub(super) enum Outgoing {
     Suspect { device: String },
     /// The session of a client has ended.
     Gone { device: String, number: u64 },
+    /// Devices of a group with a lease need something while the supervisor sleeps.
+    Needs,
     /// All devices have quiesced.
     Quiesced,
 }

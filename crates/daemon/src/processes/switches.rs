@@ -11,6 +11,7 @@
 use super::Processes;
 use super::assigned::{PendingRequest, ServedSwitch, lock};
 use super::handoff::{DeviceHandoff, HandoffMessage};
+use super::leases::Leases;
 use super::limits::Limits;
 use super::process::DeviceProcess;
 use super::request_server::{RequestServer, left_of, lent};
@@ -67,7 +68,10 @@ async fn serve_uplink(
     // An uplink has no limit.
     let limits = watch::channel(Arc::new(Limits::default())).1;
     let (marks, remote) = (None, None);
-    RequestServer { device, owned, process, limits, joins, marks, remote }.attend(asked).await;
+    // No limit is that of an uplink.
+    let leases = Leases::default();
+    let server = RequestServer { device, owned, process, limits, leases, joins, marks, remote };
+    server.attend(asked).await;
 }
 
 impl DeviceProcess {

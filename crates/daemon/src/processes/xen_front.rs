@@ -310,6 +310,7 @@ impl XenFront {
             owned,
             process: process.clone(),
             limits,
+            leases: self.processes.leases.clone(),
             joins: 0,
             marks,
             // xenstore names files alone.

@@ -23,6 +23,7 @@ mod parked;
 mod qcow2;
 mod reaped;
 mod reserved;
+mod shared_limit;
 mod silent;
 mod stopped;
 mod switched;

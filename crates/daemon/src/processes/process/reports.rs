@@ -73,18 +73,17 @@ impl DeviceProcess {
                 self.handle_request(&device, number, request)?
             }
             Report::Suspect { device } => self.port(&device)?.port_may_have_changed(),
+            Report::Needs {} => self.ring.ring(),
             Report::Guest { device, mac, announces, control, pairs } => {
                 let [control, pairs] = [control, pairs].map(|number| number.map(usize::from));
                 self.net(&device)?.show_guest(Guest { mac, announces, control, pairs });
             }
             Report::Xen { device, number, said } => self.line(&device)?.handle(number, said)?,
             Report::Export { .. } => return Err("an export that was not asked for".to_owned()),
-            Report::Counted { number } => {
-                if number > self.asked.load(Ordering::Relaxed) {
-                    return Err("an answer without a question".to_owned());
-                }
-                self.answered.send_replace(number);
+            Report::Counted { number } if number > self.asked.load(Ordering::Relaxed) => {
+                return Err("an answer without a question".to_owned());
             }
+            Report::Counted { number } => _ = self.answered.send_replace(number),
         }
         Ok(())
     }
