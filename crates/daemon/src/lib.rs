@@ -10,6 +10,7 @@
 
 mod ask;
 mod assemble;
+mod byte_stream;
 mod cli;
 mod client;
 mod control;

@@ -4,7 +4,7 @@
 //! waits for a disk: if the buffer is full, a frame passes and is not captured. Frames are captured
 //! as they cross the port: a guest's checksums may be partial, its segments large.
 //!
-//! A process that may write no file sends its records through a pipe. Who reads the pipe has
+//! A process that may write no file sends its records through a socket. Who reads them has
 //! created the file ([`create`]), and writes to it what [`whole`] lets pass.
 
 use super::decorator::{Decorated, Decorator};
@@ -203,13 +203,13 @@ impl PcapPort {
         Self::writing(port, create(path)?, path.display().to_string())
     }
 
-    /// Decorates `port`. Records go into `pipe`, whose other end has a process that has created the
-    /// file. `device` names the capture in messages.
+    /// Decorates `port`. Records go into `stream`, whose other end has a process that has created
+    /// the file. `device` names the capture in messages.
     ///
     /// # Errors
     /// The host has no thread.
-    pub fn piped(port: Arc<dyn Port>, pipe: OwnedFd, device: &str) -> io::Result<Self> {
-        Self::writing(port, File::from(pipe), format!("handed for {device}"))
+    pub fn streamed(port: Arc<dyn Port>, stream: OwnedFd, device: &str) -> io::Result<Self> {
+        Self::writing(port, File::from(stream), format!("handed for {device}"))
     }
 
     fn writing(port: Arc<dyn Port>, file: File, path: String) -> io::Result<Self> {
@@ -411,7 +411,7 @@ mod tests {
     #[test]
     fn frames_go_through_a_pipe_as_into_a_file_and_without_its_header() {
         let (reads, writes) = rustix::pipe::pipe().unwrap();
-        let port = PcapPort::piped(Arc::new(NullPort::new(1, 64)), writes, "lan").unwrap();
+        let port = PcapPort::streamed(Arc::new(NullPort::new(1, 64)), writes, "lan").unwrap();
         let memory = Arc::new(Mapping::anonymous(4096).unwrap());
         let buffers = [memory.slice(0, 1000).unwrap()];
         for _ in 0..3 {

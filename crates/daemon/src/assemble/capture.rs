@@ -2,32 +2,33 @@
 //!
 //! ```text
 //! device process                            supervisor
-//! Pcap, its buffer -> thread -> a pipe ---> thread "capture" of this device -> the file
+//! Pcap, its buffer -> thread -> a socket -> thread "capture" of this device -> the file
 //! ```
-//! Each device process gets the end of a new pipe. The thread writes whole records to the file, and
-//! drops what is left of one when a process has died: the file stays readable, and the next process
-//! goes on behind the last record. Bytes that are no record end the capture of that process. A file
-//! that is slow keeps its own thread waiting: the pipe fills, and then the buffer of the process,
-//! which counts the frames that it does not capture. No other device waits for that thread.
+//! Each device process gets the end of a new stream (`byte_stream.rs`). The thread writes whole
+//! records to the file, and drops what is left of one when a process has died: the file stays
+//! readable, and the next process goes on behind the last record. Bytes that are no record, and
+//! file descriptors, end the capture of that process. A file that is slow keeps its own thread
+//! waiting: the stream fills, and then the buffer of the process, which counts the frames that it
+//! does not capture. No other device waits for that thread.
 
+use crate::byte_stream::{self, ByteStream};
 use crate::times::CAPTURE_SETTLE;
 use manyring_backend::net::pcap::{self, RECORD_SIZE_MAX};
+use manyring_engine::Janitor;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fd::OwnedFd;
-use rustix::fs::{OFlags, fcntl_setfl};
-use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::fd::{AsFd, OwnedFd};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Seek, Write};
+use std::io::{self, ErrorKind, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that a pipe holds, if the host allows it.
-const PIPE_SIZE: usize = 1 << 20;
-/// Pipes of former device processes that wait to be read, at most: further ones are read no more.
-const PIPES_MAX: usize = 4;
+/// Bytes that a stream holds, if the host allows it.
+const STREAM_SIZE: usize = 1 << 20;
+/// Streams of former device processes that wait to be read, at most: further ones are read no
+/// more.
+const STREAMS_MAX: usize = 4;
 /// Bytes that are read in one call, at most: the longest record fits.
 const BUFFER_SIZE: usize = RECORD_SIZE_MAX.next_power_of_two();
 
@@ -47,6 +48,8 @@ pub(crate) enum Capture {
 pub(crate) struct CaptureFile {
     shared: Arc<Shared>,
     file: File,
+    /// Closes the streams, and what else the device processes have sent.
+    janitor: Arc<Janitor>,
 }
 
 #[derive(Debug)]
@@ -54,17 +57,18 @@ struct Shared {
     path: String,
     orders: Mutex<Orders>,
     changed: Condvar,
-    /// Wakes the thread from its wait for a pipe.
+    /// Wakes the thread from its wait for a stream.
     wakes: OwnedFd,
 }
 
 #[derive(Debug, Default)]
 struct Orders {
-    /// The pipes that are not read yet. The last one is of the device process that has the device.
-    next: VecDeque<OwnedFd>,
-    /// Read what the present pipe holds, and close it.
+    /// The streams that are not read yet. The last one is of the device process that has the
+    /// device.
+    next: VecDeque<ByteStream>,
+    /// Read what the present stream holds, and close it.
     leaves: bool,
-    /// The thread reads a pipe.
+    /// The thread reads a stream.
     is_busy: bool,
     ends: bool,
     /// The thread has ended, by itself after an error of the file.
@@ -72,12 +76,12 @@ struct Orders {
 }
 
 impl CaptureFile {
-    /// Empties the file at `path` and begins the capture; `left`, the file of the supervisor before
-    /// this one, is gone on with if it is the same file. May block.
+    /// Empties the file at `path` and begins the capture of `device`; `left`, the file of the
+    /// supervisor before this one, is gone on with if it is the same file. May block.
     ///
     /// # Errors
     /// The error of the host.
-    pub(crate) fn begin(path: &Path, left: Option<OwnedFd>) -> io::Result<Self> {
+    pub(crate) fn begin(device: &str, path: &Path, left: Option<OwnedFd>) -> io::Result<Self> {
         let left = left.map(File::from).filter(|left| is_at(left, path));
         let file = left.map_or_else(|| pcap::create(path), Ok)?;
         let wakes = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -87,25 +91,23 @@ impl CaptureFile {
         let (works, mut written) = (shared.clone(), file.try_clone()?);
         let thread = std::thread::Builder::new().name("capture".to_owned());
         thread.spawn(move || works.work(&mut written))?;
-        Ok(Self { shared, file })
+        Ok(Self { shared, file, janitor: Arc::new(Janitor::of(device)) })
     }
 
-    /// The end of a pipe for the next device process. The pipe of the one before it is closed after
-    /// what it holds. May block.
+    /// The end of a stream for the next device process. The stream of the one before it is closed
+    /// after what it holds. May block.
     ///
     /// # Errors
-    /// The host has no pipe.
+    /// The host has no socket.
     pub(crate) fn lend(&self) -> io::Result<OwnedFd> {
-        let (reads, writes) = pipe_with(PipeFlags::CLOEXEC)?;
-        fcntl_setfl(&reads, OFlags::NONBLOCK)?;
-        // A user who is not root has so many large pipes only.
-        let _ = fcntl_setpipe_size(&writes, PIPE_SIZE);
+        let (reads, writes) = byte_stream::pair(STREAM_SIZE)?;
+        let reads = ByteStream::new(reads, self.janitor.clone());
         let mut orders = self.shared.lock();
         // After the end of the thread the process is told by its first write.
         if !orders.has_ended {
             orders.leaves = false;
             orders.next.push_back(reads);
-            let beyond = orders.next.len() > PIPES_MAX;
+            let beyond = orders.next.len() > STREAMS_MAX;
             let oldest = if beyond { orders.next.pop_front() } else { None };
             drop(orders);
             self.shared.wake();
@@ -173,8 +175,8 @@ impl Shared {
 
     fn work(&self, file: &mut File) {
         let path = &self.path;
-        while let Some(pipe) = self.next() {
-            match self.copy(&pipe, file) {
+        while let Some(stream) = self.next() {
+            match self.copy(&stream, file) {
                 Ok(()) => {}
                 Err(Failure::Records) => tracing::error!(
                     path,
@@ -195,15 +197,15 @@ impl Shared {
         drop(next);
     }
 
-    /// Waits for the next pipe; `None`: the capture ends.
-    fn next(&self) -> Option<OwnedFd> {
+    /// Waits for the next stream; `None`: the capture ends.
+    fn next(&self) -> Option<ByteStream> {
         let mut orders = self.lock();
         orders.is_busy = false;
         self.changed.notify_all();
         loop {
-            if let Some(pipe) = orders.next.pop_front() {
+            if let Some(stream) = orders.next.pop_front() {
                 orders.is_busy = true;
-                return Some(pipe);
+                return Some(stream);
             }
             if orders.ends {
                 return None;
@@ -212,16 +214,16 @@ impl Shared {
         }
     }
 
-    /// Copies whole records from a pipe until its writer has ended, or must leave.
-    fn copy(&self, pipe: &OwnedFd, file: &mut File) -> Result<(), Failure> {
+    /// Copies whole records from a stream until its writer has ended, or must leave.
+    fn copy(&self, stream: &ByteStream, file: &mut File) -> Result<(), Failure> {
         let mut buffer = vec![0; BUFFER_SIZE];
         let (mut len, mut last) = (0, None);
         loop {
             // A process that goes on to write is not listened to without end.
             if last.is_none() && self.lock().must_leave() {
-                last = Some(PIPE_SIZE);
+                last = Some(STREAM_SIZE);
             }
-            match rustix::io::read(pipe, &mut buffer[len..]) {
+            match stream.read(&mut buffer[len..]) {
                 Ok(0) => return Ok(()),
                 Ok(read) => {
                     len += read;
@@ -237,21 +239,24 @@ impl Shared {
                         None => None,
                     };
                 }
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) if last.is_some() => return Ok(()),
-                Err(Errno::AGAIN) => {
-                    let mut polled = [pipe, &self.wakes].map(|fd| PollFd::new(fd, PollFlags::IN));
+                Err(error) if error.kind() == ErrorKind::InvalidData => {
+                    return Err(Failure::Records);
+                }
+                Err(error) if error.kind() != ErrorKind::WouldBlock => return Ok(()),
+                Err(_) if last.is_some() => return Ok(()),
+                Err(_) => {
+                    let fds = [stream.as_fd(), self.wakes.as_fd()];
+                    let mut polled = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
                     let _ = poll(&mut polled, None);
                     let _ = rustix::io::read(&self.wakes, &mut [0; 8]);
                 }
-                Err(_) => return Ok(()),
             }
         }
     }
 }
 
 impl Orders {
-    /// The process of the present pipe has the device no more.
+    /// The process of the present stream has the device no more.
     fn must_leave(&self) -> bool {
         self.leaves || self.ends || !self.next.is_empty()
     }
@@ -278,6 +283,7 @@ fn write(file: &mut File, records: &[u8]) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use manyring_driver::hostile::HeldLock;
     use std::time::Duration;
 
     const HEADER: usize = 24;
@@ -306,15 +312,15 @@ mod tests {
     fn a_process_that_dies_inside_a_record_leaves_whole_ones_and_the_next_goes_on() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lan.pcap");
-        let capture = CaptureFile::begin(&path, None).unwrap();
+        let capture = CaptureFile::begin("lan", &path, None).unwrap();
         let mut records = Vec::new();
         for process in 0..4u32 {
-            let mut pipe = File::from(capture.lend().unwrap());
+            let mut stream = File::from(capture.lend().unwrap());
             for number in 0..50 {
                 records.push(record(number, process * 60_000));
-                pipe.write_all(records.last().unwrap()).unwrap();
+                stream.write_all(records.last().unwrap()).unwrap();
             }
-            pipe.write_all(&record(99, 1000)[..500]).unwrap();
+            stream.write_all(&record(99, 1000)[..500]).unwrap();
         }
         holds(&path, &records);
         capture.finish();
@@ -322,31 +328,51 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_keeps_its_pipe_keeps_the_next_one_from_nothing() {
+    fn a_process_that_keeps_its_stream_keeps_the_next_one_from_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lan.pcap");
-        let capture = CaptureFile::begin(&path, None).unwrap();
+        let capture = CaptureFile::begin("lan", &path, None).unwrap();
         let mut first = File::from(capture.lend().unwrap());
         first.write_all(&record(1, 100)).unwrap();
         let mut second = File::from(capture.lend().unwrap());
         second.write_all(&record(2, 100)).unwrap();
         holds(&path, &[record(1, 100), record(2, 100)]);
-        // The pipe that was left has no reader any more.
+        // The stream that was left has no reader any more.
         let error = first.write_all(&record(3, 100)).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
         capture.finish();
+    }
+
+    #[test]
+    fn a_process_whose_memory_never_comes_holds_no_thread_of_this_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lan.pcap");
+        let capture = CaptureFile::begin("lan", &path, None).unwrap();
+        let mut first = File::from(capture.lend().unwrap());
+        first.write_all(&record(1, 100)).unwrap();
+        holds(&path, &[record(1, 100)]);
+        // It writes from a page that waits for its contents.
+        let held = match HeldLock::pipe(first.into()) {
+            Ok(held) => held,
+            Err(error) => return println!("not tested: {error}"),
+        };
+        let mut second = File::from(capture.lend().unwrap());
+        second.write_all(&record(2, 100)).unwrap();
+        holds(&path, &[record(1, 100), record(2, 100)]);
+        capture.finish();
+        drop(held);
     }
 
     #[test]
     fn bytes_that_are_no_record_end_that_capture_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lan.pcap");
-        let capture = CaptureFile::begin(&path, None).unwrap();
+        let capture = CaptureFile::begin("lan", &path, None).unwrap();
         let mut bad = File::from(capture.lend().unwrap());
         bad.write_all(&record(1, 100)).unwrap();
         let mut garbage = record(2, 100);
         garbage[8] ^= 1;
-        // The reader may close the pipe before all of it is written.
+        // The reader may close the stream before all of it is written.
         while bad.write_all(&garbage).is_ok() {}
         let mut good = File::from(capture.lend().unwrap());
         good.write_all(&record(3, 100)).unwrap();
@@ -358,20 +384,20 @@ mod tests {
     fn the_next_supervisor_goes_on_with_the_same_file_and_begins_another_one() {
         let folder = tempfile::tempdir().unwrap();
         let (path, other) = (folder.path().join("lan.pcap"), folder.path().join("other.pcap"));
-        let capture = CaptureFile::begin(&path, None).unwrap();
+        let capture = CaptureFile::begin("lan", &path, None).unwrap();
         File::from(capture.lend().unwrap()).write_all(&record(1, 100)).unwrap();
         let left = capture.left().unwrap();
-        let next = CaptureFile::begin(&path, Some(left)).unwrap();
+        let next = CaptureFile::begin("lan", &path, Some(left)).unwrap();
         // A takeover that failed: this one goes on, and hands the file over again.
         File::from(capture.lend().unwrap()).write_all(&record(2, 100)).unwrap();
         holds(&path, &[record(1, 100), record(2, 100)]);
         let left = capture.left().unwrap();
         drop((capture, next));
-        let next = CaptureFile::begin(&path, Some(left)).unwrap();
+        let next = CaptureFile::begin("lan", &path, Some(left)).unwrap();
         File::from(next.lend().unwrap()).write_all(&record(3, 100)).unwrap();
         let all = [record(1, 100), record(2, 100), record(3, 100)];
         holds(&path, &all);
-        let another = CaptureFile::begin(&other, Some(next.left().unwrap())).unwrap();
+        let another = CaptureFile::begin("lan", &other, Some(next.left().unwrap())).unwrap();
         File::from(another.lend().unwrap()).write_all(&record(4, 100)).unwrap();
         holds(&other, &[record(4, 100)]);
         holds(&path, &all);
@@ -379,21 +405,21 @@ mod tests {
 
     #[test]
     fn a_file_that_takes_nothing_ends_the_capture_and_is_told_to_each_process() {
-        let capture = CaptureFile::begin(Path::new("/dev/null"), None).unwrap();
+        let capture = CaptureFile::begin("lan", Path::new("/dev/null"), None).unwrap();
         let shared = Shared {
             path: "full".to_owned(),
             orders: Mutex::default(),
             changed: Condvar::new(),
             wakes: eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
         };
-        let (reads, writes) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (reads, writes) = byte_stream::pair(STREAM_SIZE).unwrap();
         File::from(writes).write_all(&record(1, 100)).unwrap();
-        shared.lock().next.push_back(reads);
+        shared.lock().next.push_back(ByteStream::new(reads, Arc::new(Janitor::of("lan"))));
         shared.work(&mut File::options().write(true).open("/dev/full").unwrap());
         assert!(shared.lock().has_ended);
         capture.shared.lock().has_ended = true;
-        let mut pipe = File::from(capture.lend().unwrap());
-        let error = pipe.write_all(&record(1, 100)).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        let mut stream = File::from(capture.lend().unwrap());
+        let error = stream.write_all(&record(1, 100)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe);
     }
 }

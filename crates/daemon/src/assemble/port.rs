@@ -139,7 +139,7 @@ pub(super) fn decorated(
     };
     Ok(match capture {
         Capture::Supervisor(left) => {
-            let file = CaptureFile::begin(path, left).map_err(failed)?;
+            let file = CaptureFile::begin(&net.device.name, path, left).map_err(failed)?;
             (port, Capture::Begun(Arc::new(file)))
         }
         // Outermost: what the guest sends and gets is captured.

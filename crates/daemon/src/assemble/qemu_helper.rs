@@ -15,9 +15,11 @@
 
 use super::helper_walls::{self, ImageFiles};
 use super::monitor::{Monitor, MonitorError};
+use crate::byte_stream::{self, ByteStream};
 use crate::reaper::reap;
 use crate::times::{HELPER_BACKOFF, HELPER_END, HELPER_LASTS, HELPER_NEXT, HELPER_START_STEP};
 use manyring_backend::blk::{Connection, Disk, DiskQueue, Geometry};
+use manyring_engine::Janitor;
 use manyring_nbd::{Host, JoinError, Uri};
 use manyring_transport::vhost_user::{ListenError, SocketName, check_path};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,7 +34,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, Command};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -55,6 +57,8 @@ const GREETING: [u8; 8] = *b"NBDMAGIC";
 const STEPS: usize = 100;
 /// Of what a child has said, the last bytes are kept.
 const SAID_MAX: usize = 1024;
+/// Bytes that a child writes ahead of who hears it.
+const STDERR_SIZE: usize = 128 << 10;
 
 const UNMEASURED: &str = "the size of the image is not known: once qemu-storage-daemon serves \
                           again, have it measured with \"manyring resize DEVICE --shrink\"";
@@ -224,12 +228,14 @@ impl Helper {
             pipe_with(PipeFlags::CLOEXEC).map_err(|errno| failed(errno.into()))?;
         let ended = Arc::<Ended>::default();
         let monitor = Arc::<Monitored>::default();
+        let janitor = Arc::new(Janitor::of(&options.name));
         let watch = Watch {
             options: options.clone(),
             listener,
             stopped,
             ended: ended.clone(),
             monitor: monitor.clone(),
+            janitor,
         };
         let thread = std::thread::Builder::new().name("disk-helper".to_owned());
         thread.spawn(move || watch.run()).map_err(failed)?;
@@ -328,6 +334,8 @@ struct Watch {
     stopped: OwnedFd,
     ended: Arc<Ended>,
     monitor: Arc<Monitored>,
+    /// Closes what the children have sent beside words.
+    janitor: Arc<Janitor>,
 }
 
 impl Watch {
@@ -340,7 +348,7 @@ impl Watch {
         let mut pause = HELPER_BACKOFF.0;
         loop {
             let (is_lasting, reason) = match self.start() {
-                Ok(child) => match self.follow(child) {
+                Ok((child, stderr)) => match self.follow(child, stderr) {
                     Some(end) => end,
                     None => break,
                 },
@@ -356,7 +364,7 @@ impl Watch {
         }
     }
 
-    fn start(&self) -> io::Result<Child> {
+    fn start(&self) -> io::Result<(Child, ByteStream)> {
         let mut command = Command::new(WRAPPER[0]);
         if rustix::process::geteuid().is_root() {
             // The kernel gives a program that root starts every capability of this set.
@@ -366,17 +374,19 @@ impl Watch {
         command.args(arguments(&self.options));
         command.stdin(OwnedFd::from(self.listener.try_clone()?));
         let (ours, of_child) = UnixStream::pair()?;
-        command.stdout(OwnedFd::from(of_child)).stderr(Stdio::piped());
+        let (stderr, writes) = byte_stream::pair(STDERR_SIZE)?;
+        command.stdout(OwnedFd::from(of_child)).stderr(writes);
         let child = command.spawn()?;
         *self.monitor.lock() = Some(Monitor::new(ours));
         self.monitor.is_new.notify_all();
-        Ok(child)
+        Ok((child, ByteStream::new(stderr, self.janitor.clone())))
     }
 
     /// Waits for the end of a child. Returns whether it has lived for long, and why it has ended;
     /// `None`: the helper was dropped, and the child has ended because it was asked to.
-    fn follow(&self, mut child: Child) -> Option<(bool, String)> {
-        let heard = hear(child.stderr.take());
+    fn follow(&self, mut child: Child, stderr: ByteStream) -> Option<(bool, String)> {
+        let stderr = Arc::new(stderr);
+        let heard = hear(stderr.clone());
         let pid = Pid::from_child(&child);
         // Nobody has waited for the child yet, so that the number is still its own.
         let Ok(ends) = pidfd_open(pid, PidfdFlags::empty()) else {
@@ -397,6 +407,8 @@ impl Watch {
             }
         }
         let status = reap(child);
+        // Another process may have the other end still.
+        stderr.finish();
         let said = heard.ok().and_then(|heard| heard.join().ok()).unwrap_or_default();
         if is_stopped {
             return None;
@@ -408,14 +420,16 @@ impl Watch {
 }
 
 /// Reads what a child says until it has ended, on a thread of its own: the end of it.
-fn hear(pipe: Option<ChildStderr>) -> io::Result<JoinHandle<String>> {
+fn hear(stderr: Arc<ByteStream>) -> io::Result<JoinHandle<String>> {
     let read = move || {
-        let (mut pipe, mut bytes, mut len) = (pipe, [0; SAID_MAX], 0);
-        while let Some(count) = pipe.as_mut().and_then(|pipe| pipe.read(&mut bytes).ok()) {
-            if count == 0 {
-                break;
+        let (mut bytes, mut len) = ([0; SAID_MAX], 0);
+        loop {
+            match stderr.read(&mut bytes) {
+                Ok(0) => break,
+                Ok(count) => len = count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => stderr.wait(),
+                Err(_) => break,
             }
-            len = count;
         }
         String::from_utf8_lossy(&bytes[..len]).into_owned()
     };
@@ -468,6 +482,7 @@ mod tests {
     use super::*;
     use manyring_nbd::{Address, NbdDisk, NbdOptions, Target};
     use std::io::{BufRead, BufReader, Write};
+    use std::process::Stdio;
 
     fn options(folder: &Path) -> HelperOptions {
         HelperOptions {
@@ -519,9 +534,13 @@ mod tests {
     #[test]
     fn of_what_a_child_says_the_end_is_kept() {
         let mut command = Command::new("sh");
-        command.args(["-c", "echo first >&2; sleep 0.1; echo last >&2"]).stderr(Stdio::piped());
+        let (stderr, writes) = byte_stream::pair(STDERR_SIZE).unwrap();
+        command.args(["-c", "echo first >&2; sleep 0.1; echo last >&2"]).stderr(writes);
         let mut child = command.spawn().unwrap();
-        let said = hear(child.stderr.take()).unwrap().join().unwrap();
+        // It has the other end, too.
+        drop(command);
+        let stderr = ByteStream::new(stderr, Arc::new(Janitor::of("vm1")));
+        let said = hear(Arc::new(stderr)).unwrap().join().unwrap();
         child.wait().unwrap();
         assert_eq!(said.lines().last(), Some("last"));
     }

@@ -11,6 +11,7 @@
 //! that). So a device process never outlives its supervisor, however the supervisor ends.
 
 use super::channel::pair;
+use crate::byte_stream;
 use crate::reaper::{has_ended, reap};
 use crate::times::{WARM_DELAY, WARM_START};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,6 +30,8 @@ use tokio::time::Instant;
 /// Most warm processes that are started before a takeover. Further device processes start when they
 /// are needed.
 const SPARES_MAX: usize = 64;
+/// Bytes of its log that a process writes ahead. One that polls first has a quarter of them.
+const STDERR_SIZE: usize = 512 << 10;
 
 /// A process that was started.
 #[derive(Debug)]
@@ -38,6 +41,8 @@ pub(super) struct Spawned {
     pub(super) pidfd: OwnedFd,
     /// The supervisor's end of its channel.
     pub(super) socket: OwnedFd,
+    /// The supervisor's end of its standard error (`byte_stream.rs`).
+    pub(super) stderr: OwnedFd,
 }
 
 struct WarmProcess {
@@ -223,11 +228,12 @@ impl Starter {
 /// channel does.
 fn spawn(arguments: &[OsString]) -> io::Result<Spawned> {
     let (ours, theirs) = pair()?;
+    let (stderr, writes) = byte_stream::pair(STDERR_SIZE)?;
     let mut command = Command::new("/proc/self/exe");
     command.arg0("manyring").args(arguments).env_clear().process_group(0);
-    command.stdin(theirs).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.stdin(theirs).stdout(Stdio::null()).stderr(writes);
     let (child, pidfd) = watched(command.spawn()?)?;
-    Ok(Spawned { child, pidfd, socket: ours })
+    Ok(Spawned { child, pidfd, socket: ours, stderr })
 }
 
 /// A child that was just started, and its pidfd: nobody has reaped the child yet, so that the

@@ -1,15 +1,17 @@
 //! `Channel`: whole messages with file descriptors over a pair of sockets, without waiting.
 
+pub(super) use crate::byte_stream::Brought;
+use crate::byte_stream::receive_into;
 use crate::times::CHANNEL_RETRY;
-use manyring_engine::{Janitor, MESSAGE_FDS_MAX};
+use manyring_engine::Janitor;
 use manyring_protocol::message::{FDS_MAX, SIZE_MAX};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    socketpair,
 };
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use tokio::io::Interest;
@@ -22,41 +24,6 @@ pub(super) struct Channel {
     /// Closes descriptors that arrived and are not wanted. The peer chose them, and a close of its
     /// choice may block.
     janitor: Arc<Janitor>,
-}
-
-/// Descriptors that arrived with a message. Those that nobody takes are closed by the janitor.
-#[derive(Debug)]
-pub(super) struct Brought {
-    fds: Vec<OwnedFd>,
-    janitor: Arc<Janitor>,
-}
-
-impl Brought {
-    #[cfg(any(test, fuzzing))]
-    pub(super) fn of(fds: Vec<OwnedFd>, janitor: Arc<Janitor>) -> Self {
-        Self { fds, janitor }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.fds.is_empty()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.fds.len()
-    }
-
-    pub(super) fn take(&mut self) -> Vec<OwnedFd> {
-        std::mem::take(&mut self.fds)
-    }
-}
-
-impl Drop for Brought {
-    fn drop(&mut self) {
-        if !self.is_empty() {
-            let fds = self.take();
-            self.janitor.dispose(fds);
-        }
-    }
 }
 
 /// For a message without descriptors.
@@ -72,8 +39,8 @@ pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// The descriptor, watched by the runtime.
-#[allow(deprecated, reason = "its replacement is unsafe; an `OwnedFd` never changes its fd")]
-pub(crate) fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+#[allow(deprecated, reason = "its replacement is unsafe; no owner here ever changes its fd")]
+pub(crate) fn watched<T: AsRawFd>(fd: T, interest: Interest) -> io::Result<AsyncFd<T>> {
     AsyncFd::with_interest(fd, interest)
 }
 
@@ -165,30 +132,18 @@ impl Channel {
 
 fn receive(socket: &OwnedFd, janitor: &Arc<Janitor>) -> io::Result<Option<Came>> {
     let mut bytes = vec![0; SIZE_MAX];
-    // Space for all that any message can have: the kernel closes what does not fit, on this thread.
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let mut slices = [IoSliceMut::new(&mut bytes)];
-    let received = rustix::net::recvmsg(socket, &mut slices, &mut control, flags)?;
-    let mut brought = Brought { fds: Vec::new(), janitor: janitor.clone() };
-    let fds = &mut brought.fds;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    let is_cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    if is_cut || fds.len() > FDS_MAX {
+    let (count, brought, is_cut) = receive_into(socket, &mut bytes, janitor)?;
+    if is_cut || brought.len() > FDS_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    bytes.truncate(received.bytes);
+    bytes.truncate(count);
     Ok((!bytes.is_empty()).then_some((bytes, brought)))
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use manyring_engine::MESSAGE_FDS_MAX;
     use std::time::Duration;
 
     fn with_channels<F: Future<Output = ()>>(test: impl FnOnce(Channel, Channel) -> F) {
@@ -209,10 +164,10 @@ pub(super) mod tests {
             a.send(b"one", &fds).await.unwrap();
             a.send(b"two", NO_FDS).await.unwrap();
             let (bytes, came) = b.receive().await.unwrap().unwrap();
-            assert_eq!((bytes.as_slice(), came.fds.len()), (&b"one"[..], FDS_MAX));
+            assert_eq!((bytes.as_slice(), came.len()), (&b"one"[..], FDS_MAX));
             drop((came, fds));
             let (bytes, came) = b.receive().await.unwrap().unwrap();
-            assert_eq!((bytes.as_slice(), came.fds.len()), (&b"two"[..], 0));
+            assert_eq!((bytes.as_slice(), came.len()), (&b"two"[..], 0));
             drop(a);
             assert!(b.receive().await.unwrap().is_none());
         });

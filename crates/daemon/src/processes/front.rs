@@ -474,8 +474,8 @@ impl Front<'_> {
             (Wanted::Net(net), Owned::Port(shown)) => {
                 let (port, mut fds) = request_server::lent(shown).await?;
                 if let Some(capture) = self.part.capture.clone() {
-                    let pipe = aside(move || capture.lend()).await.ok_or("internal error")?;
-                    fds.push(pipe.map_err(|error| error.to_string())?);
+                    let stream = aside(move || capture.lend()).await.ok_or("internal error")?;
+                    fds.push(stream.map_err(|error| error.to_string())?);
                 }
                 let spec = net.spec(shown.mac(), shown.mtu()).ok_or(UNSERVED)?;
                 Ok(DeviceGrant { spec, port, fds, marks: None })

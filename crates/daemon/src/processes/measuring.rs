@@ -12,6 +12,7 @@ use super::channel::{Channel, watched};
 use super::credentials;
 use super::stderr_relay::StderrRelay;
 use crate::assemble::remote::Measurer;
+use crate::byte_stream::ByteStream;
 use crate::reaper::reap;
 use crate::times::{NBD_CONNECT, NBD_MEASURE, PROCESS_END};
 use manyring_engine::{Janitor, aside};
@@ -133,13 +134,13 @@ impl Measured {
 
     async fn attend(
         &self,
-        Spawned { mut child, socket, pidfd }: Spawned,
+        Spawned { child, socket, pidfd, stderr }: Spawned,
         target: NbdTarget,
         fds: Vec<OwnedFd>,
         tell: impl FnOnce(Result<NbdFound, String>),
     ) {
-        let stderr = child.stderr.take();
-        let relay = stderr.map(|stderr| self.stderr_relay.follow(stderr, self.name.clone()));
+        let stderr = ByteStream::new(stderr, self.janitor.clone());
+        let relay = self.stderr_relay.follow(stderr, self.name.clone());
         let channel = Channel::new(socket, self.janitor.clone());
         let found = match &channel {
             Ok(channel) => {
@@ -167,9 +168,7 @@ impl Measured {
             let _ = ended.readable().await;
         }
         reap(child);
-        if let Some(relay) = relay {
-            relay.end().await;
-        }
+        relay.end().await;
     }
 }
 
@@ -201,12 +200,13 @@ async fn answer(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::byte_stream;
     use crate::processes::channel::pair;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
     use std::io::ErrorKind::WouldBlock;
     use std::io::Read;
     use std::os::unix::net::UnixStream;
-    use std::process::{Command as Program, Stdio};
+    use std::process::Command as Program;
     use std::sync::mpsc::{Receiver, channel};
 
     const EXPORT: NbdFound = NbdFound::Export(ExportSpec {
@@ -227,7 +227,8 @@ mod tests {
     ) -> Result<NbdFound, String> {
         let (socket, theirs) = pair().unwrap();
         let theirs = Channel::new(theirs, Arc::new(Janitor::of("test"))).unwrap();
-        let child = Program::new("sleep").arg("600").stderr(Stdio::piped()).spawn().unwrap();
+        let (stderr, writes) = byte_stream::pair(4096).unwrap();
+        let child = Program::new("sleep").arg("600").stderr(writes).spawn().unwrap();
         let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::NONBLOCK).unwrap();
         for (report, fds) in reports {
             let fds: Vec<_> = (0..*fds).map(|_| pidfd.try_clone().unwrap()).collect();
@@ -237,7 +238,7 @@ mod tests {
             theirs.send(b"last", &[fd]).await.unwrap();
         }
         let (target, mut told) = (NbdTarget { export: "a".to_owned(), tls: None }, None);
-        let spawned = Spawned { child, socket, pidfd };
+        let spawned = Spawned { child, socket, pidfd, stderr };
         disk.attend(spawned, target, Vec::new(), |found| told = Some(found)).await;
         told.unwrap()
     }

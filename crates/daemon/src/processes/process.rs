@@ -16,6 +16,7 @@ use super::question::Question;
 use super::state::State;
 use super::threads::Threads;
 use crate::assemble::SwitchHost;
+use crate::byte_stream::ByteStream;
 use crate::model::snapshot::Workers;
 use crate::reaper::{has_ended, reap};
 use crate::times::{PROCESS_ANSWER, PROCESS_END, PROCESS_IDLE};
@@ -315,7 +316,7 @@ impl DeviceProcess {
 
     async fn look_after(
         &self,
-        Spawned { mut child, pidfd, socket }: Spawned,
+        Spawned { mut child, pidfd, socket, stderr }: Spawned,
         orders: &mut mpsc::Receiver<OutgoingMessage>,
     ) {
         self.pid.store(child.id(), Ordering::Relaxed);
@@ -331,10 +332,8 @@ impl DeviceProcess {
             return;
         };
         let members = &self.members;
-        let outgoing = child
-            .stderr
-            .take()
-            .map(|stderr| members.stderr_relay.follow(stderr, self.name.clone()));
+        let stderr = ByteStream::new(stderr, members.janitor.clone());
+        let outgoing = members.stderr_relay.follow(stderr, self.name.clone());
         let reason = self.attend(&channel, &pidfd, orders).await;
         self.end(&reason);
         let _ = pidfd_send_signal(&pidfd, Signal::KILL);
@@ -368,10 +367,8 @@ impl DeviceProcess {
                 }
             }
         }
-        if let Some(outgoing) = outgoing {
-            // The last lines of a process are logged before what follows its end.
-            outgoing.end().await;
-        }
+        // The last lines of a process are logged before what follows its end.
+        outgoing.end().await;
         // Its files were closed before its pidfd told its end: nobody waits until it is reaped.
         reap(child);
         let socket = channel.into_socket();

@@ -2,17 +2,19 @@
 //! that a compromised process cannot fill a disk. Each line names the process (`log.rs`).
 //!
 //! The supervisor reads no faster than the rate allows, so a device process that writes more blocks
-//! on its pipe, as on any slow log. An honest process bounds its lines by itself (`log.rs`) and
+//! on its socket, as on any slow log. An honest process bounds its lines by itself (`log.rs`) and
 //! never blocks. The rate is that of a domain: a process that is started again has what its
-//! predecessor left. The supervisor closes the pipe when the process ends, since the process may
-//! have handed its end to another one.
+//! predecessor left. The supervisor closes its end when the process ends, since the process
+//! may have handed the other one on (`byte_stream.rs`).
 
+use super::channel::watched;
+use crate::byte_stream::ByteStream;
 use crate::times::LAST_LINES;
 use manyring_engine::Rate;
-use std::process::ChildStderr;
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::net::unix::pipe::Receiver;
+use tokio::io::Interest;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -42,15 +44,16 @@ impl StderrRelay {
     }
 
     /// Relays lines of the device process, until [`Following::end`].
-    pub(super) fn follow(self: &Arc<Self>, stderr: ChildStderr, process: String) -> Following {
+    pub(super) fn follow(self: &Arc<Self>, stderr: ByteStream, process: String) -> Following {
         Following(tokio::spawn(self.clone().pass_on(stderr, process)))
     }
 
-    async fn pass_on(self: Arc<Self>, stderr: ChildStderr, process: String) {
-        let Ok(pipe) = Receiver::from_owned_fd(stderr.into()) else { return };
+    async fn pass_on(self: Arc<Self>, stderr: ByteStream, process: String) {
+        let Ok(stream) = watched(stderr, Interest::READABLE) else { return };
         let (mut line, mut bytes) = (Vec::new(), [0; LINE_MAX]);
-        while pipe.readable().await.is_ok() {
-            match pipe.try_read(&mut bytes) {
+        loop {
+            let read = stream.async_io(Interest::READABLE, |stream| stream.read(&mut bytes));
+            match read.await {
                 Ok(0) => break,
                 Ok(count) => {
                     let mut written = count;
@@ -63,7 +66,12 @@ impl StderrRelay {
                     }
                     sleep_until(self.charge(written)).await;
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == ErrorKind::InvalidData => {
+                    let problem = "the device process sends file descriptors with its log; its \
+                                   log stopped";
+                    tracing::error!(process, "{problem}");
+                    break;
+                }
                 Err(_) => break,
             }
         }
@@ -76,8 +84,8 @@ impl StderrRelay {
 pub(super) struct Following(JoinHandle<()>);
 
 impl Following {
-    /// The process has ended: relays its last lines, and closes the pipe, whoever else has the
-    /// other end.
+    /// The process has ended: relays its last lines, and closes the socket, whoever else has
+    /// the other end.
     pub(super) async fn end(mut self) {
         if timeout(LAST_LINES, &mut self.0).await.is_err() {
             self.0.abort();

@@ -4,13 +4,16 @@
 
 use crate::domain::{client_works, counted, pid, process, two_domains, works};
 use crate::support::foreign::Client;
-use crate::support::process::{self, TIMEOUT, wait_until};
+use crate::support::process::{self, TIMEOUT, is_root_or_left_out, wait_until};
 use crate::support::program::{self, http_json, manyring};
 use manyring_driver::FrontEnd;
-use rustix::process::{Pid, Signal, kill_process};
-use std::fs::File;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use manyring_driver::hostile::HeldLock;
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
+};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -137,25 +140,53 @@ fn what_processes_of_a_domain_write_is_bounded_over_all_starts_and_heard_while_t
         client_works(&daemon.socket_of("a"), round);
         let process_pid = pid(&daemon, "a");
         // As somebody has it whom a device process has sent its standard error by a socket.
-        let path = format!("/proc/{}/fd/2", process_pid.as_raw_nonzero());
-        let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-        let pipe = File::options().write(true).custom_flags(flags).open(path).unwrap();
+        let stderr = stderr_of(process_pid);
+        let write = |bytes: &[u8]| {
+            rustix::net::send(&stderr, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
+        };
         let until = Instant::now() + Duration::from_secs(1);
         while Instant::now() < until {
-            if (&pipe).write_all(&line).is_err() {
+            if write(&line).is_err() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
         kill_process(process_pid, Signal::KILL).unwrap();
         assert!(wait_until(|| process(&daemon, "a")["state"] == "ended"), "the supervisor goes on");
-        let late = (&pipe).write_all(b"late\n").unwrap_err();
-        assert_eq!(late.kind(), std::io::ErrorKind::BrokenPipe, "the device process has ended");
+        assert_eq!(write(b"late\n"), Err(Errno::PIPE), "the device process has ended");
     }
     let passed = daemon.log().matches("flood").count() * "flood".len();
     let seconds = usize::try_from(began.elapsed().as_secs()).unwrap() + 1;
     assert!(passed > 200 << 10, "{passed} bytes: what may come at once");
     assert!(passed < (256 << 10) + seconds * (32 << 10) + (16 << 10), "{passed} in {seconds} s");
     assert!(daemon.terminate().success());
+}
+
+/// The standard error of a device process.
+fn stderr_of(process: Pid) -> OwnedFd {
+    let process = pidfd_open(process, PidfdFlags::empty()).unwrap();
+    pidfd_getfd(process, 2, PidfdGetfdFlags::empty()).unwrap()
+}
+
+#[test]
+fn a_device_process_that_writes_memory_that_never_comes_holds_no_thread_of_the_supervisor() {
+    if !is_root_or_left_out() {
+        return;
+    }
+    let daemon = two_domains();
+    client_works(&daemon.socket_of("a"), 1);
+    let process_pid = pid(&daemon, "a");
+    // As a thread of the device process, with memory of a file whose server does not answer.
+    let held = match HeldLock::pipe(stderr_of(process_pid)) {
+        Ok(held) => held,
+        Err(error) => return println!("not tested: {error}"),
+    };
+    kill_process(process_pid, Signal::KILL).unwrap();
+    assert!(wait_until(|| process(&daemon, "a")["state"] == "ended"), "the supervisor goes on");
+    for (name, number) in [("a", 2), ("b", 3)] {
+        client_works(&daemon.socket_of(name), number);
+    }
+    assert!(daemon.terminate().success());
+    drop(held);
 }
 
 #[test]

@@ -11,9 +11,11 @@ use crate::takeover::{has_ended, log, take_over};
 use manyring_driver::{NetDriver, NetDriverOptions};
 use manyring_wire::net::RawNetHeader;
 use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::net::sockopt::socket_send_buffer_size;
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open,
+};
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 const HEADER_SIZE: usize = 24;
@@ -76,29 +78,18 @@ fn has(path: &Path, numbers: std::ops::Range<usize>) {
     assert!(frames.iter().zip(numbers).all(|(is, number)| *is == frame(number)));
 }
 
-/// The pipes of a process, with the number of a descriptor of each.
-fn pipes(process: i32) -> BTreeMap<PathBuf, u64> {
+/// The stream by which a device process sends its capture: its one socket with as much room.
+fn stream_of(process: i32) -> u64 {
+    let pidfd = pidfd_open(Pid::from_raw(process).unwrap(), PidfdFlags::empty()).unwrap();
     let fds = std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
-    let pipe = |fd: std::fs::DirEntry| {
-        let target = std::fs::read_link(fd.path()).ok()?;
-        let number = fd.file_name().to_str()?.parse().ok()?;
-        target.to_str()?.starts_with("pipe:").then_some((target, number))
+    let numbers = fds.filter_map(|fd| fd.file_name().to_str()?.parse().ok());
+    let is_stream = |number: &i32| {
+        let fd = pidfd_getfd(&pidfd, *number, PidfdGetfdFlags::empty());
+        fd.is_ok_and(|fd| socket_send_buffer_size(fd) == Ok(1 << 20))
     };
-    fds.filter_map(pipe).collect()
-}
-
-/// The capture pipe of a device process: its only one to the supervisor, beside that of the log and
-/// those that both have inherited from this test.
-fn pipe_of(daemon: &Daemon, process: i32) -> u64 {
-    let of_supervisor = pipes(i32::try_from(daemon.pid()).unwrap());
-    let inherited = pipes(i32::try_from(std::process::id()).unwrap());
-    let log = std::fs::read_link(format!("/proc/{process}/fd/2")).unwrap();
-    let mut pipes = pipes(process);
-    pipes.retain(|pipe, _| {
-        *pipe != log && of_supervisor.contains_key(pipe) && !inherited.contains_key(pipe)
-    });
-    assert_eq!(pipes.len(), 1, "{pipes:?}");
-    *pipes.values().next().unwrap()
+    let streams: Vec<i32> = numbers.filter(is_stream).collect();
+    assert_eq!(streams.len(), 1, "{streams:?}");
+    streams[0].cast_unsigned().into()
 }
 
 #[test]
@@ -140,17 +131,17 @@ fn a_device_process_that_is_taken_breaks_its_own_capture_until_its_end_and_no_ot
     send(&mut b, 0..10);
     has(&of_a, 0..10);
     let its_pid = pid(&daemon, "a").as_raw_nonzero().get();
-    let pipe = pipe_of(&daemon, its_pid);
+    let stream = stream_of(its_pid);
     let mut thread = Taken::take(its_pid, its_pid);
     let scratch = thread.scratch();
     // A record without an end, which nobody must wait for or make room for.
     (0..16).step_by(4).for_each(|at| thread.store(scratch + at, u32::MAX));
-    assert_eq!(thread.call(libc::SYS_write, [pipe, scratch, 16, 0, 0, 0]), 16);
+    assert_eq!(thread.call(libc::SYS_write, [stream, scratch, 16, 0, 0, 0]), 16);
     let says = "sends what is no frame";
     assert!(wait_until(|| daemon.log().contains(says)), "{}", daemon.log());
-    let again = thread.call(libc::SYS_write, [pipe, scratch, 16, 0, 0, 0]);
+    let again = thread.call(libc::SYS_write, [stream, scratch, 16, 0, 0, 0]);
     assert_eq!(again, -i64::from(libc::EPIPE));
-    // No way to the file, nor to the pipe of the other one.
+    // No way to the file, nor to the stream of the other one.
     let at = |path: &Path| path.display().to_string();
     let path = thread.text(&at(&of_a));
     let folder = i64::from(libc::AT_FDCWD).cast_unsigned();
@@ -189,7 +180,7 @@ fn a_file_that_takes_nothing_costs_its_own_frames_alone() {
     );
     let daemon = Daemon::run(&config, &["a", "b", "control"]);
     let (mut a, mut b) = (connect(&daemon, "a"), connect(&daemon, "b"));
-    // More than the pipes and the buffer of the process hold.
+    // More than the streams and the buffer of the process hold.
     send(&mut a, 0..5000);
     send(&mut b, 0..100);
     has(&daemon.folder().join("b.pcap"), 0..100);

@@ -33,7 +33,8 @@ pub struct HeldLock {
 }
 
 impl HeldLock {
-    /// Holds the lock of a pipe, by its writing end.
+    /// Holds the lock of a pipe, by its writing end. A write to a socket waits as long, without a
+    /// lock.
     ///
     /// # Errors
     /// [`DriverError::System`]: userfaultfd is refused; [`DriverError::Timeout`].

@@ -46,15 +46,15 @@ impl DeviceGrant {
             KindSpec::Net(NetSpec { port, captures, settings }) => {
                 let (of, mut fds) = ((port, settings.queue_pairs), self.fds);
                 let device = supervisor.device.clone();
-                let pipe =
-                    captures.then(|| fds.pop().ok_or("supervisor: a capture without a pipe"));
-                let pipe = pipe.transpose()?;
+                let stream =
+                    captures.then(|| fds.pop().ok_or("supervisor: a capture without a stream"));
+                let stream = stream.transpose()?;
                 let given = match self.switched.filter(|_| port == PortSpec::Switch) {
                     Some(switched) => PortGrant::Switch(switched),
                     None => PortGrant::new(of, self.port, fds, supervisor)?,
                 };
                 let port = port::faulty(given.port(), settings.fault);
-                let port = captured(port, pipe, &device)?;
+                let port = captured(port, stream, &device)?;
                 (Opened::Port(port, settings.mac, Capture::Port), Some(given))
             }
         })
@@ -94,16 +94,16 @@ impl DeviceGrant {
     }
 }
 
-/// The port with what is captured around it, if there is a pipe for that.
+/// The port with what is captured around it, if there is a stream for that.
 ///
 /// # Errors
 /// One line: the system has no thread.
 fn captured(
     port: Arc<dyn Port>,
-    pipe: Option<OwnedFd>,
+    stream: Option<OwnedFd>,
     device: &str,
 ) -> Result<Arc<dyn Port>, String> {
-    let Some(pipe) = pipe else { return Ok(port) };
-    let port = PcapPort::piped(port, pipe, device).map_err(|error| error.to_string())?;
+    let Some(stream) = stream else { return Ok(port) };
+    let port = PcapPort::streamed(port, stream, device).map_err(|error| error.to_string())?;
     Ok(Arc::new(port))
 }
