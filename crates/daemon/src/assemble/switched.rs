@@ -160,7 +160,7 @@ impl SwitchHost {
     ///
     /// # Errors
     /// [`SwitchError::Full`].
-    pub(super) fn port(
+    pub(crate) fn port(
         self: &Arc<Self>,
         name: &str,
         spec: SwitchPortSpec,

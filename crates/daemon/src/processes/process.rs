@@ -201,6 +201,14 @@ impl DeviceProcess {
         }
     }
 
+    /// A place in the queue of commands, as soon as there is one.
+    ///
+    /// # Errors
+    /// The process ends.
+    pub(super) async fn place(&self) -> Result<mpsc::Permit<'_, OutgoingMessage>, Unresponsive> {
+        self.orders.reserve().await.map_err(|_| Unresponsive)
+    }
+
     /// Gives it a device as soon as its queue has room: VMMs of a hundred devices may connect at
     /// once while the process still starts. `more`: the commands about the device that follow. If
     /// the future is dropped before it returns, the process has not got the device.

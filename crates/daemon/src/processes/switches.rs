@@ -90,14 +90,17 @@ impl DeviceProcess {
     async fn tell_ports(&self, switch: &ServedSwitch, ports: &mut watch::Receiver<Ports>) {
         let mut told = switch.told.lock().await;
         ports.mark_unchanged();
-        while self.serves() {
+        while self.serves() && ports.borrow().untold(&told).is_some() {
+            let Ok(place) = self.place().await else { return };
+            // Nothing is awaited from here on: who drops this future leaves no port noted as told
+            // of which the process was not told.
             let Some((device, port)) = ports.borrow().untold(&told) else { return };
             match &port {
                 Some((number, _)) => told.insert(device.clone(), *number),
                 None => told.remove(&device),
             };
             let port = port.map(|(_, spec)| (*spec).clone());
-            self.tell_in_turn(Command::SwitchPort { device, port }, Vec::new()).await;
+            place.send((Command::SwitchPort { device, port }, Vec::new()));
         }
     }
 
@@ -169,6 +172,75 @@ impl Processes {
             if let Some(port) = host.uplink().map(|uplink| uplink.port().clone()) {
                 aside(move || port.keep()).await;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::assemble::{AdoptedFds, Switches};
+    use crate::processes::assigned::DomainMembers;
+    use manyring_config::parse;
+    use manyring_config::plan::Domains;
+    use manyring_engine::Surplus;
+    use manyring_protocol::switch::{SwitchPortSpec, VlansSpec};
+    use std::collections::BTreeMap;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    /// A switch `s0` that a device process serves.
+    fn host() -> Arc<SwitchHost> {
+        let keys = "[[switch]]\nname = 's0'\n[[net]]\nsocket_path = '/s'\nnull = true\n";
+        let plans = parse(keys).unwrap().switch;
+        let switches = Switches::new(&plans, Domains::Device, &AdoptedFds::default()).unwrap();
+        switches.apart("s0").unwrap()
+    }
+
+    fn port(isolated: bool) -> SwitchPortSpec {
+        let (vlans, floods_max) = (VlansSpec::All, 1000);
+        let (mac, only, queue_pairs, macs_max) = (None, None, 1, 8);
+        SwitchPortSpec { queue_pairs, vlans, isolated, mac, only, macs_max, floods_max }
+    }
+
+    #[test]
+    fn a_port_of_which_a_front_that_stops_did_not_tell_is_told_of_by_the_next_one() {
+        // The ports, and then one of them with other settings.
+        for (places, changes) in [(0, false), (1, false), (2, false), (1, true), (0, true)] {
+            let builder = &mut tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_all().build().unwrap();
+            let _guard = runtime.enter();
+            let members = DomainMembers::of("switch:s0", Surplus::default());
+            let host = host();
+            // Nobody polls the task that would start the process.
+            let process =
+                DeviceProcess::start("switch:s0", Arc::new([]), members, Some(host.clone()));
+            let switch = process.switch().unwrap();
+            switch.is_given.send_replace(true);
+            let mut context = Context::from_waker(Waker::noop());
+            let (_a, _b) = (host.port("a", port(false)).unwrap(), host.port("b", port(false)));
+            let mut former = BTreeMap::new();
+            if changes {
+                assert!(pin!(process.knows_ports()).poll(&mut context).is_ready());
+                former = switch.told.try_lock().unwrap().clone();
+            }
+            let _c = changes.then(|| {
+                let c = host.port("c", port(false)).unwrap();
+                (c, host.port("b", port(true)).unwrap())
+            });
+            while process.places() > places {
+                process.tell(Command::Ping { number: 0 }, Vec::new()).unwrap();
+            }
+            {
+                let mut tells = Box::pin(process.knows_ports());
+                let is_told = tells.as_mut().poll(&mut context).is_ready();
+                assert_eq!(is_told, places == 2, "{places} places");
+                // The device of this front is removed, or the daemon is to be taken over.
+            }
+            assert_eq!(process.places(), 0, "what had room was sent");
+            let told = switch.told.try_lock().unwrap().clone();
+            let new = told.iter().filter(|(name, number)| former.get(*name) != Some(*number));
+            assert_eq!(new.count(), places, "told of {told:?}, after {former:?}");
         }
     }
 }
