@@ -325,9 +325,15 @@ impl Front<'_> {
     }
 
     /// Hands clients to a device process. If another supervisor takes over meanwhile, the device
-    /// process ends, and its successor gets the clients.
+    /// process ends, and the next one gets the clients, here or there.
     async fn tell(&self, process: &DeviceProcess, handing: Handing) {
-        self.processes.unless_paused(process.connect(handing)).await;
+        tokio::select! {
+            () = process.connect(handing) => {}
+            // It has a part of them, and the takeover may fail before this device is asked for.
+            () = self.processes.paused() => {
+                process.leave("a takeover by another daemon is under way");
+            }
+        }
     }
 
     /// Has the next device process go on with the front-ends of a process that ended.
