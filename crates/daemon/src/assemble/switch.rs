@@ -95,27 +95,32 @@ impl Switches {
     ) -> Result<Self, AssembleError> {
         let (are_apart, adopted_fds) = (domains != Domains::One, adopted_fds.clone());
         let switches = Self { all: Arc::default(), are_apart, adopted_fds };
-        switches.add(plans)?;
+        switches.made(plans)?();
         Ok(switches)
     }
 
-    /// Makes these switches: all of them, or none. May block.
+    /// Makes switches: all of them, or none. May block. The result adds them, and does not block.
     ///
     /// # Errors
     /// An uplink cannot be opened.
-    pub(crate) fn add(&self, plans: &[SwitchPlan]) -> Result<(), AssembleError> {
-        let made = plans.iter().map(|plan| Ok((plan.name.clone(), self.made(plan)?)));
-        let made = made.collect::<Result<Vec<_>, AssembleError>>()?;
-        self.all().extend(made);
-        Ok(())
+    pub(crate) fn made(
+        &self,
+        plans: &[SwitchPlan],
+    ) -> Result<impl FnOnce() + use<>, AssembleError> {
+        let made = plans.iter().map(|plan| Ok((plan.name.clone(), self.made_one(plan)?)));
+        let (made, of) = (made.collect::<Result<Vec<_>, AssembleError>>()?, self.clone());
+        Ok(move || of.all().extend(made))
     }
 
-    /// Gives a switch that a device process serves other settings, which the next process takes.
-    /// May block.
+    /// Opens what a switch that a device process serves needs for other settings. May block. The
+    /// result has the next device process take them, and does not block.
     ///
     /// # Errors
-    /// Its uplink cannot be opened; nothing has changed.
-    pub(crate) fn change(&self, plan: &SwitchPlan) -> Result<(), AssembleError> {
+    /// Its uplink cannot be opened.
+    pub(crate) fn changed(
+        &self,
+        plan: &SwitchPlan,
+    ) -> Result<impl FnOnce() + use<>, AssembleError> {
         let Some(host) = self.apart(&plan.name) else {
             let (at, name) = (plan.place.at("name"), plan.name.clone());
             return Err(AssembleError::NoSwitch { at, name });
@@ -124,8 +129,8 @@ impl Switches {
             true => host.uplink(),
             false => self.opened(plan)?.map(|port| owned(plan, port)),
         };
-        host.change(plan, uplink);
-        Ok(())
+        let plan = plan.clone();
+        Ok(move || host.change(&plan, uplink))
     }
 
     /// Lets go of the former settings of a switch that has others, or takes them back if the change
@@ -166,7 +171,7 @@ impl Switches {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn made(&self, plan: &SwitchPlan) -> Result<Running, AssembleError> {
+    fn made_one(&self, plan: &SwitchPlan) -> Result<Running, AssembleError> {
         let host = self.opened(plan)?;
         if self.are_apart && plan.is_apart() {
             let uplink = host.map(|port| owned(plan, port));
