@@ -103,6 +103,8 @@ pub enum Command {
         device: String,
         /// What the host keeps from this interface.
         filter: PortFilter,
+        /// Bytes of a chunk, of sockets of AF_XDP; their memory follows them.
+        chunk: Option<u32>,
     },
     /// The limit of a device, per second. A group's rates hold for all its devices together.
     Limit {
@@ -580,7 +582,7 @@ mod tests {
             1 => Command::Client { device, number },
             2 => Command::Remove { device },
             3 => Command::Measure { device },
-            4 => Command::Queues { device, filter },
+            4 => Command::Queues { device, filter, chunk: is_open.then_some(4096) },
             5 => Command::Done { number, error: 5 },
             6 => {
                 let (link_up, is_gone, announcements) = (is_open, !is_open, number);

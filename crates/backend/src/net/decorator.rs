@@ -137,6 +137,10 @@ impl<D: Decorator> Port for Decorated<D> {
         self.inner.lend()
     }
 
+    fn is_let_go(&self) -> Result<bool, Errno> {
+        self.inner.is_let_go()
+    }
+
     fn keep(&self) {
         self.inner.keep();
     }

@@ -191,6 +191,15 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// Closes the copies of what [`Self::lend`] gave, and tells whether every other process has done
+    /// so too. Only of what must not be lent again before. May block.
+    ///
+    /// # Errors
+    /// The host cannot tell.
+    fn is_let_go(&self) -> Result<bool, Errno> {
+        Ok(true)
+    }
+
     /// Restores the settings of the interface, because the process that was to take it over for
     /// good has ended. May block.
     fn keep(&self) {}

@@ -419,6 +419,12 @@ impl Front<'_> {
             is_let_go = self.release(reads) => is_let_go?,
             () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
         }
+        if let Some(net) = self.net() {
+            tokio::select! {
+                is_let_go = request_server::let_go(net, self.owner.as_deref()) => is_let_go?,
+                () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
+            }
+        }
         self.processes.unless_paused(self.journals.closes()).await;
         processes.unless_paused(process.knows_ports()).await;
         let joins = self.net().map_or(0, |net| net.outside().joins);

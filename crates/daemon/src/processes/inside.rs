@@ -207,8 +207,8 @@ impl Inside {
             Command::Outside { device, link_up, is_gone, mtu, announcements } => {
                 self.outside(&device, is_gone, net::Wanted { link_up, mtu, announcements });
             }
-            Command::Queues { device, filter } => {
-                let renewed = self.renew(&device, fds, filter);
+            Command::Queues { device, filter, chunk } => {
+                let renewed = self.renew(&device, fds, (filter, chunk));
                 renewed.map_err(|errno| format!("supervisor: queues of {device}: {errno}"))?;
             }
             Command::Limit { device, rates, group } => self.limit(device, rates, group),
@@ -294,10 +294,15 @@ impl Inside {
     }
 
     /// Goes on with the queues of another interface.
-    fn renew(&self, device: &str, fds: Vec<OwnedFd>, filter: PortFilter) -> Result<(), Errno> {
+    fn renew(
+        &self,
+        device: &str,
+        fds: Vec<OwnedFd>,
+        (filter, chunk): (PortFilter, Option<u32>),
+    ) -> Result<(), Errno> {
         match (self.uplink(device), self.net(device)) {
             (Some(switch), _) => switch.renew(fds, filter),
-            (None, Some(net)) => net.renew(fds, filter),
+            (None, Some(net)) => net.renew(fds, (filter, chunk)),
             (None, None) => Ok(()),
         }
     }

@@ -17,6 +17,8 @@ use manyring_protocol::message::{Command, FDS_MAX, NamedFds};
 use manyring_transport::vhost_user::{ENTRY_FDS_MAX, entries_max};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::socket_domain;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -227,7 +229,9 @@ impl JournalStore {
         fds: Vec<OwnedFd>,
         surplus: &Surplus,
     ) -> Result<(), String> {
-        let room = self.reserve.room(fds.len(), surplus);
+        // A copy of a socket of AF_XDP would keep a queue of an interface busy.
+        let has_xdp = fds.iter().any(|fd| socket_domain(fd) == Ok(AddressFamily::XDP));
+        let room = self.reserve.room(fds.len(), surplus).filter(|_| !has_xdp);
         let has_room = room.is_some();
         let mut room = room.unwrap_or(FdRoom::none());
         let fds: Vec<_> = fds.into_iter().map(|fd| self.adopt(fd, &mut room)).collect();
@@ -245,8 +249,11 @@ impl JournalStore {
         let Some(name) = name else { return Ok(()) };
         if !has_room {
             if !std::mem::replace(&mut client.is_lost, true) {
-                let problem = "too few open files are allowed (ulimit -n) to keep all that a \
-                               front-end has sent; it is disconnected if its device process dies";
+                let few = "too few open files are allowed (ulimit -n) to keep all that a \
+                           front-end has sent; it is disconnected if its device process dies";
+                let xdp = "a socket of AF_XDP in a session is not kept; the front-end is \
+                           disconnected if its device process dies";
+                let problem = if has_xdp { xdp } else { few };
                 tracing::warn!(device = self.device, kept = *held, "{problem}");
             }
             // The janitor closes the descriptors: otherwise the number of front-ends would have no

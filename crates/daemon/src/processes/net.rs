@@ -83,11 +83,16 @@ impl PortGrant {
     ///
     /// # Errors
     /// `EINVAL`: it has no interface, or another number of queues.
-    fn renew(&self, queues: Vec<OwnedFd>, filter: HostFilter) -> Result<(), Errno> {
+    fn renew(
+        &self,
+        queues: Vec<OwnedFd>,
+        chunk: Option<u32>,
+        filter: HostFilter,
+    ) -> Result<(), Errno> {
         match self {
             Self::Null(_) | Self::Switch(_) => Err(Errno::INVAL),
             Self::Lent(port) => port.renew(queues, filter),
-            Self::Xdp(port) => port.renew(queues, filter),
+            Self::Xdp(port) => port.renew(queues, chunk, filter),
         }
     }
 
@@ -157,8 +162,12 @@ impl ProcessNet {
     ///
     /// # Errors
     /// The device has no interface, or another number of queues.
-    pub(super) fn renew(&self, queues: Vec<OwnedFd>, filter: PortFilter) -> Result<(), Errno> {
-        self.given.renew(queues, host_filter(filter))?;
+    pub(super) fn renew(
+        &self,
+        queues: Vec<OwnedFd>,
+        (filter, chunk): (PortFilter, Option<u32>),
+    ) -> Result<(), Errno> {
+        self.given.renew(queues, chunk, host_filter(filter))?;
         self.device.port_may_have_changed();
         Ok(())
     }

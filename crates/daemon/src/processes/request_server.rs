@@ -14,7 +14,7 @@ use super::limits::Limits;
 use super::outgoing::OutgoingMessage;
 use super::process::DeviceProcess;
 use crate::assemble::remote::Remote;
-use crate::times::NBD_SHUT;
+use crate::times::{FRONT_RETRY, NBD_SHUT, RECLAIM};
 use manyring_protocol::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
 use manyring_protocol::nbd::NbdFailure;
 
@@ -32,7 +32,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 /// Queues of a tap that one message hands to the next supervisor.
 const QUEUES_MAX: usize = 64;
@@ -114,6 +114,32 @@ pub(super) async fn lent(net: &OwnedPort) -> Result<(Option<PortFacts>, Vec<Owne
         chunk: facts.chunk,
     };
     Ok((Some(facts), queues))
+}
+
+/// Returns when nobody has sockets of the interface that were lent to `former`, a domain. Whoever
+/// has one sends by it.
+pub(super) async fn let_go(net: &OwnedPort, former: Option<&str>) -> Result<(), String> {
+    let began = Instant::now();
+    let mut is_told = false;
+    loop {
+        let port = net.port().clone();
+        let is_let_go = aside(move || port.is_let_go()).await.ok_or("internal error")?;
+        if is_let_go.map_err(|errno| errno.to_string())? {
+            return Ok(());
+        }
+        if began.elapsed() > RECLAIM && !std::mem::replace(&mut is_told, true) {
+            let (device, process) = (net.name(), former.unwrap_or_default());
+            let problem = match net.outside().is_gone {
+                true => "interface is gone; waiting until it is back",
+                false => {
+                    "AF_XDP sockets of a former device process are still open, and may send on \
+                     the interface; waiting until whoever has them ends"
+                }
+            };
+            tracing::error!(device, process, "{problem}");
+        }
+        sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), FRONT_RETRY)).await;
+    }
 }
 
 /// What the host keeps from an interface, for a command.
@@ -254,7 +280,7 @@ impl RequestServer {
                 // Without the table of flows, which stays; sockets come with their memory.
                 queues.truncate(net.queue_pairs() + usize::from(chunk.is_some()));
                 let queues = queues.into_iter().map(Into::into).collect();
-                self.process.tell_in_turn(Command::Queues { device, filter }, queues).await;
+                self.process.tell_in_turn(Command::Queues { device, filter, chunk }, queues).await;
             }
             Ok((None, _)) => {}
             Err(error) => {

@@ -12,7 +12,10 @@ use crate::support::taken::Taken;
 use crate::support::view::{View, assert_alike};
 use crate::takeover::{log, take_over};
 use manyring_driver::NetDriver;
-use rustix::process::{Signal, kill_process};
+use rustix::fd::OwnedFd;
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::socket_domain;
+use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal, kill_process, pidfd_getfd, pidfd_open};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -183,6 +186,44 @@ fn a_device_process_that_is_taken_has_its_own_sockets_and_makes_binds_and_change
         talks(&mut guest, &host, b"after");
         let log = daemon.log();
         assert!(log.contains("denied by the sandbox"), "{log}");
+    });
+}
+
+/// Copies of the sockets of AF_XDP that a device process has.
+fn sockets_of(daemon: &Daemon, domain: &str) -> Vec<OwnedFd> {
+    let process = pid(daemon, domain);
+    let pidfd = pidfd_open(process, PidfdFlags::empty()).unwrap();
+    let all = fds(process.as_raw_nonzero().get()).into_iter();
+    let copy = |(fd, _): (u64, PathBuf)| {
+        let fd = i32::try_from(fd).unwrap();
+        pidfd_getfd(&pidfd, fd, PidfdGetfdFlags::empty()).ok()
+    };
+    all.filter_map(copy).filter(|fd| socket_domain(fd) == Ok(AddressFamily::XDP)).collect()
+}
+
+#[test]
+fn nobody_is_served_by_an_interface_while_somebody_keeps_a_socket_of_a_former_device_process() {
+    const WAITS: &str = "AF_XDP sockets of a former device process are still open";
+    with_daemon(|daemon| {
+        let (host, mut guest) = (Host::on("v1"), connect(&daemon, "lan"));
+        talks(&mut guest, &host, b"before");
+        let kept = sockets_of(&daemon, "a");
+        assert_eq!(kept.len(), 1);
+        let former = pid(&daemon, "a");
+        kill_process(former, Signal::KILL).unwrap();
+        assert!(wait_until(|| daemon.log().contains(WAITS)), "{}", daemon.log());
+        assert!(wait_until(|| process(&daemon, "a")["starts"] == 2), "{}", daemon.log());
+        assert!(sockets_of(&daemon, "a").is_empty(), "the next process has none meanwhile");
+        let control = daemon.socket_of("control");
+        assert_eq!(shown(&control, "/v1/devices/lan")["attached_pairs"], 0);
+        drop(kept);
+        talks(&mut guest, &host, b"after");
+        let log = daemon.log();
+        let told: Vec<_> = log.lines().filter(|line| line.contains(WAITS)).collect();
+        assert!(
+            matches!(told[..], [line] if line.contains("ERROR") && line.contains("a")),
+            "{log}"
+        );
     });
 }
 

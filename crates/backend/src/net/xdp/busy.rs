@@ -1,4 +1,4 @@
-//! `while_busy`: waits for a queue or an interface that the kernel has not freed yet.
+//! `while_busy`, `while_long_busy`: wait for a queue or an interface that the kernel has not freed yet.
 
 use rustix::io::Errno;
 use std::time::Duration;
@@ -7,12 +7,15 @@ use std::time::Duration;
 /// owner has closed it: the number of tries, and the pause between two.
 const BUSY_TRIES: u32 = 50;
 const BUSY_RETRY_DELAY: Duration = Duration::from_millis(10);
+/// How often half a second is waited for the sockets of a process that died: the kernel may still
+/// close them.
+const LONG_TRIES: u32 = 10;
 
 /// Repeats `call` while it fails with `EBUSY`, for half a second.
 ///
 /// # Errors
 /// Those of `call`.
-pub(super) fn while_busy<T>(call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+pub(super) fn while_busy<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     for _ in 0..BUSY_TRIES {
         match call() {
             Err(Errno::BUSY) => std::thread::sleep(BUSY_RETRY_DELAY),
@@ -20,4 +23,18 @@ pub(super) fn while_busy<T>(call: impl Fn() -> Result<T, Errno>) -> Result<T, Er
         }
     }
     Err(Errno::BUSY)
+}
+
+/// As [`while_busy`], for five seconds.
+///
+/// # Errors
+/// Those of `call`.
+pub(super) fn while_long_busy<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    for _ in 1..LONG_TRIES {
+        match while_busy(&mut call) {
+            Err(Errno::BUSY) => {}
+            result => return result,
+        }
+    }
+    while_busy(call)
 }

@@ -4,20 +4,22 @@
 //! ```text
 //! owner                                              borrower
 //! LentSockets::make: memory, sockets, rings -------> XdpLentPort::new maps memory and rings
-//! binds a socket, and has the program give it  <---- Owner::set_attached
-//! the frames of its queue
+//! has the program give a socket the frames     <---- Owner::set_attached
+//! of its queue
 //! looks whether the interface is gone <------------- Owner::suspect
 //! sees that the interface is gone -----------------> XdpLentPort::lose
 //! has joined another one: new sockets -------------> XdpLentPort::renew, for `join_again`
 //! ```
 //! 1. The owner registers the memory: the kernel pins its pages and keeps no address. It is a file
 //!    whose size nobody can change, so that its pages are there whoever maps it.
-//! 2. A socket is bound when its pair is first used, and frames wait until then. Kernels before 6.4
-//!    let nobody map the rings of a socket that is bound, and the borrower maps them.
+//! 2. A socket is bound before it is lent. Kernels before 6.4 let nobody map the rings of a socket
+//!    that is bound, and the borrower maps them: there it is bound when its pair is first used.
 //! 3. A borrower that goes may have copies of its sockets. The next one gets other sockets with
-//!    other memory, so that nobody writes the rings or the frames of two.
+//!    other memory, so that nobody writes the rings or the frames of two, and it gets them when
+//!    the last copy of the former ones is closed (`former.rs`).
 //! 4. The kernel checks each descriptor against the memory of its socket.
 
+use super::busy::while_long_busy;
 use super::chunks::Chunks;
 use super::pair::{Left, Pair};
 use super::queue::{XdpRx, XdpTx};
@@ -28,19 +30,20 @@ use crate::net::{HostFilter, Port, PortRx, PortTx};
 use manyring_memory::{Mapping, in_own_memory};
 use manyring_wire::net::Offloads;
 use rustix::fd::OwnedFd;
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How often a busy queue is waited for, half a second each time.
-const BIND_TRIES: u32 = 10;
+/// The kernel from which on the rings of a socket can be mapped when it is bound.
+const MAPS_BOUND: (u32, u32) = (6, 4);
 
 /// The owner's half of lent sockets.
 #[derive(Debug)]
 pub(super) struct LentSockets {
     /// Each socket, and whether it is bound to its queue.
     sockets: Vec<(OwnedFd, bool)>,
+    memory: OwnedFd,
     /// Bytes of a chunk.
     pub(super) chunk: u32,
     frame_size: u32,
@@ -62,7 +65,8 @@ impl LentSockets {
             Ok((socket, false))
         });
         let sockets = sockets.collect::<Result<_, Errno>>()?;
-        Ok((Self { sockets, chunk, frame_size }, memory))
+        let copy = rustix::io::fcntl_dupfd_cloexec(&memory, 3)?;
+        Ok((Self { sockets, memory: copy, chunk, frame_size }, memory))
     }
 
     /// Copies of all sockets.
@@ -74,8 +78,36 @@ impl LentSockets {
         self.sockets.iter().map(copy).collect()
     }
 
-    /// The socket of pair `index`, bound to that queue of the interface. May block, for five
-    /// seconds if the queue is busy: the kernel may still close the sockets of a process that died.
+    /// Binds all sockets before they are lent: whoever has one that is not bound can bind it to any
+    /// queue of the host. Only if the borrower can map them then. May block, for five seconds if a
+    /// queue is busy: the kernel may still close the sockets of a process that died.
+    ///
+    /// # Errors
+    /// `EBUSY`: somebody else has a queue.
+    pub(super) fn bind_early(&mut self, interface: u32) -> Result<(), Errno> {
+        if interface == 0 || release() < MAPS_BOUND {
+            return Ok(());
+        }
+        let count = self.sockets.len();
+        let bind = |index| while_long_busy(|| self.bound(index, interface).map(drop));
+        (0..count).try_for_each(bind)
+    }
+
+    /// Closes the sockets, after those that were never bound are bound to their queues: whoever has
+    /// copies keeps the queues busy, and so is seen. Frees the memory that nobody has pinned.
+    pub(super) fn close(mut self, interface: u32) {
+        for index in 0..self.sockets.len() {
+            let bound =
+                if interface == 0 { Ok(()) } else { self.bound(index, interface).map(drop) };
+            if let Err(errno) = bound {
+                tracing::warn!(queue = index, %errno, "binding a former AF_XDP socket failed");
+            }
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let _ = rustix::fs::fallocate(&self.memory, flags, 0, place(self.sockets.len()));
+    }
+
+    /// The socket of pair `index`, bound to that queue of the interface.
     ///
     /// # Errors
     /// `EINVAL`: there is no such pair. `EBUSY`: a former socket has the queue still.
@@ -85,18 +117,20 @@ impl LentSockets {
         let (socket, is_bound) = self.sockets.get_mut(index).ok_or(Errno::INVAL)?;
         if !*is_bound {
             let wanted = Wanted { interface, queue, frame_size };
-            let mut bound = bind_copying(socket, wanted);
-            for _ in 1..BIND_TRIES {
-                if bound != Err(Errno::BUSY) {
-                    break;
-                }
-                bound = bind_copying(socket, wanted);
-            }
-            bound?;
+            bind_copying(socket, wanted)?;
             *is_bound = true;
         }
         Ok(socket)
     }
+}
+
+/// Major and minor number of the kernel.
+fn release() -> (u32, u32) {
+    let name = rustix::system::uname();
+    let text = name.release().to_string_lossy();
+    let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().ok());
+    let mut next = || numbers.next().flatten().unwrap_or(0);
+    (next(), next())
 }
 
 /// A file for the memory of `count` sockets.
@@ -118,8 +152,9 @@ struct State {
     host_filter: HostFilter,
     /// The owner has seen that the interface is gone.
     is_gone: bool,
-    /// The sockets on the interface that the owner has joined since, and their memory.
-    renewed: Option<Vec<OwnedFd>>,
+    /// The sockets on the interface that the owner has joined since, and their memory; and the bytes
+    /// of a chunk.
+    renewed: Option<(Vec<OwnedFd>, u32)>,
     /// The sockets of pairs that were not used yet.
     unused: Vec<Option<XdpSocket>>,
 }
@@ -128,7 +163,6 @@ struct State {
 #[derive(Debug)]
 pub struct XdpLentPort {
     interface: String,
-    chunk: u32,
     pairs: Vec<Arc<Pair>>,
     owner: Arc<dyn Owner>,
     state: Mutex<State>,
@@ -150,7 +184,6 @@ impl XdpLentPort {
         let host_filter = facts.host_filter;
         Ok(Self {
             interface: facts.interface,
-            chunk,
             pairs: pairs.collect::<Result<_, _>>()?,
             owner,
             state: Mutex::new(State { host_filter, is_gone: false, renewed: None, unused }),
@@ -173,17 +206,23 @@ impl XdpLentPort {
     }
 
     /// Called when the owner has joined an interface in the place of the deleted one: `queues` are
-    /// its sockets and their memory, and `host_filter` what the host keeps from it. The device must
-    /// check the port then.
+    /// its sockets and their memory, in chunks of `chunk` bytes, and `host_filter` what the host
+    /// keeps from it. The device must check the port then.
     ///
     /// # Errors
-    /// `EINVAL`: the number of sockets differs from that of the pairs.
-    pub fn renew(&self, queues: Vec<OwnedFd>, host_filter: HostFilter) -> Result<(), Errno> {
+    /// `EINVAL`: the number of sockets differs from that of the pairs, or no chunk is named.
+    pub fn renew(
+        &self,
+        queues: Vec<OwnedFd>,
+        chunk: Option<u32>,
+        host_filter: HostFilter,
+    ) -> Result<(), Errno> {
+        let chunk = chunk.ok_or(Errno::INVAL)?;
         if queues.len() != self.pairs.len() + 1 {
             return Err(Errno::INVAL);
         }
         let mut state = self.state();
-        (state.is_gone, state.renewed) = (true, Some(queues));
+        (state.is_gone, state.renewed) = (true, Some((queues, chunk)));
         state.host_filter = host_filter;
         Ok(())
     }
@@ -284,9 +323,10 @@ impl Port for XdpLentPort {
     fn join_again(&self) -> Result<(), TapError> {
         let mut state = self.state();
         let name = &self.interface;
-        let queues = state.renewed.take().ok_or_else(|| TapError::Missing(name.clone()))?;
+        let renewed = state.renewed.take();
+        let (queues, chunk) = renewed.ok_or_else(|| TapError::Missing(name.clone()))?;
         let failed = |errno| TapError::system(name, "take its queues", errno);
-        state.unused = mapped(queues, self.chunk).map_err(failed)?;
+        state.unused = mapped(queues, chunk).map_err(failed)?;
         // The device let go of all frames of the old interface when that was deleted.
         self.pairs.iter().for_each(|pair| pair.let_go(pair.close(), false));
         state.is_gone = false;

@@ -21,6 +21,7 @@
 
 mod busy;
 mod chunks;
+mod former;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 pub mod lent;
@@ -37,8 +38,9 @@ use super::tap::lent::{Facts, Lent};
 use super::tap::{TapError, check_mtu, check_name, check_queue_pairs, find, open_links};
 use super::{HostFilter, Port, PortRx, PortTx};
 use crate::sys::link::{Change, InterfaceInfo, LinkEvent, Links};
-use busy::while_busy;
+use busy::{while_busy, while_long_busy};
 use chunks::Chunks;
+use former::Former;
 use lent::LentSockets;
 use manyring_memory::in_own_memory;
 use manyring_wire::net::Offloads;
@@ -81,6 +83,7 @@ struct State {
     attached: Vec<bool>,
     /// The sockets of the process that serves the queues.
     lent: Option<LentSockets>,
+    former: Former,
     /// The MTU that the operator has set last; `None`: as the interface has it.
     mtu: Option<u16>,
 }
@@ -165,7 +168,13 @@ impl XdpPort {
             links,
             index: AtomicU32::new(link.index),
             pairs,
-            state: Mutex::new(State { program: Some(program), attached, lent: None, mtu: *mtu }),
+            state: Mutex::new(State {
+                program: Some(program),
+                attached,
+                lent: None,
+                former: Former::none(),
+                mtu: *mtu,
+            }),
             mtu: AtomicU16::new(mtu_of(&link)),
         });
         let replacer = zero_copy.then(|| {
@@ -190,17 +199,17 @@ impl XdpPort {
         self.shared.pairs.get(index).ok_or(Errno::INVAL)
     }
 
-    /// New sockets for another process. Those that were lent before are closed: whoever had them
-    /// may have kept copies.
+    /// New sockets for another process, once nobody has those that were lent before. May block, for
+    /// five seconds if a queue is busy.
     fn lent(&self) -> Result<Lent, Errno> {
-        let mut state = self.shared.state();
-        for index in 0..self.options.queue_pairs {
-            self.detach(&mut state, index)?;
+        if !self.are_former_closed()? {
+            return Err(Errno::BUSY);
         }
-        state.lent = None;
+        self.shared.state().former.lend();
         let mtu = self.shared.mtu.load(Ordering::Relaxed);
         let made = LentSockets::make(self.options.queue_pairs, u32::from(mtu) + AROUND);
-        let (sockets, memory) = made?;
+        let (mut sockets, memory) = made?;
+        sockets.bind_early(self.shared.index.load(Ordering::Relaxed))?;
         let facts = Facts {
             interface: self.options.name.clone(),
             is_macvtap: false,
@@ -211,7 +220,7 @@ impl XdpPort {
             chunk: Some(sockets.chunk),
         };
         let queues = sockets.copies()?.into_iter().chain([memory]).collect();
-        state.lent = Some(sockets);
+        self.shared.state().lent = Some(sockets);
         Ok(Lent { facts, queues, table: None })
     }
 
@@ -383,12 +392,22 @@ impl Port for XdpPort {
     }
 
     fn set_attached(&self, index: usize, attached: bool) -> Result<(), Errno> {
+        if attached {
+            // The lock is free between two tries.
+            return while_long_busy(|| {
+                let mut state = self.shared.state();
+                match state.attached.get(index) {
+                    None => Err(Errno::INVAL),
+                    Some(true) => Ok(()),
+                    Some(false) => self.attach(&mut state, index),
+                }
+            });
+        }
         let mut state = self.shared.state();
         match state.attached.get(index) {
             None => return Err(Errno::INVAL),
-            Some(is_attached) if *is_attached == attached => return Ok(()),
-            Some(_) if attached => return self.attach(&mut state, index),
-            Some(_) => self.detach(&mut state, index)?,
+            Some(false) => return Ok(()),
+            Some(true) => self.detach(&mut state, index)?,
         }
         if let Some(pair) = self.shared.pairs.get(index)
             && let Some(end) = &mut pair.rx().end
@@ -423,6 +442,10 @@ impl Port for XdpPort {
         self.options.lends.then(|| self.lent())
     }
 
+    fn is_let_go(&self) -> Result<bool, Errno> {
+        if self.options.lends { self.are_former_closed() } else { Ok(true) }
+    }
+
     fn heeds(&self, event: &LinkEvent) -> bool {
         match self.shared.index.load(Ordering::Relaxed) {
             0 => !event.is_gone && event.name == self.options.name,
@@ -436,6 +459,8 @@ impl Port for XdpPort {
         let number = index.load(Ordering::Relaxed);
         if state.program.is_some() && links.at(number) == Ok(None) {
             state.program = None;
+            // The kernel has taken the queues away from all sockets.
+            state.former = Former::none();
             index.store(0, Ordering::Relaxed);
         }
         state.program.is_none()
@@ -454,7 +479,7 @@ impl Port for XdpPort {
             opened.map_err(|errno| TapError::system(&options.name, "watch it", errno))?;
         }
         // The process that serves the queues gets others.
-        state.lent = None;
+        (state.lent, state.former) = (None, Former::none());
         self.shared.mtu.store(mtu_of(&link), Ordering::Relaxed);
         self.shared.index.store(link.index, Ordering::Relaxed);
         self.reception.begin(&options.name, &link);

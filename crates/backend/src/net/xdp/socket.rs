@@ -171,11 +171,11 @@ impl XdpSocket {
     /// * `EBUSY`: another socket has the queue, or the device still uses the last one's memory.
     /// * `EOPNOTSUPP`: the driver has no zero-copy. `ENODEV`: there is no such interface.
     pub(super) fn bind(&self) -> Result<(), Errno> {
-        bind_to(&self.tx.fd, self.flags, self.wanted)
+        while_busy(|| bind_to(&self.tx.fd, self.flags, self.wanted))
     }
 }
 
-/// Binds a socket whose frames the kernel copies, as [`XdpSocket::bind`].
+/// Binds a socket whose frames the kernel copies, as [`XdpSocket::bind`], but does not wait.
 ///
 /// # Errors
 /// Those of [`XdpSocket::bind`].
@@ -183,10 +183,21 @@ pub(super) fn bind_copying(socket: &OwnedFd, wanted: Wanted) -> Result<(), Errno
     bind_to(socket, SocketAddrXdpFlags::XDP_COPY, wanted)
 }
 
+/// A socket without frames, which holds a queue.
+///
+/// # Errors
+/// Those of [`XdpSocket::bind`]. `ENOBUFS`: so much memory may not be locked.
+pub(super) fn bind_probe(wanted: Wanted) -> Result<OwnedFd, Errno> {
+    let size = CHUNK_SIZES[1];
+    let range = Mapping::anonymous(size.into()).map_err(|_| Errno::NOMEM)?;
+    let socket = register_lent(&range, size)?;
+    bind_copying(&socket, wanted)?;
+    Ok(socket)
+}
+
 fn bind_to(socket: &OwnedFd, flags: SocketAddrXdpFlags, wanted: Wanted) -> Result<(), Errno> {
     let Wanted { interface, queue, .. } = wanted;
-    let address = SocketAddrXdp::new(flags, interface, queue);
-    while_busy(|| bind(socket, &address))
+    bind(socket, &SocketAddrXdp::new(flags, interface, queue))
 }
 
 /// Bytes of the chunks that hold a frame of `frame_size` bytes.

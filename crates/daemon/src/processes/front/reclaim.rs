@@ -4,6 +4,7 @@
 use super::{Front, gone};
 use crate::processes::journal_store::JournalStore;
 use crate::processes::process::DeviceProcess;
+use crate::processes::request_server::let_go;
 use crate::times::{FRONT_RETRY, PROCESS_ANSWER, RECLAIM};
 use manyring_backend::blk::{Ending, Image};
 use manyring_device::Owned;
@@ -176,6 +177,18 @@ impl Front<'_> {
         }
     }
 
+    /// Returns when nobody has sockets of the interface of a device that goes, or when `process`,
+    /// which had the device, has ended for them. Whoever has them then keeps the queues busy, and so
+    /// the next device with this interface waits.
+    async fn let_go_at_end(&mut self, process: Option<&DeviceProcess>) {
+        let (Some(net), Some(process)) = (self.net().cloned(), process) else { return };
+        self.attended().await;
+        let domain = process.name();
+        if timeout(RECLAIM, let_go(&net, Some(domain))).await.is_err() && process.serves() {
+            process.evict("it does not release an interface").await;
+        }
+    }
+
     /// Takes the device from its device process, which stops it first. If the future is dropped,
     /// this must be called again.
     pub(super) async fn reclaim(&mut self) {
@@ -201,6 +214,7 @@ impl Front<'_> {
         }
         self.journals.forget_all();
         let last = process.as_deref();
+        self.let_go_at_end(last).await;
         if let Some(process) = last
             && timeout(RECLAIM, self.release_at_end(true, last)).await.is_err()
         {

@@ -172,3 +172,17 @@ fn a_front_end_whose_device_processes_die_at_once_is_let_go_of() {
         assert!(journals.handings().is_empty() && !journals.is_used());
     });
 }
+
+/// Needs root.
+#[test]
+fn a_socket_of_af_xdp_is_not_kept_and_its_front_end_ends_with_the_device_process() {
+    let journals = journals();
+    let number = add(&journals);
+    let (family, flags) = (AddressFamily::XDP, rustix::net::SocketFlags::CLOEXEC);
+    let xdp = rustix::net::socket_with(family, rustix::net::SocketType::RAW, flags, None);
+    let xdp = vec![xdp.expect("root makes sockets")];
+    journals.keep(number, (Some(1), &[]), xdp, &Surplus::default()).unwrap();
+    assert_eq!(journals.lock().fds, 0);
+    journals.orphan();
+    assert!(!journals.is_used());
+}
