@@ -191,8 +191,8 @@ pub trait Port: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Closes the copies of what [`Self::lend`] gave, and tells whether every other process has done
-    /// so too. Only of what must not be lent again before. May block.
+    /// Closes the copies of what [`Self::lend`] gave, and tells whether every other process has
+    /// done so too. Only of what must not be lent again before. May block.
     ///
     /// # Errors
     /// The host cannot tell.

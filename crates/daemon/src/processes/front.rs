@@ -1,5 +1,4 @@
-//! The supervisor's side of a device that a device process serves: listens, accepts front-ends and
-//! hands them over.
+//! The supervisor's side of a device in a device process: listens, and hands front-ends over.
 
 mod handing_off;
 mod reclaim;

@@ -1,4 +1,4 @@
-//! `while_busy`, `while_long_busy`: wait for a queue or an interface that the kernel has not freed yet.
+//! `while_busy`, `while_long_busy`: wait for a queue that the kernel has not freed yet.
 
 use rustix::io::Errno;
 use std::time::Duration;
