@@ -152,8 +152,8 @@ struct State {
     host_filter: HostFilter,
     /// The owner has seen that the interface is gone.
     is_gone: bool,
-    /// The sockets on the interface that the owner has joined since, their memory, and the bytes of a
-    /// chunk.
+    /// The sockets on the interface that the owner has joined since, their memory, and the bytes
+    /// of a chunk.
     renewed: Option<(Vec<OwnedFd>, u32)>,
     /// The sockets of pairs that were not used yet.
     unused: Vec<Option<XdpSocket>>,

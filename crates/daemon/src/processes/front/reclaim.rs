@@ -178,8 +178,8 @@ impl Front<'_> {
     }
 
     /// Returns when nobody has sockets of the interface of a device that goes, or when `process`,
-    /// which had the device, has ended for them. Whoever has them then keeps the queues busy, so the
-    /// next device with this interface waits.
+    /// which had the device, has ended for them. Whoever has them then keeps the queues busy, so
+    /// the next device with this interface waits.
     async fn let_go_at_end(&mut self, process: Option<&DeviceProcess>) {
         let (Some(net), Some(process)) = (self.net().cloned(), process) else { return };
         self.attended().await;
