@@ -1,6 +1,7 @@
 //! The plan: every value resolved and checked, nothing opened yet.
 
 mod access;
+mod allowed_path;
 mod blk;
 mod daemon;
 mod domain;
@@ -13,7 +14,6 @@ mod nbd;
 mod net;
 mod on_full;
 mod paths;
-mod pinned;
 mod pins;
 mod polling;
 mod sandbox;
@@ -26,6 +26,7 @@ mod xen;
 
 pub use super::place::{Place, PlanError, Source};
 pub use access::AccessPlan;
+pub use allowed_path::Pinned;
 pub use blk::{BlkPlan, DiskPlan, NUM_QUEUES};
 pub use daemon::{DaemonPlan, Domains};
 pub use domain::{ANY_USER, PROCESS_WORKERS_MAX, SWITCH, XEN, domain_of_switch};
@@ -36,7 +37,6 @@ pub use moderation::ModerationPlan;
 pub use nbd::NbdPlan;
 pub use net::{NetPlan, PortPlan, mac_text};
 pub use paths::unexpanded;
-pub use pinned::Pinned;
 pub use pins::in_words;
 pub use polling::PollingPlan;
 pub use sandbox::Sandbox;

@@ -1,7 +1,7 @@
 //! The devices that are served: one task owns them, takes changes, and answers when they are done.
 //!
 //! ```text
-//! new      opens what the plan names; what cannot be had is tried again (waiting.rs)
+//! new      opens what the plan names; what cannot be had is tried again (held_elsewhere.rs)
 //! serve    until the process is told to stop:
 //!              a task of a device has ended     its device is shown with the reason
 //!              a change has come                prepare, commit, retire (carry_out.rs); answer
@@ -15,12 +15,12 @@ mod carried;
 mod carry_out;
 mod defer;
 mod front;
+mod held_elsewhere;
 mod kept;
 mod prepare;
 mod retiring;
 mod shared;
 mod switched;
-mod waiting;
 
 pub(crate) use admit::{Denied, admitted, is_bound};
 
@@ -33,6 +33,7 @@ use crate::service::{Service, Whose};
 use crate::times::DEVICES_END;
 use crate::xen::XenDisks;
 use front::{Front, Stage};
+use held_elsewhere::{Asked, First, Later, MaxWait, Tried, Wait, refuse_if_none_is_left};
 use kept::{Kept, with_kept};
 use manyring_config::plan::{DaemonPlan, DevicePlan, Plan, Wanted};
 use manyring_engine::{AsideRow, Pool, PoolOptions};
@@ -47,7 +48,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use waiting::{Asked, First, Later, MaxWait, Tried, Wait, refuse_if_none_is_left};
 
 /// All parts of the process.
 #[derive(Debug)]

@@ -6,19 +6,19 @@
 //! devices without a guest there is little to say.
 
 mod connections;
+mod exposition;
 mod process;
-mod text;
 
-pub(crate) use text::Format;
+pub(crate) use exposition::Format;
 
 use crate::model::snapshot::{WorkerInfo, Workers};
 use crate::model::{DeviceView, Entry};
 use crate::state::State;
+use exposition::{Sort, Text};
 use manyring_engine::QueueStats;
 use manyring_engine::stats::{Histogram, Kind, PolicyStats, QueueClass, ServeTimes};
 use std::collections::HashSet;
 use std::sync::Arc;
-use text::{Sort, Text};
 
 /// Bounds of a histogram's buckets, as exponents of `2^n - 1`: nanoseconds from 1 us to 17 s, a
 /// factor of four apart. The control API has sixteen times as many.

@@ -35,7 +35,7 @@ const PROC: &[&str] = &[
     // A helper may read /proc: that is a rule, and no read.
     "crates/daemon/src/assemble/helper_walls.rs",
     "crates/daemon/src/assemble/qemu_helper.rs",
-    "crates/config/src/plan/pinned.rs",
+    "crates/config/src/plan/allowed_path.rs",
     "crates/daemon/src/control/socket.rs",
     "crates/daemon/src/fds.rs",
     "crates/daemon/src/metrics/process.rs",

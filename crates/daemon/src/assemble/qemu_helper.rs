@@ -5,7 +5,7 @@
 //! socket      bound here, in a folder that only this user may look into, and given to each child
 //!             as its standard input: a client that connects while there is no child waits in the
 //!             backlog
-//! monitor     the child's QMP, by which its image gets another size (`monitor.rs`)
+//! monitor     the child's QMP, by which its image gets another size (`qmp_monitor.rs`)
 //! walls       of all files the child has the image and what it names (`helper_walls.rs`)
 //! thread      starts the child, hears what it says, waits for its end; starts the next one, after
 //!             a pause that grows while children do not live long
@@ -14,7 +14,7 @@
 //! a child when the whole process ends, however that happens, and not before.
 
 use super::helper_walls::{self, ImageFiles};
-use super::monitor::{Monitor, MonitorError};
+use super::qmp_monitor::{Monitor, MonitorError};
 use crate::byte_stream::{self, ByteStream};
 use crate::reaper::reap;
 use crate::times::{HELPER_BACKOFF, HELPER_END, HELPER_LASTS, HELPER_NEXT, HELPER_START_STEP};

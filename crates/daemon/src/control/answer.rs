@@ -1,7 +1,7 @@
 //! The answers to one client: HTTP over its stream, with a time for each step.
 
+use super::client_slots::Busy;
 use super::patient::{Patient, Prompt};
-use super::places::Busy;
 use crate::times::HTTP_HEADER;
 use axum::Router;
 use hyper::Request;

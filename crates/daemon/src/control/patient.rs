@@ -1,7 +1,7 @@
 //! `Patient`: a client's stream, which fails when the client takes too long to take an answer.
 //! `Prompt`: a request's body, which fails when it takes too long to come.
 
-use super::places::Busy;
+use super::client_slots::Busy;
 use crate::times::{HTTP_ANSWER, HTTP_BODY};
 use hyper::body::{Body, Frame, SizeHint};
 use std::error::Error;

@@ -4,7 +4,7 @@
 //! and numbers of clients of the control socket.
 
 use super::answer::answer;
-use super::places::Places;
+use super::client_slots::Places;
 use super::refusal::{Refusal, aside};
 use crate::metrics::{Format, text};
 use crate::state::State;

@@ -7,7 +7,7 @@
 use super::answer::answer;
 use super::api;
 use super::api::Role;
-use super::places::Places;
+use super::client_slots::Places;
 use super::refused::{Refused, Why};
 use super::reserve::{Refill, Reserve};
 use super::stream::ClientStream;

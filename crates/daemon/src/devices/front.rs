@@ -1,7 +1,7 @@
 //! `Front`: a device and its vhost-user socket, from the first try to open it to its end.
 
 use super::Shared;
-use super::waiting::{Later, Wait};
+use super::held_elsewhere::{Later, Wait};
 use crate::assemble::{AssembleError, Here, Made, Served, listens_at, socket_key};
 use crate::links;
 use crate::processes;

@@ -3,7 +3,7 @@
 
 use super::Shared;
 use super::front::{Front, Stage};
-use super::waiting::{Wait, failed};
+use super::held_elsewhere::{Wait, failed};
 use crate::assemble::{Assemble, AssembleError, Made, Opened, Served, served};
 use crate::model::Refused;
 use crate::times::{DEVICE_BACKOFF, DEVICE_HELD, DEVICES_OPEN};

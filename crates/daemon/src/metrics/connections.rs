@@ -1,6 +1,6 @@
 //! The connections of disks to their servers.
 
-use super::text::{Sort, Text};
+use super::exposition::{Sort, Text};
 use crate::state::State;
 use manyring_backend::blk::Connection;
 

@@ -1,8 +1,8 @@
 //! The metrics that every client library of Prometheus has of its process, by the same names, and
 //! the memory that the process has allocated.
 
+use super::exposition::{Sort, Text};
 use super::seconds;
-use super::text::{Sort, Text};
 use crate::proc_stat::{TICKS, field};
 use manyring_backend::sys::heap;
 use rustix::process::{Resource, getrlimit};

@@ -15,7 +15,7 @@
 //! since a device process makes none; and the control group, with which a service manager ends
 //! both.
 
-use super::calls::{Condition, rule};
+use super::system_calls::{Condition, rule};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use rustix::process::DumpableBehavior;

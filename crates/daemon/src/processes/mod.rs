@@ -16,7 +16,7 @@
 //! xen_front.rs        hands disks over  <-> xen_line.rs           checks the answers
 //! switches.rs         tells of ports,   ->  inside/switch.rs      carries frames between ports
 //!                     opens uplinks                               and the uplink
-//! stderr_relay.rs     passes log lines on   sandbox.rs, identity.rs, calls.rs
+//! stderr_relay.rs     passes log lines on   sandbox.rs, identity.rs, system_calls.rs
 //!                                                                 what a process gives up
 //!
 //! both: manyring_protocol commands, reports   channel.rs, bucket.rs messages with descriptors
@@ -35,7 +35,6 @@ mod assigned;
 mod begin;
 mod bucket;
 mod budgets;
-mod calls;
 mod changes;
 mod channel;
 mod counts;
@@ -66,6 +65,7 @@ mod state;
 mod stderr_relay;
 mod supervisor_client;
 mod switches;
+mod system_calls;
 mod threads;
 mod xen_front;
 mod xen_line;

@@ -1,9 +1,9 @@
 //! `DeviceProcess`: one device process, as the supervisor sees it: commands, reports, its end.
 
 mod answers;
-mod lost;
 mod quiesce;
 mod reports;
+mod taken_devices;
 
 use super::assigned::{AssignedDevice, DomainMembers, ServedSwitch};
 use super::begin::Spawned;
@@ -20,7 +20,6 @@ use crate::byte_stream::ByteStream;
 use crate::model::snapshot::Workers;
 use crate::reaper::{has_ended, reap};
 use crate::times::{PROCESS_ANSWER, PROCESS_END, PROCESS_IDLE};
-use lost::Lost;
 use manyring_engine::aside;
 use manyring_protocol::message::{self, Command, Report};
 use quiesce::Quiescing;
@@ -30,6 +29,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use taken_devices::Lost;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};

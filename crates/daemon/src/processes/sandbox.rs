@@ -9,14 +9,15 @@
 //! capabilities     none, whoever it runs as
 //! landlock         of all files it may read those of /proc and /sys; no TCP port, no socket of
 //!                  others by an abstract name, no signal to others
-//! seccomp          a list of calls for the process, a shorter one for each thread (`calls.rs`);
-//!                  others fail with EPERM, and are logged with their thread (`denied.rs`);
-//!                  threads are made and no process, which would outlive the device process
+//! seccomp          a list of calls for the process, a shorter one for each thread
+//!                  (`system_calls.rs`); others fail with EPERM, and are logged with their thread
+//!                  (`denied.rs`); threads are made and no process, which would outlive the device
+//!                  process
 //! ```
 //! Files are opened by a signal's handler, for which the list has a form of `openat` of its own: so
 //! a file that landlock refuses is a line of the log, as any other call is.
 
-use super::calls::{self, rule};
+use super::system_calls::{self, rule};
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
@@ -162,11 +163,11 @@ fn few_calls(is_for_xen: bool) -> Result<(), String> {
         let program: BpfProgram = filter.and_then(TryInto::try_into).map_err(|e| failed(&e))?;
         seccompiler::apply_filter(&program).map_err(|error| failed(&error))?;
     }
-    let all = calls::program(None, is_for_xen).map_err(|error| failed(&error))?;
+    let all = system_calls::program(None, is_for_xen).map_err(|error| failed(&error))?;
     seccompiler::apply_filter(&all).map_err(|error| failed(&error))?;
-    let program = |role| Ok((role, calls::program(Some(role), is_for_xen)?));
+    let program = |role| Ok((role, system_calls::program(Some(role), is_for_xen)?));
     let programs: Result<Vec<_>, seccompiler::BackendError> =
-        calls::ROLES.into_iter().map(program).collect();
+        system_calls::ROLES.into_iter().map(program).collect();
     let _ = PROGRAMS.set(programs.map_err(|error| failed(&error))?);
     starter::begin(confine).map_err(|error| failed(&error))
 }
