@@ -56,7 +56,7 @@ pub(crate) fn target() -> Outcome<PathBuf> {
 
 /// Builds the daemon and says where it is.
 pub(crate) fn build_daemon(profile: &str) -> Outcome<PathBuf> {
-    build("manyring-daemon", "manyring", profile)
+    build("manyring", "manyring", profile)
 }
 
 /// Builds `manyring-bench`, the load of guests, and says where it is.

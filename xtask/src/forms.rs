@@ -43,7 +43,7 @@ const ISOLATED: [&str; 4] =
 impl Form {
     /// The forms in which a module of the test program at `source` runs.
     pub(crate) fn of(source: &str, module: &str) -> &'static [Self] {
-        let name = source.strip_prefix("daemon/tests/").and_then(|s| s.strip_suffix("/main.rs"));
+        let name = source.strip_prefix("manyring/tests/").and_then(|s| s.strip_suffix("/main.rs"));
         let is_in = |list: &[&str]| {
             let is = |entry: &&str| name.zip(Some(module)) == entry.split_once('/');
             list.iter().any(is)
@@ -84,17 +84,17 @@ mod tests {
 
     #[test]
     fn a_module_of_the_daemon_runs_in_the_forms_that_it_is_listed_for() {
-        let blk = "daemon/tests/blk/main.rs";
+        let blk = "manyring/tests/blk/main.rs";
         assert_eq!(Form::of(blk, "fault"), [Form::Default, Form::AlsoIsolated]);
         assert_eq!(Form::of(blk, "idle"), [Form::Default]);
-        assert_eq!(Form::of("daemon/tests/front_end/main.rs", "migrate"), [Form::OnlyIsolated]);
+        assert_eq!(Form::of("manyring/tests/front_end/main.rs", "migrate"), [Form::OnlyIsolated]);
         assert_eq!(Form::of("queue/tests/blk/main.rs", "fault"), [Form::Default]);
         assert!(!Form::Default.is_isolated() && Form::OnlyIsolated.is_isolated());
     }
 
     #[test]
     fn every_listed_module_is_there() {
-        let tests = std::path::Path::new(crate::cargo::ROOT).join("crates/daemon/tests");
+        let tests = std::path::Path::new(crate::cargo::ROOT).join("crates/manyring/tests");
         for module in BOTH.iter().chain(&ISOLATED) {
             let file = tests.join(format!("{module}.rs"));
             assert!(file.exists(), "{}", file.display());

@@ -67,7 +67,7 @@ const WAITING: [(&str, &str); 1] = [("nbd/src/lib.rs", "6")];
 
 /// The programs whose modules run one after another: their tests measure how long others wait, and
 /// do to the machine what makes others wait.
-const WHOLE: [&str; 1] = ["daemon/tests/apart/main.rs"];
+const WHOLE: [&str; 1] = ["manyring/tests/apart/main.rs"];
 
 impl Program {
     /// The program, or its parts if it is a folder of modules.

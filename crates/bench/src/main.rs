@@ -200,7 +200,7 @@ fn run_load(load: Load) -> Result<(), String> {
 }
 
 #[cfg(test)]
-#[path = "../../daemon/tests/start/documents.rs"]
+#[path = "../../manyring/tests/start/documents.rs"]
 mod documents;
 
 #[cfg(test)]

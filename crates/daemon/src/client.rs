@@ -21,7 +21,7 @@ const ANSWER_SIZE_MAX: usize = 256 << 20;
 ///
 /// # Errors
 /// One sentence: the daemon refuses, cannot be reached, or has not answered within 5 s.
-pub(crate) async fn look<T: DeserializeOwned>(control: &Path, path: &str) -> Result<T, String> {
+pub async fn look<T: DeserializeOwned>(control: &Path, path: &str) -> Result<T, String> {
     ask(control, exchange(control, Method::GET, path, String::new()), CLIENT_ANSWER).await
 }
 
@@ -30,7 +30,7 @@ pub(crate) async fn look<T: DeserializeOwned>(control: &Path, path: &str) -> Res
 ///
 /// # Errors
 /// As [`look`].
-pub(crate) async fn change<T: DeserializeOwned>(
+pub async fn change<T: DeserializeOwned>(
     control: &Path,
     (method, path): (Method, &str),
     body: String,

@@ -1,146 +1,46 @@
-//! The program `manyring`: config, control API, metrics, placement. Touches no packet.
+//! What serves: devices, device processes, control API, metrics. Touches no packet.
 //!
-//! A configuration is read ([`config`]), put together (`assemble`) and served until a signal comes;
-//! `control` and `metrics` show what it does, `log` says it. [`run`] is the whole program.
+//! A plan (`manyring_config`) is put together (`assemble`) and served until a signal comes;
+//! `control` and `metrics` show what it does, [`log`] says it. [`serve`] is the whole daemon.
 //!
 //! Nothing here writes to standard output or standard error but `output` and `log`: the macros that
 //! print panic where a write fails, and a panic ends the process with every device in it.
 #![deny(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod ask;
 mod assemble;
 mod byte_stream;
-mod cli;
-mod client;
-mod control;
+pub mod client;
+pub mod control;
 mod devices;
-#[doc(hidden)]
-pub mod documented;
 mod fds;
 mod limits;
 mod links;
-mod log;
+pub mod log;
 mod metrics;
-mod model;
-mod output;
-mod pages;
+pub mod model;
+pub mod output;
 mod proc_stat;
 pub mod processes;
 mod reaper;
 mod service;
 mod signals;
-mod snippet;
 mod state;
-mod stats;
-mod times;
-mod top;
+pub mod times;
 mod xen;
 
 use crate::times::{NAMES_END, WORKERS_END};
-use clap::Parser;
-use cli::{Cli, Command};
-use manyring_config::{self as config, Plan};
-use output::{Failure, print};
+use manyring_config::Plan;
+use output::Failure;
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Runs the program with its arguments, the first of which is its own name.
-#[must_use]
-pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    // Before the first thread: settings of the allocator are for all threads, and what is given up
-    // in a sandbox is given up by each thread for itself.
-    manyring_backend::sys::heap::bound();
-    let sandboxed = processes::sandbox::enter(&arguments);
-    if log::open().is_err() {
-        // There is no thread to say it; whoever waits for us sees the status.
-        return ExitCode::FAILURE;
-    }
-    let status = match Cli::try_parse_from(only_capabilities(with_command(arguments))) {
-        Ok(cli) => output::end(sandboxed.map_err(Failure::Refused).and_then(|()| handle(cli))),
-        Err(error) => output::explain(&error, cli::bad_number(&error)),
-    };
-    log::end();
-    status
-}
-
-/// Installed as `vhost-user-blk` we are `manyring blk`, as `vhost-user-net` `manyring net`.
-fn with_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
-    let name = arguments.first().map(Path::new).and_then(Path::file_name);
-    let command = match name.and_then(|n| n.to_str()) {
-        Some("vhost-user-blk") => "blk",
-        Some("vhost-user-net") => "net",
-        _ => return arguments,
-    };
-    arguments.insert(1, command.into());
-    arguments
-}
-
-/// Asked for its capabilities, a vhost-user back-end ignores every other option and argument, also
-/// those that it does not know (QEMU, "Backend program conventions").
-fn only_capabilities(arguments: Vec<OsString>) -> Vec<OsString> {
-    const ASKED: &str = "--print-capabilities";
-    let is_asked = arguments.iter().skip(1).any(|argument| argument == ASKED);
-    let command = arguments.iter().skip(1).find(|a| *a == "blk" || *a == "net");
-    match (is_asked, arguments.first(), command) {
-        (true, Some(name), Some(command)) => vec![name.clone(), command.clone(), ASKED.into()],
-        _ => arguments,
-    }
-}
-
-fn handle(cli: Cli) -> Result<(), Failure> {
-    log::start(&cli.log_level, cli.log_format).map_err(Failure::Wrong)?;
-    match cli.command {
-        Command::Blk(args) if args.print_capabilities => print(cli::BLK_CAPABILITIES),
-        Command::Blk(args) => serve(&config::planned((*args).into())?, None),
-        Command::Net(args) if args.print_capabilities => print(cli::NET_CAPABILITIES),
-        Command::Net(args) => serve(&config::planned((*args).into())?, None),
-        Command::XenBlk(args) => serve(&config::planned((*args).into())?, None),
-        Command::Run(args) => {
-            let plan = config::read(&args.config)?;
-            if args.print_plan {
-                assemble::look(&plan).map_err(|error| error.to_string())?;
-                tell_unisolated(&plan);
-                let text = serde_json::to_string_pretty(&plan).map_err(|e| e.to_string())?;
-                return print(&(text + "\n"));
-            }
-            serve(&plan, Some(args))
-        }
-        Command::Stats(args) => runtime()?.block_on(stats::show(&args)),
-        Command::Top(args) => runtime()?.block_on(top::show(&args)),
-        Command::Resize(args) => runtime()?.block_on(ask::resize(&args)),
-        Command::Link(args) => runtime()?.block_on(ask::link(&args)),
-        Command::Mtu(args) => runtime()?.block_on(ask::mtu(&args)),
-        Command::Add(args) => runtime()?.block_on(ask::add(args.device)),
-        Command::Set(args) => runtime()?.block_on(ask::set(&args)),
-        Command::Remove(args) => runtime()?.block_on(ask::remove(&args)),
-        Command::Reload(args) => runtime()?.block_on(ask::reload(&args)),
-        Command::Announce(args) => runtime()?.block_on(ask::announce(&args)),
-        Command::DeviceProcess(args) if args.show => print(&processes::sandbox::tried()),
-        Command::DeviceProcess(args) => {
-            let plan = config::of_daemon(args.daemon.into())?;
-            log::now_serves();
-            let (runtime, process) = (runtime()?, processes::run(&plan));
-            let ended = runtime.block_on(process);
-            runtime.shutdown_background();
-            ended.map_err(Failure::Refused)
-        }
-        Command::Pages { folder } => {
-            let failed = |error| Failure::Refused(format!("{}: {error}", folder.display()));
-            pages::write(&folder).map_err(failed)
-        }
-        Command::Snippet(args) => print(&snippet::text(&args).map_err(Failure::Wrong)?),
-    }
-}
-
 /// Says of which devices guests are to be apart, and are not.
-fn tell_unisolated(plan: &Plan) {
+pub fn tell_unisolated(plan: &Plan) {
     /// Devices that a line names.
     const NAMED_MAX: usize = 8;
     let mut keys: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -160,7 +60,11 @@ fn tell_unisolated(plan: &Plan) {
     }
 }
 
-fn runtime() -> Result<Runtime, String> {
+/// The runtime of the program: one thread.
+///
+/// # Errors
+/// The system's, in one line.
+pub fn runtime() -> Result<Runtime, String> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -252,8 +156,28 @@ async fn stops(ends: &mut signals::Ends, service: &service::Service, stop: &watc
     std::future::pending::<()>().await;
 }
 
+/// Opens and closes what a plan names, and tells what guests of it are not apart.
+///
+/// # Errors
+/// The first that cannot be served, in one line.
+pub fn look(plan: &Plan) -> Result<(), String> {
+    assemble::look(plan).map_err(|error| error.to_string())
+}
+
+/// From where a daemon with a configuration file starts.
+#[derive(Debug)]
+pub struct RunFrom {
+    /// The configuration file.
+    pub config: PathBuf,
+    /// The control socket of the daemon that is taken over.
+    pub takeover: Option<PathBuf>,
+}
+
 /// Puts the parts together and serves until a signal comes.
-fn serve(plan: &Plan, run: Option<cli::RunArgs>) -> Result<(), Failure> {
+///
+/// # Errors
+/// [`Failure::Refused`], one line: what cannot be opened, or why serving ended.
+pub fn serve(plan: &Plan, run: Option<RunFrom>) -> Result<(), Failure> {
     // Before another process hands its file descriptors over.
     fds::raise_limit();
     let runtime = runtime()?;

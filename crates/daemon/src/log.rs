@@ -3,7 +3,7 @@
 //! Most lines are about what a guest or front-end did; one that misbehaves without end must not
 //! fill the host's disk. Lines that are not shown are counted, and their number is logged. Warnings
 //! and information have a bound each, so that neither hides the other; debug and trace have none.
-//! Lines that are shown go through a queue to a thread of its own ([`lines`]): a log that cannot be
+//! Lines that are shown go through a queue to a thread of its own (`lines`): a log that cannot be
 //! written, or that blocks, neither ends nor delays the thread that logs. Before the process serves
 //! anything there is nothing to delay: then whoever ends it writes what is left itself.
 
@@ -11,8 +11,8 @@ mod fields;
 mod format;
 mod lines;
 
-pub(crate) use fields::shown;
-pub(crate) use format::LogFormat;
+pub use fields::shown;
+pub use format::LogFormat;
 
 use crate::service::is_journal;
 use crate::times::{LOG_FINISH, LOG_REFUSAL};
@@ -46,7 +46,7 @@ static LINES: Lines = Lines::new();
 
 /// Opens the way to standard error, for the log and for all else that is said there; a panic goes
 /// the same way.
-pub(crate) fn open() -> io::Result<()> {
+pub fn open() -> io::Result<()> {
     let _ = JOURNAL.set(is_journal());
     let thread = std::thread::Builder::new().name("log".to_owned());
     starter::spawn(ThreadRole::Log, thread, || LINES.write_to(&mut Stderr::default()))?;
@@ -63,7 +63,7 @@ pub(crate) fn open() -> io::Result<()> {
 }
 
 /// Writes to standard error what is not a line of the log: why the program ends.
-pub(crate) fn say(text: String) {
+pub fn say(text: String) {
     let text: String = match JOURNAL.get() {
         Some(true) => text.split_inclusive('\n').map(|line| format!("<3>{line}")).collect(),
         _ => text,
@@ -111,18 +111,18 @@ fn head(level: Level) -> &'static str {
 }
 
 /// From now on this process serves: no thread waits for standard error any more.
-pub(crate) fn now_serves() {
+pub fn now_serves() {
     SERVES.store(true, Ordering::Relaxed);
 }
 
 /// Waits until everything has been written, but not for ever.
-pub(crate) fn finish() {
+pub fn finish() {
     LINES.finish(LOG_FINISH);
 }
 
 /// The process ends. One that has served nothing writes its last lines, which say why, on this
 /// thread: the log's thread may come too late.
-pub(crate) fn end() {
+pub fn end() {
     if SERVES.load(Ordering::Relaxed) {
         finish();
     } else {
@@ -140,7 +140,7 @@ pub(crate) fn arguments() -> Vec<String> {
 }
 
 /// Starts logging. A level that is not known is one error.
-pub(crate) fn start(level: &str, format: LogFormat) -> Result<(), String> {
+pub fn start(level: &str, format: LogFormat) -> Result<(), String> {
     let _ = ARGUMENTS.set([level.to_owned(), format.name().to_owned()]);
     let known = ["error", "warn", "info", "debug", "trace"];
     if !known.contains(&level) {

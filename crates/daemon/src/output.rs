@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 /// Why a command has not done what it was asked for.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The command line or the configuration is wrong: status 2.
     Wrong(String),
     /// The host refuses, or the daemon that was asked: status 1.
@@ -45,7 +45,7 @@ impl From<String> for Failure {
 ///
 /// # Errors
 /// [`Failure::Unread`] if nobody reads it, [`Failure::Refused`] if it cannot be written.
-pub(crate) fn print(text: &str) -> Result<(), Failure> {
+pub fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(()),
@@ -55,7 +55,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 }
 
 /// Says why a command ends, and gives the status for it.
-pub(crate) fn end(ended: Result<(), Failure>) -> ExitCode {
+pub fn end(ended: Result<(), Failure>) -> ExitCode {
     match ended {
         Ok(()) | Err(Failure::Unread) => ExitCode::SUCCESS,
         Err(Failure::Refused(message)) => {
@@ -78,7 +78,7 @@ fn said(message: &str) -> String {
 
 /// Ends where the command line was not understood, or asked for help or the version. `message`: one
 /// line that says more than the error does, where there is one.
-pub(crate) fn explain(error: &clap::Error, message: Option<String>) -> ExitCode {
+pub fn explain(error: &clap::Error, message: Option<String>) -> ExitCode {
     let styled = |is_terminal: bool| {
         let text = error.render();
         if is_terminal { text.ansi().to_string() } else { text.to_string() }

@@ -11,14 +11,14 @@ pub(crate) const CLIENT_ANSWER: Duration = Duration::from_secs(5);
 pub(crate) const CLIENT_RETRY: Duration = Duration::from_millis(50);
 /// Further time for the answer while a device is opened and closed. Over: the command fails, the
 /// change may still be carried out.
-pub(crate) const CLIENT_OPEN: Duration = Duration::from_secs(25);
+pub const CLIENT_OPEN: Duration = Duration::from_secs(25);
 /// The same for all devices of a configuration.
-pub(crate) const CLIENT_OPEN_ALL: Duration = Duration::from_secs(115);
+pub const CLIENT_OPEN_ALL: Duration = Duration::from_secs(115);
 /// The same for changes that open nothing.
-pub(crate) const CLIENT_AT_ONCE: Duration = Duration::ZERO;
+pub const CLIENT_AT_ONCE: Duration = Duration::ZERO;
 /// The same for a resize: ten seconds for requests in flight, and a slow host that changes a large
 /// file.
-pub(crate) const CLIENT_RESIZE: Duration = Duration::from_secs(25);
+pub const CLIENT_RESIZE: Duration = Duration::from_secs(25);
 
 // Control sockets and the API.
 

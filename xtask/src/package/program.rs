@@ -58,7 +58,7 @@ impl Program {
         need(self.target, self.packages)?;
         let profile = self.profile.unwrap_or(profile);
         see(command("rustup").args(["target", "add", self.target]))?;
-        let mut build = cargo(&["build", "--package", "manyring-daemon", "--profile", profile]);
+        let mut build = cargo(&["build", "--package", "manyring", "--profile", profile]);
         build.args(["--target", self.target]).envs(self.linker);
         see(&mut build)?;
         let folder = if profile == "dev" { "debug" } else { profile };

@@ -7,7 +7,7 @@ use super::{Offence, source};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All crates: that holds for each.
-const CRATES: [&str; 13] = [
+const CRATES: [&str; 14] = [
     "backend",
     "bench",
     "config",
@@ -15,6 +15,7 @@ const CRATES: [&str; 13] = [
     "device",
     "driver",
     "engine",
+    "manyring",
     "memory",
     "nbd",
     "protocol",

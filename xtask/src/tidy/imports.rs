@@ -20,7 +20,12 @@ const TABLE: &[Row] = &[
     (
         "daemon",
         &["config", "protocol", "transport", "device", "engine", "backend", "nbd", "memory"],
-        &["driver", "queue", "wire"],
+        &["driver"],
+    ),
+    (
+        "manyring",
+        &["daemon", "config", "device", "backend", "engine"],
+        &["driver", "queue", "wire", "protocol", "transport", "memory"],
     ),
     ("driver", &["wire", "memory", "queue"], &[]),
     ("bench", &["driver", "queue", "memory", "wire", "backend", "system"], &[]),

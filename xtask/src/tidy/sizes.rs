@@ -119,7 +119,7 @@ pub(super) fn first_line(file: &File) -> Vec<Offence> {
 
 /// Test programs of the daemon, each of which is linked with all of it after every change.
 const TEST_PROGRAMS_MAX: usize = 10;
-const DAEMON_TESTS: &str = "crates/daemon/tests/";
+const DAEMON_TESTS: &str = "crates/manyring/tests/";
 
 /// At most ten test programs run against the daemon: a new test is a module of one of them.
 pub(super) fn test_programs(files: &[File]) -> Vec<Offence> {
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn the_daemon_has_ten_test_programs_of_any_number_of_modules() {
-        let file = |path: String| File::new(format!("crates/daemon/tests/{path}"), String::new());
+        let file = |path: String| File::new(format!("crates/manyring/tests/{path}"), String::new());
         let mut files: Vec<_> = (0..10).map(|n| file(format!("p{n}/main.rs"))).collect();
         files.extend((0..20).map(|n| file(format!("p1/m{n}.rs"))));
         assert_eq!(test_programs(&files), []);

@@ -21,8 +21,8 @@ const UNSAFE: &[&str] = &[
     "crates/driver/src/hostile/hold.rs",
     // The foreign client's own interface takes raw pointers.
     "crates/bench/src/load/blkio.rs",
-    "crates/daemon/tests/support/foreign.rs",
-    "crates/daemon/tests/front_end/blkio.rs",
+    "crates/manyring/tests/support/foreign.rs",
+    "crates/manyring/tests/front_end/blkio.rs",
 ];
 
 /// The files of the daemon that may read /proc, or reap a process. On a busy host both take
@@ -91,12 +91,13 @@ pub(super) fn unsafe_code(file: &File) -> Vec<Offence> {
 
 /// Reads of /proc and the reaping of processes have their files, and a row in docs/design/0030.
 pub(super) fn proc(file: &File) -> Vec<Offence> {
-    const CRATES: [&str; 9] = [
+    const CRATES: [&str; 10] = [
         "backend",
         "config",
         "daemon",
         "device",
         "engine",
+        "manyring",
         "memory",
         "nbd",
         "protocol",

@@ -93,7 +93,7 @@ async fn show() -> impl IntoResponse {
 }
 
 /// The document as JSON; written once.
-pub(crate) fn openapi_text() -> &'static str {
+pub fn openapi_text() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {
         let (_, mut document) = routes().split_for_parts();

@@ -24,7 +24,7 @@ mod socket;
 mod stream;
 mod takeover;
 
-pub(crate) use api::openapi_text as openapi;
+pub use api::openapi_text as openapi;
 pub(crate) use config::reload;
 pub(crate) use scrape::{bind as bind_metrics, serve as serve_metrics};
 pub(crate) use socket::{bind, serve};

@@ -59,7 +59,7 @@ fn is_word(value: &str) -> bool {
 }
 
 /// Text with what a terminal would not show as it is, line ends included, escaped as in Rust.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         match c {

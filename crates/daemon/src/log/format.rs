@@ -4,7 +4,7 @@ use clap::ValueEnum;
 
 /// How to log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormat {
+pub enum LogFormat {
     /// A line of text.
     Text,
     /// A line of JSON.

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 const CHANGES_MAX: usize = 16;
 
 /// Keys of a device and their values, as in a request.
-pub(crate) type Keys = serde_json::Map<String, serde_json::Value>;
+pub type Keys = serde_json::Map<String, serde_json::Value>;
 
 /// A change that somebody asks for.
 #[derive(Clone, Debug)]
@@ -49,11 +49,12 @@ impl Change {
 
 /// The steps that were carried out, or would be.
 #[derive(Clone, Debug, Deserialize, Serialize, utoipa::ToSchema)]
-pub(crate) struct Done {
+pub struct Done {
     /// How many changes the process has seen.
-    pub(crate) generation: u64,
+    pub generation: u64,
     /// What was done to each device.
-    pub(crate) steps: Vec<StepInfo>,
+    /// What was done to each device.
+    pub steps: Vec<StepInfo>,
 }
 
 /// Why nothing was done.

@@ -4,11 +4,12 @@
 mod change;
 mod events;
 mod registry;
-pub(crate) mod snapshot;
+pub mod snapshot;
 mod view;
 mod who;
 
-pub(crate) use change::{Change, ChangeSender, Done, Keys, Order, Refused};
+pub(crate) use change::{Change, ChangeSender, Order, Refused};
+pub use change::{Done, Keys};
 pub(crate) use events::Since;
 pub(crate) use registry::{Controlled, Entry, Registry, Waiting, closed};
 pub(crate) use view::DeviceView;

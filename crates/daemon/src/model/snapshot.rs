@@ -17,53 +17,53 @@ use utoipa::ToSchema;
 
 /// `GET /v1/devices`
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-pub(crate) struct Devices {
+pub struct Devices {
     /// All devices, in the order of their names.
-    pub(crate) devices: Vec<DeviceInfo>,
+    pub devices: Vec<DeviceInfo>,
 }
 
 /// `GET /v1/devices/{name}`
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-pub(crate) struct DeviceInfo {
+pub struct DeviceInfo {
     /// Name of the device.
-    pub(crate) name: String,
+    pub name: String,
     /// `blk` or `net`.
-    pub(crate) kind: String,
+    pub kind: String,
     /// What only devices of its kind have.
     #[serde(flatten)]
-    pub(crate) detail: Detail,
+    pub detail: Detail,
     /// `serving`; `waiting`: another process holds something that the device needs; `failed`: it
     /// cannot be served as things are, and is tried again.
     #[serde(default)]
-    pub(crate) state: String,
+    pub state: String,
     /// `file`, `api`, `command-line` or `xen`.
     #[serde(default)]
-    pub(crate) origin: String,
+    pub origin: String,
     /// While it waits: the key of the configuration that names what is missing, and why it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) waits_for: Option<String>,
+    pub waits_for: Option<String>,
     /// Why it is missing, in one line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) reason: Option<String>,
+    pub reason: Option<String>,
     /// Keys whose new values the next session will have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) pending_keys: Vec<String>,
+    pub pending_keys: Vec<String>,
     /// The trust domain whose device process serves it; `user:` until somebody connects, where that
     /// decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) process: Option<String>,
+    pub process: Option<String>,
     /// Whether a front-end is connected.
-    pub(crate) connected: bool,
+    pub connected: bool,
     /// Path of the socket at which the front-end is met.
-    pub(crate) socket: String,
+    pub socket: String,
     /// Its queues, by their index.
-    pub(crate) queues: Vec<QueueInfo>,
+    pub queues: Vec<QueueInfo>,
 }
 
 /// The values that only devices of one kind have.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
-pub(crate) enum Detail {
+pub enum Detail {
     /// A disk.
     Blk {
         /// What the disk's bytes lie in.
@@ -110,87 +110,87 @@ pub(crate) enum Detail {
 
 /// The connection of a queue to the server of its disk.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-pub(crate) struct ConnectionInfo {
+pub struct ConnectionInfo {
     /// Whether there is a connection.
-    pub(crate) up: bool,
+    pub up: bool,
     /// The queue shares it with others, because the server takes no more connections.
     #[serde(default)]
-    pub(crate) shared: bool,
+    pub shared: bool,
     /// Times it was lost.
-    pub(crate) losses: u64,
+    pub losses: u64,
     /// Requests that the server has not answered.
-    pub(crate) in_flight: u64,
+    pub in_flight: u64,
     /// Bytes to the server.
-    pub(crate) bytes_sent: u64,
+    pub bytes_sent: u64,
     /// Bytes from the server.
-    pub(crate) bytes_received: u64,
+    pub bytes_received: u64,
 }
 
 /// One queue of a device.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-pub(crate) struct QueueInfo {
+pub struct QueueInfo {
     /// Index of the queue in its device.
-    pub(crate) index: usize,
+    pub index: usize,
     /// The usual name of a network queue: `rx0`, `tx0`, .. from the guest's side, and `ctrl`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) name: Option<String>,
+    pub name: Option<String>,
     /// Bytes of a network queue's packets on average, without their headers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) packet_size_average: Option<u64>,
+    pub packet_size_average: Option<u64>,
     /// The share of a network queue's packets that are to be segmented, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) gso_share: Option<f64>,
+    pub gso_share: Option<f64>,
     /// Its counters, by their names.
-    pub(crate) counters: BTreeMap<String, u64>,
+    pub counters: BTreeMap<String, u64>,
     /// Its histograms, by their names.
-    pub(crate) histograms: BTreeMap<String, Summary>,
+    pub histograms: BTreeMap<String, Summary>,
 }
 
 /// A histogram: its percentiles, and its filled buckets as pairs of largest value and count.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize, ToSchema)]
-pub(crate) struct Summary {
+pub struct Summary {
     /// Values that were counted.
-    pub(crate) count: u64,
+    pub count: u64,
     /// Sum of all values.
-    pub(crate) sum: u64,
+    pub sum: u64,
     /// Median.
-    pub(crate) p50: u64,
+    pub p50: u64,
     /// 90 % of the values are at most this.
-    pub(crate) p90: u64,
+    pub p90: u64,
     /// 99 % of the values are at most this.
-    pub(crate) p99: u64,
+    pub p99: u64,
     /// The largest value.
-    pub(crate) max: u64,
+    pub max: u64,
     /// Pairs of a largest value and a count.
-    pub(crate) buckets: Vec<(u64, u64)>,
+    pub buckets: Vec<(u64, u64)>,
 }
 
 /// `GET /v1/workers`
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
-pub(crate) struct Workers {
+pub struct Workers {
     /// The workers of the daemon and of its device processes.
-    pub(crate) workers: Vec<WorkerInfo>,
+    pub workers: Vec<WorkerInfo>,
     /// Workers and janitors that do not come back.
     #[serde(default)]
-    pub(crate) stuck: Vec<StuckInfo>,
+    pub stuck: Vec<StuckInfo>,
 }
 
 /// A thread that does not come back from what it does.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-pub(crate) struct StuckInfo {
+pub struct StuckInfo {
     /// The device process whose thread it is; none: the daemon's own.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) process: String,
+    pub process: String,
     /// Name of the thread.
-    pub(crate) thread: String,
+    pub thread: String,
     /// The device that it served then; empty if these were several.
-    pub(crate) device: String,
+    pub device: String,
     /// As `/proc` shows it: `D` or `S`.
-    pub(crate) state: String,
+    pub state: String,
     /// The function of the kernel in which it waits.
-    pub(crate) waits_in: String,
+    pub waits_in: String,
     /// Nanoseconds since it began what it does not come back from.
-    pub(crate) stuck_ns: u64,
+    pub stuck_ns: u64,
 }
 
 impl StuckInfo {
@@ -208,39 +208,39 @@ impl StuckInfo {
 
 /// One worker thread.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-pub(crate) struct WorkerInfo {
+pub struct WorkerInfo {
     /// The device process whose worker it is; none: the daemon's own.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) process: String,
+    pub process: String,
     /// Index of the worker in its process.
-    pub(crate) index: usize,
+    pub index: usize,
     /// Its thread runs: it ends for want of queues, and is started again on demand.
     #[serde(default)]
-    pub(crate) running: bool,
+    pub running: bool,
     /// The CPUs that it is bound to.
     #[serde(default)]
-    pub(crate) cpus: Option<Vec<usize>>,
+    pub cpus: Option<Vec<usize>>,
     /// Queues that it runs.
-    pub(crate) queues: u64,
+    pub queues: u64,
     /// How often it slept.
-    pub(crate) sleeps: u64,
+    pub sleeps: u64,
     /// Nanoseconds for which it slept.
-    pub(crate) slept_ns: u64,
+    pub slept_ns: u64,
     /// CPU time of its thread, as the kernel counts it.
     #[serde(default)]
-    pub(crate) ran_ns: u64,
+    pub ran_ns: u64,
     /// The time in which it ran, or wanted to run, and found no work.
     #[serde(default)]
-    pub(crate) looked_ns: u64,
+    pub looked_ns: u64,
     /// How often a device of the host made it wait.
     #[serde(default)]
-    pub(crate) device_waits: u64,
+    pub device_waits: u64,
     /// How long each queue paused that came from another worker.
     #[serde(default)]
-    pub(crate) pause_ns: Summary,
+    pub pause_ns: Summary,
     /// The numbers of its polling policy, by the names that [`manyring_engine::stats`] gives them.
     #[serde(default)]
-    pub(crate) polling: BTreeMap<String, u64>,
+    pub polling: BTreeMap<String, u64>,
 }
 
 impl DeviceInfo {
@@ -364,7 +364,7 @@ impl QueueInfo {
     }
 
     /// A queue with what follows from its counters.
-    pub(crate) fn of(
+    pub fn of(
         index: usize,
         counters: BTreeMap<String, u64>,
         histograms: BTreeMap<String, Summary>,
@@ -379,23 +379,24 @@ impl QueueInfo {
     }
 
     /// A counter's value, 0 if this daemon has none of that name.
-    pub(crate) fn counter(&self, name: &str) -> u64 {
+    pub fn counter(&self, name: &str) -> u64 {
         self.counters.get(name).copied().unwrap_or(0)
     }
 
     /// A histogram, empty if this daemon has none of that name.
-    pub(crate) fn histogram(&self, name: &str) -> Summary {
+    pub fn histogram(&self, name: &str) -> Summary {
         self.histograms.get(name).cloned().unwrap_or_default()
     }
 }
 
 impl Summary {
-    fn of(histogram: &Histogram) -> Self {
+    /// Of a histogram.
+    pub fn of(histogram: &Histogram) -> Self {
         Self::new(histogram.filled().collect(), histogram.sum())
     }
 
     /// Of filled buckets, in the order of their largest values, and the sum of what they counted.
-    pub(crate) fn new(buckets: Vec<(u64, u64)>, sum: u64) -> Self {
+    pub fn new(buckets: Vec<(u64, u64)>, sum: u64) -> Self {
         let count = buckets.iter().map(|b| b.1).sum();
         let percentile = |percent: u64| {
             let rank = (u128::from(count) * u128::from(percent)).div_ceil(100);
@@ -412,7 +413,7 @@ impl Summary {
     }
 
     /// The values that were added after `before`, an earlier reading of this histogram.
-    pub(crate) fn since(&self, before: &Self) -> Self {
+    pub fn since(&self, before: &Self) -> Self {
         let old: BTreeMap<_, _> = before.buckets.iter().copied().collect();
         let buckets = self.buckets.iter().filter_map(|&(max, count)| {
             let new = count.saturating_sub(old.get(&max).copied().unwrap_or(0));
@@ -452,14 +453,14 @@ impl Workers {
 
 impl WorkerInfo {
     /// Its number, behind the name of its device process if it is in one.
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         named(&self.process, self.index)
     }
 }
 
 impl StuckInfo {
     /// The thread's name, behind that of its device process if it is in one.
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         named(&self.process, &self.thread)
     }
 }
@@ -470,7 +471,7 @@ fn named(process: &str, what: impl std::fmt::Display) -> String {
 
 /// For people to read: what is above 2^53 is rounded.
 #[allow(clippy::cast_precision_loss, reason = "shown with fewer digits than a float holds")]
-pub(crate) fn as_float(n: u64) -> f64 {
+pub fn as_float(n: u64) -> f64 {
     n as f64
 }
 

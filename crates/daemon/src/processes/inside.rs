@@ -47,7 +47,7 @@ const CLIENTS_MAX: usize = 16;
 ///
 /// # Errors
 /// One line: the device process cannot start, or the supervisor sent what is no message.
-pub(crate) async fn run(plan: &DaemonPlan) -> Result<(), String> {
+pub async fn run(plan: &DaemonPlan) -> Result<(), String> {
     manyring_memory::install_sigbus_handler();
     crate::fds::raise_limit();
     // The supervisor ends its device processes: they ignore a signal to the whole process group.

@@ -58,7 +58,7 @@ mod outgoing;
 mod process;
 mod question;
 mod request_server;
-pub(crate) mod sandbox;
+pub mod sandbox;
 mod session_journal;
 mod shown;
 mod state;
@@ -77,7 +77,7 @@ pub(crate) use front::serve;
 pub use handoff::HandoffMessage;
 use handoff::{AdoptedSession, DeviceHandoff, LingeringIo};
 pub(crate) use handoff::{Before, Handoff, HandoffRequest, OfXen, Shown, XenBytes};
-pub(crate) use inside::run;
+pub use inside::run;
 pub(crate) use measuring::Measuring;
 pub(crate) use shown::ProcessInfo;
 pub(crate) use xen_front::{

@@ -57,7 +57,7 @@ pub(super) fn workers_max(workers: usize) -> usize {
 ///
 /// # Errors
 /// One line: the kernel lacks a part of the sandbox, and all of it was required.
-pub(crate) fn enter(arguments: &[OsString]) -> Result<(), String> {
+pub fn enter(arguments: &[OsString]) -> Result<(), String> {
     if arguments.get(1).is_none_or(|command| command != "device-process") {
         super::identity::confine();
         return Ok(());
@@ -188,7 +188,7 @@ pub(super) fn confine(role: ThreadRole) {
 }
 
 /// Tries what a device process must not be able to do, and prints a line for each try.
-pub(crate) fn tried() -> String {
+pub fn tried() -> String {
     use rustix::net::{AddressFamily, SocketType, netlink, socket};
     let mut said = String::new();
     let mut say = |what, result: Result<(), std::io::Error>| {

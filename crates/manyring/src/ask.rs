@@ -5,14 +5,14 @@ use crate::cli::{
     AddedDevice, AnnounceArgs, CONTROL, LinkArgs, LinkState, MtuArgs, ReloadArgs, RemoveArgs,
     ResizeArgs, SetArgs,
 };
-use crate::client::{self, look};
-use crate::model::Done;
-use crate::output::{Failure, print};
-use crate::times::{CLIENT_AT_ONCE, CLIENT_OPEN, CLIENT_OPEN_ALL, CLIENT_RESIZE};
 use hyper::Method;
 use manyring_config::diff::{RESTART, StepInfo};
 use manyring_config::plan::{is_device_name, parse_size};
 use manyring_config::raw::RawConfig;
+use manyring_daemon::client::{self, look};
+use manyring_daemon::model::Done;
+use manyring_daemon::output::{Failure, print};
+use manyring_daemon::times::{CLIENT_AT_ONCE, CLIENT_OPEN, CLIENT_OPEN_ALL, CLIENT_RESIZE};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;

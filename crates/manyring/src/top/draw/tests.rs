@@ -1,9 +1,9 @@
 //! The screen of a model, line by line, and what keys make of it.
 
 use super::*;
-use crate::model::snapshot::{DeviceInfo, QueueInfo, StuckInfo, WorkerInfo};
 use crate::stats::Shown;
 use crate::stats::table::queue_of;
+use manyring_daemon::model::snapshot::{DeviceInfo, QueueInfo, StuckInfo, WorkerInfo};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};

@@ -1,8 +1,8 @@
 //! The table of the workers, and of what moves between them.
 
 use super::table::{align, us};
-use crate::model::snapshot::{StuckInfo, WorkerInfo, as_float};
 use manyring_config::plan::in_words;
+use manyring_daemon::model::snapshot::{StuckInfo, WorkerInfo, as_float};
 
 /// A line for each worker that runs or has run; with the workers as they were, and the seconds
 /// since then, what has happened in these seconds.
@@ -53,7 +53,7 @@ pub(super) fn stuck(threads: &[StuckInfo]) -> String {
 mod tests {
     use super::super::table::words;
     use super::*;
-    use crate::model::snapshot::Summary;
+    use manyring_daemon::model::snapshot::Summary;
 
     fn worker(ran_ns: u64, sleeps: u64, pauses: &[(u64, u64)]) -> WorkerInfo {
         let pause_ns = Summary { buckets: pauses.to_vec(), ..Summary::default() };

@@ -1,10 +1,10 @@
 //! The three tables: what each column is called, how wide it is, and what its cells are.
 
 use super::units::{rate, time};
-use crate::model::snapshot::{DeviceInfo, Summary, WorkerInfo, as_float};
 use crate::stats::Shown;
 use crate::stats::table::{Seen, seen};
 use manyring_config::plan::in_words;
+use manyring_daemon::model::snapshot::{DeviceInfo, Summary, WorkerInfo, as_float};
 
 /// The kind of things that a table has rows for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

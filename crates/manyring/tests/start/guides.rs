@@ -9,8 +9,8 @@ mod embed;
 use crate::documents::{Fragment, commands, documents, fragments, program, root};
 use crate::support::client::Client;
 use crate::support::process::{TIMEOUT, wait_until};
+use manyring::documented;
 use manyring_config as config;
-use manyring_daemon::documented;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

@@ -2,9 +2,9 @@
 //! shell completions and the OpenAPI document.
 
 use crate::cli::Cli;
-use crate::control;
 use clap::CommandFactory;
 use clap_complete::Shell;
+use manyring_daemon::control;
 use std::io;
 use std::path::Path;
 

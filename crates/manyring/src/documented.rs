@@ -2,11 +2,11 @@
 //! out. Tests take each fragment of README and of the guides through them.
 
 use crate::cli::{AddedDevice, Cli, Command};
-use crate::model::Keys;
 use clap::Parser;
 use manyring_config::plan::Source;
 use manyring_config::raw::RawConfig;
 use manyring_config::{self, Plan};
+use manyring_daemon::model::Keys;
 use std::ffi::OsString;
 
 /// Checks a command line, the program's name first: its options, and what they mean together.

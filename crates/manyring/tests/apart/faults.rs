@@ -23,7 +23,7 @@ fn daemon_whose_page_faults_wait() {
     let _ = std::thread::Builder::new().name("faults".to_owned()).spawn(listen).unwrap();
     let file = format!("{folder}/manyring.toml");
     let arguments = ["manyring", "run", "--config", &file].map(Into::into);
-    let _ = manyring_daemon::run(arguments.into());
+    let _ = manyring::run(arguments.into());
 }
 
 /// Serves a connection: a line with the name of a memfd, whose pages are withheld until the other

@@ -9,7 +9,6 @@ pub(crate) use ask::{
 };
 pub(crate) use net::NetArgs;
 
-use crate::log::LogFormat;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use manyring_config::numbers;
@@ -17,6 +16,7 @@ use manyring_config::plan::Sandbox;
 use manyring_config::raw::{
     RawBlk, RawConfig, RawDaemon, RawLimit, RawLimitOption, RawSize, RawSocket, RawXenBlk,
 };
+use manyring_daemon::log::LogFormat;
 use std::path::PathBuf;
 
 /// What stands below the help of the program.

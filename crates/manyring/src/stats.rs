@@ -7,9 +7,9 @@ mod workers;
 
 use crate::ask::check_name;
 use crate::cli::StatsArgs;
-use crate::client::look;
-use crate::model::snapshot::{DeviceInfo, Devices, StuckInfo, WorkerInfo, Workers};
-use crate::output::{Failure, print};
+use manyring_daemon::client::look;
+use manyring_daemon::model::snapshot::{DeviceInfo, Devices, StuckInfo, WorkerInfo, Workers};
+use manyring_daemon::output::{Failure, print};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;

@@ -10,8 +10,8 @@ mod model;
 mod units;
 
 use crate::cli::TopArgs;
-use crate::output::Failure;
 use crate::stats::{Shown, fetch};
+use manyring_daemon::output::Failure;
 use model::{Model, Wish};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};

@@ -1,5 +1,5 @@
 //! A program of its own that serves a disk: all that it needs of the crates.
-//! `cargo run -p manyring-daemon --example embed -- disk.sock`, and in another terminal
+//! `cargo run -p manyring --example embed -- disk.sock`, and in another terminal
 //! `manyring-bench load blkio --socket disk.sock`; docs/guide/library.md explains it.
 
 use manyring_backend::blk::memory::MemoryDisk;

@@ -5,5 +5,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    manyring_daemon::run(std::env::args_os().collect())
+    manyring::run(std::env::args_os().collect())
 }
