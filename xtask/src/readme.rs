@@ -67,8 +67,8 @@ fn table(figures: &str) -> Outcome<String> {
     text += &format!(
         "\nOur requests, packets or bytes in a second divided by the other side's: the median of \
          the ratios of {rounds} rounds,\nwith the smallest and the largest, both sides in turn in \
-         one run. {machine}; other machines differ.\nCPU for each: the CPU time that the server takes for \
-         one of them, against what the other side takes, in the same run.\nCPUs \
+         one run. {machine}; other machines differ.\nCPU for each: the CPU time that the server \
+         takes for one of them, against what the other side takes, in the same run.\nCPUs \
          near or far: whether the two CPUs were threads or neighbours of one core (20 to 60 ns \
          for a cache line), or not (100 and more).\nA client that polls \
          never sleeps; a guest does, and gets other ratios. The other figures, and how they are \
