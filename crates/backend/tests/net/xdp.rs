@@ -1,5 +1,7 @@
 //! An interface that is served by AF_XDP: a veth whose other end the kernel answers on.
 
+mod lent;
+
 use crate::guest::{
     GUEST, GUEST_MAC, Guest, HOST, arp_request, echo_request, ether_type, ethernet, halves, ipv4,
     is_ipv4, wait_for_input,
@@ -7,7 +9,6 @@ use crate::guest::{
 use crate::space::{TIMEOUT, in_own_space, link, opened_again, run, wait_until_gone};
 use manyring_backend::net::tap::TapError;
 use manyring_backend::net::tap::lent::{Lent, Owner};
-use manyring_backend::net::xdp::lent::XdpLentPort;
 use manyring_backend::net::xdp::{XdpOptions, XdpPort};
 use manyring_backend::net::{Frames, HostFilter, Incoming, Port, Sent, Stop};
 use manyring_backend::sys::link::LinkEvent;
@@ -15,7 +16,6 @@ use manyring_memory::{Mapping, SliceList, copy_from_slices};
 use manyring_wire::net::rss::RssConfig;
 use manyring_wire::net::{HEADER_SIZE, Offloads, RawNetHeader};
 use rustix::io::Errno;
-use rustix::net::xdp::{SocketAddrXdp, SocketAddrXdpFlags};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -369,161 +369,4 @@ impl Owner for Local {
     }
 
     fn suspect(&self) {}
-}
-
-fn lending(name: &str, queue_pairs: usize) -> Arc<XdpPort> {
-    Arc::new(XdpPort::open(&XdpOptions { lends: true, ..options(name, queue_pairs) }).unwrap())
-}
-
-fn borrowed(owner: &Arc<XdpPort>) -> XdpLentPort {
-    wait_for("nobody has former sockets", || owner.is_let_go() == Ok(true));
-    let lent = owner.lend().unwrap().unwrap();
-    XdpLentPort::new(lent, Arc::new(Local(owner.clone()))).unwrap()
-}
-
-#[test]
-fn lent_sockets_carry_frames_and_the_next_borrower_has_others() {
-    in_own_space(|| {
-        make_veth("");
-        let owner = lending("v0", 1);
-        assert!(owner.open_tx(0).is_err() && owner.open_rx(0).is_err(), "its queues are lent");
-        for _ in 0..3 {
-            let port = borrowed(&owner);
-            assert_eq!(
-                (port.kind(), port.interface(), port.mtu()),
-                ("xdp", Some("v0"), Some(1500))
-            );
-            // A frame that is sent before the pair is in use waits, and is not lost.
-            let (mut tx, _rx) = halves(&port, 0);
-            let early = tx.send(&burst(1, 100), 0);
-            assert_eq!((early.taken, early.stop), (0, Some(Stop::NoMemory)));
-            port.set_attached(0, true).unwrap();
-            assert_eq!(port.set_attached(1, true), Err(Errno::INVAL));
-            for len in [1, 1400] {
-                echoes(&port, 0, len);
-            }
-            port.set_attached(0, false).unwrap();
-            port.set_attached(0, true).unwrap();
-            echoes(&port, 0, 100);
-            let before = arrived();
-            port.transmit(&ethernet([0xff; 6], GUEST_MAC, 0x88b5, &[0; 50])).unwrap();
-            wait_for("the frame of the device itself arrives", || arrived() > before);
-        }
-        // One that keeps its sockets keeps the queue, and hears nothing of it any more.
-        let kept = borrowed(&owner);
-        kept.set_attached(0, true).unwrap();
-        for _ in 0..3 {
-            assert_eq!(owner.is_let_go(), Ok(false));
-            assert_eq!(owner.lend().unwrap().err(), Some(Errno::BUSY));
-        }
-        // Nobody can keep it from sending: that is why nobody else gets the queue.
-        let before = arrived();
-        kept.transmit(&ethernet([0xff; 6], GUEST_MAC, 0x88b5, &[0; 50])).unwrap();
-        wait_for("the frame of the former process arrives", || arrived() > before);
-        let (tx, mut rx) = halves(&kept, 0);
-        let mut guest = Guest::new();
-        // The host asks everybody for the address.
-        let before = received();
-        let socket = std::net::UdpSocket::bind("10.77.0.1:0").unwrap();
-        socket.send_to(b"hello", "10.77.0.2:9").unwrap();
-        wait_for("the question arrives", || received() > before);
-        assert_eq!(guest.try_recv(&mut *rx).err(), Some(Errno::AGAIN));
-        drop((tx, rx, kept));
-        let next = borrowed(&owner);
-        next.set_attached(0, true).unwrap();
-        echoes(&next, 0, 300);
-        drop(next);
-        // A socket whose pair was never used counts as well, and is bound to this queue only.
-        let unused = borrowed(&owner);
-        assert_eq!(owner.is_let_go(), Ok(false));
-        drop(unused);
-        wait_for("the port has all queues", || owner.is_let_go() == Ok(true));
-        let Lent { queues, .. } = owner.lend().unwrap().unwrap();
-        let elsewhere =
-            SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, link("v1").unwrap().index, 0);
-        assert_eq!(rustix::net::bind(&queues[0], &elsewhere), Err(Errno::BUSY));
-    });
-}
-
-#[test]
-fn a_borrower_goes_on_with_the_sockets_of_the_interface_that_was_joined() {
-    in_own_space(|| {
-        make_veth("");
-        let owner = lending("v0", 1);
-        let port = borrowed(&owner);
-        port.set_attached(0, true).unwrap();
-        let (mut tx, mut rx) = halves(&port, 0);
-        for _ in 0..3 {
-            wait_until_up();
-            tx.send(&burst(64, 100), 0);
-            run("ip link del v0");
-            wait_until_gone("v0");
-            assert!(owner.is_gone() && !port.is_gone());
-            port.lose();
-            assert!(port.is_gone());
-            assert!(matches!(port.join_again(), Err(TapError::Missing(_))));
-            make_veth("");
-            owner.join_again().unwrap();
-            let Lent { facts, queues, .. } = owner.lend().unwrap().unwrap();
-            let (chunk, filter) = (facts.chunk, facts.host_filter);
-            assert_eq!(port.renew(Vec::new(), chunk, filter), Err(Errno::INVAL));
-            port.renew(queues, chunk, filter).unwrap();
-            port.join_again().unwrap();
-            assert!(!port.is_gone());
-            port.set_attached(0, true).unwrap();
-            wait_until_up();
-            let mut guest = Guest::new();
-            guest.send(&mut *tx, &arp_request(GUEST, HOST));
-            let (_, reply) = guest.recv(&mut *rx, |frame| ether_type(frame) == 0x0806);
-            assert_eq!(reply[28..32], HOST);
-        }
-    });
-}
-
-#[test]
-fn a_borrower_whose_next_interface_has_longer_frames_uses_the_chunks_of_that_interface() {
-    in_own_space(|| {
-        make_veth("");
-        let owner = lending("v0", 1);
-        let port = borrowed(&owner);
-        port.set_attached(0, true).unwrap();
-        run("ip link del v0");
-        wait_until_gone("v0");
-        assert!(owner.is_gone());
-        port.lose();
-        make_veth("");
-        run("ip link set v0 mtu 3000");
-        run("ip link set v1 mtu 3000");
-        owner.join_again().unwrap();
-        let Lent { facts, queues, .. } = owner.lend().unwrap().unwrap();
-        assert_eq!(port.renew(queues, facts.chunk, facts.host_filter), Ok(()));
-        port.join_again().unwrap();
-        port.set_attached(0, true).unwrap();
-        for len in [100, 2900, 1400, 2900] {
-            echoes(&port, 0, len);
-        }
-    });
-}
-
-#[test]
-fn while_an_interface_is_gone_sockets_are_lent_once() {
-    in_own_space(|| {
-        make_veth("");
-        let owner = lending("v0", 1);
-        let first = borrowed(&owner);
-        run("ip link del v0");
-        wait_until_gone("v0");
-        assert!(owner.is_gone());
-        let second = borrowed(&owner);
-        for _ in 0..3 {
-            assert!(owner.is_gone());
-            assert_eq!(owner.lend().unwrap().err(), Some(Errno::BUSY));
-        }
-        make_veth("");
-        owner.join_again().unwrap();
-        let port = borrowed(&owner);
-        port.set_attached(0, true).unwrap();
-        echoes(&port, 0, 100);
-        drop((first, second));
-    });
 }
