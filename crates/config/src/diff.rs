@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 pub struct Step {
     /// The device; `[daemon]` or `[[xen_blk]]` for what is no device.
     pub name: String,
-    /// What is done to the device.
+    /// The step that the change takes for the device.
     pub what: What,
 }
 

@@ -30,7 +30,7 @@ pub struct SwitchPortSpec {
     pub queue_pairs: usize,
     /// The VLANs that it is in.
     pub vlans: VlansSpec,
-    /// It exchanges no frames with other isolated ports.
+    /// The port exchanges no frames with other isolated ports.
     pub isolated: bool,
     /// The address that is configured for its guest: no other port learns it.
     pub mac: Option<[u8; 6]>,

@@ -20,10 +20,10 @@ pub const NUM_QUEUES: usize = 8;
 /// A block device.
 #[derive(Clone, Debug, Serialize)]
 pub struct BlkPlan {
-    /// What every device has.
+    /// The keys that a disk and a network share: name, socket, limit.
     #[serde(flatten)]
     pub device: DevicePlan,
-    /// What the disk's bytes lie in.
+    /// The image, memory or server that holds the disk's bytes.
     pub disk: DiskPlan,
     /// The guest may not write.
     pub read_only: bool,
@@ -38,9 +38,9 @@ pub struct BlkPlan {
     pub serial: String,
     /// Writes are complete in the host's cache; the guest flushes.
     pub writeback: bool,
-    /// What a write does on a full host.
+    /// Whether a write waits or fails while the host has no room for it.
     pub on_full: OnFullSpec,
-    /// What goes wrong on purpose.
+    /// The faults that the device makes on purpose, to test guests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault: Option<DiskFaultSpec>,
 }

@@ -54,7 +54,7 @@ pub struct DaemonPlan {
     pub wait: Option<u32>,
     /// Which devices share a device process.
     pub domains: Domains,
-    /// What a device process gives up.
+    /// The rights that a device process gives up before it serves a guest.
     #[serde(skip)]
     pub sandbox: Sandbox,
 }

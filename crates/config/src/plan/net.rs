@@ -17,7 +17,7 @@ use std::path::PathBuf;
 /// A network device.
 #[derive(Clone, Debug, Serialize)]
 pub struct NetPlan {
-    /// What every device has.
+    /// The keys that a disk and a network share: name, socket, limit.
     #[serde(flatten)]
     pub device: DevicePlan,
     /// Where the guest's frames go.
@@ -51,7 +51,7 @@ pub struct NetPlan {
     pub hash_report: bool,
     /// The file that captures the frames.
     pub pcap: Option<PathBuf>,
-    /// What goes wrong on purpose.
+    /// The faults that the device makes on purpose, to test guests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault: Option<NetFaultSpec>,
 }

@@ -27,7 +27,7 @@ pub struct SwitchPlan {
     /// The interface that leads to the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uplink: Option<String>,
-    /// What the uplink's interface is.
+    /// The kind of interface that the uplink opens: a tap, a macvtap or an AF_XDP socket.
     pub uplink_kind: UplinkKind,
 }
 

@@ -52,7 +52,7 @@ pub struct XenBlkPlan {
     pub num_queues: usize,
     /// Writes are complete in the host's cache; the guest flushes.
     pub writeback: bool,
-    /// What a write does on a full host.
+    /// Whether a write waits or fails while the host has no room for it.
     pub on_full: OnFullSpec,
     /// The guest may discard.
     pub discard: bool,
@@ -73,7 +73,7 @@ pub struct XenBlkPlan {
     /// The limit of each disk by itself.
     #[serde(skip_serializing_if = "LimitPlan::is_none")]
     pub limit: LimitPlan,
-    /// What goes wrong on purpose.
+    /// The faults that the device makes on purpose, to test guests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault: Option<DiskFaultSpec>,
 }

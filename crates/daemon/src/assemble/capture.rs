@@ -264,7 +264,7 @@ impl Orders {
 
 /// Why the capture of a device process ends before the process does.
 enum Failure {
-    /// It sends what is no record.
+    /// The device process sends bytes that are no record of pcap.
     Records,
     /// The file takes no more.
     File(io::Error),
@@ -351,7 +351,7 @@ mod tests {
         let mut first = File::from(capture.lend().unwrap());
         first.write_all(&record(1, 100)).unwrap();
         holds(&path, &[record(1, 100)]);
-        // It writes from a page that waits for its contents.
+        // The child writes from a page that waits for its contents.
         let held = match HeldLock::pipe(first.into()) {
             Ok(held) => held,
             Err(error) => return println!("not tested: {error}"),

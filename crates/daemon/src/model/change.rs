@@ -52,8 +52,8 @@ impl Change {
 pub struct Done {
     /// How many changes the process has seen.
     pub generation: u64,
-    /// What was done to each device.
-    /// What was done to each device.
+    /// The step that was carried out for each device.
+    /// The step that was carried out for each device.
     pub steps: Vec<StepInfo>,
 }
 

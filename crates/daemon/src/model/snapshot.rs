@@ -29,7 +29,7 @@ pub struct DeviceInfo {
     pub name: String,
     /// `blk` or `net`.
     pub kind: String,
-    /// What only devices of its kind have.
+    /// The values that only disks, or only networks, have.
     #[serde(flatten)]
     pub detail: Detail,
     /// `serving`; `waiting`: another process holds something that the device needs; `failed`: it
@@ -66,7 +66,7 @@ pub struct DeviceInfo {
 pub enum Detail {
     /// A disk.
     Blk {
-        /// What the disk's bytes lie in.
+        /// The image, memory or server that holds the disk's bytes.
         disk: String,
         /// Bytes.
         size: u64,
@@ -84,7 +84,7 @@ pub enum Detail {
     },
     /// A network device.
     Net {
-        /// What the frames go to.
+        /// The port that sends and receives the frames.
         port: String,
         /// The host's interface.
         interface: Option<String>,

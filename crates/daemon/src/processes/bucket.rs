@@ -75,7 +75,7 @@ mod tests {
                 }
             });
         }
-        // What passes at once is used up.
+        // The first burst takes all tokens that the bucket begins with.
         while passed.load(Ordering::Relaxed) < SENT_AT_ONCE {
             tokio::task::yield_now().await;
         }

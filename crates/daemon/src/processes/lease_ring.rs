@@ -27,7 +27,7 @@ impl Ring {
         }
     }
 
-    /// Whether it has rung since the last call.
+    /// Whether the process has rung since the last call.
     pub(super) fn hear(&self) -> bool {
         self.has_rung.swap(false, Ordering::Relaxed)
     }

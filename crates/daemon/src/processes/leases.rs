@@ -57,7 +57,7 @@ struct Part {
     members: AtomicU64,
     /// `None`: it counts by the clock.
     lease: Mutex<Option<Arc<LeaseFiles>>>,
-    /// It has a lease, or gets one.
+    /// The process has a lease, or gets one.
     is_leased: AtomicBool,
     /// The divider's alone.
     said: Mutex<(Account, Usages)>,

@@ -20,7 +20,7 @@ pub(crate) struct ProcessInfo {
     pub(crate) starts: u64,
     /// Messages of the present process to the daemon.
     pub(crate) reports: u64,
-    /// It has answered the last question.
+    /// The device process has answered the last question.
     pub(crate) answers: bool,
     /// Bytes of memory that its process uses; 0 while there is no process.
     pub(crate) resident_bytes: u64,

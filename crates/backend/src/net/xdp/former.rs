@@ -11,10 +11,10 @@ use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 
-/// What is known of sockets that were lent before.
+/// The sockets that were lent before: whether another process still has a copy of one.
 #[derive(Debug)]
 pub(super) struct Former {
-    /// Nobody has one.
+    /// Every copy of a former socket is closed.
     pub(super) are_closed: bool,
     /// Sockets without frames that hold the first queues, which no former socket has.
     probes: Vec<OwnedFd>,

@@ -54,7 +54,7 @@ impl Session {
         Self { store, number, written, state }
     }
 
-    /// What the next process gets of the supervisor.
+    /// The journal and its entries, as the next device process reads them from what it is handed.
     fn resumed(store: &JournalStore) -> Result<(Written, Entries), String> {
         let (mut handed, mut journal) = (BTreeMap::new(), None);
         for (command, fds) in store.handings() {
