@@ -351,7 +351,7 @@ mod tests {
         let mut first = File::from(capture.lend().unwrap());
         first.write_all(&record(1, 100)).unwrap();
         holds(&path, &[record(1, 100)]);
-        // The child writes from a page that waits for its contents.
+        // `held` writes from a page whose contents never come.
         let held = match HeldLock::pipe(first.into()) {
             Ok(held) => held,
             Err(error) => return println!("not tested: {error}"),

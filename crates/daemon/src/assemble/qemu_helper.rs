@@ -537,7 +537,7 @@ mod tests {
         let (stderr, writes) = byte_stream::pair(STDERR_SIZE).unwrap();
         command.args(["-c", "echo first >&2; sleep 0.1; echo last >&2"]).stderr(writes);
         let mut child = command.spawn().unwrap();
-        // This process has the other end of the stream, too.
+        // `command` has a copy of the other end, too.
         drop(command);
         let stderr = ByteStream::new(stderr, Arc::new(Janitor::of("vm1")));
         let said = hear(Arc::new(stderr)).unwrap().join().unwrap();

@@ -53,7 +53,6 @@ pub struct Done {
     /// How many changes the process has seen.
     pub generation: u64,
     /// The step that was carried out for each device.
-    /// The step that was carried out for each device.
     pub steps: Vec<StepInfo>,
 }
 
