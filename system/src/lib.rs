@@ -29,9 +29,11 @@ mod nbd;
 pub mod net;
 pub mod package;
 pub mod packages;
+pub mod processes;
 pub mod runner;
 pub mod soak;
 mod systemd;
+pub mod watch;
 pub mod xen;
 
 /// The result of everything here: a value, or one sentence for the person who ran it.

@@ -18,6 +18,7 @@ mod schemathesis;
 mod soak;
 mod test;
 mod tidy;
+mod watched;
 mod xen;
 
 use clap::{Parser, Subcommand, ValueEnum};

@@ -3,18 +3,22 @@
 
 use crate::cargo::{cargo, forget_our_package};
 use crate::forms::{Form, ISOLATE, runs_by_default_too};
+use crate::watched::{Watched, to_end};
 use manyring_system::command::output;
 use manyring_system::runner::Totals;
-use manyring_system::{Context, Outcome, check, lanes};
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
-use std::io::{BufRead, BufReader, PipeReader, Read};
+use manyring_system::{Outcome, check, lanes};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Test programs that run at the same time. Most of them wait most of the time: for a time limit,
 /// for a daemon's start.
 const AT_ONCE: usize = 3;
+
+/// How long a test program, or a module of one, may take. The longest take a hundred seconds.
+const LIMIT: Duration = Duration::from_secs(400);
+/// How long a whole `cargo test` may take, which also builds.
+const CARGO_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Runs the tests of the workspace: its test programs, then the examples in its documentation.
 pub(crate) fn workspace() -> Outcome<Totals> {
@@ -76,14 +80,29 @@ impl Program {
         if !is_folder || WHOLE.contains(&self.source.as_str()) {
             return Ok(vec![self]);
         }
-        let listed = output(self.command().args(["--list", "--format", "terse"]))?;
-        let parts = parts(&String::from_utf8_lossy(&listed));
+        let parts = parts(&self.list()?);
         check(!parts.is_empty(), || format!("{} lists no test", self.path.display()))?;
         let in_forms = parts.into_iter().flat_map(|part| {
             let forms = Form::of(&self.source, &part.module);
             forms.iter().map(move |form| Part { form: *form, ..part.clone() })
         });
         Ok(in_forms.map(|part| Self { part: Some(part), ..self.clone() }).collect())
+    }
+
+    /// What it lists: a line `NAME: test` for each of its tests.
+    fn list(&self) -> Outcome<String> {
+        let listed = output(self.command().args(["--list", "--format", "terse"]))?;
+        Ok(String::from_utf8_lossy(&listed).into_owned())
+    }
+
+    /// The whole names of the tests that it runs.
+    fn tests(&self) -> Outcome<Vec<String>> {
+        if let Some(part) = &self.part {
+            return Ok(part.tests.clone());
+        }
+        let listed = self.list()?;
+        let names = listed.lines().filter_map(|line| line.strip_suffix(": test"));
+        Ok(names.map(str::to_owned).collect())
     }
 
     /// Runs it where and as cargo would.
@@ -158,10 +177,14 @@ struct Ended {
 }
 
 fn run(program: Program) -> Ended {
+    run_within(program, LIMIT)
+}
+
+fn run_within(program: Program, limit: Duration) -> Ended {
     // In the form in which cargo says it, which `Programs` reads.
     let mut text = program.line();
     let start = Instant::now();
-    let (success, spent) = match run_to_end(&program, &mut text) {
+    let (success, spent) = match run_to_end(&program, limit, &mut text) {
         Ok(ended) => ended,
         Err(sentence) => {
             text.push_str(&format!("xtask: {sentence}\n"));
@@ -174,72 +197,75 @@ fn run(program: Program) -> Ended {
 }
 
 /// Whether it succeeded, and the CPU time that it used.
-fn run_to_end(program: &Program, text: &mut String) -> Outcome<(bool, Duration)> {
+fn run_to_end(program: &Program, limit: Duration, text: &mut String) -> Outcome<(bool, Duration)> {
     let mut command = program.command();
     if let Some(part) = &program.part {
         command.arg("--exact").args(&part.tests);
     }
-    let (mut child, mut said) = spawn(&mut command)?;
     let mut bytes = Vec::new();
-    let read = said.read_to_end(&mut bytes);
-    text.push_str(&String::from_utf8_lossy(&bytes));
-    let spent = spent(&child);
-    let status = child.wait().context(program.path.display())?;
-    read.context(program.path.display())?;
-    Ok((status.success(), spent))
-}
-
-/// Starts a command. Its output and errors, and those of its children, come through one pipe, so
-/// that they stay in order.
-fn spawn(command: &mut Command) -> Outcome<(Child, PipeReader)> {
-    let (reader, writer) = std::io::pipe().context("a pipe")?;
-    let errors = writer.try_clone().context("a pipe")?;
-    let spawned = command.stdin(Stdio::null()).stdout(writer).stderr(errors).spawn();
-    // The command holds the pipe's other end until it is told to hold something else.
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    Ok((spawned.context(command.get_program().to_string_lossy())?, reader))
-}
-
-/// Waits until a child ends, and says how much CPU time it and those that it waited for have used.
-/// It is an account for people, so a child of which the kernel says nothing has used none.
-fn spent(child: &Child) -> Duration {
-    let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-    if waitid(WaitId::Pid(Pid::from_child(child)), ended).is_err() {
-        return Duration::ZERO;
+    let ended = to_end(&mut command, limit, |chunk| bytes.extend_from_slice(chunk));
+    let said = String::from_utf8_lossy(&bytes);
+    text.push_str(&said);
+    let Watched { status, spent, fault } =
+        ended.map_err(|sentence| format!("{}: {sentence}", program.path.display()))?;
+    let Some(fault) = fault else { return Ok((status.success(), spent)) };
+    // A line of its own, whatever was said without an end of its line.
+    text.push_str(&format!("\n{}{}\n", GIVEN_UP, fault.sentence));
+    let tests = program.tests()?;
+    for test in unfinished(&tests, &said, &fault.threads) {
+        text.push_str(&format!("{HANGING}{test}\n"));
     }
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
-    Duration::from_secs(ticks(&stat).unwrap_or(0))
-        / u32::try_from(ticks_per_second()).unwrap_or(100)
+    text.push_str(&fault.processes);
+    Ok((false, spent))
 }
 
-fn ticks_per_second() -> u64 {
-    rustix::param::clock_ticks_per_second()
+/// The tests that had begun and not ended: those without a result that a thread of the program is
+/// called after. The kernel keeps 15 bytes of a thread's name; libtest begins its tests in the
+/// order in which it lists them, so of several with one beginning the first ones had begun.
+fn unfinished<'a>(tests: &'a [String], said: &str, threads: &[String]) -> Vec<&'a str> {
+    let mut threads = threads.to_vec();
+    let has_result = |test: &str| {
+        let line = format!("test {test} ... ");
+        said.lines().any(|said| said.strip_prefix(&line).is_some_and(|how| !how.is_empty()))
+    };
+    let is_running = |test: &&str| {
+        let name = &test.as_bytes()[..test.len().min(THREAD_NAME_MAX)];
+        let thread = threads.iter().position(|thread| thread.as_bytes() == name);
+        thread.map(|thread| threads.swap_remove(thread)).is_some()
+    };
+    tests.iter().map(String::as_str).filter(|test| !has_result(test)).filter(is_running).collect()
 }
 
-/// The times of `/proc/PID/stat` (proc(5): utime, stime, cutime, cstime, the fields 14 to 17),
-/// together, in the kernel's ticks.
-fn ticks(stat: &str) -> Option<u64> {
-    // The second field, the name in parentheses, may hold anything.
-    let (_, fields) = stat.rsplit_once(") ")?;
-    let times: Vec<u64> =
-        fields.split(' ').skip(11).take(4).map_while(|ticks| ticks.parse().ok()).collect();
-    (times.len() == 4).then(|| times.iter().sum())
-}
+/// Bytes of a thread's name that the kernel keeps.
+const THREAD_NAME_MAX: usize = 15;
+/// In front of the reason why a program was given up.
+const GIVEN_UP: &str = "xtask: given up: ";
+/// In front of a test that had begun and not ended.
+const HANGING: &str = "xtask: had begun and not ended: ";
 
 /// Runs `cargo test` with arguments, shows what it says, and counts.
 pub(crate) fn test(command: &mut Command) -> Outcome<Totals> {
     // The messages of cargo about test programs are parsed, whatever the user's settings are.
     command.env("CARGO_TERM_COLOR", "never").env("CARGO_TERM_QUIET", "false");
-    let (mut child, said) = spawn(command)?;
-    let mut programs = Programs::default();
-    for line in BufReader::new(said).split(b'\n') {
-        let line = line.context("cargo test")?;
-        let line = String::from_utf8_lossy(&line);
+    let (mut programs, mut rest) = (Programs::default(), Vec::new());
+    let mut show = |line: &[u8]| {
+        let line = String::from_utf8_lossy(line);
         println!("{line}");
         programs.hear(&line);
+    };
+    let ended = to_end(command, CARGO_LIMIT, |chunk| {
+        rest.extend_from_slice(chunk);
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = rest.drain(..=end).collect();
+            show(line.strip_suffix(b"\n").unwrap_or(&line));
+        }
+    })?;
+    show(&rest);
+    if let Some(fault) = &ended.fault {
+        show(format!("{GIVEN_UP}{}", fault.sentence).as_bytes());
+        println!("{}", fault.processes);
     }
-    let status = child.wait().context("cargo test")?;
-    Ok(programs.end(status.success()))
+    Ok(programs.end(ended.status.success() && ended.fault.is_none()))
 }
 
 /// The output of the test programs of one `cargo test`, as it was parsed.
@@ -250,6 +276,8 @@ struct Programs {
     begun: u64,
     /// The one that has not ended, and which module of it.
     running: Option<(String, String)>,
+    /// The one that began last, whether it has ended or not.
+    last: (String, String),
     /// Tests of that one which have passed without a look, because another run of it looks.
     elsewhere: u64,
 }
@@ -259,6 +287,7 @@ impl Programs {
         if let Some(running) = program(line) {
             self.give_up();
             self.begun += 1;
+            self.last = running.clone();
             self.running = Some(running);
         } else if let Some((passed, failed)) = parse_result(line) {
             self.running = None;
@@ -266,6 +295,11 @@ impl Programs {
             self.totals.failed += failed;
         } else if let Some(name) = parse_failure(line) {
             self.totals.names.push(self.named(name));
+        } else if let Some(why) = line.strip_prefix(GIVEN_UP) {
+            self.running = None;
+            self.totals.fail(&format!("{}{}", self.last.0, self.last.1), why);
+        } else if let Some(test) = line.strip_prefix(HANGING) {
+            self.totals.names.push(format!("{}: had begun and not ended", self.named(test)));
         } else if let Some(name) = line.strip_prefix("left out: ") {
             // A test says so of itself, and passes: a promise that is not checked.
             self.totals.fail(name, "the test was left out");
@@ -282,7 +316,7 @@ impl Programs {
 
     /// A test of the program that runs, with the form in which that does.
     fn named(&self, test: &str) -> String {
-        let Some((program, part)) = &self.running else { return format!("?::{test}") };
+        let (program, part) = &self.last;
         let form = part.find(", in device processes").map_or("", |at| &part[at..]);
         format!("{program}::{test}{form}")
     }
@@ -379,6 +413,53 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_hangs_fails_with_the_tests_that_had_begun() {
+        let folder = std::env::temp_dir().join(format!("manyring-hangs-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        // As libtest: a thread is called after its test, and only what has ended is said.
+        let script = "#!/bin/sh
+if [ \"$1\" = --list ]; then echo 'a::ends: test'; echo 'sh: test'; echo 'sh2: test'; exit; fi
+echo 'test a::ends ... ok'
+sleep 1004\n";
+        let (text, path) = (folder.join("text"), folder.join("sh"));
+        std::fs::write(&text, script).unwrap();
+        // By another process: a child of another test has what we write open for a moment, and
+        // no program that is open for writing can be run.
+        let mut install = manyring_system::command::command("install");
+        output(install.args(["-m", "755"]).args([&text, &path])).unwrap();
+        let program = Program { source: "a/b.rs".into(), path, folder: "/".into(), part: None };
+        let ended = run_within(program, Duration::from_secs(2));
+        assert!(!ended.success && ended.text.contains("sleep 1004\n"), "{}", ended.text);
+        let names =
+            ["sh: it did not end within 2 s and was ended", "sh::sh: had begun and not ended"];
+        let totals = totals(&ended.text, ended.success);
+        assert_eq!((totals.failed, totals.names), (1, names.map(str::to_owned).to_vec()));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_program_that_ended_well_and_left_its_output_open_fails() {
+        let said = format!(
+            "     Running a/b.rs (/t/b-0123)
+test result: ok. 2 passed; 0 failed; 0 ignored
+{GIVEN_UP}it ended, and left its output open in process 7, which was ended"
+        );
+        let names = ["b: it ended, and left its output open in process 7, which was ended"];
+        let names = names.map(str::to_owned).to_vec();
+        assert_eq!(totals(&said, false), Totals { passed: 2, failed: 1, names });
+    }
+
+    #[test]
+    fn tests_had_begun_if_they_have_no_result_and_a_thread_has_their_name() {
+        let tests = ["a::b", "a::c", "long::name::one", "long::name::other", "z"];
+        let tests = tests.map(str::to_owned);
+        let said = "test a::b ... ok\ntest a::c ... ";
+        let threads = ["main", "a::b", "a::c", "long::name::oth", "signals"].map(str::to_owned);
+        assert_eq!(unfinished(&tests, said, &threads), ["a::c", "long::name::other"]);
+        assert_eq!(unfinished(&tests, "", &["long::name::one".to_owned()]), ["long::name::one"]);
+    }
+
+    #[test]
     fn each_module_of_a_program_is_a_part_and_no_test_is_in_none() {
         let listed = "a::one: test\nb::c::two: test\nthree: test\na::four: test\n";
         let part = |module: &str, tests: &[&str]| Part {
@@ -405,14 +486,6 @@ mod tests {
             assert!(ended.success && ended.text.starts_with(&said), "{}", ended.text);
             assert_eq!(program(&line), Some(("echo".to_owned(), format!(", a{words}"))));
         }
-    }
-
-    #[test]
-    fn the_times_of_a_process_and_of_its_children_are_its_ticks() {
-        let stat = "7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0 1";
-        assert_eq!(ticks(stat), Some(127));
-        assert_eq!(ticks("7 (a) S 1 2 3"), None);
-        assert!(ticks(&std::fs::read_to_string("/proc/self/stat").unwrap()).is_some());
     }
 
     #[test]

@@ -1,0 +1,144 @@
+//! A time limit for a piece of work on the calling thread: what it waits for is shown, and what it
+//! started is ended, so that the work fails instead of waiting for ever.
+
+use crate::processes::{below_thread, describe, describe_own_threads, kill};
+use crate::{Outcome, check};
+use rustix::thread::gettid;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What the work has to fail once the processes that it started have ended. A thread cannot be
+/// ended, so then our own process ends, with a sentence.
+const GRACE: Duration = Duration::from_secs(120);
+
+/// The watch over a piece of work; dropped, it has ended.
+#[derive(Debug)]
+pub struct Watch {
+    what: String,
+    limit: Duration,
+    /// Dropped when the work has ended.
+    working: Option<Sender<()>>,
+    /// Gives whether the work was beyond its limit.
+    watcher: Option<JoinHandle<bool>>,
+}
+
+impl Watch {
+    /// Begins to watch what the calling thread does.
+    #[must_use]
+    pub fn start(what: &str, limit: Duration) -> Self {
+        Self::with_grace(what, limit, GRACE, end_us)
+    }
+
+    fn with_grace(what: &str, limit: Duration, grace: Duration, last: fn(&str)) -> Self {
+        let (working, ended) = channel::<()>();
+        let (name, thread) = (what.to_owned(), gettid().as_raw_pid().unsigned_abs());
+        let has_ended = move |wait| ended.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected);
+        let watch = move || {
+            let start = Instant::now();
+            if has_ended(limit) {
+                return false;
+            }
+            let seconds = limit.as_secs();
+            let found = below_thread(thread);
+            let said = describe(&found);
+            println!(
+                "xtask: {name} has not ended within {seconds} s; what it started ends:\n{said}"
+            );
+            let kills = || kill(|| below_thread(thread));
+            kills();
+            while start.elapsed() < limit + grace {
+                if has_ended(grace / 20) {
+                    return true;
+                }
+                kills();
+            }
+            last(&name);
+            true
+        };
+        Self {
+            what: what.to_owned(),
+            limit,
+            working: Some(working),
+            watcher: Some(std::thread::spawn(watch)),
+        }
+    }
+
+    /// The work has ended.
+    ///
+    /// # Errors
+    /// It took longer than it may.
+    pub fn end(mut self) -> Outcome {
+        let late = self.stop();
+        let (what, seconds) = (&self.what, self.limit.as_secs());
+        check(!late, || format!("{what} did not end within {seconds} s and was ended"))
+    }
+
+    fn stop(&mut self) -> bool {
+        drop(self.working.take());
+        self.watcher.take().is_some_and(|watcher| watcher.join().unwrap_or(true))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Does `work` under a time limit.
+///
+/// # Errors
+/// That of the work; if it took too long, both.
+pub fn within<T>(what: &str, limit: Duration, work: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let watch = Watch::start(what, limit);
+    let done = work();
+    match (watch.end(), done) {
+        (Ok(()), done) => done,
+        (Err(late), Ok(_)) => Err(late),
+        (Err(late), Err(reason)) => Err(format!("{late}: {reason}")),
+    }
+}
+
+/// A thread of ours waits for none of its processes.
+fn end_us(what: &str) {
+    let threads = describe_own_threads();
+    println!("xtask: {what} waits without an end; the threads of this program:\n{threads}");
+    println!("\nFAILED {what}: waits without an end\n0 passed, 1 failed");
+    std::process::exit(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::output;
+    use std::process::Command;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn work_that_waits_for_a_process_fails_at_its_limit() {
+        let limit = Duration::from_millis(50);
+        let slow = || output(Command::new("sleep").arg("1000"));
+        let error = within("a sleep", limit, slow).unwrap_err();
+        let late = "a sleep did not end within 0 s and was ended: sleep: signal: 9";
+        assert!(error.starts_with(late), "{error}");
+    }
+
+    #[test]
+    fn work_within_its_limit_is_left_alone() {
+        let quick = || output(Command::new("echo").arg("yes"));
+        assert_eq!(within("an echo", Duration::from_secs(600), quick), Ok(b"yes\n".to_vec()));
+    }
+
+    #[test]
+    fn work_that_waits_for_no_process_ends_us_after_a_grace() {
+        static ENDED: AtomicBool = AtomicBool::new(false);
+        let last = |_: &str| ENDED.store(true, Ordering::Release);
+        let limit = Duration::from_millis(20);
+        let watch = Watch::with_grace("a wait", limit, limit, last);
+        while !ENDED.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        assert_eq!(watch.end(), Err("a wait did not end within 0 s and was ended".into()));
+    }
+}
