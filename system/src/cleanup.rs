@@ -3,6 +3,8 @@
 //! Children also carry a parent-death signal (`command.rs`), so that even a killed xtask leaves
 //! no guest behind.
 
+use crate::processes::{describe_quickly, kill, of_our_runs};
+use crate::watch::what_is_under_way;
 use crate::{Context, Outcome};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -22,7 +24,8 @@ fn living() -> MutexGuard<'static, Living> {
     LIVING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on a signal to end kills our children and removes our folders first.
+/// From now on a signal to end kills our children and removes our folders first, and says what was
+/// under way.
 ///
 /// # Errors
 /// The handlers cannot be installed.
@@ -30,6 +33,12 @@ pub fn on_signals() -> Outcome {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals")?;
     let wait = move || {
         if let Some(signal) = signals.forever().next() {
+            // Whoever stops a run that takes too long wants to know what it waited for.
+            print!("{}", what_is_under_way());
+            if signal == SIGTERM {
+                println!("{}", describe_quickly(&of_our_runs()));
+            }
+            kill(of_our_runs);
             let left = living();
             for child in &left.children {
                 let _ = kill_process(*child, Signal::KILL);

@@ -37,17 +37,32 @@ pub fn below_thread(thread: u32) -> Vec<u32> {
     below(children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect())
 }
 
-/// Processes whose environment names the run, those of `roots`, and all below them; ours is none.
+/// The value of [`RUN`] for a run of ours.
+#[must_use]
+pub fn run_name(number: u32) -> String {
+    format!("{}.{number}", std::process::id())
+}
+
+/// Processes whose environment names the run, those of `roots`, and all below them.
 #[must_use]
 pub fn of_run(run: &str, roots: &[u32]) -> Vec<u32> {
     let entry = format!("{RUN}={run}").into_bytes();
-    let is_of_run = |pid: &u32| {
-        let environment = read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|variable| variable == entry)
-    };
     let mut found = roots.to_vec();
-    found.extend(all().into_iter().filter(is_of_run));
+    found.extend(all().into_iter().filter(|pid| has_variable(*pid, |variable| variable == entry)));
     below(found)
+}
+
+/// Processes of all runs of ours.
+#[must_use]
+pub fn of_our_runs() -> Vec<u32> {
+    let start = format!("{RUN}={}.", std::process::id()).into_bytes();
+    let is_ours = |pid: &u32| has_variable(*pid, |variable| variable.starts_with(&start));
+    below(all().into_iter().filter(is_ours).collect())
+}
+
+fn has_variable(pid: u32, is_it: impl Fn(&[u8]) -> bool) -> bool {
+    let environment = read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    environment.split(|byte| *byte == 0).any(is_it)
 }
 
 /// Processes other than ours that have the pipe of this inode open.
@@ -88,10 +103,20 @@ pub fn thread_names(pid: u32) -> Vec<String> {
 /// the kernel, its descriptors, and what gdb says of the first ones, where it is installed.
 #[must_use]
 pub fn describe(pids: &[u32]) -> String {
+    describe_with(pids, BACKTRACES_MAX)
+}
+
+/// As [`describe`], without gdb, which may take a minute for a process.
+#[must_use]
+pub fn describe_quickly(pids: &[u32]) -> String {
+    describe_with(pids, 0)
+}
+
+fn describe_with(pids: &[u32], backtraces: usize) -> String {
     let mut text = String::new();
     for (index, pid) in pids.iter().take(PROCESSES_MAX).enumerate() {
         process(*pid, &mut text);
-        if index < BACKTRACES_MAX {
+        if index < backtraces {
             text.push_str(&backtrace(*pid));
         }
     }

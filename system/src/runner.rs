@@ -2,7 +2,7 @@
 //! keeps the logs of failures.
 
 use crate::behaviours::{Behaviour, Scene, Stage};
-use crate::{Context, Outcome, lanes};
+use crate::{Context, Outcome, lanes, watch};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -10,6 +10,10 @@ use std::time::{Duration, Instant};
 /// Behaviours that run at the same time. A guest mostly waits: for its own boot, for a reconnect.
 /// Two at a time leave half of two CPUs idle.
 const AT_ONCE: usize = 3;
+
+/// How long a behaviour may take. The longest take some 150 s; the first one also waits until
+/// packages are fetched.
+const LIMIT: Duration = Duration::from_secs(900);
 
 /// Names that a report shows at its end; the rest is in what was printed before.
 const NAMES_MAX: usize = 40;
@@ -106,8 +110,10 @@ fn in_lanes(
 ) -> Outcome<Totals> {
     let play = |behaviour: Behaviour| {
         let start = Instant::now();
-        let outcome = Scene::play(stage, &behaviour, &logs.join(behaviour.name));
-        Ended { name: behaviour.name, took: start.elapsed(), outcome }
+        let (name, folder) = (behaviour.name, logs.join(behaviour.name));
+        let plays = || Scene::play(stage, &behaviour, &folder);
+        let outcome = watch::within(&format!("system::{name}"), LIMIT, plays);
+        Ended { name, took: start.elapsed(), outcome }
     };
     let (mut totals, mut counted) = (Totals::default(), Ok(()));
     lanes::each(behaviours, lanes, play, |ended| {

@@ -5,6 +5,7 @@ use crate::processes::{below_thread, describe, describe_own_threads, kill};
 use crate::{Outcome, check};
 use rustix::thread::gettid;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,10 +13,48 @@ use std::time::{Duration, Instant};
 /// ended, so then our own process ends, with a sentence.
 const GRACE: Duration = Duration::from_secs(120);
 
+/// What is under way, and since when.
+static UNDER_WAY: Mutex<Vec<(String, Instant)>> = Mutex::new(Vec::new());
+
+fn under_way() -> MutexGuard<'static, Vec<(String, Instant)>> {
+    UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is under way, in lines with the seconds that each has taken.
+#[must_use]
+pub fn what_is_under_way() -> String {
+    let line = |(what, begun): &(String, Instant)| {
+        format!("xtask: {what} was under way for {} s\n", begun.elapsed().as_secs())
+    };
+    under_way().iter().map(line).collect()
+}
+
+/// A piece of work that is under way until this value is dropped.
+#[derive(Debug)]
+pub struct UnderWay(String);
+
+impl UnderWay {
+    /// It begins.
+    #[must_use]
+    pub fn begin(what: &str) -> Self {
+        under_way().push((what.to_owned(), Instant::now()));
+        Self(what.to_owned())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut all = under_way();
+        if let Some(at) = all.iter().position(|(what, _)| *what == self.0) {
+            all.remove(at);
+        }
+    }
+}
+
 /// The watch over a piece of work; dropped, it has ended.
 #[derive(Debug)]
 pub struct Watch {
-    what: String,
+    what: UnderWay,
     limit: Duration,
     /// Dropped when the work has ended.
     working: Option<Sender<()>>,
@@ -57,7 +96,7 @@ impl Watch {
             true
         };
         Self {
-            what: what.to_owned(),
+            what: UnderWay::begin(what),
             limit,
             working: Some(working),
             watcher: Some(std::thread::spawn(watch)),
@@ -70,7 +109,7 @@ impl Watch {
     /// It took longer than it may.
     pub fn end(mut self) -> Outcome {
         let late = self.stop();
-        let (what, seconds) = (&self.what, self.limit.as_secs());
+        let (what, seconds) = (&self.what.0, self.limit.as_secs());
         check(!late, || format!("{what} did not end within {seconds} s and was ended"))
     }
 
@@ -128,6 +167,17 @@ mod tests {
     fn work_within_its_limit_is_left_alone() {
         let quick = || output(Command::new("echo").arg("yes"));
         assert_eq!(within("an echo", Duration::from_secs(600), quick), Ok(b"yes\n".to_vec()));
+    }
+
+    #[test]
+    fn what_is_under_way_is_said_until_it_ends() {
+        let work = UnderWay::begin("a piece of work");
+        let other = UnderWay::begin("another piece");
+        let says = |what: &str| what_is_under_way().contains(what);
+        assert!(says("xtask: a piece of work was under way for 0 s\n") && says("another piece"));
+        drop(work);
+        assert!(!says("a piece of work") && says("another piece"));
+        drop(other);
     }
 
     #[test]

@@ -1,12 +1,16 @@
 //! cargo as a child: builds, tests, and where things are.
 
 use manyring_system::command::output;
-use manyring_system::{Context, Outcome, check};
+use manyring_system::{Context, Outcome, check, watch};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// The workspace.
 pub(crate) const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// How long a build, or another program that is seen, may take.
+pub(crate) const LIMIT: Duration = Duration::from_secs(1800);
 
 /// cargo with arguments; by its name, so that `+toolchain` and rustup work as in a shell.
 pub(crate) fn cargo(arguments: &[&str]) -> Command {
@@ -37,7 +41,8 @@ fn is_of_our_package(variable: &str) -> bool {
 pub(crate) fn see(command: &mut Command) -> Outcome {
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
     let name = format!("{} {}", command.get_program().to_string_lossy(), words.join(" "));
-    let status = command.stdin(Stdio::null()).status().context(&name)?;
+    let run = || command.stdin(Stdio::null()).status().context(&name);
+    let status = watch::within(&name, LIMIT, run)?;
     check(status.success(), || format!("{name}: {status}"))
 }
 
@@ -48,7 +53,8 @@ pub(crate) fn quiet(command: &mut Command) -> Outcome {
 
 /// Where cargo builds.
 pub(crate) fn target() -> Outcome<PathBuf> {
-    let metadata = output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
+    let mut metadata = cargo(&["metadata", "--no-deps", "--format-version", "1"]);
+    let metadata = watch::within("cargo metadata", LIMIT, || output(&mut metadata))?;
     let json: serde_json::Value = serde_json::from_slice(&metadata).context("cargo metadata")?;
     let path = json.get("target_directory").and_then(|path| path.as_str());
     Ok(PathBuf::from(path.ok_or("cargo metadata: no target_directory")?))

@@ -1,11 +1,12 @@
 //! Test programs: built by cargo, run three at a time, shown one after another, and counted. One of
 //! several modules runs as a process for each of them.
 
-use crate::cargo::{cargo, forget_our_package};
+use crate::cargo::{self, cargo, forget_our_package};
 use crate::forms::{Form, ISOLATE, runs_by_default_too};
 use crate::watched::{Watched, to_end};
 use manyring_system::command::output;
 use manyring_system::runner::Totals;
+use manyring_system::watch::{self, UnderWay};
 use manyring_system::{Outcome, check, lanes};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -17,8 +18,6 @@ const AT_ONCE: usize = 3;
 
 /// How long a test program, or a module of one, may take. The longest take a hundred seconds.
 const LIMIT: Duration = Duration::from_secs(400);
-/// How long a whole `cargo test` may take, which also builds.
-const CARGO_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Runs the tests of the workspace: its test programs, then the examples in its documentation.
 pub(crate) fn workspace() -> Outcome<Totals> {
@@ -91,7 +90,9 @@ impl Program {
 
     /// What it lists: a line `NAME: test` for each of its tests.
     fn list(&self) -> Outcome<String> {
-        let listed = output(self.command().args(["--list", "--format", "terse"]))?;
+        let mut command = self.command();
+        let list = || output(command.args(["--list", "--format", "terse"]));
+        let listed = watch::within(&format!("the list of {}", self.source), LIMIT, list)?;
         Ok(String::from_utf8_lossy(&listed).into_owned())
     }
 
@@ -147,9 +148,8 @@ fn parts(listed: &str) -> Vec<Part> {
 /// Builds the test programs of the workspace; their order is cargo's.
 fn built() -> Outcome<Vec<Program>> {
     let mut build = cargo(&["test", "--workspace", "--no-run"]);
-    let messages = output(
-        build.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit()),
-    )?;
+    build.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
+    let messages = watch::within("the build of the tests", cargo::LIMIT, || output(&mut build))?;
     Ok(String::from_utf8_lossy(&messages).lines().filter_map(built_program).collect())
 }
 
@@ -183,7 +183,7 @@ fn run(program: Program) -> Ended {
 fn run_within(program: Program, limit: Duration) -> Ended {
     // In the form in which cargo says it, which `Programs` reads.
     let mut text = program.line();
-    let start = Instant::now();
+    let (_under_way, start) = (UnderWay::begin(text.trim()), Instant::now());
     let (success, spent) = match run_to_end(&program, limit, &mut text) {
         Ok(ended) => ended,
         Err(sentence) => {
@@ -245,6 +245,7 @@ const HANGING: &str = "xtask: had begun and not ended: ";
 
 /// Runs `cargo test` with arguments, shows what it says, and counts.
 pub(crate) fn test(command: &mut Command) -> Outcome<Totals> {
+    let _under_way = UnderWay::begin("cargo test");
     // The messages of cargo about test programs are parsed, whatever the user's settings are.
     command.env("CARGO_TERM_COLOR", "never").env("CARGO_TERM_QUIET", "false");
     let (mut programs, mut rest) = (Programs::default(), Vec::new());
@@ -253,7 +254,7 @@ pub(crate) fn test(command: &mut Command) -> Outcome<Totals> {
         println!("{line}");
         programs.hear(&line);
     };
-    let ended = to_end(command, CARGO_LIMIT, |chunk| {
+    let ended = to_end(command, cargo::LIMIT, |chunk| {
         rest.extend_from_slice(chunk);
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = rest.drain(..=end).collect();

@@ -1,7 +1,7 @@
 //! A program whose output is read: run to its end, or to its time limit, and never waited for
 //! without an end.
 
-use manyring_system::processes::{RUN, describe, holders, kill, of_run, thread_names};
+use manyring_system::processes::{RUN, describe, holders, kill, of_run, run_name, thread_names};
 use manyring_system::{Context, Outcome};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::fstat;
@@ -54,7 +54,7 @@ fn to_end_or(
     mut hear: impl FnMut(&[u8]),
 ) -> Outcome<Watched> {
     static RUNS: AtomicU32 = AtomicU32::new(0);
-    let run = format!("{}.{}", std::process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
+    let run = run_name(RUNS.fetch_add(1, Ordering::Relaxed));
     let (mut child, mut said) = spawn(command.env(RUN, &run))?;
     let fault = read(&child, &mut said, limit, left_open, &mut hear).map(|fault| {
         fault.map(|why| {

@@ -3,14 +3,18 @@
 use super::tools;
 use crate::cargo::{cargo, quiet, see};
 use manyring_system::guest::cache;
-use manyring_system::{Context, Outcome, check, lanes, packages};
+use manyring_system::{Context, Outcome, check, lanes, packages, watch};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Seconds that the gate spends on all targets together.
 pub(crate) const SMOKE_SECONDS: u64 = 60;
 /// Seconds for each target when fuzzing is not a part of the gate.
 pub(crate) const LONG_SECONDS: u64 = 3600;
+
+/// What a target may take beside its time: for its corpus, and to end.
+const BESIDE: Duration = Duration::from_secs(600);
 
 /// Targets that run at the same time.
 const AT_ONCE: usize = 2;
@@ -105,7 +109,9 @@ fn fuzz(target: &str, cache: &Path, seconds: u64, text: &mut String) -> Outcome 
     command.args(["-timeout=10", "-rss_limit_mb=2048"]);
     // A finding is shown whole, progress is not: the number of inputs says enough.
     command.args(["-verbosity=0", "-print_funcs=0", "-print_final_stats=1"]);
-    let output = command.stdin(Stdio::null()).output().context("cargo fuzz")?;
+    let limit = Duration::from_secs(seconds) + BESIDE;
+    let run = || command.stdin(Stdio::null()).output().context("cargo fuzz");
+    let output = watch::within(&format!("fuzz {target}"), limit, run)?;
     for stream in [&output.stdout, &output.stderr] {
         text.push_str(&String::from_utf8_lossy(stream));
     }

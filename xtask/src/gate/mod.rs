@@ -12,9 +12,9 @@ use crate::cargo::{cargo, see, target};
 use crate::{programs, test, tidy};
 use ahead::Ahead;
 use manyring_system::runner::Totals;
-use manyring_system::{Outcome, check, lanes};
+use manyring_system::{Outcome, check, lanes, watch};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A step gives the tests it ran; one that counts none counts as one.
 type Step = (&'static str, fn() -> Outcome<Totals>);
@@ -36,6 +36,10 @@ const STEPS: &[&[Step]] = &[
         ("bench-smoke", || one(bench::smoke())),
     ],
 ];
+
+/// How long a step may take, and how long that of the tests, whose parts have limits of their own.
+const STEP_LIMIT: Duration = Duration::from_secs(1800);
+const TESTS_LIMIT: Duration = Duration::from_secs(7200);
 
 /// Runs all steps, also after one has failed, and ends with the totals.
 pub(crate) fn run() -> Outcome {
@@ -59,7 +63,8 @@ pub(crate) fn run() -> Outcome {
 fn took((name, step): Step) -> (String, Totals) {
     println!("\n== {name}");
     let begin = Instant::now();
-    let counted = step().unwrap_or_else(|sentence| {
+    let limit = if name == "test" { TESTS_LIMIT } else { STEP_LIMIT };
+    let counted = watch::within(name, limit, step).unwrap_or_else(|sentence| {
         println!("xtask: {sentence}");
         let mut counted = Totals::default();
         counted.fail(name, &sentence);
