@@ -4,7 +4,7 @@
 #![no_main]
 
 use arbitrary::Arbitrary;
-use manyring_daemon::processes::fuzzing::{CompromisedProcess, DEVICES};
+use manyring_supervisor::processes::fuzzing::{CompromisedProcess, DEVICES};
 use manyring_protocol::message::{PrivilegedRequest, Report, XenReport, emit};
 
 #[derive(Arbitrary, Debug)]

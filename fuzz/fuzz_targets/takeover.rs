@@ -2,7 +2,7 @@
 //! message is read again as it was written.
 #![no_main]
 
-use manyring_daemon::processes::HandoffMessage;
+use manyring_supervisor::processes::HandoffMessage;
 use manyring_protocol::message::{emit, parse};
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -16,7 +16,7 @@ use manyring_config::plan::Sandbox;
 use manyring_config::raw::{
     RawBlk, RawConfig, RawDaemon, RawLimit, RawLimitOption, RawSize, RawSocket, RawXenBlk,
 };
-use manyring_daemon::log::LogFormat;
+use manyring_serve::log::LogFormat;
 use std::path::PathBuf;
 
 /// What stands below the help of the program.

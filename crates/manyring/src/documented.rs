@@ -6,7 +6,7 @@ use clap::Parser;
 use manyring_config::plan::Source;
 use manyring_config::raw::RawConfig;
 use manyring_config::{self, Plan};
-use manyring_daemon::model::Keys;
+use manyring_supervisor::model::Keys;
 use std::ffi::OsString;
 
 /// Checks a command line, the program's name first: its options, and what they mean together.

@@ -7,12 +7,13 @@
 //! snippet.rs        the lines that a VMM needs for a device
 //! pages.rs          manual pages, completions, the OpenAPI document
 //! ```
-//! What serves is `manyring_daemon`.
+//! What serves is `manyring_serve`.
 #![forbid(unsafe_code)]
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod ask;
 mod cli;
+mod daemon;
 #[doc(hidden)]
 pub mod documented;
 mod pages;
@@ -22,9 +23,10 @@ mod top;
 
 use clap::Parser;
 use cli::{Cli, Command};
+use daemon::{RunFrom, look, runtime, serve, tell_unisolated};
 use manyring_config as config;
-use manyring_daemon::output::{self, Failure, print};
-use manyring_daemon::{RunFrom, log, look, processes, runtime, serve, tell_unisolated};
+use manyring_serve::output::{self, Failure, print};
+use manyring_serve::{device_process, log};
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
@@ -35,7 +37,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     // Before the first thread: settings of the allocator are for all threads, and what is given up
     // in a sandbox is given up by each thread for itself.
     manyring_backend::sys::heap::bound();
-    let sandboxed = processes::sandbox::enter(&arguments);
+    let sandboxed = device_process::sandbox::enter(&arguments);
     if log::open().is_err() {
         // There is no thread to say it; whoever waits for us sees the status.
         return ExitCode::FAILURE;
@@ -100,11 +102,11 @@ fn handle(cli: Cli) -> Result<(), Failure> {
         Command::Remove(args) => runtime()?.block_on(ask::remove(&args)),
         Command::Reload(args) => runtime()?.block_on(ask::reload(&args)),
         Command::Announce(args) => runtime()?.block_on(ask::announce(&args)),
-        Command::DeviceProcess(args) if args.show => print(&processes::sandbox::tried()),
+        Command::DeviceProcess(args) if args.show => print(&device_process::sandbox::tried()),
         Command::DeviceProcess(args) => {
             let plan = config::of_daemon(args.daemon.into())?;
             log::now_serves();
-            let (runtime, process) = (runtime()?, processes::run(&plan));
+            let (runtime, process) = (runtime()?, device_process::run(&plan));
             let ended = runtime.block_on(process);
             runtime.shutdown_background();
             ended.map_err(Failure::Refused)

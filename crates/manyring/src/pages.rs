@@ -4,7 +4,7 @@
 use crate::cli::Cli;
 use clap::CommandFactory;
 use clap_complete::Shell;
-use manyring_daemon::control;
+use manyring_control as control;
 use std::io;
 use std::path::Path;
 

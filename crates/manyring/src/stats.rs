@@ -7,9 +7,10 @@ mod workers;
 
 use crate::ask::check_name;
 use crate::cli::StatsArgs;
-use manyring_daemon::client::look;
-use manyring_daemon::model::snapshot::{DeviceInfo, Devices, StuckInfo, WorkerInfo, Workers};
-use manyring_daemon::output::{Failure, print};
+use manyring_control::snapshot::{DeviceInfo, Devices};
+use manyring_serve::output::{Failure, print};
+use manyring_serve::workers::{StuckInfo, WorkerInfo, Workers};
+use manyring_supervisor::client::look;
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;

@@ -11,7 +11,7 @@ mod units;
 
 use crate::cli::TopArgs;
 use crate::stats::{Shown, fetch};
-use manyring_daemon::output::Failure;
+use manyring_serve::output::Failure;
 use model::{Model, Wish};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};

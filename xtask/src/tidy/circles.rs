@@ -7,11 +7,11 @@ use super::{Offence, source};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All crates: that holds for each.
-const CRATES: [&str; 14] = [
+const CRATES: [&str; 16] = [
     "backend",
     "bench",
     "config",
-    "daemon",
+    "control",
     "device",
     "driver",
     "engine",
@@ -20,6 +20,8 @@ const CRATES: [&str; 14] = [
     "nbd",
     "protocol",
     "queue",
+    "serve",
+    "supervisor",
     "transport",
     "wire",
 ];

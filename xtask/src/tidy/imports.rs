@@ -18,14 +18,44 @@ const TABLE: &[Row] = &[
     ("protocol", &[], &[]),
     ("config", &["transport", "device", "engine", "backend", "nbd", "protocol"], &[]),
     (
-        "daemon",
+        "serve",
         &["config", "protocol", "transport", "device", "engine", "backend", "nbd", "memory"],
         &["driver"],
     ),
     (
+        "supervisor",
+        &[
+            "serve",
+            "config",
+            "protocol",
+            "transport",
+            "device",
+            "engine",
+            "backend",
+            "nbd",
+            "memory",
+        ],
+        &["driver"],
+    ),
+    (
+        "control",
+        &["supervisor", "serve", "config", "protocol", "transport", "device", "engine", "backend"],
+        &[],
+    ),
+    (
         "manyring",
-        &["daemon", "config", "device", "backend", "engine"],
-        &["driver", "queue", "wire", "protocol", "transport", "memory"],
+        &[
+            "control",
+            "supervisor",
+            "serve",
+            "config",
+            "transport",
+            "device",
+            "engine",
+            "backend",
+            "memory",
+        ],
+        &["driver", "queue", "wire", "protocol"],
     ),
     ("driver", &["wire", "memory", "queue"], &[]),
     ("bench", &["driver", "queue", "memory", "wire", "backend", "system"], &[]),
@@ -118,11 +148,11 @@ mod tests {
     #[test]
     fn the_driver_is_the_daemons_in_tests_only() {
         let dev = "[dev-dependencies]\nmanyring-driver.workspace = true\n";
-        assert!(manifest("daemon", dev).is_empty());
+        assert!(manifest("serve", dev).is_empty());
         let real = "[dependencies]\nmanyring-driver.workspace = true\n";
-        assert_eq!(manifest("daemon", real).len(), 1);
+        assert_eq!(manifest("serve", real).len(), 1);
         let on_target = "[target.\"cfg(unix)\".dependencies]\nmanyring-driver = \"1\"\n";
-        assert_eq!(manifest("daemon", on_target).len(), 1);
+        assert_eq!(manifest("serve", on_target).len(), 1);
     }
 
     #[test]

@@ -8,7 +8,7 @@ const UNSAFE: &[&str] = &[
     "crates/backend/src/blk/uring.rs",
     "crates/backend/src/blk/uring/tests.rs",
     "crates/backend/src/sys/",
-    "crates/daemon/src/fds.rs",
+    "crates/serve/src/fds.rs",
     "crates/memory/src/evtchn.rs",
     "crates/memory/src/gntdev.rs",
     "crates/memory/src/iov.rs",
@@ -33,20 +33,20 @@ const PROC: &[&str] = &[
     "crates/backend/src/blk/image/hand.rs",
     "crates/backend/src/sys/",
     // A helper may read /proc: that is a rule, and no read.
-    "crates/daemon/src/assemble/helper_walls.rs",
-    "crates/daemon/src/assemble/qemu_helper.rs",
+    "crates/serve/src/assemble/helper_walls.rs",
+    "crates/serve/src/assemble/qemu_helper.rs",
     "crates/config/src/plan/allowed_path.rs",
-    "crates/daemon/src/control/socket.rs",
-    "crates/daemon/src/fds.rs",
-    "crates/daemon/src/metrics/process.rs",
-    "crates/daemon/src/processes/begin.rs",
-    "crates/daemon/src/processes/denied.rs",
-    "crates/daemon/src/processes/inside.rs",
-    "crates/daemon/src/processes/journal_store.rs",
-    "crates/daemon/src/processes/lease_file.rs",
-    "crates/daemon/src/processes/sandbox.rs",
-    "crates/daemon/src/reaper.rs",
-    "crates/daemon/src/xen/state_dir.rs",
+    "crates/control/src/socket.rs",
+    "crates/serve/src/fds.rs",
+    "crates/control/src/metrics/process.rs",
+    "crates/supervisor/src/processes/begin.rs",
+    "crates/serve/src/device_process/denied.rs",
+    "crates/serve/src/device_process.rs",
+    "crates/supervisor/src/processes/journal_store.rs",
+    "crates/serve/src/lease_file.rs",
+    "crates/serve/src/device_process/sandbox.rs",
+    "crates/serve/src/reaper.rs",
+    "crates/supervisor/src/xen/state_dir.rs",
     "crates/engine/src/accounts.rs",
     "crates/engine/src/fds/doorbell.rs",
     "crates/engine/src/watch.rs",
@@ -91,16 +91,18 @@ pub(super) fn unsafe_code(file: &File) -> Vec<Offence> {
 
 /// Reads of /proc and the reaping of processes have their files, and a row in docs/design/0030.
 pub(super) fn proc(file: &File) -> Vec<Offence> {
-    const CRATES: [&str; 10] = [
+    const CRATES: [&str; 12] = [
         "backend",
         "config",
-        "daemon",
+        "control",
         "device",
         "engine",
         "manyring",
         "memory",
         "nbd",
         "protocol",
+        "serve",
+        "supervisor",
         "transport",
     ];
     let is_ours = |name: &&str| file.path.starts_with(&format!("crates/{name}/src/"));
@@ -148,7 +150,7 @@ pub(super) fn former_name(file: &File) -> Vec<Offence> {
 
 /// The daemon's constants of time are in one table, with what happens when each is over.
 pub(super) fn time(file: &File) -> Vec<Offence> {
-    let home = "crates/daemon/src/times.rs";
+    let home = "crates/serve/src/times.rs";
     if !file.path.starts_with("crates/daemon/src/") || file.path == home {
         return Vec::new();
     }
@@ -213,12 +215,12 @@ mod tests {
             "//! x\npub(super) const A: (Duration, u8) = B;\n",
             "//! x\npub const A: Duration =\n    B;\n",
         ] {
-            assert_eq!(offences(time, "crates/daemon/src/xen.rs", text)[0].0, 2, "{text}");
-            assert!(offences(time, "crates/daemon/src/times.rs", text).is_empty());
+            assert_eq!(offences(time, "crates/supervisor/src/xen.rs", text)[0].0, 2, "{text}");
+            assert!(offences(time, "crates/serve/src/times.rs", text).is_empty());
             assert!(offences(time, "crates/engine/src/watch.rs", text).is_empty());
         }
         let others = "//! x\nconst A: u8 = f(Duration::ZERO);\nfn f(a: Duration) {}\n";
-        assert!(offences(time, "crates/daemon/src/xen.rs", others).is_empty());
+        assert!(offences(time, "crates/supervisor/src/xen.rs", others).is_empty());
     }
 
     #[test]
@@ -233,14 +235,14 @@ mod tests {
 
     #[test]
     fn reads_of_proc_and_waits_for_processes_have_their_files() {
-        let control = "crates/daemon/src/control/api.rs";
+        let control = "crates/control/src/api.rs";
         for text in [
             "//! x\nlet a = read(\"/proc/stat\");\n",
             "//! x\nlet a = format!(\"/proc/{pid}/comm\");\n",
             "//! x\nlet a = child.try_wait();\n",
         ] {
             assert_eq!(offences(proc, control, text)[0].0, 2, "{text}");
-            assert!(offences(proc, "crates/daemon/src/reaper.rs", text).is_empty());
+            assert!(offences(proc, "crates/serve/src/reaper.rs", text).is_empty());
             assert!(offences(proc, "crates/bench/src/peer.rs", text).is_empty());
             let test = text.replacen("let", "#[cfg(test)]\nmod tests {\nlet", 1) + "}\n";
             assert!(offences(proc, control, &test).is_empty(), "{test}");

@@ -4,7 +4,7 @@ use super::table::{
     BATCH, Before, CALLS, CALLS_HELD, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS,
     KICKS_SUPPRESSED, WAIT_P50, WAIT_P99, WORKER, lines, number, rate, us,
 };
-use manyring_daemon::model::snapshot::DeviceInfo;
+use manyring_control::snapshot::DeviceInfo;
 
 const COLUMNS: [Column; 18] = [
     DEVICE,
@@ -36,7 +36,7 @@ pub(super) fn table(devices: &[&DeviceInfo], before: Before<'_>) -> String {
 mod tests {
     use super::super::table::{queue_of, words};
     use super::*;
-    use manyring_daemon::model::snapshot::Detail;
+    use manyring_control::snapshot::Detail;
 
     fn device(requests: u64, serve: &[(u64, u64)]) -> DeviceInfo {
         let counters = [("requests", requests), ("running", 1), ("worker", 3)];

@@ -4,7 +4,7 @@ use super::table::{
     BATCH, Before, CALLS, CALLS_HELD, CALLS_SUPPRESSED, Column, DEVICE, FLIGHT, KICKS,
     KICKS_SUPPRESSED, Seen, WAIT_P50, WAIT_P99, WORKER, lines, number, rate, seen, text,
 };
-use manyring_daemon::model::snapshot::{Detail, DeviceInfo, as_float};
+use manyring_control::snapshot::{Detail, DeviceInfo, as_float};
 
 const COLUMNS: [Column; 17] = [
     DEVICE,
@@ -104,7 +104,7 @@ mod tests {
     use super::super::table::{queue_of, words};
     use super::super::tables;
     use super::*;
-    use manyring_daemon::model::snapshot::QueueInfo;
+    use manyring_control::snapshot::QueueInfo;
     use std::collections::BTreeMap;
 
     fn device(packets: u64, filtered: u64) -> DeviceInfo {

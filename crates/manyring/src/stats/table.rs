@@ -1,6 +1,7 @@
 //! A table of queues: columns, rows for those that run or have run, numbers of an interval.
 
-use manyring_daemon::model::snapshot::{DeviceInfo, QueueInfo, Summary, as_float};
+use manyring_control::snapshot::{DeviceInfo, QueueInfo, as_float};
+use manyring_serve::workers::Summary;
 
 /// An earlier reading of the devices, and the seconds since then.
 pub(crate) type Before<'a> = Option<(&'a [DeviceInfo], f64)>;

@@ -2,7 +2,8 @@
 
 use super::table::{align, us};
 use manyring_config::plan::in_words;
-use manyring_daemon::model::snapshot::{StuckInfo, WorkerInfo, as_float};
+use manyring_control::snapshot::as_float;
+use manyring_serve::workers::{StuckInfo, WorkerInfo};
 
 /// A line for each worker that runs or has run; with the workers as they were, and the seconds
 /// since then, what has happened in these seconds.
@@ -53,7 +54,7 @@ pub(super) fn stuck(threads: &[StuckInfo]) -> String {
 mod tests {
     use super::super::table::words;
     use super::*;
-    use manyring_daemon::model::snapshot::Summary;
+    use manyring_serve::workers::Summary;
 
     fn worker(ran_ns: u64, sleeps: u64, pauses: &[(u64, u64)]) -> WorkerInfo {
         let pause_ns = Summary { buckets: pauses.to_vec(), ..Summary::default() };

@@ -4,7 +4,8 @@ use super::units::{rate, time};
 use crate::stats::Shown;
 use crate::stats::table::{Seen, seen};
 use manyring_config::plan::in_words;
-use manyring_daemon::model::snapshot::{DeviceInfo, Summary, WorkerInfo, as_float};
+use manyring_control::snapshot::{DeviceInfo, as_float};
+use manyring_serve::workers::{Summary, WorkerInfo};
 
 /// The kind of things that a table has rows for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

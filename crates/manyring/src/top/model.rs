@@ -4,7 +4,7 @@ use super::columns::{Row, View, losses, rows};
 use super::units::{rate, size};
 use crate::stats::Shown;
 use crate::stats::table::seen;
-use manyring_daemon::model::snapshot::{Detail, DeviceInfo, as_float};
+use manyring_control::snapshot::{Detail, DeviceInfo, as_float};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use tokio::time::Instant;
 

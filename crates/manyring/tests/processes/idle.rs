@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! MANYRING_TEST_PROGRAM=$PWD/target/release/manyring \
-//!     cargo test -p manyring-daemon --test device processes idle:: -- --nocapture
+//!     cargo test -p manyring --test processes idle:: -- --nocapture
 //! ```
 
 use crate::support::process::{Daemon, wait_until};

@@ -3,7 +3,8 @@
 use super::*;
 use crate::stats::Shown;
 use crate::stats::table::queue_of;
-use manyring_daemon::model::snapshot::{DeviceInfo, QueueInfo, StuckInfo, WorkerInfo};
+use manyring_control::snapshot::{DeviceInfo, QueueInfo};
+use manyring_serve::workers::{StuckInfo, WorkerInfo};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};

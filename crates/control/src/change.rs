@@ -1,0 +1,311 @@
+//! The changes that an operator can ask for: the size of a disk; link, MTU and announcement of a
+//! network device.
+
+use crate::asked::{Body, Name, bad};
+use crate::devices::refuse;
+use crate::named::find;
+use crate::refusal::{Problem, Refusal, aside};
+use crate::state::State;
+use axum::Json;
+use axum::extract::{Extension, State as Extract};
+use axum::http::StatusCode;
+use manyring_device::DiskSide;
+use manyring_device::net::{NetSide, is_mtu};
+use manyring_supervisor::model::{Change, Controlled, Who};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit};
+use tokio::task::JoinError;
+use utoipa::ToSchema;
+
+/// The body of a resize; empty means: as large as the host's file is now.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Resize {
+    /// Bytes; whole sectors.
+    #[schema(minimum = 512, maximum = 9223372036854775296u64, multiple_of = 512)]
+    size: Option<u64>,
+    /// The size may be smaller than it is.
+    #[serde(default)]
+    shrink: bool,
+}
+
+/// The answer to a resize.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Resized {
+    name: String,
+    /// Bytes.
+    size: u64,
+}
+
+/// The body of a change of the link.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Link {
+    up: bool,
+}
+
+/// The answer to a change of the link.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Linked {
+    name: String,
+    /// `up` or `down`.
+    link: &'static str,
+}
+
+/// The body of a change of the MTU.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Mtu {
+    /// Bytes.
+    #[schema(minimum = 68, maximum = 65535)]
+    mtu: u64,
+}
+
+/// The answer to a change of the MTU.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct MtuSet {
+    name: String,
+    /// Bytes.
+    mtu: u16,
+}
+
+/// The body of an announcement.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Announce {}
+
+/// The answer to an announcement.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Announced {
+    name: String,
+    /// True: the guest has been told to.
+    announces: bool,
+}
+
+/// Gives a disk another size; without a body, that of the file on the host.
+#[utoipa::path(
+    post,
+    path = "/v1/devices/{name}/resize",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = Option<Resize>,
+    responses(
+        (status = 200, body = Resized, description = "Its size now"),
+        (status = 404, body = Problem, description = "No device has the name"),
+        (status = 409, body = Problem, description = "Not now, or not without `shrink`"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
+pub(super) async fn resize(
+    Extract(state): Extract<State>,
+    Name(name): Name,
+    body: Body,
+) -> Result<Json<Resized>, Refusal> {
+    let controlled = find(&state, &name)?;
+    let device = blk_of(&controlled)?;
+    let Resize { size: wanted, shrink } = body.parse()?;
+    if let Some(size) = wanted.filter(|size| *size == 0 || !size.is_multiple_of(512)) {
+        return Err(bad(format!("size: {size} is not a multiple of 512 bytes")));
+    }
+    let permit = (begin(&controlled)?, begin_here(&state)?);
+    // Nobody else changes the size during this: that takes the permit.
+    let size = device.host.size();
+    if let Some(wanted) = wanted.filter(|wanted| *wanted < size && !shrink) {
+        return Err(refuse_shrink(wanted, size));
+    }
+    if wanted.is_none() && !shrink {
+        let disk = device.host.disk().clone();
+        let measured = aside(move || disk.measure()).await?.map_err(refuse_resize)?;
+        if measured < size {
+            return Err(refuse_shrink(measured, size));
+        }
+    }
+    let is_isolated = controlled.view.process.is_some();
+    let resized = match wanted.filter(|wanted| *wanted < size && is_isolated) {
+        Some(wanted) => {
+            let (processes, name) = (state.processes.clone(), name.clone());
+            whole(permit, async move { processes.shrink(&name, wanted).await }).await?
+        }
+        None => {
+            let resize = move || {
+                let _permit = permit;
+                device.resizes.resize(wanted)
+            };
+            aside(resize).await?
+        }
+    };
+    match resized {
+        Ok(size) => {
+            tracing::info!(device = name, size, "resized");
+            Ok(Json(Resized { name, size }))
+        }
+        Err(errno) => {
+            tracing::warn!(device = name, %errno, "resizing the disk failed");
+            Err(refuse_resize(errno))
+        }
+    }
+}
+
+/// Pulls the cable of a guest, or plugs it in.
+#[utoipa::path(
+    post,
+    path = "/v1/devices/{name}/link",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = Link,
+    responses(
+        (status = 200, body = Linked, description = "Its link now"),
+        (status = 404, body = Problem, description = "No device has the name"),
+        (status = 409, body = Problem, description = "Not now"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
+pub(super) async fn link(
+    Extract(state): Extract<State>,
+    Name(name): Name,
+    body: Body,
+) -> Result<Json<Linked>, Refusal> {
+    let controlled = find(&state, &name)?;
+    let device = net_of(&controlled)?;
+    let Link { up } = body.parse()?;
+    let permit = begin(&controlled)?;
+    whole(permit, async move { device.set_link(up).await }).await?;
+    let link = if up { "up" } else { "down" };
+    tracing::info!(device = name, link, "link changed");
+    Ok(Json(Linked { name, link }))
+}
+
+/// Sets the MTU of an interface.
+#[utoipa::path(
+    post,
+    path = "/v1/devices/{name}/mtu",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = Mtu,
+    responses(
+        (status = 200, body = MtuSet, description = "Its MTU now"),
+        (status = 404, body = Problem, description = "No device has the name"),
+        (status = 409, body = Problem, description = "Not now"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
+pub(super) async fn mtu(
+    Extract(state): Extract<State>,
+    Name(name): Name,
+    Extension(who): Extension<Who>,
+    body: Body,
+) -> Result<Json<MtuSet>, Refusal> {
+    let controlled = find(&state, &name)?;
+    net_of(&controlled)?;
+    let Mtu { mtu } = body.parse()?;
+    let Some(mtu) = u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) else {
+        return Err(bad(format!("mtu: {mtu} is not between 68 and 65535")));
+    };
+    let _permit = begin(&controlled)?;
+    // By the supervisor, so that the configuration that is shown and kept says the same.
+    state.changes.ask(Change::Mtu { name: name.clone(), mtu }, who).await.map_err(refuse)?;
+    tracing::info!(device = name, mtu, "MTU changed");
+    Ok(Json(MtuSet { name, mtu }))
+}
+
+/// Has a guest announce itself to its network.
+#[utoipa::path(
+    post,
+    path = "/v1/devices/{name}/announce",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = Option<Announce>,
+    responses(
+        (status = 200, body = Announced, description = "The guest has been told to"),
+        (status = 404, body = Problem, description = "No device has the name"),
+        (status = 409, body = Problem, description = "The driver does not run, or cannot"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
+pub(super) async fn announce(
+    Extract(state): Extract<State>,
+    Name(name): Name,
+    body: Body,
+) -> Result<Json<Announced>, Refusal> {
+    let controlled = find(&state, &name)?;
+    let device = net_of(&controlled)?;
+    let Announce {} = body.parse()?;
+    // A device process tells what its guest's driver can when it is asked.
+    state.processes.count_of(&name).await;
+    if device.announce() {
+        tracing::info!(device = name, "the guest is asked to announce itself");
+        return Ok(Json(Announced { name, announces: true }));
+    }
+    let error = "the guest runs no driver that can announce itself, or its VMM handles the \
+                 control queue";
+    Err(Refusal::new(StatusCode::CONFLICT, error))
+}
+
+fn blk_of(controlled: &Controlled) -> Result<DiskSide, Refusal> {
+    let wrong = || wrong_kind("this device is a network device, not a disk");
+    controlled.view.side.as_blk().cloned().ok_or_else(wrong)
+}
+
+fn net_of(controlled: &Controlled) -> Result<Arc<dyn NetSide>, Refusal> {
+    let wrong = || wrong_kind("this device is a disk, not a network device");
+    controlled.view.side.as_net().cloned().ok_or_else(wrong)
+}
+
+fn wrong_kind(error: &str) -> Refusal {
+    Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error)
+}
+
+/// The right to change the device.
+fn begin(controlled: &Controlled) -> Result<OwnedSemaphorePermit, Refusal> {
+    controlled.changing.clone().try_acquire_owned().map_err(|_| {
+        Refusal::new(StatusCode::CONFLICT, "another change of this device is under way")
+    })
+}
+
+/// The right to change a device beside the supervisor's own changes.
+fn begin_here(state: &State) -> Result<OwnedRwLockReadGuard<()>, Refusal> {
+    state.processes.change_now().ok_or_else(|| {
+        Refusal::new(StatusCode::CONFLICT, "a takeover by another daemon is under way; try again")
+    })
+}
+
+/// Does a change to its end, even if the client leaves before.
+async fn whole<T: Send + 'static>(
+    permit: impl Send + 'static,
+    change: impl Future<Output = T> + Send + 'static,
+) -> Result<T, Refusal> {
+    let ended = tokio::spawn(async move {
+        let _permit = permit;
+        change.await
+    });
+    let failed = |error: JoinError| error.to_string();
+    let ended = ended.await.map_err(failed);
+    ended.map_err(|error| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, error))
+}
+
+/// A size that is smaller by a slip costs the guest its data: it must be asked for.
+fn refuse_shrink(wanted: u64, size: u64) -> Refusal {
+    let error = format!(
+        "size: {wanted} bytes are less than the guest was told ({size}): everything behind them \
+         would be lost. Make what the guest has on the disk smaller first, then ask again with \
+         --shrink (\"shrink\": true)"
+    );
+    Refusal::new(StatusCode::CONFLICT, error)
+}
+
+/// The answer to a refused resize: the request's fault if the disk cannot be so, else the host's.
+fn refuse_resize(errno: Errno) -> Refusal {
+    let (status, text) = match errno {
+        Errno::OPNOTSUPP => {
+            (StatusCode::UNPROCESSABLE_ENTITY, "this disk cannot be resized".to_owned())
+        }
+        Errno::ROFS => (StatusCode::CONFLICT, "the disk is read-only".to_owned()),
+        Errno::BUSY => (
+            StatusCode::CONFLICT,
+            "requests in flight did not complete in time; the size is unchanged".to_owned(),
+        ),
+        Errno::INVAL => {
+            (StatusCode::UNPROCESSABLE_ENTITY, "the disk does not support that size".to_owned())
+        }
+        errno => (StatusCode::INTERNAL_SERVER_ERROR, format!("resizing failed: {errno}")),
+    };
+    Refusal::new(status, text)
+}

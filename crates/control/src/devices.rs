@@ -1,0 +1,125 @@
+//! Devices that come and go while the daemon runs: `PUT`, `PATCH` and `DELETE` of
+//! `/v1/devices/{name}`.
+
+use crate::asked::{Asked, Body, Name};
+use crate::openapi::{DeviceKeys, LiveKeys};
+use crate::refusal::{Problem, Refusal, aside};
+use crate::state::State;
+use axum::Json;
+use axum::extract::{Extension, State as Extract};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use manyring_config as config;
+use manyring_config::plan::Unfound;
+use manyring_supervisor::devices::{Denied, admitted, is_bound};
+use manyring_supervisor::model::{Change, Done, Refused, Who};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+/// Whether a device that a front-end uses goes too.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Force {
+    /// The device goes although a front-end uses it.
+    force: bool,
+}
+
+/// The device becomes what the body says, and is kept for the next process. The answer comes when
+/// clients can connect.
+#[utoipa::path(
+    put,
+    path = "/v1/devices/{name}",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = DeviceKeys,
+    responses(
+        (status = 200, body = Done, description = "It was there, and is as wanted now"),
+        (status = 201, body = Done, description = "It was added"),
+        (status = 409, body = Problem, description = "A front-end or somebody else is in the way"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
+pub(super) async fn put(
+    Extract(state): Extract<State>,
+    Name(name): Name,
+    Extension(who): Extension<Who>,
+    body: Body,
+) -> Result<Response, Refusal> {
+    let text = serde_json::Value::Object(body.keys()?).to_string();
+    let allowed = state.shown.borrow().1.daemon.allow_paths.clone();
+    let (keys, uid) = (text.clone(), who.uid);
+    // Accounts are looked up by name, and files of other users are found, which may take long.
+    let has_account = text.contains("socket_owner") || text.contains("socket_group");
+    let may_block = has_account || is_bound(uid);
+    let plan = move || {
+        let wrong = |error| Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, error);
+        let device = config::device(&name, &keys).map_err(wrong)?;
+        let denied = |denied: Denied| Refusal::new(StatusCode::FORBIDDEN, denied.to_string());
+        let device = admitted(device, uid, &allowed).map_err(denied)?;
+        let unfound = |unfound: Unfound| Refusal::new(StatusCode::FORBIDDEN, unfound.to_string());
+        device.find().map_err(unfound).map(|()| device)
+    };
+    let device = if may_block { aside(plan).await?? } else { plan()? };
+    let done = state.changes.ask(Change::Put { device, text }, who).await.map_err(refuse)?;
+    let is_new = done.steps.iter().any(|step| step.step == "add");
+    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Json(done)).into_response())
+}
+
+/// Live keys get other values.
+#[utoipa::path(
+    patch,
+    path = "/v1/devices/{name}",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1")),
+    request_body = LiveKeys,
+    responses(
+        (status = 200, body = Done, description = "What was done"),
+        (status = 404, body = Problem, description = "No device has the name"),
+        (status = 409, body = Problem, description = "Not now"),
+        (status = 422, body = Problem, description = "A key is not live, or its value is wrong"),
+    )
+)]
+pub(super) async fn patch(
+    Extract(state): Extract<State>,
+    Name(name): Name,
+    Extension(who): Extension<Who>,
+    body: Body,
+) -> Result<Json<Done>, Refusal> {
+    let keys = body.keys()?;
+    state.changes.ask(Change::Patch { name, keys }, who).await.map(Json).map_err(refuse)
+}
+
+/// The device goes. One that there is not is gone already.
+#[utoipa::path(
+    delete,
+    path = "/v1/devices/{name}",
+    params(("name" = String, Path, description = "Name of the device", example = "vm1"), Force),
+    responses(
+        (status = 204, description = "It is gone"),
+        (status = 409, body = Problem, description = "A front-end uses it, or it is not the API's"),
+        (status = 422, body = Problem, description = "Never for this device"),
+    )
+)]
+pub(super) async fn delete(
+    Extract(state): Extract<State>,
+    Name(name): Name,
+    Extension(who): Extension<Who>,
+    Asked(Force { force }): Asked<Force>,
+) -> Result<StatusCode, Refusal> {
+    let Done { .. } =
+        state.changes.ask(Change::Delete { name, force }, who).await.map_err(refuse)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// A refusal of the supervisor as an answer.
+pub(super) fn refuse(refused: Refused) -> Refusal {
+    let status = match &refused {
+        Refused::Missing(_) => StatusCode::NOT_FOUND,
+        Refused::Conflict(_) => StatusCode::CONFLICT,
+        Refused::Wrong(_) => StatusCode::UNPROCESSABLE_ENTITY,
+        Refused::Moved(_) => StatusCode::PRECONDITION_FAILED,
+        Refused::Host(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        Refused::Busy => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    Refusal::new(status, refused.to_string())
+}

@@ -1,0 +1,33 @@
+//! The control socket: HTTP with JSON over a unix socket, for the users whom its mode admits.
+//!
+//! Runs on the control thread and never blocks it: what may block or take long (a resize, all
+//! counters of many queues) runs on a thread of its own. Names are fixed in `docs/design/0001`.
+
+#![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
+
+mod answer;
+mod api;
+mod asked;
+mod change;
+mod client_slots;
+mod config;
+mod devices;
+mod limits;
+mod metrics;
+mod named;
+mod openapi;
+mod patient;
+mod refusal;
+mod refused;
+mod reserve;
+mod scrape;
+pub mod snapshot;
+mod socket;
+pub mod state;
+mod stream;
+mod takeover;
+
+pub use api::openapi_text as openapi;
+pub use config::reload;
+pub use scrape::{bind as bind_metrics, serve as serve_metrics};
+pub use socket::{bind, serve};

@@ -1,0 +1,79 @@
+//! The groups whose devices share a limit: shown, and given other rates.
+
+use crate::asked::{Body, Name};
+use crate::devices::refuse;
+use crate::refusal::{Problem, Refusal, aside};
+use crate::state::State;
+use axum::Json;
+use axum::extract::{Extension, State as Extract};
+use manyring_config::plan::{GroupPlan, Plan};
+use manyring_config::raw::RawLimit;
+use manyring_supervisor::model::{Change, Done, Who};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// All groups.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Limits {
+    limits: Vec<GroupInfo>,
+}
+
+/// A group, with the devices that are in it.
+#[derive(Debug, Serialize, ToSchema)]
+struct GroupInfo {
+    /// Its name, and its keys.
+    #[serde(flatten)]
+    #[schema(value_type = BTreeMap<String, serde_json::Value>)]
+    group: GroupPlan,
+    devices: Vec<String>,
+}
+
+impl Limits {
+    fn new(plan: &Plan) -> Self {
+        let info = |group: &GroupPlan| GroupInfo {
+            group: group.clone(),
+            devices: plan
+                .wanted()
+                .filter(|device| device.plan().limit.group.as_ref() == Some(&group.name))
+                .map(|device| device.plan().name.clone())
+                .collect(),
+        };
+        Self { limits: plan.limit.iter().map(info).collect() }
+    }
+}
+
+/// The groups whose devices share a limit.
+#[utoipa::path(
+    get,
+    path = "/v1/limits",
+    responses(
+        (status = 200, body = Limits, description = "All groups"),
+    )
+)]
+pub(super) async fn show(Extract(state): Extract<State>) -> Result<Json<Limits>, Refusal> {
+    let plan = state.shown.borrow().1.clone();
+    aside(move || Limits::new(&plan)).await.map(Json)
+}
+
+/// The group has the keys of the body, and no others, from now on until the file is read again.
+#[utoipa::path(
+    put,
+    path = "/v1/limits/{group}",
+    params(("group" = String, Path, description = "Name of the group", example = "gold")),
+    request_body = RawLimit,
+    responses(
+        (status = 200, body = Done, description = "What was done"),
+        (status = 404, body = Problem, description = "No group has the name"),
+        (status = 409, body = Problem, description = "Not now"),
+        (status = 422, body = Problem, description = "A key or its value is wrong"),
+    )
+)]
+pub(super) async fn set(
+    Extract(state): Extract<State>,
+    Name(group): Name,
+    Extension(who): Extension<Who>,
+    body: Body,
+) -> Result<Json<Done>, Refusal> {
+    let keys = body.keys()?;
+    state.changes.ask(Change::Limit { group, keys }, who).await.map(Json).map_err(refuse)
+}

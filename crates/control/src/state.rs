@@ -1,0 +1,59 @@
+//! `State`: all parts of a process that its control API and its metrics show and change.
+
+use crate::snapshot::{DeviceInfo, Devices};
+use manyring_config::Plan;
+use manyring_engine::Pool;
+use manyring_serve::service::Service;
+use manyring_serve::workers::Workers;
+use manyring_supervisor::model::{ChangeSender, Entry, Registry};
+use manyring_supervisor::processes::Processes;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// The state that the control API shows and changes.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// The workers of this process.
+    pub pool: Arc<Pool>,
+    /// The devices that are served, and those that wait.
+    pub devices: Registry,
+    /// Takes changes of them.
+    pub changes: ChangeSender,
+    /// The device processes.
+    pub processes: Processes,
+    /// The service manager, if there is one.
+    pub service: Arc<Service>,
+    /// The generation, and the plan that is carried out.
+    pub shown: watch::Receiver<(u64, Arc<Plan>)>,
+    /// The configuration file, if there is one.
+    pub file: Option<PathBuf>,
+    /// Locked from the reading of the file until its plan is carried out: no reload overtakes
+    /// another one.
+    pub reads: Arc<tokio::sync::Mutex<()>>,
+    /// One configuration at a time is taken from a client.
+    pub bodies: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl State {
+    /// A device as it is shown, with the device process that serves it at this moment.
+    pub(crate) fn device(&self, entry: &Entry) -> DeviceInfo {
+        let device = DeviceInfo::of(entry);
+        let process = device.process.map(|process| self.processes.now_of(&device.name, process));
+        DeviceInfo { process, ..device }
+    }
+
+    /// All devices as they are shown.
+    pub(crate) fn devices(&self) -> Devices {
+        Devices { devices: self.devices.all().iter().map(|entry| self.device(entry)).collect() }
+    }
+
+    /// The workers of this process and those of its device processes.
+    pub(crate) fn workers(&self) -> Workers {
+        let mut all = Workers::of(&self.pool);
+        let processes = self.processes.workers();
+        all.workers.extend(processes.workers);
+        all.stuck.extend(processes.stuck);
+        all
+    }
+}

@@ -1,0 +1,217 @@
+//! Plan -> running parts: the only place that names every part.
+
+mod capture;
+pub mod disk;
+mod helper_walls;
+pub mod look;
+pub mod options;
+pub(crate) mod port;
+mod qemu_helper;
+mod qmp_monitor;
+pub mod remote;
+pub(crate) mod switch;
+mod switched;
+mod tasks;
+pub(crate) mod wanted;
+pub mod xen;
+
+pub(crate) use capture::Capture;
+pub use look::look;
+pub(crate) use qemu_helper::HelperError;
+pub use remote::AdoptedExports;
+pub use switch::{AdoptedFds, Host, Switches};
+pub use switched::{Ports, SwitchHost};
+pub use tasks::Tasks;
+pub use wanted::{Assemble, Here, Made, Opened, Part};
+
+use manyring_backend::blk::ImageError;
+use manyring_backend::net::switch::SwitchError;
+use manyring_backend::net::tap::TapError;
+use manyring_config::plan::{DevicePlan, Place, SocketPlan, Unfound};
+use manyring_memory::MemoryError;
+use manyring_nbd::JoinError;
+use manyring_transport::vhost_user::{Endpoint, ListenError, ServeOptions, check_path};
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why the parts cannot be put together. `at` names the key as it was typed.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the Display text says what each field is")]
+pub enum AssembleError {
+    #[error("{at}: {source}{hint}")]
+    Image { at: String, source: ImageError, hint: String },
+    #[error("{at}: {}", in_words(source))]
+    Port { at: String, source: TapError },
+    #[error("{at}: {}: {source}", path.display())]
+    Pcap { at: String, path: PathBuf, source: io::Error },
+    #[error("{at}: the server {source}")]
+    Nbd { at: String, source: JoinError },
+    #[error("{at}: {source}")]
+    Helper { at: String, source: HelperError },
+    #[error("{at}: {source}")]
+    Memory { at: String, source: MemoryError },
+    #[error("{at}: {source}")]
+    Socket { at: String, source: ListenError },
+    #[error("{at}: {source}")]
+    Fd { at: String, source: crate::fds::FdError },
+    #[error("{at}: {source}")]
+    StateDir { at: String, source: io::Error },
+    #[error(transparent)]
+    Xen(Box<dyn Error + Send + Sync>),
+    #[error("earlier host calls are still blocked; no further one is made")]
+    Calls,
+    #[error("no worker thread available")]
+    Workers,
+    #[error("{at}: {problem}")]
+    Unfound { at: String, key: &'static str, problem: String },
+    #[error("{at}: opening it is blocked; retrying")]
+    Slow { at: String },
+    #[error("{at}: there is no switch {name}")]
+    NoSwitch { at: String, name: String },
+    #[error("{at}: {source}")]
+    Switch { at: String, source: SwitchError },
+    #[error("{at}: opening it failed: internal error")]
+    Failed { at: String },
+    /// The reason for which the last device waited, with the key as it was typed.
+    #[error("{0}")]
+    Waited(String),
+}
+
+impl AssembleError {
+    /// True if another process holds what is needed: it can be had when that process has ended.
+    pub fn is_held(&self) -> bool {
+        match self {
+            Self::Image { source, .. } => matches!(source, ImageError::InUse { .. }),
+            Self::Port { source, .. } => matches!(source, TapError::Busy(_)),
+            Self::Socket { source, .. } => matches!(source, ListenError::Taken { .. }),
+            Self::Helper { source, .. } => source.is_held(),
+            // A server that is not there yet comes.
+            Self::Nbd { source, .. } => source.passes(),
+            _ => false,
+        }
+    }
+
+    /// True if it can be had later as things are: another process ends, or the host answers.
+    pub fn is_awaited(&self) -> bool {
+        let is_slow = match self {
+            Self::Slow { .. } => true,
+            Self::Socket { source, .. } => matches!(source, ListenError::Slow { .. }),
+            _ => false,
+        };
+        is_slow || self.is_held()
+    }
+
+    /// True if an image cannot be served, for whatever reason; or a device whose user has named
+    /// what is not there.
+    pub fn is_of_image(&self) -> bool {
+        matches!(
+            self,
+            Self::Image { .. } | Self::Nbd { .. } | Self::Helper { .. } | Self::Unfound { .. }
+        )
+    }
+
+    /// This error, with the socket's path as the plan names it.
+    pub fn of_socket(self, socket: &SocketPlan) -> Self {
+        match self {
+            Self::Socket { at, source } => Self::Socket { at, source: socket.error(source) },
+            error => error,
+        }
+    }
+
+    /// The error for a thing that a user has named and that cannot be had.
+    pub(crate) fn unfound(place: &Place, Unfound { key, problem }: Unfound) -> Self {
+        Self::Unfound { at: place.at(key), key, problem }
+    }
+
+    /// The key of what cannot be had, if it is another than that of the disk or the port.
+    pub fn key(&self) -> Option<&'static str> {
+        match self {
+            Self::Pcap { .. } => Some("pcap"),
+            Self::Unfound { key, .. } => Some(key),
+            Self::Socket { source, .. } => Some(socket_key(source)),
+            _ => None,
+        }
+    }
+}
+
+/// The key whose value is why a socket cannot be had.
+pub fn socket_key(error: &ListenError) -> &'static str {
+    match error {
+        ListenError::Owner { .. } => "socket_owner",
+        ListenError::Group { .. } => "socket_group",
+        _ => "socket_path",
+    }
+}
+
+/// An error and its sources, in one line. A source that the text ends with is not repeated.
+pub(crate) fn in_words(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut behind = error.source();
+    while let Some(error) = behind {
+        if !text.ends_with(&error.to_string()) {
+            text = format!("{text}: {error}");
+        }
+        behind = error.source();
+    }
+    text
+}
+
+/// How a device is served, and what its errors name.
+#[derive(Debug)]
+pub struct Served {
+    /// Where front-ends find the device.
+    pub endpoint: Endpoint,
+    /// How its sessions are served.
+    pub options: ServeOptions,
+    /// The key of the socket, as it was typed.
+    pub at: String,
+}
+
+/// Where a device listens, if it makes its socket itself: only such a socket can be tried again.
+pub fn listens_at(plan: &DevicePlan) -> Option<Endpoint> {
+    let SocketPlan::Listen { access, .. } = &plan.socket else { return None };
+    let path = plan.socket.listens_at()?;
+    Some(Endpoint::Listen { path, permissions: access.permissions() })
+}
+
+/// Checks that a socket can have this name, unless another process has it that may be waited for.
+pub fn free(
+    path: &Path,
+    wait: Option<u32>,
+    at: impl FnOnce() -> String,
+) -> Result<(), AssembleError> {
+    match check_path(path) {
+        Err(ListenError::Taken { .. }) if wait != Some(0) => Ok(()),
+        checked => checked.map_err(|source| AssembleError::Socket { at: at(), source }),
+    }
+}
+
+/// How a device is served; takes a socket over that was handed in.
+///
+/// # Errors
+/// [`AssembleError::Fd`]; [`AssembleError::Unfound`] as long as the socket's folder is to be found.
+pub fn served(plan: &DevicePlan) -> Result<Served, AssembleError> {
+    let mut at = plan.place.at("socket_path");
+    let endpoint = match &plan.socket {
+        SocketPlan::Listen { path, access, .. } => {
+            let Some(found) = plan.socket.listens_at() else {
+                let problem = format!("the folder of {} does not exist yet", path.display());
+                let unfound = Unfound { key: "socket_path", problem };
+                return Err(AssembleError::unfound(&plan.place, unfound));
+            };
+            Endpoint::Listen { path: found, permissions: access.permissions() }
+        }
+        SocketPlan::Connect { path } => Endpoint::Connect { path: path.clone() },
+        SocketPlan::Fd(fd) => {
+            at = plan.place.at("fd");
+            match crate::fds::adopt_socket(*fd) {
+                Ok(socket) => Endpoint::Inherited { socket },
+                Err(source) => return Err(AssembleError::Fd { at, source }),
+            }
+        }
+    };
+    let options = options::of_front_end(&plan.front_end());
+    let options = ServeOptions { one_off: plan.one_off, ..options };
+    Ok(Served { endpoint, options, at })
+}

@@ -1,0 +1,204 @@
+//! Plan -> port: the host's side of a network device, and the address that goes with it.
+
+use super::capture::{Capture, CaptureFile};
+use super::{AssembleError, Host};
+use manyring_backend::net::Port;
+use manyring_backend::net::fault::{FaultOptions, FaultPort};
+use manyring_backend::net::late::{LateOptions, LatePort};
+use manyring_backend::net::null::NullPort;
+use manyring_backend::net::pcap::PcapPort;
+use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
+use manyring_backend::net::tap::{self, TapError, TapOptions, TapPort, TapSource};
+use manyring_backend::net::xdp::{self, XdpOptions, XdpPort};
+use manyring_config::plan::{NetPlan, PortPlan, mac_text};
+use manyring_device::net::MacAddress;
+use manyring_protocol::spec::NetFaultSpec;
+use std::sync::Arc;
+
+/// Opens the port of `net`; gives the address of its guest too. `lends`: a device process serves
+/// its queues.
+pub(super) fn open(
+    net: &NetPlan,
+    host: &Host,
+    lends: bool,
+) -> Result<(Arc<dyn Port>, MacAddress), AssembleError> {
+    let failed = |key, source| failed(net, key, source);
+    let port = match &net.port {
+        PortPlan::Null { generate } => {
+            let mac = net.mac.unwrap_or_else(|| net.made_mac());
+            return Ok((Arc::new(NullPort::new(net.queue_pairs, *generate)), mac));
+        }
+        PortPlan::Switch(plan) => {
+            let mac = net.mac.unwrap_or_else(|| net.made_mac());
+            return Ok((host.switches.port(net, plan, mac)?, mac));
+        }
+        PortPlan::Tap { name, must_exist } => {
+            let (name, must_exist) = (name.clone(), *must_exist);
+            let fds = host.adopted_fds.take(&net.device.name);
+            let source = match fds.is_empty() {
+                true => TapSource::Name { name, must_exist },
+                false => TapSource::Left { name, must_exist, fds },
+            };
+            open_tap(net, source).map_err(|error| failed("tap", error))?
+        }
+        PortPlan::TapFds(fds) => {
+            let source = TapSource::Fds(adopted(net, fds)?);
+            open_tap(net, source).map_err(|error| failed("tap_fds", error))?
+        }
+        PortPlan::Macvtap { name } => {
+            let options = MacvtapOptions {
+                name: name.clone(),
+                queue_pairs: net.queue_pairs,
+                sndbuf: net.sndbuf,
+                txqueuelen: net.txqueuelen,
+                merge: net.merge,
+                mtu: net.mtu,
+                up: net.up,
+            };
+            macvtap::open(&options).map_err(|error| failed("macvtap", error))?
+        }
+        PortPlan::Xdp { name, zero_copy } => {
+            let options = XdpOptions {
+                name: name.clone(),
+                queue_pairs: net.queue_pairs,
+                mtu: net.mtu,
+                up: net.up,
+                zero_copy: *zero_copy,
+                lends,
+            };
+            let port = XdpPort::open(&options).map_err(|error| failed("xdp", error))?;
+            let mac = mac(net, port.guest_mac());
+            return Ok((Arc::new(port), mac));
+        }
+    };
+    let mac = mac(net, port.guest_mac());
+    Ok((Arc::new(port), mac))
+}
+
+fn failed(net: &NetPlan, key: &'static str, source: TapError) -> AssembleError {
+    let key = key_of(&source).unwrap_or(key);
+    AssembleError::Port { at: net.device.place.at(key), source }
+}
+
+/// Looks for the interfaces that `net` names, without opening them.
+pub(crate) fn look(net: &NetPlan) -> Result<(), AssembleError> {
+    let (name, key) = match &net.port {
+        PortPlan::Macvtap { name } => {
+            return macvtap::look(name).map_err(|error| failed(net, "macvtap", error));
+        }
+        PortPlan::Xdp { name, .. } => return xdp::look(name).map_err(|e| failed(net, "xdp", e)),
+        PortPlan::Tap { name, must_exist } => (Some((name.as_str(), *must_exist)), "tap"),
+        PortPlan::Switch(_) => return Ok(()),
+        PortPlan::TapFds(_) | PortPlan::Null { .. } => (None, "tap_fds"),
+    };
+    tap::look(name, net.queue_pairs, net.bridge.as_deref()).map_err(|e| failed(net, key, e))
+}
+
+/// The port with what is to go wrong.
+pub(crate) fn faulty(port: Arc<dyn Port>, fault: Option<NetFaultSpec>) -> Arc<dyn Port> {
+    let Some(fault) = fault else { return port };
+    let NetFaultSpec {
+        drop_tx_every,
+        drop_rx_every,
+        corrupt_rx_every,
+        block_tx_every,
+        no_memory_every,
+        recv_error_every,
+        late_tx,
+    } = fault;
+    let options = FaultOptions {
+        drop_tx_every,
+        drop_rx_every,
+        corrupt_rx_every,
+        block_tx_every,
+        no_memory_every,
+        recv_error_every,
+    };
+    let port: Arc<dyn Port> = match late_tx {
+        0 => port,
+        calls_max => {
+            let late = LateOptions { seed: 1, calls_max, tells: true };
+            Arc::new(LatePort::new(port, late))
+        }
+    };
+    Arc::new(FaultPort::new(port, options))
+}
+
+/// The port with what goes wrong and what is captured around it, or with the file to which its
+/// device process has its frames written. May block.
+pub(super) fn decorated(
+    net: &NetPlan,
+    port: Arc<dyn Port>,
+    capture: Capture,
+) -> Result<(Arc<dyn Port>, Capture), AssembleError> {
+    let port = faulty(port, net.fault);
+    let Some(path) = &net.pcap else { return Ok((port, capture)) };
+    let failed = |source| {
+        let (at, path) = (net.device.place.at("pcap"), path.clone());
+        AssembleError::Pcap { at, path, source }
+    };
+    Ok(match capture {
+        Capture::Supervisor(left) => {
+            let file = CaptureFile::begin(&net.device.name, path, left).map_err(failed)?;
+            (port, Capture::Begun(Arc::new(file)))
+        }
+        // Outermost: what the guest sends and gets is captured.
+        Capture::Port | Capture::Begun(_) => {
+            (Arc::new(PcapPort::new(port, path).map_err(failed)?), Capture::Port)
+        }
+    })
+}
+
+fn adopted(net: &NetPlan, fds: &[i32]) -> Result<Vec<rustix::fd::OwnedFd>, AssembleError> {
+    let adopted: Result<_, _> = fds.iter().map(|fd| crate::fds::adopt(*fd)).collect();
+    adopted.map_err(|source| AssembleError::Fd { at: net.device.place.at("tap_fds"), source })
+}
+
+fn open_tap(net: &NetPlan, source: TapSource) -> Result<TapPort, TapError> {
+    TapPort::open(TapOptions {
+        source,
+        queue_pairs: net.queue_pairs,
+        sndbuf: net.sndbuf,
+        txqueuelen: net.txqueuelen,
+        merge: net.merge,
+        steer: net.steer,
+        mtu: net.mtu,
+        bridge: net.bridge.clone(),
+        up: net.up,
+    })
+}
+
+/// The address that was asked for, or that the interface demands, or one that is made up.
+fn mac(net: &NetPlan, demanded: Option<MacAddress>) -> MacAddress {
+    match (net.mac, demanded) {
+        (None, demanded) => demanded.unwrap_or_else(|| net.made_mac()),
+        (Some(mac), demanded) => {
+            if let Some(demanded) = demanded.filter(|demanded| *demanded != mac) {
+                tracing::warn!(
+                    device = net.device.name,
+                    mac = mac_text(mac),
+                    interface = mac_text(demanded),
+                    "the interface has another MAC address; unless it is in mode passthru or \
+                     promiscuous, it drops frames to the guest's address"
+                );
+            }
+            mac
+        }
+    }
+}
+
+/// The key that is wrong, if it is another than the one that names the port.
+fn key_of(error: &TapError) -> Option<&'static str> {
+    match error {
+        TapError::Mtu(_) | TapError::MtuRefused { .. } | TapError::MtuLong { .. } => Some("mtu"),
+        TapError::NoZeroCopy(_) => Some("zero_copy"),
+        TapError::BridgeMissing(_) | TapError::NotABridge(_) | TapError::OtherBridge(_) => {
+            Some("bridge")
+        }
+        TapError::QueuePairs(_)
+        | TapError::SingleQueue { .. }
+        | TapError::FewQueues { .. }
+        | TapError::FdCount { .. } => Some("queue_pairs"),
+        _ => None,
+    }
+}

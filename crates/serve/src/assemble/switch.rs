@@ -1,0 +1,306 @@
+//! Plan -> switches, with their uplinks; and the ports of devices.
+
+use super::AssembleError;
+use super::remote::{AdoptedExports, Measurer};
+use super::switched::{SwitchHost, owned};
+use manyring_backend::net::Port;
+use manyring_backend::net::switch::uplink::Uplink;
+use manyring_backend::net::switch::{Clock, PortOptions, Switch, SwitchOptions, Vlans};
+use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
+use manyring_backend::net::tap::{TapError, TapOptions, TapPort, TapSource};
+use manyring_backend::net::xdp::{XdpOptions, XdpPort};
+use manyring_config::plan::{
+    Domains, NetPlan, SwitchPlan, SwitchPortPlan, UplinkKind, domain_of_switch,
+};
+use manyring_device::net::MacAddress;
+use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec, VlansSpec};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Addresses behind an uplink at most: those of a host's network.
+const UPLINK_MACS_MAX: u32 = 1024;
+/// Frames that an uplink may flood in a second.
+const UPLINK_FLOODS_MAX: u32 = 20_000;
+
+/// The means by which this process opens devices.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// Disks may use io_uring.
+    pub io_uring: bool,
+    /// The switches that this process has.
+    pub switches: Switches,
+    /// The disks and ports that another supervisor has left.
+    pub adopted_fds: AdoptedFds,
+    /// The exports of NBD servers that guests were told of.
+    pub adopted_exports: AdoptedExports,
+    /// The capture files that another supervisor has left.
+    pub captures: AdoptedFds,
+    /// The folder of the sockets of helpers.
+    pub helpers: Option<PathBuf>,
+    /// Which devices are served by a process of their own.
+    pub domains: Domains,
+    /// Measures the disks of servers for device processes; `None`: there are none.
+    pub measurer: Option<Arc<dyn Measurer>>,
+}
+
+/// The file descriptors that another process has left to this one, by device: the description that
+/// holds a disk, the queues of a tap, or the capture file. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct AdoptedFds(Arc<Mutex<HashMap<String, Vec<OwnedFd>>>>);
+
+impl AdoptedFds {
+    /// The descriptors that another process has left, by device.
+    pub fn new(all: HashMap<String, Vec<OwnedFd>>) -> Self {
+        Self(Arc::new(Mutex::new(all)))
+    }
+
+    /// Releases what was left for devices that are not wanted any more. May block.
+    pub fn keep(&self, is_wanted: impl Fn(&str) -> bool) {
+        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        left.retain(|device, _| is_wanted(device));
+    }
+
+    /// Takes what was left for `device`. Empty: nothing was left, or it was taken before.
+    pub(crate) fn take(&self, device: &str) -> Vec<OwnedFd> {
+        let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        left.remove(device).unwrap_or_default()
+    }
+}
+
+/// The switches that this process has, by name. Clones are the same switches.
+#[derive(Clone, Debug, Default)]
+pub struct Switches {
+    all: Arc<Mutex<BTreeMap<String, Running>>>,
+    /// Device processes serve those that they can.
+    are_apart: bool,
+    adopted_fds: AdoptedFds,
+}
+
+#[derive(Debug)]
+enum Running {
+    /// This process serves it.
+    Here { switch: Arc<Switch>, _uplink: Option<Uplink> },
+    /// A device process does.
+    Apart(Arc<SwitchHost>),
+}
+
+impl Switches {
+    /// Makes the switches of a plan; device processes serve them as `domains` says. `adopted_fds`:
+    /// the queues of uplinks that another process has left, among others. May block.
+    ///
+    /// # Errors
+    /// An uplink cannot be opened.
+    pub fn new(
+        plans: &[SwitchPlan],
+        domains: Domains,
+        adopted_fds: &AdoptedFds,
+    ) -> Result<Self, AssembleError> {
+        let (are_apart, adopted_fds) = (domains != Domains::One, adopted_fds.clone());
+        let switches = Self { all: Arc::default(), are_apart, adopted_fds };
+        switches.made(plans)?();
+        Ok(switches)
+    }
+
+    /// Makes switches: all of them, or none. May block. The result adds them, and does not block.
+    ///
+    /// # Errors
+    /// An uplink cannot be opened.
+    pub fn made(&self, plans: &[SwitchPlan]) -> Result<impl FnOnce() + use<>, AssembleError> {
+        let made = plans.iter().map(|plan| Ok((plan.name.clone(), self.made_one(plan)?)));
+        let (made, of) = (made.collect::<Result<Vec<_>, AssembleError>>()?, self.clone());
+        Ok(move || of.all().extend(made))
+    }
+
+    /// Opens what a switch that a device process serves needs for other settings. May block. The
+    /// result has the next device process take them, and does not block.
+    ///
+    /// # Errors
+    /// Its uplink cannot be opened.
+    pub fn changed(&self, plan: &SwitchPlan) -> Result<impl FnOnce() + use<>, AssembleError> {
+        let Some(host) = self.apart(&plan.name) else {
+            let (at, name) = (plan.place.at("name"), plan.name.clone());
+            return Err(AssembleError::NoSwitch { at, name });
+        };
+        let uplink = match host.has_uplink_of(plan) {
+            true => host.uplink(),
+            false => self.opened(plan)?.map(|port| owned(plan, port)),
+        };
+        let plan = plan.clone();
+        Ok(move || host.change(&plan, uplink))
+    }
+
+    /// Lets go of the former settings of a switch that has others, or takes them back if the change
+    /// has failed. May block.
+    pub fn settle(&self, name: &str, is_done: bool) {
+        if let Some(host) = self.apart(name) {
+            host.settle(is_done);
+        }
+    }
+
+    /// Removes these switches, whose devices have gone. Waits for their uplinks, so it may block.
+    pub fn remove(&self, names: &[String]) {
+        let gone: Vec<_> = {
+            let mut all = self.all();
+            names.iter().filter_map(|name| all.remove(name)).collect()
+        };
+        drop(gone);
+    }
+
+    /// The switch of this name, if a device process serves it.
+    pub fn apart(&self, name: &str) -> Option<Arc<SwitchHost>> {
+        match self.all().get(name)? {
+            Running::Apart(host) => Some(host.clone()),
+            Running::Here { .. } => None,
+        }
+    }
+
+    /// The switches that device processes serve.
+    pub fn all_apart(&self) -> Vec<Arc<SwitchHost>> {
+        let apart = |running: &Running| match running {
+            Running::Apart(host) => Some(host.clone()),
+            Running::Here { .. } => None,
+        };
+        self.all().values().filter_map(apart).collect()
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Running>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn made_one(&self, plan: &SwitchPlan) -> Result<Running, AssembleError> {
+        let host = self.opened(plan)?;
+        if self.are_apart && plan.is_apart() {
+            let uplink = host.map(|port| owned(plan, port));
+            return Ok(Running::Apart(SwitchHost::new(plan, uplink)));
+        }
+        let switch = Switch::new(of_switch(&plan.spec()));
+        let carried = |host: Arc<dyn Port>| {
+            let name = plan.uplink.clone().unwrap_or_default();
+            let what = "carry frames for a switch to and from it";
+            carried(&switch, &name, host).map_err(|errno| TapError::system(&name, what, errno))
+        };
+        let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
+        let uplink = host.map(carried).transpose().map_err(failed)?;
+        Ok(Running::Here { switch, _uplink: uplink })
+    }
+
+    /// The interface of the uplink, if there is one.
+    fn opened(&self, plan: &SwitchPlan) -> Result<Option<Arc<dyn Port>>, AssembleError> {
+        let failed = |source| AssembleError::Port { at: plan.place.at("uplink"), source };
+        let left = || self.adopted_fds.take(&domain_of_switch(&plan.name));
+        let open = |name: &str| interface(name, plan.uplink_kind, left()).map_err(failed);
+        plan.uplink.as_deref().map(open).transpose()
+    }
+
+    /// A port for a device.
+    ///
+    /// # Errors
+    /// There is no such switch in this process, or it has no port left.
+    pub(super) fn port(
+        &self,
+        net: &NetPlan,
+        plan: &SwitchPortPlan,
+        mac: MacAddress,
+    ) -> Result<Arc<dyn Port>, AssembleError> {
+        let at = || net.device.place.at("switch");
+        let full = |source| AssembleError::Switch { at: at(), source };
+        let (name, spec) = (&net.device.name, plan.spec(net.queue_pairs, net.mac, mac));
+        match self.all().get(&plan.switch) {
+            None => Err(AssembleError::NoSwitch { at: at(), name: plan.switch.clone() }),
+            Some(Running::Here { switch, .. }) => {
+                Ok(Arc::new(switch.port(of_switch_port(name, &spec)).map_err(full)?))
+            }
+            Some(Running::Apart(host)) => Ok(Arc::new(host.port(name, spec).map_err(full)?)),
+        }
+    }
+}
+
+/// How a switch works, in whichever process.
+pub(crate) fn of_switch(spec: &SwitchSpec) -> SwitchOptions {
+    let SwitchSpec { name, age, group_fwd_mask } = spec;
+    let (age, group_fwd_mask, clock) = (*age, *group_fwd_mask, Clock::default());
+    SwitchOptions { name: name.clone(), age, group_fwd_mask, clock }
+}
+
+/// The port of the device `name`, in whichever process.
+pub(crate) fn of_switch_port(name: &str, spec: &SwitchPortSpec) -> PortOptions {
+    let SwitchPortSpec { queue_pairs, vlans, isolated, mac, only, macs_max, floods_max } = spec;
+    PortOptions {
+        name: name.to_owned(),
+        queue_pairs: *queue_pairs,
+        vlans: match vlans {
+            VlansSpec::All => Vlans::All,
+            VlansSpec::Access(vlan) => Vlans::Access(*vlan),
+            VlansSpec::Trunk(vlans) => Vlans::Trunk(vlans.all()),
+        },
+        isolated: *isolated,
+        mac: *mac,
+        only: *only,
+        is_uplink: false,
+        macs_max: *macs_max,
+        floods_max: *floods_max,
+    }
+}
+
+/// Carries frames between a switch and the interface `name`, in whichever process. May block.
+///
+/// # Errors
+/// The error of the host. `ENOSPC`: the switch is full.
+pub(crate) fn carried(
+    switch: &Arc<Switch>,
+    name: &str,
+    host: Arc<dyn Port>,
+) -> Result<Uplink, Errno> {
+    let port = switch.port(PortOptions {
+        macs_max: UPLINK_MACS_MAX,
+        floods_max: UPLINK_FLOODS_MAX,
+        is_uplink: true,
+        ..PortOptions::new(name, 1)
+    });
+    let port = port.map_err(|_| Errno::NOSPC)?;
+    Uplink::start(port, host, &format!("uplink-{}", switch.name()))
+}
+
+/// Opens an interface with one queue, and leaves it as it is. `left`: the queue of the tap that
+/// another process has left, if there is one.
+fn interface(name: &str, kind: UplinkKind, left: Vec<OwnedFd>) -> Result<Arc<dyn Port>, TapError> {
+    let (name, queue_pairs, mtu, up) = (name.to_owned(), 1, None, None);
+    Ok(match kind {
+        UplinkKind::Tap => Arc::new(tap(name, left)?),
+        UplinkKind::Macvtap => {
+            let (sndbuf, txqueuelen, merge) = (None, None, false);
+            let options = MacvtapOptions { name, queue_pairs, sndbuf, txqueuelen, merge, mtu, up };
+            Arc::new(macvtap::open(&options)?)
+        }
+        UplinkKind::Xdp => Arc::new(XdpPort::open(&XdpOptions {
+            name,
+            queue_pairs,
+            mtu,
+            up,
+            zero_copy: false,
+            lends: false,
+        })?),
+    })
+}
+
+fn tap(name: String, fds: Vec<OwnedFd>) -> Result<TapPort, TapError> {
+    let must_exist = false;
+    TapPort::open(TapOptions {
+        source: match fds.is_empty() {
+            true => TapSource::Name { name, must_exist },
+            false => TapSource::Left { name, must_exist, fds },
+        },
+        queue_pairs: 1,
+        sndbuf: None,
+        txqueuelen: None,
+        // A burst whose frames come from several guests is offered once.
+        merge: false,
+        steer: false,
+        mtu: None,
+        bridge: None,
+        up: None,
+    })
+}

@@ -1,0 +1,321 @@
+//! A switch that a device process serves, as the supervisor has it: its uplink, its ports, and what
+//! is shown of them.
+
+use manyring_backend::net::switch::{OFFLOADS, PORTS_MAX, PortCounters, SwitchError};
+use manyring_backend::net::{Port, PortRx, PortTx};
+use manyring_config::plan::{SwitchPlan, domain_of_switch};
+use manyring_device::net::{NetOptions, NetSide, Offload, Offloads, OwnedPort, Reclaim};
+use manyring_engine::Moderation;
+use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{OwnedMutexGuard, watch};
+use tokio::task::JoinSet;
+
+/// A switch that a device process serves.
+#[derive(Debug)]
+pub struct SwitchHost {
+    name: String,
+    settings: Mutex<Settings>,
+    /// The settings before a change that may still fail, with their uplink.
+    former: Mutex<Option<Settings>>,
+    ports: watch::Sender<Ports>,
+    /// Held as long as a device process has the uplink.
+    lent: Arc<tokio::sync::Mutex<()>>,
+    /// The task that watches the uplink's interface.
+    watches: Mutex<JoinSet<()>>,
+}
+
+/// What a change of the configuration changes, and the next device process takes.
+#[derive(Clone, Debug)]
+struct Settings {
+    plan: SwitchPlan,
+    uplink: Option<Arc<OwnedPort>>,
+}
+
+/// The interface of the uplink of a switch, which its device process asks for.
+pub(super) fn owned(plan: &SwitchPlan, port: Arc<dyn Port>) -> Arc<OwnedPort> {
+    let options = NetOptions {
+        name: domain_of_switch(&plan.name),
+        queue_pairs: 1,
+        mac: [0; 6],
+        mtu: None,
+        speed: None,
+        moderation: Moderation::Off,
+        reclaim: Reclaim::Off,
+        offload: Offload::All,
+        hash_report: false,
+    };
+    Arc::new(OwnedPort::new(options, port))
+}
+
+/// The ports of a switch, by device. The number tells a port from an earlier one of its name.
+#[derive(Debug, Default)]
+pub struct Ports {
+    next: u64,
+    all: BTreeMap<String, Numbered>,
+}
+
+/// A port with its number.
+type Numbered = (u64, Arc<SwitchPortSpec>);
+
+impl Ports {
+    /// A port that differs from what a device process was told; `None` as the port: it is gone.
+    pub fn untold(&self, told: &BTreeMap<String, u64>) -> Option<(String, Option<Numbered>)> {
+        let gone = told.keys().find(|name| !self.all.contains_key(*name));
+        if let Some(name) = gone {
+            return Some((name.clone(), None));
+        }
+        let is_new = |name: &String, number: u64| told.get(name) != Some(&number);
+        let (name, port) = self.all.iter().find(|(name, port)| is_new(name, port.0))?;
+        Some((name.clone(), Some(port.clone())))
+    }
+}
+
+impl SwitchHost {
+    /// The switch of a plan, whose uplink this process has opened.
+    pub(super) fn new(plan: &SwitchPlan, uplink: Option<Arc<OwnedPort>>) -> Arc<Self> {
+        let settings = Mutex::new(Settings { plan: plan.clone(), uplink });
+        let (name, ports) = (plan.name.clone(), watch::Sender::default());
+        let (former, lent, watches) = Default::default();
+        Arc::new(Self { name, settings, former, ports, lent, watches })
+    }
+
+    fn settings(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its name in the configuration.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The switch for a device process, and the interface that leads to the host.
+    pub fn given(&self) -> (SwitchSpec, Option<Arc<OwnedPort>>) {
+        let Settings { plan, uplink } = &*self.settings();
+        (plan.spec(), uplink.clone())
+    }
+
+    /// The interface that leads to the host.
+    pub fn uplink(&self) -> Option<Arc<OwnedPort>> {
+        self.settings().uplink.clone()
+    }
+
+    /// True if the uplink of this plan is the one that the switch has.
+    pub(super) fn has_uplink_of(&self, plan: &SwitchPlan) -> bool {
+        let now = &self.settings().plan;
+        (&now.uplink, now.uplink_kind) == (&plan.uplink, plan.uplink_kind)
+    }
+
+    /// Takes other settings, for the next device process.
+    pub(super) fn change(&self, plan: &SwitchPlan, uplink: Option<Arc<OwnedPort>>) {
+        let settings = Settings { plan: plan.clone(), uplink };
+        let now = self.replace(settings);
+        let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        former.get_or_insert(now);
+    }
+
+    /// Lets go of the settings before the last change, or takes them back. May block.
+    pub(super) fn settle(&self, is_done: bool) {
+        let former = self.former.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let (Some(former), false) = (former, is_done) {
+            drop(self.replace(former));
+        }
+    }
+
+    fn replace(&self, settings: Settings) -> Settings {
+        let interface = |of: &Settings| of.uplink.as_ref().map(Arc::as_ptr);
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.settings();
+        if interface(&now) != interface(&settings) {
+            // That which is let go of is watched no more.
+            *watches = JoinSet::new();
+        }
+        std::mem::replace(&mut *now, settings)
+    }
+
+    /// The ports, as they are and as they change.
+    pub fn ports(&self) -> watch::Receiver<Ports> {
+        self.ports.subscribe()
+    }
+
+    /// Returns when no device process has the uplink. None gets it before the result is dropped.
+    pub async fn unlent(&self) -> OwnedMutexGuard<()> {
+        self.lent.clone().lock_owned().await
+    }
+
+    /// Watches the interface of the uplink from now on, as long as the switch is there.
+    pub fn watch(&self) {
+        let mut watches = self.watches.lock().unwrap_or_else(PoisonError::into_inner);
+        if let (true, Some(uplink)) = (watches.is_empty(), self.uplink()) {
+            watches.spawn(async move { uplink.look_after_port().await });
+        }
+    }
+
+    /// A port for the device of this name.
+    ///
+    /// # Errors
+    /// [`SwitchError::Full`].
+    pub fn port(
+        self: &Arc<Self>,
+        name: &str,
+        spec: SwitchPortSpec,
+    ) -> Result<SwitchedPort, SwitchError> {
+        let (queue_pairs, of_uplink) = (spec.queue_pairs, usize::from(self.uplink().is_some()));
+        let mut number = None;
+        self.ports.send_if_modified(|ports| {
+            let has_room = ports.all.len() + of_uplink < PORTS_MAX;
+            if has_room {
+                ports.next += 1;
+                number = Some(ports.next);
+                ports.all.insert(name.to_owned(), (ports.next, Arc::new(spec)));
+            }
+            has_room
+        });
+        let number = number.ok_or(SwitchError::Full)?;
+        let (switch, name) = (self.clone(), name.to_owned());
+        Ok(SwitchedPort { switch, name, number, queue_pairs, counters: PortCounters::default() })
+    }
+}
+
+/// A port of a switch, in the process that does not serve the switch: it shows what the device
+/// process counts, and leaves the switch when it is dropped.
+#[derive(Debug)]
+pub struct SwitchedPort {
+    switch: Arc<SwitchHost>,
+    name: String,
+    number: u64,
+    queue_pairs: usize,
+    counters: PortCounters,
+}
+
+impl Drop for SwitchedPort {
+    fn drop(&mut self) {
+        self.switch.ports.send_if_modified(|ports| {
+            let is_own = ports.all.get(&self.name).is_some_and(|port| port.0 == self.number);
+            is_own && ports.all.remove(&self.name).is_some()
+        });
+    }
+}
+
+impl Port for SwitchedPort {
+    fn kind(&self) -> &'static str {
+        "switch"
+    }
+
+    fn interface(&self) -> Option<&str> {
+        Some(&self.switch.name)
+    }
+
+    fn queue_pairs(&self) -> usize {
+        self.queue_pairs
+    }
+
+    fn taken(&self) -> Offloads {
+        OFFLOADS
+    }
+
+    fn given(&self) -> Offloads {
+        OFFLOADS
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        None
+    }
+
+    // The device process has the queues, and follows what its guest chooses.
+    fn open_tx(&self, _index: usize) -> Result<Box<dyn PortTx>, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn open_rx(&self, _index: usize) -> Result<Box<dyn PortRx>, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn set_offloads(&self, _offloads: Offloads) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn set_attached(&self, _index: usize, _attached: bool) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn set_mtu(&self, _mtu: u16) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn set_link(&self, _up: bool) {}
+
+    fn counted(&self) -> Option<&PortCounters> {
+        Some(&self.counters)
+    }
+
+    fn transmit(&self, _frame: &[u8]) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use manyring_config::parse;
+    use manyring_protocol::switch::VlansSpec;
+
+    fn host() -> Arc<SwitchHost> {
+        SwitchHost::new(
+            &parse("[[switch]]\nname = 's0'\n[[net]]\nsocket_path = '/s'\nnull = true\n")
+                .unwrap()
+                .switch[0],
+            None,
+        )
+    }
+
+    fn port() -> SwitchPortSpec {
+        SwitchPortSpec {
+            queue_pairs: 1,
+            vlans: VlansSpec::All,
+            isolated: false,
+            mac: None,
+            only: None,
+            macs_max: 8,
+            floods_max: 1000,
+        }
+    }
+
+    #[test]
+    fn a_device_process_is_told_of_each_port_once_and_of_its_end() {
+        let (host, mut told) = (host(), BTreeMap::new());
+        let ports = host.ports();
+        let mut tell = || {
+            let (name, port) = ports.borrow().untold(&told)?;
+            match &port {
+                Some((number, _)) => told.insert(name.clone(), *number),
+                None => told.remove(&name),
+            };
+            Some((name, port.is_some()))
+        };
+        let is = |name: &str, is_there| Some((name.to_owned(), is_there));
+        let open = |name| host.port(name, port()).unwrap();
+        let (a, b) = (open("a"), open("b"));
+        assert_eq!([tell(), tell(), tell()], [is("a", true), is("b", true), None]);
+        drop(b);
+        assert_eq!([tell(), tell()], [is("b", false), None]);
+        // A port of the same name that comes before the old one goes stays.
+        let next = open("a");
+        drop(a);
+        assert_eq!([tell(), tell()], [is("a", true), None]);
+        drop(next);
+        assert_eq!([tell(), tell()], [is("a", false), None]);
+    }
+
+    #[test]
+    fn a_switch_has_as_many_ports_as_its_device_process_can_serve() {
+        let host = host();
+        let open = |n: usize| host.port(&n.to_string(), port());
+        let mut all: Vec<_> = (0..PORTS_MAX).map(|n| open(n).unwrap()).collect();
+        assert_eq!(open(PORTS_MAX).err(), Some(SwitchError::Full));
+        all.pop();
+        assert!(open(PORTS_MAX).is_ok());
+    }
+}

@@ -1,0 +1,240 @@
+//! Opens the files and ports of a device of the plan, and makes the device of them.
+
+use super::capture::{Capture, CaptureFile};
+use super::disk::{self, DiskError, Means};
+use super::remote::{Measurer, Remote, Remotely};
+use super::{AssembleError, Host, options, port};
+use crate::view::DeviceView;
+use manyring_backend::blk::{Disk, ImageError};
+use manyring_backend::net::Port;
+use manyring_config::plan::{BlkPlan, DiskPlan, Place, Unfound, Wanted, helped};
+use manyring_device::blk::{BlkDevice, BlkOptions, HostDisk};
+use manyring_device::net::{MacAddress, NetDevice, NetOptions, OwnedPort};
+use manyring_device::{Device, Owned};
+use manyring_engine::Pool;
+use std::sync::Arc;
+
+/// The host's side of a device, opened.
+#[derive(Debug)]
+pub enum Opened {
+    /// With the server that has it, if a device process talks to that one.
+    Disk(Arc<dyn Disk>, Option<Arc<Remote>>),
+    /// The port, the address of its guest, and the file to which its frames are written.
+    Port(Arc<dyn Port>, MacAddress, Capture),
+}
+
+/// A device whose queues run in this process, and what is shown of it.
+#[derive(Debug)]
+pub struct Here {
+    /// The device, for its sessions.
+    pub device: Arc<dyn Device>,
+    /// The part of it that is shown.
+    pub view: DeviceView,
+}
+
+/// The supervisor's part of a device that a device process serves: the disk or the port, and what
+/// is shown. It has no queue, no worker and no session.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The disk or the port.
+    pub owned: Owned,
+    /// The part of it that is shown.
+    pub view: DeviceView,
+    /// The server of the disk, if the device process talks to it.
+    pub remote: Option<Arc<Remote>>,
+    /// The file to which the frames of the port are written.
+    pub capture: Option<Arc<CaptureFile>>,
+}
+
+/// A device that is put together.
+#[derive(Debug)]
+pub enum Made {
+    /// Its queues run in this process.
+    Here(Here),
+    /// A device process serves it.
+    Owned(Part),
+}
+
+/// A device of the plan, opened and made.
+pub trait Assemble {
+    /// Opens the disk or the port; the socket's folder is found then, too. May block.
+    fn open(&self, host: &Host) -> Result<Opened, AssembleError>;
+
+    /// Puts around it what goes wrong on purpose and what captures. May block.
+    fn decorated(&self, opened: Opened) -> Result<Opened, AssembleError>;
+
+    /// Makes the device of what was opened for it, or the supervisor's part if the device process
+    /// of `domain` serves it.
+    fn made(&self, opened: Opened, domain: Option<String>, pool: &Arc<Pool>) -> Made;
+}
+
+impl Assemble for Wanted {
+    fn open(&self, host: &Host) -> Result<Opened, AssembleError> {
+        let unfound = |unfound| AssembleError::unfound(&self.plan().place, unfound);
+        self.find().map_err(unfound)?;
+        match self {
+            Self::Blk(blk) => open_disk(blk, remotely(self, host), host)
+                .map(|(disk, remote)| Opened::Disk(disk, remote)),
+            Self::Net(net) => {
+                let is_apart = self.domain(host.domains).is_some();
+                let (port, mac) = port::open(net, host, is_apart)?;
+                let capture = match is_apart {
+                    false => Capture::Port,
+                    true => Capture::Supervisor(host.captures.take(&net.device.name).pop()),
+                };
+                Ok(Opened::Port(port, mac, capture))
+            }
+        }
+    }
+
+    fn decorated(&self, opened: Opened) -> Result<Opened, AssembleError> {
+        match (self, opened) {
+            (Self::Blk(blk), Opened::Disk(disk, remote)) => {
+                Ok(Opened::Disk(disk::decorated(disk, blk.fault), remote))
+            }
+            (Self::Net(net), Opened::Port(port, mac, capture)) => {
+                let (port, capture) = port::decorated(net, port, capture)?;
+                Ok(Opened::Port(port, mac, capture))
+            }
+            (_, opened) => Ok(opened),
+        }
+    }
+
+    fn made(&self, opened: Opened, domain: Option<String>, pool: &Arc<Pool>) -> Made {
+        let (plan, shown) = (self.plan(), (self.socket(), self.plan().place.origin()));
+        let mut begun = None;
+        let (owned, queues, remote) = match (self, opened) {
+            (Self::Blk(blk), Opened::Disk(disk, remote)) => {
+                let options = options::of_blk(&plan.name, &blk.settings());
+                if domain.is_none() {
+                    return Made::Here(Here::blk(options, disk, pool, shown));
+                }
+                let queues = options.num_queues.min(disk.queues_max());
+                let disk = HostDisk::new(disk, options.logical_block_size, options.read_only);
+                (Owned::Disk(Arc::new(disk)), queues, remote)
+            }
+            (Self::Net(net), Opened::Port(port, mac, capture)) => {
+                let options = options::of_net(&plan.name, &net.settings(mac, net.mtu));
+                if domain.is_none() {
+                    return Made::Here(Here::net(options, port, pool, shown).0);
+                }
+                if let Capture::Begun(capture) = capture {
+                    begun = Some(capture);
+                }
+                // Two for each pair, and the control queue.
+                let queues = options.queue_pairs * 2 + 1;
+                (Owned::Port(Arc::new(OwnedPort::new(options, port))), queues, None)
+            }
+            _ => unreachable!("a disk is opened for a block device, a port for a network device"),
+        };
+        let mut view = DeviceView::new(owned.side(&plan.name, queues), shown, domain);
+        view.has_helper = matches!(self, Self::Blk(blk) if matches!(blk.disk, DiskPlan::Helper(_)));
+        Made::Owned(Part { owned, view, remote, capture: begun })
+    }
+}
+
+/// The measurer that asks an NBD server for the size of its disk. `None`: this process serves
+/// the device, and asks the server itself.
+fn remotely(wanted: &Wanted, host: &Host) -> Option<Arc<dyn Measurer>> {
+    host.measurer.clone().filter(|_| wanted.domain(host.domains).is_some())
+}
+
+impl Made {
+    /// The part of the device that is shown.
+    pub fn view(&self) -> &DeviceView {
+        match self {
+            Self::Here(here) => &here.view,
+            Self::Owned(owned) => &owned.view,
+        }
+    }
+}
+
+impl Here {
+    /// A block device; people are shown how it can be reached, and who has asked for it.
+    pub(crate) fn blk(
+        options: BlkOptions,
+        disk: Arc<dyn Disk>,
+        pool: &Arc<Pool>,
+        shown: (String, &'static str),
+    ) -> Self {
+        let device = Arc::new(BlkDevice::new(options, disk, pool.clone()));
+        let view = DeviceView::new(&device, shown, None);
+        Self { device, view }
+    }
+
+    /// A network device, as [`Self::blk`].
+    pub(crate) fn net(
+        options: NetOptions,
+        port: Arc<dyn Port>,
+        pool: &Arc<Pool>,
+        shown: (String, &'static str),
+    ) -> (Self, Arc<NetDevice>) {
+        let device = Arc::new(NetDevice::new(options, port, pool.clone()));
+        let view = DeviceView::new(&device, shown, None);
+        (Self { device: device.clone(), view }, device)
+    }
+}
+
+fn open_disk(
+    blk: &BlkPlan,
+    measurer: Option<Arc<dyn Measurer>>,
+    host: &Host,
+) -> Result<disk::Open, AssembleError> {
+    let place = &blk.device.place;
+    let opened = disk::open(
+        (&blk.device.name, &blk.disk),
+        (blk.read_only, blk.logical_block_size),
+        Means {
+            io_uring: host.io_uring,
+            held: host.adopted_fds.take(&blk.device.name).pop(),
+            helpers: host.helpers.as_deref(),
+            remotely: measurer.map(|measurer| Remotely {
+                measurer,
+                queues: blk.num_queues,
+                told: host.adopted_exports.take(&blk.device.name),
+            }),
+        },
+    );
+    opened.map_err(|error| match error {
+        DiskError::Image(source) => image_error(place, source),
+        DiskError::Helper(source) => AssembleError::Helper { at: place.at("format"), source },
+        DiskError::Nbd(source) => AssembleError::Nbd { at: place.at("nbd"), source },
+        DiskError::Unfound(problem) => {
+            AssembleError::unfound(place, Unfound { key: "file", problem })
+        }
+        DiskError::Memory(source) => {
+            let is_memory = matches!(blk.disk, DiskPlan::Memory { .. });
+            AssembleError::Memory {
+                at: place.at(if is_memory { "memory" } else { "file" }),
+                source,
+            }
+        }
+    })
+}
+
+/// The error that an image cannot be served, with its key and its cure.
+pub(crate) fn image_error(place: &Place, source: ImageError) -> AssembleError {
+    let hint = match source {
+        ImageError::Container { format, .. } => {
+            let insist = place.setting("format", "raw");
+            let by_helper = helped(format).map_or_else(String::new, |format| {
+                format!(", or have a helper read it (format = {format:?} in `manyring run`'s file)")
+            });
+            // A guest writes what it likes into its raw disk, also such a header that names a file
+            // of the host, which a program that reads the format opens.
+            format!(
+                "; if a guest may have written these bytes into its raw disk: {insist}; only if \
+                 you made the image in that format: convert it (qemu-img convert -O raw){by_helper}"
+            )
+        }
+        ImageError::Sectors { .. } => {
+            "; if it is an image of another format (qemu-img info), convert it".to_owned()
+        }
+        _ => String::new(),
+    };
+    let key = match source {
+        ImageError::Blocks { .. } => "logical_block_size",
+        _ => "file",
+    };
+    AssembleError::Image { at: place.at(key), source, hint }
+}

@@ -1,0 +1,58 @@
+//! The queues of a Xen disk, in whichever process serves its rings: how they look to the guest, how
+//! they start and stop, and which fault of the front-end ends them.
+
+use super::in_words;
+use manyring_device::blk::blkif::{Attachment, XenBlkDevice};
+use manyring_device::is_shortage;
+use manyring_engine::{Event, EventKind, QueueHandle};
+use manyring_transport::xenbus::HostError;
+use rustix::io::Errno;
+use tokio::task::JoinSet;
+
+/// Queues that have begun, and why not all of them have.
+pub(crate) type Begun = (Vec<QueueHandle>, Option<HostError>);
+
+/// Starts queues, for all of which everything is there before the first of them answers a request.
+/// May block.
+pub fn begin(device: &XenBlkDevice, attachments: Vec<Attachment>) -> Begun {
+    let mut queues = Vec::new();
+    for attachment in attachments {
+        let index = attachment.index;
+        match device.start(attachment) {
+            Ok(queue) => queues.push(queue),
+            Err(error) => {
+                let text = format!("queue {index}: {}", in_words(&error));
+                return (queues, Some(HostError { text, is_passing: error.is_shortage() }));
+            }
+        }
+    }
+    (queues, None)
+}
+
+/// Stops queues; returns when nothing of theirs is in use any more.
+pub async fn stop_all(queues: Vec<QueueHandle>) {
+    let mut stops = JoinSet::new();
+    for queue in queues {
+        stops.spawn(queue.stop());
+    }
+    while stops.join_next().await.is_some() {}
+}
+
+/// Describes the fault of the front-end that an event reports; `None` if it reports no fault.
+pub fn fault_of(Event { index, kind }: &Event) -> Option<String> {
+    match kind {
+        EventKind::Fault(error) => Some(format!("queue {index}: {error}")),
+        EventKind::MemoryLost => Some(format!("queue {index}: a page of the guest is gone")),
+        EventKind::PortGone => None,
+    }
+}
+
+/// An error that does not pass.
+pub fn refused(text: String) -> HostError {
+    HostError::new(text)
+}
+
+/// The error of a call.
+pub fn failed(what: String, errno: Errno) -> HostError {
+    HostError { text: format!("{what}: {errno}"), is_passing: is_shortage(errno) }
+}

@@ -1,0 +1,181 @@
+//! `Counts`: the counters of a device in a device process, as the supervisor reads and shows them.
+//!
+//! The counters lie in a sealed memfd of fixed size. The device process writes them when it is
+//! asked to; the supervisor reads the file and maps nothing. Any number is a valid counter.
+
+use crate::assemble::remote::Remote;
+use manyring_backend::blk::Connection;
+use manyring_backend::net::Port;
+use manyring_backend::net::switch::PortCounters;
+use manyring_device::{DeviceStats, HostSide};
+use manyring_engine::QueueStats;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The counters of one device.
+#[derive(Debug)]
+pub struct Counts {
+    shown: Arc<DeviceStats>,
+    remote: Option<Arc<Remote>>,
+    /// The port, which may be one of a switch.
+    port: Option<Arc<dyn Port>>,
+    file: Mutex<OwnedFd>,
+    /// The counters of earlier device processes, by queue.
+    before: Mutex<Vec<Vec<u64>>>,
+    /// Those of the switch's port.
+    of_port_before: Mutex<Vec<u64>>,
+}
+
+impl Counts {
+    /// For a device that the supervisor shows and that no device process has yet.
+    pub fn new(shown: Arc<DeviceStats>, remote: Option<Arc<Remote>>) -> Result<Self, Errno> {
+        let before = vec![Vec::new(); shown.count()];
+        let file = Mutex::new(blank(before.len())?);
+        let of_port_before = Mutex::default();
+        let (before, port) = (Mutex::new(before), None);
+        Ok(Self { shown, remote, port, file, before, of_port_before })
+    }
+
+    /// Shows also the counters of this port, if it is one of a switch.
+    pub fn of_port(self, port: Option<Arc<dyn Port>>) -> Self {
+        Self { port, ..self }
+    }
+
+    fn port(&self) -> Option<&PortCounters> {
+        self.port.as_ref()?.counted()
+    }
+
+    /// A file for the next device process, whose counters begin at zero.
+    pub fn begin(&self) -> Result<OwnedFd, Errno> {
+        let queues = self.before.lock().unwrap_or_else(PoisonError::into_inner).len();
+        let file = blank(queues)?;
+        let given = rustix::io::fcntl_dupfd_cloexec(&file, 3)?;
+        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
+        Ok(given)
+    }
+
+    /// Shows what the device process has written.
+    pub fn read(&self) {
+        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(remote) = &self.remote {
+            let all = (0..before.len()).map_while(|at| connection(&file, before.len(), at));
+            remote.show(all.collect());
+        }
+        if let Some(port) = self.port() {
+            let of_before = self.of_port_before.lock().unwrap_or_else(PoisonError::into_inner);
+            let of_before = of_before.iter().copied().chain(std::iter::repeat(0));
+            let now = port_numbers(&file, before.len(), port.all().len());
+            let sums = now.into_iter().zip(of_before).map(|(now, before)| now.wrapping_add(before));
+            port.show(&sums.collect::<Vec<_>>());
+        }
+        for (index, (before, stats)) in before.iter().zip(&*self.shown.all()).enumerate() {
+            let mut bytes = vec![0; size()];
+            let at = u64::try_from(index * size()).unwrap_or(u64::MAX);
+            if rustix::io::pread(&*file, &mut bytes, at) == Ok(size()) {
+                let words = bytes.as_chunks().0.iter();
+                let now: Vec<_> = words.map(|word| u64::from_ne_bytes(*word)).collect();
+                stats.show(before, &now);
+            }
+        }
+    }
+
+    /// The device process has ended: its counters are added to those of earlier processes.
+    pub fn end(&self) {
+        self.read();
+        // Its connections have ended with it.
+        self.remote.iter().for_each(|remote| remote.show(Vec::new()));
+        if let Some(port) = self.port() {
+            let now = port.all().into_iter().map(|counter| counter.value).collect();
+            *self.of_port_before.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        }
+        let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
+        for (before, stats) in before.iter_mut().zip(&*self.shown.all()) {
+            *before = stats.numbers();
+            before.shrink_to_fit();
+            stats.show(before, &[]);
+        }
+    }
+}
+
+/// Size of the counters of one queue, in bytes.
+fn size() -> usize {
+    QueueStats::NUMBERS_MAX * size_of::<u64>()
+}
+
+/// Numbers of a connection: a 1, what is true of it, and four counters.
+const OF_CONNECTION: usize = 6;
+/// What is true of a connection.
+const IS_UP: u64 = 1;
+const IS_SHARED: u64 = 2;
+
+/// Where the numbers of a connection are, behind the counters of all queues.
+fn place(queues: usize, index: usize) -> u64 {
+    let at = queues * size() + index * OF_CONNECTION * size_of::<u64>();
+    u64::try_from(at).unwrap_or(u64::MAX)
+}
+
+/// The connection of this index; `None`: there are no more.
+fn connection(file: &OwnedFd, queues: usize, index: usize) -> Option<Connection> {
+    let mut bytes = [0; OF_CONNECTION * size_of::<u64>()];
+    let count = rustix::io::pread(file, &mut bytes, place(queues, index)).ok()?;
+    let numbers: Vec<_> = bytes.as_chunks().0.iter().map(|n| u64::from_ne_bytes(*n)).collect();
+    let [1, is, losses, in_flight, bytes_sent, bytes_received] = numbers[..] else { return None };
+    let (is_up, is_shared) = (is & IS_UP != 0, is & IS_SHARED != 0);
+    let connection = Connection { is_up, is_shared, losses, in_flight, bytes_sent, bytes_received };
+    (count == bytes.len()).then_some(connection)
+}
+
+/// Counters of a switch's port that a file has room for, behind all connections.
+const OF_PORT_MAX: usize = 32;
+
+/// The counters of the switch's port; none if the file cannot be read.
+fn port_numbers(file: &OwnedFd, queues: usize, count: usize) -> Vec<u64> {
+    let mut bytes = vec![0; count.min(OF_PORT_MAX) * size_of::<u64>()];
+    match rustix::io::pread(file, &mut bytes, place(queues, queues)) {
+        Ok(read) if read == bytes.len() => {
+            bytes.as_chunks().0.iter().map(|n| u64::from_ne_bytes(*n)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn blank(queues: usize) -> Result<OwnedFd, Errno> {
+    let size = usize::try_from(place(queues, queues)).unwrap_or(usize::MAX);
+    sealed("counters", size.saturating_add(OF_PORT_MAX * size_of::<u64>()))
+}
+
+/// Makes a file in memory of `bytes` bytes, sealed so that nobody can change its length.
+pub fn sealed(name: &str, bytes: usize) -> Result<OwnedFd, Errno> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(name, flags)?;
+    rustix::fs::ftruncate(&file, u64::try_from(bytes).unwrap_or(u64::MAX))?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// Writes the counters of a device where the supervisor reads them.
+pub(super) fn write(file: impl AsFd, side: &HostSide) {
+    let connections = side.as_blk().map(|blk| blk.host.disk().connections()).unwrap_or_default();
+    let all = side.stats.all();
+    if let Some(port) = side.as_net().and_then(|net| net.port().counted()) {
+        let numbers = port.all().into_iter().take(OF_PORT_MAX);
+        let bytes: Vec<_> = numbers.flat_map(|counter| counter.value.to_ne_bytes()).collect();
+        let _ = rustix::io::pwrite(&file, &bytes, place(all.len(), all.len()));
+    }
+    for (index, connection) in connections.into_iter().take(all.len()).enumerate() {
+        let Connection { is_up, is_shared, losses, in_flight, bytes_sent, bytes_received } =
+            connection;
+        let is = (u64::from(is_up) * IS_UP) | (u64::from(is_shared) * IS_SHARED);
+        let numbers = [1, is, losses, in_flight, bytes_sent, bytes_received];
+        let bytes: Vec<_> = numbers.iter().flat_map(|n| n.to_ne_bytes()).collect();
+        let _ = rustix::io::pwrite(&file, &bytes, place(all.len(), index));
+    }
+    for (index, stats) in all.iter().enumerate() {
+        let bytes: Vec<_> = stats.numbers().iter().flat_map(|n| n.to_ne_bytes()).collect();
+        let at = u64::try_from(index * size()).unwrap_or(u64::MAX);
+        let _ = rustix::io::pwrite(&file, &bytes, at);
+    }
+}

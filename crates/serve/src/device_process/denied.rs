@@ -1,0 +1,69 @@
+//! Logs each call that the sandbox of a device process has denied, with the thread that made it.
+
+use crate::channel::watched;
+use crate::times::DENIED_LINE_EACH;
+use manyring_backend::sys::denied::{self, DeniedCall};
+use manyring_engine::aside;
+use rustix::fd::OwnedFd;
+use std::io;
+use std::sync::OnceLock;
+use tokio::io::Interest;
+use tokio::time::sleep;
+
+/// Lines that are logged at once; after that one in each [`DENIED_LINE_EACH`]: a compromised device
+/// process must not fill the log.
+const LINES_MAX: u32 = 20;
+
+static EVENT: OnceLock<OwnedFd> = OnceLock::new();
+
+/// Has denied calls noted from now on. To be called before the list of calls is in force.
+pub(super) fn watch() -> io::Result<()> {
+    let event = denied::watch()?;
+    let _ = EVENT.set(event);
+    Ok(())
+}
+
+/// Logs the calls that are denied, for as long as the device process runs.
+pub(super) async fn tell() {
+    let event = EVENT.get().and_then(|event| event.try_clone().ok());
+    let event = event.and_then(|event| watched(event, Interest::READABLE).ok());
+    let Some(event) = event else { return std::future::pending().await };
+    let mut command = 0;
+    loop {
+        let read = |fd: &OwnedFd| Ok(rustix::io::read(fd, &mut [0; 8])?);
+        if event.async_io(Interest::READABLE, read).await.is_err() {
+            return std::future::pending().await;
+        }
+        let (calls, mut more) = denied::take();
+        for (index, call) in calls.iter().enumerate() {
+            if command >= LINES_MAX && index > 0 {
+                more += calls.len() - index;
+                break;
+            }
+            let DeniedCall { call, thread } = *call;
+            let name = aside(move || name_of(thread)).await.unwrap_or_default();
+            tracing::warn!(call, thread, name, "system call denied by the sandbox");
+            command += 1;
+        }
+        if more > 0 {
+            tracing::warn!(more, "further system calls denied by the sandbox");
+        }
+        if command >= LINES_MAX {
+            sleep(DENIED_LINE_EACH).await;
+        }
+    }
+}
+
+/// A text for each denied call that is noted and not logged yet.
+pub(super) fn lines() -> Vec<String> {
+    let (calls, _) = denied::take();
+    let line =
+        |DeniedCall { call, thread }: &DeniedCall| format!("call {call} of {}", name_of(*thread));
+    calls.iter().map(line).collect()
+}
+
+/// The name of a thread; empty if it has ended.
+fn name_of(thread: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/self/task/{thread}/comm"));
+    name.unwrap_or_default().trim_end().to_owned()
+}

@@ -1,0 +1,168 @@
+//! The user and the namespaces of a device process: its own, where the supervisor can give it some.
+//!
+//! ```text
+//! user        where the supervisor may change users: FIRST + the number of the device process. No
+//!             account has such a number, and no other device process at the same time
+//! namespaces  of users, System V IPC, the host's name and control groups, where the kernel and
+//!             the supervisor let it
+//! ```
+//! A supervisor that is not root and may change users can take the numbers of device processes
+//! alone ([`confine`]). A device process then keeps the supervisor's number as its saved one, which
+//! gives the device process nothing and lets a supervisor without `CAP_KILL` end it.
+//!
+//! A device process shares these with its supervisor: the network, since the sockets of front-ends
+//! belong to it and `sock_diag` finds them nowhere else; mounts, which landlock closes; processes,
+//! since a device process makes none; and the control group, with which a service manager ends
+//! both.
+
+use super::system_calls::{Condition, rule};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
+use rustix::process::DumpableBehavior;
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, configure_capability_in_ambient_set,
+    set_capabilities,
+};
+use seccompiler::SeccompCmpOp::{Eq, Gt, Lt, MaskedEq, Ne};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, SeccompRule};
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+/// The first of the numbers that systemd's conventions leave to nobody (0x70000000 to 0x7fffffff).
+/// The highest number of a process is below 2^22.
+const FIRST: u32 = 0x7000_0000;
+const LAST: u32 = 0x7fff_ffff;
+
+/// The right to take another user and other groups.
+const CHANGES: CapabilitySet = CapabilitySet::SETUID.union(CapabilitySet::SETGID);
+
+/// Set in the number of a call that is made as programs with 32-bit pointers do (x32): the same
+/// calls again, for a kernel of x86-64 that has them. Elsewhere no call has such a number.
+const X32: i64 = 0x4000_0000;
+
+/// The names of the rights that the kernel refused to take away; empty if it refused none.
+static REFUSED: OnceLock<String> = OnceLock::new();
+
+/// Takes a user and namespaces of its own. [`refused`] lists what the kernel refused. The process
+/// has one thread.
+pub(super) fn enter() {
+    let mut refused = Vec::new();
+    let mut tried = |what: &str, result: nix::Result<()>| {
+        if let Err(errno) = result {
+            refused.push(format!("{what}: {}", errno.desc()));
+        }
+        result.is_ok()
+    };
+    let mut flags =
+        CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWCGROUP;
+    let has = |wanted| capabilities(None).is_ok_and(|sets| sets.effective.contains(wanted));
+    let (kills, supervisor) = (has(CapabilitySet::KILL), Uid::current());
+    // A device process must not keep root's number.
+    if has(CHANGES) && (kills || !supervisor.is_root()) {
+        if unshare(flags).is_ok() {
+            flags = CloneFlags::empty();
+        }
+        tried("a user", own_user((!kills).then_some(supervisor)));
+    }
+    // Who is not root may make the others only together with a namespace of users, where it may.
+    if flags.is_empty() || unshare(flags | CloneFlags::CLONE_NEWUSER).is_err() {
+        tried("a namespace of users", unshare(CloneFlags::CLONE_NEWUSER));
+    }
+    // /proc shows a process that changed its user to root alone; without this, it could not read
+    // /proc/self/fd.
+    let _ = rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable);
+    let _ = REFUSED.set(refused.join("; "));
+}
+
+/// `saved`: the user that may signal this process, too.
+fn own_user(saved: Option<Uid>) -> nix::Result<()> {
+    let number = FIRST + std::process::id();
+    let (user, group) = (Uid::from_raw(number), Gid::from_raw(number));
+    setgroups(&[])?;
+    setresgid(group, group, group)?;
+    setresuid(user, user, saved.unwrap_or(user))
+}
+
+/// Has a supervisor that is not root, and all that it starts, take numbers of device processes and
+/// no others.
+pub(super) fn confine() {
+    let Ok(sets) = capabilities(None) else { return };
+    if Uid::current().is_root() || !sets.permitted.intersects(CHANGES) {
+        return;
+    }
+    let kept = few_numbers().map_or(CapabilitySet::empty(), |()| CHANGES);
+    let permitted = sets.permitted - (CHANGES - kept);
+    let (effective, inheritable) = (sets.effective - CHANGES, sets.inheritable - CHANGES);
+    let _ = set_capabilities(None, CapabilitySets { effective, permitted, inheritable });
+}
+
+/// Has the programs that this thread starts from now on change users, if this process may.
+pub fn grant() {
+    let Ok(mut sets) = capabilities(None) else { return };
+    if Uid::current().is_root() || !sets.permitted.contains(CHANGES) {
+        return;
+    }
+    sets.inheritable |= CHANGES;
+    if set_capabilities(None, sets).is_ok() {
+        for capability in CHANGES.iter() {
+            let _ = configure_capability_in_ambient_set(capability, true);
+        }
+    }
+}
+
+/// From here on users and groups are changed to those of device processes only; no namespace of
+/// users is made, in which whoever has `CAP_SETUID` outside could have the number of a device
+/// process mean any user; and no event of devices is sent, whose receivers look at the user that a
+/// sender with `CAP_SETUID` may claim to be.
+fn few_numbers() -> Option<()> {
+    let [first, last, own] = [FIRST, LAST, Uid::current().as_raw()].map(u64::from);
+    let outside = |index: u8| [vec![(index, Lt, first)], vec![(index, Gt, last)]];
+    let changes: Vec<Vec<Condition>> = (0..3).flat_map(outside).collect();
+    let mut user = changes.clone();
+    // The saved user may be the supervisor's.
+    user[4..].iter_mut().for_each(|saved| saved.push((2, Ne, own)));
+    // AF_NETLINK and NETLINK_KOBJECT_UEVENT.
+    let events = vec![vec![(0, Eq, 16), (2, Eq, 15)]];
+    let users = u64::from(libc::CLONE_NEWUSER.unsigned_abs());
+    let of_users = vec![vec![(0, MaskedEq(users), users)]];
+    let mut refused = BTreeMap::new();
+    for (call, conditions) in [
+        (libc::SYS_setresuid, user),
+        (libc::SYS_setresgid, changes),
+        (libc::SYS_setgroups, vec![vec![(0, Ne, 0)]]),
+        (libc::SYS_socket, events),
+        (libc::SYS_setuid, Vec::new()),
+        (libc::SYS_setgid, Vec::new()),
+        (libc::SYS_setreuid, Vec::new()),
+        (libc::SYS_setregid, Vec::new()),
+        (libc::SYS_setfsuid, Vec::new()),
+        (libc::SYS_setfsgid, Vec::new()),
+        (libc::SYS_unshare, of_users.clone()),
+        (libc::SYS_clone, of_users),
+        (libc::SYS_setns, Vec::new()),
+    ] {
+        let rules: Option<Vec<SeccompRule>> = conditions.iter().map(|all| rule(all).ok()).collect();
+        refused.insert(call, rules?);
+        refused.insert(call | X32, Vec::new());
+    }
+    refuse(refused, libc::EPERM)?;
+    // Its flags lie in memory, which no list sees. The C library does without it.
+    refuse(
+        BTreeMap::from([(libc::SYS_clone3, Vec::new()), (libc::SYS_clone3 | X32, Vec::new())]),
+        libc::ENOSYS,
+    )
+}
+
+/// Has these calls fail with `errno` from here on.
+fn refuse(calls: BTreeMap<i64, Vec<SeccompRule>>, errno: i32) -> Option<()> {
+    let machine = std::env::consts::ARCH.try_into().ok()?;
+    let refuses = SeccompAction::Errno(errno.unsigned_abs());
+    let filter = SeccompFilter::new(calls, SeccompAction::Allow, refuses, machine).ok()?;
+    let program: BpfProgram = filter.try_into().ok()?;
+    seccompiler::apply_filter(&program).ok()
+}
+
+/// The parts of its isolation that the kernel has refused this device process, each with its error.
+pub(super) fn refused() -> Option<&'static str> {
+    REFUSED.get().map(String::as_str).filter(|refused| !refused.is_empty())
+}

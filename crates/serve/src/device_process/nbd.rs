@@ -1,0 +1,82 @@
+//! The disk of an NBD server in its device process: the supervisor connects, and this process talks
+//! to the server.
+
+use super::say;
+use crate::assemble::remote::{error_of, export_of, failure_of, spec_of};
+use crate::channel::Channel;
+use crate::credentials;
+use crate::supervisor_client::SupervisorClient;
+use crate::times::NBD_REQUEST;
+use manyring_backend::blk::Disk;
+use manyring_engine::aside;
+use manyring_nbd::{Connected, JoinError, NbdDisk, NbdOptions, Server, Target, measure};
+use manyring_protocol::message::Report;
+use manyring_protocol::nbd::{NbdFailure, NbdFound, NbdSpec, NbdTarget};
+use rustix::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// The server of an NBD disk: the supervisor connects, and hands the sockets over.
+#[derive(Debug)]
+struct FromSupervisor {
+    supervisor: SupervisorClient,
+    /// One request of a device at a time.
+    turn: Mutex<()>,
+}
+
+impl Server for FromSupervisor {
+    fn connect(&self, limit: Duration) -> Result<Connected, JoinError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let fds = self.supervisor.connect(limit).map_err(error_of)?;
+        credentials::taken(fds).map_err(|errno| JoinError::Connect(errno.into()))
+    }
+}
+
+/// The disk of a server. It is connected to when a queue begins.
+pub(super) fn disk(
+    spec: NbdSpec,
+    read_only: bool,
+    supervisor: SupervisorClient,
+) -> Result<Arc<dyn Disk>, String> {
+    let NbdSpec { target: NbdTarget { export, tls }, reconnect, told } = spec;
+    let told = export_of(told).ok_or("supervisor: an impossible disk of a server")?;
+    let options = NbdOptions {
+        name: supervisor.device.clone(),
+        server: Arc::new(FromSupervisor { supervisor, turn: Mutex::default() }),
+        target: Target { export, tls },
+        read_only,
+        reconnect: reconnect.map(Duration::from_secs),
+        request_timeout: NBD_REQUEST,
+    };
+    let disk = NbdDisk::told(options, told);
+    Ok(Arc::new(disk.map_err(|error| error.to_string())?))
+}
+
+/// Asks the server that a socket leads to for its export, and reports the answer.
+pub(super) async fn export(
+    channel: Arc<Channel>,
+    target: NbdTarget,
+    limit_ms: u32,
+    fds: Vec<OwnedFd>,
+) {
+    let limit = Duration::from_millis(limit_ms.into());
+    let found = aside(move || found(target, limit, fds)).await.unwrap_or_else(unasked);
+    say(&channel, &Report::Export { found }).await;
+}
+
+/// Blocks.
+fn found(target: NbdTarget, limit: Duration, fds: Vec<OwnedFd>) -> NbdFound {
+    let NbdTarget { export, tls } = target;
+    let connected = credentials::taken(fds).map_err(|errno| JoinError::Connect(errno.into()));
+    let measured = connected.and_then(|c| measure(c, &Target { export, tls }, limit));
+    match measured {
+        Ok(export) => NbdFound::Export(spec_of(&export)),
+        Err(error) => NbdFound::Failed(failure_of(&error)),
+    }
+}
+
+/// The failure if there was no thread to ask a server.
+fn unasked() -> NbdFound {
+    let text = "is not asked for its disk: internal error".to_owned();
+    NbdFound::Failed(NbdFailure { text, is_limit: false, passes: true })
+}

@@ -1,0 +1,304 @@
+//! The rights that a device process drops before its first thread: a compromised one lacks them.
+//!
+//! ```text
+//! rings            all io_urings of its workers are made, and none later; each takes the requests
+//!                  of disks and no others (`sys/uring/bounds.rs`)
+//! user, namespaces its own, where it can have them (`identity.rs`)
+//! death signal     the kernel kills it when its supervisor ends, however that ends
+//! no_new_privs     no program gives it rights; what follows needs it
+//! capabilities     none, whoever it runs as
+//! landlock         of all files it may read those of /proc and /sys; no TCP port, no socket of
+//!                  others by an abstract name, no signal to others
+//! seccomp          a list of calls for the process, a shorter one for each thread
+//!                  (`system_calls.rs`); others fail with EPERM, and are logged with their thread
+//!                  (`denied.rs`); threads are made and no process, which would outlive the device
+//!                  process
+//! ```
+//! Files are opened by a signal's handler, for which the list has a form of `openat` of its own: so
+//! a file that landlock refuses is a line of the log, as any other call is.
+
+use super::system_calls::{self, rule};
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
+};
+use manyring_backend::sys::starter::{self, ThreadRole};
+use manyring_backend::sys::{denied, uring};
+use manyring_config::plan::{PROCESS_WORKERS_MAX, Sandbox};
+use rustix::fd::AsFd;
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use seccompiler::SeccompCmpOp::MaskedEq;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Write;
+use std::sync::mpsc::channel;
+use std::sync::{Once, OnceLock};
+
+/// The option with which the device process of Xen guests is started.
+pub const XEN_OPTION: &str = "--xen";
+/// Rings of a device process, of 220 KiB each: one for each worker that it may have.
+const RINGS_MAX: usize = PROCESS_WORKERS_MAX;
+
+/// The number of rings that exist.
+static RINGS: OnceLock<usize> = OnceLock::new();
+
+/// How many of `workers` a device process can have: each needs a ring. Where rings are refused, all
+/// workers do without.
+pub(super) fn workers_max(workers: usize) -> usize {
+    match RINGS.get() {
+        None | Some(0) => workers,
+        Some(rings) => workers.min(*rings),
+    }
+}
+
+/// Drops the rights, if the program was started as a device process; a supervisor drops fewer. Runs
+/// before anything is read or started.
+///
+/// # Errors
+/// One line: the kernel lacks a part of the sandbox, and all of it was required.
+pub fn enter(arguments: &[OsString]) -> Result<(), String> {
+    if arguments.get(1).is_none_or(|command| command != "device-process") {
+        super::identity::confine();
+        return Ok(());
+    }
+    // Set without a sandbox, too: a device process without its supervisor would keep its images
+    // open.
+    let dies_with_supervisor = || {
+        let kill = Some(rustix::process::Signal::KILL);
+        let _ = rustix::process::set_parent_process_death_signal(kill);
+    };
+    dies_with_supervisor();
+    // The supervisor starts its device processes as /proc/self/exe, which names nothing.
+    let _ = rustix::thread::set_name(c"manyring-device");
+    let asked = |mode: Sandbox| {
+        let option = format!("--sandbox={}", mode.name());
+        arguments.iter().any(|argument| *argument == *option)
+    };
+    if asked(Sandbox::None) {
+        return Ok(());
+    }
+    // Before rights are dropped: a host may allow rings for root alone.
+    if !arguments.iter().any(|argument| argument == "--no-io-uring") {
+        let option =
+            |argument: &OsString| argument.to_str()?.strip_prefix("--workers=")?.parse().ok();
+        let workers: usize = arguments.iter().find_map(option).unwrap_or(1);
+        let _ = RINGS.set(uring::reserve(workers.min(RINGS_MAX)));
+    }
+    super::identity::enter();
+    // Set again, because a change of user resets it.
+    dies_with_supervisor();
+    let refused = give_up(arguments.iter().any(|argument| argument == XEN_OPTION));
+    if !refused.is_empty() && asked(Sandbox::Seccomp) {
+        return Err(refused);
+    }
+    let _ = REFUSED.set(refused);
+    Ok(())
+}
+
+/// The steps that the kernel refused, each with its reason; empty if it refused none. Every step is
+/// tried.
+fn give_up(is_for_xen: bool) -> String {
+    let steps = [no_rights(), no_files(), few_calls(is_for_xen)];
+    steps.into_iter().filter_map(Result::err).collect::<Vec<_>>().join("; ")
+}
+
+/// The refused steps of the sandbox, without which this device process goes on.
+static REFUSED: OnceLock<String> = OnceLock::new();
+
+/// The refused steps, if there are any.
+pub(super) fn refused() -> Option<&'static str> {
+    REFUSED.get().map(String::as_str).filter(|refused| !refused.is_empty())
+}
+
+fn no_rights() -> Result<(), String> {
+    let failed = |errno| format!("capabilities: {errno}");
+    rustix::thread::set_no_new_privs(true).map_err(failed)?;
+    for capability in CapabilitySet::all().iter() {
+        // Fails without CAP_SETPCAP, and for capabilities that this kernel does not have.
+        let _ = rustix::thread::remove_capability_from_bounding_set(capability);
+    }
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    rustix::thread::set_capabilities(None, sets).map_err(failed)
+}
+
+fn no_files() -> Result<(), String> {
+    let abi = ABI::V6;
+    let shown = AccessFs::ReadFile | AccessFs::ReadDir;
+    let enter = || {
+        Ruleset::default()
+            .set_compatibility(CompatLevel::BestEffort)
+            .handle_access(AccessFs::from_all(abi))?
+            .handle_access(AccessNet::from_all(abi))?
+            .scope(Scope::from_all(abi))?
+            .create()?
+            .add_rules(path_beneath_rules(["/proc", "/sys"], shown))?
+            .restrict_self()
+    };
+    match enter() {
+        Ok(status) if status.ruleset == RulesetStatus::NotEnforced => {
+            Err("landlock: not supported by this kernel".to_owned())
+        }
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("landlock: {error}")),
+    }
+}
+
+fn few_calls(is_for_xen: bool) -> Result<(), String> {
+    let failed = |error: &dyn std::fmt::Display| format!("seccomp: {error}");
+    super::denied::watch().map_err(|error| failed(&error))?;
+    // The C library makes a thread by `clone3`, whose flags lie in memory that no list sees; where
+    // the kernel has no such call, it makes the thread by `clone`. It makes a process with all
+    // signals blocked, so that a signal in the place of the call would end this one.
+    let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
+    let process = rule(&[(0, MaskedEq(thread), 0)]).map_err(|error| failed(&error))?;
+    let process = BTreeMap::from([(libc::SYS_clone, vec![process])]);
+    for (calls, errno) in [(clone3, libc::ENOSYS), (process, libc::EPERM)] {
+        let machine =
+            std::env::consts::ARCH.try_into().map_err(|e: seccompiler::BackendError| failed(&e))?;
+        let fails = SeccompAction::Errno(errno.unsigned_abs());
+        let filter = SeccompFilter::new(calls, SeccompAction::Allow, fails, machine);
+        let program: BpfProgram = filter.and_then(TryInto::try_into).map_err(|e| failed(&e))?;
+        seccompiler::apply_filter(&program).map_err(|error| failed(&error))?;
+    }
+    let all = system_calls::program(None, is_for_xen).map_err(|error| failed(&error))?;
+    seccompiler::apply_filter(&all).map_err(|error| failed(&error))?;
+    let program = |role| Ok((role, system_calls::program(Some(role), is_for_xen)?));
+    let programs: Result<Vec<_>, seccompiler::BackendError> =
+        system_calls::ROLES.into_iter().map(program).collect();
+    let _ = PROGRAMS.set(programs.map_err(|error| failed(&error))?);
+    starter::begin(confine).map_err(|error| failed(&error))
+}
+
+/// The list of calls for each role, once the list of the process is in force.
+static PROGRAMS: OnceLock<Vec<(ThreadRole, BpfProgram)>> = OnceLock::new();
+
+/// The calling thread drops the calls that its role does not need, if its process has a list.
+pub(super) fn confine(role: ThreadRole) {
+    static FAILED: Once = Once::new();
+    let mut programs = PROGRAMS.get().into_iter().flatten();
+    let Some((_, program)) = programs.find(|(of, _)| *of == role) else { return };
+    if let Err(error) = seccompiler::apply_filter(program) {
+        let problem = "restricting the system calls of a thread failed; it keeps those of its \
+                       process";
+        FAILED.call_once(|| tracing::warn!(?role, %error, "{problem}"));
+    }
+}
+
+/// Tries what a device process must not be able to do, and prints a line for each try.
+pub fn tried() -> String {
+    use rustix::net::{AddressFamily, SocketType, netlink, socket};
+    let mut said = String::new();
+    let mut say = |what, result: Result<(), std::io::Error>| {
+        let result =
+            result.map_or_else(|error| format!("refused: {error}"), |()| "done".to_owned());
+        let _ = writeln!(said, "{what}: {result}");
+    };
+    let open = |path: &str| std::fs::File::open(path).map(drop);
+    say("open a file", open("/etc/passwd"));
+    say("make a file", std::fs::File::create("/tmp/manyring-tried").map(drop));
+    say("look into the system", open("/proc/self/status"));
+    let made = socket(AddressFamily::INET, SocketType::STREAM, None);
+    say("make a socket", made.map(drop).map_err(Into::into));
+    let diag = (AddressFamily::NETLINK, SocketType::RAW, Some(netlink::SOCK_DIAG));
+    let made = socket(diag.0, diag.1, diag.2);
+    say("ask which sockets are two ends", made.map(drop).map_err(Into::into));
+    // NETLINK_ROUTE, which is 0.
+    let routes = socket(AddressFamily::NETLINK, SocketType::RAW, None);
+    say("ask for interfaces", routes.map(drop).map_err(Into::into));
+    let started = std::process::Command::new("/proc/self/exe").arg("--version").spawn();
+    let ended = started.and_then(|mut child| child.wait());
+    // A child that may not call exec is killed by the signal that its parent handles.
+    say(
+        "start a program",
+        ended.and_then(|ended| match ended.success() {
+            true => Ok(()),
+            false => Err(std::io::ErrorKind::PermissionDenied.into()),
+        }),
+    );
+    // ENOTTY from what is no tap, and another error from who may not ask.
+    let asked = manyring_backend::sys::tuntap::interface(std::io::stderr().as_fd());
+    let asked = asked.map(drop).or_else(|errno| match errno {
+        rustix::io::Errno::NOTTY => Ok(()),
+        errno => Err(errno),
+    });
+    say("ask a tap", asked.map_err(Into::into));
+    let init = rustix::process::Pid::INIT;
+    say("signal another", rustix::process::test_kill_process(init).map_err(Into::into));
+    use manyring_backend::sys::denied::reach;
+    say("make memory that can be executed", reach::map_executable());
+    say("outlive its supervisor", reach::outlive_parent());
+    say("trace another", reach::trace());
+    reach_others(&mut say);
+    said.push_str(&by_threads());
+    said
+}
+
+/// Tries to reach the parent process.
+fn reach_others(say: &mut impl FnMut(&'static str, Result<(), std::io::Error>)) {
+    use manyring_backend::sys::denied::reach;
+    // The list does not allow getppid.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+    let Some(parent) = parent.and_then(rustix::process::Pid::from_raw) else { return };
+    let same = rustix::thread::sched_getaffinity(Some(parent));
+    let moved = same.and_then(|cpus| rustix::thread::sched_setaffinity(Some(parent), &cpus));
+    say("choose the CPUs of another", moved.map_err(Into::into));
+    let core = rustix::process::Resource::Core;
+    let own = rustix::process::getrlimit(core);
+    let limited = rustix::process::prlimit(Some(parent), core, own);
+    say("limit another", limited.map(drop).map_err(Into::into));
+    let parent = parent.as_raw_nonzero().get();
+    say("signal a thread of another", reach::signal_thread(parent));
+    say("have another signalled by a file", reach::own_file(parent));
+    say("make a process", reach::make_process());
+    say("make an io_uring", reach::make_ring());
+}
+
+/// Threads of a device process, each with its list of calls, make a socket and executable memory.
+/// Prints the denied calls, and whether there is a socket, a line for each thread.
+fn by_threads() -> String {
+    let _ = denied::take();
+    let misbehaves = || {
+        use rustix::net::{AddressFamily, SocketType, socket};
+        let made = socket(AddressFamily::INET, SocketType::STREAM, None);
+        let _ = denied::reach::map_executable();
+        made.is_ok()
+    };
+    // A name is that of a thread that has not ended.
+    let line = |is_done: bool| {
+        let result = if is_done { "done" } else { "refused" };
+        format!("{}: {result}\n", super::denied::lines().join(" "))
+    };
+    let mut said = line(misbehaves());
+    for (name, role) in [
+        ("worker", ThreadRole::Worker),
+        ("janitor", ThreadRole::Janitor),
+        ("disk-offload", ThreadRole::Disk),
+    ] {
+        let ((tells, command), (lets_go, waits)) = (channel(), channel::<()>());
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let _ = starter::spawn(role, thread, move || {
+            let _ = tells.send(misbehaves());
+            let _ = waits.recv();
+        });
+        said.push_str(&line(command.recv().unwrap_or(true)));
+        drop(lets_go);
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_device_process_gives_anything_up() {
+        let arguments = |all: &[&str]| all.iter().map(OsString::from).collect::<Vec<_>>();
+        assert_eq!(enter(&arguments(&["manyring", "run", "--config", "device-process"])), Ok(()));
+        assert_eq!(enter(&arguments(&["manyring", "device-process", "--sandbox=none"])), Ok(()));
+        std::fs::File::open("/etc/passwd").unwrap();
+    }
+}

@@ -1,0 +1,173 @@
+//! The switch of a device process: its ports, and its uplink on a queue that the supervisor has
+//! opened.
+
+use crate::assemble::switch::{carried, of_switch, of_switch_port};
+use crate::device_process::net::{facts_of, host_filter};
+use crate::supervisor_client::SupervisorClient;
+use crate::times::UPLINK_RETRY;
+use manyring_backend::net::switch::{Switch, SwitchPort};
+use manyring_backend::net::tap::lent::{Facts, Lent, LentPort};
+use manyring_engine::aside;
+use manyring_protocol::message::{PortFacts, PortFilter};
+use manyring_protocol::switch::{SwitchPortSpec, SwitchSpec};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+/// The switch whose ports this process serves.
+pub(super) struct ProcessSwitch {
+    /// The name of the uplink in commands and reports.
+    device: String,
+    switch: Arc<Switch>,
+    /// All ports, by device, also those whose devices the process does not have.
+    ports: HashMap<String, Arc<SwitchPort>>,
+    uplink: Option<ProcessUplink>,
+}
+
+/// The uplink of a switch.
+struct ProcessUplink {
+    facts: Facts,
+    supervisor: SupervisorClient,
+    /// The interface; it ends when this is dropped.
+    host: watch::Sender<Arc<LentPort>>,
+    carries: JoinHandle<()>,
+}
+
+impl ProcessSwitch {
+    /// # Errors
+    /// One line: what the supervisor sent of the uplink does not fit.
+    pub(super) fn new(
+        spec: &SwitchSpec,
+        facts: Option<PortFacts>,
+        queues: Vec<OwnedFd>,
+        supervisor: SupervisorClient,
+    ) -> Result<Self, String> {
+        let (device, switch) = (supervisor.device.clone(), Switch::new(of_switch(spec)));
+        let uplink = |facts| ProcessUplink::new(&switch, facts_of(facts), queues, supervisor);
+        let uplink = facts.map(uplink).transpose().map_err(|errno| format!("uplink: {errno}"))?;
+        Ok(Self { device, switch, ports: HashMap::new(), uplink })
+    }
+
+    /// Adds a port, replaces one, or removes it.
+    ///
+    /// # Errors
+    /// One line: the switch has no port left.
+    pub(super) fn set(
+        &mut self,
+        device: String,
+        port: Option<SwitchPortSpec>,
+    ) -> Result<(), String> {
+        // The old one leaves first: an address is configured for one port.
+        self.ports.remove(&device);
+        let Some(spec) = port else { return Ok(()) };
+        let port = self.switch.port(of_switch_port(&device, &spec));
+        self.ports.insert(device, Arc::new(port.map_err(|error| error.to_string())?));
+        Ok(())
+    }
+
+    /// The port of a device.
+    pub(super) fn port(&self, device: &str) -> Option<Arc<SwitchPort>> {
+        self.ports.get(device).cloned()
+    }
+
+    /// The uplink, if commands mean it by this name.
+    pub(super) fn is_uplink(&self, device: &str) -> bool {
+        self.device == device
+    }
+
+    /// The interface of the uplink is gone.
+    pub(super) fn lose(&self) {
+        self.uplink.iter().for_each(|uplink| uplink.host.borrow().lose());
+    }
+
+    /// Goes on with the queues of another interface, which the supervisor has joined.
+    ///
+    /// # Errors
+    /// There is no uplink, or not one queue.
+    pub(super) fn renew(&self, queues: Vec<OwnedFd>, filter: PortFilter) -> Result<(), Errno> {
+        let ProcessUplink { facts, supervisor, host, .. } =
+            self.uplink.as_ref().ok_or(Errno::INVAL)?;
+        let facts = Facts { host_filter: host_filter(filter), ..facts.clone() };
+        host.send_replace(lent(facts, queues, supervisor)?);
+        Ok(())
+    }
+
+    /// Closes the uplink. Returns when all its descriptors and mappings are closed.
+    pub(super) async fn close(self) {
+        if let Some(ProcessUplink { host, carries, .. }) = self.uplink {
+            drop(host);
+            let _ = carries.await;
+        }
+    }
+}
+
+impl ProcessUplink {
+    fn new(
+        switch: &Arc<Switch>,
+        facts: Facts,
+        queues: Vec<OwnedFd>,
+        supervisor: SupervisorClient,
+    ) -> Result<Self, Errno> {
+        let (host, hosts) = watch::channel(lent(facts.clone(), queues, &supervisor)?);
+        let carries = tokio::spawn(carry(switch.clone(), facts.interface.clone(), hosts));
+        Ok(Self { facts, supervisor, host, carries })
+    }
+}
+
+/// A port on the queue of an uplink.
+///
+/// # Errors
+/// `EINVAL`: an uplink has one queue.
+fn lent(
+    facts: Facts,
+    queues: Vec<OwnedFd>,
+    supervisor: &SupervisorClient,
+) -> Result<Arc<LentPort>, Errno> {
+    if queues.len() != 1 {
+        return Err(Errno::INVAL);
+    }
+    let lent = Lent { facts, queues, table: None };
+    Ok(Arc::new(LentPort::new(lent, false, Arc::new(supervisor.clone()))?))
+}
+
+/// Carries frames between the switch and whichever interface there is, until there is none. It
+/// starts beside the control thread, which answers what the start asks of the supervisor.
+async fn carry(switch: Arc<Switch>, interface: String, mut hosts: watch::Receiver<Arc<LentPort>>) {
+    let (mut is_told, mut is_again) = (false, false);
+    loop {
+        let (host, of, name) =
+            (hosts.borrow_and_update().clone(), switch.clone(), interface.clone());
+        let is_over = match aside(move || carried(&of, &name, host)).await {
+            Some(Ok(uplink)) => {
+                is_told = false;
+                if is_again {
+                    tracing::info!(interface, "the uplink's interface is rejoined");
+                }
+                let is_over = hosts.changed().await.is_err();
+                is_again = true;
+                aside(move || drop(uplink)).await;
+                is_over
+            }
+            failed => {
+                let error = failed.and_then(Result::err).unwrap_or(Errno::IO);
+                if !std::mem::replace(&mut is_told, true) {
+                    let switch = switch.name();
+                    tracing::error!(switch, %error, "starting the uplink failed; retrying");
+                }
+                tokio::select! {
+                    () = sleep(UPLINK_RETRY) => false,
+                    changed = hosts.changed() => changed.is_err(),
+                }
+            }
+        };
+        if is_over {
+            // The last descriptor of the queue.
+            aside(move || drop(hosts)).await;
+            return;
+        }
+    }
+}

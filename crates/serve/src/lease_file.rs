@@ -1,0 +1,202 @@
+//! The files of a lease: a part of a group of limits that one device process has
+//! (`engine/limit/lease.rs`).
+//!
+//! ```text
+//! grants   the supervisor writes: whether it is awake, and what the process was granted; the
+//!          process has a description of it that only reads, and the supervisor never reads it
+//! usage    the process writes; the supervisor reads it, and believes none of it (`divide.rs`)
+//! ```
+//! A file has each word twice, one copy behind the other. A reader that finds two different copies
+//! has come between: it goes on with what it read before. Neither side maps a file or waits.
+
+use crate::counts::sealed;
+use crate::supervisor_client::Outgoing;
+use manyring_engine::limit::lease::{LEVELS, Lease, Usage, Usages};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::sync::atomic::{Ordering, fence};
+use tokio::sync::mpsc;
+
+/// Buckets of a group.
+pub(super) const BUCKETS: usize = size_of::<Usages>() / size_of::<Usage>();
+/// Words of the two files.
+const GRANTS: usize = 1 + BUCKETS;
+const USAGE: usize = BUCKETS * (2 + LEVELS);
+/// Bytes of the longer file.
+const BYTES_MAX: usize = 2 * USAGE * size_of::<u64>();
+
+/// The supervisor's files of a lease.
+#[derive(Debug)]
+pub struct LeaseFiles {
+    grants: OwnedFd,
+    usage: OwnedFd,
+}
+
+impl LeaseFiles {
+    /// Makes the files. Returns the descriptors for the process, too. Looks into /proc.
+    pub fn new() -> Result<(Self, Vec<OwnedFd>), Errno> {
+        let grants = sealed("grants", 2 * GRANTS * size_of::<u64>())?;
+        let usage = sealed("usage", 2 * USAGE * size_of::<u64>())?;
+        // Another user than the supervisor's can not open it to write.
+        rustix::fs::fchmod(&grants, Mode::RUSR)?;
+        let path = format!("/proc/self/fd/{}", grants.as_raw_fd());
+        let read = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let of_process = vec![read, rustix::io::fcntl_dupfd_cloexec(&usage, 3)?];
+        Ok((Self { grants, usage }, of_process))
+    }
+
+    /// Has the process see what it was granted in all, and whether it has to ring.
+    pub fn grant(&self, is_awake: bool, granted_ns: &[u64; BUCKETS]) {
+        let mut words = [u64::from(is_awake); GRANTS];
+        words[1..].copy_from_slice(granted_ns);
+        write(&self.grants, &words);
+        // What the process writes from here on was written after it could see this, or is seen
+        // by the next read.
+        fence(Ordering::SeqCst);
+    }
+
+    /// What the process says; `None`: it writes at this moment.
+    pub fn usages(&self) -> Option<Usages> {
+        let mut words = read::<USAGE>(&self.usage)?.into_iter();
+        let mut next = || words.next().unwrap_or(0);
+        Some(std::array::from_fn(|_| Usage {
+            seen_ns: next(),
+            held_ns: next(),
+            needs_ns: std::array::from_fn(|_| next()),
+        }))
+    }
+}
+
+/// A lease as the device process has it.
+#[derive(Debug)]
+pub(super) struct ProcessLease {
+    grants: OwnedFd,
+    usage: OwnedFd,
+    outgoing: mpsc::Sender<Outgoing>,
+}
+
+impl ProcessLease {
+    /// `None`: these are not the descriptors of a lease.
+    pub(super) fn new(fds: Vec<OwnedFd>, outgoing: mpsc::Sender<Outgoing>) -> Option<Self> {
+        let [grants, usage] = fds.try_into().ok()?;
+        Some(Self { grants, usage, outgoing })
+    }
+}
+
+impl Lease for ProcessLease {
+    fn granted_ns(&self) -> Option<[u64; BUCKETS]> {
+        let words = read::<GRANTS>(&self.grants)?;
+        Some(std::array::from_fn(|index| words[1 + index]))
+    }
+
+    fn tell(&self, usages: &Usages) {
+        let mut words = [0; USAGE];
+        let all = usages.iter().flat_map(|usage| {
+            let Usage { seen_ns, held_ns, needs_ns } = usage;
+            [*seen_ns, *held_ns].into_iter().chain(*needs_ns)
+        });
+        words.iter_mut().zip(all).for_each(|(word, value)| *word = value);
+        write(&self.usage, &words);
+        // A supervisor that is about to sleep says so, and reads this once more.
+        fence(Ordering::SeqCst);
+        let sleeps = || read::<GRANTS>(&self.grants).is_some_and(|words| words[0] == 0);
+        if usages.iter().any(Usage::is_needy) && sleeps() {
+            // If there is no room, the next call comes soon.
+            let _ = self.outgoing.try_send(Outgoing::Needs);
+        }
+    }
+}
+
+/// Writes these words, twice.
+fn write(file: impl AsFd, words: &[u64]) {
+    let mut bytes = [0; BYTES_MAX];
+    let mut len = 0;
+    for word in words.iter().chain(words) {
+        bytes[len..len + size_of::<u64>()].copy_from_slice(&word.to_ne_bytes());
+        len += size_of::<u64>();
+    }
+    let _ = rustix::io::pwrite(file, &bytes[..len], 0);
+}
+
+/// The words of a file; `None`: its two copies differ.
+fn read<const WORDS: usize>(file: impl AsFd) -> Option<[u64; WORDS]> {
+    let mut bytes = [0; BYTES_MAX];
+    let len = 2 * WORDS * size_of::<u64>();
+    if rustix::io::pread(file, &mut bytes[..len], 0) != Ok(len) {
+        return None;
+    }
+    let (first, second) = bytes[..len].split_at(len / 2);
+    let mut all = first.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+    (first == second).then(|| std::array::from_fn(|_| all.next().unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease() -> (LeaseFiles, ProcessLease, mpsc::Receiver<Outgoing>) {
+        let (files, fds) = LeaseFiles::new().unwrap();
+        let (outgoing, queued) = mpsc::channel(1);
+        (files, ProcessLease::new(fds, outgoing).unwrap(), queued)
+    }
+
+    /// Usages of which every number is another one.
+    fn usages(from: u64) -> Usages {
+        let mut number = from;
+        let mut next = || {
+            number += 1;
+            number
+        };
+        std::array::from_fn(|_| Usage {
+            seen_ns: next(),
+            held_ns: next(),
+            needs_ns: std::array::from_fn(|_| next()),
+        })
+    }
+
+    #[test]
+    fn each_side_reads_what_the_other_one_has_written() {
+        let (files, process, _queued) = lease();
+        assert_eq!(process.granted_ns(), Some([0; BUCKETS]));
+        assert_eq!(files.usages(), Some(Usages::default()));
+        let granted = std::array::from_fn(|index| u64::MAX - index as u64);
+        files.grant(true, &granted);
+        process.tell(&usages(7));
+        assert_eq!(process.granted_ns(), Some(granted));
+        assert_eq!(files.usages(), Some(usages(7)));
+    }
+
+    #[test]
+    fn a_process_rings_when_its_members_need_something_and_the_supervisor_sleeps() {
+        let (files, process, mut queued) = lease();
+        files.grant(true, &[0; BUCKETS]);
+        process.tell(&usages(0));
+        assert!(queued.try_recv().is_err(), "it reads that anyway");
+        files.grant(false, &[0; BUCKETS]);
+        process.tell(&[Usage { seen_ns: 5, held_ns: 5, ..Usage::default() }; BUCKETS]);
+        assert!(queued.try_recv().is_err(), "nobody needs anything");
+        process.tell(&usages(0));
+        assert!(matches!(queued.try_recv(), Ok(Outgoing::Needs)));
+    }
+
+    #[test]
+    fn a_process_writes_neither_its_grants_nor_another_length() {
+        let (files, process, _queued) = lease();
+        files.grant(true, &[3; BUCKETS]);
+        let wrote = rustix::io::pwrite(&process.grants, &[255; 64], 0);
+        assert_eq!(wrote, Err(Errno::BADF));
+        for file in [&process.grants, &process.usage] {
+            assert!(rustix::fs::ftruncate(file, 0).is_err());
+        }
+        assert_eq!(process.granted_ns(), Some([3; BUCKETS]));
+    }
+
+    #[test]
+    fn half_of_a_text_is_not_read() {
+        let (files, process, _queued) = lease();
+        process.tell(&usages(0));
+        rustix::io::pwrite(&process.usage, &[9; 8], 0).unwrap();
+        assert_eq!(files.usages(), None);
+    }
+}

@@ -1,0 +1,43 @@
+//! Serves the devices of one process: sessions, workers and guest memory. Touches no packet.
+//!
+//! ```text
+//! manyring blk, net      a plan  ->  assemble           ->  devices, their sessions, workers
+//! a device process       commands -> device_process.rs  ->  the same, behind walls
+//! ```
+//! A plan (`manyring_config`) is put together by [`assemble`]: it opens disks and ports, and serves
+//! them. A device process ([`device_process`]) gets a device's specification and descriptors from
+//! its supervisor instead, opens nothing itself, and gives up its rights first.
+//!
+//! Both processes send messages with descriptors by [`channel`]. What a device process writes into
+//! sealed memory, and the supervisor reads: counters ([`counts`]), the state of workers
+//! ([`threads`]), what a limit let pass ([`lease_file`]).
+//!
+//! Nothing here writes to standard output or standard error but [`output`] and [`log`]: the macros
+//! that print panic where a write fails, and a panic ends the process with every device in it.
+#![deny(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+pub mod assemble;
+pub mod bucket;
+pub mod byte_stream;
+pub mod channel;
+pub mod counts;
+pub mod credentials;
+pub mod device_process;
+pub mod fds;
+pub mod lease_file;
+pub mod lease_ring;
+pub mod limits;
+pub mod log;
+pub mod outgoing;
+pub mod output;
+pub mod ports;
+pub mod proc_stat;
+pub mod reaper;
+pub mod service;
+pub mod signals;
+pub mod supervisor_client;
+pub mod threads;
+pub mod times;
+pub mod view;
+pub mod workers;

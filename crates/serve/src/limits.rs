@@ -1,0 +1,46 @@
+//! The groups whose devices share a limit, as the process has them.
+
+use manyring_config::plan::{GroupPlan, LimitPlan};
+use manyring_engine::clock_now_ns;
+use manyring_engine::limit::{Group, Limit, Rates};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The groups, by name. Clones are the same groups.
+#[derive(Clone, Debug, Default)]
+pub struct Groups(Arc<Mutex<BTreeMap<String, Arc<Group>>>>);
+
+impl Groups {
+    /// Gives the groups these rates, at once; one that is named by none has no limit. Returns the
+    /// names of those that change: queues of their devices must look again.
+    pub fn follow(&self, plans: &[GroupPlan]) -> Vec<String> {
+        let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for plan in plans {
+            groups.entry(plan.name.clone()).or_insert_with(none);
+        }
+        let mut changed = Vec::new();
+        for (name, group) in &*groups {
+            let plan = plans.iter().find(|plan| plan.name == *name);
+            let rates = plan.map(|plan| plan.limit.rates()).unwrap_or_default();
+            if group.rates() != rates {
+                group.set(rates, clock_now_ns());
+                changed.push(name.clone());
+            }
+        }
+        changed
+    }
+
+    /// Gives a device its limit. Its queues must look again.
+    pub fn limit(&self, limit: &Limit, plan: &LimitPlan) {
+        let group = plan.group.as_ref().map(|name| {
+            let mut groups = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            groups.entry(name.clone()).or_insert_with(none).clone()
+        });
+        limit.set(plan.rates(), group.as_ref(), clock_now_ns());
+    }
+}
+
+/// A group whose rates come later.
+fn none() -> Arc<Group> {
+    Group::new(Rates::default(), clock_now_ns())
+}

@@ -1,0 +1,357 @@
+//! Logs: structured, to stderr, with a bound on how many lines a second come through.
+//!
+//! Most lines are about what a guest or front-end did; one that misbehaves without end must not
+//! fill the host's disk. Lines that are not shown are counted, and their number is logged. Warnings
+//! and information have a bound each, so that neither hides the other; debug and trace have none.
+//! Lines that are shown go through a queue to a thread of its own (`lines`): a log that cannot be
+//! written, or that blocks, neither ends nor delays the thread that logs. Before the process serves
+//! anything there is nothing to delay: then whoever ends it writes what is left itself.
+
+mod fields;
+mod format;
+mod lines;
+
+pub use fields::shown;
+pub use format::LogFormat;
+
+use crate::service::is_journal;
+use crate::times::{LOG_FINISH, LOG_REFUSAL};
+use lines::{Lines, Stderr};
+use manyring_backend::sys::starter::{self, ThreadRole};
+use rustix::time::{ClockId, clock_gettime};
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+use tracing::{Level, Metadata};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Warnings and errors that may come at once.
+const BURST: u64 = 50;
+/// Lines of level info that may come at once: a start with many devices has some for each.
+const INFO_BURST: u64 = 1000;
+/// Lines a second after that, of each sort.
+const PER_SECOND: u64 = 10;
+
+/// Guests may come, or have come: nobody waits for standard error.
+static SERVES: AtomicBool = AtomicBool::new(false);
+
+/// Standard error is the journal's: lines begin with their priority.
+static JOURNAL: OnceLock<bool> = OnceLock::new();
+
+/// The way to standard error.
+static LINES: Lines = Lines::new();
+
+/// Opens the way to standard error, for the log and for all else that is said there; a panic goes
+/// the same way.
+pub fn open() -> io::Result<()> {
+    let _ = JOURNAL.set(is_journal());
+    let thread = std::thread::Builder::new().name("log".to_owned());
+    starter::spawn(ThreadRole::Log, thread, || LINES.write_to(&mut Stderr::default()))?;
+    std::panic::set_hook(Box::new(|info| {
+        let mut text = format!("{info}\n");
+        let backtrace = Backtrace::capture();
+        if backtrace.status() == BacktraceStatus::Captured {
+            text = format!("{text}{backtrace}\n");
+        }
+        say(text);
+        end();
+    }));
+    Ok(())
+}
+
+/// Writes to standard error what is not a line of the log: why the program ends.
+pub fn say(text: String) {
+    let text: String = match JOURNAL.get() {
+        Some(true) => text.split_inclusive('\n').map(|line| format!("<3>{line}")).collect(),
+        _ => text,
+    };
+    LINES.push(text.into_bytes());
+}
+
+/// Writes to standard error a line of the device process, with the device process's name, whatever
+/// the process has made of the line.
+pub fn pass_on(process: &str, line: &str) {
+    LINES.push(named(LINES.format(), process, line).into_bytes());
+}
+
+/// A device process's line, with the name of the device process: before a line of text, and as the
+/// first key of JSON. A line that is no object, or has a device process already, is the message of
+/// another one.
+fn named(format: LogFormat, process: &str, line: &str) -> String {
+    if format == LogFormat::Text {
+        return format!("process={process} {line}\n");
+    }
+    let object: Option<serde_json::Map<String, serde_json::Value>> =
+        serde_json::from_str(line).ok();
+    let is_plain =
+        object.is_some_and(|object| !object.is_empty() && !object.contains_key("process"));
+    match line.trim_start().strip_prefix('{') {
+        Some(rest) if is_plain => format!("{{\"process\":{},{rest}\n", serde_json::json!(process)),
+        _ => {
+            let fields = serde_json::json!({ "message": line });
+            let line = serde_json::json!({ "process": process, "level": "WARN", "fields": fields });
+            format!("{line}\n")
+        }
+    }
+}
+
+/// The prefix of a line of this level: its priority, as syslog counts, where the journal reads it
+/// (sd-daemon(3)).
+fn head(level: Level) -> &'static str {
+    match (JOURNAL.get(), level) {
+        (Some(true), Level::ERROR) => "<3>",
+        (Some(true), Level::WARN) => "<4>",
+        (Some(true), Level::INFO) => "<6>",
+        (Some(true), _) => "<7>",
+        _ => "",
+    }
+}
+
+/// From now on this process serves: no thread waits for standard error any more.
+pub fn now_serves() {
+    SERVES.store(true, Ordering::Relaxed);
+}
+
+/// Waits until everything has been written, but not for ever.
+pub fn finish() {
+    LINES.finish(LOG_FINISH);
+}
+
+/// The process ends. One that has served nothing writes its last lines, which say why, on this
+/// thread: the log's thread may come too late.
+pub fn end() {
+    if SERVES.load(Ordering::Relaxed) {
+        finish();
+    } else {
+        LINES.write_rest(&mut Stderr::patient(LOG_REFUSAL), LOG_REFUSAL);
+    }
+}
+
+/// The level and the format, as they were given.
+static ARGUMENTS: OnceLock<[String; 2]> = OnceLock::new();
+
+/// The options by which another process logs as this one does.
+pub fn arguments() -> Vec<String> {
+    let [level, format] = ARGUMENTS.get().cloned().unwrap_or_default();
+    vec!["--log-level".to_owned(), level, "--log-format".to_owned(), format]
+}
+
+/// Starts logging. A level that is not known is one error.
+pub fn start(level: &str, format: LogFormat) -> Result<(), String> {
+    let _ = ARGUMENTS.set([level.to_owned(), format.name().to_owned()]);
+    let known = ["error", "warn", "info", "debug", "trace"];
+    if !known.contains(&level) {
+        return Err(format!("--log-level: {level:?} is not one of {}", known.join(", ")));
+    }
+    let ours = ["daemon", "device", "engine", "transport", "backend", "queue", "memory"];
+    let ours: Vec<_> = ours.iter().map(|name| format!("manyring_{name}={level}")).collect();
+    let filter = EnvFilter::new(format!("warn,{}", ours.join(",")));
+    let limit = |burst| Mutex::new(Limit::new(burst));
+    let limited = Limited { warnings: limit(BURST), infos: limit(INFO_BURST), format };
+    LINES.set_format(format);
+    let builder = tracing_subscriber::fmt()
+        .log_internal_errors(false)
+        .with_env_filter(filter)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(limited);
+    match format {
+        // The journal has a time of its own for each line.
+        LogFormat::Text if JOURNAL.get() == Some(&true) => {
+            builder.fmt_fields(fields::Fields).with_target(false).without_time().init();
+        }
+        LogFormat::Text => builder.fmt_fields(fields::Fields).with_target(false).init(),
+        LogFormat::Json => builder.json().init(),
+    }
+    Ok(())
+}
+
+/// The decision whether a line is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Shown, after this many that were not.
+    Show { suppressed: u64 },
+    /// The first that is not shown.
+    Suppress,
+    /// Not shown, and that is known.
+    Drop,
+}
+
+/// A bucket of tokens, full at first; [`PER_SECOND`] new ones a second.
+#[derive(Debug)]
+struct Limit {
+    /// In billionths of a token: one nanosecond brings [`PER_SECOND`].
+    tokens: u64,
+    tokens_max: u64,
+    last: Duration,
+    suppressed: u64,
+}
+
+/// One token.
+const TOKEN: u64 = 1_000_000_000;
+
+impl Limit {
+    fn new(burst: u64) -> Self {
+        let tokens = burst * TOKEN;
+        Self { tokens, tokens_max: tokens, last: Duration::ZERO, suppressed: 0 }
+    }
+
+    /// Decides on a line at `now`.
+    fn decide(&mut self, now: Duration) -> Verdict {
+        let elapsed = u64::try_from(now.saturating_sub(self.last).as_nanos()).unwrap_or(u64::MAX);
+        self.last = now;
+        let earned = elapsed.saturating_mul(PER_SECOND);
+        self.tokens = self.tokens.saturating_add(earned).min(self.tokens_max);
+        if self.tokens >= TOKEN {
+            self.tokens -= TOKEN;
+            return Verdict::Show { suppressed: std::mem::take(&mut self.suppressed) };
+        }
+        self.suppressed += 1;
+        if self.suppressed == 1 { Verdict::Suppress } else { Verdict::Drop }
+    }
+}
+
+/// Makes the writer of each line.
+struct Limited {
+    warnings: Mutex<Limit>,
+    infos: Mutex<Limit>,
+    format: LogFormat,
+}
+
+impl Limited {
+    fn notice(&self, text: &str) {
+        LINES.push(warning(self.format, text).into_bytes());
+    }
+}
+
+/// A line of level warn about the log itself.
+fn warning(format: LogFormat, text: &str) -> String {
+    match format {
+        LogFormat::Text => format!("{} WARN {text}\n", head(Level::WARN)),
+        LogFormat::Json => {
+            let fields = serde_json::json!({ "message": text });
+            let line = serde_json::json!({ "level": "WARN", "fields": fields });
+            format!("{}{line}\n", head(Level::WARN))
+        }
+    }
+}
+
+impl<'a> MakeWriter<'a> for Limited {
+    type Writer = Line;
+
+    fn make_writer(&'a self) -> Line {
+        Line { shown: true, head: "" }
+    }
+
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Line {
+        let limit = match *meta.level() {
+            Level::ERROR | Level::WARN => &self.warnings,
+            Level::INFO => &self.infos,
+            level => return Line { shown: true, head: head(level) },
+        };
+        let now = clock_gettime(ClockId::Monotonic);
+        let now = Duration::try_from(now).unwrap_or_default();
+        let verdict = limit.lock().unwrap_or_else(PoisonError::into_inner).decide(now);
+        match verdict {
+            Verdict::Show { suppressed: 0 } => {}
+            Verdict::Show { suppressed } => self.notice(&format!("{suppressed} lines suppressed")),
+            Verdict::Suppress => self.notice("too many lines: some are suppressed"),
+            Verdict::Drop => {}
+        }
+        Line { shown: matches!(verdict, Verdict::Show { .. }), head: head(*meta.level()) }
+    }
+}
+
+/// Where a line goes.
+struct Line {
+    shown: bool,
+    /// The prefix of its text: the priority for the journal, or nothing.
+    head: &'static str,
+}
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.shown {
+            LINES.push([self.head.as_bytes(), bytes].concat());
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_a_device_process_names_the_device_process_whatever_the_device_process_has_written()
+    {
+        let named = |format, line| named(format, "a", line);
+        assert_eq!(named(LogFormat::Text, "WARN process=b"), "process=a WARN process=b\n");
+        let honest = r#"{"level":"INFO","fields":{"message":"m"}}"#;
+        let line = named(LogFormat::Json, honest);
+        assert_eq!(line, "{\"process\":\"a\",\"level\":\"INFO\",\"fields\":{\"message\":\"m\"}}\n");
+        for lie in
+            [r#"{"process":"b"}"#, r#"{"a":1,"process":"b"}"#, r#""} {"#, "{}", "{", "1", "text"]
+        {
+            let line: serde_json::Value =
+                serde_json::from_str(&named(LogFormat::Json, lie)).unwrap();
+            assert_eq!((&line["process"], &line["fields"]["message"]), (&"a".into(), &lie.into()));
+        }
+    }
+
+    /// How many of `count` lines, one each `step`, are shown, and how many are said to be lost.
+    fn flood(limit: &mut Limit, start: Duration, step: Duration, count: u32) -> (u64, u64, u64) {
+        let (mut shown, mut told, mut notices) = (0, 0, 0);
+        for n in 0..count {
+            match limit.decide(start + step * n) {
+                Verdict::Show { suppressed } => {
+                    shown += 1;
+                    told += suppressed;
+                }
+                Verdict::Suppress => notices += 1,
+                Verdict::Drop => {}
+            }
+        }
+        (shown, told, notices)
+    }
+
+    #[test]
+    fn a_burst_passes_and_the_rest_is_said_to_be_suppressed_once() {
+        let mut limit = Limit::new(BURST);
+        let (shown, told, notices) = flood(&mut limit, Duration::from_secs(9), Duration::ZERO, 500);
+        assert_eq!((shown, told, notices), (BURST, 0, 1));
+        let later = limit.decide(Duration::from_secs(10));
+        assert_eq!(later, Verdict::Show { suppressed: 450 });
+    }
+
+    #[test]
+    fn a_flood_comes_through_at_the_rate() {
+        let mut limit = Limit::new(BURST);
+        // 1000 lines a second for a minute.
+        let step = Duration::from_millis(1);
+        let (shown, told, _) = flood(&mut limit, Duration::ZERO, step, 60_000);
+        assert!((600 + BURST - 1..=600 + BURST).contains(&shown), "{shown}");
+        assert!(told >= 59_000, "{told}");
+    }
+
+    #[test]
+    fn a_slow_trickle_is_never_touched() {
+        let mut limit = Limit::new(BURST);
+        let step = Duration::from_millis(100);
+        assert_eq!(flood(&mut limit, Duration::ZERO, step, 10_000), (10_000, 0, 0));
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_or_jumps_gives_no_more_than_a_burst() {
+        let mut limit = Limit::new(BURST);
+        let far = Duration::MAX;
+        assert_eq!(flood(&mut limit, far, Duration::ZERO, 100).0, BURST);
+        assert_eq!(flood(&mut limit, Duration::ZERO, Duration::ZERO, 100).0, 0);
+    }
+}

@@ -1,0 +1,24 @@
+//! Looks after the host's interface of a network device, in whichever process serves the device.
+
+use crate::view::DeviceView;
+use manyring_device::net::NetSide;
+use std::sync::Arc;
+use tokio::task::JoinSet;
+
+/// The network device of `view`, if its port is an interface.
+pub fn with_interface(view: &DeviceView) -> Option<&Arc<dyn NetSide>> {
+    view.side.as_net().filter(|device| device.port().interface().is_some())
+}
+
+/// Has the device of `view` look after its interface, until the result is dropped. A device that
+/// `is_late` may have missed reports that came after its port was opened.
+pub fn look_after(view: &DeviceView, is_late: bool) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    if let Some(device) = with_interface(view).cloned() {
+        if is_late {
+            device.port_may_have_changed();
+        }
+        tasks.spawn(async move { device.look_after_port().await });
+    }
+    tasks
+}

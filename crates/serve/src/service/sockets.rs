@@ -1,0 +1,349 @@
+//! Sockets that the service manager hands in, by name, and those that it keeps for us.
+//!
+//! A socket that listens is given to the manager under `s.DEVICE.ID` (`c.KEY.ID` for a control
+//! socket), where `ID` is device and inode of its name. The next process takes it if its path still
+//! has that identity and the rights that the configuration says: who connects in between waits in
+//! the backlog. Any other socket belongs to the device or control socket whose name it bears
+//! (`FileDescriptorName=`), or whose path it is bound to; its path is the manager's to remove.
+
+use super::{Service, identity};
+use crate::times::SOCKETS_REMOVE;
+use manyring_engine::{aside, aside_for};
+use manyring_transport::vhost_user::{ListenError, Listener, SocketPermissions, remove_name};
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{Mode, OFlags};
+use std::collections::{BTreeMap, HashSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+/// The number of the first socket (sd_listen_fds(3)).
+const FIRST: i32 = 3;
+
+/// A socket that was handed in.
+#[derive(Debug)]
+pub(super) struct Handed {
+    name: String,
+    socket: OwnedFd,
+    /// Where its name is in the file system, if the process before this one has said so.
+    path: Option<PathBuf>,
+}
+
+/// A socket that listens, as one process hands it to the next.
+#[derive(Debug)]
+pub struct HandedSocket {
+    /// The address, as the configuration names it.
+    pub name: String,
+    /// The socket.
+    pub socket: OwnedFd,
+    /// The file that is its name, opened as a path alone.
+    pub file: Option<OwnedFd>,
+}
+
+/// A socket of which this process keeps a copy.
+#[derive(Debug)]
+pub(super) struct Listening {
+    socket: OwnedFd,
+    /// `None`: the name in the file system is another process's.
+    path: Option<PathBuf>,
+}
+
+/// Whose socket it is.
+#[derive(Clone, Copy, Debug)]
+pub enum Whose<'a> {
+    /// That of the device of this name.
+    Device(&'a str),
+    /// The control socket of this key.
+    Control(&'a str),
+}
+
+impl Whose<'_> {
+    fn name(&self) -> &str {
+        match self {
+            Self::Device(name) | Self::Control(name) => name,
+        }
+    }
+
+    /// How the names begin under which the manager keeps it.
+    fn kept(&self) -> String {
+        match self {
+            Self::Device(name) => format!("s.{name}."),
+            Self::Control(key) => format!("c.{key}."),
+        }
+    }
+}
+
+/// Takes the sockets over that were handed in to this process.
+pub(super) fn handed(named: &[i32]) -> Vec<Handed> {
+    let is_ours = super::number("LISTEN_PID") == Some(std::process::id().into());
+    let count = super::number("LISTEN_FDS").filter(|_| is_ours);
+    let count = count.and_then(|count| i32::try_from(count).ok()).unwrap_or(0);
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':');
+    let mut handed = Vec::new();
+    for fd in FIRST..FIRST.saturating_add(count) {
+        let name = names.next().unwrap_or_default().to_owned();
+        if named.contains(&fd) {
+            continue;
+        }
+        match crate::fds::adopt_socket(fd) {
+            Ok(socket) => handed.push(Handed { name, socket, path: None }),
+            Err(error) => tracing::error!(
+                name,
+                %error,
+                "a file descriptor that was passed to this process is unusable"
+            ),
+        }
+    }
+    handed
+}
+
+/// A socket that the manager keeps as long as this lives, and after that only if the process ends.
+#[derive(Debug)]
+pub struct Kept {
+    service: Arc<Service>,
+    name: String,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.service.lock_listening().remove(&self.name);
+        if !self.service.is_ending.load(Ordering::Relaxed) {
+            self.service.forget(&self.name);
+        }
+    }
+}
+
+impl Service {
+    fn handed(&self) -> MutexGuard<'_, Vec<Handed>> {
+        self.handed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if a socket was handed in that can be had for this path.
+    pub fn has(&self, whose: Whose<'_>, path: &Path, permissions: SocketPermissions) -> bool {
+        self.handed().iter().any(|handed| handed.is_for(whose, path, permissions))
+    }
+
+    /// Listens at a path: with the socket that was handed in for it, or with a new one. A thread
+    /// does that, since the folder can be on a host that does not answer.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub async fn listen(
+        self: &Arc<Self>,
+        whose: Whose<'_>,
+        path: PathBuf,
+        permissions: SocketPermissions,
+    ) -> Result<Listener, ListenError> {
+        if let Some(handed) = self.take(whose, &path, permissions).await {
+            return handed;
+        }
+        Listener::bind_aside(whose.name(), path, permissions).await
+    }
+
+    /// The socket that was handed in for a path, if there is one.
+    pub async fn take(
+        self: &Arc<Self>,
+        whose: Whose<'_>,
+        path: &Path,
+        permissions: SocketPermissions,
+    ) -> Option<Result<Listener, ListenError>> {
+        if self.handed().is_empty() {
+            return None;
+        }
+        let (service, at, name) = (self.clone(), path.to_owned(), whose.name().to_owned());
+        let is_device = matches!(whose, Whose::Device(_));
+        let taken = aside_for(whose.name(), move || {
+            let whose = if is_device { Whose::Device(&name) } else { Whose::Control(&name) };
+            service.take_handed(whose, &at, permissions)
+        });
+        taken.await.unwrap_or_else(|| Some(Err(ListenError::Slow { path: path.to_owned() })))
+    }
+
+    fn take_handed(
+        &self,
+        whose: Whose<'_>,
+        path: &Path,
+        permissions: SocketPermissions,
+    ) -> Option<Result<Listener, ListenError>> {
+        let (Handed { name, socket, .. }, is_kept) = {
+            let mut handed = self.handed();
+            let kept = handed.iter().position(|h| h.is_kept_for(whose, path, permissions));
+            let any = || handed.iter().position(|h| h.is_for(whose, path, permissions));
+            let index = kept.or_else(any)?;
+            (handed.remove(index), kept.is_some())
+        };
+        tracing::debug!(name, path = %path.display(), "took over a socket");
+        self.taken_over.fetch_add(1, Ordering::Relaxed);
+        let mut adopted = Listener::adopt(socket, path, is_kept);
+        if let Ok(listener) = &mut adopted {
+            listener.set_stays(self.is_candidate.clone());
+        }
+        Some(adopted)
+    }
+
+    /// Logs how many sockets that were handed in this process listens at since it last said so.
+    pub(super) fn log_taken_over(&self) {
+        match self.taken_over.swap(0, Ordering::Relaxed) {
+            0 => {}
+            1 => tracing::info!("took over 1 socket"),
+            count => tracing::info!("took over {count} sockets"),
+        }
+    }
+
+    /// Has the manager keep a socket, whose name stays when the process ends.
+    pub fn keep(self: &Arc<Self>, whose: Whose<'_>, listener: &mut Listener) -> Option<Kept> {
+        let name = match listener.identity() {
+            Some((device, inode)) => format!("{}{device:x}-{inode:x}", whose.kept()),
+            // Its path is the manager's.
+            None => whose.name().to_owned(),
+        };
+        let unkept = |error: &std::io::Error| {
+            tracing::warn!(name, %error, "keeping the socket for the next process failed");
+        };
+        let copy = || listener.socket().as_fd().try_clone_to_owned().inspect_err(unkept).ok();
+        let path = listener.own_path().map(Path::to_owned);
+        self.lock_listening().insert(name.clone(), Listening { socket: copy()?, path });
+        if let Some(manager) = self.manager.as_ref().filter(|_| self.keeps)
+            && listener.identity().is_some()
+        {
+            manager.tell(format!("FDSTORE=1\nFDNAME={name}\n"), Some(copy()?));
+            listener.set_stays(self.is_ending.clone());
+        }
+        Some(Kept { service: self.clone(), name })
+    }
+
+    fn lock_listening(&self) -> MutexGuard<'_, BTreeMap<String, Listening>> {
+        self.listening.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes sockets over that another process has handed in, under the names of
+    /// [`Self::listening`].
+    pub async fn hand_in(&self, sockets: Vec<HandedSocket>) {
+        let (sockets, files): (Vec<_>, Vec<_>) =
+            sockets.into_iter().map(|handed| ((handed.name, handed.socket), handed.file)).unzip();
+        // The kernel knows by which path a file is reached now. It tells that in /proc.
+        let path = |file: Option<OwnedFd>| file.and_then(|file| crate::fds::path_of(&file));
+        let paths = aside(move || files.into_iter().map(path).collect::<Vec<_>>());
+        let paths = tokio::time::timeout(SOCKETS_REMOVE, paths).await.ok().flatten();
+        let paths = paths.unwrap_or_default().into_iter().chain(std::iter::repeat_with(|| None));
+        let handed = |((name, socket), path)| Handed { name, socket, path };
+        self.handed().extend(sockets.into_iter().zip(paths).map(handed));
+    }
+
+    /// Copies of all sockets that listen, for another process, with their names, and with their
+    /// files as long as the host answers at once.
+    pub async fn listening(&self) -> std::io::Result<Vec<HandedSocket>> {
+        let copies: Vec<_> = {
+            let listening = self.lock_listening();
+            let copy = |(name, Listening { socket, path }): (&String, &Listening)| {
+                Ok((name.clone(), socket.try_clone()?, path.clone()))
+            };
+            listening.iter().map(copy).collect::<std::io::Result<_>>()?
+        };
+        let paths: Vec<_> = copies.iter().map(|(_, _, path)| path.clone()).collect();
+        let open = |path: PathBuf| {
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            rustix::fs::open(path, flags, Mode::empty()).ok()
+        };
+        let files = aside(move || paths.into_iter().map(|path| open(path?)).collect::<Vec<_>>());
+        let files = tokio::time::timeout(SOCKETS_REMOVE, files).await.ok().flatten();
+        let files = files.unwrap_or_default().into_iter().chain(std::iter::repeat_with(|| None));
+        let left = |((name, socket, _), file)| HandedSocket { name, socket, file };
+        Ok(copies.into_iter().zip(files).map(left).collect())
+    }
+
+    fn forget(&self, name: &str) {
+        if self.keeps {
+            self.tell(format!("FDSTOREREMOVE=1\nFDNAME={name}\n"));
+        }
+    }
+
+    /// Sets aside every socket that was handed in and that no device of the configuration (`all`)
+    /// can have: [`Self::remove_unused`] closes it later.
+    pub fn retain<'a>(&self, all: impl Iterator<Item = (Whose<'a>, PathBuf, SocketPermissions)>) {
+        let mut handed = self.handed();
+        let mut wanted = HashSet::new();
+        for (whose, path, permissions) in all {
+            let found = handed.iter().filter(|h| h.is_for(whose, &path, permissions));
+            wanted.extend(found.map(|h| h.name.clone()));
+        }
+        let (kept, others): (Vec<_>, _) =
+            handed.drain(..).partition(|handed| wanted.contains(&handed.name));
+        *handed = kept;
+        drop(handed);
+        for Handed { name, .. } in &others {
+            tracing::warn!(
+                name,
+                "a socket that was passed to this process is unused by the configuration"
+            );
+            self.forget(name);
+        }
+        self.unused().extend(others);
+    }
+
+    fn unused(&self) -> MutexGuard<'_, Vec<Handed>> {
+        self.unused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Closes the sockets that were handed in and have no use here, and removes their names:
+    /// whoever connected would wait for nobody. The process that has handed them in serves no more.
+    pub(super) async fn remove_unused(&self) {
+        let unused = std::mem::take(&mut *self.unused());
+        if unused.is_empty() {
+            return;
+        }
+        let removed = aside(move || {
+            for handed in unused {
+                let name = &handed.name;
+                if let Some(path) = handed.remove() {
+                    tracing::info!(name, path = %path.display(), "socket unlinked");
+                }
+            }
+        });
+        if tokio::time::timeout(SOCKETS_REMOVE, removed).await.is_err() {
+            tracing::warn!("unlinking sockets timed out; continuing without it");
+        }
+    }
+}
+
+impl Handed {
+    /// Removes its name, if that is still the name of this socket: the path. Only a name that an
+    /// earlier process of this program has made is removed. May block.
+    fn remove(&self) -> Option<PathBuf> {
+        let (_, id) = self.name.rsplit_once('.')?;
+        let (device, inode) = id.split_once('-')?;
+        let number = |text| u64::from_str_radix(text, 16).ok();
+        let (device, inode) = (number(device)?, number(inode)?);
+        let path = self.path.clone().or_else(|| crate::fds::path_of_socket(&self.socket))?;
+        remove_name(&path, device, inode).then_some(path)
+    }
+
+    fn is_for(&self, whose: Whose<'_>, path: &Path, permissions: SocketPermissions) -> bool {
+        self.is_kept_for(whose, path, permissions)
+            || self.name == whose.name()
+            || self.is_bound_to(path)
+    }
+
+    /// True if an earlier process has listened here, under the name and with the rights that the
+    /// configuration has now.
+    fn is_kept_for(&self, whose: Whose<'_>, path: &Path, permissions: SocketPermissions) -> bool {
+        let Some(id) = self.name.strip_prefix(&whose.kept()) else { return false };
+        let Some((found, (device, inode))) = identity(path) else { return false };
+        let SocketPermissions { owner, group, mode } = permissions;
+        let is = |wanted: Option<u32>, found: u32| wanted.is_none_or(|wanted| wanted == found);
+        id == format!("{device:x}-{inode:x}")
+            && is(owner, found.uid())
+            && is(group, found.gid())
+            && is(mode, found.mode() & 0o7777)
+    }
+
+    /// True if the socket was bound to this path by its path.
+    fn is_bound_to(&self, path: &Path) -> bool {
+        let address = rustix::net::getsockname(&self.socket);
+        let address = address.ok().and_then(|any| rustix::net::SocketAddrUnix::try_from(any).ok());
+        let bound = address.as_ref().and_then(|address| address.path_bytes());
+        bound.is_some_and(|bound| bound == path.as_os_str().as_encoded_bytes())
+    }
+}

@@ -1,0 +1,216 @@
+//! Workers, threads and histograms as the API shows them. A device process writes them for the
+//! supervisor in this form, too.
+
+#![allow(unused_qualifications, reason = "utoipa's macros write types by longer paths than needed")]
+
+use manyring_engine::stats::Histogram;
+use manyring_engine::{Held, Pool, WorkerView};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use utoipa::ToSchema;
+
+/// A histogram: its percentiles, and its filled buckets as pairs of largest value and count.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Summary {
+    /// Values that were counted.
+    pub count: u64,
+    /// Sum of all values.
+    pub sum: u64,
+    /// Median.
+    pub p50: u64,
+    /// 90 % of the values are at most this.
+    pub p90: u64,
+    /// 99 % of the values are at most this.
+    pub p99: u64,
+    /// The largest value.
+    pub max: u64,
+    /// Pairs of a largest value and a count.
+    pub buckets: Vec<(u64, u64)>,
+}
+
+/// `GET /v1/workers`
+#[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
+pub struct Workers {
+    /// The workers of the daemon and of its device processes.
+    pub workers: Vec<WorkerInfo>,
+    /// Workers and janitors that do not come back.
+    #[serde(default)]
+    pub stuck: Vec<StuckInfo>,
+}
+
+/// A thread that does not come back from what it does.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+pub struct StuckInfo {
+    /// The device process whose thread it is; none: the daemon's own.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub process: String,
+    /// Name of the thread.
+    pub thread: String,
+    /// The device that it served then; empty if these were several.
+    pub device: String,
+    /// As `/proc` shows it: `D` or `S`.
+    pub state: String,
+    /// The function of the kernel in which it waits.
+    pub waits_in: String,
+    /// Nanoseconds since it began what it does not come back from.
+    pub stuck_ns: u64,
+}
+
+impl StuckInfo {
+    fn of(held: Held) -> Self {
+        Self {
+            process: String::new(),
+            thread: held.thread,
+            device: held.device,
+            state: held.state.to_string(),
+            waits_in: held.waits_in,
+            stuck_ns: u64::try_from(held.since.as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+/// One worker thread.
+#[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
+pub struct WorkerInfo {
+    /// The device process whose worker it is; none: the daemon's own.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub process: String,
+    /// Index of the worker in its process.
+    pub index: usize,
+    /// Its thread runs: it ends for want of queues, and is started again on demand.
+    #[serde(default)]
+    pub running: bool,
+    /// The CPUs that it is bound to.
+    #[serde(default)]
+    pub cpus: Option<Vec<usize>>,
+    /// Queues that it runs.
+    pub queues: u64,
+    /// How often it slept.
+    pub sleeps: u64,
+    /// Nanoseconds for which it slept.
+    pub slept_ns: u64,
+    /// CPU time of its thread, as the kernel counts it.
+    #[serde(default)]
+    pub ran_ns: u64,
+    /// The time in which it ran, or wanted to run, and found no work.
+    #[serde(default)]
+    pub looked_ns: u64,
+    /// How often a device of the host made it wait.
+    #[serde(default)]
+    pub device_waits: u64,
+    /// How long each queue paused that came from another worker.
+    #[serde(default)]
+    pub pause_ns: Summary,
+    /// The numbers of its polling policy, by the names that [`manyring_engine::stats`] gives them.
+    #[serde(default)]
+    pub polling: BTreeMap<String, u64>,
+}
+
+impl Summary {
+    /// Of a histogram.
+    pub fn of(histogram: &Histogram) -> Self {
+        Self::new(histogram.filled().collect(), histogram.sum())
+    }
+
+    /// Of filled buckets, in the order of their largest values, and the sum of what they counted.
+    pub fn new(buckets: Vec<(u64, u64)>, sum: u64) -> Self {
+        let count = buckets.iter().map(|b| b.1).sum();
+        let percentile = |percent: u64| {
+            let rank = (u128::from(count) * u128::from(percent)).div_ceil(100);
+            let mut seen = 0;
+            let found = buckets.iter().find(|b| {
+                seen += u128::from(b.1);
+                seen >= rank
+            });
+            found.map_or(0, |b| b.0)
+        };
+        let (p50, p90, p99) = (percentile(50), percentile(90), percentile(99));
+        let max = buckets.last().map_or(0, |b| b.0);
+        Self { count, sum, p50, p90, p99, max, buckets }
+    }
+
+    /// The values that were added after `before`, an earlier reading of this histogram.
+    pub fn since(&self, before: &Self) -> Self {
+        let old: BTreeMap<_, _> = before.buckets.iter().copied().collect();
+        let buckets = self.buckets.iter().filter_map(|&(max, count)| {
+            let new = count.saturating_sub(old.get(&max).copied().unwrap_or(0));
+            (new > 0).then_some((max, new))
+        });
+        Self::new(buckets.collect(), self.sum.wrapping_sub(before.sum))
+    }
+}
+
+impl Workers {
+    /// Those of this process.
+    pub fn of(pool: &Pool) -> Self {
+        let views = pool.views().into_iter().enumerate();
+        // Those that have never run have nothing to say.
+        let has_run = |view: &WorkerView| view.thread_id.is_some() || view.ran_ns() > 0;
+        let workers = views.filter(|(_, view)| has_run(view)).map(|(index, view)| WorkerInfo {
+            process: String::new(),
+            index,
+            running: view.thread_id.is_some(),
+            ran_ns: view.ran_ns(),
+            queues: view.stats.queues.value(),
+            sleeps: view.stats.sleeps.value(),
+            slept_ns: view.stats.slept_ns.value(),
+            looked_ns: view.stats.looked_ns.value(),
+            device_waits: view.stats.device_waits.value(),
+            pause_ns: Summary::of(&view.stats.pause_ns),
+            polling: {
+                let numbers = view.stats.policy.counters().into_iter();
+                numbers.map(|number| (number.name.to_owned(), number.value)).collect()
+            },
+            cpus: view.cpus,
+        });
+        let stuck = manyring_engine::held().into_iter().map(StuckInfo::of);
+        Self { workers: workers.collect(), stuck: stuck.collect() }
+    }
+}
+
+impl WorkerInfo {
+    /// Its number, behind the name of its device process if it is in one.
+    pub fn name(&self) -> String {
+        named(&self.process, self.index)
+    }
+}
+
+impl StuckInfo {
+    /// The thread's name, behind that of its device process if it is in one.
+    pub fn name(&self) -> String {
+        named(&self.process, &self.thread)
+    }
+}
+
+fn named(process: &str, what: impl std::fmt::Display) -> String {
+    if process.is_empty() { what.to_string() } else { format!("{process}/{what}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_has_the_histograms_own_percentiles() {
+        let histogram = Histogram::default();
+        for value in [1, 1, 5, 100, 7000, 1 << 40] {
+            histogram.record(value, value % 7 + 1);
+        }
+        let summary = Summary::of(&histogram);
+        assert_eq!((summary.count, summary.sum), (histogram.count(), histogram.sum()));
+        let percentiles = [50, 90, 99, 100].map(|p| histogram.percentile(p));
+        assert_eq!([summary.p50, summary.p90, summary.p99, summary.max], percentiles);
+    }
+
+    #[test]
+    fn an_interval_counts_only_what_is_new() {
+        let histogram = Histogram::default();
+        histogram.record(10, 1000);
+        let before = Summary::of(&histogram);
+        histogram.record(5000, 4);
+        let interval = Summary::of(&histogram).since(&before);
+        assert_eq!((interval.count, interval.sum), (4, 20_000));
+        assert!(interval.p50 >= 5000, "{interval:?}");
+        assert_eq!(before.since(&before), Summary::default());
+    }
+}

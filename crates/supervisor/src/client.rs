@@ -1,0 +1,137 @@
+//! The asking half: one request to a running daemon.
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::handshake;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use manyring_config::plan::unexpanded;
+use manyring_serve::times::{CLIENT_ANSWER, CLIENT_RETRY};
+use serde::de::DeserializeOwned;
+use std::error::Error;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::time::Duration;
+use tokio::net::UnixStream;
+
+/// Largest answer that is read.
+const ANSWER_SIZE_MAX: usize = 256 << 20;
+
+/// Asks the daemon behind the socket at `control` to show what is at `path`.
+///
+/// # Errors
+/// One sentence: the daemon refuses, cannot be reached, or has not answered within 5 s.
+pub async fn look<T: DeserializeOwned>(control: &Path, path: &str) -> Result<T, String> {
+    ask(control, exchange(control, Method::GET, path, String::new()), CLIENT_ANSWER).await
+}
+
+/// Asks it with this method to change what is at `path`, and waits as long for the answer as it may
+/// have to wait for the host, beside what [`look`] waits.
+///
+/// # Errors
+/// As [`look`].
+pub async fn change<T: DeserializeOwned>(
+    control: &Path,
+    (method, path): (Method, &str),
+    body: String,
+    host: Duration,
+) -> Result<T, String> {
+    ask(control, exchange(control, method, path, body), CLIENT_ANSWER + host).await
+}
+
+/// Waits for an answer, and parses it.
+async fn ask<T: DeserializeOwned>(
+    control: &Path,
+    exchange: impl Future<Output = Result<Bytes, String>>,
+    timeout: Duration,
+) -> Result<T, String> {
+    let silent = || {
+        let (at, seconds) = (control.display(), timeout.as_secs());
+        format!(
+            "{at}: no answer from the daemon within {seconds} s; it is busy, blocked or stopped"
+        )
+    };
+    if let Some(problem) = unexpanded(control) {
+        return Err(format!("--control: {problem}"));
+    }
+    let answer = tokio::time::timeout(timeout, exchange).await;
+    let bytes = answer.unwrap_or_else(|_| Err(silent()))?;
+    let text = if bytes.is_empty() { b"null" } else { &bytes[..] };
+    serde_json::from_slice(text)
+        .map_err(|error| format!("{}: malformed answer: {error}", control.display()))
+}
+
+/// Asks until the daemon has a place for this client: others can have all of them for a moment. The
+/// caller limits the time.
+async fn exchange(
+    control: &Path,
+    method: Method,
+    path: &str,
+    body: String,
+) -> Result<Bytes, String> {
+    loop {
+        match exchange_once(control, &method, path, body.clone()).await? {
+            Answer::Done(bytes) => return Ok(bytes),
+            Answer::Busy => tokio::time::sleep(CLIENT_RETRY).await,
+        }
+    }
+}
+
+/// The answer of a daemon that has done a request, or can be asked again.
+enum Answer {
+    Done(Bytes),
+    /// It has not looked at the request: there are too many clients, or changes.
+    Busy,
+}
+
+async fn exchange_once(
+    control: &Path,
+    method: &Method,
+    path: &str,
+    body: String,
+) -> Result<Answer, String> {
+    let at = control.display();
+    let failed = |error: &dyn std::fmt::Display| format!("{at}: {error}");
+    let stream = UnixStream::connect(control)
+        .await
+        .map_err(|error| format!("--control: cannot connect to {at}: {error}"))?;
+    let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|e| failed(&e))?;
+    // Ends with the sender, or with the daemon: the request then fails and says so.
+    tokio::spawn(connection);
+    let request = Request::builder()
+        .method(method.clone())
+        .uri(path)
+        .header("host", "manyring")
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body)))
+        .map_err(|e| failed(&e))?;
+    let answer = match sender.send_request(request).await {
+        Ok(answer) => answer,
+        Err(error) if was_not_sent(&error) => return Ok(Answer::Busy),
+        Err(error) => return Err(failed(&error)),
+    };
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), ANSWER_SIZE_MAX);
+    let bytes = body.collect().await.map_err(|e| failed(&e))?.to_bytes();
+    if status.is_success() {
+        return Ok(Answer::Done(bytes));
+    }
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        return Ok(Answer::Busy);
+    }
+    let error: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
+    let text = error.as_ref().and_then(|e| e["error"].as_str());
+    Err(text.map_or_else(|| failed(&status), str::to_owned))
+}
+
+/// A daemon that has no place for a client answers and closes without a look at the request, or
+/// takes the place of one whose request it has not read yet. Then nothing of the request, which is
+/// one short write, has been read: the kernel says so by these errors. A daemon that ends while it
+/// carries a request out has read it, and the connection just ends.
+fn was_not_sent(error: &hyper::Error) -> bool {
+    let is_unread = |cause: &(dyn Error + 'static)| {
+        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        matches!(kind, Some(ErrorKind::BrokenPipe | ErrorKind::ConnectionReset))
+    };
+    error.is_canceled() || error.source().is_some_and(is_unread)
+}

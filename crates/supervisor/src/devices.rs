@@ -1,0 +1,398 @@
+//! The devices that are served: one task owns them, takes changes, and answers when they are done.
+//!
+//! ```text
+//! new      opens what the plan names; what cannot be had is tried again (held_elsewhere.rs)
+//! serve    until the process is told to stop:
+//!              a task of a device has ended     its device is shown with the reason
+//!              a change has come                prepare, commit, retire (carry_out.rs); answer
+//! Tasks    a task for each device, with a stop of its own: a `Front`, which opens, listens, serves
+//! ```
+//! Nothing else adds, removes or replaces a device. A change waits for the one before it, but not
+//! for the end of devices that this one retires (`retiring.rs`), unless both touch the same.
+
+mod admit;
+mod carried;
+mod carry_out;
+mod defer;
+mod front;
+mod held_elsewhere;
+mod kept;
+mod prepare;
+mod retiring;
+mod shared;
+mod switched;
+
+pub use admit::{Denied, admitted, is_bound};
+
+use crate::links::HostLinks;
+use crate::model::{Change, ChangeSender, Order, Registry};
+use crate::processes::{Handoff, Processes};
+use crate::xen::XenDisks;
+use front::{Front, Stage};
+use held_elsewhere::{Asked, First, Later, MaxWait, Tried, Wait, refuse_if_none_is_left};
+use kept::{Kept, with_kept};
+use manyring_config::plan::{DaemonPlan, DevicePlan, Plan, Wanted};
+use manyring_engine::{AsideRow, Pool, PoolOptions};
+use manyring_serve::assemble::{Assemble, AssembleError, Tasks, listens_at};
+use manyring_serve::log;
+use manyring_serve::service::{Service, Whose};
+use manyring_serve::times::DEVICES_END;
+use manyring_transport::vhost_user::{Endpoint, SocketPermissions};
+use retiring::Retiring;
+use shared::Shared;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// All parts of the process.
+#[derive(Debug)]
+pub struct DeviceManager {
+    shared: Arc<Shared>,
+    fronts: Vec<Front>,
+    xens: Vec<XenDisks>,
+    /// Which interfaces come and go; `None` once they are followed.
+    links: Option<HostLinks>,
+    tasks: Tasks,
+    /// The plan of the devices that are served, or wait to be.
+    plan: Plan,
+    /// The plans that take the place of devices when their sessions have ended, by name.
+    pending: HashMap<String, Wanted>,
+    /// Number of changes that this process has carried out.
+    generation: u64,
+    kept: Kept,
+    /// Changes that wait for the end of devices.
+    retiring: Retiring,
+    changes: ChangeSender,
+    orders: mpsc::Receiver<Order>,
+    /// The generation, and the plan that is in effect.
+    shown: watch::Sender<(u64, Arc<Plan>)>,
+    /// Dropped when each device of the start listens or waits; the process then reports that it is
+    /// ready.
+    begins: Option<mpsc::Sender<()>>,
+    begun: Option<mpsc::Receiver<()>>,
+    /// Ends with the supervisor.
+    followers: JoinSet<()>,
+}
+
+/// The workers that a plan wants. None of them runs yet.
+pub fn pool(plan: &Plan) -> Arc<Pool> {
+    let options = PoolOptions {
+        workers_max: plan.daemon.workers,
+        polling: plan.daemon.polling.policy(),
+        uring: plan.daemon.io_uring,
+    };
+    Pool::pinned(options, plan.pins())
+}
+
+impl DeviceManager {
+    /// Opens every disk and port, and captures if all that went well. Creates no socket; what else
+    /// it creates goes with it, but for captures. `pool`: as [`pool`] makes it. `handoff`: what
+    /// a process before this one has left.
+    ///
+    /// # Errors
+    /// No device can be served; or one cannot, and the plan waits for nothing.
+    pub async fn new(
+        plan: &Plan,
+        pool: Arc<Pool>,
+        service: Arc<Service>,
+        mut handoff: Handoff,
+    ) -> Result<Self, AssembleError> {
+        manyring_memory::install_sigbus_handler();
+        // Another device that cannot be had would be lost to its guest: the other process goes on.
+        let may_wait = handoff.is_there.then(|| std::mem::take(&mut handoff.waits));
+        let shared = Arc::new(Shared::new(plan, pool, service, &mut handoff)?);
+        let (plan, kept) = with_kept(plan)?;
+        shared.service.retain(listening(&plan));
+        shared.release_others(&plan).await;
+        // Before a port is opened: an interface that goes after that is noticed.
+        let links = Some(HostLinks::open(&plan));
+        let tried = Self::try_all(&plan, &shared, may_wait, &handoff.is_last).await?;
+        shared.pool.has_ring().ok_or(AssembleError::Workers)?;
+        let (changes, orders) = ChangeSender::new();
+        let shown = watch::Sender::new((1, Arc::new(plan.clone())));
+        let (begins, begun) = mpsc::channel(1);
+        let mut manager = Self {
+            shared,
+            fronts: Vec::new(),
+            xens: Vec::new(),
+            links,
+            tasks: Tasks::default(),
+            plan,
+            pending: HashMap::new(),
+            generation: 1,
+            kept,
+            retiring: Retiring::default(),
+            changes,
+            orders,
+            shown,
+            begins: Some(begins),
+            begun: Some(begun),
+            followers: JoinSet::new(),
+        };
+        for tried in tried {
+            manager.add_front(tried)?;
+        }
+        let io_uring = manager.plan.daemon.io_uring;
+        let mut left = std::mem::take(&mut handoff.xen);
+        for xen in &manager.plan.xen_blk {
+            let (pool, devices) = (manager.pool().clone(), manager.devices().clone());
+            let shared = (pool, devices, manager.shared.groups.clone());
+            let apart = (manager.shared.processes.clone(), manager.shared.domains);
+            manager.xens.push(XenDisks::new(xen, io_uring, shared, apart, &mut left)?);
+        }
+        Ok(manager)
+    }
+
+    /// The generation, and the plan that is carried out.
+    pub fn shown(&self) -> watch::Receiver<(u64, Arc<Plan>)> {
+        self.shown.subscribe()
+    }
+
+    /// Where changes are asked for.
+    pub fn changes(&self) -> &ChangeSender {
+        &self.changes
+    }
+
+    /// Tries to open each device of the plan. Without `may_wait` a device that cannot be opened is
+    /// an error. With it, so is a device that `may_wait` does not name: the running daemon serves
+    /// that device. Once `is_last` is set no other daemon runs, and every device may wait.
+    async fn try_all(
+        plan: &Plan,
+        shared: &Arc<Shared>,
+        may_wait: Option<HashSet<String>>,
+        is_last: &AtomicBool,
+    ) -> Result<Vec<Tried>, AssembleError> {
+        let mut max_wait = MaxWait::new(shared.wait, shared.keeps_on);
+        let mut none = MaxWait::of_next();
+        let row = AsideRow::default();
+        let asked: Vec<_> = plan.wanted().map(|wanted| Asked::new(wanted, shared, &row)).collect();
+        row.go_on();
+        let mut tried = Vec::new();
+        for asked in asked {
+            let is_strict = may_wait.as_ref().is_some_and(|names| !names.contains(asked.name()));
+            let max_wait = if is_strict { &mut none } else { &mut max_wait };
+            let wanted = asked.wanted().clone();
+            let answer = asked.answered(max_wait, &shared.host, &row).await;
+            // If the other process has died meanwhile, nobody else serves the rest.
+            let is_strict = is_strict && !is_last.load(Ordering::Relaxed);
+            let (served, first) = match answer {
+                Ok((_, First::Held(e) | First::Failed(e))) if is_strict => return Err(e),
+                Err(error) if is_strict || may_wait.is_none() => return Err(error),
+                answer => answer.unwrap_or_else(|error| (None, First::Failed(error))),
+            };
+            tried.push(Tried { wanted, served, first });
+        }
+        if plan.xen_blk.is_empty() {
+            refuse_if_none_is_left(&mut tried)?;
+        }
+        Ok(tried)
+    }
+
+    /// Adds a device that was tried to those that are shown: it is opened, or waits for a reason.
+    fn add_front(&mut self, Tried { wanted, served, first }: Tried) -> Result<(), AssembleError> {
+        let mut wait = Wait::new(self.shared.clone(), wanted.clone());
+        let stage = match wait.begin(first) {
+            Later::Opened(opened) => match wanted.decorated(opened) {
+                Ok(opened) => {
+                    let made = self.shared.made(&wanted, opened);
+                    self.devices().add(made.view().clone());
+                    Stage::Made(made)
+                }
+                Err(error) if self.shared.tries_again() => {
+                    wait.note(&error);
+                    Stage::Waits(Later::Held)
+                }
+                Err(error) => return Err(error),
+            },
+            later => Stage::Waits(later),
+        };
+        let begins = self.begins.clone();
+        self.fronts.push(Front { wanted, wait, stage, served, begins });
+        Ok(())
+    }
+
+    /// The workers of this process.
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.shared.pool
+    }
+
+    /// The device processes.
+    pub fn processes(&self) -> &Processes {
+        &self.shared.processes
+    }
+
+    /// The devices that are served, and those that wait.
+    pub fn devices(&self) -> &Registry {
+        &self.shared.devices
+    }
+
+    /// Returns when every device listens that can be served at the start; [`Self::serve`] must run.
+    pub fn begun(&mut self) -> impl Future<Output = ()> + use<> {
+        let begun = self.begun.take();
+        async move {
+            if let Some(mut begun) = begun {
+                while begun.recv().await.is_some() {}
+            }
+        }
+    }
+
+    /// Serves every device until `stop` turns true, or until all `--one-off` ones have ended.
+    ///
+    /// # Errors
+    /// A socket cannot be listened on; or the time is over for which devices may wait, and none is
+    /// served.
+    pub async fn serve(&mut self, stop: &watch::Receiver<bool>) -> Result<(), AssembleError> {
+        let balance = self.pool().clone().balance();
+        self.followers.spawn(balance);
+        let links = self.links.take().unwrap_or_default();
+        if links.is_open() {
+            self.followers.spawn(links.follow(self.devices().clone()));
+        } else {
+            self.links = Some(links);
+        }
+        let has_xen = !self.xens.is_empty();
+        std::mem::take(&mut self.fronts).into_iter().for_each(|front| self.start(front));
+        self.begins = None;
+        for xen in self.xens.drain(..) {
+            let name = xen.name().to_owned();
+            self.tasks.start(&name, |stop| async move {
+                xen.serve(stop).await;
+                Ok(())
+            });
+        }
+        let waited = self.shared.clone();
+        let waited = waited.waited();
+        tokio::pin!(waited);
+        let (mut may_wait, mut stop, mut stops) = (true, stop.clone(), stop.clone());
+        // Without a control socket nothing comes any more once all have gone.
+        let may_come = self.plan.daemon.control.is_some() && self.shared.keeps_on;
+        let mut has_ended = false;
+        while !(self.tasks.is_empty() && (has_ended || !may_come)) {
+            tokio::select! {
+                Some((name, result)) = self.tasks.ended() => match result {
+                    Ok(()) => has_ended |= !self.remove_one_off(&name),
+                    Err(error) if self.shared.keeps_on => self.failed(&name, &error),
+                    Err(error) => return Err(error),
+                },
+                () = &mut waited, if may_wait => {
+                    may_wait = false;
+                    if !has_xen {
+                        self.shared.refuse_if_none_is_served()?;
+                    }
+                }
+                Some(next) = self.retiring.next(&mut self.orders, &self.shared.processes) => {
+                    tokio::select! {
+                        () = self.act(next) => {}
+                        _ = stops.wait_for(|stop| *stop) => {}
+                    }
+                }
+                _ = stop.wait_for(|stop| *stop) => break,
+            }
+        }
+        // Who would take over is not to go on in place of a process that was told to stop.
+        self.processes().tell_successor().await;
+        self.tasks.stop_all();
+        match timeout(DEVICES_END, self.all_ended()).await {
+            Ok(ended) => ended?,
+            Err(_) => {
+                let devices = self.tasks.names();
+                tracing::warn!(devices, "closing devices timed out; exiting");
+            }
+        }
+        self.processes().end().await;
+        self.followers.abort_all();
+        Ok(())
+    }
+
+    /// Returns when the tasks of all devices have ended, which were told to stop.
+    ///
+    /// # Errors
+    /// As [`Self::serve`].
+    async fn all_ended(&mut self) -> Result<(), AssembleError> {
+        while let Some((_, result)) = self.tasks.ended().await {
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Starts the task of a device.
+    fn start(&mut self, front: Front) {
+        let (shared, name) = (self.shared.clone(), front.wanted.plan().name.clone());
+        self.tasks.start(&name, |stop| front.serve(shared, stop));
+    }
+
+    /// Listens for interfaces that come and go, from the first device on that has one.
+    fn follow_links(&mut self, plan: &Plan) {
+        if self.links.take().is_none() {
+            return;
+        }
+        let links = HostLinks::open(plan);
+        if links.is_open() {
+            self.followers.spawn(links.follow(self.devices().clone()));
+        } else {
+            self.links = Some(links);
+        }
+    }
+}
+
+impl DeviceManager {
+    /// Removes a device of the API whose only session has ended. False: the device is of the
+    /// configuration, and the process ends with the last such device.
+    fn remove_one_off(&mut self, name: &str) -> bool {
+        let is_of_api = self.find(name).is_some_and(|device| device.is_of_api());
+        if is_of_api {
+            let (changes, name) = (self.changes.clone(), name.to_owned());
+            let removed = async move { changes.follow(Change::Delete { name, force: true }).await };
+            self.followers.spawn(removed);
+        }
+        is_of_api
+    }
+
+    /// Shows a device whose task has ended with an error, and that cannot be tried again: its
+    /// socket was handed in.
+    fn failed(&self, name: &str, error: &AssembleError) {
+        let reason = error.to_string();
+        tracing::error!(device = name, reason, "the device failed and is no longer served");
+        self.devices().fail(name, reason);
+    }
+}
+
+/// Every socket that a process with this plan listens on.
+fn listening(plan: &Plan) -> impl Iterator<Item = (Whose<'_>, PathBuf, SocketPermissions)> {
+    let control = |(path, key): (&Path, &'static str)| {
+        (Whose::Control(key), path.to_owned(), plan.daemon.private(key))
+    };
+    let device = |device: &'_ DevicePlan| match listens_at(device) {
+        Some(Endpoint::Listen { path, permissions }) => Some((path, permissions)),
+        _ => None,
+    };
+    let device = move |plan| {
+        let (path, permissions) = device(plan)?;
+        Some((Whose::Device(plan.name.as_str()), path, permissions))
+    };
+    plan.daemon.controls().map(control).chain(plan.devices().filter_map(device))
+}
+
+/// The command line of a device process, without its name. A device process starts as many workers
+/// as the plan gives the daemon.
+pub fn process_arguments(plan: &DaemonPlan) -> Vec<OsString> {
+    // The sandbox stands first: a device process looks at it before any other argument.
+    let sandbox = format!("--sandbox={}", plan.sandbox.name());
+    let mut arguments: Vec<OsString> = vec!["device-process".into(), sandbox.into()];
+    arguments.extend(log::arguments().into_iter().map(OsString::from));
+    arguments.push(format!("--workers={}", plan.workers).into());
+    for cpus in &plan.worker_cpus {
+        let cpus: Vec<_> = cpus.iter().map(ToString::to_string).collect();
+        arguments.extend(["--worker-cpus".into(), cpus.join(",").into()]);
+    }
+    arguments.extend(plan.polling.options().into_iter().map(OsString::from));
+    if !plan.io_uring {
+        arguments.push("--no-io-uring".into());
+    }
+    arguments
+}

@@ -1,0 +1,114 @@
+//! Who may name what over the control API. Root and the user of the process may name everything:
+//! they could open it themselves. Whoever else may ask for changes has the process open files with
+//! rights that he lacks, so that his paths must lie where the operator allows it.
+
+use manyring_config::plan::{DiskPlan, Pinned, PortPlan, SocketPlan, Wanted};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Why a user may not have a device, in one sentence that begins with the key.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {problem}")]
+pub struct Denied {
+    key: &'static str,
+    problem: String,
+}
+
+/// True if this user may name only what the operator allows.
+pub fn is_bound(uid: u32) -> bool {
+    uid != 0 && uid != rustix::process::geteuid().as_raw()
+}
+
+/// The device, if this user may have one with these values. Its files are still to be found:
+/// [`Wanted::find`] looks for them below these folders only, and holds them.
+pub fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<Wanted, Denied> {
+    if !is_bound(uid) {
+        return Ok(device);
+    }
+    let folder_of = |path: &Path| path.parent().unwrap_or(Path::new("/")).to_path_buf();
+    let only_owner =
+        |key| Denied { key, problem: "permitted to root and the daemon's user only".to_owned() };
+    let mut device = device;
+    let plan = match &mut device {
+        Wanted::Blk(blk) => {
+            let blk = Arc::make_mut(blk);
+            match &mut blk.disk {
+                DiskPlan::File { path, pinned, .. } => *pinned = Some(Pinned::new(path, allowed)),
+                // The process's own, in which all guests would miss it.
+                DiskPlan::Memory { .. } => return Err(only_owner("memory")),
+                // The process would connect to whatever he names, with its own rights.
+                DiskPlan::Nbd(_) => return Err(only_owner("nbd")),
+                // It would open whatever the image names.
+                DiskPlan::Helper(_) => return Err(only_owner("format")),
+                DiskPlan::Null { .. } => {}
+            }
+            &mut blk.device
+        }
+        Wanted::Net(net) => {
+            let net = Arc::make_mut(net);
+            if !matches!(net.port, PortPlan::Null { .. }) {
+                return Err(only_owner("tap"));
+            }
+            if net.pcap.is_some() {
+                return Err(only_owner("pcap"));
+            }
+            &mut net.device
+        }
+    };
+    if plan.memory_on_disk {
+        return Err(only_owner("memory_on_disk"));
+    }
+    match &mut plan.socket {
+        SocketPlan::Listen { path, folder, access } => {
+            if !access.is_default() {
+                return Err(only_owner("socket_owner"));
+            }
+            *folder = Some(Pinned::new(&folder_of(path), allowed));
+        }
+        SocketPlan::Connect { .. } => return Err(only_owner("client")),
+        SocketPlan::Fd(_) => return Err(only_owner("fd")),
+    }
+    plan.owner = Some(uid);
+    Ok(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use manyring_config as config;
+
+    const OTHER: u32 = 4711;
+
+    #[test]
+    fn another_user_has_only_what_the_operator_allows() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir(at("vms")).unwrap();
+        std::fs::write(at("vms/a.img"), [0; 4096]).unwrap();
+        std::fs::write(at("secret"), [0; 4096]).unwrap();
+        let may = |uid: u32, keys: &str| {
+            let text = keys.replace('@', folder.path().to_str().unwrap());
+            let device = config::device("a", &format!("{{{text}}}")).unwrap();
+            let admitted = admitted(device, uid, &[at("vms")]).map_err(|denied| denied.key)?;
+            admitted.find().map_err(|unfound| unfound.key)
+        };
+        let disk = r#""kind": "blk", "file": "@/vms/a.img", "socket_path": "@/vms/s""#;
+        assert_eq!(may(OTHER, disk), Ok(()));
+        for (from, to, key) in [
+            ("@/vms/a.img", "@/secret", "file"),
+            ("@/vms/s", "@/s", "socket_path"),
+            ("@/vms/s\"", "@/vms/s\", \"client\": true", "client"),
+            ("@/vms/s\"", "@/vms/s\", \"socket_owner\": 0", "socket_owner"),
+            ("@/vms/s\"", "@/vms/s\", \"memory_on_disk\": true", "memory_on_disk"),
+            ("\"file\": \"@/vms/a.img\"", "\"memory\": \"1T\"", "memory"),
+            ("\"file\": \"@/vms/a.img\"", "\"nbd\": \"nbd://h\"", "nbd"),
+            ("/a.img\"", "/a.img\", \"format\": \"qcow2\"", "format"),
+        ] {
+            let other = disk.replace(from, to);
+            assert_eq!(may(OTHER, &other), Err(key), "{other}");
+            assert_eq!(may(0, &other), Ok(()));
+        }
+        let net = r#""kind": "net", "tap": "t0", "socket_path": "@/vms/s""#;
+        assert_eq!(may(OTHER, net), Err("tap"));
+    }
+}

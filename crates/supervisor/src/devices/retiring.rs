@@ -1,0 +1,373 @@
+//! Changes that retire devices: they wait for the end of these devices beside all other changes.
+//!
+//! A device process that does not stop a device has 10 s for that, and its requests have further
+//! 10 s to end. Only changes that touch such a device wait for it.
+//! ```text
+//! begin     prepare, keep, stop the tasks of what goes        by the device manager
+//! wait      until they have ended, and what they had is closed       beside it
+//! go on     prepare what needs what they had; commit; start; answer   by the manager
+//! ```
+//! Until then the change has all that it touches: what goes, what comes, and what it has changed
+//! already. A change that names one of these devices, or that needs what one of them has or will
+//! have, is put off, and so are those behind it that name the same device. Each user has few of
+//! these, so that a user whose device does not stop holds up nobody else.
+
+use super::DeviceManager;
+use super::admit::is_bound;
+use super::carried::{Outcome, Rest, in_words};
+use crate::model::{Change, Done, Entry, Order, Refused, Who, closed};
+use crate::processes::Processes;
+use manyring_config::diff::{Step, What};
+use manyring_config::plan::{Plan, Wanted};
+use manyring_device::{DiskSide, SideKind};
+use manyring_serve::assemble::Tasks;
+use manyring_serve::times::{DEVICE_CLOSE, DEVICE_CLOSE_LOOK};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use tokio::sync::{OwnedRwLockReadGuard, mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Changes of one user to one device that are put off at a time. Further ones are refused.
+const OF_DEVICE_MAX: usize = 2;
+/// Changes of one user that are put off at a time.
+const OF_USER_MAX: usize = 4;
+/// Changes of root, and of the daemon's user, that are put off at a time: tools run as these users
+/// change the devices of many guests.
+const OF_ROOT_MAX: usize = 16;
+/// Changes of all other users that are put off at a time.
+const PUT_OFF_MAX: usize = 64;
+
+/// Who waits for the answer to a change. No takeover begins before the answer.
+#[derive(Debug)]
+struct Client {
+    who: Who,
+    answer: oneshot::Sender<Result<Done, Refused>>,
+    _begun: OwnedRwLockReadGuard<()>,
+}
+
+/// A change whose devices end.
+#[derive(Debug)]
+struct Held {
+    leaving: Vec<Wanted>,
+    rest: Rest,
+    client: Client,
+}
+
+impl Held {
+    fn steps(&self) -> &[Step] {
+        match &self.rest {
+            Rest::Change(carried) => &carried.steps,
+            Rest::Settle { .. } => &[],
+        }
+    }
+
+    /// True if it is the plan of a whole file: it has all groups of the file.
+    fn is_whole(&self) -> bool {
+        matches!(&self.rest, Rest::Change(carried) if carried.is_whole)
+    }
+
+    /// True if it touches what has this name.
+    fn names(&self, name: &str) -> bool {
+        let leaves = self.leaving.iter().any(|device| device.plan().name == name);
+        leaves || self.steps().iter().any(|step| step.name == name)
+    }
+
+    /// True if the device needs what one has that goes, or that comes.
+    fn is_needed_by(&self, device: &Wanted) -> bool {
+        let coming = self.steps().iter().filter_map(coming);
+        self.leaving.iter().chain(coming).any(|other| device.needs_what_of(other))
+            || self.steps().iter().any(|step| is_used(step, device))
+    }
+}
+
+/// The device as it is after a step.
+fn coming(step: &Step) -> Option<&Wanted> {
+    match &step.what {
+        What::Add(device) | What::Change(device, ..) => Some(device),
+        _ => None,
+    }
+}
+
+/// True if the step changes the switch or the group of limits that the device uses.
+fn is_used(step: &Step, device: &Wanted) -> bool {
+    match &step.what {
+        What::AddSwitch(_) | What::ChangeSwitch(..) | What::RemoveSwitch => {
+            device.switch() == Some(&step.name)
+        }
+        What::Limits(groups) => {
+            device.plan().limit.group.as_ref().is_some_and(|group| groups.contains(group))
+        }
+        _ => false,
+    }
+}
+
+/// An event for the device manager.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// A change, for which no takeover begins.
+    Asked(Order, OwnedRwLockReadGuard<()>),
+    /// The devices of the change with this number have ended.
+    Ended(u64),
+}
+
+/// The changes that wait for the end of devices, or of those changes.
+#[derive(Debug, Default)]
+pub(super) struct Retiring {
+    ends: JoinSet<u64>,
+    held: HashMap<u64, Held>,
+    next: u64,
+    put_off: VecDeque<Order>,
+    /// Those whose turn it is. They were asked for after those that are put off.
+    turn: VecDeque<Order>,
+}
+
+impl Retiring {
+    /// Waits for the next change or the end of the devices of a held one. `None`: no change can
+    /// come, and none is held. While another daemon takes over, or waits to, no change begins: the
+    /// next daemon would not know of the change, whose client would yet be told that it is done. A
+    /// change that was begun goes on.
+    pub(super) async fn next(
+        &mut self,
+        orders: &mut mpsc::Receiver<Order>,
+        processes: &Processes,
+    ) -> Option<Next> {
+        loop {
+            let is_asked = !self.turn.is_empty();
+            tokio::select! {
+                Some(ended) = self.ended() => return Some(Next::Ended(ended)),
+                begun = processes.change(), if is_asked => {
+                    return Some(Next::Asked(self.turn.pop_front()?, begun));
+                }
+                Some(order) = orders.recv(), if !is_asked => self.turn.push_back(order),
+                else => return None,
+            }
+        }
+    }
+
+    /// The number of a change whose devices have ended; `None` if there is none.
+    async fn ended(&mut self) -> Option<u64> {
+        loop {
+            // A task that panicked has left its change behind, and nobody can say whose it was.
+            if let Ok(number) = self.ends.join_next().await? {
+                return Some(number);
+            }
+        }
+    }
+
+    /// True if a change has to wait whatever its steps are. A plan of the whole file has to wait
+    /// for each device of the file that ends: no step tells that it is to stay as it was. A whole
+    /// plan has the rates of all groups.
+    fn holds(&self, change: &Change) -> bool {
+        let mut held = self.held.values();
+        match change.device() {
+            Some(name) => {
+                held.any(|held| held.names(name))
+                    || self.put_off.iter().any(|order| order.change.device() == Some(name))
+            }
+            None if matches!(change, Change::Limit { .. }) => held.any(Held::is_whole),
+            None => held.any(|held| held.leaving.iter().any(|device| !device.is_of_api())),
+        }
+    }
+
+    /// True if a step touches what a held change does, or needs what that has.
+    pub(super) fn holds_up(&self, steps: &[Step]) -> bool {
+        let touches = |step: &Step, held: &Held| {
+            held.names(&step.name) || coming(step).is_some_and(|device| held.is_needed_by(device))
+        };
+        steps.iter().any(|step| self.held.values().any(|held| touches(step, held)))
+    }
+
+    /// Puts a change off until a held one is done; refuses it if its user has too many of these.
+    fn put_off(&mut self, order: Order) {
+        if self.has_room(&order) {
+            self.put_off.push_back(order);
+        } else {
+            let _ = order.answer.send(Err(Refused::Busy));
+        }
+    }
+
+    fn has_room(&self, Order { change, who, follows, .. }: &Order) -> bool {
+        let asked = || self.put_off.iter().filter(|order| !order.follows);
+        let of_user = asked().filter(|order| order.who.uid == who.uid);
+        // There is one change of each device that follows from another, and nobody asks again.
+        if *follows {
+            return true;
+        }
+        if !is_bound(who.uid) {
+            return of_user.count() < OF_ROOT_MAX;
+        }
+        let is_of_device = |order: &&Order| order.change.device() == change.device();
+        let of_device = of_user.clone().filter(is_of_device).count();
+        let all = asked().filter(|order| is_bound(order.who.uid)).count();
+        of_device < OF_DEVICE_MAX && of_user.count() < OF_USER_MAX && all < PUT_OFF_MAX
+    }
+
+    /// The devices that changes wait for.
+    fn awaited(&self) -> Vec<String> {
+        let leaving = self.held.values().flat_map(|held| &held.leaving);
+        let mut names: Vec<_> = leaving.map(|device| device.plan().name.clone()).collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+impl DeviceManager {
+    pub(super) async fn act(&mut self, next: Next) {
+        match next {
+            Next::Asked(order, begun) => self.handle(order, begun).await,
+            Next::Ended(number) => self.go_on(number).await,
+        }
+    }
+
+    /// Does what is asked, and answers; or begins with it, and goes on when devices have ended.
+    async fn handle(&mut self, order: Order, begun: OwnedRwLockReadGuard<()>) {
+        if self.retiring.holds(&order.change) {
+            return self.retiring.put_off(order);
+        }
+        let Order { change, who, follows, answer } = order;
+        let again = (!self.retiring.held.is_empty()).then(|| change.clone());
+        let outcome = self.change(change, &who).await;
+        let client = Client { who, answer, _begun: begun };
+        match (outcome, again) {
+            (Ok(Outcome::Done(done)), _) => self.answer(client, Ok(done)),
+            (Ok(Outcome::Waits { leaving, replaced, rest }), _) => {
+                let ended = self.begin_to_retire(&leaving, replaced);
+                let number = self.retiring.next;
+                self.retiring.next += 1;
+                self.retiring.held.insert(number, Held { leaving, rest, client });
+                self.processes().changes_wait_for(self.retiring.awaited());
+                self.retiring.ends.spawn(async move {
+                    ended.await;
+                    number
+                });
+            }
+            (Ok(Outcome::PutOff), Some(change)) => {
+                let Client { who, answer, .. } = client;
+                self.retiring.put_off(Order { change, who, follows, answer });
+            }
+            // Nothing is put off while no device ends.
+            (Ok(Outcome::PutOff), None) => self.answer(client, Err(Refused::Busy)),
+            (Err(refused), _) => self.answer(client, Err(refused)),
+        }
+    }
+
+    /// Goes on with a change whose devices have ended, and then with those that it held up.
+    async fn go_on(&mut self, number: u64) {
+        let Some(Held { rest, client, .. }) = self.retiring.held.remove(&number) else { return };
+        let done = match rest {
+            Rest::Change(carried) => self.carry_on(*carried).await,
+            Rest::Settle { device, keys } => {
+                let name = device.plan().name.clone();
+                self.restore(vec![device]).await;
+                let keys = keys.join(", ");
+                tracing::info!(device = name, keys, "deferred change carried out");
+                Ok(self.done(&[]))
+            }
+        };
+        self.processes().changes_wait_for(self.retiring.awaited());
+        self.answer(client, done);
+        let mut turn = std::mem::take(&mut self.retiring.put_off);
+        turn.append(&mut self.retiring.turn);
+        self.retiring.turn = turn;
+    }
+
+    fn answer(&self, client: Client, done: Result<Done, Refused>) {
+        let (generation, Who { uid, pid, comm }) = (self.generation, &client.who);
+        match &done {
+            Ok(Done { steps, .. }) if !steps.is_empty() => {
+                let steps = in_words(steps);
+                tracing::info!(uid, pid, comm, generation, steps, "changed");
+            }
+            // Whoever asks logs a refusal.
+            Ok(_) | Err(_) => {}
+        }
+        let _ = client.answer.send(done);
+    }
+
+    /// Stops these devices, and waits until what they had open is closed.
+    pub(super) async fn retire(&mut self, devices: &[Wanted], replaced: HashSet<String>) {
+        self.begin_to_retire(devices, replaced).await;
+    }
+
+    /// Stops these devices. The future waits until what they had open is closed. Those that are
+    /// `replaced` are shown as such until others have their names.
+    fn begin_to_retire(
+        &mut self,
+        devices: &[Wanted],
+        replaced: HashSet<String>,
+    ) -> impl Future<Output = ()> + use<> {
+        let names: Vec<_> = devices.iter().map(|device| device.plan().name.clone()).collect();
+        let ending: Vec<_> = names.iter().filter_map(|name| self.tasks.stop(name)).collect();
+        let mut left = Vec::new();
+        for name in &names {
+            if let Some(Entry::Served(served)) = self.shared.devices.find(name) {
+                left.push((name.clone(), is_open(&served.view.side.kind)));
+            }
+            self.pending.remove(name);
+        }
+        let shared = self.shared.clone();
+        async move {
+            let all: Vec<_> = names.iter().map(String::as_str).collect();
+            let have_ended = Tasks::await_ends(ending, &all).await;
+            let mut closing = JoinSet::new();
+            for name in &names {
+                let shown = match replaced.contains(name) {
+                    true => shared.devices.make_way(name),
+                    false => shared.devices.remove(name),
+                };
+                shown.into_iter().for_each(|entry| drop(closing.spawn(closed(entry))));
+            }
+            let began = Instant::now();
+            // An image that does not close in time goes on closing, and nobody waits for it.
+            let _ = timeout(DEVICE_CLOSE, closing.join_all()).await;
+            if !have_ended {
+                // A task of a removed device has not ended: the log names it already, and the file
+                // of that device stays open until the task ends.
+                return;
+            }
+            while let Some((device, _)) = left.iter().find(|(_, is_open)| is_open()) {
+                if began.elapsed() > DEVICE_CLOSE {
+                    tracing::warn!(device, "closing it is blocked; not waiting");
+                    return;
+                }
+                sleep(DEVICE_CLOSE_LOOK).await;
+            }
+        }
+    }
+
+    /// The plan of a change that has waited: the running one with these steps, since other changes
+    /// were carried out meanwhile. `desired`: the plan that was aimed at; `is_whole`: it has all
+    /// devices and groups of the file.
+    pub(super) fn rebased(&self, desired: Plan, steps: &[Step], is_whole: bool) -> Plan {
+        if !is_whole {
+            return steps.iter().fold(self.plan.clone(), |plan, step| match &step.what {
+                What::Add(device) | What::Change(device, ..) => plan.with(device),
+                What::Remove => plan.without(|device| device.name == step.name),
+                _ => plan,
+            });
+        }
+        let names: HashSet<_> = steps.iter().map(|step| step.name.as_str()).collect();
+        let is_other = |device: &Wanted| !names.contains(device.plan().name.as_str());
+        let running = self.plan.wanted().filter(is_other);
+        let plan = desired.without(|device| !names.contains(device.name.as_str()));
+        running.fold(plan, |plan, device| plan.with(&device))
+    }
+}
+
+/// Whether something of a device that was removed is still open: its task has ended, but a worker
+/// or a thread of the disk may have it until a call of the kernel comes back.
+fn is_open(kind: &SideKind) -> Box<dyn Fn() -> bool + Send + Sync> {
+    match kind {
+        // A disk of a Xen guest is no device of a plan.
+        SideKind::Blk(DiskSide { is_xen: true, .. }) => Box::new(|| false),
+        SideKind::Blk(DiskSide { host, resizes, .. }) => {
+            let (disk, device) = (Arc::downgrade(host.disk()), Arc::downgrade(resizes));
+            Box::new(move || disk.strong_count() + device.strong_count() > 0)
+        }
+        SideKind::Net(device) => {
+            let (port, device) = (Arc::downgrade(device.port()), Arc::downgrade(device));
+            Box::new(move || port.strong_count() + device.strong_count() > 0)
+        }
+    }
+}

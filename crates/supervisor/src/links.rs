@@ -1,0 +1,77 @@
+//! The host's interfaces: tells network devices which of them come and go.
+
+use crate::model::Registry;
+use manyring_backend::sys::link::LinkEvents;
+use manyring_config::Plan;
+use manyring_config::plan::PortPlan;
+use manyring_serve::ports::with_interface;
+use rustix::io::Errno;
+use std::io;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// The kernel's reports of interfaces; `None`: no device has one, or the kernel reports nothing.
+#[derive(Debug, Default)]
+pub(crate) struct HostLinks(Option<AsyncFd<LinkEvents>>);
+
+#[allow(
+    deprecated,
+    reason = "its replacement is unsafe; `LinkEvents` owns its fd and never changes it"
+)]
+fn watched() -> io::Result<AsyncFd<LinkEvents>> {
+    AsyncFd::with_interest(LinkEvents::open()?, Interest::READABLE)
+}
+
+impl HostLinks {
+    /// Listens from now on, if a device of `plan` has an interface.
+    pub(crate) fn open(plan: &Plan) -> Self {
+        if plan
+            .net
+            .iter()
+            .all(|net| matches!(net.port, PortPlan::Null { .. } | PortPlan::Switch(_)))
+        {
+            return Self::default();
+        }
+        let events = watched();
+        if let Err(error) = &events {
+            tracing::warn!(%error, "watching interfaces failed; deleted ones will not be noticed");
+        }
+        Self(events.ok())
+    }
+
+    /// True if it hears of changes.
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Tells the network devices of `devices` for ever.
+    pub(crate) async fn follow(self, devices: Registry) {
+        let Some(events) = self.0 else { return };
+        loop {
+            let Ok(mut ready) = events.readable().await else { return };
+            let changes = match ready.get_inner().read() {
+                Ok(changes) => Some(changes),
+                Err(Errno::AGAIN) => {
+                    ready.clear_ready();
+                    continue;
+                }
+                // Reports were lost, so each port must be looked at.
+                Err(Errno::NOBUFS) => None,
+                Err(errno) => {
+                    tracing::warn!(
+                        %errno,
+                        "watching interfaces failed; changes are no longer noticed"
+                    );
+                    return;
+                }
+            };
+            for served in devices.served() {
+                let Some(device) = with_interface(&served.view) else { continue };
+                let mut heard = changes.iter().flatten();
+                if changes.is_none() || heard.any(|change| device.port().heeds(change)) {
+                    device.port_may_have_changed();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! `Registry`: the devices that the control API shows and changes. Those of Xen guests come and go.
+
+use super::events::Events;
+use manyring_engine::aside_for;
+use manyring_serve::view::DeviceView;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use tokio::sync::Semaphore;
+
+/// A device under control.
+#[derive(Debug)]
+pub struct Controlled {
+    /// The part of the device that is shown.
+    pub view: DeviceView,
+    /// One change at a time: a host that hangs must not collect threads.
+    pub changing: Arc<Semaphore>,
+    /// Keys whose new values wait for the end of the session.
+    pending: Mutex<Vec<String>>,
+}
+
+impl Controlled {
+    /// Shows that new values of these keys wait for the end of the session.
+    pub(crate) fn put_off(&self, keys: Vec<String>) {
+        *self.pending.lock().unwrap_or_else(PoisonError::into_inner) = keys;
+    }
+
+    /// Those keys.
+    pub fn pending_keys(&self) -> Vec<String> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// A device that is not served, because another process holds something that it needs, or because
+/// it cannot be served as things are.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    /// The device's name in the configuration.
+    pub name: String,
+    /// `blk` or `net`.
+    pub kind: &'static str,
+    /// How the device will be reached, for people.
+    pub socket: String,
+    /// The key of the configuration that names what is missing.
+    pub key: &'static str,
+    /// One sentence that says who holds it, as far as the system tells, or what is wrong.
+    pub reason: String,
+    /// Nobody holds it: something is wrong, and is tried again all the same.
+    pub(crate) is_failed: bool,
+    /// Who has asked for the device: see [`manyring_config::plan::Place::origin`].
+    pub origin: &'static str,
+}
+
+impl Waiting {
+    /// The state in which it is, as it is shown.
+    pub fn state(&self) -> &'static str {
+        if self.is_failed { "failed" } else { "waiting" }
+    }
+}
+
+/// A device of the configuration, or a disk of a Xen guest.
+#[derive(Clone, Debug)]
+pub enum Entry {
+    /// The device is served.
+    Served(Arc<Controlled>),
+    /// The device waits for something, or could not be opened.
+    Waiting(Arc<Waiting>),
+}
+
+impl Entry {
+    fn name(&self) -> &str {
+        match self {
+            Self::Served(controlled) => controlled.view.name(),
+            Self::Waiting(waiting) => &waiting.name,
+        }
+    }
+}
+
+/// The devices, in the order in which they came. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Registry {
+    entries: Arc<RwLock<Vec<Entry>>>,
+    events: Events,
+}
+
+impl Registry {
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Entry>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Entry>> {
+        self.entries.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All devices, as they are at this moment.
+    pub fn all(&self) -> Vec<Entry> {
+        self.read().clone()
+    }
+
+    /// Takes all devices out, for a process that ends.
+    pub fn take(&self) -> Vec<Entry> {
+        std::mem::take(&mut *self.write())
+    }
+
+    /// How many devices are served, and how many wait, for people.
+    pub fn in_words(&self) -> String {
+        let (all, served) = (self.read().len(), self.served().len());
+        match all - served.min(all) {
+            0 => format!("serving {served} devices"),
+            waiting => format!("serving {served} devices, {waiting} wait"),
+        }
+    }
+
+    /// The devices that are served at this moment.
+    pub fn served(&self) -> Vec<Arc<Controlled>> {
+        let of = |entry: &Entry| match entry {
+            Entry::Served(controlled) => Some(controlled.clone()),
+            Entry::Waiting(_) => None,
+        };
+        self.read().iter().filter_map(of).collect()
+    }
+
+    /// The device of this name.
+    pub fn find(&self, name: &str) -> Option<Entry> {
+        self.read().iter().find(|entry| entry.name() == name).cloned()
+    }
+
+    /// Adds a device that is served. It takes the place of the entry that has its name, if any.
+    pub(crate) fn add(&self, view: DeviceView) {
+        let changing = Arc::new(Semaphore::new(1));
+        let controlled = Arc::new(Controlled { view, changing, pending: Mutex::default() });
+        self.tell_of_sessions(&controlled);
+        release(self.put(Entry::Served(controlled)));
+    }
+
+    /// The latest events of devices.
+    pub fn events(&self) -> &Events {
+        &self.events
+    }
+
+    /// Tells of each front-end of a device that connects and leaves, until the device is gone, or
+    /// is shown as one that waits.
+    fn tell_of_sessions(&self, device: &Arc<Controlled>) {
+        let (events, name) = (self.events.clone(), device.view.name().to_owned());
+        let (mut connected, shown) = (device.view.connected.subscribe(), Arc::downgrade(device));
+        tokio::spawn(async move {
+            while connected.changed().await.is_ok() && shown.strong_count() > 0 {
+                let is_connected = *connected.borrow_and_update();
+                events.tell(&name, if is_connected { "connected" } else { "left" }, None);
+            }
+        });
+    }
+
+    /// Adds a device that waits. It takes the place of the entry that has its name, if any.
+    pub(crate) fn wait(&self, waiting: Waiting) {
+        release(self.put(Entry::Waiting(Arc::new(waiting))));
+    }
+
+    /// A device that was served is served no more, for this reason.
+    pub(crate) fn fail(&self, name: &str, reason: String) {
+        release(self.end(name, reason, true));
+    }
+
+    /// Another device of its name is about to take its place. The caller lets the entry go with
+    /// [`closed`].
+    #[must_use]
+    pub(crate) fn make_way(&self, name: &str) -> Option<Entry> {
+        self.end(name, "the device is being replaced".to_owned(), false)
+    }
+
+    fn end(&self, name: &str, reason: String, is_failed: bool) -> Option<Entry> {
+        let Entry::Served(controlled) = self.find(name)? else { return None };
+        let view = &controlled.view;
+        let kind = if view.side.as_net().is_some() { "net" } else { "blk" };
+        let (socket, origin) = (view.socket.clone(), view.origin);
+        let (name, key) = (name.to_owned(), "socket_path");
+        let waiting = Waiting { name, kind, socket, key, reason, is_failed, origin };
+        self.put(Entry::Waiting(Arc::new(waiting)))
+    }
+
+    /// Returns the entry whose place this one takes.
+    fn put(&self, entry: Entry) -> Option<Entry> {
+        let mut devices = self.write();
+        match &entry {
+            Entry::Served(_) => self.events.tell(entry.name(), "serving", None),
+            Entry::Waiting(waiting) => {
+                let event = if waiting.is_failed { "failed" } else { "waiting" };
+                self.events.tell(&waiting.name, event, Some(waiting.reason.clone()));
+            }
+        }
+        match devices.iter_mut().find(|former| former.name() == entry.name()) {
+            Some(former) => Some(std::mem::replace(former, entry)),
+            None => {
+                devices.push(entry);
+                None
+            }
+        }
+    }
+
+    /// Forgets a device. The caller lets the entry go with [`closed`].
+    #[must_use]
+    pub(crate) fn remove(&self, name: &str) -> Option<Entry> {
+        let mut devices = self.write();
+        let at = devices.iter().position(|entry| entry.name() == name)?;
+        self.events.tell(name, "removed", None);
+        Some(devices.remove(at))
+    }
+}
+
+/// Lets an entry go, on a thread of its own: it may be the last that has the device, and the close
+/// of an image or a block device waits as long as the host likes.
+pub async fn closed(entry: Entry) {
+    let name = entry.name().to_owned();
+    aside_for(&name, move || drop(entry)).await;
+}
+
+/// Lets an entry go as [`closed`] does, without waiting until it is closed.
+fn release(entry: Option<Entry>) {
+    if let Some(entry @ Entry::Served(_)) = entry {
+        tokio::spawn(closed(entry));
+    }
+}

@@ -1,0 +1,500 @@
+//! The supervisor's side of a device in a device process: listens, and hands front-ends over.
+
+mod handing_off;
+mod reclaim;
+mod source;
+
+pub(super) use reclaim::release;
+
+use super::assigned::AssignedDevice;
+use super::handoff::{AdoptedSession, LingeringIo, Locked};
+use super::journal_store::{Handing, JournalStore};
+use super::process::{DeviceProcess, Unresponsive};
+use super::request_server::{RequestServer, handed};
+use super::{Asked, Processes, request_server};
+use manyring_backend::blk::{Ending, Marks};
+use manyring_config::plan::{ANY_USER, Wanted};
+use manyring_device::Owned;
+use manyring_device::blk::Resize;
+use manyring_device::net::{NetSide, OwnedPort};
+use manyring_engine::{ForeignFd, StandIns, aside};
+use manyring_protocol::message::{Command, PortFacts};
+use manyring_protocol::spec::DeviceSpec;
+use manyring_serve::assemble::Part;
+use manyring_serve::channel::watched;
+use manyring_serve::counts::Counts;
+use manyring_serve::times::{FRONT_RETRY, SHRINK};
+use manyring_transport::vhost_user::{Endpoint, ListenError};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use source::Source;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use tokio::io::Interest;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+/// Why a device is not given: its plan names no domain, then.
+const UNSERVED: &str = "no device process serves a device of this kind";
+/// Why a device is given to no device process now.
+const TAKEN_OVER: &str = "a takeover by another daemon is under way";
+
+/// Serves a device from a device process until `stop` turns true.
+///
+/// # Errors
+/// [`ListenError`]: the socket cannot be listened on; nothing was created.
+pub(crate) async fn serve(
+    processes: &Processes,
+    part: &Part,
+    wanted: &Wanted,
+    endpoint: Endpoint,
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), ListenError> {
+    let mut stopping = stop.clone();
+    let (view, domain) = (&part.view, part.view.process.as_deref().unwrap_or_default());
+    let device = wanted.plan().name.as_str();
+    let journals = processes.budgets.store(device, view.side.stats.count());
+    let (mut source, name) = Source::of(endpoint, &wanted.plan().name, domain).await?;
+    let is_single = source.is_single() || wanted.plan().one_off;
+    let counts = Counts::new(view.side.stats.clone(), part.remote.clone());
+    let counts = counts.map_err(|errno| io_error(errno.into()))?;
+    let counts = Arc::new(counts.of_port(part.owned.as_port().map(|net| net.port().clone())));
+    let (asks, adopted_sessions) = processes.register(device);
+    let owner = adopted_sessions.first().map(|adopted_session| adopted_session.domain.clone());
+    let waiting = inherited(processes, &journals, adopted_sessions);
+    let LingeringIo { held, marks, part: _ } = processes.lingering_io(device);
+    let counted = |count: usize| StandIns::up_to(u32::try_from(count).unwrap_or(u32::MAX));
+    let ending = |Locked { byte, only_reads, unmarked }: Locked| {
+        let part = counted(unmarked.len());
+        Arc::new(Ending::of(byte, !only_reads, unmarked, part))
+    };
+    let held = held.into_iter().map(|process| (process, counted(1))).collect();
+    let endings = marks.into_iter().map(ending).collect();
+    let mut front = Front {
+        processes,
+        wanted,
+        domain,
+        part,
+        counts,
+        request_servers: JoinSet::new(),
+        endings,
+        marks: Weak::new(),
+        process: None,
+        held,
+        journals,
+        owner,
+        waiting,
+        asks,
+        is_single,
+    };
+    loop {
+        let next = tokio::select! {
+            biased;
+            () = stopped(&mut stop) => break,
+            next = front.next(&mut source) => next,
+        };
+        if matches!(next, Next::Over) {
+            break;
+        }
+        // The future is on the heap: most devices have no front-end, and their tasks stay small.
+        tokio::select! {
+            () = Box::pin(front.handle(next)) => {}
+            () = stopped(&mut stopping) => break,
+        }
+    }
+    if let Some(name) = name {
+        name.removed(device).await;
+    }
+    front.close().await;
+    source.close().await;
+    Ok(())
+}
+
+/// Returns when a process has ended.
+async fn gone(process: &OwnedFd) -> io::Result<()> {
+    watched(process.try_clone()?, Interest::READABLE)?.readable().await.map(drop)
+}
+
+fn io_error(source: io::Error) -> ListenError {
+    ListenError::Io { path: Path::new("a device process").to_path_buf(), source }
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+/// Goes on with the front-ends that another supervisor handed over. The domain of the first one has
+/// the device; a front-end of another domain waits, as it did there.
+fn inherited(
+    processes: &Processes,
+    journals: &JournalStore,
+    adopted_sessions: Vec<AdoptedSession>,
+) -> Option<Waiting> {
+    let owner = adopted_sessions.first()?.domain.clone();
+    let (mut waiting, surplus) = (None, processes.budgets.surplus(&owner));
+    for adopted_session in adopted_sessions {
+        if adopted_session.domain == owner {
+            journals.inherit(adopted_session, &surplus);
+        } else {
+            let AdoptedSession { domain, socket, .. } = adopted_session;
+            waiting = Some(Waiting { socket: journals.hold(socket), domain });
+        }
+    }
+    waiting
+}
+
+/// Returns when a front-end has lost its device process.
+async fn orphaned(journals: &JournalStore, process: Option<&Arc<DeviceProcess>>) {
+    match process {
+        _ if !journals.is_used() => std::future::pending().await,
+        Some(process) => process.ended().await,
+        None => {}
+    }
+}
+
+/// Returns when the client that waits can be handed over: no user of another domain has the device.
+async fn ready(journals: &JournalStore, owner: Option<&String>, waiting: Option<&Waiting>) {
+    match waiting {
+        None => std::future::pending().await,
+        Some(waiting) if owner.is_some_and(|owner| *owner != waiting.domain) => {
+            journals.unused().await;
+        }
+        Some(_) => journals.has_place().await,
+    }
+}
+
+/// A front-end that has connected and is in no journal store yet.
+pub(super) struct Waiting {
+    pub socket: Arc<ForeignFd>,
+    /// The domain of its user.
+    domain: String,
+}
+
+struct Front<'a> {
+    processes: &'a Processes,
+    wanted: &'a Wanted,
+    domain: &'a str,
+    part: &'a Part,
+    counts: Arc<Counts>,
+    /// The request servers of a network device or disk, which end with the device process.
+    request_servers: JoinSet<Option<Ending>>,
+    /// Handles that tell whether requests of former device processes are still in flight.
+    endings: Vec<Arc<Ending>>,
+    /// The lock marks of the device process that has the device, while a request server runs.
+    marks: Weak<Marks>,
+    /// The device process that has the device.
+    process: Option<Arc<DeviceProcess>>,
+    /// Pidfds of an earlier supervisor's device processes that have not ended, counted in the
+    /// budget of front-ends.
+    held: Vec<(OwnedFd, StandIns)>,
+    /// The front-ends with their journals, which outlive their device processes.
+    journals: Arc<JournalStore>,
+    /// The domain of the front-ends.
+    owner: Option<String>,
+    /// The client that has connected. Further clients stay in the kernel's backlog.
+    waiting: Option<Waiting>,
+    /// Requests for which the device process ends first.
+    asks: mpsc::Receiver<Asked>,
+    /// The device ends with its first session.
+    is_single: bool,
+}
+
+/// The next event of a device's front.
+enum Next {
+    /// A client has connected.
+    Came(Arc<ForeignFd>),
+    /// The client that waits can be handed to a device process.
+    Ready,
+    /// The device process of the front-ends has ended.
+    Orphaned,
+    /// The only session of the device has ended.
+    Over,
+    /// The front-end has left, and may be connected to again.
+    Free,
+    /// The device goes to another supervisor, or its disk becomes smaller.
+    Asked(Asked),
+}
+
+/// What a device process gets to serve a device: its spec and file descriptors.
+struct DeviceGrant {
+    spec: DeviceSpec,
+    port: Option<PortFacts>,
+    fds: Vec<OwnedFd>,
+    marks: Option<Marks>,
+}
+
+impl Front<'_> {
+    /// Front-ends that lost their device process come first. One client waits here; further clients
+    /// stay in the kernel's backlog.
+    async fn next(&mut self, source: &mut Source) -> Next {
+        let is_paused = self.processes.is_paused();
+        if is_paused {
+            tokio::select! {
+                Some(asked) = self.asks.recv() => return Next::Asked(asked),
+                () = self.processes.go_on() => {}
+            }
+        }
+        let asks = &mut self.asks;
+        let (journals, process, owner, waiting) =
+            (&self.journals, &self.process, &self.owner, &self.waiting);
+        let has_served = owner.is_some();
+        let (is_over, is_busy) =
+            (self.is_single && has_served, source.is_exclusive() && journals.is_used());
+        let accepts = waiting.is_none() && !is_over && !is_busy;
+        tokio::select! {
+            biased;
+            Some(asked) = asks.recv() => Next::Asked(asked),
+            () = journals.unused(), if is_over => Next::Over,
+            () = journals.unused(), if is_busy => Next::Free,
+            () = orphaned(journals, process.as_ref()) => Next::Orphaned,
+            () = ready(journals, owner.as_ref(), waiting.as_ref()) => Next::Ready,
+            came = source.next(&self.wanted.plan().name, journals), if accepts => {
+                Next::Came(came)
+            }
+        }
+    }
+
+    async fn handle(&mut self, next: Next) {
+        let device = self.wanted.plan().name.as_str();
+        match next {
+            Next::Came(socket) => match self.domain_of(&socket) {
+                Ok(domain) => self.waiting = Some(Waiting { socket, domain }),
+                Err(error) => {
+                    tracing::warn!(device, %error, "client refused: reading its user failed");
+                }
+            },
+            Next::Ready => {
+                if let Some(waiting) = self.waiting.take() {
+                    self.hand_over(waiting).await;
+                }
+            }
+            Next::Orphaned => self.go_on().await,
+            Next::Over | Next::Free => {}
+            Next::Asked(Asked::HandoffRequest(handoff_request)) => {
+                self.hand_off(handoff_request).await
+            }
+            Next::Asked(Asked::Shrink { size, done }) => {
+                let _ = done.send(self.shrink(size).await);
+            }
+        }
+    }
+
+    /// Hands a client to the device process, once that process runs and has the device.
+    async fn hand_over(&mut self, client: Waiting) {
+        let name = self.wanted.plan().name.as_str();
+        let domain = client.domain.as_str();
+        if self
+            .process
+            .as_ref()
+            .is_some_and(|process| process.name() != domain && process.has(name))
+        {
+            let processes = self.processes;
+            tokio::select! {
+                () = self.leave() => {}
+                () = processes.paused() => {
+                    self.waiting = Some(client);
+                    return;
+                }
+            }
+        }
+        let Some(process) = self.given(domain).await else {
+            if self.processes.is_paused() {
+                self.waiting = Some(client);
+            } else {
+                drop(client);
+                sleep(FRONT_RETRY).await;
+            }
+            return;
+        };
+        let Waiting { socket, domain } = client;
+        let surplus = self.processes.budgets.surplus(&domain);
+        (self.process, self.owner) = (Some(process.clone()), Some(domain));
+        let number = match self.journals.add(socket, &surplus) {
+            Ok(number) => number,
+            Err(error) => {
+                let device = self.wanted.plan().name.as_str();
+                tracing::warn!(device, %error, "client refused: no file for its journal");
+                return sleep(FRONT_RETRY).await;
+            }
+        };
+        let handing = self.journals.handing(number);
+        self.tell(&process, handing).await;
+    }
+
+    /// Hands clients to a device process. If another supervisor takes over meanwhile, the device
+    /// process ends, and the next one gets the clients, here or there.
+    async fn tell(&self, process: &DeviceProcess, handing: Handing) {
+        tokio::select! {
+            () = process.connect(handing) => {}
+            // It has a part of them, and the takeover may fail before this device is asked for.
+            () = self.processes.paused() => {
+                process.leave("a takeover by another daemon is under way");
+            }
+        }
+    }
+
+    /// Has the next device process go on with the front-ends of a process that ended.
+    async fn go_on(&mut self) {
+        let Some(owner) = self.owner.clone() else { return };
+        if self.process.as_ref().is_some_and(|process| !process.has_yielded()) {
+            self.journals.orphan();
+        }
+        let domain = owner.as_str();
+        while self.journals.is_used() {
+            let Some(process) = self.given(domain).await else {
+                if self.processes.is_paused() {
+                    return;
+                }
+                sleep(FRONT_RETRY).await;
+                continue;
+            };
+            let handings = self.journals.handings();
+            let device = self.wanted.plan().name.as_str();
+            tracing::info!(device, process = domain, pid = process.pid(), "front-end resumed");
+            self.process = Some(process.clone());
+            return self.tell(&process, handings).await;
+        }
+        self.part.view.connected.send_replace(false);
+    }
+
+    /// The device process of a domain, after it got the device. `None`: it did not get it.
+    async fn given(&mut self, domain: &str) -> Option<Arc<DeviceProcess>> {
+        let device = self.wanted.plan().name.as_str();
+        loop {
+            let process = self.processes.of(domain).await?;
+            if process.has(device) {
+                return Some(process);
+            }
+            match self.give(&process).await {
+                Ok(()) => return Some(process),
+                Err(_) if self.processes.is_paused() => return None,
+                // The process ended before it got the device: the next one gets it.
+                Err(_) if !process.serves() => {}
+                Err(error) => {
+                    tracing::error!(
+                        device,
+                        process = domain,
+                        error,
+                        "starting the device in its device process failed"
+                    );
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Makes the disk smaller when no request of a device process is in flight: a write in flight
+    /// would make the file grow again. The next device process goes on with the front-ends, whose
+    /// guests get a configuration change.
+    async fn shrink(&mut self, size: u64) -> Result<u64, Errno> {
+        let Some(disk) = self.part.owned.as_disk().cloned() else { return Err(Errno::OPNOTSUPP) };
+        let ended = timeout(SHRINK, async {
+            if let Some(process) = &self.process {
+                process.end_yielding("one of its disks is shrunk").await;
+            }
+            self.release(false).await
+        });
+        ended.await.map_err(|_| Errno::BUSY)?.map_err(|_| Errno::IO)?;
+        aside(move || disk.resize(Some(size))).await.unwrap_or(Err(Errno::IO))
+    }
+
+    /// The domain of the user who has connected.
+    fn domain_of(&self, socket: &ForeignFd) -> io::Result<String> {
+        if self.domain != ANY_USER {
+            return Ok(self.domain.to_owned());
+        }
+        let peer = rustix::net::sockopt::socket_peercred(socket)?;
+        Ok(format!("{ANY_USER}{}", peer.uid.as_raw()))
+    }
+
+    async fn give(&mut self, process: &Arc<DeviceProcess>) -> Result<(), String> {
+        let processes = self.processes;
+        // Same domain: reads that the former process left in flight may still write into this
+        // guest's memory. Wait for them.
+        let reads = self.owner.as_deref() == Some(process.name());
+        tokio::select! {
+            is_let_go = self.release(reads) => is_let_go?,
+            () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
+        }
+        if let Some(net) = self.net() {
+            tokio::select! {
+                is_let_go = request_server::let_go(net, self.owner.as_deref()) => is_let_go?,
+                () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
+            }
+        }
+        self.processes.unless_paused(self.journals.closes()).await;
+        processes.unless_paused(process.knows_ports()).await;
+        let joins = self.net().map_or(0, |net| net.outside().joins);
+        // Opening an image may take the host long.
+        let mut grant = tokio::select! {
+            grant = self.grant() => grant?,
+            () = processes.paused() => return Err(TAKEN_OVER.to_owned()),
+        };
+        grant.fds.insert(0, self.counts.begin().map_err(|errno| errno.to_string())?);
+        let DeviceGrant { spec, port, fds, marks } = grant;
+        let fds = fds.into_iter().map(Into::into).collect();
+        let device = self.wanted.plan().name.clone();
+        let command = Command::Device { device, spec, port };
+        let (connected, counts) = (self.part.view.connected.clone(), self.counts.clone());
+        let (asks, asked) = mpsc::channel(1);
+        let (net, journals) = (self.net().cloned(), self.journals.clone());
+        let limits = self.processes.limits();
+        let device = self.wanted.plan().name.clone();
+        // Sent before the first client, so that its guest never sees an outdated link or limit.
+        let mut more = vec![limits.borrow().of(&device)];
+        more.extend(net.as_deref().map(request_server::command));
+        let given = AssignedDevice { connected, counts, net, asks, journals, xen: None };
+        tokio::select! {
+            given = process.give(command, fds, more, given) => {
+                given.map_err(|Unresponsive| "the device process is ending".to_owned())?;
+            }
+            () = self.processes.paused() => return Err(TAKEN_OVER.to_owned()),
+        }
+        // Nothing is awaited between these two: whatever stops this front finds the device process
+        // that has the device, and takes the device back.
+        self.process = Some(process.clone());
+        let Part { owned, remote, .. } = self.part.clone();
+        let (process, marks) = (process.clone(), marks.map(Arc::new));
+        let leases = self.processes.leases.clone();
+        self.marks = marks.as_ref().map_or_else(Weak::new, Arc::downgrade);
+        self.request_servers.spawn(
+            RequestServer { device, owned, process, limits, leases, joins, marks, remote }
+                .attend(asked),
+        );
+        Ok(())
+    }
+
+    fn net(&self) -> Option<&Arc<OwnedPort>> {
+        self.part.owned.as_port()
+    }
+
+    /// The spec and file descriptors by which a device process serves the device now.
+    async fn grant(&self) -> Result<DeviceGrant, String> {
+        match (self.wanted, &self.part.owned) {
+            (Wanted::Blk(blk), Owned::Disk(host)) => {
+                let told = self.part.remote.as_ref().map(|remote| remote.told());
+                let spec = blk.spec(told).ok_or(UNSERVED)?;
+                let (disk, queues) = (host.disk().clone(), blk.num_queues);
+                let fds = aside(move || handed(&*disk, queues)).await;
+                let fds = fds.ok_or("internal error")?;
+                let (fds, marks) = fds?;
+                Ok(DeviceGrant { spec, port: None, fds, marks })
+            }
+            (Wanted::Net(net), Owned::Port(shown)) => {
+                let (port, mut fds) = request_server::lent(shown).await?;
+                if let Some(capture) = self.part.capture.clone() {
+                    let stream = aside(move || capture.lend()).await.ok_or("internal error")?;
+                    fds.push(stream.map_err(|error| error.to_string())?);
+                }
+                let spec = net.spec(shown.mac(), shown.mtu()).ok_or(UNSERVED)?;
+                Ok(DeviceGrant { spec, port, fds, marks: None })
+            }
+            _ => Err("internal error".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! `Source`: where the front-ends of a device come from. The supervisor has the socket, and hands
+//! each connection to the device process.
+
+use super::io_error;
+use crate::processes::journal_store::JournalStore;
+use manyring_engine::{ForeignFd, aside, aside_for};
+use manyring_serve::times::{FRONT_CONNECT, FRONT_RETRY};
+use manyring_transport::vhost_user::{Endpoint, ListenError, Listener, SocketName, connect_now};
+use rustix::fd::OwnedFd;
+use std::io;
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::UnixListener;
+use tokio::time::sleep;
+
+/// Where the front-ends come from.
+pub(super) enum Source {
+    /// A socket that listens.
+    Listens(UnixListener),
+    /// The front-end listens at this path; the pause before the next attempt to connect.
+    Connects(PathBuf, Duration),
+    /// A socket that was handed in connected, until it is taken.
+    Connected(Option<OwnedFd>),
+}
+
+impl Source {
+    /// The source of an endpoint, and the name of a socket that listens here.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub(super) async fn of(
+        endpoint: Endpoint,
+        device: &str,
+        process: &str,
+    ) -> Result<(Self, Option<SocketName>), ListenError> {
+        let mut listener = match endpoint {
+            Endpoint::Listen { path, permissions } => {
+                Listener::bind_aside(device, path, permissions).await?
+            }
+            Endpoint::Bound(listener) => listener,
+            Endpoint::Connect { path } => {
+                return Ok((Self::Connects(path, Duration::ZERO), None));
+            }
+            Endpoint::Inherited { socket } => {
+                return Self::inherited(socket).map(|source| (source, None)).map_err(io_error);
+            }
+            Endpoint::Handed(_) => return Err(io_error(io::ErrorKind::InvalidInput.into())),
+        };
+        tracing::info!(device, process, path = %listener.path(), "listening");
+        let name = listener.take_name();
+        Ok((Self::Listens(listener.into_socket()), name))
+    }
+
+    fn inherited(socket: OwnedFd) -> io::Result<Self> {
+        if !rustix::net::sockopt::socket_acceptconn(&socket)? {
+            return Ok(Self::Connected(Some(socket)));
+        }
+        let listener = StdListener::from(socket);
+        listener.set_nonblocking(true)?;
+        Ok(Self::Listens(UnixListener::from_std(listener)?))
+    }
+
+    /// The device ends with its first session.
+    pub(super) fn is_single(&self) -> bool {
+        matches!(self, Self::Connected(_))
+    }
+
+    /// There is one front-end at a time, which is there again after each session.
+    pub(super) fn is_exclusive(&self) -> bool {
+        matches!(self, Self::Connects(..))
+    }
+
+    /// The next front-end.
+    pub(super) async fn next(&mut self, device: &str, journals: &JournalStore) -> Arc<ForeignFd> {
+        match self {
+            Self::Listens(socket) => accept(socket, device, journals).await,
+            // On the heap: most devices listen, and their tasks stay small.
+            Self::Connects(path, pause) => Box::pin(connect(path, pause, device, journals)).await,
+            Self::Connected(socket) => match socket.take() {
+                Some(socket) => journals.hold(socket),
+                None => std::future::pending().await,
+            },
+        }
+    }
+
+    /// Closes the socket where a close may block: the kernel closes the descriptors that unaccepted
+    /// clients have sent with it.
+    pub(super) async fn close(self) {
+        aside(move || match self {
+            Self::Listens(socket) => drop(socket.into_std()),
+            Self::Connects(..) => {}
+            Self::Connected(socket) => drop(socket),
+        })
+        .await;
+    }
+}
+
+async fn accept(socket: &UnixListener, device: &str, journals: &JournalStore) -> Arc<ForeignFd> {
+    loop {
+        let accepted = socket.accept().await;
+        match accepted.and_then(|(stream, _)| stream.into_std()) {
+            Ok(stream) => return journals.hold(stream.into()),
+            Err(error) => {
+                tracing::warn!(device, %error, "accept failed; retrying");
+                sleep(FRONT_RETRY).await;
+            }
+        }
+    }
+}
+
+/// Connects to a front-end that listens, after pauses that grow while it does not.
+async fn connect(
+    path: &Path,
+    pause: &mut Duration,
+    device: &str,
+    journals: &JournalStore,
+) -> Arc<ForeignFd> {
+    let (first, longest) = FRONT_CONNECT;
+    loop {
+        sleep(*pause).await;
+        *pause = (*pause * 2).clamp(first, longest);
+        let at = path.to_owned();
+        // The file system in which the name is looked up may not answer.
+        let stream = aside_for(device, move || connect_now(&at)).await;
+        match stream.unwrap_or_else(|| Err(io::ErrorKind::Interrupted.into())) {
+            Ok(stream) => {
+                *pause = first;
+                return journals.hold(stream.into());
+            }
+            Err(error) => {
+                let path = path.display();
+                tracing::debug!(device, %path, %error, "connect failed");
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Messages by which the running supervisor hands its devices to the next one.
+
+use manyring_engine::StandIns;
+use manyring_protocol::message::NamedFds;
+use manyring_protocol::nbd::{ExportSpec, NbdTarget};
+use manyring_serve::outgoing::MessageFd;
+use rustix::fd::OwnedFd;
+use serde::{Deserialize, Serialize};
+use std::io;
+
+/// A message of the running supervisor to the next one.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum HandoffMessage {
+    /// A listening socket, the last file descriptor, under the name by which a service manager
+    /// hands it in. The descriptor before it, if there is one, is the socket's file, opened with
+    /// `O_PATH`: a next supervisor that does not serve the socket unlinks that file.
+    Socket {
+        /// Under which a socket is handed in.
+        name: String,
+    },
+    /// The description that holds a disk: of an image with its lock, or of memory.
+    Disk {
+        /// The device's name.
+        device: String,
+    },
+    /// The export of an NBD server that the guest of a disk was told of. The next supervisor need
+    /// not ask the server, which may be away or have another disk by now.
+    Export {
+        /// The device's name.
+        device: String,
+        /// What the server was asked for.
+        target: NbdTarget,
+        /// Its answer, with the size of the last resize.
+        told: ExportSpec,
+    },
+    /// The queues of a tap, as file descriptors in the order of the pairs; the first of them, or
+    /// more of them.
+    Queues {
+        /// The device's name, or the domain of the switch whose uplink the tap is.
+        device: String,
+    },
+    /// The file to which the frames of a network device are captured.
+    Capture {
+        /// The device's name.
+        device: String,
+    },
+    /// The locks by which nobody else serves the disks of a Xen, each a file descriptor.
+    Locks {},
+    /// The bytes of a Xen guest's disk that is in memory: the file descriptor.
+    XenMemory {
+        /// The disk's kind.
+        kind: String,
+        /// The guest's number.
+        domain: u16,
+        /// The disk's number in its guest.
+        device: u32,
+        /// The key `params` of the disk in xenstore, by which the tool stack names its image.
+        params: String,
+    },
+    /// File descriptors that the journal of the client that comes next names.
+    SavedFds {
+        /// The device's name.
+        device: String,
+        /// Their names, in the order of the descriptors.
+        named: Vec<NamedFds>,
+    },
+    /// A front-end: its socket, and the journal of its session if it is served.
+    Client {
+        /// The device's name.
+        device: String,
+        /// The domain of its user.
+        domain: String,
+    },
+    /// The pidfd of a device process that was killed and still exists. Until its exit nobody else
+    /// may use the device.
+    Held {
+        /// The device's name.
+        device: String,
+    },
+    /// The lock byte of an earlier device process, in the disk's image. While the byte is locked,
+    /// requests of that process may be in flight, and no device process may open the image. File
+    /// descriptors: copies of open files that still have to lock the byte.
+    Marked {
+        /// The device's name.
+        device: String,
+        /// Its offset in the image.
+        byte: i64,
+        /// The former device process could read the image, and not write to it.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        only_reads: bool,
+    },
+    /// The device is not served: it waits for a resource that is in use, or that cannot be had now.
+    Waits {
+        /// The device's name.
+        device: String,
+    },
+    /// That is all.
+    End {},
+    /// The running supervisor keeps everything: it goes on, or it was stopped.
+    GoesOn {},
+}
+
+/// The messages that hand over one device, with the file descriptors of each message.
+pub(in crate::processes) type DeviceHandoff = Vec<(HandoffMessage, Vec<MessageFd>)>;
+
+/// A front-end that another supervisor handed over: its socket and the journal of its session.
+#[derive(Debug)]
+pub(in crate::processes) struct AdoptedSession {
+    /// The domain of its user.
+    pub(in crate::processes) domain: String,
+    pub(in crate::processes) socket: OwnedFd,
+    /// `None`: the front-end waits.
+    pub(in crate::processes) journal: Option<OwnedFd>,
+    /// The descriptors that the journal names.
+    pub(in crate::processes) named: Vec<(u64, Vec<OwnedFd>)>,
+}
+
+/// Device processes of an earlier supervisor, and their requests, that may still use a device. The
+/// device is given to no device process before they have ended.
+#[derive(Debug, Default)]
+pub(in crate::processes) struct LingeringIo {
+    /// Processes, as pidfds.
+    pub(in crate::processes) held: Vec<OwnedFd>,
+    /// Bytes of its image that are locked.
+    pub(in crate::processes) marks: Vec<Locked>,
+    /// Its descriptors, counted in the budget of front-ends.
+    pub(in crate::processes) part: Option<StandIns>,
+}
+
+impl LingeringIo {
+    /// Counts its descriptors. They have to stay, whether or not the budget has room for them.
+    pub(in crate::processes) fn count(&mut self) {
+        let unmarked = self.marks.iter().map(|mark| mark.unmarked.len());
+        let count = self.held.len() + unmarked.sum::<usize>();
+        self.part = Some(StandIns::up_to(u32::try_from(count).unwrap_or(u32::MAX)));
+    }
+
+    /// The messages that hand copies of them to another supervisor.
+    ///
+    /// # Errors
+    /// The process may open no more files.
+    pub(in crate::processes) fn share(&self, device: &str) -> io::Result<DeviceHandoff> {
+        let device = || device.to_owned();
+        let mut share = DeviceHandoff::new();
+        for process in &self.held {
+            share.push((
+                HandoffMessage::Held { device: device() },
+                vec![process.try_clone()?.into()],
+            ));
+        }
+        for &Locked { byte, only_reads, ref unmarked } in &self.marks {
+            let copies = unmarked.iter().map(|fd| fd.try_clone().map(Into::into));
+            let copies = copies.collect::<io::Result<_>>()?;
+            share.push((HandoffMessage::Marked { device: device(), byte, only_reads }, copies));
+        }
+        Ok(share)
+    }
+}
+
+/// The lock byte of an earlier device process whose requests may be in flight.
+#[derive(Debug)]
+pub(in crate::processes) struct Locked {
+    pub(in crate::processes) byte: i64,
+    /// That device process could only read.
+    pub(in crate::processes) only_reads: bool,
+    /// Copies of the open files of that process which still have to lock the byte.
+    pub(in crate::processes) unmarked: Vec<OwnedFd>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use manyring_protocol::message::{emit, parse};
+
+    #[test]
+    fn a_mark_of_requests_that_may_write_reads_as_it_did_before_there_were_others() {
+        let before = br#"{"marked":{"device":"a","byte":7}}"#;
+        let mark =
+            |only_reads| HandoffMessage::Marked { device: "a".to_owned(), byte: 7, only_reads };
+        let written = emit(&mark(false)).unwrap();
+        assert_eq!(&written[1..], before);
+        for only_reads in [false, true] {
+            let written = emit(&mark(only_reads)).unwrap();
+            assert_eq!(parse::<HandoffMessage>(&written).unwrap(), mark(only_reads));
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! Device processes: a process for each trust domain, so that a front-end harms no other domain's
+//! devices (docs/design/0021).
+//!
+//! ```text
+//! the supervisor (manyring run)             a device process (manyring device-process):
+//!                                           crates/serve
+//! front.rs            listens, accepts,     device_process.rs     sessions, workers and guest
+//!                     opens, locks images                         memory, as in one process
+//! process.rs          commands, reports,    device_process/xen.rs maps a front-end's rings, serves
+//!                     the end of a process
+//! begin.rs            starts processes
+//! request_server.rs   serves requests   <-  supervisor_client.rs  asks for what needs rights
+//! journal_store.rs    keeps journals    <-  session_journal.rs    writes the journal of a session
+//! leases.rs           divides limits    <-  lease_file.rs         what it was granted and used
+//! measuring.rs        has disks measured    device_process/nbd.rs talks to the server of a disk
+//! xen_front.rs        hands disks over  <-> xen_line.rs           checks the answers
+//! switches.rs         tells of ports,   ->  device_process/switch.rs
+//!                     opens uplinks                               carries frames between ports
+//! stderr_relay.rs     passes log lines on   sandbox.rs, identity.rs, system_calls.rs
+//!                                                                 what a process gives up
+//!
+//! the next supervisor (a takeover)
+//! handoff/            source.rs hands over to destination.rs in the next one, by protocol.rs
+//! process/quiesce.rs  a device process stops, and its front-ends stay connected
+//! ```
+//! The supervisor reads no byte that a front-end sends to a device process, maps none of its
+//! memory, and waits for no device process: commands wait in a bounded queue, and a device process
+//! that does not read them is killed. Reports are checked as a hostile peer's messages. A device
+//! process that dies is started again, and its front-ends go on after a pause.
+
+mod assigned;
+mod begin;
+mod budgets;
+mod changes;
+mod front;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
+mod handoff;
+mod journal_store;
+mod leases;
+mod limits;
+mod measuring;
+mod process;
+mod question;
+mod request_server;
+mod shown;
+mod state;
+mod stderr_relay;
+mod switches;
+mod xen_front;
+mod xen_line;
+
+pub use begin::start_next;
+pub(crate) use front::serve;
+pub use handoff::HandoffMessage;
+use handoff::{AdoptedSession, DeviceHandoff, LingeringIo};
+pub use handoff::{Before, Handoff, HandoffRequest, OfXen, Shown, XenBytes};
+use manyring_serve::times::{
+    PROCESS_BRIEF, PROCESS_COUNT, PROCESS_SHOWN, START_BACKOFF, START_BACKOFF_MAX,
+};
+pub(crate) use measuring::Measuring;
+pub use shown::ProcessInfo;
+pub(crate) use xen_front::{
+    XenEndings, XenFront, XenHolder, XenLent, XenLentRing, XenMeasures, XenRefusal, XenServed,
+};
+
+use assigned::DomainMembers;
+use budgets::Budgets;
+use changes::Changes;
+use journal_store::JournalStore;
+use leases::Leases;
+use limits::Limits;
+use manyring_config::plan::{SWITCH, XEN};
+use manyring_engine::aside;
+use manyring_serve::assemble::Switches;
+use manyring_serve::channel::Channel;
+use manyring_serve::counts::Counts;
+use manyring_serve::device_process::sandbox;
+use process::DeviceProcess;
+use rustix::io::Errno;
+use state::State;
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+/// The device processes of a supervisor, by their domains. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Processes {
+    kept: Arc<Mutex<BTreeMap<String, Serving>>>,
+    /// The options of each device process.
+    arguments: Arc<[OsString]>,
+    /// The options of device processes for Xen guests.
+    xen_arguments: Arc<[OsString]>,
+    limits: Arc<watch::Sender<Arc<Limits>>>,
+    leases: Leases,
+    /// The request queue of each device's front.
+    fronts: Arc<Mutex<HashMap<String, mpsc::Sender<Asked>>>>,
+    xens: Arc<Mutex<Vec<Xen>>>,
+    /// True while no device process may start, because another supervisor takes over.
+    pauses: Arc<watch::Sender<bool>>,
+    /// The channel to the supervisor that takes over.
+    successor: Arc<Mutex<Option<Arc<Channel>>>>,
+    changes: Arc<Changes>,
+    budgets: Arc<Budgets>,
+    switches: Switches,
+    /// Front-ends that an earlier supervisor handed over, by device.
+    adopted_sessions: Arc<Mutex<HashMap<String, Vec<AdoptedSession>>>>,
+    /// Processes and requests of an earlier supervisor that have not ended, by device.
+    lingering_io: Arc<Mutex<HashMap<String, LingeringIo>>>,
+}
+
+/// The disks of a Xen's guests.
+#[derive(Clone, Debug)]
+struct Xen {
+    name: String,
+    /// The queue of handoff requests.
+    asks: mpsc::Sender<HandoffRequest>,
+    /// The connection to its xenstore is up: without it the next supervisor could not go on.
+    is_there: watch::Receiver<bool>,
+}
+
+/// A request to the front of a device, for which its device process ends.
+#[derive(Debug)]
+enum Asked {
+    /// Hand the device to another supervisor.
+    HandoffRequest(HandoffRequest),
+    /// Make the disk smaller, to this size.
+    Shrink { size: u64, done: oneshot::Sender<Result<u64, Errno>> },
+}
+
+#[derive(Debug)]
+struct Serving {
+    process: Arc<DeviceProcess>,
+    started: Instant,
+    starts: u64,
+    /// Shortest time between this start and the next one.
+    pause: Duration,
+}
+
+impl Processes {
+    /// `arguments`: the options of each device process. `handoff`: what an earlier supervisor
+    /// handed over. `switches`: those that the supervisor has.
+    pub(crate) fn new(arguments: Vec<OsString>, handoff: &mut Handoff, switches: Switches) -> Self {
+        handoff.lingering_io.values_mut().for_each(LingeringIo::count);
+        let of_xen = arguments.iter().cloned().chain([sandbox::XEN_OPTION.into()]).collect();
+        Self {
+            kept: Arc::default(),
+            arguments: arguments.into(),
+            xen_arguments: of_xen,
+            limits: Arc::default(),
+            leases: Leases::default(),
+            fronts: Arc::default(),
+            xens: Arc::default(),
+            pauses: Arc::new(watch::Sender::new(false)),
+            successor: Arc::default(),
+            changes: Arc::default(),
+            budgets: Arc::default(),
+            switches,
+            adopted_sessions: Arc::new(Mutex::new(std::mem::take(&mut handoff.clients))),
+            lingering_io: Arc::new(Mutex::new(std::mem::take(&mut handoff.lingering_io))),
+        }
+    }
+
+    /// Sets apart what sessions of a device need, before anybody serves it.
+    pub(crate) fn set_apart(&self, device: &str, queues: usize) {
+        self.budgets.set_apart(device, queues);
+    }
+
+    /// Registers the front of a device. Returns the queue of requests to the front, and the
+    /// front-ends that an earlier supervisor handed over. The registration ends when the receiver
+    /// is dropped.
+    fn register(&self, device: &str) -> (mpsc::Receiver<Asked>, Vec<AdoptedSession>) {
+        let (asks, asked) = mpsc::channel(1);
+        begin::prepare(self.arguments.clone());
+        let mut fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+        fronts.insert(device.to_owned(), asks);
+        (asked, self.adopted_sessions().remove(device).unwrap_or_default())
+    }
+
+    /// Registers the disks of a Xen for handoffs, as long as the receiver lives. The sender says
+    /// whether the connection to xenstore is up.
+    pub(crate) fn register_xen(
+        &self,
+        name: &str,
+    ) -> (mpsc::Receiver<HandoffRequest>, watch::Sender<bool>) {
+        let ((asks, asked), (there, is_there)) = (mpsc::channel(1), watch::channel(true));
+        let xen = Xen { name: name.to_owned(), asks, is_there };
+        self.xens.lock().unwrap_or_else(PoisonError::into_inner).push(xen);
+        (asked, there)
+    }
+
+    fn xens(&self) -> Vec<Xen> {
+        let xens = self.xens.lock().unwrap_or_else(PoisonError::into_inner);
+        xens.iter().filter(|xen| !xen.asks.is_closed()).cloned().collect()
+    }
+
+    /// Starts a warm process for Xen guests.
+    fn prepare_xen(&self) {
+        begin::prepare(self.xen_arguments.clone());
+    }
+
+    /// Keeps the front-ends from an earlier supervisor whose devices have a front here, and
+    /// releases the others.
+    pub(crate) async fn keep_adopted_sessions(&self, has_front: impl Fn(&str) -> bool) {
+        let all = std::mem::take(&mut *self.adopted_sessions());
+        let (kept, others) = all.into_iter().partition(|(device, _)| has_front(device));
+        *self.adopted_sessions() = kept;
+        let others: HashMap<String, Vec<AdoptedSession>> = others;
+        for device in others.keys() {
+            tracing::warn!(
+                device,
+                "front-ends disconnected: no device process serves the device any more"
+            );
+        }
+        // Closing the last descriptor of a front-end's file may take long.
+        aside(move || drop(others)).await;
+    }
+
+    fn adopted_sessions(&self) -> MutexGuard<'_, HashMap<String, Vec<AdoptedSession>>> {
+        self.adopted_sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Processes and requests of an earlier supervisor that may still use the device.
+    fn lingering_io(&self, device: &str) -> LingeringIo {
+        let mut lingering_io = self.lingering_io.lock().unwrap_or_else(PoisonError::into_inner);
+        lingering_io.remove(device).unwrap_or_default()
+    }
+
+    /// Copies of the [`Self::lingering_io`] of devices that wait here, or that this supervisor does
+    /// not serve. The copies go to the next supervisor; this one keeps its own, since the takeover
+    /// may fail.
+    fn unclaimed_io(&self) -> io::Result<DeviceHandoff> {
+        let lingering_io = self.lingering_io.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut share = DeviceHandoff::new();
+        for (device, lingering_io) in lingering_io.iter() {
+            share.extend(lingering_io.share(device)?);
+        }
+        Ok(share)
+    }
+
+    fn has_front(&self, device: &str) -> bool {
+        let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+        fronts.get(device).is_some_and(|asks| !asks.is_closed())
+    }
+
+    /// Makes a disk in a device process smaller. The device process ends first, so that no request
+    /// is in flight; its front-ends go on with the next one, and their guests get a configuration
+    /// change.
+    ///
+    /// # Errors
+    /// `EBUSY`: requests in flight did not end in time, or another supervisor takes over; the size
+    /// is unchanged. Other errors are the disk's.
+    pub async fn shrink(&self, device: &str, size: u64) -> Result<u64, Errno> {
+        let (done, is_done) = oneshot::channel();
+        let front = {
+            let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+            fronts.get(device).cloned()
+        };
+        let asked = front.map(|front| front.try_send(Asked::Shrink { size, done }));
+        if !matches!(asked, Some(Ok(()))) {
+            return Err(Errno::BUSY);
+        }
+        is_done.await.unwrap_or(Err(Errno::BUSY))
+    }
+
+    fn fronts(&self) -> Vec<mpsc::Sender<Asked>> {
+        let fronts = self.fronts.lock().unwrap_or_else(PoisonError::into_inner);
+        fronts.values().filter(|asks| !asks.is_closed()).cloned().collect()
+    }
+
+    fn successor(&self) -> MutexGuard<'_, Option<Arc<Channel>>> {
+        self.successor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_paused(&self) -> bool {
+        *self.pauses.borrow()
+    }
+
+    /// Kills the device process of a domain, if there is one, because another supervisor gets its
+    /// devices. Returns when it has ended.
+    ///
+    /// # Errors
+    /// The kernel does not end the process, which still has its devices.
+    pub(crate) async fn end_one(&self, domain: &str, reason: &str) -> Result<(), String> {
+        let process = self.lock().get(domain).map(|kept| kept.process.clone());
+        let Some(process) = process else { return Ok(()) };
+        process.leave(reason);
+        process.ended_or_stuck().await;
+        match process.state() {
+            State::Stuck => Err(format!("the kernel has not ended the device process {domain}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The sockets and journals of the front-ends of a domain's device process.
+    fn journals_of(&self, domain: &str) -> Vec<Arc<JournalStore>> {
+        self.lock().get(domain).map(|kept| kept.process.all_journals()).unwrap_or_default()
+    }
+
+    /// Ends all device processes. A compromised one may outlive the end of its channel.
+    pub(crate) async fn end(&self) {
+        let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
+        let all: JoinSet<_> = processes
+            .into_iter()
+            .map(|process| async move { process.end_yielding("the daemon is stopping").await })
+            .collect();
+        let _ = tokio::time::timeout(PROCESS_COUNT, all.join_all()).await;
+    }
+
+    /// Waits for a future, until another supervisor takes over.
+    async fn unless_paused(&self, waits: impl Future<Output = ()>) {
+        tokio::select! {
+            () = waits => {}
+            () = self.paused() => {}
+        }
+    }
+
+    /// Returns when no device process may start.
+    async fn paused(&self) {
+        let _ = self.pauses.subscribe().wait_for(|pauses| *pauses).await;
+    }
+
+    /// Returns when device processes may start.
+    async fn go_on(&self) {
+        let _ = self.pauses.subscribe().wait_for(|pauses| !pauses).await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Serving>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The device process of a domain, which is started if it does not run; waits for the end of
+    /// its predecessor as long as the kernel takes. `None`: no device process may start now.
+    async fn of(&self, domain: &str) -> Option<Arc<DeviceProcess>> {
+        loop {
+            let of = |kept: &Serving| (kept.process.clone(), kept.started, kept.pause);
+            let before = self.lock().get(domain).map(of);
+            let mut pause = START_BACKOFF;
+            let mut members = None;
+            if let Some((process, started, paused)) = before {
+                if process.serves() {
+                    return Some(process);
+                }
+                self.unless_paused(process.ended()).await;
+                self.unless_paused(process.members().janitor.idle()).await;
+                members = Some(process.members().clone());
+                if !process.has_yielded() {
+                    if started.elapsed() < PROCESS_BRIEF {
+                        pause = (paused * 2).min(START_BACKOFF_MAX);
+                    }
+                    self.unless_paused(tokio::time::sleep_until(started + paused)).await;
+                }
+            }
+            if self.is_paused() {
+                return None;
+            }
+            // A switch that is removed gets no device process.
+            let switch = match domain.strip_prefix(SWITCH) {
+                Some(name) => Some(self.switches.apart(name)?),
+                None => None,
+            };
+            // Another device of the domain may have started it meanwhile.
+            let mut kept = self.lock();
+            let starts = kept.get(domain).map_or(0, |kept| kept.starts);
+            if kept.get(domain).is_some_and(|kept| kept.process.state() != State::Ended) {
+                continue;
+            }
+            let members =
+                members.unwrap_or_else(|| DomainMembers::of(domain, self.budgets.surplus(domain)));
+            let is_xen = |domain: &str| domain.starts_with(XEN);
+            let arguments = if is_xen(domain) { &self.xen_arguments } else { &self.arguments };
+            let process = DeviceProcess::start(domain, arguments.clone(), members, switch);
+            if process.switch().is_some() {
+                tokio::spawn(switches::keep_switch(process.clone()));
+            }
+            let (started, starts) = (Instant::now(), starts + 1);
+            // Each boot of a guest is a domain with a new number: forget the old ones.
+            kept.retain(|name, kept| {
+                let is_over =
+                    kept.process.state() == State::Ended && kept.started.elapsed() > PROCESS_SHOWN;
+                !(is_xen(name) && is_over)
+            });
+            kept.insert(domain.to_owned(), Serving { process, started, starts, pause });
+        }
+    }
+
+    /// Asks every device process for its counters. A process that does not answer in time is shown
+    /// as unresponsive, and its devices with their last counters. Nobody waits for it a second time
+    /// before it has answered.
+    pub async fn count(&self) {
+        let processes: Vec<_> = self.lock().values().map(|kept| kept.process.clone()).collect();
+        Self::count_all(processes, |_| true).await;
+    }
+
+    /// As [`Self::count`], for one device: no other device's process is asked.
+    pub async fn count_of(&self, device: &str) {
+        let has = |kept: &&Serving| kept.process.has(device);
+        let process = self.lock().values().find(has).map(|kept| kept.process.clone());
+        Self::count_all(process.into_iter().collect(), |name| name == device).await;
+    }
+
+    /// Asks these processes for the counters of the devices for which `is_meant` is true.
+    async fn count_all(processes: Vec<Arc<DeviceProcess>>, is_meant: impl Fn(&str) -> bool) {
+        let began = Instant::now();
+        let asked: Vec<_> =
+            processes.into_iter().filter_map(|process| Some((process.ask()?, process))).collect();
+        for (question, process) in asked {
+            let longest = if process.answers() { PROCESS_COUNT } else { Duration::ZERO };
+            let answered = process.answered(question);
+            let answers = tokio::time::timeout_at(began + longest, answered).await.is_ok();
+            process.note_answer(answers);
+            let counts: Vec<Arc<Counts>> = process.counts(&is_meant);
+            // The files are the supervisor's own memfds; another thread reads them all the same.
+            aside(move || counts.iter().for_each(|counts| counts.read())).await;
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `Quiescing`: a device process stops for the next supervisor. Its queues stop, requests in flight
+//! end, and its front-ends stay connected; then it reports that. The supervisor need not wait for
+//! the end of the process.
+
+use super::DeviceProcess;
+use crate::processes::state::State;
+use manyring_protocol::message::Command;
+use manyring_serve::times::QUIESCE;
+use rustix::fd::OwnedFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+/// The state of one device process that quiesces.
+#[derive(Debug)]
+pub(super) struct Quiescing {
+    /// The command was sent.
+    is_asked: AtomicBool,
+    is_done: watch::Sender<bool>,
+    /// The outcome was logged.
+    is_told: AtomicBool,
+    /// The process ends because another supervisor or domain gets its devices, not for a fault.
+    yields: AtomicBool,
+    /// A pidfd of the process, once the kernel has not ended it in time.
+    held: OnceLock<OwnedFd>,
+}
+
+impl Quiescing {
+    pub(super) fn new() -> Self {
+        let [is_asked, is_told, yields] = std::array::from_fn(|_| AtomicBool::new(false));
+        let (is_done, held) = (watch::Sender::new(false), OnceLock::new());
+        Self { is_asked, is_done, is_told, yields, held }
+    }
+
+    /// Notes a pidfd of the process that the kernel does not end.
+    pub(super) fn hold(&self, process: OwnedFd) {
+        let _ = self.held.set(process);
+    }
+
+    /// True if the process has quiesced: it sends no further report.
+    pub(super) fn is_done(&self) -> bool {
+        *self.is_done.borrow()
+    }
+
+    /// Handles the report that the process has quiesced.
+    ///
+    /// # Errors
+    /// The command was not sent.
+    pub(super) fn complete(&self) -> Result<(), String> {
+        if !self.is_asked.load(Ordering::Relaxed) {
+            return Err("it quiesced without a request".to_owned());
+        }
+        self.is_done.send_replace(true);
+        Ok(())
+    }
+
+    async fn done(&self) {
+        let _ = self.is_done.subscribe().wait_for(|is_done| *is_done).await;
+    }
+}
+
+impl DeviceProcess {
+    /// Kills the process, because another supervisor or domain gets its devices; returns when it
+    /// has ended.
+    pub(in crate::processes) async fn end_yielding(&self, reason: &str) {
+        self.leave(reason);
+        self.ended().await;
+    }
+
+    /// Kills the process, as [`Self::end_yielding`] does, and does not wait for its end.
+    pub(in crate::processes) fn leave(&self, reason: &str) {
+        self.quiescing().yields.store(true, Ordering::Relaxed);
+        self.end(reason);
+    }
+
+    /// True if the process ended for no fault.
+    pub(in crate::processes) fn has_yielded(&self) -> bool {
+        self.quiescing().yields.load(Ordering::Relaxed)
+    }
+
+    /// Quiesces the process for another supervisor that gets its devices, and then kills it.
+    /// Returns when the process has quiesced. If it does not within [`QUIESCE`], returns when it
+    /// has ended, or with a pidfd if the kernel does not end it: the other supervisor waits for
+    /// that pidfd before it gives the devices to a process.
+    ///
+    /// A compromised process may report that it has quiesced, and go on. That harms its own domain
+    /// alone: the supervisor waits until the descriptions of the images are closed before anybody
+    /// else gets them.
+    pub(in crate::processes) async fn quiesce(&self, reason: &str) -> Option<OwnedFd> {
+        if self.state() == State::Ended {
+            return None;
+        }
+        let quiescing = self.quiescing();
+        let is_told = quiescing.is_asked.swap(true, Ordering::Relaxed)
+            || self.tell(Command::Quiesce {}, Vec::new()).is_ok();
+        let is_done = is_told
+            && tokio::select! {
+                done = timeout(QUIESCE, quiescing.done()) => done.is_ok(),
+                () = self.ended() => false,
+            };
+        let (process, pid) = (self.name(), self.pid());
+        match (is_done, quiescing.is_told.swap(true, Ordering::Relaxed)) {
+            (_, true) => {}
+            (true, false) => tracing::info!(process, pid, "device process quiesced"),
+            (false, false) => {
+                tracing::warn!(
+                    process,
+                    pid,
+                    "the device process did not quiesce in time; killing it"
+                )
+            }
+        }
+        self.leave(reason);
+        if is_done {
+            return None;
+        }
+        self.ended_or_stuck().await;
+        let held = quiescing.held.get().filter(|_| self.state() == State::Stuck)?;
+        match held.try_clone() {
+            Ok(held) => {
+                self.closes_asks();
+                Some(held)
+            }
+            Err(_) => {
+                self.ended().await;
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! The supervisor's part of a device in a device process: sends changes by the host and the
+//! operator, and serves the device's privileged requests.
+//!
+//! Requests are served one after the other, those of a network at the pace that the device allows
+//! its own guests (`net/pace`). A device process that sends a request before the one before it was
+//! answered is killed.
+
+mod connections;
+
+use super::assigned::PendingRequest;
+use super::leases::Leases;
+use super::limits::Limits;
+use super::process::DeviceProcess;
+use manyring_protocol::message::{Command, PortFacts, PortFilter, PrivilegedRequest};
+use manyring_protocol::nbd::NbdFailure;
+use manyring_serve::assemble::remote::Remote;
+use manyring_serve::credentials;
+use manyring_serve::outgoing::OutgoingMessage;
+use manyring_serve::times::{FRONT_RETRY, NBD_SHUT, RECLAIM};
+
+use connections::Connections;
+use manyring_backend::blk::{Disk, Ending, ImageDescriptors, ImageError, Marks};
+use manyring_backend::net::HostFilter;
+use manyring_backend::net::tap::lent::{Lent, LentTable};
+use manyring_device::Owned;
+use manyring_device::net::RssConfig;
+use manyring_device::net::{NetSide, Offloads, Outside, OwnedPort};
+use manyring_engine::{StandIns, aside};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, timeout};
+
+/// Queues of a tap that one message hands to the next supervisor.
+const QUEUES_MAX: usize = 64;
+
+/// The file descriptors by which a device process serves `queues` queues of a disk, and the
+/// supervisor's part in them. The copies that the supervisor keeps are in the budget of front-ends:
+/// their number grows with the number of front-ends. May block.
+///
+/// # Errors
+/// One line: the system has no descriptor, or cannot mark one; or the budget is used up.
+pub(super) fn handed(
+    disk: &dyn Disk,
+    queues: usize,
+) -> Result<(Vec<OwnedFd>, Option<Marks>), String> {
+    let failed = |errno: Errno| errno.to_string();
+    let Some(image) = disk.image() else {
+        return Ok((disk.hand_memory().map_err(failed)?.into_iter().collect(), None));
+    };
+    let copies = u32::try_from(image.copies(queues)).unwrap_or(u32::MAX);
+    let few = |_| {
+        "too few open files are allowed (ulimit -n): lock_with_rings takes 2 of them and \
+                   one for each queue"
+    };
+    let part = StandIns::take(copies).map_err(few)?;
+    let handed = image.hand(queues).map_err(failed)?;
+    let marks = image.marks(&handed, part).map_err(|errno| match errno {
+        Errno::AGAIN | Errno::ACCESS => "the image is locked by another process".to_owned(),
+        errno => failed(errno),
+    })?;
+    let ImageDescriptors { file, flushes } = handed;
+    Ok(([file].into_iter().chain(flushes).collect(), marks))
+}
+
+/// The file descriptors that the next supervisor gets of a device that is open here: the
+/// description that holds a disk, or the queues of a tap. Each inner list goes in one message. May
+/// block.
+pub(super) fn left_of(owned: &Owned) -> Result<Vec<Vec<OwnedFd>>, Errno> {
+    match owned {
+        Owned::Disk(host) | Owned::XenDisk(host) => {
+            let disk = host.disk();
+            let left = match disk.image() {
+                Some(image) => Some(image.hand_off()?),
+                None => disk.hand_memory()?,
+            };
+            Ok(left.map(|fd| vec![fd]).into_iter().collect())
+        }
+        // A macvtap is not handed over: every process can open queues of it.
+        Owned::Port(net) if net.port().kind() != "tap" || net.port().is_gone() => Ok(Vec::new()),
+        Owned::Port(net) => {
+            let mut queues = net.port().lend().transpose()?.map_or(Vec::new(), |lent| lent.queues);
+            let mut left = Vec::new();
+            while !queues.is_empty() {
+                let rest = queues.split_off(queues.len().min(QUEUES_MAX));
+                left.push(std::mem::replace(&mut queues, rest));
+            }
+            Ok(left)
+        }
+    }
+}
+
+/// The interface of the device and its queues, for a command; nothing if there is none.
+pub(super) async fn lent(net: &OwnedPort) -> Result<(Option<PortFacts>, Vec<OwnedFd>), String> {
+    let port = net.port().clone();
+    let lent = aside(move || port.lend().transpose()).await.ok_or("internal error")?;
+    let Some(lent) = lent.map_err(|errno| errno.to_string())? else {
+        return Ok((None, Vec::new()));
+    };
+    let Lent { facts, mut queues, table } = lent;
+    let table_key = table.as_ref().map(|table| table.key);
+    queues.extend(table.map(|LentTable { map, .. }| map));
+    let facts = PortFacts {
+        interface: facts.interface,
+        is_macvtap: facts.is_macvtap,
+        offloads: facts.offloads.guest_features(),
+        mtu: facts.mtu,
+        table_key,
+        can_hash: facts.can_hash,
+        filter: said(facts.host_filter),
+        chunk: facts.chunk,
+    };
+    Ok((Some(facts), queues))
+}
+
+/// Returns when nobody has sockets of the interface that were lent to `former`, a domain. Whoever
+/// has one sends by it.
+pub(super) async fn let_go(net: &OwnedPort, former: Option<&str>) -> Result<(), String> {
+    let began = Instant::now();
+    let mut is_told = false;
+    loop {
+        let port = net.port().clone();
+        let is_let_go = aside(move || port.is_let_go()).await.ok_or("internal error")?;
+        if is_let_go.map_err(|errno| errno.to_string())? {
+            return Ok(());
+        }
+        if began.elapsed() > RECLAIM && !std::mem::replace(&mut is_told, true) {
+            let (device, process) = (net.name(), former.unwrap_or_default());
+            let problem = match net.outside().is_gone {
+                true => "interface is gone; waiting until it is back",
+                false => {
+                    "AF_XDP sockets of a former device process are still open, and may send on \
+                     the interface; waiting until whoever has them ends"
+                }
+            };
+            tracing::error!(device, process, "{problem}");
+        }
+        sleep((began.elapsed() / 8).clamp(Duration::from_millis(1), FRONT_RETRY)).await;
+    }
+}
+
+/// What the host keeps from an interface, for a command.
+fn said(HostFilter { only_to, only_from: _, lacks_groups }: HostFilter) -> PortFilter {
+    PortFilter { only_to, lacks_groups }
+}
+
+/// Serves the privileged requests of a device as long as a device process has it.
+pub(super) struct RequestServer {
+    pub(super) device: String,
+    pub(super) owned: Owned,
+    pub(super) process: Arc<DeviceProcess>,
+    pub(super) limits: watch::Receiver<Arc<Limits>>,
+    pub(super) leases: Leases,
+    /// How often an interface was joined before its queues were handed over.
+    pub(super) joins: u64,
+    /// For a disk whose lock goes with the rings, or that is only read.
+    pub(super) marks: Option<Arc<Marks>>,
+    /// The server of a disk, to which the supervisor connects.
+    pub(super) remote: Option<Arc<Remote>>,
+}
+
+/// A connection that is being made, and the answer with it.
+type Connecting = Pin<Box<dyn Future<Output = OutgoingMessage> + Send>>;
+
+impl RequestServer {
+    /// Serves the requests of a device process about its device until that process has released the
+    /// device. Then the host uses no queue of the device, and the lock that goes with its rings is
+    /// released. Returns a handle that tells whether requests of the process are in flight, if
+    /// locks of the image cannot show that.
+    pub(super) async fn attend(
+        mut self,
+        mut asks: mpsc::Receiver<PendingRequest>,
+    ) -> Option<Ending> {
+        let mut changes = match &self.owned {
+            Owned::Port(net) => {
+                let mut changes = net.changes();
+                changes.mark_changed();
+                changes
+            }
+            Owned::Disk(disk) | Owned::XenDisk(disk) => disk.changes(),
+        };
+        // A device process starts without a limit.
+        let (mut limit, mut group) = (Limits::default().of(&self.device), self.leases.of_device());
+        self.limits.mark_changed();
+        let mut connecting: Option<Connecting> = None;
+        let server = self.server();
+        loop {
+            tokio::select! {
+                ask = asks.recv() => {
+                    let Some(PendingRequest { number, request }) = ask else { break };
+                    if let (PrivilegedRequest::Connect { limit_ms }, Some(server), None) =
+                        (&request, &server, &connecting)
+                    {
+                        let limit = Duration::from_millis((*limit_ms).into());
+                        connecting = Some(Box::pin(connect(server.clone(), number, limit)));
+                        continue;
+                    }
+                    let error = self.done(request).await.map_or_else(Errno::raw_os_error, |()| 0);
+                    self.process.tell_in_turn(Command::Done { number, error }, Vec::new()).await;
+                }
+                (command, fds) = connected(&mut connecting) => {
+                    connecting = None;
+                    self.process.tell_in_turn(command, fds).await;
+                }
+                Ok(()) = changes.changed() => self.tell_changes().await,
+                Ok(()) = self.limits.changed() => {
+                    let now = self.limits.borrow_and_update().of(&self.device);
+                    if limit != now {
+                        group.follow(&now, &self.process);
+                        limit = now.clone();
+                        self.process.tell_in_turn(now, Vec::new()).await;
+                    }
+                }
+            }
+        }
+        drop((connecting, group));
+        if let Some((_, connections)) = server {
+            self.shut(connections).await;
+        }
+        let host = match self.owned {
+            Owned::Port(net) => {
+                net.take_back().await;
+                return None;
+            }
+            Owned::Disk(host) | Owned::XenDisk(host) => host,
+        };
+        let (disk, marks) = (host.disk().clone(), self.marks);
+        let ended = aside(move || {
+            let ending = marks.as_deref().map(Marks::end);
+            // A device process that died has not released the lock that goes with its rings. Its
+            // requests in flight are marked, and still keep others from the image.
+            disk.release();
+            // The next supervisor, which holds the lock together with this one, releases it after
+            // this.
+            drop(marks);
+            ending
+        });
+        ended.await.flatten()
+    }
+
+    /// The server of the disk, and the connections to it.
+    fn server(&self) -> Option<(Arc<Remote>, Arc<Connections>)> {
+        let remote = self.remote.clone()?;
+        let connections = Connections::new(&self.device, remote.connections_max());
+        Some((remote, Arc::new(connections)))
+    }
+
+    /// Shuts the connections of the device process, which has the device no more.
+    async fn shut(&self, connections: Arc<Connections>) {
+        let ends = connections.clone();
+        // Who has a socket may keep it busy, and has no other use of it then.
+        if timeout(NBD_SHUT, aside(move || ends.end())).await.is_err() {
+            tracing::warn!(device = self.device, "shutting its connections takes long");
+        }
+        // This interrupts a close that lingers; nobody waits for it.
+        tokio::spawn(async move { connections.closed().await });
+    }
+
+    async fn tell_changes(&mut self) {
+        let device = self.device.clone();
+        let Some(net) = self.owned.as_port().cloned() else {
+            return self.process.tell_in_turn(Command::Measure { device }, Vec::new()).await;
+        };
+        let outside = net.outside();
+        if outside.joins != self.joins && !outside.is_gone {
+            self.joins = outside.joins;
+            self.renew(&net).await;
+        }
+        self.process.tell_in_turn(command(&net), Vec::new()).await;
+    }
+
+    /// Hands over the queues of the interface that was joined.
+    async fn renew(&self, net: &OwnedPort) {
+        let device = self.device.clone();
+        match lent(net).await {
+            Ok((Some(PortFacts { filter, chunk, .. }), mut queues)) => {
+                // Without the table of flows, which stays; sockets come with their memory.
+                queues.truncate(net.queue_pairs() + usize::from(chunk.is_some()));
+                let queues = queues.into_iter().map(Into::into).collect();
+                self.process.tell_in_turn(Command::Queues { device, filter, chunk }, queues).await;
+            }
+            Ok((None, _)) => {}
+            Err(error) => {
+                tracing::error!(device, error, "sending its queues to the device process failed")
+            }
+        }
+    }
+
+    async fn done(&self, request: PrivilegedRequest) -> Result<(), Errno> {
+        match (&self.owned, request) {
+            (Owned::Port(net), PrivilegedRequest::Pair { pair, attached }) => {
+                net.lend_pair(pair.into(), attached).await
+            }
+            (Owned::Port(net), PrivilegedRequest::Offloads { bits }) => {
+                net.lend_offloads(Offloads::of_guest(bits)).await
+            }
+            (Owned::Port(net), PrivilegedRequest::Rss { config }) => {
+                let config = Some(config).filter(|config| !config.is_empty());
+                let rss = config.map(|config| RssConfig::parse(&config)).transpose();
+                net.lend_rss(rss.map_err(|_| Errno::INVAL)?).await
+            }
+            (Owned::Disk(host), PrivilegedRequest::Lock { is_held }) => {
+                let (disk, marks) = (host.disk().clone(), self.marks.clone());
+                let locked = aside(move || lock(&*disk, marks.as_deref(), is_held)).await;
+                locked.unwrap_or(Err(Errno::IO))
+            }
+            // A connection is being made already.
+            (Owned::Disk(_), PrivilegedRequest::Connect { .. }) if self.remote.is_some() => {
+                Err(Errno::BUSY)
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+}
+
+/// Connects to the server of a disk, for the device process that has asked with this number.
+async fn connect(
+    (remote, connections): (Arc<Remote>, Arc<Connections>),
+    number: u64,
+    limit: Duration,
+) -> OutgoingMessage {
+    let failed = |errno: Errno| NbdFailure {
+        text: format!("is not asked: {errno}"),
+        is_limit: false,
+        passes: true,
+    };
+    connections.closed().await;
+    let given = match remote.connect(limit).await {
+        Ok(connected) => {
+            // Certificates may be long.
+            let given = aside(move || {
+                connections.keep(&connected.socket)?;
+                credentials::given(connected)
+            });
+            let given = given.await;
+            given.unwrap_or(Err(Errno::IO)).map_err(failed)
+        }
+        Err(failure) => Err(failure),
+    };
+    let (failed, fds) = match given {
+        Ok(fds) => (None, fds),
+        Err(failure) => (Some(failure), Vec::new()),
+    };
+    (Command::Connected { number, failed }, fds.into_iter().map(Into::into).collect())
+}
+
+/// Waits for the connection that is being made; never returns while there is none.
+async fn connected(connecting: &mut Option<Connecting>) -> OutgoingMessage {
+    match connecting {
+        Some(connecting) => connecting.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Takes or releases the lock of an image that goes with the rings. May block.
+fn lock(disk: &dyn Disk, marks: Option<&Marks>, is_held: bool) -> Result<(), Errno> {
+    let image = disk.image().ok_or(Errno::INVAL)?;
+    if !is_held {
+        image.release_for(marks);
+        return Ok(());
+    }
+    image.acquire_for(marks).map_err(|error| match error {
+        ImageError::InUse { .. } => Errno::BUSY,
+        ImageError::Lock { errno, .. } => errno,
+        _ => Errno::IO,
+    })
+}
+
+/// The command with the present state of the interface and the operator's settings.
+pub(super) fn command(net: &OwnedPort) -> Command {
+    let Outside { link_up, is_gone, mtu, announcements, .. } = net.outside();
+    Command::Outside { device: net.name().to_owned(), link_up, is_gone, mtu, announcements }
+}

@@ -1,0 +1,247 @@
+//! A device process that serves a switch: it gets the switch and its uplink first, then all ports,
+//! and then the devices whose front-ends connect.
+//!
+//! ```text
+//! process starts   switch + the uplink's queue, once the process before it has left the uplink
+//! before a device  every port that the process was not told of (`knows_ports`)
+//! afterwards       ports that come and go; what happens to the uplink's interface
+//! ```
+//! So the addresses, VLANs and guards of all ports are there before the first frame of a guest.
+
+use super::Processes;
+use super::assigned::{PendingRequest, ServedSwitch, lock};
+use super::handoff::{DeviceHandoff, HandoffMessage};
+use super::leases::Leases;
+use super::limits::Limits;
+use super::process::DeviceProcess;
+use super::request_server::{RequestServer, left_of, lent};
+use manyring_config::plan::domain_of_switch;
+use manyring_device::Owned;
+use manyring_device::net::{NetSide, OwnedPort};
+use manyring_engine::aside;
+use manyring_protocol::message::Command;
+use manyring_serve::assemble::{Ports, SwitchHost};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+
+/// Gives the switch to its process, and serves the uplink until the process has left it.
+pub(super) async fn keep_switch(process: Arc<DeviceProcess>) {
+    let Some(ServedSwitch { host, is_given, asked, .. }) = process.switch() else { return };
+    let Some(asked) = lock(asked).take() else { return };
+    let _lent = host.unlent().await;
+    let (spec, owned) = host.given();
+    let joins = owned.as_ref().map_or(0, |uplink| uplink.outside().joins);
+    let (uplink, fds) = match &owned {
+        None => (None, Vec::new()),
+        Some(uplink) => match lent(uplink).await {
+            Ok(lent) => lent,
+            Err(error) => {
+                let switch = host.name();
+                tracing::error!(switch, error, "handing over the uplink failed");
+                return process.end("it has no uplink");
+            }
+        },
+    };
+    let device = process.name().to_owned();
+    let fds = fds.into_iter().map(Into::into).collect();
+    process.tell_in_turn(Command::Switch { device, spec, uplink }, fds).await;
+    is_given.send_replace(true);
+    tokio::select! {
+        () = serve_uplink(&process, host, (owned, joins), asked) => {}
+        () = process.follow_ports() => {}
+    }
+}
+
+/// Serves the requests for the uplink until the process has left it.
+async fn serve_uplink(
+    process: &Arc<DeviceProcess>,
+    host: &SwitchHost,
+    (uplink, joins): (Option<Arc<OwnedPort>>, u64),
+    asked: mpsc::Receiver<PendingRequest>,
+) {
+    let Some(uplink) = uplink else { return process.ended().await };
+    host.watch();
+    // Nobody has looked at the interface while no process had it.
+    uplink.port_may_have_changed();
+    let device = uplink.name().to_owned();
+    let (owned, process) = (Owned::Port(uplink), process.clone());
+    // An uplink has no limit.
+    let limits = watch::channel(Arc::new(Limits::default())).1;
+    let (marks, remote) = (None, None);
+    // No limit is that of an uplink.
+    let leases = Leases::default();
+    let server = RequestServer { device, owned, process, limits, leases, joins, marks, remote };
+    server.attend(asked).await;
+}
+
+impl DeviceProcess {
+    /// Returns when the process was told of every port of its switch, or ends; at once if it has no
+    /// switch.
+    pub(super) async fn knows_ports(&self) {
+        let Some(switch) = self.switch() else { return };
+        let mut is_given = switch.is_given.subscribe();
+        tokio::select! {
+            given = is_given.wait_for(|is_given| *is_given) => drop(given),
+            () = self.ended() => return,
+        }
+        self.tell_ports(switch, &mut switch.host.ports()).await;
+    }
+
+    async fn tell_ports(&self, switch: &ServedSwitch, ports: &mut watch::Receiver<Ports>) {
+        let mut told = switch.told.lock().await;
+        ports.mark_unchanged();
+        while self.serves() && ports.borrow().untold(&told).is_some() {
+            let Ok(place) = self.place().await else { return };
+            // Nothing is awaited from here on: who drops this future leaves no port noted as told
+            // of which the process was not told.
+            let Some((device, port)) = ports.borrow().untold(&told) else { return };
+            match &port {
+                Some((number, _)) => told.insert(device.clone(), *number),
+                None => told.remove(&device),
+            };
+            let port = port.map(|(_, spec)| (*spec).clone());
+            place.send((Command::SwitchPort { device, port }, Vec::new()));
+        }
+    }
+
+    /// Tells the process of ports that come and go, for ever.
+    async fn follow_ports(&self) {
+        let Some(switch) = self.switch() else { return };
+        let mut ports = switch.host.ports();
+        loop {
+            self.tell_ports(switch, &mut ports).await;
+            if ports.changed().await.is_err() {
+                return self.ended().await;
+            }
+        }
+    }
+}
+
+impl Processes {
+    /// Ends the device process of a switch that is removed; returns when it has left the uplink.
+    pub(crate) async fn end_switch(&self, name: &str) {
+        let domain = domain_of_switch(name);
+        if let Err(problem) = self.end_one(&domain, "its switch is removed").await {
+            tracing::error!(switch = name, problem, "the uplink stays in use");
+            return;
+        }
+        if let Some(host) = self.switches.apart(name) {
+            drop(host.unlent().await);
+        }
+        self.lock().remove(&domain);
+    }
+
+    /// Has the next device process of a switch follow the one that runs now.
+    pub(crate) fn restart_switch(&self, name: &str) {
+        let process = self.lock().get(&domain_of_switch(name)).map(|kept| kept.process.clone());
+        if let Some(process) = process {
+            process.leave("its switch has other settings");
+        }
+    }
+
+    /// The messages that hand the uplinks of all switches to another supervisor. The device
+    /// processes of ports have quiesced.
+    ///
+    /// # Errors
+    /// One line: the system has no descriptor.
+    pub(super) async fn share_uplinks(&self) -> Result<DeviceHandoff, String> {
+        let mut share = DeviceHandoff::new();
+        for host in self.switches.all_apart() {
+            let Some(uplink) = host.uplink() else { continue };
+            let domain = domain_of_switch(host.name());
+            let process = self.lock().get(&domain).map(|kept| kept.process.clone());
+            // One that has no front-end now has not quiesced.
+            if let Some(process) = process.filter(|process| process.serves()) {
+                process.end_yielding("a takeover by another daemon is under way").await;
+            }
+            drop(host.unlent().await);
+            let owned = Owned::Port(uplink);
+            let left = aside(move || left_of(&owned)).await.ok_or("internal error")?;
+            for fds in left.map_err(|errno| errno.to_string())? {
+                let device = domain.clone();
+                let fds = fds.into_iter().map(Into::into).collect();
+                share.push((HandoffMessage::Queues { device }, fds));
+            }
+        }
+        Ok(share)
+    }
+
+    /// Restores the uplinks of all switches, because the takeover has failed.
+    pub(super) async fn keep_uplinks(&self) {
+        for host in self.switches.all_apart() {
+            if let Some(port) = host.uplink().map(|uplink| uplink.port().clone()) {
+                aside(move || port.keep()).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::processes::assigned::DomainMembers;
+    use manyring_config::parse;
+    use manyring_config::plan::Domains;
+    use manyring_engine::Surplus;
+    use manyring_protocol::switch::{SwitchPortSpec, VlansSpec};
+    use manyring_serve::assemble::AdoptedFds;
+    use manyring_serve::assemble::Switches;
+    use std::collections::BTreeMap;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    /// A switch `s0` that a device process serves.
+    fn host() -> Arc<SwitchHost> {
+        let keys = "[[switch]]\nname = 's0'\n[[net]]\nsocket_path = '/s'\nnull = true\n";
+        let plans = parse(keys).unwrap().switch;
+        let switches = Switches::new(&plans, Domains::Device, &AdoptedFds::default()).unwrap();
+        switches.apart("s0").unwrap()
+    }
+
+    fn port(isolated: bool) -> SwitchPortSpec {
+        let (vlans, floods_max) = (VlansSpec::All, 1000);
+        let (mac, only, queue_pairs, macs_max) = (None, None, 1, 8);
+        SwitchPortSpec { queue_pairs, vlans, isolated, mac, only, macs_max, floods_max }
+    }
+
+    #[test]
+    fn a_port_of_which_a_front_that_stops_did_not_tell_is_told_of_by_the_next_one() {
+        // The ports, and then one of them with other settings.
+        for (places, changes) in [(0, false), (1, false), (2, false), (1, true), (0, true)] {
+            let builder = &mut tokio::runtime::Builder::new_current_thread();
+            let runtime = builder.enable_all().build().unwrap();
+            let _guard = runtime.enter();
+            let members = DomainMembers::of("switch:s0", Surplus::default());
+            let host = host();
+            // Nobody polls the task that would start the process.
+            let process =
+                DeviceProcess::start("switch:s0", Arc::new([]), members, Some(host.clone()));
+            let switch = process.switch().unwrap();
+            switch.is_given.send_replace(true);
+            let mut context = Context::from_waker(Waker::noop());
+            let (_a, _b) = (host.port("a", port(false)).unwrap(), host.port("b", port(false)));
+            let mut former = BTreeMap::new();
+            if changes {
+                assert!(pin!(process.knows_ports()).poll(&mut context).is_ready());
+                former = switch.told.try_lock().unwrap().clone();
+            }
+            let _c = changes.then(|| {
+                let c = host.port("c", port(false)).unwrap();
+                (c, host.port("b", port(true)).unwrap())
+            });
+            while process.places() > places {
+                process.tell(Command::Ping { number: 0 }, Vec::new()).unwrap();
+            }
+            {
+                let mut tells = Box::pin(process.knows_ports());
+                let is_told = tells.as_mut().poll(&mut context).is_ready();
+                assert_eq!(is_told, places == 2, "{places} places");
+                // The device of this front is removed, or the daemon is to be taken over.
+            }
+            assert_eq!(process.places(), 0, "what had room was sent");
+            let told = switch.told.try_lock().unwrap().clone();
+            let new = told.iter().filter(|(name, number)| former.get(*name) != Some(*number));
+            assert_eq!(new.count(), places, "told of {told:?}, after {former:?}");
+        }
+    }
+}

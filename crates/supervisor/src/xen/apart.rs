@@ -1,0 +1,174 @@
+//! `Apart`: a disk whose front-end a device process serves: what is opened for the device process,
+//! and what is kept until the device process has left the rings.
+
+use super::hypervisor::{Hypervisor, LentBell};
+use super::start::journal;
+use super::state_dir::Held;
+use super::{Shared, disk_name, ends_within};
+use crate::processes::{XenFront, XenLent, XenLentRing, XenRefusal, XenServed};
+use manyring_device::blk::blkif::Abi;
+use manyring_engine::aside;
+use manyring_protocol::message::{XenFrontEnd, XenRing};
+use manyring_protocol::spec::XenBlkSpec;
+use manyring_serve::assemble::Part;
+use manyring_serve::assemble::xen::{failed, refused};
+use manyring_serve::times::XEN_PROCESS_RETRY;
+use manyring_transport::xenbus::state::Negotiated;
+use manyring_transport::xenbus::{Channel, Command, DeviceId, HostError, SimulatedXen};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+
+/// Device processes that may end one after the other before they have served a front-end that
+/// connects.
+const LIVES_MAX: u32 = 8;
+
+/// A disk that is open here and served there.
+#[derive(Debug)]
+pub(super) struct Apart {
+    id: DeviceId,
+    shared: Arc<Shared>,
+    front: XenFront,
+}
+
+/// The parts of a front-end that the supervisor keeps open while a device process serves it.
+#[derive(Debug)]
+pub(super) struct Kept {
+    _channels: Vec<Channel>,
+    _xen: Option<Arc<SimulatedXen>>,
+}
+
+/// A front-end that a device process may serve.
+struct Lent {
+    lent: XenLent,
+    kept: Kept,
+    held: Vec<Held>,
+}
+
+impl Apart {
+    /// A disk for the device process of its domain.
+    pub(super) fn new(id: &DeviceId, shared: &Arc<Shared>, part: Part, spec: XenBlkSpec) -> Self {
+        shared.processes.limit(&disk_name(&shared.plan, id), &shared.plan.limit);
+        let front = XenFront::new(&shared.processes, part, spec);
+        shared.note_endings(id, front.endings());
+        let (id, shared) = (id.clone(), shared.clone());
+        Self { id, shared, front }
+    }
+
+    pub(super) fn front(&self) -> &XenFront {
+        &self.front
+    }
+
+    /// Has a front-end served. If a device process ends before it has told that it serves the
+    /// front-end, the next one takes over whatever that one has begun.
+    pub(super) async fn start(
+        &mut self,
+        config: &Negotiated,
+        stop: &watch::Receiver<bool>,
+    ) -> Result<(XenServed, Kept), HostError> {
+        let mut config = config.clone();
+        for life in 1.. {
+            let (id, shared, lent) = (self.id.clone(), self.shared.clone(), config.clone());
+            let lent = aside(move || lend(&id, &shared, &lent)).await;
+            let Lent { lent, kept, held } =
+                lent.unwrap_or_else(|| Err(HostError::new("internal error")))?;
+            // From here on the device process can write to them.
+            self.shared.journals.add(&self.id, held, Some(self.front.holder()));
+            let refusal = match self.front.connect(lent).await {
+                Ok(served) => {
+                    self.shared.journals.measure(&self.id);
+                    return Ok((served, kept));
+                }
+                Err(refusal) => refusal,
+            };
+            let (id, shared) = (self.id.clone(), self.shared.clone());
+            // Event channels are closed by calls.
+            aside(move || {
+                shared
+                    .journals
+                    .take(&id)
+                    .iter()
+                    .for_each(|journal| shared.state_dir.bound(journal));
+                drop(kept);
+            })
+            .await;
+            match refusal {
+                XenRefusal::Refused { text, passes } => {
+                    return Err(HostError { text, is_passing: passes });
+                }
+                XenRefusal::Lost(text) if life == LIVES_MAX || *stop.borrow() => {
+                    return Err(HostError { text, is_passing: true });
+                }
+                XenRefusal::Lost(_) => {
+                    (config.takeover, config.inherited) = (true, true);
+                    ends_within(stop, XEN_PROCESS_RETRY).await;
+                }
+            }
+        }
+        Err(refused("no device process is available".to_owned()))
+    }
+
+    /// Has the device process leave the rings.
+    pub(super) async fn stop(&self) {
+        self.front.disconnect().await;
+    }
+
+    /// Takes the disk from its device process.
+    pub(super) async fn close(self) {
+        self.front.close().await;
+    }
+}
+
+/// Tells the handshake of a connection's faults, and has its task leave the disk to the next one
+/// when the device process has ended.
+pub(super) async fn follow(
+    served: XenServed,
+    number: u32,
+    commands: mpsc::Sender<Command>,
+    leave: watch::Sender<bool>,
+) {
+    let XenServed { process, mut faults } = served;
+    loop {
+        let fault = tokio::select! {
+            () = process.ended() => {
+                leave.send_replace(true);
+                return;
+            }
+            Some(fault) = faults.recv() => fault,
+        };
+        if commands.send(Command::Fault { number, text: fault }).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Opens what a device process needs of a front-end. May block.
+fn lend(id: &DeviceId, shared: &Shared, config: &Negotiated) -> Result<Lent, HostError> {
+    let domain = config.assignment.frontend_id;
+    let grants = Hypervisor::lend(&shared.plan.xen, domain)
+        .map_err(|errno| failed(format!("cannot map pages of domain {domain}"), errno))?;
+    let (mut rings, mut channels, mut held) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, queue) in config.connection.queues.iter().enumerate() {
+        let port = queue.event_channel;
+        let bound = grants.bind(domain, port, config.inherited).map_err(|errno| {
+            failed(format!("queue {index}: cannot bind event channel {port}"), errno)
+        });
+        let LentBell { mut fds, port, channel } = bound?;
+        channels.extend(channel);
+        let journal = journal(id, shared, (index, config.takeover))?;
+        held.extend(journal.iter().filter_map(|file| shared.state_dir.held(id, index, file)));
+        let (refs, has_journal) = (queue.ring_refs.clone(), journal.is_some());
+        fds.extend(journal);
+        rings.push(XenLentRing { ring: XenRing { refs, port, has_journal }, fds });
+    }
+    let front = XenFrontEnd {
+        number: 0,
+        domain,
+        abi: Abi::ALL.iter().position(|abi| *abi == config.connection.abi).unwrap_or(0),
+        persistent: config.persistent,
+        indirect_segments_max: config.offer.indirect_segments_max,
+        takeover: config.takeover,
+        seat: grants.seat,
+    };
+    let kept = Kept { _channels: channels, _xen: grants.xen };
+    Ok(Lent { lent: XenLent { front, grants: grants.grants, rings }, kept, held })
+}

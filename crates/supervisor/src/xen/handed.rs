@@ -1,0 +1,134 @@
+//! Hands the disks of a Xen to the next supervisor (`processes/handoff/source.rs`).
+//!
+//! Their tasks leave the disks, as at the end of the process: the rings stay as they are, with
+//! their journals, and images and event channels are closed. The tasks of the next supervisor take
+//! the rings over. Two things go along: the locks by which no other daemon serves these disks, and
+//! the bytes of disks in memory.
+//!
+//! A disk whose requests do not end is left as a killed device process leaves it. The next
+//! supervisor opens its image when the host has ended them: until then the descriptions that the
+//! device process had are marked. An image that is only read opens before that; the next supervisor
+//! is told how such descriptions are marked, and gives the disk to no device process before they
+//! are closed.
+
+use super::memory::{Bytes, Memory};
+use super::{Disks, Shared, XenDisks, disk_name};
+use crate::processes::{HandoffMessage, HandoffRequest, OfXen, XenBytes, XenEndings};
+use manyring_serve::times::{XEN_HAND_OFF, XEN_QUIESCE};
+use manyring_transport::xenbus::DeviceId;
+use rustix::fd::OwnedFd;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{MutexGuard, PoisonError, Weak};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+impl XenDisks {
+    /// Leaves disks that were told to be left; returns when they are to be served here again.
+    pub(super) async fn hand_over(&self, disks: &mut Disks, mut handoff_request: HandoffRequest) {
+        let left = tokio::select! {
+            left = self.leave(disks) => left,
+            // Another device was too slow.
+            () = handoff_request.is_void() => return,
+        };
+        handoff_request.answer(left).await;
+        self.shared.state_dir.sign();
+    }
+
+    async fn leave(
+        &self,
+        disks: &mut Disks,
+    ) -> Result<Vec<(HandoffMessage, Vec<OwnedFd>)>, String> {
+        if timeout(XEN_QUIESCE, disks.all_ended()).await.is_err() {
+            self.end_processes_of(disks).await?;
+            let _ = timeout(XEN_HAND_OFF, disks.all_ended()).await;
+            if let Some(id) = disks.running.keys().find(|id| self.shared.is_in_memory(id)) {
+                return Err(format!("stopping the disk {id} in memory timed out"));
+            }
+        }
+        self.left()
+    }
+
+    /// Has the device processes killed whose disks do not stop. Returns when their processes are
+    /// gone, though the kernel may not have ended their requests. One that the kernel does not end
+    /// has the event channels of its guest still: the next supervisor could not bind them, and
+    /// would close the disks.
+    async fn end_processes_of(&self, disks: &Disks) -> Result<(), String> {
+        let mut processes = BTreeSet::new();
+        for id in disks.running.keys() {
+            let Some(process) = self.shared.plan.domain(self.shared.domains, id.domain) else {
+                return Err(format!(
+                    "stopping the disk {id}, which no device process serves, timed out"
+                ));
+            };
+            tracing::warn!(
+                device = %id,
+                process,
+                "stopping the disk timed out; killing its device process"
+            );
+            processes.insert(process);
+        }
+        let all: JoinSet<_> = processes
+            .into_iter()
+            .map(|process| {
+                let processes = self.shared.processes.clone();
+                async move {
+                    processes.end_one(&process, "a takeover by another daemon is under way").await
+                }
+            })
+            .collect();
+        let ended: Result<(), String> = all.join_all().await.into_iter().collect();
+        ended.map_err(|problem| format!("{problem}, whose disk did not stop in time"))
+    }
+
+    fn left(&self) -> Result<Vec<(HandoffMessage, Vec<OwnedFd>)>, String> {
+        let failed = |error: std::io::Error| error.to_string();
+        let locks = self.shared.state_dir.locks().map_err(failed)?;
+        let mut left = vec![(HandoffMessage::Locks {}, locks)];
+        for (id, Memory { params, bytes }) in self.shared.memory().iter() {
+            let DeviceId { kind, domain, device } = id.clone();
+            let params = params.clone();
+            let file = match bytes {
+                Bytes::File(file) => file.try_clone().map_err(failed)?,
+                Bytes::Disk { disk, lies_apart: true } => {
+                    let file = disk.hand_memory().map_err(|errno| errno.to_string())?;
+                    file.ok_or("internal error: a disk in memory without a file")?
+                }
+                Bytes::Disk { .. } => {
+                    return Err(format!("the disk {id} is in the memory of this process"));
+                }
+            };
+            left.push((HandoffMessage::XenMemory { kind, domain, device, params }, vec![file]));
+        }
+        for (id, endings) in self.shared.endings().iter() {
+            let endings =
+                endings.upgrade().map(|endings| endings.left(&disk_name(&self.shared.plan, id)));
+            left.extend(endings.into_iter().flatten().map(|marked| (marked, Vec::new())));
+        }
+        Ok(left)
+    }
+}
+
+impl Shared {
+    fn endings(&self) -> MutexGuard<'_, HashMap<DeviceId, Weak<XenEndings>>> {
+        self.endings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes those of a disk that a task has from now on, and forgets those of tasks that have
+    /// ended.
+    pub(super) fn note_endings(&self, id: &DeviceId, of_disk: Weak<XenEndings>) {
+        let mut all = self.endings();
+        all.retain(|_, endings| endings.strong_count() > 0);
+        all.insert(id.clone(), of_disk);
+    }
+}
+
+/// The bytes of disks of these kinds that another supervisor has left.
+pub(super) fn taken(left: &mut OfXen, kinds: &[String]) -> HashMap<DeviceId, Memory> {
+    let all = std::mem::take(&mut left.memory);
+    let (own, others): (Vec<_>, _) = all.into_iter().partition(|of| kinds.contains(&of.kind));
+    left.memory = others;
+    let memory = |XenBytes { kind, domain, device, params, file }| {
+        (DeviceId { kind, domain, device }, Memory { params, bytes: Bytes::File(file) })
+    };
+    own.into_iter().map(memory).collect()
+}

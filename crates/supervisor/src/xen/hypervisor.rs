@@ -1,0 +1,200 @@
+//! `Hypervisor`: who lends pages of domains and binds event channels: this machine's Xen, or a
+//! simulated one. Its calls may block.
+
+use manyring_config::plan::XenPlan;
+use manyring_engine::{Call, DoorbellError, Kick};
+use manyring_memory::{EventPort, GrantDevice, GrantError, GrantMapper};
+use manyring_protocol::message::XenSeat;
+use manyring_serve::times::{XEN_BIND, XEN_BIND_RETRY};
+use manyring_transport::xenbus::{Channel, Lent, Seat, SimulatedXen};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Why the hypervisor's interfaces cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HypervisorError {
+    /// The grant device, or a page.
+    #[error(transparent)]
+    Grants(#[from] GrantError),
+    /// The simulated Xen's socket for calls.
+    #[error("the simulated Xen refuses calls: {0}")]
+    Simulated(std::io::Error),
+}
+
+/// Where grants and event channels come from.
+#[derive(Debug)]
+pub(super) enum Hypervisor {
+    /// Xen's devices.
+    Real(Arc<GrantDevice>),
+    /// A simulated Xen.
+    Simulated(Arc<SimulatedXen>),
+}
+
+/// The right to map pages of a domain, as long as this lives.
+#[derive(Debug)]
+pub(super) struct Lender {
+    mapper: GrantMapper,
+    _seat: Option<Seat>,
+}
+
+/// The descriptors by which another process maps a domain's pages. This one maps none by them.
+#[derive(Debug)]
+pub(super) struct LentGrants {
+    pub(super) grants: OwnedFd,
+    /// Of a simulated Xen.
+    pub(super) seat: Option<XenSeat>,
+    /// Kept until that process has left the pages: the connection by which a simulated Xen knows
+    /// it.
+    pub(super) xen: Option<Arc<SimulatedXen>>,
+}
+
+/// An event channel, for another process.
+#[derive(Debug)]
+pub(super) struct LentBell {
+    pub(super) fds: Vec<OwnedFd>,
+    /// Its port, of this machine's Xen.
+    pub(super) port: Option<u32>,
+    /// Keeps the port of a simulated Xen bound.
+    pub(super) channel: Option<Channel>,
+}
+
+/// An event channel of a queue.
+#[derive(Debug)]
+pub(super) struct Bell {
+    pub(super) kick: Kick,
+    pub(super) call: Arc<Call>,
+    /// Keeps the port of a simulated Xen bound.
+    pub(super) channel: Option<Channel>,
+}
+
+impl Hypervisor {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`HypervisorError`]
+    pub(super) fn open(plan: &XenPlan) -> Result<Self, HypervisorError> {
+        match plan {
+            XenPlan::Real { .. } => Ok(Self::Real(Arc::new(GrantDevice::open()?))),
+            XenPlan::Simulated { socket } => {
+                let xen = SimulatedXen::connect(socket).map_err(HypervisorError::Simulated)?;
+                Ok(Self::Simulated(Arc::new(xen)))
+            }
+        }
+    }
+
+    /// Who maps what `domain` lends.
+    ///
+    /// # Errors
+    /// The simulated Xen's: `ESRCH` without the domain.
+    pub(super) fn lender(&self, domain: u16) -> Result<Lender, Errno> {
+        match self {
+            Self::Real(device) => {
+                let mapper = GrantMapper::Device { device: device.clone(), domain };
+                Ok(Lender { mapper, _seat: None })
+            }
+            Self::Simulated(xen) => {
+                let seat = xen.attach(domain)?;
+                let mapper = GrantMapper::Simulated(seat.grants().clone());
+                Ok(Lender { mapper, _seat: Some(seat) })
+            }
+        }
+    }
+
+    /// The descriptors by which a device process maps the pages of `domain`: a grant device of its
+    /// own, or the memory of a simulated domain.
+    ///
+    /// # Errors
+    /// The device cannot be opened; the simulated Xen's: `ESRCH` without the domain.
+    pub(super) fn lend(plan: &XenPlan, domain: u16) -> Result<LentGrants, Errno> {
+        match plan {
+            XenPlan::Real { .. } => {
+                let refused = |error| match error {
+                    GrantError::Device(errno) => errno,
+                    _ => Errno::IO,
+                };
+                let device = GrantDevice::open().map_err(refused)?;
+                Ok(LentGrants { grants: device.into_fd(), seat: None, xen: None })
+            }
+            XenPlan::Simulated { socket } => {
+                let refused = |error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                let xen = Arc::new(SimulatedXen::connect(socket).map_err(refused)?);
+                let Lent { file, entries, seat } = xen.lend(domain)?;
+                let seat = Some(XenSeat { entries, seat });
+                Ok(LentGrants { grants: file, seat, xen: Some(xen) })
+            }
+        }
+    }
+
+    /// Binds to the event channel that `domain` has made for us. One that is `inherited` may still
+    /// be bound by the former process for a moment.
+    ///
+    /// # Errors
+    /// `EINVAL` without such a channel.
+    pub(super) fn bind(&self, domain: u16, port: u32, inherited: bool) -> Result<Bell, Errno> {
+        patiently(inherited, || self.try_to_bind(domain, port))
+    }
+
+    fn try_to_bind(&self, domain: u16, port: u32) -> Result<Bell, Errno> {
+        let refused = |error| match error {
+            DoorbellError::System(errno) => errno,
+            _ => Errno::PROTO,
+        };
+        match self {
+            Self::Real(_) => {
+                let port = Arc::new(EventPort::bind(domain, port)?);
+                let call = Arc::new(Call::of_port(port.clone()));
+                Ok(Bell { kick: Kick::of_port(port), call, channel: None })
+            }
+            Self::Simulated(xen) => {
+                let (channel, own, other) = xen.bind(domain, port)?;
+                let kick = Kick::new(own).map_err(refused)?;
+                let call = Arc::new(Call::new(other).map_err(refused)?);
+                Ok(Bell { kick, call, channel: Some(channel) })
+            }
+        }
+    }
+}
+
+impl LentGrants {
+    /// As [`Hypervisor::bind`], for the process that maps the pages: by the event device it can
+    /// reach no other domain.
+    ///
+    /// # Errors
+    /// As for [`Hypervisor::bind`].
+    pub(super) fn bind(&self, domain: u16, port: u32, inherited: bool) -> Result<LentBell, Errno> {
+        patiently(inherited, || match &self.xen {
+            None => {
+                let bound = EventPort::bind_restricted(domain, port)?;
+                let port = Some(bound.port());
+                Ok(LentBell { fds: vec![bound.into_fd()], port, channel: None })
+            }
+            Some(xen) => {
+                let (channel, own, other) = xen.bind(domain, port)?;
+                Ok(LentBell { fds: vec![own, other], port: None, channel: Some(channel) })
+            }
+        })
+    }
+}
+
+impl Lender {
+    /// Who maps the pages.
+    pub(super) fn mapper(&self) -> &GrantMapper {
+        &self.mapper
+    }
+}
+
+/// Binds, and tries again for a while if another process may still have the port.
+fn patiently<T>(inherited: bool, bind: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+    let mut left = if inherited { XEN_BIND } else { Duration::ZERO };
+    loop {
+        match bind() {
+            Err(Errno::INVAL) if !left.is_zero() => {
+                std::thread::sleep(XEN_BIND_RETRY);
+                left = left.saturating_sub(XEN_BIND_RETRY);
+            }
+            result => return result,
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! `Journals`: the journals of rings that are served, watched for somebody who takes them away.
+//!
+//! A journal that was removed or replaced, by a cleaner of old files or by an operator, is still
+//! mapped and written. But the next process would not find it, and would have to close the disk.
+//! So each is looked at once a second. When one is gone, its disk is left as at the end of the
+//! process: its queues stop, the journal is written into a new file, and the disk is taken over
+//! from there. One that was cut cannot be restored while requests wait, so the operator is told.
+//!
+//! A device process has its journals to write to, and nothing but this look keeps one that was
+//! taken over from filling the file system with them. A journal that is longer than any ring needs
+//! is cut, and its process ends. Who serves a ring writes to the mapped journal, which no
+//! event tells; each other way to make the file longer is told at once ([`StateDir::writes`]).
+
+use super::Shared;
+use super::state_dir::{Fate, Held, StateDir};
+use crate::processes::XenHolder;
+use manyring_engine::aside;
+use manyring_serve::channel::watched;
+use manyring_serve::times::{XEN_JOURNALS_LOOK, XEN_JOURNALS_MIN};
+use manyring_transport::xenbus::DeviceId;
+use rustix::fd::OwnedFd;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+/// Bytes of events of the folder of journals that are read at once.
+const EVENTS_BYTES: usize = 4096;
+
+/// The journals of all disks that are served, by disk.
+#[derive(Debug, Default)]
+pub(super) struct Journals {
+    held: Mutex<HashMap<DeviceId, Kept>>,
+}
+
+/// The journals of a disk.
+#[derive(Debug)]
+struct Kept {
+    journals: Vec<Held>,
+    /// Who has the device process that serves the disk.
+    process: Option<XenHolder>,
+}
+
+/// The result of a look at the journals: which are gone, and which device processes have misused
+/// theirs.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    /// Disks whose journals are gone and can be written again.
+    pub(super) lost: Vec<DeviceId>,
+    /// Of device processes that have made a journal longer than one may be.
+    pub(super) fills: Vec<XenHolder>,
+}
+
+impl Journals {
+    /// The queues of a disk are to be served, by a device process or here.
+    pub(super) fn add(&self, disk: &DeviceId, journals: Vec<Held>, process: Option<XenHolder>) {
+        let kept = Kept { journals, process };
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).insert(disk.clone(), kept);
+    }
+
+    /// The queues of a disk are served: its journals have their size.
+    pub(super) fn measure(&self, disk: &DeviceId) {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let journals = held.get_mut(disk).into_iter().flat_map(|kept| &mut kept.journals);
+        journals.for_each(Held::measure);
+    }
+
+    /// The queues of a disk have stopped.
+    pub(super) fn take(&self, disk: &DeviceId) -> Vec<Held> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.remove(disk).map(|kept| kept.journals).unwrap_or_default()
+    }
+
+    /// True if no disk is served.
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Looks at all of them; cuts those that have grown, and logs once what became of each.
+    pub(super) fn look(&self, folder: &StateDir) -> Looked {
+        let mut looked = Looked::default();
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        for (disk, Kept { journals, process }) in held.iter_mut() {
+            let mut is_lost = false;
+            for journal in journals.iter_mut() {
+                let fate = folder.fate(journal);
+                if fate == Fate::Grown {
+                    folder.cut(journal);
+                    looked.fills.extend(process.clone());
+                }
+                if journal.is_told || !journal.is_measured() && fate != Fate::Grown {
+                    continue;
+                }
+                journal.is_told = fate != Fate::Kept;
+                let path = folder.path_of(journal).display().to_string();
+                match fate {
+                    Fate::Kept => {}
+                    Fate::Grown => tracing::warn!(
+                        device = %disk,
+                        path,
+                        "the journal is longer than a ring needs; truncated, and its device \
+                         process is ended"
+                    ),
+                    Fate::Gone if folder.can_write(journal) => {
+                        tracing::warn!(
+                            device = %disk,
+                            path,
+                            "the journal is missing; recreating it"
+                        );
+                        is_lost = true;
+                    }
+                    Fate::Gone => tracing::warn!(device = %disk, path, "the journal is missing"),
+                    Fate::Cut => tracing::warn!(
+                        device = %disk,
+                        path,
+                        "the journal was truncated; the guest loses its disk if the daemon is \
+                         killed"
+                    ),
+                }
+            }
+            if is_lost {
+                looked.lost.push(disk.clone());
+            }
+        }
+        looked
+    }
+}
+
+/// Looks at the journals once a second, and when one is written to by a call: tells whose are gone,
+/// and ends device processes that make one longer than it may be.
+pub(super) async fn watch(shared: Arc<Shared>, sender: mpsc::Sender<DeviceId>) {
+    let looking = shared.clone();
+    let writes = aside(move || looking.state_dir.writes()).await.flatten();
+    let writes = writes.and_then(|fd| watched(fd, Interest::READABLE).ok());
+    loop {
+        let _ = timeout(XEN_JOURNALS_LOOK, written(writes.as_ref())).await;
+        if !shared.journals.is_empty() {
+            let looking = shared.clone();
+            let looked = aside(move || looking.journals.look(&looking.state_dir)).await;
+            let Looked { lost, fills } = looked.unwrap_or_default();
+            fills.iter().for_each(|process| process.end("it fills state_dir with a journal"));
+            for id in lost {
+                if sender.send(id).await.is_err() {
+                    return;
+                }
+            }
+        }
+        sleep(XEN_JOURNALS_MIN).await;
+    }
+}
+
+/// Returns when a file in the folder of journals has been written to by a call.
+async fn written(writes: Option<&AsyncFd<OwnedFd>>) {
+    let Some(writes) = writes else { return std::future::pending().await };
+    let read = |fd: &OwnedFd| Ok(rustix::io::read(fd, &mut [0; EVENTS_BYTES])?);
+    if writes.async_io(Interest::READABLE, read).await.is_err() {
+        std::future::pending().await
+    }
+}
