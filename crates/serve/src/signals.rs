@@ -19,7 +19,7 @@ fn handled(which: Signal) -> Result<unix::Signal, String> {
         .map_err(|error| format!("cannot handle signal {}: {error}", which.as_raw()))
 }
 
-/// From here on the signals of [`OUTLIVED`] end nothing; each that comes is said. A process with a
+/// From here on the signals of `OUTLIVED` end nothing; each that comes is said. A process with a
 /// configuration file (`is_asked`) gets SIGHUP, to read it, and SIGUSR2, to be taken over.
 pub fn outlive(is_asked: bool) -> Result<Option<[unix::Signal; 2]>, String> {
     let asks = || Ok::<_, String>([handled(Signal::HUP)?, handled(Signal::USR2)?]);

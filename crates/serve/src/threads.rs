@@ -39,7 +39,7 @@ pub struct Threads {
 
 impl Threads {
     /// With an empty file. The device process gets a copy of its descriptor.
-    pub fn new() -> Self {
+    pub fn open() -> Self {
         let (file, last, stat) = (sealed("threads", SIZE).ok(), Mutex::default(), OnceLock::new());
         Self { file: Mutex::new(file), last, stat }
     }
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_is_no_text_or_half_of_it_changes_nothing() {
-        let threads = Threads::new();
+        let threads = Threads::open();
         let file = threads.given().unwrap();
         let say = |text: &str, len: u64| {
             rustix::io::pwrite(&file, text.as_bytes(), HEAD as u64).unwrap();

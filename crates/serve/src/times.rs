@@ -49,7 +49,7 @@ pub const SCRAPE_RETRY: Duration = Duration::from_millis(200);
 pub const DEVICES_END: Duration = Duration::from_secs(5);
 /// Tasks of devices end: ten seconds for a device process to stop a device, and ten to release its
 /// image. Over: that is logged, and the change goes on.
-pub(crate) const TASKS_END: Duration = Duration::from_secs(25);
+pub const TASKS_END: Duration = Duration::from_secs(25);
 /// The descriptors of a device are closed, or the host looks at a plan. Over: the change is
 /// refused.
 pub const DEVICE_CLOSE: Duration = Duration::from_secs(10);
@@ -74,34 +74,34 @@ pub const DEVICE_HELD: Duration = Duration::from_millis(500);
 // Disks behind helpers and NBD servers.
 
 /// A server answers a request. Over: the connection counts as dead, and another one is made.
-pub(crate) const NBD_REQUEST: Duration = Duration::from_secs(30);
+pub const NBD_REQUEST: Duration = Duration::from_secs(30);
 /// The host connects to a server, and the server negotiates. Over: that has failed, and is tried
 /// again.
 pub const NBD_CONNECT: Duration = Duration::from_secs(5);
 /// The supervisor connects once in this time for a disk of a device process that asks without end.
-pub(crate) const NBD_CONNECT_EACH: Duration = Duration::from_millis(10);
+pub const NBD_CONNECT_EACH: Duration = Duration::from_millis(10);
 /// A process starts, and asks a server for its export. Over: the device waits, and is tried again.
 pub const NBD_MEASURE: Duration = Duration::from_secs(10);
 /// What was captured of a device is written to its file when the device is handed over or goes.
 /// Over: the end of the capture is lost.
-pub(crate) const CAPTURE_SETTLE: Duration = Duration::from_secs(2);
+pub const CAPTURE_SETTLE: Duration = Duration::from_secs(2);
 /// The connections of a device are shut when its device process has it no more. Over: a thread goes
 /// on with that, and the device goes on.
 pub const NBD_SHUT: Duration = Duration::from_millis(500);
 /// A helper answers a command of its monitor. Over: the command fails, and the helper is replaced.
-pub(crate) const HELPER_MONITOR: Duration = Duration::from_secs(5);
+pub const HELPER_MONITOR: Duration = Duration::from_secs(5);
 /// One of the hundred steps in which the first start of a helper is waited for: five seconds. Over:
 /// the helper counts as silent, and the disk is not served.
-pub(crate) const HELPER_START_STEP: Duration = Duration::from_millis(50);
+pub const HELPER_START_STEP: Duration = Duration::from_millis(50);
 /// First and longest back-off before a helper is started again.
-pub(crate) const HELPER_BACKOFF: (Duration, Duration) =
+pub const HELPER_BACKOFF: (Duration, Duration) =
     (Duration::from_millis(10), Duration::from_secs(5));
 /// A helper that runs this long has not failed: the back-off is the first one again.
-pub(crate) const HELPER_LASTS: Duration = Duration::from_secs(10);
+pub const HELPER_LASTS: Duration = Duration::from_secs(10);
 /// A helper ends on SIGTERM. Over: it is killed.
-pub(crate) const HELPER_END: Duration = Duration::from_secs(5);
+pub const HELPER_END: Duration = Duration::from_secs(5);
 /// The next helper starts during a resize. Over: the resize fails.
-pub(crate) const HELPER_NEXT: Duration = Duration::from_secs(10);
+pub const HELPER_NEXT: Duration = Duration::from_secs(10);
 
 // Device processes: start and end.
 
@@ -123,16 +123,16 @@ pub const PROCESS_IDLE: Duration = Duration::from_secs(60);
 /// The kernel ends a killed process. Over: the process is shown as stuck, and its devices wait.
 pub const PROCESS_END: Duration = Duration::from_secs(1);
 /// Delay before a child that has not ended is tried to be reaped again.
-pub(crate) const REAP_RETRY: Duration = Duration::from_secs(1);
+pub const REAP_RETRY: Duration = Duration::from_secs(1);
 /// A child that has ended is reaped, so that a message has its exit status. Over: the message does
 /// without.
-pub(crate) const REAP_STATUS: Duration = Duration::from_millis(100);
+pub const REAP_STATUS: Duration = Duration::from_millis(100);
 /// Requests in flight end after the supervisor is gone. Over: the process exits.
-pub(crate) const PROCESS_QUIT: Duration = Duration::from_secs(2);
+pub const PROCESS_QUIT: Duration = Duration::from_secs(2);
 /// The last lines of a process that has ended arrive. Over: they are lost.
 pub const LAST_LINES: Duration = Duration::from_millis(50);
 /// A process whose denied calls were logged may have one more line.
-pub(crate) const DENIED_LINE_EACH: Duration = Duration::from_secs(10);
+pub const DENIED_LINE_EACH: Duration = Duration::from_secs(10);
 
 // Device processes: commands and reports.
 
@@ -145,24 +145,24 @@ pub const PROCESS_ANSWER: Duration = Duration::from_secs(10);
 /// as long for their last counters.
 pub const PROCESS_COUNT: Duration = Duration::from_millis(200);
 /// One more report of a domain is read.
-pub(crate) const REPORT_EACH: Duration = Duration::from_micros(320);
+pub const REPORT_EACH: Duration = Duration::from_micros(320);
 /// One more report of the sessions of a domain is sent: a quarter slower than reports are read.
-pub(crate) const SESSION_REPORT_EACH: Duration = Duration::from_micros(400);
+pub const SESSION_REPORT_EACH: Duration = Duration::from_micros(400);
 /// Delay before a message is sent again after the kernel had no room for its descriptors.
-pub(crate) const CHANNEL_RETRY: Duration = Duration::from_millis(10);
+pub const CHANNEL_RETRY: Duration = Duration::from_millis(10);
 /// First and longest delay before a front-end that listens is connected to again.
 pub const FRONT_CONNECT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// Delay before a client, or a device process, is tried again.
 pub const FRONT_RETRY: Duration = Duration::from_millis(200);
 /// Delay before a device process tries again to start the uplink of its switch.
-pub(crate) const UPLINK_RETRY: Duration = Duration::from_secs(1);
+pub const UPLINK_RETRY: Duration = Duration::from_secs(1);
 /// Requests in flight end before a disk becomes smaller. Over: the resize fails with EBUSY.
 pub const SHRINK: Duration = Duration::from_secs(10);
 /// Requests outlast their device process. Over: that is logged, and they are waited for. Where the
 /// journals of a device are forgotten, its front-ends are disconnected then.
 pub const RECLAIM: Duration = Duration::from_secs(1);
 /// Queues of a process see a new limit. Over: a queue that moves sees it later.
-pub(crate) const PROCESS_LIMIT_SEEN: Duration = Duration::from_secs(1);
+pub const PROCESS_LIMIT_SEEN: Duration = Duration::from_secs(1);
 
 // Takeover by the next daemon.
 
@@ -221,10 +221,10 @@ pub const WORKERS_END: Duration = Duration::from_millis(300);
 /// Sockets that a thread still makes get their names, to be removed. Over: a name stays.
 pub const NAMES_END: Duration = Duration::from_secs(1);
 /// The last lines are written. Over: they are lost.
-pub(crate) const LOG_FINISH: Duration = Duration::from_millis(300);
+pub const LOG_FINISH: Duration = Duration::from_millis(300);
 /// Standard error takes the reason of a refused start. Over: the reason is lost.
-pub(crate) const LOG_REFUSAL: Duration = Duration::from_secs(10);
+pub const LOG_REFUSAL: Duration = Duration::from_secs(10);
 /// A service manager reads the last message. Over: the message is lost.
-pub(crate) const NOTIFY_LAST: Duration = Duration::from_secs(1);
+pub const NOTIFY_LAST: Duration = Duration::from_secs(1);
 /// Names of sockets that nobody serves are removed at the start. Over: the start goes on.
-pub(crate) const SOCKETS_REMOVE: Duration = Duration::from_secs(1);
+pub const SOCKETS_REMOVE: Duration = Duration::from_secs(1);

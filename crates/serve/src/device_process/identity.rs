@@ -7,7 +7,7 @@
 //!             the supervisor let it
 //! ```
 //! A supervisor that is not root and may change users can take the numbers of device processes
-//! alone ([`confine`]). A device process then keeps the supervisor's number as its saved one, which
+//! alone (`confine`). A device process then keeps the supervisor's number as its saved one, which
 //! gives the device process nothing and lets a supervisor without `CAP_KILL` end it.
 //!
 //! A device process shares these with its supervisor: the network, since the sockets of front-ends

@@ -261,7 +261,7 @@ impl Service {
     }
 
     /// Sets aside every socket that was handed in and that no device of the configuration (`all`)
-    /// can have: [`Self::remove_unused`] closes it later.
+    /// can have: `remove_unused` closes it later.
     pub fn retain<'a>(&self, all: impl Iterator<Item = (Whose<'a>, PathBuf, SocketPermissions)>) {
         let mut handed = self.handed();
         let mut wanted = HashSet::new();

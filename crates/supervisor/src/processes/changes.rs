@@ -53,7 +53,7 @@ impl Processes {
         self.changes.lock.clone().read_owned().await
     }
 
-    /// As [`Self::change`]; `None`: another supervisor takes over.
+    /// As `change`; `None`: another supervisor takes over.
     pub fn change_now(&self) -> Option<OwnedRwLockReadGuard<()>> {
         self.changes.lock.clone().try_read_owned().ok()
     }

@@ -94,7 +94,7 @@ impl DeviceProcess {
             orders,
             devices: Mutex::default(),
             lost: Lost::default(),
-            threads: Threads::new(),
+            threads: Threads::open(),
             ring: Ring::default(),
             sessions: AtomicU64::new(0),
             reports: AtomicU64::new(0),
