@@ -421,7 +421,8 @@ mod tests {
     fn a_kick_whose_other_end_is_closed_is_reported_and_then_no_more() {
         for uring in [true, false] {
             let mut wait = Wait::new(uring).unwrap();
-            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            let (reader, writer) =
+                rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
             let (socket, peer) = std::os::unix::net::UnixStream::pair().unwrap();
             let source = EventSource::Kick { slot: 1, watch: 2 };
             wait.watch(reader.as_fd(), source);

@@ -269,7 +269,7 @@ fn a_file_holds_its_region_from_any_offset_on_or_is_refused() {
     assert_eq!(refused(0, 0), short(0));
     assert_eq!(refused(3 * PAGE, 1), short(3 * PAGE + 1));
     assert_eq!(refused(u64::MAX, 1), Some(MemoryError::Overflow));
-    let (reader, _writer) = rustix::pipe::pipe().unwrap();
+    let (reader, _writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     assert_eq!(Mapping::of_file(&reader, 0, PAGE).err(), Some(MemoryError::NotAFile));
 }
 

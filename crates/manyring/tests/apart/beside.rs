@@ -291,7 +291,7 @@ fn neighbours_of_front_ends_that_wait_or_hold_a_lock_wait_for_nothing() {
         drop((front, second));
     });
     let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     front.features().unwrap();
     front.set_vring_call(0, Some(writer.as_fd())).unwrap();
     let hold = HeldLock::pipe(writer).unwrap();

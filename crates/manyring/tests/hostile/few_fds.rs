@@ -102,7 +102,7 @@ fn a_message_in_pieces_whose_fds_find_no_room_is_not_called_silence() {
 fn a_front_end_whose_doorbells_are_pipes_leaves_fds_for_its_neighbour() {
     let daemon = Daemon::run_behind("ulimit -n 1024; exec", CONFIG, &["bad", "good"]);
     let mut bad = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let fds = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
     // It stops before its own messages find no room.
     'hoard: for queue in 0..128u64 {

@@ -344,7 +344,7 @@ fn kicks_whose_other_end_is_closed_cost_the_daemon_nothing() {
         let supervisor = Supervisor::new();
         let mut guest = supervisor.guest();
         for queue in [RX, TX, CTRL] {
-            let (pipe, writer) = rustix::pipe::pipe().unwrap();
+            let (pipe, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
             let (socket, peer) = UnixStream::pair().unwrap();
             for (ours, theirs) in [(pipe, writer), (socket.into(), peer.into())] {
                 let index = u32::try_from(queue).unwrap();

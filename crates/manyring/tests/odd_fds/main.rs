@@ -281,7 +281,7 @@ fn a_kick_that_a_worker_watched_is_not_closed_by_the_worker() {
 fn a_pipe_whose_lock_is_held_holds_its_own_device_only() {
     let mut supervisor = Supervisor::new();
     for (place, send) in PLACES {
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let hold = HeldLock::pipe(writer.try_clone().unwrap()).unwrap();
         let fd = if place == "kick" { reader.as_fd() } else { writer.as_fd() };
         supervisor.bears_one_that_is_held(place, hold, |_, front| send(front, fd).unwrap());
@@ -293,7 +293,7 @@ fn a_running_queue_whose_pipes_are_held_holds_its_own_device_only() {
     for is_kick in [true, false] {
         let mut supervisor = Supervisor::new();
         let mut guest = supervisor.guest();
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         if is_kick {
             guest.front.set_vring_kick(0, Some(reader.as_fd())).unwrap();
         } else {
@@ -430,7 +430,7 @@ fn pipes_and_sockets_are_doorbells_and_nothing_of_them_is_left() {
     let before = settled();
     for _ in 0..20 {
         let mut guest = supervisor.guest();
-        let (kick, kicks) = rustix::pipe::pipe().unwrap();
+        let (kick, kicks) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let (calls, call) = UnixStream::pair().unwrap();
         guest.front.set_vring_kick(0, Some(kick.as_fd())).unwrap();
         guest.front.set_vring_call(0, Some(call.as_fd())).unwrap();
@@ -479,7 +479,7 @@ fn a_daemon_that_is_held_lets_go_of_images_and_names_when_it_is_stopped() {
         good.queues[0].run(DriverOp::Flush).unwrap();
         let mut front = FrontEnd::connect(&daemon.socket_of("bad"), LONG).unwrap();
         front.negotiate(0, 1 << 30, 0).unwrap();
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let hold = HeldLock::pipe(writer.try_clone().unwrap()).unwrap();
         if place == "call" {
             front.set_vring_call(0, Some(writer.as_fd())).unwrap();

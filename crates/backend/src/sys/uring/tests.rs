@@ -228,7 +228,7 @@ fn a_device_is_not_blamed_for_a_call_to_another() {
 fn a_transfer_that_is_to_be_made_at_once_ends_where_it_would_have_to_wait() {
     let mut ring = Ring::new().unwrap();
     // Nothing was written to it.
-    let (reader, _writer) = rustix::pipe::pipe().unwrap();
+    let (reader, _writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let memory = Mapping::anonymous(4096).unwrap();
     let (disk, plain) = (ring.open_disk(1, 1), RingFile::Plain(reader.as_raw_fd()));
     let pieces = [memory.slice(0, 512).unwrap(), memory.slice(512, 512).unwrap()];

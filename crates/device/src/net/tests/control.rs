@@ -261,7 +261,7 @@ fn a_kick_whose_other_end_is_closed_costs_nothing() {
     let mut guest = Guest::new(EVERYTHING);
     guest.stop_control();
     guest.ring = Ring::new(64, true);
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let origin = Origin::new(Arc::default());
     let kick = guest.runtime.block_on(async {

@@ -125,7 +125,9 @@ fn a_worker_watches_an_eventfd_for_one_ring_only_and_each_kick_is_heard_by_all()
 fn pipes_and_unix_sockets_ring_through_an_eventfd_of_ours() {
     let session = Session::new();
     let (socket, peer) = pair();
-    for (reader, writer) in [rustix::pipe::pipe().unwrap(), (socket, peer)] {
+    for (reader, writer) in
+        [rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap(), (socket, peer)]
+    {
         let kick = session.kick(reader.try_clone().unwrap()).unwrap();
         rustix::io::write(&writer, b"k").unwrap();
         assert!(is_rung(&kick), "the kick is lost");
@@ -196,7 +198,7 @@ fn a_socket_that_nobody_reads_takes_calls_until_it_is_full_and_blocks_nobody() {
 fn the_last_call_is_passed_on_though_its_doorbell_is_dropped_behind_it() {
     let session = Session::new();
     for _ in 0..50 {
-        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let call = session.call(writer).unwrap();
         call.ring();
         drop(call);
@@ -209,7 +211,7 @@ fn the_last_call_is_passed_on_though_its_doorbell_is_dropped_behind_it() {
 #[test]
 fn a_front_end_cannot_make_a_pipe_or_socket_block_the_thread() {
     let session = Session::new();
-    let (_reader, writer) = rustix::pipe::pipe().unwrap();
+    let (_reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let (socket, _peer) = pair();
     for theirs in [writer, socket] {
         let call = session.call(theirs.try_clone().unwrap()).unwrap();
@@ -227,7 +229,7 @@ fn a_front_end_cannot_make_a_pipe_or_socket_block_the_thread() {
 #[test]
 fn a_kick_whose_other_end_is_closed_lets_the_thread_sleep() {
     let session = Session::new();
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     let kick = session.kick(reader).unwrap();
     rustix::io::write(&writer, b"k").unwrap();
     drop(writer);

@@ -119,7 +119,7 @@ fn neighbours_of_doorbells_that_are_rung_watched_or_shared_without_end_wait_for_
     let bad = beside.bad();
     let mut front = FrontEnd::connect(&bad, TIMEOUT).unwrap();
     front.negotiate(0, F_PROTOCOL_FEATURES, PROTOCOL_F_REPLY_ACK).unwrap();
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     front.set_vring_kick(0, Some(reader.as_fd())).unwrap();
     rustix::io::ioctl_fionbio(&writer, true).unwrap();
     beside.bear("a pipe that is kicked without end", || {

@@ -28,7 +28,7 @@ fn a_doorbell_without_the_access_that_its_use_needs_is_refused() {
     let by_path = || rustix::fs::open(&path, OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
     assert_eq!(session.kick(by_path()).unwrap_err(), DoorbellError::Access);
     assert_eq!(session.call(by_path()).unwrap_err(), DoorbellError::Access);
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
     assert_eq!(session.kick(writer).unwrap_err(), DoorbellError::Access);
     assert_eq!(session.call(reader).unwrap_err(), DoorbellError::Access);
 }
