@@ -379,7 +379,9 @@ fn quiesced_after(
         // Until the process has read it.
         let mut left = [0; 1];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let began = Instant::now();
         while rustix::net::recv(&theirs, &mut left, flags).is_ok() {
+            assert!(began.elapsed() < TIMEOUT, "the process does not read it");
             std::thread::yield_now();
         }
         let stops = device.stops.load(Ordering::Relaxed);
@@ -458,7 +460,9 @@ fn a_session_that_is_parked_in_the_middle_of_a_message_ends() {
     let half = [1, 0, 0, 0, 1];
     quiesced(&half, |front, _, store| {
         assert_eq!(front.0.read(&mut [0; 1]).unwrap(), 0, "its connection has ended");
+        let began = Instant::now();
         while !store.state.lock().unwrap().is_forgotten {
+            assert!(began.elapsed() < TIMEOUT, "the supervisor does not forget it");
             std::thread::yield_now();
         }
     });

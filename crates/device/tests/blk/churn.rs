@@ -222,7 +222,15 @@ fn churn(uring: bool, event_idx: bool, seed: u64) {
         done: &done,
         ends: &ends,
     };
+    /// Has the driver end, also where an assertion fails.
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, SeqCst);
+        }
+    }
     std::thread::scope(|scope| {
+        let end = Ends(&ends);
         let guest = std::thread::Builder::new().spawn_scoped(scope, || driver.run()).unwrap();
         runtime.block_on(front.start());
         let mut random = seed;
@@ -234,7 +242,7 @@ fn churn(uring: bool, event_idx: bool, seed: u64) {
                 std::thread::yield_now();
             }
         }
-        ends.store(true, SeqCst);
+        drop(end);
         guest.join().unwrap();
         runtime.block_on(front.stop());
     });

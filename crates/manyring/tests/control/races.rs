@@ -6,6 +6,7 @@ use crate::support::changes::{EMPTY, Supervisor, configured, image, is_served, n
 use crate::support::client::Client;
 use crate::support::process::{Daemon, TIMEOUT, wait_until};
 use crate::support::program::{http, names_in, output_of, shown};
+use crate::support::rings::StopAtEnd;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -110,6 +111,7 @@ fn signals_and_requests_at_once_end_with_what_the_file_and_the_answers_say() {
     let mut client = Client::connect(&at("stays"), 1);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _end = StopAtEnd(&is_over);
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 supervisor.daemon.send(rustix::process::Signal::HUP);
@@ -124,7 +126,6 @@ fn signals_and_requests_at_once_end_with_what_the_file_and_the_answers_say() {
             assert!(at(&name).exists(), "it was read again after it was written");
             assert_eq!(supervisor.delete("own"), 204);
         }
-        is_over.store(true, Ordering::Relaxed);
     });
     write(&folder, &(null("stays") + &null("last")));
     assert_eq!(supervisor.ask("POST", "/v1/reload", &Value::Null).0, 200);

@@ -1,6 +1,7 @@
 //! Messages without end: they cost the front-end that sends them, and not its neighbours.
 
 use crate::support::process::{Daemon, TIMEOUT};
+use crate::support::rings::StopAtEnd;
 use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp, FrontEnd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -35,6 +36,8 @@ fn a_front_end_that_sends_messages_without_end_is_slowed_down_and_its_neighbour_
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            // The neighbour goes on until then, also if an assertion fails here.
+            let _end = StopAtEnd(&is_over);
             let mut more = 3000;
             let began = SystemTime::now();
             flood(&mut bad.front, AT_ONCE + more);
@@ -51,7 +54,6 @@ fn a_front_end_that_sends_messages_without_end_is_slowed_down_and_its_neighbour_
             }
             let took = began.elapsed().unwrap();
             assert!(took >= EACH * (more - 500), "{took:?} for {more} beyond the first ones");
-            is_over.store(true, Ordering::Relaxed);
         });
         let (mut starts, socket) = (0, daemon.socket_of("good"));
         while !is_over.load(Ordering::Relaxed) {

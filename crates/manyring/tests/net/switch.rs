@@ -3,6 +3,7 @@
 
 use crate::support::process::{Daemon, domains, is_isolated, wait_until};
 use crate::support::program::{http, http_json, shown};
+use crate::support::rings::StopAtEnd;
 use manyring_driver::{NetDriver, NetDriverOptions};
 use manyring_wire::net::RawNetHeader;
 use rustix::fs::FileType;
@@ -287,6 +288,7 @@ fn ports_that_come_and_go_in_a_storm_cost_those_who_talk_no_frame() {
     let control = daemon.socket_of("control");
     let ends = AtomicBool::new(false);
     let rounds = std::thread::scope(|scope| {
+        let end = StopAtEnd(&ends);
         let storms: Vec<_> = (0..4)
             .map(|n| {
                 let (control, ends) = (&control, &ends);
@@ -309,7 +311,7 @@ fn ports_that_come_and_go_in_a_storm_cost_those_who_talk_no_frame() {
             a.talk(&mut b, 500);
             b.talk(&mut a, 500);
         }
-        ends.store(true, Ordering::Relaxed);
+        drop(end);
         storms.into_iter().map(|storm| storm.join().unwrap()).sum::<u32>()
     });
     assert!(rounds >= 8, "{rounds} ports came and went");

@@ -5,6 +5,7 @@ use crate::domain::{disk, pid, process, serve};
 use crate::support::foreign::Client;
 use crate::support::process::{Daemon, wait_until};
 use crate::support::program::{http_json, manyring, shown};
+use crate::support::rings::StopAtEnd;
 use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use manyring_wire::vhost_user::{BACKEND_CONFIG_CHANGE_MSG, FLAG_VERSION, Header};
 use rustix::process::{Signal, kill_process};
@@ -121,6 +122,7 @@ fn a_disk_becomes_smaller_under_a_guest_whose_device_process_ends_for_it() {
     let mut told = driver.front.open_backend_channel().unwrap();
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let end = StopAtEnd(&is_over);
         let guest = scope.spawn(|| {
             let mut written = 0;
             while !is_over.load(Ordering::Relaxed) {
@@ -143,7 +145,7 @@ fn a_disk_becomes_smaller_under_a_guest_whose_device_process_ends_for_it() {
             before,
             "the requests of that device process have ended"
         );
-        is_over.store(true, Ordering::Relaxed);
+        drop(end);
         assert!(guest.join().unwrap() > 0);
     });
     assert_eq!(driver.front.config(0, 8).unwrap(), SECTORS.to_le_bytes());

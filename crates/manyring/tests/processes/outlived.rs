@@ -5,9 +5,10 @@
 use crate::domain::{client_works, disk, pid, process, serve, two_domains, works, works_until};
 use crate::support::foreign::Client;
 use crate::support::process::{Daemon, wait_until};
+use crate::support::rings::StopAtEnd;
 use manyring_driver::{BlkDriver, BlkDriverOptions};
 use rustix::process::{Signal, kill_process};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// Kills the device process of a domain, and waits until the next one serves.
 fn kill(daemon: &Daemon, name: &str) {
@@ -27,12 +28,13 @@ fn a_front_end_without_an_inflight_region_loses_nothing_when_its_device_process_
     works(&mut client, 0);
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let end = StopAtEnd(&is_over);
         let guest = scope.spawn(|| works_until(&mut client, &is_over));
         for _ in 0..6 {
             kill(&daemon, "a");
             std::thread::sleep(std::time::Duration::from_millis(150));
         }
-        is_over.store(true, Ordering::Relaxed);
+        drop(end);
         assert!(guest.join().unwrap() > 0);
     });
     works(&mut client, 99);

@@ -274,7 +274,15 @@ fn a_page_that_is_taken_back_is_mapped_by_nobody_whoever_was_faster() {
     let domain = Domain::new(8);
     let is_over = std::sync::atomic::AtomicBool::new(false);
     let order = std::sync::atomic::Ordering::Relaxed;
+    /// Lets the other thread end, also where an assertion fails.
+    struct Over<'a>(&'a std::sync::atomic::AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
     std::thread::scope(|scope| {
+        let _over = Over(&is_over);
         scope.spawn(|| {
             let mut pages = GrantPages::new(domain.mapper(2), 1).unwrap();
             while !is_over.load(order) {
@@ -299,7 +307,6 @@ fn a_page_that_is_taken_back_is_mapped_by_nobody_whoever_was_faster() {
                 assert_eq!(domain.byte(2), written);
             }
         }
-        is_over.store(true, order);
         assert!(written > 0, "the other side has mapped it now and then");
     });
     assert!(!domain.is_mapped(1));

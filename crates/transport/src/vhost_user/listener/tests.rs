@@ -111,11 +111,16 @@ fn a_name_that_becomes_a_symlink_changes_no_other_file() {
     let (is_over, path) = (AtomicBool::new(false), shared.join("s"));
     std::thread::scope(|scope| {
         scope.spawn(|| race(&shared, &victim, &is_over));
-        for _ in 0..3000 {
-            // It may fail while its names vanish: what counts is the other file.
-            drop(bind(&path, 0o666));
-        }
+        // The other thread ends also where this one panics.
+        let binds = || {
+            for _ in 0..3000 {
+                // It may fail while its names vanish: what counts is the other file.
+                drop(bind(&path, 0o666));
+            }
+        };
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(binds));
         is_over.store(true, Ordering::Relaxed);
+        done.unwrap();
     });
     assert_eq!(std::fs::metadata(&victim).unwrap().mode() & 0o7777, 0o600);
 }
