@@ -8,7 +8,7 @@
 //! the kernel's locks for that time. Needs root, to be two users.
 
 use crate::support::prober::{Prober, RETRY_DELAY, STALL_MAX, Stalls, check};
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, Running, TIMEOUT, end_of, wait_until};
 use crate::support::program::{manyring, shown};
 use crate::support::rings::{Restart, replace_table};
 use crate::walls::{PAGE, Ring};
@@ -20,7 +20,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, fstat, memfd_create};
 use rustix::process::{Pid, Signal, Uid, kill_process};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -185,8 +185,9 @@ fn as_nobody<T: Send>(act: impl FnOnce() -> T + Send) -> T {
 /// A process of the other user which takes the pages of a file away, and gets a CPU so seldom that
 /// it does not come to an end.
 struct Punch {
-    puncher: Child,
-    hogs: Vec<Child>,
+    /// Ended before the process that gets no CPU beside them.
+    hogs: Vec<Running>,
+    puncher: Running,
     /// Two of them on one CPU would hold up each other.
     _alone: MutexGuard<'static, ()>,
 }
@@ -202,7 +203,7 @@ impl Punch {
         command.arg("/proc/self/fd/0").stdin(file.try_clone().unwrap()).uid(NOBODY);
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let hogs = vec![hog(0)];
-        let mut punch = Self { puncher: command.spawn().unwrap(), hogs, _alone };
+        let mut punch = Self { hogs, puncher: Running::start(&mut command), _alone };
         assert!(wait_until(is_begun));
         // The rest of the hole takes minutes: its process gets very little of the CPU.
         punch.hogs.push(hog(-20));
@@ -218,21 +219,12 @@ impl Punch {
     fn release(&mut self) {
         for mut hog in self.hogs.drain(..) {
             hog.kill().unwrap();
-            hog.wait().unwrap();
+            end_of(&mut hog);
         }
         let pid = self.puncher.id().to_string();
         assert!(run(&["chrt", "--other", "--pid", "0", &pid]));
         assert!(run(&["renice", "-n", "-20", "-p", &pid]));
-        assert!(self.puncher.wait().unwrap().success());
-    }
-}
-
-impl Drop for Punch {
-    fn drop(&mut self) {
-        for process in self.hogs.iter_mut().chain([&mut self.puncher]) {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
+        assert!(end_of(&mut self.puncher).success());
     }
 }
 
@@ -247,10 +239,10 @@ fn bound(words: &[&str]) -> Command {
 }
 
 /// A process that takes all of the CPU that it can get.
-fn hog(niceness: i32) -> Child {
+fn hog(niceness: i32) -> Running {
     let niceness = niceness.to_string();
     let mut hog = bound(&["nice", "-n", &niceness, "sh", "-c", "while :; do :; done"]);
-    hog.spawn().unwrap()
+    Running::start(&mut hog)
 }
 
 /// Runs a program to its end: true if it has done what it was to do.
@@ -337,13 +329,13 @@ fn a_user_who_takes_memory_away_holds_his_own_device_process_alone() {
 fn a_user_who_holds_his_own_device_process_keeps_no_other_from_the_daemons_that_take_over() {
     let walled = Walled::new();
     let (mut ring, mut punch) = walled.held_by_a_hole();
-    let mut running: Vec<Child> = Vec::new();
+    let mut running: Vec<Running> = Vec::new();
     let mut before = walled.daemon.pid();
     for _ in 0..2 {
         let mut next = manyring();
         next.arg("run").arg("--config").arg(walled.daemon.folder().join("manyring.toml"));
         next.arg("--takeover").arg(walled.daemon.socket_of("control"));
-        running.push(next.stderr(Stdio::null()).spawn().unwrap());
+        running.push(Running::start(next.stderr(Stdio::null())));
         let stat = || std::fs::read_to_string(format!("/proc/{before}/stat"));
         let has_ended = || stat().map_or(true, |stat| stat.contains(") Z "));
         assert!(wait_until(has_ended), "{}", walled.daemon.log());
@@ -361,7 +353,7 @@ fn a_user_who_holds_his_own_device_process_keeps_no_other_from_the_daemons_that_
     assert!(ring.is_answered());
     let last = running.last_mut().unwrap();
     kill_process(Pid::from_child(last), Signal::TERM).unwrap();
-    assert!(last.wait().unwrap().success());
+    assert!(end_of(last).success());
 }
 
 /// So many waiters that the kernel takes milliseconds to wake them all.

@@ -2,7 +2,7 @@
 //! the names of `docs/design/0001`.
 
 use crate::support::client::Client;
-use crate::support::process::{self, Daemon, TIMEOUT};
+use crate::support::process::{self, Daemon, Running, TIMEOUT, end_of};
 use crate::support::program::{fetch, http, http_json, manyring, output_of, shown};
 use manyring_engine::QueueStats;
 use serde_json::Value;
@@ -339,7 +339,7 @@ fn the_command_stats_watches_until_nobody_reads() {
     let served = serve();
     let mut client = served.work();
     let mut watch = served.command("stats", &["vda", "--watch"]);
-    let mut child = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = Running::start(watch.stdout(Stdio::piped()));
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let first: Vec<_> = lines.by_ref().take(3).map(Result::unwrap).collect();
     assert!(!first[0].contains("/s"), "{first:?}");
@@ -357,7 +357,7 @@ fn the_command_stats_watches_until_nobody_reads() {
     drop(lines);
     let ended = process::wait_until(|| child.try_wait().unwrap().is_some());
     let _ = child.kill();
-    assert!(ended && child.wait().unwrap().success());
+    assert!(ended && end_of(&mut child).success());
 }
 
 #[test]

@@ -3,7 +3,9 @@
 //! of them.
 
 use crate::support::changes::{EMPTY, Supervisor, is_served};
-use crate::support::process::{Daemon, copy_program, is_root_or_left_out, wait_until};
+use crate::support::process::{
+    Daemon, Running, copy_program, end_of, is_root_or_left_out, wait_until,
+};
 use crate::support::program::{manyring, names_in, shown};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -140,11 +142,11 @@ fn started_in(folder: &Path) -> Supervisor {
 /// tells whether the command was told that its change is made.
 fn killed_during(supervisor: Supervisor, command: &[&str], is_seen: &dyn Fn() -> bool) -> bool {
     let mut change = supervisor.command(command);
-    let mut change = change.stderr(std::process::Stdio::null()).spawn().unwrap();
+    let mut change = Running::start(change.stderr(std::process::Stdio::null()));
     while !is_seen() && change.try_wait().unwrap().is_none() {}
     // SIGKILL.
     drop(supervisor);
-    change.wait().unwrap().success()
+    end_of(&mut change).success()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 mod tables;
 
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, end_of, kill_and_reap, wait_until};
 use crate::support::program::{http, http_json, manyring, output_of, shown};
 use crate::support::space::{
     MULTI, handing_in, has_carrier, in_own_space, link, queue, queues, run,
@@ -35,8 +35,7 @@ struct Started(Child);
 
 impl Drop for Started {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        kill_and_reap(&mut self.0);
     }
 }
 
@@ -418,7 +417,7 @@ fn a_link_that_is_up_again_is_so_for_the_guest_and_the_daemon_that_come_later() 
                 assert!(!has_carrier(name), "{name} {round}");
                 let signal = if round == 0 { Signal::KILL } else { Signal::TERM };
                 kill_process(Pid::from_child(&started.0), signal).unwrap();
-                started.0.wait().unwrap();
+                end_of(&mut started.0);
             }
         }
         assert!(has_carrier("mr1"), "as it was handed in");

@@ -2,7 +2,7 @@
 //! is libblkio, or a bare socket.
 
 use crate::support::foreign::{Client, DEPTH, Lane, Random, SIZE_MAX};
-use crate::support::process::{Daemon, Holdings, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, Holdings, Running, TIMEOUT, end_of, wait_until};
 use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use manyring_wire::virtio::VIRTIO_F_RING_PACKED;
 use rustix::process::{Pid, Signal, kill_process};
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// Set in a child of a test: the socket that it is to drive until it is killed.
@@ -64,13 +64,13 @@ fn submit(lane: &mut Lane, token: usize, random: &mut Random) {
 }
 
 /// A child that drives `socket`; its requests are in flight.
-fn doomed_client(socket: &Path) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "reconnect::a_client_that_stays_is_served", "--nocapture"])
-        .env(KILLED, socket)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+fn doomed_client(socket: &Path) -> Running {
+    let mut child = Running::start(
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "reconnect::a_client_that_stays_is_served", "--nocapture"])
+            .env(KILLED, socket)
+            .stdout(Stdio::piped()),
+    );
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let told = lines.map_while(Result::ok).any(|line| line.ends_with(IN_FLIGHT));
     assert!(told, "the client ended: {:?}", child.wait());
@@ -106,7 +106,7 @@ fn killed_clients_leave_nothing(arguments: &[&str], cycles: usize, seed: u64) {
         let mut client = doomed_client(&daemon.socket());
         std::thread::sleep(Duration::from_micros(random.below(3000)));
         client.kill().unwrap();
-        client.wait().unwrap();
+        end_of(&mut client);
     };
     // The first ones start workers and grow the heap.
     (0..5).for_each(|_| cycle(&daemon));
@@ -224,7 +224,7 @@ fn a_client_that_comes_while_the_killed_one_is_torn_down_waits() {
         let mut first = doomed_client(&daemon.socket());
         kill_process(pid, Signal::STOP).unwrap();
         first.kill().unwrap();
-        first.wait().unwrap();
+        end_of(&mut first);
         let second = UnixStream::connect(daemon.socket()).unwrap();
         kill_process(pid, Signal::CONT).unwrap();
         assert!(answers(&second), "round {round}");
@@ -244,7 +244,7 @@ fn a_killed_daemon_starts_again_at_once_on_its_image() {
         std::thread::sleep(Duration::from_millis(20));
         drop(daemon);
         client.kill().unwrap();
-        client.wait().unwrap();
+        end_of(&mut client);
         println!("round {round}");
     }
     let daemon = Daemon::blk(&[file.as_str(), "--direct", "--num-queues=4"]);

@@ -1,7 +1,7 @@
 //! The host's interface goes while a guest runs, and one of its name is there again: the guest's
 //! link is down in between, then its network works as before. Needs root.
 
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, kill_and_reap, wait_until};
 use crate::support::program::{http_json, shown};
 use crate::support::space::{MULTI, handing_in, in_own_space, link, queue, queues, run};
 use manyring_driver::{ControlOwner, NetDriver, NetDriverOptions};
@@ -25,8 +25,7 @@ struct Started(Child);
 
 impl Drop for Started {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        kill_and_reap(&mut self.0);
     }
 }
 

@@ -3,7 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 
 use crate::domain::{counted, pid, process};
-use crate::support::process::{Daemon, TIMEOUT, is_root_or_left_out, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, end_of, is_root_or_left_out, wait_until};
 use crate::support::program::http_json;
 use crate::support::space::run;
 use crate::support::taken::Taken;
@@ -236,6 +236,6 @@ fn the_daemon_that_takes_over_goes_on_with_the_capture() {
     drop(guest);
     let last = running.last_mut().unwrap();
     kill_process(Pid::from_child(last), Signal::TERM).unwrap();
-    assert!(last.wait().unwrap().success(), "{}", log(&daemon));
+    assert!(end_of(last).success(), "{}", log(&daemon));
     has(&path, 0..80);
 }

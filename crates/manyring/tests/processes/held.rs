@@ -3,7 +3,7 @@
 
 use crate::domain::{self, client_works, disk, pid, process, serve};
 use crate::support::frozen::{Freezer, run};
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, Running, TIMEOUT, end_of, wait_until};
 use crate::support::program;
 use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -174,11 +174,18 @@ fn a_disk_that_is_only_read_waits_for_the_reads_of_a_device_process_that_is_gone
     let killed = pid(&daemon, "a");
     freezer.freeze();
     // The loop device serves one request after the other, and this write waits for its frozen file.
-    let mut writer = Command::new("dd")
-        .args(["if=/dev/zero", "bs=4096", "count=1", "oflag=direct", "conv=notrunc", "status=none"])
-        .arg(format!("of={path}"))
-        .spawn()
-        .unwrap();
+    let mut writer = Running::start(
+        Command::new("dd")
+            .args([
+                "if=/dev/zero",
+                "bs=4096",
+                "count=1",
+                "oflag=direct",
+                "conv=notrunc",
+                "status=none",
+            ])
+            .arg(format!("of={path}")),
+    );
     let name = device.0.file_name().unwrap().to_str().unwrap();
     let in_flight = format!("/sys/block/{name}/inflight");
     let writes = || std::fs::read_to_string(&in_flight).unwrap();
@@ -196,7 +203,7 @@ fn a_disk_that_is_only_read_waits_for_the_reads_of_a_device_process_that_is_gone
     freezer.thaw();
     driver.queues[0].wait(TIMEOUT).unwrap();
     driver.queues[0].read(0, &mut [0; 4096]).unwrap();
-    assert!(writer.wait().unwrap().success());
+    assert!(end_of(&mut writer).success());
     assert!(goes_on(), "{}", daemon.log());
     assert!(daemon.terminate().success());
 }
@@ -236,7 +243,7 @@ fn a_disk_that_hangs_with_its_device_process_keeps_no_other_guest_from_the_daemo
         next.arg("run").arg("--config").arg(daemon.folder().join("manyring.toml"));
         next.arg("--takeover").arg(daemon.socket_of("control"));
         let log = std::fs::File::options().create(true).append(true).open(&next_log).unwrap();
-        next.stderr(log).spawn().unwrap()
+        Running::start(next.stderr(log))
     };
     let mut next = takes_over();
     let stat = || std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid()));
@@ -244,7 +251,7 @@ fn a_disk_that_hangs_with_its_device_process_keeps_no_other_guest_from_the_daemo
     assert!(wait_until(has_ended), "{} {}", daemon.log(), said());
     other.queues[0].write(0, &[2; 512]).unwrap();
     // The image does not open, and keeps its front-end waiting: a third daemon would lose that.
-    assert!(!takes_over().wait().unwrap().success());
+    assert!(!end_of(&mut takes_over()).success());
     other.queues[0].write(0, &[3; 512]).unwrap();
     assert!(said().contains("devices with front-ends are still opening: a"), "{}", said());
     assert!(test_kill_process(its_pid).is_ok(), "the kernel has ended it: nothing was tried");
@@ -257,7 +264,7 @@ fn a_disk_that_hangs_with_its_device_process_keeps_no_other_guest_from_the_daemo
     queue.read(0, &mut bytes).unwrap();
     assert_eq!(bytes, [3; 4096]);
     kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
-    assert!(next.wait().unwrap().success(), "{}", said());
+    assert!(end_of(&mut next).success(), "{}", said());
 }
 
 /// A guest's writes become durable before the lock of its image is released. That takes as long as
@@ -281,7 +288,7 @@ fn an_image_that_is_not_durable_in_time_keeps_no_guest_from_the_daemon_that_take
     let mut next = program::manyring();
     next.arg("run").arg("--config").arg(daemon.folder().join("manyring.toml"));
     next.arg("--takeover").arg(daemon.socket_of("control"));
-    let mut next = next.stderr(next_log).spawn().unwrap();
+    let mut next = Running::start(next.stderr(next_log));
     let said = || std::fs::read_to_string(daemon.folder().join("next.log")).unwrap_or_default();
     let stat = || std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid()));
     let has_ended = || stat().map_or(true, |stat| stat.contains(") Z "));
@@ -295,7 +302,7 @@ fn an_image_that_is_not_durable_in_time_keeps_no_guest_from_the_daemon_that_take
     assert_eq!(bytes, [2; 4096]);
     held.queues[0].flush().unwrap();
     kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
-    assert!(next.wait().unwrap().success(), "{}", said());
+    assert!(end_of(&mut next).success(), "{}", said());
 }
 
 #[test]

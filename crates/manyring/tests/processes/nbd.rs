@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "a server of a test has threads of its own")]
 
 use crate::domain::{disk, pid, process, serve};
-use crate::support::process::{Daemon, wait_until};
+use crate::support::process::{Daemon, end_of, wait_until};
 use crate::support::program::{http, http_json, shown};
 use crate::support::taken::Taken;
 use crate::takeover::{has_ended, log, take_over};
@@ -331,7 +331,7 @@ fn a_disk_of_a_server_and_its_requests_go_to_the_daemon_that_takes_over() {
     assert_eq!(queue.wait(Duration::from_secs(60)).unwrap().status, 0, "{}", log(&daemon));
     works(&mut guest, 2);
     kill_process(rustix::process::Pid::from_child(&next), Signal::TERM).unwrap();
-    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+    assert!(end_of(&mut next).success(), "{}", log(&daemon));
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn a_disk_whose_server_is_away_or_another_is_taken_over_as_the_guest_was_told_of
     assert_eq!(queue.wait(Duration::from_secs(60)).unwrap().status, 0, "{}", log(&daemon));
     works(&mut guest, 2);
     kill_process(rustix::process::Pid::from_child(&next), Signal::TERM).unwrap();
-    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+    assert!(end_of(&mut next).success(), "{}", log(&daemon));
 }
 
 #[test]

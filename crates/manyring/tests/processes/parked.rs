@@ -4,19 +4,19 @@
 
 use crate::domain::{self, client_works, disk, pid, process, serve, two_domains, works};
 use crate::support::foreign::Client;
-use crate::support::process::{self, Daemon, wait_until};
+use crate::support::process::{self, Daemon, Running, end_of, wait_until};
 use crate::support::program::manyring;
 use crate::support::taken::Taken;
 use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use rustix::process::{Pid, Signal, kill_process};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 /// The supervisor's log line about a device process that it kills because the device process has
 /// not quiesced.
 const KILLED: &str = "the device process did not quiesce in time";
 
 /// The next daemon; its log goes to `next.log`.
-struct Next(Child);
+struct Next(Running);
 
 impl Next {
     fn takes_over(daemon: &Daemon) -> Self {
@@ -24,7 +24,7 @@ impl Next {
         let mut command = manyring();
         command.arg("run").arg("--config").arg(daemon.folder().join("manyring.toml"));
         command.arg("--takeover").arg(daemon.socket_of("control"));
-        Self(command.stderr(Stdio::from(log)).spawn().unwrap())
+        Self(Running::start(command.stderr(Stdio::from(log))))
     }
 
     /// Waits until it has taken over, and has device processes of its own.
@@ -44,7 +44,7 @@ impl Next {
 
     fn ends(mut self, daemon: &Daemon) {
         kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
-        assert!(self.0.wait().unwrap().success(), "{}", log(daemon));
+        assert!(end_of(&mut self.0).success(), "{}", log(daemon));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Images that a helper reads, in device processes: the helper is a child of the supervisor.
 
 use crate::domain::{disk, pid, process, serve};
-use crate::support::process::{Daemon, is_root_or_left_out, wait_until};
+use crate::support::process::{Daemon, end_of, is_root_or_left_out, wait_until};
 use crate::takeover::{has_ended, log, take_over};
 use manyring_driver::{BlkDriver, BlkDriverOptions, DriverOp};
 use rustix::process::{Signal, kill_process};
@@ -56,7 +56,7 @@ fn a_daemon_with_a_helper_is_not_taken_over_and_its_disk_outlives_the_try() {
     works(1);
     helper_has_no_network(&daemon);
     let before = pid(&daemon, "a");
-    assert!(!take_over(&daemon, "manyring.toml").wait().unwrap().success());
+    assert!(!end_of(&mut take_over(&daemon, "manyring.toml")).success());
     let said = "images of helpers are not handed over: a";
     assert!(log(&daemon).contains(said), "{}", log(&daemon));
     assert!(!has_ended(daemon.pid()), "{}", daemon.log());

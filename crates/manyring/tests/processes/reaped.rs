@@ -4,7 +4,7 @@
 
 use crate::domain::{client_works, pid, process, two_domains, works};
 use crate::support::foreign::Client;
-use crate::support::process::{Daemon, is_root_or_left_out, wait_until};
+use crate::support::process::{Daemon, end_of, is_root_or_left_out, wait_until};
 use crate::takeover::{has_ended, log, take_over};
 use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
@@ -95,7 +95,7 @@ fn a_takeover_does_not_wait_until_a_device_process_is_reaped() {
     assert!(unreaped.is_there());
     drop(client);
     kill(Pid::from_raw(next.id().cast_signed()), Signal::SIGTERM).unwrap();
-    assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+    assert!(end_of(&mut next).success(), "{}", log(&daemon));
 }
 
 #[test]

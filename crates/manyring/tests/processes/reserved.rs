@@ -4,7 +4,7 @@
 
 use crate::domain::pid;
 use crate::support::changes::{Supervisor, is_served};
-use crate::support::process::{TIMEOUT, is_root_or_left_out, wait_until};
+use crate::support::process::{TIMEOUT, is_root_or_left_out, kill_and_reap, wait_until};
 use crate::support::program::{manyring, output_of, shown};
 use rustix::process::{Pid, Signal, Uid, kill_process};
 use serde_json::{Value, json};
@@ -236,7 +236,6 @@ struct Ends(Child);
 
 impl Drop for Ends {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        kill_and_reap(&mut self.0);
     }
 }

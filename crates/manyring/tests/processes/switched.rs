@@ -3,7 +3,7 @@
 
 use crate::domain::{pid, process};
 use crate::support::datagram::{Host, datagram, payload};
-use crate::support::process::{Daemon, states, wait_until};
+use crate::support::process::{Daemon, end_of, states, wait_until};
 use crate::support::program::{http, http_json, shown};
 use crate::support::space::{in_own_space, link, run};
 use crate::support::view::{View, assert_alike, table};
@@ -270,7 +270,7 @@ fn a_switch_and_its_uplink_go_to_the_daemon_that_takes_over_and_stay_where_that_
         }
         let last = running.last_mut().unwrap();
         kill_process(Pid::from_child(last), Signal::TERM).unwrap();
-        assert!(last.wait().unwrap().success(), "{}", log(&daemon));
+        assert!(end_of(last).success(), "{}", log(&daemon));
         assert!(wait_until(|| link("up0").is_none()), "{}", log(&daemon));
     });
 }

@@ -3,13 +3,13 @@
 
 use crate::domain::{client_works, two_domains, works};
 use crate::support::foreign::Client;
-use crate::support::process::{Daemon, wait_until};
+use crate::support::process::{Daemon, Running, TIMEOUT, end_of, kill_and_reap, wait_until};
 use crate::support::program::manyring;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fd::OwnedFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
@@ -109,13 +109,17 @@ fn receive(socket: &OwnedFd) -> Option<(Vec<u8>, Vec<OwnedFd>)> {
 }
 
 fn send(socket: &OwnedFd, bytes: &[u8], fds: &[OwnedFd]) {
-    use rustix::fd::AsFd;
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
     let slices = [IoSlice::new(bytes)];
     rustix::net::sendmsg(socket, &slices, &mut control, SendFlags::empty()).unwrap();
+}
+
+/// Whoever does not come to this socket, or says nothing, is not waited for without an end.
+fn bounded(socket: &impl AsFd) {
+    sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(TIMEOUT)).unwrap();
 }
 
 /// Stands between the daemon and the next one, which takes this process for the daemon: hands on
@@ -126,6 +130,7 @@ fn stand(told: &str) -> ! {
     let (folder, daemon, step) =
         (PathBuf::from(folder), daemon.parse::<i32>().unwrap(), Step::parse(step));
     let listener = UnixListener::bind(folder.join("stands")).unwrap();
+    bounded(&listener);
     println!("stands");
     std::io::stdout().flush().unwrap();
     let dies = || -> ! {
@@ -136,6 +141,7 @@ fn stand(told: &str) -> ! {
     };
     let (asks, body) = loop {
         let mut stream = listener.accept().unwrap().0;
+        bounded(&stream);
         let (first, body) = request(&mut stream);
         if first.starts_with("POST /v1/takeover ") {
             break (stream, body);
@@ -156,6 +162,7 @@ fn stand(told: &str) -> ! {
     let between = seqpacket();
     rustix::net::bind(&between, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     rustix::net::listen(&between, 1).unwrap();
+    bounded(&between);
     let control = folder.join("control");
     let request = serde_json::json!({ "socket": path }).to_string();
     let head = "POST /v1/takeover HTTP/1.1\r\nhost: x\r\n";
@@ -163,6 +170,7 @@ fn stand(told: &str) -> ! {
     let mut asked = UnixStream::connect(control).unwrap();
     write!(asked, "{head}content-length: {}\r\n\r\n{request}", request.len()).unwrap();
     let runs = rustix::net::accept_with(&between, SocketFlags::CLOEXEC).unwrap();
+    bounded(&runs);
     let body: serde_json::Value = serde_json::from_str(&body).unwrap();
     let next = seqpacket();
     let at = SocketAddrUnix::new(body["socket"].as_str().unwrap()).unwrap();
@@ -177,7 +185,8 @@ fn stand(told: &str) -> ! {
     }
     if step == Step::Unread || step == Step::Read {
         // It has something to say, which is that it has taken everything.
-        poll(&mut [PollFd::new(&next, PollFlags::IN)], None).unwrap();
+        let longest = Timespec::try_from(TIMEOUT).unwrap();
+        poll(&mut [PollFd::new(&next, PollFlags::IN)], Some(&longest)).unwrap();
     }
     if step == Step::Read {
         assert_eq!(receive(&next).unwrap().0, b"\x02{\"taken\":{}}");
@@ -191,8 +200,7 @@ struct Next(Child);
 
 impl Drop for Next {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        kill_and_reap(&mut self.0);
     }
 }
 
@@ -200,16 +208,16 @@ impl Drop for Next {
 /// from that.
 fn ends_at(daemon: &Daemon, step: Step) -> Next {
     let folder = daemon.folder().display();
-    let mut stands = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "takeover_died::the_next_daemon_serves_wherever_the_one_that_runs_dies",
-            "--nocapture",
-        ])
-        .env(STANDS, format!("{folder}|{}|{}", daemon.pid(), step.emit()))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut stands = Running::start(
+        Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "takeover_died::the_next_daemon_serves_wherever_the_one_that_runs_dies",
+                "--nocapture",
+            ])
+            .env(STANDS, format!("{folder}|{}|{}", daemon.pid(), step.emit()))
+            .stdout(Stdio::piped()),
+    );
     let lines = BufReader::new(stands.stdout.as_mut().unwrap()).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.ends_with("stands")));
     let log = std::fs::File::create(daemon.folder().join("next.log")).unwrap();
@@ -217,7 +225,7 @@ fn ends_at(daemon: &Daemon, step: Step) -> Next {
     command.arg("run").arg("--config").arg(daemon.folder().join("manyring.toml"));
     command.arg("--takeover").arg(daemon.folder().join("stands"));
     let next = Next(command.stderr(log).spawn().unwrap());
-    stands.wait().unwrap();
+    end_of(&mut stands);
     next
 }
 
@@ -246,7 +254,7 @@ fn serves(daemon: &Daemon, mut next: Next, step: Step) {
         client_works(&daemon.socket_of(name), 3);
     }
     kill_process(Pid::from_child(&next.0), Signal::TERM).unwrap();
-    assert!(next.0.wait().unwrap().success(), "{}", said());
+    assert!(end_of(&mut next.0).success(), "{}", said());
     assert!(!daemon.socket_of("a").exists() && !daemon.socket_of("control").exists());
     assert!(!log_of(daemon).contains("fault"), "{}", said());
 }
@@ -274,7 +282,7 @@ fn a_daemon_that_was_told_to_stop_before_it_hands_over_is_not_taken_for_dead() {
     let daemon = two_domains();
     let mut next = ends_at(&daemon, Step::Stopped);
     assert!(wait_until(|| next.0.try_wait().unwrap().is_some()), "{}", log_of(&daemon));
-    assert!(!next.0.wait().unwrap().success(), "{}", log_of(&daemon));
+    assert!(!end_of(&mut next.0).success(), "{}", log_of(&daemon));
     assert!(log_of(&daemon).contains("the running daemon was stopped"), "{}", log_of(&daemon));
     // It has touched nothing.
     client_works(&daemon.socket_of("a"), 3);

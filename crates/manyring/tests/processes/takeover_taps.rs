@@ -1,7 +1,7 @@
 //! Taps of the daemon that is taken over: the next one has the same interfaces.
 
 use crate::support::datagram::{Host, datagram};
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, end_of, wait_until};
 use crate::support::space::{in_own_space, link, queues};
 use crate::takeover::{die_after, has_ended, log, take_over};
 use manyring_driver::{NetDriver, NetDriverOptions};
@@ -47,7 +47,7 @@ fn taps_go_to_the_daemon_that_takes_over_and_stay_where_it_dies() {
         let wrong = std::fs::read_to_string(daemon.folder().join("manyring.toml")).unwrap()
             + "[[blk]]\nname = 'z'\nsocket_path = '/none'\nfile = '/none'\n";
         std::fs::write(daemon.folder().join("wrong.toml"), wrong).unwrap();
-        assert!(!take_over(&daemon, "wrong.toml").wait().unwrap().success());
+        assert!(!end_of(&mut take_over(&daemon, "wrong.toml")).success());
         all_send();
         let mut before = daemon.pid();
         let mut running = Vec::new();
@@ -65,7 +65,7 @@ fn taps_go_to_the_daemon_that_takes_over_and_stay_where_it_dies() {
         let last = running.last_mut().unwrap();
         let pid = Pid::from_child(last);
         kill_process(pid, Signal::TERM).unwrap();
-        assert!(last.wait().unwrap().success(), "{}", log(&daemon));
+        assert!(end_of(last).success(), "{}", log(&daemon));
         // Its device processes end with it, and the kernel closes their queues after that.
         let are_gone = || is_there("one0").is_none() && is_there("two0").is_none();
         assert!(wait_until(are_gone), "{}", log(&daemon));
@@ -88,6 +88,6 @@ fn a_tap_goes_with_the_daemon_that_is_taken_over_if_the_next_one_has_other_use_f
         assert!(wait_until(|| link("n0").is_none()), "somebody has its queues");
         let pid = Pid::from_child(&next);
         kill_process(pid, Signal::TERM).unwrap();
-        assert!(next.wait().unwrap().success(), "{}", log(&daemon));
+        assert!(end_of(&mut next).success(), "{}", log(&daemon));
     });
 }

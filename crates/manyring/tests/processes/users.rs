@@ -2,7 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "a guest of a test has a thread of its own")]
 
 use crate::domain::{self, disk, pid, process, serve};
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, Running, TIMEOUT, end_of, wait_until};
 use crate::support::program::{http, manyring, shown};
 use manyring_driver::{BlkDriver, BlkDriverOptions};
 use rustix::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 const NOBODY: u32 = 65534;
@@ -75,11 +75,11 @@ fn one_for_all() -> Daemon {
     start(&[disk("a", "file = '@/a.img'\nsocket_mode = '0666'\n")], &["a"])
 }
 
-fn take_over(daemon: &Daemon) -> Child {
+fn take_over(daemon: &Daemon) -> Running {
     let mut next = manyring();
     next.arg("run").arg("--config").arg(daemon.folder().join("manyring.toml"));
     next.arg("--takeover").arg(daemon.socket_of("control"));
-    next.stderr(Stdio::null()).spawn().unwrap()
+    Running::start(next.stderr(Stdio::null()))
 }
 
 fn start(devices: &[String], names: &[&str]) -> Daemon {
@@ -233,7 +233,7 @@ fn a_user_who_waits_for_a_device_waits_on_with_the_daemon_that_takes_over() {
     waiting.read_exact(&mut answer).unwrap();
     assert_eq!(process(&daemon, "user:65534")["devices"], serde_json::json!(["a"]));
     kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
-    assert!(next.wait().unwrap().success());
+    assert!(end_of(&mut next).success());
 }
 
 #[test]
@@ -250,5 +250,5 @@ fn a_user_who_waits_for_a_device_holds_no_takeover_up() {
     roots.queues[0].write(0, &[7; 512]).unwrap();
     drop(peer);
     kill_process(Pid::from_child(&next), Signal::TERM).unwrap();
-    assert!(next.wait().unwrap().success());
+    assert!(end_of(&mut next).success());
 }

@@ -3,7 +3,7 @@
 
 use crate::domain::{disk, pid, process, serve};
 use crate::support::client::Client;
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, end_of, kill_and_reap, wait_until};
 use crate::support::program::{manyring, output_of, shown};
 use manyring_driver::{BlkDriver, BlkDriverOptions};
 use manyring_engine::allowed_cpus;
@@ -90,8 +90,7 @@ struct Started(Child);
 
 impl Drop for Started {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        kill_and_reap(&mut self.0);
     }
 }
 
@@ -140,7 +139,7 @@ fn a_connection_that_is_handed_in_is_served_to_its_end_by_a_device_process() {
     assert_eq!(processes["processes"][0]["devices"], serde_json::json!(["f"]), "{processes}");
     drop(ours);
     assert!(wait_until(|| started.0.try_wait().unwrap().is_some()));
-    assert!(started.0.wait().unwrap().success());
+    assert!(end_of(&mut started.0).success());
 }
 
 #[test]

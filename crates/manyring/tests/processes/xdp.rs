@@ -5,7 +5,7 @@
 
 use crate::domain::{counted, pid, process};
 use crate::support::datagram::{Host, connect, datagram, payload, send};
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, end_of, wait_until};
 use crate::support::program::{http_json, shown};
 use crate::support::space::{in_own_space, run};
 use crate::support::taken::Taken;
@@ -270,7 +270,7 @@ fn a_takeover_of_an_interface_by_af_xdp_is_refused_and_its_guest_goes_on() {
         let (host, mut guest) = (Host::on("v1"), connect(&daemon, "lan"));
         talks(&mut guest, &host, b"before");
         let mut next = take_over(&daemon, "manyring.toml");
-        assert!(!next.wait().unwrap().success());
+        assert!(!end_of(&mut next).success());
         let said = log(&daemon);
         assert!(said.contains("interfaces by AF_XDP are not handed over: lan, other"), "{said}");
         talks(&mut guest, &host, b"after");

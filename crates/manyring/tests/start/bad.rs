@@ -1,7 +1,7 @@
 //! Bad starts: one clear line that names the key or the path, a status that is not 0, and nothing
 //! created or changed.
 
-use crate::support::process::{self, Daemon, copy_program};
+use crate::support::process::{self, Daemon, Running, copy_program, kill_and_reap};
 use crate::support::program::{
     manyring, misused, names_in, output_of, refused, refused_configuration,
 };
@@ -155,7 +155,7 @@ fn a_socket_that_a_dying_process_still_holds_is_waited_for() {
     // As a process that was killed, whose memory is still being freed.
     let dying = UnixListener::bind(&socket).unwrap();
     let mut command = blk(folder.path(), "--socket-path @/blk0 --null 1G --control @/control");
-    let mut child = command.spawn().unwrap();
+    let mut child = Running::start(&mut command);
     std::thread::sleep(Duration::from_millis(500));
     let waits = child.try_wait().unwrap().is_none();
     drop(dying);
@@ -164,8 +164,7 @@ fn a_socket_that_a_dying_process_still_holds_is_waited_for() {
             || child.try_wait().unwrap().is_some()
     });
     let runs = child.try_wait().unwrap().is_none();
-    let _ = child.kill();
-    let _ = child.wait();
+    kill_and_reap(&mut child);
     assert!(waits && serves && runs, "{waits} {serves} {runs}");
 }
 
@@ -191,15 +190,14 @@ fn a_stale_socket_is_taken_over() {
     assert!(stale.exists());
     let before = std::fs::metadata(&stale).unwrap().ino();
     let mut command = blk(folder.path(), "--socket-path @/blk0 --null 1G --one-off");
-    let mut child = command.spawn().unwrap();
+    let mut child = Running::start(&mut command);
     let replaced =
         process::wait_until(|| std::fs::metadata(&stale).is_ok_and(|m| m.ino() != before));
     let connected = UnixStream::connect(&stale);
     let connected = connected.map(drop).is_ok();
     // It was `--one-off`: the connection that closes ends it.
     let ended = process::wait_until(|| child.try_wait().unwrap().is_some());
-    let _ = child.kill();
-    let _ = child.wait();
+    kill_and_reap(&mut child);
     assert!(replaced && connected && ended, "{replaced} {connected} {ended}");
     assert_eq!(names_in(folder.path()), ["image"]);
 }

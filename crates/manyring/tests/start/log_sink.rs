@@ -1,17 +1,17 @@
 //! Where the log cannot be written, or not now: guests are served as if it could.
 
 use crate::support::client::Client;
-use crate::support::process::{TIMEOUT, fill, wait_until};
+use crate::support::process::{Running, TIMEOUT, end_of, fill, kill_and_reap, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 /// A `manyring blk` with a log of the test's choice; killed when dropped.
 struct Served {
-    child: Child,
+    child: Running,
     folder: tempfile::TempDir,
 }
 
@@ -23,7 +23,7 @@ impl Served {
         let script = format!("{limits} exec {program} blk --socket-path {at}/blk0 --null 1G");
         let mut command = Command::new("sh");
         command.arg("-c").arg(script).stdin(Stdio::null()).stderr(log);
-        let child = command.spawn().unwrap();
+        let child = Running::start(&mut command);
         let mut served = Self { child, folder };
         let up = wait_until(|| {
             served.folder.path().join("blk0").exists() || served.has_ended().is_some()
@@ -69,8 +69,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        kill_and_reap(&mut self.child);
     }
 }
 
@@ -137,13 +136,13 @@ fn a_refused_start_says_why_however_late_its_standard_error_is_read() {
     fill(&writer);
     let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
     command.args(["blk", "--socket-path=/none/s", "--blk-file=/none/image"]);
-    let mut child = command.stdin(Stdio::null()).stderr(writer).spawn().unwrap();
+    let mut child = Running::start(command.stdin(Stdio::null()).stderr(writer));
     drop(command);
     // Nobody reads for longer than a process that has served waits at its end.
     std::thread::sleep(Duration::from_secs(1));
     let mut text = String::new();
     reader.read_to_string(&mut text).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(end_of(&mut child).code(), Some(1));
     let said = text.trim_start_matches('x');
     assert!(said.starts_with("manyring: ") && said.lines().count() == 1, "{said:?}");
     assert!(said.contains("/none/"), "{said:?}");
@@ -155,7 +154,7 @@ fn a_refused_start_ends_though_nobody_ever_reads_why() {
     fill(&writer);
     let mut command = Command::new(env!("CARGO_BIN_EXE_manyring"));
     command.args(["blk", "--socket-path=/none/s", "--blk-file=/none/image"]);
-    let mut child = command.stdin(Stdio::null()).stderr(writer).spawn().unwrap();
+    let mut child = Running::start(command.stdin(Stdio::null()).stderr(writer));
     assert!(wait_until(|| child.try_wait().unwrap().is_some()), "it waits for ever");
-    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert_eq!(end_of(&mut child).code(), Some(1));
 }

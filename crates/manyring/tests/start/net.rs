@@ -1,7 +1,7 @@
 //! The ways to start a network device: by another name, with a tap that is made, joined or handed
 //! in, without privileges. Needs root.
 
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, kill_and_reap, wait_until};
 use crate::support::program::{http, manyring, output_of, program_for_all, shown};
 use crate::support::space::{
     AS_NOBODY, MULTI, as_nobody, handing_in, in_own_space, link, open_taps_to_all, queue, queues,
@@ -25,8 +25,7 @@ struct Started(Child);
 
 impl Drop for Started {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        kill_and_reap(&mut self.0);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The fate of the program where its output cannot be written, or its standard streams are closed.
 
 use crate::support::client::Client;
-use crate::support::process::{Daemon, TIMEOUT, fill, wait_until};
+use crate::support::process::{Daemon, Running, TIMEOUT, end_of, fill, wait_until};
 use crate::support::program::manyring;
 use std::fs::File;
 use std::path::Path;
@@ -78,11 +78,11 @@ fn a_wrong_option_is_a_status_also_where_nobody_can_be_told() {
                 Some(reader)
             };
             let mut command = manyring();
-            let mut child = command.args(arguments.split(' ')).stderr(writer).spawn().unwrap();
+            let mut child = Running::start(command.args(arguments.split(' ')).stderr(writer));
             let ended = wait_until(|| child.try_wait().unwrap().is_some());
             let _ = child.kill();
             assert!(ended, "{arguments}: does not end");
-            assert_eq!(child.wait().unwrap().code(), Some(2), "{arguments}");
+            assert_eq!(end_of(&mut child).code(), Some(2), "{arguments}");
             drop(reader);
         }
     }
@@ -93,7 +93,7 @@ fn it_serves_with_its_standard_streams_closed() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("blk0");
     let control = folder.path().join("control");
-    let mut child = closed(folder.path()).spawn().unwrap();
+    let mut child = Running::start(&mut closed(folder.path()));
     let up = wait_until(|| socket.exists() && control.exists());
     let served = up && {
         let mut client = Client::connect(&socket, 2);
@@ -104,7 +104,7 @@ fn it_serves_with_its_standard_streams_closed() {
     let told = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     let ended = told.is_ok() && wait_until(|| child.try_wait().unwrap().is_some());
     let _ = child.kill();
-    assert!(served && ended && child.wait().unwrap().success());
+    assert!(served && ended && end_of(&mut child).success());
     assert!(!socket.exists() && !control.exists());
 }
 

@@ -1,7 +1,7 @@
 //! Messages of the daemon to a service manager, and the sockets that it takes from it and leaves
 //! with it: the manager is a socket of the test.
 
-use crate::support::process::{Daemon, TIMEOUT, is_root_or_left_out, wait_until};
+use crate::support::process::{Daemon, Running, TIMEOUT, end_of, is_root_or_left_out, wait_until};
 use crate::support::program::{self, manyring};
 use rustix::fd::{AsRawFd, OwnedFd};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
@@ -220,12 +220,12 @@ fn lines_for_the_journal_have_priorities_and_no_time() {
         let stream = format!("{}:{}", found.st_dev, found.st_ino);
         let mut command = manager.service("");
         command.env("JOURNAL_STREAM", if journal.is_empty() { &stream } else { journal });
-        let mut child = command.stderr(OwnedFd::from(theirs)).stdin(Stdio::null()).spawn().unwrap();
+        let mut child = Running::start(command.stderr(OwnedFd::from(theirs)).stdin(Stdio::null()));
         drop(command);
         manager.hears("READY=1");
         let process = rustix::process::Pid::from_child(&child);
         rustix::process::kill_process(process, Signal::TERM).unwrap();
-        assert!(child.wait().unwrap().success());
+        assert!(end_of(&mut child).success());
         let mut text = String::new();
         (&ours).read_to_string(&mut text).unwrap();
         text

@@ -1,7 +1,7 @@
 //! SIGTERM: clean and quick, with or without a guest, and when a disk hangs.
 
 use crate::support::client::Client;
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, Running, TIMEOUT, wait_until};
 use crate::support::program::{http, names_in, shown};
 use manyring_driver::hostile::GiantRing;
 use manyring_driver::wire::blk::VIRTIO_BLK_T_IN;
@@ -15,6 +15,19 @@ const BOUND: Duration = Duration::from_secs(20);
 
 const HANGING: &str = "[daemon]\ncontrol = '@/control'\n\
     [[blk]]\nname = 'a'\nsocket_path = '@/a'\nnull = '1G'\nfault = { hold_every = 1 }\n";
+
+/// A daemon that such a test left would keep the output of the test's program open for ever.
+#[test]
+fn a_program_that_a_test_started_ends_with_the_test_also_where_it_fails() {
+    let mut pid = None;
+    let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let running = Running::start(std::process::Command::new("sleep").arg("1000"));
+        pid = Some(rustix::process::Pid::from_child(&running));
+        std::panic::resume_unwind(Box::new("a failed assertion"));
+    }));
+    assert!(failed.is_err());
+    assert!(rustix::process::test_kill_process(pid.unwrap()).is_err(), "it runs on");
+}
 
 /// Waits until device `a` has `count` requests in flight.
 fn until_in_flight(daemon: &Daemon, count: u64) {

@@ -1,7 +1,7 @@
 //! The ways to start: by another name, with sockets that are handed in, as the connecting side.
 
 use crate::support::client::Client;
-use crate::support::process::{Daemon, TIMEOUT, wait_until};
+use crate::support::process::{Daemon, TIMEOUT, end_of, kill_and_reap, wait_until};
 use crate::support::program::{manyring, names_in, output_of};
 use manyring_engine::QueueStats;
 use manyring_engine::stats::QueueClass;
@@ -40,8 +40,7 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        kill_and_reap(&mut self.0);
     }
 }
 
@@ -80,7 +79,7 @@ fn a_connected_socket_that_is_handed_in_is_served_to_its_end() {
     let mut started = with_fd_7(theirs, "--null 1G");
     assert!(is_served(&ours));
     drop(ours);
-    assert!(started.has_ended() && started.0.wait().unwrap().success());
+    assert!(started.has_ended() && end_of(&mut started.0).success());
 }
 
 #[test]
@@ -120,7 +119,7 @@ fn as_a_client_that_is_one_off_it_ends_with_the_first_session() {
     let (front, _) = listener.accept().unwrap();
     assert!(is_served(&front));
     drop(front);
-    assert!(started.has_ended() && started.0.wait().unwrap().success());
+    assert!(started.has_ended() && end_of(&mut started.0).success());
     assert_eq!(names_in(folder.path()), ["socket"]);
 }
 

@@ -18,14 +18,69 @@ pub(crate) fn states(process: u32) -> Vec<char> {
     stats.flat_map(|stat| stat.rsplit_once(") ")?.1.chars().next()).collect()
 }
 
+/// A program that a test has started. It ends with this value, also where the test fails: a daemon
+/// that is left would keep the test's output open, and whoever reads that waiting.
+#[derive(Debug)]
+pub(crate) struct Running(Child);
+
+impl Running {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}")))
+    }
+}
+
+impl std::ops::Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        kill_and_reap(&mut self.0);
+    }
+}
+
+/// Waits until a child has ended; the test fails if it does not end.
+pub(crate) fn end_of(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    wait_until(|| {
+        status = child.try_wait().expect("status");
+        status.is_some()
+    });
+    status.unwrap_or_else(|| {
+        let _ = child.kill();
+        panic!("process {} did not end", child.id())
+    })
+}
+
+/// Kills a child. What keeps a call of it in the kernel may be something that the test lets go of
+/// only after this, such as a file system that stands still: one that does not end is left alone.
+pub(crate) fn kill_and_reap(child: &mut Child) {
+    let _ = child.kill();
+    if !wait_until(|| child.try_wait().map_or(true, |status| status.is_some())) {
+        eprintln!("process {} was killed, and the kernel does not end it", child.id());
+    }
+}
+
 /// Waits until `done`; false if it did not come true in [`TIMEOUT`].
 pub(crate) fn wait_until(mut done: impl FnMut() -> bool) -> bool {
-    let start = SystemTime::now();
+    // A clock that is set back would have the wait go on.
+    let now = || rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec;
+    let end = now() + TIMEOUT.as_secs().cast_signed();
     loop {
         if done() {
             return true;
         }
-        if start.elapsed().unwrap_or_default() > TIMEOUT {
+        if now() > end {
             return false;
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -405,8 +460,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         let ended = self.child.try_wait();
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        kill_and_reap(&mut self.child);
         if std::thread::panicking() {
             eprintln!("the daemon (ended before: {ended:?}) has logged:\n{}", self.log());
         }

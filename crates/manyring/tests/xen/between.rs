@@ -1,6 +1,8 @@
 //! A relay between a daemon and xenstored.
 
+use crate::support::process::TIMEOUT;
 use crate::world::World;
+use rustix::net::sockopt;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -18,12 +20,15 @@ impl Between {
         let (at, to) = (world.path(at), world.path("xenstored"));
         let calls = |path: &Path| format!("{}.hypercall", path.display());
         std::os::unix::fs::symlink(calls(&to), calls(&at)).unwrap();
-        Self { listener: UnixListener::bind(at).unwrap(), streams: Vec::new(), to }
+        let listener = UnixListener::bind(at).unwrap();
+        // A daemon that does not connect is not waited for without an end.
+        sockopt::set_socket_timeout(&listener, sockopt::Timeout::Recv, Some(TIMEOUT)).unwrap();
+        Self { listener, streams: Vec::new(), to }
     }
 
     /// The next connection, of which nobody hears yet.
     pub(crate) fn accept(&self) -> UnixStream {
-        self.listener.accept().unwrap().0
+        self.listener.accept().expect("the daemon connects").0
     }
 
     pub(crate) fn hand_on(&mut self, daemon: UnixStream) {
