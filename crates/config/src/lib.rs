@@ -8,8 +8,8 @@
 //! diff.rs        what a change of the plan does to each device
 //! explain.rs     the errors of others' parsers, in the words of the documentation
 //! ```
-//! A key is added in `raw.rs`, resolved in `plan/`, and has a class in `plan/key_class.rs`, which
-//! says what a change of the key costs a guest.
+//! A key is added in `raw.rs`, with its class, which says what a change of the key costs a guest,
+//! and with its numbers; it is resolved in `plan/`.
 //!
 //! ```
 //! let plan = manyring_config::parse(
@@ -25,6 +25,7 @@
 
 pub mod diff;
 mod explain;
+mod key;
 mod limit_keys;
 pub mod numbers;
 mod place;

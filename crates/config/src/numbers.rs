@@ -1,70 +1,38 @@
 //! The numbers that keys and options may have: one table for the checks of a plan, and for the
 //! words of the errors where something else is written.
 
+use super::key::{Numbers, all};
 use super::place::{Place, PlanError};
+use super::raw;
 
-/// The numbers of a key, whatever device it belongs to.
-struct Numbers {
-    key: &'static str,
-    min: u64,
-    max: u64,
-    /// Unless every whole number between the two is meant.
-    words: Option<&'static str>,
-}
-
-const fn all(key: &'static str, min: u64, max: u64) -> Numbers {
-    Numbers { key, min, max, words: None }
-}
-
-const fn some(key: &'static str, min: u64, max: u64, words: &'static str) -> Numbers {
-    Numbers { key, min, max, words: Some(words) }
-}
-
-/// The largest number of a signed type of the kernel, which is that of a file descriptor too.
-const INT_MAX: u64 = 0x7fff_ffff;
 /// A number of requests or frames.
 const OFTEN: u64 = i64::MAX as u64;
 
-const TABLE: [Numbers; 30] = [
-    all("workers", 1, 256),
-    all("spin_us", 0, 1000),
-    all("wait", 0, u32::MAX as u64),
-    all("user_devices_max", 0, 1 << 16),
-    all("fd", 3, INT_MAX),
-    all("handshake_timeout", 1, 3600),
-    some("logical_block_size", 512, 4096, "512 or 4096"),
-    all("num_queues", 1, 256),
-    some("queue_size", 4, 1024, "a power of two from 4 to 1024"),
-    all("queue_workers", 0, 255),
-    all("tap_fds", 3, INT_MAX),
-    some("generate", 0, 65_553, "0, or a whole number from 60 to 65553"),
-    // Kick and call name 256 vrings, one of them the control queue.
-    all("queue_pairs", 1, 127),
-    all("mtu", 68, 65_535),
-    // In Mbit/s; the config space has no room for a higher speed (§5.1.4).
-    all("speed", 1, INT_MAX),
-    all("sndbuf", 1, INT_MAX),
-    all("txqueuelen", 1, 1_000_000),
-    all("vlan", 1, 4094),
-    all("trunk", 1, 4094),
-    all("macs_max", 1, 4096),
-    all("floods_max", 1, 1_000_000),
-    all("age", 1, 65_536),
-    all("group_fwd_mask", 0, 65_535),
-    all("domain", 0, 65_535),
-    all("persistent_max", 1, 1 << 20),
-    all("indirect_segments_max", 0, 4096),
-    all("ring_page_order_max", 0, 4),
-    all("late_tx", 0, u32::MAX as u64),
+/// The numbers of keys of other tables than those of devices, and of options. Those of a device's
+/// keys stand where the key is defined.
+const TABLE: [(&str, Numbers); 13] = [
+    ("workers", all(1, 256)),
+    ("spin_us", all(0, 1000)),
+    ("wait", all(0, u32::MAX as u64)),
+    ("user_devices_max", all(0, 1 << 16)),
+    ("age", all(1, 65_536)),
+    ("group_fwd_mask", all(0, 65_535)),
+    ("domain", all(0, 65_535)),
+    ("persistent_max", all(1, 1 << 20)),
+    ("indirect_segments_max", all(0, 4096)),
+    ("ring_page_order_max", all(0, 4)),
+    ("late_tx", all(0, u32::MAX as u64)),
     // Those of a network device's faults have one range.
-    all("*_every", 0, OFTEN),
+    ("*_every", all(0, OFTEN)),
     // Options of commands that ask a daemon.
-    all("watch", 1, 86_400),
+    ("watch", all(1, 86_400)),
 ];
 
 fn of(key: &str) -> Option<&'static Numbers> {
+    let of_device = raw::key(key).and_then(|key| key.numbers.as_ref());
     let key = if key.ends_with("_every") { "*_every" } else { key };
-    TABLE.iter().find(|numbers| numbers.key == key)
+    let other = || TABLE.iter().find(|(name, _)| *name == key).map(|(_, numbers)| numbers);
+    of_device.or_else(other)
 }
 
 /// The values that `key` takes, in words, like "a whole number from 1 to 256"; `None` if it takes
@@ -83,6 +51,16 @@ pub fn check(key: &str, value: impl Into<u64>, place: &Place) -> Result<(), Plan
         }
         _ => Ok(()),
     }
+}
+
+/// Checks the numbers of a table of a device, each with its key, apart from those of which some
+/// between the least and the greatest are wrong: the plan checks these.
+pub(super) fn check_all(
+    given: impl IntoIterator<Item = (&'static str, u64)>,
+    place: &Place,
+) -> Result<(), PlanError> {
+    let is_whole = |(key, _): &(&str, u64)| of(key).is_some_and(|of| of.words.is_none());
+    given.into_iter().filter(is_whole).try_for_each(|(key, value)| check(key, value, place))
 }
 
 #[cfg(test)]

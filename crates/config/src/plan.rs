@@ -7,7 +7,6 @@ mod daemon;
 mod domain;
 mod fault;
 mod format;
-mod key_class;
 pub mod limit;
 mod moderation;
 mod nbd;
@@ -24,6 +23,7 @@ mod uplinks;
 mod wanted;
 mod xen;
 
+pub use super::key::Class;
 pub use super::place::{Place, PlanError, Source};
 pub use access::AccessPlan;
 pub use allowed_path::Pinned;
@@ -31,7 +31,6 @@ pub use blk::{BlkPlan, DiskPlan, NUM_QUEUES};
 pub use daemon::{DaemonPlan, Domains};
 pub use domain::{ANY_USER, PROCESS_WORKERS_MAX, SWITCH, XEN, domain_of_switch};
 pub use format::{Format, HelperPlan, helped};
-pub use key_class::{Class, class_of};
 pub use limit::{GroupPlan, LimitPlan};
 pub use moderation::ModerationPlan;
 pub use nbd::NbdPlan;
@@ -46,7 +45,7 @@ pub use wanted::{Unfound, Wanted};
 pub use xen::{STATE_DIR, XenBlkPlan, XenPlan};
 
 use super::limit_keys::Of;
-use super::numbers;
+pub use super::raw::class_of;
 use super::raw::{RawConfig, RawDaemon, RawSize, RawSocket};
 use manyring_engine::Pins;
 use manyring_protocol::spec::{DeviceSpec, FrontEndSpec, KindSpec};
@@ -294,7 +293,6 @@ impl DevicePlan {
         (queue_workers, moderation, limit): (Vec<usize>, Option<&str>, LimitPlan),
     ) -> Result<Self, PlanError> {
         let handshake_timeout = raw.handshake_timeout.unwrap_or(10);
-        numbers::check("handshake_timeout", handshake_timeout, &place)?;
         let moderation = ModerationPlan::new(moderation, &place)?;
         let memory_max = match &raw.memory_max {
             None => None,

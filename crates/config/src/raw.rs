@@ -10,6 +10,7 @@ pub use limit::{RawLimit, RawLimitOption, RawScalar};
 pub use switch::RawSwitch;
 pub use text::{RawAccount, RawSize};
 
+use crate::key::{Class, Given, INT_MAX, Key, Numbers, all, some};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -134,41 +135,79 @@ pub struct RawSocket {
     pub memory_max: Option<RawSize>,
 }
 
-/// The table of a kind of device: the keys of every device, then its own. (With
-/// `serde(flatten)` an error would name neither its line nor the keys that there are.)
-macro_rules! device_table {
-    ($(#[$about:meta])* $table:ident { $($own:tt)* }) => {
+/// A table of keys, each with what a change of it costs, and with its numbers if it takes some.
+macro_rules! table {
+    (
+        $(#[$about:meta])*
+        $table:ident {
+            $($(#[$doc:meta])* $key:ident: $type:ty = $class:ident $(, $numbers:expr)?;)*
+        }
+    ) => {
         $(#[$about])*
         #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
         #[serde(deny_unknown_fields, default)]
         pub struct $table {
-            /// Name of the device, unique.
-            pub name: Option<String>,
-            /// Path of the socket at which the front-end is met.
-            #[schema(value_type = Option<String>)]
-            pub socket_path: Option<PathBuf>,
-            /// Number of a listening socket that was passed when the daemon started.
-            #[schema(ignore)]
-            pub fd: Option<i32>,
-            /// The front-end listens at the socket, the daemon connects.
-            pub client: bool,
-            /// Owner of the socket.
-            pub socket_owner: Option<RawAccount>,
-            /// Group of the socket.
-            pub socket_group: Option<RawAccount>,
-            /// Mode of the socket, in octal.
-            pub socket_mode: Option<String>,
-            /// The device ends with its first session.
-            pub one_off: bool,
-            /// Seconds in which a front-end sets its device up, or is closed.
-            pub handshake_timeout: Option<u64>,
-            /// The guest's memory may lie in files on a disk.
-            pub memory_on_disk: bool,
-            /// Bytes of guest memory that a front-end may share at most.
-            pub memory_max: Option<RawSize>,
-            /// The operations and bytes per second that the daemon serves for the device at most.
-            pub limit: Option<RawLimit>,
-            $($own)*
+            $($(#[$doc])* pub $key: $type,)*
+        }
+
+        impl $table {
+            pub(crate) const KEYS: &[Key] = &[$(Key {
+                name: stringify!($key),
+                class: Class::$class,
+                numbers: table!($($numbers)?),
+            }),*];
+
+            /// The numbers that were given, each with its key.
+            pub(crate) fn numbers(&self) -> Vec<(&'static str, u64)> {
+                let mut all = Vec::new();
+                $($(
+                    const _: Numbers = $numbers;
+                    all.extend(self.$key.given().into_iter().map(|n| (stringify!($key), n)));
+                )?)*
+                all
+            }
+        }
+    };
+    () => { None };
+    ($numbers:expr) => { Some($numbers) };
+}
+
+/// The table of a kind of device: the keys of every device, then its own. (With
+/// `serde(flatten)` an error would name neither its line nor the keys that there are.)
+macro_rules! device_table {
+    ($(#[$about:meta])* $table:ident { $($own:tt)* }) => {
+        table! {
+            $(#[$about])*
+            $table {
+                /// Name of the device, unique.
+                name: Option<String> = Replace;
+                /// Path of the socket at which the front-end is met.
+                #[schema(value_type = Option<String>)]
+                socket_path: Option<PathBuf> = Replace;
+                /// Number of a listening socket that was passed when the daemon started.
+                #[schema(ignore)]
+                fd: Option<i32> = Replace, all(3, INT_MAX);
+                /// The front-end listens at the socket, the daemon connects.
+                client: bool = Replace;
+                /// Owner of the socket.
+                socket_owner: Option<RawAccount> = Replace;
+                /// Group of the socket.
+                socket_group: Option<RawAccount> = Replace;
+                /// Mode of the socket, in octal.
+                socket_mode: Option<String> = Replace;
+                /// The device ends with its first session.
+                one_off: bool = Reconnect;
+                /// Seconds in which a front-end sets its device up, or is closed.
+                handshake_timeout: Option<u64> = Reconnect, all(1, 3600);
+                /// The guest's memory may lie in files on a disk.
+                memory_on_disk: bool = Reconnect;
+                /// Bytes of guest memory that a front-end may share at most.
+                memory_max: Option<RawSize> = Reconnect;
+                /// The operations and bytes per second that the daemon serves for the device at
+                /// most.
+                limit: Option<RawLimit> = Live;
+                $($own)*
+            }
         }
 
         impl $table {
@@ -214,47 +253,47 @@ device_table! {
     RawBlk {
         /// Serve this file or block device.
         #[schema(value_type = Option<String>)]
-        pub file: Option<PathBuf>,
+        file: Option<PathBuf> = Replace;
         /// Serve it from the process of this trust domain; default: as `domains` says.
-        pub domain: Option<String>,
+        domain: Option<String> = Replace;
         /// Serve a disk of this size that keeps nothing.
-        pub null: Option<RawSize>,
+        null: Option<RawSize> = Replace;
         /// Serve a disk of this size in memory.
-        pub memory: Option<RawSize>,
+        memory: Option<RawSize> = Replace;
         /// Serve the disk of the NBD server at this address.
-        pub nbd: Option<String>,
+        nbd: Option<String> = Replace;
         /// How long requests wait for that server when it is gone: `forever` (default) or like
         /// `60s`.
-        pub reconnect: Option<String>,
+        reconnect: Option<String> = Replace;
         /// The guest may not write.
-        pub read_only: bool,
+        read_only: bool = Reconnect;
         /// Pass the host's page cache by (`O_DIRECT`).
-        pub direct: bool,
+        direct: bool = Replace;
         /// Lock the file while a guest's rings run, not as long as it is open: for migration.
-        pub lock_with_rings: bool,
+        lock_with_rings: bool = Replace;
         /// `raw`: serve the file's bytes even if they look like an image of another format.
         /// `qcow2`, `vmdk`, `vdi`, `vhdx`: a helper reads the file, which needs a state_dir in
         /// `[daemon]`.
-        pub format: Option<String>,
+        format: Option<String> = Replace;
         /// Bytes of a sector of the guest, 512 or 4096; default 512, but 4096 for a block device
         /// that has such sectors itself.
-        pub logical_block_size: Option<u32>,
+        logical_block_size: Option<u32> = Reconnect, some(512, 4096, "512 or 4096");
         /// Request queues, 1 to 256; default 8.
-        pub num_queues: Option<usize>,
+        num_queues: Option<usize> = Reconnect, all(1, 256);
         /// Entries of a ring that the limits of a request are made for; default 128.
-        pub queue_size: Option<u16>,
+        queue_size: Option<u16> = Reconnect, some(4, 1024, "a power of two from 4 to 1024");
         /// The worker of each queue, by its index; default: it goes where it is best served.
-        pub queue_workers: Option<Vec<usize>>,
+        queue_workers: Option<Vec<usize>> = Reconnect, all(0, 255);
         /// How interrupts are held back: "off" (default), or like "32/100us".
-        pub moderation: Option<String>,
+        moderation: Option<String> = Reconnect;
         /// The device id string, at most 20 bytes; default: the name.
-        pub serial: Option<String>,
+        serial: Option<String> = Reconnect;
         /// `writeback` (default) or `writethrough`.
-        pub cache: Option<String>,
+        cache: Option<String> = Reconnect;
         /// What becomes of writes for which the host has no room: `wait` (default) or `report`.
-        pub on_full: Option<String>,
+        on_full: Option<String> = Reconnect;
         /// What goes wrong, to test guests.
-        pub fault: Option<RawFault>,
+        fault: Option<RawFault> = Replace;
     }
 }
 
@@ -262,79 +301,89 @@ device_table! {
     /// `[[net]]`
     RawNet {
         /// Serve this tap: joined if it exists, else created.
-        pub tap: Option<String>,
+        tap: Option<String> = Replace;
         /// The tap must exist.
-        pub must_exist: bool,
+        must_exist: bool = Replace;
         /// Serve the tap whose queues were handed in, by their numbers.
         #[schema(ignore)]
-        pub tap_fds: Option<Vec<i32>>,
+        tap_fds: Option<Vec<i32>> = Replace, all(3, INT_MAX);
         /// Serve this macvtap.
-        pub macvtap: Option<String>,
+        macvtap: Option<String> = Replace;
         /// Serve this interface by AF_XDP, in the place of the host's network stack.
-        pub xdp: Option<String>,
+        xdp: Option<String> = Replace;
         /// Have the device of `xdp` read long frames in the guest's memory, all of which is pinned.
-        pub zero_copy: bool,
+        zero_copy: bool = Replace;
         /// Serve a port that takes everything and keeps nothing.
-        pub null: bool,
+        null: bool = Replace;
         /// The null port also delivers frames of this many bytes, as fast as they are taken.
-        pub generate: Option<usize>,
+        generate: Option<usize> = Replace, some(0, 65_553, "0, or a whole number from 60 to 65553");
         /// Serve a port of this `[[switch]]`.
-        pub switch: Option<String>,
+        switch: Option<String> = Replace;
         /// The VLAN of the port, 1 to 4094, without tags; default: every VLAN, with its tag.
-        pub vlan: Option<u16>,
+        vlan: Option<u16> = Replace, all(1, 4094);
         /// The VLANs of the port, with their tags.
-        pub trunk: Option<Vec<u16>>,
+        trunk: Option<Vec<u16>> = Replace, all(1, 4094);
         /// The port exchanges no frames with other isolated ports.
-        pub isolated: bool,
+        isolated: bool = Replace;
         /// The guest may only send as its own MAC address.
-        pub anti_spoof: bool,
+        anti_spoof: bool = Replace;
         /// Addresses that the switch learns behind the port, 1 to 4096; default 8.
-        pub macs_max: Option<u32>,
+        macs_max: Option<u32> = Replace, all(1, 4096);
         /// Frames that the port may send to all others in a second, 1 to 1000000; default 1000.
-        pub floods_max: Option<u32>,
+        floods_max: Option<u32> = Replace, all(1, 1_000_000);
         /// Queue pairs, 1 to 127; default 1, or the number of `tap_fds`.
-        pub queue_pairs: Option<usize>,
+        queue_pairs: Option<usize> = Reconnect, all(1, 127);
         /// The worker of each queue pair, by its index; default: it goes where it is best served.
-        pub queue_workers: Option<Vec<usize>>,
+        queue_workers: Option<Vec<usize>> = Reconnect, all(0, 255);
         /// How interrupts are held back: "off" (default), or like "32/100us".
-        pub moderation: Option<String>,
+        moderation: Option<String> = Reconnect;
         /// When buffers of sent frames go back: "off" (default: at once) or "auto" (in groups where
         /// the guest then sends longer frames).
-        pub reclaim: Option<String>,
+        reclaim: Option<String> = Reconnect;
         /// What either side may leave unfinished for the other: "all" (default), "csum" (checksums
         /// alone, no segments) or "none".
-        pub offload: Option<String>,
+        offload: Option<String> = Reconnect;
         /// MAC address; default: that of a macvtap or of `xdp`, else made from name and socket.
-        pub mac: Option<String>,
+        mac: Option<String> = Reconnect;
         /// MTU that the interface is set to and the guest is told, 68 to 65535; default: neither.
-        pub mtu: Option<u32>,
+        mtu: Option<u32> = Live, all(68, 65_535);
         /// Speed that the guest is told, in Mbit/s.
-        pub speed: Option<u32>,
+        speed: Option<u32> = Reconnect, all(1, INT_MAX);
         /// The bridge that the interface joins.
-        pub bridge: Option<String>,
+        bridge: Option<String> = Reconnect;
         /// Set the interface up; default: true if it is created here.
-        pub up: Option<bool>,
+        up: Option<bool> = Reconnect;
         /// Bytes on their way through the host at most, for each queue of the tap.
-        pub sndbuf: Option<u32>,
+        sndbuf: Option<u32> = Reconnect, all(1, INT_MAX);
         /// Frames that wait in the tap for the guest at most, in all the queues together that it
         /// uses, 1 to 1000000.
-        pub txqueuelen: Option<u32>,
+        txqueuelen: Option<u32> = Reconnect, all(1, 1_000_000);
         /// Join consecutive packets of one flow into one GSO packet before it is written to the
         /// tap; default true.
-        pub merge: Option<bool>,
+        merge: Option<bool> = Reconnect;
         /// Deliver a flow to the queue pair on which the guest sends it, with a BPF program; false:
         /// the kernel's tap driver learns flows, at about 20 % more a short packet; default true.
-        pub steer: Option<bool>,
+        steer: Option<bool> = Reconnect;
         /// Offer to report the hash of each frame to the guest, which costs time; default false.
-        pub hash_report: Option<bool>,
+        hash_report: Option<bool> = Reconnect;
         /// Serve it from the process of this trust domain; default: as `domains` says.
-        pub domain: Option<String>,
+        domain: Option<String> = Replace;
         /// Write every frame to this file.
         #[schema(value_type = Option<String>)]
-        pub pcap: Option<PathBuf>,
+        pcap: Option<PathBuf> = Replace;
         /// What goes wrong, to test guests.
-        pub fault: Option<RawNetFault>,
+        fault: Option<RawNetFault> = Replace;
     }
+}
+
+/// The key of a device of this name, in whichever table; one of both tables is the same in both.
+pub(crate) fn key(name: &str) -> Option<&'static Key> {
+    RawBlk::KEYS.iter().chain(RawNet::KEYS).find(|key| key.name == name)
+}
+
+/// The class of a key of a device; `None` if there is no such key.
+pub fn class_of(key: &str) -> Option<Class> {
+    if key == "kind" { Some(Class::Replace) } else { self::key(key).map(|key| key.class) }
 }
 
 /// `[[xen_blk]]`: keys of a Xen's disks, and options of the command that serves them.

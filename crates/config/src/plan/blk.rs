@@ -83,8 +83,8 @@ impl BlkPlan {
     pub(crate) fn new(raw: RawBlk, index: usize, source: Source) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("blk{index}"));
         let place = device_place(&name, "[[blk]]", source)?;
+        numbers::check_all(raw.numbers(), &place)?;
         let num_queues = raw.num_queues.unwrap_or(NUM_QUEUES);
-        numbers::check("num_queues", num_queues as u64, &place)?;
         let queue_size = raw.queue_size.unwrap_or(128);
         if !queue_size.is_power_of_two() || !(4..=1024).contains(&queue_size) {
             let problem = format!("{queue_size} is not a power of two between 4 and 1024");

@@ -7,7 +7,7 @@ use crate::limit_keys::Of;
 use crate::numbers;
 use crate::raw::RawNet;
 use manyring_backend::net::tap::check_name;
-use manyring_device::net::{MacAddress, is_mtu, parse_mac};
+use manyring_device::net::{MacAddress, parse_mac};
 use manyring_protocol::spec::{
     DeviceSpec, KindSpec, NetFaultSpec, NetSettings, NetSpec, OffloadSpec, PortSpec, ReclaimSpec,
 };
@@ -94,10 +94,10 @@ impl NetPlan {
     pub(crate) fn new(raw: RawNet, index: usize, source: Source) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("net{index}"));
         let place = device_place(&name, "[[net]]", source)?;
+        numbers::check_all(raw.numbers(), &place)?;
         let port = PortPlan::new(&raw, &place)?;
         let default_pairs = if let PortPlan::TapFds(fds) = &port { fds.len() } else { 1 };
         let queue_pairs = raw.queue_pairs.unwrap_or(default_pairs);
-        numbers::check("queue_pairs", queue_pairs as u64, &place)?;
         if raw.zero_copy && queue_pairs > 1 {
             let problem = format!(
                 "{queue_pairs} queue pairs, but a device with {} has one",
@@ -114,18 +114,7 @@ impl NetPlan {
                 }
             },
         };
-        let mtu = match raw.mtu {
-            None => None,
-            Some(mtu) => match u16::try_from(mtu).ok().filter(|mtu| is_mtu(*mtu)) {
-                Some(mtu) => Some(mtu),
-                None => return place.error("mtu", format!("{mtu} is not between 68 and 65535")),
-            },
-        };
-        for (key, value) in
-            [("speed", raw.speed), ("sndbuf", raw.sndbuf), ("txqueuelen", raw.txqueuelen)]
-        {
-            value.map_or(Ok(()), |value| numbers::check(key, value, &place))?;
-        }
+        let mtu = raw.mtu.and_then(|mtu| u16::try_from(mtu).ok());
         let reclaim = reclaim(raw.reclaim.as_deref(), &place)?;
         let offload = offload(&raw, &place)?;
         let queue_workers = pins::queue_workers(raw.queue_workers.as_deref(), queue_pairs, &place)?;

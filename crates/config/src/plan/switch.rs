@@ -142,22 +142,11 @@ impl SwitchPortPlan {
             return Ok(None);
         };
         let trunk = raw.trunk.clone().unwrap_or_default();
-        let vlans = raw.vlan.iter().map(|vlan| ("vlan", *vlan));
-        for (key, vlan) in vlans.chain(trunk.iter().map(|vlan| ("trunk", *vlan))) {
-            if !(1..=4094).contains(&vlan) {
-                return place.error(key, format!("{vlan} is not a VLAN from 1 to 4094"));
-            }
-        }
         if raw.trunk.as_ref().is_some_and(Vec::is_empty) {
             return place.error("trunk", "is empty");
         }
         if raw.vlan.is_some() && raw.trunk.is_some() {
             return place.error("vlan", format!("cannot be combined with {}", place.key("trunk")));
-        }
-        let macs_max = raw.macs_max.unwrap_or(MACS_MAX);
-        let floods_max = raw.floods_max.unwrap_or(FLOODS_MAX);
-        for (key, value) in [("macs_max", macs_max), ("floods_max", floods_max)] {
-            numbers::check(key, value, place)?;
         }
         Ok(Some(Self {
             switch,
@@ -165,8 +154,8 @@ impl SwitchPortPlan {
             trunk,
             isolated: raw.isolated,
             anti_spoof: raw.anti_spoof,
-            macs_max,
-            floods_max,
+            macs_max: raw.macs_max.unwrap_or(MACS_MAX),
+            floods_max: raw.floods_max.unwrap_or(FLOODS_MAX),
             is_apart: false,
         }))
     }
