@@ -11,7 +11,7 @@ mod storage_daemon;
 mod tests;
 
 use crate::cli::{SnippetArgs, Vmm};
-use manyring_config::plan::{BlkPlan, DevicePlan, NetPlan, PortPlan, SocketPlan};
+use manyring_config::plan::{BlkPlan, DevicePlan, NetPlan, SocketPlan};
 use manyring_config::plan::{NUM_QUEUES, is_device_name};
 use manyring_device::net::MacAddress;
 use qemu::Version;
@@ -108,9 +108,7 @@ fn of_blk(blk: &BlkPlan, args: &SnippetArgs) -> Result<Wanted, String> {
 fn of_net(net: &NetPlan, args: &SnippetArgs) -> Result<Wanted, String> {
     let (socket, client) = socket_of(&net.device)?;
     // Queues that are handed in may be a macvtap's: its address is not known here either.
-    let has_own_mac =
-        matches!(net.port, PortPlan::Macvtap { .. } | PortPlan::Xdp { .. } | PortPlan::TapFds(_));
-    let made = (!has_own_mac).then(|| net.made_mac());
+    let made = (!net.port.kind().demands_mac).then(|| net.made_mac());
     Ok(Wanted {
         name: net.device.name.clone(),
         socket,

@@ -3,7 +3,6 @@
 use crate::model::Registry;
 use manyring_backend::sys::link::LinkEvents;
 use manyring_config::Plan;
-use manyring_config::plan::PortPlan;
 use manyring_serve::ports::with_interface;
 use rustix::io::Errno;
 use std::io;
@@ -25,11 +24,7 @@ fn watched() -> io::Result<AsyncFd<LinkEvents>> {
 impl HostLinks {
     /// Listens from now on, if a device of `plan` has an interface.
     pub(crate) fn open(plan: &Plan) -> Self {
-        if plan
-            .net
-            .iter()
-            .all(|net| matches!(net.port, PortPlan::Null { .. } | PortPlan::Switch(_)))
-        {
+        if plan.net.iter().all(|net| !net.port.kind().is_interface) {
             return Self::default();
         }
         let events = watched();

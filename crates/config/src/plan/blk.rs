@@ -79,6 +79,24 @@ pub enum DiskPlan {
     Helper(HelperPlan),
 }
 
+/// What is known of a disk by its kind. Whoever asks has an answer for each kind: all of it stands
+/// in [`DiskPlan::kind`].
+#[derive(Clone, Copy, Debug)]
+pub struct DiskKind<'a> {
+    /// The key that names the disk.
+    pub key: &'static str,
+    /// The file that the disk is kept in.
+    pub path: Option<&'a Path>,
+    /// How the file is found and held, if a user has named it whom `allow_paths` binds.
+    pub pinned: Option<&'a Pinned>,
+    /// A name beside that of a file that one disk has at a time.
+    pub needs: Option<&'a str>,
+    /// Bytes, if the configuration says how many.
+    pub size: Option<u64>,
+    /// A user whom `allow_paths` binds may have such a disk.
+    pub is_for_all: bool,
+}
+
 impl BlkPlan {
     pub(crate) fn new(raw: RawBlk, index: usize, source: Source) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("blk{index}"));
@@ -186,12 +204,46 @@ impl DiskPlan {
         })
     }
 
-    /// The file that the disk is kept in, if there is one.
-    pub fn path(&self) -> Option<&Path> {
+    /// What is known of the disk of `device` by its kind.
+    pub fn kind<'a>(&'a self, device: &'a str) -> DiskKind<'a> {
+        let (path, pinned, needs) = (None, None, None);
         match self {
-            Self::File { path, .. } | Self::Helper(HelperPlan { path, .. }) => Some(path),
-            Self::Null { .. } | Self::Memory { .. } | Self::Nbd(_) => None,
+            Self::File { path, pinned, .. } => {
+                let (path, pinned) = (Some(path.as_path()), pinned.as_ref());
+                DiskKind { key: "file", path, pinned, needs, size: None, is_for_all: true }
+            }
+            Self::Null { size } => {
+                let size = Some(*size);
+                DiskKind { key: "null", path, pinned, needs, size, is_for_all: true }
+            }
+            // The process's own, in which all guests would miss it.
+            Self::Memory { size } => {
+                let size = Some(*size);
+                DiskKind { key: "memory", path, pinned, needs, size, is_for_all: false }
+            }
+            // The process would connect to whatever the user names, with its own rights.
+            Self::Nbd(nbd) => {
+                let needs = Some(nbd.text.as_str());
+                DiskKind { key: "nbd", path, pinned, needs, size: None, is_for_all: false }
+            }
+            // It would open whatever the image names. Its socket is named after the device.
+            Self::Helper(HelperPlan { path, .. }) => {
+                let (path, needs) = (Some(path.as_path()), Some(device));
+                DiskKind { key: "format", path, pinned, needs, size: None, is_for_all: false }
+            }
         }
+    }
+
+    /// Has the disk found below these folders only, for a user whom they bind.
+    ///
+    /// # Errors
+    /// The key that such a user may not have.
+    pub fn bind(&mut self, allowed: &[PathBuf]) -> Result<(), &'static str> {
+        if let Self::File { path, pinned, .. } = self {
+            *pinned = Some(Pinned::new(path, allowed));
+        }
+        let DiskKind { key, is_for_all, .. } = self.kind("");
+        if is_for_all { Ok(()) } else { Err(key) }
     }
 
     fn new(raw: &RawBlk, place: &Place) -> Result<Self, PlanError> {
@@ -237,13 +289,9 @@ impl DiskPlan {
     /// Checks that a disk of a given size is whole logical blocks, if the operator has chosen their
     /// size. The size of a file, or of a server's disk, is measured when it is opened.
     pub(super) fn in_blocks(self, block: Option<u32>, place: &Place) -> Result<Self, PlanError> {
-        let (key, size) = match self {
-            Self::File { .. } | Self::Nbd(_) | Self::Helper(_) => return Ok(self),
-            Self::Null { size } => ("null", size),
-            Self::Memory { size } => ("memory", size),
-        };
-        match block {
-            Some(block) if !size.is_multiple_of(block.into()) => {
+        let DiskKind { key, size, .. } = self.kind("");
+        match block.zip(size) {
+            Some((block, size)) if !size.is_multiple_of(block.into()) => {
                 let chosen = place.key("logical_block_size");
                 place.error(key, format!("{size} bytes are not whole blocks of {block} ({chosen})"))
             }

@@ -90,6 +90,24 @@ pub enum PortPlan {
     Switch(SwitchPortPlan),
 }
 
+/// What is known of a port by its kind. Whoever asks has an answer for each kind: all of it stands
+/// in [`PortPlan::kind`].
+#[derive(Clone, Copy, Debug)]
+pub struct PortKind<'a> {
+    /// The key that names the port.
+    pub key: &'static str,
+    /// The interface of the host that the configuration names.
+    pub interface: Option<&'a str>,
+    /// It is an interface of the host, which may go and come.
+    pub is_interface: bool,
+    /// Its queues outlive the supervisor: the next one takes them.
+    pub are_queues_left: bool,
+    /// Its interface may demand an address of the guest.
+    pub demands_mac: bool,
+    /// A user whom `allow_paths` binds may have such a port.
+    pub is_for_all: bool,
+}
+
 impl NetPlan {
     pub(crate) fn new(raw: RawNet, index: usize, source: Source) -> Result<Self, PlanError> {
         let name = raw.name.clone().unwrap_or_else(|| format!("net{index}"));
@@ -218,6 +236,35 @@ impl NetPlan {
 }
 
 impl PortPlan {
+    /// What is known of the port by its kind.
+    pub fn kind(&self) -> PortKind<'_> {
+        let interface = PortKind {
+            key: "tap",
+            interface: None,
+            is_interface: true,
+            are_queues_left: false,
+            demands_mac: true,
+            is_for_all: false,
+        };
+        let inside = PortKind { is_interface: false, demands_mac: false, ..interface };
+        match self {
+            Self::Tap { name, must_exist: _ } => PortKind {
+                interface: Some(name),
+                are_queues_left: true,
+                demands_mac: false,
+                ..interface
+            },
+            // They may be the queues of a macvtap.
+            Self::TapFds(_) => PortKind { key: "tap_fds", ..interface },
+            Self::Macvtap { name } => {
+                PortKind { key: "macvtap", interface: Some(name), ..interface }
+            }
+            Self::Xdp { name, .. } => PortKind { key: "xdp", interface: Some(name), ..interface },
+            Self::Null { .. } => PortKind { key: "null", is_for_all: true, ..inside },
+            Self::Switch(_) => PortKind { key: "switch", ..inside },
+        }
+    }
+
     fn new(raw: &RawNet, place: &Place) -> Result<Self, PlanError> {
         Self::check_keys(raw, place)?;
         let is_other = raw.tap.is_some()

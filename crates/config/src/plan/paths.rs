@@ -17,7 +17,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
         }
     }
     for blk in &plan.blk {
-        if let Some(path) = blk.disk.path() {
+        if let Some(path) = blk.disk.kind("").path {
             check_one(Some(path), &blk.device.place, "file")?;
         }
     }

@@ -4,7 +4,7 @@
 //! text, and to the files that the host finds under the paths, before anything is opened: one file
 //! has many names (links, other folders), and so has the folder of a socket.
 
-use super::{DevicePlan, DiskPlan, Plan, PortPlan, SocketPlan, XenBlkPlan};
+use super::{DevicePlan, DiskPlan, Plan, PortKind, PortPlan, SocketPlan, XenBlkPlan};
 use crate::place::PlanError;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
@@ -159,7 +159,7 @@ fn disks<'a>(plan: &'a Plan, look: &Look) -> Result<HashMap<Identity, (&'a str, 
                 format!("{}; sharing needs read_only on both", twice(&nbd.text, other)),
             );
         }
-        let Some(path) = blk.disk.path() else { continue };
+        let Some(path) = blk.disk.kind(name).path else { continue };
         if let Some((other, reads)) = disks.insert((look.file)(path), (name, blk.read_only))
             && !(reads && blk.read_only)
         {
@@ -201,14 +201,9 @@ fn fds(plan: &Plan) -> Result<(), PlanError> {
 fn interfaces(plan: &Plan) -> Result<(), PlanError> {
     let mut names: HashMap<&str, &str> = HashMap::new();
     for net in &plan.net {
-        let (key, name) = match &net.port {
-            PortPlan::Tap { name, .. } => ("tap", name),
-            PortPlan::Macvtap { name } => ("macvtap", name),
-            PortPlan::Xdp { name, .. } => ("xdp", name),
-            PortPlan::TapFds(_) | PortPlan::Null { .. } | PortPlan::Switch(_) => continue,
-        };
+        let PortKind { key, interface: Some(name), .. } = net.port.kind() else { continue };
         let DevicePlan { name: device, place, .. } = &net.device;
-        if let Some(other) = names.insert(name.as_str(), device) {
+        if let Some(other) = names.insert(name, device) {
             return place.error(key, twice(name, other));
         }
     }

@@ -1,6 +1,6 @@
 //! Ports of switches that there are, and uplinks that nobody else has.
 
-use super::{Plan, PlanError, PortPlan};
+use super::{Plan, PlanError, PortKind, PortPlan};
 use std::collections::HashSet;
 
 /// Checks that each port is of a switch that there is, and that nobody else has an uplink.
@@ -18,21 +18,15 @@ pub(super) fn check(plan: &Plan) -> Result<(), PlanError> {
     }
     for net in &plan.net {
         let place = &net.device.place;
-        match &net.port {
-            PortPlan::Switch(port) if !names.contains(port.switch.as_str()) => {
-                let problem = format!("no [[switch]] is named {:?}", port.switch);
-                return place.error("switch", problem);
-            }
-            PortPlan::Tap { name, .. } if uplinks.contains(name.as_str()) => {
-                return place.error("tap", "is already used as the uplink of a [[switch]]");
-            }
-            PortPlan::Macvtap { name } if uplinks.contains(name.as_str()) => {
-                return place.error("macvtap", "is already used as the uplink of a [[switch]]");
-            }
-            PortPlan::Xdp { name, .. } if uplinks.contains(name.as_str()) => {
-                return place.error("xdp", "is already used as the uplink of a [[switch]]");
-            }
-            _ => {}
+        if let PortPlan::Switch(port) = &net.port
+            && !names.contains(port.switch.as_str())
+        {
+            let problem = format!("no [[switch]] is named {:?}", port.switch);
+            return place.error("switch", problem);
+        }
+        let PortKind { key, interface, .. } = net.port.kind();
+        if interface.is_some_and(|name| uplinks.contains(name)) {
+            return place.error(key, "is already used as the uplink of a [[switch]]");
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! `Wanted`: a device of the plan, whatever its kind.
 
 use super::{
-    BlkPlan, Class, DevicePlan, DiskPlan, NetPlan, Pinned, Place, PortPlan, SocketPlan, class_of,
+    BlkPlan, Class, DevicePlan, DiskKind, NetPlan, Pinned, Place, PortPlan, SocketPlan, class_of,
 };
 use crate::limit_keys::Of;
 use manyring_device::net::is_mtu;
@@ -48,16 +48,8 @@ impl Wanted {
     /// The key that names what `assemble` opens.
     pub fn key(&self) -> &'static str {
         match self {
-            Self::Blk(blk) => match blk.disk {
-                DiskPlan::Nbd(_) => "nbd",
-                DiskPlan::Helper(_) => "format",
-                _ => "file",
-            },
-            Self::Net(net) => match &net.port {
-                PortPlan::Macvtap { .. } => "macvtap",
-                PortPlan::Xdp { .. } => "xdp",
-                _ => "tap",
-            },
+            Self::Blk(blk) => blk.disk.kind("").key,
+            Self::Net(net) => net.port.kind().key,
         }
     }
 
@@ -82,21 +74,18 @@ impl Wanted {
     /// # Errors
     /// [`Unfound`]. It can be tried again.
     pub fn find(&self) -> Result<(), Unfound> {
-        let find = |pinned: &Option<Pinned>, key| {
-            let found = pinned.as_ref().map_or(Ok(()), |pinned| pinned.find().map(drop));
+        let find = |pinned: Option<&Pinned>, key| {
+            let found = pinned.map_or(Ok(()), |pinned| pinned.find().map(drop));
             found.map_err(|problem| Unfound { key, problem })
         };
         if let SocketPlan::Listen { folder, .. } = &self.plan().socket {
-            find(folder, "socket_path")?;
+            find(folder.as_ref(), "socket_path")?;
         }
         match self {
-            Self::Blk(blk) => match &blk.disk {
-                DiskPlan::File { pinned, .. } => find(pinned, "file"),
-                DiskPlan::Null { .. }
-                | DiskPlan::Memory { .. }
-                | DiskPlan::Nbd(_)
-                | DiskPlan::Helper(_) => Ok(()),
-            },
+            Self::Blk(blk) => {
+                let DiskKind { key, pinned, .. } = blk.disk.kind("");
+                find(pinned, key)
+            }
             Self::Net(_) => Ok(()),
         }
     }
@@ -131,26 +120,15 @@ impl Wanted {
         }
         match self {
             Self::Blk(blk) => {
-                if let Some(path) = blk.disk.path() {
-                    needs.push(("file", path.as_os_str()));
-                }
-                match &blk.disk {
-                    DiskPlan::Nbd(nbd) => needs.push(("nbd", OsStr::new(&nbd.text))),
-                    // Its socket is named after the device.
-                    DiskPlan::Helper(_) => needs.push(("format", OsStr::new(&self.plan().name))),
-                    DiskPlan::File { .. } | DiskPlan::Null { .. } | DiskPlan::Memory { .. } => {}
-                }
+                let kind = blk.disk.kind(&blk.device.name);
+                needs.extend(kind.path.map(|path| ("file", path.as_os_str())));
+                needs.extend(kind.needs.map(|name| (kind.key, OsStr::new(name))));
             }
             Self::Net(net) => {
                 needs.extend(net.pcap.as_ref().map(|path| ("file", path.as_os_str())));
-                match &net.port {
-                    PortPlan::Tap { name, .. }
-                    | PortPlan::Macvtap { name }
-                    | PortPlan::Xdp { name, .. } => needs.push(("interface", OsStr::new(name))),
-                    // A switch knows its ports by the names of their devices.
-                    PortPlan::Switch(_) => needs.push(("port", OsStr::new(&self.plan().name))),
-                    PortPlan::TapFds(_) | PortPlan::Null { .. } => {}
-                }
+                needs.extend(net.port.kind().interface.map(|name| ("interface", OsStr::new(name))));
+                // A switch knows its ports by the names of their devices.
+                needs.extend(self.switch().map(|_| ("port", OsStr::new(&net.device.name))));
             }
         }
         needs

@@ -41,7 +41,7 @@ fn front(plan: &SocketPlan, place: &Place) -> Result<(), AssembleError> {
 
 fn disk(blk: &BlkPlan) -> Result<(), AssembleError> {
     front(&blk.device.socket, &blk.device.place)?;
-    let Some(path) = blk.disk.path() else { return Ok(()) };
+    let Some(path) = blk.disk.kind("").path else { return Ok(()) };
     Image::look(path).map_err(|source| image_error(&blk.device.place, source))
 }
 

@@ -2,7 +2,7 @@
 //! they could open it themselves. Whoever else may ask for changes has the process open files with
 //! rights that he lacks, so that his paths must lie where the operator allows it.
 
-use manyring_config::plan::{DiskPlan, Pinned, PortPlan, SocketPlan, Wanted};
+use manyring_config::plan::{Pinned, PortKind, SocketPlan, Wanted};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -32,22 +32,14 @@ pub fn admitted(device: Wanted, uid: u32, allowed: &[PathBuf]) -> Result<Wanted,
     let plan = match &mut device {
         Wanted::Blk(blk) => {
             let blk = Arc::make_mut(blk);
-            match &mut blk.disk {
-                DiskPlan::File { path, pinned, .. } => *pinned = Some(Pinned::new(path, allowed)),
-                // The process's own, in which all guests would miss it.
-                DiskPlan::Memory { .. } => return Err(only_owner("memory")),
-                // The process would connect to whatever he names, with its own rights.
-                DiskPlan::Nbd(_) => return Err(only_owner("nbd")),
-                // It would open whatever the image names.
-                DiskPlan::Helper(_) => return Err(only_owner("format")),
-                DiskPlan::Null { .. } => {}
-            }
+            blk.disk.bind(allowed).map_err(only_owner)?;
             &mut blk.device
         }
         Wanted::Net(net) => {
             let net = Arc::make_mut(net);
-            if !matches!(net.port, PortPlan::Null { .. }) {
-                return Err(only_owner("tap"));
+            let PortKind { key, is_for_all, .. } = net.port.kind();
+            if !is_for_all {
+                return Err(only_owner(key));
             }
             if net.pcap.is_some() {
                 return Err(only_owner("pcap"));

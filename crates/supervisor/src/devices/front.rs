@@ -3,7 +3,7 @@
 use super::Shared;
 use super::held_elsewhere::{Later, Wait};
 use crate::processes;
-use manyring_config::plan::{Plan, PortPlan, Wanted};
+use manyring_config::plan::{Plan, Wanted};
 use manyring_serve::assemble::{AssembleError, Here, Made, Served, listens_at, socket_key};
 use manyring_serve::ports;
 use manyring_serve::service::{Kept, Whose};
@@ -118,7 +118,7 @@ impl Shared {
         // This closes the queues of taps that no device of this process takes over.
         let takes = |wanted: Wanted| match wanted {
             Wanted::Blk(_) => true,
-            Wanted::Net(net) => matches!(net.port, PortPlan::Tap { .. }),
+            Wanted::Net(net) => net.port.kind().are_queues_left,
         };
         self.host.adopted_fds.keep(|name| of(name).is_some_and(takes));
         self.host.captures.keep(|name| of(name).is_some_and(|wanted| wanted.has_capture()));
