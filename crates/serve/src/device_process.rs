@@ -336,7 +336,7 @@ impl Inside {
         let (clients, handed) = mpsc::channel(CLIENTS_MAX);
         self.tasks.serve(&here, Endpoint::Handed(handed), options::of_front_end(&front_end));
         self.tell_of_sessions(name, &here.view);
-        let net = net.zip(given).map(|(net, given)| ProcessNet::new(net, &here.view, given));
+        let net = net.zip(given).map(|(net, given)| ProcessNet::new(net, &here.view, given.lent));
         let saved = BTreeMap::new();
         self.devices.insert(name.to_owned(), Device { net, here, clients, counters, saved });
         Ok(())

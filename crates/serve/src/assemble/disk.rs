@@ -1,4 +1,5 @@
-//! The backend of a disk, opened.
+//! The backend of a disk, opened: by plan where the host's files are, and by spec in a device
+//! process.
 
 use super::qemu_helper::{HelperDisk, HelperError, HelperOptions};
 use super::remote::{Remote, Remotely};
@@ -8,15 +9,19 @@ use manyring_backend::blk::file::FileDisk;
 use manyring_backend::blk::memory::MemoryDisk;
 use manyring_backend::blk::null::NullDisk;
 use manyring_backend::blk::uring::UringDisk;
-use manyring_backend::blk::{Disk, Image, ImageError, ImageOptions};
+use manyring_backend::blk::{Disk, Image, ImageDescriptors, ImageError, ImageOptions};
 use manyring_config::plan::{DiskPlan, Format, HelperPlan, NbdPlan, Pinned};
 use manyring_memory::MemoryError;
 use manyring_nbd::{Address, JoinError, NbdDisk, NbdOptions, Target, Uri};
-use manyring_protocol::spec::DiskFaultSpec;
+use manyring_protocol::nbd::NbdSpec;
+use manyring_protocol::spec::{DiskFaultSpec, DiskSpec};
 use rustix::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The name in log lines of a file that the supervisor has opened, whose path is not told.
+const HANDED: &str = "handed";
 
 /// Why a disk cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -99,7 +104,7 @@ pub fn open(
             let found = found.map_err(DiskError::Unfound)?;
             let found = found.as_deref().unwrap_or(path);
             let image = Image::open_held((found, path), options, held)?;
-            if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) }
+            of_image(image, io_uring)?
         }
     };
     Ok((disk, None))
@@ -126,6 +131,54 @@ fn of_server(
     Ok((Arc::new(disk), None))
 }
 
+/// The supervisor of a device process, as a disk of it needs it.
+pub(crate) trait Supervised {
+    /// The disk of a server to which the supervisor connects.
+    ///
+    /// # Errors
+    /// One line: there is no such disk.
+    fn nbd(self, spec: NbdSpec, read_only: bool) -> Result<Arc<dyn Disk>, String>;
+
+    /// The disk with a lock that the supervisor has while rings run.
+    fn ring_locked(self, inner: Arc<dyn Disk>) -> Arc<dyn Disk>;
+}
+
+/// Opens the disk of a device process on the descriptors of the supervisor. May block.
+///
+/// # Errors
+/// One line: the descriptors do not fit the disk.
+pub(crate) fn granted(
+    (disk, read_only): (DiskSpec, bool),
+    mut fds: Vec<OwnedFd>,
+    uring: bool,
+    supervisor: impl Supervised,
+) -> Result<Arc<dyn Disk>, String> {
+    match disk {
+        DiskSpec::Null { size } => Ok(Arc::new(NullDisk::new(size))),
+        DiskSpec::Memory { size } => {
+            let file = fds.pop().ok_or("supervisor: a disk in memory without its memory")?;
+            let disk = MemoryDisk::handed(file, size);
+            Ok(Arc::new(disk.map_err(|error| error.to_string())?))
+        }
+        DiskSpec::Nbd(spec) => supervisor.nbd(spec, read_only),
+        DiskSpec::File { direct, lock_with_rings } => {
+            if fds.len() < 2 {
+                return Err("supervisor: a disk without the descriptors of its file".to_owned());
+            }
+            let handed = ImageDescriptors { file: fds.remove(0), flushes: fds };
+            let options = ImageOptions { read_only, direct, ..ImageOptions::default() };
+            let image = Image::handed(handed, Path::new(HANDED), options);
+            let image = image.map_err(|error| error.to_string())?;
+            let inner = of_image(image, uring).map_err(|error| error.to_string())?;
+            Ok(if lock_with_rings { supervisor.ring_locked(inner) } else { inner })
+        }
+    }
+}
+
+fn of_image(image: Image, io_uring: bool) -> Result<Arc<dyn Disk>, MemoryError> {
+    Ok(if io_uring { Arc::new(UringDisk::new(image)?) } else { Arc::new(FileDisk::new(image)) })
+}
+
 /// The disk with what is to go wrong.
 pub fn decorated(disk: Arc<dyn Disk>, fault: Option<DiskFaultSpec>) -> Arc<dyn Disk> {
     let Some(fault) = fault else { return disk };
@@ -145,4 +198,62 @@ pub fn decorated(disk: Arc<dyn Disk>, fault: Option<DiskFaultSpec>) -> Arc<dyn D
         ..FaultPlan::default()
     };
     Arc::new(FaultDisk::new(disk, plan))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use manyring_protocol::nbd::{ExportSpec, NbdTarget};
+    use std::sync::Mutex;
+
+    /// A supervisor that notes what it is asked for.
+    struct Noting<'a>(&'a Mutex<Vec<&'static str>>);
+
+    impl Supervised for Noting<'_> {
+        fn nbd(self, _spec: NbdSpec, _read_only: bool) -> Result<Arc<dyn Disk>, String> {
+            self.0.lock().unwrap().push("nbd");
+            Ok(Arc::new(NullDisk::new(512)))
+        }
+
+        fn ring_locked(self, inner: Arc<dyn Disk>) -> Arc<dyn Disk> {
+            self.0.lock().unwrap().push("lock");
+            inner
+        }
+    }
+
+    #[test]
+    fn a_disk_is_opened_on_its_descriptors_and_asks_for_what_its_spec_says() {
+        let opened = |disk, fds: usize| {
+            let file = || {
+                let file = tempfile::tempfile().unwrap();
+                file.set_len(8192).unwrap();
+                file.into()
+            };
+            let (asked, fds) = (Mutex::default(), (0..fds).map(|_| file()).collect());
+            let disk = granted((disk, true), fds, false, Noting(&asked))?;
+            Ok::<_, String>((disk.kind(), disk.geometry().size, asked.into_inner().unwrap()))
+        };
+        let file = |lock_with_rings| DiskSpec::File { direct: false, lock_with_rings };
+        let told = ExportSpec {
+            size: 512,
+            flags: 1,
+            block_min: 1,
+            block_preferred: 4096,
+            block_max: 4096,
+            structured: false,
+        };
+        let target = NbdTarget { export: String::new(), tls: None };
+        let nbd = DiskSpec::Nbd(NbdSpec { target, reconnect: None, told });
+        assert_eq!(opened(DiskSpec::Null { size: 1024 }, 0), Ok(("null", 1024, vec![])));
+        assert_eq!(opened(nbd, 0), Ok(("null", 512, vec!["nbd"])));
+        assert_eq!(opened(file(false), 2), Ok(("file", 8192, vec![])));
+        assert_eq!(opened(file(true), 2), Ok(("file", 8192, vec!["lock"])));
+        for (disk, fds, problem) in [
+            (DiskSpec::Memory { size: 4096 }, 0, "without its memory"),
+            (file(false), 1, "without the descriptors of its file"),
+        ] {
+            let error = opened(disk, fds).unwrap_err();
+            assert!(error.contains(problem), "{error}");
+        }
+    }
 }

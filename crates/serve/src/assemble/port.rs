@@ -1,18 +1,25 @@
-//! Plan -> port: the host's side of a network device, and the address that goes with it.
+//! Plan -> port: the host's side of a network device, and the address that goes with it. And spec
+//! -> port: in a device process.
 
 use super::capture::{Capture, CaptureFile};
 use super::{AssembleError, Host};
-use manyring_backend::net::Port;
 use manyring_backend::net::fault::{FaultOptions, FaultPort};
 use manyring_backend::net::late::{LateOptions, LatePort};
 use manyring_backend::net::null::NullPort;
 use manyring_backend::net::pcap::PcapPort;
+use manyring_backend::net::switch::SwitchPort;
+use manyring_backend::net::tap::lent::{Facts, Lent, LentPort, LentTable, Owner};
 use manyring_backend::net::tap::macvtap::{self, MacvtapOptions};
 use manyring_backend::net::tap::{self, TapError, TapOptions, TapPort, TapSource};
+use manyring_backend::net::xdp::lent::XdpLentPort;
 use manyring_backend::net::xdp::{self, XdpOptions, XdpPort};
+use manyring_backend::net::{HostFilter, Port};
 use manyring_config::plan::{NetPlan, PortPlan, mac_text};
-use manyring_device::net::MacAddress;
-use manyring_protocol::spec::NetFaultSpec;
+use manyring_device::net::{MacAddress, Offloads};
+use manyring_protocol::message::{PortFacts, PortFilter};
+use manyring_protocol::spec::{NetFaultSpec, PortSpec};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 use std::sync::Arc;
 
 /// Opens the port of `net`; gives the address of its guest too. `lends`: a device process serves
@@ -73,6 +80,112 @@ pub(super) fn open(
     };
     let mac = mac(net, port.guest_mac());
     Ok((Arc::new(port), mac))
+}
+
+/// The port of a device in its device process.
+#[derive(Clone, Debug)]
+pub(crate) struct PortGrant {
+    pub(crate) port: Arc<dyn Port>,
+    /// Its interface, if it has one.
+    pub(crate) lent: Option<LentInterface>,
+}
+
+/// An interface of the host, of which the supervisor has lent the queues.
+#[derive(Clone, Debug)]
+pub(crate) enum LentInterface {
+    Tap(Arc<LentPort>),
+    Xdp(Arc<XdpLentPort>),
+}
+
+impl PortGrant {
+    /// Opens the port on what the supervisor has given for it: facts and queues of an interface, or
+    /// a port of the process's switch.
+    ///
+    /// # Errors
+    /// One line: that does not fit the device.
+    pub(crate) fn new(
+        (port, queue_pairs): (PortSpec, usize),
+        (facts, queues, switched): (Option<PortFacts>, Vec<OwnedFd>, Option<Arc<SwitchPort>>),
+        owner: Arc<dyn Owner>,
+    ) -> Result<Self, String> {
+        let merge = match (port, &facts) {
+            (PortSpec::Null { generate }, None) => {
+                let port = Arc::new(NullPort::new(queue_pairs, generate));
+                return Ok(Self { port, lent: None });
+            }
+            (PortSpec::Switch, _) => {
+                let port = switched.ok_or("supervisor: a device of a switch without its port")?;
+                return Ok(Self { port, lent: None });
+            }
+            (PortSpec::Interface { merge }, Some(_)) => Some(merge),
+            (PortSpec::Xdp, Some(_)) => None,
+            (PortSpec::Null { .. }, Some(_)) => {
+                return Err("supervisor: queues of an interface for a port without one".to_owned());
+            }
+            (PortSpec::Interface { .. } | PortSpec::Xdp, None) => None,
+        };
+        let facts = facts.ok_or("supervisor: a device without the queues of its interface")?;
+        let lent = lent(facts, queues, queue_pairs + usize::from(merge.is_none()))?;
+        let opened = match merge {
+            Some(merge) => LentPort::new(lent, merge, owner).map(|port| {
+                let port = Arc::new(port);
+                Self { port: port.clone(), lent: Some(LentInterface::Tap(port)) }
+            }),
+            None => XdpLentPort::new(lent, owner).map(|port| {
+                let port = Arc::new(port);
+                Self { port: port.clone(), lent: Some(LentInterface::Xdp(port)) }
+            }),
+        };
+        opened.map_err(|errno| errno.to_string())
+    }
+}
+
+impl LentInterface {
+    /// Called when the interface is gone.
+    pub(crate) fn lose(&self) {
+        match self {
+            Self::Tap(port) => port.lose(),
+            Self::Xdp(port) => port.lose(),
+        }
+    }
+
+    /// Called with the queues of another interface, which the supervisor joined.
+    ///
+    /// # Errors
+    /// `EINVAL`: another number of queues.
+    pub(crate) fn renew(
+        &self,
+        queues: Vec<OwnedFd>,
+        chunk: Option<u32>,
+        filter: HostFilter,
+    ) -> Result<(), Errno> {
+        match self {
+            Self::Tap(port) => port.renew(queues, filter),
+            Self::Xdp(port) => port.renew(queues, chunk, filter),
+        }
+    }
+}
+
+/// The lent queues, `count` descriptors beside that of a table.
+fn lent(facts: PortFacts, mut queues: Vec<OwnedFd>, count: usize) -> Result<Lent, String> {
+    let table = facts.table_key.and_then(|key| Some(LentTable { map: queues.pop()?, key }));
+    if queues.len() != count {
+        return Err(format!("supervisor: {} descriptors for {count}", queues.len()));
+    }
+    Ok(Lent { facts: facts_of(facts), queues, table })
+}
+
+/// The properties of an interface, as the supervisor says.
+pub(crate) fn facts_of(facts: PortFacts) -> Facts {
+    let PortFacts { interface, is_macvtap, offloads, mtu, table_key: _, can_hash, filter, chunk } =
+        facts;
+    let (offloads, host_filter) = (Offloads::of_guest(offloads), host_filter(filter));
+    Facts { interface, is_macvtap, offloads, mtu, can_hash, host_filter, chunk }
+}
+
+/// What the host keeps from the interface, as the supervisor says.
+pub(crate) fn host_filter(PortFilter { only_to, lacks_groups }: PortFilter) -> HostFilter {
+    HostFilter { only_to, only_from: None, lacks_groups }
 }
 
 fn failed(net: &NetPlan, key: &'static str, source: TapError) -> AssembleError {
@@ -149,7 +262,7 @@ pub(super) fn decorated(
     })
 }
 
-fn adopted(net: &NetPlan, fds: &[i32]) -> Result<Vec<rustix::fd::OwnedFd>, AssembleError> {
+fn adopted(net: &NetPlan, fds: &[i32]) -> Result<Vec<OwnedFd>, AssembleError> {
     let adopted: Result<_, _> = fds.iter().map(|fd| crate::fds::adopt(*fd)).collect();
     adopted.map_err(|source| AssembleError::Fd { at: net.device.place.at("tap_fds"), source })
 }
@@ -200,5 +313,65 @@ fn key_of(error: &TapError) -> Option<&'static str> {
         | TapError::FewQueues { .. }
         | TapError::FdCount { .. } => Some("queue_pairs"),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use manyring_device::net::RssConfig;
+
+    /// A supervisor that nobody asks.
+    #[derive(Debug)]
+    struct Silent;
+
+    impl Owner for Silent {
+        fn set_attached(&self, _index: usize, _attached: bool) -> Result<(), Errno> {
+            unreachable!()
+        }
+
+        fn set_offloads(&self, _offloads: Offloads) -> Result<(), Errno> {
+            unreachable!()
+        }
+
+        fn set_rss(&self, _rss: Option<&RssConfig>) -> Result<(), Errno> {
+            unreachable!()
+        }
+
+        fn suspect(&self) {}
+    }
+
+    #[test]
+    fn a_port_is_opened_on_what_belongs_to_it_and_on_nothing_else() {
+        let facts = || PortFacts {
+            interface: "t".to_owned(),
+            is_macvtap: false,
+            offloads: 0,
+            mtu: None,
+            table_key: None,
+            can_hash: false,
+            filter: PortFilter::default(),
+            chunk: None,
+        };
+        let opened = |port, facts, queues: usize| {
+            let queue = || std::fs::File::open("/dev/null").unwrap().into();
+            let queues = (0..queues).map(|_| queue()).collect();
+            PortGrant::new((port, 2), (facts, queues, None), Arc::new(Silent))
+                .map(|grant| (grant.port.kind(), grant.lent.is_some()))
+        };
+        let (null, tap) = (PortSpec::Null { generate: 0 }, PortSpec::Interface { merge: false });
+        assert_eq!(opened(null, None, 0), Ok(("null", false)));
+        assert_eq!(opened(tap, Some(facts()), 2), Ok(("tap", true)));
+        for (port, facts, queues, problem) in [
+            (null, Some(facts()), 0, "queues of an interface for a port without one"),
+            (tap, None, 2, "without the queues of its interface"),
+            (tap, Some(facts()), 1, "1 descriptors for 2"),
+            (PortSpec::Xdp, None, 3, "without the queues of its interface"),
+            (PortSpec::Xdp, Some(facts()), 2, "2 descriptors for 3"),
+            (PortSpec::Switch, None, 0, "a device of a switch without its port"),
+        ] {
+            let error = opened(port, facts, queues).unwrap_err();
+            assert!(error.contains(problem), "{port:?} {queues}: {error}");
+        }
     }
 }

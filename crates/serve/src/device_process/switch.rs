@@ -1,8 +1,8 @@
 //! The switch of a device process: its ports, and its uplink on a queue that the supervisor has
 //! opened.
 
+use crate::assemble::port::{facts_of, host_filter};
 use crate::assemble::switch::{carried, of_switch, of_switch_port};
-use crate::device_process::net::{facts_of, host_filter};
 use crate::supervisor_client::SupervisorClient;
 use crate::times::UPLINK_RETRY;
 use manyring_backend::net::switch::{Switch, SwitchPort};

@@ -1,7 +1,7 @@
 //! `ProcessXen`: a Xen guest's disk in its device process: maps the rings that the supervisor
 //! names, and serves them on the descriptors that the supervisor opened.
 
-use super::{DeviceGrant, say};
+use super::say;
 use crate::assemble::xen;
 use crate::assemble::{disk, options};
 use crate::channel::Channel;
@@ -65,9 +65,8 @@ impl ProcessXen {
             return Err("supervisor: a disk without counters".to_owned());
         }
         let counters = fds.remove(0);
-        let (grant, read_only) =
-            (DeviceGrant { port: None, fds, switched: None }, settings.read_only);
-        let opened = aside(move || grant.disk((disk, read_only), uring, supervisor)).await;
+        let disk = (disk, settings.read_only);
+        let opened = aside(move || disk::granted(disk, fds, uring, supervisor)).await;
         let opened = opened.ok_or("internal error: the disk was not created")??;
         let opened = disk::decorated(opened, settings.fault);
         let options = options::of_xen(name, &settings);
